@@ -1,0 +1,1 @@
+"""The decode worker: reservations and landed KV blocks in, the token loop out."""

@@ -1,0 +1,1 @@
+"""The engine: model, paged KV blocks, prefix cache, schedulers, sampling. Knows token ids, not text and not networks."""

@@ -1,0 +1,1 @@
+"""The decoder implementation and the configurations of the model families it serves."""

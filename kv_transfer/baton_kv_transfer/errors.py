@@ -1,0 +1,40 @@
+"""Errors of the KV transfer. What the caller does follows from the type.
+
+TransferError
+├── BadMessageError      a peer sent what the protocol does not allow: close the link, count it
+├── AuthenticationError  a peer could not prove that it holds a key: close the link, count it
+├── UnfitPairError       the two workers must never exchange KV: report it, choose another pair
+├── LinkLostError        the peer or the path is gone: retry with another peer
+├── LandingFullError     no room in the landing region now: wait
+└── CorruptKvError       landed bytes are not what was sent: prefill again
+"""
+
+from __future__ import annotations
+
+
+class TransferError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class BadMessageError(TransferError):
+    """A frame or message that the protocol does not allow."""
+
+
+class AuthenticationError(TransferError):
+    """The handshake of a link failed."""
+
+
+class UnfitPairError(TransferError):
+    """Two workers whose fingerprints or layouts differ; the message names the first differing field."""
+
+
+class LinkLostError(TransferError):
+    """The link to a peer broke, fell silent, or the peer came back under another epoch."""
+
+
+class LandingFullError(TransferError):
+    """The landing region has no room for a span of the asked length at present."""
+
+
+class CorruptKvError(TransferError):
+    """Landed KV failed verification; the message names the first bad piece."""

@@ -1,0 +1,1 @@
+"""What crosses between processes: message types and their msgpack encoding. Free of torch; the gateway imports it."""

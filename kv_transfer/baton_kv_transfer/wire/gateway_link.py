@@ -1,0 +1,145 @@
+"""Messages between a gateway and a worker: one WebSocket per pair, one message a frame.
+
+Down (gateway → worker): Prefill, Reserve, Cancel, Heartbeat. Up: Hello (first), BundleChunk, Tokens, LegFailed,
+WorkerState, Heartbeat.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from baton_kv_transfer.wire.values import (
+    Attempt,
+    Choice,
+    Count,
+    Digest,
+    Epoch,
+    PackedTokenIds,
+    PairFingerprint,
+    PeerRef,
+    Port,
+    PositiveSeconds,
+    Reason,
+    RequestId,
+    Role,
+    Salt,
+    SamplingParams,
+    Seconds,
+    ShortText,
+    TokenCount,
+    TokenEntry,
+)
+
+Choices = Annotated[tuple[Choice, ...], Meta(min_length=1, max_length=128)]
+
+
+class Message(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Base of the messages of this link: an array of the type's number and its fields in order."""
+
+
+class Hello(Message, frozen=True, tag=1):
+    """Who this worker is. Sent once, right after the handshake."""
+
+    role: Role
+    epoch: Epoch
+    fingerprint: PairFingerprint
+    template_hash: Annotated[str, Meta(min_length=1, max_length=64)]
+    pair_port: Port | None
+    """Where a decode worker listens for prefill workers, on the host that the gateway dialled; None on a prefill worker."""
+    served_name: Annotated[str, Meta(min_length=1, max_length=253)]
+    vocab_size: Annotated[int, Meta(ge=1, le=1 << 24)]
+    max_context_tokens: Annotated[int, Meta(ge=1, le=1 << 20)]
+    max_choices: Annotated[int, Meta(ge=1, le=128)]
+    block_tokens: Annotated[int, Meta(ge=1, le=4_096)]
+    blocks_total: Count
+    bundle_hash: Digest
+    """SHA-256 of the tokenizer bundle, which follows in BundleChunk messages."""
+    bundle_bytes: Annotated[int, Meta(ge=1, le=64 << 20)]
+
+
+class BundleChunk(Message, frozen=True, tag=2):
+    """A piece of the tokenizer bundle, in order; complete when `bundle_bytes` have come."""
+
+    offset: Annotated[int, Meta(ge=0, le=64 << 20)]
+    data: Annotated[bytes, Meta(min_length=1, max_length=1 << 20)]
+
+
+class Tokens(Message, frozen=True, tag=3):
+    """Everything that one engine step produced for this gateway's requests."""
+
+    step: Count
+    entries: Annotated[tuple[TokenEntry, ...], Meta(min_length=1, max_length=4_096)]
+
+
+class LegFailed(Message, frozen=True, tag=4):
+    """This worker's part of (request, attempt) ended without a finish; it holds nothing for it any more."""
+
+    request: RequestId
+    attempt: Attempt
+    reason: Reason
+    detail: ShortText = ""
+
+
+class WorkerState(Message, frozen=True, tag=5):
+    """Load as routing sees it. Sent on change, at most every 100 ms."""
+
+    draining: bool
+    running: Count
+    """Sequences in the engine's batch."""
+    waiting: Count
+    """Requests accepted and not yet in the batch."""
+    waiting_tokens: Count
+    """Prompt tokens of the waiting requests that are still to be computed."""
+    blocks_free: Count
+    """Blocks that could be given out now; cached ones count."""
+    blocks_cached: Count
+    steps: Count
+    step_s: Seconds
+    """Smoothed duration of recent engine steps; 0 before the first."""
+
+
+class Heartbeat(Message, frozen=True, tag=6):
+    """Sent every 0.5 s by both sides when nothing else was."""
+
+
+class Prefill(Message, frozen=True, tag=16):
+    """Compute the KV of `tokens`, draw one first token per choice, hand the KV over to `decode`."""
+
+    request: RequestId
+    attempt: Attempt
+    tokens: PackedTokenIds
+    prompt_tokens: TokenCount
+    """How many of `tokens` are the client's prompt; the rest was already generated (migration)."""
+    choices: Choices
+    sampling: SamplingParams
+    timeout_s: PositiveSeconds
+    salt: Salt
+    decode: PeerRef
+
+
+class Reserve(Message, frozen=True, tag=17):
+    """Make room for `tokens`, receive their KV from `prefill` (None: prefill here), then generate."""
+
+    request: RequestId
+    attempt: Attempt
+    tokens: PackedTokenIds
+    prompt_tokens: TokenCount
+    choices: Choices
+    sampling: SamplingParams
+    timeout_s: PositiveSeconds
+    salt: Salt
+    prefill_epoch: Epoch | None
+
+
+class Cancel(Message, frozen=True, tag=18):
+    """Stop (request, attempt), or one choice of it, and free what it holds. Unknown ones are ignored."""
+
+    request: RequestId
+    attempt: Attempt
+    choice: Choice | None = None
+
+
+ToGateway = Hello | BundleChunk | Tokens | LegFailed | WorkerState | Heartbeat
+ToWorker = Prefill | Reserve | Cancel | Heartbeat

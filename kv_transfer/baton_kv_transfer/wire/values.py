@@ -1,0 +1,180 @@
+"""Values that several messages carry: identities, sampling options, token ids, fingerprints, reasons.
+
+Every string, byte string and tuple has a length cap and every number a range, so that a decoded message needs no
+second check of its shape. What spans several fields is checked in `__post_init__`.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import sys
+from array import array
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+WIRE_VERSION = 1
+"""Version of every message type below; both ends of a link agree on one in the handshake."""
+
+MAX_FRAME_BYTES = 4 << 20
+"""Longest frame that is read. 262,144 token ids (the longest supported context) take 1 MiB, checksums the same."""
+
+RequestId = Annotated[bytes, Meta(min_length=16, max_length=16)]
+"""Random, minted by the gateway; never derived from anything that a client sent."""
+
+Epoch = Annotated[bytes, Meta(min_length=16, max_length=16)]
+"""Random identity of a worker process: the same address with another epoch is another worker."""
+
+Attempt = Annotated[int, Meta(ge=1, le=1_000)]
+Choice = Annotated[int, Meta(ge=0, lt=128)]
+TokenId = Annotated[int, Meta(ge=0, lt=1 << 24)]
+TokenCount = Annotated[int, Meta(ge=0, le=1 << 20)]
+PackedTokenIds = Annotated[bytes, Meta(max_length=1 << 20)]
+"""Token ids as little-endian uint32; see `pack_ids`."""
+
+Host = Annotated[str, Meta(min_length=1, max_length=253)]
+Port = Annotated[int, Meta(ge=1, le=65_535)]
+Digest = Annotated[str, Meta(min_length=64, max_length=64, pattern="^[0-9a-f]+$")]
+ShortText = Annotated[str, Meta(max_length=256)]
+Salt = Annotated[str, Meta(max_length=128)]
+Count = Annotated[int, Meta(ge=0, le=1 << 40)]
+Seconds = Annotated[float, Meta(ge=0, le=1e7)]
+Seed = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+PositiveSeconds = Annotated[float, Meta(gt=0, le=1e7)]
+
+
+class Value(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Base of everything nested in a message: immutable, encoded as an array of its fields in order."""
+
+
+class Role(enum.StrEnum):
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class Reason(enum.StrEnum):
+    """Why a leg of a request, a reservation or a hand-over ended without its result. What to do is in the name's comment."""
+
+    CANCELLED = "cancelled"  # the client or the gateway no longer wants it: nothing to do
+    FINISHED = "finished"  # the first token already was the last: nothing to do
+    DRAINING = "draining"  # try another worker
+    NO_CAPACITY = "no_capacity"  # try another worker or later: pool, landing region or queue is full
+    TOO_LONG = "too_long"  # can never fit this worker: tell the client
+    DEADLINE = "deadline"  # the request's time is up: tell the client
+    BAD_REQUEST = "bad_request"  # the message breaks a rule: our bug or a hostile peer; do not retry
+    UNKNOWN_REQUEST = "unknown_request"  # the other side does not know (request, attempt): it already ended there
+    UNFIT_PAIR = "unfit_pair"  # fingerprints differ: choose a fitting pair
+    PEER_LOST = "peer_lost"  # the other worker is gone or has another epoch: retry with another
+    KV_CORRUPT = "kv_corrupt"  # landed KV failed verification: prefill again
+    INTERNAL = "internal"  # the worker failed: retry on another
+
+
+class Finish(enum.StrEnum):
+    """Why a choice ended well, as the worker sees it (stop strings are the gateway's business)."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class Address(Value, frozen=True):
+    host: Host
+    port: Port
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class PeerRef(Value, frozen=True):
+    """A worker as named to another worker: where it listens for P–D links and which process is meant."""
+
+    address: Address
+    epoch: Epoch
+
+
+class PairFingerprint(Value, frozen=True):
+    """What must be equal between a prefill and a decode worker before KV may move between them."""
+
+    wire_version: int
+    model_hash: Digest
+    """Hash of weights and config: another revision of the model is another model."""
+    dtype: Annotated[str, Meta(max_length=32)]
+    kv_dtype: Annotated[str, Meta(max_length=32)]
+    layers: Annotated[int, Meta(ge=1, le=1_024)]
+    kv_heads: Annotated[int, Meta(ge=1, le=1_024)]
+    head_dim: Annotated[int, Meta(ge=1, le=4_096)]
+    rope: Digest
+    tokenizer: Digest
+
+
+class SamplingParams(Value, frozen=True):
+    """How tokens are drawn. `temperature` 0 is greedy. None means that the option is off.
+
+    Noise is a function of (seed, choice, token index, vocabulary id) and penalties follow from the ids, so that a sequence continues
+    identically on another worker.
+    """
+
+    max_tokens: Annotated[int, Meta(ge=1, le=1 << 20)]
+    """Tokens to generate, counted from the end of the prompt: forced ones of a migration included."""
+    seed: Seed = 0
+    temperature: Annotated[float, Meta(ge=0, le=100)] = 1.0
+    top_k: Annotated[int, Meta(ge=1, le=1 << 24)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] = 1.0
+    min_tokens: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
+    """Stop ids are not drawn before this many tokens."""
+    logit_bias: Annotated[
+        tuple[tuple[TokenId, Annotated[float, Meta(ge=-100, le=100)]], ...], Meta(max_length=1_024)
+    ] = ()
+    stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=128)] = ()
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    """None: no logprobs. k: the drawn token's logprob and the k likeliest alternatives."""
+
+    def __post_init__(self) -> None:
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens: {self.min_tokens} is larger than max_tokens {self.max_tokens}")
+        reals = (self.temperature, self.top_p, self.min_p, self.presence_penalty, self.frequency_penalty)
+        if not all(map(math.isfinite, (*reals, self.repetition_penalty, *(bias for _, bias in self.logit_bias)))):
+            raise ValueError("sampling options must be finite numbers")
+
+
+class TokenLogprob(Value, frozen=True):
+    """Natural-log probability of the drawn token under the unmodified distribution, and the likeliest alternatives."""
+
+    logprob: float
+    top: Annotated[tuple[tuple[TokenId, float], ...], Meta(max_length=20)]
+
+
+class TokenEntry(Value, frozen=True):
+    """Tokens of one choice of one request that one engine step produced."""
+
+    request: RequestId
+    attempt: Attempt
+    choice: Choice
+    first_index: TokenCount
+    """Index of ids[0] among the tokens generated since the end of the prompt."""
+    ids: Annotated[tuple[TokenId, ...], Meta(min_length=1, max_length=64)]
+    logprobs: Annotated[tuple[TokenLogprob, ...], Meta(max_length=64)] | None = None
+    finish: Finish | None = None
+
+
+def pack_ids(ids: tuple[int, ...] | list[int]) -> bytes:
+    """Encode token ids as little-endian uint32."""
+    packed = array("I", ids)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack_ids(packed: bytes) -> list[int]:
+    """Decode `pack_ids`. Raises ValueError when the length is not a multiple of four."""
+    if len(packed) % 4:
+        raise ValueError(f"token ids: {len(packed)} bytes are not a multiple of 4")
+    ids = array("I")
+    ids.frombytes(packed)
+    if sys.byteorder == "big":
+        ids.byteswap()
+    return ids.tolist()

@@ -1,0 +1,1 @@
+"""The prefill worker: prompts in, KV blocks and the first token out."""
