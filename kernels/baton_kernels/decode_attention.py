@@ -1,0 +1,57 @@
+"""Attention of one new token per sequence over the paged pool: grouped query heads, sliding window.
+
+    out[n] = softmax(scale · q[n] · K[:c]ᵀ) · V[:c]        c = context_lens[n], the current token included
+
+With a window w only positions c - w ≤ j < c are seen. A row with context 0 (padding) gives zeros.
+Query head h reads kv head h // (q_heads / kv_heads).
+
+Bytes: 2·Hkv·D elements of K and V per context token: the whole cost. Q and the output are N·Hq·D each.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from baton_kernels.paged_context import read_context
+
+
+def paged_decode_attention_reference(
+    q: Tensor,
+    kv_pool: Tensor,
+    layer: int,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    scale: float,
+    window: int | None = None,
+) -> Tensor:
+    """The formula above, one sequence at a time, in float32. Shapes as in `paged_decode_attention`."""
+    out = torch.zeros_like(q)
+    groups = q.shape[1] // kv_pool.shape[3]
+    for n, context_len in enumerate(context_lens.tolist()):
+        if context_len == 0:
+            continue
+        first = 0 if window is None else max(0, context_len - window)
+        key, value = read_context(kv_pool, layer, block_tables[n], context_len)
+        key = key[:, first:].float().repeat_interleave(groups, 0)
+        value = value[:, first:].float().repeat_interleave(groups, 0)
+        scores = torch.einsum("hd,hjd->hj", q[n].float(), key) * scale
+        out[n] = torch.einsum("hj,hjd->hd", scores.softmax(-1), value).to(q.dtype)
+    return out
+
+
+def paged_decode_attention(
+    q: Tensor,
+    kv_pool: Tensor,
+    layer: int,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    scale: float,
+    window: int | None = None,
+) -> Tensor:
+    """Attention of N sequences: q [N, q_heads, head_dim], kv_pool [blocks, layers, 2, kv_heads, block_tokens, head_dim],
+    block_tables [N, max_blocks] int32, context_lens [N] int32 (the current token included) → [N, q_heads, head_dim].
+
+    Table entries beyond a sequence's blocks and slots beyond its context are never used, whatever they hold.
+    """
+    return paged_decode_attention_reference(q, kv_pool, layer, block_tables, context_lens, scale, window)

@@ -1,0 +1,51 @@
+"""RMSNorm, alone and fused with the residual addition before it.
+
+    y = weight * (x / sqrt(mean(x²) + eps))            x [T, H], weight [H]
+
+The mean and the division are done in float32 and rounded to x's dtype before the weight is applied, as the Hugging Face models do.
+
+Bytes: rms_norm reads and writes T·H elements; add_rms_norm reads 2·T·H and writes 2·T·H (unfused: 3 reads and 2 writes more).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The formula above, written out. x [T, H], weight [H] → [T, H] in x's dtype."""
+    x32 = x.float()
+    scale = torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * (x32 * scale).to(x.dtype)
+
+
+def add_rms_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(rms_norm(x + residual), x + residual), the sum rounded to x's dtype first."""
+    total = x + residual
+    return rms_norm_reference(total, weight, eps), total
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm over the last dimension: x [T, H] contiguous, weight [H] → [T, H] in x's dtype."""
+    if x.is_cuda:
+        from baton_kernels.gpu.rms_norm import rms_norm_triton
+
+        return rms_norm_triton(x, weight, eps)
+    return _rms_norm_cpu(x, weight, eps)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Add, then normalise: x, residual [T, H] → (normed [T, H], new residual [T, H]). The inputs are not changed."""
+    if x.is_cuda:
+        from baton_kernels.gpu.rms_norm import add_rms_norm_triton
+
+        return add_rms_norm_triton(x, residual, weight, eps)
+    total = x + residual
+    return _rms_norm_cpu(total, weight, eps), total
+
+
+def _rms_norm_cpu(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    if x.dtype == weight.dtype == torch.float32:
+        return torch.rms_norm(x, (x.shape[-1],), weight, eps)
+    return rms_norm_reference(x, weight, eps)

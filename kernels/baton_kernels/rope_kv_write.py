@@ -1,0 +1,78 @@
+"""Rotary embedding of Q and K, optional QK-norm before it (Qwen3), and the write of K and V into the paged pool: one op.
+
+    n(x)    = x / sqrt(mean(x²) + eps) * norm_weight                 per head, only when the weights are given
+    rope(x) = x * cos[p] + rotate_half(x) * sin[p],  rotate_half(x) = (-x[D/2:], x[:D/2])
+    pool[slot // block_tokens, layer, 0 or 1, head, slot % block_tokens] = rope(n(k)) or v        slot = slot_mapping[t], -1: nowhere
+
+Computed in float32, rounded once to the dtype of the output or of the pool. cos and sin repeat their first half in the second.
+
+Bytes: reads T·(Hq+2·Hkv)·D and 2·T·D of cos and sin, writes T·Hq·D (Q) and 2·T·Hkv·D (pool).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def rope_kv_write_reference(
+    qkv: Tensor,
+    positions: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    slot_mapping: Tensor,
+    kv_pool: Tensor,
+    layer: int,
+    num_q_heads: int,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 1e-6,
+) -> Tensor:
+    """The formula above, written out. Shapes as in `rope_kv_write`."""
+    _, _, _, kv_heads, block_tokens, head_dim = kv_pool.shape
+    heads = qkv.reshape(qkv.shape[0], -1, head_dim).float()
+    q, k, v = heads.split([num_q_heads, kv_heads, kv_heads], dim=1)
+    if q_norm is not None and k_norm is not None:
+        q, k = _head_norm(q, q_norm, eps), _head_norm(k, k_norm, eps)
+    cos_rows, sin_rows = cos[positions][:, None].float(), sin[positions][:, None].float()
+    q, k = (x * cos_rows + _rotate_half(x) * sin_rows for x in (q, k))
+    written = slot_mapping >= 0
+    slots = slot_mapping[written]
+    block, offset = slots // block_tokens, slots % block_tokens
+    kv_pool[block, layer, 0, :, offset] = k[written].to(kv_pool.dtype)
+    kv_pool[block, layer, 1, :, offset] = v[written].to(kv_pool.dtype)
+    return q.to(qkv.dtype)
+
+
+def _head_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight.float()
+
+
+def _rotate_half(x: Tensor) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((-second, first), dim=-1)
+
+
+def rope_kv_write(
+    qkv: Tensor,
+    positions: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    slot_mapping: Tensor,
+    kv_pool: Tensor,
+    layer: int,
+    num_q_heads: int,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 1e-6,
+) -> Tensor:
+    """Rotate Q and K and write K and V: qkv [T, (Hq + 2·Hkv)·D] contiguous, positions [T] int64, cos and sin [max_position, D],
+    slot_mapping [T] int64 (block · block_tokens + slot, -1 writes nowhere), kv_pool [blocks, layers, 2, Hkv, block_tokens, D] → q [T, Hq, D].
+
+    q_norm and k_norm [D] come together or not at all. `qkv` belongs to the op afterwards: it may be overwritten, and the result may be a view of it.
+    """
+    if (q_norm is None) != (k_norm is None):
+        raise ValueError("q_norm and k_norm are given together or not at all")
+    return rope_kv_write_reference(
+        qkv, positions, cos, sin, slot_mapping, kv_pool, layer, num_q_heads, q_norm, k_norm, eps
+    )

@@ -1,0 +1,50 @@
+"""Drawing one token per row, and the one place to import the sampling pieces from.
+
+    id[n] = argmax_v logits[n, v]                                                  temperature[n] = 0 (greedy)
+    id[n] = argmax_v logits[n, v] / temperature[n] + gumbel(seed, choice, index, v)    else
+
+The first of equal maxima wins. Order of the pieces in a step: raw logits → apply_penalties → apply_bias → mask_top_k_top_p_min_p → sample;
+logprobs are taken from the raw logits.
+
+Bytes: reads N·V logits; noise is made in registers on the GPU.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from baton_kernels.gumbel import gumbel_noise, gumbel_noise_reference
+from baton_kernels.logprobs import Logprobs, logprobs
+from baton_kernels.penalties import apply_bias, apply_penalties
+from baton_kernels.truncation import mask_top_k_top_p_min_p
+
+__all__ = [
+    "Logprobs",
+    "apply_bias",
+    "apply_penalties",
+    "greedy",
+    "gumbel_noise",
+    "logprobs",
+    "mask_top_k_top_p_min_p",
+    "sample",
+]
+
+
+def sample_reference(logits: Tensor, temperature: Tensor, seed: Tensor, choice: Tensor, index: Tensor) -> Tensor:
+    """The formula above, written out. Shapes as in `sample`."""
+    is_greedy = (temperature == 0)[:, None]
+    noise = gumbel_noise_reference(seed, choice, index, logits.shape[1])
+    noisy = logits / torch.where(is_greedy, 1.0, temperature[:, None]) + torch.where(is_greedy, 0.0, noise)
+    return noisy.argmax(-1)
+
+
+def greedy(logits: Tensor) -> Tensor:
+    """The most likely token of each row: logits [N, V] → ids [N] int64, the first of equals."""
+    return logits.argmax(-1)
+
+
+def sample(logits: Tensor, temperature: Tensor, seed: Tensor, choice: Tensor, index: Tensor) -> Tensor:
+    """One token per row: logits [N, V] float32 (-inf where excluded), temperature [N] float32 (0 = greedy),
+    seed, choice, index [N] int64 → ids [N] int64."""
+    return sample_reference(logits, temperature, seed, choice, index)
