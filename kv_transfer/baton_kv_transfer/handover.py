@@ -1,0 +1,121 @@
+"""What both hand-over machines and their drivers share: identity of a hand-over, the seams to the KV pool and to the worker.
+
+The machines themselves are in `handover_prefill` and `handover_decode`; carrying out their actions is the business of
+`prefill_transfer` and `decode_transfer`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from baton_kv_transfer.wire.pair_link import FirstToken
+from baton_kv_transfer.wire.values import Reason
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class HandoverKey:
+    """One attempt of one request; whatever is held for a hand-over is released by comparing this."""
+
+    request: bytes
+    attempt: int
+
+    def __str__(self) -> str:
+        return f"{self.request.hex()[:12]}/{self.attempt}"
+
+
+class Verify(enum.StrEnum):
+    """How much of a landed hand-over is checked before it is admitted."""
+
+    FULL = "full"
+    """Every piece's checksum, next to coverage, transfer, attempt and epoch."""
+    STAMPS = "stamps"
+    """Coverage, transfer, attempt and epoch only."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransferConfig:
+    """Settings of one worker's side of the KV transfer."""
+
+    verify: Verify = Verify.FULL
+    """Both sides of a pair must be set alike: a Seal without checksums is refused by a decode worker that verifies."""
+    heartbeat_s: float = 0.5
+    suspect_s: float = 1.5
+    dead_s: float = 3.0
+    """Silence after which a link is given up, whatever the kernel says about the connection."""
+    handshake_s: float = 5.0
+    """Bound of the handshake, of the exchange of hellos and of connecting."""
+    link_wait_s: float = 10.0
+    """How long a hand-over waits for a link to the worker that its request names."""
+    early_s: float = 30.0
+    """How long a message for a request that the gateway has not announced here yet is kept."""
+    pin_s: float = 60.0
+    """How long finished KV waits for a first word (Grant or Wait) from the decode worker."""
+    closing_s: float = 5.0
+    """How long an ended hand-over may wait for its writes in flight before its link is cut."""
+    max_put_bytes: int = 4 << 20
+    """Largest single write, also the largest piece that is checksummed, packed or scattered at once."""
+    puts_in_flight: int = 8
+    lanes: int = 1
+    """Data connections per pair (tcp)."""
+    quarantine_share: float = 0.25
+    """Share of the landing region that may be quarantined before the worker should drain and come back."""
+    tick_s: float = 0.05
+
+
+class KvSource(Protocol):
+    """The prefill worker's KV pool. `blocks` is a sequence's block table in logical order, unit u covers tokens
+    [u*unit_tokens, (u+1)*unit_tokens). Calls come from one helper thread of the transfer, never two at once."""
+
+    def region(self) -> memoryview | None:
+        """The whole pool as bytes, to be sent from without a copy; None when it is not host memory (then `pack` is used)."""
+        ...
+
+    def checksums(self, blocks: Sequence[int], unit_tokens: int, first_unit: int, end_unit: int) -> bytes:
+        """Little-endian uint64 per piece of units [first_unit, end_unit), in stream order."""
+        ...
+
+    def pack(
+        self, blocks: Sequence[int], unit_tokens: int, first_unit: int, end_unit: int, out: memoryview, /
+    ) -> None:
+        """Write units [first_unit, end_unit) in stream layout to `out`, whose length is exactly theirs."""
+        ...
+
+
+class KvSink(Protocol):
+    """The decode worker's KV pool, same conventions as `KvSource`."""
+
+    def scatter(
+        self, stream: memoryview, blocks: Sequence[int], unit_tokens: int, first_unit: int, end_unit: int, /
+    ) -> bytes:
+        """Write units [first_unit, end_unit) from `stream` into the blocks. Returns the checksums of what was read."""
+        ...
+
+
+class PrefillListener(Protocol):
+    """What the prefill worker is told. Called on the transfer thread; must not block."""
+
+    def on_release(self, request: bytes, attempt: int) -> None:
+        """Nothing reads this request's blocks any more. Exactly once for every `opened`."""
+        ...
+
+    def on_report(self, request: bytes, attempt: int, reason: Reason, detail: str) -> None:
+        """The hand-over failed here, the gateway should know. At most once, before `on_release`."""
+        ...
+
+
+class DecodeListener(Protocol):
+    """What the decode worker is told. Called on the transfer thread; must not block.
+
+    Exactly one of the two comes for every `expected`; until then the reservation's blocks belong to the transfer.
+    """
+
+    def on_landed(self, request: bytes, attempt: int, first_tokens: tuple[FirstToken, ...]) -> None:
+        """KV of all tokens stands verified in the reservation's blocks."""
+        ...
+
+    def on_failed(self, request: bytes, attempt: int, reason: Reason, detail: str) -> None:
+        """Nothing was landed and nothing will be written any more. FINISHED and CANCELLED need no word to the gateway."""
+        ...
