@@ -1,6 +1,6 @@
 """Reads the training text: questions with their answers, and what is generated beside them.
 
-A corpus file is a row of entries: one or more `Q: question` phrasings, then `A: answer`, which runs to the next `Q:` line
+A corpus file is a row of entries: one or more `Q: question` lines, then `A: answer`, which runs to the next `Q:` line
 or the end of the file. All of it was written for this repository.
 """
 

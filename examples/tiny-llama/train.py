@@ -280,7 +280,7 @@ def write_weights(out: Path, model: LlamaForCausalLM) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--steps", type=int, default=Recipe.steps, help="optimiser steps (default: the committed recipe)"
+        "--steps", type=int, default=Recipe().steps, help="optimiser steps (default: the committed recipe)"
     )
     parser.add_argument("--out", type=Path, default=HERE, help="folder to write into")
     parser.add_argument("--tokenizer-only", action="store_true")
