@@ -1,0 +1,60 @@
+"""Errors of the control plane. What the caller does follows from the type.
+
+OperatorError
+├── ManifestError      the LLMDeployment is wrong: tell the user every problem, change nothing
+└── UnsupportedError   the LLMDeployment is right, but this site cannot run it: tell the user which field and why
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MAX_SHOWN_VALUE = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong with one field of a manifest."""
+
+    path: str
+    """Dotted path as the user wrote it, such as `spec.prefill.replicas.min`; empty when it concerns the whole file."""
+    message: str
+    """What is wrong and what would be allowed."""
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}" if self.path else self.message
+
+
+class OperatorError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class ManifestError(OperatorError):
+    """A manifest that cannot be used; carries every problem found, in the order of the file."""
+
+    def __init__(self, problems: tuple[Problem, ...]) -> None:
+        super().__init__("; ".join(str(problem) for problem in problems))
+        self.problems = problems
+
+
+class UnsupportedError(OperatorError):
+    """A valid field value that the site asked to run it cannot honour."""
+
+    def __init__(self, path: str, message: str) -> None:
+        super().__init__(f"{path}: {message}")
+        self.problem = Problem(path, message)
+
+
+def shown(value: object) -> str:
+    """A value as an error message shows it: escaped, on one line, shortened."""
+    if isinstance(value, bool):
+        text = "true" if value else "false"
+    elif value is None:
+        text = "null"
+    elif isinstance(value, dict):
+        text = "a mapping"
+    elif isinstance(value, list | tuple):
+        text = f"a list of {len(value)}"
+    else:
+        text = repr(value)
+    return text if len(text) <= MAX_SHOWN_VALUE else text[: MAX_SHOWN_VALUE - 1] + "…"

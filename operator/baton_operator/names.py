@@ -1,0 +1,39 @@
+"""Names of everything that belongs to an LLMDeployment, derived from its name; nothing else in Baton builds a name.
+
+A deployment's name has at most 40 characters, so that each derived name stays a DNS label of at most 63.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class Role(enum.StrEnum):
+    """What a process does."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    GATEWAY = "gateway"
+
+
+POOL_ROLES = (Role.PREFILL, Role.DECODE)
+
+
+def pool_name(deployment: str, role: Role) -> str:
+    """The pool's name, stable over revisions: `chat-prefill`."""
+    return f"{deployment}-{role}"
+
+
+def workers_name(deployment: str, role: Role, template_hash: str) -> str:
+    """The name of the group of workers with one template: `chat-prefill-1f3a5c7e90`."""
+    return f"{pool_name(deployment, role)}-{template_hash}"
+
+
+def worker_name(deployment: str, role: Role, template_hash: str, ordinal: int) -> str:
+    """The name of one worker of that group: `chat-prefill-1f3a5c7e90-0`."""
+    return f"{workers_name(deployment, role, template_hash)}-{ordinal}"
+
+
+def gateway_name(deployment: str) -> str:
+    """The gateway's name: `chat-gateway`."""
+    return f"{deployment}-{Role.GATEWAY}"
