@@ -1,1 +1,4 @@
-"""The process shell that both workers share: configuration, gateway links, health, metrics, threads. No decisions here."""
+"""The process shell that both workers share: configuration, gateway links, health, metrics, threads.
+
+No decisions here.
+"""

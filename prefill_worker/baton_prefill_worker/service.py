@@ -1,0 +1,151 @@
+"""The prefill worker's messenger: gateway messages, engine events and transfer notices meet here and are passed on.
+
+Holds which gateway owns which request and nothing else. Cancels go through the transfer first: only it knows when no
+write reads the sequence's blocks any more, and says so with a release.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from typing import Protocol
+
+from baton_engine.events import Computed, Drawn, Failed, Prefilled, RequestKey, SchedulerEvent
+from baton_kv_transfer.wire.gateway_link import Cancel, LegFailed, Message, Prefill, Reserve, Tokens, WorkerState
+from baton_kv_transfer.wire.pair_link import FirstToken
+from baton_kv_transfer.wire.values import PeerRef, Reason, TokenEntry
+from baton_prefill_worker.policy import Condition, decide
+from baton_worker.engine_thread import CancelWork, Command, Drain, EngineSnapshot, Release, Submit
+from baton_worker.gateway_links import GatewayLink
+from baton_worker.intake import Limits, Refusal
+from baton_worker.metrics import WorkerMetrics
+from baton_worker.open_requests import OpenRequests
+from baton_worker.reports import token_entry, worker_state
+
+
+class Engine(Protocol):
+    @property
+    def snapshot(self) -> EngineSnapshot: ...
+
+    def post(self, command: Command) -> None: ...
+
+
+class Transfer(Protocol):
+    """The prefill side of the hand-overs; every method is safe from any thread."""
+
+    def opened(self, request: bytes, attempt: int, decode: PeerRef, total_tokens: int, deadline_s: float) -> None: ...
+
+    def computed(self, request: bytes, attempt: int, tokens: int, blocks: tuple[int, ...]) -> None: ...
+
+    def first_tokens(self, request: bytes, attempt: int, first_tokens: tuple[FirstToken, ...]) -> None: ...
+
+    def cancelled(self, request: bytes, attempt: int) -> None: ...
+
+
+class PrefillService:
+    """Runs in the io thread, except for `on_events` (engine thread) and `on_release`/`on_report` (transfer thread)."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        engine: Engine,
+        transfer: Transfer,
+        metrics: WorkerMetrics,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._limits = limits
+        self._engine = engine
+        self._transfer = transfer
+        self._metrics = metrics
+        self._loop = loop
+        self._open: OpenRequests[GatewayLink] = OpenRequests()
+        self.draining = False
+
+    @property
+    def open_requests(self) -> int:
+        return len(self._open)
+
+    def handle(self, link: GatewayLink, message: Message) -> None:
+        match message:
+            case Prefill():
+                self._prefill(link, message)
+            case Cancel(request, attempt):
+                key = RequestKey(request, attempt)
+                if self._open.owns(key, link):
+                    self._cancel(key)
+            case Reserve(request, attempt):
+                link.send(LegFailed(request, attempt, Reason.BAD_REQUEST, "a prefill worker takes no reservations"))
+
+    def link_lost(self, link: GatewayLink) -> None:
+        for key in self._open.keys_of(link):
+            self._cancel(key)
+
+    def state(self) -> WorkerState:
+        return worker_state(self._engine.snapshot, self.draining)
+
+    def drain(self) -> None:
+        self.draining = True
+        self._engine.post(Drain())
+
+    def _prefill(self, link: GatewayLink, message: Prefill) -> None:
+        key = RequestKey(message.request, message.attempt)
+        condition = Condition(self.draining, self._open.link_of(key) is not None)
+        spec = decide(message, self._limits, condition, time.monotonic())
+        if isinstance(spec, Refusal):
+            self._metrics.legs_failed[spec.reason].inc()
+            link.send(LegFailed(message.request, message.attempt, spec.reason, spec.detail[:256]))
+            return
+        self._open.open(key, spec.choices, link)
+        self._metrics.prompt_tokens.inc(len(spec.tokens))
+        self._transfer.opened(key.request, key.attempt, message.decode, len(spec.tokens), spec.deadline_s)
+        self._engine.post(Submit(spec))
+
+    def _cancel(self, key: RequestKey) -> None:
+        self._open.close(key)
+        self._engine.post(CancelWork(key))
+
+    # Engine thread ----------------------------------------------------------------------------------------------------
+
+    def on_events(self, snapshot: EngineSnapshot, events: list[SchedulerEvent]) -> None:
+        for event in events:
+            match event:
+                case Computed(key, tokens, blocks):
+                    self._transfer.computed(key.request, key.attempt, tokens, blocks)
+                case Prefilled(key, first_tokens):
+                    self._transfer.first_tokens(key.request, key.attempt, first_tokens)
+                case Failed(key):
+                    self._transfer.cancelled(key.request, key.attempt)
+        self._loop.call_soon_threadsafe(self._deliver, snapshot, events)
+
+    def on_cancel(self, key: RequestKey) -> None:
+        self._transfer.cancelled(key.request, key.attempt)
+
+    # Transfer thread --------------------------------------------------------------------------------------------------
+
+    def on_release(self, request: bytes, attempt: int) -> None:
+        key = RequestKey(request, attempt)
+        self._engine.post(Release(key))
+        self._loop.call_soon_threadsafe(self._open.close, key)
+
+    def on_report(self, request: bytes, attempt: int, reason: Reason, detail: str) -> None:
+        self._loop.call_soon_threadsafe(self._report, RequestKey(request, attempt), reason, detail)
+
+    # Io thread again --------------------------------------------------------------------------------------------------
+
+    def _deliver(self, snapshot: EngineSnapshot, events: list[SchedulerEvent]) -> None:
+        entries: defaultdict[GatewayLink, list[TokenEntry]] = defaultdict(list)
+        for event in events:
+            if isinstance(event, Failed):
+                self._report(event.key, event.reason, event.detail)
+            elif isinstance(event, Drawn) and (link := self._open.link_of(event.key)) is not None:
+                self._metrics.drawn_tokens.inc(len(event.ids))
+                entries[link].append(token_entry(event))
+        for link, batch in entries.items():
+            link.send(Tokens(snapshot.steps, tuple(batch)))
+
+    def _report(self, key: RequestKey, reason: Reason, detail: str) -> None:
+        self._metrics.legs_failed[reason].inc()
+        link = self._open.close(key)
+        if link is not None:
+            link.send(LegFailed(key.request, key.attempt, reason, detail[:256]))

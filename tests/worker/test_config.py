@@ -1,0 +1,50 @@
+"""Flags become one frozen configuration, or one line that names the flag, the value and what is allowed."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton_kv_transfer.wire.values import Role
+from baton_worker.config import Endpoint, parse
+from baton_worker.errors import ConfigError
+
+BASE = ("--model=/m", "--served-name=tiny", "--listen=127.0.0.1:0", "--keys=/k")
+
+
+def test_defaults_leave_model_and_device_decisions_open() -> None:
+    config = parse(Role.DECODE, BASE)
+    assert config.listen == Endpoint("127.0.0.1", 0)
+    assert config.pair_listen == Endpoint("127.0.0.1", 0)
+    assert config.kv_cache_bytes is None
+    assert config.chunk_tokens == config.max_step_tokens
+    assert config.decode_discovery is None
+
+
+def test_ipv6_endpoints_are_bracketed() -> None:
+    assert parse(Role.PREFILL, (*BASE[:2], "--listen=[::1]:80", BASE[3])).listen == Endpoint("::1", 80)
+
+
+@pytest.mark.parametrize(
+    ("flag", "names"),
+    [
+        ("--listen=nowhere", "HOST:PORT"),
+        ("--listen=h:70000", "HOST:PORT"),
+        ("--max-sequences=0", "between 1 and 4096"),
+        ("--max-sequences=many", "not a whole number"),
+        ("--device=tpu", "invalid choice"),
+        ("--dtype=int8", "invalid choice"),
+        ("--drain-s=nan", "between 0 and 86400"),
+        ("--kv-cache-bytes=1", "between"),
+        ("--unknown=1", "unrecognized arguments"),
+        ("--chunk-tokens=9000", "--max-step-tokens 8192"),
+        ("--landing-bytes=99999999", "unrecognized arguments"),
+    ],
+)
+def test_a_bad_flag_is_named(flag: str, names: str) -> None:
+    with pytest.raises(ConfigError, match=names):
+        parse(Role.PREFILL, (*BASE, flag))
+
+
+def test_a_missing_flag_is_named() -> None:
+    with pytest.raises(ConfigError, match="--keys"):
+        parse(Role.PREFILL, BASE[:3])

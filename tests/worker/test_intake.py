@@ -1,0 +1,61 @@
+"""A gateway's message becomes a sequence, or a refusal that names the field."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from baton_engine.events import RequestKey, SequenceSpec
+from baton_kv_transfer.wire.gateway_link import Reserve
+from baton_kv_transfer.wire.values import Reason, SamplingParams, pack_ids
+from baton_worker.intake import Limits, Refusal, sequence_spec
+
+LIMITS = Limits(vocab_size=100, max_context_tokens=32, max_choices=4)
+MESSAGE = Reserve(
+    request=b"r" * 16,
+    attempt=1,
+    tokens=pack_ids([1, 2, 3, 4]),
+    prompt_tokens=4,
+    choices=(0,),
+    sampling=SamplingParams(max_tokens=8),
+    timeout_s=30.0,
+    salt="tenant",
+    prefill_epoch=b"p" * 16,
+)
+
+
+def test_a_message_becomes_a_spec_with_a_deadline_on_the_engines_clock() -> None:
+    spec = sequence_spec(MESSAGE, LIMITS, now=100.0, hold=True)
+    assert isinstance(spec, SequenceSpec)
+    assert spec.key == RequestKey(b"r" * 16, 1)
+    assert spec.tokens == (1, 2, 3, 4)
+    assert spec.deadline_s == 130.0
+    assert spec.hold
+    assert spec.salt == "tenant"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason", "names"),
+    [
+        ({"tokens": b"abc"}, Reason.BAD_REQUEST, "token ids"),
+        ({"tokens": b"", "prompt_tokens": 1}, Reason.BAD_REQUEST, "tokens: empty"),
+        ({"tokens": pack_ids([1, 100])}, Reason.BAD_REQUEST, "vocabulary size 100"),
+        ({"prompt_tokens": 0}, Reason.BAD_REQUEST, "prompt_tokens: 0"),
+        ({"prompt_tokens": 5}, Reason.BAD_REQUEST, "prompt_tokens: 5"),
+        ({"choices": (0, 0)}, Reason.BAD_REQUEST, "choices"),
+        ({"choices": (0, 1, 2, 3, 4)}, Reason.BAD_REQUEST, "at most 4"),
+        ({"prompt_tokens": 2, "choices": (0, 1)}, Reason.BAD_REQUEST, "continues one choice"),
+        ({"prompt_tokens": 1, "sampling": SamplingParams(max_tokens=3)}, Reason.BAD_REQUEST, "max_tokens: 3"),
+        ({"tokens": pack_ids([1] * 32)}, Reason.TOO_LONG, "context of 32"),
+    ],
+)
+def test_what_breaks_a_rule_is_refused_by_name(change: dict[str, object], reason: Reason, names: str) -> None:
+    refusal = sequence_spec(replace(MESSAGE, **change), LIMITS, now=0.0, hold=False)
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason is reason
+    assert names in refusal.detail
+
+
+def test_a_prompt_that_leaves_room_for_one_token_is_accepted() -> None:
+    longest = replace(MESSAGE, tokens=pack_ids([1] * 31), prompt_tokens=31)
+    assert isinstance(sequence_spec(longest, LIMITS, now=0.0, hold=False), SequenceSpec)

@@ -1,0 +1,54 @@
+"""The tokenizer bundle: the files that turn text into token ids and back, as the gateway gets them from the workers.
+
+A JSON object of file name → content (or null), encoded with sorted keys so that equal files give equal bytes and hence
+an equal hash on every worker of a revision. Nothing in it is executed here; the gateway renders templates in a sandbox.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from baton_worker.errors import ConfigError
+
+REQUIRED = ("tokenizer.json", "config.json")
+OPTIONAL = ("tokenizer_config.json", "chat_template.jinja", "generation_config.json", "special_tokens_map.json")
+MAX_BUNDLE_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerBundle:
+    data: bytes
+    sha256: str
+
+
+def read_bundle(model_dir: Path) -> TokenizerBundle:
+    """Read the bundle of a model directory.
+
+    Raises ConfigError when a required file is missing, not UTF-8 or not JSON.
+    """
+    files: dict[str, str | None] = {}
+    for name in REQUIRED + OPTIONAL:
+        path = model_dir / name
+        if not path.is_file():
+            if name in REQUIRED:
+                raise ConfigError(f"model: {model_dir} has no {name}")
+            files[name] = None
+            continue
+        files[name] = _read_text(path)
+    data = json.dumps(files, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    if len(data) > MAX_BUNDLE_BYTES:
+        raise ConfigError(f"model: the tokenizer files take {len(data)} bytes, more than {MAX_BUNDLE_BYTES}")
+    return TokenizerBundle(data, hashlib.sha256(data).hexdigest())
+
+
+def _read_text(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".json":
+            json.loads(text)
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ConfigError(f"model: {path}: {error}") from error
+    return text

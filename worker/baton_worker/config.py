@@ -1,0 +1,143 @@
+"""A worker's configuration: command-line flags parsed once, at the edge, into one frozen value.
+
+The operator renders these flags (`baton_operator.workers`) and a test parses what it renders with this parser. Sizes
+that follow from the model (block counts) are decided in `capacity`, not here.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from baton_kv_transfer.wire.values import Role
+from baton_worker.errors import ConfigError
+
+KIB = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where to listen; port 0 lets the operating system choose."""
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """Everything a worker process is told. None means: decide from the model and the device."""
+
+    role: Role
+    model: str
+    served_name: str
+    listen: Endpoint
+    keys: Path
+    announce: Path | None
+    template_hash: str
+    device: str
+    dtype: str
+    threads: int
+    """Torch threads. One by default: on CPU the pools scale by processes."""
+    max_context_tokens: int | None
+    kv_cache_bytes: int | None
+    block_tokens: int | None
+    max_sequences: int
+    """Slots of the batch."""
+    max_waiting: int
+    max_step_tokens: int
+    """Prefill tokens computed in one engine step."""
+    chunk_tokens: int
+    """Longest piece of one prompt in one step: bounds how long running sequences wait for a prefill beside them."""
+    verify: str
+    transport: str
+    drain_s: float
+    """How long a drain may take before the process gives up what is left."""
+    decode_discovery: str | None
+    pair_listen: Endpoint | None
+    landing_bytes: int | None
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+
+def endpoint(text: str) -> Endpoint:
+    """Parse HOST:PORT; IPv6 hosts in brackets. Raises argparse.ArgumentTypeError."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT with a port from 0 to 65535")
+    return Endpoint(host.removeprefix("[").removesuffix("]"), int(port))
+
+
+def _bounded(low: int, high: int) -> type[int]:
+    def parse(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        if not low <= number <= high:
+            raise argparse.ArgumentTypeError(f"{number} is not between {low} and {high}")
+        return number
+
+    parse.__name__ = "int"
+    return parse  # type: ignore[return-value]
+
+
+def _seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from None
+    if not 0 <= number <= 86_400:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 86400 seconds")
+    return number
+
+
+def parser(role: Role) -> argparse.ArgumentParser:
+    """The flags of a worker of this role."""
+    flags = _Parser(prog=f"baton-{role.value}-worker", allow_abbrev=False)
+    add = flags.add_argument
+    add("--model", required=True, help="directory with config.json, safetensors and tokenizer, or random://CONFIG")
+    add("--served-name", required=True, help="model name that clients use")
+    add("--listen", type=endpoint, required=True, metavar="HOST:PORT", help="gateway links, health, metrics")
+    add("--keys", type=Path, required=True, metavar="DIR", help="directory of link keys; file name = key id")
+    add("--announce", type=Path, metavar="FILE", help="written once ready: addresses and epoch as JSON")
+    add("--template-hash", default="local", metavar="HASH")
+    add("--device", choices=("cpu", "cuda"), default="cpu")
+    add("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
+    add("--threads", type=_bounded(1, 1_024), default=1, metavar="N")
+    add("--max-context-tokens", type=_bounded(16, 1 << 20), metavar="N")
+    add("--kv-cache-bytes", type=_bounded(64 * KIB, 1 << 46), metavar="N")
+    add("--block-tokens", type=_bounded(1, 4_096), metavar="N", help="default 16 on cpu, 64 on cuda")
+    add("--max-sequences", type=_bounded(1, 4_096), default=64, metavar="N")
+    add("--max-waiting", type=_bounded(1, 1 << 20), default=1_024, metavar="N")
+    add("--max-step-tokens", type=_bounded(16, 1 << 20), default=8_192, metavar="N")
+    add("--chunk-tokens", type=_bounded(16, 1 << 20), metavar="N", help="default: all of max-step-tokens")
+    add("--verify", choices=("full", "stamps"), default="full", help="checksums of handed-over KV")
+    add("--transport", choices=("auto", "tcp"), default="auto")
+    add("--drain-s", type=_seconds, default=600.0, metavar="S")
+    if role is Role.PREFILL:
+        add("--decode-discovery", metavar="SPEC", help="file:PATH or dns:NAME:PORT of decode workers to link early")
+    else:
+        add("--pair-listen", type=endpoint, default=Endpoint("127.0.0.1", 0), metavar="HOST:PORT")
+        add("--landing-bytes", type=_bounded(64 * KIB, 1 << 44), metavar="N")
+    return flags
+
+
+def parse(role: Role, argv: Sequence[str]) -> WorkerConfig:
+    """Parse the arguments. Raises ConfigError with one line that names the flag, the value and what is allowed."""
+    flags = vars(parser(role).parse_args(argv))
+    if flags["chunk_tokens"] is None:
+        flags["chunk_tokens"] = flags["max_step_tokens"]
+    if flags["chunk_tokens"] > flags["max_step_tokens"]:
+        raise ConfigError(
+            f"argument --chunk-tokens: {flags['chunk_tokens']} is more than "
+            f"--max-step-tokens {flags['max_step_tokens']}"
+        )
+    for absent in ("decode_discovery", "pair_listen", "landing_bytes"):
+        flags.setdefault(absent, None)
+    return WorkerConfig(role=role, **flags)

@@ -1,0 +1,187 @@
+"""The engine thread: takes commands, turns the stepper, hands out events. It never waits for a network.
+
+Commands are plain values put on a queue by the io and transfer threads. Events of a turn leave as one batch through a
+callback that must only post them elsewhere. A snapshot of the scheduler's counts is published after every turn;
+reading it from another thread needs no lock because it is one immutable object.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from baton_engine.scheduler import Scheduler, SchedulerStats
+from baton_engine.stepper import Stepper
+
+from baton_engine.events import RequestKey, SchedulerEvent, SequenceSpec
+from baton_kv_transfer.wire.pair_link import FirstToken
+
+log = logging.getLogger(__name__)
+
+IDLE_WAIT_S = 0.05
+"""Longest sleep of an idle engine: deadlines of waiting requests are looked at this often."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    spec: SequenceSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveBlocks:
+    spec: SequenceSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    key: RequestKey
+    first_tokens: tuple[FirstToken, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    key: RequestKey
+
+
+@dataclass(frozen=True, slots=True)
+class CancelWork:
+    key: RequestKey
+    choice: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    pass
+
+
+Command = Submit | ReserveBlocks | Landed | Release | CancelWork | Drain
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSnapshot:
+    """What other threads may know of the engine, as of its last turn."""
+
+    stats: SchedulerStats
+    steps: int
+    step_s: float
+    """Smoothed duration of recent steps; 0 before the first."""
+    turned_s: float
+    """Monotonic time of the last turn of the loop, with or without work."""
+    stepped_s: float
+    """Monotonic time of the last completed step; the start time before the first."""
+    work_since_s: float
+    """Monotonic time since when there has been work without a pause; meaningless while idle."""
+
+
+class EngineThread:
+    """Owns the scheduler and the stepper; nothing else may touch them once started."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        stepper: Stepper,
+        on_events: Callable[[EngineSnapshot, list[SchedulerEvent]], None],
+        on_cancel: Callable[[RequestKey], None],
+        on_crash: Callable[[BaseException], None],
+    ) -> None:
+        """All three run in this thread: `on_events` after a turn that produced any, `on_cancel` after a whole
+        request was cancelled (so that the transfer hears of it after everything that was said before), `on_crash`
+        once, if the loop dies.
+        """
+        self._scheduler = scheduler
+        self._stepper = stepper
+        self._on_events = on_events
+        self._on_cancel = on_cancel
+        self._on_crash = on_crash
+        self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        now = time.monotonic()
+        self._snapshot = EngineSnapshot(scheduler.stats(), 0, 0.0, now, now, now)
+
+    @property
+    def snapshot(self) -> EngineSnapshot:
+        return self._snapshot
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def post(self, command: Command) -> None:
+        """Queue a command; safe from any thread."""
+        self._commands.put(command)
+
+    def stop(self, timeout_s: float) -> bool:
+        """Ask the loop to end and wait for it. Returns whether it ended in time."""
+        self._commands.put(None)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while self._turn():
+                pass
+        except BaseException as error:
+            log.exception("engine loop failed")
+            self._on_crash(error)
+
+    def _turn(self) -> bool:
+        if not self._take_commands():
+            return False
+        busy = self._stepper.turn(time.monotonic())
+        events = self._scheduler.events()
+        self._publish()
+        if events:
+            self._on_events(self._snapshot, events)
+        if not busy and self._commands.empty():
+            self._wait()
+        return True
+
+    def _take_commands(self) -> bool:
+        now = time.monotonic()
+        while True:
+            try:
+                command = self._commands.get_nowait()
+            except queue.Empty:
+                return True
+            if command is None:
+                return False
+            self._carry_out(command, now)
+
+    def _wait(self) -> None:
+        try:
+            command = self._commands.get(timeout=IDLE_WAIT_S)
+        except queue.Empty:
+            return
+        if command is None:
+            self._commands.put(None)
+        else:
+            self._carry_out(command, time.monotonic())
+
+    def _carry_out(self, command: Command, now: float) -> None:
+        match command:
+            case Submit(spec):
+                self._scheduler.submit(spec, now)
+            case ReserveBlocks(spec):
+                self._scheduler.reserve(spec, now)
+            case Landed(key, first_tokens):
+                self._scheduler.landed(key, first_tokens, now)
+            case Release(key):
+                self._scheduler.release(key, now)
+            case CancelWork(key, choice):
+                self._scheduler.cancel(key, choice, now)
+                if choice is None:
+                    self._on_cancel(key)
+            case Drain():
+                self._scheduler.drain()
+
+    def _publish(self) -> None:
+        now, steps = time.monotonic(), self._stepper.steps
+        last = self._snapshot
+        stats = self._scheduler.stats()
+        stepped = now if steps != last.steps else last.stepped_s
+        had_work = last.stats.running > 0 or last.stats.waiting > 0
+        work_since = last.work_since_s if had_work else now
+        self._snapshot = EngineSnapshot(stats, steps, self._stepper.step_s, now, stepped, work_since)

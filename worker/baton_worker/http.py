@@ -1,0 +1,79 @@
+"""The worker's HTTP surface beside the gateway links: health, state for `baton status`, metrics.
+
+Nothing here changes anything.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from aiohttp import web
+
+from baton_worker.engine_thread import EngineSnapshot
+from baton_worker.gateway_links import GatewayLinks
+from baton_worker.metrics import WorkerMetrics
+
+STALLED_S = 60.0
+"""Live means: the loop turns, and with work queued a step completes at least this often."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """`/state`: what `baton status` shows. Cached blocks count as free: they are given out when needed."""
+
+    role: str
+    epoch: str
+    pid: int
+    revision: str
+    blocks_total: int
+    blocks_free: int
+    running: int
+    waiting: int
+    draining: bool
+    gateways: int
+    transport: str | None
+    kv_bytes_sent: int
+    kv_bytes_received: int
+    kv_blocks_sent: int
+    kv_blocks_received: int
+
+
+def is_live(snapshot: EngineSnapshot, now: float) -> bool:
+    """Whether the engine makes progress: an idle one only has to turn its loop."""
+    if now - snapshot.turned_s > STALLED_S:
+        return False
+    has_work = snapshot.stats.running > 0 or snapshot.stats.waiting > 0
+    return not has_work or now - max(snapshot.stepped_s, snapshot.work_since_s) <= STALLED_S
+
+
+def application(
+    links: GatewayLinks,
+    metrics: WorkerMetrics,
+    snapshot: Callable[[], EngineSnapshot],
+    view: Callable[[], WorkerView],
+    ready: Callable[[], bool],
+) -> web.Application:
+    """The aiohttp application of a worker; `/link` is the only route that accepts input, and only after a handshake."""
+
+    async def live(_: web.Request) -> web.Response:
+        alive = is_live(snapshot(), time.monotonic())
+        return web.Response(status=200 if alive else 503, text="live\n" if alive else "engine makes no progress\n")
+
+    async def is_ready(_: web.Request) -> web.Response:
+        return web.Response(status=200 if ready() else 503, text="ready\n" if ready() else "not ready\n")
+
+    async def state(_: web.Request) -> web.Response:
+        return web.json_response(asdict(view()))
+
+    async def scrape(_: web.Request) -> web.Response:
+        return web.Response(body=metrics.render(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    app = web.Application(client_max_size=0)
+    app.router.add_get("/link", links.accept, allow_head=False)
+    app.router.add_get("/health/live", live)
+    app.router.add_get("/health/ready", is_ready)
+    app.router.add_get("/state", state)
+    app.router.add_get("/metrics", scrape)
+    return app
