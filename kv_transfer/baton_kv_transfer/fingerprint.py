@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 
-import msgpack
 import msgspec
 
 from baton_kv_transfer.errors import UnfitPairError
@@ -16,7 +15,7 @@ from baton_kv_transfer.wire.values import PairFingerprint
 
 def digest(fingerprint: PairFingerprint) -> str:
     """SHA-256 (hex) of the fingerprint's fields in order: equal digests are equal fingerprints."""
-    return hashlib.sha256(msgpack.packb(msgspec.to_builtins(fingerprint), use_bin_type=True)).hexdigest()
+    return hashlib.sha256(msgspec.json.encode(fingerprint)).hexdigest()
 
 
 def first_difference(own: PairFingerprint, peer: PairFingerprint) -> str | None:

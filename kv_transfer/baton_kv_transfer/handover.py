@@ -1,4 +1,4 @@
-"""What both hand-over machines and their drivers share: identity of a hand-over, the seams to the KV pool and to the worker.
+"""What both hand-over machines and their drivers share: identity, settings, the seams to KV pool and worker.
 
 The machines themselves are in `handover_prefill` and `handover_decode`; carrying out their actions is the business of
 `prefill_transfer` and `decode_transfer`.
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from baton_kv_transfer.wire.pair_link import FirstToken
+from baton_kv_transfer.wire.pair_link import FirstToken, PairMessage
 from baton_kv_transfer.wire.values import Reason
 
 
@@ -70,16 +70,14 @@ class KvSource(Protocol):
     [u*unit_tokens, (u+1)*unit_tokens). Calls come from one helper thread of the transfer, never two at once."""
 
     def region(self) -> memoryview | None:
-        """The whole pool as bytes, to be sent from without a copy; None when it is not host memory (then `pack` is used)."""
+        """The whole pool as bytes, sent from without a copy; None when it is not host memory (then `pack` is used)."""
         ...
 
     def checksums(self, blocks: Sequence[int], unit_tokens: int, first_unit: int, end_unit: int) -> bytes:
         """Little-endian uint64 per piece of units [first_unit, end_unit), in stream order."""
         ...
 
-    def pack(
-        self, blocks: Sequence[int], unit_tokens: int, first_unit: int, end_unit: int, out: memoryview, /
-    ) -> None:
+    def pack(self, blocks: Sequence[int], unit_tokens: int, first_unit: int, end_unit: int, out: memoryview, /) -> None:
         """Write units [first_unit, end_unit) in stream layout to `out`, whose length is exactly theirs."""
         ...
 
@@ -117,5 +115,21 @@ class DecodeListener(Protocol):
         ...
 
     def on_failed(self, request: bytes, attempt: int, reason: Reason, detail: str) -> None:
-        """Nothing was landed and nothing will be written any more. FINISHED and CANCELLED need no word to the gateway."""
+        """Nothing was landed, nothing will be written any more. FINISHED and CANCELLED need no word to the gateway."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send one message over the control link to the worker with epoch `peer`; dropped when that link is gone."""
+
+    peer: bytes
+    message: PairMessage
+
+
+@dataclass(frozen=True, slots=True)
+class CutLink:
+    """Close everything towards `peer`: it broke the protocol, or a write to it does not end."""
+
+    peer: bytes
+    detail: str

@@ -1,9 +1,9 @@
-"""Arithmetic of the hand-over's byte stream: units, pieces, bytes, and where they lie in a pool and in a landing region.
+"""Arithmetic of the hand-over's byte stream: units, pieces, bytes, and where they lie in pool and landing region.
 
 A hand-over moves whole *units* of `unit_tokens` token slots, the smaller of the two workers' block sizes. The stream is
-unit-major, `[unit][layer][K,V][kv_head][slot][dim]`, whatever the pools look like inside. A *piece* is the part of one unit,
-layer, K or V and head group: the grain of checksums and, with unequal tensor parallelism, of coverage. Numbers only: no
-memory is touched here.
+unit-major, `[unit][layer][K,V][kv_head][slot][dim]`, whatever the pools look like inside. A *piece* is the part of one
+unit, layer, K or V and head group: the grain of checksums and, with unequal tensor parallelism, of coverage. Numbers
+only: no memory is touched here.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ def negotiated_unit(own_block_tokens: int, peer_block_tokens: int) -> int:
     """Tokens per unit between two workers. Raises UnfitPairError when neither block size is a multiple of the other."""
     smaller, larger = sorted((own_block_tokens, peer_block_tokens))
     if smaller < 1 or larger % smaller:
-        raise UnfitPairError(f"block_tokens: {own_block_tokens} here and {peer_block_tokens} there: one must divide the other")
+        raise UnfitPairError(
+            f"block_tokens: {own_block_tokens} here and {peer_block_tokens} there: one must divide the other"
+        )
     return smaller
 
 
@@ -81,7 +83,9 @@ class StreamLayout:
 
     def __post_init__(self) -> None:
         if self.unit_tokens < 1 or self.geometry.block_tokens % self.unit_tokens:
-            raise ValueError(f"unit_tokens: {self.unit_tokens} does not divide the block of {self.geometry.block_tokens}")
+            raise ValueError(
+                f"unit_tokens: {self.unit_tokens} does not divide the block of {self.geometry.block_tokens}"
+            )
         if self.start_tokens < 0 or self.start_tokens % self.unit_tokens:
             raise ValueError(f"start_tokens: {self.start_tokens} is not a multiple of the unit {self.unit_tokens}")
         if self.end_tokens < self.start_tokens:
@@ -131,13 +135,13 @@ class StreamLayout:
         return self.units * self.unit_bytes
 
     def whole_units(self, computed_tokens: int) -> int:
-        """End of the units that can be sent once KV of [0, computed_tokens) stands; the last unit counts when all is computed."""
+        """End of the units that can be sent once KV of [0, computed_tokens) stands; a partial last one at the end."""
         if computed_tokens >= self.end_tokens:
             return self.end_unit
         return max(self.first_unit, computed_tokens // self.unit_tokens)
 
     def stream_extents(self, first_unit: int, end_unit: int, layers: range | None = None) -> list[Extent]:
-        """Where units [first_unit, end_unit), or only some adjacent layers of them, lie in the stream. Raises ValueError outside it."""
+        """Where these units, or some adjacent layers of them, lie. Raises ValueError outside the stream."""
         if not self.first_unit <= first_unit <= end_unit <= self.end_unit:
             raise ValueError(f"units [{first_unit}, {end_unit}) are not in [{self.first_unit}, {self.end_unit})")
         start = (first_unit - self.first_unit) * self.unit_bytes

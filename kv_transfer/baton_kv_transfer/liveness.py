@@ -18,8 +18,8 @@ class LinkHealth(enum.StrEnum):
 class Liveness:
     """Silence of one peer. Any authenticated frame counts as a sign of life.
 
-    A gap in our own watching (`looked` long ago: this process was stopped or starved) is not held against the peer: the silence
-    is then counted from the moment we look again.
+    A gap in our own watching (`looked` long ago: this process was stopped or starved) is not held against the peer: the
+    silence is then counted from the moment we look again.
     """
 
     heard_s: float

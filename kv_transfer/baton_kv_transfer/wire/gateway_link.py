@@ -47,7 +47,7 @@ class Hello(Message, frozen=True, tag=1):
     fingerprint: PairFingerprint
     template_hash: Annotated[str, Meta(min_length=1, max_length=64)]
     pair_port: Port | None
-    """Where a decode worker listens for prefill workers, on the host that the gateway dialled; None on a prefill worker."""
+    """Where a decode worker listens for prefill workers, on the host the gateway dialled; None on a prefill worker."""
     served_name: Annotated[str, Meta(min_length=1, max_length=253)]
     vocab_size: Annotated[int, Meta(ge=1, le=1 << 24)]
     max_context_tokens: Annotated[int, Meta(ge=1, le=1 << 20)]

@@ -30,6 +30,9 @@ TransferId = Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
 Offset = Annotated[int, Meta(ge=0, lt=1 << 48)]
 Length = Annotated[int, Meta(ge=0, lt=1 << 48)]
 
+MAX_CHECKSUM_BYTES = 3 << 20
+"""Checksums that one Seal carries: 8 bytes for each of 393,216 pieces, within the frame cap."""
+
 
 class Message(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Base of the messages of this link: an array of the type's number and its fields in order."""
@@ -106,7 +109,7 @@ class Seal(Message, frozen=True, tag=5):
     request: RequestId
     attempt: Attempt
     transfer: TransferId
-    checksums: Annotated[bytes, Meta(max_length=3 << 20)]
+    checksums: Annotated[bytes, Meta(max_length=MAX_CHECKSUM_BYTES)]
     """Little-endian uint64 per piece, in the order of the byte stream; empty with `verify: stamps`."""
     first_tokens: Annotated[tuple[FirstToken, ...], Meta(min_length=1, max_length=128)]
 

@@ -54,7 +54,7 @@ class Role(enum.StrEnum):
 
 
 class Reason(enum.StrEnum):
-    """Why a leg of a request, a reservation or a hand-over ended without its result. What to do is in the name's comment."""
+    """Why a leg of a request, a reservation or a hand-over ended without its result; comments say what to do."""
 
     CANCELLED = "cancelled"  # the client or the gateway no longer wants it: nothing to do
     FINISHED = "finished"  # the first token already was the last: nothing to do
@@ -110,8 +110,8 @@ class PairFingerprint(Value, frozen=True):
 class SamplingParams(Value, frozen=True):
     """How tokens are drawn. `temperature` 0 is greedy. None means that the option is off.
 
-    Noise is a function of (seed, choice, token index, vocabulary id) and penalties follow from the ids, so that a sequence continues
-    identically on another worker.
+    Noise is a function of (seed, choice, token index, vocabulary id) and penalties follow from the ids, so that a sequence
+    continues identically on another worker.
     """
 
     max_tokens: Annotated[int, Meta(ge=1, le=1 << 20)]

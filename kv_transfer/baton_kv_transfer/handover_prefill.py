@@ -1,0 +1,473 @@
+"""The prefill worker's side of every hand-over: a pure machine `(event, now) → actions`.
+
+It decides when units are put, when the hand-over is sealed or abandoned, and when nothing reads the request's blocks
+any more (`Release`, exactly once for every `opened`). It knows peers by their epoch, touches no socket and no memory.
+docs/protocol.md has the table of states and faults.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from baton_kv_transfer.errors import BadMessageError, UnfitPairError
+from baton_kv_transfer.expiring import ExpiringMap
+from baton_kv_transfer.handover import CutLink, HandoverKey, Send, TransferConfig, Verify
+from baton_kv_transfer.layout import Extent, KvGeometry, StreamLayout, landing_extents, negotiated_unit
+from baton_kv_transfer.wire.pair_link import (
+    Abandon,
+    Done,
+    FirstToken,
+    Grant,
+    Heartbeat,
+    PairMessage,
+    Reject,
+    Seal,
+    Wait,
+)
+from baton_kv_transfer.wire.values import Reason
+
+EARLY_CAPACITY = 4_096
+ENDED_CAPACITY = 16_384
+ENDED_S = 120.0
+_UNREPORTED = (Reason.CANCELLED, Reason.FINISHED)
+
+
+class PrefillState(enum.StrEnum):
+    LINKING = "linking"
+    """No link to the decode worker yet; computing goes on."""
+    UNGRANTED = "ungranted"
+    """Linked, no Grant yet: computing, or finished KV that waits pinned."""
+    SENDING = "sending"
+    SEALED = "sealed"
+    """Everything is there and sealed; the decode worker's verdict is awaited."""
+    CLOSING = "closing"
+    """The outcome is decided, writes in flight are waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Checksum units [first_unit, end_unit) and write them to `landing`, then tell `put_done` or `put_failed`."""
+
+    key: HandoverKey
+    peer: bytes
+    put: int
+    transfer: int
+    blocks: tuple[int, ...]
+    unit_tokens: int
+    first_unit: int
+    end_unit: int
+    landing: tuple[Extent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DropPuts:
+    """Puts of this hand-over that have not begun may fail now; each still needs its `put_failed`."""
+
+    key: HandoverKey
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Nothing reads the blocks of `key` any more."""
+
+    key: HandoverKey
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    key: HandoverKey
+    reason: Reason
+    detail: str
+
+
+PrefillAction = Send | CutLink | Put | DropPuts | Release | Report
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePeer:
+    """What a linked decode worker said of itself."""
+
+    block_tokens: int
+    landing_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    reason: Reason | None
+    detail: str = ""
+    report: bool = False
+    tell_peer: bool = False
+
+
+@dataclass(slots=True)
+class _Handover:
+    key: HandoverKey
+    peer: bytes
+    total_tokens: int
+    deadline_s: float
+    opened_s: float
+    state: PrefillState = PrefillState.LINKING
+    state_until_s: float = 0.0
+    blocks: tuple[int, ...] = ()
+    computed_tokens: int = 0
+    first_tokens: tuple[FirstToken, ...] | None = None
+    heard: bool = False
+    grant: Grant | None = None
+    layout: StreamLayout | None = None
+    next_unit: int = 0
+    in_flight: dict[int, tuple[int, int]] = field(default_factory=dict)
+    checksums: dict[int, bytes] = field(default_factory=dict)
+    outcome: _Outcome | None = None
+
+    @property
+    def is_computed(self) -> bool:
+        return self.first_tokens is not None and self.computed_tokens >= self.total_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillStats:
+    by_state: dict[PrefillState, int]
+    puts_in_flight: int
+    early: int
+    ended: dict[str, int]
+    """Hand-overs that ended, by reason; 'done' for verified ones."""
+    refused: dict[str, int]
+    """Messages that were not acted on, by cause."""
+
+
+class PrefillHandovers:
+    """All hand-overs of one prefill worker."""
+
+    def __init__(self, geometry: KvGeometry, config: TransferConfig) -> None:
+        self._geometry = geometry
+        self._config = config
+        self._handovers: dict[HandoverKey, _Handover] = {}
+        self._peers: dict[bytes, DecodePeer] = {}
+        self._early: ExpiringMap[tuple[bytes, HandoverKey], Grant | Wait | Reject] = ExpiringMap(
+            config.early_s, EARLY_CAPACITY
+        )
+        self._ended: ExpiringMap[HandoverKey, Reason] = ExpiringMap(ENDED_S, ENDED_CAPACITY)
+        self._next_put = 1
+        self._ended_by_reason: Counter[str] = Counter()
+        self._refused: Counter[str] = Counter()
+
+    # The engine's events ---------------------------------------------------------------------------------------------
+
+    def opened(
+        self, key: HandoverKey, peer: bytes, total_tokens: int, deadline_s: float, now: float
+    ) -> list[PrefillAction]:
+        """The gateway asked for a prefill whose KV goes to the decode worker with epoch `peer`."""
+        if key in self._handovers:
+            self._refused["duplicate_opened"] += 1
+            return []
+        handover = _Handover(key, peer, total_tokens, deadline_s, opened_s=now)
+        self._handovers[key] = handover
+        if key in self._ended:
+            return self._close(
+                handover, _Outcome(Reason.BAD_REQUEST, "this attempt already ended here", report=True), now
+            )
+        early = self._early.pop((peer, key))
+        if isinstance(early, Reject):
+            return self._close(handover, self._rejected_outcome(early, handover), now)
+        if peer not in self._peers:
+            self._enter(handover, PrefillState.LINKING, now + self._config.link_wait_s)
+            return []
+        self._enter(handover, PrefillState.UNGRANTED, deadline_s)
+        if isinstance(early, Grant):
+            return self._granted(handover, early, now)
+        handover.heard = early is not None
+        return []
+
+    def computed(self, key: HandoverKey, tokens: int, blocks: tuple[int, ...], now: float) -> list[PrefillAction]:
+        """KV of [0, tokens) stands in `blocks`, the sequence's block table so far."""
+        handover = self._handovers.get(key)
+        if handover is None or handover.state is PrefillState.CLOSING or tokens < handover.computed_tokens:
+            return []
+        handover.computed_tokens, handover.blocks = tokens, blocks
+        return self._advance(handover, now)
+
+    def first_tokens(self, key: HandoverKey, tokens: tuple[FirstToken, ...], now: float) -> list[PrefillAction]:
+        """Every choice has its first token. If all of them ended with it, there is nothing to hand over."""
+        handover = self._handovers.get(key)
+        if handover is None or handover.state is PrefillState.CLOSING or handover.first_tokens is not None:
+            return []
+        handover.first_tokens = tokens
+        if all(token.finish is not None for token in tokens):
+            return self._close(handover, _Outcome(Reason.FINISHED, tell_peer=True), now)
+        if handover.state is PrefillState.UNGRANTED and not handover.heard:
+            self._enter(handover, PrefillState.UNGRANTED, now + self._config.pin_s)
+        return self._advance(handover, now)
+
+    def cancelled(self, key: HandoverKey, reason: Reason, detail: str, now: float) -> list[PrefillAction]:
+        """The gateway or the engine gave the request up."""
+        handover = self._handovers.get(key)
+        if handover is None or handover.state is PrefillState.CLOSING:
+            return []
+        tell_peer = handover.state is not PrefillState.SEALED
+        return self._close(handover, _Outcome(reason, detail, tell_peer=tell_peer), now)
+
+    def put_done(self, key: HandoverKey, put: int, checksums: bytes, now: float) -> list[PrefillAction]:
+        """The put's bytes stand at the decode worker; `checksums` of its pieces in stream order (empty with stamps)."""
+        handover = self._handovers.get(key)
+        units = None if handover is None else handover.in_flight.pop(put, None)
+        if handover is None or units is None:
+            self._refused["unknown_put"] += 1
+            return []
+        handover.checksums[units[0]] = checksums
+        return self._advance(handover, now)
+
+    def put_failed(self, key: HandoverKey, put: int, reason: Reason, detail: str, now: float) -> list[PrefillAction]:
+        """The put ended without success and will not write any more."""
+        handover = self._handovers.get(key)
+        if handover is None or handover.in_flight.pop(put, None) is None:
+            self._refused["unknown_put"] += 1
+            return []
+        if handover.state is not PrefillState.CLOSING:
+            return self._close(handover, _Outcome(reason, detail, report=True, tell_peer=True), now)
+        return self._advance(handover, now)
+
+    # Links -----------------------------------------------------------------------------------------------------------
+
+    def link_up(self, peer: bytes, facts: DecodePeer, now: float) -> list[PrefillAction]:
+        self._peers[peer] = facts
+        actions: list[PrefillAction] = []
+        for handover in self._of(peer, PrefillState.LINKING):
+            self._enter(handover, PrefillState.UNGRANTED, handover.deadline_s)
+            if handover.is_computed and not handover.heard:
+                self._enter(handover, PrefillState.UNGRANTED, now + self._config.pin_s)
+        return actions
+
+    def link_down(self, peer: bytes, reason: Reason, detail: str, now: float) -> list[PrefillAction]:
+        """The link broke or could not be made. What was sealed is the decode worker's business; all else fails."""
+        self._peers.pop(peer, None)
+        for early_peer, key in [entry for entry, _ in self._early.items() if entry[0] == peer]:
+            self._early.pop((early_peer, key))
+        actions: list[PrefillAction] = []
+        for handover in self._of(peer):
+            if handover.state is PrefillState.CLOSING:
+                handover.outcome = _without_word_to_peer(handover.outcome)
+                continue
+            sealed = handover.state is PrefillState.SEALED
+            actions += self._close(handover, _Outcome(reason, detail, report=not sealed), now)
+        return actions
+
+    # The peer's messages ---------------------------------------------------------------------------------------------
+
+    def message(self, peer: bytes, message: PairMessage, now: float) -> list[PrefillAction]:
+        """A message of the decode worker `peer`. Raises BadMessageError when its kind is not for it to send."""
+        match message:
+            case Heartbeat():
+                return []
+            case Grant() | Wait() | Reject() | Done():
+                key = HandoverKey(message.request, message.attempt)
+                handover = self._handovers.get(key)
+                if handover is None or handover.peer != peer:
+                    return self._unknown(peer, key, message, now)
+                return self._known(handover, message, now)
+            case _:
+                raise BadMessageError(f"{type(message).__name__}: not a decode worker's message")
+
+    def _unknown(
+        self, peer: bytes, key: HandoverKey, message: Grant | Wait | Reject | Done, now: float
+    ) -> list[PrefillAction]:
+        if isinstance(message, Done):
+            self._refused["late_done"] += 1
+            return []
+        ended = self._ended.get(key)
+        if ended is not None or key in self._handovers:
+            self._refused["late" if ended is not None else "foreign_epoch"] += 1
+            return [self._abandon(peer, key, ended or Reason.UNKNOWN_REQUEST)] if isinstance(message, Grant) else []
+        actions: list[PrefillAction] = []
+        if isinstance(message, Reject) and isinstance(self._early.get((peer, key)), Grant):
+            actions.append(self._abandon(peer, key, message.reason))
+        for (other, dropped), lost in self._early.put((peer, key), message, now):
+            if isinstance(lost, Grant):
+                actions.append(self._abandon(other, dropped, Reason.NO_CAPACITY))
+        return actions
+
+    def _known(self, handover: _Handover, message: Grant | Wait | Reject | Done, now: float) -> list[PrefillAction]:
+        if handover.state is PrefillState.CLOSING:
+            self._refused["late"] += 1
+            return []
+        match message:
+            case Grant():
+                return self._granted(handover, message, now)
+            case Wait():
+                if handover.state is PrefillState.UNGRANTED:
+                    handover.heard = True
+                    self._enter(handover, PrefillState.UNGRANTED, handover.deadline_s)
+                return []
+            case Reject():
+                return self._close(handover, self._rejected_outcome(message, handover), now)
+            case Done():
+                if handover.state is not PrefillState.SEALED:
+                    self._refused["done_before_seal"] += 1
+                    return []
+                return self._close(handover, _Outcome(message.reason, message.detail), now)
+
+    def _rejected_outcome(self, message: Reject, handover: _Handover) -> _Outcome:
+        granted = handover.grant is not None and handover.state is not PrefillState.SEALED
+        report = handover.state is not PrefillState.SEALED and message.reason not in _UNREPORTED
+        return _Outcome(message.reason, f"rejected by decode: {message.detail}", report=report, tell_peer=granted)
+
+    def _granted(self, handover: _Handover, grant: Grant, now: float) -> list[PrefillAction]:
+        if handover.grant is not None:
+            if handover.grant == grant:
+                self._refused["duplicate_grant"] += 1
+                return []
+            return self._close(handover, self._bad("a second, different grant"), now)
+        try:
+            layout = self._fitting_layout(handover, grant)
+        except (ValueError, UnfitPairError) as error:
+            return self._close(handover, self._bad(str(error)), now)
+        handover.grant, handover.layout, handover.next_unit = grant, layout, layout.first_unit
+        self._enter(handover, PrefillState.SENDING, handover.deadline_s)
+        return self._advance(handover, now)
+
+    def _bad(self, detail: str) -> _Outcome:
+        self._refused["bad_grant"] += 1
+        return _Outcome(Reason.BAD_REQUEST, f"grant: {detail}", report=True, tell_peer=True)
+
+    def _fitting_layout(self, handover: _Handover, grant: Grant) -> StreamLayout:
+        """Raises ValueError naming what in the grant does not fit this hand-over or this peer."""
+        facts = self._peers[handover.peer]
+        unit = negotiated_unit(self._geometry.block_tokens, facts.block_tokens)
+        if grant.unit_tokens != unit:
+            raise ValueError(f"unit_tokens: {grant.unit_tokens} is not the negotiated {unit}")
+        if grant.end_tokens != handover.total_tokens:
+            raise ValueError(f"end_tokens: {grant.end_tokens} is not the request's {handover.total_tokens}")
+        layout = StreamLayout(self._geometry, unit, grant.start_tokens, grant.end_tokens)
+        granted = sum(span.length for span in grant.spans)
+        if granted != layout.stream_bytes:
+            raise ValueError(f"spans: {granted} bytes for a stream of {layout.stream_bytes}")
+        ordered = sorted(grant.spans, key=lambda span: span.offset)
+        for span, following in pairwise(ordered):
+            if span.offset + span.length > following.offset:
+                raise ValueError(f"spans: {span} and {following} overlap")
+        if ordered and ordered[-1].offset + ordered[-1].length > facts.landing_bytes:
+            raise ValueError(f"spans: {ordered[-1]} leaves the landing region of {facts.landing_bytes} bytes")
+        return layout
+
+    # Time ------------------------------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> list[PrefillAction]:
+        """Act on deadlines. Call it a few times per second."""
+        actions: list[PrefillAction] = []
+        self._ended.expire(now)
+        for (peer, key), message in self._early.expire(now):
+            self._refused["early_expired"] += 1
+            if isinstance(message, Grant):
+                actions.append(self._abandon(peer, key, Reason.UNKNOWN_REQUEST))
+        for handover in list(self._handovers.values()):
+            if now >= handover.state_until_s:
+                actions += self._expired(handover, now)
+        return actions
+
+    def _expired(self, handover: _Handover, now: float) -> list[PrefillAction]:
+        if handover.state is PrefillState.CLOSING:
+            handover.state_until_s = now + self._config.closing_s
+            return [CutLink(handover.peer, f"a write of {handover.key} does not end")]
+        if handover.state is PrefillState.SEALED:
+            return self._close(handover, _Outcome(Reason.DEADLINE, "no verdict"), now)
+        reason, detail = Reason.DEADLINE, f"in state {handover.state}"
+        if now < handover.deadline_s:
+            reason, detail = Reason.PEER_LOST, "no link to, or no word from, the decode worker"
+        return self._close(handover, _Outcome(reason, detail, report=True, tell_peer=True), now)
+
+    # Inside ----------------------------------------------------------------------------------------------------------
+
+    def _advance(self, handover: _Handover, now: float) -> list[PrefillAction]:
+        """Whatever follows from the state: finish a closing hand-over, put what was computed, seal what was put."""
+        if handover.state is PrefillState.CLOSING:
+            return [] if handover.in_flight else self._finish(handover, now)
+        if handover.state is not PrefillState.SENDING or handover.layout is None or handover.grant is None:
+            return []
+        actions: list[PrefillAction] = []
+        end = handover.layout.whole_units(handover.computed_tokens)
+        step = max(1, self._config.max_put_bytes // handover.layout.unit_bytes)
+        while handover.next_unit < end:
+            first, handover.next_unit = handover.next_unit, min(handover.next_unit + step, end)
+            actions.append(self._put(handover, handover.layout, handover.grant, first, handover.next_unit))
+        if handover.next_unit == handover.layout.end_unit and not handover.in_flight and handover.is_computed:
+            actions.append(self._seal(handover, handover.grant))
+        return actions
+
+    def _put(self, handover: _Handover, layout: StreamLayout, grant: Grant, first: int, end: int) -> Put:
+        put, self._next_put = self._next_put, self._next_put + 1
+        handover.in_flight[put] = (first, end)
+        landing = tuple(
+            extent for stream in layout.stream_extents(first, end) for extent in landing_extents(grant.spans, stream)
+        )
+        return Put(
+            handover.key, handover.peer, put, grant.transfer, handover.blocks, layout.unit_tokens, first, end, landing
+        )
+
+    def _seal(self, handover: _Handover, grant: Grant) -> Send:
+        assert handover.first_tokens is not None
+        self._enter(handover, PrefillState.SEALED, handover.deadline_s)
+        checksums = b"".join(handover.checksums[unit] for unit in sorted(handover.checksums))
+        if self._config.verify is Verify.STAMPS:
+            checksums = b""
+        return Send(
+            handover.peer,
+            Seal(
+                request=handover.key.request,
+                attempt=handover.key.attempt,
+                transfer=grant.transfer,
+                checksums=checksums,
+                first_tokens=handover.first_tokens,
+            ),
+        )
+
+    def _enter(self, handover: _Handover, state: PrefillState, until_s: float) -> None:
+        handover.state = state
+        handover.state_until_s = min(until_s, handover.deadline_s)
+
+    def _close(self, handover: _Handover, outcome: _Outcome, now: float) -> list[PrefillAction]:
+        handover.state, handover.state_until_s = PrefillState.CLOSING, now + self._config.closing_s
+        handover.outcome = outcome
+        if handover.in_flight:
+            return [DropPuts(handover.key)]
+        return self._finish(handover, now)
+
+    def _finish(self, handover: _Handover, now: float) -> list[PrefillAction]:
+        """No write is in flight any more: say so to whom it concerns, and let the blocks go."""
+        outcome = handover.outcome
+        assert outcome is not None
+        assert not handover.in_flight
+        del self._handovers[handover.key]
+        self._ended.put(handover.key, outcome.reason or Reason.UNKNOWN_REQUEST, now)
+        self._ended_by_reason[outcome.reason or "done"] += 1
+        actions: list[PrefillAction] = []
+        if outcome.tell_peer and outcome.reason is not None and handover.peer in self._peers:
+            actions.append(self._abandon(handover.peer, handover.key, outcome.reason, outcome.detail))
+        if outcome.report and outcome.reason is not None:
+            actions.append(Report(handover.key, outcome.reason, outcome.detail))
+        actions.append(Release(handover.key))
+        return actions
+
+    def _abandon(self, peer: bytes, key: HandoverKey, reason: Reason, detail: str = "") -> Send:
+        message = Abandon(request=key.request, attempt=key.attempt, reason=reason, detail=detail[:256])
+        return Send(peer, message)
+
+    def _of(self, peer: bytes, state: PrefillState | None = None) -> list[_Handover]:
+        return [h for h in self._handovers.values() if h.peer == peer and (state is None or h.state is state)]
+
+    def stats(self) -> PrefillStats:
+        by_state = dict.fromkeys(PrefillState, 0)
+        for handover in self._handovers.values():
+            by_state[handover.state] += 1
+        return PrefillStats(
+            by_state=by_state,
+            puts_in_flight=sum(len(handover.in_flight) for handover in self._handovers.values()),
+            early=len(self._early),
+            ended=dict(self._ended_by_reason),
+            refused=dict(self._refused),
+        )
+
+
+def _without_word_to_peer(outcome: _Outcome | None) -> _Outcome | None:
+    return None if outcome is None else _Outcome(outcome.reason, outcome.detail, outcome.report, tell_peer=False)
