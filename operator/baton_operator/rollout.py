@@ -61,7 +61,7 @@ class Step:
 
 
 def next_step(wanted: Mapping[Role, Wanted], groups: tuple[Group, ...], limits: Limits, paused: bool = False) -> Step:
-    """The next step from `groups` towards `wanted`; applying and observing again until it is complete ends a rollout."""
+    """The next step from `groups` towards `wanted`; apply, observe and repeat until it is complete."""
     if is_complete(wanted, groups):
         return Step((), "complete")
     if paused:

@@ -1,6 +1,6 @@
 """WorkerSpec: one process of a pool or the gateway as plain data, for whoever runs it: Pods or local processes.
 
-`worker_spec` and `gateway_spec` are pure. What the manifest decides goes into `argv`; what differs between two processes
+`worker_spec` and `gateway_spec` are pure. What the manifest decides goes into `argv`; what differs between processes
 of one template (ports, announce file) is appended by the site with `instance_arguments` and stays out of the template
 hash. Manifest text reaches a command line only as the value of `--flag=value`, one argument each, so that it can be
 neither an option nor two.

@@ -1,0 +1,92 @@
+"""The command line of `baton`: what can be asked, and what is wrong with what was asked."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from baton_operator.workers import Device
+
+DEFAULT_PORT = 8000
+
+
+def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
+    """The parsed command line. Exits with status 2 and a usage line when it is wrong."""
+    parser = argparse.ArgumentParser(
+        prog="baton", description="Serve a model through separate prefill and decode workers on this machine."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_up(commands.add_parser("up", help="run an LLMDeployment until Ctrl-C", allow_abbrev=False))
+    _add_demo(commands.add_parser("demo", help="run one, ask it a question, show what moved, stop", allow_abbrev=False))
+    _add_status(commands.add_parser("status", help="what runs, with its latencies", allow_abbrev=False))
+    _add_ask(commands.add_parser("ask", help="ask the running deployment", allow_abbrev=False))
+    _add_logs(commands.add_parser("logs", help="what its processes wrote", allow_abbrev=False))
+    return parser.parse_args(arguments)
+
+
+def _add_up(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-f", "--file", type=Path, required=True, metavar="FILE", help="the LLMDeployment (YAML)")
+    parser.add_argument(
+        "--port", type=_integer(0, 65_535), default=DEFAULT_PORT, metavar="N", help="of the gateway; 0: any free one"
+    )
+    parser.add_argument(
+        "--host", default="127.0.0.1", metavar="IP", help="address of the gateway (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--volume", type=_volume, action="append", default=[], metavar="NAME=PATH", help="directory for pvc://NAME/…"
+    )
+    parser.add_argument(
+        "--device", type=Device, choices=list(Device), metavar="cpu|cuda", help="override what the file asks for"
+    )
+    parser.add_argument("--processes", type=_integer(1, 64), metavar="N", help="gateway processes on the one port")
+    parser.add_argument(
+        "--ready-timeout",
+        type=_integer(1, 86_400),
+        default=600,
+        metavar="SECONDS",
+        help="give up when not ready by then",
+    )
+
+
+def _add_demo(parser: argparse.ArgumentParser) -> None:
+    _add_up(parser)
+    parser.set_defaults(port=0)
+    parser.add_argument("--question", default="Who lived in the forest?", metavar="TEXT", help="what is asked")
+    parser.add_argument("--max-tokens", type=_integer(2, 1 << 20), default=96, metavar="N", help="length of the answer")
+
+
+def _add_status(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--name", metavar="X", help="NAME or NAMESPACE.NAME when several run")
+
+
+def _add_ask(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("question", metavar="TEXT")
+    parser.add_argument("--name", metavar="X", help="NAME or NAMESPACE.NAME when several run")
+    parser.add_argument("--model", metavar="NAME", help="default: the one that is served")
+    parser.add_argument("--max-tokens", type=_integer(1, 1 << 20), metavar="N")
+    parser.add_argument("--temperature", type=float, metavar="T")
+    parser.add_argument("--no-stream", action="store_true", help="print the whole answer at the end")
+
+
+def _add_logs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("process", nargs="?", metavar="PROCESS", help="one process, as `baton status` names it")
+    parser.add_argument("--name", metavar="X", help="NAME or NAMESPACE.NAME when several run or ran")
+    parser.add_argument("-f", "--follow", action="store_true", help="go on until Ctrl-C")
+
+
+def _integer(low: int, high: int) -> type[int]:
+    def parse(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and low <= int(text[:12]) <= high):
+            raise argparse.ArgumentTypeError(f"{text!r} is not allowed: must be an integer from {low} to {high}")
+        return int(text)
+
+    return parse  # type: ignore[return-value]  # argparse takes any callable, its stubs any type
+
+
+def _volume(text: str) -> tuple[str, Path]:
+    name, separator, path = text.partition("=")
+    if not (name and separator and path):
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: must be NAME=PATH")
+    return name, Path(path)

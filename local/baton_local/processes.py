@@ -1,0 +1,131 @@
+"""Child processes, each in a session of its own, on a leash, watched by a guard. The only file that starts or signals.
+
+Nothing here waits: `poll` asks the kernel. A process that ended is reaped only after its whole group was killed, so
+that no grandchild is left behind and no group id is used after it could mean somebody else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+HERE = Path(__file__).parent
+PARENT_VARIABLE = "BATON_PARENT_PID"
+GUARD_END_S = 5.0
+ISOLATED = ("-I", "-S")
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a process ended."""
+
+    name: str
+    status: int
+    """Exit status, or the negative number of the signal that killed it."""
+    pid: int
+
+
+class Processes:
+    """The running children of this process, by name. A context: leaving it kills whatever is left."""
+
+    def __init__(self) -> None:
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._guard = _start_guard()
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for name in list(self._children):
+            self.signal(name, signal.SIGKILL)
+            self._children[name].wait()
+            self._forget(name)
+        assert self._guard.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._guard.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._guard.wait(GUARD_END_S)
+
+    def start(self, name: str, argv: Sequence[str], environment: Mapping[str, str], log: Path) -> int:
+        """Start a program with its output appended to `log`; returns its process id. Raises OSError."""
+        parent = str(os.getpid())
+        leash = [sys.executable, *ISOLATED, str(HERE / "leash.py"), parent, *argv]
+        with log.open("ab") as output:
+            child = subprocess.Popen(
+                leash,
+                env={**environment, PARENT_VARIABLE: parent},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._children[name] = child
+        self._tell_guard(f"+{child.pid}")
+        return child.pid
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """Send a signal to a child, SIGKILL to its whole group. A child that already ended is left alone."""
+        child = self._children.get(name)
+        if child is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            if number is signal.SIGKILL:
+                os.killpg(child.pid, number)
+            else:
+                os.kill(child.pid, number)
+
+    def poll(self) -> list[Ended]:
+        """The children that ended since the last call. What they had started is killed."""
+        self._watch_guard()
+        return [self._reap(name, child) for name, child in list(self._children.items()) if _has_ended(child.pid)]
+
+    def _reap(self, name: str, child: subprocess.Popen[bytes]) -> Ended:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        status = child.wait()
+        self._forget(name)
+        return Ended(name, status, child.pid)
+
+    def _forget(self, name: str) -> None:
+        child = self._children.pop(name)
+        self._tell_guard(f"-{child.pid}")
+
+    def _tell_guard(self, line: str) -> None:
+        assert self._guard.stdin is not None
+        try:
+            self._guard.stdin.write(f"{line}\n".encode())
+            self._guard.stdin.flush()
+        except BrokenPipeError:
+            self._watch_guard()
+
+    def _watch_guard(self) -> None:
+        """A guard that was killed is replaced, and told everything again."""
+        if self._guard.poll() is None:
+            return
+        self._guard = _start_guard()
+        for child in self._children.values():
+            self._tell_guard(f"+{child.pid}")
+
+
+def _start_guard() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, *ISOLATED, str(HERE / "guard.py")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether a child ended, leaving it unreaped."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None

@@ -1,0 +1,58 @@
+"""What runs, as `baton up` writes it down for the other commands: `run.json` in the run directory."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from baton_local.errors import NotRunningError
+from baton_local.run_dir import RunDir, write_json
+
+
+@dataclass(frozen=True, slots=True)
+class PostRecord:
+    """One process."""
+
+    name: str
+    role: str
+    phase: str
+    revision: str
+    starts: int
+    pid: int | None
+    host: str | None
+    port: int | None
+    admin_ports: tuple[int, ...] = ()
+
+    @property
+    def address(self) -> str | None:
+        return None if self.host is None else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """One running deployment."""
+
+    name: str
+    namespace: str
+    pid: int
+    """Of `baton up`."""
+    endpoint: str
+    served_name: str
+    ready: bool
+    decision: str
+    """How the pools were sized, in words."""
+    posts: tuple[PostRecord, ...]
+
+
+def write_record(run: RunDir, record: RunRecord) -> None:
+    write_json(run.record, asdict(record))
+
+
+def read_record(run: RunDir) -> RunRecord:
+    """The record of a run. Raises NotRunningError when there is none yet."""
+    try:
+        raw = json.loads(run.record.read_bytes())
+    except FileNotFoundError as error:
+        raise NotRunningError(f"{run.root.name} is just starting: try again") from error
+    posts = tuple(PostRecord(**{**post, "admin_ports": tuple(post["admin_ports"])}) for post in raw.pop("posts"))
+    return RunRecord(**raw, posts=posts)

@@ -1,0 +1,279 @@
+"""`baton up`: runs an LLMDeployment as local processes until it is told to stop. The shell around pure decisions.
+
+It observes (children, announce files, the gateway's health), hands what it saw to `supervision` and `fleet`, and
+carries out what they answer. Progress goes to standard error; standard output gets the one line that says where to send
+requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+
+from baton_local import supervision
+from baton_local.announcement import Announcement, read_announcement
+from baton_local.fleet import Fleet, PostSpec, new_posts, plan_fleet, roll, size
+from baton_local.log_tail import last_line
+from baton_local.machine import devices, free_port, gpu_ids, model_directory
+from baton_local.processes import Processes
+from baton_local.record import PostRecord, RunRecord, write_record
+from baton_local.run_dir import RunDir, base_directory, claimed, directory_name, write_json, write_key
+from baton_local.supervision import Action, Patience, Phase, Supervisor
+from baton_operator.api import LLMDeployment
+from baton_operator.manifest import read_manifest
+from baton_operator.names import POOL_ROLES, Role
+from baton_operator.workers import Device, Site, instance_arguments
+
+POLL_S = 0.05
+HEALTH_POLL_S = 0.1
+HEALTH_TIMEOUT_S = 2.0
+LOOPBACK = "127.0.0.1"
+DEFAULT_PATIENCE = Patience()
+
+
+@dataclass(frozen=True, slots=True)
+class UpOptions:
+    """What the user asked for."""
+
+    manifest: Path
+    host: str = LOOPBACK
+    port: int = 8000
+    volumes: dict[str, Path] = field(default_factory=dict)
+    device: Device | None = None
+    processes: int | None = None
+    """Gateway processes; None: what the manifest says."""
+    patience: Patience = DEFAULT_PATIENCE
+
+
+def run_up(options: UpOptions) -> int:
+    """Run a deployment until SIGINT or SIGTERM; returns the exit status. Raises LocalError or OperatorError."""
+    deployment = _with_processes(read_manifest(options.manifest), options.processes)
+    gpus = gpu_ids(os.environ)
+    chosen = devices(deployment, options.device, len(gpus))
+    model = model_directory(deployment, options.manifest, options.volumes)
+    port = free_port(options.host, options.port)
+    metadata = deployment.metadata
+    with claimed(base_directory(), directory_name(metadata.namespace, metadata.name)) as run:
+        write_key(run)
+        fleet = plan_fleet(deployment, _site(run, model, chosen))
+        with Processes() as processes:
+            runtime = Runtime(run, fleet, processes, options.host, port, gpus, options.patience)
+            return asyncio.run(runtime.serve())
+
+
+class Runtime:
+    """One running deployment."""
+
+    def __init__(
+        self,
+        run: RunDir,
+        fleet: Fleet,
+        processes: Processes,
+        host: str,
+        port: int,
+        gpus: tuple[str, ...],
+        patience: Patience,
+    ) -> None:
+        self._run, self._fleet, self._processes = run, fleet, processes
+        self._host, self._port, self._gpus = host, port, gpus
+        self._supervisor = Supervisor(time.monotonic(), patience)
+        self._specs: dict[str, PostSpec] = {}
+        self._pids: dict[str, int] = {}
+        self._log_starts: dict[str, int] = {}
+        self._decision = ""
+        self._status: int | None = None
+        self._wake = asyncio.Event()
+        self._written: RunRecord | None = None
+
+    async def serve(self) -> int:
+        """Start everything, keep it running, stop it when asked; returns the exit status."""
+        for role in POOL_ROLES:
+            write_json(self._run.discovery(role), [])
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._stop_asked)
+        health = asyncio.create_task(self._watch_health())
+        try:
+            while self._status is None:
+                self._pass(time.monotonic())
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), POLL_S)
+                self._wake.clear()
+        finally:
+            health.cancel()
+            await asyncio.wait([health])
+        return self._status
+
+    def _pass(self, now: float) -> None:
+        self._observe(now)
+        self._reconcile(now)
+        self._act(self._supervisor.tick(now))
+        self._write_record()
+
+    def _observe(self, now: float) -> None:
+        for ended in self._processes.poll():
+            said = last_line(self._run.log(ended.name), self._log_starts[ended.name])
+            self._pids.pop(ended.name, None)
+            self._act(self._supervisor.exited(ended.name, ended.status, said, now))
+        for post in list(self._supervisor.posts.values()):
+            if post.phase is Phase.STARTING:
+                announcement = read_announcement(self._announce_file(post.name, post.incarnation))
+                if announcement is not None:
+                    self._act(self._supervisor.announced(post.name, announcement, now))
+
+    def _reconcile(self, now: float) -> None:
+        """Size the pools and take the next rollout step, as on a cluster."""
+        if self._supervisor.stopping:
+            return
+        self._want(self._fleet.gateway, now)
+        running = tuple(spec for spec in self._specs.values() if spec.worker.role is not Role.GATEWAY)
+        decision = size(self._fleet.deployment, running)
+        if decision.reason != self._decision:
+            self._decision = decision.reason
+            self._say(f"pools: {', '.join(f'{n} {role}' for role, n in decision.workers.items())}: {decision.reason}")
+        for change in roll(self._fleet, decision, running, routable=None).changes:
+            for spec in new_posts(self._fleet, change.role, change.revision, change.workers, frozenset(self._specs)):
+                self._want(spec, now)
+
+    def _want(self, spec: PostSpec, now: float) -> None:
+        if spec.name not in self._specs:
+            self._specs[spec.name] = spec
+            self._act(self._supervisor.add(spec.name, spec.worker.role, now))
+
+    def _act(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            match action:
+                case supervision.Start(post, incarnation):
+                    self._start(self._specs[post], incarnation)
+                case supervision.Signal(post, number):
+                    self._processes.signal(post, number)
+                case supervision.Publish(role, workers):
+                    write_json(self._run.discovery(role), [_address(worker) for worker in workers])
+                case supervision.Say(text):
+                    self._say(text)
+                case supervision.Ready():
+                    self._write_record()
+                    print(f"ready {self._endpoint}", flush=True)
+                case supervision.Finish(status, cause):
+                    self._status = status
+                    self._say(f"stopped: {cause}; logs are in {self._run.logs}" if cause else "stopped")
+
+    def _start(self, spec: PostSpec, incarnation: int) -> None:
+        role, worker = spec.worker.role, spec.worker
+        announce = str(self._announce_file(spec.name, incarnation))
+        anywhere = f"{LOOPBACK}:0"
+        if role is Role.GATEWAY:
+            arguments = instance_arguments(role, f"{self._host}:{self._port}", announce, anywhere)
+        else:
+            arguments = instance_arguments(role, anywhere, announce, anywhere if role is Role.DECODE else None)
+        log = self._run.log(spec.name)
+        self._log_starts[spec.name] = log.stat().st_size if log.exists() else 0
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1", **dict(worker.env), **self._gpu_of(spec)}
+        pid = self._processes.start(spec.name, (*worker.argv, *arguments), environment, log)
+        self._pids[spec.name] = pid
+        self._say(f"{spec.name}: started (pid {pid})")
+
+    def _gpu_of(self, spec: PostSpec) -> dict[str, str]:
+        """Workers take the GPUs in turn; more workers than GPUs share them."""
+        if f"--device={Device.CUDA}" not in spec.worker.argv or not self._gpus:
+            return {}
+        index = list(self._specs).index(spec.name) - 1  # the gateway is the first post
+        return {"CUDA_VISIBLE_DEVICES": self._gpus[index % len(self._gpus)]}
+
+    async def _watch_health(self) -> None:
+        timeout = aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)
+        connector = aiohttp.TCPConnector(force_close=True)
+        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+            while True:
+                gateway = self._supervisor.posts.get(self._fleet.gateway.name)
+                is_up = gateway is not None and gateway.phase is Phase.READY
+                routable = is_up and await _is_ok(session, f"{self._endpoint}/health/routable")
+                self._act(self._supervisor.heard_routable(routable))
+                await asyncio.sleep(HEALTH_POLL_S if not routable else 10 * HEALTH_POLL_S)
+
+    def _stop_asked(self) -> None:
+        self._act(self._supervisor.stop(time.monotonic()))
+        self._wake.set()
+
+    @property
+    def _endpoint(self) -> str:
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"http://{host}:{self._port}"
+
+    def _announce_file(self, post: str, incarnation: int) -> Path:
+        return self._run.announcements / f"{post}.{incarnation}.json"
+
+    def _say(self, text: str) -> None:
+        with contextlib.suppress(OSError):  # nobody may be reading any more, which is no reason to stop
+            print(f"baton: {text}", file=sys.stderr, flush=True)
+
+    def _write_record(self) -> None:
+        metadata, posts = self._fleet.deployment.metadata, self._supervisor.posts.values()
+        record = RunRecord(
+            name=metadata.name,
+            namespace=metadata.namespace,
+            pid=os.getpid(),
+            endpoint=self._endpoint,
+            served_name=self._fleet.deployment.spec.model.served_name,
+            ready=self._supervisor.was_ready and self._supervisor.routable,
+            decision=self._decision,
+            posts=tuple(self._post_record(post) for post in posts),
+        )
+        if record != self._written:
+            write_record(self._run, record)
+            self._written = record
+
+    def _post_record(self, post: supervision.Post) -> PostRecord:
+        at = post.announcement
+        return PostRecord(
+            name=post.name,
+            role=post.role,
+            phase=post.phase.value,
+            revision=str(self._specs[post.name].worker.revision),
+            starts=post.incarnation,
+            pid=self._pids.get(post.name),
+            host=at.host if at else None,
+            port=at.port if at else None,
+            admin_ports=at.admin_ports if at else (),
+        )
+
+
+def _site(run: RunDir, model: Path, chosen: dict[Role, Device]) -> Site:
+    return Site(
+        python=sys.executable,
+        model_path=str(model),
+        keys_path=str(run.keys),
+        prefill_discovery=f"file:{run.discovery(Role.PREFILL)}",
+        decode_discovery=f"file:{run.discovery(Role.DECODE)}",
+        prefill_device=chosen[Role.PREFILL],
+        decode_device=chosen[Role.DECODE],
+    )
+
+
+def _with_processes(deployment: LLMDeployment, processes: int | None) -> LLMDeployment:
+    if processes is None:
+        return deployment
+    gateway = deployment.spec.gateway.model_copy(update={"processes": processes})
+    return deployment.model_copy(update={"spec": deployment.spec.model_copy(update={"gateway": gateway})})
+
+
+def _address(worker: Announcement) -> dict[str, object]:
+    address: dict[str, object] = {"host": worker.host, "port": worker.port}
+    return address if worker.pair_port is None else {**address, "pair_port": worker.pair_port}
+
+
+async def _is_ok(session: aiohttp.ClientSession, url: str) -> bool:
+    try:
+        async with session.get(url) as answer:
+            return answer.status == 200
+    except (aiohttp.ClientError, TimeoutError):
+        return False
