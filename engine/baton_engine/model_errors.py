@@ -1,0 +1,21 @@
+"""Errors of reading and loading a model. All are the operator's to fix: the message names the field or tensor and what
+is allowed.
+
+ModelError
+├── ConfigError    config.json is missing, malformed, or asks for something that this engine does not compute
+└── WeightsError   weight files are missing, refused, truncated, or do not match the config
+"""
+
+from __future__ import annotations
+
+
+class ModelError(Exception):
+    """Base of every error about a model's files."""
+
+
+class ConfigError(ModelError):
+    """A field of the model's config; the message starts with its name."""
+
+
+class WeightsError(ModelError):
+    """A weight file or a tensor in it; the message names it."""

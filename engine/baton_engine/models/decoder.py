@@ -1,0 +1,78 @@
+"""The decoder: embedding, layers of attention and gated MLP, final norm, head. One implementation for every supported
+family.
+
+What differs between families is which optional weights a layer has (biases inside `Linear`, QK norms) and its window.
+Weights arrive ready from `models/assembly.py`; the KV pool and the rows of the step are passed in. No state of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn import functional
+
+from baton_engine.layers.attention import StepRows, attend
+from baton_engine.layers.linear import Linear
+from baton_engine.layers.rope import RopeTables
+from baton_kernels.rms_norm import add_rms_norm, rms_norm
+from baton_kernels.rope_kv_write import rope_kv_write
+from baton_kernels.swiglu import swiglu
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    input_norm: Tensor  # [hidden_size]
+    qkv: Linear  # hidden_size → (q_heads + 2 · kv_heads) · head_dim
+    q_norm: Tensor | None  # [head_dim]
+    k_norm: Tensor | None  # [head_dim]
+    output: Linear  # q_heads · head_dim → hidden_size
+    mlp_norm: Tensor  # [hidden_size]
+    gate_up: Linear  # hidden_size → 2 · intermediate_size, gate first
+    down: Linear  # intermediate_size → hidden_size
+    window: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    embedding: Tensor  # [vocab_size, hidden_size]
+    layers: tuple[DecoderLayer, ...]
+    final_norm: Tensor  # [hidden_size]
+    head: Linear  # hidden_size → vocab_size
+    rope: RopeTables
+    num_q_heads: int
+    norm_eps: float
+    attention_scale: float
+
+    def hidden_states(self, token_ids: Tensor, rows: StepRows, kv_pool: Tensor) -> Tensor:
+        """Run T rows: token_ids [T] int64 → normed hidden states [T, hidden_size]; the rows' KV goes into the pool."""
+        eps, rope = self.norm_eps, self.rope
+        x = functional.embedding(token_ids, self.embedding)
+        residual: Tensor | None = None
+        for index, layer in enumerate(self.layers):
+            if residual is None:
+                residual, x = x, rms_norm(x, layer.input_norm, eps)
+            else:
+                x, residual = add_rms_norm(x, residual, layer.input_norm, eps)
+            q = rope_kv_write(
+                layer.qkv(x),
+                rows.positions,
+                rope.cos,
+                rope.sin,
+                rows.slot_mapping,
+                kv_pool,
+                index,
+                self.num_q_heads,
+                layer.q_norm,
+                layer.k_norm,
+                eps,
+            )
+            attended = attend(q, kv_pool, index, rows, self.attention_scale, layer.window)
+            x, residual = add_rms_norm(layer.output(attended.flatten(1)), residual, layer.mlp_norm, eps)
+            x = layer.down(swiglu(layer.gate_up(x)))
+        assert residual is not None, "a model has at least one layer"
+        return add_rms_norm(x, residual, self.final_norm, eps)[0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [N, hidden_size] → float32 logits [N, vocab_size]."""
+        return self.head(hidden).float()

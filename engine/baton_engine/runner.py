@@ -1,0 +1,148 @@
+"""The model runner: carries out step plans on one device.
+
+`launch` reads top to bottom as the plan's order of effects; prefill chunks and decode rows go through the model in one
+pass and only rows that draw reach the head. On a CPU a launched step is done; on a GPU it runs behind the host, its
+results come to pinned memory, and the next step may be launched before they are collected.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from baton_engine.kv_pool import KvPool
+from baton_engine.loading import LoadedModel
+from baton_engine.plan import SlotTokens, StepPlan, StepResult
+from baton_engine.sampler import Draw, LogitsHook, Sampler
+from baton_engine.slot_state import SlotState
+from baton_engine.step_clock import StepClock, start_clock
+from baton_engine.upload import upload
+from baton_kernels.logprobs import Logprobs
+from baton_kv_transfer.wire.values import TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    step: int
+    slots: tuple[int, ...]
+    draw: Draw | None
+    """On the host once the clock says that the step is done; None when no slot draws."""
+    clock: StepClock
+
+
+class ModelRunner:
+    """Implements `plan.Runner`. The pool's blocks are the scheduler's to give; slots are numbered [0, max_slots)."""
+
+    def __init__(self, loaded: LoadedModel, pool: KvPool, max_slots: int, hook: LogitsHook | None = None) -> None:
+        self._model = loaded.model
+        self._pool = pool
+        self._device = loaded.device
+        block_tokens = pool.geometry.block_tokens
+        max_blocks = -(-loaded.max_context_tokens // block_tokens)
+        self._slots = SlotState(max_slots, max_blocks, block_tokens, loaded.device)
+        self._sampler = Sampler(loaded.config.vocab_size, max_slots, loaded.device, hook)
+        self._in_flight: deque[_InFlight] = deque()
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> None:
+        clock = start_clock(self._device)
+        for opened in plan.opens:
+            self._slots.open(opened)
+            self._sampler.open(opened)
+        self._slots.set_blocks(plan.blocks)
+        if plan.copies:
+            self._pool.copy_blocks([copy.source for copy in plan.copies], [copy.target for copy in plan.copies])
+        slots, draw = self._run(plan) if plan.prefill or plan.decode else ((), None)
+        clock.stop()
+        self._in_flight.append(_InFlight(plan.step, slots, draw, clock))
+
+    def is_done(self) -> bool:
+        return bool(self._in_flight) and self._in_flight[0].clock.is_done()
+
+    def collect(self) -> StepResult:
+        if not self._in_flight:
+            raise RuntimeError("collect: no step was launched")
+        oldest = self._in_flight.popleft()
+        duration_s = oldest.clock.wait()
+        tokens = () if oldest.draw is None else _slot_tokens(oldest.slots, oldest.draw)
+        return StepResult(oldest.step, tokens, duration_s)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        if self._in_flight:
+            raise RuntimeError("execute: another step is in flight")
+        self.launch(plan)
+        return self.collect()
+
+    def _run(self, plan: StepPlan) -> tuple[tuple[int, ...], Draw | None]:
+        token_ids, rows = self._slots.rows(plan)
+        hidden = self._model.hidden_states(token_ids, rows, self._pool.tensor)
+        if not plan.prefill:
+            return plan.decode, self._draw(plan.decode, self._model.logits(hidden))
+        drawing = _DrawingRows.of(plan, rows.num_prefill_rows)
+        if not drawing.slots:
+            return (), None
+        logits = self._model.logits(hidden.index_select(0, upload(drawing.hidden_rows, self._device)))
+        if len(drawing.slots) > len(drawing.hidden_rows):
+            logits = logits.index_select(0, upload(drawing.logits_rows, self._device))
+        return drawing.slots, self._draw(drawing.slots, logits)
+
+    def _draw(self, slots: tuple[int, ...], logits: Tensor) -> Draw:
+        draw = self._sampler.draw(slots, logits)
+        self._slots.last_tokens.index_copy_(0, draw.slots, draw.ids)
+        return draw if self._device.type == "cpu" else _to_host(draw)
+
+
+@dataclass(frozen=True, slots=True)
+class _DrawingRows:
+    """Which hidden rows go through the head and which row of the resulting logits each drawing slot reads."""
+
+    slots: tuple[int, ...]
+    hidden_rows: np.ndarray[tuple[int], np.dtype[np.int64]]
+    logits_rows: np.ndarray[tuple[int], np.dtype[np.int64]]
+
+    @staticmethod
+    def of(plan: StepPlan, num_prefill_rows: int) -> _DrawingRows:
+        slots: list[int] = []
+        hidden_rows: list[int] = []
+        logits_rows: list[int] = []
+        end = 0
+        for chunk in plan.prefill:
+            end += len(chunk.tokens)
+            if chunk.sample:
+                slots += chunk.sample
+                logits_rows += [len(hidden_rows)] * len(chunk.sample)
+                hidden_rows.append(end - 1)
+        slots += plan.decode
+        logits_rows += range(len(hidden_rows), len(hidden_rows) + len(plan.decode))
+        hidden_rows += range(num_prefill_rows, num_prefill_rows + len(plan.decode))
+        return _DrawingRows(tuple(slots), np.array(hidden_rows, dtype=np.int64), np.array(logits_rows, dtype=np.int64))
+
+
+def _to_host(draw: Draw) -> Draw:
+    """Start copying to pinned memory; the values are there when the step's clock says so."""
+    found = draw.logprobs
+    if found is not None:
+        found = Logprobs(*(part.to("cpu", non_blocking=True) for part in (found.chosen, found.top_ids, found.top)))
+    return Draw(draw.ids.to("cpu", non_blocking=True), draw.slots, found, draw.logprob_rows, draw.logprob_counts)
+
+
+def _slot_tokens(slots: tuple[int, ...], draw: Draw) -> tuple[SlotTokens, ...]:
+    ids = draw.ids.tolist()
+    if draw.logprobs is None:
+        return tuple([SlotTokens(slot, (token,)) for slot, token in zip(slots, ids, strict=True)])
+    found = draw.logprobs
+    chosen, top_ids, top = found.chosen.tolist(), found.top_ids.tolist(), found.top.tolist()
+    entries: dict[int, TokenLogprob] = {}
+    for place, (row, count) in enumerate(zip(draw.logprob_rows, draw.logprob_counts, strict=True)):
+        alternatives = tuple(zip(top_ids[place][:count], top[place][:count], strict=True))
+        entries[row] = TokenLogprob(chosen[place], alternatives)
+    return tuple(
+        [
+            SlotTokens(slot, (token,), (entries[row],) if row in entries else None)
+            for row, (slot, token) in enumerate(zip(slots, ids, strict=True))
+        ]
+    )

@@ -1,0 +1,98 @@
+"""Random tiny models of every supported family, written by transformers, and transformers itself as the reference.
+
+Weights are larger than an untrained model's so that attention is not flat and top-1 margins are wide. Everything is
+float32.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
+YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+
+_TINY: dict[str, Any] = {
+    "vocab_size": 199,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama-mha": {"model_type": "llama", "num_key_value_heads": 4},
+    "llama-gqa": {"model_type": "llama"},
+    "llama-mqa": {"model_type": "llama", "num_key_value_heads": 1},
+    "llama-tied": {"model_type": "llama", "tie_word_embeddings": True},
+    "llama-biases": {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
+    "llama-llama3-rope": {"model_type": "llama", "rope_parameters": LLAMA3_ROPE},
+    "llama-linear-rope": {"model_type": "llama", "rope_parameters": LINEAR_ROPE},
+    "llama-yarn-rope": {"model_type": "llama", "rope_parameters": YARN_ROPE},
+    "mistral-window": {"model_type": "mistral", "sliding_window": 24},
+    "mistral-no-window": {"model_type": "mistral", "sliding_window": None},
+    "qwen2": {"model_type": "qwen2"},
+    "qwen2-window": {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1},
+    "qwen3": {"model_type": "qwen3", "head_dim": 16},
+    "qwen3-tied-yarn": {
+        "model_type": "qwen3",
+        "head_dim": 20,
+        "tie_word_embeddings": True,
+        "rope_parameters": YARN_ROPE,
+    },
+}
+
+
+def write_random_model(directory: Path, family: str, seed: int = 0, **overrides: Any) -> Path:
+    """Save a random model of a family in FAMILIES, config fields overridden, by transformers; returns its directory."""
+    fields = {**_TINY, **FAMILIES[family], **overrides}
+    config = AutoConfig.for_model(**fields)
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("norm.weight"):
+                parameter.uniform_(0.5, 1.5)
+            elif name.endswith("bias"):
+                parameter.normal_(std=0.3)
+            else:
+                parameter.normal_(std=parameter.shape[-1] ** -0.5)
+    progress = transformers.utils.logging
+    progress.disable_progress_bar()
+    model.save_pretrained(directory)
+    return directory
+
+
+def reference_model(directory: Path) -> Any:
+    """The same model in transformers, float32, eager attention."""
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+@torch.inference_mode()
+def reference_logits(model: Any, tokens: list[int]) -> torch.Tensor:
+    """Logits [len(tokens), vocab] of one sequence without a cache."""
+    logits: torch.Tensor = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
+    return logits
+
+
+def edit_config(directory: Path, **fields: Any) -> None:
+    """Overwrite fields of a saved config.json; None removes nothing, it writes null."""
+    path = directory / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
