@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 
 
-class LinkHealth(enum.StrEnum):
+class PeerState(enum.StrEnum):
     LIVE = "live"
     SUSPECT = "suspect"
     """No new work to it."""
@@ -14,28 +14,37 @@ class LinkHealth(enum.StrEnum):
     """Give it up; what it had is retried elsewhere."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class LivenessConfig:
+    suspect_s: float = 1.5
+    dead_s: float = 3.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.suspect_s <= self.dead_s:
+            raise ValueError(f"suspect_s: {self.suspect_s} must be positive and at most dead_s {self.dead_s}")
+
+
 class Liveness:
     """Silence of one peer. Any authenticated frame counts as a sign of life.
 
-    A gap in our own watching (`looked` long ago: this process was stopped or starved) is not held against the peer: the
-    silence is then counted from the moment we look again.
+    A gap in our own watching (this process was stopped or starved) is not held against the peer: the silence is then
+    counted from the moment we look again.
     """
 
-    heard_s: float
-    suspect_s: float = 1.5
-    dead_s: float = 3.0
-    looked_s: float | None = None
+    def __init__(self, config: LivenessConfig, now: float) -> None:
+        self._config = config
+        self._heard_s = now
+        self._looked_s = now
 
     def heard(self, now: float) -> None:
-        self.heard_s = max(self.heard_s, now)
+        self._heard_s = max(self._heard_s, now)
 
-    def look(self, now: float) -> LinkHealth:
-        """Health at `now`. Call it regularly, several times per `suspect_s`."""
-        if self.looked_s is not None and now - self.looked_s > self.suspect_s:
-            self.heard_s = max(self.heard_s, now)
-        self.looked_s = now
-        silence = now - self.heard_s
-        if silence >= self.dead_s:
-            return LinkHealth.DEAD
-        return LinkHealth.SUSPECT if silence >= self.suspect_s else LinkHealth.LIVE
+    def state(self, now: float) -> PeerState:
+        """How the peer stands at `now`. Call it regularly, at least twice per `suspect_s`."""
+        if now - self._looked_s > self._config.suspect_s:
+            self._heard_s = max(self._heard_s, now)
+        self._looked_s = max(self._looked_s, now)
+        silence = now - self._heard_s
+        if silence >= self._config.dead_s:
+            return PeerState.DEAD
+        return PeerState.SUSPECT if silence >= self._config.suspect_s else PeerState.LIVE

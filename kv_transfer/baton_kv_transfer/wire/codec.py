@@ -34,8 +34,8 @@ def encode(message: msgspec.Struct) -> bytes:
 def decode(frame: bytes, union: Any) -> Any:
     """Decode one message of the given union of message classes (for example `gateway_link.ToWorker`).
 
-    Raises BadMessageError that names the offending field when the frame is too long, is not msgpack, or does not fit its
-    type.
+    Raises BadMessageError that names the offending field when the frame is too long, is not msgpack, or does not fit
+    its type.
     """
     if len(frame) > MAX_FRAME_BYTES:
         raise BadMessageError(f"frame: {len(frame)} bytes exceed the cap {MAX_FRAME_BYTES}")

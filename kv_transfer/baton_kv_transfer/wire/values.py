@@ -110,8 +110,8 @@ class PairFingerprint(Value, frozen=True):
 class SamplingParams(Value, frozen=True):
     """How tokens are drawn. `temperature` 0 is greedy. None means that the option is off.
 
-    Noise is a function of (seed, choice, token index, vocabulary id) and penalties follow from the ids, so that a sequence
-    continues identically on another worker.
+    Noise is a function of (seed, choice, token index, vocabulary id) and penalties follow from the ids, so that a
+    sequence continues identically on another worker.
     """
 
     max_tokens: Annotated[int, Meta(ge=1, le=1 << 20)]

@@ -1,0 +1,194 @@
+"""The control link of a pair: typed messages over one authenticated TCP connection, with heartbeats.
+
+Owns framing (4-byte big-endian length, then one msgpack message), the bounded send queue, heartbeats and the verdict on
+silence. What the messages mean is the machines' business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+from baton_kv_transfer.errors import BadMessageError, LinkLostError
+from baton_kv_transfer.link_auth import LinkIdentity
+from baton_kv_transfer.liveness import Liveness, LivenessConfig, PeerState
+from baton_kv_transfer.wire.codec import decode, encode
+from baton_kv_transfer.wire.pair_link import Heartbeat, PairMessage
+from baton_kv_transfer.wire.values import MAX_FRAME_BYTES
+
+_LENGTH = struct.Struct("!I")
+MAX_QUEUED_BYTES = 64 << 20
+"""A peer that lets this much pile up is treated as lost."""
+
+
+class Connection:
+    """A connected non-blocking socket with exact reads; used for handshakes and control links."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        with suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket = sock
+
+    async def send(self, data: bytes) -> None:
+        await asyncio.get_running_loop().sock_sendall(self.socket, data)
+
+    async def receive(self, size: int) -> bytes:
+        """Exactly `size` bytes. Raises EOFError when the peer closed before."""
+        loop = asyncio.get_running_loop()
+        data = bytearray(size)
+        view, done = memoryview(data), 0
+        while done < size:
+            count = await loop.sock_recv_into(self.socket, view[done:])
+            if count == 0:
+                raise EOFError("the peer closed the connection")
+            done += count
+        return bytes(data)
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+async def connect(host: str, port: int) -> Connection:
+    """Dial; raises OSError. The caller bounds the time."""
+    loop = asyncio.get_running_loop()
+    infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    failure: OSError = OSError(f"{host} has no address")
+    for family, kind, protocol, _, address in infos:
+        sock = socket.socket(family, kind, protocol)
+        sock.setblocking(False)
+        try:
+            await loop.sock_connect(sock, address)
+        except OSError as error:
+            sock.close()
+            failure = error
+        except BaseException:
+            sock.close()
+            raise
+        else:
+            return Connection(sock)
+    raise failure
+
+
+class Link:
+    """One authenticated control link. Used in its loop's thread only; closed for good once `run` returned."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        identity: LinkIdentity,
+        *,
+        heartbeat_s: float = 0.5,
+        liveness: LivenessConfig | None = None,
+    ) -> None:
+        self.identity = identity
+        self._connection = connection
+        self._heartbeat_s = heartbeat_s
+        self._alive = Liveness(liveness or LivenessConfig(), time.monotonic())
+        self._frames: deque[bytes] = deque()
+        self._queued_bytes = 0
+        self._wake = asyncio.Event()
+        self._closing = asyncio.Event()
+        self._close_reason: str | None = None
+
+    @property
+    def state(self) -> PeerState:
+        return PeerState.DEAD if self.is_closed else self._alive.state(time.monotonic())
+
+    @property
+    def is_closed(self) -> bool:
+        return self._close_reason is not None
+
+    def send(self, message: PairMessage) -> None:
+        """Queue a message; dropped when the link is closed. A link whose queue overflows closes."""
+        if self.is_closed:
+            return
+        frame = encode(message)
+        self._queued_bytes += len(frame)
+        if self._queued_bytes > MAX_QUEUED_BYTES:
+            self.close(f"the peer does not read: more than {MAX_QUEUED_BYTES} bytes are queued for it")
+            return
+        self._frames.append(frame)
+        self._wake.set()
+
+    async def receive(self) -> PairMessage:
+        """The next message. Raises LinkLostError or BadMessageError; for use before `run` only."""
+        try:
+            (length,) = _LENGTH.unpack(await self._connection.receive(_LENGTH.size))
+            if not 0 < length <= MAX_FRAME_BYTES:
+                raise BadMessageError(f"frame: length {length} is not between 1 and {MAX_FRAME_BYTES}")
+            frame = await self._connection.receive(length)
+        except (EOFError, OSError) as error:
+            raise LinkLostError(str(error) or type(error).__name__) from error
+        self._alive.heard(time.monotonic())
+        message: PairMessage = decode(frame, PairMessage)
+        return message
+
+    async def send_now(self, message: PairMessage) -> None:
+        """Send and wait until the kernel took it; for use before `run` only."""
+        frame = encode(message)
+        try:
+            await self._connection.send(_LENGTH.pack(len(frame)) + frame)
+        except OSError as error:
+            raise LinkLostError(str(error)) from error
+
+    def close(self, reason: str) -> None:
+        """Make `run` return `reason`. The first reason counts."""
+        if self._close_reason is None:
+            self._close_reason = reason
+            self._closing.set()
+
+    async def run(self, on_message: Callable[[PairMessage], None]) -> str:
+        """Carry messages until the link is closed, breaks, or falls silent; returns why. The connection is closed then.
+
+        `on_message` may raise BadMessageError; the link is closed with that.
+        """
+        tasks = [
+            asyncio.create_task(self._read(on_message)),
+            asyncio.create_task(self._write()),
+            asyncio.create_task(self._watch()),
+            asyncio.create_task(self._closing.wait()),
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                error = task.exception()
+                if isinstance(error, LinkLostError | BadMessageError | OSError):
+                    self.close(f"{type(error).__name__}: {error}")
+                elif error is not None:
+                    raise error
+        finally:
+            self.close("the link's task was cancelled")
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._connection.close()
+        return self._close_reason or ""
+
+    async def _read(self, on_message: Callable[[PairMessage], None]) -> None:
+        while True:
+            on_message(await self.receive())
+
+    async def _write(self) -> None:
+        while True:
+            if not self._frames:
+                self._wake.clear()
+                try:
+                    async with asyncio.timeout(self._heartbeat_s):
+                        await self._wake.wait()
+                except TimeoutError:
+                    self.send(Heartbeat())
+                continue
+            frame = self._frames.popleft()
+            self._queued_bytes -= len(frame)
+            await self._connection.send(_LENGTH.pack(len(frame)) + frame)
+
+    async def _watch(self) -> None:
+        while self._alive.state(now := time.monotonic()) is not PeerState.DEAD:
+            await asyncio.sleep(self._heartbeat_s / 2)
+        raise LinkLostError(f"the peer was silent until {now:.1f}")
