@@ -58,10 +58,13 @@ class Transfer(Protocol):
         total_tokens: int,
         cached_tokens: int,
         blocks: tuple[int, ...],
+        choices: tuple[int, ...],
         deadline_s: float,
     ) -> None: ...
 
-    def cancelled(self, request: bytes, attempt: int) -> None: ...
+    def refused(self, request: bytes, attempt: int, prefill_epoch: bytes, reason: Reason, detail: str = "") -> None: ...
+
+    def cancelled(self, request: bytes, attempt: int, reason: Reason = Reason.CANCELLED, detail: str = "") -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ class Awaited:
 
     prefill_epoch: bytes
     total_tokens: int
-    first_index: int
+    choices: tuple[int, ...]
     deadline_s: float
 
 
@@ -79,22 +82,22 @@ class DecodeService:
     (transfer thread).
     """
 
-    def __init__(
-        self,
-        limits: Limits,
-        engine: Engine,
-        transfer: Transfer,
-        metrics: WorkerMetrics,
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
+    _engine: Engine
+    """Filled by `attach`: it calls back into the service, which therefore has to exist first."""
+    transfer: Transfer
+    """Filled by `__main__`, for the same reason."""
+
+    def __init__(self, limits: Limits, metrics: WorkerMetrics, loop: asyncio.AbstractEventLoop) -> None:
         self._limits = limits
-        self._engine = engine
-        self._transfer = transfer
         self._metrics = metrics
         self._loop = loop
         self._open: OpenRequests[GatewayLink] = OpenRequests()
         self._awaited: dict[RequestKey, Awaited] = {}
+        """Reservations on their way through the engine; written by the io thread, then taken out by the engine thread."""
         self.draining = False
+
+    def attach(self, engine: Engine) -> None:
+        self._engine = engine
 
     @property
     def open_requests(self) -> int:
@@ -137,8 +140,7 @@ class DecodeService:
             case PrefillHere(spec):
                 self._engine.post(Submit(spec))
             case AwaitHandover(spec, epoch):
-                first_index = len(spec.tokens) - spec.prompt_tokens
-                self._awaited[key] = Awaited(epoch, len(spec.tokens), first_index, spec.deadline_s)
+                self._awaited[key] = Awaited(epoch, len(spec.tokens), spec.choices, spec.deadline_s)
                 self._engine.post(ReserveBlocks(spec))
 
     def _cancel(self, key: RequestKey, choice: int | None) -> None:
@@ -156,28 +158,26 @@ class DecodeService:
                 case Reserved(key, cached_tokens, blocks):
                     self._hand_to_transfer(key, cached_tokens, blocks)
                 case Queued(key, position):
-                    awaited = self._awaited.get(key)
-                    if awaited is not None:
-                        self._transfer.queued(
-                            key.request, key.attempt, awaited.prefill_epoch, position, awaited.deadline_s
-                        )
-                case Failed(key):
-                    self._awaited.pop(key, None)
-                    self._transfer.cancelled(key.request, key.attempt)
+                    awaited = self._awaited[key]
+                    self.transfer.queued(key.request, key.attempt, awaited.prefill_epoch, position, awaited.deadline_s)
+                case Failed(key, reason, detail) if (waiting := self._awaited.pop(key, None)) is not None:
+                    self.transfer.refused(key.request, key.attempt, waiting.prefill_epoch, reason, detail[:256])
         self._loop.call_soon_threadsafe(self._deliver, snapshot, events)
 
     def on_cancel(self, key: RequestKey) -> None:
-        self._transfer.cancelled(key.request, key.attempt)
+        self._awaited.pop(key, None)
+        self.transfer.cancelled(key.request, key.attempt)
 
     def _hand_to_transfer(self, key: RequestKey, cached_tokens: int, blocks: tuple[int, ...]) -> None:
-        awaited = self._awaited[key]
-        self._transfer.expected(
+        awaited = self._awaited.pop(key)
+        self.transfer.expected(
             key.request,
             key.attempt,
             awaited.prefill_epoch,
             awaited.total_tokens,
             cached_tokens,
             blocks,
+            awaited.choices,
             awaited.deadline_s,
         )
 
@@ -195,7 +195,6 @@ class DecodeService:
     # Io thread again --------------------------------------------------------------------------------------------------
 
     def _handover_failed(self, key: RequestKey, reason: Reason, detail: str) -> None:
-        self._awaited.pop(key, None)
         if reason in SILENT:
             self._open.close(key)
         else:
@@ -211,7 +210,6 @@ class DecodeService:
                 entries[link].append(token_entry(event))
                 if event.finish is not None and self._open.choice_ended(event.key, event.choice):
                     self._metrics.legs_finished.inc()
-                    self._awaited.pop(event.key, None)
         for link, batch in entries.items():
             link.send(Tokens(snapshot.steps, tuple(batch)))
 

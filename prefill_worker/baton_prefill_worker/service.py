@@ -34,33 +34,32 @@ class Engine(Protocol):
 class Transfer(Protocol):
     """The prefill side of the hand-overs; every method is safe from any thread."""
 
-    def opened(self, request: bytes, attempt: int, decode: PeerRef, total_tokens: int, deadline_s: float) -> None: ...
+    def opened(self, request: bytes, attempt: int, peer: PeerRef, total_tokens: int, deadline_s: float) -> None: ...
 
     def computed(self, request: bytes, attempt: int, tokens: int, blocks: tuple[int, ...]) -> None: ...
 
     def first_tokens(self, request: bytes, attempt: int, first_tokens: tuple[FirstToken, ...]) -> None: ...
 
-    def cancelled(self, request: bytes, attempt: int) -> None: ...
+    def cancelled(self, request: bytes, attempt: int, reason: Reason = Reason.CANCELLED, detail: str = "") -> None: ...
 
 
 class PrefillService:
     """Runs in the io thread, except for `on_events` (engine thread) and `on_release`/`on_report` (transfer thread)."""
 
-    def __init__(
-        self,
-        limits: Limits,
-        engine: Engine,
-        transfer: Transfer,
-        metrics: WorkerMetrics,
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
+    _engine: Engine
+    """Filled by `attach`: it calls back into the service, which therefore has to exist first."""
+    transfer: Transfer
+    """Filled by `__main__`, for the same reason."""
+
+    def __init__(self, limits: Limits, metrics: WorkerMetrics, loop: asyncio.AbstractEventLoop) -> None:
         self._limits = limits
-        self._engine = engine
-        self._transfer = transfer
         self._metrics = metrics
         self._loop = loop
         self._open: OpenRequests[GatewayLink] = OpenRequests()
         self.draining = False
+
+    def attach(self, engine: Engine) -> None:
+        self._engine = engine
 
     @property
     def open_requests(self) -> int:
@@ -98,7 +97,7 @@ class PrefillService:
             return
         self._open.open(key, spec.choices, link)
         self._metrics.prompt_tokens.inc(len(spec.tokens))
-        self._transfer.opened(key.request, key.attempt, message.decode, len(spec.tokens), spec.deadline_s)
+        self.transfer.opened(key.request, key.attempt, message.decode, len(spec.tokens), spec.deadline_s)
         self._engine.post(Submit(spec))
 
     def _cancel(self, key: RequestKey) -> None:
@@ -111,15 +110,15 @@ class PrefillService:
         for event in events:
             match event:
                 case Computed(key, tokens, blocks):
-                    self._transfer.computed(key.request, key.attempt, tokens, blocks)
+                    self.transfer.computed(key.request, key.attempt, tokens, blocks)
                 case Prefilled(key, first_tokens):
-                    self._transfer.first_tokens(key.request, key.attempt, first_tokens)
-                case Failed(key):
-                    self._transfer.cancelled(key.request, key.attempt)
+                    self.transfer.first_tokens(key.request, key.attempt, first_tokens)
+                case Failed(key, reason, detail):
+                    self.transfer.cancelled(key.request, key.attempt, reason, detail[:256])
         self._loop.call_soon_threadsafe(self._deliver, snapshot, events)
 
     def on_cancel(self, key: RequestKey) -> None:
-        self._transfer.cancelled(key.request, key.attempt)
+        self.transfer.cancelled(key.request, key.attempt)
 
     # Transfer thread --------------------------------------------------------------------------------------------------
 

@@ -131,13 +131,15 @@ class EngineThread:
         if not self._take_commands():
             return False
         busy = self._stepper.turn(time.monotonic())
-        events = self._scheduler.events()
         self._publish()
-        if events:
-            self._on_events(self._snapshot, events)
+        self._hand_out_events()
         if not busy and self._commands.empty():
             self._wait()
         return True
+
+    def _hand_out_events(self) -> None:
+        if events := self._scheduler.events():
+            self._on_events(self._snapshot, events)
 
     def _take_commands(self) -> bool:
         now = time.monotonic()
@@ -171,6 +173,7 @@ class EngineThread:
             case Release(key):
                 self._scheduler.release(key, now)
             case CancelWork(key, choice):
+                self._hand_out_events()  # what was decided before the cancel is also heard before it
                 self._scheduler.cancel(key, choice, now)
                 if choice is None:
                     self._on_cancel(key)

@@ -15,14 +15,14 @@ from collections.abc import Callable
 from typing import Protocol
 
 from aiohttp import WSMsgType, web
-from baton_kv_transfer.keys import KeySet
-from baton_kv_transfer.link_auth import accept_handshake
 
 from baton_kv_transfer.errors import AuthenticationError, BadMessageError, LinkLostError
-from baton_kv_transfer.liveness import Liveness, LivenessConfig, PeerState
+from baton_kv_transfer.keys import KeyDirectory
+from baton_kv_transfer.link_auth import LinkRole, Party, accept_handshake
+from baton_kv_transfer.liveness import LinkHealth, Liveness
 from baton_kv_transfer.wire import codec
 from baton_kv_transfer.wire.gateway_link import BundleChunk, Heartbeat, Hello, Message, ToWorker, WorkerState
-from baton_kv_transfer.wire.values import MAX_FRAME_BYTES
+from baton_kv_transfer.wire.values import MAX_FRAME_BYTES, Role
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,8 @@ HANDSHAKE_S = 5.0
 MAX_QUEUED_BYTES = 64 << 20
 """A gateway that lets this much pile up is treated as lost."""
 CHUNK_BYTES = 512 << 10
+WATCH_S = 0.25
+LINK_ROLES = {Role.PREFILL: LinkRole.PREFILL, Role.DECODE: LinkRole.DECODE}
 
 
 class GatewayLink:
@@ -84,14 +86,11 @@ class Service(Protocol):
 class GatewayLinks:
     """All gateways of this worker."""
 
-    def __init__(
-        self, hello: Hello, bundle: bytes, keys: KeySet, service: Service, liveness: LivenessConfig | None = None
-    ) -> None:
+    def __init__(self, hello: Hello, bundle: bytes, keys: KeyDirectory, service: Service) -> None:
         self._hello = hello
         self._bundle = bundle
         self._keys = keys
         self._service = service
-        self._liveness = liveness or LivenessConfig()
         self._links: set[GatewayLink] = set()
 
     def __len__(self) -> int:
@@ -104,13 +103,13 @@ class GatewayLinks:
         try:
             peer = await accept_handshake(
                 socket.send_bytes,
-                lambda: _receive_bytes(socket),
+                lambda _: _receive_bytes(socket),
                 self._keys,
-                role=self._hello.role.value,
-                epoch=self._hello.epoch,
+                Party(LINK_ROLES[self._hello.role], self._hello.epoch),
+                accept_roles=(LinkRole.GATEWAY,),
                 timeout_s=HANDSHAKE_S,
             )
-        except (AuthenticationError, BadMessageError, LinkLostError, TimeoutError, ConnectionError) as error:
+        except (AuthenticationError, BadMessageError, LinkLostError) as error:
             log.warning("gateway link refused: %s", error)
             await socket.close(code=1008)
             return socket
@@ -143,11 +142,11 @@ class GatewayLinks:
         link.send(self._service.state())
 
     async def _serve(self, link: GatewayLink, socket: web.WebSocketResponse) -> None:
-        alive = Liveness(self._liveness, time.monotonic())
+        alive = Liveness(time.monotonic())
         tasks = [
             asyncio.create_task(link.write_all(socket)),
             asyncio.create_task(self._read(link, socket, lambda: alive.heard(time.monotonic()))),
-            asyncio.create_task(_watch(alive, self._liveness)),
+            asyncio.create_task(_watch(alive)),
         ]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -169,10 +168,10 @@ class GatewayLinks:
                 self._service.handle(link, message)
 
 
-async def _watch(alive: Liveness, config: LivenessConfig) -> None:
-    while alive.state(time.monotonic()) is not PeerState.DEAD:
-        await asyncio.sleep(config.suspect_s / 3)
-    raise LinkLostError(f"gateway was silent for {config.dead_s} s")
+async def _watch(alive: Liveness) -> None:
+    while alive.look(time.monotonic()) is not LinkHealth.DEAD:
+        await asyncio.sleep(WATCH_S)
+    raise LinkLostError(f"gateway was silent for {alive.dead_s} s")
 
 
 async def _receive_bytes(socket: web.WebSocketResponse) -> bytes:

@@ -20,6 +20,19 @@ STALLED_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
+class TransferView:
+    """The KV transfer so far, in units that `baton status` and `make demo` show."""
+
+    transport: str | None
+    """Transport of the links; None while there is none."""
+    peers: int
+    handovers: int
+    """Verified ones."""
+    kv_bytes_sent: int
+    kv_bytes_received: int
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerView:
     """`/state`: what `baton status` shows. Cached blocks count as free: they are given out when needed."""
 
@@ -29,15 +42,12 @@ class WorkerView:
     revision: str
     blocks_total: int
     blocks_free: int
+    block_tokens: int
+    block_bytes: int
     running: int
     waiting: int
     draining: bool
-    gateways: int
-    transport: str | None
-    kv_bytes_sent: int
-    kv_bytes_received: int
-    kv_blocks_sent: int
-    kv_blocks_received: int
+    transfer: TransferView
 
 
 def is_live(snapshot: EngineSnapshot, now: float) -> bool:

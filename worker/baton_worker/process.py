@@ -21,7 +21,6 @@ from baton_kv_transfer.wire.values import Role
 from baton_worker.announce import Announcement, announce
 from baton_worker.config import Endpoint, WorkerConfig, parse
 from baton_worker.errors import ConfigError
-from baton_worker.parent import follow_parent
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +64,6 @@ def run(role: Role, argv: Sequence[str], serve: Serve) -> int:
     name = f"baton-{role.value}-worker"
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
     try:
-        follow_parent()
         config = parse(role, argv)
         return asyncio.run(_run(config, serve))
     except ConfigError as error:
@@ -108,6 +106,15 @@ async def listening(application: web.Application, endpoint: Endpoint) -> AsyncIt
         yield runner.addresses[0][1]
     finally:
         await runner.cleanup()
+
+
+async def bound(config: WorkerConfig, starting: Awaitable[None]) -> None:
+    """Await the start of the pair listener. Raises ConfigError when its address is not free."""
+    try:
+        await starting
+    except OSError as error:
+        where = config.pair_listen
+        raise ConfigError(f"argument --pair-listen: {where and where.host}:{where and where.port}: {error}") from error
 
 
 def settle(config: WorkerConfig, epoch: bytes, port: int, pair_port: int | None) -> None:

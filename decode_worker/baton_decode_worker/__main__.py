@@ -1,0 +1,55 @@
+"""`python -m baton_decode_worker`: one decode worker process. See `baton_worker.config` for its flags."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from baton_kv_transfer.decode_transfer import DecodeTransfer
+
+from baton_decode_worker.service import DecodeService
+from baton_kv_transfer.wire.values import Role
+from baton_worker import process, serving
+from baton_worker.assembly import EngineParts, transfer_config
+from baton_worker.config import Endpoint, WorkerConfig
+from baton_worker.http import TransferView
+from baton_worker.metrics import WorkerMetrics
+
+
+def build_role(config: WorkerConfig, parts: EngineParts, epoch: bytes, metrics: WorkerMetrics) -> serving.RoleParts:
+    """The decode side: its messenger, and the transfer that prefill workers dial and write to."""
+    service = DecodeService(parts.limits, metrics, asyncio.get_running_loop())
+    listen = config.pair_listen or Endpoint("127.0.0.1", 0)
+    transfer = DecodeTransfer(
+        epoch=epoch,
+        fingerprint=parts.fingerprint,
+        geometry=parts.geometry,
+        keys=parts.keys,
+        sink=parts.memory,
+        listener=service,
+        host=listen.host,
+        port=listen.port,
+        landing_bytes=parts.capacity.landing_bytes,
+        config=transfer_config(config),
+    )
+    service.transfer = transfer
+
+    def view() -> TransferView:
+        stats = transfer.stats()
+        return TransferView(stats.transport, stats.peers, stats.handovers, 0, stats.bytes_received)
+
+    return serving.RoleParts(
+        service=service,
+        mover=transfer,
+        pair_port=lambda: transfer.port,
+        transfer_view=view,
+        is_idle=lambda: transfer.stats().open == 0,
+    )
+
+
+async def serve(config: WorkerConfig, stop: process.Stop) -> None:
+    await serving.serve(config, stop, build_role)
+
+
+if __name__ == "__main__":
+    sys.exit(process.run(Role.DECODE, sys.argv[1:], serve))

@@ -1,0 +1,51 @@
+"""`python -m baton_prefill_worker`: one prefill worker process. See `baton_worker.config` for its flags."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from baton_kv_transfer.prefill_transfer import PrefillTransfer
+
+from baton_kv_transfer.wire.values import Role
+from baton_prefill_worker.service import PrefillService
+from baton_worker import process, serving
+from baton_worker.assembly import EngineParts, transfer_config
+from baton_worker.config import WorkerConfig
+from baton_worker.http import TransferView
+from baton_worker.metrics import WorkerMetrics
+
+
+def build_role(config: WorkerConfig, parts: EngineParts, epoch: bytes, metrics: WorkerMetrics) -> serving.RoleParts:
+    """The prefill side: its messenger, and the transfer that dials decode workers and sends to them."""
+    service = PrefillService(parts.limits, metrics, asyncio.get_running_loop())
+    transfer = PrefillTransfer(
+        epoch=epoch,
+        fingerprint=parts.fingerprint,
+        geometry=parts.geometry,
+        keys=parts.keys,
+        source=parts.memory,
+        listener=service,
+        config=transfer_config(config),
+    )
+    service.transfer = transfer
+
+    def view() -> TransferView:
+        stats = transfer.stats()
+        return TransferView(stats.transport, stats.peers, stats.handovers, stats.bytes_sent, 0)
+
+    return serving.RoleParts(
+        service=service,
+        mover=transfer,
+        pair_port=lambda: None,
+        transfer_view=view,
+        is_idle=lambda: transfer.stats().open == 0,
+    )
+
+
+async def serve(config: WorkerConfig, stop: process.Stop) -> None:
+    await serving.serve(config, stop, build_role)
+
+
+if __name__ == "__main__":
+    sys.exit(process.run(Role.PREFILL, sys.argv[1:], serve))

@@ -1,0 +1,173 @@
+"""Build a worker's engine from its configuration: model, tokenizer bundle, KV pool, runner, scheduler, and who it is.
+
+Everything that can be wrong with a model, a size or a key is found here, before anything listens, as one ConfigError.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from baton_engine.scheduler import Scheduler
+from baton_engine.stepper import Stepper
+
+from baton_engine.engine_config import EngineConfig
+from baton_engine.kv_pool import KvPool
+from baton_engine.loading import DTYPES, RANDOM_SCHEME, LoadedModel, load_model
+from baton_engine.model_errors import ModelError
+from baton_engine.runner import ModelRunner
+from baton_kv_transfer.errors import AuthenticationError
+from baton_kv_transfer.handover import TransferConfig, Verify
+from baton_kv_transfer.keys import KeyDirectory
+from baton_kv_transfer.layout import KvGeometry
+from baton_kv_transfer.wire.gateway_link import Hello
+from baton_kv_transfer.wire.values import WIRE_VERSION, PairFingerprint, Role
+from baton_worker import capacity
+from baton_worker.bundle import TokenizerBundle, read_bundle
+from baton_worker.config import WorkerConfig
+from baton_worker.errors import ConfigError
+from baton_worker.intake import Limits
+from baton_worker.memory import free_bytes
+from baton_worker.pool_memory import PoolMemory
+
+log = logging.getLogger(__name__)
+
+CPU_BLOCK_TOKENS = 16
+CUDA_BLOCK_TOKENS = 64
+MAX_CHOICES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """A worker's engine, built and not yet running."""
+
+    loaded: LoadedModel
+    bundle: TokenizerBundle
+    geometry: KvGeometry
+    capacity: capacity.Capacity
+    keys: KeyDirectory
+    memory: PoolMemory
+    scheduler: Scheduler
+    stepper: Stepper
+    limits: Limits
+    fingerprint: PairFingerprint
+
+
+def build(config: WorkerConfig) -> EngineParts:
+    """Load and size everything. Raises ConfigError with one line."""
+    device = _device(config)
+    keys = _keys(config.keys)
+    torch.set_num_threads(config.threads)
+    bundle = read_bundle(_model_directory(config.model))
+    asked_dtype = None if config.dtype == "auto" else DTYPES[config.dtype]
+    try:
+        loaded = load_model(config.model, asked_dtype, device, config.max_context_tokens)
+    except ModelError as error:
+        raise ConfigError(f"argument --model: {error}") from error
+    geometry = _geometry(config, loaded)
+    budget = capacity.kv_budget(config.kv_cache_bytes, free_bytes(config.device), config.device)
+    sized = capacity.decide(
+        geometry, loaded.max_context_tokens, budget, config.landing_bytes, lands=config.role is Role.DECODE
+    )
+    pool = KvPool(geometry, sized.blocks, loaded.dtype, device)
+    engine_config = EngineConfig(
+        num_blocks=sized.blocks,
+        block_tokens=geometry.block_tokens,
+        max_slots=config.max_sequences,
+        max_context_tokens=loaded.max_context_tokens,
+        max_step_tokens=config.max_step_tokens,
+        chunk_tokens=config.chunk_tokens,
+        max_waiting=config.max_waiting,
+    )
+    scheduler = Scheduler(engine_config)
+    stepper = Stepper(scheduler, ModelRunner(loaded, pool, config.max_sequences))
+    choices = min(MAX_CHOICES, config.max_sequences)
+    log.info("%d blocks of %d tokens, %d landing bytes", sized.blocks, geometry.block_tokens, sized.landing_bytes)
+    return EngineParts(
+        loaded=loaded,
+        bundle=bundle,
+        geometry=geometry,
+        capacity=sized,
+        keys=keys,
+        memory=PoolMemory(pool),
+        scheduler=scheduler,
+        stepper=stepper,
+        limits=Limits(loaded.config.vocab_size, loaded.max_context_tokens, choices),
+        fingerprint=_fingerprint(loaded, bundle),
+    )
+
+
+def hello(config: WorkerConfig, parts: EngineParts, epoch: bytes, pair_port: int | None) -> Hello:
+    """How this worker introduces itself to gateways."""
+    return Hello(
+        role=config.role,
+        epoch=epoch,
+        fingerprint=parts.fingerprint,
+        template_hash=config.template_hash,
+        pair_port=pair_port,
+        served_name=config.served_name,
+        vocab_size=parts.limits.vocab_size,
+        max_context_tokens=parts.limits.max_context_tokens,
+        max_choices=parts.limits.max_choices,
+        block_tokens=parts.geometry.block_tokens,
+        blocks_total=parts.capacity.blocks,
+        bundle_hash=parts.bundle.sha256,
+        bundle_bytes=len(parts.bundle.data),
+    )
+
+
+def transfer_config(config: WorkerConfig) -> TransferConfig:
+    """Settings of the worker's side of the KV transfer."""
+    return TransferConfig(verify=Verify(config.verify))
+
+
+def _keys(path: Path) -> KeyDirectory:
+    keys = KeyDirectory(path)
+    try:
+        keys.current()
+    except AuthenticationError as error:
+        raise ConfigError(f"argument --keys: {error}") from error
+    return keys
+
+
+def _device(config: WorkerConfig) -> torch.device:
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("argument --device: cuda: this machine has no usable NVIDIA GPU; allowed here: cpu")
+    return torch.device(config.device)
+
+
+def _model_directory(model: str) -> Path:
+    if model.startswith(RANDOM_SCHEME):
+        return Path(model.removeprefix(RANDOM_SCHEME).partition("?")[0]).parent
+    directory = Path(model)
+    if not directory.is_dir():
+        raise ConfigError(f"argument --model: {model}: no such directory")
+    return directory
+
+
+def _geometry(config: WorkerConfig, loaded: LoadedModel) -> KvGeometry:
+    default_block = CPU_BLOCK_TOKENS if config.device == "cpu" else CUDA_BLOCK_TOKENS
+    return KvGeometry(
+        layers=loaded.config.num_layers,
+        kv_heads=loaded.config.num_kv_heads,
+        head_dim=loaded.config.head_dim,
+        element_bytes=loaded.dtype.itemsize,
+        block_tokens=config.block_tokens or default_block,
+    )
+
+
+def _fingerprint(loaded: LoadedModel, bundle: TokenizerBundle) -> PairFingerprint:
+    dtype = str(loaded.dtype).removeprefix("torch.")
+    return PairFingerprint(
+        wire_version=WIRE_VERSION,
+        model_hash=loaded.model_hash,
+        dtype=dtype,
+        kv_dtype=dtype,
+        layers=loaded.config.num_layers,
+        kv_heads=loaded.config.num_kv_heads,
+        head_dim=loaded.config.head_dim,
+        rope=loaded.config.rope_digest(),
+        tokenizer=bundle.sha256,
+    )

@@ -1,0 +1,29 @@
+"""The KV pool as the transfer sees it: bytes to send from, blocks to scatter into."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from baton_engine.kv_pool import KvPool
+
+
+class PoolMemory:
+    """`KvSource` and `KvSink` of `baton_kv_transfer.handover` over a KvPool on any device."""
+
+    def __init__(self, pool: KvPool) -> None:
+        self._pool = pool
+
+    def region(self) -> memoryview | None:
+        """The pool's bytes where the host can read them; on a GPU the transfer packs into a staging buffer instead."""
+        return self._pool.region() if self._pool.tensor.device.type == "cpu" else None
+
+    def checksums(self, blocks: Sequence[int], unit_tokens: int, first_unit: int, end_unit: int, /) -> bytes:
+        return self._pool.checksums(blocks, unit_tokens, first_unit, end_unit)
+
+    def pack(self, blocks: Sequence[int], unit_tokens: int, first_unit: int, end_unit: int, out: memoryview, /) -> None:
+        self._pool.pack(blocks, unit_tokens, first_unit, end_unit, out)
+
+    def scatter(
+        self, stream: memoryview, blocks: Sequence[int], unit_tokens: int, first_unit: int, end_unit: int, /
+    ) -> bytes:
+        return self._pool.scatter(stream, blocks, unit_tokens, first_unit, end_unit)

@@ -1,0 +1,150 @@
+"""A worker from first flag to last breath, the part that both roles share: build, connect, listen, serve, drain, stop.
+
+The role brings its messenger and its side of the KV transfer (`RoleParts`); this file runs them in their three threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from baton_engine.events import RequestKey, SchedulerEvent
+from baton_worker import assembly, process
+from baton_worker.assembly import EngineParts
+from baton_worker.config import WorkerConfig
+from baton_worker.engine_thread import EngineSnapshot, EngineThread
+from baton_worker.gateway_links import GatewayLinks, Service
+from baton_worker.http import TransferView, WorkerView, application
+from baton_worker.loop_thread import LoopThread
+from baton_worker.metrics import WorkerMetrics
+
+STOP_S = 5.0
+"""Bound of each step of taking the process down, after the drain."""
+
+
+class Messenger(Service, Protocol):
+    """The role's service: gateway messages in, engine and transfer events out (see the roles' `service` modules)."""
+
+    draining: bool
+
+    @property
+    def open_requests(self) -> int: ...
+
+    def on_events(self, snapshot: EngineSnapshot, events: list[SchedulerEvent]) -> None: ...
+
+    def on_cancel(self, key: RequestKey) -> None: ...
+
+    def attach(self, engine: EngineThread) -> None: ...
+
+    def drain(self) -> None: ...
+
+
+class Mover(Protocol):
+    """The role's side of the KV transfer, run in the transfer thread's loop."""
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RoleParts:
+    service: Messenger
+    mover: Mover
+    pair_port: Callable[[], int | None]
+    """Known once the mover has started."""
+    transfer_view: Callable[[], TransferView]
+    is_idle: Callable[[], bool]
+    """Whether no hand-over is open on this side."""
+    companions: tuple[Callable[[], Coroutine[Any, Any, None]], ...] = ()
+    """Further coroutines of the io loop, run while the worker serves."""
+
+
+BuildRole = Callable[[WorkerConfig, EngineParts, bytes, WorkerMetrics], RoleParts]
+
+
+async def serve(config: WorkerConfig, stop: process.Stop, build_role: BuildRole) -> None:
+    """Run the worker until a stop is asked for. Raises ConfigError when it cannot start."""
+    loop = asyncio.get_running_loop()
+    parts = await asyncio.to_thread(assembly.build, config)
+    epoch = process.new_epoch()
+    metrics = WorkerMetrics(config.role, lambda: engine.snapshot)
+    role = build_role(config, parts, epoch, metrics)
+    service = role.service
+
+    def crashed(error: BaseException) -> None:
+        loop.call_soon_threadsafe(stop.crashed, error)
+
+    engine = EngineThread(parts.scheduler, parts.stepper, service.on_events, service.on_cancel, crashed)
+    service.attach(engine)
+    async with contextlib.AsyncExitStack() as stack:
+        transfer_thread = LoopThread("transfer")
+        stack.callback(transfer_thread.stop, STOP_S)
+        await process.bound(config, transfer_thread.run_from_loop(role.mover.start()))
+        hello = assembly.hello(config, parts, epoch, role.pair_port())
+        links = GatewayLinks(hello, parts.bundle.data, parts.keys, service)
+        engine.start()
+        stack.callback(engine.stop, STOP_S)
+
+        def view() -> WorkerView:
+            return worker_view(config, parts, epoch, engine.snapshot, service.draining, role.transfer_view())
+
+        app = application(links, metrics, lambda: engine.snapshot, view, lambda: not service.draining)
+        port = await stack.enter_async_context(process.listening(app, config.listen))
+        for companion in (links.report_state, *role.companions):
+            stack.enter_context(_background(companion(), crashed))
+        process.settle(config, epoch, port, role.pair_port())
+        await stop.draining.wait()
+        service.drain()
+        await stop.drained(lambda: service.open_requests == 0 and role.is_idle(), config.drain_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_S):
+                await transfer_thread.run_from_loop(role.mover.stop())
+
+
+def worker_view(
+    config: WorkerConfig,
+    parts: EngineParts,
+    epoch: bytes,
+    snapshot: EngineSnapshot,
+    draining: bool,
+    transfer: TransferView,
+) -> WorkerView:
+    """What `/state` shows."""
+    stats = snapshot.stats
+    return WorkerView(
+        role=config.role.value,
+        epoch=epoch.hex(),
+        pid=os.getpid(),
+        revision=config.template_hash,
+        blocks_total=parts.capacity.blocks,
+        blocks_free=stats.blocks_free + stats.blocks_cached,
+        block_tokens=parts.geometry.block_tokens,
+        block_bytes=parts.capacity.block_bytes,
+        running=stats.running,
+        waiting=stats.waiting,
+        draining=draining,
+        transfer=transfer,
+    )
+
+
+@contextlib.contextmanager
+def _background(
+    coroutine: Coroutine[Any, Any, None], crashed: Callable[[BaseException], None]
+) -> Iterator[asyncio.Task[None]]:
+    """Run a coroutine beside the others; if it dies, the process ends."""
+
+    def ended(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            crashed(error)
+
+    task = asyncio.ensure_future(coroutine)
+    task.add_done_callback(ended)
+    try:
+        yield task
+    finally:
+        task.cancel()
