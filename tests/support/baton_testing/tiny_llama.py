@@ -103,3 +103,12 @@ def greedy(prompt: tuple[int, ...], max_tokens: int, *, ignore_end: bool = False
         margins.append(float(top.values[0] - top.values[1]))
         inputs, cache_ = top.indices[:1].unsqueeze(0), output.past_key_values
     return Greedy(tuple(ids), tuple(margins))
+
+
+@torch.inference_mode()
+def logprobs(prompt: tuple[int, ...], max_tokens: int) -> list[float]:
+    """Log-probability of each token of the greedy continuation."""
+    ids = greedy(prompt, max_tokens).ids
+    logits = reference()(input_ids=torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+    table = torch.log_softmax(logits, dim=-1)
+    return [float(table[i, token]) for i, token in enumerate(ids)]

@@ -1,0 +1,71 @@
+"""Medians with their spread, a table on the terminal, and the same numbers as JSON under `bench/results/`."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.machine import Machine
+
+FOLDER = Path(__file__).parent / "results"
+
+Cell = str | int | float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Median, least and greatest of a few rounds."""
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{figure(self.median)} ({figure(self.low)}–{figure(self.high)})"
+
+
+def spread(values: Sequence[float]) -> Spread:
+    return Spread(statistics.median(values), min(values), max(values))
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The nearest-rank percentile; `values` must not be empty."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, max(0, round(percent / 100 * len(ordered) + 0.5) - 1))]
+
+
+def figure(value: float) -> str:
+    """Three significant digits, no exponent."""
+    if value == 0:
+        return "0"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def table(columns: Sequence[str], rows: Sequence[Mapping[str, Cell]]) -> str:
+    """A Markdown table of the named columns; a missing cell is shown as a dash."""
+
+    def show(cell: Cell) -> str:
+        return "–" if cell is None else figure(cell) if isinstance(cell, float) else str(cell)
+
+    body = [[show(row.get(column)) for column in columns] for row in rows]
+    widths = [max(map(len, cells)) for cells in zip(columns, *body, strict=True)]
+
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |"
+
+    return "\n".join([line(columns), line(["-" * width for width in widths]), *map(line, body)])
+
+
+def publish(
+    name: str, machine: Machine, notes: Sequence[str], columns: Sequence[str], rows: Sequence[Mapping[str, Cell]]
+) -> None:
+    """Print the table and write `results/name.json`."""
+    print(f"\n## {name}\n{machine}")
+    print("\n".join(notes))
+    print(table(columns, rows), flush=True)
+    FOLDER.mkdir(exist_ok=True)
+    record = {"machine": machine.as_json(), "notes": list(notes), "rows": [dict(row) for row in rows]}
+    (FOLDER / f"{name}.json").write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
