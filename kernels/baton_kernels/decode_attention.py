@@ -13,7 +13,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from baton_kernels.cpu.decode_attention import DecodeIndex, decode_index, paged_decode_attention_cpu
 from baton_kernels.paged_context import read_context
+
+__all__ = ["DecodeIndex", "decode_index", "paged_decode_attention", "paged_decode_attention_reference"]
 
 
 def paged_decode_attention_reference(
@@ -48,10 +51,18 @@ def paged_decode_attention(
     context_lens: Tensor,
     scale: float,
     window: int | None = None,
+    index: DecodeIndex | None = None,
 ) -> Tensor:
-    """Attention of N sequences: q [N, q_heads, head_dim], kv_pool [blocks, layers, 2, kv_heads, block_tokens, head_dim],
-    block_tables [N, max_blocks] int32, context_lens [N] int32 (the current token included) → [N, q_heads, head_dim].
+    """Attention of N sequences: q [N, Hq, D] → [N, Hq, D].
 
-    Table entries beyond a sequence's blocks and slots beyond its context are never used, whatever they hold.
+    kv_pool [blocks, layers, 2, Hkv, block_tokens, D]; block_tables [N, max_blocks] int32; context_lens [N] int32,
+    the current token included. Table entries beyond a sequence's blocks and slots beyond its context are never
+    used, whatever they hold. On the CPU an `index` made by `decode_index` once a step (same tables, lengths and
+    window) saves its part of every layer; elsewhere it is ignored.
     """
-    return paged_decode_attention_reference(q, kv_pool, layer, block_tables, context_lens, scale, window)
+    if q.is_cuda:
+        from baton_kernels.gpu.decode_attention import paged_decode_attention_triton
+
+        return paged_decode_attention_triton(q, kv_pool, layer, block_tables, context_lens, scale, window)
+    index = index or decode_index(kv_pool, block_tables, context_lens, q.shape[1], window)
+    return paged_decode_attention_cpu(q, kv_pool, layer, scale, index)

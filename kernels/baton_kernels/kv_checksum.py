@@ -1,40 +1,23 @@
-"""64-bit checksums of KV, one per piece: catches torn, swapped, shifted and flipped KV (forgery is the link's matter).
+"""64-bit checksums of KV, one per piece: catches torn, swapped, shifted and flipped KV (forgery is the link's
+matter).
 
     checksum(piece) = Σ_i int64(word_i) · c(i)  mod 2⁶⁴,   c(i) = splitmix64(i + 1) | 1
 
-word_i are the piece's little-endian int32 words in stream order (kv_head, slot, dim), sign-extended. Every coefficient is odd,
-so a change of any one bit changes the sum; they depend on the position, so a swap does; the sum is commutative, so any order of
-summation, any split over threads and any layout gives the same value.
+word_i are the piece's little-endian int32 words in stream order (kv_head, slot, dim), sign-extended. Every
+coefficient is odd, so a change of any one bit changes the sum; they depend on the position, so a swap does; the sum
+is commutative, so any order of summation, any split over threads and any layout gives the same value.
 
 Bytes: reads the pieces once, writes 8 bytes per piece.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor
 
-from baton_kernels.gumbel import splitmix64
+from baton_kernels.cpu.kv_copy import kv_checksums_cpu
+from baton_kernels.kv_coefficients import coefficients
 from baton_kernels.kv_units import UnitRange, check_units, unit_places, unit_view
-
-
-@lru_cache(maxsize=16)
-def coefficients(words: int, device: torch.device) -> Tensor:
-    """c(0) … c(words - 1), [words] int64 (bit patterns)."""
-    return splitmix64(torch.arange(1, words + 1, dtype=torch.int64, device=device)) | 1
-
-
-def as_words(data: Tensor) -> Tensor:
-    """Contiguous data [..., n] of any dtype as little-endian int32 words [..., n · element_size / 4], without a copy."""
-    return data.view(torch.int32)
-
-
-def piece_checksum_reference(piece: Tensor) -> Tensor:
-    """The formula above for one contiguous piece → int64 scalar (bit pattern of the unsigned value)."""
-    words = as_words(piece.reshape(-1))
-    return (words.long() * coefficients(words.numel(), words.device)).sum()
 
 
 def kv_checksums_reference(kv_pool: Tensor, blocks: Tensor, unit_tokens: int, first_unit: int, end_unit: int) -> Tensor:
@@ -47,14 +30,22 @@ def kv_checksums_reference(kv_pool: Tensor, blocks: Tensor, unit_tokens: int, fi
     for n, (block, part) in enumerate(unit_places(kv_pool, blocks, units)):
         for layer in range(layers):
             for side in range(2):
-                out[n, layer, side] = piece_checksum_reference(view[block, part, layer, side].contiguous())
+                words = view[block, part, layer, side].contiguous().view(-1).view(torch.int32)
+                out[n, layer, side] = (words.long() * coefficients(words.numel(), words.device)).sum()
     return out
 
 
 def kv_checksums(kv_pool: Tensor, blocks: Tensor, unit_tokens: int, first_unit: int, end_unit: int) -> Tensor:
-    """Checksums of units [first_unit, end_unit) of the sequence whose block table is blocks [n] → [units, layers, 2] int64.
+    """Checksums of units [first_unit, end_unit) of a sequence: blocks [n] int, its block table → [units, layers, 2]
+    int64.
 
-    The values are bit patterns of unsigned 64-bit integers; flattened they are in stream order. Raises ValueError when the
-    range leaves the blocks or unit_tokens does not divide the pool's block.
+    The values are bit patterns of unsigned 64-bit integers; flattened they are in stream order. Raises ValueError
+    when the range leaves the blocks or unit_tokens does not divide the pool's block.
     """
-    return kv_checksums_reference(kv_pool, blocks, unit_tokens, first_unit, end_unit)
+    units = UnitRange(unit_tokens, first_unit, end_unit)
+    check_units(kv_pool, blocks, units)
+    if kv_pool.is_cuda:
+        from baton_kernels.gpu.kv_copy import kv_checksums_triton
+
+        return kv_checksums_triton(kv_pool, blocks, units)
+    return kv_checksums_cpu(kv_pool, blocks, units)

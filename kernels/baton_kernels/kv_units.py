@@ -1,8 +1,9 @@
 """Where the units of a sequence lie: the arithmetic that checksum, pack and scatter share.
 
-A *unit* is `unit_tokens` consecutive tokens of a sequence (unit u: tokens [u·unit_tokens, (u+1)·unit_tokens)), the grain of the KV stream between
-prefill and decode. It divides the block, so a unit lies inside one block. The stream is unit-major
-`[unit][layer][K, V][kv_head][slot][head_dim]`; one *piece* is the `[kv_head][slot][head_dim]` of one (unit, layer, K or V).
+A *unit* is `unit_tokens` consecutive tokens of a sequence (unit u: tokens [u·unit_tokens, (u+1)·unit_tokens)), the
+grain of the KV stream between prefill and decode. It divides the block, so a unit lies inside one block. The stream
+is unit-major `[unit][layer][K, V][kv_head][slot][head_dim]`; one *piece* is the `[kv_head][slot][head_dim]` of one
+(unit, layer, K or V).
 """
 
 from __future__ import annotations
@@ -26,26 +27,19 @@ class UnitRange:
 
 
 def check_units(kv_pool: Tensor, blocks: Tensor, units: UnitRange) -> None:
-    """Raise ValueError when the range does not lie in the sequence's blocks or pieces are no whole 4-byte words."""
+    """Raise ValueError when the range does not lie in the sequence's blocks or a head's row is no whole number of
+    words."""
     block_tokens = kv_pool.shape[4]
     if units.tokens <= 0 or block_tokens % units.tokens:
         raise ValueError(f"unit_tokens is {units.tokens}; it must divide the pool's block of {block_tokens} tokens")
     if not 0 <= units.first <= units.end or units.end * units.tokens > blocks.numel() * block_tokens:
         raise ValueError(
-            f"units [{units.first}, {units.end}) of {units.tokens} tokens lie outside {blocks.numel()} blocks of {block_tokens}"
+            f"units [{units.first}, {units.end}) of {units.tokens} tokens "
+            f"lie outside {blocks.numel()} blocks of {block_tokens}"
         )
-    if piece_elements(kv_pool, units.tokens) * kv_pool.element_size() % 4:
-        raise ValueError("a piece of KV must be a whole number of 4-byte words")
-
-
-def piece_elements(kv_pool: Tensor, unit_tokens: int) -> int:
-    """Elements of one piece: kv_heads · unit_tokens · head_dim."""
-    return kv_pool.shape[3] * unit_tokens * kv_pool.shape[5]
-
-
-def stream_elements(kv_pool: Tensor, units: UnitRange) -> int:
-    """Elements of the stream of a range of units."""
-    return units.count * kv_pool.shape[1] * 2 * piece_elements(kv_pool, units.tokens)
+    row_bytes = kv_pool.shape[5] * kv_pool.element_size()
+    if row_bytes % 4:
+        raise ValueError(f"a head's row is {row_bytes} bytes; it must be a whole number of 4-byte words")
 
 
 def unit_view(kv_pool: Tensor, unit_tokens: int) -> Tensor:
@@ -53,6 +47,18 @@ def unit_view(kv_pool: Tensor, unit_tokens: int) -> Tensor:
     blocks, layers, _, heads, block_tokens, head_dim = kv_pool.shape
     split = kv_pool.view(blocks, layers, 2, heads, block_tokens // unit_tokens, unit_tokens, head_dim)
     return split.permute(0, 4, 1, 2, 3, 5, 6)
+
+
+def stream_view(stream: Tensor, kv_pool: Tensor, units: UnitRange) -> Tensor:
+    """A flat stream as [units, layers, 2, kv_heads, unit_tokens, head_dim]. Raises ValueError on another size or
+    dtype."""
+    _, layers, _, heads, _, head_dim = kv_pool.shape
+    expected = units.count * layers * 2 * heads * units.tokens * head_dim
+    if stream.dtype != kv_pool.dtype or stream.numel() != expected:
+        raise ValueError(
+            f"stream holds {stream.numel()} elements of {stream.dtype}; these units take {expected} of {kv_pool.dtype}"
+        )
+    return stream.view(units.count, layers, 2, heads, units.tokens, head_dim)
 
 
 def unit_places(kv_pool: Tensor, blocks: Tensor, units: UnitRange) -> list[tuple[int, int]]:

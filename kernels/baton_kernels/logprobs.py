@@ -1,4 +1,5 @@
-"""Log-probabilities of drawn tokens and of the most likely ones, from the raw logits (before penalties and temperature).
+"""Log-probabilities of drawn tokens and of the most likely ones, from the raw logits (before penalties and
+temperature).
 
     logprob[n, v] = l[n, v] - log Σ_u exp(l[n, u])
 

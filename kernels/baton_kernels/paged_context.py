@@ -10,7 +10,8 @@ from torch import Tensor
 
 
 def read_context(kv_pool: Tensor, layer: int, block_table: Tensor, context_len: int) -> tuple[Tensor, Tensor]:
-    """K and V of the first context_len tokens, each a copy [kv_heads, context_len, head_dim]. block_table [>= blocks used]."""
+    """K and V of the first context_len tokens, each a copy [kv_heads, context_len, head_dim]. block_table [>=
+    blocks used]."""
     block_tokens = kv_pool.shape[4]
     used = -(-context_len // block_tokens)
     blocks = kv_pool[block_table[:used].long(), layer]  # [used, 2, kv_heads, block_tokens, head_dim]

@@ -4,7 +4,8 @@
     l ← l / repetition if l > 0 else l · repetition                    where seen
     l ← l - frequency · output_counts - presence · [output_counts > 0]
 
-Repetition follows Hugging Face, presence and frequency the OpenAI API (generated tokens only). Neutral values are 1, 0 and 0.
+Repetition follows Hugging Face, presence and frequency the OpenAI API (generated tokens only). Neutral values are
+1, 0 and 0.
 
 Bytes: reads N·V logits, N·V prompt mask (1 byte) and N·V counts (4 bytes), writes N·V logits.
 """
@@ -40,13 +41,16 @@ def apply_penalties(
     frequency: Tensor,
     repetition: Tensor,
 ) -> Tensor:
-    """logits [N, V] float32, prompt_mask [N, V] bool, output_counts [N, V] int32, one float32 [N] per penalty → new [N, V]."""
+    """logits [N, V] float32, prompt_mask [N, V] bool, output_counts [N, V] int32, one float32 [N] per penalty → new
+    [N, V]."""
     return apply_penalties_reference(logits, prompt_mask, output_counts, presence, frequency, repetition)
 
 
 def apply_bias(logits: Tensor, rows: Tensor, ids: Tensor, values: Tensor) -> Tensor:
-    """Add values[b] to logits[rows[b], ids[b]]: logits [N, V], rows and ids [B] int64, values [B] float32 → new [N, V].
+    """Add values[b] to logits[rows[b], ids[b]]: logits [N, V], rows and ids [B] int64, values [B] float32 → new [N,
+    V].
 
-    -inf forbids a token (stop ids before min_tokens). An entry named twice gets the sum. Library op on every device: B is small.
+    -inf forbids a token (stop ids before min_tokens). An entry named twice gets the sum. Library op on every
+    device: B is small.
     """
     return logits.index_put((rows, ids), values, accumulate=True)

@@ -1,12 +1,12 @@
-"""Attention of prompt chunks over the paged pool: variable lengths, causal, grouped query heads, prefix, sliding window.
+"""Attention of prompt chunks over the paged pool: variable lengths, causal, grouped heads, prefix, sliding window.
 
     out[i] = softmax(scale · q[i] · K[:p+1]ᵀ) · V[:p+1]        p = position of query i
 
-Query i of sequence n sits at position p = context_len[n] - query_len[n] + i, with query_len[n] = query_starts[n+1] - query_starts[n];
-the chunk's own K and V are already in the pool. With a window w it sees only positions j with p - j < w.
-Query head h reads kv head h // (q_heads / kv_heads).
+Query i of sequence n sits at position p = context_lens[n] - query_len + i, query_len = query_starts[n+1] -
+query_starts[n]; the chunk's own K and V are already in the pool. With a window w it sees only positions j with p -
+j < w. Query head h reads kv head h // (q_heads / kv_heads).
 
-Bytes: reads T·Hq·D queries and, per tile of query rows, the 2·Hkv·D·context elements of K and V before them; writes T·Hq·D.
+Bytes: reads T·Hq·D queries and, per tile of query rows, the 2·Hkv·D·context elements of K and V; writes T·Hq·D.
 FLOPs: 4·Hq·D per visible (query, key) pair.
 """
 
@@ -15,7 +15,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from baton_kernels.cpu.prefill_attention import PrefillIndex, paged_prefill_attention_cpu, prefill_index
 from baton_kernels.paged_context import read_context
+
+__all__ = ["PrefillIndex", "paged_prefill_attention", "paged_prefill_attention_reference", "prefill_index"]
 
 
 def paged_prefill_attention_reference(
@@ -56,10 +59,22 @@ def paged_prefill_attention(
     context_lens: Tensor,
     scale: float,
     window: int | None = None,
+    index: PrefillIndex | None = None,
+    max_query_len: int | None = None,
 ) -> Tensor:
-    """Attention of N chunks: q [T, q_heads, head_dim], kv_pool [blocks, layers, 2, kv_heads, block_tokens, head_dim],
-    block_tables [N, max_blocks] int32, query_starts [N+1] int32, context_lens [N] int32 (this chunk included) → [T, q_heads, head_dim].
+    """Attention of N chunks: q [T, Hq, D] → [T, Hq, D].
 
-    Table entries beyond a sequence's blocks and slots beyond its context are never used, whatever they hold.
+    kv_pool [blocks, layers, 2, Hkv, block_tokens, D]; block_tables [N, max_blocks] int32; query_starts [N+1] int32;
+    context_lens [N] int32, this chunk included. Table entries beyond a sequence's blocks and slots beyond its
+    context are never used, whatever they hold. On the CPU an `index` made by `prefill_index` once a step saves its
+    part of every layer; on a GPU `max_query_len`, an upper bound of the chunks' lengths, saves reading query_starts
+    back.
     """
-    return paged_prefill_attention_reference(q, kv_pool, layer, block_tables, query_starts, context_lens, scale, window)
+    if q.is_cuda:
+        from baton_kernels.gpu.prefill_attention import paged_prefill_attention_triton
+
+        return paged_prefill_attention_triton(
+            q, kv_pool, layer, block_tables, query_starts, context_lens, scale, window, max_query_len
+        )
+    index = index or prefill_index(kv_pool, block_tables, query_starts, context_lens, window)
+    return paged_prefill_attention_cpu(q, kv_pool, layer, scale, index)

@@ -1,10 +1,11 @@
-"""Rotary embedding of Q and K, optional QK-norm before it (Qwen3), and the write of K and V into the paged pool: one op.
+"""Rotary embedding of Q and K, optional QK-norm before it (Qwen3), and the write of K and V into the paged pool.
 
     n(x)    = x / sqrt(mean(x²) + eps) * norm_weight                 per head, only when the weights are given
-    rope(x) = x * cos[p] + rotate_half(x) * sin[p],  rotate_half(x) = (-x[D/2:], x[:D/2])
-    pool[slot // block_tokens, layer, 0 or 1, head, slot % block_tokens] = rope(n(k)) or v        slot = slot_mapping[t], -1: nowhere
+    rope(x) = x * cos[p] + rotate_half(x) * sin[p],  rotate_half(x) = (-x[D/2:], x[:D/2]) pool[slot // block_tokens,
+    layer, 0 or 1, head, slot % block_tokens] = rope(n(k)) or v        slot = slot_mapping[t]
 
-Computed in float32, rounded once to the dtype of the output or of the pool. cos and sin repeat their first half in the second.
+A slot of -1 writes nowhere (padding of a static grid). Computed in float32, rounded once to the dtype of qkv.
+cos and sin repeat their first half in the second.
 
 Bytes: reads T·(Hq+2·Hkv)·D and 2·T·D of cos and sin, writes T·Hq·D (Q) and 2·T·Hkv·D (pool).
 """
@@ -13,6 +14,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from baton_kernels.cpu.rope_kv_write import RopeIndex, rope_index, rope_kv_write_cpu
+
+__all__ = ["RopeIndex", "rope_index", "rope_kv_write", "rope_kv_write_reference"]
 
 
 def rope_kv_write_reference(
@@ -65,14 +70,22 @@ def rope_kv_write(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
+    index: RopeIndex | None = None,
 ) -> Tensor:
-    """Rotate Q and K and write K and V: qkv [T, (Hq + 2·Hkv)·D] contiguous, positions [T] int64, cos and sin [max_position, D],
-    slot_mapping [T] int64 (block · block_tokens + slot, -1 writes nowhere), kv_pool [blocks, layers, 2, Hkv, block_tokens, D] → q [T, Hq, D].
+    """Rotate Q and K, write K and V: qkv [T, (Hq + 2·Hkv)·D] contiguous → q [T, Hq, D].
 
-    q_norm and k_norm [D] come together or not at all. `qkv` belongs to the op afterwards: it may be overwritten, and the result may be a view of it.
+    positions [T] int64; cos, sin [max_position, D]; slot_mapping [T] int64: block · block_tokens + slot, -1 writes
+    nowhere; kv_pool [blocks, layers, 2, Hkv, block_tokens, D]; q_norm, k_norm [D], together or not at all. `qkv`
+    belongs to the op afterwards: it may be overwritten, and the result may be a view of it. On the CPU an `index`
+    made by `rope_index` once a step saves its part of every layer; elsewhere it is ignored.
     """
     if (q_norm is None) != (k_norm is None):
         raise ValueError("q_norm and k_norm are given together or not at all")
-    return rope_kv_write_reference(
-        qkv, positions, cos, sin, slot_mapping, kv_pool, layer, num_q_heads, q_norm, k_norm, eps
-    )
+    if qkv.is_cuda:
+        from baton_kernels.gpu.rope_kv_write import rope_kv_write_triton
+
+        return rope_kv_write_triton(
+            qkv, positions, cos, sin, slot_mapping, kv_pool, layer, num_q_heads, q_norm, k_norm, eps
+        )
+    index = index or rope_index(positions, cos, sin, slot_mapping, kv_pool)
+    return rope_kv_write_cpu(qkv, kv_pool, layer, num_q_heads, q_norm, k_norm, eps, index)

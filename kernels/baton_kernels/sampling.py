@@ -3,8 +3,8 @@
     id[n] = argmax_v logits[n, v]                                                  temperature[n] = 0 (greedy)
     id[n] = argmax_v logits[n, v] / temperature[n] + gumbel(seed, choice, index, v)    else
 
-The first of equal maxima wins. Order of the pieces in a step: raw logits → apply_penalties → apply_bias → mask_top_k_top_p_min_p → sample;
-logprobs are taken from the raw logits.
+The first of equal maxima wins. Order of the pieces in a step: raw logits → apply_penalties → apply_bias →
+mask_top_k_top_p_min_p → sample; logprobs are taken from the raw logits.
 
 Bytes: reads N·V logits; noise is made in registers on the GPU.
 """

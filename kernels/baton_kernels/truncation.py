@@ -7,7 +7,8 @@ With s = logits / temperature:
 A token is kept when all three keep it; the greatest always is. Tokens with equal logits share one fate. The order
 temperature, top-k, top-p (renormalised over the top-k survivors), min-p is that of Hugging Face `generate`.
 
-Bytes: a sort on the CPU, N·V·8 and more; on the GPU a bisection over float bit patterns that reads N·V logits once per pass.
+Bytes: a sort on the CPU, N·V·8 and more; on the GPU a bisection over float bit patterns that reads N·V logits once
+per pass.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ def mask_top_k_top_p_min_p_reference(
 
 def mask_top_k_top_p_min_p(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
     """logits [N, V] float32 before temperature; temperature, top_p, min_p [N] float32, top_k [N] int32 → logits with
-    every excluded token at -inf. Rows whose parameters are all off (0, 1, 0), and greedy rows (temperature 0), lose nothing that matters.
+    every excluded token at -inf. Rows whose parameters are all off (0, 1, 0), and greedy rows (temperature 0), lose
+    nothing that matters.
     """
     return mask_top_k_top_p_min_p_reference(logits, temperature, top_k, top_p, min_p)

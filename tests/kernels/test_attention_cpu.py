@@ -1,0 +1,139 @@
+"""Attention references against dense attention by hand, and the CPU paths against the references, poison in every other slot."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from baton_testing.paged_kv import dense_attention, paged_kv
+
+from baton_kernels.cpu.decode_attention import length_groups
+from baton_kernels.decode_attention import decode_index, paged_decode_attention, paged_decode_attention_reference
+from baton_kernels.prefill_attention import paged_prefill_attention, paged_prefill_attention_reference, prefill_index
+
+TOLERANCE = {torch.float32: (2e-5, 0.0), torch.bfloat16: (2e-2, 2**-7), torch.float16: (2e-3, 2**-9)}
+"""(absolute, relative). float32: sums of up to 300 terms in another order. bfloat16, float16: the probabilities may be
+rounded before the product with V, and the result once."""
+
+HEADS = [(1, 1, 8), (3, 3, 64), (6, 1, 16), (6, 2, 24), (10, 2, 128), (4, 4, 32)]
+LENGTHS = [[1], [15, 16, 17], [63, 1, 0, 16], [0], [40, 40], [300, 290, 7, 150, 299]]
+
+
+@pytest.mark.parametrize("window", [None, 1, 16, 20])
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+def test_decode_reference_is_dense_attention(heads: tuple[int, int, int], window: int | None) -> None:
+    q_heads, kv_heads, head_dim = heads
+    kv = paged_kv([63, 1, 0, 17], kv_heads=kv_heads, head_dim=head_dim)
+    q = torch.randn(4, q_heads, head_dim, generator=torch.Generator().manual_seed(1))
+    got = paged_decode_attention_reference(q, kv.pool, 1, kv.block_tables, kv.context_lens, 0.3, window)
+    for n, context in enumerate(kv.contexts):
+        length = context.shape[3]
+        expected = dense_attention(q[n : n + 1], context[1], 0.3, length - 1, window) if length else q.new_zeros(1)
+        torch.testing.assert_close(got[n].double(), expected[0].double().expand_as(got[n]), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("window", [None, 1, 16, 20])
+@pytest.mark.parametrize("heads", HEADS[:4], ids=str)
+def test_prefill_reference_is_dense_attention(heads: tuple[int, int, int], window: int | None) -> None:
+    q_heads, kv_heads, head_dim = heads
+    query_lens, contexts = [17, 0, 1, 5], [17, 16, 33, 38]
+    kv = paged_kv(contexts, kv_heads=kv_heads, head_dim=head_dim)
+    starts = torch.tensor([0, *query_lens]).cumsum(0).int()
+    q = torch.randn(23, q_heads, head_dim, generator=torch.Generator().manual_seed(1))
+    got = paged_prefill_attention_reference(q, kv.pool, 0, kv.block_tables, starts, kv.context_lens, 0.3, window)
+    for n, context in enumerate(kv.contexts):
+        rows = slice(int(starts[n]), int(starts[n + 1]))
+        expected = dense_attention(q[rows], context[0], 0.3, contexts[n] - query_lens[n], window)
+        torch.testing.assert_close(got[rows].double(), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("window", [None, 1, 20])
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_decode_cpu_path_equals_reference(lengths: list[int], window: int | None, dtype: torch.dtype) -> None:
+    for q_heads, kv_heads, head_dim in HEADS:
+        kv = paged_kv(lengths, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype, layers=3)
+        q = torch.randn(len(lengths), q_heads, head_dim, generator=torch.Generator().manual_seed(1)).to(dtype)
+        index = decode_index(kv.pool, kv.block_tables, kv.context_lens, q_heads, window)
+        for layer in (0, 2, 1):
+            args = (q, kv.pool, layer, kv.block_tables, kv.context_lens, 0.25, window)
+            expected = paged_decode_attention_reference(*args)
+            got = paged_decode_attention(*args, index=index)
+            atol, rtol = TOLERANCE[dtype]
+            torch.testing.assert_close(got, expected, atol=atol, rtol=rtol)
+
+
+def test_decode_without_index_equals_decode_with_index() -> None:
+    kv = paged_kv([33, 5], kv_heads=2, head_dim=16)
+    q = torch.randn(2, 4, 16, generator=torch.Generator().manual_seed(1))
+    args = (q, kv.pool, 1, kv.block_tables, kv.context_lens, 0.25)
+    index = decode_index(kv.pool, kv.block_tables, kv.context_lens, 4)
+    assert torch.equal(paged_decode_attention(*args), paged_decode_attention(*args, index=index))
+
+
+@pytest.mark.parametrize("block_tokens", [4, 64])
+def test_decode_cpu_path_takes_other_block_sizes(block_tokens: int) -> None:
+    kv = paged_kv([63, 130, 4], kv_heads=2, head_dim=16, block_tokens=block_tokens)
+    q = torch.randn(3, 4, 16, generator=torch.Generator().manual_seed(1))
+    for window in (None, 9):
+        args = (q, kv.pool, 1, kv.block_tables, kv.context_lens, 0.25, window)
+        torch.testing.assert_close(
+            paged_decode_attention(*args), paged_decode_attention_reference(*args), atol=2e-5, rtol=0
+        )
+
+
+def test_a_sequence_with_nan_queries_leaves_its_batch_mates_alone() -> None:
+    kv = paged_kv([33, 20, 40], kv_heads=2, head_dim=16)
+    q = torch.randn(3, 4, 16, generator=torch.Generator().manual_seed(1))
+    index = decode_index(kv.pool, kv.block_tables, kv.context_lens, 4)
+    args = (kv.pool, 1, kv.block_tables, kv.context_lens, 0.25)
+    clean = paged_decode_attention(q, *args, index=index)
+    q[1] = float("nan")
+    dirty = paged_decode_attention(q, *args, index=index)
+    assert dirty[1].isnan().all()
+    assert torch.equal(dirty[[0, 2]], clean[[0, 2]])
+
+
+def test_length_groups_cover_each_non_empty_sequence_once_with_bounded_padding() -> None:
+    lengths = torch.randint(0, 3000, (200,), generator=torch.Generator().manual_seed(1)).tolist()
+    groups = length_groups(lengths)
+    assert sorted(i for group in groups for i in group) == [i for i, length in enumerate(lengths) if length]
+    for group in groups:
+        longest = max(lengths[i] for i in group)
+        assert all(longest - lengths[i] <= max(longest // 4, 64) for i in group)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("window", [None, 1, 16, 20])
+@pytest.mark.parametrize(
+    ("query_lens", "contexts"),
+    [
+        ([1], [1]),
+        ([15, 16, 17], [15, 16, 17]),
+        ([16, 16, 16], [16, 16, 16]),
+        ([5, 5, 5], [40, 40, 40]),
+        ([63, 0, 1], [63, 12, 64]),
+        ([1, 33, 33, 7], [50, 48, 48, 7]),
+    ],
+    ids=str,
+)
+def test_prefill_cpu_path_equals_reference(
+    query_lens: list[int], contexts: list[int], window: int | None, dtype: torch.dtype
+) -> None:
+    starts = torch.tensor([0, *query_lens]).cumsum(0).int()
+    for q_heads, kv_heads, head_dim in HEADS:
+        kv = paged_kv(contexts, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype)
+        q = torch.randn(int(starts[-1]), q_heads, head_dim, generator=torch.Generator().manual_seed(1)).to(dtype)
+        index = prefill_index(kv.pool, kv.block_tables, starts, kv.context_lens, window)
+        for layer in (1, 0):
+            args = (q, kv.pool, layer, kv.block_tables, starts, kv.context_lens, 0.25, window)
+            expected = paged_prefill_attention_reference(*args)
+            got = paged_prefill_attention(*args, index=index)
+            atol, rtol = TOLERANCE[dtype]
+            torch.testing.assert_close(got, expected, atol=atol, rtol=rtol)
+
+
+def test_prefill_of_no_rows_gives_no_rows() -> None:
+    kv = paged_kv([5], kv_heads=1, head_dim=8)
+    starts = torch.zeros(2, dtype=torch.int32)
+    got = paged_prefill_attention(torch.zeros(0, 2, 8), kv.pool, 0, kv.block_tables, starts, kv.context_lens, 1.0)
+    assert got.shape == (0, 2, 8)

@@ -1,0 +1,82 @@
+"""RoPE + QK-norm + KV write: the reference against Hugging Face's layers, the CPU path against the reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
+
+from baton_kernels.rope_kv_write import rope_index, rope_kv_write, rope_kv_write_reference
+
+SHAPES = [(1, 1, 8), (3, 3, 64), (6, 2, 24), (5, 1, 128)]
+
+
+def rope_tables(head_dim: int, positions: int = 64) -> tuple[Tensor, Tensor]:
+    inverse = 1.0 / 10000 ** (torch.arange(0, head_dim, 2) / head_dim)
+    angles = torch.outer(torch.arange(positions).float(), inverse)
+    return torch.cat((angles, angles), -1).cos(), torch.cat((angles, angles), -1).sin()
+
+
+@pytest.mark.parametrize("with_norm", [False, True])
+@pytest.mark.parametrize("heads", SHAPES, ids=str)
+def test_reference_is_hugging_face_rope_and_norm(heads: tuple[int, int, int], with_norm: bool) -> None:
+    q_heads, kv_heads, head_dim = heads
+    random = torch.Generator().manual_seed(0)
+    qkv = torch.randn(5, (q_heads + 2 * kv_heads) * head_dim, generator=random)
+    positions, slots = torch.tensor([3, 4, 5, 0, 63]), torch.tensor([17, 18, 31, 0, 40])
+    cos, sin = rope_tables(head_dim)
+    q, k, v = qkv.view(5, -1, head_dim).split([q_heads, kv_heads, kv_heads], 1)  # type: ignore[no-untyped-call]
+    q_norm, k_norm = Qwen3RMSNorm(head_dim, eps=1e-5), Qwen3RMSNorm(head_dim, eps=1e-5)
+    with torch.no_grad():
+        q_norm.weight.copy_(torch.rand(head_dim, generator=random))
+        k_norm.weight.copy_(torch.rand(head_dim, generator=random))
+        if with_norm:
+            q, k = q_norm(q), k_norm(k)
+        hf_q, hf_k = apply_rotary_pos_emb(q[None], k[None], cos[positions][None], sin[positions][None], unsqueeze_dim=2)
+    pool = torch.full((3, 2, 2, kv_heads, 16, head_dim), float("nan"))
+    norms = (q_norm.weight.data, k_norm.weight.data) if with_norm else (None, None)
+    got = rope_kv_write_reference(qkv, positions, cos, sin, slots, pool, 1, q_heads, *norms, 1e-5)
+    torch.testing.assert_close(got, hf_q[0], atol=1e-6, rtol=1e-6)
+    written = pool.isfinite().clone()
+    for t, slot in enumerate(slots.tolist()):
+        torch.testing.assert_close(pool[slot // 16, 1, 0, :, slot % 16], hf_k[0, t], atol=1e-6, rtol=1e-6)
+        assert torch.equal(pool[slot // 16, 1, 1, :, slot % 16], v[t])
+        written[slot // 16, 1, :, :, slot % 16] = False
+    assert not written.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("with_norm", [False, True])
+@pytest.mark.parametrize("tokens", [1, 17])
+@pytest.mark.parametrize("padding", ["none", "some", "all"])
+def test_cpu_path_equals_reference(tokens: int, with_norm: bool, dtype: torch.dtype, padding: str) -> None:
+    for q_heads, kv_heads, head_dim in SHAPES:
+        random = torch.Generator().manual_seed(0)
+        qkv = torch.randn(tokens, (q_heads + 2 * kv_heads) * head_dim, generator=random).to(dtype)
+        positions = torch.randint(0, 64, (tokens,), generator=random)
+        slots = torch.randperm(48, generator=random)[:tokens]
+        if padding != "none":
+            slots[:: 1 if padding == "all" else 3] = -1
+        cos, sin = rope_tables(head_dim)
+        norms = (torch.rand(head_dim, generator=random).to(dtype),) * 2 if with_norm else (None, None)
+        expected_pool = torch.zeros(3, 2, 2, kv_heads, 16, head_dim, dtype=dtype)
+        got_pool = expected_pool.clone()
+        expected = rope_kv_write_reference(qkv, positions, cos, sin, slots, expected_pool, 1, q_heads, *norms, 1e-5)
+        index = rope_index(positions, cos, sin, slots, got_pool)
+        for given in (index, None):
+            got = rope_kv_write(
+                qkv.clone(), positions, cos, sin, slots, got_pool, 1, q_heads, *norms, 1e-5, index=given
+            )
+            tolerance = 1e-5 if dtype == torch.float32 else 4e-2  # one bfloat16 rounding of values up to 5
+            torch.testing.assert_close(got, expected, atol=tolerance, rtol=0)
+            torch.testing.assert_close(got_pool, expected_pool, atol=tolerance, rtol=0)
+
+
+def test_one_norm_without_the_other_is_refused() -> None:
+    cos, sin = rope_tables(8)
+    with pytest.raises(ValueError, match="together"):
+        rope_kv_write(
+            torch.zeros(1, 24), torch.tensor([0]), cos, sin, torch.tensor([0]), torch.zeros(1, 1, 2, 1, 16, 8), 0, 1,
+            q_norm=torch.ones(8),
+        )  # fmt: skip
