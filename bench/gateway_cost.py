@@ -7,7 +7,6 @@ that requests per second say what fits on it together; processor time per token 
 from __future__ import annotations
 
 import asyncio
-import secrets
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from baton_kv_transfer.keys import write_new_key
 from bench.client import Ask, drive, once, summary
 from bench.launch import await_json, await_ok, child, cpu_s
 from bench.machine import this_machine
@@ -43,7 +43,7 @@ def servers(folder: Path) -> Iterator[list[Server]]:
     """The gateway with its null workers, and the bare server."""
     keys = folder / "keys"
     keys.mkdir()
-    (keys / "bench").write_text(secrets.token_hex(32))
+    write_new_key(keys, "bench")
     step = ("--step-ms", str(STEP_MS))
     with ExitStack() as stack:
         null_announce, echo_announce = folder / "null.json", folder / "echo.json"

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aiohttp import web
-from baton_kv_transfer.keys import KeySet
 
+from baton_kv_transfer.keys import KeyDirectory
 from baton_kv_transfer.wire.gateway_link import Cancel, Hello, Message, Prefill, Reserve, Tokens, WorkerState
 from baton_kv_transfer.wire.values import WIRE_VERSION, Finish, PairFingerprint, Role, TokenEntry
 from baton_worker.bundle import TokenizerBundle, read_bundle
@@ -119,7 +119,7 @@ async def serve(keys: Path, announce: Path, step_s: float) -> None:
     workers = [NullWorker(Role.PREFILL), NullWorker(Role.DECODE)]
     async with asyncio.TaskGroup() as tasks:
         for worker in workers:
-            links = GatewayLinks(hello(worker.role, bundle), bundle.data, KeySet(keys), worker)
+            links = GatewayLinks(hello(worker.role, bundle), bundle.data, KeyDirectory(keys), worker)
             application = web.Application()
             application.router.add_get("/link", links.accept)
             runner = web.AppRunner(application, access_log=None)

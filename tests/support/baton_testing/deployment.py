@@ -6,13 +6,13 @@ What `baton up` does is tested on its own; this builder gives a test control ove
 from __future__ import annotations
 
 import json
-import secrets
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from baton_kv_transfer.keys import write_new_key
 from baton_testing import tiny_llama
 from baton_testing.processes import Child, get_json, get_status, get_text, wait_for
 
@@ -92,7 +92,7 @@ class Deployment:
 
     def start(self) -> None:
         self.keys.mkdir(parents=True)
-        (self.keys / "test").write_text(secrets.token_hex(32))
+        write_new_key(self.keys, "test")
         for role, count in (("decode", self.shape.decode), ("prefill", self.shape.prefill)):
             for _ in range(count):
                 self.workers.append(self.start_worker(role))
