@@ -1,0 +1,49 @@
+# Commands of the repository. `make help` lists them; everything that needs .venv makes it first.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help install demo serve test check verify bench format clean
+
+BIN := .venv/bin
+TEST_WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 8 ? n : 8 )))
+FILE ?= examples/tiny.yaml
+PORT ?= 8000
+# One compute thread per process: tests and workers scale by processes.
+export OMP_NUM_THREADS ?= 1
+
+help: ## List the commands
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+
+install: .venv/.installed ## Make or update .venv (TORCH=cpu|cuda, PYTHON=…, TORCH_INDEX=… override)
+
+.venv/.installed: pyproject.toml constraints.txt scripts/install.sh scripts/install_torch.py
+	@scripts/install.sh
+
+demo: install ## Serve the tiny model, ask it a question, show what moved, stop
+	@$(BIN)/baton demo -f $(FILE)
+
+serve: install ## Serve FILE (examples/tiny.yaml) on PORT (8000) until Ctrl-C
+	@$(BIN)/baton up -f $(FILE) --port $(PORT)
+
+test: install ## Run the tests (PYTEST_ARGS=… is passed on)
+	$(BIN)/pytest -n $(TEST_WORKERS) $(PYTEST_ARGS)
+
+check: install ## Formatting, lint, types, import contracts, generated files
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	@$(MAKE) --no-print-directory verify
+
+verify: install ## Generated files are what their sources say
+	$(BIN)/python scripts/freeze.py --check
+	$(BIN)/python -m baton_operator.reference --check docs/llmdeployment.md
+
+bench: install ## Measure on this machine (BENCH_ARGS=… is passed on)
+	$(BIN)/python -m bench $(BENCH_ARGS)
+
+format: install ## Format and fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean: ## Remove .venv and caches
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

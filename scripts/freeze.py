@@ -1,0 +1,76 @@
+"""Writes constraints.txt: the exact versions, in this environment, of everything that `baton-serving[dev]` brings.
+
+`--check` writes nothing and fails when the file names a version outside pyproject.toml's ranges, lacks a package, or pins
+one that nothing needs. Versions themselves are only changed by running it without.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import sys
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parent.parent
+FILE = ROOT / "constraints.txt"
+HEADER = """\
+# Exact versions for `make install` and CI; ranges are in pyproject.toml. Written by scripts/freeze.py.
+"""
+DISTRIBUTION = "baton-serving"
+
+
+def closure(root: str, extras: tuple[str, ...]) -> set[str]:
+    """Names of everything that an installed distribution needs here, itself excluded."""
+    seen: set[tuple[str, str]] = set()
+    names: set[str] = set()
+    queue = [(canonicalize_name(root), extra) for extra in ("", *extras)]
+    while queue:
+        name, extra = queue.pop()
+        if (name, extra) in seen:
+            continue
+        seen.add((name, extra))
+        names.add(name)
+        for text in importlib.metadata.requires(name) or []:
+            requirement = Requirement(text)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+                queue += [(canonicalize_name(requirement.name), wanted) for wanted in ("", *requirement.extras)]
+    return names - {canonicalize_name(root)}
+
+
+def frozen(names: set[str]) -> dict[str, str]:
+    """Installed versions, without local parts such as +cpu: those say which build, not which release."""
+    return {name: importlib.metadata.version(name).partition("+")[0] for name in sorted(names)}
+
+
+def problems(pinned: dict[str, str], names: set[str]) -> list[str]:
+    """What is wrong with the pins."""
+    found = [f"{name} is needed and not pinned" for name in sorted(names - set(pinned))]
+    found += [f"{name} is pinned and not needed" for name in sorted(set(pinned) - names)]
+    for text in importlib.metadata.requires(DISTRIBUTION) or []:
+        requirement = Requirement(text)
+        name = canonicalize_name(requirement.name)
+        if name in pinned and pinned[name] not in requirement.specifier:
+            found.append(f"{name}=={pinned[name]} is outside {requirement.specifier}")
+    return found
+
+
+def read_pins(text: str) -> dict[str, str]:
+    return dict(re.findall(r"^([a-z0-9-]+)==(\S+)$", text, flags=re.MULTILINE))
+
+
+def main() -> int:
+    names = closure(DISTRIBUTION, ("dev",))
+    if "--check" not in sys.argv[1:]:
+        FILE.write_text(HEADER + "".join(f"{name}=={version}\n" for name, version in frozen(names).items()))
+        return 0
+    found = problems(read_pins(FILE.read_text()), names)
+    for problem in found:
+        print(f"constraints.txt: {problem}; run scripts/freeze.py", file=sys.stderr)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
