@@ -1,0 +1,71 @@
+"""Limits and habits of one engine: what the scheduler may hold, how much it computes in a step, whom it makes wait.
+
+Filled once by the worker's command line and the size of its KV pool; everything else of the engine reads it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Raises ValueError naming the field, the value given and what is allowed."""
+
+    num_blocks: int
+    """Blocks of the KV pool."""
+    block_tokens: int
+    """Token slots of a block."""
+    max_slots: int
+    """Sequences in the batch: rows of the runner's per-sequence state. A request needs one per choice at once."""
+    max_context_tokens: int
+    """Longest sequence, prompt and output together. The pool must hold one such sequence."""
+    max_step_tokens: int = 8_192
+    """Prefill tokens of one step; decode rows come on top. Bounds the runner's activations and a step's length."""
+    chunk_tokens: int | None = None
+    """Piece of a prompt that is longer than `max_step_tokens` while others wait too. None: a quarter of it."""
+    max_waiting: int = 1_024
+    """Prompts, and as many reservations, that may wait; more are refused with NO_CAPACITY."""
+    watermark_share: float = 0.01
+    """Share of the pool that new sequences leave free while others run, so that those can grow without preemption."""
+    max_held_share: float = 0.5
+    """Prefill worker: share of the pool for KV that no decode worker has granted room for; prompts beyond it wait."""
+    prefix_cache: bool = True
+    one_step_ahead: bool = True
+    """Plan the next step while the last one is still running (see `Stepper`)."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_blocks", "block_tokens", "max_slots", "max_step_tokens", "max_waiting"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: {getattr(self, name)} is not allowed, at least 1 is needed")
+        if self.max_context_tokens < 2:
+            raise ValueError(f"max_context_tokens: {self.max_context_tokens} is not allowed, at least 2 are needed")
+        if self.num_blocks * self.block_tokens < self.max_context_tokens:
+            held = self.num_blocks * self.block_tokens
+            raise ValueError(
+                f"num_blocks: {self.num_blocks} blocks of {self.block_tokens} tokens hold {held} tokens, "
+                f"fewer than one sequence of max_context_tokens {self.max_context_tokens}"
+            )
+        if self.chunk_tokens is not None and not 1 <= self.chunk_tokens <= self.max_step_tokens:
+            raise ValueError(
+                f"chunk_tokens: {self.chunk_tokens} is not allowed, 1 to max_step_tokens {self.max_step_tokens}"
+            )
+        for name in ("watermark_share", "max_held_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}: {getattr(self, name)} is not allowed, 0 to 1")
+
+    @property
+    def chunk(self) -> int:
+        return self.chunk_tokens if self.chunk_tokens is not None else max(1, self.max_step_tokens // 4)
+
+    @property
+    def watermark_blocks(self) -> int:
+        return max(1, int(self.num_blocks * self.watermark_share))
+
+    @property
+    def max_held_blocks(self) -> int:
+        return int(self.num_blocks * self.max_held_share)
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that hold the KV of `tokens` tokens."""
+        return -(-tokens // self.block_tokens)

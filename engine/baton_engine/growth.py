@@ -1,0 +1,71 @@
+"""Before each step: rows at the end of their last block get another one, rows at their end are marked."""
+
+from __future__ import annotations
+
+from baton_engine.blocks import BlockState
+from baton_engine.engine_state import EngineState
+from baton_engine.preemption import preempt, youngest
+from baton_engine.sequence import Sequence, Stage
+from baton_engine.step_draft import StepDraft
+
+
+def advance_rows(state: EngineState, draft: StepDraft) -> None:
+    """Attend to the rows that are due, the oldest first. The others cost nothing."""
+    due = state.batch.take_due()
+    if state.stalled:
+        due += state.stalled
+    if len(due) > 1:
+        due.sort(key=lambda row: row.order)
+    for row in due:
+        if row.stage is Stage.RUNNING or row.stage is Stage.STALLED:  # else preempted by an older one just now
+            _attend(state, draft, row)
+
+
+def _attend(state: EngineState, draft: StepDraft, row: Sequence) -> None:
+    is_running = row.stage is Stage.RUNNING
+    kv_tokens = state.batch.kv_tokens(row) if is_running else row.kv_tokens
+    capacity = len(state.pool.table(row.owner)) * state.config.block_tokens
+    if kv_tokens == capacity:
+        if not _grow(state, draft, row):
+            return
+        capacity += state.config.block_tokens
+    if row.stage is Stage.STALLED:
+        state.stalled.remove(row)
+        state.batch.join(row)
+    if kv_tokens == row.last_row:
+        draft.ending.append(row)
+    else:
+        state.batch.call(row, min(capacity, row.last_row))
+
+
+def _grow(state: EngineState, draft: StepDraft, row: Sequence) -> bool:
+    """One more block for the row, at the cost of the youngest if need be. False: the row is not in this step."""
+    while not state.pool.available:
+        if state.pool.count(BlockState.FENCED) > draft.claimed_blocks:  # they come back with the next result
+            draft.claimed_blocks += 1
+            _stall(state, row)
+            return False
+        victim = youngest(state)
+        if victim is None or (victim is row and _is_alone(state, row)):
+            _stall(state, row)  # held and reserved blocks have deadlines of their own
+            return False
+        preempt(state, victim)
+        if victim is row:
+            return False
+    (block,) = state.pool.allocate(row.owner, 1)
+    assert row.slot is not None
+    draft.set_blocks(row.slot, (block,), len(state.pool.table(row.owner)) - 1)
+    return True
+
+
+def _is_alone(state: EngineState, row: Sequence) -> bool:
+    """Nobody older holds blocks that come back by themselves: giving way would help no one."""
+    return all(other is row for other in (*state.batch.rows.values(), *state.stalled)) and not (
+        state.landed or state.prefilling
+    )
+
+
+def _stall(state: EngineState, row: Sequence) -> None:
+    if row.stage is Stage.RUNNING:
+        state.batch.leave(row, Stage.STALLED)
+        state.stalled.append(row)

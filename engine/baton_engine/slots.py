@@ -1,0 +1,51 @@
+"""Rows of the runner's per-sequence state: which are free, which are taken, which wait for a step to end.
+
+A slot is given out again only when the step that closed it has been collected: until then the runner may still write for it.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+
+class SlotTable:
+    """Slots 0 … num_slots - 1, lowest first, so that the batch stays dense."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self._free = list(range(num_slots))
+        self._closing: list[int] = []
+        self._fenced: dict[int, list[int]] = {}
+
+    @property
+    def available(self) -> int:
+        return len(self._free)
+
+    @property
+    def has_closing(self) -> bool:
+        """Whether the next plan has slots to close."""
+        return bool(self._closing)
+
+    @property
+    def taken(self) -> int:
+        return self.num_slots - len(self._free)
+
+    def take(self) -> int:
+        return heappop(self._free)
+
+    def close(self, slot: int) -> None:
+        """The holder gives the slot back; the next plan tells the runner."""
+        self._closing.append(slot)
+
+    def close_in(self, step: int) -> tuple[int, ...]:
+        """Slots that the plan of `step` closes; they are free when it has been collected."""
+        if not self._closing:
+            return ()
+        closes = self._closing
+        self._closing = []
+        self._fenced.setdefault(step, []).extend(closes)
+        return tuple(closes)
+
+    def collected(self, step: int) -> None:
+        for slot in self._fenced.pop(step, ()):
+            heappush(self._free, slot)

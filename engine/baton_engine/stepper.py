@@ -1,0 +1,46 @@
+"""The engine thread's loop body: plan, launch, collect, apply, with at most one step launched ahead of the results.
+
+A runner that is done at once (CPU) gets its result applied before the next plan, so nothing acts late. On a runner that
+is still busy the next step is planned and launched first, so that the device never waits for the host; what the result then
+ends (a stop id) costs one surplus row, whose token is dropped.
+"""
+
+from __future__ import annotations
+
+from baton_engine.plan import Runner
+from baton_engine.scheduler import Scheduler
+
+
+class Stepper:
+    """Drives one scheduler and one runner."""
+
+    def __init__(self, scheduler: Scheduler, runner: Runner) -> None:
+        self._scheduler = scheduler
+        self._runner = runner
+        self._launched = 0
+        self._max_launched = 2 if scheduler.config.one_step_ahead else 1
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is launched and nothing could be without a word from outside."""
+        return self._launched == 0 and not self._scheduler.has_work
+
+    def turn(self, now: float) -> bool:
+        """Move on by one step. False when there was nothing to do. Waits for the device only when nothing can be planned."""
+        if (self._launched and self._runner.is_done()) or self._launched == self._max_launched:
+            self._collect(now)
+        plan = self._scheduler.plan(now)
+        if plan is not None:
+            self._runner.launch(plan)
+            self._launched += 1
+            if self._runner.is_done():
+                self._collect(now)
+            return True
+        if self._launched:
+            self._collect(now)
+            return True
+        return False
+
+    def _collect(self, now: float) -> None:
+        self._scheduler.apply(self._runner.collect(), now)
+        self._launched -= 1
