@@ -2,11 +2,11 @@
 
 1. One that is there and fits the range of pyproject.toml is kept.
 2. With an NVIDIA driver, or TORCH=cuda: the ordinary wheel.
-3. Otherwise a CPU build: from the configured indexes if they have one, else from TORCH_INDEX (PyTorch's own by default).
-What a requirement would install is asked first (`pip install --dry-run`), so that gigabytes of CUDA never come by surprise.
+3. Otherwise a CPU build: from the configured indexes if they have one, else from TORCH_INDEX (PyTorch's own one).
+What a requirement would install is asked first (`pip install --dry-run`): gigabytes of CUDA never come by surprise.
 
-With `--is-kept` it only answers, by its exit status, whether this interpreter has one to keep. With `--constraints FILE` it
-writes constraints.txt there with the lines for torch and triton that belong to what is installed.
+With `--is-kept` it only answers, by its exit status, whether this interpreter has one to keep. With `--constraints FILE`
+it writes constraints.txt there with the lines for torch and triton that belong to what is installed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Small real processes that keep the announce-file contract, for tests of the supervision alone.
 
-`write_stand_ins` makes a directory which, first on PYTHONPATH, lets `python -m baton_prefill_worker` and its siblings start
-these. What they do is told in the environment: BATON_STAND_IN maps a role to one of the behaviours below.
+`write_stand_ins` makes a directory which, first on PYTHONPATH, lets `python -m baton_prefill_worker` and its siblings
+start these. What they do is told in the environment: BATON_STAND_IN maps a role to one of the behaviours below.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -69,7 +68,6 @@ def _serve(role: str, flags: dict[str, str], announce: Path, is_silent: bool) ->
         temporary.write_text(json.dumps(said))
         temporary.replace(announce)
     server.serve_forever()
-    time.sleep(0)
 
 
 class _Handler(BaseHTTPRequestHandler):
