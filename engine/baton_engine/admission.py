@@ -7,7 +7,7 @@ slots are there, so that a started one never waits for memory. Prompts are cut o
 from __future__ import annotations
 
 from baton_engine.engine_config import EngineConfig
-from baton_engine.engine_state import EngineState, announce, close_slot
+from baton_engine.engine_state import EngineState, announce, close_slot, leave_stage
 from baton_engine.events import SequenceSpec
 from baton_engine.plan import PrefillChunk
 from baton_engine.sequence import Sequence, Stage, Stem, StemStage
@@ -95,10 +95,7 @@ def _start(state: EngineState, draft: StepDraft, stem: Stem) -> bool:
 def _open(
     state: EngineState, draft: StepDraft, stem: Stem, members: list[Sequence], hits: list[int], missing: int
 ) -> None:
-    if stem.stage is StemStage.WAITING:
-        del state.waiting[stem.request.key]
-    else:
-        state.returning.remove(stem)
+    leave_stage(state, stem)
     stem.stage = StemStage.PREFILLING
     stem.run += 1
     state.pool.share(stem.owner, hits)

@@ -44,10 +44,11 @@ class EngineState:
     is_prompt_starved: bool = False
     """The oldest waiting prompt lacks blocks: younger reservations must not take them."""
     is_draining: bool = False
+    waiting_tokens: int = 0
+    """Of the waiting and returning stems."""
     preemptions: int = 0
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
-    step_s: float = 0.0
 
     @property
     def is_running(self) -> bool:
@@ -111,10 +112,12 @@ def leave_stage(state: EngineState, stem: Stem) -> None:
     match stem.stage:
         case StemStage.WAITING:
             del state.waiting[stem.request.key]
+            state.waiting_tokens -= stem.num_tokens
         case StemStage.QUEUED:
             del state.queued[stem.request.key]
         case StemStage.RETURNING:
             state.returning.remove(stem)
+            state.waiting_tokens -= stem.num_tokens
         case StemStage.LANDED:
             state.landed.remove(stem)
         case StemStage.PREFILLING:

@@ -91,7 +91,10 @@ class Queued:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The engine gave the request up and holds nothing for it."""
+    """The engine gave the request up and holds nothing for it.
+
+    Except blocks that a transfer may be using (announced by `Computed` or `Reserved`): they stay until `release` of the key.
+    """
 
     key: RequestKey
     reason: Reason

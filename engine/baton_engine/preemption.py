@@ -60,4 +60,5 @@ def return_sequence(state: EngineState, sequence: Sequence) -> None:
 
 def _queue(state: EngineState, stem: Stem) -> None:
     stem.stage = StemStage.RETURNING
+    state.waiting_tokens += stem.num_tokens
     insort(state.returning, stem, key=lambda stem: stem.order)

@@ -12,10 +12,6 @@ from baton_engine.step_draft import LaunchedChunk
 from baton_kv_transfer.wire.pair_link import FirstToken
 from baton_kv_transfer.wire.values import Finish
 
-STEP_SMOOTHING = 0.1
-"""Weight of the newest step in the smoothed step duration."""
-
-
 def read_result(state: EngineState, result: StepResult) -> None:
     """Take the result of the oldest launched step. Raises RuntimeError when it is another step's."""
     launched = state.in_flight[0] if state.in_flight else None
@@ -24,8 +20,6 @@ def read_result(state: EngineState, result: StepResult) -> None:
     state.in_flight.popleft()
     state.pool.collected(result.step)
     state.slots.collected(result.step)
-    weight = STEP_SMOOTHING if state.step_s else 1.0
-    state.step_s += weight * (result.duration_s - state.step_s)
     for chunk in launched.chunks:
         _advance_stem(state, chunk)
     for tokens in result.tokens:

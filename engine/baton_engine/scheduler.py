@@ -30,33 +30,27 @@ from baton_kv_transfer.wire.values import Finish, Reason
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStats:
-    """Load and counters at one moment. Counters (from `steps` on) only grow, except `step_s`."""
+    """Load and counters at one moment. Every block is counted once; counters (the last three) only grow."""
 
     running: int
     """Sequences that hold a slot."""
     waiting: int
-    """Requests, and preempted sequences, that hold no slot yet: reservations and landed ones included."""
+    """Requests accepted that hold no slot yet, reservations and landed ones included, and preempted sequences."""
     waiting_tokens: int
-    """Tokens that are still to be computed before those of them that prefill here draw their first token."""
-    reserved: int
-    """Reservations granted whose KV has not landed."""
-    held: int
-    """Complete prompts that wait for their release."""
-    blocks: dict[BlockState, int]
+    """Tokens of prompts and preempted sequences that have not been started."""
+    blocks_free: int
+    blocks_cached: int
+    """Held by nobody, given out when needed: free as well, but their KV may be hit."""
+    blocks_reserved: int
+    """Held for KV that has not landed."""
+    blocks_in_use: int
+    """Held, or waiting for a launched step to end."""
     is_draining: bool
-    steps: int
-    step_s: float
-    """Smoothed duration of recent steps; 0 before the first."""
     preemptions: int
     prompt_tokens: int
     """Tokens of all started prompts and granted reservations, …"""
     cached_prompt_tokens: int
     """… and how many of them were found in the prefix cache."""
-
-    @property
-    def blocks_free(self) -> int:
-        """Blocks that could be given out now; cached ones count."""
-        return self.blocks[BlockState.FREE] + self.blocks[BlockState.CACHED]
 
 
 class Scheduler:
@@ -76,6 +70,7 @@ class Scheduler:
         if not self._refuse(spec, now, len(self._state.waiting)):
             request = self._open(spec, StemStage.WAITING)
             self._state.waiting[spec.key] = _stem(request)
+            self._state.waiting_tokens += len(spec.tokens)
 
     def reserve(self, spec: SequenceSpec, now: float) -> None:
         """Hold room for the KV of all of the spec's tokens. Reserved follows, at once or after Queued; or Failed."""
@@ -102,7 +97,10 @@ class Scheduler:
         """
         state = self._state
         request = state.requests.get(key)
-        if request is None or request.is_stopped or _stem(request).stage is not StemStage.RESERVED:
+        if request is None or _stem(request).stage is not StemStage.RESERVED:
+            return
+        if request.is_stopped:  # cancelled meanwhile: with the landing the transfer is over
+            drop_request(state, request)
             return
         by_choice = {first.choice: first for first in first_tokens}
         missing = [sequence.choice for sequence in request.live if sequence.choice not in by_choice]
@@ -119,29 +117,25 @@ class Scheduler:
             self._take_first(request, sequence.choice, by_choice[sequence.choice])
 
     def release(self, key: RequestKey, now: float) -> None:
-        """Give back whatever the key holds, in any state; nothing reads or writes its blocks from outside any more."""
+        """Give back whatever the key holds, in any state: no transfer uses its blocks any more."""
         request = self._state.requests.get(key)
         if request is not None:
             drop_request(self._state, request)
 
     def cancel(self, key: RequestKey, choice: int | None, now: float) -> None:
-        """End the request, or one choice of it, without further events. Like `release`, it gives back announced blocks."""
+        """End the request, or one choice of it, without further events.
+
+        Everything is given back, except blocks that a transfer may be using: those announced by Computed (until `release`)
+        or Reserved (until `release` or `landed`).
+        """
         request = self._state.requests.get(key)
         if request is None:
             return
         sequence = None if choice is None else request.sequences.get(choice)
-        if choice is None:
-            drop_request(self._state, request)
+        if choice is None or request.live == [sequence]:
+            stop_request(self._state, request)
         elif sequence is not None:
             end_sequence(self._state, sequence)
-            if not request.live and not request.first_tokens:
-                drop_request(self._state, request)
-
-    def stop(self, key: RequestKey, now: float) -> None:
-        """Compute nothing more for the key. Announced blocks (Computed, Reserved) stay until `release`: a transfer may use them."""
-        request = self._state.requests.get(key)
-        if request is not None:
-            stop_request(self._state, request)
 
     def drain(self) -> None:
         """Refuse new requests; those accepted go on."""
@@ -169,7 +163,7 @@ class Scheduler:
         return plan
 
     def apply(self, result: StepResult, now: float) -> None:
-        """Take the result of the oldest launched step."""
+        """Take the result of the oldest launched step. Raises RuntimeError when it is another step's."""
         read_result(self._state, result)
 
     def events(self) -> list[SchedulerEvent]:
@@ -190,20 +184,17 @@ class Scheduler:
         return key in self._state.requests
 
     def stats(self) -> SchedulerStats:
-        """For reports a few times a second: looks at every waiting request."""
-        state = self._state
-        computing = (*state.waiting.values(), *state.returning)
-        stages = [request.stem.stage for request in state.requests.values() if request.stem is not None]
+        """Cheap enough for every turn."""
+        state, count = self._state, self.pool.count
         return SchedulerStats(
             running=state.slots.taken,
-            waiting=len(computing) + len(state.queued) + len(state.landed),
-            waiting_tokens=sum(len(stem.tokens) or len(stem.members[0].context()) for stem in computing),
-            reserved=stages.count(StemStage.RESERVED),
-            held=sum(request.spec.hold for request in state.requests.values()) and stages.count(StemStage.HELD),
-            blocks={each: self.pool.count(each) for each in BlockState},
+            waiting=len(state.waiting) + len(state.returning) + len(state.queued) + len(state.landed),
+            waiting_tokens=state.waiting_tokens,
+            blocks_free=count(BlockState.FREE),
+            blocks_cached=count(BlockState.CACHED),
+            blocks_reserved=count(BlockState.RESERVED),
+            blocks_in_use=count(BlockState.IN_USE) + count(BlockState.FENCED),
             is_draining=state.is_draining,
-            steps=state.launched_step,
-            step_s=state.step_s,
             preemptions=state.preemptions,
             prompt_tokens=state.prompt_tokens,
             cached_prompt_tokens=state.cached_prompt_tokens,
@@ -219,6 +210,8 @@ class Scheduler:
             assert self.pool.available == self.pool.num_blocks
             assert self._state.slots.taken == 0
         assert self._state.ungranted_blocks == sum(request.held_blocks for request in requests.values())
+        stems = (*self._state.waiting.values(), *self._state.returning)
+        assert self._state.waiting_tokens == sum(stem.num_tokens for stem in stems)
 
     # Inside -------------------------------------------------------------------------------------------------------------
 

@@ -129,6 +129,11 @@ class Stem:
         return self.members[0].order
 
     @property
+    def num_tokens(self) -> int:
+        """Length of the context, also before a returning stem's tokens are all known."""
+        return len(self.tokens) or self.members[0].kv_tokens + 1
+
+    @property
     def waiting_members(self) -> list[Sequence]:
         return [member for member in self.members if member.stage is Stage.STEM]
 

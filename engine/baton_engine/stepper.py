@@ -11,10 +11,18 @@ from baton_engine.plan import Runner
 from baton_engine.scheduler import Scheduler
 
 
+STEP_SMOOTHING = 0.1
+"""Weight of the newest step in the smoothed step duration."""
+
+
 class Stepper:
     """Drives one scheduler and one runner."""
 
     def __init__(self, scheduler: Scheduler, runner: Runner) -> None:
+        self.steps = 0
+        """Steps whose result was applied."""
+        self.step_s = 0.0
+        """Smoothed duration of recent steps; 0 before the first."""
         self._scheduler = scheduler
         self._runner = runner
         self._launched = 0
@@ -42,5 +50,9 @@ class Stepper:
         return False
 
     def _collect(self, now: float) -> None:
-        self._scheduler.apply(self._runner.collect(), now)
+        result = self._runner.collect()
         self._launched -= 1
+        self._scheduler.apply(result, now)
+        weight = STEP_SMOOTHING if self.steps else 1.0
+        self.step_s += weight * (result.duration_s - self.step_s)
+        self.steps += 1
