@@ -1,7 +1,7 @@
 """Where workers are, without any orchestrator's API: a file or a DNS name, polled.
 
-An answer that failed or is empty is *unknown* (None): it never says that somebody is gone. Who is alive is the business of the
-links.
+An answer that failed or is empty is *unknown* (None): it never says that somebody is gone. Who is alive is the
+business of the links.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeGuard
 
 MAX_FILE_BYTES = 1 << 20
 MAX_ENDPOINTS = 4_096
@@ -90,7 +91,7 @@ async def watch(
 
 
 def parse_endpoints(text: str) -> tuple[Endpoint, ...] | None:
-    """A JSON list of {"host", "port"[, "pair_port"]}; other keys are ignored. None when it is anything else or empty."""
+    """A JSON list of {"host", "port"[, "pair_port"]}, other keys ignored. None when it is anything else, or empty."""
     try:
         entries = json.loads(text)
     except ValueError:
@@ -108,12 +109,10 @@ def _endpoint(entry: object) -> Endpoint | None:
     host, port, pair_port = entry.get("host"), entry.get("port"), entry.get("pair_port")
     if not isinstance(host, str) or not 0 < len(host) <= 253 or not _is_port(port):
         return None
-    if pair_port is not None and not _is_port(pair_port):
-        return None
-    return Endpoint(host, port, pair_port)
+    return Endpoint(host, port, pair_port) if pair_port is None or _is_port(pair_port) else None
 
 
-def _is_port(value: object) -> bool:
+def _is_port(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 65_535
 
 

@@ -539,6 +539,9 @@ class DecodeHandovers:
     def _of(self, peer: bytes, state: DecodeState) -> list[_Handover]:
         return [h for h in self._handovers.values() if h.peer == peer and h.state is state]
 
+    def open_keys(self) -> list[HandoverKey]:
+        return list(self._handovers)
+
     def stats(self) -> DecodeStats:
         by_state = dict.fromkeys(DecodeState, 0)
         for handover in self._handovers.values():

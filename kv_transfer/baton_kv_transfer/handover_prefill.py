@@ -456,6 +456,9 @@ class PrefillHandovers:
     def _of(self, peer: bytes, state: PrefillState | None = None) -> list[_Handover]:
         return [h for h in self._handovers.values() if h.peer == peer and (state is None or h.state is state)]
 
+    def open_keys(self) -> list[HandoverKey]:
+        return list(self._handovers)
+
     def stats(self) -> PrefillStats:
         by_state = dict.fromkeys(PrefillState, 0)
         for handover in self._handovers.values():

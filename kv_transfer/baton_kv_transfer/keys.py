@@ -1,7 +1,7 @@
 """The shared keys of the internal links: a directory with one file per key, re-read when it changes.
 
-The file's name is the key's id, its content at least 32 bytes, raw or as hexadecimal digits. Keys rotate by adding a file
-everywhere, then removing the old one everywhere; no process restarts. Errors name the file, never its content.
+The file's name is the key's id, its content at least 32 bytes, raw or as hexadecimal digits. Keys rotate by adding a
+file everywhere, then removing the old one everywhere; no process restarts. Errors name the file, never its content.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class KeyDirectory:
     def current(self) -> KeySet:
         """The keys. Reads the directory anew when anything in it changed since the last call.
 
-        Raises AuthenticationError naming the file when the directory cannot be read, holds no key, or a key is too short,
-        too long, badly named, or readable by others.
+        Raises AuthenticationError naming the file when the directory cannot be read, holds no key, or a key is too
+        short, too long, badly named, or readable by others.
         """
         seen = self._look()
         if seen != self._seen:

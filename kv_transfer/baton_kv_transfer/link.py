@@ -34,6 +34,7 @@ class Connection:
         with suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket = sock
+        self.heard_s = time.monotonic()
 
     async def send(self, data: bytes) -> None:
         await asyncio.get_running_loop().sock_sendall(self.socket, data)
@@ -48,6 +49,7 @@ class Connection:
             if count == 0:
                 raise EOFError("the peer closed the connection")
             done += count
+            self.heard_s = time.monotonic()
         return bytes(data)
 
     def close(self) -> None:
@@ -98,7 +100,10 @@ class Link:
 
     @property
     def state(self) -> PeerState:
-        return PeerState.DEAD if self.is_closed else self._alive.state(time.monotonic())
+        if self.is_closed:
+            return PeerState.DEAD
+        self._alive.heard(self._connection.heard_s)
+        return self._alive.state(time.monotonic())
 
     @property
     def is_closed(self) -> bool:
@@ -125,7 +130,6 @@ class Link:
             frame = await self._connection.receive(length)
         except (EOFError, OSError) as error:
             raise LinkLostError(str(error) or type(error).__name__) from error
-        self._alive.heard(time.monotonic())
         message: PairMessage = decode(frame, PairMessage)
         return message
 
@@ -173,6 +177,7 @@ class Link:
     async def _read(self, on_message: Callable[[PairMessage], None]) -> None:
         while True:
             on_message(await self.receive())
+            await asyncio.sleep(0)  # a socket that always has data would otherwise never let the loop go
 
     async def _write(self) -> None:
         while True:
@@ -189,6 +194,7 @@ class Link:
             await self._connection.send(_LENGTH.pack(len(frame)) + frame)
 
     async def _watch(self) -> None:
-        while self._alive.state(now := time.monotonic()) is not PeerState.DEAD:
+        while True:
             await asyncio.sleep(self._heartbeat_s / 2)
-        raise LinkLostError(f"the peer was silent until {now:.1f}")
+            if self.state is PeerState.DEAD:
+                raise LinkLostError("the peer was silent for too long")

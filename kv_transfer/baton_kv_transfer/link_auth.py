@@ -6,10 +6,10 @@ Three frames of fixed size, over TCP or as binary WebSocket messages:
     dialler  → acceptor PROOF    versions, the chosen version, role, channel, epoch, nonce, the chosen key id, MAC
     acceptor → dialler  CONFIRM  MAC
 
-MAC = HMAC-SHA256(key, label ‖ OFFER ‖ PROOF [‖ PROOF's MAC]), with another label for each side, so that a frame of one side
-never serves as the other's, and both nonces, roles, epochs, version ranges and the key id are covered. Each side draws its nonce
-anew: a recorded handshake proves nothing later. Frames are packed and checked by pure functions; the two small
-drivers at the end only move them.
+MAC = HMAC-SHA256(key, label ‖ OFFER ‖ PROOF [‖ PROOF's MAC]), with another label for each side, so that a frame of one
+side never serves as the other's, and both nonces, roles, epochs, version ranges and the key id are covered. Each side
+draws its nonce anew: a recorded handshake proves nothing later. Frames are packed and checked by pure functions; the
+two small drivers at the end only move them.
 """
 
 from __future__ import annotations

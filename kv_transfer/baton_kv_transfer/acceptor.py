@@ -1,0 +1,194 @@
+"""The decode worker's links from prefill workers: one listening port for control links and data connections.
+
+Owns accepting, handshakes (a bounded number at once, each with a deadline), hellos, the check that the pair fits, and
+the order up → messages → down. Hand-overs are somebody else's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Protocol
+
+from baton_kv_transfer.errors import LinkLostError, TransferError, UnfitPairError
+from baton_kv_transfer.fingerprint import require_fit
+from baton_kv_transfer.handover import TransferConfig
+from baton_kv_transfer.keys import KeyDirectory
+from baton_kv_transfer.layout import negotiated_unit
+from baton_kv_transfer.link import Connection, Link
+from baton_kv_transfer.link_auth import Channel, LinkIdentity, LinkRole, Party, accept_handshake
+from baton_kv_transfer.liveness import LivenessConfig
+from baton_kv_transfer.wire.pair_link import PairHello, PairMessage
+
+log = logging.getLogger(__name__)
+
+MAX_STRANGERS = 64
+"""Connections that have not shaken hands yet; one more closes the oldest, so that they cannot lock anybody out."""
+
+
+@dataclass(slots=True, eq=False)
+class PrefillLink:
+    """A linked prefill worker."""
+
+    epoch: bytes
+    hello: PairHello
+    link: Link
+    ended: asyncio.Event
+
+
+class AcceptorListener(Protocol):
+    """Told in the loop's thread, in order: up, then messages and data connections, then down."""
+
+    def on_up(self, linked: PrefillLink) -> None: ...
+
+    def on_message(self, linked: PrefillLink, message: PairMessage) -> None: ...
+
+    def on_data(self, linked: PrefillLink, connection: Connection) -> None:
+        """An authenticated data connection of a linked worker; the listener owns it now."""
+        ...
+
+    def on_down(self, linked: PrefillLink, detail: str) -> None: ...
+
+
+class Acceptor:
+    """All links of one decode worker."""
+
+    def __init__(
+        self, hello: PairHello, keys: KeyDirectory, config: TransferConfig, listener: AcceptorListener
+    ) -> None:
+        self._hello = hello
+        self._keys = keys
+        self._config = config
+        self._listener = listener
+        self._party = Party(LinkRole.DECODE, hello.epoch)
+        self._socket: socket.socket | None = None
+        self._accepting: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._strangers: OrderedDict[Connection, None] = OrderedDict()
+        self.links: dict[bytes, PrefillLink] = {}
+        self.refused = 0
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen; returns the port that was bound. Raises OSError when it is taken."""
+        loop = asyncio.get_running_loop()
+        infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = infos[0]
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+            sock.listen(128)
+        except OSError:
+            sock.close()
+            raise
+        sock.setblocking(False)
+        self._socket = sock
+        self._accepting = asyncio.create_task(self._accept(sock))
+        bound: int = sock.getsockname()[1]
+        return bound
+
+    async def stop(self) -> None:
+        tasks = [*self._tasks, *([self._accepting] if self._accepting else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._socket is not None:
+            self._socket.close()
+
+    def cut(self, epoch: bytes, detail: str) -> None:
+        linked = self.links.get(epoch)
+        if linked is not None:
+            linked.link.close(detail)
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, _ = await loop.sock_accept(listening)
+            except OSError as error:  # out of descriptors, or the peer was gone before we looked
+                log.warning("accepting pair links: %s", error)
+                await asyncio.sleep(0.1)
+                continue
+            connection = Connection(sock)
+            self._strangers[connection] = None
+            if len(self._strangers) > MAX_STRANGERS:
+                self._strangers.popitem(last=False)[0].close()
+            task = asyncio.create_task(self._welcome(connection))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _welcome(self, connection: Connection) -> None:
+        handed_over = False
+        try:
+            try:
+                identity = await accept_handshake(
+                    connection.send,
+                    connection.receive,
+                    self._keys,
+                    self._party,
+                    accept_roles=(LinkRole.PREFILL,),
+                    timeout_s=self._config.handshake_s,
+                )
+            finally:
+                self._strangers.pop(connection, None)
+            if identity.channel is Channel.DATA:
+                handed_over = self._take_data(identity, connection)
+            else:
+                await self._take_control(identity, connection)
+        except (TransferError, OSError, TimeoutError) as error:
+            self.refused += 1
+            log.warning("pair link refused: %s", error or type(error).__name__)
+        finally:
+            if not handed_over:
+                connection.close()
+
+    def _take_data(self, identity: LinkIdentity, connection: Connection) -> bool:
+        linked = self.links.get(identity.epoch)
+        if linked is None:
+            raise LinkLostError("a data connection of a worker that is not linked")
+        self._listener.on_data(linked, connection)
+        return True
+
+    async def _take_control(self, identity: LinkIdentity, connection: Connection) -> None:
+        config = self._config
+        link = Link(
+            connection,
+            identity,
+            heartbeat_s=config.heartbeat_s,
+            liveness=LivenessConfig(config.suspect_s, config.dead_s),
+        )
+        async with asyncio.timeout(config.handshake_s):
+            hello = await link.receive()
+        if not isinstance(hello, PairHello) or hello.epoch != identity.epoch or hello.role != "prefill":
+            raise LinkLostError("the first message was not the hello of the prefill worker that shook hands")
+        try:
+            require_fit(self._hello.fingerprint, hello.fingerprint)
+            negotiated_unit(self._hello.block_tokens, hello.block_tokens)
+        except UnfitPairError as error:
+            await link.send_now(self._hello)  # so that the other side can name the difference too
+            raise UnfitPairError(f"prefill worker {identity.epoch.hex()[:8]}: {error}") from error
+        await self._replace(identity.epoch)
+        await self._serve(PrefillLink(identity.epoch, hello, link, asyncio.Event()))
+
+    async def _replace(self, epoch: bytes) -> None:
+        """The same process dialled again: its old link has broken on its side, whatever it looks like here."""
+        while (known := self.links.get(epoch)) is not None:
+            known.link.close("replaced by a new link of the same process")
+            await known.ended.wait()
+
+    async def _serve(self, linked: PrefillLink) -> None:
+        detail = "stopped"
+        self.links[linked.epoch] = linked  # before the hello: its answer are data connections
+        linked.link.send(self._hello)
+        self._listener.on_up(linked)
+        try:
+            detail = await linked.link.run(lambda message: self._listener.on_message(linked, message))
+        finally:
+            linked.link.close(detail)
+            del self.links[linked.epoch]
+            log.info("link from prefill worker %s ended: %s", linked.epoch.hex()[:8], detail)
+            self._listener.on_down(linked, detail)
+            linked.ended.set()

@@ -1,0 +1,225 @@
+"""The prefill worker's transfer: runs `PrefillHandovers` in the transfer thread's loop and carries out its actions.
+
+The engine's thread calls `opened`, `computed`, `first_tokens` and `cancelled`; the worker is told through a
+`PrefillListener`. What happens when is decided by the machine; links are kept by the dialler, bytes moved by the
+carrier and its writers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from baton_kv_transfer import tcp
+from baton_kv_transfer.dialler import DecodeLink, Dialler
+from baton_kv_transfer.discovery import Endpoint
+from baton_kv_transfer.handover import CutLink, HandoverKey, KvSource, PrefillListener, Send, TransferConfig
+from baton_kv_transfer.handover_prefill import (
+    DecodePeer,
+    DropPuts,
+    PrefillAction,
+    PrefillHandovers,
+    PrefillStats,
+    Put,
+    Release,
+    Report,
+)
+from baton_kv_transfer.keys import KeyDirectory
+from baton_kv_transfer.layout import KvGeometry
+from baton_kv_transfer.put_carrier import PutCarrier
+from baton_kv_transfer.transport import Writer
+from baton_kv_transfer.wire.pair_link import FirstToken, PairHello, PairMessage
+from baton_kv_transfer.wire.values import Address, PairFingerprint, PeerRef, Reason, Role
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillTransferStats:
+    handovers: PrefillStats
+    links: int
+    lanes: dict[str, int]
+    """Linked decode workers by the lane that their bytes travel over."""
+    bytes_sent: int
+    dial_failures: int
+
+
+class PrefillTransfer:
+    """Hand-overs from this prefill worker to any number of decode workers."""
+
+    def __init__(
+        self,
+        *,
+        epoch: bytes,
+        fingerprint: PairFingerprint,
+        geometry: KvGeometry,
+        keys: KeyDirectory,
+        source: KvSource,
+        listener: PrefillListener,
+        config: TransferConfig | None = None,
+        tensor_parallel: int = 1,
+    ) -> None:
+        self._config = config or TransferConfig()
+        self._listener = listener
+        self._handovers = PrefillHandovers(geometry, self._config)
+        hello = PairHello(
+            role=Role.PREFILL,
+            epoch=epoch,
+            fingerprint=fingerprint,
+            block_tokens=geometry.block_tokens,
+            tensor_parallel=tensor_parallel,
+            landing_bytes=0,
+            transports=(tcp.NAME,),
+            descriptor=b"",
+        )
+        self._dialler = Dialler(hello, keys, self._config, self)
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="baton-checksums")
+        self._carrier = PutCarrier(
+            source, geometry, self._config, self._executor, self._writer_to, self._put_done, self._put_failed
+        )
+        self._peers: dict[bytes, Address] = {}
+        self._bytes_before = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ticker: asyncio.Task[None] | None = None
+        self._stats = self._look()
+
+    # Life ------------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Begin in the running loop, which is the transfer thread's."""
+        self._loop = asyncio.get_running_loop()
+        self._ticker = asyncio.create_task(self._tick())
+
+    async def stop(self) -> None:
+        """End every hand-over (each `on_release` is told), then the links."""
+        for key in self._handovers.open_keys():
+            self._act(self._handovers.cancelled(key, Reason.DRAINING, "the prefill worker stops", time.monotonic()))
+        await self._dialler.stop()
+        await self._carrier.drained()
+        if self._ticker is not None:
+            self._ticker.cancel()
+            await asyncio.gather(self._ticker, return_exceptions=True)
+        self._executor.shutdown(wait=False)
+        self._stats = self._look()
+        self._loop = None
+
+    # From any thread -------------------------------------------------------------------------------------------------
+
+    def discovered(self, endpoints: Iterable[Endpoint]) -> None:
+        """Keep links to these decode workers (their pair port, or else their port)."""
+        addresses = [Address(host=each.host, port=each.pair_port or each.port) for each in endpoints]
+        self._post(lambda: self._dialler.discovered(addresses))
+
+    def opened(self, request: bytes, attempt: int, peer: PeerRef, total_tokens: int, deadline_s: float) -> None:
+        """A prefill was accepted whose KV of `total_tokens` tokens goes to `peer`."""
+        self._post(lambda: self._opened(HandoverKey(request, attempt), peer, total_tokens, deadline_s))
+
+    def computed(self, request: bytes, attempt: int, tokens: int, blocks: tuple[int, ...]) -> None:
+        """KV of [0, tokens) stands in `blocks`."""
+        key = HandoverKey(request, attempt)
+        self._post(lambda: self._act(self._handovers.computed(key, tokens, blocks, time.monotonic())))
+
+    def first_tokens(self, request: bytes, attempt: int, first_tokens: tuple[FirstToken, ...]) -> None:
+        """Every choice drew its first token."""
+        key = HandoverKey(request, attempt)
+        self._post(lambda: self._act(self._handovers.first_tokens(key, first_tokens, time.monotonic())))
+
+    def cancelled(self, request: bytes, attempt: int, reason: Reason = Reason.CANCELLED, detail: str = "") -> None:
+        """The request is no longer wanted, or the engine gave it up. Unknown ones are ignored."""
+        key = HandoverKey(request, attempt)
+        self._post(lambda: self._act(self._handovers.cancelled(key, reason, detail, time.monotonic())))
+
+    def stats(self) -> PrefillTransferStats:
+        """As of the last tick."""
+        return self._stats
+
+    def _post(self, call: Callable[[], None]) -> None:
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(call)
+
+    # Links -----------------------------------------------------------------------------------------------------------
+
+    def on_up(self, linked: DecodeLink) -> None:
+        self._peers.pop(linked.epoch, None)
+        facts = DecodePeer(linked.hello.block_tokens, linked.hello.landing_bytes)
+        self._act(self._handovers.link_up(linked.epoch, facts, time.monotonic()))
+
+    def on_message(self, linked: DecodeLink, message: PairMessage) -> None:
+        self._act(self._handovers.message(linked.epoch, message, time.monotonic()))
+
+    def on_down(self, linked: DecodeLink, detail: str) -> None:
+        self._bytes_before += linked.writer.bytes_sent
+        self._act(self._handovers.link_down(linked.epoch, Reason.PEER_LOST, detail, time.monotonic()))
+
+    def on_seen(self, address: Address, epoch: bytes) -> None:
+        gone = [peer for peer, where in self._peers.items() if where == address and peer != epoch]
+        for peer in gone:
+            del self._peers[peer]
+            if peer not in self._dialler.links:
+                detail = f"another process answers at {address}"
+                self._act(self._handovers.link_down(peer, Reason.PEER_LOST, detail, time.monotonic()))
+
+    def on_unfit(self, epoch: bytes, detail: str) -> None:
+        self._act(self._handovers.link_down(epoch, Reason.UNFIT_PAIR, detail, time.monotonic()))
+
+    # Inside ----------------------------------------------------------------------------------------------------------
+
+    def _opened(self, key: HandoverKey, peer: PeerRef, total_tokens: int, deadline_s: float) -> None:
+        now = time.monotonic()
+        self._act(self._handovers.opened(key, peer.epoch, total_tokens, deadline_s, now))
+        if peer.epoch in self._dialler.links:
+            return
+        if any(linked.address == peer.address for linked in self._dialler.links.values()):
+            detail = f"another process answers at {peer.address}"
+            self._act(self._handovers.link_down(peer.epoch, Reason.PEER_LOST, detail, now))
+            return
+        self._peers[peer.epoch] = peer.address
+        self._dialler.want(peer.address, min(deadline_s, now + self._config.link_wait_s))
+
+    def _writer_to(self, peer: bytes) -> Writer | None:
+        linked = self._dialler.links.get(peer)
+        return None if linked is None else linked.writer
+
+    def _put_done(self, put: Put, checksums: bytes) -> None:
+        self._act(self._handovers.put_done(put.key, put.put, checksums, time.monotonic()))
+
+    def _put_failed(self, put: Put, reason: Reason, detail: str) -> None:
+        self._act(self._handovers.put_failed(put.key, put.put, reason, detail, time.monotonic()))
+
+    def _act(self, actions: list[PrefillAction]) -> None:
+        for action in actions:
+            match action:
+                case Send(peer, message):
+                    linked = self._dialler.links.get(peer)
+                    if linked is not None:
+                        linked.link.send(message)
+                case CutLink(peer, detail):
+                    self._dialler.cut(peer, detail)
+                case Put():
+                    self._carrier.add(action)
+                case DropPuts(key):
+                    self._carrier.drop(key)
+                case Release(key):
+                    self._listener.on_release(key.request, key.attempt)
+                case Report(key, reason, detail):
+                    self._listener.on_report(key.request, key.attempt, reason, detail)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.tick_s)
+            self._act(self._handovers.tick(time.monotonic()))
+            self._stats = self._look()
+
+    def _look(self) -> PrefillTransferStats:
+        links = list(self._dialler.links.values())
+        lanes: dict[str, int] = {}
+        for linked in links:
+            lanes[linked.writer.lane] = lanes.get(linked.writer.lane, 0) + 1
+        return PrefillTransferStats(
+            handovers=self._handovers.stats(),
+            links=len(links),
+            lanes=lanes,
+            bytes_sent=self._bytes_before + sum(linked.writer.bytes_sent for linked in links),
+            dial_failures=self._dialler.failures,
+        )
