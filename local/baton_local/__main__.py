@@ -6,36 +6,88 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from baton_local.errors import LocalError
+from baton_local.ask import AskOptions, run_ask
+from baton_local.demo import DemoOptions, run_demo
+from baton_local.errors import LocalError, RefusedError
+from baton_local.observe import observe
 from baton_local.options import parse_options
+from baton_local.record import read_record
+from baton_local.run_dir import base_directory, find_run
+from baton_local.show_logs import run_logs
+from baton_local.status import as_json, as_text
 from baton_local.up import UpOptions, run_up
 from baton_operator.errors import ManifestError, OperatorError
 
+FAILED = 1
 REFUSED = 2
+INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     options = parse_options(sys.argv[1:] if arguments is None else arguments)
-    commands: dict[str, Callable[[argparse.Namespace], int]] = {"up": _up}
+    commands: dict[str, Callable[[argparse.Namespace], int]] = {
+        "up": _up,
+        "demo": _demo,
+        "status": _status,
+        "ask": _ask,
+        "logs": _logs,
+    }
     try:
         return commands[options.command](options)
     except ManifestError as error:
         for problem in error.problems:
             print(f"baton: {problem}", file=sys.stderr)
-    except (LocalError, OperatorError) as error:
+    except (RefusedError, OperatorError) as error:
         print(f"baton: {error}", file=sys.stderr)
+    except LocalError as error:
+        print(f"baton: {error}", file=sys.stderr)
+        return FAILED
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     return REFUSED
 
 
 def _up(options: argparse.Namespace) -> int:
     return run_up(_up_options(options))
+
+
+def _demo(options: argparse.Namespace) -> int:
+    passed = ["--port", str(options.port), "--host", options.host, "--ready-timeout", str(options.ready_timeout)]
+    passed += [text for name, path in options.volume for text in ("--volume", f"{name}={path}")]
+    passed += ["--device", options.device] if options.device else []
+    passed += ["--processes", str(options.processes)] if options.processes else []
+    return run_demo(
+        DemoOptions(options.file, tuple(passed), options.question, options.max_tokens, options.ready_timeout)
+    )
+
+
+def _status(options: argparse.Namespace) -> int:
+    seen = observe(read_record(find_run(base_directory(), options.name)))
+    print(json.dumps(as_json(seen), indent=2) if options.json else as_text(seen))
+    return 0
+
+
+def _ask(options: argparse.Namespace) -> int:
+    return run_ask(
+        AskOptions(
+            text=options.question,
+            name=options.name,
+            model=options.model,
+            max_tokens=options.max_tokens,
+            temperature=options.temperature,
+            stream=not options.no_stream,
+        )
+    )
+
+
+def _logs(options: argparse.Namespace) -> int:
+    return run_logs(options.process, options.name, options.follow)
 
 
 def _up_options(options: argparse.Namespace) -> UpOptions:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
+
+import msgspec
 
 from baton_local.errors import NotRunningError
 from baton_local.run_dir import RunDir, write_json
@@ -29,6 +30,14 @@ class PostRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class TargetRecord:
+    """A latency target of the manifest."""
+
+    target_s: float
+    percentile: float
+
+
+@dataclass(frozen=True, slots=True)
 class RunRecord:
     """One running deployment."""
 
@@ -41,6 +50,8 @@ class RunRecord:
     ready: bool
     decision: str
     """How the pools were sized, in words."""
+    ttft: TargetRecord
+    tpot: TargetRecord
     posts: tuple[PostRecord, ...]
 
 
@@ -49,10 +60,8 @@ def write_record(run: RunDir, record: RunRecord) -> None:
 
 
 def read_record(run: RunDir) -> RunRecord:
-    """The record of a run. Raises NotRunningError when there is none yet."""
+    """The record of a run. Raises NotRunningError when there is none (yet)."""
     try:
-        raw = json.loads(run.record.read_bytes())
-    except FileNotFoundError as error:
-        raise NotRunningError(f"{run.root.name} is just starting: try again") from error
-    posts = tuple(PostRecord(**{**post, "admin_ports": tuple(post["admin_ports"])}) for post in raw.pop("posts"))
-    return RunRecord(**raw, posts=posts)
+        return msgspec.json.decode(run.record.read_bytes(), type=RunRecord)
+    except (FileNotFoundError, msgspec.DecodeError) as error:
+        raise NotRunningError(f"{run.root.name} is not up yet: try again") from error

@@ -25,10 +25,10 @@ from baton_local.fleet import Fleet, PostSpec, new_posts, plan_fleet, roll, size
 from baton_local.log_tail import last_line
 from baton_local.machine import devices, free_port, gpu_ids, model_directory
 from baton_local.processes import Processes
-from baton_local.record import PostRecord, RunRecord, write_record
+from baton_local.record import PostRecord, RunRecord, TargetRecord, write_record
 from baton_local.run_dir import RunDir, base_directory, claimed, directory_name, write_json, write_key
 from baton_local.supervision import Action, Patience, Phase, Supervisor
-from baton_operator.api import LLMDeployment
+from baton_operator.api import LLMDeployment, TargetSpec
 from baton_operator.manifest import read_manifest
 from baton_operator.names import POOL_ROLES, Role
 from baton_operator.workers import Device, Site, instance_arguments
@@ -217,16 +217,18 @@ class Runtime:
             print(f"baton: {text}", file=sys.stderr, flush=True)
 
     def _write_record(self) -> None:
-        metadata, posts = self._fleet.deployment.metadata, self._supervisor.posts.values()
+        metadata, spec = self._fleet.deployment.metadata, self._fleet.deployment.spec
         record = RunRecord(
             name=metadata.name,
             namespace=metadata.namespace,
             pid=os.getpid(),
             endpoint=self._endpoint,
-            served_name=self._fleet.deployment.spec.model.served_name,
+            served_name=spec.model.served_name,
             ready=self._supervisor.was_ready and self._supervisor.routable,
             decision=self._decision,
-            posts=tuple(self._post_record(post) for post in posts),
+            ttft=_target(spec.slo.ttft),
+            tpot=_target(spec.slo.tpot),
+            posts=tuple(self._post_record(post) for post in self._supervisor.posts.values()),
         )
         if record != self._written:
             write_record(self._run, record)
@@ -269,6 +271,10 @@ def _with_processes(deployment: LLMDeployment, processes: int | None) -> LLMDepl
 def _address(worker: Announcement) -> dict[str, object]:
     address: dict[str, object] = {"host": worker.host, "port": worker.port}
     return address if worker.pair_port is None else {**address, "pair_port": worker.pair_port}
+
+
+def _target(spec: TargetSpec) -> TargetRecord:
+    return TargetRecord(spec.target, spec.percentile)
 
 
 async def _is_ok(session: aiohttp.ClientSession, url: str) -> bool:

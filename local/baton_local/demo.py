@@ -1,0 +1,197 @@
+"""`baton demo`: bring a deployment up, ask it one question, show what happened, take it down, leave nothing.
+
+It runs `baton up` as its own child, so that what is shown is what users get. It fails when the KV cache did not move
+from one process to another, or when a process is left at the end.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from baton_local.client import ChatStream, Question
+from baton_local.errors import LocalError, NotRunningError
+from baton_local.log_tail import last_line
+from baton_local.observe import Observation, observe
+from baton_local.processes import PARENT_VARIABLE, Ended, Processes
+from baton_local.record import RunRecord, read_record
+from baton_local.run_dir import RunDir, base_directory, directory_name
+from baton_local.table import milliseconds, table
+from baton_operator.manifest import read_manifest
+
+T = TypeVar("T")
+
+UP = "baton up"
+POLL_S = 0.05
+SETTLE_S = 5.0
+STOP_S = 40.0
+
+
+class DemoError(LocalError):
+    """The demonstration did not show what it should."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """What the client measured."""
+
+    tokens: int
+    ttft_s: float
+    tpot_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    manifest: Path
+    up_arguments: tuple[str, ...]
+    """Passed to `baton up` as they are."""
+    question: str
+    max_tokens: int
+    ready_s: float
+
+
+def run_demo(options: DemoOptions) -> int:
+    """The whole demonstration. Raises LocalError or OperatorError when a part of it fails."""
+    metadata = read_manifest(options.manifest).metadata
+    run = RunDir(base_directory() / directory_name(metadata.namespace, metadata.name))
+    with tempfile.TemporaryDirectory(prefix="baton-demo-") as directory, Processes() as processes:
+        log = Path(directory) / "up.log"
+        started_s = time.monotonic()
+        command = (sys.executable, "-m", "baton_local", "up", "-f", str(options.manifest), *options.up_arguments)
+        pid = processes.start(UP, command, os.environ, log)
+        record = _ready(run, pid, processes, log, options.ready_s)
+        print(f"ready {record.endpoint} after {time.monotonic() - started_s:.1f} s\n", flush=True)
+        timing = _ask(record, options)
+        seen = _settled(run)
+        print(f"\n\n{report(seen, timing)}\n", flush=True)
+        processes.signal(UP, signal.SIGTERM)
+        ended = _ended(processes, log, STOP_S)
+        left = _left_behind(pid)
+    if ended.status != 0:
+        raise DemoError(f"`baton up` ended with status {ended.status}")
+    if left:
+        raise DemoError(f"processes were left behind: {', '.join(map(str, left))}")
+    check_moved(seen)
+    print("stopped; no process is left")
+    return 0
+
+
+def report(seen: Observation, timing: Timing) -> str:
+    """The table of the demonstration. Pure."""
+    rows: list[tuple[object, ...]] = [
+        (gateway.role, str(gateway.pid), seen.record.endpoint.removeprefix("http://"), None, None, None)
+        for gateway in seen.gateways
+    ]
+    for post, state in seen.workers:
+        if state is None:
+            rows.append((post.role, str(post.pid), post.address, None, None, "does not answer"))
+            continue
+        sent, received = state.transfer.bytes_sent, state.transfer.bytes_received
+        moved = received if post.role == "decode" else sent
+        direction = "received" if post.role == "decode" else "sent"
+        rows.append((post.role, str(post.pid), post.address, _blocks(moved, state.block_bytes), moved, direction))
+    header = ("PROCESS", "PID", "ADDRESS", "KV BLOCKS", "KV BYTES", "")
+    transports = {state.transfer.transport for _, state in seen.workers if state is not None} - {None}
+    facts = (
+        f"transport {', '.join(sorted(map(str, transports))) or '-'}",
+        f"TTFT {milliseconds(timing.ttft_s)}",
+        f"TPOT {milliseconds(timing.tpot_s)}",
+        f"{timing.tokens} tokens",
+    )
+    return f"{table(header, rows)}\n\n{'   '.join(facts)}"
+
+
+def check_moved(seen: Observation) -> None:
+    """That KV went from one process to another. Pure; raises DemoError when it did not."""
+    sent = {post.pid: s.transfer.bytes_sent for post, s in seen.workers if s and s.transfer.bytes_sent}
+    got = {post.pid: s.transfer.bytes_received for post, s in seen.workers if s and s.transfer.bytes_received}
+    if not sent or not got:
+        raise DemoError("no KV moved from a prefill worker to a decode worker")
+    if set(sent) & set(got):
+        raise DemoError("KV did not leave its process")
+    if sum(sent.values()) < sum(got.values()):
+        raise DemoError(f"{sum(got.values())} bytes of KV were received, but {sum(sent.values())} sent")
+
+
+def _blocks(moved: int, block_bytes: int) -> int | None:
+    return -(-moved // block_bytes) if block_bytes else None
+
+
+def _ready(run: RunDir, pid: int, processes: Processes, log: Path, limit_s: float) -> RunRecord:
+    def ready() -> RunRecord | None:
+        ended = processes.poll()
+        if ended:
+            raise DemoError(last_line(log).removeprefix("baton: ") or f"`baton up` ended with status {ended[0].status}")
+        try:
+            record = read_record(run)
+        except NotRunningError:
+            return None
+        return record if record.ready and record.pid == pid else None
+
+    return _awaited(ready, limit_s, "the deployment is not ready")
+
+
+def _ask(record: RunRecord, options: DemoOptions) -> Timing:
+    print(f"> {options.question}\n", flush=True)
+    stream = ChatStream(record.endpoint, Question(record.served_name, options.question, options.max_tokens, 0.0))
+    times: list[float] = []
+    for piece in stream:
+        times.append(piece.at_s)
+        sys.stdout.write(piece.text)
+        sys.stdout.flush()
+    if not times:
+        raise DemoError("the answer is empty")
+    tokens = stream.completion_tokens or len(times)
+    tpot = (times[-1] - times[0]) / (tokens - 1) if tokens > 1 else None
+    return Timing(tokens, times[0] - stream.started_s, tpot)
+
+
+def _settled(run: RunDir) -> Observation:
+    """The processes' accounts once all workers are idle: counters may trail the answer by a moment."""
+
+    def idle() -> Observation | None:
+        seen = observe(read_record(run))
+        states = [state for _, state in seen.workers]
+        is_idle = all(state is not None and state.running + state.waiting == 0 for state in states)
+        return seen if is_idle and any(s is not None and s.transfer.bytes_received for s in states) else None
+
+    try:
+        return _awaited(idle, SETTLE_S, "")
+    except DemoError:
+        return observe(read_record(run))
+
+
+def _ended(processes: Processes, log: Path, limit_s: float) -> Ended:
+    def ended() -> Ended | None:
+        return next(iter(processes.poll()), None)
+
+    return _awaited(ended, limit_s, f"`baton up` did not stop: {last_line(log)}")
+
+
+def _awaited(look: Callable[[], T | None], limit_s: float, failure: str) -> T:
+    give_up_s = time.monotonic() + limit_s
+    while (found := look()) is None:
+        if time.monotonic() >= give_up_s:
+            raise DemoError(f"{failure} after {limit_s:g} s")
+        time.sleep(POLL_S)
+    return found
+
+
+def _left_behind(parent: int) -> list[int]:
+    """Processes that still carry the mark of being a descendant of `parent`."""
+    mark = f"{PARENT_VARIABLE}={parent}".encode()
+    left = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if mark in path.read_bytes().split(b"\0"):
+                left.append(int(path.parent.name))
+        except OSError:
+            continue  # it ended, or belongs to somebody else
+    return left

@@ -1,0 +1,110 @@
+"""`baton status`: a running deployment as JSON for programs and as text for people. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from baton_local.latency import Histogram
+from baton_local.observe import Observation, WorkerState
+from baton_local.record import PostRecord, TargetRecord
+from baton_local.table import milliseconds, table
+
+SHOWN_PERCENTILES = (50, 95, 99)
+
+
+def as_json(seen: Observation) -> dict[str, object]:
+    """The status as plain data; what is unknown is null."""
+    record = seen.record
+    return {
+        "name": record.name,
+        "namespace": record.namespace,
+        "model": record.served_name,
+        "endpoint": record.endpoint,
+        "ready": record.ready,
+        "pid": record.pid,
+        "decision": record.decision,
+        "pools": {role: _pool(role, seen) for role in ("prefill", "decode")},
+        "workers": [_worker(post, state) for post, state in seen.workers],
+        "gateways": [_process(gateway) for gateway in seen.gateways],
+        "slo": {"ttft": _latency(seen.ttft, record.ttft), "tpot": _latency(seen.tpot, record.tpot)},
+    }
+
+
+def as_text(seen: Observation) -> str:
+    """The status for a terminal."""
+    record = seen.record
+    title = f"{record.namespace}/{record.name}  {record.served_name}  {record.endpoint}"
+    title += "" if record.ready else "  (not ready)"
+    rows = [_row(post, None) for post in seen.gateways] + [_row(post, state) for post, state in seen.workers]
+    header = ("PROCESS", "PHASE", "PID", "ADDRESS", "REVISION", "STARTS", "BLOCKS", "FREE", "RUNNING", "WAITING")
+    return "\n".join(
+        [
+            title,
+            f"pools: {record.decision}",
+            "",
+            table(header, rows),
+            "",
+            f"TTFT  {_latency_text(seen.ttft, record.ttft)}",
+            f"TPOT  {_latency_text(seen.tpot, record.tpot)}",
+        ]
+    )
+
+
+def _pool(role: str, seen: Observation) -> dict[str, object]:
+    posts = [post for post, _ in seen.workers if post.role == role]
+    return {"workers": len(posts), "ready": sum(post.phase == "ready" for post in posts)}
+
+
+def _process(post: PostRecord) -> dict[str, object]:
+    return {
+        "name": post.name,
+        "role": post.role,
+        "pid": post.pid,
+        "address": post.address,
+        "phase": post.phase,
+        "starts": post.starts,
+    }
+
+
+def _worker(post: PostRecord, state: WorkerState | None) -> dict[str, object]:
+    known = {} if state is None else {name: getattr(state, name) for name in _STATE_FIELDS}
+    transfer = {} if state is None else {name: getattr(state.transfer, name) for name in _TRANSFER_FIELDS}
+    return {
+        **_process(post),
+        "revision": post.revision,
+        **dict.fromkeys(_STATE_FIELDS),
+        **known,
+        "transfer": {**dict.fromkeys(_TRANSFER_FIELDS), **transfer},
+    }
+
+
+_STATE_FIELDS = ("blocks_total", "blocks_free", "block_bytes", "running", "waiting")
+_TRANSFER_FIELDS = ("transport", "handovers", "bytes_sent", "bytes_received")
+
+
+def _row(post: PostRecord, state: WorkerState | None) -> tuple[object, ...]:
+    blocks = (None,) * 4 if state is None else (state.blocks_total, state.blocks_free, state.running, state.waiting)
+    return (post.name, post.phase, str(post.pid or "-"), post.address, post.revision or None, post.starts, *blocks)
+
+
+def _latency(histogram: Histogram, target: TargetRecord) -> dict[str, object]:
+    reached = histogram.percentile(target.percentile)
+    return {
+        "count": histogram.count,
+        **{f"p{percent}_ms": _ms(histogram.percentile(percent)) for percent in SHOWN_PERCENTILES},
+        "target_ms": _ms(target.target_s),
+        "percentile": target.percentile,
+        "met": None if reached is None else reached <= target.target_s,
+    }
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1e3, 3)
+
+
+def _latency_text(histogram: Histogram, target: TargetRecord) -> str:
+    goal = f"target p{target.percentile:g} {milliseconds(target.target_s)}"
+    if not histogram.count:
+        return f"no requests yet; {goal}"
+    shown: Iterable[str] = (f"p{p} {milliseconds(histogram.percentile(p))}" for p in SHOWN_PERCENTILES)
+    return f"{'  '.join(shown)}  ({histogram.count} observations; {goal})"
