@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from baton_kv_transfer.decode_transfer import DecodeTransfer
-
 from baton_decode_worker.service import DecodeService
+from baton_kv_transfer.decode_transfer import DecodeTransfer
 from baton_kv_transfer.wire.values import Role
 from baton_worker import process, serving
 from baton_worker.assembly import EngineParts, transfer_config
 from baton_worker.config import Endpoint, WorkerConfig
 from baton_worker.http import TransferView
 from baton_worker.metrics import WorkerMetrics
+
+LANE = "tcp"
 
 
 def build_role(config: WorkerConfig, parts: EngineParts, epoch: bytes, metrics: WorkerMetrics) -> serving.RoleParts:
@@ -31,19 +32,26 @@ def build_role(config: WorkerConfig, parts: EngineParts, epoch: bytes, metrics: 
         port=listen.port,
         landing_bytes=parts.capacity.landing_bytes,
         config=transfer_config(config),
+        observe_handover_s=metrics.handover_s.observe,
     )
     service.transfer = transfer
 
     def view() -> TransferView:
         stats = transfer.stats()
-        return TransferView(stats.transport, stats.peers, stats.handovers, 0, stats.bytes_received)
+        return TransferView(
+            lanes=(LANE,) if stats.lanes else (),
+            peers=stats.links,
+            handovers=stats.handovers.ended.get("done", 0),
+            kv_bytes_sent=0,
+            kv_bytes_received=stats.bytes_received,
+        )
 
     return serving.RoleParts(
         service=service,
         mover=transfer,
         pair_port=lambda: transfer.port,
         transfer_view=view,
-        is_idle=lambda: transfer.stats().open == 0,
+        is_idle=lambda: sum(transfer.stats().handovers.by_state.values()) == 0,
     )
 
 

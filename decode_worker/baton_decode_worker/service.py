@@ -93,7 +93,7 @@ class DecodeService:
         self._loop = loop
         self._open: OpenRequests[GatewayLink] = OpenRequests()
         self._awaited: dict[RequestKey, Awaited] = {}
-        """Reservations on their way through the engine; written by the io thread, then taken out by the engine thread."""
+        """Reservations on their way through the engine: put in by the io thread, taken out by the engine thread."""
         self.draining = False
 
     def attach(self, engine: Engine) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import sys
 
 from baton_kv_transfer.prefill_transfer import PrefillTransfer
-
 from baton_kv_transfer.wire.values import Role
 from baton_prefill_worker.service import PrefillService
 from baton_worker import process, serving
@@ -32,14 +31,28 @@ def build_role(config: WorkerConfig, parts: EngineParts, epoch: bytes, metrics: 
 
     def view() -> TransferView:
         stats = transfer.stats()
-        return TransferView(stats.transport, stats.peers, stats.handovers, stats.bytes_sent, 0)
+        return TransferView(
+            lanes=tuple(sorted(stats.lanes)),
+            peers=stats.links,
+            handovers=stats.handovers.ended.get("done", 0),
+            kv_bytes_sent=stats.bytes_sent,
+            kv_bytes_received=0,
+        )
+
+    def discovered(endpoints: tuple[Endpoint, ...]) -> None:
+        transfer.discovered([Address(at.host, at.pair_port) for at in endpoints if at.pair_port is not None])
+
+    async def discover() -> None:
+        if config.decode_discovery is not None:
+            await watch(config.decode_discovery, discovered)
 
     return serving.RoleParts(
         service=service,
         mover=transfer,
         pair_port=lambda: None,
         transfer_view=view,
-        is_idle=lambda: transfer.stats().open == 0,
+        is_idle=lambda: sum(transfer.stats().handovers.by_state.values()) == 0,
+        companions=(discover,),
     )
 
 

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from baton_engine.scheduler import Scheduler
-from baton_engine.stepper import Stepper
 
 from baton_engine.engine_config import EngineConfig
 from baton_engine.kv_pool import KvPool
 from baton_engine.loading import DTYPES, RANDOM_SCHEME, LoadedModel, load_model
 from baton_engine.model_errors import ModelError
 from baton_engine.runner import ModelRunner
+from baton_engine.scheduler import Scheduler
+from baton_engine.stepper import Stepper
 from baton_kv_transfer.errors import AuthenticationError
 from baton_kv_transfer.handover import TransferConfig, Verify
 from baton_kv_transfer.keys import KeyDirectory

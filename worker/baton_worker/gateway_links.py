@@ -19,7 +19,7 @@ from aiohttp import WSMsgType, web
 from baton_kv_transfer.errors import AuthenticationError, BadMessageError, LinkLostError
 from baton_kv_transfer.keys import KeyDirectory
 from baton_kv_transfer.link_auth import LinkRole, Party, accept_handshake
-from baton_kv_transfer.liveness import LinkHealth, Liveness
+from baton_kv_transfer.liveness import Liveness, LivenessConfig, PeerState
 from baton_kv_transfer.wire import codec
 from baton_kv_transfer.wire.gateway_link import BundleChunk, Heartbeat, Hello, Message, ToWorker, WorkerState
 from baton_kv_transfer.wire.values import MAX_FRAME_BYTES, Role
@@ -33,6 +33,7 @@ MAX_QUEUED_BYTES = 64 << 20
 """A gateway that lets this much pile up is treated as lost."""
 CHUNK_BYTES = 512 << 10
 WATCH_S = 0.25
+LIVENESS = LivenessConfig()
 LINK_ROLES = {Role.PREFILL: LinkRole.PREFILL, Role.DECODE: LinkRole.DECODE}
 
 
@@ -142,7 +143,7 @@ class GatewayLinks:
         link.send(self._service.state())
 
     async def _serve(self, link: GatewayLink, socket: web.WebSocketResponse) -> None:
-        alive = Liveness(time.monotonic())
+        alive = Liveness(LIVENESS, time.monotonic())
         tasks = [
             asyncio.create_task(link.write_all(socket)),
             asyncio.create_task(self._read(link, socket, lambda: alive.heard(time.monotonic()))),
@@ -169,9 +170,9 @@ class GatewayLinks:
 
 
 async def _watch(alive: Liveness) -> None:
-    while alive.look(time.monotonic()) is not LinkHealth.DEAD:
+    while alive.state(time.monotonic()) is not PeerState.DEAD:  # noqa: ASYNC110 - time passes, nobody can tell us
         await asyncio.sleep(WATCH_S)
-    raise LinkLostError(f"gateway was silent for {alive.dead_s} s")
+    raise LinkLostError(f"gateway was silent for {LIVENESS.dead_s} s")
 
 
 async def _receive_bytes(socket: web.WebSocketResponse) -> bytes:

@@ -23,8 +23,8 @@ STALLED_S = 60.0
 class TransferView:
     """The KV transfer so far, in units that `baton status` and `make demo` show."""
 
-    transport: str | None
-    """Transport of the links; None while there is none."""
+    lanes: tuple[str, ...]
+    """How bytes travel to or from the linked peers; empty while there is none."""
     peers: int
     handovers: int
     """Verified ones."""

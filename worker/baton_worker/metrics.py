@@ -68,10 +68,8 @@ class WorkerMetrics:
         self.prefix_hit_tokens = prefix.labels(name, "hit")
         self.prefix_miss_tokens = prefix.labels(name, "miss")
         ended = counter("baton_legs", "Request legs by how they ended on this worker", "outcome")
-        self.legs_finished = ended.labels(name, "finished")
-        self.legs_failed = {
-            reason: ended.labels(name, reason.value) for reason in Reason if reason is not Reason.FINISHED
-        }
+        self.legs_finished = ended.labels(name, Reason.FINISHED.value)
+        self.legs_failed: dict[Reason, Counter] = {reason: ended.labels(name, reason.value) for reason in Reason}
         moved = counter("baton_kv_bytes", "KV bytes moved between workers", "direction")
         self.kv_bytes_sent = moved.labels(name, "sent")
         self.kv_bytes_received = moved.labels(name, "received")
