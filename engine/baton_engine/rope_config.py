@@ -13,6 +13,14 @@ from baton_engine.model_errors import ConfigError
 
 DEFAULT_THETA = 10_000.0
 SUPPORTED = "default, linear, llama3, yarn"
+_KNOWN = frozenset(
+    (
+        *("rope_type", "type", "rope_theta", "factor", "partial_rotary_factor", "original_max_position_embeddings"),
+        *("low_freq_factor", "high_freq_factor"),
+        *("beta_fast", "beta_slow", "truncate", "attention_factor", "mscale", "mscale_all_dim"),
+        "finetuned",  # how a model was made, not how it is computed
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +73,9 @@ def read_rope(config: Fields, max_positions: int) -> RopeConfig:
     if not given:
         return RopeConfig(theta, None)
     section = config.section(given[0])
+    for name in section.names():
+        if name not in _KNOWN and section.has(name):
+            raise section.error(name, f"one of {', '.join(sorted(_KNOWN))}")
     section.only("partial_rotary_factor", 1.0, "1.0 (the whole head is rotated)")
     theta = section.number("rope_theta", theta)
     # transformers: a length at the top of the config wins over the one in the section, which wins over the maximum.

@@ -88,5 +88,6 @@ def _yarn(powers: Tensor, scaling: YarnScaling, theta: float, head_dim: int) -> 
     low, high = max(low, 0), min(high, head_dim - 1)
     if low == high:
         high += 0.001  # as transformers does, against a division by zero
-    ramp = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
-    return (1.0 / (scaling.factor * powers)) * ramp + (1.0 / powers) * (1 - ramp)
+    kept = 1 - ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    # Written as transformers does: (1 - kept) rounds differently from the ramp, which shows at late positions.
+    return (1.0 / (scaling.factor * powers)) * (1 - kept) + (1.0 / powers) * kept
