@@ -1,0 +1,112 @@
+"""What the gateway tells a client that it cannot serve: one value, written as an OpenAI error object.
+
+GatewayError
+├── RefusedError   the client is told the problem that it carries
+└── BundleError    a worker's tokenizer bundle cannot be used: the worker is not linked
+
+Every constructor of a `Problem` stands here, so that status, type and code of one situation are the same everywhere.
+Messages never carry addresses, paths or another client's text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+INVALID = "invalid_request_error"
+RATE_LIMIT = "rate_limit_error"
+SERVER = "server_error"
+
+
+class GatewayError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """An HTTP status and the fields of an OpenAI error object."""
+
+    status: int
+    type: str
+    message: str
+    param: str | None = None
+    code: str | None = None
+    retry_after_s: int | None = None
+    allow: str | None = None
+    """Methods of the path, for 405."""
+
+
+class RefusedError(GatewayError):
+    """The request cannot be served for the reason in `problem`."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.message)
+        self.problem = problem
+
+
+class BundleError(GatewayError):
+    """A tokenizer bundle that is torn, not what its hash says, or not understood."""
+
+
+def invalid(param: str | None, message: str, code: str = "invalid_value", status: int = 400) -> RefusedError:
+    """The client's request breaks a rule; `param` is the path of the offending field."""
+    return RefusedError(Problem(status, INVALID, message, param, code))
+
+
+def unsupported(param: str, reason: str) -> RefusedError:
+    """The field is known, and not supported for the reason given."""
+    return invalid(param, f"'{param}' is not supported: {reason}", "unsupported_parameter")
+
+
+def context_exceeded(param: str, limit: int, prompt_tokens: int, max_tokens: int | None) -> RefusedError:
+    asked = f"your prompt has {prompt_tokens} tokens"
+    if max_tokens is not None:
+        asked += f" and you asked for {max_tokens} more"
+    message = f"This model's maximum context length is {limit} tokens, but {asked}."
+    return invalid(param, message, "context_length_exceeded")
+
+
+def model_not_found(model: str) -> Problem:
+    return Problem(404, INVALID, f"The model '{model[:253]}' does not exist.", "model", "model_not_found")
+
+
+def no_workers(retry_after_s: int = 1) -> Problem:
+    message = "No fitting pair of prefill and decode workers is available at present."
+    return Problem(503, SERVER, message, None, "no_routable_workers", retry_after_s)
+
+
+def no_capacity(retry_after_s: int = 1) -> Problem:
+    return Problem(
+        503, SERVER, "The workers have no room for this request at present.", None, "no_capacity", retry_after_s
+    )
+
+
+def queue_full(retry_after_s: int) -> Problem:
+    return Problem(429, RATE_LIMIT, "Too many requests are waiting.", None, "queue_full", retry_after_s)
+
+
+def queue_timeout(retry_after_s: int) -> Problem:
+    return Problem(503, SERVER, "The request waited too long for its turn.", None, "queue_timeout", retry_after_s)
+
+
+def deadline_exceeded() -> Problem:
+    return Problem(504, SERVER, "The request did not finish within the maximum duration.", None, "deadline_exceeded")
+
+
+def retries_exhausted() -> Problem:
+    return Problem(502, SERVER, "The workers failed this request repeatedly.", None, "workers_failed", 1)
+
+
+def worker_refused() -> Problem:
+    return Problem(500, SERVER, "A worker refused this request.", None, "worker_refused")
+
+
+def internal_error() -> Problem:
+    return Problem(500, SERVER, "Internal error.", None, "internal_error")
+
+
+def too_long_for_workers() -> Problem:
+    return Problem(400, INVALID, "The request does not fit any worker.", None, "context_length_exceeded")
+
+
+def template_failed() -> Problem:
+    return Problem(500, SERVER, "The model's chat template failed.", None, "template_failed")

@@ -1,0 +1,113 @@
+"""Reading one JSON object of a request, field by field: exact types, bounds, and an error that names the field.
+
+`null` counts as absent, as OpenAI's API has it. Whatever no reader has asked for is refused by `end`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import Any
+
+from baton_gateway.errors import RefusedError, invalid, unsupported
+
+
+class Fields:
+    """The fields of `raw` that are still unread; `path` is put before their names in errors."""
+
+    def __init__(self, raw: dict[str, Any], path: str = "") -> None:
+        self._left = dict(raw)
+        self._path = path
+
+    def name(self, field: str) -> str:
+        return f"{self._path}{field}"
+
+    def take(self, field: str) -> Any:
+        """The raw value, or None."""
+        return self._left.pop(field, None)
+
+    def require(self, field: str) -> Any:
+        value = self.take(field)
+        if value is None:
+            raise invalid(self.name(field), f"'{self.name(field)}' is required.", "missing_required_parameter")
+        return value
+
+    def text(self, field: str, max_chars: int, value: Any = None) -> str | None:
+        """A string without lone surrogates, at most `max_chars` long."""
+        value = self.take(field) if value is None else value
+        return None if value is None else check_text(value, self.name(field), max_chars)
+
+    def integer(self, field: str, low: int, high: int) -> int | None:
+        value = self.take(field)
+        return None if value is None else check_integer(value, self.name(field), low, high)
+
+    def number(self, field: str, low: float, high: float, above_low: bool = False) -> float | None:
+        """A finite number in [low, high], or in (low, high] with `above_low`."""
+        value = self.take(field)
+        return None if value is None else check_number(value, self.name(field), low, high, above_low)
+
+    def flag(self, field: str, default: bool) -> bool:
+        value = self.take(field)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise wrong_type(self.name(field), "a boolean")
+        return value
+
+    def refuse(self, field: str, reason: str, harmless: Collection[Any] = ()) -> None:
+        """Refuse a known field unless it is absent or has a value that asks for nothing."""
+        value = self.take(field)
+        if value is None or any(type(value) is type(other) and value == other for other in harmless):
+            return
+        raise unsupported(self.name(field), reason)
+
+    def ignore(self, *fields: str) -> None:
+        """Accept without effect."""
+        for field in fields:
+            self._left.pop(field, None)
+
+    def end(self) -> None:
+        """Refuse what is left."""
+        for field in self._left:
+            name = self.name(field)[:64]
+            raise invalid(name, f"Unknown field '{name}'.", "unknown_parameter")
+
+
+def wrong_type(name: str, expected: str) -> RefusedError:
+    return invalid(name, f"'{name}' must be {expected}.", "invalid_type")
+
+
+def check_text(value: Any, name: str, max_chars: int) -> str:
+    if not isinstance(value, str):
+        raise wrong_type(name, "a string")
+    if len(value) > max_chars:
+        raise invalid(name, f"'{name}' is {len(value)} characters long; at most {max_chars} are allowed.", "too_long")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise invalid(name, f"'{name}' contains a lone surrogate at character {error.start}.") from error
+    return value
+
+
+def check_integer(value: Any, name: str, low: int, high: int) -> int:
+    if type(value) is not int:
+        raise wrong_type(name, "an integer")
+    if not low <= value <= high:
+        raise _out_of_range(name, low, high)
+    return value
+
+
+def check_number(value: Any, name: str, low: float, high: float, above_low: bool = False) -> float:
+    if type(value) not in (int, float):
+        raise wrong_type(name, "a number")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise invalid(name, f"'{name}' must be finite.")
+    if not low <= value <= high or (above_low and value == low):
+        raise _out_of_range(name, low, high, above_low)
+    return float(value)
+
+
+def _out_of_range(name: str, low: float, high: float, above_low: bool = False) -> RefusedError:
+    range_text = f"above {low} and at most {high}" if above_low else f"between {low} and {high}"
+    return invalid(name, f"'{name}' must be {range_text}.", "out_of_range")

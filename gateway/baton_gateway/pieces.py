@@ -1,0 +1,151 @@
+"""Token ids to bytes, one id at a time, for the two families of tokenizers whose decoders work piece by piece.
+
+`byte-level` (GPT-2, Llama 3, Qwen): every character of a token stands for one byte. `sentencepiece` (Llama 2, Mistral):
+`▁` is a space, `<0xNN>` a byte, and the very first space of a text is dropped. Any other decoder has no table (see
+`detokenizer`).
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from tokenizers import Tokenizer
+
+_SPACE = "▁"
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class DecoderKind(enum.Enum):
+    BYTE_LEVEL = enum.auto()
+    SENTENCEPIECE = enum.auto()
+    OTHER = enum.auto()
+
+
+class LeadingSpace(enum.Enum):
+    """What becomes of spaces at the beginning of a text."""
+
+    KEEP = enum.auto()
+    DROP_ONE = enum.auto()
+    DROP_IN_FIRST_TOKEN = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one token contributes, as bytes and (but for byte tokens) as text; `is_byte` marks a SentencePiece byte
+    token.
+    """
+
+    data: bytes
+    text: str = ""
+    is_byte: bool = False
+    is_skipped: bool = False
+
+
+@dataclass(slots=True)
+class PieceTable:
+    """Pieces of one tokenizer, filled as ids are seen."""
+
+    tokenizer: Tokenizer
+    kind: DecoderKind
+    leading_space: LeadingSpace
+    byte_fallback: bool
+    skip_special: bool
+    special_ids: frozenset[int]
+    pieces: dict[int, Piece] = field(default_factory=dict)
+
+    def piece(self, token: int) -> Piece:
+        found = self.pieces.get(token)
+        if found is None:
+            found = self.pieces[token] = self._make(token)
+        return found
+
+    def _make(self, token: int) -> Piece:
+        text = self.tokenizer.id_to_token(token)
+        if text is None or (self.skip_special and token in self.special_ids):
+            return Piece(b"", is_skipped=True)
+        if self.kind is DecoderKind.BYTE_LEVEL:
+            return Piece(byte_level_bytes(text))
+        if self.byte_fallback and (byte := _BYTE.fullmatch(text)):
+            return Piece(bytes([int(byte[1], 16)]), is_byte=True)
+        text = text.replace(_SPACE, " ")
+        return Piece(text.encode(), text)
+
+
+def piece_table(tokenizer: Tokenizer, skip_special: bool) -> PieceTable | None:
+    """The table for this tokenizer, or None when its decoder does not work piece by piece."""
+    config = msgspec.json.decode(tokenizer.to_str(), type=dict[str, Any])
+    steps = _flatten(config.get("decoder"))
+    kind = _kind(steps)
+    if kind is DecoderKind.OTHER:
+        return None
+    added = config.get("added_tokens") or []
+    special = frozenset(entry["id"] for entry in added if entry.get("special"))
+    return PieceTable(
+        tokenizer=tokenizer,
+        kind=kind,
+        leading_space=_leading_space(steps) if kind is DecoderKind.SENTENCEPIECE else LeadingSpace.KEEP,
+        byte_fallback=any(step["type"] == "ByteFallback" for step in steps),
+        skip_special=skip_special,
+        special_ids=special,
+    )
+
+
+def byte_level_bytes(token: str) -> bytes:
+    """Bytes of a byte-level token; an added token with characters outside the byte alphabet stands for itself."""
+    try:
+        return bytes([_CHAR_BYTES[char] for char in token])
+    except KeyError:
+        return token.encode()
+
+
+def _flatten(decoder: Any) -> list[dict[str, Any]]:
+    if not isinstance(decoder, dict):
+        return []
+    if decoder.get("type") == "Sequence":
+        return [step for part in decoder.get("decoders", []) for step in _flatten(part)]
+    return [decoder]
+
+
+def _kind(steps: list[dict[str, Any]]) -> DecoderKind:
+    types = [step["type"] for step in steps]
+    if types == ["ByteLevel"]:
+        return DecoderKind.BYTE_LEVEL
+    if types and all(map(_is_sentencepiece, steps)) and any(name in ("Replace", "Metaspace") for name in types):
+        return DecoderKind.SENTENCEPIECE
+    return DecoderKind.OTHER
+
+
+def _is_sentencepiece(step: dict[str, Any]) -> bool:
+    match step["type"]:
+        case "Replace":
+            return step.get("pattern") == {"String": _SPACE} and step.get("content") == " "
+        case "Strip":
+            return step.get("content") == " " and step.get("start") in (0, 1) and step.get("stop") == 0
+        case "Metaspace":
+            return step.get("replacement") == _SPACE
+        case other:
+            return other in ("ByteFallback", "Fuse")
+
+
+def _leading_space(steps: list[dict[str, Any]]) -> LeadingSpace:
+    for step in steps:
+        if step["type"] == "Metaspace" and step.get("prepend_scheme") != "never":
+            return LeadingSpace.DROP_IN_FIRST_TOKEN
+        if step["type"] == "Strip" and step.get("start") == 1:
+            return LeadingSpace.DROP_ONE
+    return LeadingSpace.KEEP
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's map of printable characters to bytes."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    alphabet = {chr(byte): byte for byte in printable}
+    return alphabet | {chr(256 + rank): byte for rank, byte in enumerate(others)}
+
+
+_CHAR_BYTES = _byte_alphabet()

@@ -1,0 +1,364 @@
+"""Carries out what the machine of each request decides: asks admission, prepares prompts, routes, talks to workers,
+turns delivered ids into text for the client's sink, keeps the timers. Everything runs in one event loop; decisions are
+elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ParamSpec, TypeVar
+
+from baton_gateway import errors
+from baton_gateway.admission import Admission, Verdict
+from baton_gateway.affinity import PrefixAffinity, prefix_keys
+from baton_gateway.choice_text import ChoiceText
+from baton_gateway.errors import Problem, RefusedError
+from baton_gateway.metrics import GatewayMetrics, RequestTimes
+from baton_gateway.openai_types import ChatRequest, CompletionRequest, Endpoint
+from baton_gateway.prepare import encode_completion, make_prompts
+from baton_gateway.request import RequestLife
+from baton_gateway.request_events import (
+    Action,
+    Admitted,
+    Arrived,
+    ClientGone,
+    Deliver,
+    End,
+    Event,
+    LegEnded,
+    LifeRules,
+    NoRoute,
+    Outcome,
+    PickRoute,
+    Prepare,
+    Prepared,
+    Prompt,
+    Refused,
+    Routed,
+    RoutesChanged,
+    Send,
+    StopFound,
+    Tick,
+    WorkerLost,
+)
+from baton_gateway.responses import ResponseHead, Usage
+from baton_gateway.retry_budget import RetryBudget
+from baton_gateway.route import RoutePolicy, RouteQuery, pick, revisions
+from baton_gateway.sinks import Answer, Sink
+from baton_gateway.templates import TemplateRenderer
+from baton_gateway.tenants import Tenant
+from baton_gateway.text import TextModel
+from baton_gateway.workers import WorkerTable
+from baton_kv_transfer.wire.gateway_link import Cancel, LegFailed, Tokens
+from baton_kv_transfer.wire.values import PairFingerprint
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+LARGE_PROMPT_CHARS = 32_768
+"""Longer prompts are tokenised off the event loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class RelayRules:
+    life: LifeRules = field(default_factory=LifeRules)
+    route: RoutePolicy = field(default_factory=RoutePolicy)
+    max_duration_s: float = 600.0
+
+
+@dataclass(slots=True, eq=False)
+class LiveRequest:
+    """One request at work. `prepared` onwards is filled when its prompts stand."""
+
+    life: RequestLife
+    request: ChatRequest | CompletionRequest
+    tenant: Tenant
+    sink: Sink
+    ticket: int
+    times: RequestTimes
+    preparing: asyncio.Task[None] | None = None
+    timer: asyncio.TimerHandle | None = None
+    run_ids: tuple[bytes, ...] = ()
+    text: TextModel | None = None
+    fingerprint: PairFingerprint | None = None
+    prompts: tuple[Prompt, ...] = ()
+    prefixes: tuple[tuple[bytes, ...], ...] = ()
+    texts: list[ChoiceText] = field(default_factory=list)
+    echoes: tuple[str, ...] = ()
+
+
+class Relay:
+    """All requests of this process."""
+
+    def __init__(
+        self,
+        table: WorkerTable,
+        admission: Admission,
+        templates: TemplateRenderer,
+        metrics: GatewayMetrics,
+        rules: RelayRules,
+    ) -> None:
+        self._table = table
+        self._admission = admission
+        self._templates = templates
+        self._metrics = metrics
+        self._rules = rules
+        self._budget = RetryBudget()
+        self._affinity = PrefixAffinity()
+        self._by_ticket: dict[int, LiveRequest] = {}
+        self._by_run: dict[bytes, LiveRequest] = {}
+        self._loop = asyncio.get_running_loop()
+        self._admission_timer: asyncio.TimerHandle | None = None
+        self._idle = asyncio.Event()
+
+    # From HTTP --------------------------------------------------------------------------------------------------------
+
+    def start(self, request: ChatRequest | CompletionRequest, tenant: Tenant, sink: Sink) -> LiveRequest:
+        """Begin a request. Raises RefusedError when it may not even wait."""
+        now = self._loop.time()
+        verdict = self._admission.offer(tenant, now)
+        if isinstance(verdict, Problem):
+            self._metrics.refused(verdict)
+            raise RefusedError(verdict)
+        ticket, turn = verdict
+        deadline_s = now + self._rules.max_duration_s
+        life = RequestLife(secrets.token_bytes(16), request.options.n, deadline_s, self._rules.life, self._budget, now)
+        live = LiveRequest(life, request, tenant, sink, ticket, self._metrics.arrived(now))
+        self._by_ticket[ticket] = live
+        if turn is Verdict.ADMITTED:
+            self._feed(live, Admitted())
+        else:
+            self._keep_timer(live)
+            self._keep_admission_timer()
+        return live
+
+    def client_gone(self, live: LiveRequest) -> None:
+        """The client hung up, or does not read."""
+        self._feed(live, ClientGone())
+
+    @property
+    def num_live(self) -> int:
+        return len(self._by_ticket)
+
+    async def until_idle(self) -> None:
+        """No request is left."""
+        if self._by_ticket:
+            self._idle.clear()
+            await self._idle.wait()
+
+    # From the workers -------------------------------------------------------------------------------------------------
+
+    def worker_changed(self) -> None:
+        for live in list(self._by_ticket.values()):
+            self._feed(live, RoutesChanged())
+
+    def worker_lost(self, epoch: bytes) -> None:
+        for live in list(self._by_ticket.values()):
+            self._feed(live, WorkerLost(epoch))
+
+    def tokens(self, epoch: bytes, frame: Tokens) -> None:
+        now = self._loop.time()
+        touched: dict[int, LiveRequest] = {}
+        for entry in frame.entries:
+            live = self._by_run.get(entry.request)
+            if live is not None:
+                touched[live.ticket] = live
+                actions = live.life.handle(Arrived(epoch, entry), now)
+                self._carry_out(live, actions, now)
+                if not actions or type(actions[-1]) is not Deliver:
+                    self._keep_timer(live)
+        for live in touched.values():
+            live.sink.flush()
+
+    def leg_failed(self, epoch: bytes, message: LegFailed) -> None:
+        live = self._by_run.get(message.request)
+        if live is not None:
+            self._metrics.leg_failed(message.reason)
+            self._feed(live, LegEnded(epoch, message))
+
+    # Carrying out -----------------------------------------------------------------------------------------------------
+
+    def _feed(self, live: LiveRequest, event: Event) -> None:
+        now = self._loop.time()
+        actions = live.life.handle(event, now)
+        self._carry_out(live, actions, now)
+        self._keep_timer(live)
+
+    def _carry_out(self, live: LiveRequest, actions: list[Action], now: float) -> None:
+        for action in actions:
+            match action:
+                case Deliver():
+                    self._deliver(live, action, now)
+                case Send():
+                    self._send(live, action)
+                case PickRoute():
+                    self._feed(live, self._route(live, action))
+                case Prepare():
+                    self._metrics.admitted(live.times, now)
+                    live.preparing = self._loop.create_task(self._prepare(live))
+                case End():
+                    self._end(live, action, now)
+
+    def _deliver(self, live: LiveRequest, action: Deliver, now: float) -> None:
+        self._metrics.delivered(live.times, action.choice, len(action.ids), now)
+        increment = live.texts[action.choice].push(action.ids, action.logprobs, action.finish)
+        if action.is_first and live.echoes:
+            increment = increment.after(live.echoes[action.choice // live.request.options.n])
+        live.sink.increment(action.choice, increment)
+        if increment.stopped_after is not None:
+            self._feed(live, StopFound(action.choice, increment.stopped_after))
+
+    def _send(self, live: LiveRequest, action: Send) -> None:
+        worker = self._table.get(action.worker)
+        if worker is not None and worker.send(action.message):
+            if not isinstance(action.message, Cancel):
+                worker.sent(len(action.message.tokens) // 4)
+        elif not isinstance(action.message, Cancel):
+            self._loop.call_soon(self._feed, live, WorkerLost(action.worker))
+
+    def _route(self, live: LiveRequest, action: PickRoute) -> Routed | NoRoute:
+        assert live.fingerprint is not None
+        prefix = live.prefixes[action.prompt]
+        query = RouteQuery(live.fingerprint, action.tokens, action.total_tokens, action.choices, action.avoid, prefix)
+        route = pick(query, self._table.views(), self._rules.route, self._affinity, random.random())
+        if isinstance(route, Problem):
+            return NoRoute(action.run, route)
+        self._affinity.sent([epoch for epoch in (route.prefill, route.decode) if epoch is not None], prefix)
+        self._metrics.routed(is_local=route.prefill is None)
+        self._by_run[action.run] = live
+        live.run_ids = (*live.run_ids, action.run)
+        return Routed(action.run, route)
+
+    def _end(self, live: LiveRequest, action: End, now: float) -> None:
+        del self._by_ticket[live.ticket]
+        for run in live.run_ids:
+            self._by_run.pop(run, None)
+        if live.timer is not None:
+            live.timer.cancel()
+        if live.preparing is not None:
+            live.preparing.cancel()
+        usage = Usage(live.life.prompt_tokens(), live.life.completion_tokens())
+        self._metrics.ended(live.times, action.outcome, action.problem, usage, now)
+        if action.outcome is not Outcome.CANCELLED:
+            live.sink.end(action.problem, usage)
+        self._admit(self._admission.leave(live.ticket))
+        if not self._by_ticket:
+            self._idle.set()
+
+    # Preparing --------------------------------------------------------------------------------------------------------
+
+    async def _prepare(self, live: LiveRequest) -> None:
+        event: Event
+        try:
+            event = Prepared(await self._make_prompts(live))
+        except RefusedError as refusal:
+            event = Refused(refusal.problem)
+        live.preparing = None
+        self._feed(live, event)
+
+    async def _make_prompts(self, live: LiveRequest) -> tuple[Prompt, ...]:
+        request, options = live.request, live.request.options
+        fingerprint = self._choose_revision(options.model)
+        text, limits = self._table.text(fingerprint), self._table.limits(fingerprint)
+        assert text is not None
+        assert limits is not None
+        if isinstance(request, ChatRequest):
+            rendered = await self._templates.render(text.bundle, request.messages)
+            encoded = [await _maybe_in_thread(len(rendered), text.encode_rendered, rendered)]
+        else:
+            size = sum(len(prompt) for prompt in request.prompts)
+            encoded = await _maybe_in_thread(size, encode_completion, request, text, limits)
+        field_name = "messages" if isinstance(request, ChatRequest) else "prompt"
+        seed = secrets.randbits(63)
+        prompts = make_prompts(options, encoded, text, limits, field_name, seed, live.tenant.salt)
+        self._begin(live, text, fingerprint, prompts)
+        return prompts
+
+    def _choose_revision(self, model: str) -> PairFingerprint:
+        """One that can be served now, in proportion to its decode workers."""
+        found = revisions(self._table.views(), model, self._rules.route)
+        if found:
+            return random.choices(list(found), list(found.values()))[0]
+        known = model in self._table.served_names()
+        raise RefusedError(errors.no_workers() if known else self._unknown_model(model))
+
+    def _unknown_model(self, model: str) -> Problem:
+        """Before the first worker is linked nobody can say which models there are."""
+        return errors.model_not_found(model) if self._table.served_names() else errors.no_workers()
+
+    def _begin(
+        self, live: LiveRequest, text: TextModel, fingerprint: PairFingerprint, prompts: tuple[Prompt, ...]
+    ) -> None:
+        request, options = live.request, live.request.options
+        is_chat = isinstance(request, ChatRequest)
+        live.text, live.fingerprint, live.prompts = text, fingerprint, prompts
+        live.prefixes = tuple(prefix_keys(prompt.tokens, prompt.salt) for prompt in prompts)
+        if isinstance(request, CompletionRequest) and request.echo:
+            live.echoes = tuple(_echo(prompt, text) for prompt in request.prompts)
+        num_choices = len(prompts) * options.n
+        live.texts = [
+            text.choice_text(options.stop, options.skip_special_tokens, continues=not is_chat)
+            for _ in range(num_choices)
+        ]
+        head = ResponseHead(
+            endpoint=Endpoint.CHAT if is_chat else Endpoint.COMPLETIONS,
+            id=("chatcmpl-" if is_chat else "cmpl-") + secrets.token_hex(12),
+            created=int(time.time()),
+            model=options.model,
+            system_fingerprint=f"fp_{fingerprint.model_hash[:12]}",
+        )
+        live.sink.begin(Answer(head, text, num_choices, options.include_usage, options.logprobs is not None))
+
+    # Timers -----------------------------------------------------------------------------------------------------------
+
+    def _keep_timer(self, live: LiveRequest) -> None:
+        if live.ticket not in self._by_ticket:
+            return
+        wake_at = live.life.wake_at
+        if live.timer is not None:
+            if live.timer.when() == wake_at and not live.timer.cancelled():
+                return
+            live.timer.cancel()
+        live.timer = self._loop.call_at(wake_at, self._tick, live)
+
+    def _tick(self, live: LiveRequest) -> None:
+        live.timer = None
+        self._feed(live, Tick())
+
+    def _admit(self, tickets: list[int]) -> None:
+        for ticket in tickets:
+            self._loop.call_soon(self._admit_one, ticket)
+
+    def _admit_one(self, ticket: int) -> None:
+        live = self._by_ticket.get(ticket)
+        if live is not None:
+            self._feed(live, Admitted())
+
+    def _keep_admission_timer(self) -> None:
+        if self._admission_timer is not None:
+            self._admission_timer.cancel()
+            self._admission_timer = None
+        if (expiry := self._admission.next_expiry()) < float("inf"):
+            self._admission_timer = self._loop.call_at(expiry, self._expire_waiting)
+
+    def _expire_waiting(self) -> None:
+        self._admission_timer = None
+        problem = errors.queue_timeout(self._admission.retry_after_s())
+        for ticket in self._admission.expired(self._loop.time()):
+            self._feed(self._by_ticket[ticket], Refused(problem))
+        self._keep_admission_timer()
+
+
+def _echo(prompt: str | tuple[int, ...], text: TextModel) -> str:
+    return prompt if isinstance(prompt, str) else text.decode(list(prompt))
+
+
+async def _maybe_in_thread(size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    if size <= LARGE_PROMPT_CHARS:
+        return function(*args, **kwargs)
+    return await asyncio.to_thread(function, *args, **kwargs)

@@ -1,0 +1,192 @@
+"""The gateway's settings: flags, an optional JSON file with the same names, their defaults and bounds. Parsed once, at
+the edge.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn, TypeVar
+
+from baton_kv_transfer.discovery import Source, parse_source
+
+N = TypeVar("N", int, float)
+
+
+class SettingsError(ValueError):
+    """One line that names the setting, what was given and what is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything that a gateway is told."""
+
+    host: str
+    port: int
+    keys: Path
+    prefill_discovery: Source
+    decode_discovery: Source
+    processes: int
+    announce: Path | None
+    admin_host: str | None
+    admin_port: int
+    api_keys: Path | None
+    disaggregation: str
+    prefill_unavailable: str
+    max_request_duration_s: float
+    max_running: int
+    max_queued: int
+    max_queue_s: float
+    park_s: float
+    drain_s: float
+    suspect_s: float
+    dead_s: float
+    log_level: str
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise SettingsError(message)
+
+
+def _parser() -> _Parser:
+    parser = _Parser(prog="baton-gateway", description="OpenAI API in front of prefill and decode workers")
+    add = parser.add_argument
+    add("--listen", default="127.0.0.1:8000", metavar="HOST:PORT", help="where clients connect (default %(default)s)")
+    add("--keys", required=True, type=Path, metavar="DIR", help="directory of link keys, one file a key")
+    add("--prefill-discovery", required=True, metavar="SPEC", help="file:PATH or dns:NAME.:PORT")
+    add("--decode-discovery", required=True, metavar="SPEC", help="file:PATH or dns:NAME.:PORT")
+    add("--processes", type=int, default=1, metavar="N", help="gateway processes on the port (default %(default)s)")
+    add("--announce", type=Path, metavar="FILE", help="written once the gateway listens: JSON with pid and ports")
+    add("--admin-listen", metavar="HOST:PORT", help="loopback listener for /state and /metrics")
+    add("--config", type=Path, metavar="FILE", help="JSON object of the flags below (dashes as underscores)")
+    add("--api-keys", type=Path, metavar="FILE", help="tenants and the SHA-256 digests of their keys (default: open)")
+    add("--disaggregation", choices=("always", "never", "auto"), default="always", help="(default %(default)s)")
+    add("--prefill-unavailable", choices=("fail", "decode-locally"), default="fail", help="(default %(default)s)")
+    add("--max-request-duration-s", type=float, default=600.0, metavar="S", help="(default %(default)s)")
+    add("--max-running", type=int, default=1024, metavar="N", help="at work, per process (default %(default)s)")
+    add("--max-queued", type=int, default=4096, metavar="N", help="requests waiting, per process (default %(default)s)")
+    add("--max-queue-s", type=float, default=60.0, metavar="S", help="longest wait for a turn (default %(default)s)")
+    add("--park-s", type=float, default=0.0, metavar="S", help="wait so long for a first pair (default: answer 503)")
+    add(
+        "--drain-s",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="for open requests on SIGTERM (default %(default)s)",
+    )
+    add("--suspect-s", type=float, default=1.5, metavar="S", help="silence before no new work (default %(default)s)")
+    add(
+        "--dead-s",
+        type=float,
+        default=3.0,
+        metavar="S",
+        help="silence before it is given up (default %(default)s)",
+    )
+    add("--log-level", choices=("debug", "info", "warning", "error"), default="info", help="(default %(default)s)")
+    return parser
+
+
+_IN_FILE = (
+    "api_keys",
+    "disaggregation",
+    "prefill_unavailable",
+    "max_request_duration_s",
+    "max_running",
+    "max_queued",
+    "max_queue_s",
+    "park_s",
+    "drain_s",
+    "suspect_s",
+    "dead_s",
+    "log_level",
+)
+
+
+def parse_settings(argv: list[str]) -> Settings:
+    """Flags win over the file, the file over the defaults. Raises SettingsError."""
+    parser = _parser()
+    first = parser.parse_args(argv)
+    if first.config is not None:
+        first = parser.parse_args(_file_flags(first.config) + argv)
+    host, port = _host_port("--listen", first.listen)
+    admin_host, admin_port = _admin(first.admin_listen)
+    settings = Settings(
+        host=host,
+        port=port,
+        keys=first.keys,
+        prefill_discovery=_source("--prefill-discovery", first.prefill_discovery),
+        decode_discovery=_source("--decode-discovery", first.decode_discovery),
+        announce=first.announce,
+        admin_host=admin_host,
+        admin_port=admin_port,
+        api_keys=first.api_keys,
+        disaggregation=first.disaggregation,
+        prefill_unavailable=first.prefill_unavailable,
+        processes=_within("--processes", first.processes, 1, 256),
+        max_request_duration_s=_within("--max-request-duration-s", first.max_request_duration_s, 1, 86_400),
+        max_running=_within("--max-running", first.max_running, 1, 1_000_000),
+        max_queued=_within("--max-queued", first.max_queued, 0, 1_000_000),
+        max_queue_s=_within("--max-queue-s", first.max_queue_s, 0, 86_400),
+        park_s=_within("--park-s", first.park_s, 0, 86_400),
+        drain_s=_within("--drain-s", first.drain_s, 0, 86_400),
+        suspect_s=_within("--suspect-s", first.suspect_s, 0.1, 600),
+        dead_s=_within("--dead-s", first.dead_s, 0.1, 600),
+        log_level=first.log_level,
+    )
+    if settings.suspect_s > settings.dead_s:
+        raise SettingsError(f"--suspect-s: {settings.suspect_s} is longer than --dead-s {settings.dead_s}")
+    return settings
+
+
+def _file_flags(path: Path) -> list[str]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"--config: {path}: {error}") from error
+    if not isinstance(content, dict):
+        raise SettingsError(f"--config: {path}: not a JSON object")
+    flags = []
+    for name, value in content.items():
+        if name not in _IN_FILE:
+            raise SettingsError(f"--config: {path}: unknown field '{name}'; allowed are {', '.join(_IN_FILE)}")
+        if not isinstance(value, str | int | float) or isinstance(value, bool):
+            raise SettingsError(f"--config: {path}: '{name}' must be a string or a number")
+        flags.append(f"--{name.replace('_', '-')}={value}")
+    return flags
+
+
+def _host_port(flag: str, value: str) -> tuple[str, int]:
+    host, _, port = value.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit() and int(port) <= 65_535):
+        raise SettingsError(f"{flag}: {value!r} is not HOST:PORT")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _admin(value: str | None) -> tuple[str | None, int]:
+    if value is None:
+        return None, 0
+    host, port = _host_port("--admin-listen", value)
+    try:
+        is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = False
+    if not is_loopback:
+        raise SettingsError(f"--admin-listen: {host!r} is not a loopback address")
+    return host, port
+
+
+def _source(flag: str, spec: str) -> Source:
+    try:
+        return parse_source(spec)
+    except ValueError as error:
+        raise SettingsError(f"{flag}: {error}") from error
+
+
+def _within(flag: str, value: N, low: float, high: float) -> N:
+    if not low <= value <= high:
+        raise SettingsError(f"{flag}: {value} is not between {low:g} and {high:g}")
+    return value

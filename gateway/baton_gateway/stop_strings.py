@@ -1,0 +1,54 @@
+"""Where a text ends because one of the client's stop strings has appeared in it, however its tokens were cut."""
+
+from __future__ import annotations
+
+
+class StopMatcher:
+    """Passes text through, holding back what may be the beginning of a stop string.
+
+    The match whose last character comes first wins (the longest of those), so that the result does not depend on token
+    borders.
+    """
+
+    __slots__ = ("_held", "_stops", "matched")
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        self._stops = stops
+        self._held = ""
+        self.matched: str | None = None
+
+    def push(self, text: str) -> str:
+        """Text that may be delivered. After a match (`matched` is set) it is cut before the stop
+        string; push no more.
+        """
+        if not self._stops or not text:
+            return text
+        text = self._held + text
+        self._held = ""
+        if (start := self._find(text)) is not None:
+            return text[:start]
+        keep = self._possible_beginning(text)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def flush(self) -> str:
+        """What was held back, at the end without a match."""
+        held, self._held = self._held, ""
+        return held
+
+    def _find(self, text: str) -> int | None:
+        found = [(start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
+        if not found:
+            return None
+        _, start, self.matched = min(found)
+        return start
+
+    def _possible_beginning(self, text: str) -> int:
+        """Length of the longest end of `text` that begins a stop string."""
+        longest = 0
+        for stop in self._stops:
+            for length in range(min(len(stop) - 1, len(text)), longest, -1):
+                if text.endswith(stop[:length]):
+                    longest = length
+                    break
+        return longest

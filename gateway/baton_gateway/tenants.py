@@ -1,0 +1,74 @@
+"""Who asks: API keys to tenants. Keys are kept as SHA-256 digests only; without a key file everyone is the default
+tenant.
+
+The file is JSON: {"tenants": [{"name": "a", "key_sha256": ["…"], "weight": 2, "max_running": 64, "max_queued": 256}]}.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from baton_gateway.errors import INVALID, Problem, RefusedError
+
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+Digest = Annotated[str, msgspec.Meta(min_length=64, max_length=64, pattern="^[0-9a-f]+$")]
+Positive = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+
+
+class Tenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One tenant as its file names it. Its prefix cache is its own."""
+
+    name: Name
+    key_sha256: Annotated[tuple[Digest, ...], msgspec.Meta(max_length=64)] = ()
+    weight: Annotated[float, msgspec.Meta(gt=0, le=1_000)] = 1.0
+    max_running: Positive | None = None
+    max_queued: Positive | None = None
+
+    @property
+    def salt(self) -> str:
+        """Separates this tenant's prefix caches from every other's; empty for the default tenant."""
+        return self.name if self.key_sha256 else ""
+
+
+class TenantFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    tenants: Annotated[tuple[Tenant, ...], msgspec.Meta(min_length=1, max_length=10_000)]
+
+
+DEFAULT_TENANT = Tenant("default")
+_UNAUTHORIZED = Problem(401, INVALID, "The API key is missing or unknown.", None, "invalid_api_key")
+
+
+class Tenants:
+    """Keys to tenants. Raises ValueError naming the file and field when the file does not fit."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._by_digest: dict[str, Tenant] | None = None if path is None else _read(path)
+
+    def of(self, authorization: str | None) -> Tenant:
+        """The tenant of an `Authorization` header. Raises RefusedError (401)."""
+        if self._by_digest is None:
+            return DEFAULT_TENANT
+        scheme, _, key = (authorization or "").partition(" ")
+        digest = hashlib.sha256(key.strip().encode(errors="surrogateescape")).hexdigest()
+        tenant = self._by_digest.get(digest) if scheme.lower() == "bearer" else None
+        if tenant is None:
+            raise RefusedError(_UNAUTHORIZED)
+        return tenant
+
+
+def _read(path: Path) -> dict[str, Tenant]:
+    try:
+        content = msgspec.json.decode(path.read_bytes(), type=TenantFile)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: {error}") from error
+    by_digest: dict[str, Tenant] = {}
+    for place, tenant in enumerate(content.tenants):
+        for digest in tenant.key_sha256:
+            if digest in by_digest:
+                raise ValueError(f"{path}: tenants[{place}].key_sha256: a key of two tenants")
+            by_digest[digest] = tenant
+    return by_digest

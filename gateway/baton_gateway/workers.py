@@ -1,0 +1,108 @@
+"""The linked workers: what each said of itself, what was sent to it since, and the snapshot that routing looks at.
+
+Plain bookkeeping; sockets are `links`' business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from baton_gateway.prepare import ModelLimits
+from baton_gateway.route import WorkerView
+from baton_gateway.text import TextModel
+from baton_kv_transfer.wire.gateway_link import Cancel, Hello, Prefill, Reserve, WorkerState
+from baton_kv_transfer.wire.values import Address, PairFingerprint, Role
+
+
+@dataclass(slots=True, eq=False)
+class LinkedWorker:
+    """One worker process behind a live link."""
+
+    hello: Hello
+    address: Address
+    """Where the gateway dialled it."""
+    text: TextModel
+    send: Callable[[Prefill | Reserve | Cancel], bool]
+    """Queue a message; False when the link is gone."""
+    state: WorkerState | None = None
+    is_suspect: bool = False
+    sent_sequences: int = 0
+    """Since the last report."""
+    sent_tokens: int = 0
+
+    def reported(self, state: WorkerState) -> None:
+        self.state = state
+        self.sent_sequences = self.sent_tokens = 0
+
+    def sent(self, tokens: int) -> None:
+        self.sent_sequences += 1
+        self.sent_tokens += tokens
+
+    def view(self) -> WorkerView:
+        hello, state = self.hello, self.state
+        pair = None if hello.pair_port is None else Address(self.address.host, hello.pair_port)
+        return WorkerView(
+            epoch=hello.epoch,
+            role=hello.role,
+            served_name=hello.served_name,
+            fingerprint=hello.fingerprint,
+            pair_address=pair,
+            max_context_tokens=hello.max_context_tokens,
+            max_choices=hello.max_choices,
+            block_tokens=hello.block_tokens,
+            blocks_total=hello.blocks_total,
+            blocks_free=None if state is None else state.blocks_free - self.sent_tokens // hello.block_tokens,
+            load_sequences=self.sent_sequences + (0 if state is None else state.running + state.waiting),
+            load_tokens=self.sent_tokens + (0 if state is None else state.waiting_tokens),
+            is_draining=state is not None and state.draining,
+            is_suspect=self.is_suspect,
+        )
+
+
+@dataclass(slots=True)
+class WorkerTable:
+    """All linked workers by epoch."""
+
+    _workers: dict[bytes, LinkedWorker] = field(default_factory=dict)
+
+    def add(self, worker: LinkedWorker) -> bool:
+        """False when this process is linked already (the same worker under two addresses)."""
+        if worker.hello.epoch in self._workers:
+            return False
+        self._workers[worker.hello.epoch] = worker
+        return True
+
+    def remove(self, epoch: bytes) -> None:
+        self._workers.pop(epoch, None)
+
+    def get(self, epoch: bytes) -> LinkedWorker | None:
+        return self._workers.get(epoch)
+
+    def all(self) -> Iterable[LinkedWorker]:
+        return self._workers.values()
+
+    def views(self) -> list[WorkerView]:
+        return [worker.view() for worker in self._workers.values()]
+
+    def served_names(self) -> list[str]:
+        return sorted({worker.hello.served_name for worker in self._workers.values()})
+
+    def text(self, fingerprint: PairFingerprint) -> TextModel | None:
+        """The text side of a revision that some linked worker has."""
+        return next((worker.text for worker in self._of(fingerprint)), None)
+
+    def limits(self, fingerprint: PairFingerprint) -> ModelLimits | None:
+        """What the largest worker of each role can take, as a pair."""
+        largest: dict[Role, int] = {}
+        vocabularies = []
+        for worker in self._of(fingerprint):
+            hello = worker.hello
+            largest[hello.role] = max(largest.get(hello.role, 0), hello.max_context_tokens)
+            vocabularies.append(hello.vocab_size)
+        if not largest:
+            return None
+        return ModelLimits(min(largest.values()), min(vocabularies))
+
+    def _of(self, fingerprint: PairFingerprint) -> list[LinkedWorker]:
+        return [worker for worker in self._workers.values() if worker.hello.fingerprint == fingerprint]

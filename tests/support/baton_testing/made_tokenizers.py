@@ -1,0 +1,140 @@
+"""Small tokenizers of both families, trained on a few sentences in milliseconds, and the bundles that workers make of
+them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+SENTENCES = (
+    "The quick brown fox jumps over the lazy dog.",
+    "A baton is handed from one runner to the next, and nobody drops it.",
+    "Prefill computes the prompt; decode draws one token after another.",
+    "Grüße aus Köln, là-bas, 東京 und Αθήνα.",
+    "def add(a, b):\n    return a + b\n",
+)
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{% if message['role'] not in ['system', 'user', 'assistant'] %}{{ raise_exception('unknown role') }}{% endif %}"
+    "<|{{ message['role'] }}|>\n{{ message['content'] | trim }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+SPECIAL = ("<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<pad>")
+
+
+@dataclass(frozen=True)
+class MadeTokenizer:
+    """A tokenizer with the files around it, as a model directory holds them."""
+
+    tokenizer: Tokenizer
+    config: dict[str, object]
+
+    @property
+    def eos_id(self) -> int:
+        return self.id_of("<|end|>")
+
+    def id_of(self, token: str) -> int:
+        found = self.tokenizer.token_to_id(token)
+        assert found is not None
+        return int(found)
+
+    def files(self) -> dict[str, str | None]:
+        return {
+            "tokenizer.json": self.tokenizer.to_str(),
+            "tokenizer_config.json": json.dumps(self.config),
+            "chat_template.jinja": CHAT_TEMPLATE,
+            "generation_config.json": None,
+            "config.json": json.dumps({"eos_token_id": self.eos_id}),
+        }
+
+    def bundle(self) -> bytes:
+        return make_bundle(self.files())
+
+
+def make_bundle(files: dict[str, str | None]) -> bytes:
+    return json.dumps(files).encode()
+
+
+def bundle_hash(bundle: bytes) -> str:
+    return hashlib.sha256(bundle).hexdigest()
+
+
+def byte_level(vocab_size: int = 400) -> MadeTokenizer:
+    """Like GPT-2 and Llama 3."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(SENTENCES, trainer)
+    return _finish(tokenizer)
+
+
+def sentencepiece(vocab_size: int = 480) -> MadeTokenizer:
+    """Like Llama 2: `▁` for spaces, byte fallback, one leading space dropped in decoding."""
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=["<unk>", *SPECIAL, *byte_tokens],
+        limit_alphabet=60,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(SENTENCES, trainer)
+    return _finish(_without_special(tokenizer, byte_tokens))
+
+
+def metaspace(vocab_size: int = 200) -> MadeTokenizer:
+    """A Unigram model with the Metaspace decoder."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=vocab_size, special_tokens=["<unk>", *SPECIAL], unk_token="<unk>", show_progress=False
+    )
+    tokenizer.train_from_iterator(SENTENCES, trainer)
+    return _finish(tokenizer)
+
+
+def word_pieces(vocab_size: int = 200) -> MadeTokenizer:
+    """A decoder that does not work piece by piece (BERT's)."""
+    tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    trainer = trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=["<unk>", *SPECIAL], show_progress=False)
+    tokenizer.train_from_iterator(SENTENCES, trainer)
+    return _finish(tokenizer)
+
+
+def _without_special(tokenizer: Tokenizer, tokens: list[str]) -> Tokenizer:
+    """Byte tokens are ordinary ones in real vocabularies; the trainer can only add them as special ones."""
+    content = json.loads(tokenizer.to_str())
+    content["added_tokens"] = [entry for entry in content["added_tokens"] if entry["content"] not in tokens]
+    return Tokenizer.from_str(json.dumps(content))
+
+
+def _finish(tokenizer: Tokenizer) -> MadeTokenizer:
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    begin = tokenizer.token_to_id("<|begin|>")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|begin|> $A", special_tokens=[("<|begin|>", begin)]
+    )
+    config: dict[str, object] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<|begin|>",
+        "eos_token": {"content": "<|end|>"},
+        "pad_token": "<pad>",
+    }
+    return MadeTokenizer(tokenizer, config)
