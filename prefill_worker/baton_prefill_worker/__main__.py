@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
+from baton_kv_transfer.discovery import watch
 from baton_kv_transfer.prefill_transfer import PrefillTransfer
 from baton_kv_transfer.wire.values import Role
 from baton_prefill_worker.service import PrefillService
@@ -39,12 +40,9 @@ def build_role(config: WorkerConfig, parts: EngineParts, epoch: bytes, metrics: 
             kv_bytes_received=0,
         )
 
-    def discovered(endpoints: tuple[Endpoint, ...]) -> None:
-        transfer.discovered([Address(at.host, at.pair_port) for at in endpoints if at.pair_port is not None])
-
     async def discover() -> None:
         if config.decode_discovery is not None:
-            await watch(config.decode_discovery, discovered)
+            await watch(config.decode_discovery, transfer.discovered)
 
     return serving.RoleParts(
         service=service,
