@@ -1,0 +1,327 @@
+"""`baton up` and its sister commands as a user runs them: one file in, a service out, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import psutil
+import pytest
+
+from baton_testing import tiny_llama
+from baton_testing.processes import Child, Ended, orphans_of, run_to_end, wait_for
+
+pytestmark = pytest.mark.processes
+
+READY_S = 90.0
+BATON = ("-m", "baton_local")
+LONGEST = "Count to one hundred."
+
+
+def manifest(folder: Path, name: str = "chat", **changed: Any) -> Path:
+    """An LLMDeployment of the tiny model, in JSON, which YAML contains."""
+    spec: dict[str, Any] = {
+        "model": {"source": f"file://{tiny_llama.FOLDER}", "servedName": "tiny", "maxContextTokens": 1024},
+        "slo": {"ttft": {"target": "500ms", "percentile": 95}, "tpot": {"target": "50ms", "percentile": 95}},
+        "prefill": {"replicas": {"min": 1, "max": 1}, "engine": {"kvCacheMemory": "16Mi"}},
+        "decode": {"replicas": {"min": 1, "max": 1}, "engine": {"kvCacheMemory": "16Mi"}},
+    }
+    body = {
+        "apiVersion": "baton.dev/v1alpha1",
+        "kind": "LLMDeployment",
+        "metadata": {"name": name, "namespace": "tests"},
+        "spec": spec | changed,
+    }
+    path = folder / f"{name}.yaml"
+    path.write_text(json.dumps(body))
+    return path
+
+
+class Up:
+    """A running `baton up`."""
+
+    def __init__(self, folder: Path, file: Path) -> None:
+        runtime = folder / "runtime"
+        runtime.mkdir(mode=0o700, exist_ok=True)
+        self.extra = {"XDG_RUNTIME_DIR": str(runtime)}
+        self.child = Child("up", (*BATON, "up", "-f", str(file), "--port", "0"), folder, self.extra)
+        self.endpoint = ""
+
+    def await_ready(self) -> str:
+        def ready() -> str | None:
+            assert self.child.is_running(), self.child.output()
+            found = re.search(r"^ready (http://\S+)$", self.child.output(), re.MULTILINE)
+            return found.group(1) if found else None
+
+        self.endpoint = wait_for(ready, "the ready line", READY_S)
+        self.child.family()
+        return self.endpoint
+
+    def run(self, *arguments: str) -> Ended:
+        return run_to_end((*BATON, *arguments), 60, self.extra)
+
+    def status(self) -> Any:
+        ended = self.run("status", "--json")
+        assert ended.code == 0, ended.stderr
+        return json.loads(ended.stdout)
+
+    def worker(self, role: str) -> Any:
+        return next(worker for worker in self.status()["workers"] if worker["role"] == role)
+
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.endpoint}/v1", api_key="unused", max_retries=0, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    folder = tmp_path_factory.mktemp("up")
+    running = Up(folder, manifest(folder))
+    try:
+        running.await_ready()
+        yield running
+    finally:
+        running.child.stop(30)
+
+
+def greeting(client: openai.OpenAI) -> str | None:
+    reply = client.chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": tiny_llama.GREETING[0]}], temperature=0
+    )
+    return reply.choices[0].message.content
+
+
+def expected(question: str) -> str:
+    return tiny_llama.text_of(tiny_llama.greedy(tiny_llama.chat_ids(question), 320).ids)
+
+
+def test_the_ready_endpoint_answers_at_once(up: Up) -> None:
+    with up.client() as client:
+        assert greeting(client) == tiny_llama.GREETING[1]
+
+
+def test_status_shows_pools_workers_blocks_and_latencies(up: Up) -> None:
+    with up.client() as client:
+        greeting(client)
+    status = up.status()
+    assert status["endpoint"] == up.endpoint
+    assert {worker["role"] for worker in status["workers"]} == {"prefill", "decode"}
+    for worker in status["workers"]:
+        assert psutil.pid_exists(worker["pid"])
+        assert 0 < worker["blocks_free"] <= worker["blocks_total"]
+        assert worker["address"]
+        assert worker["revision"]
+    assert set(status["pools"]) == {"prefill", "decode"}
+    assert status["slo"]
+    table = up.run("status")
+    assert table.code == 0
+    assert "prefill" in table.stdout
+    assert "decode" in table.stdout
+
+
+def test_ask_prints_the_answer(up: Up) -> None:
+    ended = up.run("ask", "What is a block?", "--temperature", "0")
+    assert ended.code == 0, ended.stderr
+    assert expected("What is a block?") in ended.stdout
+    whole = up.run("ask", "What is a block?", "--temperature", "0", "--no-stream")
+    assert expected("What is a block?") in whole.stdout
+
+
+def test_logs_shows_what_the_workers_wrote(up: Up) -> None:
+    ended = up.run("logs")
+    assert ended.code == 0
+    assert "ready" in ended.stdout
+
+
+def test_logs_hold_no_prompt_and_no_key(up: Up) -> None:
+    secret = "a marker that nobody else writes 8c1f"
+    with up.client() as client:
+        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": secret}], max_tokens=2)
+    with pytest.raises(openai.BadRequestError), up.client() as client:
+        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": secret}], temperature=9)
+    runtime = Path(up.extra["XDG_RUNTIME_DIR"])
+    keys = [path.read_text() for path in runtime.rglob("keys/*")]
+    assert keys
+    for log in runtime.rglob("*.log"):
+        text = log.read_text(errors="replace")
+        assert secret not in text
+        assert not any(key in text for key in keys)
+
+
+def test_a_killed_worker_is_restarted_and_the_stream_goes_on(up: Up) -> None:
+    for role in ("decode", "prefill"):
+        pid = up.worker(role)["pid"]
+        with up.client() as client:
+            stream = client.chat.completions.create(
+                model="tiny", messages=[{"role": "user", "content": LONGEST}], temperature=0, stream=True
+            )
+            text = next(chunk.choices[0].delta.content or "" for chunk in stream)
+            os.kill(pid, signal.SIGKILL)
+            text += "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+        assert text == expected(LONGEST)
+
+        def back(role: str = role, dead: int = pid) -> int | None:
+            found = [w["pid"] for w in up.status()["workers"] if w["role"] == role and w["pid"] != dead]
+            return found[0] if found and found[0] else None
+
+        wait_for(back, f"another {role} worker", 40)
+        wait_for(lambda: served(up) or None, "the service to answer again", 40)
+
+
+def served(up: Up) -> bool:
+    try:
+        with up.client() as client:
+            return greeting(client) == tiny_llama.GREETING[1]
+    except openai.APIError:
+        return False
+
+
+def test_a_second_up_of_the_same_name_is_refused(up: Up, tmp_path: Path) -> None:
+    ended = up.run("up", "-f", str(manifest(tmp_path)), "--port", "0")
+    assert ended.code == 2
+    assert "already running" in ended.stderr
+    assert served(up)
+
+
+def test_a_taken_port_is_refused(up: Up, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as occupant:
+        port = occupant.getsockname()[1]
+        ended = up.run("up", "-f", str(manifest(tmp_path, "other")), "--port", str(port))
+    assert ended.code == 2
+    assert str(port) in ended.stderr
+    assert len(ended.stderr.strip().splitlines()) == 1
+
+
+def source(text: str) -> dict[str, Any]:
+    return {"model": {"source": text, "servedName": "tiny", "maxContextTokens": 64}}
+
+
+BAD_MANIFESTS: dict[str, tuple[dict[str, Any], str]] = {
+    "a missing model": (source("file:///nowhere/at-all"), "nowhere"),
+    "an unknown field": ({"colour": "red"}, "spec.colour"),
+    "a wrong type": ({"prefill": {"replicas": {"min": "one", "max": 1}}}, "spec.prefill.replicas.min"),
+    "min over max": ({"decode": {"replicas": {"min": 3, "max": 1}}}, "spec.decode.replicas.min"),
+    "a negative count": ({"decode": {"replicas": {"min": -1, "max": 1}}}, "spec.decode.replicas.min"),
+    "a bad duration": ({"slo": {"ttft": {"target": "soon", "percentile": 95}}}, "spec.slo.ttft.target"),
+    "a percentile of 200": ({"slo": {"ttft": {"target": "1s", "percentile": 200}}}, "spec.slo.ttft.percentile"),
+    "a source that climbs": (source("file:///a/../b"), "spec.model.source"),
+    "a volume that is not given": (source("pvc://models/x"), "volume"),
+    "a GPU that is not there": ({"decode": {"accelerator": {"resource": "nvidia.com/gpu"}}}, "device"),
+    "a transport that is not there": ({"kvTransfer": {"transport": "UCX"}}, "spec.kvTransfer.transport"),
+    "a pool without room for one sequence": ({"decode": {"engine": {"kvCacheMemory": "1Mi"}}}, "kv"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("changed", "word"), BAD_MANIFESTS.values(), ids=BAD_MANIFESTS.keys())
+def test_a_bad_manifest_is_refused_by_field(tmp_path: Path, changed: dict[str, Any], word: str) -> None:
+    running = Up(tmp_path, manifest(tmp_path, "bad", **changed))
+    code = running.child.wait(60)
+    assert code != 0
+    said = running.child.output()
+    assert "Traceback" not in said
+    assert word.lower() in said.lower()
+    assert not orphans_of(running.child.family(), 5)
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [
+        (b"", "empty"),
+        (b"\xff\xfe\x00", "utf-8"),
+        (b"a: [1, 2", "yaml"),
+        (b"- 1\n- 2\n", "mapping"),
+        (b"apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec: {}\n", "apiVersion"),
+        (b"a: &a [*a]\n", ""),
+        (b"a: !!python/object/apply:os.system ['true']\n", ""),
+    ],
+    ids=["empty", "not text", "broken YAML", "a list", "another kind", "an alias loop", "a Python tag"],
+)
+def test_a_file_that_is_no_manifest_is_refused(tmp_path: Path, content: bytes, word: str) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_bytes(content)
+    running = Up(tmp_path, path)
+    assert running.child.wait(30) == 2
+    said = running.child.output()
+    assert "Traceback" not in said
+    assert word.lower() in said.lower()
+
+
+def test_commands_without_a_deployment_say_so(tmp_path: Path) -> None:
+    runtime = tmp_path / "runtime"
+    runtime.mkdir(mode=0o700)
+    for command in (("status",), ("ask", "Hello!"), ("logs",)):
+        ended = run_to_end((*BATON, *command), 30, {"XDG_RUNTIME_DIR": str(runtime)})
+        assert ended.code == 2
+        assert "baton:" in ended.stderr
+        assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_a_signal_stops_everything_cleanly(tmp_path: Path, signum: signal.Signals) -> None:
+    running = Up(tmp_path, manifest(tmp_path))
+    running.await_ready()
+    family = running.child.family()
+    assert len(family) >= 4
+    running.child.send(signum)
+    assert running.child.wait(30) == 0
+    assert not orphans_of(family, 2)
+
+
+def test_a_signal_before_ready_stops_everything_cleanly(tmp_path: Path) -> None:
+    running = Up(tmp_path, manifest(tmp_path))
+    wait_for(lambda: len(running.child.family()) > 2 or None, "workers to be started", 30)
+    running.child.send(signal.SIGTERM)
+    assert running.child.wait(30) == 0
+    assert not orphans_of(running.child.family(), 2)
+
+
+def test_kill_of_up_leaves_no_child(tmp_path: Path) -> None:
+    running = Up(tmp_path, manifest(tmp_path))
+    running.await_ready()
+    family = running.child.family()
+    running.child.send(signal.SIGKILL)
+    running.child.wait(5)
+    assert not orphans_of(family, 10)
+    again = Up(tmp_path, manifest(tmp_path))  # what it left behind on disk is in nobody's way
+    try:
+        again.await_ready()
+        assert served(again)
+    finally:
+        again.child.stop(30)
+
+
+def test_several_workers_and_gateway_processes_share_the_work(tmp_path: Path) -> None:
+    two = {"replicas": {"min": 2, "max": 2}, "engine": {"kvCacheMemory": "16Mi"}}
+    running = Up(tmp_path, manifest(tmp_path, prefill=two, decode=two, gateway={"processes": 2}))
+    try:
+        running.await_ready()
+        assert sorted(worker["role"] for worker in running.status()["workers"]) == ["decode"] * 2 + ["prefill"] * 2
+        questions = tiny_llama.LONG_ANSWERS[:8]
+        answers: dict[str, str | None] = {}
+
+        def ask(question: str) -> None:
+            with running.client() as client:  # a connection of its own, so that both gateway processes get some
+                reply = client.chat.completions.create(
+                    model="tiny", messages=[{"role": "user", "content": question}], temperature=0
+                )
+            answers[question] = reply.choices[0].message.content
+
+        threads = [threading.Thread(target=ask, args=(question,)) for question in questions]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert answers == {question: expected(question) for question in questions}
+        time.sleep(0.5)
+        for worker in running.status()["workers"]:
+            assert worker["blocks_free"] == worker["blocks_total"]
+    finally:
+        running.child.stop(30)
