@@ -314,9 +314,9 @@ class TcpLanding:
         lanes.append(_ReceiveLane(self, connection, peer))
 
     def lost(self, peer: bytes, lane: _ReceiveLane, detail: str) -> None:
-        lane.close()
+        """A data connection ended or must end: all of this peer end with it."""
         if lane in self._lanes.get(peer, []):
-            self._lanes[peer].remove(lane)
+            self.drop(peer)
             self.guard.breached(peer, detail)
 
     def drop(self, peer: bytes) -> None:

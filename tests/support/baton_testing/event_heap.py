@@ -1,0 +1,37 @@
+"""Virtual time for simulations: a heap of calls, run in order, with a trace that names what happened."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+
+
+class EventHeap:
+    """Calls in the order of their time; equal times in the order they were given. Same seed, same run."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.now = 0.0
+        self.trace: list[str] = []
+        self.events = 0
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+
+    def after(self, delay_s: float, call: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._heap, (self.now + max(0.0, delay_s), self._count, call))
+
+    def note(self, text: str) -> None:
+        self.trace.append(f"{self.now:9.4f}  {text}")
+
+    def run(self, until_s: float = float("inf"), after_each: Callable[[], None] | None = None) -> None:
+        """Run calls until none is left or the next lies beyond `until_s`, where the clock then stands."""
+        while self._heap and self._heap[0][0] <= until_s:
+            self.now, _, call = heapq.heappop(self._heap)
+            self.events += 1
+            call()
+            if after_each is not None:
+                after_each()
+        if until_s != float("inf"):
+            self.now = until_s
