@@ -112,12 +112,11 @@ class MemoryRig:
 
 @asynccontextmanager
 async def running(name: str) -> AsyncIterator[Rig]:
-    rig = {
-        "tcp": lambda: TcpRig(1),
-        "tcp, 3 lanes": lambda: TcpRig(3),
-        "memory": MemoryRig,
-        "one-sided": lambda: MemoryRig(one_sided=True),
-    }[name]()
+    rig: TcpRig | MemoryRig
+    if name in ("tcp", "tcp, 3 lanes"):
+        rig = TcpRig(3 if name.endswith("lanes") else 1)
+    else:
+        rig = MemoryRig(one_sided=name == "one-sided")
     try:
         yield rig
     finally:
