@@ -30,7 +30,7 @@ class Patience:
     """A process that was ready for so long starts over with the shortest back-off."""
     crashes_before_ready: int = 3
     gateway_stop_s: float = 15.0
-    worker_stop_s: float = 10.0
+    worker_stop_s: float = 15.0
 
 
 class Phase(enum.Enum):

@@ -36,6 +36,8 @@ from baton_operator.workers import Device, Site, instance_arguments
 POLL_S = 0.05
 HEALTH_POLL_S = 0.1
 HEALTH_TIMEOUT_S = 2.0
+DRAIN_S = 10.0
+"""For requests in flight when told to stop; less than the supervisor's patience with a process."""
 LOOPBACK = "127.0.0.1"
 DEFAULT_PATIENCE = Patience()
 
@@ -258,6 +260,7 @@ def _site(run: RunDir, model: Path, chosen: dict[Role, Device]) -> Site:
         decode_discovery=f"file:{run.discovery(Role.DECODE)}",
         prefill_device=chosen[Role.PREFILL],
         decode_device=chosen[Role.DECODE],
+        drain_s=DRAIN_S,
     )
 
 

@@ -1,6 +1,6 @@
 """Names of everything that belongs to an LLMDeployment, derived from its name; nothing else in Baton builds a name.
 
-A deployment's name has at most 40 characters, so that each derived name stays a DNS label of at most 63.
+A deployment's name has at most 36 characters, so that each derived name stays a DNS label of at most 63.
 """
 
 from __future__ import annotations

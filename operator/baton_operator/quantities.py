@@ -74,8 +74,8 @@ Rate = Annotated[float, BeforeValidator(parse_rate), Allowed("a rate such as 500
 
 DeploymentName = Annotated[
     str,
-    StringConstraints(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=40),
-    Allowed("1 to 40 lower-case letters, digits and '-', beginning with a letter and not ending with '-'"),
+    StringConstraints(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=36),
+    Allowed("1 to 36 lower-case letters, digits and '-', beginning with a letter and not ending with '-'"),
 ]
 Label = Annotated[
     str,

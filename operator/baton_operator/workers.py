@@ -11,12 +11,13 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from baton_operator.api import Dtype, LLMDeployment, PoolSpec, Transport
+from baton_operator.api import Dtype, LLMDeployment, PoolSpec, PrefillUnavailable, Transport
 from baton_operator.errors import UnsupportedError
 from baton_operator.hashes import Revision, content_hash
 from baton_operator.names import Role
 
 MODULES = {Role.PREFILL: "baton_prefill_worker", Role.DECODE: "baton_decode_worker", Role.GATEWAY: "baton_gateway"}
+_PREFILL_UNAVAILABLE = {PrefillUnavailable.FAIL: "fail", PrefillUnavailable.DECODE_LOCALLY: "decode-locally"}
 
 
 class Device(enum.StrEnum):
@@ -42,6 +43,8 @@ class Site:
     decode_device: Device
     threads: int | None = None
     """Compute threads of one worker; None: the worker's own choice."""
+    drain_s: float | None = None
+    """How long a process that is told to stop may finish its requests; None: its own default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +100,16 @@ def worker_spec(deployment: LLMDeployment, role: Role, site: Site) -> WorkerSpec
 
 def gateway_spec(deployment: LLMDeployment, site: Site) -> WorkerSpec:
     """The gateway's template."""
+    spec = deployment.spec
     arguments = (
         f"--keys={site.keys_path}",
         f"--prefill-discovery={site.prefill_discovery}",
         f"--decode-discovery={site.decode_discovery}",
-        f"--processes={deployment.spec.gateway.processes}",
+        f"--processes={spec.gateway.processes}",
+        f"--disaggregation={spec.routing.disaggregation.lower()}",
+        f"--prefill-unavailable={_PREFILL_UNAVAILABLE[spec.routing.prefill_unavailable]}",
+        f"--max-request-duration-s={spec.gateway.limits.max_request_duration:g}",
+        *_drain(site),
     )
     argv = (site.python, "-m", MODULES[Role.GATEWAY], *arguments)
     template = content_hash({"role": Role.GATEWAY, "argv": argv[1:]})
@@ -156,7 +164,11 @@ def _arguments(deployment: LLMDeployment, role: Role, pool: PoolSpec, site: Site
         "--threads": site.threads,
         "--decode-discovery": site.decode_discovery if role is Role.PREFILL else None,
     }
-    return always + tuple(f"{flag}={value}" for flag, value in optional.items() if value is not None)
+    return (*always, *(f"{flag}={value}" for flag, value in optional.items() if value is not None), *_drain(site))
+
+
+def _drain(site: Site) -> tuple[str, ...]:
+    return () if site.drain_s is None else (f"--drain-s={site.drain_s:g}",)
 
 
 def _dtype(dtype: Dtype, device: Device) -> Dtype:
