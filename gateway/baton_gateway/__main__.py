@@ -1,5 +1,6 @@
-"""`python -m baton_gateway`: settings, port, process. Exit codes: 0 stopped and drained, 2 bad
-configuration, 1 crash.
+"""`python -m baton_gateway`: settings, ports, one process or several.
+
+Exit codes: 0 stopped and drained, 2 bad configuration (one line on stderr), 1 crash.
 """
 
 from __future__ import annotations
@@ -9,53 +10,148 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 
+from baton_gateway.admin import AdminServer
+from baton_gateway.lifeline import die_with_parent
+from baton_gateway.metrics import shared_page
+from baton_gateway.processes import ChildSockets, Processes, answer_parent, child_sockets
 from baton_gateway.server import GatewayServer, bind
 from baton_gateway.settings import Settings, SettingsError, parse_settings
+from baton_gateway.state import ProcessReport
+from baton_gateway.tenants import Tenants
 from baton_kv_transfer.errors import AuthenticationError
 from baton_kv_transfer.keys import KeyDirectory
 
+BACKLOG = 1_024
+
 
 def main(argv: list[str] | None = None) -> int:
+    """Run until SIGTERM or SIGINT."""
+    argv = sys.argv[1:] if argv is None else argv
+    die_with_parent()
     try:
-        settings = parse_settings(sys.argv[1:] if argv is None else argv)
+        settings = parse_settings(argv)
         logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
         KeyDirectory(settings.keys).current()
-        return asyncio.run(_serve(settings))
+        _check_api_keys(settings)
+        return asyncio.run(_run(settings, argv))
     except (SettingsError, AuthenticationError) as error:
         print(f"baton-gateway: {error}", file=sys.stderr)
         return 2
 
 
-async def _serve(settings: Settings) -> int:
-    try:
-        listening = bind(settings.host, settings.port)
-        listening.listen(1024)
-    except OSError as error:
-        raise SettingsError(f"--listen: {settings.host}:{settings.port}: {error.strerror or error}") from error
-    try:
-        server = GatewayServer(settings)
-    except ValueError as error:
-        raise SettingsError(f"--api-keys: {error}") from error
-    stopped = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopped.set)
-    await server.start(listening)
-    if settings.announce is not None:
-        announce(settings.announce, settings.host, listening.getsockname()[1], None)
-    await stopped.wait()
-    await server.stop()
+async def _run(settings: Settings, argv: list[str]) -> int:
+    stopping = _stop_signal()
+    sockets = child_sockets()
+    if sockets is not None:
+        await _serve_as_child(settings, sockets, stopping)
+    elif settings.processes == 1:
+        await _serve_alone(settings, stopping)
+    else:
+        await _serve_with_children(settings, argv, stopping)
     return 0
 
 
-def announce(path: Path, host: str, port: int, admin_port: int | None) -> None:
-    """Write where this gateway listens, whole or not at all."""
-    content = {"pid": os.getpid(), "role": "gateway", "host": host, "port": port, "admin_port": admin_port}
+async def _serve_alone(settings: Settings, stopping: asyncio.Event) -> None:
+    server = GatewayServer(settings)
+
+    async def reports() -> list[ProcessReport]:
+        return [server.report()]
+
+    [listening], admin_socket = _bind_all(settings)
+    admin = AdminServer(reports, server.metrics.page)
+    await server.start(listening)
+    await _announce(settings, listening, admin, admin_socket)
+    await stopping.wait()
+    await server.stop()
+    await admin.stop()
+
+
+async def _serve_with_children(settings: Settings, argv: list[str], stopping: asyncio.Event) -> None:
+    listening, admin_socket = _bind_all(settings)
+    processes = Processes(argv, listening, settings.drain_s)
+    admin = AdminServer(processes.reports, lambda: shared_page(processes.metrics_folder))
+    await processes.start()
+    await _announce(settings, listening[0], admin, admin_socket)
+    await stopping.wait()
+    await processes.stop()
+    await admin.stop()
+
+
+async def _serve_as_child(settings: Settings, sockets: ChildSockets, stopping: asyncio.Event) -> None:
+    server = GatewayServer(settings)
+    await server.start(sockets.listening)
+    answering = asyncio.create_task(answer_parent(sockets.control, server.report))
+    waiting = asyncio.create_task(stopping.wait())
+    await asyncio.wait([answering, waiting], return_when=asyncio.FIRST_COMPLETED)
+    await server.stop()
+    for task in (answering, waiting):
+        task.cancel()
+    await asyncio.gather(answering, waiting, return_exceptions=True)
+
+
+def _check_api_keys(settings: Settings) -> None:
+    try:
+        Tenants(settings.api_keys)
+    except ValueError as error:
+        raise SettingsError(f"--api-keys: {error}") from error
+
+
+def _stop_signal() -> asyncio.Event:
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    return stopping
+
+
+def _bind_all(settings: Settings) -> tuple[list[socket.socket], socket.socket | None]:
+    """One listening socket for every process, and the admin's."""
+    first = _listen("--listen", settings.host, settings.port)
+    if settings.processes == 1:
+        listening = [first]
+    else:
+        # Bound alone first: a port that another program serves must not be shared by mistake.
+        port = first.getsockname()[1]
+        first.close()
+        listening = [_listen("--listen", settings.host, port, shared=True) for _ in range(settings.processes)]
+    if settings.admin_host is None:
+        return listening, None
+    return listening, _listen("--admin-listen", settings.admin_host, settings.admin_port)
+
+
+def _listen(flag: str, host: str, port: int, shared: bool = False) -> socket.socket:
+    try:
+        sock = bind(host, port, shared)
+        sock.listen(BACKLOG)
+    except OSError as error:
+        raise SettingsError(f"{flag}: {host}:{port}: {error.strerror or error}") from error
+    return sock
+
+
+async def _announce(
+    settings: Settings, listening: socket.socket, admin: AdminServer, admin_socket: socket.socket | None
+) -> None:
+    """Start the admin listener, then write where this gateway listens, whole or not at all."""
+    admin_port = None
+    if admin_socket is not None:
+        await admin.start(admin_socket)
+        admin_port = admin_socket.getsockname()[1]
+    if settings.announce is None:
+        return
+    address = {"host": settings.host, "port": listening.getsockname()[1], "admin_port": admin_port}
+    try:
+        _write(settings.announce, json.dumps({"pid": os.getpid(), "role": "gateway", **address}))
+    except OSError as error:
+        raise SettingsError(f"--announce: {settings.announce}: {error.strerror or error}") from error
+
+
+def _write(path: Path, text: str) -> None:
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(json.dumps(content), encoding="utf-8")
+    draft.write_text(text, encoding="utf-8")
     draft.replace(path)
 
 

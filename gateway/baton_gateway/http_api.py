@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from aiohttp import HttpVersion11, web
 
 from baton_gateway import errors
+from baton_gateway.admin import METRICS_TYPE
 from baton_gateway.errors import Problem, RefusedError, invalid
 from baton_gateway.json_body import parse_object
+from baton_gateway.metrics import GatewayMetrics
 from baton_gateway.openai_types import ChatRequest, CompletionRequest, parse_chat, parse_completion
 from baton_gateway.relay import LiveRequest, Relay
 from baton_gateway.responses import error_body, model_body, models_body
@@ -28,6 +30,8 @@ from baton_gateway.workers import WorkerTable
 
 _log = logging.getLogger("baton.gateway.http")
 
+CLIENT_GONE = 499
+"""Only in metrics: the client hung up before its answer was complete."""
 MAX_BODY_BYTES = 8 << 20
 BODY_S = 30.0
 BODY_IDLE_S = 10.0
@@ -57,13 +61,13 @@ class HttpApi:
         table: WorkerTable,
         tenants: Tenants,
         policy: RoutePolicy,
-        metrics_body: Callable[[], bytes],
+        metrics: GatewayMetrics,
     ) -> None:
         self._relay = relay
         self._table = table
         self._tenants = tenants
         self._policy = policy
-        self._metrics_body = metrics_body
+        self._metrics = metrics
         self._started = int(time.time())
         self._streams: set[tuple[LiveRequest, StreamingSink]] = set()
         self.is_draining = False
@@ -74,11 +78,20 @@ class HttpApi:
             "/health/live": _Endpoint("GET", self._live, is_open=True),
             "/health/ready": _Endpoint("GET", self._ready, is_open=True),
             "/health/routable": _Endpoint("GET", self._routable, is_open=True),
-            "/metrics": _Endpoint("GET", self._metrics, is_open=True),
+            "/metrics": _Endpoint("GET", self._page, is_open=True),
         }
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request; every problem becomes an error object."""
+        try:
+            response = await self._answer(request)
+        except (ConnectionError, asyncio.CancelledError):
+            self._metrics.answered(CLIENT_GONE)
+            raise
+        self._metrics.answered(response.status)
+        return response
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
             endpoint = self._find(request)
             tenant = DEFAULT_TENANT if endpoint.is_open else self._tenants.of(request.headers.get("Authorization"))
@@ -98,6 +111,7 @@ class HttpApi:
             now = asyncio.get_running_loop().time()
             for live, sink in list(self._streams):
                 if sink.is_stalled(now):
+                    self._metrics.stalled()
                     self._relay.client_gone(live)
                     sink.abort()
 
@@ -198,9 +212,8 @@ class HttpApi:
             return web.Response(text="ok\n")
         return web.Response(text="no fitting pair of workers is linked\n", status=503)
 
-    async def _metrics(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
-        body = self._metrics_body()
-        return web.Response(body=body, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+    async def _page(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
+        return web.Response(body=self._metrics.page(), headers={"Content-Type": METRICS_TYPE})
 
 
 async def _body(request: web.BaseRequest) -> bytes:

@@ -123,7 +123,7 @@ class Relay:
         now = self._loop.time()
         verdict = self._admission.offer(tenant, now)
         if isinstance(verdict, Problem):
-            self._metrics.refused(verdict)
+            self._metrics.refused()
             raise RefusedError(verdict)
         ticket, turn = verdict
         deadline_s = now + self._rules.max_duration_s
@@ -243,7 +243,8 @@ class Relay:
         if live.preparing is not None:
             live.preparing.cancel()
         usage = Usage(live.life.prompt_tokens(), live.life.completion_tokens())
-        self._metrics.ended(live.times, action.outcome, action.problem, usage, now)
+        life = live.life
+        self._metrics.ended(live.times, action.outcome, usage, life.attempts, life.migrations, now)
         if action.outcome is not Outcome.CANCELLED:
             live.sink.end(action.problem, usage)
         self._admit(self._admission.leave(live.ticket))

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 import socket
 from collections.abc import Iterable
 
 import aiohttp.web
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 
 from baton_gateway.admission import Admission, AdmissionLimits
 from baton_gateway.http_api import HttpApi
@@ -23,6 +24,7 @@ from baton_gateway.relay import Relay, RelayRules
 from baton_gateway.request_events import LifeRules
 from baton_gateway.route import RoutePolicy
 from baton_gateway.settings import Settings
+from baton_gateway.state import ProcessReport, worker_report
 from baton_gateway.templates import TemplateRenderer
 from baton_gateway.tenants import Tenants
 from baton_gateway.workers import WorkerTable
@@ -43,7 +45,6 @@ class GatewayServer:
         """Raises ValueError when the API key file does not fit."""
         self._settings = settings
         self.epoch = secrets.token_bytes(16)
-        self.registry = CollectorRegistry()
         policy = RoutePolicy(
             disaggregate=settings.disaggregation != "never",
             decode_locally=settings.prefill_unavailable == "decode-locally",
@@ -51,9 +52,10 @@ class GatewayServer:
         rules = RelayRules(LifeRules(park_s=settings.park_s), policy, settings.max_request_duration_s)
         limits = AdmissionLimits(settings.max_running, settings.max_queued, settings.max_queue_s)
         self.table = WorkerTable()
-        self.metrics = GatewayMetrics(self.registry)
+        self.metrics = GatewayMetrics(CollectorRegistry())
         self._templates = TemplateRenderer()
-        self.relay = Relay(self.table, Admission(limits), self._templates, self.metrics, rules)
+        self._admission = Admission(limits)
+        self.relay = Relay(self.table, self._admission, self._templates, self.metrics, rules)
         self.links = WorkerLinks(
             self.table,
             self.relay,
@@ -61,12 +63,21 @@ class GatewayServer:
             self.epoch,
             LinkTimes(suspect_s=settings.suspect_s, dead_s=settings.dead_s),
         )
-        self.api = HttpApi(self.relay, self.table, Tenants(settings.api_keys), policy, self.metrics_body)
+        self.api = HttpApi(self.relay, self.table, Tenants(settings.api_keys), policy, self.metrics)
         self._tasks: list[asyncio.Task[None]] = []
         self._runner: aiohttp.web.ServerRunner | None = None
 
-    def metrics_body(self) -> bytes:
-        return generate_latest(self.registry)
+    def report(self) -> ProcessReport:
+        """What `/state` says of this process."""
+        return ProcessReport(
+            pid=os.getpid(),
+            epoch=self.epoch.hex(),
+            requests_running=self._admission.num_running,
+            requests_waiting=self._admission.num_waiting,
+            workers=tuple(worker_report(worker) for worker in self.table.all()),
+            ttft=self.metrics.ttft.data(),
+            tpot=self.metrics.tpot.data(),
+        )
 
     async def start(self, listening: socket.socket) -> None:
         """Serve the socket, which is bound and owned by the caller."""
@@ -80,6 +91,7 @@ class GatewayServer:
         await aiohttp.web.SockSite(self._runner, listening, backlog=1024).start()
         self._tasks = [
             asyncio.create_task(self.api.watch_streams()),
+            asyncio.create_task(self._sample()),
             asyncio.create_task(watch(self._settings.prefill_discovery, self._prefill_found)),
             asyncio.create_task(watch(self._settings.decode_discovery, self._decode_found)),
         ]
@@ -99,6 +111,14 @@ class GatewayServer:
             await self._runner.shutdown()
             await self._runner.cleanup()
         await self.links.stop()
+
+    async def _sample(self) -> None:
+        while True:
+            linked: dict[Role, int] = {}
+            for worker in self.table.all():
+                linked[worker.hello.role] = linked.get(worker.hello.role, 0) + 1
+            self.metrics.now_at_work(self._admission.num_running, self._admission.num_waiting, linked)
+            await asyncio.sleep(1.0)
 
     def _prefill_found(self, endpoints: Iterable[Endpoint]) -> None:
         self.links.discovered(Role.PREFILL, map(_address, endpoints))

@@ -1,0 +1,22 @@
+"""A process that must not outlive its parent: the kernel kills it when the parent dies (Linux)."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+
+PARENT_VARIABLE = "BATON_PARENT_PID"
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Tie this process to the parent named by BATON_PARENT_PID, if there is one; exit at once when
+    it is gone already.
+    """
+    wanted = os.environ.pop(PARENT_VARIABLE, "")
+    if not wanted.isdigit():
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != int(wanted):
+        raise SystemExit(1)
