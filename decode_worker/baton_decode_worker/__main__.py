@@ -11,8 +11,8 @@ from baton_kv_transfer.wire.values import Role
 from baton_worker import process, serving
 from baton_worker.assembly import EngineParts, transfer_config
 from baton_worker.config import Endpoint, WorkerConfig
-from baton_worker.http import TransferView
 from baton_worker.metrics import WorkerMetrics
+from baton_worker.views import TransferView
 
 LANE = "tcp"
 

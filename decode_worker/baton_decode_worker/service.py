@@ -22,7 +22,6 @@ from baton_worker.engine_thread import (
     CancelWork,
     Command,
     Drain,
-    EngineSnapshot,
     Landed,
     Release,
     ReserveBlocks,
@@ -33,6 +32,7 @@ from baton_worker.intake import Limits, Refusal
 from baton_worker.metrics import WorkerMetrics
 from baton_worker.open_requests import OpenRequests
 from baton_worker.reports import token_entry, worker_state
+from baton_worker.views import EngineSnapshot
 
 SILENT = (Reason.FINISHED, Reason.CANCELLED)
 """Endings that the gateway already knows of."""
@@ -130,7 +130,7 @@ class DecodeService:
         condition = Condition(self.draining, self._open.link_of(key) is not None)
         decision = decide(message, self._limits, condition, time.monotonic())
         if isinstance(decision, Refusal):
-            self._metrics.legs_failed[decision.reason].inc()
+            self._metrics.legs[decision.reason].inc()
             link.send(LegFailed(message.request, message.attempt, decision.reason, decision.detail[:256]))
             return
         spec = decision.spec
@@ -209,12 +209,12 @@ class DecodeService:
                 self._metrics.drawn_tokens.inc(len(event.ids))
                 entries[link].append(token_entry(event))
                 if event.finish is not None and self._open.choice_ended(event.key, event.choice):
-                    self._metrics.legs_finished.inc()
+                    self._metrics.legs[Reason.FINISHED].inc()
         for link, batch in entries.items():
             link.send(Tokens(snapshot.steps, tuple(batch)))
 
     def _report(self, key: RequestKey, reason: Reason, detail: str) -> None:
-        self._metrics.legs_failed[reason].inc()
+        self._metrics.legs[reason].inc()
         link = self._open.close(key)
         if link is not None:
             link.send(LegFailed(key.request, key.attempt, reason, detail[:256]))

@@ -1,15 +1,17 @@
 """The engine thread's loop body: plan, launch, collect, apply, with at most one step launched ahead of the results.
 
 A runner that is done at once (CPU) gets its result applied before the next plan, so nothing acts late. On a runner that
-is still busy the next step is planned and launched first, so that the device never waits for the host; what the result then
-ends (a stop id) costs one surplus row, whose token is dropped.
+is still busy the next step is planned and launched first, so that the device never waits for the host; what the
+result then ends (a stop id) costs one surplus row, whose token is dropped.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
+
 from baton_engine.plan import Runner
 from baton_engine.scheduler import Scheduler
-
 
 STEP_SMOOTHING = 0.1
 """Weight of the newest step in the smoothed step duration."""
@@ -18,41 +20,51 @@ STEP_SMOOTHING = 0.1
 class Stepper:
     """Drives one scheduler and one runner."""
 
-    def __init__(self, scheduler: Scheduler, runner: Runner) -> None:
+    def __init__(
+        self, scheduler: Scheduler, runner: Runner, observe: Callable[[int, float], None] = lambda rows, seconds: None
+    ) -> None:
+        """`observe` is told each collected step's sequences (prefill chunks and decode rows) and its duration in
+        seconds.
+        """
         self.steps = 0
         """Steps whose result was applied."""
         self.step_s = 0.0
         """Smoothed duration of recent steps; 0 before the first."""
         self._scheduler = scheduler
         self._runner = runner
-        self._launched = 0
+        self._observe = observe
+        self._launched_rows: deque[int] = deque()
         self._max_launched = 2 if scheduler.config.one_step_ahead else 1
 
     @property
     def idle(self) -> bool:
         """Nothing is launched and nothing could be without a word from outside."""
-        return self._launched == 0 and not self._scheduler.has_work
+        return not self._launched_rows and not self._scheduler.has_work
 
     def turn(self, now: float) -> bool:
-        """Move on by one step. False when there was nothing to do. Waits for the device only when nothing can be planned."""
-        if (self._launched and self._runner.is_done()) or self._launched == self._max_launched:
+        """Move on by one step. False when there was nothing to do.
+
+        Waits for the device only when nothing can be planned.
+        """
+        launched = len(self._launched_rows)
+        if (launched and self._runner.is_done()) or launched == self._max_launched:
             self._collect(now)
         plan = self._scheduler.plan(now)
         if plan is not None:
             self._runner.launch(plan)
-            self._launched += 1
+            self._launched_rows.append(len(plan.prefill) + len(plan.decode))
             if self._runner.is_done():
                 self._collect(now)
             return True
-        if self._launched:
+        if self._launched_rows:
             self._collect(now)
             return True
         return False
 
     def _collect(self, now: float) -> None:
         result = self._runner.collect()
-        self._launched -= 1
         self._scheduler.apply(result, now)
+        self._observe(self._launched_rows.popleft(), result.duration_s)
         weight = STEP_SMOOTHING if self.steps else 1.0
         self.step_s += weight * (result.duration_s - self.step_s)
         self.steps += 1

@@ -12,8 +12,8 @@ from baton_prefill_worker.service import PrefillService
 from baton_worker import process, serving
 from baton_worker.assembly import EngineParts, transfer_config
 from baton_worker.config import WorkerConfig
-from baton_worker.http import TransferView
 from baton_worker.metrics import WorkerMetrics
+from baton_worker.views import TransferView
 
 
 def build_role(config: WorkerConfig, parts: EngineParts, epoch: bytes, metrics: WorkerMetrics) -> serving.RoleParts:

@@ -16,12 +16,13 @@ from baton_kv_transfer.wire.gateway_link import Cancel, LegFailed, Message, Pref
 from baton_kv_transfer.wire.pair_link import FirstToken
 from baton_kv_transfer.wire.values import PeerRef, Reason, TokenEntry
 from baton_prefill_worker.policy import Condition, decide
-from baton_worker.engine_thread import CancelWork, Command, Drain, EngineSnapshot, Release, Submit
+from baton_worker.engine_thread import CancelWork, Command, Drain, Release, Submit
 from baton_worker.gateway_links import GatewayLink
 from baton_worker.intake import Limits, Refusal
 from baton_worker.metrics import WorkerMetrics
 from baton_worker.open_requests import OpenRequests
 from baton_worker.reports import token_entry, worker_state
+from baton_worker.views import EngineSnapshot
 
 
 class Engine(Protocol):
@@ -92,7 +93,7 @@ class PrefillService:
         condition = Condition(self.draining, self._open.link_of(key) is not None)
         spec = decide(message, self._limits, condition, time.monotonic())
         if isinstance(spec, Refusal):
-            self._metrics.legs_failed[spec.reason].inc()
+            self._metrics.legs[spec.reason].inc()
             link.send(LegFailed(message.request, message.attempt, spec.reason, spec.detail[:256]))
             return
         self._open.open(key, spec.choices, link)
@@ -144,7 +145,7 @@ class PrefillService:
             link.send(Tokens(snapshot.steps, tuple(batch)))
 
     def _report(self, key: RequestKey, reason: Reason, detail: str) -> None:
-        self._metrics.legs_failed[reason].inc()
+        self._metrics.legs[reason].inc()
         link = self._open.close(key)
         if link is not None:
             link.send(LegFailed(key.request, key.attempt, reason, detail[:256]))

@@ -6,6 +6,7 @@ Everything that can be wrong with a model, a size or a key is found here, before
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,8 +56,11 @@ class EngineParts:
     fingerprint: PairFingerprint
 
 
-def build(config: WorkerConfig) -> EngineParts:
-    """Load and size everything. Raises ConfigError with one line."""
+def build(config: WorkerConfig, observe_step: Callable[[int, float], None]) -> EngineParts:
+    """Load and size everything. `observe_step` is told each step's rows and seconds.
+
+    Raises ConfigError with one line.
+    """
     device = _device(config)
     keys = _keys(config.keys)
     torch.set_num_threads(config.threads)
@@ -82,7 +86,7 @@ def build(config: WorkerConfig) -> EngineParts:
         max_waiting=config.max_waiting,
     )
     scheduler = Scheduler(engine_config)
-    stepper = Stepper(scheduler, ModelRunner(loaded, pool, config.max_sequences))
+    stepper = Stepper(scheduler, ModelRunner(loaded, pool, config.max_sequences), observe_step)
     choices = min(MAX_CHOICES, config.max_sequences)
     log.info("%d blocks of %d tokens, %d landing bytes", sized.blocks, geometry.block_tokens, sized.landing_bytes)
     return EngineParts(

@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from baton_engine.scheduler import Scheduler, SchedulerStats
-from baton_engine.stepper import Stepper
-
 from baton_engine.events import RequestKey, SchedulerEvent, SequenceSpec
+from baton_engine.scheduler import Scheduler
+from baton_engine.stepper import Stepper
 from baton_kv_transfer.wire.pair_link import FirstToken
+from baton_worker.views import EngineSnapshot
 
 log = logging.getLogger(__name__)
 
@@ -59,22 +59,6 @@ class Drain:
 
 
 Command = Submit | ReserveBlocks | Landed | Release | CancelWork | Drain
-
-
-@dataclass(frozen=True, slots=True)
-class EngineSnapshot:
-    """What other threads may know of the engine, as of its last turn."""
-
-    stats: SchedulerStats
-    steps: int
-    step_s: float
-    """Smoothed duration of recent steps; 0 before the first."""
-    turned_s: float
-    """Monotonic time of the last turn of the loop, with or without work."""
-    stepped_s: float
-    """Monotonic time of the last completed step; the start time before the first."""
-    work_since_s: float
-    """Monotonic time since when there has been work without a pause; meaningless while idle."""
 
 
 class EngineThread:

@@ -7,47 +7,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from aiohttp import web
 
-from baton_worker.engine_thread import EngineSnapshot
 from baton_worker.gateway_links import GatewayLinks
 from baton_worker.metrics import WorkerMetrics
+from baton_worker.views import EngineSnapshot, WorkerView
 
 STALLED_S = 60.0
 """Live means: the loop turns, and with work queued a step completes at least this often."""
-
-
-@dataclass(frozen=True, slots=True)
-class TransferView:
-    """The KV transfer so far, in units that `baton status` and `make demo` show."""
-
-    lanes: tuple[str, ...]
-    """How bytes travel to or from the linked peers; empty while there is none."""
-    peers: int
-    handovers: int
-    """Verified ones."""
-    kv_bytes_sent: int
-    kv_bytes_received: int
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerView:
-    """`/state`: what `baton status` shows. Cached blocks count as free: they are given out when needed."""
-
-    role: str
-    epoch: str
-    pid: int
-    revision: str
-    blocks_total: int
-    blocks_free: int
-    block_tokens: int
-    block_bytes: int
-    running: int
-    waiting: int
-    draining: bool
-    transfer: TransferView
 
 
 def is_live(snapshot: EngineSnapshot, now: float) -> bool:

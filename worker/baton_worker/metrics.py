@@ -1,8 +1,7 @@
-"""Metrics of a worker. Label sets are closed: role, block state, direction, outcome. Names are documented in
-docs/metrics.md.
+"""Metrics of a worker. Label sets are closed: role, block state, direction, outcome. docs/metrics.md lists the names.
 
-Values that the engine thread owns (blocks, batch, queue) are read from its snapshot when scraped; counters and
-histograms are fed by the io thread from events.
+What the engine and the transfer count themselves (blocks, sequences, tokens, bytes) is read from their snapshots
+when scraped; histograms and outcomes are fed as things happen.
 """
 
 from __future__ import annotations
@@ -10,76 +9,113 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from baton_kv_transfer.wire.values import Reason, Role
-from baton_worker.engine_thread import EngineSnapshot
+from baton_worker.views import EngineSnapshot, TransferView
 
 STEP_BUCKETS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0, 4.0)
 HANDOVER_BUCKETS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 5.0)
-BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+BATCH_BUCKETS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)
 
 
-class _Snapshot(Collector):
-    """Gauges straight from the engine's snapshot."""
+class _Snapshots(Collector):
+    """Gauges and counters straight from the engine's and the transfer's last words."""
 
-    def __init__(self, role: Role, snapshot: Callable[[], EngineSnapshot]) -> None:
+    def __init__(self, role: Role, engine: Callable[[], EngineSnapshot], transfer: Callable[[], TransferView]) -> None:
         self._role = role.value
-        self._snapshot = snapshot
+        self._engine = engine
+        self._transfer = transfer
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: the snapshots do not exist yet when this collector is registered."""
+        return ()
 
     def collect(self) -> Iterable[Metric]:
-        stats = self._snapshot().stats
-        blocks = GaugeMetricFamily("baton_kv_blocks", "KV blocks by state", labels=["role", "state"])
-        for state, count in (
-            ("free", stats.blocks_free),
-            ("cached", stats.blocks_cached),
-            ("reserved", stats.blocks_reserved),
-            ("in_use", stats.blocks_in_use),
-        ):
-            blocks.add_metric([self._role, state], count)
-        yield blocks
-        sequences = GaugeMetricFamily("baton_sequences", "Sequences by state", labels=["role", "state"])
-        sequences.add_metric([self._role, "running"], stats.running)
-        sequences.add_metric([self._role, "waiting"], stats.waiting)
-        yield sequences
+        stats, transfer = self._engine().stats, self._transfer()
+        yield self._gauges(
+            "baton_kv_blocks",
+            "KV blocks by state; cached ones are free to be given out",
+            "state",
+            free=stats.blocks_free,
+            cached=stats.blocks_cached,
+            reserved=stats.blocks_reserved,
+            in_use=stats.blocks_in_use,
+        )
+        yield self._gauges(
+            "baton_sequences", "Sequences by state", "state", running=stats.running, waiting=stats.waiting
+        )
+        hits = stats.cached_prompt_tokens
+        yield self._counters(
+            "baton_prefix_tokens",
+            "Prompt tokens by whether their KV was in the prefix cache",
+            "found",
+            hit=hits,
+            miss=stats.prompt_tokens - hits,
+        )
+        preempted = CounterMetricFamily(
+            "baton_preemptions", "Sequences that gave up their blocks for older ones", labels=["role"]
+        )
+        preempted.add_metric([self._role], stats.preemptions)
+        yield preempted
+        yield self._counters(
+            "baton_kv_bytes",
+            "Bytes of KV moved between workers",
+            "direction",
+            sent=transfer.kv_bytes_sent,
+            received=transfer.kv_bytes_received,
+        )
+
+    def _gauges(self, name: str, text: str, label: str, **values: int) -> Metric:
+        family = GaugeMetricFamily(name, text, labels=["role", label])
+        for key, value in values.items():
+            family.add_metric([self._role, key], value)
+        return family
+
+    def _counters(self, name: str, text: str, label: str, **values: int) -> Metric:
+        family = CounterMetricFamily(name, text, labels=["role", label])
+        for key, value in values.items():
+            family.add_metric([self._role, key], value)
+        return family
 
 
 class WorkerMetrics:
-    """Counters and histograms of one worker process, in a registry of their own."""
+    """All series of one worker process, in a registry of their own."""
 
-    def __init__(self, role: Role, snapshot: Callable[[], EngineSnapshot]) -> None:
+    def __init__(self, role: Role) -> None:
         self.registry = CollectorRegistry()
-        self.registry.register(_Snapshot(role, snapshot))
-        name = role.value
+        self._role = role
 
-        def counter(metric: str, text: str, *labels: str) -> Counter:
-            return Counter(metric, text, ["role", *labels], registry=self.registry)
+        def counter(metric: str, text: str, label: str) -> Counter:
+            return Counter(metric, text, ["role", label], registry=self.registry)
 
         def histogram(metric: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             family = Histogram(metric, text, ["role"], buckets=buckets, registry=self.registry)
-            child: Histogram = family.labels(name)
+            child: Histogram = family.labels(role.value)
             return child
 
         tokens = counter("baton_tokens", "Prompt tokens accepted and tokens drawn", "kind")
-        self.prompt_tokens = tokens.labels(name, "prompt")
-        self.drawn_tokens = tokens.labels(name, "drawn")
-        prefix = counter("baton_prefix_tokens", "Prompt tokens by whether their KV was cached", "found")
-        self.prefix_hit_tokens = prefix.labels(name, "hit")
-        self.prefix_miss_tokens = prefix.labels(name, "miss")
+        self.prompt_tokens = tokens.labels(role.value, "prompt")
+        self.drawn_tokens = tokens.labels(role.value, "drawn")
         ended = counter("baton_legs", "Request legs by how they ended on this worker", "outcome")
-        self.legs_finished = ended.labels(name, Reason.FINISHED.value)
-        self.legs_failed: dict[Reason, Counter] = {reason: ended.labels(name, reason.value) for reason in Reason}
-        moved = counter("baton_kv_bytes", "KV bytes moved between workers", "direction")
-        self.kv_bytes_sent = moved.labels(name, "sent")
-        self.kv_bytes_received = moved.labels(name, "received")
+        self.legs: dict[Reason, Counter] = {reason: ended.labels(role.value, reason.value) for reason in Reason}
         self.step_s = histogram("baton_step_seconds", "Duration of an engine step", STEP_BUCKETS)
-        self.batch = histogram("baton_batch_size", "Sequences in an engine step", tuple(map(float, BATCH_BUCKETS)))
+        self.batch = histogram("baton_batch_size", "Prefill chunks and decode rows of an engine step", BATCH_BUCKETS)
         self.handover_s = histogram(
             "baton_handover_seconds",
-            "Hand-over: prefill complete to verified (prefill), grant to verified (decode)",
+            "Hand-over: all KV computed to verified (prefill), grant to verified (decode)",
             HANDOVER_BUCKETS,
         )
+
+    def watch(self, engine: Callable[[], EngineSnapshot], transfer: Callable[[], TransferView]) -> None:
+        """Read these snapshots at every scrape from now on."""
+        self.registry.register(_Snapshots(self._role, engine, transfer))
+
+    def stepped(self, rows: int, seconds: float) -> None:
+        """One engine step was collected."""
+        self.step_s.observe(seconds)
+        self.batch.observe(rows)
 
     def render(self) -> bytes:
         """The text exposition."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from baton_engine.events import Drawn
 from baton_kv_transfer.wire.gateway_link import WorkerState
 from baton_kv_transfer.wire.values import TokenEntry
-from baton_worker.engine_thread import EngineSnapshot
+from baton_worker.views import EngineSnapshot
 
 
 def token_entry(event: Drawn) -> TokenEntry:

@@ -16,11 +16,12 @@ from baton_engine.events import RequestKey, SchedulerEvent
 from baton_worker import assembly, process
 from baton_worker.assembly import EngineParts
 from baton_worker.config import WorkerConfig
-from baton_worker.engine_thread import EngineSnapshot, EngineThread
+from baton_worker.engine_thread import EngineThread
 from baton_worker.gateway_links import GatewayLinks, Service
-from baton_worker.http import TransferView, WorkerView, application
+from baton_worker.http import application
 from baton_worker.loop_thread import LoopThread
 from baton_worker.metrics import WorkerMetrics
+from baton_worker.views import EngineSnapshot, TransferView, WorkerView
 
 STOP_S = 5.0
 """Bound of each step of taking the process down, after the drain."""
@@ -70,9 +71,9 @@ BuildRole = Callable[[WorkerConfig, EngineParts, bytes, WorkerMetrics], RolePart
 async def serve(config: WorkerConfig, stop: process.Stop, build_role: BuildRole) -> None:
     """Run the worker until a stop is asked for. Raises ConfigError when it cannot start."""
     loop = asyncio.get_running_loop()
-    parts = await asyncio.to_thread(assembly.build, config)
+    metrics = WorkerMetrics(config.role)
+    parts = await asyncio.to_thread(assembly.build, config, metrics.stepped)
     epoch = process.new_epoch()
-    metrics = WorkerMetrics(config.role, lambda: engine.snapshot)
     role = build_role(config, parts, epoch, metrics)
     service = role.service
 
@@ -81,6 +82,7 @@ async def serve(config: WorkerConfig, stop: process.Stop, build_role: BuildRole)
 
     engine = EngineThread(parts.scheduler, parts.stepper, service.on_events, service.on_cancel, crashed)
     service.attach(engine)
+    metrics.watch(lambda: engine.snapshot, role.transfer_view)
     async with contextlib.AsyncExitStack() as stack:
         transfer_thread = LoopThread("transfer")
         stack.callback(transfer_thread.stop, STOP_S)
