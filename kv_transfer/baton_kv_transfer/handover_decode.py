@@ -539,6 +539,10 @@ class DecodeHandovers:
     def _of(self, peer: bytes, state: DecodeState) -> list[_Handover]:
         return [h for h in self._handovers.values() if h.peer == peer and h.state is state]
 
+    def holder_of(self, extent: Extent) -> bytes | None:
+        """The prefill worker whose write may land there; None when nobody's may."""
+        return self._landing.holder_of(extent)
+
     def open_keys(self) -> list[HandoverKey]:
         return list(self._handovers)
 

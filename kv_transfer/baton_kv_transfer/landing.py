@@ -246,6 +246,13 @@ class LandingRegion:
 
     # Looking ---------------------------------------------------------------------------------------------------------
 
+    def holder_of(self, extent: Extent) -> bytes | None:
+        """The peer whose spans hold all of `extent`, quarantined ones included; None when it is free or split."""
+        for found in self._transfers.values():
+            if any(held.offset <= extent.offset and extent.end <= held.end for held in found.reserved):
+                return found.peer
+        return None
+
     @property
     def quarantined_bytes(self) -> int:
         return sum(t.reserved_bytes for t in self._transfers.values() if t.state is SpanState.QUARANTINED)

@@ -30,6 +30,8 @@ class MemoryLanding:
         self.bytes_received = 0
         self.on_one_sided_write: Callable[[bytes, Extent], None] | None = None
         """Told of every one-sided write at the moment it lands; for checks, no transport could ask it."""
+        self.is_gone = False
+        """The process is dead: nothing lands, nothing is acknowledged."""
         self._writers: dict[bytes, list[MemoryWriter]] = {}
 
     @property
@@ -137,7 +139,7 @@ class MemoryWriter:
 
     def _arrive(self) -> None:
         self._is_moving = False
-        if not self._queue:
+        if not self._queue or self._landing.is_gone:
             return
         delivery = self._queue[0]
         if self._landing.one_sided:

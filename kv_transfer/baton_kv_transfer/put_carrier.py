@@ -98,7 +98,10 @@ class PutCarrier:
         """Straight from the pool when a unit is a block of it, else from a packed copy; a text says what went wrong."""
         region = self._source.region()
         if region is not None and put.unit_tokens == self._geometry.block_tokens:
-            source = source_extents(self._geometry, put.blocks, put.first_unit, put.end_unit)
+            try:
+                source = source_extents(self._geometry, put.blocks, put.first_unit, put.end_unit)
+            except ValueError as error:
+                return str(error)
             return Write(put.transfer, region, tuple(source), put.landing)
         length = sum(extent.length for extent in put.landing)
         packed = memoryview(bytearray(length))

@@ -56,6 +56,7 @@ class FakePool:
         self.geometry = geometry
         self.memory = memoryview(bytearray(geometry.block_bytes * num_blocks))
         self.host_memory = host_memory
+        self.random_bytes: Callable[[int], bytes] = secrets.token_bytes
         self.spoil: Callable[[memoryview], None] | None = None
         self.scattered_units = 0
 
@@ -63,7 +64,7 @@ class FakePool:
         """Random bytes in every slot of these blocks."""
         for block in blocks:
             size = self.geometry.block_bytes
-            self.memory[block * size : (block + 1) * size] = secrets.token_bytes(size)
+            self.memory[block * size : (block + 1) * size] = self.random_bytes(size)
 
     def region(self) -> memoryview | None:
         return self.memory if self.host_memory else None
