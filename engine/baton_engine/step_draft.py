@@ -79,7 +79,7 @@ class StepDraft:
             slots.close(sequence.slot)
             sequence.slot = None
         closes = slots.close_in(self.step)
-        if not (decode or self.prefill or self.opens or self.copies or closes):
+        if not (decode or self.prefill or self.opens or self.blocks or self.copies or closes):
             return None
         plan = StepPlan(
             self.step,

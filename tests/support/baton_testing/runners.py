@@ -193,7 +193,8 @@ class ToyRunner:
             self._contexts[opened.slot] = opened.context_tokens
         for update in plan.blocks:
             self._tables[update.slot][update.index] = update.block
-        touched = {block for copy in plan.copies for block in (copy.source, copy.target)}
+        touched: set[int] = set()
+        copied = {block for copy in plan.copies for block in (copy.source, copy.target)}
         written = {copy.target for copy in plan.copies}
         for chunk in plan.prefill:
             end = chunk.start + len(chunk.tokens)
@@ -210,10 +211,12 @@ class ToyRunner:
             return {}
         for block in touched:
             assert self._pool.state(block) is BlockState.IN_USE, f"block {block} is {self._pool.state(block)}"
-        for block in written:
+        for block in copied:  # a fork may be preempted in the very step that copies for it
+            assert self._pool.state(block) in (BlockState.IN_USE, BlockState.FENCED)
+        for block in written & touched:
             assert self._pool.references(block) == 1, f"block {block} is written while shared"
             assert not self._pool.is_published(block), f"published block {block} is written"
-        return {block: self._pool.generation(block) for block in touched}
+        return {block: self._pool.generation(block) for block in touched | copied}
 
     def _range(self, slot: int, start: int, end: int) -> set[int]:
         first, last = start // self._block_tokens, (end - 1) // self._block_tokens

@@ -1,0 +1,198 @@
+"""Any mix of requests on one toy engine, with what every one of them must produce.
+
+Plays the parts outside of the scheduler: gateway (requests, cancels), transfer (landing KV, reading held KV until the release) and
+clock. `Workload` asserts after every move; `finish` brings everything to its end and checks what is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from baton_engine.engine_config import EngineConfig
+from baton_engine.events import Computed, Drawn, Failed, Prefilled, RequestKey, Reserved, SchedulerEvent, SequenceSpec
+from baton_kv_transfer.wire.pair_link import FirstToken
+from baton_kv_transfer.wire.values import Finish, Reason
+from baton_testing.runners import draw, next_kv, reference_tokens
+from baton_testing.toy_engine import Engine, engine
+
+
+@dataclass(slots=True)
+class Expectation:
+    """What is known about one request from outside."""
+
+    spec: SequenceSpec
+    outputs: dict[int, list[int]]
+    """By choice, what a run alone gives."""
+    open_choices: set[int]
+    """Not finished, failed or cancelled."""
+    reserved: Reserved | None = None
+    computed: Computed | None = None
+    prefilled: Prefilled | None = None
+    is_reservation: bool = False
+    has_landed: bool = False
+    is_held: bool = False
+    """Blocks were announced to the transfer and not released yet."""
+    failure: Reason | None = None
+    is_cancelled: bool = False
+
+
+def alone(tokens: Sequence[int]) -> list[int]:
+    """KV of `tokens`."""
+    kv: list[int] = []
+    for token in tokens:
+        kv.append(next_kv(kv[-1] if kv else 0, token, len(kv)))
+    return kv
+
+
+@dataclass(slots=True, eq=False)
+class Workload:
+    settings: EngineConfig
+    is_ready: bool = True
+    engine: Engine = field(init=False)
+    requests: dict[RequestKey, Expectation] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.engine = engine(self.settings, lambda: self.is_ready)
+
+    # Moves --------------------------------------------------------------------------------------------------------------
+
+    def submit(self, spec: SequenceSpec) -> None:
+        self._expect(spec)
+        self.engine.scheduler.submit(spec, self.engine.now)
+        self.look()
+
+    def reserve(self, spec: SequenceSpec) -> None:
+        self._expect(spec).is_reservation = True
+        self.engine.scheduler.reserve(spec, self.engine.now)
+        self.look()
+
+    def land(self, request: Expectation) -> None:
+        """The KV of a granted reservation arrives; the prefix that was cached is trusted to be there."""
+        assert request.reserved is not None
+        spec, blocks = request.spec, request.reserved.blocks
+        kv = alone(spec.tokens)
+        for position in range(request.reserved.cached_tokens, len(kv)):
+            block, offset = divmod(position, self.settings.block_tokens)
+            self.engine.runner.storage[blocks[block], offset] = kv[position]
+        prompt, forced = spec.tokens[: spec.prompt_tokens], spec.tokens[spec.prompt_tokens :]
+        firsts = []
+        for choice in spec.choices:
+            token = draw(kv, spec.sampling, choice, prompt, forced)
+            stops = token in spec.sampling.stop_token_ids and len(forced) >= spec.sampling.min_tokens
+            is_last = len(forced) + 1 == spec.sampling.max_tokens
+            finish = Finish.STOP if stops else Finish.LENGTH if is_last else None
+            firsts.append(FirstToken(choice, token, None, finish))
+        request.has_landed = True
+        request.is_held = False
+        self.engine.scheduler.landed(spec.key, tuple(firsts), self.engine.now)
+        self.look()
+
+    def release(self, request: Expectation) -> None:
+        """The transfer is done with the request's blocks: their content must still be what was announced."""
+        if request.computed is not None:
+            self._assert_kv(request.spec, request.computed)
+        request.is_held = False
+        request.is_cancelled = request.is_cancelled or request.prefilled is None
+        request.open_choices.clear()
+        self.engine.scheduler.release(request.spec.key, self.engine.now)
+        self.look()
+
+    def cancel(self, request: Expectation, choice: int | None) -> None:
+        request.open_choices -= set(request.spec.choices) if choice is None else {choice}
+        request.is_cancelled = request.is_cancelled or not request.open_choices
+        self.engine.scheduler.cancel(request.spec.key, choice, self.engine.now)
+        self.look()
+
+    def turn(self) -> bool:
+        moved = self.engine.stepper.turn(self.engine.now)
+        self.look()
+        return moved
+
+    def pass_time(self, seconds: float) -> None:
+        self.engine.now += seconds
+
+    # Questions ----------------------------------------------------------------------------------------------------------
+
+    def awaiting_landing(self) -> list[Expectation]:
+        return [each for each in self.requests.values() if each.reserved is not None and each.is_held]
+
+    def held(self) -> list[Expectation]:
+        return [each for each in self.requests.values() if each.spec.hold and each.is_held]
+
+    def unfinished(self) -> list[Expectation]:
+        return [each for each in self.requests.values() if each.open_choices]
+
+    def finish(self) -> None:
+        """Everything goes to its end: reservations land, held prompts are released, the rest runs out."""
+        for _ in range(10_000):
+            moved = self.turn()
+            self.is_ready = not self.is_ready
+            for request in self.awaiting_landing():
+                self.land(request)
+                moved = True
+            for request in self.held():
+                if request.prefilled is not None or not request.open_choices:
+                    self.release(request)
+                    moved = True
+            if not moved:
+                break
+        assert self.engine.stepper.idle, "work is left, but nothing moves"
+        for request in self.requests.values():
+            assert not request.open_choices, f"{request.spec.key} never ended: {request}"
+        stats = self.engine.scheduler.stats()
+        assert stats.blocks_free + stats.blocks_cached == self.settings.num_blocks
+        assert stats.running == stats.waiting == stats.waiting_tokens == 0
+
+    # Watching -----------------------------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Take new events and compare them with what must come."""
+        for event in self.engine.take_events():
+            self._see(self.requests[event.key], event)
+
+    def _see(self, request: Expectation, event: SchedulerEvent) -> None:
+        assert request.failure is None, f"{event} after {request.failure}"
+        match event:
+            case Drawn(_, choice, first_index, ids, _, finish):
+                expected = request.outputs[choice]
+                assert list(ids) == expected[first_index : first_index + len(ids)], f"{request.spec} drew {event}"
+                assert choice in request.open_choices, f"{event} of a choice that is over"
+                is_end = first_index + len(ids) == len(expected)
+                assert (finish is not None) == is_end, f"{event}: expected {len(expected)} outputs"
+                if is_end or request.spec.hold:
+                    request.open_choices.discard(choice)
+            case Computed():
+                assert request.spec.hold
+                assert request.computed is None or event.tokens > request.computed.tokens
+                request.computed, request.is_held = event, True
+            case Prefilled(_, firsts):
+                assert request.computed is not None
+                assert request.computed.tokens == len(request.spec.tokens)
+                assert [first.choice for first in firsts]
+                request.prefilled = event
+            case Reserved(_, cached_tokens, blocks):
+                assert cached_tokens % self.settings.block_tokens == 0
+                assert len(blocks) == self.settings.blocks_for(len(request.spec.tokens))
+                request.reserved, request.is_held = event, True
+                self._assert_kv(request.spec, Computed(event.key, cached_tokens, blocks))
+            case Failed(_, reason):
+                request.failure = reason
+                request.open_choices.clear()
+
+    def _assert_kv(self, spec: SequenceSpec, computed: Computed) -> None:
+        """The announced blocks hold exactly this request's KV."""
+        for position, kv in enumerate(alone(spec.tokens[: computed.tokens])):
+            block, offset = divmod(position, self.settings.block_tokens)
+            assert self.engine.runner.storage.get((computed.blocks[block], offset)) == kv, f"{spec.key} at {position}"
+
+    def _expect(self, spec: SequenceSpec) -> Expectation:
+        assert spec.key not in self.requests
+        context = self.settings.max_context_tokens
+        fits = len(spec.tokens) < context
+        outputs = {
+            choice: reference_tokens(spec.tokens, spec.prompt_tokens, spec.sampling, choice, context) if fits else []
+            for choice in spec.choices
+        }
+        self.requests[spec.key] = Expectation(spec, outputs, set(spec.choices))
+        return self.requests[spec.key]
