@@ -37,7 +37,7 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
         "--volume", type=_volume, action="append", default=[], metavar="NAME=PATH", help="directory for pvc://NAME/…"
     )
     parser.add_argument(
-        "--device", type=Device, choices=list(Device), metavar="cpu|cuda", help="override what the file asks for"
+        "--device", type=_device, metavar="cpu|cuda", help="what both pools compute on, whatever the file asks for"
     )
     parser.add_argument("--processes", type=_integer(1, 64), metavar="N", help="gateway processes on the one port")
     parser.add_argument(
@@ -83,6 +83,12 @@ def _integer(low: int, high: int) -> type[int]:
         return int(text)
 
     return parse  # type: ignore[return-value]  # argparse takes any callable, its stubs any type
+
+
+def _device(text: str) -> Device:
+    if text not in set(Device):
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: must be one of {', '.join(Device)}")
+    return Device(text)
 
 
 def _volume(text: str) -> tuple[str, Path]:

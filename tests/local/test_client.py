@@ -1,0 +1,98 @@
+"""The client against a real HTTP server: streams, errors, and answers that break off."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from baton_local.client import AnswerError, ChatStream, Question, chat, get_json
+
+DELTAS = [{"role": "assistant"}, {"content": "Once "}, {"content": "upon"}]
+
+
+class Service(BaseHTTPRequestHandler):
+    """Answers by the name of the model that is asked for."""
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if asked["model"] == "unknown":
+            self.answer(404, json.dumps({"error": {"message": "no model unknown", "type": "x"}}))
+        elif not asked["stream"]:
+            self.answer(200, json.dumps({"choices": [{"message": {"content": asked["messages"][0]["content"]}}]}))
+        else:
+            self.answer(200, "".join(f"data: {line}\n\n" for line in self.lines(asked["model"])))
+
+    def lines(self, model: str) -> Iterator[str]:
+        for delta in DELTAS:
+            yield json.dumps({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+        if model == "failing":
+            yield json.dumps({"error": {"message": "no worker left"}})
+        if model == "ends":
+            yield json.dumps({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+            yield json.dumps({"choices": [], "usage": {"completion_tokens": 7}})
+            yield "[DONE]"
+
+    def do_GET(self) -> None:
+        self.answer(
+            *{"/state": (200, '{"pid": 1}'), "/list": (200, "[1]"), "/text": (200, "x")}.get(self.path, (404, "{}"))
+        )
+
+    def answer(self, status: int, body: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def log_message(self, format: str, *args: object) -> None: ...
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Service) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_stream_gives_pieces_then_the_count_and_the_reason(endpoint: str) -> None:
+    stream = ChatStream(endpoint, Question("ends", "Hi"))
+    assert [piece.text for piece in stream] == ["Once ", "upon"]
+    assert (stream.completion_tokens, stream.finish_reason) == (7, "stop")
+
+
+def test_a_stream_that_breaks_off_is_an_error(endpoint: str) -> None:
+    with pytest.raises(AnswerError, match="broke off before its end"):
+        list(ChatStream(endpoint, Question("cut", "Hi")))
+
+
+def test_an_error_inside_a_stream_is_shown(endpoint: str) -> None:
+    with pytest.raises(AnswerError, match="no worker left"):
+        list(ChatStream(endpoint, Question("failing", "Hi")))
+
+
+def test_a_refusal_is_shown_in_the_services_words(endpoint: str) -> None:
+    with pytest.raises(AnswerError, match="no model unknown"):
+        list(ChatStream(endpoint, Question("unknown", "Hi")))
+    with pytest.raises(AnswerError, match="no model unknown"):
+        chat(endpoint, Question("unknown", "Hi"))
+
+
+def test_a_whole_answer_needs_no_stream(endpoint: str) -> None:
+    assert chat(endpoint, Question("any", "Echo")) == "Echo"
+
+
+def test_nobody_there_is_one_line() -> None:
+    with pytest.raises(AnswerError, match=r"http://127\.0\.0\.1:9 does not answer"):
+        chat("http://127.0.0.1:9", Question("any", "Hi"))
+
+
+def test_pages_that_are_no_json_object_are_unknown(endpoint: str) -> None:
+    assert get_json(endpoint, "/state") == {"pid": 1}
+    assert [get_json(endpoint, path) for path in ("/list", "/text", "/missing")] == [None, None, None]
+    assert get_json("http://127.0.0.1:9", "/state") is None

@@ -1,0 +1,105 @@
+"""What this machine can offer, and which field says that it cannot."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from baton_local.errors import RefusedError
+from baton_local.machine import devices, free_port, gpu_ids, model_directory
+from baton_operator.errors import UnsupportedError
+from baton_operator.names import Role
+from baton_operator.workers import Device
+from baton_testing.manifests import deployment
+
+GPU = {"resource": "nvidia.com/gpu"}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "models" / "tiny"
+    path.mkdir(parents=True)
+    (path / "config.json").write_text("{}")
+    return path
+
+
+def test_a_file_source_is_relative_to_the_manifest(tmp_path: Path, model: Path) -> None:
+    wanted = deployment(model__source="file://models/tiny")
+    assert model_directory(wanted, tmp_path / "file.yaml", {}) == model
+    absolute = deployment(model__source=f"file://{model}")
+    assert model_directory(absolute, Path("/elsewhere/file.yaml"), {}) == model
+
+
+def test_a_claim_is_a_volume(tmp_path: Path, model: Path) -> None:
+    wanted = deployment(model__source="pvc://claim/tiny")
+    assert model_directory(wanted, Path("file.yaml"), {"claim": tmp_path / "models"}) == model
+    with pytest.raises(UnsupportedError, match=r"spec\.model\.source: needs --volume claim=PATH"):
+        model_directory(wanted, Path("file.yaml"), {"other": tmp_path})
+    with pytest.raises(RefusedError, match=r"--volume claim=.*: not a directory"):
+        model_directory(wanted, Path("file.yaml"), {"claim": tmp_path / "nothing"})
+
+
+def test_a_link_out_of_a_volume_is_refused(tmp_path: Path, model: Path) -> None:
+    (tmp_path / "volume").mkdir()
+    (tmp_path / "volume" / "tiny").symlink_to(model)
+    wanted = deployment(model__source="pvc://claim/tiny")
+    with pytest.raises(UnsupportedError, match="leads out of the volume claim"):
+        model_directory(wanted, Path("file.yaml"), {"claim": tmp_path / "volume"})
+
+
+def test_a_missing_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        UnsupportedError, match=r"spec\.model\.source: .*/nowhere is not a directory with a config\.json"
+    ):
+        model_directory(deployment(model__source="file://nowhere"), tmp_path / "file.yaml", {})
+
+
+@pytest.mark.parametrize(
+    "source", [f"hf://org/name@{'a' * 40}", "s3://bucket/path", f"oci://host/image@sha256:{'0' * 64}"]
+)
+def test_what_only_a_cluster_fetches_is_refused(source: str) -> None:
+    with pytest.raises(UnsupportedError, match="is fetched on a cluster only"):
+        model_directory(deployment(model__source=source), Path("file.yaml"), {})
+
+
+def test_devices_follow_the_manifest_unless_overridden() -> None:
+    plain, gpu = deployment(), deployment(prefill__accelerator=GPU, decode__accelerator=GPU)
+    assert devices(plain, None, 0) == {Role.PREFILL: Device.CPU, Role.DECODE: Device.CPU}
+    assert devices(gpu, None, 1) == {Role.PREFILL: Device.CUDA, Role.DECODE: Device.CUDA}
+    assert devices(gpu, Device.CPU, 0) == {Role.PREFILL: Device.CPU, Role.DECODE: Device.CPU}
+    assert devices(plain, Device.CUDA, 1) == {Role.PREFILL: Device.CUDA, Role.DECODE: Device.CUDA}
+
+
+def test_a_gpu_that_is_not_there_is_refused_by_field() -> None:
+    with pytest.raises(UnsupportedError, match=r"spec\.decode\.accelerator: this machine has no nvidia\.com/gpu"):
+        devices(deployment(decode__accelerator=GPU), None, 0)
+    with pytest.raises(UnsupportedError, match=r"spec\.decode\.accelerator: this machine has no amd\.com/gpu"):
+        devices(deployment(decode__accelerator={"resource": "amd.com/gpu"}), None, 1)
+    with pytest.raises(RefusedError, match="--device cuda: this machine has no NVIDIA GPU"):
+        devices(deployment(), Device.CUDA, 0)
+
+
+def test_visible_gpus_are_counted(tmp_path: Path) -> None:
+    for bus in ("0000:01:00.0", "0000:02:00.0"):
+        (tmp_path / bus).mkdir()
+    assert gpu_ids({}, tmp_path) == ("0", "1")
+    assert gpu_ids({"CUDA_VISIBLE_DEVICES": "1"}, tmp_path) == ("1",)
+    assert gpu_ids({"CUDA_VISIBLE_DEVICES": "-1"}, tmp_path) == ()
+    assert gpu_ids({}, tmp_path / "none") == ()
+
+
+def test_a_taken_port_is_refused_before_anything_starts() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(RefusedError, match=rf"--port {port}: 127\.0\.0\.1:{port} cannot be used: Address already"):
+            free_port("127.0.0.1", port)
+    assert free_port("127.0.0.1", 0) > 0
+
+
+def test_a_host_that_is_no_address_of_this_machine_is_refused() -> None:
+    with pytest.raises(RefusedError, match="--host example: must be an IP address"):
+        free_port("example", 0)
+    with pytest.raises(RefusedError, match="cannot be used"):
+        free_port("203.0.113.7", 0)

@@ -1,0 +1,84 @@
+"""Run directories: private, claimed by one process, cleared of keys, found by name."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from baton_local.errors import NotRunningError, RefusedError
+from baton_local.run_dir import base_directory, claimed, find_run, is_held, write_json, write_key
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    return base_directory({"XDG_RUNTIME_DIR": str(tmp_path)})
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_everything_in_it_is_for_the_owner_alone(base: Path) -> None:
+    with claimed(base, "default.chat") as run:
+        write_key(run)
+        write_json(run.record, {"a": 1})
+        assert [mode(path) for path in (base, run.root, run.keys, run.logs, run.announcements)] == [0o700] * 5
+        (key,) = run.keys.iterdir()
+        assert (mode(key), mode(run.record)) == (0o600, 0o600)
+        assert len(bytes.fromhex(key.read_text())) == 32
+
+
+def test_keys_and_addresses_do_not_outlive_the_run_but_logs_do(base: Path) -> None:
+    with claimed(base, "default.chat") as run:
+        write_key(run)
+        run.log("gw").write_text("hello\n")
+    assert {path.name for path in run.root.iterdir()} == {"lock", "logs"}
+    assert find_run(base, "chat", must_run=False).log("gw").read_text() == "hello\n"
+    with claimed(base, "default.chat") as run:
+        assert not run.log("gw").exists()
+
+
+def test_a_deployment_runs_once(base: Path) -> None:
+    with (
+        claimed(base, "default.chat"),
+        pytest.raises(RefusedError, match=r"default\.chat is already running"),
+        claimed(base, "default.chat"),
+    ):
+        pass
+
+
+def test_several_deployments_run_side_by_side_and_are_told_apart(base: Path) -> None:
+    with claimed(base, "default.chat") as chat, claimed(base, "team.code") as code:
+        assert is_held(chat)
+        assert find_run(base, "code") == code
+        assert find_run(base, "default.chat") == chat
+        with pytest.raises(NotRunningError, match=r"several .*default\.chat, team\.code"):
+            find_run(base, None)
+        with pytest.raises(NotRunningError, match="no deployment named other is running"):
+            find_run(base, "other")
+    with pytest.raises(NotRunningError, match="no deployment is running"):
+        find_run(base, None)
+
+
+def test_a_directory_that_others_can_enter_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "baton").mkdir(mode=0o755)
+    with pytest.raises(RefusedError, match="its mode must be 0700"):
+        base_directory({"XDG_RUNTIME_DIR": str(tmp_path)})
+
+
+def test_a_link_in_its_place_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    (tmp_path / "baton").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RefusedError, match="is not a directory"):
+        base_directory({"XDG_RUNTIME_DIR": str(tmp_path)})
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory away")
+def test_a_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "baton").mkdir(mode=0o700)
+    os.chown(tmp_path / "baton", 12345, 12345)
+    with pytest.raises(RefusedError, match="belongs to another user"):
+        base_directory({"XDG_RUNTIME_DIR": str(tmp_path)})

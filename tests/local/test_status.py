@@ -1,0 +1,114 @@
+"""What `baton status` and the demo show of an observation."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from baton_local.demo import DemoError, Timing, check_moved, report
+from baton_local.latency import Histogram
+from baton_local.observe import Observation, Transfer, WorkerState
+from baton_local.record import PostRecord, RunRecord, TargetRecord
+from baton_local.status import as_json, as_text
+
+GATEWAY = PostRecord("chat-gateway", "gateway", "ready", "-g", 1, 10, "127.0.0.1", 8000, (9000,))
+PREFILL = PostRecord("chat-prefill-a-0", "prefill", "ready", "f-a", 1, 11, "127.0.0.1", 8001)
+DECODE = PostRecord("chat-decode-b-0", "decode", "ready", "f-b", 2, 12, "127.0.0.1", 8002)
+RECORD = RunRecord(
+    name="chat",
+    namespace="default",
+    pid=9,
+    endpoint="http://127.0.0.1:8000",
+    served_name="tiny",
+    ready=True,
+    decision="hold",
+    ttft=TargetRecord(0.5, 95),
+    tpot=TargetRecord(0.025, 95),
+    posts=(GATEWAY, PREFILL, DECODE),
+)
+NONE = Histogram(())
+FAST = Histogram(((0.1, 90.0), (0.2, 100.0), (float("inf"), 100.0)))
+SENT = WorkerState(64, 60, 1000, 0, 0, Transfer("tcp", 2, 4500, 0))
+RECEIVED = WorkerState(64, 64, 1000, 1, 0, Transfer("tcp", 2, 0, 4500))
+
+
+def observation(prefill: WorkerState | None = SENT, decode: WorkerState | None = RECEIVED) -> Observation:
+    return Observation(RECORD, ((PREFILL, prefill), (DECODE, decode)), (GATEWAY,), FAST, NONE)
+
+
+def test_json_has_the_promised_fields() -> None:
+    status = json.loads(json.dumps(as_json(observation())))
+    assert status["endpoint"] == "http://127.0.0.1:8000"
+    assert status["pools"] == {"prefill": {"workers": 1, "ready": 1}, "decode": {"workers": 1, "ready": 1}}
+    prefill, decode = status["workers"]
+    assert {key: prefill[key] for key in ("role", "pid", "address", "revision", "blocks_total", "blocks_free")} == {
+        "role": "prefill",
+        "pid": 11,
+        "address": "127.0.0.1:8001",
+        "revision": "f-a",
+        "blocks_total": 64,
+        "blocks_free": 60,
+    }
+    assert decode["transfer"]["bytes_received"] == 4500
+    assert status["slo"]["ttft"] == {
+        "count": 100,
+        "p50_ms": 55.556,
+        "p95_ms": 150.0,
+        "p99_ms": 190.0,
+        "target_ms": 500.0,
+        "percentile": 95,
+        "met": True,
+    }
+
+
+def test_what_is_unknown_is_null_and_not_zero() -> None:
+    status = json.loads(json.dumps(as_json(observation(prefill=None))))
+    assert status["workers"][0]["blocks_free"] is None
+    assert status["workers"][0]["transfer"]["bytes_sent"] is None
+    assert (status["slo"]["tpot"]["p95_ms"], status["slo"]["tpot"]["met"]) == (None, None)
+
+
+def test_text_shows_every_process_and_latency() -> None:
+    text = as_text(observation(decode=None))
+    assert "chat-prefill-a-0  ready  11   127.0.0.1:8001" in text
+    assert "TTFT  p50 55.6 ms  p95 150.0 ms" in text
+    assert "TPOT  no requests yet; target p95 25.0 ms" in text
+
+
+def test_the_demo_shows_blocks_and_bytes_by_direction() -> None:
+    lines = report(observation(), Timing(96, 0.0412, 0.0031)).splitlines()
+    assert lines[2].split() == ["prefill", "11", "127.0.0.1:8001", "5", "4,500", "sent"]
+    assert lines[3].split() == ["decode", "12", "127.0.0.1:8002", "5", "4,500", "received"]
+    assert lines[-1] == "transport tcp   TTFT 41.2 ms   TPOT 3.1 ms   96 tokens"
+
+
+STILL = dataclasses.replace(SENT, transfer=Transfer("tcp", 0, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "message"),
+    [
+        (STILL, STILL, "no KV moved"),
+        (SENT, STILL, "no KV moved"),
+        (STILL, RECEIVED, "no KV moved"),
+        (None, RECEIVED, "no KV moved"),
+        (dataclasses.replace(SENT, transfer=Transfer("tcp", 2, 10, 0)), RECEIVED, "4500 bytes of KV were received"),
+    ],
+)
+def test_the_demo_fails_when_kv_did_not_move(
+    prefill: WorkerState | None, decode: WorkerState | None, message: str
+) -> None:
+    with pytest.raises(DemoError, match=message):
+        check_moved(observation(prefill, decode))
+
+
+def test_the_demo_fails_when_one_process_did_everything() -> None:
+    both = dataclasses.replace(SENT, transfer=Transfer("tcp", 2, 4500, 4500))
+    with pytest.raises(DemoError, match="did not leave its process"):
+        check_moved(observation(both, STILL))
+
+
+def test_the_demo_accepts_kv_that_moved() -> None:
+    check_moved(observation())

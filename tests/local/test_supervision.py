@@ -1,0 +1,178 @@
+"""The supervision machine: whole sequences of events and what it answers, in virtual time."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from baton_local.announcement import Announcement
+from baton_local.supervision import (
+    Action,
+    Finish,
+    Patience,
+    Phase,
+    Publish,
+    Ready,
+    Say,
+    Signal,
+    Start,
+    Supervisor,
+)
+from baton_operator.names import Role
+
+PATIENCE = Patience(first_ready_s=100, backoff_s=1, max_backoff_s=8, stable_s=60, gateway_stop_s=5, worker_stop_s=3)
+WORKERS = {"p0": Role.PREFILL, "d0": Role.DECODE}
+
+
+def at(port: int) -> Announcement:
+    return Announcement(1000 + port, "127.0.0.1", port, None, ())
+
+
+def quiet(actions: list[Action]) -> list[Action]:
+    return [action for action in actions if not isinstance(action, Say)]
+
+
+def started() -> Supervisor:
+    """A gateway, a prefill and a decode worker, none ready."""
+    supervisor = Supervisor(0.0, PATIENCE)
+    for name, role in {"gw": Role.GATEWAY, **WORKERS}.items():
+        assert supervisor.add(name, role, 0.0) == [Start(name, 1)]
+    return supervisor
+
+
+def running() -> Supervisor:
+    """The same, serving since second 10."""
+    supervisor = started()
+    for port, name in enumerate(supervisor.posts, 1):
+        supervisor.announced(name, at(port), 10.0)
+    assert supervisor.heard_routable(True) == [Ready()]
+    return supervisor
+
+
+def test_a_ready_worker_is_published_with_the_others_of_its_role() -> None:
+    supervisor = started()
+    supervisor.add("p1", Role.PREFILL, 0.0)
+    assert quiet(supervisor.announced("p0", at(1), 2.0)) == [Publish(Role.PREFILL, (at(1),))]
+    assert quiet(supervisor.announced("p1", at(2), 3.0)) == [Publish(Role.PREFILL, (at(1), at(2)))]
+    assert quiet(supervisor.announced("gw", at(3), 3.0)) == []
+
+
+def test_ready_is_said_once_and_a_later_loss_is_told() -> None:
+    supervisor = running()
+    assert supervisor.heard_routable(True) == []
+    assert supervisor.heard_routable(False) == [Say("not routable: no prefill and decode worker that fit are linked")]
+    assert supervisor.heard_routable(True) == [Say("routable again")]
+
+
+def test_a_dead_worker_is_unpublished_and_started_again_after_a_growing_pause() -> None:
+    supervisor = running()
+    now, pauses = 20.0, []
+    for incarnation in range(2, 8):
+        actions = supervisor.exited("p0", -9, "", now)
+        assert Publish(Role.PREFILL, ()) in actions
+        due = supervisor.posts["p0"].since_s
+        pauses.append(due - now)
+        assert supervisor.tick(due - 0.01) == []
+        assert supervisor.tick(due) == [Start("p0", incarnation)]
+        now = due + 1.0
+        supervisor.announced("p0", at(incarnation), now)
+    assert pauses == [1, 2, 4, 8, 8, 8]
+
+
+def test_a_worker_that_was_stable_starts_over_with_the_shortest_pause() -> None:
+    supervisor = running()
+    for now in (20.0, 100.0, 200.0):
+        supervisor.exited("p0", 1, "", now)
+        assert supervisor.posts["p0"].since_s == now + 1
+        supervisor.tick(now + 1)
+        supervisor.announced("p0", at(9), now + 2)
+
+
+def test_bad_configuration_before_the_first_ready_ends_everything_with_its_line() -> None:
+    supervisor = started()
+    actions = supervisor.exited("p0", 2, "baton-prefill-worker: --model: no such directory", 1.0)
+    assert quiet(actions) == [Signal("gw", signal.SIGTERM)]
+    assert quiet(supervisor.exited("gw", 0, "", 2.0)) == [Signal("d0", signal.SIGTERM)]
+    assert quiet(supervisor.exited("d0", 0, "", 3.0))[-1:] == [
+        Finish(1, "baton-prefill-worker: --model: no such directory")
+    ]
+
+
+def test_bad_configuration_after_it_is_tried_again() -> None:
+    supervisor = running()
+    supervisor.exited("d0", 2, "no model", 20.0)
+    assert supervisor.posts["d0"].phase is Phase.WAITING
+    assert not supervisor.stopping
+
+
+def test_crashes_before_the_first_ready_are_forgiven_only_so_often() -> None:
+    supervisor = started()
+    for crash, now in enumerate((1.0, 5.0, 20.0), 1):
+        supervisor.exited("p0", 1, "Traceback", now)
+        assert supervisor.stopping == (crash == PATIENCE.crashes_before_ready)
+        supervisor.tick(now + 4)
+    assert supervisor.cause == "p0: ended with status 1: Traceback"
+
+
+def test_what_never_becomes_ready_is_given_up_with_what_is_missing() -> None:
+    supervisor = started()
+    supervisor.announced("gw", at(1), 1.0)
+    assert supervisor.tick(99.9) == []
+    assert supervisor.tick(100.0)
+    assert supervisor.cause == "not ready after 100 s: p0, d0 not ready"
+
+
+def test_stopping_takes_the_gateway_first_then_the_workers() -> None:
+    supervisor = running()
+    assert quiet(supervisor.stop(20.0)) == [Signal("gw", signal.SIGTERM)]
+    assert supervisor.tick(24.0) == []
+    assert quiet(supervisor.exited("gw", 0, "", 24.5)) == [
+        Signal("p0", signal.SIGTERM),
+        Signal("d0", signal.SIGTERM),
+    ]
+    assert Finish(0, None) not in supervisor.exited("p0", 0, "", 25.0)
+    assert Finish(0, None) in supervisor.exited("d0", 0, "", 25.0)
+    assert supervisor.stop(26.0) == []
+
+
+def test_what_does_not_stop_in_time_is_killed_once() -> None:
+    supervisor = running()
+    supervisor.stop(20.0)
+    assert quiet(supervisor.tick(25.0)) == [Signal("gw", signal.SIGKILL)]
+    assert supervisor.tick(26.0) == []
+    supervisor.exited("gw", -9, "", 26.0)
+    assert quiet(supervisor.tick(29.0)) == [Signal("p0", signal.SIGKILL), Signal("d0", signal.SIGKILL)]
+
+
+def test_a_second_request_to_stop_kills_at_once() -> None:
+    supervisor = running()
+    supervisor.stop(20.0)
+    assert supervisor.stop(20.1) == [Signal(name, signal.SIGKILL) for name in ("gw", "p0", "d0")]
+
+
+def test_nothing_is_restarted_while_stopping() -> None:
+    supervisor = running()
+    supervisor.exited("p0", 1, "", 20.0)
+    supervisor.stop(20.1)
+    assert supervisor.tick(60.0) == [
+        Say("gw: did not stop in time, killed"),
+        Signal("gw", signal.SIGKILL),
+    ]
+    supervisor.exited("gw", -9, "", 61.0)
+    assert Finish(0, None) in supervisor.exited("d0", 0, "", 62.0)
+
+
+def test_a_worker_that_is_not_wanted_any_more_stops_and_stays_away() -> None:
+    supervisor = running()
+    assert supervisor.remove("p0", 20.0) == [Signal("p0", signal.SIGTERM)]
+    assert quiet(supervisor.exited("p0", 0, "", 21.0)) == [Publish(Role.PREFILL, ())]
+    assert "p0" not in supervisor.posts
+    assert supervisor.add("p0", Role.PREFILL, 22.0) == [Start("p0", 1)]
+
+
+@pytest.mark.parametrize("status", [0, 1, -11])
+def test_a_clean_end_that_nobody_asked_for_is_a_failure_too(status: int) -> None:
+    supervisor = running()
+    actions = supervisor.exited("gw", status, "bye", 20.0)
+    assert any(isinstance(action, Say) and "starting it again in 1 s" in action.text for action in actions)

@@ -1,0 +1,246 @@
+"""`baton up` as users start it, with small stand-ins for workers and gateway: start, restart, stop, no orphans."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+
+from baton_testing.manifests import as_yaml, manifest
+from baton_testing.stand_in import BAD_CONFIGURATION, CRASH, DEAF, PARENT, SILENT, VARIABLE, write_stand_ins
+
+pytestmark = pytest.mark.processes
+
+SUPPORT = Path(__file__).parents[1] / "support"
+WAIT_S = 30.0
+
+
+def eventually(holds: Callable[[], bool], what: str) -> None:
+    give_up_s = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < give_up_s, what
+        time.sleep(0.02)
+
+
+@dataclass
+class Rig:
+    """One `baton up` in a directory of its own."""
+
+    directory: Path
+    behaviours: dict[str, str] = field(default_factory=dict)
+    up: subprocess.Popen[str] | None = None
+
+    def environment(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            "PYTHONPATH": f"{self.directory / 'stand_ins'}:{SUPPORT}",
+            "XDG_RUNTIME_DIR": str(self.directory),
+            VARIABLE: json.dumps(self.behaviours),
+        }
+
+    def baton(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "baton_local", *arguments]
+        return subprocess.run(
+            command, env=self.environment(), capture_output=True, text=True, timeout=WAIT_S, check=False
+        )
+
+    def start(self, *arguments: str, **fields: object) -> subprocess.Popen[str]:
+        (self.directory / "chat.yaml").write_text(as_yaml(manifest(**fields)))
+        command = [sys.executable, "-m", "baton_local", "up", "-f", str(self.directory / "chat.yaml"), "--port", "0"]
+        with (self.directory / "progress").open("w") as progress:
+            self.up = subprocess.Popen(
+                [*command, *arguments],
+                env=self.environment(),
+                stdout=subprocess.PIPE,
+                stderr=progress,
+                text=True,
+            )
+        return self.up
+
+    def start_ready(self, **fields: object) -> str:
+        """Start and wait for the line that says where; returns the address."""
+        stdout = self.start(**fields).stdout
+        assert stdout is not None
+        line = stdout.readline()
+        assert line.startswith("ready http://127.0.0.1:"), self.progress()
+        return line.split()[1]
+
+    def progress(self) -> str:
+        return (self.directory / "progress").read_text()
+
+    def status(self) -> dict[str, object]:
+        shown = self.baton("status", "--json")
+        assert shown.returncode == 0, shown.stderr
+        status: dict[str, object] = json.loads(shown.stdout)
+        return status
+
+    def pids(self, role: str) -> list[int]:
+        """Of the running processes of a role, from the run record."""
+        record = json.loads((self.directory / "baton" / "default.chat" / "run.json").read_text())
+        return [post["pid"] for post in record["posts"] if post["role"] == role and post["phase"] == "ready"]
+
+    def descendants(self) -> list[psutil.Process]:
+        assert self.up is not None
+        return psutil.Process(self.up.pid).children(recursive=True)
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        assert self.up is not None
+        self.up.send_signal(number)
+        return self.up.wait(WAIT_S)
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    (tmp_path / "stand_ins").mkdir()
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    write_stand_ins(tmp_path / "stand_ins")
+    rig = Rig(tmp_path)
+    yield rig
+    if rig.up is not None:
+        rig.up.kill()
+        rig.up.wait()
+        if rig.up.stdout is not None:
+            rig.up.stdout.close()
+
+
+def all_gone(processes: list[psutil.Process]) -> bool:
+    return not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
+
+
+def test_it_starts_every_worker_says_ready_once_and_stops_on_sigterm(rig: Rig) -> None:
+    two = {"replicas": {"min": 2, "max": 2}}
+    address = rig.start_ready(prefill=two, decode=two)
+    eventually(lambda: (len(rig.pids("prefill")), len(rig.pids("decode"))) == (2, 2), rig.progress())
+    status = rig.status()
+    assert (status["endpoint"], status["ready"]) == (address, True)
+    children = rig.descendants()
+    assert len(children) == 6  # gateway, four workers, the guard
+    assert rig.end() == 0
+    assert all_gone(children)
+    assert rig.up is not None
+    assert rig.up.stdout is not None
+    assert rig.up.stdout.read() == ""
+    assert rig.baton("status").returncode == 1
+
+
+def test_ctrl_c_is_a_clean_stop_too(rig: Rig) -> None:
+    rig.start_ready()
+    assert rig.end(signal.SIGINT) == 0
+    assert not (rig.directory / "baton" / "default.chat" / "keys").exists()
+
+
+@pytest.mark.parametrize("victim", ["the runtime", "the runtime and its guard"])
+def test_killing_it_leaves_nothing_not_even_grandchildren(rig: Rig, victim: str) -> None:
+    rig.behaviours = {"gateway": PARENT, "decode": DEAF}
+    rig.start_ready()
+    children = rig.descendants()
+    guards = [child for child in children if any(part.endswith("guard.py") for part in child.cmdline())]
+    assert (len(children), len(guards)) == (5, 1)
+    if victim == "the runtime and its guard":
+        guards[0].kill()
+        eventually(lambda: len(rig.descendants()) == 5 and guards[0] not in rig.descendants(), "no new guard")
+    assert rig.end(signal.SIGKILL) == -signal.SIGKILL
+    eventually(lambda: all_gone(children), f"left behind: {children}")
+
+
+def test_a_killed_worker_comes_back_at_a_new_address_that_is_published(rig: Rig) -> None:
+    rig.start_ready()
+    discovery = rig.directory / "baton" / "default.chat" / "decode.json"
+    before, (pid,) = json.loads(discovery.read_text()), rig.pids("decode")
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: rig.pids("decode") not in ([pid], []), rig.progress())
+    after = json.loads(discovery.read_text())
+    assert len(after) == 1
+    assert after != before
+    assert "killed by SIGKILL" in rig.progress()
+
+
+def test_a_killed_gateway_comes_back_on_its_port_without_its_old_children(rig: Rig) -> None:
+    rig.behaviours = {"gateway": PARENT}
+    address = rig.start_ready()
+    (pid,) = rig.pids("gateway")
+    children = psutil.Process(pid).children()
+    assert len(children) == 1
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: rig.pids("gateway") not in ([pid], []), rig.progress())
+    assert rig.status()["endpoint"] == address
+    eventually(lambda: all_gone(children), "the old gateway's child lives")
+
+
+def test_a_worker_that_refuses_its_configuration_ends_everything_with_its_line(rig: Rig) -> None:
+    rig.behaviours = {"decode": BAD_CONFIGURATION}
+    up = rig.start()
+    assert up.wait(WAIT_S) == 1
+    assert "stopped: baton-decode: --model: nothing here" in rig.progress().splitlines()[-1]
+
+
+def test_a_worker_that_only_crashes_is_given_up(rig: Rig) -> None:
+    rig.behaviours = {"prefill": CRASH}
+    up = rig.start()
+    assert up.wait(WAIT_S) == 1
+    last = rig.progress().splitlines()[-1]
+    assert "ended with status 1: it broke; logs are in" in last
+    logs = rig.baton("logs")
+    assert logs.stdout.count("stand-in prefill says hello") == 3
+
+
+def test_what_is_never_ready_is_given_up_after_the_time_asked(rig: Rig) -> None:
+    rig.behaviours = {"decode": SILENT}
+    assert rig.start("--ready-timeout", "2").wait(WAIT_S) == 1
+    assert "not ready after 2 s: chat-decode-" in rig.progress()
+
+
+def test_a_second_signal_ends_what_would_not_stop(rig: Rig) -> None:
+    rig.behaviours = {"gateway": DEAF}
+    rig.start_ready()
+    children = rig.descendants()
+    assert rig.up is not None
+    rig.up.send_signal(signal.SIGINT)
+    eventually(lambda: "stopping" in rig.progress(), "nothing happens")
+    assert rig.end(signal.SIGINT) == 0
+    assert all_gone(children)
+
+
+def test_the_same_deployment_is_refused_while_it_runs(rig: Rig) -> None:
+    rig.start_ready()
+    again = rig.baton("up", "-f", str(rig.directory / "chat.yaml"), "--port", "0")
+    assert (again.returncode, again.stdout) == (2, "")
+    assert again.stderr == "baton: default.chat is already running: stop it first, or use another metadata.name\n"
+
+
+def test_the_logs_of_one_process_or_of_all_are_shown(rig: Rig) -> None:
+    rig.start_ready()
+    everything = rig.baton("logs").stdout.splitlines()
+    assert "chat-gateway | stand-in gateway says hello" in everything
+    assert rig.baton("logs", "chat-gateway").stdout == "stand-in gateway says hello\n"
+    unknown = rig.baton("logs", "nobody")
+    assert (unknown.returncode, unknown.stderr.startswith("baton: no process nobody: there are chat-")) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("up", "-f", "missing.yaml"), "baton: missing.yaml: cannot be read: No such file or directory"),
+        (("up", "-f", "x", "--port", "70000"), "'70000' is not allowed: must be an integer from 0 to 65535"),
+        (("up", "-f", "x", "--volume", "models"), "'models' is not allowed: must be NAME=PATH"),
+        (("up", "-f", "x", "--device", "tpu"), "argument --device: 'tpu' is not allowed: must be one of cpu, cuda"),
+        (("up", "-f", "x", "--processes", "0"), "must be an integer from 1 to 64"),
+        (("up",), "the following arguments are required: -f/--file"),
+        (("down",), "invalid choice: 'down'"),
+        (("ask", "hello", "--max-tokens", "0"), "must be an integer from 1 to"),
+    ],
+)
+def test_a_wrong_command_line_is_refused_with_status_2(rig: Rig, arguments: tuple[str, ...], message: str) -> None:
+    refused = rig.baton(*arguments)
+    assert refused.returncode == 2
+    assert message in refused.stderr.splitlines()[-1]
