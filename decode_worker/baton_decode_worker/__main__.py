@@ -39,9 +39,9 @@ def build_role(config: WorkerConfig, parts: EngineParts, epoch: bytes, metrics: 
     def view() -> TransferView:
         stats = transfer.stats()
         return TransferView(
-            lanes=(LANE,) if stats.lanes else (),
+            transport=LANE if stats.lanes else None,
             peers=stats.links,
-            handovers=stats.handovers.ended.get("done", 0),
+            handovers=stats.handovers.ended.get("landed", 0),
             kv_bytes_sent=0,
             kv_bytes_received=stats.bytes_received,
         )

@@ -33,7 +33,7 @@ def build_role(config: WorkerConfig, parts: EngineParts, epoch: bytes, metrics: 
     def view() -> TransferView:
         stats = transfer.stats()
         return TransferView(
-            lanes=tuple(sorted(stats.lanes)),
+            transport="+".join(sorted(stats.lanes)) or None,
             peers=stats.links,
             handovers=stats.handovers.ended.get("done", 0),
             kv_bytes_sent=stats.bytes_sent,

@@ -27,8 +27,8 @@ class EngineSnapshot:
 class TransferView:
     """The KV transfer so far, in units that `baton status` and `make demo` show."""
 
-    lanes: tuple[str, ...]
-    """How bytes travel to or from the linked peers; empty while there is none."""
+    transport: str | None
+    """How bytes travel to or from the linked peers; None while there is none."""
     peers: int
     handovers: int
     """Verified ones."""

@@ -1,0 +1,115 @@
+"""The engine thread carries out commands in order and never reorders what it says about them."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from baton_engine.engine_config import EngineConfig
+from baton_engine.events import Drawn, Failed, RequestKey, Reserved, SchedulerEvent, SequenceSpec
+from baton_engine.scheduler import Scheduler
+from baton_engine.stepper import Stepper
+from baton_kv_transfer.wire.values import Finish, SamplingParams
+from baton_testing.runners import ToyRunner
+from baton_worker.engine_thread import CancelWork, EngineThread, ReserveBlocks, Submit
+from baton_worker.views import EngineSnapshot
+
+CONFIG = EngineConfig(num_blocks=16, block_tokens=4, max_slots=4, max_context_tokens=32)
+KEY = RequestKey(b"k" * 16, 1)
+
+
+class Heard:
+    """Everything the thread said, in order; `wait_for` blocks until something fits."""
+
+    def __init__(self) -> None:
+        self.said: list[SchedulerEvent | RequestKey] = []
+        self.crash: BaseException | None = None
+        self.crashed_event = threading.Event()
+        self._news = threading.Condition()
+
+    def events(self, snapshot: EngineSnapshot, events: list[SchedulerEvent]) -> None:
+        with self._news:
+            self.said.extend(events)
+            self._news.notify_all()
+
+    def cancelled(self, key: RequestKey) -> None:
+        with self._news:
+            self.said.append(key)
+            self._news.notify_all()
+
+    def crashed(self, error: BaseException) -> None:
+        self.crash = error
+        self.crashed_event.set()
+
+    def wait_for(self, count: int) -> list[SchedulerEvent | RequestKey]:
+        with self._news:
+            assert self._news.wait_for(lambda: len(self.said) >= count, timeout=10)
+            return list(self.said)
+
+
+def spec(deadline_s: float = 60.0) -> SequenceSpec:
+    return SequenceSpec(
+        key=KEY,
+        tokens=(1, 2, 3, 4, 5),
+        prompt_tokens=5,
+        choices=(0,),
+        sampling=SamplingParams(max_tokens=3, temperature=0.0),
+        salt="",
+        deadline_s=time.monotonic() + deadline_s,
+    )
+
+
+def started(heard: Heard) -> EngineThread:
+    scheduler = Scheduler(CONFIG)
+    stepper = Stepper(scheduler, ToyRunner(CONFIG.block_tokens, scheduler.pool))
+    thread = EngineThread(scheduler, stepper, heard.events, heard.cancelled, heard.crashed)
+    thread.start()
+    return thread
+
+
+def test_a_submitted_prompt_comes_back_as_tokens() -> None:
+    heard = Heard()
+    thread = started(heard)
+    thread.post(Submit(spec()))
+    drawn = [event for event in heard.wait_for(3) if isinstance(event, Drawn)]
+    assert [event.first_index for event in drawn] == [0, 1, 2]
+    assert drawn[-1].finish is Finish.LENGTH
+    assert thread.stop(5.0)
+    assert thread.snapshot.stats.running == 0
+    assert thread.snapshot.steps >= 3
+
+
+def test_a_cancel_is_heard_after_the_reservation_that_it_ends() -> None:
+    heard = Heard()
+    thread = started(heard)
+    thread.post(ReserveBlocks(spec()))
+    thread.post(CancelWork(KEY))
+    reserved, cancelled = heard.wait_for(2)
+    assert isinstance(reserved, Reserved)
+    assert cancelled == KEY
+    assert thread.stop(5.0)
+
+
+def test_an_idle_engine_still_notices_deadlines() -> None:
+    heard = Heard()
+    thread = started(heard)
+    thread.post(ReserveBlocks(spec(deadline_s=0.2)))
+    said = heard.wait_for(2)
+    assert isinstance(said[-1], Failed)
+    assert thread.stop(5.0)
+
+
+def test_a_broken_loop_is_reported_once() -> None:
+    heard = Heard()
+    scheduler = Scheduler(CONFIG)
+    stepper = Stepper(scheduler, ToyRunner(CONFIG.block_tokens), observe=_fail)
+    thread = EngineThread(scheduler, stepper, heard.events, heard.cancelled, heard.crashed)
+    thread.start()
+    thread.post(Submit(spec()))
+    assert heard.crashed_event.wait(10.0)
+    assert isinstance(heard.crash, ZeroDivisionError)
+    assert thread.stop(10.0)
+
+
+def _fail(rows: int, seconds: float) -> None:
+    raise ZeroDivisionError("a bug in the loop")
