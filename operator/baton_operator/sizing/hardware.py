@@ -1,0 +1,68 @@
+"""What an accelerator can do, as far as sizing needs it. Figures with their source; nothing is probed.
+
+`H200` is measured (docs/sizing.md lists each run); other entries scale published data sheets by the same efficiencies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Accelerator:
+    """One accelerator under sustained load, not its data sheet."""
+
+    name: str
+    dense_flops: float
+    """Matrix products in the serving dtype, FLOP/s."""
+    attention_flops: float
+    """Causal prefill attention, FLOP/s."""
+    weight_bytes_per_s: float
+    """Reading weights in a decode step: small products reach less than a plain copy does."""
+    kv_bytes_per_s: float
+    """Reading paged KV in decode attention."""
+    memory_bytes: float
+    memory_share: float = 0.9
+    """Of the memory, what weights and KV may take together."""
+    link_bytes_per_s: float = 50e9
+    """KV from one prefill worker to a decode worker (one 400 Gb/s NIC)."""
+    collective_bytes_per_s: float = 300e9
+    """All-reduce between the ranks of one worker."""
+    collective_s: float = 10e-6
+    """Latency of one all-reduce; assumed, not measured."""
+    prefill_step_s: float = 3e-3
+    """Per prefill step, whatever its size: launch, sampling, messages."""
+    decode_step_s: float = 0.6e-3
+    """Per decode step, whatever its batch: norms, sampling, graph launch."""
+    cost_per_hour: float = 3.5
+    """Currency units; a placeholder for the user's own price."""
+
+
+H200 = Accelerator(
+    name="h200",
+    dense_flops=670e12,  # 664–673 in prefill-shaped products; 757 in one 8192³ product
+    attention_flops=450e12,  # flash and cuDNN kernels between 4k and 16k
+    weight_bytes_per_s=3.76e12,  # 15.01 GB in 3.99 ms at batch 1
+    kv_bytes_per_s=4.2e12,  # 4.16–4.54 measured
+    memory_bytes=141e9,
+)
+H100 = Accelerator(
+    name="h100",
+    dense_flops=640e12,
+    attention_flops=430e12,
+    weight_bytes_per_s=2.62e12,
+    kv_bytes_per_s=2.93e12,
+    memory_bytes=80e9,
+    cost_per_hour=2.5,
+)
+A100 = Accelerator(
+    name="a100",
+    dense_flops=220e12,
+    attention_flops=150e12,
+    weight_bytes_per_s=1.6e12,
+    kv_bytes_per_s=1.75e12,
+    memory_bytes=80e9,
+    link_bytes_per_s=25e9,
+    cost_per_hour=1.5,
+)
+ACCELERATORS = {accelerator.name: accelerator for accelerator in (H200, H100, A100)}
