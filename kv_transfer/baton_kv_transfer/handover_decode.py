@@ -296,6 +296,8 @@ class DecodeHandovers:
                 return self._settle_and_grant(peer, key, now)
             self._refused["unknown_seal" if handover is None else "foreign_epoch"] += 1
             return [Send(peer, _reject(key, Reason.UNKNOWN_REQUEST, "no such hand-over from this epoch"))]
+        if handover.state is DecodeState.CLOSING and seal.transfer == handover.transfer:
+            handover.writes_may_follow = False
         if handover.state is not DecodeState.GRANTED:
             self._refused["late" if handover.state is not DecodeState.WAITING else "seal_before_grant"] += 1
             return []

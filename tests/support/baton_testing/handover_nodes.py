@@ -83,6 +83,7 @@ class Faults:
     deaths: int = 1
     corrupt: float = 0.0
     slow_writes: float = 0.05
+    message_delay_s: float = 0.02
     one_sided: bool = False
 
 

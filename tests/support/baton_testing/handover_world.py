@@ -12,6 +12,7 @@ from collections.abc import Callable
 from baton_kv_transfer.handover import CutLink, HandoverKey, Send
 from baton_kv_transfer.handover_decode import DecodeHandovers, Failed, Landed, Scatter
 from baton_kv_transfer.handover_prefill import DecodePeer, DropPuts, PrefillHandovers, Put, Release, Report
+from baton_kv_transfer.landing import SpanState
 from baton_kv_transfer.memory import MemoryWriter
 from baton_kv_transfer.wire.pair_link import FirstToken, PairMessage
 from baton_kv_transfer.wire.values import Finish, Reason
@@ -27,7 +28,7 @@ class SimLink:
     def __init__(self, world: World, prefill: SimPrefill, decode: SimDecode) -> None:
         self.world, self.prefill, self.decode = world, prefill, decode
         self.generation = 0
-        self.up_at_prefill = self.up_at_decode = False
+        self.up_at_prefill = self.up_at_decode = self.is_cut = False
         self.arrival = {prefill.epoch: 0.0, decode.epoch: 0.0}
 
     def make(self) -> None:
@@ -35,7 +36,7 @@ class SimLink:
             return
         self.generation += 1
         generation = self.generation
-        self.up_at_decode = True
+        self.is_cut, self.up_at_decode = False, True
         self.world.heap.note(f"{self} up")
         now = self.world.heap.now
         self.decode.act(self.decode.machine.link_up(self.prefill.epoch, PREFILL_GEOMETRY.block_tokens, now))
@@ -62,7 +63,7 @@ class SimLink:
 
     def send(self, sender: bytes, message: PairMessage) -> None:
         generation = self.generation
-        at = max(self.arrival[sender], self.world.heap.now + self.world.delay(0.02)) + 1e-6
+        at = max(self.arrival[sender], self.world.heap.now + self.world.delay(self.world.faults.message_delay_s)) + 1e-6
         self.arrival[sender] = at
         self.world.heap.after(at - self.world.heap.now, lambda: self._receive(sender, message, generation))
 
@@ -80,8 +81,9 @@ class SimLink:
 
     def cut(self) -> None:
         """Nothing passes any more; each side notices in its own time."""
-        if not (self.up_at_prefill or self.up_at_decode):
+        if self.is_cut or not (self.up_at_prefill or self.up_at_decode):
             return
+        self.is_cut = True
         self.generation += 1
         self.world.heap.note(f"{self} cut")
         self.world.heap.after(self.world.delay(DETECTION_S), self._down_at_prefill)
@@ -354,9 +356,10 @@ class World:
             if decode.alive:
                 seen = decode.machine.stats()
                 assert sum(seen.by_state.values()) == 0, f"{decode.name}: {seen}"
-                assert seen.lingering == 0 or self.faults.one_sided, f"{decode.name}: {seen}"
+                unproven = self.faults.one_sided and self.faults.link_cuts + self.faults.deaths > 0
+                assert seen.lingering == 0 or unproven, f"{decode.name}: {seen}"
                 held = seen.landing.total_bytes - seen.landing.free_bytes
-                quarantined = sum(seen.landing.by_state.values()) if self.faults.one_sided else 0
+                quarantined = seen.landing.by_state[SpanState.QUARANTINED] if unproven else 0
                 assert held == quarantined, f"{decode.name}: {seen}"
                 assert decode.expected == decode.ended, f"{decode.name} holds {decode.expected - decode.ended}"
                 assert not decode.blocks.owner
