@@ -20,8 +20,8 @@ class Announcement:
     port: int
     pair_port: int | None
     """Where a decode worker takes prefill workers' links; None elsewhere."""
-    admin_ports: tuple[int, ...]
-    """Where the gateway's processes answer about themselves; empty for a worker."""
+    admin_port: int | None
+    """Where the gateway answers about all its processes; None for a worker."""
 
 
 def read_announcement(path: Path) -> Announcement | None:
@@ -37,15 +37,13 @@ def read_announcement(path: Path) -> Announcement | None:
 
 
 def _parse(raw: dict[str, object]) -> Announcement:
-    pair, admin = raw.get("pair_port"), raw.get("admin_ports", [raw["admin_port"]] if raw.get("admin_port") else [])
-    if not isinstance(admin, list):
-        raise TypeError("admin_ports is not a list")
+    pair, admin = raw.get("pair_port"), raw.get("admin_port")
     return Announcement(
         pid=_integer(raw["pid"]),
         host=str(raw["host"]),
         port=_integer(raw["port"]),
         pair_port=None if pair is None else _integer(pair),
-        admin_ports=tuple(_integer(port) for port in admin),
+        admin_port=None if admin is None else _integer(admin),
     )
 
 

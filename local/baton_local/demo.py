@@ -7,6 +7,7 @@ from one process to another, or when a process is left at the end.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -20,7 +21,8 @@ from baton_local.client import ChatStream, Question
 from baton_local.errors import LocalError, NotRunningError
 from baton_local.log_tail import last_line
 from baton_local.observe import Observation, observe
-from baton_local.processes import PARENT_VARIABLE, Ended, Processes
+from baton_local.process_tree import descendants, is_alive
+from baton_local.processes import Ended, Processes
 from baton_local.record import RunRecord, read_record
 from baton_local.run_dir import RunDir, base_directory, directory_name
 from baton_local.table import milliseconds, table
@@ -60,35 +62,44 @@ class DemoOptions:
 def run_demo(options: DemoOptions) -> int:
     """The whole demonstration. Raises LocalError or OperatorError when a part of it fails."""
     metadata = read_manifest(options.manifest).metadata
-    run = RunDir(base_directory() / directory_name(metadata.namespace, metadata.name))
-    with tempfile.TemporaryDirectory(prefix="baton-demo-") as directory, Processes() as processes:
-        log = Path(directory) / "up.log"
-        started_s = time.monotonic()
-        command = (sys.executable, "-m", "baton_local", "up", "-f", str(options.manifest), *options.up_arguments)
-        pid = processes.start(UP, command, os.environ, log)
-        record = _ready(run, pid, processes, log, options.ready_s)
-        print(f"ready {record.endpoint} after {time.monotonic() - started_s:.1f} s\n", flush=True)
-        timing = _ask(record, options)
-        seen = _settled(run)
-        print(f"\n\n{report(seen, timing)}\n", flush=True)
-        processes.signal(UP, signal.SIGTERM)
-        ended = _ended(processes, log, STOP_S)
-        left = _left_behind(pid)
+    directory = Path(tempfile.mkdtemp(prefix="baton-demo-"))
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(directory)}
+    run = RunDir(base_directory(environment) / directory_name(metadata.namespace, metadata.name))
+    try:
+        with Processes() as processes:
+            _show(run, processes, environment, directory / "up.log", options)
+    except LocalError as error:
+        raise DemoError(f"{error} (logs are kept in {directory})") from error
+    print("stopped; no process is left")
+    shutil.rmtree(directory)
+    return 0
+
+
+def _show(run: RunDir, processes: Processes, environment: dict[str, str], log: Path, options: DemoOptions) -> None:
+    started_s = time.monotonic()
+    command = (sys.executable, "-m", "baton_local", "up", "-f", str(options.manifest), *options.up_arguments)
+    pid = processes.start(UP, command, environment, log)
+    record = _ready(run, pid, processes, log, options.ready_s)
+    print(f"ready {record.endpoint} after {time.monotonic() - started_s:.1f} s\n", flush=True)
+    timing = _ask(record, options)
+    seen = _settled(run)
+    print(f"\n\n{report(seen, timing)}\n", flush=True)
+    started = descendants(pid)
+    processes.signal(UP, signal.SIGTERM)
+    ended = _ended(processes, log, STOP_S)
+    left = [str(process.pid) for process in started if is_alive(process)]
     if ended.status != 0:
         raise DemoError(f"`baton up` ended with status {ended.status}")
     if left:
-        raise DemoError(f"processes were left behind: {', '.join(map(str, left))}")
+        raise DemoError(f"processes were left behind: {', '.join(left)}")
     check_moved(seen)
-    print("stopped; no process is left")
-    return 0
 
 
 def report(seen: Observation, timing: Timing) -> str:
     """The table of the demonstration. Pure."""
-    rows: list[tuple[object, ...]] = [
-        (gateway.role, str(gateway.pid), seen.record.endpoint.removeprefix("http://"), None, None, None)
-        for gateway in seen.gateways
-    ]
+    rows: list[tuple[object, ...]] = []
+    if seen.gateway is not None:
+        rows.append(("gateway", str(seen.gateway.pid), seen.gateway.address, None, None, None))
     for post, state in seen.workers:
         if state is None:
             rows.append((post.role, str(post.pid), post.address, None, None, "does not answer"))
@@ -98,9 +109,9 @@ def report(seen: Observation, timing: Timing) -> str:
         direction = "received" if post.role == "decode" else "sent"
         rows.append((post.role, str(post.pid), post.address, _blocks(moved, state.block_bytes), moved, direction))
     header = ("PROCESS", "PID", "ADDRESS", "KV BLOCKS", "KV BYTES", "")
-    transports = {state.transfer.transport for _, state in seen.workers if state is not None} - {None}
+    transports = {state.transfer.transport for _, state in seen.workers if state and state.transfer.transport}
     facts = (
-        f"transport {', '.join(sorted(map(str, transports))) or '-'}",
+        f"transport {', '.join(sorted(transports)) or '-'}",
         f"TTFT {milliseconds(timing.ttft_s)}",
         f"TPOT {milliseconds(timing.tpot_s)}",
         f"{timing.tokens} tokens",
@@ -121,7 +132,8 @@ def check_moved(seen: Observation) -> None:
 
 
 def _blocks(moved: int, block_bytes: int) -> int | None:
-    return -(-moved // block_bytes) if block_bytes else None
+    """Whole blocks in so many bytes; what was sent counts a few bytes of framing too."""
+    return moved // block_bytes if block_bytes else None
 
 
 def _ready(run: RunDir, pid: int, processes: Processes, log: Path, limit_s: float) -> RunRecord:
@@ -182,16 +194,3 @@ def _awaited(look: Callable[[], T | None], limit_s: float, failure: str) -> T:
             raise DemoError(f"{failure} after {limit_s:g} s")
         time.sleep(POLL_S)
     return found
-
-
-def _left_behind(parent: int) -> list[int]:
-    """Processes that still carry the mark of being a descendant of `parent`."""
-    mark = f"{PARENT_VARIABLE}={parent}".encode()
-    left = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if mark in path.read_bytes().split(b"\0"):
-                left.append(int(path.parent.name))
-        except OSError:
-            continue  # it ended, or belongs to somebody else
-    return left

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from baton_local.client import get_json, get_page
-from baton_local.latency import Histogram, merged
+import msgspec
+
+from baton_gateway.latency import LatencySketch, SketchData, merged
+from baton_local.client import get_json
 from baton_local.record import PostRecord, RunRecord
 
-TTFT_METRIC = "baton_gateway_ttft_seconds"
-TPOT_METRIC = "baton_gateway_tpot_seconds"
+Json = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,24 +37,62 @@ class WorkerState:
 
 
 @dataclass(frozen=True, slots=True)
+class GatewayState:
+    """What the gateway's processes say together; empty when they do not answer."""
+
+    links: dict[str, str] = field(default_factory=dict)
+    """Worker address → `live`, `suspect` or `draining`."""
+    ttft: LatencySketch = field(default_factory=LatencySketch)
+    tpot: LatencySketch = field(default_factory=LatencySketch)
+
+
+@dataclass(frozen=True, slots=True)
 class Observation:
     """A running deployment as seen now."""
 
     record: RunRecord
     workers: tuple[tuple[PostRecord, WorkerState | None], ...]
     """None: the worker does not answer."""
-    gateways: tuple[PostRecord, ...]
-    ttft: Histogram
-    tpot: Histogram
+    gateway: PostRecord | None
+    seen_by_gateway: GatewayState
 
 
 def observe(record: RunRecord) -> Observation:
     """Ask every process of a run."""
-    gateways = tuple(post for post in record.posts if post.role == "gateway")
+    gateway = next((post for post in record.posts if post.role == "gateway"), None)
     workers = tuple((post, _worker_state(post)) for post in record.posts if post.role != "gateway")
-    admins = [f"http://127.0.0.1:{port}" for gateway in gateways for port in gateway.admin_ports]
-    pages = [page.decode() for page in (get_page(admin, "/metrics") for admin in admins) if page is not None]
-    return Observation(record, workers, gateways, merged(pages, TTFT_METRIC), merged(pages, TPOT_METRIC))
+    return Observation(record, workers, gateway, _gateway_state(gateway))
+
+
+def _gateway_state(gateway: PostRecord | None) -> GatewayState:
+    if gateway is None or gateway.admin_port is None:
+        return GatewayState()
+    raw = get_json(f"http://127.0.0.1:{gateway.admin_port}", "/state")
+    if raw is None:
+        return GatewayState()
+    state = msgspec.convert(raw, _GatewayPage)
+    links = {worker.address: worker.state for worker in state.workers}
+    return GatewayState(links, _whole(state.latency.get("ttft")), _whole(state.latency.get("tpot")))
+
+
+class _LinkedWorker(msgspec.Struct, frozen=True):
+    address: str
+    state: str
+
+
+class _Latency(msgspec.Struct, frozen=True):
+    sketch: SketchData
+
+
+class _GatewayPage(msgspec.Struct, frozen=True):
+    """The part of the gateway's `/state` that is shown."""
+
+    workers: tuple[_LinkedWorker, ...]
+    latency: dict[str, _Latency]
+
+
+def _whole(latency: _Latency | None) -> LatencySketch:
+    return merged([] if latency is None else [latency.sketch])
 
 
 def _worker_state(post: PostRecord) -> WorkerState | None:
@@ -71,16 +110,16 @@ def _worker_state(post: PostRecord) -> WorkerState | None:
     )
 
 
-def _transfer(raw: dict[str, object]) -> Transfer:
+def _transfer(raw: Json) -> Transfer:
     transport = raw.get("transport")
     return Transfer(
-        transport=str(transport) if transport else None,
+        transport=str(transport).split()[0] if transport else None,
         handovers=_count(raw, "handovers"),
         bytes_sent=_count(raw, "kv_bytes_sent"),
         bytes_received=_count(raw, "kv_bytes_received"),
     )
 
 
-def _count(raw: dict[str, object], name: str) -> int:
+def _count(raw: Json, name: str) -> int:
     value = raw.get(name, 0)
     return value if isinstance(value, int) else 0

@@ -52,8 +52,12 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
 def _add_demo(parser: argparse.ArgumentParser) -> None:
     _add_up(parser)
     parser.set_defaults(port=0)
-    parser.add_argument("--question", default="Who lived in the forest?", metavar="TEXT", help="what is asked")
-    parser.add_argument("--max-tokens", type=_integer(2, 1 << 20), default=96, metavar="N", help="length of the answer")
+    parser.add_argument(
+        "--question", default="Tell me the fable of the fox and the lantern.", metavar="TEXT", help="what is asked"
+    )
+    parser.add_argument(
+        "--max-tokens", type=_integer(2, 1 << 20), default=160, metavar="N", help="length of the answer"
+    )
 
 
 def _add_status(parser: argparse.ArgumentParser) -> None:

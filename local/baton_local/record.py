@@ -22,7 +22,7 @@ class PostRecord:
     pid: int | None
     host: str | None
     port: int | None
-    admin_ports: tuple[int, ...] = ()
+    admin_port: int | None = None
 
     @property
     def address(self) -> str | None:

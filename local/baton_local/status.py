@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from baton_local.latency import Histogram
+from baton_gateway.latency import LatencySketch
 from baton_local.observe import Observation, WorkerState
 from baton_local.record import PostRecord, TargetRecord
 from baton_local.table import milliseconds, table
@@ -24,9 +24,12 @@ def as_json(seen: Observation) -> dict[str, object]:
         "pid": record.pid,
         "decision": record.decision,
         "pools": {role: _pool(role, seen) for role in ("prefill", "decode")},
-        "workers": [_worker(post, state) for post, state in seen.workers],
-        "gateways": [_process(gateway) for gateway in seen.gateways],
-        "slo": {"ttft": _latency(seen.ttft, record.ttft), "tpot": _latency(seen.tpot, record.tpot)},
+        "workers": [_worker(post, state, seen) for post, state in seen.workers],
+        "gateway": None if seen.gateway is None else _process(seen.gateway),
+        "slo": {
+            "ttft": _latency(seen.seen_by_gateway.ttft, record.ttft),
+            "tpot": _latency(seen.seen_by_gateway.tpot, record.tpot),
+        },
     }
 
 
@@ -35,8 +38,21 @@ def as_text(seen: Observation) -> str:
     record = seen.record
     title = f"{record.namespace}/{record.name}  {record.served_name}  {record.endpoint}"
     title += "" if record.ready else "  (not ready)"
-    rows = [_row(post, None) for post in seen.gateways] + [_row(post, state) for post, state in seen.workers]
-    header = ("PROCESS", "PHASE", "PID", "ADDRESS", "REVISION", "STARTS", "BLOCKS", "FREE", "RUNNING", "WAITING")
+    posts = ([(seen.gateway, None)] if seen.gateway else []) + list(seen.workers)
+    rows = [_row(post, state, seen) for post, state in posts]
+    header = (
+        "PROCESS",
+        "PHASE",
+        "LINK",
+        "PID",
+        "ADDRESS",
+        "REVISION",
+        "STARTS",
+        "BLOCKS",
+        "FREE",
+        "RUNNING",
+        "WAITING",
+    )
     return "\n".join(
         [
             title,
@@ -44,8 +60,8 @@ def as_text(seen: Observation) -> str:
             "",
             table(header, rows),
             "",
-            f"TTFT  {_latency_text(seen.ttft, record.ttft)}",
-            f"TPOT  {_latency_text(seen.tpot, record.tpot)}",
+            f"TTFT  {_latency_text(seen.seen_by_gateway.ttft, record.ttft)}",
+            f"TPOT  {_latency_text(seen.seen_by_gateway.tpot, record.tpot)}",
         ]
     )
 
@@ -66,12 +82,13 @@ def _process(post: PostRecord) -> dict[str, object]:
     }
 
 
-def _worker(post: PostRecord, state: WorkerState | None) -> dict[str, object]:
+def _worker(post: PostRecord, state: WorkerState | None, seen: Observation) -> dict[str, object]:
     known = {} if state is None else {name: getattr(state, name) for name in _STATE_FIELDS}
     transfer = {} if state is None else {name: getattr(state.transfer, name) for name in _TRANSFER_FIELDS}
     return {
         **_process(post),
         "revision": post.revision,
+        "link": _link(post, seen),
         **dict.fromkeys(_STATE_FIELDS),
         **known,
         "transfer": {**dict.fromkeys(_TRANSFER_FIELDS), **transfer},
@@ -82,16 +99,22 @@ _STATE_FIELDS = ("blocks_total", "blocks_free", "block_bytes", "running", "waiti
 _TRANSFER_FIELDS = ("transport", "handovers", "bytes_sent", "bytes_received")
 
 
-def _row(post: PostRecord, state: WorkerState | None) -> tuple[object, ...]:
+def _link(post: PostRecord, seen: Observation) -> str | None:
+    """How the gateway sees a worker; None when it does not."""
+    return None if post.address is None else seen.seen_by_gateway.links.get(post.address)
+
+
+def _row(post: PostRecord, state: WorkerState | None, seen: Observation) -> tuple[object, ...]:
     blocks = (None,) * 4 if state is None else (state.blocks_total, state.blocks_free, state.running, state.waiting)
-    return (post.name, post.phase, str(post.pid or "-"), post.address, post.revision or None, post.starts, *blocks)
+    pid, link = str(post.pid or "-"), _link(post, seen)
+    return (post.name, post.phase, link, pid, post.address, post.revision, post.starts, *blocks)
 
 
-def _latency(histogram: Histogram, target: TargetRecord) -> dict[str, object]:
-    reached = histogram.percentile(target.percentile)
+def _latency(sketch: LatencySketch, target: TargetRecord) -> dict[str, object]:
+    reached = sketch.percentile(target.percentile)
     return {
-        "count": histogram.count,
-        **{f"p{percent}_ms": _ms(histogram.percentile(percent)) for percent in SHOWN_PERCENTILES},
+        "count": sketch.count,
+        **{f"p{percent}_ms": _ms(sketch.percentile(percent)) for percent in SHOWN_PERCENTILES},
         "target_ms": _ms(target.target_s),
         "percentile": target.percentile,
         "met": None if reached is None else reached <= target.target_s,
@@ -102,9 +125,9 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds * 1e3, 3)
 
 
-def _latency_text(histogram: Histogram, target: TargetRecord) -> str:
+def _latency_text(sketch: LatencySketch, target: TargetRecord) -> str:
     goal = f"target p{target.percentile:g} {milliseconds(target.target_s)}"
-    if not histogram.count:
+    if not sketch.count:
         return f"no requests yet; {goal}"
-    shown: Iterable[str] = (f"p{p} {milliseconds(histogram.percentile(p))}" for p in SHOWN_PERCENTILES)
-    return f"{'  '.join(shown)}  ({histogram.count} observations; {goal})"
+    shown: Iterable[str] = (f"p{p} {milliseconds(sketch.percentile(p))}" for p in SHOWN_PERCENTILES)
+    return f"{'  '.join(shown)}  ({sketch.count} observations; {goal})"

@@ -247,7 +247,7 @@ class Runtime:
             pid=self._pids.get(post.name),
             host=at.host if at else None,
             port=at.port if at else None,
-            admin_ports=at.admin_ports if at else (),
+            admin_port=at.admin_port if at else None,
         )
 
 

@@ -7,13 +7,13 @@ import json
 
 import pytest
 
+from baton_gateway.latency import LatencySketch
 from baton_local.demo import DemoError, Timing, check_moved, report
-from baton_local.latency import Histogram
-from baton_local.observe import Observation, Transfer, WorkerState
+from baton_local.observe import GatewayState, Observation, Transfer, WorkerState
 from baton_local.record import PostRecord, RunRecord, TargetRecord
 from baton_local.status import as_json, as_text
 
-GATEWAY = PostRecord("chat-gateway", "gateway", "ready", "-g", 1, 10, "127.0.0.1", 8000, (9000,))
+GATEWAY = PostRecord("chat-gateway", "gateway", "ready", "-g", 1, 10, "127.0.0.1", 8000, 9000)
 PREFILL = PostRecord("chat-prefill-a-0", "prefill", "ready", "f-a", 1, 11, "127.0.0.1", 8001)
 DECODE = PostRecord("chat-decode-b-0", "decode", "ready", "f-b", 2, 12, "127.0.0.1", 8002)
 RECORD = RunRecord(
@@ -28,14 +28,16 @@ RECORD = RunRecord(
     tpot=TargetRecord(0.025, 95),
     posts=(GATEWAY, PREFILL, DECODE),
 )
-NONE = Histogram(())
-FAST = Histogram(((0.1, 90.0), (0.2, 100.0), (float("inf"), 100.0)))
+FAST = LatencySketch()
+for _milliseconds in range(1, 101):
+    FAST.add(_milliseconds / 1e3)
 SENT = WorkerState(64, 60, 1000, 0, 0, Transfer("tcp", 2, 4500, 0))
 RECEIVED = WorkerState(64, 64, 1000, 1, 0, Transfer("tcp", 2, 0, 4500))
 
 
 def observation(prefill: WorkerState | None = SENT, decode: WorkerState | None = RECEIVED) -> Observation:
-    return Observation(RECORD, ((PREFILL, prefill), (DECODE, decode)), (GATEWAY,), FAST, NONE)
+    seen = GatewayState({"127.0.0.1:8001": "live"}, ttft=FAST)
+    return Observation(RECORD, ((PREFILL, prefill), (DECODE, decode)), GATEWAY, seen)
 
 
 def test_json_has_the_promised_fields() -> None:
@@ -52,15 +54,11 @@ def test_json_has_the_promised_fields() -> None:
         "blocks_free": 60,
     }
     assert decode["transfer"]["bytes_received"] == 4500
-    assert status["slo"]["ttft"] == {
-        "count": 100,
-        "p50_ms": 55.556,
-        "p95_ms": 150.0,
-        "p99_ms": 190.0,
-        "target_ms": 500.0,
-        "percentile": 95,
-        "met": True,
-    }
+    assert (prefill["link"], decode["link"]) == ("live", None)
+    ttft = status["slo"]["ttft"]
+    assert (ttft["count"], ttft["target_ms"], ttft["percentile"], ttft["met"]) == (100, 500.0, 95, True)
+    for percent in (50, 95, 99):
+        assert ttft[f"p{percent}_ms"] == pytest.approx(percent, rel=0.02)
 
 
 def test_what_is_unknown_is_null_and_not_zero() -> None:
@@ -72,15 +70,16 @@ def test_what_is_unknown_is_null_and_not_zero() -> None:
 
 def test_text_shows_every_process_and_latency() -> None:
     text = as_text(observation(decode=None))
-    assert "chat-prefill-a-0  ready  11   127.0.0.1:8001" in text
-    assert "TTFT  p50 55.6 ms  p95 150.0 ms" in text
+    assert "chat-prefill-a-0  ready  live  11   127.0.0.1:8001" in text
+    assert "TTFT  p50 " in text
+    assert "100 observations; target p95 500.0 ms" in text
     assert "TPOT  no requests yet; target p95 25.0 ms" in text
 
 
 def test_the_demo_shows_blocks_and_bytes_by_direction() -> None:
     lines = report(observation(), Timing(96, 0.0412, 0.0031)).splitlines()
-    assert lines[2].split() == ["prefill", "11", "127.0.0.1:8001", "5", "4,500", "sent"]
-    assert lines[3].split() == ["decode", "12", "127.0.0.1:8002", "5", "4,500", "received"]
+    assert lines[2].split() == ["prefill", "11", "127.0.0.1:8001", "4", "4,500", "sent"]
+    assert lines[3].split() == ["decode", "12", "127.0.0.1:8002", "4", "4,500", "received"]
     assert lines[-1] == "transport tcp   TTFT 41.2 ms   TPOT 3.1 ms   96 tokens"
 
 

@@ -26,7 +26,7 @@ WORKERS = {"p0": Role.PREFILL, "d0": Role.DECODE}
 
 
 def at(port: int) -> Announcement:
-    return Announcement(1000 + port, "127.0.0.1", port, None, ())
+    return Announcement(1000 + port, "127.0.0.1", port, None, None)
 
 
 def quiet(actions: list[Action]) -> list[Action]:
