@@ -3,6 +3,6 @@
 import os
 from pathlib import Path
 
-# Triton reads this when it is first imported, by whichever test comes first. Where there is a GPU its kernels compile instead.
+# Triton reads this when first imported, by whichever test is first. Where there is a GPU its kernels compile instead.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -9,7 +9,6 @@ copies masked away.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 GOLDEN = 0x9E3779B97F4A7C15
@@ -25,22 +24,16 @@ def signed(value: int, bits: int) -> int:
 
 
 def splitmix64(x: Tensor) -> Tensor:
-    """The splitmix64 output for state x (int64), any shape."""
+    """The splitmix64 output for state x (int64), any shape: x plus the golden gamma, then finalised."""
     x = x + signed(GOLDEN, 64)
-    x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * signed(SPLITMIX_1, 64)
-    x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * signed(SPLITMIX_2, 64)
-    return x ^ ((x >> 31) & ((1 << 33) - 1))
+    x.bitwise_xor_((x >> 30).bitwise_and_((1 << 34) - 1)).mul_(signed(SPLITMIX_1, 64))
+    x.bitwise_xor_((x >> 27).bitwise_and_((1 << 37) - 1)).mul_(signed(SPLITMIX_2, 64))
+    return x.bitwise_xor_((x >> 31).bitwise_and_((1 << 33) - 1))
 
 
 def mix32(x: Tensor, key: Tensor | int) -> Tensor:
-    """x (int32) mixed with a key (int32 or broadcastable tensor of int32)."""
-    x = (x ^ ((x >> 16) & 0xFFFF)) * signed(MIX32_1, 32)
-    x = x ^ key
-    x = (x ^ ((x >> 15) & 0x1FFFF)) * signed(MIX32_2, 32)
-    return x ^ ((x >> 16) & 0xFFFF)
-
-
-def low_word(x: Tensor) -> Tensor:
-    """The low 32 bits of int64 x as int32."""
-    low = x & 0xFFFFFFFF
-    return torch.where(low >= 1 << 31, low - (1 << 32), low).to(torch.int32)
+    """x (int32) mixed with a key (an int32 tensor that broadcasts to x, or an integer)."""
+    x = x ^ (x >> 16).bitwise_and_(0xFFFF)
+    x.mul_(signed(MIX32_1, 32)).bitwise_xor_(key)
+    x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF)).mul_(signed(MIX32_2, 32))
+    return x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF))

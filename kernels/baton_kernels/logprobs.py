@@ -24,14 +24,19 @@ class Logprobs:
 
 
 def logprobs_reference(logits: Tensor, ids: Tensor, k: int) -> Logprobs:
-    """The formula above; equal logits are listed by ascending id. Shapes as in `logprobs`."""
+    """The formula above, by a full sort. Shapes as in `logprobs`."""
     values = logits.float().log_softmax(-1)
     top, top_ids = values.sort(dim=-1, descending=True, stable=True)
     return Logprobs(values.gather(1, ids[:, None]).squeeze(1), top_ids[:, :k], top[:, :k])
 
 
 def logprobs(logits: Tensor, ids: Tensor, k: int) -> Logprobs:
-    """logits [N, V] raw, ids [N] int64 drawn, k ≥ 0 → Logprobs."""
+    """Logprobs of logits [N, V] raw, ids [N] int64 drawn and the k ≥ 0 best (at most V). Equal logits come in any
+    order."""
+    if logits.is_cuda:
+        from baton_kernels.gpu.logprobs import logprobs_triton
+
+        return logprobs_triton(logits, ids, k)
     values = logits.float()
     total = values.logsumexp(-1)
     top, top_ids = torch.topk(values, min(k, logits.shape[1]), dim=-1)

@@ -15,6 +15,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from baton_kernels.cpu.sampling import on_rows, select
+
 
 def apply_penalties_reference(
     logits: Tensor,
@@ -41,9 +43,24 @@ def apply_penalties(
     frequency: Tensor,
     repetition: Tensor,
 ) -> Tensor:
-    """logits [N, V] float32, prompt_mask [N, V] bool, output_counts [N, V] int32, one float32 [N] per penalty → new
-    [N, V]."""
-    return apply_penalties_reference(logits, prompt_mask, output_counts, presence, frequency, repetition)
+    """Penalised logits: logits [N, V] float32 → the same shape; `logits` itself when every row's penalties are
+    neutral.
+
+    prompt_mask [N, V] bool; output_counts [N, V] int32; presence, frequency, repetition [N] float32.
+    """
+    if logits.is_cuda:
+        from baton_kernels.gpu.penalties import apply_penalties_triton
+
+        return apply_penalties_triton(logits, prompt_mask, output_counts, presence, frequency, repetition)
+    penalties = (presence, frequency, repetition)
+    options = zip(*(values.tolist() for values in penalties), strict=True)
+    rows = [n for n, option in enumerate(options) if option != (0.0, 0.0, 1.0)]
+
+    def change(part: Tensor, numbers: Tensor | None) -> Tensor:
+        mask, counts = select(prompt_mask, numbers), select(output_counts, numbers)
+        return apply_penalties_reference(part, mask, counts, *(select(values, numbers) for values in penalties))
+
+    return on_rows(logits, rows, change)
 
 
 def apply_bias(logits: Tensor, rows: Tensor, ids: Tensor, values: Tensor) -> Tensor:

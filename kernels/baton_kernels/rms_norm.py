@@ -55,5 +55,5 @@ def _rms_norm_cpu(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def inverse_rms(x: Tensor, eps: float) -> Tensor:
     """1 / sqrt(mean(x²) + eps) over the last dimension, kept as 1. One norm op: half the time of square, mean, add,
     rsqrt."""
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return norm.mul_(norm).mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()

@@ -35,8 +35,8 @@ def rope_kv_write_reference(
 ) -> Tensor:
     """The formula above, written out. Shapes as in `rope_kv_write`."""
     _, _, _, kv_heads, block_tokens, head_dim = kv_pool.shape
-    heads = qkv.reshape(qkv.shape[0], -1, head_dim).float()
-    q, k, v = heads.split([num_q_heads, kv_heads, kv_heads], dim=1)
+    heads = qkv.view(qkv.shape[0], num_q_heads + 2 * kv_heads, head_dim).float()
+    q, k, v = heads[:, :num_q_heads], heads[:, num_q_heads:-kv_heads], heads[:, -kv_heads:]
     if q_norm is not None and k_norm is not None:
         q, k = _head_norm(q, q_norm, eps), _head_norm(k, k_norm, eps)
     cos_rows, sin_rows = cos[positions][:, None].float(), sin[positions][:, None].float()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from baton_kernels.cpu.sampling import draw
 from baton_kernels.gumbel import gumbel_noise, gumbel_noise_reference
 from baton_kernels.logprobs import Logprobs, logprobs
 from baton_kernels.penalties import apply_bias, apply_penalties
@@ -45,6 +46,19 @@ def greedy(logits: Tensor) -> Tensor:
 
 
 def sample(logits: Tensor, temperature: Tensor, seed: Tensor, choice: Tensor, index: Tensor) -> Tensor:
-    """One token per row: logits [N, V] float32 (-inf where excluded), temperature [N] float32 (0 = greedy),
-    seed, choice, index [N] int64 → ids [N] int64."""
-    return sample_reference(logits, temperature, seed, choice, index)
+    """One token per row: logits [N, V] float32 (-inf where excluded) → ids [N] int64.
+
+    temperature [N] float32 (0 = greedy); seed, choice, index [N] int64: what the noise is a function of.
+    """
+    if logits.is_cuda:
+        from baton_kernels.gpu.sampling import sample_triton
+
+        return sample_triton(logits, temperature, seed, choice, index)
+    rows = [n for n, value in enumerate(temperature.tolist()) if value > 0]
+    if not rows:
+        return logits.argmax(-1)
+    if len(rows) == logits.shape[0]:
+        return draw(logits, temperature, seed, choice, index)
+    drawing = torch.tensor(rows)
+    per_row = (values.index_select(0, drawing) for values in (logits, temperature, seed, choice, index))
+    return logits.argmax(-1).index_copy_(0, drawing, draw(*per_row))

@@ -7,14 +7,16 @@ With s = logits / temperature:
 A token is kept when all three keep it; the greatest always is. Tokens with equal logits share one fate. The order
 temperature, top-k, top-p (renormalised over the top-k survivors), min-p is that of Hugging Face `generate`.
 
-Bytes: a sort on the CPU, N·V·8 and more; on the GPU a bisection over float bit patterns that reads N·V logits once
-per pass.
+Bytes: reads N·V logits and writes as many; on the CPU a partial sort of the rows that need one (a whole sort only for
+a nucleus of hundreds of tokens); on the GPU a bisection over float bit patterns, which reads the row once per pass.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from baton_kernels.cpu.sampling import on_rows, select, truncate
 
 _NEGATIVE_INFINITY = float("-inf")
 
@@ -28,8 +30,8 @@ def mask_top_k_top_p_min_p_reference(
     vocab = logits.shape[1]
     count = torch.where(top_k > 0, top_k, vocab).clamp(max=vocab).long()
     kth = ordered.gather(1, count[:, None] - 1)
-    survivors = torch.where(ordered >= kth, ordered, _NEGATIVE_INFINITY).softmax(-1)
-    # Mass at or above each sorted place, minus that of its run of equal values, is the mass strictly above it.
+    survivors = torch.where(ordered >= kth, ordered, _NEGATIVE_INFINITY).double().softmax(-1)
+    # Mass up to each sorted place, without its own: at the first of a run of equal values, the mass strictly above.
     above = survivors.cumsum(-1) - survivors
     first_of_run = torch.searchsorted(-ordered, -ordered, side="left")
     strictly_above = above.gather(1, first_of_run)
@@ -37,12 +39,24 @@ def mask_top_k_top_p_min_p_reference(
     kept &= ordered >= ordered[:, :1] + torch.log(min_p)[:, None]
     kept[:, 0] = True
     threshold = torch.where(kept, ordered, float("inf")).amin(-1, keepdim=True)
-    return torch.where(scaled >= threshold, logits, _NEGATIVE_INFINITY)
+    masked = torch.where(scaled >= threshold, logits, _NEGATIVE_INFINITY)
+    return torch.where((temperature > 0)[:, None], masked, logits)
 
 
 def mask_top_k_top_p_min_p(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """logits [N, V] float32 before temperature; temperature, top_p, min_p [N] float32, top_k [N] int32 → logits with
-    every excluded token at -inf. Rows whose parameters are all off (0, 1, 0), and greedy rows (temperature 0), lose
-    nothing that matters.
+    """Logits with every excluded token at -inf: logits [N, V] float32, before temperature → the same shape.
+
+    temperature, top_p, min_p [N] float32; top_k [N] int32. Greedy rows (temperature 0) and rows with everything off
+    (0, 1, 0) stay as they are; when all do, the result is `logits` itself.
     """
-    return mask_top_k_top_p_min_p_reference(logits, temperature, top_k, top_p, min_p)
+    if logits.is_cuda:
+        from baton_kernels.gpu.truncation import mask_top_k_top_p_min_p_triton
+
+        return mask_top_k_top_p_min_p_triton(logits, temperature, top_k, top_p, min_p)
+    options = zip(temperature.tolist(), top_k.tolist(), top_p.tolist(), min_p.tolist(), strict=True)
+    rows = [n for n, (t, k, p, m) in enumerate(options) if t > 0 and (k > 0 or p < 1 or m > 0)]
+
+    def change(part: Tensor, numbers: Tensor | None) -> Tensor:
+        return truncate(part, *(select(values, numbers) for values in (temperature, top_k, top_p, min_p)))
+
+    return on_rows(logits, rows, change)

@@ -1,18 +1,19 @@
-"""Attention references against dense attention by hand, and the CPU paths against the references, poison in every other slot."""
+"""Attention references against dense attention by hand, and the CPU paths against the references, poison in every
+other slot."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from baton_testing.paged_kv import dense_attention, paged_kv
 
 from baton_kernels.cpu.decode_attention import length_groups
 from baton_kernels.decode_attention import decode_index, paged_decode_attention, paged_decode_attention_reference
 from baton_kernels.prefill_attention import paged_prefill_attention, paged_prefill_attention_reference, prefill_index
+from baton_testing.paged_kv import dense_attention, paged_kv
 
 TOLERANCE = {torch.float32: (2e-5, 0.0), torch.bfloat16: (2e-2, 2**-7), torch.float16: (2e-3, 2**-9)}
-"""(absolute, relative). float32: sums of up to 300 terms in another order. bfloat16, float16: the probabilities may be
-rounded before the product with V, and the result once."""
+"""(absolute, relative). float32: sums of up to 300 terms in another order. bfloat16, float16: the probabilities may
+be rounded before the product with V, and the result once."""
 
 HEADS = [(1, 1, 8), (3, 3, 64), (6, 1, 16), (6, 2, 24), (10, 2, 128), (4, 4, 32)]
 LENGTHS = [[1], [15, 16, 17], [63, 1, 0, 16], [0], [40, 40], [300, 290, 7, 150, 299]]

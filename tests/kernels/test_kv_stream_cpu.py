@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 
 import pytest
@@ -22,14 +23,14 @@ def splitmix64(x: int) -> int:
 
 
 def checksum_by_hand(data: bytes) -> int:
-    words = struct.unpack(f"<{len(data) // 4}i", data)
+    words: tuple[int, ...] = struct.unpack(f"<{len(data) // 4}i", data)
     return sum(word * (splitmix64(i + 1) | 1) for i, word in enumerate(words)) & MASK
 
 
 def random_pool(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tensor:
     """Random bits, NaN patterns included: KV is moved as bytes."""
     size = torch.tensor([], dtype=dtype).element_size()
-    count = int(torch.tensor(shape).prod()) * size
+    count = math.prod(shape) * size
     return torch.randint(0, 256, (count,), generator=torch.Generator().manual_seed(seed)).byte().view(dtype).view(shape)
 
 

@@ -26,7 +26,8 @@ def test_reference_is_hugging_face_rope_and_norm(heads: tuple[int, int, int], wi
     qkv = torch.randn(5, (q_heads + 2 * kv_heads) * head_dim, generator=random)
     positions, slots = torch.tensor([3, 4, 5, 0, 63]), torch.tensor([17, 18, 31, 0, 40])
     cos, sin = rope_tables(head_dim)
-    q, k, v = qkv.view(5, -1, head_dim).split([q_heads, kv_heads, kv_heads], 1)  # type: ignore[no-untyped-call]
+    heads_of_all = qkv.view(5, -1, head_dim)
+    q, k, v = heads_of_all[:, :q_heads], heads_of_all[:, q_heads:-kv_heads], heads_of_all[:, -kv_heads:]
     q_norm, k_norm = Qwen3RMSNorm(head_dim, eps=1e-5), Qwen3RMSNorm(head_dim, eps=1e-5)
     with torch.no_grad():
         q_norm.weight.copy_(torch.rand(head_dim, generator=random))
@@ -35,8 +36,8 @@ def test_reference_is_hugging_face_rope_and_norm(heads: tuple[int, int, int], wi
             q, k = q_norm(q), k_norm(k)
         hf_q, hf_k = apply_rotary_pos_emb(q[None], k[None], cos[positions][None], sin[positions][None], unsqueeze_dim=2)
     pool = torch.full((3, 2, 2, kv_heads, 16, head_dim), float("nan"))
-    norms = (q_norm.weight.data, k_norm.weight.data) if with_norm else (None, None)
-    got = rope_kv_write_reference(qkv, positions, cos, sin, slots, pool, 1, q_heads, *norms, 1e-5)
+    q_weight, k_weight = (q_norm.weight.data, k_norm.weight.data) if with_norm else (None, None)
+    got = rope_kv_write_reference(qkv, positions, cos, sin, slots, pool, 1, q_heads, q_weight, k_weight, 1e-5)
     torch.testing.assert_close(got, hf_q[0], atol=1e-6, rtol=1e-6)
     written = pool.isfinite().clone()
     for t, slot in enumerate(slots.tolist()):
@@ -59,14 +60,14 @@ def test_cpu_path_equals_reference(tokens: int, with_norm: bool, dtype: torch.dt
         if padding != "none":
             slots[:: 1 if padding == "all" else 3] = -1
         cos, sin = rope_tables(head_dim)
-        norms = (torch.rand(head_dim, generator=random).to(dtype),) * 2 if with_norm else (None, None)
+        norm = torch.rand(head_dim, generator=random).to(dtype) if with_norm else None
         expected_pool = torch.zeros(3, 2, 2, kv_heads, 16, head_dim, dtype=dtype)
         got_pool = expected_pool.clone()
-        expected = rope_kv_write_reference(qkv, positions, cos, sin, slots, expected_pool, 1, q_heads, *norms, 1e-5)
+        expected = rope_kv_write_reference(qkv, positions, cos, sin, slots, expected_pool, 1, q_heads, norm, norm, 1e-5)
         index = rope_index(positions, cos, sin, slots, got_pool)
         for given in (index, None):
             got = rope_kv_write(
-                qkv.clone(), positions, cos, sin, slots, got_pool, 1, q_heads, *norms, 1e-5, index=given
+                qkv.clone(), positions, cos, sin, slots, got_pool, 1, q_heads, norm, norm, 1e-5, index=given
             )
             tolerance = 1e-5 if dtype == torch.float32 else 4e-2  # one bfloat16 rounding of values up to 5
             torch.testing.assert_close(got, expected, atol=tolerance, rtol=0)

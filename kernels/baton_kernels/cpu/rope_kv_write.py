@@ -61,13 +61,13 @@ def rope_kv_write_cpu(
 ) -> Tensor:
     """Arguments as in `rope_kv_write`; float32 qkv is rotated in place and the result a view of it."""
     _, _, _, kv_heads, block_tokens, head_dim = kv_pool.shape
-    heads = qkv.view(qkv.shape[0], -1, head_dim)
+    heads = qkv.view(qkv.shape[0], num_q_heads + 2 * kv_heads, head_dim)
     rotated = heads[:, : num_q_heads + kv_heads].float()
     if q_norm is not None and k_norm is not None:
         rotated.mul_(inverse_rms(rotated, eps))
         rotated[:, :num_q_heads].mul_(q_norm)
         rotated[:, num_q_heads:].mul_(k_norm)
-    swapped = rotated.unflatten(2, (2, head_dim // 2)).flip(2).flatten(2)
+    swapped = rotated.view(*rotated.shape[:2], 2, head_dim // 2).flip(2).view(rotated.shape)
     rotated.mul_(index.cos).addcmul_(swapped, index.signed_sin)
     if qkv.dtype != torch.float32:
         heads[:, : num_q_heads + kv_heads] = rotated

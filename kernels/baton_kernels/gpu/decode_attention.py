@@ -1,0 +1,142 @@
+"""Paged decode attention in Triton: split-KV with a merge, the query heads of one kv head packed into the rows of
+one product.
+
+Grid (sequence, kv head, split): each program runs the online softmax over its share of the context and leaves a
+partial result (maximum, sum, weighted values, float32); the merge kernel joins the splits. The grid depends on
+shapes only, so a captured graph serves every length; splits beyond a short context are empty.
+"""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from baton_kernels.gpu.dot_dtype import dot_dtype
+
+BLOCK_N = 64
+MAX_SPLITS = 32
+PROGRAMS_WANTED = 264
+"""Two programs for each of an H200's 132 multiprocessors."""
+
+
+@triton.jit
+def _decode_split_kernel(
+    q_ptr, pool_ptr, tables_ptr, lens_ptr, maximum_ptr, sum_ptr, partial_ptr,
+    table_stride, block_stride, layer_offset, scale, window, splits,
+    Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, WINDOW: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    GROUP: tl.constexpr = Q_HEADS // KV_HEADS
+    sequence = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    group = tl.arange(0, BLOCK_M)
+    lane = tl.arange(0, BLOCK_D)
+    is_lane = lane < D
+    head = sequence * Q_HEADS + kv_head * GROUP + group  # [BLOCK_M]
+    is_row = (group < GROUP)[:, None] & is_lane[None, :]
+    q = tl.load(q_ptr + head[:, None] * D + lane[None, :], mask=is_row, other=0.0).to(DOT)  # [BLOCK_M, D]
+
+    length = tl.load(lens_ptr + sequence)
+    first = 0
+    if WINDOW:
+        first = tl.maximum(length - window, 0)
+    share = tl.cdiv(tl.cdiv(length - first, splits), BLOCK_N) * BLOCK_N
+    begin = first + split * share
+    end = tl.minimum(begin + share, length)
+
+    maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    weighted = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for start in range(begin, end, BLOCK_N):
+        token = start + tl.arange(0, BLOCK_N)
+        is_seen = token < end
+        block = tl.load(
+            tables_ptr + sequence * table_stride + token // BLOCK_TOKENS, mask=is_seen, other=0
+        )  # [BLOCK_N]
+        place = block.to(tl.int64) * block_stride + layer_offset
+        place += (kv_head * BLOCK_TOKENS + token % BLOCK_TOKENS) * D
+        is_loaded = is_seen[:, None] & is_lane[None, :]
+        key_ptr = pool_ptr + place[:, None] + lane[None, :]
+        key = tl.load(key_ptr, mask=is_loaded, other=0.0).to(DOT)  # [BLOCK_N, D]
+        value = tl.load(key_ptr + KV_HEADS * BLOCK_TOKENS * D, mask=is_loaded, other=0.0).to(DOT)  # [BLOCK_N, D]
+        scores = tl.dot(q, tl.trans(key), input_precision="ieee") * scale
+        scores = tl.where(is_seen[None, :], scores, float("-inf"))
+        raised = tl.maximum(maximum, tl.max(scores, axis=1))
+        weights = tl.exp(scores - raised[:, None])
+        shrink = tl.exp(maximum - raised)
+        total = total * shrink + tl.sum(weights, axis=1)
+        weighted = weighted * shrink[:, None] + tl.dot(weights.to(DOT), value, input_precision="ieee")
+        maximum = raised
+
+    out = head * splits + split  # [BLOCK_M]
+    tl.store(maximum_ptr + out, maximum, mask=group < GROUP)
+    tl.store(sum_ptr + out, total, mask=group < GROUP)
+    tl.store(partial_ptr + out[:, None] * D + lane[None, :], weighted, mask=is_row)
+
+
+@triton.jit
+def _decode_merge_kernel(
+    maximum_ptr, sum_ptr, partial_ptr, out_ptr, splits,
+    D: tl.constexpr, BLOCK_SPLITS: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    split = tl.arange(0, BLOCK_SPLITS)
+    lane = tl.arange(0, BLOCK_D)
+    is_split = split < splits
+    maximum = tl.load(maximum_ptr + row * splits + split, mask=is_split, other=float("-inf"))  # [splits]
+    total = tl.load(sum_ptr + row * splits + split, mask=is_split, other=0.0)  # [splits]
+    is_loaded = is_split[:, None] & (lane < D)[None, :]
+    place = (row * splits + split)[:, None] * D + lane[None, :]
+    partial = tl.load(partial_ptr + place, mask=is_loaded, other=0.0)  # [splits, D]
+    highest = tl.max(maximum, axis=0)
+    # An empty split has maximum -inf and weighs nothing; so does every split of an empty context.
+    weight = tl.where(maximum == float("-inf"), 0.0, tl.exp(maximum - tl.where(highest == float("-inf"), 0.0, highest)))
+    denominator = tl.sum(weight * total, axis=0)
+    merged = tl.sum(weight[:, None] * partial, axis=0) / tl.where(denominator == 0.0, 1.0, denominator)
+    tl.store(out_ptr + row * D + lane, merged.to(out_ptr.dtype.element_ty), mask=lane < D)
+
+
+def paged_decode_attention_triton(
+    q: Tensor,
+    kv_pool: Tensor,
+    layer: int,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    scale: float,
+    window: int | None = None,
+    splits: int | None = None,
+) -> Tensor:
+    """As `baton_kernels.decode_attention.paged_decode_attention`; `splits` is chosen from the shapes unless given."""
+    sequences, q_heads, head_dim = q.shape
+    _, _, _, kv_heads, block_tokens, _ = kv_pool.shape
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if sequences == 0:
+        return out
+    splits = splits or _choose_splits(sequences * kv_heads, block_tables.shape[1] * block_tokens)
+    rows = sequences * q_heads
+    maximum = torch.empty(rows, splits, dtype=torch.float32, device=q.device)
+    total = torch.empty_like(maximum)
+    partial = torch.empty(rows, splits, head_dim, dtype=torch.float32, device=q.device)
+    block_d = max(16, triton.next_power_of_2(head_dim))
+    _decode_split_kernel[(sequences, kv_heads, splits)](
+        q.contiguous(), kv_pool, block_tables, context_lens, maximum, total, partial,
+        block_tables.stride(0), kv_pool.stride(0), layer * kv_pool.stride(1), scale, window or 0, splits,
+        q_heads, kv_heads, head_dim, block_tokens,
+        max(16, triton.next_power_of_2(q_heads // kv_heads)), BLOCK_N, block_d, window is not None, dot_dtype(q),
+        num_warps=4,
+    )  # fmt: skip
+    _decode_merge_kernel[(rows,)](
+        maximum, total, partial, out, splits, head_dim, triton.next_power_of_2(splits), block_d, num_warps=2
+    )
+    return out
+
+
+def _choose_splits(programs: int, longest: int) -> int:
+    """Enough programs to fill the GPU, and no split shorter than two tiles of the longest context that the tables
+    can hold."""
+    return max(1, min(MAX_SPLITS, PROGRAMS_WANTED // programs, longest // (2 * BLOCK_N)))

@@ -1,0 +1,100 @@
+"""RoPE + QK-norm + KV write in Triton: one program per token and group of heads; Q, K and V heads go through the
+same code.
+
+Heads are numbered as in the packed projection: Q, then K, then V. A V head has cos 1 and sin 0 and no norm.
+"""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+HEADS_A_PROGRAM = 8
+
+
+@triton.jit
+def _rope_kv_write_kernel(
+    qkv_ptr, positions_ptr, cos_ptr, sin_ptr, slots_ptr, q_norm_ptr, k_norm_ptr, q_ptr, pool_ptr,
+    block_stride, layer_offset, eps,
+    Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK_HALF: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    HALF: tl.constexpr = D // 2
+    HEADS: tl.constexpr = Q_HEADS + 2 * KV_HEADS
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)  # [BLOCK_H]
+    lane = tl.arange(0, BLOCK_HALF)
+    is_lane = lane < HALF
+    inside = (head < HEADS)[:, None] & is_lane[None, :]
+    is_value = (head >= Q_HEADS + KV_HEADS)[:, None]
+
+    row = qkv_ptr + (token * HEADS + head)[:, None] * D + lane[None, :]
+    first = tl.load(row, mask=inside, other=0.0).to(tl.float32)  # [BLOCK_H, HALF]
+    second = tl.load(row + HALF, mask=inside, other=0.0).to(tl.float32)  # [BLOCK_H, HALF]
+    if NORM:
+        mean = (tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)) / D
+        scale = tl.where(is_value, 1.0, (1.0 / tl.sqrt(mean + eps))[:, None])
+        is_q = (head < Q_HEADS)[:, None]
+        q_first = tl.load(q_norm_ptr + lane, mask=is_lane, other=0.0).to(tl.float32)  # [HALF], as the next three
+        q_second = tl.load(q_norm_ptr + HALF + lane, mask=is_lane, other=0.0).to(tl.float32)
+        k_first = tl.load(k_norm_ptr + lane, mask=is_lane, other=0.0).to(tl.float32)
+        k_second = tl.load(k_norm_ptr + HALF + lane, mask=is_lane, other=0.0).to(tl.float32)
+        weight_first = tl.where(is_q, q_first[None, :], k_first[None, :])
+        weight_second = tl.where(is_q, q_second[None, :], k_second[None, :])
+        first *= scale * tl.where(is_value, 1.0, weight_first)
+        second *= scale * tl.where(is_value, 1.0, weight_second)
+
+    angle = tl.load(positions_ptr + token).to(tl.int64) * D + lane
+    cos = tl.load(cos_ptr + angle, mask=is_lane, other=0.0).to(tl.float32)[None, :]  # [1, HALF]
+    sin = tl.load(sin_ptr + angle, mask=is_lane, other=0.0).to(tl.float32)[None, :]  # [1, HALF]
+    cos = tl.where(is_value, 1.0, cos)
+    sin = tl.where(is_value, 0.0, sin)
+    turned_first = first * cos - second * sin
+    turned_second = second * cos + first * sin
+
+    out = q_ptr + (token * Q_HEADS + head)[:, None] * D + lane[None, :]
+    is_query = inside & (head < Q_HEADS)[:, None]
+    tl.store(out, turned_first.to(q_ptr.dtype.element_ty), mask=is_query)
+    tl.store(out + HALF, turned_second.to(q_ptr.dtype.element_ty), mask=is_query)
+
+    slot = tl.load(slots_ptr + token).to(tl.int64)
+    is_written = inside & (head >= Q_HEADS)[:, None] & (slot >= 0)
+    place = (slot // BLOCK_TOKENS) * block_stride + layer_offset + (slot % BLOCK_TOKENS) * D
+    target = pool_ptr + place + (head - Q_HEADS)[:, None] * (BLOCK_TOKENS * D) + lane[None, :]
+    tl.store(target, turned_first.to(pool_ptr.dtype.element_ty), mask=is_written)
+    tl.store(target + HALF, turned_second.to(pool_ptr.dtype.element_ty), mask=is_written)
+
+
+def rope_kv_write_triton(
+    qkv: Tensor,
+    positions: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    slot_mapping: Tensor,
+    kv_pool: Tensor,
+    layer: int,
+    num_q_heads: int,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 1e-6,
+) -> Tensor:
+    """As `baton_kernels.rope_kv_write.rope_kv_write`, leaving qkv as it is."""
+    _, _, _, kv_heads, block_tokens, head_dim = kv_pool.shape
+    q = torch.empty(qkv.shape[0], num_q_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
+    if qkv.shape[0] == 0:
+        return q
+    heads = num_q_heads + 2 * kv_heads
+    block_heads = min(HEADS_A_PROGRAM, triton.next_power_of_2(heads))
+    _rope_kv_write_kernel[(qkv.shape[0], triton.cdiv(heads, block_heads))](
+        qkv, positions, cos, sin, slot_mapping,
+        cos if q_norm is None else q_norm, cos if k_norm is None else k_norm, q, kv_pool,
+        kv_pool.stride(0), layer * kv_pool.stride(1), eps,
+        num_q_heads, kv_heads, head_dim, block_tokens,
+        block_heads, triton.next_power_of_2(head_dim // 2), q_norm is not None,
+        num_warps=2,
+    )  # fmt: skip
+    return q

@@ -1,0 +1,115 @@
+"""Triton sampling kernels against the references: odd vocabularies, ties, forbidden tokens, mixed rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from baton_kernels.gumbel import gumbel_noise_reference
+from baton_kernels.logprobs import logprobs_reference
+from baton_kernels.penalties import apply_penalties_reference
+from baton_kernels.sampling import sample_reference
+from baton_kernels.truncation import mask_top_k_top_p_min_p_reference
+
+VOCABULARIES = [1, 63, 300, 1100]
+
+
+def random_logits(rows: int, vocab: int, device: str) -> Tensor:
+    return (torch.randn(rows, vocab, generator=torch.Generator().manual_seed(0)) * 3).to(device)
+
+
+@pytest.mark.parametrize("vocab", VOCABULARIES)
+def test_noise_kernel_makes_the_same_noise(triton_device: str, vocab: int) -> None:
+    from baton_kernels.gpu.sampling import gumbel_noise_triton
+
+    seed = torch.tensor([0, 5, -7, 2**63 - 1, -(2**63)]).to(triton_device)
+    choice = torch.tensor([0, 1, 2, 0, 3]).to(triton_device)
+    index = torch.tensor([0, 1, 1000, 2, 0]).to(triton_device)
+    got = gumbel_noise_triton(seed, choice, index, vocab)
+    expected = gumbel_noise_reference(seed, choice, index, vocab)
+    # The integers are equal; only the last bits of two logarithms may differ.
+    torch.testing.assert_close(got, expected, atol=2e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize("vocab", VOCABULARIES)
+def test_sample_kernel_draws_the_same_tokens(triton_device: str, vocab: int) -> None:
+    from baton_kernels.gpu.sampling import sample_triton
+
+    logits = random_logits(5, vocab, triton_device)
+    logits[:, vocab // 2 :: 3] = float("-inf")
+    logits[:, 0] = 0.0
+    temperature = torch.tensor([0.0, 1.0, 0.5, 0.0, 2.0]).to(triton_device)
+    keys = [torch.tensor(values).to(triton_device) for values in ([1, 2, 3, 4, -5], [0, 0, 1, 0, 2], [0, 9, 9, 1, 7])]
+    got = sample_triton(logits, temperature, *keys)
+    assert torch.equal(got, sample_reference(logits, temperature, *keys))
+
+
+@pytest.mark.filterwarnings("ignore:.*(invalid value|NaN):RuntimeWarning")  # numpy's, for NaN under the interpreter
+def test_sample_kernel_takes_the_first_of_equal_maxima_and_stays_in_the_vocabulary(triton_device: str) -> None:
+    from baton_kernels.gpu.sampling import sample_triton
+
+    logits = torch.zeros(3, 1500, device=triton_device)
+    logits[0, [7, 1200]] = 5.0
+    logits[2] = float("nan")
+    zeros = torch.zeros(3, dtype=torch.int64, device=triton_device)
+    ids = sample_triton(logits, torch.zeros(3, device=triton_device), zeros, zeros, zeros)
+    assert ids[:2].tolist() == [7, 0]
+    assert 0 <= int(ids[2]) < 1500
+
+
+@pytest.mark.parametrize("vocab", VOCABULARIES)
+def test_penalties_kernel_equals_reference(triton_device: str, vocab: int) -> None:
+    from baton_kernels.gpu.penalties import apply_penalties_triton
+
+    generator = torch.Generator().manual_seed(1)
+    logits = random_logits(3, vocab, triton_device)
+    mask = (torch.rand(3, vocab, generator=generator) < 0.3).to(triton_device)
+    counts = torch.randint(0, 3, (3, vocab), generator=generator, dtype=torch.int32).to(triton_device)
+    options = [
+        torch.tensor(values).to(triton_device) for values in ([0.0, 0.5, -1.0], [0.0, -0.3, 0.2], [1.0, 1.2, 0.7])
+    ]
+    got = apply_penalties_triton(logits, mask, counts, *options)
+    torch.testing.assert_close(got, apply_penalties_reference(logits, mask, counts, *options), atol=1e-5, rtol=1e-6)
+
+
+@pytest.mark.parametrize("with_ties", [False, True])
+@pytest.mark.parametrize("vocab", [1, 200])
+def test_truncation_kernel_keeps_the_same_tokens(triton_device: str, vocab: int, with_ties: bool) -> None:
+    from baton_kernels.gpu.truncation import mask_top_k_top_p_min_p_triton
+
+    options = [
+        (1.0, 0, 1.0, 0.0), (0.7, 5, 1.0, 0.0), (1.3, 0, 0.9, 0.0), (1.0, 0, 0.0001, 0.0), (1.0, 0, 1.0, 0.05),
+        (0.8, 40, 0.6, 0.02), (2.0, 1, 0.5, 0.5), (1.0, 10_000, 0.99, 0.0), (0.0, 3, 0.5, 0.5),
+    ]  # fmt: skip
+    logits = random_logits(len(options), vocab, triton_device)
+    logits[0, 1:] = float("-inf")
+    if with_ties:
+        logits = logits.round()
+    columns = [torch.tensor(values).to(triton_device) for values in zip(*options, strict=True)]
+    columns[1] = columns[1].int()
+    temperature, top_k, top_p, min_p = columns
+    got = mask_top_k_top_p_min_p_triton(logits, temperature, top_k, top_p, min_p)
+    expected = mask_top_k_top_p_min_p_reference(logits, temperature, top_k, top_p, min_p)
+    assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("k", [0, 1, 5])
+@pytest.mark.parametrize("vocab", [1, 63, 1100])
+def test_logprobs_kernel_equals_reference(triton_device: str, vocab: int, k: int) -> None:
+    from baton_kernels.gpu.logprobs import logprobs_triton
+
+    logits = random_logits(3, vocab, triton_device)
+    ids = torch.tensor([0, vocab - 1, vocab // 2]).to(triton_device)
+    got, expected = logprobs_triton(logits, ids, k), logprobs_reference(logits, ids, k)
+    torch.testing.assert_close(got.chosen, expected.chosen, atol=1e-5, rtol=0)
+    torch.testing.assert_close(got.top, expected.top, atol=1e-5, rtol=0)
+    assert torch.equal(got.top_ids, expected.top_ids)
+
+
+def test_equal_logits_are_listed_by_ascending_id(triton_device: str) -> None:
+    from baton_kernels.gpu.logprobs import logprobs_triton
+
+    logits = torch.zeros(1, 1100, device=triton_device)
+    found = logprobs_triton(logits, torch.tensor([3], device=triton_device), 4)
+    assert found.top_ids.tolist() == [[0, 1, 2, 3]]
