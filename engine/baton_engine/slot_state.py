@@ -84,7 +84,10 @@ class SlotState:
         for chunk, length in zip(chunks, lens, strict=True):
             self._contexts[[chunk.slot, *chunk.sample]] = length
         rows = PrefillRows(
-            self._upload(tables), self._upload(starts.astype(np.int32)), self._upload(lens.astype(np.int32))
+            self._upload(tables),
+            self._upload(starts.astype(np.int32)),
+            self._upload(lens.astype(np.int32)),
+            int(counts.max()),
         )
         return ids, positions, mapping, rows
 

@@ -1,16 +1,21 @@
-"""Attention over the paged pool for one step: which rows belong to which sequence, and the call into the kernels.
+"""Attention over the paged pool for one step: which rows belong to which sequence, and the calls into the kernels.
 
 Rows of a step are flat: the tokens of all prefill chunks first, then one row per decoding sequence. The metadata is
-made once a step and read by every layer.
+made once a step and read by every layer; so are the index tensors that the CPU kernels derive from it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from baton_engine.layers.rope import RopeTables
+from baton_kernels.cpu.decode_attention import DecodeIndex, decode_index
+from baton_kernels.cpu.prefill_attention import PrefillIndex, prefill_index
+from baton_kernels.cpu.rope_kv_write import RopeIndex, rope_index
 from baton_kernels.decode_attention import paged_decode_attention
 from baton_kernels.prefill_attention import paged_prefill_attention
 
@@ -22,6 +27,8 @@ class PrefillRows:
     block_tables: Tensor  # [N, max_blocks] int32
     query_starts: Tensor  # [N + 1] int32
     context_lens: Tensor  # [N] int32
+    longest: int
+    """Tokens of the longest chunk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +50,71 @@ class StepRows:
     decode: DecodeRows | None
 
 
-def attend(q: Tensor, kv_pool: Tensor, layer: int, rows: StepRows, scale: float, window: int | None) -> Tensor:
-    """Attention of q [T, q_heads, head_dim], whose keys and values are already in the pool → the same shape."""
+@dataclass(frozen=True, slots=True)
+class StepIndex:
+    """What the CPU kernels derive once a step from its rows, attention's by window. Empty on a GPU."""
+
+    rope: RopeIndex | None
+    prefill: Mapping[int | None, PrefillIndex]
+    decode: Mapping[int | None, DecodeIndex]
+
+
+def index_step(
+    rows: StepRows, kv_pool: Tensor, rope: RopeTables, num_q_heads: int, windows: Iterable[int | None]
+) -> StepIndex:
+    if kv_pool.is_cuda:
+        return StepIndex(None, {}, {})
     prefill, decode = rows.prefill, rows.decode
-    if prefill is None:
-        assert decode is not None, "a step without rows never reaches the model"
-        return paged_decode_attention(q, kv_pool, layer, decode.block_tables, decode.context_lens, scale, window)
-    chunks = q if decode is None else q[: rows.num_prefill_rows]
-    attended = paged_prefill_attention(
-        chunks, kv_pool, layer, prefill.block_tables, prefill.query_starts, prefill.context_lens, scale, window
+    prefill_indices: dict[int | None, PrefillIndex] = {}
+    decode_indices: dict[int | None, DecodeIndex] = {}
+    for window in windows:
+        if prefill is not None:
+            prefill_indices[window] = prefill_index(
+                kv_pool, prefill.block_tables, prefill.query_starts, prefill.context_lens, window
+            )
+        if decode is not None:
+            decode_indices[window] = decode_index(
+                kv_pool, decode.block_tables, decode.context_lens, num_q_heads, window
+            )
+    rotation = rope_index(rows.positions, rope.cos, rope.sin, rows.slot_mapping, kv_pool)
+    return StepIndex(rotation, prefill_indices, decode_indices)
+
+
+def attend(
+    q: Tensor, kv_pool: Tensor, layer: int, rows: StepRows, index: StepIndex, scale: float, window: int | None
+) -> Tensor:
+    """Attention of q [T, q_heads, head_dim], whose keys and values are already in the pool → the same shape."""
+    if rows.prefill is None:
+        return _attend_decode(q, kv_pool, layer, rows, index, scale, window)
+    if rows.decode is None:
+        return _attend_prefill(q, kv_pool, layer, rows.prefill, index, scale, window)
+    border = rows.num_prefill_rows
+    chunks = _attend_prefill(q[:border], kv_pool, layer, rows.prefill, index, scale, window)
+    return torch.cat((chunks, _attend_decode(q[border:], kv_pool, layer, rows, index, scale, window)))
+
+
+def _attend_prefill(
+    q: Tensor, kv_pool: Tensor, layer: int, rows: PrefillRows, index: StepIndex, scale: float, window: int | None
+) -> Tensor:
+    return paged_prefill_attention(
+        q,
+        kv_pool,
+        layer,
+        rows.block_tables,
+        rows.query_starts,
+        rows.context_lens,
+        scale,
+        window,
+        index.prefill.get(window),
+        rows.longest,
     )
-    if decode is None:
-        return attended
-    tail = q[rows.num_prefill_rows :]
-    decoded = paged_decode_attention(tail, kv_pool, layer, decode.block_tables, decode.context_lens, scale, window)
-    return torch.cat((attended, decoded))
+
+
+def _attend_decode(
+    q: Tensor, kv_pool: Tensor, layer: int, rows: StepRows, index: StepIndex, scale: float, window: int | None
+) -> Tensor:
+    decode = rows.decode
+    assert decode is not None, "a step without rows never reaches the model"
+    return paged_decode_attention(
+        q, kv_pool, layer, decode.block_tables, decode.context_lens, scale, window, index.decode.get(window)
+    )

@@ -12,22 +12,22 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional
 
-from baton_engine.layers.attention import StepRows, attend
+from baton_engine.layers.attention import StepRows, attend, index_step
 from baton_engine.layers.linear import Linear
+from baton_engine.layers.norm import RmsNorm
 from baton_engine.layers.rope import RopeTables
-from baton_kernels.rms_norm import add_rms_norm, rms_norm
 from baton_kernels.rope_kv_write import rope_kv_write
 from baton_kernels.swiglu import swiglu
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    input_norm: Tensor  # [hidden_size]
+    input_norm: RmsNorm
     qkv: Linear  # hidden_size → (q_heads + 2 · kv_heads) · head_dim
     q_norm: Tensor | None  # [head_dim]
     k_norm: Tensor | None  # [head_dim]
     output: Linear  # q_heads · head_dim → hidden_size
-    mlp_norm: Tensor  # [hidden_size]
+    mlp_norm: RmsNorm
     gate_up: Linear  # hidden_size → 2 · intermediate_size, gate first
     down: Linear  # intermediate_size → hidden_size
     window: int | None
@@ -37,7 +37,7 @@ class DecoderLayer:
 class Decoder:
     embedding: Tensor  # [vocab_size, hidden_size]
     layers: tuple[DecoderLayer, ...]
-    final_norm: Tensor  # [hidden_size]
+    final_norm: RmsNorm
     head: Linear  # hidden_size → vocab_size
     rope: RopeTables
     num_q_heads: int
@@ -46,14 +46,15 @@ class Decoder:
 
     def hidden_states(self, token_ids: Tensor, rows: StepRows, kv_pool: Tensor) -> Tensor:
         """Run T rows: token_ids [T] int64 → normed hidden states [T, hidden_size]; the rows' KV goes into the pool."""
-        eps, rope = self.norm_eps, self.rope
+        rope = self.rope
+        index = index_step(rows, kv_pool, rope, self.num_q_heads, {layer.window for layer in self.layers})
         x = functional.embedding(token_ids, self.embedding)
         residual: Tensor | None = None
-        for index, layer in enumerate(self.layers):
+        for number, layer in enumerate(self.layers):
             if residual is None:
-                residual, x = x, rms_norm(x, layer.input_norm, eps)
+                residual, x = x, layer.input_norm(x)
             else:
-                x, residual = add_rms_norm(x, residual, layer.input_norm, eps)
+                x, residual = layer.input_norm.add(x, residual)
             q = rope_kv_write(
                 layer.qkv(x),
                 rows.positions,
@@ -61,17 +62,18 @@ class Decoder:
                 rope.sin,
                 rows.slot_mapping,
                 kv_pool,
-                index,
+                number,
                 self.num_q_heads,
                 layer.q_norm,
                 layer.k_norm,
-                eps,
+                self.norm_eps,
+                index.rope,
             )
-            attended = attend(q, kv_pool, index, rows, self.attention_scale, layer.window)
-            x, residual = add_rms_norm(layer.output(attended.flatten(1)), residual, layer.mlp_norm, eps)
+            attended = attend(q, kv_pool, number, rows, index, self.attention_scale, layer.window)
+            x, residual = layer.mlp_norm.add(layer.output(attended.flatten(1)), residual)
             x = layer.down(swiglu(layer.gate_up(x)))
         assert residual is not None, "a model has at least one layer"
-        return add_rms_norm(x, residual, self.final_norm, eps)[0]
+        return self.final_norm.add(x, residual)[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [N, hidden_size] → float32 logits [N, vocab_size]."""
