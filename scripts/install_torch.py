@@ -5,8 +5,9 @@
 3. Otherwise a CPU build: from the configured indexes if they have one, else from TORCH_INDEX (PyTorch's own one).
 What a requirement would install is asked first (`pip install --dry-run`): gigabytes of CUDA never come by surprise.
 
-With `--is-kept` it only answers, by its exit status, whether this interpreter has one to keep. With `--constraints FILE`
-it writes constraints.txt there with the lines for torch and triton that belong to what is installed.
+With `--is-kept` it only answers, by its exit status, whether this interpreter has one to keep. With
+`--constraints FILE` it writes constraints.txt there, with the lines for torch and triton that belong to what is
+installed.
 """
 
 from __future__ import annotations

@@ -1,0 +1,220 @@
+"""The repository's shape: names that cannot shadow, readable sizes, nothing that executes data, no stray facts.
+
+Run first, and with the bare `pytest` executable: a package called `operator` keeps `python -m pytest` from starting.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from importlib.metadata import requires
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = (
+    "operator", "gateway", "engine", "worker", "prefill_worker", "decode_worker", "kv_transfer", "kernels", "local",
+)  # fmt: skip
+MAX_LINES = 400
+MAX_TREE_BYTES = 6 << 20
+BANNED_NAMES = {"utils", "util", "common", "helpers", "helper", "manager", "managers", "misc", "lib", "base"}
+DANGEROUS_MODULES = {"pickle", "cPickle", "_pickle", "marshal", "dill", "cloudpickle", "shelve", "joblib"}
+DANGEROUS_CALLS = {"eval", "exec", "compile", "__import__"}
+DANGEROUS_METHODS = {("torch", "load"), ("np", "load"), ("numpy", "load"), ("yaml", "load"), ("yaml", "unsafe_load")}
+DANGEROUS_ARGUMENTS = {"object_hook", "ext_hook", "trust_remote_code", "shell"}
+SAFE_YAML_LOADER = Path("operator/baton_operator/manifest.py")
+"""Calls yaml.load_all with its own subclass of the safe loader."""
+
+
+def tracked() -> list[Path]:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout: there is no list of tracked files")
+    return [Path(name) for name in listed.stdout.decode().split("\0") if name and (ROOT / name).is_file()]
+
+
+def python_files() -> list[Path]:
+    return [path for path in tracked() if path.suffix == ".py"]
+
+
+def trees() -> Iterator[tuple[Path, ast.AST]]:
+    for path in python_files():
+        yield path, ast.parse((ROOT / path).read_text(encoding="utf-8"), str(path))
+
+
+def test_operator_is_the_standard_librarys() -> None:
+    module = importlib.import_module("operator")
+    assert module.__file__ is not None
+    assert Path(module.__file__).parent == Path(sysconfig.get_paths()["stdlib"])
+
+
+def test_no_top_level_folder_is_a_package() -> None:
+    assert [str(path.relative_to(ROOT)) for path in ROOT.glob("*/__init__.py") if path.parent.name != "bench"] == []
+
+
+def test_test_folders_are_no_packages() -> None:
+    allowed = ROOT / "tests" / "support" / "baton_testing"
+    found = [path for path in (ROOT / "tests").rglob("__init__.py") if path.parent != allowed]
+    assert found == []
+
+
+def test_no_tests_stand_below_the_operators_folder() -> None:
+    names = [path.name for path in (ROOT / "operator").rglob("*.py")]
+    assert [name for name in names if name.startswith("test_") or name == "conftest.py"] == []
+
+
+@pytest.mark.parametrize("folder", PACKAGES)
+def test_a_folder_holds_exactly_its_own_package(folder: str) -> None:
+    packages = [path.parent.name for path in (ROOT / folder).glob("*/__init__.py")]
+    assert packages == [f"baton_{folder}"]
+    assert (ROOT / folder / f"baton_{folder}" / "py.typed").is_file()
+
+
+def test_no_module_is_named_like_one_of_the_standard_library_or_after_nothing() -> None:
+    taken = sys.stdlib_module_names - {"__main__", "__init__"}
+    bad = []
+    for path in python_files():
+        if path.parts[0] not in PACKAGES:
+            continue
+        inside = [*path.parts[2:-1], path.stem]
+        bad += [str(path) for name in inside if name in BANNED_NAMES or name in taken]
+    assert bad == []
+
+
+def test_no_python_file_is_longer_than_400_lines() -> None:
+    lengths = {str(path): len((ROOT / path).read_bytes().splitlines()) for path in python_files()}
+    assert {path: lines for path, lines in lengths.items() if lines > MAX_LINES} == {}
+
+
+def test_every_module_says_what_it_owns() -> None:
+    silent = [str(path) for path, tree in trees() if isinstance(tree, ast.Module) and not ast.get_docstring(tree)]
+    assert silent == []
+
+
+def test_init_files_import_nothing() -> None:
+    importing = [
+        str(path)
+        for path, tree in trees()
+        if path.name == "__init__.py"
+        and any(isinstance(node, ast.Import | ast.ImportFrom) and not _is_future(node) for node in ast.walk(tree))
+    ]
+    assert importing == []
+
+
+def _is_future(node: ast.AST) -> bool:
+    return isinstance(node, ast.ImportFrom) and node.module == "__future__"
+
+
+def test_nothing_executes_data() -> None:
+    found = [f"{path}:{line}: {what}" for path, tree in trees() for line, what in dangers(tree, path)]
+    assert found == []
+
+
+def dangers(tree: ast.AST, path: Path) -> Iterator[tuple[int, str]]:
+    """Every import, call or argument that could turn data into code."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = {alias.name.partition(".")[0] for alias in node.names}
+            yield from ((node.lineno, name) for name in names & DANGEROUS_MODULES)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            if (name := node.module.partition(".")[0]) in DANGEROUS_MODULES:
+                yield node.lineno, name
+        elif isinstance(node, ast.Call):
+            yield from ((node.lineno, what) for what in _dangers_of_call(node, path))
+
+
+def _dangers_of_call(node: ast.Call, path: Path) -> Iterator[str]:
+    function = node.func
+    if isinstance(function, ast.Name) and function.id in DANGEROUS_CALLS:
+        yield function.id
+    if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
+        if (function.value.id, function.attr) in DANGEROUS_METHODS:
+            yield f"{function.value.id}.{function.attr}"
+        if function.value.id == "yaml" and function.attr == "load_all" and path != SAFE_YAML_LOADER:
+            yield "yaml.load_all"
+    for keyword in node.keywords:
+        is_off = isinstance(keyword.value, ast.Constant) and keyword.value.value in (False, None)
+        refuses = isinstance(keyword.value, ast.Name) and keyword.value.id.startswith("_refuse")
+        if keyword.arg in DANGEROUS_ARGUMENTS and not (is_off or refuses):
+            yield f"{keyword.arg}="
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import pickle",
+        "from marshal import loads",
+        "eval('1')",
+        "torch.load(x)",
+        "run(x, shell=True)",
+        "f(object_hook=g)",
+    ],
+)
+def test_the_search_for_what_executes_data_finds_it(code: str) -> None:
+    assert list(dangers(ast.parse(code), Path("x.py")))
+
+
+def test_the_tracked_tree_is_small() -> None:
+    assert sum((ROOT / path).stat().st_size for path in tracked()) < MAX_TREE_BYTES
+
+
+STRAY = re.compile(
+    rb"(?<![\w.])/(?:root|home/\w+|work|opt/\w+)/[\w.-]+"  # a machine's own paths
+    rb"|https?://(?!127\.0\.0\.1|localhost)[\w.-]*(?:artifactory|nexus|jfrog|internal|corp)[\w.-]*"  # registries
+)
+
+
+def test_no_file_tells_of_the_machine_it_was_written_on() -> None:
+    found = []
+    for path in tracked():
+        data = (ROOT / path).read_bytes()
+        if b"\0" not in data[:1024] and path != Path("tests/test_layout.py"):
+            found += [f"{path}: {match.group().decode()}" for match in STRAY.finditer(data)]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("package", "unwanted"),
+    [("baton_operator", {"torch", "triton", "transformers"}), ("baton_gateway", {"torch", "triton", "numpy"})],
+)
+def test_every_module_of_the_operator_and_the_gateway_imports_without_torch(package: str, unwanted: set[str]) -> None:
+    code = f"""
+import importlib, pkgutil, sys
+import {package}
+for module in pkgutil.walk_packages({package}.__path__, "{package}."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+heavy = sorted({{name.partition(".")[0] for name in sys.modules}} & {unwanted!r})
+assert not heavy, heavy
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def needs_of(extra: str) -> set[str]:
+    """Names of the distributions that an extra brings directly, extras of our own resolved."""
+    found: set[str] = set()
+    for text in requires("baton-serving") or []:
+        requirement = Requirement(text)
+        if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+            if requirement.name == "baton-serving":
+                found.update(*(needs_of(inner) for inner in requirement.extras))
+            else:
+                found.add(requirement.name)
+    return found
+
+
+@pytest.mark.parametrize("extra", ["operator", "gateway"])
+def test_the_operator_and_gateway_extras_bring_no_torch(extra: str) -> None:
+    assert not needs_of(extra) & {"torch", "triton", "numpy", "transformers", "safetensors", "nixl"}
+
+
+def test_the_worker_extra_brings_torch() -> None:
+    assert "torch" in needs_of("worker")
