@@ -81,6 +81,7 @@ class GatewayServer:
 
     async def start(self, listening: socket.socket) -> None:
         """Serve the socket, which is bound and owned by the caller."""
+        await self._templates.start()
         await self.links.start()
         server = aiohttp.web.Server(
             self.api.handle, handler_cancellation=True, access_log=None, auto_decompress=False,
@@ -111,6 +112,7 @@ class GatewayServer:
             await self._runner.shutdown()
             await self._runner.cleanup()
         await self.links.stop()
+        await self._templates.stop()
 
     async def _sample(self) -> None:
         while True:

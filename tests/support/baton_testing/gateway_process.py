@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
 
 from baton_gateway.server import GatewayServer, bind
 from baton_gateway.settings import parse_settings
-from baton_testing.fake_worker import FakePool
+from baton_testing.fake_worker import FakePool, FakeRequest
+from baton_testing.made_tokenizers import MadeTokenizer, byte_level
 
 
 @dataclass
@@ -48,3 +50,21 @@ async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
             return
         await asyncio.sleep(0.005)
     raise TimeoutError("the condition did not come true")
+
+
+ANSWER = "Grüße, the baton is handed over."
+
+
+@cache
+def tokenizer() -> MadeTokenizer:
+    """The one that all fake workers of the gateway's tests share."""
+    return byte_level()
+
+
+def ids_of(text: str) -> list[int]:
+    return list(tokenizer().tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def answer(request: FakeRequest) -> list[int]:
+    """The fixed answer, with the number of the choice behind it for all but the first."""
+    return ids_of(ANSWER if request.choice == 0 else f"{ANSWER} {request.choice}")

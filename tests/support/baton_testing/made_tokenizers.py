@@ -134,7 +134,7 @@ def _finish(tokenizer: Tokenizer) -> MadeTokenizer:
     config: dict[str, object] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": "<|begin|>",
-        "eos_token": {"content": "<|end|>"},
+        "eos_token": {"__type": "AddedToken", "content": "<|end|>", "special": True},
         "pad_token": "<pad>",
     }
     return MadeTokenizer(tokenizer, config)

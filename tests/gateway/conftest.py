@@ -1,0 +1,38 @@
+"""A gateway in front of one prefill and one decode worker without engines, and a client for it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+from hypothesis import settings
+
+from baton_kv_transfer.wire.values import Role
+from baton_testing.fake_worker import FakePool
+from baton_testing.gateway_process import RunningGateway, answer, running_gateway, tokenizer
+
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
+
+
+@pytest.fixture
+async def pool(tmp_path: Path) -> AsyncIterator[FakePool]:
+    pool = FakePool(tmp_path, tokenizer(), answer)
+    await pool.add(Role.PREFILL)
+    await pool.add(Role.DECODE)
+    yield pool
+    await pool.stop()
+
+
+@pytest.fixture
+async def gateway(pool: FakePool) -> AsyncIterator[RunningGateway]:
+    async with running_gateway(pool) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession() as session:
+        yield session
