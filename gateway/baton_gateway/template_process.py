@@ -33,6 +33,8 @@ class RenderAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     text: str | None = None
     refusal: str | None = None
     failure: str | None = None
+    is_unknown: bool = False
+    """The template was dropped here: ask again with its source."""
 
 
 class Templates:
@@ -43,21 +45,21 @@ class Templates:
 
     def answer(self, question: Question) -> RenderAnswer:
         try:
-            return RenderAnswer(text=self._template(question)(question.messages, question.special_tokens))
+            render = self._template(question)
+            if render is None:
+                return RenderAnswer(is_unknown=True)
+            return RenderAnswer(text=render(question.messages, question.special_tokens))
         except TemplateRefusalError as error:
             return RenderAnswer(refusal=str(error))
         except TemplateFailureError as error:
             return RenderAnswer(failure=str(error))
 
-    def _template(self, question: Question) -> Render:
+    def _template(self, question: Question) -> Render | None:
         if question.source is not None:
             if len(self._compiled) >= MAX_TEMPLATES:
                 self._compiled.clear()
             self._compiled[question.key] = compile_template(question.source)
-        render = self._compiled.get(question.key)
-        if render is None:
-            raise TemplateFailureError("the chat template is not known here")
-        return render
+        return self._compiled.get(question.key)
 
 
 def main() -> None:

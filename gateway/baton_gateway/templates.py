@@ -46,6 +46,9 @@ class TemplateRenderer:
             raise invalid("messages", "This model has no chat template; use /v1/completions.", "no_chat_template")
         async with self._turn:
             answer = await self._ask(bundle.hash, bundle.chat_template, messages, bundle.special_tokens)
+            if answer.is_unknown:
+                self._known.discard(bundle.hash)
+                answer = await self._ask(bundle.hash, bundle.chat_template, messages, bundle.special_tokens)
         if answer.refusal is not None:
             raise invalid("messages", f"The model's chat template refuses these messages: {answer.refusal}")
         if answer.text is None:

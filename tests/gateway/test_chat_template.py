@@ -26,7 +26,8 @@ TEMPLATES = {
         "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}"
         "{% set system_message = messages[0]['content'] %}{% else %}{% set loop_messages = messages %}"
         "{% set system_message = false %}{% endif %}{% for message in loop_messages %}"
-        "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('must alternate') }}{% endif %}"
+        "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+        "{{ raise_exception('must alternate') }}{% endif %}"
         "{% if loop.index0 == 0 and system_message != false %}"
         "{% set content = '<<SYS>>\\n' + system_message + '\\n<</SYS>>\\n\\n' + message['content'] %}"
         "{% else %}{% set content = message['content'] %}{% endif %}{% if message['role'] == 'user' %}"
@@ -35,7 +36,8 @@ TEMPLATES = {
     ),
     "blocks": (
         "{%- for message in messages %}\n    {%- if loop.first %}\n{{ bos_token }}\n    {%- endif %}\n"
-        "    {% generation %}{{ message.content }}{% endgeneration %}\n    {% if loop.index > 5 %}{% break %}{% endif %}\n"
+        "    {% generation %}{{ message.content }}{% endgeneration %}\n"
+        "    {% if loop.index > 5 %}{% break %}{% endif %}\n"
         "{%- endfor %}\n{{ messages | tojson }}{{ {'a': 'é<'} | tojson(indent=2) }}{{ strftime_now('%Y') }}"
         "{% set ns = namespace(seen=false) %}{% set ns.seen = true %}{{ ns.seen }}{{ tools }}{{ unknown }}"
     ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +15,7 @@ STOPS = st.lists(st.text(alphabet="abc\n", min_size=1, max_size=4), max_size=3).
 
 def _cut(text: str, borders: list[int]) -> list[str]:
     places = sorted({0, len(text), *(border % (len(text) + 1) for border in borders)})
-    return [text[start:end] for start, end in zip(places, places[1:], strict=False)]
+    return [text[start:end] for start, end in pairwise(places)]
 
 
 def _run(parts: list[str], stops: tuple[str, ...]) -> tuple[str, str | None]:
