@@ -47,7 +47,6 @@ def fill_step(state: EngineState, draft: StepDraft) -> None:
 
 
 def _admit_new(state: EngineState, draft: StepDraft) -> None:
-    state.is_prompt_starved = False
     queue_head = next(iter(state.queued.values()), None)
     for stem in tuple(state.waiting.values()):
         if queue_head is not None and queue_head.order < stem.order:
@@ -85,7 +84,8 @@ def _start(state: EngineState, draft: StepDraft, stem: Stem) -> bool:
     missing = config.blocks_for(len(stem.tokens)) - len(hits)
     if pool.available - pool.evictable(hits) - missing < floor:
         stem.failed_at = (pool.gains, floor)
-        state.is_prompt_starved = stem.stage is StemStage.WAITING
+        if stem.stage is StemStage.WAITING:
+            state.starved = stem
         return False
     _open(state, draft, stem, members, hits, missing)
     _add_chunk(state, draft, stem)

@@ -41,8 +41,8 @@ class EngineState:
     events: list[SchedulerEvent] = field(default_factory=list)
     ungranted_blocks: int = 0
     """Blocks of held prompts that no decode worker has granted room for."""
-    is_prompt_starved: bool = False
-    """The oldest waiting prompt lacks blocks: younger reservations must not take them."""
+    starved: Stem | None = None
+    """The prompt that last lacked blocks: as long as it waits, younger reservations must not take them."""
     is_draining: bool = False
     waiting_tokens: int = 0
     """Of the waiting and returning stems."""

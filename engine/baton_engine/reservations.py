@@ -15,8 +15,8 @@ def grant_reservations(state: EngineState) -> None:
     is_shorter = False
     while state.queued and not state.returning:
         stem = next(iter(state.queued.values()))
-        prompt = next(iter(state.waiting.values()), None)
-        if state.is_prompt_starved and prompt is not None and prompt.order < stem.order:
+        starved = state.starved
+        if starved is not None and starved.stage is StemStage.WAITING and starved.order < stem.order:
             break
         if not _grant(state, stem):
             break

@@ -12,6 +12,7 @@ from baton_engine.step_draft import LaunchedChunk
 from baton_kv_transfer.wire.pair_link import FirstToken
 from baton_kv_transfer.wire.values import Finish
 
+
 def read_result(state: EngineState, result: StepResult) -> None:
     """Take the result of the oldest launched step. Raises RuntimeError when it is another step's."""
     launched = state.in_flight[0] if state.in_flight else None

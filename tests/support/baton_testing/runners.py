@@ -37,6 +37,14 @@ def next_kv(previous: int, token: int, position: int) -> int:
     return mix(previous, token, position)
 
 
+def context_kv(tokens: Sequence[int]) -> list[int]:
+    """KV of a whole context."""
+    kv: list[int] = []
+    for token in tokens:
+        kv.append(next_kv(kv[-1] if kv else 0, token, len(kv)))
+    return kv
+
+
 def draw(
     kv: Sequence[int], sampling: SamplingParams, choice: int, prompt: Sequence[int], outputs: Sequence[int]
 ) -> int:
@@ -51,9 +59,7 @@ def reference_tokens(
 ) -> list[int]:
     """All outputs of one choice, computed alone and without blocks; forced ones (beyond the prompt) included."""
     prompt, outputs = list(tokens[:prompt_tokens]), list(tokens[prompt_tokens:])
-    kv: list[int] = []
-    for token in tokens:
-        kv.append(next_kv(kv[-1] if kv else 0, token, len(kv)))
+    kv = context_kv(tokens)
     while len(outputs) < sampling.max_tokens and prompt_tokens + len(outputs) < max_context_tokens:
         token = draw(kv, sampling, choice, prompt, outputs)
         outputs.append(token)
@@ -86,7 +92,7 @@ class ToyRunner:
         self.storage: dict[tuple[int, int], int] = {}
         self.launched: deque[tuple[StepPlan, dict[int, int]]] = deque()
         self.plans: list[StepPlan] = []
-        self._block_tokens = block_tokens
+        self.block_tokens = block_tokens
         self._pool = pool
         self._is_ready = is_ready
         self._slots: dict[int, ToySlot] = {}
@@ -116,6 +122,19 @@ class ToyRunner:
     def execute(self, plan: StepPlan) -> StepResult:
         self.launch(plan)
         return self.collect()
+
+    # From outside -------------------------------------------------------------------------------------------------------
+
+    def write_kv(self, blocks: Sequence[int], kv: Sequence[int], start: int) -> None:
+        """KV of positions from `start` on arrives in a sequence's blocks."""
+        for position in range(start, len(kv)):
+            index, offset = divmod(position, self.block_tokens)
+            self.storage[blocks[index], offset] = kv[position]
+
+    def read_kv(self, blocks: Sequence[int], tokens: int) -> list[int | None]:
+        """What stands at the first `tokens` positions of a sequence's blocks; None where nothing was ever written."""
+        places = (divmod(position, self.block_tokens) for position in range(tokens))
+        return [self.storage.get((blocks[index], offset)) for index, offset in places]
 
     # Computing ----------------------------------------------------------------------------------------------------------
 
@@ -158,7 +177,7 @@ class ToyRunner:
 
     def _copy(self, plan: StepPlan) -> None:
         contents = [
-            [self.storage.get((copy.source, offset)) for offset in range(self._block_tokens)] for copy in plan.copies
+            [self.storage.get((copy.source, offset)) for offset in range(self.block_tokens)] for copy in plan.copies
         ]
         for copy, content in zip(plan.copies, contents, strict=True):
             for offset, kv in enumerate(content):
@@ -167,7 +186,7 @@ class ToyRunner:
                     self.storage[copy.target, offset] = kv
 
     def _place(self, slot: ToySlot, position: int) -> tuple[int, int]:
-        return slot.table[position // self._block_tokens], position % self._block_tokens
+        return slot.table[position // self.block_tokens], position % self.block_tokens
 
     def _write(self, slot: ToySlot, start: int, tokens: Sequence[int]) -> None:
         previous = self.storage[self._place(slot, start - 1)] if start else 0
@@ -188,7 +207,9 @@ class ToyRunner:
 
     def _generations(self, plan: StepPlan) -> dict[int, int]:
         """Generations of all blocks that the step reads or writes; asserts that written blocks are exclusive."""
+        closing = {slot for launched, _ in self.launched for slot in launched.closes}
         for opened in plan.opens:
+            assert opened.slot not in closing, f"slot {opened.slot} is reused before its closing step was collected"
             self._tables[opened.slot] = {}
             self._contexts[opened.slot] = opened.context_tokens
         for update in plan.blocks:
@@ -219,7 +240,7 @@ class ToyRunner:
         return {block: self._pool.generation(block) for block in touched | copied}
 
     def _range(self, slot: int, start: int, end: int) -> set[int]:
-        first, last = start // self._block_tokens, (end - 1) // self._block_tokens
+        first, last = start // self.block_tokens, (end - 1) // self.block_tokens
         return {self._tables[slot][index] for index in range(first, last + 1)}
 
     def _assert_unchanged(self, plan: StepPlan, generations: dict[int, int]) -> None:
@@ -233,8 +254,6 @@ class ToyRunner:
 def copy_kv(
     source: ToyRunner, source_blocks: Sequence[int], target: ToyRunner, blocks: Sequence[int], tokens: range
 ) -> None:
-    """What a KV transfer does: the KV of `tokens` (positions) goes from one pool's blocks to another's."""
-    for position in tokens:
-        source_index, source_offset = divmod(position, source._block_tokens)
-        index, offset = divmod(position, target._block_tokens)
-        target.storage[blocks[index], offset] = source.storage[source_blocks[source_index], source_offset]
+    """What a KV transfer does: the KV of positions `tokens` goes from one pool's blocks to another's."""
+    kv = source.read_kv(source_blocks, tokens.stop)
+    target.write_kv(blocks, [value for value in kv if value is not None], tokens.start)

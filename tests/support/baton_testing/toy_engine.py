@@ -22,7 +22,7 @@ from baton_engine.scheduler import Scheduler
 from baton_engine.stepper import Stepper
 from baton_kv_transfer.wire.pair_link import FirstToken
 from baton_kv_transfer.wire.values import Finish, SamplingParams
-from baton_testing.runners import ToyRunner, reference_tokens
+from baton_testing.runners import ToyRunner, context_kv, draw, reference_tokens
 
 FAR = 1e9
 """A deadline that no test reaches."""
@@ -79,6 +79,8 @@ class Engine:
     now: float = 0.0
     outputs: dict[tuple[RequestKey, int], list[int]] = field(default_factory=dict)
     finishes: dict[tuple[RequestKey, int], Finish] = field(default_factory=dict)
+    first_index: dict[tuple[RequestKey, int], int] = field(default_factory=dict)
+    """Index of each choice's first token: how many were forced."""
     log: list[SchedulerEvent] = field(default_factory=list)
 
     def take_events(self) -> list[SchedulerEvent]:
@@ -90,15 +92,13 @@ class Engine:
                 place = event.key, event.choice
                 assert place not in self.finishes, f"{event} after the finish"
                 outputs = self.outputs.setdefault(place, [])
-                assert not outputs or event.first_index == self.first_index[place] + len(outputs)
-                self.first_index.setdefault(place, event.first_index)
+                first = self.first_index.setdefault(place, event.first_index)
+                assert event.first_index - first == len(outputs), f"{event} leaves a gap or repeats"
                 outputs += event.ids
                 if event.finish is not None:
                     self.finishes[place] = event.finish
         self.scheduler.check()
         return events
-
-    first_index: dict[tuple[RequestKey, int], int] = field(default_factory=dict)
 
     def turn(self) -> bool:
         moved = self.stepper.turn(self.now)
@@ -112,11 +112,14 @@ class Engine:
                 return
         raise AssertionError(f"still moving after {turns} turns")
 
+    def land(self, request: SequenceSpec, reserved: Reserved) -> None:
+        """Do what prefill worker and transfer do: the missing KV and the first tokens arrive, verified."""
+        firsts = land(self.runner, request, reserved)
+        self.scheduler.landed(request.key, firsts, self.now)
+        self.take_events()
+
     def plans(self) -> list[StepPlan]:
         return self.runner.plans
-
-    def of_type(self, kind: type[SchedulerEvent]) -> list[SchedulerEvent]:
-        return [event for event in self.log if isinstance(event, kind)]
 
     def failures(self) -> list[Failed]:
         return [event for event in self.log if isinstance(event, Failed)]
@@ -153,13 +156,25 @@ class Engine:
         )
 
 
+def land(runner: ToyRunner, request: SequenceSpec, reserved: Reserved) -> tuple[FirstToken, ...]:
+    """Write the KV of [cached_tokens, end) into the reserved blocks and draw the first tokens, as a prefill worker would."""
+    kv = context_kv(request.tokens)
+    runner.write_kv(reserved.blocks, kv, reserved.cached_tokens)
+    prompt, forced = request.tokens[: request.prompt_tokens], request.tokens[request.prompt_tokens :]
+    sampling = request.sampling
+    firsts: list[FirstToken] = []
+    for choice in request.choices:
+        token = draw(kv, sampling, choice, prompt, forced)
+        stops = token in sampling.stop_token_ids and len(forced) >= sampling.min_tokens
+        is_last = len(forced) + 1 == sampling.max_tokens
+        finish = Finish.STOP if stops else Finish.LENGTH if is_last else None
+        firsts.append(FirstToken(choice, token, None, finish))
+    return tuple(firsts)
+
+
 def engine(settings: EngineConfig | None = None, is_ready: Callable[[], bool] = lambda: True) -> Engine:
     """An engine on the toy runner; `is_ready` false forces the one-step-ahead path."""
     settings = settings or config()
     scheduler = Scheduler(settings)
     runner = ToyRunner(settings.block_tokens, scheduler.pool, is_ready)
     return Engine(scheduler, runner, Stepper(scheduler, runner))
-
-
-def first_tokens(prefilled: Prefilled) -> tuple[FirstToken, ...]:
-    return prefilled.first_tokens

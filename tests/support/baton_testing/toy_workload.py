@@ -6,15 +6,13 @@ clock. `Workload` asserts after every move; `finish` brings everything to its en
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from baton_engine.engine_config import EngineConfig
 from baton_engine.events import Computed, Drawn, Failed, Prefilled, RequestKey, Reserved, SchedulerEvent, SequenceSpec
-from baton_kv_transfer.wire.pair_link import FirstToken
-from baton_kv_transfer.wire.values import Finish, Reason
-from baton_testing.runners import draw, next_kv, reference_tokens
-from baton_testing.toy_engine import Engine, engine
+from baton_kv_transfer.wire.values import Reason
+from baton_testing.runners import context_kv, reference_tokens
+from baton_testing.toy_engine import Engine, engine, land
 
 
 @dataclass(slots=True)
@@ -35,14 +33,6 @@ class Expectation:
     """Blocks were announced to the transfer and not released yet."""
     failure: Reason | None = None
     is_cancelled: bool = False
-
-
-def alone(tokens: Sequence[int]) -> list[int]:
-    """KV of `tokens`."""
-    kv: list[int] = []
-    for token in tokens:
-        kv.append(next_kv(kv[-1] if kv else 0, token, len(kv)))
-    return kv
 
 
 @dataclass(slots=True, eq=False)
@@ -70,22 +60,10 @@ class Workload:
     def land(self, request: Expectation) -> None:
         """The KV of a granted reservation arrives; the prefix that was cached is trusted to be there."""
         assert request.reserved is not None
-        spec, blocks = request.spec, request.reserved.blocks
-        kv = alone(spec.tokens)
-        for position in range(request.reserved.cached_tokens, len(kv)):
-            block, offset = divmod(position, self.settings.block_tokens)
-            self.engine.runner.storage[blocks[block], offset] = kv[position]
-        prompt, forced = spec.tokens[: spec.prompt_tokens], spec.tokens[spec.prompt_tokens :]
-        firsts = []
-        for choice in spec.choices:
-            token = draw(kv, spec.sampling, choice, prompt, forced)
-            stops = token in spec.sampling.stop_token_ids and len(forced) >= spec.sampling.min_tokens
-            is_last = len(forced) + 1 == spec.sampling.max_tokens
-            finish = Finish.STOP if stops else Finish.LENGTH if is_last else None
-            firsts.append(FirstToken(choice, token, None, finish))
         request.has_landed = True
         request.is_held = False
-        self.engine.scheduler.landed(spec.key, tuple(firsts), self.engine.now)
+        firsts = land(self.engine.runner, request.spec, request.reserved)
+        self.engine.scheduler.landed(request.spec.key, firsts, self.engine.now)
         self.look()
 
     def release(self, request: Expectation) -> None:
@@ -177,14 +155,25 @@ class Workload:
                 request.reserved, request.is_held = event, True
                 self._assert_kv(request.spec, Computed(event.key, cached_tokens, blocks))
             case Failed(_, reason):
+                self._assert_justified(request.spec, reason)
                 request.failure = reason
                 request.open_choices.clear()
 
+    def _assert_justified(self, spec: SequenceSpec, reason: Reason) -> None:
+        settings = self.settings
+        too_long = len(spec.tokens) >= settings.max_context_tokens or len(spec.choices) > settings.max_slots
+        full = sum(bool(each.open_choices) for each in self.requests.values()) > settings.max_waiting
+        reasons = {
+            Reason.TOO_LONG: too_long,
+            Reason.DEADLINE: spec.deadline_s <= self.engine.now,
+            Reason.NO_CAPACITY: full,
+        }
+        assert reasons[reason], f"{spec.key} failed for no reason: {reason}"
+
     def _assert_kv(self, spec: SequenceSpec, computed: Computed) -> None:
         """The announced blocks hold exactly this request's KV."""
-        for position, kv in enumerate(alone(spec.tokens[: computed.tokens])):
-            block, offset = divmod(position, self.settings.block_tokens)
-            assert self.engine.runner.storage.get((computed.blocks[block], offset)) == kv, f"{spec.key} at {position}"
+        stands = self.engine.runner.read_kv(computed.blocks, computed.tokens)
+        assert stands == context_kv(spec.tokens[: computed.tokens]), f"{spec.key}: announced KV has changed"
 
     def _expect(self, spec: SequenceSpec) -> Expectation:
         assert spec.key not in self.requests
