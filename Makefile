@@ -36,14 +36,15 @@ check: install ## Formatting, lint, types, import contracts, generated files
 
 verify: install ## Generated files are what their sources say
 	$(BIN)/python scripts/freeze.py --check
-	$(BIN)/python -m baton_operator.reference --check docs/llmdeployment.md
+	$(BIN)/python -m baton_operator.reference --check docs/api.md
 
 bench: install ## Measure on this machine (BENCH_ARGS=… is passed on)
 	$(BIN)/python -m bench $(BENCH_ARGS)
 
-format: install ## Format and fix what can be fixed
+format: install ## Format, fix what can be fixed, write generated files
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+	$(BIN)/python -m baton_operator.reference docs/api.md
 
 clean: ## Remove .venv and caches
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -115,7 +115,7 @@ def _bounds(metadata: Iterable[object]) -> str:
     if low is not None and high is not None:
         return f" from {_number(low, unit)} to {_number(high, unit)}"
     if most is not None and not any(isinstance(item, Allowed) for item in items):
-        return f" of at most {most}"
+        return f" of at most {most} entries"
     return ""
 
 

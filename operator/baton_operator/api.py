@@ -88,6 +88,7 @@ class Model(BaseModel):
     """Base of the API types: immutable, camelCase in manifests, no coercion, no unknown fields."""
 
     model_config = ConfigDict(
+        use_attribute_docstrings=True,
         frozen=True,
         strict=True,
         extra="forbid",
@@ -224,11 +225,14 @@ class KvTransferSpec(Model):
     min_bandwidth: Annotated[Rate, Field(ge=1e6, le=1e13)] | None = None
     """A measured bandwidth below this becomes a condition."""
     verify: Annotated[Verify, Field(strict=False)] = Verify.FULL
+    """`full` compares a checksum of every piece of KV; `stamps` only its bookkeeping."""
 
 
 class RoutingSpec(Model):
     disaggregation: Annotated[Disaggregation, Field(strict=False)] = Disaggregation.AUTO
+    """Which prompts the prefill pool computes: all, none, or those where it serves the targets better."""
     prefill_unavailable: Annotated[PrefillUnavailable, Field(strict=False)] = PrefillUnavailable.FAIL
+    """What happens to a request while no prefill worker is routable."""
 
 
 class BudgetSpec(Model):
@@ -237,8 +241,10 @@ class BudgetSpec(Model):
 
 class AutoscalingSpec(Model):
     mode: Annotated[ScalingMode, Field(strict=False)] = ScalingMode.SLO
+    """Who sizes the pools: Baton, another autoscaler, or nobody. Quote "Off": YAML reads a bare Off as false."""
     budget: BudgetSpec = BudgetSpec()
     scale_to_zero_after: Annotated[Duration, Field(ge=60, le=7 * 86_400)] | None = None
+    """Quiet time after which both pools sleep; needs `replicas.min` 0 in both."""
 
 
 class RolloutSpec(Model):

@@ -3,7 +3,8 @@
 Workers of several template hashes may run side by side in both pools. A step adds or removes workers so that
 (1) a pool never has more than `wanted + max_surge` workers, and
 (2) the routable workers that have a fitting partner in the other pool never drop under `wanted - max_unavailable`,
-    or under what they are now if that is already less.
+    or under what they are now if that is already less. A pool that may go down to no worker at all is no partner that
+    the other one has to keep: without surge a single worker can only be replaced by stopping it first.
 Workers that are not routable serve nothing and may be removed at any time; while it is unknown how many are routable,
 nothing is removed. The planner keeps no memory: progress, revert and re-edit all follow from the counts.
 """
@@ -15,6 +16,8 @@ from dataclasses import dataclass
 
 from baton_operator.hashes import Revision
 from baton_operator.names import POOL_ROLES, Role
+
+PARTNERS = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +87,15 @@ def is_complete(wanted: Mapping[Role, Wanted], groups: tuple[Group, ...]) -> boo
     return have == want
 
 
-def usable(groups: tuple[Group, ...]) -> dict[Role, int]:
-    """Routable workers of each pool that have a fitting, routable partner in the other pool."""
-    fits = {
-        role: {group.revision.fit for group in groups if group.role is role and group.routable} for role in POOL_ROLES
-    }
-    both = fits[Role.PREFILL] & fits[Role.DECODE]
-    return {
-        role: sum(group.routable or 0 for group in groups if group.role is role and group.revision.fit in both)
-        for role in POOL_ROLES
-    }
+def usable(groups: tuple[Group, ...], partners: frozenset[Role] = frozenset(POOL_ROLES)) -> dict[Role, int]:
+    """Routable workers of each pool with a fitting, routable partner in the other one, if that is one of `partners`."""
+    fits = {role: {g.revision.fit for g in groups if g.role is role and g.routable} for role in POOL_ROLES}
+    count = dict.fromkeys(POOL_ROLES, 0)
+    for group in groups:
+        partner = PARTNERS[group.role]
+        if partner not in partners or group.revision.fit in fits[partner]:
+            count[group.role] += group.routable or 0
+    return count
 
 
 def _additions(role: Role, wanted: Wanted, groups: tuple[Group, ...], limits: Limits) -> Iterator[Change]:
@@ -122,9 +124,10 @@ def _removals(wanted: Mapping[Role, Wanted], groups: tuple[Group, ...], limits: 
 def _keeps_floor(
     wanted: Mapping[Role, Wanted], before: tuple[Group, ...], after: tuple[Group, ...], limits: Limits
 ) -> bool:
-    now, then = usable(before), usable(after)
-    floors = {role: min(pool.workers - limits.max_unavailable, now[role]) for role, pool in wanted.items()}
-    return all(then[role] >= floors[role] for role in POOL_ROLES)
+    floors = {role: pool.workers - limits.max_unavailable for role, pool in wanted.items()}
+    partners = frozenset(role for role, floor in floors.items() if floor > 0)
+    now, then = usable(before, partners), usable(after, partners)
+    return all(then[role] >= min(floors[role], now[role]) for role in POOL_ROLES)
 
 
 def _less(groups: tuple[Group, ...], group: Group, removed: int) -> tuple[Group, ...]:

@@ -94,7 +94,7 @@ NOT_ALLOWED: list[tuple[tuple[str, ...], object, str]] = [
     (("spec", "rollout"), {"maxSurge": 0}, "must be at least 1 while maxUnavailable is 0"),
     (("spec", "gateway", "tls"), {"secretName": "other/name"}, "must be an object name in the same namespace"),
     (("spec", "gateway", "limits"), {"maxRequestDuration": "25h"}, "from 1s to 24h"),
-    (("spec", "imagePullSecrets"), ["a"] * 9, "a list of 9 is not allowed: must be a list of at most 8"),
+    (("spec", "imagePullSecrets"), ["a"] * 9, "a list of 9 is not allowed: must be a list of at most 8 entries"),
     (("spec", "podMetadata"), {"labels": {"baton.dev/role": "x"}}, "baton.dev is reserved"),
     (("spec", "podMetadata"), {"labels": {"app.kubernetes.io/name": "x"}}, "app.kubernetes.io is reserved"),
     (("metadata", "name"), "Chat", "metadata.name: 'Chat' is not allowed: must be 1 to 36 lower-case"),

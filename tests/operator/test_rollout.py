@@ -124,12 +124,25 @@ def test_every_rollout_ends_and_keeps_floor_and_surge(fleet: Fleet, goal: dict[R
     seen = run(fleet, goal, limits)
     assert is_complete(goal, seen[-1].groups), shown(seen[-1])
     for before, after in pairwise(seen):
-        now, then = usable(before.groups), usable(after.groups)
+        floors = {role: pool.workers - limits.max_unavailable for role, pool in goal.items()}
+        partners = frozenset(role for role in POOL_ROLES if floors[role] > 0)
+        now, then = usable(before.groups, partners), usable(after.groups, partners)
         for role in POOL_ROLES:
             total = sum(group.workers for group in after.groups if group.role is role)
             was = sum(group.workers for group in before.groups if group.role is role)
             assert total <= max(goal[role].workers + limits.max_surge, was)
-            assert then[role] >= min(goal[role].workers - limits.max_unavailable, now[role])
+            assert then[role] >= min(floors[role], now[role])
+
+
+def test_without_surge_a_single_worker_is_stopped_before_it_is_replaced() -> None:
+    fleet = Fleet.of({(P, OLD): 2, (D, OLD): 1})
+    assert [shown(f) for f in run(fleet, wanted(2, 1, NEW), Limits(0, 1))] == [
+        "P one:2 | D one:1",
+        "P one:1 | D ",
+        "P one:1 two:1 | D two:1",
+        "P two:1 | D two:1",
+        "P two:2 | D two:1",
+    ]
 
 
 @pytest.mark.parametrize("unavailable", [1, 2])
