@@ -3,6 +3,12 @@
 import os
 from pathlib import Path
 
+from hypothesis import settings
+
+# The same examples on every run, and no limit on how long one takes: speed is measured elsewhere.
+settings.register_profile("baton", derandomize=True, deadline=None)
+settings.load_profile("baton")
+
 # Triton reads this when first imported, by whichever test is first. Where there is a GPU its kernels compile instead.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
