@@ -65,7 +65,6 @@ class Acceptor:
         self._listener = listener
         self._party = Party(LinkRole.DECODE, hello.epoch)
         self._socket: socket.socket | None = None
-        self._accepting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._strangers: OrderedDict[Connection, None] = OrderedDict()
         self.links: dict[bytes, PrefillLink] = {}
@@ -86,39 +85,41 @@ class Acceptor:
             raise
         sock.setblocking(False)
         self._socket = sock
-        self._accepting = asyncio.create_task(self._accept(sock))
+        loop.add_reader(sock, self._accept, sock)
         bound: int = sock.getsockname()[1]
         return bound
 
     async def stop(self) -> None:
-        tasks = [*self._tasks, *([self._accepting] if self._accepting else [])]
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket)
+            self._socket.close()
+            self._socket = None
+        tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._socket is not None:
-            self._socket.close()
 
     def cut(self, epoch: bytes, detail: str) -> None:
         linked = self.links.get(epoch)
         if linked is not None:
             linked.link.close(detail)
 
-    async def _accept(self, listening: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                sock, _ = await loop.sock_accept(listening)
-            except OSError as error:  # out of descriptors, or the peer was gone before we looked
-                log.warning("accepting pair links: %s", error)
-                await asyncio.sleep(0.1)
-                continue
-            connection = Connection(sock)
-            self._strangers[connection] = None
-            if len(self._strangers) > MAX_STRANGERS:
-                self._strangers.popitem(last=False)[0].close()
-            task = asyncio.create_task(self._welcome(connection))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+    def _accept(self, listening: socket.socket) -> None:
+        """One connection waits. A callback and not a coroutine, whose cancellation could lose an accepted socket."""
+        try:
+            sock, _ = listening.accept()
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:  # the peer was gone before we looked, or out of descriptors
+            log.warning("accepting pair links: %s", error)
+            return
+        connection = Connection(sock)
+        self._strangers[connection] = None
+        if len(self._strangers) > MAX_STRANGERS:
+            self._strangers.popitem(last=False)[0].close()
+        task = asyncio.create_task(self._welcome(connection))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _welcome(self, connection: Connection) -> None:
         handed_over = False

@@ -170,8 +170,10 @@ class Link:
             self.close("the link's task was cancelled")
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            self._connection.close()
+            try:
+                await asyncio.gather(*tasks, return_exceptions=True)
+            finally:
+                self._connection.close()
         return self._close_reason or ""
 
     async def _read(self, on_message: Callable[[PairMessage], None]) -> None:
