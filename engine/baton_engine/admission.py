@@ -1,7 +1,7 @@
 """What is computed in a step besides the running rows: whole prompts, several a step, within a budget of tokens.
 
-Order: prompts already started, preempted sequences, then new prompts by arrival. A prompt starts when all its blocks and
-slots are there, so that a started one never waits for memory. Prompts are cut only when they exceed the budget.
+Order: prompts already started, preempted sequences, then new prompts by arrival. A prompt starts when all its blocks
+and slots are there, so that a started one never waits for memory. Prompts are cut only when they exceed the budget.
 """
 
 from __future__ import annotations

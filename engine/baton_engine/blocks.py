@@ -1,15 +1,16 @@
 """The blocks of a KV pool: who holds which, whose content may be reused, and when a block may be given to another.
 
-    FREE ──allocate──▶ RESERVED ──activate──▶ IN_USE ──release──▶ [FENCED ──collected──▶] CACHED ──evict──▶ (given out again)
+    FREE ──allocate──▶ RESERVED ──activate──▶ IN_USE ──release──▶ [FENCED ──collected──▶] CACHED ──evict──▶ (reuse)
       ▲                                          ▲                        │                  │
       └──────────────── not published ───────────┼────────────────────────┘                  │
                                                  └───────────── share (prefix hit) ──────────┘
 
-A block may have several owners (shared prefixes, forked choices): it stays in use until the last of them lets go. What is
-released while a launched step may still read or write it waits in FENCED for that step's result. Every time a block is given
-out anew its generation counts up, so that checks can tell two lives of one block apart.
+A block may have several owners (shared prefixes, forked choices): it stays in use until the last of them lets go. What
+is released while a launched step may still read or write it waits in FENCED for that step's result. Every time a block
+is given out anew its generation counts up, so that checks can tell two lives of one block apart.
 
-One pool serves one `kv_group` (layers that share block tables); there is one today. Bytes and tokens are not known here.
+One pool serves one `kv_group` (layers that share block tables); there is one today. Bytes and tokens are not known
+here.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from baton_engine.free_runs import FreeRuns
 from baton_engine.prefix import PrefixIndex
 
 
-class BlockState(enum.Enum):
-    FREE = "free"
-    RESERVED = "reserved"
+class BlockState(enum.IntEnum):
+    FREE = 0
+    RESERVED = 1
     """Held for KV that is still to arrive from another worker."""
-    IN_USE = "in_use"
-    FENCED = "fenced"
+    IN_USE = 2
+    FENCED = 3
     """Released by all owners; a launched step may still touch it."""
-    CACHED = "cached"
+    CACHED = 4
     """Held by nobody; its KV is kept until the room is needed."""
 
 
@@ -42,6 +43,9 @@ class BlockOwner:
     key: RequestKey
     choice: int | None
 
+    def __hash__(self) -> int:
+        return hash((self.key.request, self.key.attempt, self.choice))  # half the time of the generated, nested one
+
 
 class BlockPool:
     """Block ids 0 … num_blocks - 1. Knows the collected steps through `collected`."""
@@ -51,7 +55,7 @@ class BlockPool:
         self.gains = 0
         """Counts blocks that became available; unchanged means that a failed attempt need not be repeated."""
         self._state = [BlockState.FREE] * num_blocks
-        self._counts = dict.fromkeys(BlockState, 0)
+        self._counts = [0] * len(BlockState)  # by state
         self._counts[BlockState.FREE] = num_blocks
         self._generation = [0] * num_blocks
         self._references = [0] * num_blocks
@@ -63,7 +67,7 @@ class BlockPool:
         self._collected = 0
         self._index = PrefixIndex()
 
-    # Questions ----------------------------------------------------------------------------------------------------------
+    # Questions --------------------------------------------------------------------------------------------------------
 
     @property
     def available(self) -> int:
@@ -100,7 +104,7 @@ class BlockPool:
         """How many of `blocks` count as available at present."""
         return sum(self._state[block] is BlockState.CACHED for block in blocks)
 
-    # Holding ------------------------------------------------------------------------------------------------------------
+    # Holding ----------------------------------------------------------------------------------------------------------
 
     def share(self, owner: BlockOwner, blocks: Sequence[int]) -> None:
         """Append blocks whose content stands to the owner's table."""
@@ -162,7 +166,7 @@ class BlockPool:
                 if self._state[block] is BlockState.FENCED and self._fence[block] <= step:
                     self._settle(block)
 
-    # Inside -------------------------------------------------------------------------------------------------------------
+    # Inside -----------------------------------------------------------------------------------------------------------
 
     def _set(self, block: int, state: BlockState) -> None:
         self._counts[self._state[block]] -= 1
@@ -198,7 +202,7 @@ class BlockPool:
     def _cached_child(self, block: int) -> int | None:
         return next((c for c in self._index.children(block) if self._state[c] is BlockState.CACHED), None)
 
-    # Checks -------------------------------------------------------------------------------------------------------------
+    # Checks -----------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Raise AssertionError if the books do not agree. For tests and simulation: linear in the pool."""

@@ -1,7 +1,7 @@
 """Everything that one scheduler keeps, and the moves that several of its parts make: closing slots, ending, dropping.
 
-One `EngineState` belongs to one `Scheduler`; the modules `admission`, `reservations`, `branching`, `growth` and `results` are its
-parts and the only others that change it.
+One `EngineState` belongs to one `Scheduler`; the modules `admission`, `reservations`, `branching`, `growth` and
+`results` are its parts and the only others that change it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Free blocks as maximal runs of neighbours, so that a sequence's blocks are given out side by side where possible.
 
-Neighbouring blocks make long extents for transfers and cheap gathers on the CPU. Runs sit in buckets by the power of two of
-their length; every operation costs a few dictionary steps, whatever the pool's size.
+Neighbouring blocks make long extents for transfers and cheap gathers on the CPU. Runs sit in buckets by the power of
+two of their length; every operation costs a few dictionary steps, whatever the pool's size.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class FreeRuns:
         self._insert(first, length)
 
     def take(self, count: int, near: int | None = None) -> list[int]:
-        """Give out `count` free blocks: from `near` on, else from the smallest class of run that surely fits, else from several.
+        """Give out `count` free blocks: from `near` on, else from a small run that surely fits, else from several.
 
         The caller has checked that so many are free.
         """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from baton_engine.blocks import BlockState
 from baton_engine.engine_state import EngineState
+from baton_engine.plan import BlockUpdate
 from baton_engine.preemption import preempt, youngest
 from baton_engine.sequence import Sequence, Stage
 from baton_engine.step_draft import StepDraft
@@ -26,7 +27,7 @@ def _attend(state: EngineState, draft: StepDraft, row: Sequence) -> None:
     kv_tokens = state.batch.kv_tokens(row) if is_running else row.kv_tokens
     capacity = len(state.pool.table(row.owner)) * state.config.block_tokens
     if kv_tokens == capacity:
-        if not _grow(state, draft, row):
+        if not _grow(state, draft, row, capacity // state.config.block_tokens):
             return
         capacity += state.config.block_tokens
     if row.stage is Stage.STALLED:
@@ -38,8 +39,8 @@ def _attend(state: EngineState, draft: StepDraft, row: Sequence) -> None:
         state.batch.call(row, min(capacity, row.last_row))
 
 
-def _grow(state: EngineState, draft: StepDraft, row: Sequence) -> bool:
-    """One more block for the row, at the cost of the youngest if need be. False: the row is not in this step."""
+def _grow(state: EngineState, draft: StepDraft, row: Sequence, index: int) -> bool:
+    """Block `index` for the row, at the cost of the youngest if need be. False: the row is not in this step."""
     while not state.pool.available:
         if state.pool.count(BlockState.FENCED) > draft.claimed_blocks:  # they come back with the next result
             draft.claimed_blocks += 1
@@ -54,7 +55,7 @@ def _grow(state: EngineState, draft: StepDraft, row: Sequence) -> bool:
             return False
     (block,) = state.pool.allocate(row.owner, 1)
     assert row.slot is not None
-    draft.set_blocks(row.slot, (block,), len(state.pool.table(row.owner)) - 1)
+    draft.blocks.append(BlockUpdate(row.slot, index, block))
     return True
 
 

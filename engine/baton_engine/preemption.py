@@ -1,14 +1,13 @@
 """Who gives way when no block is free, and how: the youngest gives up blocks and slot and is computed again later.
 
-Progress: the oldest sequence is never chosen, so it advances until it ends; new work is not admitted while anyone waits to
-return; hence the set of admitted sequences only shrinks while memory is short, and a pool that holds one sequence of the
-longest context always drains.
+Progress: the oldest sequence is never chosen, so it advances until it ends; new work is not admitted while anyone
+waits to return; hence the set of admitted sequences only shrinks while memory is short, and a pool that holds one
+sequence of the longest context always drains.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from itertools import chain
 
 from baton_engine.engine_state import EngineState, close_slot, leave_stage, release_blocks
 from baton_engine.sequence import Sequence, Stage, Stem, StemStage
@@ -16,9 +15,9 @@ from baton_engine.sequence import Sequence, Stage, Stem, StemStage
 
 def youngest(state: EngineState) -> Sequence | Stem | None:
     """The youngest holder of blocks that can be computed again. Held and reserved stems are others' business."""
-    rows = chain(state.batch.rows.values(), state.stalled)
-    stems = (stem for stem in chain(state.prefilling, state.landed) if not stem.request.spec.hold)
-    return max(chain(rows, stems), key=lambda holder: holder.order, default=None)
+    holders: list[Sequence | Stem] = [*state.batch.rows.values(), *state.stalled]
+    holders += [stem for stem in (*state.prefilling, *state.landed) if not stem.request.spec.hold]
+    return max(holders, key=lambda holder: holder.order, default=None)
 
 
 def preempt(state: EngineState, victim: Sequence | Stem) -> None:

@@ -1,8 +1,8 @@
 """Which block holds the KV of which beginning: hash chains over full blocks.
 
-A full block's digest covers its own token ids and, through its parent's digest, everything before it; the chain starts from
-the salt, so that tenants (or adapters) never share. Two equal digests mean equal contexts, hence equal KV. The index says
-where such KV stands; whether a block may be evicted is decided in `blocks`.
+A full block's digest covers its own token ids and, through its parent's digest, everything before it; the chain starts
+from the salt, so that tenants (or adapters) never share. Two equal digests mean equal contexts, hence equal KV. The
+index says where such KV stands; whether a block may be evicted is decided in `blocks`.
 """
 
 from __future__ import annotations

@@ -23,8 +23,9 @@ def read_result(state: EngineState, result: StepResult) -> None:
     state.slots.collected(result.step)
     for chunk in launched.chunks:
         _advance_stem(state, chunk)
+    rows, samples = launched.rows, launched.samples
     for tokens in result.tokens:
-        sequence = launched.rows.get(tokens.slot) or launched.samples.get(tokens.slot)
+        sequence = rows.get(tokens.slot) or samples.get(tokens.slot)
         if sequence is None:
             raise RuntimeError(f"step {result.step}: tokens for slot {tokens.slot}, which had no row in it")
         if sequence.stage is not Stage.DONE:  # else the surplus row of a sequence that has ended meanwhile
@@ -63,25 +64,26 @@ def _receive(state: EngineState, sequence: Sequence, tokens: SlotTokens) -> None
     index = len(outputs)
     outputs.append(token)
     request = sequence.request
+    spec = request.spec
     finish: Finish | None = None
-    if token in sequence.stop_ids and index >= request.spec.sampling.min_tokens:
+    if token in sequence.stop_ids and index >= spec.sampling.min_tokens:
         finish = Finish.STOP
     elif index + 1 >= sequence.limit:
         finish = Finish.LENGTH
-    state.events.append(Drawn(request.spec.key, sequence.choice, index, tokens.ids, tokens.logprobs, finish))
-    if request.spec.hold:
+    state.events.append(Drawn(spec.key, sequence.choice, index, tokens.ids, tokens.logprobs, finish))
+    if spec.hold:
         logprob = tokens.logprobs[0] if tokens.logprobs else None
         request.first_tokens.append(FirstToken(sequence.choice, token, logprob, finish))
         sequence.stage = Stage.DONE
         return
-    full, partial = divmod(request.spec.prompt_tokens + index, state.config.block_tokens)
-    if partial == 0 and sequence.stem is None and state.config.prefix_cache:
-        publish_rows(state, sequence, full)
+    kv_tokens = spec.prompt_tokens + index
+    if kv_tokens % state.config.block_tokens == 0 and sequence.stem is None and state.config.prefix_cache:
+        _publish_rows(state, sequence, kv_tokens // state.config.block_tokens)
     if finish is not None:
         end_sequence(state, sequence)
 
 
-def publish_rows(state: EngineState, sequence: Sequence, full_blocks: int) -> None:
+def _publish_rows(state: EngineState, sequence: Sequence, full_blocks: int) -> None:
     """The sequence's first `full_blocks` blocks stand; publish those that its stem did not."""
     for index in range(len(sequence.digests), full_blocks):
         parent = sequence.digests[-1] if sequence.digests else sequence.request.root

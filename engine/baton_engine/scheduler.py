@@ -1,9 +1,9 @@
 """The engine's scheduler: requests in, step plans out, results in, events out. Pure: no clock, no device, no threads.
 
-Prefill workers submit prompts with `hold` and release them after the hand-over. Decode workers reserve room, learn that the KV
-has landed, and decode; or submit prompts to prefill them here. The rules are in the parts: who may start (`admission`),
-who gets room for arriving KV (`reservations`), how choices fork (`branching`), who gets the next block (`growth`, `preemption`),
-and what a result means (`results`). docs/engine.md tells the whole.
+Prefill workers submit prompts with `hold` and release them after the hand-over. Decode workers reserve room, learn
+that the KV has landed, and decode; or submit prompts to prefill them here. The rules are in the parts: who may start
+(`admission`), who gets room for arriving KV (`reservations`), how choices fork (`branching`), who gets the next block
+(`growth`, `preemption`), and what a result means (`results`). docs/engine.md tells the whole.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ class Scheduler:
         self._arrivals = 0
         self._deadlines: list[tuple[float, int, RequestKey]] = []
 
-    # Verbs --------------------------------------------------------------------------------------------------------------
+    # Verbs ------------------------------------------------------------------------------------------------------------
 
     def submit(self, spec: SequenceSpec, now: float) -> None:
-        """Compute the prompt here. Ends in Drawn with a finish for each choice, in Prefilled (`spec.hold`), or in Failed."""
+        """Compute the prompt here. Ends in Drawn with a finish per choice, in Prefilled (`spec.hold`), or in Failed."""
         if not self._refuse(spec, now, len(self._state.waiting)):
             request = self._open(spec, StemStage.WAITING)
             self._state.waiting[spec.key] = _stem(request)
@@ -91,7 +91,7 @@ class Scheduler:
             uncount_held(self._state, request)
 
     def landed(self, key: RequestKey, first_tokens: tuple[FirstToken, ...], now: float) -> None:
-        """The KV of a granted reservation stands, verified. Choices that have not ended are decoded from the next step on.
+        """The KV of a granted reservation stands, verified: choices that have not ended are decoded.
 
         Every first token comes out again as Drawn. No effect on a key that waits for nothing.
         """
@@ -125,8 +125,8 @@ class Scheduler:
     def cancel(self, key: RequestKey, choice: int | None, now: float) -> None:
         """End the request, or one choice of it, without further events.
 
-        Everything is given back, except blocks that a transfer may be using: those announced by Computed (until `release`)
-        or Reserved (until `release` or `landed`).
+        Everything is given back, except blocks that a transfer may be using: those announced by Computed (until
+        `release`) or Reserved (until `release` or `landed`).
         """
         request = self._state.requests.get(key)
         if request is None:
@@ -141,7 +141,7 @@ class Scheduler:
         """Refuse new requests; those accepted go on."""
         self._state.is_draining = True
 
-    # The step -----------------------------------------------------------------------------------------------------------
+    # The step ---------------------------------------------------------------------------------------------------------
 
     def plan(self, now: float) -> StepPlan | None:
         """The next step, or None when nothing can be computed now. The caller launches it before planning again."""
@@ -171,7 +171,7 @@ class Scheduler:
         events, self._state.events = self._state.events, []
         return events
 
-    # Questions ----------------------------------------------------------------------------------------------------------
+    # Questions --------------------------------------------------------------------------------------------------------
 
     @property
     def has_work(self) -> bool:
@@ -213,7 +213,7 @@ class Scheduler:
         stems = (*self._state.waiting.values(), *self._state.returning)
         assert self._state.waiting_tokens == sum(stem.num_tokens for stem in stems)
 
-    # Inside -------------------------------------------------------------------------------------------------------------
+    # Inside -----------------------------------------------------------------------------------------------------------
 
     def _refuse(self, spec: SequenceSpec, now: float, waiting: int) -> bool:
         """Emit Failed when the request cannot be taken; a known request under the same key goes on unharmed."""
@@ -261,7 +261,7 @@ class Scheduler:
                 publish(self._state, stem.owner, stem.digests, request.root, index)
 
     def _take_first(self, request: Request, choice: int, first: FirstToken) -> None:
-        """The token that was drawn where the KV was computed; repeated so that it reaches the client if that worker dies."""
+        """The token drawn where the KV was computed; repeated so that it reaches the client if that worker dies."""
         sequence = request.sequences[choice]
         index = len(sequence.outputs)
         sequence.outputs.append(first.token)

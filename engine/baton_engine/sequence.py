@@ -1,8 +1,9 @@
 """What the scheduler keeps per request: the request, its choices' sequences, and the stem from which they branch.
 
-A *stem* is a context that is computed (or landed) once: the tokens that a request's choices share, or everything of one sequence
-that returns from preemption. When it stands, its members branch off and each becomes a row of the decode batch of its own.
-Plain records with arithmetic on themselves; the moves between stages are in the modules named after them.
+A *stem* is a context that is computed (or landed) once: the tokens that a request's choices share, or everything of
+one sequence that returns from preemption. When it stands, its members branch off and each becomes a row of the decode
+batch of its own. Plain records with arithmetic on themselves; the moves between stages are in the modules named after
+them.
 """
 
 from __future__ import annotations

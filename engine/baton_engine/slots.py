@@ -1,6 +1,7 @@
 """Rows of the runner's per-sequence state: which are free, which are taken, which wait for a step to end.
 
-A slot is given out again only when the step that closed it has been collected: until then the runner may still write for it.
+A slot is given out again only when the step that closed it has been collected: until then the runner may still write
+for it.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def publish_chain(pool: BlockPool, owner: BlockOwner, contents: str) -> list[byt
 
 
 def states(pool: BlockPool) -> dict[str, int]:
-    return {state.value: count for state in BlockState if (count := pool.count(state))}
+    return {state.name.lower(): count for state in BlockState if (count := pool.count(state))}
 
 
 def test_blocks_go_round_free_reserved_in_use_cached_free() -> None:

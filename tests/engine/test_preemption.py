@@ -8,8 +8,8 @@ from baton_engine.blocks import BlockOwner
 from baton_testing.toy_engine import Engine, config, engine, key, spec
 
 
-def tiny(num_blocks: int = 16, ready: bool = True, **changes: object) -> Engine:
-    return engine(config(num_blocks=num_blocks, **changes), is_ready=lambda: ready)
+def tiny(num_blocks: int = 16, ready: bool = True, max_slots: int = 8, watermark_share: float = 0.01) -> Engine:
+    return engine(config(num_blocks, max_slots=max_slots, watermark_share=watermark_share), is_ready=lambda: ready)
 
 
 @pytest.mark.parametrize("ready", [True, False])

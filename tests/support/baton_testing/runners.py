@@ -1,9 +1,9 @@
 """A runner without a model whose every token depends on every KV entry of its context.
 
-The "KV" of a token is a number mixed from the KV of the position before it (read back through the block table) and the token. The
-next token is mixed from all KV of the context, again read through the block table, and from the sampling state. So a wrong table,
-a stale or foreign block, a missing copy-on-write, a wrong position or wrong outputs change what comes out. `reference_tokens`
-computes the same without blocks.
+The "KV" of a token is a number mixed from the KV of the position before it (read back through the block table) and the
+token. The next token is mixed from all KV of the context, again read through the block table, and from the sampling
+state. So a wrong table, a stale or foreign block, a missing copy-on-write, a wrong position or wrong outputs change
+what comes out. `reference_tokens` computes the same without blocks.
 
 Deferred steps are executed only when they are collected: whatever happens in between (reassigned blocks, reused slots,
 landing KV) then shows in their results.
@@ -100,7 +100,7 @@ class ToyRunner:
         self._contexts: dict[int, int] = {}
         self._last_step = 0
 
-    # Runner -------------------------------------------------------------------------------------------------------------
+    # Runner -----------------------------------------------------------------------------------------------------------
 
     def launch(self, plan: StepPlan) -> None:
         assert plan.step == self._last_step + 1, f"step {plan.step} launched after {self._last_step}"
@@ -123,7 +123,7 @@ class ToyRunner:
         self.launch(plan)
         return self.collect()
 
-    # From outside -------------------------------------------------------------------------------------------------------
+    # From outside -----------------------------------------------------------------------------------------------------
 
     def write_kv(self, blocks: Sequence[int], kv: Sequence[int], start: int) -> None:
         """KV of positions from `start` on arrives in a sequence's blocks."""
@@ -136,7 +136,7 @@ class ToyRunner:
         places = (divmod(position, self.block_tokens) for position in range(tokens))
         return [self.storage.get((blocks[index], offset)) for index, offset in places]
 
-    # Computing ----------------------------------------------------------------------------------------------------------
+    # Computing --------------------------------------------------------------------------------------------------------
 
     def _execute(self, plan: StepPlan) -> StepResult:
         for opened in plan.opens:
@@ -203,7 +203,7 @@ class ToyRunner:
         slot.last_token = token
         return SlotTokens(row, (token,))
 
-    # Checking -----------------------------------------------------------------------------------------------------------
+    # Checking ---------------------------------------------------------------------------------------------------------
 
     def _generations(self, plan: StepPlan) -> dict[int, int]:
         """Generations of all blocks that the step reads or writes; asserts that written blocks are exclusive."""

@@ -84,7 +84,7 @@ class Engine:
     log: list[SchedulerEvent] = field(default_factory=list)
 
     def take_events(self) -> list[SchedulerEvent]:
-        """New events, after keeping the tokens of Drawn: each choice's come without gap, repeat or anything after its end."""
+        """New events, their tokens kept: each choice's come without gap, repeat or anything after its end."""
         events = self.scheduler.events()
         self.log += events
         for event in events:
@@ -157,7 +157,7 @@ class Engine:
 
 
 def land(runner: ToyRunner, request: SequenceSpec, reserved: Reserved) -> tuple[FirstToken, ...]:
-    """Write the KV of [cached_tokens, end) into the reserved blocks and draw the first tokens, as a prefill worker would."""
+    """Write the KV of [cached_tokens, end) into the reserved blocks and draw the first tokens, as P would."""
     kv = context_kv(request.tokens)
     runner.write_kv(reserved.blocks, kv, reserved.cached_tokens)
     prompt, forced = request.tokens[: request.prompt_tokens], request.tokens[request.prompt_tokens :]

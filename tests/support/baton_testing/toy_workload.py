@@ -1,7 +1,7 @@
 """Any mix of requests on one toy engine, with what every one of them must produce.
 
-Plays the parts outside of the scheduler: gateway (requests, cancels), transfer (landing KV, reading held KV until the release) and
-clock. `Workload` asserts after every move; `finish` brings everything to its end and checks what is left.
+Plays the parts outside of the scheduler: gateway (requests, cancels), transfer (landing KV, reading held KV until the
+release) and clock. `Workload` asserts after every move; `finish` brings everything to its end and checks what is left.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Workload:
     def __post_init__(self) -> None:
         self.engine = engine(self.settings, lambda: self.is_ready)
 
-    # Moves --------------------------------------------------------------------------------------------------------------
+    # Moves ------------------------------------------------------------------------------------------------------------
 
     def submit(self, spec: SequenceSpec) -> None:
         self._expect(spec)
@@ -90,7 +90,7 @@ class Workload:
     def pass_time(self, seconds: float) -> None:
         self.engine.now += seconds
 
-    # Questions ----------------------------------------------------------------------------------------------------------
+    # Questions --------------------------------------------------------------------------------------------------------
 
     def awaiting_landing(self) -> list[Expectation]:
         return [each for each in self.requests.values() if each.reserved is not None and each.is_held]
@@ -122,7 +122,7 @@ class Workload:
         assert stats.blocks_free + stats.blocks_cached == self.settings.num_blocks
         assert stats.running == stats.waiting == stats.waiting_tokens == 0
 
-    # Watching -----------------------------------------------------------------------------------------------------------
+    # Watching ---------------------------------------------------------------------------------------------------------
 
     def look(self) -> None:
         """Take new events and compare them with what must come."""
