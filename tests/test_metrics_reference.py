@@ -1,0 +1,64 @@
+"""docs/metrics.md names every series that a process exports, and no other."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from baton_engine.engine_config import EngineConfig
+from baton_engine.scheduler import Scheduler
+from baton_gateway.metrics import GatewayMetrics
+from baton_kv_transfer.wire.values import Role
+from baton_worker.metrics import WorkerMetrics
+from baton_worker.views import EngineSnapshot, TransferView
+
+PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
+ROW = re.compile(r"^\| `(\w+)` \| (\w+) \| ([^|]*) \|", re.MULTILINE)
+
+
+def documented(heading: str) -> dict[str, tuple[str, frozenset[str]]]:
+    """Name → (type, label names) of one section's table."""
+    section = PAGE.read_text(encoding="utf-8").split(f"## {heading}\n")[1].split("\n## ")[0]
+    return {name: (kind, frozenset(re.findall(r"`(\w+)`", labels))) for name, kind, labels in ROW.findall(section)}
+
+
+def exported(registry: CollectorRegistry) -> dict[str, tuple[str, frozenset[str]]]:
+    """The same of a registry; histograms' and counters' own suffixes and labels left out."""
+    families = {}
+    for family in registry.collect():
+        labels = frozenset(label for sample in family.samples for label in sample.labels) - {"le"}
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        families[name] = (family.type, labels)
+    return families
+
+
+def worker_registry() -> CollectorRegistry:
+    metrics = WorkerMetrics(Role.DECODE)
+    scheduler = Scheduler(EngineConfig(num_blocks=4, block_tokens=4, max_slots=2, max_context_tokens=8))
+    snapshot = EngineSnapshot(scheduler.stats(), 0, 0.0, 0.0, 0.0, 0.0)
+    metrics.watch(lambda: snapshot, lambda: TransferView("tcp", 1, 2, 3, 4))
+    return metrics.registry
+
+
+def gateway_registry() -> CollectorRegistry:
+    registry = CollectorRegistry()
+    GatewayMetrics(registry)
+    return registry
+
+
+@pytest.mark.parametrize(
+    ("heading", "registry"),
+    [("Workers", worker_registry()), ("Gateway", gateway_registry())],
+    ids=["workers", "gateway"],
+)
+def test_the_page_and_the_registry_agree(heading: str, registry: CollectorRegistry) -> None:
+    assert documented(heading) == exported(registry)
+
+
+def test_the_number_of_a_workers_series_never_changes() -> None:
+    registry = worker_registry()
+    before = sum(len(family.samples) for family in registry.collect())
+    assert sum(len(family.samples) for family in registry.collect()) == before
