@@ -16,7 +16,7 @@ from baton_worker.metrics import WorkerMetrics
 from baton_worker.views import EngineSnapshot, TransferView
 
 PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
-ROW = re.compile(r"^\| `(\w+)` \| (\w+) \| ([^|]*) \|", re.MULTILINE)
+ROW = re.compile(r"^\| `(\w+)` \| (\w+) \|([^|]*)\|", re.MULTILINE)
 
 
 def documented(heading: str) -> dict[str, tuple[str, frozenset[str]]]:
