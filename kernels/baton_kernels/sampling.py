@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from baton_kernels.cpu.sampling import draw
+from baton_kernels.cpu.sampling import draw, greatest
 from baton_kernels.gumbel import gumbel_noise, gumbel_noise_reference
 from baton_kernels.logprobs import Logprobs, logprobs
 from baton_kernels.penalties import apply_bias, apply_penalties
@@ -42,7 +42,7 @@ def sample_reference(logits: Tensor, temperature: Tensor, seed: Tensor, choice: 
 
 def greedy(logits: Tensor) -> Tensor:
     """The most likely token of each row: logits [N, V] → ids [N] int64, the first of equals."""
-    return logits.argmax(-1)
+    return logits.argmax(-1) if logits.is_cuda else greatest(logits)
 
 
 def sample(logits: Tensor, temperature: Tensor, seed: Tensor, choice: Tensor, index: Tensor) -> Tensor:
@@ -56,9 +56,9 @@ def sample(logits: Tensor, temperature: Tensor, seed: Tensor, choice: Tensor, in
         return sample_triton(logits, temperature, seed, choice, index)
     rows = [n for n, value in enumerate(temperature.tolist()) if value > 0]
     if not rows:
-        return logits.argmax(-1)
+        return greatest(logits)
     if len(rows) == logits.shape[0]:
         return draw(logits, temperature, seed, choice, index)
     drawing = torch.tensor(rows)
     per_row = (values.index_select(0, drawing) for values in (logits, temperature, seed, choice, index))
-    return logits.argmax(-1).index_copy_(0, drawing, draw(*per_row))
+    return greatest(logits).index_copy_(0, drawing, draw(*per_row))

@@ -137,10 +137,10 @@ def _pattern(bounds: Tensor, columns: Tensor, size: tuple[int, int]) -> Tensor:
 
 @lru_cache(maxsize=1)
 def _announce_sparse_once() -> None:
-    # torch warns once a process that sparse CSR is in beta; we use one kernel of it, tested here against the
-    # reference. with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    torch.sparse_csr_tensor([0, 0], [], torch.zeros(0), size=(1, 1), check_invariants=False)
+    # torch warns once a process that sparse CSR is in beta; we use one kernel of it, tested here against the reference.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.sparse_csr_tensor([0, 0], [], torch.zeros(0), size=(1, 1), check_invariants=False)
 
 
 def paged_decode_attention_cpu(q: Tensor, kv_pool: Tensor, layer: int, scale: float, index: DecodeIndex) -> Tensor:
