@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"baton: {problem}", file=sys.stderr)
     except (RefusedError, OperatorError) as error:
         print(f"baton: {error}", file=sys.stderr)
-    except LocalError as error:
+    except (LocalError, OSError) as error:
         print(f"baton: {error}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:

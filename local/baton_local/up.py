@@ -164,7 +164,8 @@ class Runtime:
                     self._say(text)
                 case supervision.Ready():
                     self._write_record()
-                    print(f"ready {self._endpoint}", flush=True)
+                    with contextlib.suppress(OSError):  # as in _say
+                        print(f"ready {self._endpoint}", flush=True)
                 case supervision.Finish(status, cause):
                     self._status = status
                     self._say(f"stopped: {cause}; logs are in {self._run.logs}" if cause else "stopped")
@@ -174,7 +175,7 @@ class Runtime:
         announce = str(self._announce_file(spec.name, incarnation))
         anywhere = f"{LOOPBACK}:0"
         if role is Role.GATEWAY:
-            arguments = instance_arguments(role, f"{self._host}:{self._port}", announce, anywhere)
+            arguments = instance_arguments(role, self._address, announce, anywhere)
         else:
             arguments = instance_arguments(role, anywhere, announce, anywhere if role is Role.DECODE else None)
         log = self._run.log(spec.name)
@@ -207,9 +208,13 @@ class Runtime:
         self._wake.set()
 
     @property
-    def _endpoint(self) -> str:
+    def _address(self) -> str:
         host = f"[{self._host}]" if ":" in self._host else self._host
-        return f"http://{host}:{self._port}"
+        return f"{host}:{self._port}"
+
+    @property
+    def _endpoint(self) -> str:
+        return f"http://{self._address}"
 
     def _announce_file(self, post: str, incarnation: int) -> Path:
         return self._run.announcements / f"{post}.{incarnation}.json"
