@@ -94,7 +94,7 @@ def parse_endpoints(text: str) -> tuple[Endpoint, ...] | None:
     """A JSON list of {"host", "port"[, "pair_port"]}, other keys ignored. None when it is anything else, or empty."""
     try:
         entries = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(entries, list) or not 0 < len(entries) <= MAX_ENDPOINTS:
         return None

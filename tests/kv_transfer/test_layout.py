@@ -1,0 +1,165 @@
+"""Arithmetic of the hand-over's byte stream."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton_kv_transfer.errors import UnfitPairError
+from baton_kv_transfer.layout import (
+    Extent,
+    KvGeometry,
+    StreamLayout,
+    joined,
+    landing_extents,
+    negotiated_unit,
+    source_extents,
+    stream_offset,
+)
+from baton_kv_transfer.wire.pair_link import Span
+
+LLAMA_8B = KvGeometry(layers=32, kv_heads=8, head_dim=128, element_bytes=2, block_tokens=64)
+
+
+def test_a_block_of_llama_8b_has_the_published_size() -> None:
+    assert LLAMA_8B.token_bytes == 131_072
+    assert LLAMA_8B.block_bytes == 8 << 20
+
+
+@pytest.mark.parametrize("field", ["layers", "kv_heads", "head_dim", "element_bytes", "block_tokens"])
+def test_a_geometry_names_its_bad_field(field: str) -> None:
+    values = {"layers": 1, "kv_heads": 1, "head_dim": 1, "element_bytes": 1, "block_tokens": 1, field: 0}
+    with pytest.raises(ValueError, match=f"{field}: 0 is not positive"):
+        KvGeometry(**values)
+
+
+@pytest.mark.parametrize(("own", "peer", "unit"), [(64, 64, 64), (64, 16, 16), (16, 64, 16), (1, 7, 1)])
+def test_the_unit_is_the_smaller_block(own: int, peer: int, unit: int) -> None:
+    assert negotiated_unit(own, peer) == unit
+
+
+@pytest.mark.parametrize(("own", "peer"), [(6, 4), (4, 6), (64, 48)])
+def test_blocks_that_do_not_divide_are_unfit(own: int, peer: int) -> None:
+    with pytest.raises(UnfitPairError, match=f"block_tokens: {own} here and {peer} there"):
+        negotiated_unit(own, peer)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"unit_tokens": 48}, "unit_tokens: 48"),
+        ({"unit_tokens": 0}, "unit_tokens: 0"),
+        ({"start_tokens": 8}, "start_tokens: 8"),
+        ({"start_tokens": -16}, "start_tokens: -16"),
+        ({"end_tokens": 15}, "end_tokens: 15"),
+        ({"head_groups": 3}, "head_groups: 3"),
+    ],
+)
+def test_an_impossible_stream_names_its_bad_field(changes: dict[str, int], named: str) -> None:
+    values = {"unit_tokens": 16, "start_tokens": 16, "end_tokens": 100, **changes}
+    with pytest.raises(ValueError, match=named):
+        StreamLayout(LLAMA_8B, **values)
+
+
+def test_the_last_unit_is_sent_whole_and_only_at_the_end() -> None:
+    layout = StreamLayout(LLAMA_8B, 16, 32, 100)
+    assert (layout.first_unit, layout.end_unit, layout.units) == (2, 7, 5)
+    assert layout.stream_bytes == 5 * 16 * LLAMA_8B.token_bytes
+    assert [layout.whole_units(tokens) for tokens in (0, 31, 47, 48, 99, 100)] == [2, 2, 2, 3, 6, 7]
+
+
+def test_checksums_are_eight_bytes_per_unit_layer_and_k_or_v() -> None:
+    layout = StreamLayout(LLAMA_8B, 64, 0, 65)
+    assert layout.pieces == 2 * 32 * 2
+    assert layout.checksum_bytes == 8 * layout.pieces
+    assert layout.piece_at(0) == (0, 0, 0, 0)
+    assert layout.piece_at(64 + 5) == (1, 2, 1, 0)
+
+
+def test_layer_groups_of_units_are_one_extent_per_unit() -> None:
+    layout = StreamLayout(LLAMA_8B, 64, 64, 256)
+    unit, layer = layout.unit_bytes, layout.layer_bytes
+    assert layout.stream_extents(2, 4, range(8, 16)) == [
+        Extent(unit + 8 * layer, 8 * layer),
+        Extent(2 * unit + 8 * layer, 8 * layer),
+    ]
+    assert layout.stream_extents(2, 4, range(32)) == layout.stream_extents(2, 4) == [Extent(unit, 2 * unit)]
+    assert layout.stream_extents(2, 2) == []
+
+
+@pytest.mark.parametrize(("first", "end"), [(0, 2), (1, 5), (3, 2)])
+def test_units_outside_the_stream_are_refused(first: int, end: int) -> None:
+    with pytest.raises(ValueError, match="are not in"):
+        StreamLayout(LLAMA_8B, 64, 64, 256).stream_extents(first, end)
+
+
+@pytest.mark.parametrize("layers", [range(0, 33), range(4, 4), range(0, 8, 2)])
+def test_layers_outside_the_model_are_refused(layers: range) -> None:
+    with pytest.raises(ValueError, match="layers"):
+        StreamLayout(LLAMA_8B, 64, 64, 256).stream_extents(1, 2, layers)
+
+
+def test_a_short_block_table_is_refused() -> None:
+    with pytest.raises(ValueError, match="blocks: 2 given, unit 2 needs 3"):
+        source_extents(LLAMA_8B, (4, 5), 0, 3)
+
+
+def test_neighbouring_blocks_become_one_extent() -> None:
+    size = LLAMA_8B.block_bytes
+    assert source_extents(LLAMA_8B, (9, 4, 5, 6, 2), 1, 5) == [Extent(4 * size, 3 * size), Extent(2 * size, size)]
+
+
+def test_bytes_past_the_spans_are_refused() -> None:
+    with pytest.raises(ValueError, match="run past their end"):
+        landing_extents((Span(offset=0, length=10),), Extent(5, 6))
+
+
+geometries = st.builds(
+    KvGeometry,
+    layers=st.integers(1, 5),
+    kv_heads=st.sampled_from([1, 2, 4, 8]),
+    head_dim=st.integers(1, 9),
+    element_bytes=st.sampled_from([1, 2, 4]),
+    block_tokens=st.sampled_from([1, 2, 4, 8, 16]),
+)
+
+
+@given(geometries, st.data())
+def test_the_pieces_of_head_groups_tile_the_stream(geometry: KvGeometry, data: st.DataObject) -> None:
+    units = [unit for unit in (1, 2, 4, 8, 16) if geometry.block_tokens % unit == 0]
+    unit = data.draw(st.sampled_from(units))
+    groups = data.draw(st.sampled_from([g for g in (1, 2, 4, 8) if geometry.kv_heads % g == 0]))
+    start = data.draw(st.integers(0, 6)) * unit
+    layout = StreamLayout(geometry, unit, start, start + data.draw(st.integers(0, 40)), groups)
+    at = 0
+    for index in range(layout.pieces):
+        extent = layout.head_group_extent(*layout.piece_at(index))
+        assert extent == Extent(at, layout.piece_bytes)
+        at = extent.end
+    assert at == layout.stream_bytes
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=6), st.data())
+def test_landing_extents_are_the_stream_in_order(lengths: list[int], data: st.DataObject) -> None:
+    spans, offset = [], 7
+    for length in lengths:
+        spans.append(Span(offset=offset, length=length))
+        offset += length + 3
+    order = data.draw(st.permutations(spans))
+    landing = [byte for span in order for byte in range(span.offset, span.offset + span.length)]
+    start = data.draw(st.integers(0, len(landing)))
+    length = data.draw(st.integers(0, len(landing) - start))
+    extents = landing_extents(order, Extent(start, length))
+    assert [byte for e in extents for byte in range(e.offset, e.end)] == landing[start : start + length]
+    position = start
+    for extent in extents:
+        assert stream_offset(order, extent) == position
+        position += extent.length
+
+
+@given(st.lists(st.integers(0, 30), max_size=12))
+def test_joined_extents_cover_the_same_bytes(blocks: list[int]) -> None:
+    extents = [Extent(block * 4, 4) for block in blocks]
+    covered = [byte for e in joined(extents) for byte in range(e.offset, e.end)]
+    assert covered == [byte for e in extents for byte in range(e.offset, e.end)]

@@ -1,0 +1,161 @@
+"""The control link: framing, order, bounds, heartbeats, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+import struct
+
+import pytest
+
+from baton_kv_transfer import link as link_module
+from baton_kv_transfer.errors import BadMessageError, LinkLostError
+from baton_kv_transfer.link import Connection, Link, connect
+from baton_kv_transfer.link_auth import Channel, LinkIdentity, LinkRole
+from baton_kv_transfer.liveness import LivenessConfig, PeerState
+from baton_kv_transfer.wire.codec import encode
+from baton_kv_transfer.wire.pair_link import Heartbeat, PairMessage, Seal, Wait
+from baton_testing.kv_transfer import eventually, first_tokens
+
+PEER = LinkIdentity(LinkRole.PREFILL, b"p" * 16, 1, "k1", Channel.CONTROL)
+ID = secrets.token_bytes(16)
+
+
+def pair(heartbeat_s: float = 0.02, dead_s: float = 0.2) -> tuple[Link, socket.socket]:
+    here, there = socket.socketpair()
+    there.setblocking(False)
+    liveness = LivenessConfig(suspect_s=dead_s / 2, dead_s=dead_s)
+    return Link(Connection(here), PEER, heartbeat_s=heartbeat_s, liveness=liveness), there
+
+
+def wait(position: int) -> Wait:
+    return Wait(request=ID, attempt=1, position=position)
+
+
+def framed(message: PairMessage) -> bytes:
+    frame = encode(message)
+    return struct.pack("!I", len(frame)) + frame
+
+
+async def test_messages_arrive_once_and_in_order_both_ways() -> None:
+    here, there = socket.socketpair()
+    links = [Link(Connection(end), PEER, heartbeat_s=0.01) for end in (here, there)]
+    got: list[list[PairMessage]] = [[], []]
+    runs = [asyncio.create_task(link.run(seen.append)) for link, seen in zip(links, got, strict=True)]
+    seal = Seal(request=ID, attempt=1, transfer=1, checksums=bytes(3 << 20), first_tokens=first_tokens(0))
+    for position in range(200):
+        links[0].send(wait(position))
+        links[1].send(wait(1_000 + position))
+    links[0].send(seal)
+    await eventually(lambda: seal in got[1])
+    await eventually(lambda: wait(1_199) in got[0])
+    assert [m for m in got[1] if not isinstance(m, Heartbeat)] == [*map(wait, range(200)), seal]
+    assert [m for m in got[0] if not isinstance(m, Heartbeat)] == [wait(1_000 + n) for n in range(200)]
+    links[0].close("enough")
+    assert await runs[0] == "enough"
+    assert "EOF" in await runs[1] or "closed" in await runs[1]
+    assert all(link.state is PeerState.DEAD for link in links)
+
+
+@pytest.mark.parametrize(
+    ("data", "named"),
+    [
+        (struct.pack("!I", 0), "length 0"),
+        (struct.pack("!I", 0xFFFFFFFF), "length 4294967295"),
+        (struct.pack("!I", (4 << 20) + 1), "length 4194305"),
+        (struct.pack("!I", 3) + b"\xc1\xc1\xc1", "BadMessageError"),
+        (b"GET / HTTP/1.1\r\n", "BadMessageError"),
+    ],
+)
+async def test_what_is_no_message_closes_the_link(data: bytes, named: str) -> None:
+    link, there = pair()
+    there.send(data)
+    assert named in await link.run(lambda message: None)
+    assert await _at_end(there)
+
+
+async def test_a_message_that_its_reader_refuses_closes_the_link() -> None:
+    link, there = pair()
+    there.send(framed(wait(1)))
+
+    def refuse(message: PairMessage) -> None:
+        raise BadMessageError("Wait: not a prefill worker's message")
+
+    assert "not a prefill worker's message" in await link.run(refuse)
+    there.close()
+
+
+async def test_a_silent_peer_is_dead_within_the_bound_although_the_connection_stands() -> None:
+    link, there = pair(dead_s=0.15)
+    assert "silent" in await asyncio.wait_for(link.run(lambda message: None), 2.0)
+    assert link.state is PeerState.DEAD
+    there.close()
+
+
+async def test_heartbeats_keep_an_idle_link() -> None:
+    here, there = socket.socketpair()
+    liveness = LivenessConfig(0.1, 0.2)
+    links = [Link(Connection(end), PEER, heartbeat_s=0.02, liveness=liveness) for end in (here, there)]
+    runs = [asyncio.create_task(link.run(lambda message: None)) for link in links]
+    await asyncio.sleep(0.5)
+    assert [link.state for link in links] == [PeerState.LIVE, PeerState.LIVE]
+    for run in runs:
+        run.cancel()
+    await asyncio.gather(*runs, return_exceptions=True)
+
+
+async def test_a_frame_that_arrives_slowly_is_a_sign_of_life() -> None:
+    link, there = pair(dead_s=0.2)
+    got: list[PairMessage] = []
+    run = asyncio.create_task(link.run(got.append))
+    for byte in framed(wait(5)):
+        there.send(bytes([byte]))
+        await asyncio.sleep(0.02)
+    await eventually(lambda: got)
+    assert got == [wait(5)]
+    link.close("done")
+    await run
+    there.close()
+
+
+async def test_a_peer_that_does_not_read_is_cut_before_memory_fills(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_module, "MAX_QUEUED_BYTES", 10_000)
+    link, there = pair(dead_s=5.0)
+    run = asyncio.create_task(link.run(lambda message: None))
+    for _ in range(1_000):
+        link.send(wait(1))
+    assert "does not read" in await run
+    link.send(wait(2))
+    there.close()
+
+
+async def test_a_peer_that_hangs_up_is_seen_at_once() -> None:
+    link, there = pair(dead_s=30.0)
+    there.close()
+    assert "LinkLostError" in await asyncio.wait_for(link.run(lambda message: None), 2.0)
+
+
+async def test_exchanging_hellos_reports_a_lost_peer() -> None:
+    link, there = pair()
+    there.close()
+    with pytest.raises(LinkLostError):
+        await link.receive()
+    link.close("never ran")
+    await link.run(lambda message: None)
+
+
+async def test_dialling_nobody_is_an_os_error() -> None:
+    with pytest.raises(OSError, match=r"refused|Connect"):
+        await connect("127.0.0.1", 1)
+
+
+async def _at_end(sock: socket.socket) -> bool:
+    loop = asyncio.get_running_loop()
+    try:
+        while await asyncio.wait_for(loop.sock_recv(sock, 4_096), 2.0):
+            continue
+    except ConnectionError:
+        pass
+    sock.close()
+    return True
