@@ -7,8 +7,8 @@ With s = logits / temperature:
 A token is kept when all three keep it; the greatest always is. Tokens with equal logits share one fate. The order
 temperature, top-k, top-p (renormalised over the top-k survivors), min-p is that of Hugging Face `generate`.
 
-Bytes: reads N·V logits and writes as many; on the CPU a partial sort of the rows that need one (a whole sort only for
-a nucleus of hundreds of tokens); on the GPU a bisection over float bit patterns, which reads the row once per pass.
+Bytes: reads N·V logits and writes as many. The CPU sorts the rows that have top-k or top-p; the GPU bisects over float
+bit patterns instead, which reads the row once per pass.
 """
 
 from __future__ import annotations

@@ -9,8 +9,10 @@ import torch
 @pytest.fixture
 def triton_device() -> str:
     """Device of the tensors given to a Triton launcher; a test that takes it is marked `gpu` where there is one."""
-    pytest.importorskip("triton")
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    triton = pytest.importorskip("triton")
+    has_gpu = torch.cuda.is_available()
+    assert triton.knobs.runtime.interpret is not has_gpu, "TRITON_INTERPRET must be 1 without a GPU and unset with one"
+    return "cuda" if has_gpu else "cpu"
 
 
 @pytest.hookimpl(tryfirst=True)

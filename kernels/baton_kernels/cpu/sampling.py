@@ -1,18 +1,14 @@
-"""Sampling on the CPU: each stage touches only the rows that need it, and nothing of a vocabulary is sorted unless
-it must be."""
+"""Sampling on the CPU: each stage touches only the rows that need it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from baton_kernels.gumbel import noise_keys, noise_of_keys
-
-NUCLEI = (64, 1024)
-"""Tokens looked at for top-p before all are: most nuclei are small, and the 64 greatest of 32k logits cost a
-hundredth of a sort."""
 
 DRAW_WORDS = 64 * 1024
 """Noise words made at a time: twenty passes over 256 KiB stay in the core's cache."""
@@ -24,10 +20,10 @@ def greatest(logits: Tensor) -> Tensor:
 
 
 def on_rows(logits: Tensor, rows: list[int], change: Callable[[Tensor, Tensor | None], Tensor]) -> Tensor:
-    """`logits` with change(logits of `rows`, their numbers) in those rows; numbers None when it is every row, in
-    order.
+    """`logits` with change(logits of `rows`, their numbers) in those rows; the numbers are None when it is every row.
 
-    Gives back `logits` itself when no row is named; otherwise a new tensor."""
+    Gives back `logits` itself when no row is named, otherwise a new tensor.
+    """
     if not rows:
         return logits
     if len(rows) == logits.shape[0]:
@@ -56,41 +52,21 @@ def truncate(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, 
 
 
 def _top_k_top_p_threshold(scaled: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """The smallest scaled logit kept, per row. Looks at the few greatest first and further only where that was too
-    short."""
-    threshold = torch.empty(scaled.shape[0])
-    rows, vocab = torch.arange(scaled.shape[0]), scaled.shape[1]
-    for length in (*NUCLEI, vocab):
-        seen = min(vocab, max(length, int(top_k.max())))
-        ordered = scaled.topk(seen, dim=-1).values
-        found, is_settled = _threshold_within(scaled, ordered, top_k, top_p)
-        threshold.index_copy_(0, rows, found)
-        unsettled = (~is_settled).nonzero()[:, 0]
-        if seen == vocab or not unsettled.numel():
-            break
-        rows, scaled, top_k, top_p = (select(values, unsettled) for values in (rows, scaled, top_k, top_p))
-    return threshold
+    """The smallest scaled logit kept, per row: [n, V] → [n].
 
-
-def _threshold_within(scaled: Tensor, ordered: Tensor, top_k: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
-    """Threshold from each row's `ordered` [n, seen] greatest, descending, and whether it is final (more would not
-    change it).
-
-    Masses are added up in float64: float32 sums over thousands of tokens would move the border by several tokens."""
-    seen = ordered.shape[1]
-    count = torch.where(top_k > 0, top_k, seen).clamp_(max=seen).long()
-    kth = torch.where(top_k > 0, ordered.gather(1, count[:, None] - 1)[:, 0], float("-inf"))
-    survivors = scaled.masked_fill(scaled < kth[:, None], float("-inf"))
-    total = torch.sub(survivors, ordered[:, :1], out=survivors).exp_().sum(-1, keepdim=True, dtype=torch.float64)
-    up_to = (ordered - ordered[:, :1]).exp_().cumsum(-1, dtype=torch.float64)
-    # Tokens of equal logits share the mass above the first of them.
-    run_start = torch.searchsorted(-ordered, -ordered, side="left")
-    above = torch.where(run_start > 0, up_to.gather(1, (run_start - 1).clamp_(min=0)), 0.0)
-    is_kept = ((above < top_p[:, None] * total) | (top_p >= 1)[:, None]) & (ordered >= kth[:, None])
-    is_kept[:, 0] = True
-    last = is_kept.sum(-1) - 1
-    is_settled = (last < seen - 1) | ((top_k > 0) & (top_k <= seen))
-    return ordered.gather(1, last[:, None])[:, 0], is_settled
+    numpy sorts: its vectorised float32 sort takes 0.1 ms for 32k logits where torch's takes 2. Masses are added up in
+    float64: float32 sums over thousands of tokens would move the border by several tokens.
+    """
+    vocab = scaled.shape[1]
+    ordered = torch.from_numpy(np.sort(scaled.numpy(), axis=-1)).flip(-1)
+    count = torch.where(top_k > 0, top_k, vocab).clamp_(max=vocab).long()
+    kth = ordered.gather(1, count[:, None] - 1)
+    masses = torch.sub(ordered, ordered[:, :1]).masked_fill_(ordered < kth, float("-inf")).exp_()
+    up_to = masses.cumsum(-1, dtype=torch.float64)
+    # The last place kept is the first that reaches top_p of the mass; tokens equal to it are kept by the threshold.
+    last = torch.searchsorted(up_to, up_to[:, -1:] * top_p[:, None]).clamp_(max=vocab - 1)
+    nucleus = torch.where(top_p[:, None] >= 1, kth, ordered.gather(1, last))
+    return torch.maximum(kth, nucleus)[:, 0]
 
 
 def draw(logits: Tensor, temperature: Tensor, seed: Tensor, choice: Tensor, index: Tensor) -> Tensor:
