@@ -97,7 +97,6 @@ def _open(
 ) -> None:
     leave_stage(state, stem)
     stem.stage = StemStage.PREFILLING
-    stem.run += 1
     state.pool.share(stem.owner, hits)
     state.pool.allocate(stem.owner, missing)
     cached = len(hits) * state.config.block_tokens
@@ -148,7 +147,7 @@ def _add_chunk(state: EngineState, draft: StepDraft, stem: Stem) -> None:
     sample = tuple(member.slot for member in stem.waiting_members if member.slot is not None) if is_last else ()
     assert stem.slot is not None
     draft.prefill.append(PrefillChunk(stem.slot, start, stem.tokens[start:end], sample))
-    draft.chunks.append(LaunchedChunk(stem, stem.run, end, is_last))
+    draft.chunks.append(LaunchedChunk(stem, end, is_last))
     if is_last:
         _finish_stem(state, draft, stem)
 

@@ -70,7 +70,7 @@ def _fork(state: EngineState, draft: StepDraft, stem: Stem, runners: list[Sequen
         if member.slot != table_slot:
             draft.set_blocks(member.slot, tuple(state.pool.table(member.owner)))
         _join(state, stem, member)
-    release_blocks(state, stem.owner, draft.step if draft.copies else 0)
+    release_blocks(state, stem.owner)
 
 
 def _copy(state: EngineState, draft: StepDraft, source: int, owner: BlockOwner) -> bool:

@@ -42,7 +42,7 @@ def _attend(state: EngineState, draft: StepDraft, row: Sequence) -> None:
 def _grow(state: EngineState, draft: StepDraft, row: Sequence, index: int) -> bool:
     """Block `index` for the row, at the cost of the youngest if need be. False: the row is not in this step."""
     while not state.pool.available:
-        if state.pool.count(BlockState.FENCED) > draft.claimed_blocks:  # they come back with the next result
+        if _coming_blocks(state) > draft.claimed_blocks:
             draft.claimed_blocks += 1
             _stall(state, row)
             return False
@@ -57,6 +57,12 @@ def _grow(state: EngineState, draft: StepDraft, row: Sequence, index: int) -> bo
     assert row.slot is not None
     draft.blocks.append(BlockUpdate(row.slot, index, block))
     return True
+
+
+def _coming_blocks(state: EngineState) -> int:
+    """Blocks that the launched steps' results free (a few less when some are shared: then one step is lost)."""
+    ending = (row for step in state.in_flight for row in step.ending if row.stage is Stage.ENDING)
+    return state.pool.count(BlockState.FENCED) + sum(len(state.pool.table(row.owner)) for row in ending)
 
 
 def _is_alone(state: EngineState, row: Sequence) -> bool:

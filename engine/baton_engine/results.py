@@ -36,10 +36,8 @@ def read_result(state: EngineState, result: StepResult) -> None:
 
 
 def _advance_stem(state: EngineState, chunk: LaunchedChunk) -> None:
-    """The chunk's KV stands, unless the stem was preempted or dropped meanwhile."""
+    """The chunk's KV stands, unless the stem was preempted or dropped meanwhile: then its table is empty."""
     stem = chunk.stem
-    if stem.run != chunk.run or stem.stage is StemStage.RETURNING:
-        return
     owner = stem.owner
     first, last = stem.done_tokens // state.config.block_tokens, chunk.end // state.config.block_tokens
     stem.done_tokens = chunk.end

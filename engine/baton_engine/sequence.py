@@ -119,8 +119,6 @@ class Stem:
     """KV that is computed once the launched steps are done."""
     done_tokens: int = 0
     """KV that stands."""
-    run: int = 0
-    """Counts starts, so that chunks of a start before a preemption are told apart."""
     failed_at: tuple[int, int] | None = None
     """Pool gains and floor when there was last no room: no use in looking again until one of them changes."""
     digests: list[bytes] = field(default_factory=list)

@@ -15,7 +15,6 @@ class LaunchedChunk:
     """A prefill chunk whose result is awaited."""
 
     stem: Stem
-    run: int
     end: int
     is_last: bool
 
@@ -30,6 +29,8 @@ class LaunchedStep:
     samples: dict[int, Sequence]
     """Slots that draw from a prefill chunk."""
     chunks: tuple[LaunchedChunk, ...]
+    ending: tuple[Sequence, ...]
+    """Rows that ran for the last time: their blocks come back with the result."""
 
 
 @dataclass(slots=True, eq=False)
@@ -44,7 +45,7 @@ class StepDraft:
     ending: list[Sequence] = field(default_factory=list)
     """Rows that run for the last time in this step."""
     claimed_blocks: int = 0
-    """Fenced blocks that stalled rows already count on."""
+    """Blocks on their way back that stalled rows already count on."""
     prefill_tokens: int = 0
     is_shared: bool = False
     """A prompt gave up part of this step's budget, although it could use it, to those behind it."""
@@ -90,4 +91,4 @@ class StepDraft:
             decode,
             closes,
         )
-        return plan, LaunchedStep(self.step, rows, self.samples, tuple(self.chunks))
+        return plan, LaunchedStep(self.step, rows, self.samples, tuple(self.chunks), tuple(self.ending))

@@ -74,10 +74,10 @@ def test_a_choice_that_stops_at_its_first_token_leaves_the_others_alone(ready: b
 
 
 @pytest.mark.parametrize("choice", [0, 1, 2])
-@pytest.mark.parametrize("turns", range(6))
+@pytest.mark.parametrize("turns", range(9))
 @pytest.mark.parametrize("ready", [True, False])
 def test_one_choice_can_be_cancelled_at_any_moment(choice: int, turns: int, ready: bool) -> None:
-    running = engine(is_ready=lambda: ready)
+    running = engine(config(max_step_tokens=8), is_ready=lambda: ready)
     request = spec(1, 38, choices=(0, 1, 2), max_tokens=5)
     running.scheduler.submit(request, 0.0)
     for _ in range(turns):

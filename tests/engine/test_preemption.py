@@ -131,3 +131,13 @@ def test_a_preempted_request_can_be_cancelled(turns: int) -> None:
     running.run()
     running.assert_exact(spec(1, 12, max_tokens=40, choices=(0, 1)))
     assert running.result(spec(2, 12)) == running.expected(spec(2, 12, max_tokens=40))
+
+
+def test_rows_wait_for_the_blocks_of_an_ending_row_instead_of_preempting() -> None:
+    running = tiny(ready=False)
+    # 8 + 3 + 3 of 16 blocks: the first ends with its second token, while the others need their fourth block.
+    for number, tokens, max_tokens in ((1, 32, 2), (2, 12, 18), (3, 12, 18)):
+        running.scheduler.submit(spec(number, tokens, max_tokens=max_tokens), 0.0)
+    running.run()
+    assert running.scheduler.stats().preemptions == 0
+    assert len(running.finishes) == 3

@@ -78,6 +78,10 @@ def play(seed: int, moves: int = 150) -> Workload:
     return load
 
 
-@pytest.mark.parametrize("seed", range(60))
+FOUND = (148, 219, 1191)
+"""Seeds that once failed: updates of block tables were lost when every row of a step stalled."""
+
+
+@pytest.mark.parametrize("seed", [*range(60), *FOUND])
 def test_every_request_gets_what_it_gets_alone(seed: int) -> None:
     play(seed)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from baton_engine.plan import StepPlan
+from baton_engine.events import Drawn
+from baton_engine.plan import SlotTokens, StepPlan, StepResult
 from baton_kv_transfer.wire.values import Finish
 from baton_testing.toy_engine import Engine, config, engine, key, spec
 
@@ -60,6 +61,30 @@ def test_stop_ids_do_not_end_before_min_tokens(min_tokens: int) -> None:
     running = engine()
     stop = running.expected(spec(1, 6, max_tokens=20))[:6]
     assert len(run_one(running, max_tokens=20, stop=stop, min_tokens=min_tokens)) > min_tokens
+
+
+def test_a_runner_that_draws_a_stop_id_too_early_does_not_end_the_sequence() -> None:
+    scheduler = engine().scheduler
+    scheduler.submit(spec(1, 6, max_tokens=9, min_tokens=2, stop=(5,)), 0.0)
+    finishes = []
+    for _ in range(3):
+        plan = scheduler.plan(0.0)
+        assert plan is not None
+        scheduler.apply(StepResult(plan.step, (SlotTokens(0, (5,)),), 0.0), 0.0)
+        finishes += [event.finish for event in scheduler.events() if isinstance(event, Drawn)]
+    assert finishes == [None, None, Finish.STOP]
+
+
+def test_results_must_come_in_order_and_for_planned_rows() -> None:
+    scheduler = engine().scheduler
+    with pytest.raises(RuntimeError, match="result of step 1, expected None"):
+        scheduler.apply(StepResult(1, (), 0.0), 0.0)
+    scheduler.submit(spec(1, 6), 0.0)
+    scheduler.plan(0.0)
+    with pytest.raises(RuntimeError, match="result of step 2, expected 1"):
+        scheduler.apply(StepResult(2, (), 0.0), 0.0)
+    with pytest.raises(RuntimeError, match="tokens for slot 3, which had no row"):
+        scheduler.apply(StepResult(1, (SlotTokens(3, (5,)),), 0.0), 0.0)
 
 
 def test_a_stop_id_as_the_last_token_is_a_stop() -> None:
