@@ -69,6 +69,7 @@ def new_posts(fleet: Fleet, role: Role, revision: Revision, count: int, taken: f
     """`count` posts with the lowest ordinals whose names are not taken."""
     template = fleet.templates[role]
     assert template.revision == revision, "only the current template starts new workers"
+    assert count > 0, "nothing is stopped while it is unknown what is routable"
     posts: list[PostSpec] = []
     ordinal = 0
     while len(posts) < count:

@@ -36,6 +36,7 @@ from baton_operator.workers import Device, Site, instance_arguments
 POLL_S = 0.05
 HEALTH_POLL_S = 0.1
 HEALTH_TIMEOUT_S = 2.0
+PROBES_PER_PROCESS = 8
 DRAIN_S = 10.0
 """For requests in flight when told to stop; less than the supervisor's patience with a process."""
 LOOPBACK = "127.0.0.1"
@@ -106,6 +107,8 @@ class Runtime:
         health = asyncio.create_task(self._watch_health())
         try:
             while self._status is None:
+                if health.done():
+                    health.result()
                 self._pass(time.monotonic())
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), POLL_S)
@@ -199,9 +202,19 @@ class Runtime:
             while True:
                 gateway = self._supervisor.posts.get(self._fleet.gateway.name)
                 is_up = gateway is not None and gateway.phase is Phase.READY
-                routable = is_up and await _is_ok(session, f"{self._endpoint}/health/routable")
+                routable = is_up and await self._answers(session)
                 self._act(self._supervisor.heard_routable(routable))
                 await asyncio.sleep(HEALTH_POLL_S if not routable else 10 * HEALTH_POLL_S)
+
+    async def _answers(self, session: aiohttp.ClientSession) -> bool:
+        """Whether the gateway is routable: at first every process of it, asked over fresh connections so often that
+        none is likely to be missed; later any one."""
+        processes = self._fleet.deployment.spec.gateway.processes
+        probes = 1 if self._supervisor.routable or processes == 1 else PROBES_PER_PROCESS * processes
+        for _ in range(probes):
+            if not await _is_ok(session, f"{self._endpoint}/health/routable"):
+                return False
+        return True
 
     def _stop_asked(self) -> None:
         self._act(self._supervisor.stop(time.monotonic()))

@@ -27,10 +27,13 @@ PARENT = "parent"
 
 
 def write_stand_ins(directory: Path) -> None:
-    """Modules named like the real ones that run this file."""
+    """Packages named like the real ones that run this file; everything but their `__main__` is still the real one."""
     for module, role in MODULES.items():
-        text = f"from baton_testing.stand_in import main\n\nmain({role!r})\n"
-        (directory / f"{module}.py").write_text(text)
+        package = directory / module
+        package.mkdir()
+        extend = "from pkgutil import extend_path\n\n__path__ = extend_path(__path__, __name__)\n"
+        (package / "__init__.py").write_text(extend)
+        (package / "__main__.py").write_text(f"from baton_testing.stand_in import main\n\nmain({role!r})\n")
 
 
 def main(role: str) -> None:
