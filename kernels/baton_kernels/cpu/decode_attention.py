@@ -32,8 +32,8 @@ class DecodeGroup:
     """Rows of the batch, [n] int64; None when the group is the whole batch in order."""
     columns: Tensor
     """Pool row of (sequence, query head, visible token), of layer 0's K: [n · Hq · W]."""
-    bounds: Tensor
-    """0, W, 2W, …: [n · Hq + 1], where each (sequence, query head) starts in `columns`."""
+    starts: Tensor
+    """0, W, 2W, …: [n · Hq], where each (sequence, query head) starts in `columns`."""
     scores: Tensor | None
     """Sparse [n · Hq, pool rows], pattern `columns`; its values are scratch, overwritten by each layer. None when
     not float32."""
@@ -107,7 +107,7 @@ def _group(
     num_rows = len(visible) * num_q_heads
     bounds = torch.arange(0, num_rows * longest + 1, longest, dtype=rows.dtype)
     scores = None if reach is None else _pattern(bounds, columns, (num_rows, reach))
-    return DecodeGroup(members, columns, bounds, scores, hidden)
+    return DecodeGroup(members, columns, bounds[:-1], scores, hidden)
 
 
 def _token_rows(kv_pool: Tensor, tables: Tensor, first: list[int], visible: list[int]) -> Tensor:
@@ -115,14 +115,18 @@ def _token_rows(kv_pool: Tensor, tables: Tensor, first: list[int], visible: list
     block_tokens, longest = kv_pool.shape[4], max(visible)
     block_rows = kv_pool.stride(0) // kv_pool.shape[5]
     index_type = torch.int32 if kv_pool.shape[0] * block_rows < 1 << 31 else torch.int64
-    slots = torch.arange(block_tokens, dtype=index_type)
     if not any(first):
         starts = tables[:, : -(-longest // block_tokens)].to(index_type) * block_rows
-        return (starts[:, :, None] + slots).flatten(1)[:, :longest]
+        return (starts[:, :, None] + _slots(block_tokens, index_type)).flatten(1)[:, :longest]
     last = torch.tensor([f + v - 1 for f, v in zip(first, visible, strict=True)])
     position = torch.minimum(torch.tensor(first)[:, None] + torch.arange(longest), last[:, None])
     starts = tables.gather(1, position // block_tokens).to(index_type) * block_rows
     return starts + (position % block_tokens).to(index_type)
+
+
+@lru_cache(maxsize=4)
+def _slots(block_tokens: int, index_type: torch.dtype) -> Tensor:
+    return torch.arange(block_tokens, dtype=index_type)
 
 
 @lru_cache(maxsize=16)
@@ -167,7 +171,7 @@ def _attend_sparse(q: Tensor, keys: Tensor, values: Tensor, scale: float, group:
     torch.sparse.sampled_addmm(pattern, q, keys.t(), beta=0.0, alpha=scale, out=pattern)
     assert pattern is not None
     weights = _softmax(pattern.values(), q.shape[0], group).view(-1)
-    return torch.embedding_bag(values, group.columns, group.bounds[:-1], False, 0, False, weights)[0]
+    return torch.embedding_bag(values, group.columns, group.starts, False, 0, False, weights)[0]
 
 
 def _attend_gathered(q: Tensor, keys: Tensor, values: Tensor, scale: float, group: DecodeGroup) -> Tensor:

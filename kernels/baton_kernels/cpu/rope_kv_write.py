@@ -43,7 +43,8 @@ def rope_index(positions: Tensor, cos: Tensor, sin: Tensor, slot_mapping: Tensor
     if slot_mapping.numel() and int(slot_mapping.min()) < 0:
         written = (slot_mapping >= 0).nonzero()[:, 0]
         slot_mapping = slot_mapping.index_select(0, written)
-    first = slot_mapping // block_tokens * block_rows + slot_mapping % block_tokens
+    # block · block_rows + slot, from block · block_tokens + slot.
+    first = torch.add(slot_mapping, slot_mapping // block_tokens, alpha=block_rows - block_tokens)
     rows = (first[:, None] + torch.arange(0, layer_rows, block_tokens)).view(-1)
     cos_rows = cos.index_select(0, positions).float()
     return RopeIndex(cos_rows[:, None], signed_sin[:, None], rows, written, (blocks - 1) * block_rows + layer_rows)
