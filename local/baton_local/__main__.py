@@ -1,6 +1,7 @@
 """`baton`: dispatches a command and turns every expected error into one line and an exit status.
 
-0: done · 1: it failed while running · 2: what was asked cannot be done as asked.
+0: done · 1: it failed while running · 2: what was asked cannot be done as asked. What only `up` and `demo` need is
+imported there: it takes longer than the other commands.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from baton_local.ask import AskOptions, run_ask
-from baton_local.demo import DemoOptions, run_demo
 from baton_local.errors import LocalError, RefusedError
 from baton_local.observe import observe
 from baton_local.options import parse_options
@@ -20,7 +20,6 @@ from baton_local.record import read_record
 from baton_local.run_dir import base_directory, find_run
 from baton_local.show_logs import run_logs
 from baton_local.status import as_json, as_text
-from baton_local.up import UpOptions, run_up
 from baton_operator.errors import ManifestError, OperatorError
 
 FAILED = 1
@@ -54,10 +53,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _up(options: argparse.Namespace) -> int:
-    return run_up(_up_options(options))
+    from baton_local.up import UpOptions, run_up
+
+    up = UpOptions(
+        manifest=options.file,
+        host=options.host,
+        port=options.port,
+        volumes=dict(options.volume),
+        device=options.device,
+        processes=options.processes,
+    )
+    return run_up(replace(up, patience=replace(up.patience, first_ready_s=options.ready_timeout)))
 
 
 def _demo(options: argparse.Namespace) -> int:
+    from baton_local.demo import DemoOptions, run_demo
+
     passed = ["--port", str(options.port), "--host", options.host, "--ready-timeout", str(options.ready_timeout)]
     passed += [text for name, path in options.volume for text in ("--volume", f"{name}={path}")]
     passed += ["--device", options.device] if options.device else []
@@ -88,18 +99,6 @@ def _ask(options: argparse.Namespace) -> int:
 
 def _logs(options: argparse.Namespace) -> int:
     return run_logs(options.process, options.name, options.follow)
-
-
-def _up_options(options: argparse.Namespace) -> UpOptions:
-    up = UpOptions(
-        manifest=options.file,
-        host=options.host,
-        port=options.port,
-        volumes=dict(options.volume),
-        device=options.device,
-        processes=options.processes,
-    )
-    return replace(up, patience=replace(up.patience, first_ready_s=options.ready_timeout))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """The guard: a tiny process that outlives a killed `baton up` just long enough to kill everything it had started.
 
-Run as a script (`python -I -S guard.py`). On standard input it is told process groups, `+PGID` when one starts and
-`-PGID` when it is gone. End of input means that `baton up` ended, perhaps by SIGKILL: every group that is left is
-killed, grandchildren included. Signals meant for the terminal's foreground do not concern it.
+Run as a script (`python -I -S guard.py PGID…`, the groups that run already). On standard input it is told process
+groups, `+PGID` when one starts and `-PGID` when it is gone. End of input means that `baton up` ended, perhaps by
+SIGKILL: every group that is left is killed, grandchildren included. Signals meant for the terminal's foreground do not
+concern it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ ROUND_S = 0.05
 def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
-    groups: set[int] = set()
+    groups = {int(argument) for argument in sys.argv[1:]}
     for line in sys.stdin:
         (groups.add if line[0] == "+" else groups.discard)(int(line[1:]))
     for _ in range(ROUNDS if groups else 0):

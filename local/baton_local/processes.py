@@ -111,14 +111,12 @@ class Processes:
         """A guard that was killed is replaced, and told everything again."""
         if self._guard.poll() is None:
             return
-        self._guard = _start_guard()
-        for child in self._children.values():
-            self._tell_guard(f"+{child.pid}")
+        self._guard = _start_guard(*(child.pid for child in self._children.values()))
 
 
-def _start_guard() -> subprocess.Popen[bytes]:
+def _start_guard(*groups: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, *ISOLATED, str(HERE / "guard.py")],
+        [sys.executable, *ISOLATED, str(HERE / "guard.py"), *map(str, groups)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
