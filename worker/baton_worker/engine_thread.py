@@ -169,6 +169,6 @@ class EngineThread:
         last = self._snapshot
         stats = self._scheduler.stats()
         stepped = now if steps != last.steps else last.stepped_s
-        had_work = last.stats.running > 0 or last.stats.waiting > 0
+        had_work = last.stats.running > 0
         work_since = last.work_since_s if had_work else now
         self._snapshot = EngineSnapshot(stats, steps, self._stepper.step_s, now, stepped, work_since)

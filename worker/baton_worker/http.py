@@ -20,11 +20,13 @@ STALLED_S = 60.0
 
 
 def is_live(snapshot: EngineSnapshot, now: float) -> bool:
-    """Whether the engine makes progress: an idle one only has to turn its loop."""
+    """Whether the engine makes progress: without a sequence in the batch it only has to turn its loop.
+
+    Prompts and reservations may wait for longer than any bound here, for KV that others hold: that is no stall.
+    """
     if now - snapshot.turned_s > STALLED_S:
         return False
-    has_work = snapshot.stats.running > 0 or snapshot.stats.waiting > 0
-    return not has_work or now - max(snapshot.stepped_s, snapshot.work_since_s) <= STALLED_S
+    return snapshot.stats.running == 0 or now - max(snapshot.stepped_s, snapshot.work_since_s) <= STALLED_S
 
 
 def application(
