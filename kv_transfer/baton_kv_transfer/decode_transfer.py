@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 from baton_kv_transfer import tcp
 from baton_kv_transfer.acceptor import Acceptor, PrefillLink
+from baton_kv_transfer.decode_records import DecodeAction, DecodeStats, Failed, Landed, Scatter
 from baton_kv_transfer.handover import CutLink, DecodeListener, HandoverKey, KvSink, Send, TransferConfig
-from baton_kv_transfer.handover_decode import DecodeAction, DecodeHandovers, DecodeStats, Failed, Landed, Scatter
+from baton_kv_transfer.handover_decode import DecodeHandovers
 from baton_kv_transfer.keys import KeyDirectory
 from baton_kv_transfer.landing import ClaimRefusal, LandingWindow
 from baton_kv_transfer.layout import KvGeometry

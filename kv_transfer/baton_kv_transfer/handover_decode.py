@@ -11,33 +11,38 @@ nobody reads them before `Landed`.
 
 from __future__ import annotations
 
-import enum
 from collections import Counter, OrderedDict
-from dataclasses import dataclass, field
 
+from baton_kv_transfer.decode_records import (
+    DecodeAction,
+    DecodeHandover,
+    DecodeState,
+    DecodeStats,
+    Failed,
+    Landed,
+    Scatter,
+)
 from baton_kv_transfer.errors import BadMessageError, LandingFullError, UnfitPairError
 from baton_kv_transfer.expiring import ExpiringMap
-from baton_kv_transfer.handover import CutLink, HandoverKey, Send, TransferConfig, Verify
-from baton_kv_transfer.landing import ClaimRefusal, LandingRegion, LandingStats, LandingWindow
+from baton_kv_transfer.grant import grant_of
+from baton_kv_transfer.handover import HandoverKey, Send, TransferConfig, Verify
+from baton_kv_transfer.landing import ClaimRefusal, LandingRegion, LandingWindow
 from baton_kv_transfer.layout import (
-    CHECKSUM_BYTES,
     Extent,
     KvGeometry,
     StreamLayout,
     landing_extents,
     negotiated_unit,
 )
+from baton_kv_transfer.lingering import Lingering
+from baton_kv_transfer.verification import first_bad_piece, seal_fault, stream_fault
 from baton_kv_transfer.wire.pair_link import (
-    MAX_CHECKSUM_BYTES,
     Abandon,
     Done,
-    FirstToken,
-    Grant,
     Heartbeat,
     PairMessage,
     Reject,
     Seal,
-    Span,
     Wait,
 )
 from baton_kv_transfer.wire.values import Reason
@@ -45,83 +50,6 @@ from baton_kv_transfer.wire.values import Reason
 EARLY_CAPACITY = 4_096
 ENDED_CAPACITY = 16_384
 ENDED_S = 120.0
-
-
-class DecodeState(enum.StrEnum):
-    QUEUED = "queued"
-    """The engine has no blocks for it yet."""
-    LINKING = "linking"
-    """No link from the prefill worker yet."""
-    WAITING = "waiting"
-    """In the queue for landing bytes."""
-    GRANTED = "granted"
-    SEALED = "sealed"
-    """All bytes are here; the rest of the scatter and the verification are under way."""
-    CLOSING = "closing"
-    """Failed; a scatter into the blocks that already runs is waited for."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scatter:
-    """Write units [first_unit, end_unit), lying at `landing`, into `blocks`; tell `scattered` or `scatter_failed`."""
-
-    key: HandoverKey
-    blocks: tuple[int, ...]
-    unit_tokens: int
-    first_unit: int
-    end_unit: int
-    landing: Extent
-
-
-@dataclass(frozen=True, slots=True)
-class Landed:
-    key: HandoverKey
-    first_tokens: tuple[FirstToken, ...]
-    granted_s: float
-    """When the grant was sent: the hand-over's duration counts from here."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    key: HandoverKey
-    reason: Reason
-    detail: str
-
-
-DecodeAction = Send | CutLink | Scatter | Landed | Failed
-
-
-@dataclass(slots=True)
-class _Handover:
-    key: HandoverKey
-    peer: bytes
-    deadline_s: float
-    state: DecodeState
-    state_until_s: float
-    total_tokens: int = 0
-    cached_tokens: int = 0
-    blocks: tuple[int, ...] = ()
-    choices: frozenset[int] = frozenset()
-    transfer: int | None = None
-    layout: StreamLayout | None = None
-    spans: tuple[Span, ...] = ()
-    granted_s: float = 0.0
-    next_unit: int = 0
-    scattering: tuple[int, int] | None = None
-    checksums: list[bytes] = field(default_factory=list)
-    seal: Seal | None = None
-    failure: tuple[Reason, str] | None = None
-    writes_may_follow: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeStats:
-    by_state: dict[DecodeState, int]
-    landing: LandingStats
-    lingering: int
-    """Ended hand-overs whose writer has not said yet that nothing is in flight."""
-    ended: dict[str, int]
-    refused: dict[str, int]
 
 
 class DecodeHandovers:
@@ -138,10 +66,10 @@ class DecodeHandovers:
         self._config = config
         self._one_sided = one_sided
         self._landing = LandingRegion(landing_bytes, quarantine_share=config.quarantine_share)
-        self._handovers: dict[HandoverKey, _Handover] = {}
+        self._handovers: dict[HandoverKey, DecodeHandover] = {}
         self._line: OrderedDict[HandoverKey, None] = OrderedDict()
         self._peers: dict[bytes, int] = {}
-        self._lingering: dict[HandoverKey, tuple[bytes, int]] = {}
+        self._lingering = Lingering(self._landing, one_sided=one_sided)
         self._early: ExpiringMap[tuple[bytes, HandoverKey], Abandon] = ExpiringMap(config.early_s, EARLY_CAPACITY)
         self._ended: ExpiringMap[HandoverKey, Reason] = ExpiringMap(ENDED_S, ENDED_CAPACITY)
         self._transfers: dict[int, HandoverKey] = {}
@@ -160,7 +88,7 @@ class DecodeHandovers:
         if key in self._handovers and self._handovers[key].state is not DecodeState.QUEUED:
             self._refused["duplicate_queued"] += 1
             return []
-        self._handovers[key] = _Handover(key, peer, deadline_s, DecodeState.QUEUED, deadline_s)
+        self._handovers[key] = DecodeHandover(key, peer, deadline_s, DecodeState.QUEUED, deadline_s)
         return self._wait(key, peer, position)
 
     def expected(
@@ -179,7 +107,7 @@ class DecodeHandovers:
         if known is not None and known.state is not DecodeState.QUEUED:
             self._refused["duplicate_expected"] += 1
             return []
-        handover = _Handover(key, peer, deadline_s, DecodeState.LINKING, 0.0, total_tokens, cached_tokens, blocks)
+        handover = DecodeHandover(key, peer, deadline_s, DecodeState.LINKING, 0.0, total_tokens, cached_tokens, blocks)
         handover.choices = frozenset(choices)
         self._handovers[key] = handover
         if key in self._ended:
@@ -258,9 +186,7 @@ class DecodeHandovers:
         self._peers.pop(peer, None)
         for entry in [entry for entry, _ in self._early.items() if entry[0] == peer]:
             self._early.pop(entry)
-        if not self._one_sided:
-            for key in [key for key, (writer, _) in self._lingering.items() if writer == peer]:
-                self._settle(key)
+        self._lingering.link_down(peer)
         actions: list[DecodeAction] = []
         for state in (DecodeState.WAITING, DecodeState.GRANTED):
             for handover in self._of(peer, state):
@@ -269,8 +195,7 @@ class DecodeHandovers:
 
     def peer_gone(self, peer: bytes, now: float) -> list[DecodeAction]:
         """Proof that the process `peer` is gone: nothing of it can still be written."""
-        for key in [key for key, (writer, _) in self._lingering.items() if writer == peer]:
-            self._settle(key)
+        self._lingering.peer_gone(peer)
         return self._grant_waiting(now)
 
     # The peer's messages ---------------------------------------------------------------------------------------------
@@ -293,7 +218,8 @@ class DecodeHandovers:
         if handover is None or handover.peer != peer or handover.state is DecodeState.QUEUED:
             if handover is None and key in self._ended:
                 self._refused["late"] += 1
-                return self._settle_and_grant(peer, key, now)
+                self._lingering.settle(key, peer)
+                return self._grant_waiting(now)
             self._refused["unknown_seal" if handover is None else "foreign_epoch"] += 1
             return [Send(peer, _reject(key, Reason.UNKNOWN_REQUEST, "no such hand-over from this epoch"))]
         if handover.state is DecodeState.CLOSING and seal.transfer == handover.transfer:
@@ -306,35 +232,28 @@ class DecodeHandovers:
             return [Send(peer, _reject(key, Reason.BAD_REQUEST, "seal of another transfer"))]
         return self._sealed(handover, seal, now)
 
-    def _sealed(self, handover: _Handover, seal: Seal, now: float) -> list[DecodeAction]:
+    def _sealed(self, handover: DecodeHandover, seal: Seal, now: float) -> list[DecodeAction]:
         assert handover.transfer is not None
         assert handover.layout is not None
         handover.writes_may_follow = False
-        named = [first.choice for first in seal.first_tokens]
-        if len(set(named)) != len(named) or set(named) != handover.choices:
-            detail = f"first tokens for choices {sorted(named)}, expected {sorted(handover.choices)}"
-            return self._spoilt(handover, Reason.BAD_REQUEST, detail, now)
         gap = None if self._one_sided else self._landing.first_gap(handover.transfer)
-        if gap is not None:
-            return self._spoilt(handover, Reason.KV_CORRUPT, f"stream bytes [{gap[0]}, {gap[1]}) never came", now)
-        expected_bytes = handover.layout.checksum_bytes if self._config.verify is Verify.FULL else len(seal.checksums)
-        if len(seal.checksums) != expected_bytes:
-            detail = f"{len(seal.checksums)} bytes of checksums, expected {expected_bytes}"
-            return self._spoilt(handover, Reason.KV_CORRUPT, detail, now)
+        fault = seal_fault(handover.layout, handover.choices, seal, gap, self._config.verify)
+        if fault is not None:
+            return self._spoilt(handover, *fault, now)
         handover.seal = seal
         self._landing.seal(handover.transfer)
         self._enter(handover, DecodeState.SEALED, handover.deadline_s)
         return self._advance(handover, now)
 
-    def _spoilt(self, handover: _Handover, reason: Reason, detail: str, now: float) -> list[DecodeAction]:
+    def _spoilt(self, handover: DecodeHandover, reason: Reason, detail: str, now: float) -> list[DecodeAction]:
         """A sealed hand-over that is not admitted."""
         done = Done(request=handover.key.request, attempt=handover.key.attempt, reason=reason, detail=detail[:256])
         return [Send(handover.peer, done), *self._fail(handover, reason, detail, now)]
 
     def _abandon(self, peer: bytes, abandon: Abandon, now: float) -> list[DecodeAction]:
         key = HandoverKey(abandon.request, abandon.attempt)
-        if self._lingering.get(key, (b"", 0))[0] == peer:
-            return self._settle_and_grant(peer, key, now)
+        if self._lingering.settle(key, peer):
+            return self._grant_waiting(now)
         handover = self._handovers.get(key)
         if handover is None or handover.state is DecodeState.QUEUED:
             return self._abandoned_early(peer, key, handover, abandon, now)
@@ -350,7 +269,7 @@ class DecodeHandovers:
         return self._fail(handover, abandon.reason, abandon.detail, now)
 
     def _abandoned_early(
-        self, peer: bytes, key: HandoverKey, queued: _Handover | None, abandon: Abandon, now: float
+        self, peer: bytes, key: HandoverKey, queued: DecodeHandover | None, abandon: Abandon, now: float
     ) -> list[DecodeAction]:
         if key in self._ended or (queued is not None and queued.peer != peer):
             self._refused["late" if queued is None else "foreign_epoch"] += 1
@@ -379,19 +298,16 @@ class DecodeHandovers:
 
     # Inside ----------------------------------------------------------------------------------------------------------
 
-    def _stand_in_line(self, handover: _Handover, now: float) -> list[DecodeAction]:
+    def _stand_in_line(self, handover: DecodeHandover, now: float) -> list[DecodeAction]:
         """The peer is linked: fix units and stream, then wait for landing bytes behind those who came before."""
         try:
             unit = negotiated_unit(self._geometry.block_tokens, self._peers[handover.peer])
             layout = StreamLayout(self._geometry, unit, handover.cached_tokens, handover.total_tokens)
         except (ValueError, UnfitPairError) as error:
             return self._fail(handover, Reason.INTERNAL, str(error), now, tell_peer=True)
-        if not self._landing.can_ever_fit(layout.stream_bytes):
-            detail = f"{layout.stream_bytes} bytes, the landing region has {self._landing.total_bytes}"
-            return self._fail(handover, Reason.TOO_LONG, detail, now, tell_peer=True)
-        if self._config.verify is Verify.FULL and layout.checksum_bytes > MAX_CHECKSUM_BYTES:
-            detail = f"{layout.pieces} pieces, a seal carries {MAX_CHECKSUM_BYTES // CHECKSUM_BYTES} checksums"
-            return self._fail(handover, Reason.TOO_LONG, detail, now, tell_peer=True)
+        fault = stream_fault(layout, self._landing.total_bytes, self._config.verify)
+        if fault is not None:
+            return self._fail(handover, Reason.TOO_LONG, fault, now, tell_peer=True)
         handover.layout, handover.next_unit = layout, layout.first_unit
         self._line[handover.key] = None
         self._enter(handover, DecodeState.WAITING, handover.deadline_s)
@@ -417,22 +333,11 @@ class DecodeHandovers:
             self._transfers[handover.transfer] = handover.key
             handover.granted_s, handover.writes_may_follow = now, True
             self._enter(handover, DecodeState.GRANTED, handover.deadline_s)
-            actions.append(Send(handover.peer, self._grant_message(handover, handover.layout)))
+            grant = grant_of(handover.key, handover.transfer, handover.layout, handover.spans)
+            actions.append(Send(handover.peer, grant))
         return actions
 
-    def _grant_message(self, handover: _Handover, layout: StreamLayout) -> Grant:
-        assert handover.transfer is not None
-        return Grant(
-            request=handover.key.request,
-            attempt=handover.key.attempt,
-            transfer=handover.transfer,
-            start_tokens=layout.start_tokens,
-            end_tokens=layout.end_tokens,
-            unit_tokens=layout.unit_tokens,
-            spans=handover.spans,
-        )
-
-    def _advance(self, handover: _Handover, now: float) -> list[DecodeAction]:
+    def _advance(self, handover: DecodeHandover, now: float) -> list[DecodeAction]:
         """Whatever follows from the state: scatter what stands, verify what is all scattered, finish what failed."""
         if handover.state is DecodeState.CLOSING:
             return [] if handover.scattering else self._finish(handover, now)
@@ -443,7 +348,7 @@ class DecodeHandovers:
             return self._scatter_next(handover, handover.layout)
         return self._verify(handover, now) if handover.state is DecodeState.SEALED else []
 
-    def _scatter_next(self, handover: _Handover, layout: StreamLayout) -> list[DecodeAction]:
+    def _scatter_next(self, handover: DecodeHandover, layout: StreamLayout) -> list[DecodeAction]:
         assert handover.transfer is not None
         standing = layout.stream_bytes if handover.seal else self._landing.arrived_prefix(handover.transfer)
         first = handover.next_unit
@@ -456,12 +361,12 @@ class DecodeHandovers:
         handover.next_unit, handover.scattering = end, (first, end)
         return [Scatter(handover.key, handover.blocks, layout.unit_tokens, first, end, landing)]
 
-    def _verify(self, handover: _Handover, now: float) -> list[DecodeAction]:
+    def _verify(self, handover: DecodeHandover, now: float) -> list[DecodeAction]:
         assert handover.seal is not None
         assert handover.layout is not None
         assert handover.transfer is not None
         if self._config.verify is Verify.FULL:
-            bad = _first_bad_piece(handover.layout, handover.seal.checksums, b"".join(handover.checksums))
+            bad = first_bad_piece(handover.layout, handover.seal.checksums, b"".join(handover.checksums))
             if bad is not None:
                 return self._spoilt(handover, Reason.KV_CORRUPT, bad, now)
         self._landing.scattered(handover.transfer)
@@ -474,7 +379,7 @@ class DecodeHandovers:
         ]
 
     def _fail(
-        self, handover: _Handover, reason: Reason, detail: str, now: float, *, tell_peer: bool = False
+        self, handover: DecodeHandover, reason: Reason, detail: str, now: float, *, tell_peer: bool = False
     ) -> list[DecodeAction]:
         """Stop everything of this hand-over; `Failed` follows as soon as nothing writes into its blocks."""
         actions = self._reject(handover.peer, handover.key, reason, detail) if tell_peer else []
@@ -487,46 +392,28 @@ class DecodeHandovers:
             actions += self._finish(handover, now)
         return actions
 
-    def _finish(self, handover: _Handover, now: float) -> list[DecodeAction]:
+    def _finish(self, handover: DecodeHandover, now: float) -> list[DecodeAction]:
         assert handover.failure is not None
         reason, detail = handover.failure
         if handover.transfer is not None:
-            self._end_of_span(handover, handover.transfer)
+            self._lingering.end(
+                handover.key,
+                handover.peer,
+                handover.transfer,
+                writes_may_follow=handover.writes_may_follow,
+                linked=handover.peer in self._peers,
+            )
         self._forget(handover, reason, reason, now)
         return [Failed(handover.key, reason, detail), *self._grant_waiting(now)]
 
-    def _end_of_span(self, handover: _Handover, transfer: int) -> None:
-        """Free the span, or keep it while a write may still arrive that nobody here can stop."""
-        linked = handover.peer in self._peers
-        if self._one_sided and handover.writes_may_follow:
-            self._landing.quarantine(transfer)
-            self._lingering[handover.key] = (handover.peer, transfer)
-        elif handover.writes_may_follow and linked:
-            self._landing.release(transfer, writes_may_follow=True)
-            self._lingering[handover.key] = (handover.peer, transfer)
-        else:
-            self._landing.release(transfer)
-
-    def _settle(self, key: HandoverKey) -> None:
-        """Nothing of this ended hand-over is in flight any more."""
-        _, transfer = self._lingering.pop(key)
-        self._landing.release(transfer)
-        self._landing.forget(transfer)
-
-    def _settle_and_grant(self, peer: bytes, key: HandoverKey, now: float) -> list[DecodeAction]:
-        if self._lingering.get(key, (b"", 0))[0] != peer:
-            return []
-        self._settle(key)
-        return self._grant_waiting(now)
-
-    def _forget(self, handover: _Handover, outcome: str, reason: Reason, now: float) -> None:
+    def _forget(self, handover: DecodeHandover, outcome: str, reason: Reason, now: float) -> None:
         del self._handovers[handover.key]
         if handover.transfer is not None:
             del self._transfers[handover.transfer]
         self._ended.put(handover.key, reason, now)
         self._ended_by_reason[outcome] += 1
 
-    def _enter(self, handover: _Handover, state: DecodeState, until_s: float) -> None:
+    def _enter(self, handover: DecodeHandover, state: DecodeState, until_s: float) -> None:
         handover.state = state
         handover.state_until_s = min(until_s, handover.deadline_s)
 
@@ -538,7 +425,7 @@ class DecodeHandovers:
     def _reject(self, peer: bytes, key: HandoverKey, reason: Reason, detail: str) -> list[DecodeAction]:
         return [Send(peer, _reject(key, reason, detail))] if peer in self._peers else []
 
-    def _of(self, peer: bytes, state: DecodeState) -> list[_Handover]:
+    def _of(self, peer: bytes, state: DecodeState) -> list[DecodeHandover]:
         return [h for h in self._handovers.values() if h.peer == peer and h.state is state]
 
     def holder_of(self, extent: Extent) -> bytes | None:
@@ -563,17 +450,3 @@ class DecodeHandovers:
 
 def _reject(key: HandoverKey, reason: Reason, detail: str) -> Reject:
     return Reject(request=key.request, attempt=key.attempt, reason=reason, detail=detail[:256])
-
-
-def _first_bad_piece(layout: StreamLayout, sealed: bytes, landed: bytes) -> str | None:
-    """Name the first piece whose checksums differ; None when all agree."""
-    if sealed == landed:
-        return None
-    if len(sealed) != len(landed):
-        return f"checksums of {len(landed) // CHECKSUM_BYTES} pieces, expected {layout.pieces}"
-    size = CHECKSUM_BYTES
-    index = next(
-        i for i in range(layout.pieces) if sealed[i * size : (i + 1) * size] != landed[i * size : (i + 1) * size]
-    )
-    unit, layer, value, group = layout.piece_at(index)
-    return f"checksum of unit {unit}, layer {layer}, {'KV'[value]}, head group {group} differs"

@@ -7,15 +7,24 @@ docs/protocol.md has the table of states and faults.
 
 from __future__ import annotations
 
-import enum
 from collections import Counter
-from dataclasses import dataclass, field
-from itertools import pairwise
 
 from baton_kv_transfer.errors import BadMessageError, UnfitPairError
 from baton_kv_transfer.expiring import ExpiringMap
+from baton_kv_transfer.grant import DecodePeer, granted_layout
 from baton_kv_transfer.handover import CutLink, HandoverKey, Send, TransferConfig, Verify
-from baton_kv_transfer.layout import Extent, KvGeometry, StreamLayout, landing_extents, negotiated_unit
+from baton_kv_transfer.layout import KvGeometry, StreamLayout, landing_extents
+from baton_kv_transfer.prefill_records import (
+    DropPuts,
+    Outcome,
+    PrefillAction,
+    PrefillHandover,
+    PrefillState,
+    PrefillStats,
+    Put,
+    Release,
+    Report,
+)
 from baton_kv_transfer.wire.pair_link import (
     Abandon,
     Done,
@@ -35,116 +44,13 @@ ENDED_S = 120.0
 _UNREPORTED = (Reason.CANCELLED, Reason.FINISHED)
 
 
-class PrefillState(enum.StrEnum):
-    LINKING = "linking"
-    """No link to the decode worker yet; computing goes on."""
-    UNGRANTED = "ungranted"
-    """Linked, no Grant yet: computing, or finished KV that waits pinned."""
-    SENDING = "sending"
-    SEALED = "sealed"
-    """Everything is there and sealed; the decode worker's verdict is awaited."""
-    CLOSING = "closing"
-    """The outcome is decided, writes in flight are waited for."""
-
-
-@dataclass(frozen=True, slots=True)
-class Put:
-    """Checksum units [first_unit, end_unit) and write them to `landing`, then tell `put_done` or `put_failed`."""
-
-    key: HandoverKey
-    peer: bytes
-    put: int
-    transfer: int
-    blocks: tuple[int, ...]
-    unit_tokens: int
-    first_unit: int
-    end_unit: int
-    landing: tuple[Extent, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class DropPuts:
-    """Puts of this hand-over that have not begun may fail now; each still needs its `put_failed`."""
-
-    key: HandoverKey
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """Nothing reads the blocks of `key` any more."""
-
-    key: HandoverKey
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    key: HandoverKey
-    reason: Reason
-    detail: str
-
-
-PrefillAction = Send | CutLink | Put | DropPuts | Release | Report
-
-
-@dataclass(frozen=True, slots=True)
-class DecodePeer:
-    """What a linked decode worker said of itself."""
-
-    block_tokens: int
-    landing_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    reason: Reason | None
-    detail: str = ""
-    report: bool = False
-    tell_peer: bool = False
-
-
-@dataclass(slots=True)
-class _Handover:
-    key: HandoverKey
-    peer: bytes
-    total_tokens: int
-    deadline_s: float
-    opened_s: float
-    state: PrefillState = PrefillState.LINKING
-    state_until_s: float = 0.0
-    blocks: tuple[int, ...] = ()
-    computed_tokens: int = 0
-    first_tokens: tuple[FirstToken, ...] | None = None
-    heard: bool = False
-    grant: Grant | None = None
-    layout: StreamLayout | None = None
-    next_unit: int = 0
-    in_flight: dict[int, tuple[int, int]] = field(default_factory=dict)
-    checksums: dict[int, bytes] = field(default_factory=dict)
-    outcome: _Outcome | None = None
-
-    @property
-    def is_computed(self) -> bool:
-        return self.first_tokens is not None and self.computed_tokens >= self.total_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillStats:
-    by_state: dict[PrefillState, int]
-    puts_in_flight: int
-    early: int
-    ended: dict[str, int]
-    """Hand-overs that ended, by reason; 'done' for verified ones."""
-    refused: dict[str, int]
-    """Messages that were not acted on, by cause."""
-
-
 class PrefillHandovers:
     """All hand-overs of one prefill worker."""
 
     def __init__(self, geometry: KvGeometry, config: TransferConfig) -> None:
         self._geometry = geometry
         self._config = config
-        self._handovers: dict[HandoverKey, _Handover] = {}
+        self._handovers: dict[HandoverKey, PrefillHandover] = {}
         self._peers: dict[bytes, DecodePeer] = {}
         self._early: ExpiringMap[tuple[bytes, HandoverKey], Grant | Wait | Reject] = ExpiringMap(
             config.early_s, EARLY_CAPACITY
@@ -163,11 +69,11 @@ class PrefillHandovers:
         if key in self._handovers:
             self._refused["duplicate_opened"] += 1
             return []
-        handover = _Handover(key, peer, total_tokens, deadline_s, opened_s=now)
+        handover = PrefillHandover(key, peer, total_tokens, deadline_s, opened_s=now)
         self._handovers[key] = handover
         if key in self._ended:
             return self._close(
-                handover, _Outcome(Reason.BAD_REQUEST, "this attempt already ended here", report=True), now
+                handover, Outcome(Reason.BAD_REQUEST, "this attempt already ended here", report=True), now
             )
         early = self._early.pop((peer, key))
         if isinstance(early, Reject):
@@ -196,7 +102,7 @@ class PrefillHandovers:
             return []
         handover.first_tokens = tokens
         if all(token.finish is not None for token in tokens):
-            return self._close(handover, _Outcome(Reason.FINISHED, tell_peer=True), now)
+            return self._close(handover, Outcome(Reason.FINISHED, tell_peer=True), now)
         if handover.state is PrefillState.UNGRANTED and not handover.heard:
             self._enter(handover, PrefillState.UNGRANTED, now + self._config.pin_s)
         return self._advance(handover, now)
@@ -207,7 +113,7 @@ class PrefillHandovers:
         if handover is None or handover.state is PrefillState.CLOSING:
             return []
         tell_peer = handover.state is not PrefillState.SEALED
-        return self._close(handover, _Outcome(reason, detail, tell_peer=tell_peer), now)
+        return self._close(handover, Outcome(reason, detail, tell_peer=tell_peer), now)
 
     def put_done(self, key: HandoverKey, put: int, checksums: bytes, now: float) -> list[PrefillAction]:
         """The put's bytes stand at the decode worker; `checksums` of its pieces in stream order (empty with stamps)."""
@@ -226,7 +132,7 @@ class PrefillHandovers:
             self._refused["unknown_put"] += 1
             return []
         if handover.state is not PrefillState.CLOSING:
-            return self._close(handover, _Outcome(reason, detail, report=True, tell_peer=True), now)
+            return self._close(handover, Outcome(reason, detail, report=True, tell_peer=True), now)
         return self._advance(handover, now)
 
     # Links -----------------------------------------------------------------------------------------------------------
@@ -251,7 +157,7 @@ class PrefillHandovers:
                 handover.outcome = _without_word_to_peer(handover.outcome)
                 continue
             sealed = handover.state is PrefillState.SEALED
-            actions += self._close(handover, _Outcome(reason, detail, report=not sealed), now)
+            actions += self._close(handover, Outcome(reason, detail, report=not sealed), now)
         return actions
 
     # The peer's messages ---------------------------------------------------------------------------------------------
@@ -288,7 +194,9 @@ class PrefillHandovers:
                 actions.append(self._abandon(other, dropped, Reason.NO_CAPACITY))
         return actions
 
-    def _known(self, handover: _Handover, message: Grant | Wait | Reject | Done, now: float) -> list[PrefillAction]:
+    def _known(
+        self, handover: PrefillHandover, message: Grant | Wait | Reject | Done, now: float
+    ) -> list[PrefillAction]:
         if handover.state is PrefillState.CLOSING:
             self._refused["late"] += 1
             return []
@@ -306,50 +214,30 @@ class PrefillHandovers:
                 if handover.state is not PrefillState.SEALED:
                     self._refused["done_before_seal"] += 1
                     return []
-                return self._close(handover, _Outcome(message.reason, message.detail), now)
+                return self._close(handover, Outcome(message.reason, message.detail), now)
 
-    def _rejected_outcome(self, message: Reject, handover: _Handover) -> _Outcome:
+    def _rejected_outcome(self, message: Reject, handover: PrefillHandover) -> Outcome:
         granted = handover.grant is not None and handover.state is not PrefillState.SEALED
         report = handover.state is not PrefillState.SEALED and message.reason not in _UNREPORTED
-        return _Outcome(message.reason, f"rejected by decode: {message.detail}", report=report, tell_peer=granted)
+        return Outcome(message.reason, f"rejected by decode: {message.detail}", report=report, tell_peer=granted)
 
-    def _granted(self, handover: _Handover, grant: Grant, now: float) -> list[PrefillAction]:
+    def _granted(self, handover: PrefillHandover, grant: Grant, now: float) -> list[PrefillAction]:
         if handover.grant is not None:
             if handover.grant == grant:
                 self._refused["duplicate_grant"] += 1
                 return []
             return self._close(handover, self._bad("a second, different grant"), now)
         try:
-            layout = self._fitting_layout(handover, grant)
+            layout = granted_layout(self._geometry, self._peers[handover.peer], handover.total_tokens, grant)
         except (ValueError, UnfitPairError) as error:
             return self._close(handover, self._bad(str(error)), now)
         handover.grant, handover.layout, handover.next_unit = grant, layout, layout.first_unit
         self._enter(handover, PrefillState.SENDING, handover.deadline_s)
         return self._advance(handover, now)
 
-    def _bad(self, detail: str) -> _Outcome:
+    def _bad(self, detail: str) -> Outcome:
         self._refused["bad_grant"] += 1
-        return _Outcome(Reason.BAD_REQUEST, f"grant: {detail}", report=True, tell_peer=True)
-
-    def _fitting_layout(self, handover: _Handover, grant: Grant) -> StreamLayout:
-        """Raises ValueError naming what in the grant does not fit this hand-over or this peer."""
-        facts = self._peers[handover.peer]
-        unit = negotiated_unit(self._geometry.block_tokens, facts.block_tokens)
-        if grant.unit_tokens != unit:
-            raise ValueError(f"unit_tokens: {grant.unit_tokens} is not the negotiated {unit}")
-        if grant.end_tokens != handover.total_tokens:
-            raise ValueError(f"end_tokens: {grant.end_tokens} is not the request's {handover.total_tokens}")
-        layout = StreamLayout(self._geometry, unit, grant.start_tokens, grant.end_tokens)
-        granted = sum(span.length for span in grant.spans)
-        if granted != layout.stream_bytes:
-            raise ValueError(f"spans: {granted} bytes for a stream of {layout.stream_bytes}")
-        ordered = sorted(grant.spans, key=lambda span: span.offset)
-        for span, following in pairwise(ordered):
-            if span.offset + span.length > following.offset:
-                raise ValueError(f"spans: {span} and {following} overlap")
-        if ordered and ordered[-1].offset + ordered[-1].length > facts.landing_bytes:
-            raise ValueError(f"spans: {ordered[-1]} leaves the landing region of {facts.landing_bytes} bytes")
-        return layout
+        return Outcome(Reason.BAD_REQUEST, f"grant: {detail}", report=True, tell_peer=True)
 
     # Time ------------------------------------------------------------------------------------------------------------
 
@@ -366,20 +254,20 @@ class PrefillHandovers:
                 actions += self._expired(handover, now)
         return actions
 
-    def _expired(self, handover: _Handover, now: float) -> list[PrefillAction]:
+    def _expired(self, handover: PrefillHandover, now: float) -> list[PrefillAction]:
         if handover.state is PrefillState.CLOSING:
             handover.state_until_s = now + self._config.closing_s
             return [CutLink(handover.peer, f"a write of {handover.key} does not end")]
         if handover.state is PrefillState.SEALED:
-            return self._close(handover, _Outcome(Reason.DEADLINE, "no verdict"), now)
+            return self._close(handover, Outcome(Reason.DEADLINE, "no verdict"), now)
         reason, detail = Reason.DEADLINE, f"in state {handover.state}"
         if now < handover.deadline_s:
             reason, detail = Reason.PEER_LOST, "no link to, or no word from, the decode worker"
-        return self._close(handover, _Outcome(reason, detail, report=True, tell_peer=True), now)
+        return self._close(handover, Outcome(reason, detail, report=True, tell_peer=True), now)
 
     # Inside ----------------------------------------------------------------------------------------------------------
 
-    def _advance(self, handover: _Handover, now: float) -> list[PrefillAction]:
+    def _advance(self, handover: PrefillHandover, now: float) -> list[PrefillAction]:
         """Whatever follows from the state: finish a closing hand-over, put what was computed, seal what was put."""
         if handover.state is PrefillState.CLOSING:
             return [] if handover.in_flight else self._finish(handover, now)
@@ -395,7 +283,7 @@ class PrefillHandovers:
             actions.append(self._seal(handover, handover.grant))
         return actions
 
-    def _put(self, handover: _Handover, layout: StreamLayout, grant: Grant, first: int, end: int) -> Put:
+    def _put(self, handover: PrefillHandover, layout: StreamLayout, grant: Grant, first: int, end: int) -> Put:
         put, self._next_put = self._next_put, self._next_put + 1
         handover.in_flight[put] = (first, end)
         landing = tuple(
@@ -405,7 +293,7 @@ class PrefillHandovers:
             handover.key, handover.peer, put, grant.transfer, handover.blocks, layout.unit_tokens, first, end, landing
         )
 
-    def _seal(self, handover: _Handover, grant: Grant) -> Send:
+    def _seal(self, handover: PrefillHandover, grant: Grant) -> Send:
         assert handover.first_tokens is not None
         self._enter(handover, PrefillState.SEALED, handover.deadline_s)
         checksums = b"".join(handover.checksums[unit] for unit in sorted(handover.checksums))
@@ -422,18 +310,18 @@ class PrefillHandovers:
             ),
         )
 
-    def _enter(self, handover: _Handover, state: PrefillState, until_s: float) -> None:
+    def _enter(self, handover: PrefillHandover, state: PrefillState, until_s: float) -> None:
         handover.state = state
         handover.state_until_s = min(until_s, handover.deadline_s)
 
-    def _close(self, handover: _Handover, outcome: _Outcome, now: float) -> list[PrefillAction]:
+    def _close(self, handover: PrefillHandover, outcome: Outcome, now: float) -> list[PrefillAction]:
         handover.state, handover.state_until_s = PrefillState.CLOSING, now + self._config.closing_s
         handover.outcome = outcome
         if handover.in_flight:
             return [DropPuts(handover.key)]
         return self._finish(handover, now)
 
-    def _finish(self, handover: _Handover, now: float) -> list[PrefillAction]:
+    def _finish(self, handover: PrefillHandover, now: float) -> list[PrefillAction]:
         """No write is in flight any more: say so to whom it concerns, and let the blocks go."""
         outcome = handover.outcome
         assert outcome is not None
@@ -453,7 +341,7 @@ class PrefillHandovers:
         message = Abandon(request=key.request, attempt=key.attempt, reason=reason, detail=detail[:256])
         return Send(peer, message)
 
-    def _of(self, peer: bytes, state: PrefillState | None = None) -> list[_Handover]:
+    def _of(self, peer: bytes, state: PrefillState | None = None) -> list[PrefillHandover]:
         return [h for h in self._handovers.values() if h.peer == peer and (state is None or h.state is state)]
 
     def open_keys(self) -> list[HandoverKey]:
@@ -472,5 +360,5 @@ class PrefillHandovers:
         )
 
 
-def _without_word_to_peer(outcome: _Outcome | None) -> _Outcome | None:
-    return None if outcome is None else _Outcome(outcome.reason, outcome.detail, outcome.report, tell_peer=False)
+def _without_word_to_peer(outcome: Outcome | None) -> Outcome | None:
+    return None if outcome is None else Outcome(outcome.reason, outcome.detail, outcome.report, tell_peer=False)

@@ -111,9 +111,6 @@ class LandingRegion:
         self._transfers[transfer] = _Transfer(peer, spans, reserved, Coverage(length), Coverage(length))
         return spans
 
-    def can_ever_fit(self, length: int) -> bool:
-        return length <= self.total_bytes
-
     def _find(self, length: int, unit_bytes: int) -> tuple[Span, ...] | None:
         if length == 0:
             return ()

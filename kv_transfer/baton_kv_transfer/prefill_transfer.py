@@ -16,19 +16,12 @@ from dataclasses import dataclass
 from baton_kv_transfer import tcp
 from baton_kv_transfer.dialler import DecodeLink, Dialler
 from baton_kv_transfer.discovery import Endpoint
+from baton_kv_transfer.grant import DecodePeer
 from baton_kv_transfer.handover import CutLink, HandoverKey, KvSource, PrefillListener, Send, TransferConfig
-from baton_kv_transfer.handover_prefill import (
-    DecodePeer,
-    DropPuts,
-    PrefillAction,
-    PrefillHandovers,
-    PrefillStats,
-    Put,
-    Release,
-    Report,
-)
+from baton_kv_transfer.handover_prefill import PrefillHandovers
 from baton_kv_transfer.keys import KeyDirectory
 from baton_kv_transfer.layout import KvGeometry
+from baton_kv_transfer.prefill_records import DropPuts, PrefillAction, PrefillStats, Put, Release, Report
 from baton_kv_transfer.put_carrier import PutCarrier
 from baton_kv_transfer.transport import Writer
 from baton_kv_transfer.wire.pair_link import FirstToken, PairHello, PairMessage

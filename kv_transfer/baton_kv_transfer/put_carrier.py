@@ -9,8 +9,8 @@ from concurrent.futures import Executor
 from typing import TypeVar
 
 from baton_kv_transfer.handover import HandoverKey, KvSource, TransferConfig, Verify
-from baton_kv_transfer.handover_prefill import Put
 from baton_kv_transfer.layout import Extent, KvGeometry, source_extents
+from baton_kv_transfer.prefill_records import Put
 from baton_kv_transfer.transport import Write, Writer
 from baton_kv_transfer.wire.values import Reason
 

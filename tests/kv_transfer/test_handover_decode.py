@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from baton_kv_transfer.decode_records import DecodeAction, DecodeState, Failed, Landed, Scatter
 from baton_kv_transfer.errors import BadMessageError, UnfitPairError
 from baton_kv_transfer.handover import HandoverKey, Send, TransferConfig, Verify
-from baton_kv_transfer.handover_decode import DecodeAction, DecodeHandovers, DecodeState, Failed, Landed, Scatter
+from baton_kv_transfer.handover_decode import DecodeHandovers
 from baton_kv_transfer.landing import ClaimRefusal, LandingWindow, SpanState
 from baton_kv_transfer.layout import Extent, KvGeometry, StreamLayout
 from baton_kv_transfer.wire.pair_link import (

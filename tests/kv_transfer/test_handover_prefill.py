@@ -8,18 +8,11 @@ from dataclasses import replace
 import pytest
 
 from baton_kv_transfer.errors import BadMessageError
+from baton_kv_transfer.grant import DecodePeer
 from baton_kv_transfer.handover import CutLink, HandoverKey, Send, TransferConfig, Verify
-from baton_kv_transfer.handover_prefill import (
-    DecodePeer,
-    DropPuts,
-    PrefillAction,
-    PrefillHandovers,
-    PrefillState,
-    Put,
-    Release,
-    Report,
-)
+from baton_kv_transfer.handover_prefill import PrefillHandovers
 from baton_kv_transfer.layout import Extent
+from baton_kv_transfer.prefill_records import DropPuts, PrefillAction, PrefillState, Put, Release, Report
 from baton_kv_transfer.wire.pair_link import (
     Abandon,
     Done,

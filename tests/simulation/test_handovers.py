@@ -9,9 +9,11 @@ from collections.abc import Callable
 
 import pytest
 
+from baton_kv_transfer.decode_records import DecodeAction, DecodeState
 from baton_kv_transfer.handover import HandoverKey
-from baton_kv_transfer.handover_decode import DecodeAction, DecodeHandovers, DecodeState
-from baton_kv_transfer.handover_prefill import PrefillAction, PrefillHandovers, Release
+from baton_kv_transfer.handover_decode import DecodeHandovers
+from baton_kv_transfer.handover_prefill import PrefillHandovers
+from baton_kv_transfer.prefill_records import PrefillAction, Release
 from baton_kv_transfer.wire.pair_link import Seal
 from baton_kv_transfer.wire.values import Reason
 from baton_testing.handover_nodes import Faults
@@ -108,8 +110,10 @@ class TrustsEverySeal(DecodeHandovers):
 class FreesUnderOpenWrites(DecodeHandovers):
     """Gives one-sided spans to the next request when the link is lost (vllm#56104)."""
 
-    def _end_of_span(self, handover, transfer: int) -> None:  # type: ignore[no-untyped-def]
-        self._landing.release(transfer)
+    def link_down(self, peer: bytes, detail: str, now: float) -> list[DecodeAction]:
+        actions = super().link_down(peer, detail, now)
+        self._lingering.peer_gone(peer)
+        return actions
 
 
 class IgnoresALateSeal(DecodeHandovers):

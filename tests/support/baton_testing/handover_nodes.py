@@ -7,19 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from baton_kv_transfer.decode_records import DecodeAction, Failed, Landed, Scatter
 from baton_kv_transfer.handover import CutLink, HandoverKey, Send, TransferConfig
-from baton_kv_transfer.handover_decode import DecodeAction, DecodeHandovers, Failed, Landed, Scatter
-from baton_kv_transfer.handover_prefill import (
-    DropPuts,
-    PrefillAction,
-    PrefillHandovers,
-    Put,
-    Release,
-    Report,
-)
+from baton_kv_transfer.handover_decode import DecodeHandovers
+from baton_kv_transfer.handover_prefill import PrefillHandovers
 from baton_kv_transfer.landing import ClaimRefusal, LandingWindow
 from baton_kv_transfer.layout import Extent, KvGeometry, source_extents
 from baton_kv_transfer.memory import MemoryLanding, MemoryWriter
+from baton_kv_transfer.prefill_records import DropPuts, PrefillAction, Put, Release, Report
 from baton_kv_transfer.transport import Write
 from baton_kv_transfer.wire.pair_link import FirstToken, PairMessage
 from baton_kv_transfer.wire.values import Reason

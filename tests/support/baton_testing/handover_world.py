@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from baton_kv_transfer.decode_records import Failed, Landed, Scatter
+from baton_kv_transfer.grant import DecodePeer
 from baton_kv_transfer.handover import CutLink, HandoverKey, Send
-from baton_kv_transfer.handover_decode import DecodeHandovers, Failed, Landed, Scatter
-from baton_kv_transfer.handover_prefill import DecodePeer, DropPuts, PrefillHandovers, Put, Release, Report
+from baton_kv_transfer.handover_decode import DecodeHandovers
+from baton_kv_transfer.handover_prefill import PrefillHandovers
 from baton_kv_transfer.landing import SpanState
 from baton_kv_transfer.memory import MemoryWriter
+from baton_kv_transfer.prefill_records import DropPuts, Put, Release, Report
 from baton_kv_transfer.wire.pair_link import FirstToken, PairMessage
 from baton_kv_transfer.wire.values import Finish, Reason
 from baton_testing.event_heap import EventHeap

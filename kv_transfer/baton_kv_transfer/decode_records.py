@@ -1,0 +1,89 @@
+"""What the decode machine asks for and what it keeps: states, actions, one hand-over's record, statistics."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from baton_kv_transfer.handover import CutLink, HandoverKey, Send
+from baton_kv_transfer.landing import LandingStats
+from baton_kv_transfer.layout import Extent, StreamLayout
+from baton_kv_transfer.wire.pair_link import FirstToken, Seal, Span
+from baton_kv_transfer.wire.values import Reason
+
+
+class DecodeState(enum.StrEnum):
+    QUEUED = "queued"
+    """The engine has no blocks for it yet."""
+    LINKING = "linking"
+    """No link from the prefill worker yet."""
+    WAITING = "waiting"
+    """In the queue for landing bytes."""
+    GRANTED = "granted"
+    SEALED = "sealed"
+    """All bytes are here; the rest of the scatter and the verification are under way."""
+    CLOSING = "closing"
+    """Failed; a scatter into the blocks that already runs is waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """Write units [first_unit, end_unit), lying at `landing`, into `blocks`; tell `scattered` or `scatter_failed`."""
+
+    key: HandoverKey
+    blocks: tuple[int, ...]
+    unit_tokens: int
+    first_unit: int
+    end_unit: int
+    landing: Extent
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    key: HandoverKey
+    first_tokens: tuple[FirstToken, ...]
+    granted_s: float
+    """When the grant was sent: the hand-over's duration counts from here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    key: HandoverKey
+    reason: Reason
+    detail: str
+
+
+DecodeAction = Send | CutLink | Scatter | Landed | Failed
+
+
+@dataclass(slots=True)
+class DecodeHandover:
+    key: HandoverKey
+    peer: bytes
+    deadline_s: float
+    state: DecodeState
+    state_until_s: float
+    total_tokens: int = 0
+    cached_tokens: int = 0
+    blocks: tuple[int, ...] = ()
+    choices: frozenset[int] = frozenset()
+    transfer: int | None = None
+    layout: StreamLayout | None = None
+    spans: tuple[Span, ...] = ()
+    granted_s: float = 0.0
+    next_unit: int = 0
+    scattering: tuple[int, int] | None = None
+    checksums: list[bytes] = field(default_factory=list)
+    seal: Seal | None = None
+    failure: tuple[Reason, str] | None = None
+    writes_may_follow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeStats:
+    by_state: dict[DecodeState, int]
+    landing: LandingStats
+    lingering: int
+    """Ended hand-overs whose writer has not said yet that nothing is in flight."""
+    ended: dict[str, int]
+    refused: dict[str, int]

@@ -1,0 +1,51 @@
+"""Grants: what a decode worker promises, and whether a promise fits the request and the pair. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from baton_kv_transfer.handover import HandoverKey
+from baton_kv_transfer.layout import KvGeometry, StreamLayout, negotiated_unit
+from baton_kv_transfer.wire.pair_link import Grant, Span
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePeer:
+    """What a linked decode worker said of itself."""
+
+    block_tokens: int
+    landing_bytes: int
+
+
+def grant_of(key: HandoverKey, transfer: int, layout: StreamLayout, spans: tuple[Span, ...]) -> Grant:
+    """The decode worker's message: the stream of `layout` may be written through `spans`."""
+    return Grant(
+        request=key.request,
+        attempt=key.attempt,
+        transfer=transfer,
+        start_tokens=layout.start_tokens,
+        end_tokens=layout.end_tokens,
+        unit_tokens=layout.unit_tokens,
+        spans=spans,
+    )
+
+
+def granted_layout(geometry: KvGeometry, peer: DecodePeer, total_tokens: int, grant: Grant) -> StreamLayout:
+    """The prefill worker's check. Raises ValueError naming what does not fit, UnfitPairError when the blocks do not."""
+    unit = negotiated_unit(geometry.block_tokens, peer.block_tokens)
+    if grant.unit_tokens != unit:
+        raise ValueError(f"unit_tokens: {grant.unit_tokens} is not the negotiated {unit}")
+    if grant.end_tokens != total_tokens:
+        raise ValueError(f"end_tokens: {grant.end_tokens} is not the request's {total_tokens}")
+    layout = StreamLayout(geometry, unit, grant.start_tokens, grant.end_tokens)
+    granted = sum(span.length for span in grant.spans)
+    if granted != layout.stream_bytes:
+        raise ValueError(f"spans: {granted} bytes for a stream of {layout.stream_bytes}")
+    ordered = sorted(grant.spans, key=lambda span: span.offset)
+    for span, following in pairwise(ordered):
+        if span.offset + span.length > following.offset:
+            raise ValueError(f"spans: {span} and {following} overlap")
+    if ordered and ordered[-1].offset + ordered[-1].length > peer.landing_bytes:
+        raise ValueError(f"spans: {ordered[-1]} leaves the landing region of {peer.landing_bytes} bytes")
+    return layout

@@ -1,0 +1,106 @@
+"""What the prefill machine asks for and what it keeps: states, actions, one hand-over's record, statistics."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from baton_kv_transfer.handover import CutLink, HandoverKey, Send
+from baton_kv_transfer.layout import Extent, StreamLayout
+from baton_kv_transfer.wire.pair_link import FirstToken, Grant
+from baton_kv_transfer.wire.values import Reason
+
+
+class PrefillState(enum.StrEnum):
+    LINKING = "linking"
+    """No link to the decode worker yet; computing goes on."""
+    UNGRANTED = "ungranted"
+    """Linked, no Grant yet: computing, or finished KV that waits pinned."""
+    SENDING = "sending"
+    SEALED = "sealed"
+    """Everything is there and sealed; the decode worker's verdict is awaited."""
+    CLOSING = "closing"
+    """The outcome is decided, writes in flight are waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Checksum units [first_unit, end_unit) and write them to `landing`, then tell `put_done` or `put_failed`."""
+
+    key: HandoverKey
+    peer: bytes
+    put: int
+    transfer: int
+    blocks: tuple[int, ...]
+    unit_tokens: int
+    first_unit: int
+    end_unit: int
+    landing: tuple[Extent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DropPuts:
+    """Puts of this hand-over that have not begun may fail now; each still needs its `put_failed`."""
+
+    key: HandoverKey
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Nothing reads the blocks of `key` any more."""
+
+    key: HandoverKey
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    key: HandoverKey
+    reason: Reason
+    detail: str
+
+
+PrefillAction = Send | CutLink | Put | DropPuts | Release | Report
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    reason: Reason | None
+    detail: str = ""
+    report: bool = False
+    tell_peer: bool = False
+
+
+@dataclass(slots=True)
+class PrefillHandover:
+    key: HandoverKey
+    peer: bytes
+    total_tokens: int
+    deadline_s: float
+    opened_s: float
+    state: PrefillState = PrefillState.LINKING
+    state_until_s: float = 0.0
+    blocks: tuple[int, ...] = ()
+    computed_tokens: int = 0
+    first_tokens: tuple[FirstToken, ...] | None = None
+    heard: bool = False
+    grant: Grant | None = None
+    layout: StreamLayout | None = None
+    next_unit: int = 0
+    in_flight: dict[int, tuple[int, int]] = field(default_factory=dict)
+    checksums: dict[int, bytes] = field(default_factory=dict)
+    outcome: Outcome | None = None
+
+    @property
+    def is_computed(self) -> bool:
+        return self.first_tokens is not None and self.computed_tokens >= self.total_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillStats:
+    by_state: dict[PrefillState, int]
+    puts_in_flight: int
+    early: int
+    ended: dict[str, int]
+    """Hand-overs that ended, by reason; 'done' for verified ones."""
+    refused: dict[str, int]
+    """Messages that were not acted on, by cause."""
