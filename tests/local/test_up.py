@@ -227,6 +227,19 @@ def test_the_logs_of_one_process_or_of_all_are_shown(rig: Rig) -> None:
     assert (unknown.returncode, unknown.stderr.startswith("baton: no process nobody: there are chat-")) == (2, True)
 
 
+def test_followed_logs_go_on_until_the_deployment_stops(rig: Rig) -> None:
+    rig.start_ready()
+    command = [sys.executable, "-m", "baton_local", "logs", "-f", "chat-gateway"]
+    with subprocess.Popen(command, env=rig.environment(), stdout=subprocess.PIPE, text=True) as following:
+        assert following.stdout is not None
+        assert following.stdout.readline() == "stand-in gateway says hello\n"
+        with (rig.directory / "baton" / "default.chat" / "logs" / "chat-gateway.log").open("a") as log:
+            log.write("something happened\n")
+        assert following.stdout.readline() == "something happened\n"
+        rig.end()
+        assert following.wait(WAIT_S) == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
