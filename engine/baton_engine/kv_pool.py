@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from baton_engine.config import ModelConfig
+from baton_engine.host_memory import HugePageArena
 from baton_kernels.kv_checksum import kv_checksums
 from baton_kernels.kv_copy import copy_blocks, pack_kv, scatter_kv
 from baton_kv_transfer.layout import KvGeometry
@@ -38,8 +39,8 @@ class KvPool:
         self.num_blocks = num_blocks
         shape = (num_blocks, geometry.layers, 2, geometry.kv_heads, geometry.block_tokens, geometry.head_dim)
         try:
-            self.tensor: Tensor = torch.zeros(shape, dtype=dtype, device=device)
-        except RuntimeError as error:  # torch has no narrower type for a failed allocation on the CPU
+            self.tensor = _zeros(shape, dtype, device)
+        except (MemoryError, RuntimeError) as error:  # torch has no narrower type for a failed allocation
             total = num_blocks * geometry.block_bytes
             raise MemoryError(
                 f"KV cache: {num_blocks} blocks of {geometry.block_bytes} bytes ({total}) do not fit"
@@ -87,6 +88,13 @@ class KvPool:
         if data.nbytes == 0:
             return torch.empty(0, dtype=self.tensor.dtype)
         return torch.frombuffer(bytearray(data) if data.readonly else data, dtype=self.tensor.dtype)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros whose memory is really there: a step must not be the first to touch it."""
+    if device.type == "cpu":
+        return HugePageArena().empty(shape, dtype).zero_()
+    return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def _as_bytes(checksums: Tensor) -> bytes:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from baton_engine.host_memory import keep_freed_memory
 from baton_engine.kv_pool import KvPool
 from baton_engine.loading import LoadedModel
 from baton_engine.plan import SlotTokens, StepPlan, StepResult
@@ -46,6 +47,8 @@ class ModelRunner:
         self._slots = SlotState(max_slots, max_blocks, block_tokens, loaded.device)
         self._sampler = Sampler(loaded.config.vocab_size, max_slots, loaded.device, hook)
         self._in_flight: deque[_InFlight] = deque()
+        if loaded.device.type == "cpu":
+            keep_freed_memory()
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
