@@ -110,3 +110,7 @@ def too_long_for_workers() -> Problem:
 
 def template_failed() -> Problem:
     return Problem(500, SERVER, "The model's chat template failed.", None, "template_failed")
+
+
+def shutting_down() -> Problem:
+    return Problem(503, SERVER, "This gateway is shutting down.", None, "shutting_down", 1)

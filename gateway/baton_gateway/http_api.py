@@ -143,7 +143,7 @@ class HttpApi:
     async def _generate(self, request: web.BaseRequest, tenant: Tenant, parse: Parse) -> web.StreamResponse:
         parsed = parse(parse_object(await _body(request)))
         if self.is_draining:
-            raise RefusedError(errors.no_workers())
+            raise RefusedError(errors.shutting_down())
         if parsed.options.stream:
             return await self._stream(request, parsed, tenant)
         return await self._collect(parsed, tenant)

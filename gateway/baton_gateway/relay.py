@@ -145,6 +145,11 @@ class Relay:
     def num_live(self) -> int:
         return len(self._by_ticket)
 
+    def end_all(self) -> None:
+        """The gateway stops: tell every client, free what the workers hold."""
+        for live in list(self._by_ticket.values()):
+            self._feed(live, Refused(errors.shutting_down()))
+
     async def until_idle(self) -> None:
         """No request is left."""
         if self._by_ticket:

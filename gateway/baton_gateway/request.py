@@ -117,7 +117,7 @@ class RequestLife:
         return [Prepare()]
 
     def _refused(self, event: Refused, now: float) -> list[Action]:
-        return self._end(Outcome.REFUSED, event.problem)
+        return self._end(Outcome.REFUSED if self.attempts == 0 else Outcome.FAILED, event.problem)
 
     def _prepared(self, event: Prepared, now: float) -> list[Action]:
         if self.stage is not Stage.PREPARING:

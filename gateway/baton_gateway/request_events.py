@@ -68,7 +68,7 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Admission, or preparing the prompts, said no."""
+    """Admission, or preparing the prompts, said no; or the gateway stops."""
 
     problem: Problem
 

@@ -17,6 +17,7 @@ import aiohttp.web
 from prometheus_client import CollectorRegistry
 
 from baton_gateway.admission import Admission, AdmissionLimits
+from baton_gateway.connections import ClientServer
 from baton_gateway.http_api import HttpApi
 from baton_gateway.links import LinkTimes, WorkerLinks
 from baton_gateway.metrics import GatewayMetrics
@@ -33,9 +34,10 @@ from baton_kv_transfer.keys import KeyDirectory
 from baton_kv_transfer.wire.values import Address, Role
 
 _log = logging.getLogger("baton.gateway")
+SHUTDOWN_S = 1.0
+"""For connections to close, after their requests have ended."""
 SEND_BUFFER_BYTES = 128 << 10
 """The kernel's own buffer per connection, kept small so that a client that stops reading is noticed."""
-KEEPALIVE_S = 75.0
 
 
 class GatewayServer:
@@ -83,11 +85,7 @@ class GatewayServer:
         """Serve the socket, which is bound and owned by the caller."""
         await self._templates.start()
         await self.links.start()
-        server = aiohttp.web.Server(
-            self.api.handle, handler_cancellation=True, access_log=None, auto_decompress=False,
-            keepalive_timeout=KEEPALIVE_S, lingering_time=0.0,
-        )  # fmt: skip
-        self._runner = aiohttp.web.ServerRunner(server)
+        self._runner = aiohttp.web.ServerRunner(ClientServer(self.api.handle), shutdown_timeout=SHUTDOWN_S)
         await self._runner.setup()
         await aiohttp.web.SockSite(self._runner, listening, backlog=1024).start()
         self._tasks = [
@@ -105,6 +103,7 @@ class GatewayServer:
                 await self.relay.until_idle()
         except TimeoutError:
             _log.warning("stopping with %d requests at work", self.relay.num_live)
+            self.relay.end_all()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
