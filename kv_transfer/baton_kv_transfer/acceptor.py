@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Protocol
@@ -66,7 +67,8 @@ class Acceptor:
         self._party = Party(LinkRole.DECODE, hello.epoch)
         self._socket: socket.socket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._strangers: OrderedDict[Connection, None] = OrderedDict()
+        self._strangers: OrderedDict[Connection, asyncio.Task[None]] = OrderedDict()
+        self._complained_s = 0.0
         self.links: dict[bytes, PrefillLink] = {}
         self.refused = 0
 
@@ -114,10 +116,11 @@ class Acceptor:
             log.warning("accepting pair links: %s", error)
             return
         connection = Connection(sock)
-        self._strangers[connection] = None
-        if len(self._strangers) > MAX_STRANGERS:
-            self._strangers.popitem(last=False)[0].close()
         task = asyncio.create_task(self._welcome(connection))
+        self._strangers[connection] = task
+        if len(self._strangers) > MAX_STRANGERS:
+            # Its task closes it: a socket closed under a pending read would leave its number to the next one.
+            self._strangers.popitem(last=False)[1].cancel()
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -140,11 +143,18 @@ class Acceptor:
             else:
                 await self._take_control(identity, connection)
         except (TransferError, OSError, TimeoutError) as error:
-            self.refused += 1
-            log.warning("pair link refused: %s", error or type(error).__name__)
+            self._refuse(error)
         finally:
             if not handed_over:
                 connection.close()
+
+    def _refuse(self, error: Exception) -> None:
+        """Count, and say so at most once a second: strangers must not fill the log."""
+        self.refused += 1
+        now = time.monotonic()
+        if now - self._complained_s >= 1.0:
+            self._complained_s = now
+            log.warning("pair link refused (%d so far): %s", self.refused, error or type(error).__name__)
 
     def _take_data(self, identity: LinkIdentity, connection: Connection) -> bool:
         linked = self.links.get(identity.epoch)
