@@ -41,6 +41,7 @@ from baton_kv_transfer.wire.values import Reason
 EARLY_CAPACITY = 4_096
 ENDED_CAPACITY = 16_384
 ENDED_S = 120.0
+_Ahead = tuple[tuple[int, tuple[int, ...]] | None, tuple[FirstToken, ...] | None]
 _UNREPORTED = (Reason.CANCELLED, Reason.FINISHED)
 
 
@@ -55,6 +56,7 @@ class PrefillHandovers:
         self._early: ExpiringMap[tuple[bytes, HandoverKey], Grant | Wait | Reject] = ExpiringMap(
             config.early_s, EARLY_CAPACITY
         )
+        self._ahead: ExpiringMap[HandoverKey, _Ahead] = ExpiringMap(config.early_s, EARLY_CAPACITY)
         self._ended: ExpiringMap[HandoverKey, Reason] = ExpiringMap(ENDED_S, ENDED_CAPACITY)
         self._next_put = 1
         self._ended_by_reason: Counter[str] = Counter()
@@ -80,17 +82,18 @@ class PrefillHandovers:
             return self._close(handover, self._rejected_outcome(early, handover), now)
         if peer not in self._peers:
             self._enter(handover, PrefillState.LINKING, now + self._config.link_wait_s)
-            return []
+            return self._catch_up(key, now)
         self._enter(handover, PrefillState.UNGRANTED, deadline_s)
-        if isinstance(early, Grant):
-            return self._granted(handover, early, now)
         handover.heard = early is not None
-        return []
+        actions = self._granted(handover, early, now) if isinstance(early, Grant) else []
+        return actions + self._catch_up(key, now)
 
     def computed(self, key: HandoverKey, tokens: int, blocks: tuple[int, ...], now: float) -> list[PrefillAction]:
         """KV of [0, tokens) stands in `blocks`, the sequence's block table so far."""
         handover = self._handovers.get(key)
-        if handover is None or handover.state is PrefillState.CLOSING or tokens < handover.computed_tokens:
+        if handover is None:
+            return self._remember(key, now, computed=(tokens, blocks))
+        if handover.state is PrefillState.CLOSING or tokens < handover.computed_tokens:
             return []
         handover.computed_tokens, handover.blocks = tokens, blocks
         return self._advance(handover, now)
@@ -98,7 +101,9 @@ class PrefillHandovers:
     def first_tokens(self, key: HandoverKey, tokens: tuple[FirstToken, ...], now: float) -> list[PrefillAction]:
         """Every choice has its first token. If all of them ended with it, there is nothing to hand over."""
         handover = self._handovers.get(key)
-        if handover is None or handover.state is PrefillState.CLOSING or handover.first_tokens is not None:
+        if handover is None:
+            return self._remember(key, now, first_tokens=tokens)
+        if handover.state is PrefillState.CLOSING or handover.first_tokens is not None:
             return []
         handover.first_tokens = tokens
         if all(token.finish is not None for token in tokens):
@@ -106,6 +111,25 @@ class PrefillHandovers:
         if handover.state is PrefillState.UNGRANTED and not handover.heard:
             self._enter(handover, PrefillState.UNGRANTED, now + self._config.pin_s)
         return self._advance(handover, now)
+
+    def _remember(
+        self,
+        key: HandoverKey,
+        now: float,
+        *,
+        computed: tuple[int, tuple[int, ...]] | None = None,
+        first_tokens: tuple[FirstToken, ...] | None = None,
+    ) -> list[PrefillAction]:
+        """The engine's thread was faster than the one that calls `opened`: keep its word for then."""
+        if key not in self._ended:
+            known = self._ahead.get(key) or (None, None)
+            self._ahead.put(key, (computed or known[0], first_tokens or known[1]), now)
+        return []
+
+    def _catch_up(self, key: HandoverKey, now: float) -> list[PrefillAction]:
+        computed, first_tokens = self._ahead.pop(key) or (None, None)
+        actions = [] if computed is None else self.computed(key, *computed, now)
+        return actions if first_tokens is None else [*actions, *self.first_tokens(key, first_tokens, now)]
 
     def cancelled(self, key: HandoverKey, reason: Reason, detail: str, now: float) -> list[PrefillAction]:
         """The gateway or the engine gave the request up."""
@@ -245,6 +269,7 @@ class PrefillHandovers:
         """Act on deadlines. Call it a few times per second."""
         actions: list[PrefillAction] = []
         self._ended.expire(now)
+        self._ahead.expire(now)
         for (peer, key), message in self._early.expire(now):
             self._refused["early_expired"] += 1
             if isinstance(message, Grant):

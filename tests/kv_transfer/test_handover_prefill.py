@@ -169,6 +169,21 @@ def test_a_grant_before_the_request_is_kept_for_it() -> None:
     assert units(p.compute()) == [(2, 4)]
 
 
+@pytest.mark.parametrize("linked", [True, False])
+def test_an_engine_that_is_faster_than_the_request_is_heard_when_it_comes(linked: bool) -> None:
+    p = Prefill()
+    if linked:
+        run(p.link, lambda: p.hear(grant()))
+    assert p.compute(5) == p.compute() == p.draw() == []
+    actions = p.open()
+    if not linked:
+        run(p.link)
+        actions = p.hear(grant())
+    assert units(actions) == [(0, 2), (2, 4)]
+    p.put_done(1)
+    assert [type(action) for action in p.put_done(2)] == [Send]
+
+
 def test_a_grant_after_everything_is_computed_puts_all_at_once_in_bounded_pieces() -> None:
     p = Prefill()
     for step in (p.link, p.open, p.compute, p.draw):
