@@ -68,7 +68,7 @@ def rope_kv_write_cpu(
         rotated.mul_(inverse_rms(rotated, eps))
         rotated[:, :num_q_heads].mul_(q_norm)
         rotated[:, num_q_heads:].mul_(k_norm)
-    swapped = rotated.view(*rotated.shape[:2], 2, head_dim // 2).flip(2).view(rotated.shape)
+    swapped = rotated.roll(head_dim // 2, -1)
     rotated.mul_(index.cos).addcmul_(swapped, index.signed_sin)
     if qkv.dtype != torch.float32:
         heads[:, : num_q_heads + kv_heads] = rotated
