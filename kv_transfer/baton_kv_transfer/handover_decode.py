@@ -11,7 +11,7 @@ nobody reads them before `Landed`.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 
 from baton_kv_transfer.decode_records import (
     DecodeAction,
@@ -22,11 +22,12 @@ from baton_kv_transfer.decode_records import (
     Landed,
     Scatter,
 )
-from baton_kv_transfer.errors import BadMessageError, LandingFullError, UnfitPairError
+from baton_kv_transfer.errors import BadMessageError, UnfitPairError
 from baton_kv_transfer.expiring import ExpiringMap
 from baton_kv_transfer.grant import grant_of
 from baton_kv_transfer.handover import HandoverKey, Send, TransferConfig, Verify
 from baton_kv_transfer.landing import ClaimRefusal, LandingRegion, LandingWindow
+from baton_kv_transfer.landing_line import LandingLine
 from baton_kv_transfer.layout import (
     Extent,
     KvGeometry,
@@ -67,13 +68,12 @@ class DecodeHandovers:
         self._one_sided = one_sided
         self._landing = LandingRegion(landing_bytes, quarantine_share=config.quarantine_share)
         self._handovers: dict[HandoverKey, DecodeHandover] = {}
-        self._line: OrderedDict[HandoverKey, None] = OrderedDict()
+        self._line = LandingLine(self._landing)
         self._peers: dict[bytes, int] = {}
         self._lingering = Lingering(self._landing, one_sided=one_sided)
         self._early: ExpiringMap[tuple[bytes, HandoverKey], Abandon] = ExpiringMap(config.early_s, EARLY_CAPACITY)
         self._ended: ExpiringMap[HandoverKey, Reason] = ExpiringMap(ENDED_S, ENDED_CAPACITY)
         self._transfers: dict[int, HandoverKey] = {}
-        self._next_transfer = 1
         self._ended_by_reason: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
 
@@ -309,31 +309,23 @@ class DecodeHandovers:
         if fault is not None:
             return self._fail(handover, Reason.TOO_LONG, fault, now, tell_peer=True)
         handover.layout, handover.next_unit = layout, layout.first_unit
-        self._line[handover.key] = None
+        self._line.join(handover.key, handover.peer, layout.stream_bytes, layout.unit_bytes)
         self._enter(handover, DecodeState.WAITING, handover.deadline_s)
         actions = self._grant_waiting(now)
         if handover.state is DecodeState.WAITING:
-            actions += self._wait(handover.key, handover.peer, len(self._line) - 1)
+            actions += self._wait(handover.key, handover.peer, self._line.position(handover.key))
         return actions
 
     def _grant_waiting(self, now: float) -> list[DecodeAction]:
-        """Grant in order of arrival; the first that finds no room holds up the rest, so that nobody starves."""
         actions: list[DecodeAction] = []
-        while self._line:
-            handover = self._handovers[next(iter(self._line))]
+        for served in self._line.serve():
+            handover = self._handovers[served.key]
             assert handover.layout is not None
-            try:
-                handover.spans = self._landing.grant(
-                    self._next_transfer, handover.peer, handover.layout.stream_bytes, handover.layout.unit_bytes
-                )
-            except LandingFullError:
-                break
-            self._line.popitem(last=False)
-            handover.transfer, self._next_transfer = self._next_transfer, self._next_transfer + 1
-            self._transfers[handover.transfer] = handover.key
+            handover.transfer, handover.spans = served.transfer, served.spans
             handover.granted_s, handover.writes_may_follow = now, True
+            self._transfers[served.transfer] = served.key
             self._enter(handover, DecodeState.GRANTED, handover.deadline_s)
-            grant = grant_of(handover.key, handover.transfer, handover.layout, handover.spans)
+            grant = grant_of(served.key, served.transfer, handover.layout, served.spans)
             actions.append(Send(handover.peer, grant))
         return actions
 
@@ -383,7 +375,7 @@ class DecodeHandovers:
     ) -> list[DecodeAction]:
         """Stop everything of this hand-over; `Failed` follows as soon as nothing writes into its blocks."""
         actions = self._reject(handover.peer, handover.key, reason, detail) if tell_peer else []
-        self._line.pop(handover.key, None)
+        self._line.leave(handover.key)
         if handover.transfer is not None:
             self._landing.stop_writes(handover.transfer)
         handover.failure = (reason, detail)
