@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -87,8 +88,16 @@ class DecodeService:
     transfer: Transfer
     """Filled by `__main__`, for the same reason."""
 
-    def __init__(self, limits: Limits, metrics: WorkerMetrics, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        metrics: WorkerMetrics,
+        loop: asyncio.AbstractEventLoop,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`clock` is the engine's: deadlines of sequences are set on it."""
         self._limits = limits
+        self._clock = clock
         self._metrics = metrics
         self._loop = loop
         self._open: OpenRequests[GatewayLink] = OpenRequests()
@@ -128,7 +137,7 @@ class DecodeService:
     def _reserve(self, link: GatewayLink, message: Reserve) -> None:
         key = RequestKey(message.request, message.attempt)
         condition = Condition(self.draining, self._open.link_of(key) is not None)
-        decision = decide(message, self._limits, condition, time.monotonic())
+        decision = decide(message, self._limits, condition, self._clock())
         if isinstance(decision, Refusal):
             self._metrics.legs[decision.reason].inc()
             link.send(LegFailed(message.request, message.attempt, decision.reason, decision.detail[:256]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Protocol
 
 from baton_engine.events import Computed, Drawn, Failed, Prefilled, RequestKey, SchedulerEvent
@@ -52,8 +53,16 @@ class PrefillService:
     transfer: Transfer
     """Filled by `__main__`, for the same reason."""
 
-    def __init__(self, limits: Limits, metrics: WorkerMetrics, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        metrics: WorkerMetrics,
+        loop: asyncio.AbstractEventLoop,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`clock` is the engine's: deadlines of sequences are set on it."""
         self._limits = limits
+        self._clock = clock
         self._metrics = metrics
         self._loop = loop
         self._open: OpenRequests[GatewayLink] = OpenRequests()
@@ -91,7 +100,7 @@ class PrefillService:
     def _prefill(self, link: GatewayLink, message: Prefill) -> None:
         key = RequestKey(message.request, message.attempt)
         condition = Condition(self.draining, self._open.link_of(key) is not None)
-        spec = decide(message, self._limits, condition, time.monotonic())
+        spec = decide(message, self._limits, condition, self._clock())
         if isinstance(spec, Refusal):
             self._metrics.legs[spec.reason].inc()
             link.send(LegFailed(message.request, message.attempt, spec.reason, spec.detail[:256]))

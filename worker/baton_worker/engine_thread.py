@@ -71,11 +71,13 @@ class EngineThread:
         on_events: Callable[[EngineSnapshot, list[SchedulerEvent]], None],
         on_cancel: Callable[[RequestKey], None],
         on_crash: Callable[[BaseException], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """All three run in this thread: `on_events` after a turn that produced any, `on_cancel` after a whole
         request was cancelled (so that the transfer hears of it after everything that was said before), `on_crash`
-        once, if the loop dies.
+        once, if the loop dies. `clock` is what deadlines are set on.
         """
+        self._clock = clock
         self._scheduler = scheduler
         self._stepper = stepper
         self._on_events = on_events
@@ -83,7 +85,7 @@ class EngineThread:
         self._on_crash = on_crash
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        now = time.monotonic()
+        now = clock()
         self._snapshot = EngineSnapshot(scheduler.stats(), 0, 0.0, now, now, now)
 
     @property
@@ -114,19 +116,31 @@ class EngineThread:
     def _turn(self) -> bool:
         if not self._take_commands():
             return False
-        busy = self._stepper.turn(time.monotonic())
-        self._publish()
-        self._hand_out_events()
-        if not busy and self._commands.empty():
+        if not self._move() and self._commands.empty():
             self._wait()
         return True
+
+    def turn(self) -> bool:
+        """The loop's body without its waiting: for whoever turns an engine that was not started (simulation).
+
+        Returns whether a step moved.
+        """
+        self._take_commands()
+        return self._move()
+
+    def _move(self) -> bool:
+        """One step and the events that came of it."""
+        busy = self._stepper.turn(self._clock())
+        self._publish()
+        self._hand_out_events()
+        return busy
 
     def _hand_out_events(self) -> None:
         if events := self._scheduler.events():
             self._on_events(self._snapshot, events)
 
     def _take_commands(self) -> bool:
-        now = time.monotonic()
+        now = self._clock()
         while True:
             try:
                 command = self._commands.get_nowait()
@@ -144,7 +158,7 @@ class EngineThread:
         if command is None:
             self._commands.put(None)
         else:
-            self._carry_out(command, time.monotonic())
+            self._carry_out(command, self._clock())
 
     def _carry_out(self, command: Command, now: float) -> None:
         match command:
@@ -165,7 +179,7 @@ class EngineThread:
                 self._scheduler.drain()
 
     def _publish(self) -> None:
-        now, steps = time.monotonic(), self._stepper.steps
+        now, steps = self._clock(), self._stepper.steps
         last = self._snapshot
         stats = self._scheduler.stats()
         stepped = now if steps != last.steps else last.stepped_s
