@@ -1,7 +1,7 @@
 """Writes constraints.txt: the exact versions, in this environment, of everything that `baton-serving[dev]` brings.
 
 `--check` writes nothing and fails when the file names a version outside pyproject.toml's ranges, lacks a package, or
-pins one that nothing needs. Versions themselves are only changed by running it without.
+pins one that nothing needs. What a CUDA build of PyTorch brings is left to that build. Versions themselves are only changed by running it without.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ HEADER = """\
 # Exact versions for `make install` and CI; ranges are in pyproject.toml. Written by scripts/freeze.py.
 """
 DISTRIBUTION = "baton-serving"
+CUDA_PREFIXES = ("nvidia-", "cuda-")
 
 
 def closure(root: str, extras: tuple[str, ...]) -> set[str]:
@@ -37,7 +38,7 @@ def closure(root: str, extras: tuple[str, ...]) -> set[str]:
             requirement = Requirement(text)
             if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
                 queue += [(canonicalize_name(requirement.name), wanted) for wanted in ("", *requirement.extras)]
-    return names - {canonicalize_name(root)}
+    return {name for name in names if not name.startswith(CUDA_PREFIXES)} - {canonicalize_name(root)}
 
 
 def frozen(names: set[str]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from baton_local.ask import AskOptions, run_ask
-from baton_local.errors import LocalError, RefusedError
+from baton_local.errors import LocalError, NotRunningError, RefusedError
 from baton_local.observe import observe
 from baton_local.options import parse_options
 from baton_local.record import read_record
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ManifestError as error:
         for problem in error.problems:
             print(f"baton: {problem}", file=sys.stderr)
-    except (RefusedError, OperatorError) as error:
+    except (RefusedError, NotRunningError, OperatorError) as error:
         print(f"baton: {error}", file=sys.stderr)
     except (LocalError, OSError) as error:
         print(f"baton: {error}", file=sys.stderr)

@@ -79,6 +79,8 @@ def parse_manifest(text: str, name: str = "manifest") -> LLMDeployment:
         raise ManifestError((Problem(name, _yaml_message(error)),)) from error
     except (ValueError, RecursionError) as error:
         raise ManifestError((Problem(name, f"not usable YAML: {error}"),)) from error
+    if not documents:
+        raise ManifestError((Problem(name, "is empty: must hold one LLMDeployment"),))
     if len(documents) != 1:
         raise ManifestError((Problem(name, f"must hold exactly one document, has {len(documents)}"),))
     return parse_object(documents[0])

@@ -130,7 +130,7 @@ def test_it_starts_every_worker_says_ready_once_and_stops_on_sigterm(rig: Rig) -
     assert rig.up is not None
     assert rig.up.stdout is not None
     assert rig.up.stdout.read() == ""
-    assert rig.baton("status").returncode == 1
+    assert rig.baton("status").returncode == 2
 
 
 def test_ctrl_c_is_a_clean_stop_too(rig: Rig) -> None:

@@ -132,7 +132,7 @@ def test_all_problems_are_reported_at_once() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "file.yaml: must hold exactly one document, has 0"),
+        ("# nothing", "file.yaml: is empty: must hold one LLMDeployment"),
         (f"{HEAD}\n---\n{HEAD}", "must hold exactly one document, has 2"),
         ("a: 1\na: 2", "key 'a' is given twice (line 2, column 1)"),
         ("a: &x [1]\nb: *x", "aliases are not allowed (line 2, column 4)"),
