@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import struct
 from collections.abc import Iterator
@@ -96,7 +97,8 @@ async def test_a_bad_frame_of_a_gateway_closes_its_link(deployment: Deployment, 
     worker = deployment.of_role(role)[0]
     async with gateway_peer(worker.base_url, deployment.keys) as peer:
         await peer.hello()
-        await peer.send(frame)
+        with contextlib.suppress(ConnectionError):  # the worker may hang up before it has read all of a long frame
+            await peer.send(frame)
         assert await peer.is_closed()
 
 

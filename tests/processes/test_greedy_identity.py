@@ -10,13 +10,16 @@ from itertools import pairwise
 import pytest
 
 from baton_testing import tiny_llama
-from baton_testing.deployment import Deployment
+from baton_testing.deployment import Deployment, Worker
 
 pytestmark = pytest.mark.processes
 
 MAX_TOKENS = 320
 LEAST_TOKENS = 128
 LEAST_ANSWERS = 20
+BLOCK_TOKENS = 16
+FRAMING_SHARE = 0.01
+"""The sender counts the frames' headers too."""
 
 
 def complete(deployment: Deployment, prompt: tuple[int, ...], max_tokens: int = MAX_TOKENS) -> tuple[str, int]:
@@ -28,6 +31,14 @@ def complete(deployment: Deployment, prompt: tuple[int, ...], max_tokens: int = 
     with urllib.request.urlopen(request, timeout=60) as response:
         reply = json.load(response)
     return reply["choices"][0]["text"], reply["usage"]["completion_tokens"]
+
+
+def sent_by(worker: Worker) -> int:
+    return int(worker.state()["transfer"]["kv_bytes_sent"])
+
+
+def received_by(worker: Worker) -> int:
+    return int(worker.state()["transfer"]["kv_bytes_received"])
 
 
 def assert_identical(text: str, count: int, expected: tiny_llama.Greedy) -> None:
@@ -56,15 +67,13 @@ def test_the_kv_of_a_prompt_moves_between_the_two_processes(deployment: Deployme
         "What is a rainbow?", "You speak to people who have never been handed this text before."
     )
     prefill, decode = deployment.of_role("prefill")[0], deployment.of_role("decode")[0]
-    before_sent, before_got = prefill.state()["kv_bytes_sent"], decode.state()["kv_bytes_received"]
+    before_sent, before_got = sent_by(prefill), received_by(decode)
     text, count = complete(deployment, prompt)
     assert_identical(text, count, tiny_llama.greedy(prompt, MAX_TOKENS))
     deployment.await_idle()
-    sent = prefill.state()["kv_bytes_sent"] - before_sent
-    assert sent == decode.state()["kv_bytes_received"] - before_got
-    layers, kv_heads, head_dim, element_bytes = 4, 2, 32, 4
-    least_tokens = len(prompt) - 32  # a whole-block prefix may be cached on D already
-    assert sent >= least_tokens * layers * 2 * kv_heads * head_dim * element_bytes
+    received = received_by(decode) - before_got
+    assert received == -(-len(prompt) // BLOCK_TOKENS) * decode.state()["block_bytes"]
+    assert received <= sent_by(prefill) - before_sent <= received * (1 + FRAMING_SHARE)
 
 
 def test_a_shared_prefix_is_handed_over_as_a_delta(deployment: Deployment) -> None:
@@ -73,10 +82,10 @@ def test_a_shared_prefix_is_handed_over_as_a_delta(deployment: Deployment) -> No
     decode = deployment.of_role("decode")[0]
     moved = []
     for prompt in prompts:
-        before = decode.state()["kv_bytes_received"]
+        before = received_by(decode)
         text, count = complete(deployment, prompt)
         assert_identical(text, count, tiny_llama.greedy(prompt, MAX_TOKENS))
-        moved.append(decode.state()["kv_bytes_received"] - before)
+        moved.append(received_by(decode) - before)
     assert moved[0] > 0
     assert all(later < moved[0] / 2 for later in moved[1:])
 

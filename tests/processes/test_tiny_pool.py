@@ -26,7 +26,10 @@ def shape() -> Shape:
     return Shape(
         worker_flags=size,
         prefill_flags=("--kv-cache-bytes", str(64 * BLOCK_TOKENS * TOKEN_BYTES)),
-        decode_flags=("--kv-cache-bytes", str(BLOCKS * BLOCK_TOKENS * TOKEN_BYTES)),
+        decode_flags=(
+            *("--kv-cache-bytes", str(BLOCKS * BLOCK_TOKENS * TOKEN_BYTES)),
+            *("--landing-bytes", str(CONTEXT_TOKENS * TOKEN_BYTES)),
+        ),
     )
 
 
