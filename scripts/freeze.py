@@ -1,7 +1,8 @@
 """Writes constraints.txt: the exact versions, in this environment, of everything that `baton-serving[dev]` brings.
 
 `--check` writes nothing and fails when the file names a version outside pyproject.toml's ranges, lacks a package, or
-pins one that nothing needs. What a CUDA build of PyTorch brings is left to that build. Versions themselves are only changed by running it without.
+pins one that nothing needs. What a CUDA build of PyTorch brings is left to that build. Versions themselves are only
+changed by running it without.
 """
 
 from __future__ import annotations
