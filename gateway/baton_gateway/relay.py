@@ -32,6 +32,7 @@ from baton_gateway.request_events import (
     Event,
     LegEnded,
     LifeRules,
+    NoRevision,
     NoRoute,
     Outcome,
     PickRoute,
@@ -131,7 +132,7 @@ class Relay:
         live = LiveRequest(life, request, tenant, sink, ticket, self._metrics.arrived(now))
         self._by_ticket[ticket] = live
         if turn is Verdict.ADMITTED:
-            self._feed(live, Admitted())
+            self._admit_one(ticket)
         else:
             self._keep_timer(live)
             self._keep_admission_timer()
@@ -204,7 +205,6 @@ class Relay:
                 case PickRoute():
                     self._feed(live, self._route(live, action))
                 case Prepare():
-                    self._metrics.admitted(live.times, now)
                     live.preparing = self._loop.create_task(self._prepare(live))
                 case End():
                     self._end(live, action, now)
@@ -261,15 +261,18 @@ class Relay:
     async def _prepare(self, live: LiveRequest) -> None:
         event: Event
         try:
-            event = Prepared(await self._make_prompts(live))
+            revision = self._choose_revision(live.request.options.model)
+            if isinstance(revision, Problem):
+                event = NoRevision(revision)
+            else:
+                event = Prepared(await self._make_prompts(live, revision))
         except RefusedError as refusal:
             event = Refused(refusal.problem)
         live.preparing = None
         self._feed(live, event)
 
-    async def _make_prompts(self, live: LiveRequest) -> tuple[Prompt, ...]:
+    async def _make_prompts(self, live: LiveRequest, fingerprint: PairFingerprint) -> tuple[Prompt, ...]:
         request, options = live.request, live.request.options
-        fingerprint = self._choose_revision(options.model)
         text, limits = self._table.text(fingerprint), self._table.limits(fingerprint)
         assert text is not None
         assert limits is not None
@@ -285,17 +288,18 @@ class Relay:
         self._begin(live, text, fingerprint, prompts)
         return prompts
 
-    def _choose_revision(self, model: str) -> PairFingerprint:
-        """One that can be served now, in proportion to its decode workers."""
+    def _choose_revision(self, model: str) -> PairFingerprint | Problem:
+        """One that can be served now, in proportion to its decode workers. Raises RefusedError for an unknown model.
+
+        Before the first worker is linked nobody can say which models there are.
+        """
         found = revisions(self._table.views(), model, self._rules.route)
         if found:
             return random.choices(list(found), list(found.values()))[0]
-        known = model in self._table.served_names()
-        raise RefusedError(errors.no_workers() if known else self._unknown_model(model))
-
-    def _unknown_model(self, model: str) -> Problem:
-        """Before the first worker is linked nobody can say which models there are."""
-        return errors.model_not_found(model) if self._table.served_names() else errors.no_workers()
+        served = self._table.served_names()
+        if served and model not in served:
+            raise RefusedError(errors.model_not_found(model))
+        return errors.no_workers()
 
     def _begin(
         self, live: LiveRequest, text: TextModel, fingerprint: PairFingerprint, prompts: tuple[Prompt, ...]
@@ -343,6 +347,7 @@ class Relay:
     def _admit_one(self, ticket: int) -> None:
         live = self._by_ticket.get(ticket)
         if live is not None:
+            self._metrics.admitted(live.times, self._loop.time())
             self._feed(live, Admitted())
 
     def _keep_admission_timer(self) -> None:

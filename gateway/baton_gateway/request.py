@@ -26,6 +26,7 @@ from baton_gateway.request_events import (
     Event,
     LegEnded,
     LifeRules,
+    NoRevision,
     NoRoute,
     Outcome,
     PickRoute,
@@ -50,6 +51,7 @@ from baton_kv_transfer.wire.values import PeerRef, Reason, TokenEntry, pack_ids
 class Stage(enum.Enum):
     QUEUED = enum.auto()
     PREPARING = enum.auto()
+    PARKED = enum.auto()  # until a revision can be served or `_parked_until`
     RUNNING = enum.auto()
     ENDED = enum.auto()
 
@@ -83,6 +85,7 @@ class RequestLife:
         self._runs: dict[bytes, Run] = {}
         self._num_runs = 0
         self._open_choices = 0
+        self._parked_until = math.inf
         budget.request()
 
     def handle(self, event: Event, now: float) -> list[Action]:
@@ -95,7 +98,8 @@ class RequestLife:
     def wake_at(self) -> float:
         """When a Tick is due. Never in the past of the last event by more than the tick itself."""
         waits = (run.resume_at for run in self._runs.values())
-        return min(self.deadline_s, min(waits, default=math.inf))
+        parked_until = self._parked_until if self.stage is Stage.PARKED else math.inf
+        return min(self.deadline_s, parked_until, min(waits, default=math.inf))
 
     @property
     def run_ids(self) -> tuple[bytes, ...]:
@@ -128,6 +132,13 @@ class RequestLife:
         self._open_choices = len(self._choices)
         runs = [self._new_run(p, set(range(p * self._n, (p + 1) * self._n))) for p in range(len(event.prompts))]
         return [self._pick(run) for run in runs]
+
+    def _no_revision(self, event: NoRevision, now: float) -> list[Action]:
+        self._parked_until = min(self._parked_until, now + self._rules.park_s)
+        if now >= self._parked_until:
+            return self._end(Outcome.REFUSED, event.problem)
+        self.stage = Stage.PARKED
+        return []
 
     def _new_run(self, prompt: int, choices: set[int]) -> Run:
         request = (self._request ^ self._num_runs).to_bytes(16)
@@ -206,6 +217,9 @@ class RequestLife:
         return []
 
     def _routes_changed(self, event: RoutesChanged, now: float) -> list[Action]:
+        if self.stage is Stage.PARKED:
+            self.stage = Stage.PREPARING
+            return [Prepare()]
         return [self._pick(run) for run in self._runs.values() if run.state is RunState.UNROUTED]
 
     # Tokens -----------------------------------------------------------------------------------------------------------
@@ -308,6 +322,8 @@ class RequestLife:
     def _tick(self, event: Tick, now: float) -> list[Action]:
         if now >= self.deadline_s:
             return self._end(Outcome.FAILED, errors.deadline_exceeded())
+        if self.stage is Stage.PARKED and now >= self._parked_until:
+            return self._end(Outcome.REFUSED, errors.no_workers())
         due = [run for run in self._runs.values() if run.resume_at <= now]
         return [self._pick(run) for run in due]
 
@@ -335,6 +351,7 @@ _HANDLERS: dict[type, Callable[..., list[Action]]] = {
     Admitted: RequestLife._admitted,
     Refused: RequestLife._refused,
     Prepared: RequestLife._prepared,
+    NoRevision: RequestLife._no_revision,
     Routed: RequestLife._routed,
     NoRoute: RequestLife._no_route,
     RoutesChanged: RequestLife._routes_changed,

@@ -81,6 +81,13 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
+class NoRevision:
+    """Another answer to Prepare: no revision of the model can be served now."""
+
+    problem: Problem
+
+
+@dataclass(frozen=True, slots=True)
 class Routed:
     """An answer to PickRoute."""
 
@@ -146,6 +153,7 @@ Event = (
     Admitted
     | Refused
     | Prepared
+    | NoRevision
     | Routed
     | NoRoute
     | RoutesChanged
@@ -162,7 +170,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Choose the revision, render, tokenise; answer Prepared or Refused."""
+    """Choose the revision, render, tokenise; answer Prepared, NoRevision or Refused."""
 
 
 @dataclass(frozen=True, slots=True)

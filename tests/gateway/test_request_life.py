@@ -19,6 +19,7 @@ from baton_gateway.request_events import (
     Event,
     LegEnded,
     LifeRules,
+    NoRevision,
     NoRoute,
     Outcome,
     PickRoute,
@@ -410,6 +411,25 @@ def test_without_a_pair_a_new_request_is_told_at_once() -> None:
     drive.feed(Admitted())
     drive.feed(Prepared((Prompt(PROMPT, SamplingParams(max_tokens=3), ""),)))
     assert drive.feed(NoRoute(REQUEST, errors.no_workers())) == ["end refused no_routable_workers"]
+
+
+def test_a_request_is_parked_before_there_is_anything_to_tokenise_with() -> None:
+    drive = Drive(rules=LifeRules(park_s=5))
+    drive.feed(Admitted())
+    assert drive.feed(NoRevision(errors.no_workers())) == []
+    assert drive.life.wake_at == 5
+    assert drive.feed(RoutesChanged()) == ["prepare"]
+    drive.now = 2
+    assert drive.feed(NoRevision(errors.no_workers())) == []
+    assert drive.life.wake_at == 5, "the wait is counted from its beginning"
+    drive.now = 5
+    assert drive.feed(Tick()) == ["end refused no_routable_workers"]
+
+
+def test_without_parking_a_request_that_finds_no_revision_is_told_at_once() -> None:
+    drive = Drive()
+    drive.feed(Admitted())
+    assert drive.feed(NoRevision(errors.no_workers())) == ["end refused no_routable_workers"]
 
 
 def test_a_request_may_be_parked_until_a_pair_appears() -> None:
