@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from aiohttp import HttpVersion11, web
+from aiohttp import HttpVersion11, StreamReader, web
 
 from baton_gateway import errors
 from baton_gateway.admin import METRICS_TYPE
@@ -224,11 +224,21 @@ async def _body(request: web.BaseRequest) -> bytes:
         raise invalid(None, "Compressed bodies are not accepted.", "unsupported_media_type", status=415)
     if (request.content_length or 0) > MAX_BODY_BYTES:
         raise _too_large()
+    content = request.content
+    if content.is_eof():  # as a rule it came together with the head
+        body = content.read_nowait(-1)
+        if len(body) > MAX_BODY_BYTES:
+            raise _too_large()
+        return body
+    return await _late_body(content)
+
+
+async def _late_body(content: StreamReader) -> bytes:
     parts = []
     size = 0
     try:
         async with asyncio.timeout(BODY_S):
-            while part := await asyncio.wait_for(request.content.readany(), BODY_IDLE_S):
+            while part := await asyncio.wait_for(content.readany(), BODY_IDLE_S):
                 size += len(part)
                 if size > MAX_BODY_BYTES:
                     raise _too_large()
