@@ -122,7 +122,13 @@ class Acceptor:
             # Its task closes it: a socket closed under a pending read would leave its number to the next one.
             self._strangers.popitem(last=False)[1].cancel()
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda done: self._parted(done, connection))
+
+    def _parted(self, task: asyncio.Task[None], connection: Connection) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():  # possibly before its first step, which nothing inside it could have seen
+            self._strangers.pop(connection, None)
+            connection.close()
 
     async def _welcome(self, connection: Connection) -> None:
         handed_over = False
