@@ -79,12 +79,10 @@ def busiest(workers: list[Worker]) -> Worker:
 def test_kill_of_a_decode_worker_loses_no_token(
     deployment: Deployment, harm_during_streams: Callable[[Callable[[], None]], list[str]]
 ) -> None:
-    victim = busiest(deployment.of_role("decode"))
     texts = harm_during_streams(lambda: busiest(deployment.of_role("decode")).child.send(signal.SIGKILL))
     assert texts == [expected(LONGEST)] * STREAMS
-    dead = next(worker for worker in deployment.of_role("decode") if not worker.child.is_running())
+    (dead,) = (worker for worker in deployment.of_role("decode") if not worker.child.is_running())
     deployment.replace(dead)
-    assert victim in deployment.workers or victim is dead
     deployment.await_idle(5)
 
 

@@ -139,7 +139,8 @@ class Deployment:
         return [worker for worker in self.workers if worker.role == role]
 
     def replace(self, worker: Worker) -> Worker:
-        """Start a worker in the place of one that has ended, and publish it."""
+        """Start a worker in the place of one that has ended or is to end, and publish it."""
+        worker.child.stop()
         successor = self.start_worker(worker.role)
         self.workers[self.workers.index(worker)] = successor
         self.await_worker(successor)

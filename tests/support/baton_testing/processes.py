@@ -93,7 +93,7 @@ class Child:
         self.name = name
         self.log = folder / f"{name}.log"
         self._kin: dict[int, psutil.Process] = {}
-        with self.log.open("ab") as log:
+        with self.log.open("wb") as log:
             self._popen = subprocess.Popen(
                 [sys.executable, *argv],
                 stdin=subprocess.DEVNULL,
