@@ -37,8 +37,9 @@ BODY_S = 30.0
 BODY_IDLE_S = 10.0
 _MODELS = "/v1/models"
 _HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{0,255}")
-_JSON = {"Content-Type": "application/json"}
-_STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+_SERVER = {"Server": "baton"}
+_JSON = {"Content-Type": "application/json", **_SERVER}
+_STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no", **_SERVER}
 
 Handler = Callable[[web.BaseRequest, Tenant], Awaitable[web.StreamResponse]]
 Parse = Callable[[dict[str, object]], ChatRequest | CompletionRequest]
@@ -199,21 +200,21 @@ class HttpApi:
         return web.Response(body=model_body(name, self._started), headers=_JSON)
 
     async def _live(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
-        return web.Response(text="ok\n")
+        return _text(200, "ok")
 
     async def _ready(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
         """Ready to answer, if only with 503: nothing about workers."""
-        return web.Response(text="draining\n", status=503) if self.is_draining else web.Response(text="ok\n")
+        return _text(503, "draining") if self.is_draining else _text(200, "ok")
 
     async def _routable(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
         views = self._table.views()
         is_routable = any(revisions(views, name, self._policy) for name in self._table.served_names())
         if is_routable and not self.is_draining:
-            return web.Response(text="ok\n")
-        return web.Response(text="no fitting pair of workers is linked\n", status=503)
+            return _text(200, "ok")
+        return _text(503, "no fitting pair of workers is linked")
 
     async def _page(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
-        return web.Response(body=self._metrics.page(), headers={"Content-Type": METRICS_TYPE})
+        return web.Response(body=self._metrics.page(), headers={"Content-Type": METRICS_TYPE, **_SERVER})
 
 
 async def _body(request: web.BaseRequest) -> bytes:
@@ -250,6 +251,10 @@ async def _late_body(content: StreamReader) -> bytes:
 
 def _too_large() -> RefusedError:
     return invalid(None, f"The body is larger than {MAX_BODY_BYTES} bytes.", "body_too_large", status=413)
+
+
+def _text(status: int, text: str) -> web.Response:
+    return web.Response(status=status, text=text + "\n", headers=_SERVER)
 
 
 def _error(problem: Problem) -> web.Response:

@@ -127,15 +127,18 @@ class TextStore:
     def __init__(self, capacity: int = 4) -> None:
         self._capacity = capacity
         self._models: dict[str, TextModel] = {}
+        self._loading = asyncio.Lock()
 
     async def load(self, data: bytes, bundle_hash: str) -> TextModel:
-        model = self._models.pop(bundle_hash, None)
-        if model is None:
-            model = await asyncio.to_thread(load_text_model, data, bundle_hash)
-        self._models[bundle_hash] = model
-        while len(self._models) > self._capacity:
-            del self._models[next(iter(self._models))]
-        return model
+        """The model of a bundle. Raises BundleError. Workers of one revision that link at once share one load."""
+        async with self._loading:
+            model = self._models.pop(bundle_hash, None)
+            if model is None:
+                model = await asyncio.to_thread(load_text_model, data, bundle_hash)
+            self._models[bundle_hash] = model
+            while len(self._models) > self._capacity:
+                del self._models[next(iter(self._models))]
+            return model
 
 
 @dataclass(frozen=True, slots=True)

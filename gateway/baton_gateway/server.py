@@ -65,7 +65,8 @@ class GatewayServer:
             self.epoch,
             LinkTimes(suspect_s=settings.suspect_s, dead_s=settings.dead_s),
         )
-        self.api = HttpApi(self.relay, self.table, Tenants(settings.api_keys), policy, self.metrics)
+        self._tenants = Tenants(settings.api_keys)
+        self.api = HttpApi(self.relay, self.table, self._tenants, policy, self.metrics)
         self._tasks: list[asyncio.Task[None]] = []
         self._runner: aiohttp.web.ServerRunner | None = None
 
@@ -90,7 +91,7 @@ class GatewayServer:
         await aiohttp.web.SockSite(self._runner, listening, backlog=1024).start()
         self._tasks = [
             asyncio.create_task(self.api.watch_streams()),
-            asyncio.create_task(self._sample()),
+            asyncio.create_task(self._every_second()),
             asyncio.create_task(watch(self._settings.prefill_discovery, self._prefill_found)),
             asyncio.create_task(watch(self._settings.decode_discovery, self._decode_found)),
         ]
@@ -113,12 +114,16 @@ class GatewayServer:
         await self.links.stop()
         await self._templates.stop()
 
-    async def _sample(self) -> None:
+    async def _every_second(self) -> None:
         while True:
             linked: dict[Role, int] = {}
             for worker in self.table.all():
                 linked[worker.hello.role] = linked.get(worker.hello.role, 0) + 1
             self.metrics.now_at_work(self._admission.num_running, self._admission.num_waiting, linked)
+            try:
+                self._tenants.refresh()
+            except ValueError as error:
+                _log.error("API keys stay as they were: %s", error)
             await asyncio.sleep(1.0)
 
     def _prefill_found(self, endpoints: Iterable[Endpoint]) -> None:

@@ -43,10 +43,22 @@ _UNAUTHORIZED = Problem(401, INVALID, "The API key is missing or unknown.", None
 
 
 class Tenants:
-    """Keys to tenants. Raises ValueError naming the file and field when the file does not fit."""
+    """Keys to tenants, as of the file's last good content."""
 
     def __init__(self, path: Path | None = None) -> None:
+        """Raises ValueError naming the file and field when the file does not fit."""
+        self._path = path
+        self._seen = None if path is None else _look(path)
         self._by_digest: dict[str, Tenant] | None = None if path is None else _read(path)
+
+    def refresh(self) -> None:
+        """Read the file again if it changed. Raises ValueError as above, once for each content; the old one stays
+        valid.
+        """
+        if self._path is None or (seen := _look(self._path)) == self._seen:
+            return
+        self._seen = seen
+        self._by_digest = _read(self._path)
 
     def of(self, authorization: str | None) -> Tenant:
         """The tenant of an `Authorization` header. Raises RefusedError (401)."""
@@ -58,6 +70,15 @@ class Tenants:
         if tenant is None:
             raise RefusedError(_UNAUTHORIZED)
         return tenant
+
+
+def _look(path: Path) -> tuple[int, int, int] | None:
+    """What changes with the file; None when it cannot be seen."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def _read(path: Path) -> dict[str, Tenant]:

@@ -153,6 +153,25 @@ async def test_every_path_but_probes_and_metrics_needs_a_known_key(
                 assert got.status == status, path
 
 
+async def test_keys_change_with_their_file_and_a_broken_file_changes_nothing(
+    pool: FakePool, http: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    async with running_gateway(pool, key_file(tmp_path, a="old")) as gateway:
+
+        async def status(key: str) -> int:
+            headers = {"Authorization": f"Bearer {key}"}
+            async with http.get(gateway.url("/v1/models"), headers=headers) as got:
+                return got.status
+
+        assert (await status("old"), await status("new")) == (200, 401)
+        (tmp_path / "tenants.json").write_text("{")
+        await asyncio.sleep(1.1)
+        assert await status("old") == 200
+        key_file(tmp_path, a="new")
+        await asyncio.sleep(1.1)
+        assert (await status("old"), await status("new")) == (401, 200)
+
+
 async def test_tenants_and_salts_have_prefix_caches_of_their_own(
     pool: FakePool, http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
