@@ -1,8 +1,9 @@
-"""How many workers a pool needs for a load: the twin asked with a thinned representative group, each answer remembered.
+"""How many workers a pool needs for a load: the twin asked with a thinned representative group, each answer
+remembered.
 
-Pools are searched apart, each with the other taken as free; the joint answer is then verified once. A group of a few
-workers under its share of the load stands for the pool: that is exact for small pools and errs on the safe side for large
-ones (a smaller group smooths bursts less), and makes the cost independent of the pool's size.
+Pools are searched apart, each with the other taken as free; the joint answer is then verified once. A group of a
+few workers under its share of the load stands for the pool: that is exact for small pools and errs on the safe
+side for large ones (a smaller group smooths bursts less), and makes the cost independent of the pool's size.
 """
 
 from __future__ import annotations
@@ -44,9 +45,12 @@ class Targets:
         return self.ttft_share if role is Role.PREFILL else self.tpot_share
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Mix:
-    """Requests as they were lately, to draw from, and how bursty their arrivals are."""
+    """Requests as they were lately, to draw from, and how bursty their arrivals are.
+
+    Compared by identity: whoever keeps a mix while nothing changed keeps the answers that were computed for it.
+    """
 
     shapes: tuple[RequestShape, ...]
     dispersion: float = 1.0
@@ -59,6 +63,8 @@ class Sizer(Protocol):
     def required(self, role: Role, mix: Mix, rate_per_s: float) -> int: ...
 
     def share_met(self, role: Role, mix: Mix, rate_per_s: float, workers: int) -> float: ...
+
+    def most_per_s(self, role: Role, mix: Mix) -> float: ...
 
 
 @dataclass(slots=True)
@@ -73,7 +79,7 @@ class TwinSizer:
 
     def required(self, role: Role, mix: Mix, rate_per_s: float) -> int:
         """The fewest workers that meet the pool's percentile at this load; `max_workers` when none do."""
-        wanted = self.targets.share(role)
+        wanted = self.reachable_share(role, mix)
         low = max(1, ceil(rate_per_s * _least_work_s(self.model, role, mix) / MAX_UTILISATION))
         if low >= self.max_workers:
             return self.max_workers
@@ -92,6 +98,11 @@ class TwinSizer:
                 low = middle + 1
         return high
 
+    def reachable_share(self, role: Role, mix: Mix) -> float:
+        """The wanted share of those requests that meet the target when they are alone: more workers help no others."""
+        wanted = self.targets.share(role)
+        return wanted * self.share_met(role, mix, 0.05, 1)
+
     def share_met(self, role: Role, mix: Mix, rate_per_s: float, workers: int) -> float:
         """Predicted share of requests within the pool's target."""
         if rate_per_s <= 0:
@@ -104,6 +115,10 @@ class TwinSizer:
                 self._seen.clear()
             self._seen[key] = self._simulate(role, mix, group, GRID**step * group)
         return self._seen[key]
+
+    def most_per_s(self, role: Role, mix: Mix) -> float:
+        """Requests that one worker can do at all, whatever they wait."""
+        return MAX_UTILISATION / max(1e-9, _least_work_s(self.model, role, mix))
 
     def joint(self, mix: Mix, rate_per_s: float, workers: tuple[int, int]) -> tuple[float, float]:
         """Predicted shares within TTFT and TPOT with both pools and the links between them, on a thinned pair."""

@@ -1,6 +1,7 @@
 """What an accelerator can do, as far as sizing needs it. Figures with their source; nothing is probed.
 
-`H200` is measured (docs/sizing.md lists each run); other entries scale published data sheets by the same efficiencies.
+`H200` is measured (docs/sizing.md lists each run); other entries scale published data sheets by the same
+efficiencies.
 """
 
 from __future__ import annotations

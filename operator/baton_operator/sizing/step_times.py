@@ -1,7 +1,7 @@
 """How long a step of a worker takes, as a function of what is in it; and what fits into a worker.
 
-The form is fixed and linear in its coefficients, so that they can be fitted online (`fitting`) or derived from a model's
-shape and an accelerator (`roofline`). What a step contains is counted by the caller.
+The form is fixed and linear in its coefficients, so that they can be fitted online (`fitting`) or derived from a
+model's shape and an accelerator (`roofline`). What a step contains is counted by the caller.
 """
 
 from __future__ import annotations

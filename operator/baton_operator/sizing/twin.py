@@ -1,9 +1,9 @@
 """The digital twin: gateway queue, prefill workers, KV links and decode workers on one event heap.
 
-The same rules as the real parts: a prompt goes to the prefill worker with the least work and, at the same time, reserves
-blocks on the decode worker with the most room; finished KV waits pinned for its grant; a request joins its decode batch at
-the next step border. It is deterministic: what is random (step noise, start-up times) is drawn outside and passed in.
-Left out: single layers, network faults, the gateway's fairness between tenants.
+The same rules as the real parts: a prompt goes to the prefill worker with the least work and, at the same time,
+reserves blocks on the decode worker with the most room; finished KV waits pinned for its grant; a request joins
+its decode batch at the next step border. It is deterministic: what is random (step noise, start-up times) is drawn
+outside and passed in. Left out: single layers, network faults, the gateway's fairness between tenants.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 import heapq
 from collections import deque
+from collections.abc import Sequence
 from math import inf, nan
 
 from baton_operator.names import Role
@@ -87,12 +88,11 @@ class Twin:
 
     def add(self, role: Role, ready_s: float) -> None:
         """Start a worker that will be routable at `ready_s`; billed from now on."""
+        worker: Worker
         if role is Role.PREFILL:
-            worker: Worker = PrefillWorker(self.now, ready_s)
-            self.prefill.append(worker)
+            self.prefill.append(worker := PrefillWorker(self.now, ready_s))
         else:
-            worker = DecodeWorker(self.now, ready_s, self.model)
-            self.decode.append(worker)
+            self.decode.append(worker := DecodeWorker(self.now, ready_s, self.model))
         self._push(max(ready_s, self.now), _Kind.READY, 0, 0, worker)
 
     def remove(self, role: Role) -> None:
@@ -141,8 +141,8 @@ class Twin:
     def billed_s(self) -> float:
         """Accelerator seconds until now, with start-up and drain."""
         running = 0.0
-        for pool, accelerators in zip((self.prefill, self.decode), self.model.accelerators, strict=True):
-            running += sum(self.now - worker.created_s for worker in pool) * accelerators
+        for role, accelerators in zip((Role.PREFILL, Role.DECODE), self.model.accelerators, strict=True):
+            running += sum(self.now - worker.created_s for worker in self._pool(role)) * accelerators
         return self.billed_accelerator_s + running
 
     # --- time --------------------------------------------------------------------------------------------------
@@ -371,7 +371,7 @@ class Twin:
 
     # --- life of a worker --------------------------------------------------------------------------------------
 
-    def _pool(self, role: Role) -> list[PrefillWorker] | list[DecodeWorker]:
+    def _pool(self, role: Role) -> Sequence[Worker]:
         return self.prefill if role is Role.PREFILL else self.decode
 
     def _ready(self, worker: Worker) -> None:

@@ -1,8 +1,9 @@
-"""A decode worker of the twin: continuous batching, advanced many steps at once between the events that change the batch.
+"""A decode worker of the twin: continuous batching, advanced many steps at once between the events that change the
+batch.
 
-Within one *regime* the batch is fixed, so step i takes base + c·(kv + b·i) and n steps take
-n·(base + c·kv) + c·b·n·(n - 1)/2; when a request lands in between, the border behind its landing is found by solving that
-for n. The cost of the twin therefore grows with requests, not with tokens.
+Within one *regime* the batch is fixed, so step i takes base + c·(kv + b·i) and n steps take n·(base + c·kv) +
+c·b·n·(n - 1)/2; when a request lands in between, the border behind its landing is found by solving that for n. The
+cost of the twin therefore grows with requests, not with tokens.
 """
 
 from __future__ import annotations

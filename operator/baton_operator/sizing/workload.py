@@ -57,7 +57,7 @@ class Workload:
         return replace(self, arrival_s=self.arrival_s * factor)
 
     def rate_scaled(self, factor: float, random: np.random.Generator) -> Workload:
-        """`factor` times as many requests over the same time: copies are moved by up to 2 s, lengths re-drawn nearby."""
+        """`factor` times as many requests over the same time: copies move by up to 2 s, lengths re-drawn nearby."""
         copies = random.poisson(factor, len(self)) if factor != round(factor) else np.full(len(self), round(factor))
         index = np.repeat(np.arange(len(self)), copies)
         moved = self.arrival_s[index] + random.uniform(-2.0, 2.0, len(index))
