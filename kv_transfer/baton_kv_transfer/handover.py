@@ -95,6 +95,10 @@ class KvSink(Protocol):
 class PrefillListener(Protocol):
     """What the prefill worker is told. Called on the transfer thread; must not block."""
 
+    def on_granted(self, request: bytes, attempt: int) -> None:
+        """A decode worker has room for this request's KV. At most once, before `on_release`."""
+        ...
+
     def on_release(self, request: bytes, attempt: int) -> None:
         """Nothing reads this request's blocks any more. Exactly once for every `opened`."""
         ...

@@ -16,6 +16,7 @@ from baton_kv_transfer.handover import CutLink, HandoverKey, Send, TransferConfi
 from baton_kv_transfer.layout import KvGeometry, StreamLayout, landing_extents
 from baton_kv_transfer.prefill_records import (
     DropPuts,
+    Granted,
     Outcome,
     PrefillAction,
     PrefillHandover,
@@ -41,7 +42,9 @@ from baton_kv_transfer.wire.values import Reason
 EARLY_CAPACITY = 4_096
 ENDED_CAPACITY = 16_384
 ENDED_S = 120.0
-_Ahead = tuple[tuple[int, tuple[int, ...]] | None, tuple[FirstToken, ...] | None]
+_Progress = tuple[tuple[int, tuple[int, ...]] | None, tuple[FirstToken, ...] | None]
+_Ahead = _Progress | Outcome
+"""What the engine said of a request before it was opened: how far it is, or that it is over."""
 _UNREPORTED = (Reason.CANCELLED, Reason.FINISHED)
 
 
@@ -121,20 +124,27 @@ class PrefillHandovers:
         first_tokens: tuple[FirstToken, ...] | None = None,
     ) -> list[PrefillAction]:
         """The engine's thread was faster than the one that calls `opened`: keep its word for then."""
-        if key not in self._ended:
-            known = self._ahead.get(key) or (None, None)
+        known = self._ahead.get(key) or (None, None)
+        if key not in self._ended and not isinstance(known, Outcome):
             self._ahead.put(key, (computed or known[0], first_tokens or known[1]), now)
         return []
 
     def _catch_up(self, key: HandoverKey, now: float) -> list[PrefillAction]:
-        computed, first_tokens = self._ahead.pop(key) or (None, None)
+        ahead = self._ahead.pop(key) or (None, None)
+        if isinstance(ahead, Outcome):
+            return self.cancelled(key, ahead.reason or Reason.CANCELLED, ahead.detail, now)
+        computed, first_tokens = ahead
         actions = [] if computed is None else self.computed(key, *computed, now)
         return actions if first_tokens is None else [*actions, *self.first_tokens(key, first_tokens, now)]
 
     def cancelled(self, key: HandoverKey, reason: Reason, detail: str, now: float) -> list[PrefillAction]:
         """The gateway or the engine gave the request up."""
         handover = self._handovers.get(key)
-        if handover is None or handover.state is PrefillState.CLOSING:
+        if handover is None:
+            if key not in self._ended:
+                self._ahead.put(key, Outcome(reason, detail, tell_peer=True), now)
+            return []
+        if handover.state is PrefillState.CLOSING:
             return []
         tell_peer = handover.state is not PrefillState.SEALED
         return self._close(handover, Outcome(reason, detail, tell_peer=tell_peer), now)
@@ -257,7 +267,7 @@ class PrefillHandovers:
             return self._close(handover, self._bad(str(error)), now)
         handover.grant, handover.layout, handover.next_unit = grant, layout, layout.first_unit
         self._enter(handover, PrefillState.SENDING, handover.deadline_s)
-        return self._advance(handover, now)
+        return [Granted(handover.key), *self._advance(handover, now)]
 
     def _bad(self, detail: str) -> Outcome:
         self._refused["bad_grant"] += 1

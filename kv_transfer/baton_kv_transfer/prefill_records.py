@@ -46,6 +46,13 @@ class DropPuts:
 
 
 @dataclass(frozen=True, slots=True)
+class Granted:
+    """The decode worker has room for this hand-over: its blocks wait for nobody any more."""
+
+    key: HandoverKey
+
+
+@dataclass(frozen=True, slots=True)
 class Release:
     """Nothing reads the blocks of `key` any more."""
 
@@ -59,7 +66,7 @@ class Report:
     detail: str
 
 
-PrefillAction = Send | CutLink | Put | DropPuts | Release | Report
+PrefillAction = Send | CutLink | Put | DropPuts | Granted | Release | Report
 
 
 @dataclass(frozen=True, slots=True)

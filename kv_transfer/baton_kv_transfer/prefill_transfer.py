@@ -21,7 +21,7 @@ from baton_kv_transfer.handover import CutLink, HandoverKey, KvSource, PrefillLi
 from baton_kv_transfer.handover_prefill import PrefillHandovers
 from baton_kv_transfer.keys import KeyDirectory
 from baton_kv_transfer.layout import KvGeometry
-from baton_kv_transfer.prefill_records import DropPuts, PrefillAction, PrefillStats, Put, Release, Report
+from baton_kv_transfer.prefill_records import DropPuts, Granted, PrefillAction, PrefillStats, Put, Release, Report
 from baton_kv_transfer.put_carrier import PutCarrier
 from baton_kv_transfer.transport import Writer
 from baton_kv_transfer.wire.pair_link import FirstToken, PairHello, PairMessage
@@ -193,6 +193,8 @@ class PrefillTransfer:
                     self._carrier.add(action)
                 case DropPuts(key):
                     self._carrier.drop(key)
+                case Granted(key):
+                    self._listener.on_granted(key.request, key.attempt)
                 case Release(key):
                     self._listener.on_release(key.request, key.attempt)
                 case Report(key, reason, detail):

@@ -17,7 +17,7 @@ from baton_kv_transfer.wire.gateway_link import Cancel, LegFailed, Message, Pref
 from baton_kv_transfer.wire.pair_link import FirstToken
 from baton_kv_transfer.wire.values import PeerRef, Reason, TokenEntry
 from baton_prefill_worker.policy import Condition, decide
-from baton_worker.engine_thread import CancelWork, Command, Drain, Release, Submit
+from baton_worker.engine_thread import CancelWork, Command, Drain, GrantedRoom, Release, Submit
 from baton_worker.gateway_links import GatewayLink
 from baton_worker.intake import Limits, Refusal
 from baton_worker.metrics import WorkerMetrics
@@ -107,8 +107,8 @@ class PrefillService:
             return
         self._open.open(key, spec.choices, link)
         self._metrics.prompt_tokens.inc(len(spec.tokens))
+        self._engine.post(Submit(spec))  # before `opened`: its release must not overtake the submit
         self.transfer.opened(key.request, key.attempt, message.decode, len(spec.tokens), spec.deadline_s)
-        self._engine.post(Submit(spec))
 
     def _cancel(self, key: RequestKey) -> None:
         self._open.close(key)
@@ -131,6 +131,9 @@ class PrefillService:
         self.transfer.cancelled(key.request, key.attempt)
 
     # Transfer thread --------------------------------------------------------------------------------------------------
+
+    def on_granted(self, request: bytes, attempt: int) -> None:
+        self._engine.post(GrantedRoom(RequestKey(request, attempt)))
 
     def on_release(self, request: bytes, attempt: int) -> None:
         key = RequestKey(request, attempt)

@@ -8,7 +8,7 @@ import pytest
 
 from baton_engine.engine_config import EngineConfig
 from baton_engine.scheduler import Scheduler
-from baton_worker.http import is_live
+from baton_worker.endpoints import is_live
 from baton_worker.views import EngineSnapshot
 
 STATS = Scheduler(EngineConfig(num_blocks=4, block_tokens=4, max_slots=2, max_context_tokens=8)).stats()

@@ -43,6 +43,13 @@ class Landed:
 
 
 @dataclass(frozen=True, slots=True)
+class GrantedRoom:
+    """A decode worker has room for this held prompt."""
+
+    key: RequestKey
+
+
+@dataclass(frozen=True, slots=True)
 class Release:
     key: RequestKey
 
@@ -58,7 +65,7 @@ class Drain:
     pass
 
 
-Command = Submit | ReserveBlocks | Landed | Release | CancelWork | Drain
+Command = Submit | ReserveBlocks | Landed | GrantedRoom | Release | CancelWork | Drain
 
 
 class EngineThread:
@@ -168,6 +175,8 @@ class EngineThread:
                 self._scheduler.reserve(spec, now)
             case Landed(key, first_tokens):
                 self._scheduler.landed(key, first_tokens, now)
+            case GrantedRoom(key):
+                self._scheduler.granted(key, now)
             case Release(key):
                 self._scheduler.release(key, now)
             case CancelWork(key, choice):

@@ -16,9 +16,9 @@ from baton_engine.events import RequestKey, SchedulerEvent
 from baton_worker import assembly, process
 from baton_worker.assembly import EngineParts
 from baton_worker.config import WorkerConfig
+from baton_worker.endpoints import application
 from baton_worker.engine_thread import EngineThread
 from baton_worker.gateway_links import GatewayLinks, Service
-from baton_worker.http import application
 from baton_worker.loop_thread import LoopThread
 from baton_worker.metrics import WorkerMetrics
 from baton_worker.views import EngineSnapshot, TransferView, WorkerView

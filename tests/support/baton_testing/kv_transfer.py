@@ -121,8 +121,12 @@ def piece_checksums(geometry: KvGeometry, unit_tokens: int, unit: bytes) -> byte
 
 @dataclass
 class PrefillRecord:
+    granted: list[tuple[bytes, int]] = field(default_factory=list)
     released: list[tuple[bytes, int]] = field(default_factory=list)
     reports: list[tuple[bytes, int, Reason, str]] = field(default_factory=list)
+
+    def on_granted(self, request: bytes, attempt: int) -> None:
+        self.granted.append((request, attempt))
 
     def on_release(self, request: bytes, attempt: int) -> None:
         self.released.append((request, attempt))
