@@ -66,7 +66,10 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """A held sequence is complete: every choice has its first token. Follows the last `Computed` and the `Drawn` events."""
+    """A held sequence is complete: every choice has its first token.
+
+    Follows the last `Computed` and the `Drawn` events.
+    """
 
     key: RequestKey
     first_tokens: tuple[FirstToken, ...]
@@ -74,7 +77,9 @@ class Prefilled:
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """Decode worker: blocks for all of the spec's tokens are held; the first `cached_tokens` (whole blocks) already have their KV."""
+    """Decode worker: blocks for all of the spec's tokens are held; the first `cached_tokens` (whole blocks) already
+    have their KV.
+    """
 
     key: RequestKey
     cached_tokens: int
@@ -93,7 +98,8 @@ class Queued:
 class Failed:
     """The engine gave the request up and holds nothing for it.
 
-    Except blocks that a transfer may be using (announced by `Computed` or `Reserved`): they stay until `release` of the key.
+    Except blocks that a transfer may be using (announced by `Computed` or `Reserved`): they stay until `release` of
+    the key.
     """
 
     key: RequestKey

@@ -1,12 +1,12 @@
 """One engine step as plain data: what the scheduler asks of the runner and what comes back.
 
-The seam between deciding and computing. A plan holds only changes: the runner keeps per-slot state (block table, context length,
-last token, sampling state) on its device, so that a decode step costs the host a tuple of slot numbers. Plans and results are
-plain integers and frozen values: they can be sent to tensor-parallel ranks, recorded, or answered by a paced runner that has
-no model at all.
+The seam between deciding and computing. A plan holds only changes: the runner keeps per-slot state (block table,
+context length, last token, sampling state) on its device, so that a decode step costs the host a tuple of slot
+numbers. Plans and results are plain integers and frozen values: they can be sent to tensor-parallel ranks, recorded,
+or answered by a paced runner that has no model at all.
 
-A *slot* is a row of the runner's per-sequence state. A *step* has a number, counted up by one; blocks that a step references
-are not given to anyone else before that step's result has been collected.
+A *slot* is a row of the runner's per-sequence state. A *step* has a number, counted up by one; blocks that a step
+references are not given to anyone else before that step's result has been collected.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ class OpenSlot:
     prompt: tuple[int, ...]
     """The client's prompt ids, for the repetition penalty."""
     outputs: tuple[int, ...]
-    """Ids generated so far: migration, hand-over (token 1) or return from preemption. The next token's index is their count."""
+    """Ids generated so far: migration, hand-over (token 1) or return from preemption.
+
+    The next token's index is their count.
+    """
     context_tokens: int
     """Tokens whose KV is already in the slot's blocks."""
     last_token: int | None
@@ -61,8 +64,9 @@ class PrefillChunk:
     start: int
     tokens: tuple[int, ...]
     sample: tuple[int, ...] = ()
-    """Slots that draw their next token from the logits of the chunk's last position: none unless it is the sequence's last
-    chunk, several with n > 1. A drawing slot's context becomes start + len(tokens); its blocks come with later plans."""
+    """Slots that draw their next token from the logits of the chunk's last position: none unless it is the
+    sequence's last chunk, several with n > 1. A drawing slot's context becomes start + len(tokens); its blocks come
+    with later plans."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +79,9 @@ class StepPlan:
     copies: tuple[BlockCopy, ...] = ()
     prefill: tuple[PrefillChunk, ...] = ()
     decode: tuple[int, ...] = ()
-    """Slots that compute one row: input is the slot's last token (possibly still on the device), position its context length."""
+    """Slots that compute one row: input is the slot's last token (possibly still on the device), position its
+    context length.
+    """
     closes: tuple[int, ...] = ()
     """Slots given back after this step."""
 
