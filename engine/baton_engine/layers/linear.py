@@ -32,6 +32,10 @@ class Linear(Protocol):
 
     def __call__(self, x: Tensor) -> Tensor: ...
 
+    def add_to(self, total: Tensor, x: Tensor) -> None:
+        """total += y, total [T, out_features]."""
+        ...
+
 
 class LinearMethod(Protocol):
     """How weights are stored on a device and multiplied there."""
@@ -51,6 +55,9 @@ class RowLinear:
     def __call__(self, x: Tensor) -> Tensor:
         return functional.linear(x, self.weight, self.bias)
 
+    def add_to(self, total: Tensor, x: Tensor) -> None:
+        total.add_(self(x))
+
 
 class RowMethod:
     def pack(self, weight: Tensor, bias: Tensor | None) -> Linear:
@@ -69,6 +76,11 @@ class TransposedLinear:
             return torch.mm(x, self.weight)
         return torch.addmm(self.bias, x, self.weight)
 
+    def add_to(self, total: Tensor, x: Tensor) -> None:
+        total.addmm_(x, self.weight)
+        if self.bias is not None:
+            total.add_(self.bias)
+
 
 @dataclass(frozen=True, slots=True)
 class PanelLinear:
@@ -84,6 +96,9 @@ class PanelLinear:
         for panel, part in zip(self.panels, out.split_with_sizes(self.widths, 1), strict=True):
             torch.mm(x, panel, out=part)
         return out if self.bias is None else out.add_(self.bias)
+
+    def add_to(self, total: Tensor, x: Tensor) -> None:
+        total.add_(self(x))
 
 
 class PanelMethod:

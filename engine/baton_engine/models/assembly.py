@@ -9,7 +9,7 @@ from torch import Tensor
 
 from baton_engine.config import ModelConfig
 from baton_engine.layers.linear import Linear, LinearMethod, linear_method
-from baton_engine.layers.norm import RmsNorm, pack_norm
+from baton_engine.layers.norm import PackedNorm, pack_norm
 from baton_engine.layers.rope import rope_tables
 from baton_engine.models.decoder import Decoder, DecoderLayer
 from baton_engine.parameters import EMBEDDING, FINAL_NORM, HEAD, layer_prefix
@@ -35,11 +35,14 @@ class _Reader:
             part.copy_(self.source.read(name))
         return stacked
 
-    def norm(self, name: str) -> RmsNorm:
+    def norm(self, name: str) -> PackedNorm:
         return pack_norm(self.tensor(name), self.norm_eps)
 
-    def linear(self, prefix: str, *projections: str, has_bias: bool) -> Linear:
+    def linear(self, prefix: str, *projections: str, has_bias: bool, scale: Tensor | None = None) -> Linear:
+        """The projections as one; `scale` is what a norm before them left to their columns."""
         weight = self.tensor(*(f"{prefix}{name}.weight" for name in projections))
+        if scale is not None:
+            weight.mul_(scale)
         bias = self.tensor(*(f"{prefix}{name}.bias" for name in projections)) if has_bias else None
         return self.method.pack(weight, bias)
 
@@ -51,13 +54,20 @@ def assemble(
     method = linear_method(dtype, device)
     reader = _Reader(source, dtype, device, method, config.rms_norm_eps)
     embedding = reader.tensor(EMBEDDING)
-    # Tied: with rows as in the checkpoint the memory is shared; panels are a second copy, for the speed of the head.
+    # Tied: with rows as in the checkpoint the memory is shared; the CPU's own layout is a second copy, for speed.
     head = embedding if config.tied_head else reader.tensor(HEAD)
+    input_norms = [reader.norm(f"{layer_prefix(layer)}input_layernorm.weight") for layer in range(config.num_layers)]
+    final_norm = reader.norm(FINAL_NORM)
+    borders = [*input_norms, final_norm]
     return Decoder(
         embedding=embedding,
-        layers=tuple(_assemble_layer(config, reader, layer) for layer in range(config.num_layers)),
-        final_norm=reader.norm(FINAL_NORM),
-        head=method.pack(head, None),
+        first_norm=borders[0].norm,
+        layers=tuple(
+            _assemble_layer(config, reader, layer, borders[layer], borders[layer + 1])
+            for layer in range(config.num_layers)
+        ),
+        windows=frozenset(config.windows),
+        head=method.pack(head if final_norm.scale is None else head * final_norm.scale, None),
         rope=rope_tables(config.rope, config.head_dim, max_context_tokens, dtype, device),
         num_q_heads=config.num_q_heads,
         norm_eps=config.rms_norm_eps,
@@ -65,17 +75,20 @@ def assemble(
     )
 
 
-def _assemble_layer(config: ModelConfig, reader: _Reader, layer: int) -> DecoderLayer:
+def _assemble_layer(
+    config: ModelConfig, reader: _Reader, layer: int, input_norm: PackedNorm, next_norm: PackedNorm
+) -> DecoderLayer:
     prefix = layer_prefix(layer)
     attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
+    mlp_norm = reader.norm(f"{prefix}post_attention_layernorm.weight")
     return DecoderLayer(
-        input_norm=reader.norm(f"{prefix}input_layernorm.weight"),
-        qkv=reader.linear(attention, "q_proj", "k_proj", "v_proj", has_bias=config.qkv_bias),
+        qkv=reader.linear(attention, "q_proj", "k_proj", "v_proj", has_bias=config.qkv_bias, scale=input_norm.scale),
         q_norm=reader.tensor(f"{attention}q_norm.weight") if config.qk_norm else None,
         k_norm=reader.tensor(f"{attention}k_norm.weight") if config.qk_norm else None,
         output=reader.linear(attention, "o_proj", has_bias=config.output_bias),
-        mlp_norm=reader.norm(f"{prefix}post_attention_layernorm.weight"),
-        gate_up=reader.linear(mlp, "gate_proj", "up_proj", has_bias=config.mlp_bias),
+        mlp_norm=mlp_norm.norm,
+        gate_up=reader.linear(mlp, "gate_proj", "up_proj", has_bias=config.mlp_bias, scale=mlp_norm.scale),
         down=reader.linear(mlp, "down_proj", has_bias=config.mlp_bias),
+        next_norm=next_norm.norm,
         window=config.windows[layer],
     )

@@ -22,7 +22,6 @@ from baton_kernels.swiglu import swiglu
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    input_norm: RmsNorm
     qkv: Linear  # hidden_size → (q_heads + 2 · kv_heads) · head_dim
     q_norm: Tensor | None  # [head_dim]
     k_norm: Tensor | None  # [head_dim]
@@ -30,14 +29,18 @@ class DecoderLayer:
     mlp_norm: RmsNorm
     gate_up: Linear  # hidden_size → 2 · intermediate_size, gate first
     down: Linear  # intermediate_size → hidden_size
+    next_norm: RmsNorm
+    """Input norm of the next layer; after the last one the final norm."""
     window: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
     embedding: Tensor  # [vocab_size, hidden_size]
+    first_norm: RmsNorm
     layers: tuple[DecoderLayer, ...]
-    final_norm: RmsNorm
+    windows: frozenset[int | None]
+    """Of all layers."""
     head: Linear  # hidden_size → vocab_size
     rope: RopeTables
     num_q_heads: int
@@ -47,14 +50,10 @@ class Decoder:
     def hidden_states(self, token_ids: Tensor, rows: StepRows, kv_pool: Tensor) -> Tensor:
         """Run T rows: token_ids [T] int64 → normed hidden states [T, hidden_size]; the rows' KV goes into the pool."""
         rope = self.rope
-        index = index_step(rows, kv_pool, rope, self.num_q_heads, {layer.window for layer in self.layers})
+        index = index_step(rows, kv_pool, rope, self.num_q_heads, self.windows)
         x = functional.embedding(token_ids, self.embedding)
-        residual: Tensor | None = None
+        residual, x = x, self.first_norm(x)
         for number, layer in enumerate(self.layers):
-            if residual is None:
-                residual, x = x, layer.input_norm(x)
-            else:
-                x, residual = layer.input_norm.add(x, residual)
             q = rope_kv_write(
                 layer.qkv(x),
                 rows.positions,
@@ -70,10 +69,9 @@ class Decoder:
                 index.rope,
             )
             attended = attend(q, kv_pool, number, rows, index, self.attention_scale, layer.window)
-            x, residual = layer.mlp_norm.add(layer.output(attended.flatten(1)), residual)
-            x = layer.down(swiglu(layer.gate_up(x)))
-        assert residual is not None, "a model has at least one layer"
-        return self.final_norm.add(x, residual)[0]
+            x, residual = layer.mlp_norm.after(layer.output, attended.flatten(1), residual)
+            x, residual = layer.next_norm.after(layer.down, swiglu(layer.gate_up(x)), residual)
+        return x
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [N, hidden_size] → float32 logits [N, vocab_size]."""
