@@ -8,6 +8,7 @@ docs/protocol.md has the table of states and faults.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from baton_kv_transfer.errors import BadMessageError, UnfitPairError
 from baton_kv_transfer.expiring import ExpiringMap
@@ -77,11 +78,11 @@ class PrefillHandovers:
         handover = PrefillHandover(key, peer, total_tokens, deadline_s, opened_s=now)
         self._handovers[key] = handover
         if key in self._ended:
-            return self._close(
-                handover, Outcome(Reason.BAD_REQUEST, "this attempt already ended here", report=True), now
-            )
+            outcome = Outcome(Reason.BAD_REQUEST, "this attempt already ended here", report=True)
+            return self._close(handover, outcome, now)
         early = self._early.pop((peer, key))
         if isinstance(early, Reject):
+            self._ahead.pop(key)
             return self._close(handover, self._rejected_outcome(early, handover), now)
         if peer not in self._peers:
             self._enter(handover, PrefillState.LINKING, now + self._config.link_wait_s)
@@ -188,7 +189,8 @@ class PrefillHandovers:
         actions: list[PrefillAction] = []
         for handover in self._of(peer):
             if handover.state is PrefillState.CLOSING:
-                handover.outcome = _without_word_to_peer(handover.outcome)
+                assert handover.outcome is not None
+                handover.outcome = replace(handover.outcome, tell_peer=False)
                 continue
             sealed = handover.state is PrefillState.SEALED
             actions += self._close(handover, Outcome(reason, detail, report=not sealed), now)
@@ -390,10 +392,7 @@ class PrefillHandovers:
             by_state=by_state,
             puts_in_flight=sum(len(handover.in_flight) for handover in self._handovers.values()),
             early=len(self._early),
+            ahead=len(self._ahead),
             ended=dict(self._ended_by_reason),
             refused=dict(self._refused),
         )
-
-
-def _without_word_to_peer(outcome: Outcome | None) -> Outcome | None:
-    return None if outcome is None else Outcome(outcome.reason, outcome.detail, outcome.report, tell_peer=False)

@@ -107,6 +107,9 @@ class PrefillStats:
     by_state: dict[PrefillState, int]
     puts_in_flight: int
     early: int
+    """Messages kept for a request that was not opened yet."""
+    ahead: int
+    """Requests not opened yet of which the engine spoke already."""
     ended: dict[str, int]
     """Hand-overs that ended, by reason; 'done' for verified ones."""
     refused: dict[str, int]

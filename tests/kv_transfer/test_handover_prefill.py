@@ -12,7 +12,7 @@ from baton_kv_transfer.grant import DecodePeer
 from baton_kv_transfer.handover import CutLink, HandoverKey, Send, TransferConfig, Verify
 from baton_kv_transfer.handover_prefill import PrefillHandovers
 from baton_kv_transfer.layout import Extent
-from baton_kv_transfer.prefill_records import DropPuts, PrefillAction, PrefillState, Put, Release, Report
+from baton_kv_transfer.prefill_records import DropPuts, Granted, PrefillAction, PrefillState, Put, Release, Report
 from baton_kv_transfer.wire.pair_link import (
     Abandon,
     Done,
@@ -145,7 +145,7 @@ def test_units_are_put_as_they_are_computed_and_the_seal_comes_last() -> None:
     assert p.open() == []
     assert p.compute(5) == []
     actions = p.hear(grant())
-    assert actions == [Put(KEY, D1, 1, 7, BLOCKS[:2], 4, 0, 1, (Extent(1_000, UNIT),))]
+    assert actions == [Granted(KEY), Put(KEY, D1, 1, 7, BLOCKS[:2], 4, 0, 1, (Extent(1_000, UNIT),))]
     assert units(p.compute(7)) == []
     assert units(p.compute(12)) == [(1, 3)]
     assert units(p.compute(14)) == [(3, 4)]
@@ -165,7 +165,7 @@ def test_a_grant_before_the_request_is_kept_for_it() -> None:
     p = Prefill()
     p.link()
     assert p.hear(grant(8)) == []
-    assert p.open() == []
+    assert p.open() == [Granted(KEY)]
     assert units(p.compute()) == [(2, 4)]
 
 
@@ -184,6 +184,58 @@ def test_an_engine_that_is_faster_than_the_request_is_heard_when_it_comes(linked
     assert [type(action) for action in p.put_done(2)] == [Send]
 
 
+@pytest.mark.parametrize("linked", [True, False])
+@pytest.mark.parametrize("was_computed", [True, False])
+def test_a_cancel_that_is_faster_than_the_request_ends_it_when_it_comes(linked: bool, was_computed: bool) -> None:
+    p = Prefill()
+    if linked:
+        p.link()
+    if was_computed:
+        run(p.compute, p.draw)
+    assert p.cancel() == []
+    assert p.compute() == p.draw() == []
+    assert p.open() == ([abandon(Reason.CANCELLED)] if linked else []) + [Release(KEY)]
+    assert p.states == set()
+    assert p.machine.open_keys() == []
+    stats = p.machine.stats()
+    assert (stats.early, stats.ahead, stats.ended) == (0, 0, {"cancelled": 1})
+    if not linked:
+        assert p.link() == []
+    assert p.compute() == p.draw() == p.cancel() == []
+    assert p.machine.stats().ahead == 0
+    assert p.hear(grant()) == [abandon(Reason.CANCELLED)]
+    assert p.releases == 1
+
+
+def test_a_cancel_of_what_is_never_opened_is_kept_for_a_bounded_time() -> None:
+    p = Prefill()
+    p.cancel()
+    assert p.machine.stats().ahead == 1
+    assert p.tick(29.9) == []
+    assert p.machine.stats().ahead == 1
+    assert p.tick(30.0) == []
+    assert p.machine.stats().ahead == 0
+    assert p.open() == []
+    assert p.states == {PrefillState.LINKING}
+
+
+def test_a_cancel_and_a_grant_that_are_both_faster_than_the_request_end_it_when_it_comes() -> None:
+    p = Prefill()
+    run(p.link, lambda: p.hear(grant()), p.cancel)
+    assert p.open() == [Granted(KEY), abandon(Reason.CANCELLED), Release(KEY)]
+    assert p.states == set()
+
+
+@pytest.mark.parametrize("ahead", [Prefill.cancel, Prefill.compute])
+def test_nothing_is_kept_of_a_request_that_was_rejected_before_it_came(
+    ahead: Callable[[Prefill], list[PrefillAction]],
+) -> None:
+    p = Prefill()
+    run(p.link, lambda: p.hear(REJECT), lambda: ahead(p))
+    assert p.open() == [Report(KEY, Reason.NO_CAPACITY, "rejected by decode: full"), Release(KEY)]
+    assert p.machine.stats().ahead == 0
+
+
 def test_a_grant_after_everything_is_computed_puts_all_at_once_in_bounded_pieces() -> None:
     p = Prefill()
     for step in (p.link, p.open, p.compute, p.draw):
@@ -195,7 +247,7 @@ def test_only_the_missing_part_is_put() -> None:
     p = Prefill()
     run(p.link, p.open, p.compute, p.draw)
     actions = p.hear(grant(12))
-    assert actions == [Put(KEY, D1, 1, 7, BLOCKS, 4, 3, 4, (Extent(1_000, UNIT),))]
+    assert actions == [Granted(KEY), Put(KEY, D1, 1, 7, BLOCKS, 4, 3, 4, (Extent(1_000, UNIT),))]
 
 
 def test_an_empty_transfer_is_sealed_without_a_put() -> None:

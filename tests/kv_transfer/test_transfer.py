@@ -150,6 +150,11 @@ class Request:
     def key(self) -> tuple[bytes, int]:
         return self.id, self.attempt
 
+    @property
+    def told(self) -> list[str]:
+        """What the prefill worker was told of this request, in order."""
+        return [call for call, *key in self.prefill.record.calls if tuple(key) == self.key]
+
     def open(self) -> None:
         self.prefill.transfer.opened(*self.key, self.decode.ref, self.tokens, soon())
 
@@ -173,6 +178,7 @@ class Request:
     async def landed(self) -> None:
         await eventually(lambda: any(entry[:2] == self.key for entry in self.decode.record.landed))
         await eventually(lambda: self.key in self.prefill.record.released)
+        assert self.told == ["granted", "released"]
         assert self.decode.pool.tokens(self.target, self.cached, self.tokens) == self.prefill.pool.tokens(
             self.source, self.cached, self.tokens
         )

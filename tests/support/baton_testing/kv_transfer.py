@@ -121,17 +121,22 @@ def piece_checksums(geometry: KvGeometry, unit_tokens: int, unit: bytes) -> byte
 
 @dataclass
 class PrefillRecord:
+    calls: list[tuple[str, bytes, int]] = field(default_factory=list)
+    """Every call in order: its name and whom it is about."""
     granted: list[tuple[bytes, int]] = field(default_factory=list)
     released: list[tuple[bytes, int]] = field(default_factory=list)
     reports: list[tuple[bytes, int, Reason, str]] = field(default_factory=list)
 
     def on_granted(self, request: bytes, attempt: int) -> None:
+        self.calls.append(("granted", request, attempt))
         self.granted.append((request, attempt))
 
     def on_release(self, request: bytes, attempt: int) -> None:
+        self.calls.append(("released", request, attempt))
         self.released.append((request, attempt))
 
     def on_report(self, request: bytes, attempt: int, reason: Reason, detail: str) -> None:
+        self.calls.append(("reported", request, attempt))
         self.reports.append((request, attempt, reason, detail))
 
 
