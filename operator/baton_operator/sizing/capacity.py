@@ -22,12 +22,12 @@ from baton_operator.sizing.workload import Floats, RequestShape, Workload
 
 GROUP = {Role.PREFILL: 6, Role.DECODE: 3}
 """Workers of a representative group: prefill gains from sharing a queue, a decode batch is a crowd by itself."""
-GRID = 1.04
+GRID = 1.06
 """Loads are rounded up to powers of this, so that neighbouring questions share an answer."""
 PREFILL_SECONDS = 20.0
 """A queue near saturation needs time to show; with fewer seconds an overloaded pool looks fine."""
-PREFILL_REQUESTS = (1000, 4000)
-DECODE_REQUESTS = (400, 2500)
+PREFILL_REQUESTS = (600, 2500)
+DECODE_REQUESTS = (300, 1500)
 MAX_UTILISATION = 0.97
 """Of the least work that the load is: a pool that never idles never recovers from a burst."""
 

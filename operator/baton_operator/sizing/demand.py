@@ -15,8 +15,8 @@ from baton_operator.sizing.memory import HISTORY, RECENT, Interval, Memory
 from baton_operator.sizing.spec import SizingSpec
 from baton_operator.sizing.telemetry import ArrivalReading, Arrivals, Observed, PoolSeen
 
-MIX_REFRESH_S = 60.0
-MIX_CHANGE = 0.05
+MIX_REFRESH_S = 120.0
+MIX_CHANGE = 0.1
 """A mix is replaced when the mean or the tail of its lengths moved by more than this."""
 DISPERSIONS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 CORRECTION_STEP, CORRECTION_DECAY, MAX_CORRECTION = 0.04, 0.005, 1.5

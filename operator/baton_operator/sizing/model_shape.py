@@ -1,4 +1,4 @@
-"""The sizes of a decoder-only model that decide its cost, read from its Hugging Face `config.json`. Nothing else of it."""
+"""The sizes of a decoder-only model that decide its cost, read from its Hugging Face `config.json`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests as sizing sees them: when they arrive and how long they are. Traces, synthetic loads and windows become one."""
+"""Requests as sizing sees them: when they arrive and how long they are."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Published scaling rules of other systems, as baselines for comparison. Pure; nothing in production uses them."""
