@@ -149,6 +149,7 @@ class MemoryWriter:
         if delivery.position == delivery.extent.length:
             self._queue.remove(delivery)
             self._landing.bytes_received += delivery.extent.length
+            self.bytes_sent += delivery.extent.length
             delivery.done()
             if delivery.window is not None:
                 self._landing.guard.arrived(self.peer, delivery.window)
@@ -175,4 +176,3 @@ class MemoryWriter:
             if delivery.window is None and self._landing.on_one_sided_write is not None:
                 self._landing.on_one_sided_write(self.peer, Extent(start, len(part)))
         delivery.position += len(part)
-        self.bytes_sent += len(part)

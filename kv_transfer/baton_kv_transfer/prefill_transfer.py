@@ -35,6 +35,7 @@ class PrefillTransferStats:
     lanes: dict[str, int]
     """Linked decode workers by the lane that their bytes travel over."""
     bytes_sent: int
+    """Bytes of KV that decode workers took in, over links that are down among them."""
     dial_failures: int
 
 

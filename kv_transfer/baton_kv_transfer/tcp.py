@@ -50,7 +50,6 @@ class _Outbox:
         self._is_waiting = False
         self._is_closed = False
         self.queued_bytes = 0
-        self.sent_bytes = 0
 
     def push(self, views: Sequence[memoryview]) -> None:
         self._buffers.extend(views)
@@ -84,7 +83,6 @@ class _Outbox:
 
     def _drop(self, count: int) -> int:
         self.queued_bytes -= count
-        self.sent_bytes += count
         rest = count
         while rest:
             first = self._buffers[0]
@@ -144,13 +142,9 @@ class TcpWriter:
         self._on_lost = on_lost
         self._lanes = [_SendLane(connection, self._acked, self._lost) for connection in connections]
         self._next_put = 1
-        self._put_of: dict[int, _OpenWrite] = {}
-        self._sent_before = 0
+        self._put_of: dict[int, tuple[_OpenWrite, int]] = {}
         self._is_closed = False
-
-    @property
-    def bytes_sent(self) -> int:
-        return self._sent_before + sum(lane.outbox.sent_bytes for lane in self._lanes)
+        self.bytes_sent = 0
 
     @property
     def lane(self) -> str:
@@ -165,7 +159,7 @@ class TcpWriter:
         entry = _OpenWrite(len(parts), done)
         for extent, views in parts:
             put, self._next_put = self._next_put, self._next_put + 1
-            self._put_of[put] = entry
+            self._put_of[put] = (entry, extent.length)
             header = PUT.pack(PUT_MAGIC, put, write.transfer, extent.offset, extent.length)
             lane = min(self._lanes, key=lambda candidate: candidate.outbox.queued_bytes)
             lane.outbox.push([memoryview(header), *views])
@@ -174,19 +168,20 @@ class TcpWriter:
         if self._is_closed:
             return
         self._is_closed = True
-        self._sent_before = self.bytes_sent
         for lane in self._lanes:
             lane.close()
         self._lanes.clear()
-        for entry in dict.fromkeys(self._put_of.values()):
+        for entry in dict.fromkeys(entry for entry, _ in self._put_of.values()):
             self._loop.call_soon(entry.done, detail)
         self._put_of.clear()
 
     def _acked(self, put: int) -> None:
-        entry = self._put_of.pop(put, None)
-        if entry is None:
+        known = self._put_of.pop(put, None)
+        if known is None:
             self._lost("an acknowledgement of an unknown put")
             return
+        entry, length = known
+        self.bytes_sent += length
         entry.open_frames -= 1
         if entry.open_frames == 0:
             self._loop.call_soon(entry.done, None)

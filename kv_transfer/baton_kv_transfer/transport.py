@@ -36,7 +36,9 @@ class Writer(Protocol):
     """The prefill worker's way into one decode worker's landing region."""
 
     @property
-    def bytes_sent(self) -> int: ...
+    def bytes_sent(self) -> int:
+        """Payload of the landing extents that the peer took in whole: no headers, the landing side counts the same."""
+        ...
 
     @property
     def lane(self) -> str:
@@ -76,7 +78,9 @@ class Landing(Protocol):
     def descriptor(self) -> bytes: ...
 
     @property
-    def bytes_received(self) -> int: ...
+    def bytes_received(self) -> int:
+        """Payload of the landing extents that came in whole, swallowed ones among them: no headers."""
+        ...
 
     def drop(self, peer: bytes) -> None:
         """Unless one-sided: nothing of this peer writes any more when this returns."""

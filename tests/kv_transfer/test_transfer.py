@@ -291,6 +291,21 @@ async def test_several_choices_share_one_hand_over(pair: Pair) -> None:
         assert d.transfer.stats().bytes_received == 3 * GEOMETRY.block_bytes
 
 
+@pytest.mark.parametrize("host_memory", [True, False])
+async def test_both_sides_count_the_same_bytes_of_kv(pair: Pair, host_memory: bool) -> None:
+    async with pair({"host_memory": host_memory}) as (p, d):
+        for tokens in (4, 21):
+            request = Request(p, d, tokens=tokens)
+            for step in (request.expect, request.open, request.compute_all, request.draw):
+                step()
+            await request.landed()
+        both = 7 * GEOMETRY.block_bytes
+        await eventually(lambda: p.transfer.stats().bytes_sent == d.transfer.stats().bytes_received == both)
+        await d.transfer.stop()
+        await eventually(lambda: p.transfer.stats().links == 0)
+        assert p.transfer.stats().bytes_sent == d.transfer.stats().bytes_received == both
+
+
 async def test_first_tokens_for_other_choices_than_expected_are_refused(pair: Pair) -> None:
     async with pair() as (p, d):
         request = Request(p, d, tokens=10, choices=(0, 1))

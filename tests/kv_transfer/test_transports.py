@@ -181,6 +181,36 @@ async def test_many_writes_over_several_spans_all_arrive(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
+async def test_the_sender_counts_the_payload_bytes_that_the_receiver_counts(name: str) -> None:
+    async with open_rig(name) as rig:
+        rig.guard.landing.grant(1, P1, 8_000, 1_000)
+        writer = rig.writer()
+        source = memoryview(bytearray(3_000))
+        writer.write(Write(1, source, (Extent(0, 3_000),), (Extent(0, 1_000), Extent(4_000, 2_000))), Ends())
+        assert writer.bytes_sent == 0
+        await rig.settle()
+        assert writer.bytes_sent == rig.landing.bytes_received == 3_000
+        rig.guard.landing.release(1, writes_may_follow=True)
+        writer.write(Write(1, source, (Extent(0, 500),), (Extent(1_000, 500),)), Ends())
+        await rig.settle()
+        assert writer.bytes_sent == rig.landing.bytes_received == 3_500
+        writer.close("the test ended")
+        assert writer.bytes_sent == 3_500
+
+
+@pytest.mark.parametrize("name", GUARDED)
+async def test_what_the_receiver_refuses_counts_as_sent_at_neither_side(name: str) -> None:
+    async with open_rig(name) as rig:
+        rig.guard.landing.grant(1, P1, 1_000, 1_000)
+        writer, ends = rig.writer(), Ends()
+        source = memoryview(bytearray(2_000))
+        writer.write(Write(1, source, (Extent(0, 2_000),), (Extent(0, 1_000), Extent(2_000, 1_000))), ends)
+        await eventually_settled(rig, ends)
+        assert ends.ends[0] is not None
+        assert writer.bytes_sent <= rig.landing.bytes_received <= 1_000
+
+
+@pytest.mark.parametrize("name", ALL)
 async def test_an_empty_write_is_done(name: str) -> None:
     async with open_rig(name) as rig:
         ends = Ends()
