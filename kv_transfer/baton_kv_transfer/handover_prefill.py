@@ -61,7 +61,7 @@ class PrefillHandovers:
             config.early_s, EARLY_CAPACITY
         )
         self._ahead: ExpiringMap[HandoverKey, _Ahead] = ExpiringMap(config.early_s, EARLY_CAPACITY)
-        self._ended: ExpiringMap[HandoverKey, Reason] = ExpiringMap(ENDED_S, ENDED_CAPACITY)
+        self._ended: ExpiringMap[HandoverKey, Reason | None] = ExpiringMap(ENDED_S, ENDED_CAPACITY)
         self._next_put = 1
         self._ended_by_reason: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
@@ -218,10 +218,10 @@ class PrefillHandovers:
         if isinstance(message, Done):
             self._refused["late_done"] += 1
             return []
-        ended = self._ended.get(key)
-        if ended is not None or key in self._handovers:
-            self._refused["late" if ended is not None else "foreign_epoch"] += 1
-            return [self._abandon(peer, key, ended or Reason.UNKNOWN_REQUEST)] if isinstance(message, Grant) else []
+        if key in self._ended or key in self._handovers:
+            self._refused["late" if key in self._ended else "foreign_epoch"] += 1
+            ended = self._ended.get(key) if key in self._ended else Reason.UNKNOWN_REQUEST
+            return [self._abandon(peer, key, ended)] if isinstance(message, Grant) and ended is not None else []
         actions: list[PrefillAction] = []
         if isinstance(message, Reject) and isinstance(self._early.get((peer, key)), Grant):
             actions.append(self._abandon(peer, key, message.reason))
@@ -364,7 +364,8 @@ class PrefillHandovers:
         assert outcome is not None
         assert not handover.in_flight
         del self._handovers[handover.key]
-        self._ended.put(handover.key, outcome.reason or Reason.UNKNOWN_REQUEST, now)
+        unproven = handover.grant is not None and not outcome.tell_peer  # writes of a lost link may land later
+        self._ended.put(handover.key, None if unproven else outcome.reason or Reason.UNKNOWN_REQUEST, now)
         self._ended_by_reason[outcome.reason or "done"] += 1
         actions: list[PrefillAction] = []
         if outcome.tell_peer and outcome.reason is not None and handover.peer in self._peers:

@@ -1,0 +1,50 @@
+"""Faults of production code that the simulation found, each as small as it can be told."""
+
+from __future__ import annotations
+
+from baton_kv_transfer.grant import DecodePeer
+from baton_kv_transfer.handover import HandoverKey, Send, TransferConfig
+from baton_kv_transfer.handover_prefill import PrefillHandovers
+from baton_kv_transfer.prefill_records import Put
+from baton_kv_transfer.wire.pair_link import Abandon, Grant, Span
+from baton_kv_transfer.wire.values import Reason
+from baton_testing.sim_kv import geometry
+
+KEY = HandoverKey(b"r" * 16, 1)
+DECODE = b"d" * 16
+BYTES = geometry(4).block_bytes
+
+
+def test_a_repeated_grant_gets_no_proof_about_writes_of_a_lost_link() -> None:
+    """Writes posted over the lost link may still land: an Abandon would free their span at the decode worker."""
+    grant = Grant(
+        request=KEY.request,
+        attempt=KEY.attempt,
+        transfer=1,
+        start_tokens=0,
+        end_tokens=4,
+        unit_tokens=4,
+        spans=(Span(offset=0, length=BYTES),),
+    )
+    machine = PrefillHandovers(geometry(4), TransferConfig())
+    machine.link_up(DECODE, DecodePeer(4, 4_096), 0.0)
+    machine.opened(KEY, DECODE, 4, 100.0, 0.0)
+    machine.computed(KEY, 4, (0,), 0.0)
+    (put,) = [action for action in machine.message(DECODE, grant, 0.0) if isinstance(action, Put)]
+    machine.link_down(DECODE, Reason.PEER_LOST, "reset", 1.0)
+    machine.put_failed(KEY, put.put, Reason.PEER_LOST, "reset", 1.0)
+    machine.link_up(DECODE, DecodePeer(4, 4_096), 2.0)
+    assert machine.message(DECODE, grant, 2.0) == []
+
+
+def test_a_grant_for_an_attempt_that_ended_without_one_is_answered() -> None:
+    machine = PrefillHandovers(geometry(4), TransferConfig())
+    machine.link_up(DECODE, DecodePeer(4, 4_096), 0.0)
+    machine.opened(KEY, DECODE, 4, 100.0, 0.0)
+    machine.cancelled(KEY, Reason.CANCELLED, "", 0.0)
+    grant = Grant(
+        request=KEY.request, attempt=KEY.attempt, transfer=1, start_tokens=0, end_tokens=0, unit_tokens=4, spans=()
+    )
+    (answer,) = machine.message(DECODE, grant, 1.0)
+    assert isinstance(answer, Send)
+    assert isinstance(answer.message, Abandon)
