@@ -181,7 +181,8 @@ class DecodeLinks:
     # The landing side's guard -----------------------------------------------------------------------------------------
 
     def claim(self, peer: bytes, transfer: int, offset: int, length: int) -> LandingWindow | ClaimRefusal:
-        return self.machine.claim(peer, transfer, offset, length)
+        claim: LandingWindow | ClaimRefusal = self.machine.claim(peer, transfer, offset, length)
+        return claim
 
     def arrived(self, peer: bytes, window: LandingWindow) -> None:
         self.act(self.machine.arrived(window, self._now))

@@ -70,7 +70,7 @@ def _kill_gateway(world: SimWorld, fault: FaultPlan) -> None:
 
 
 def _pause(world: SimWorld, fault: FaultPlan) -> None:
-    victims: list[SimProcess] = [worker for worker in world.workers.values() if worker.is_running]
+    victims: list[SimProcess] = [each for each in (*world.workers.values(), *world.gateways) if each.is_running]
     if victims:
         victim = _pick(victims, fault.pick)
         world.count(fault.kind)

@@ -8,19 +8,18 @@ from typing import cast
 
 from baton_engine.engine_config import EngineConfig
 from baton_kv_transfer.errors import UnfitPairError
-from baton_kv_transfer.fingerprint import require_fit
 from baton_kv_transfer.grant import DecodePeer
 from baton_kv_transfer.handover import CutLink, HandoverKey, Send, TransferConfig
 from baton_kv_transfer.layout import Extent, source_extents
 from baton_kv_transfer.memory import MemoryWriter
-from baton_kv_transfer.prefill_records import DropPuts, PrefillAction, Put, Release, Report
+from baton_kv_transfer.prefill_records import DropPuts, Granted, PrefillAction, Put, Release, Report
 from baton_kv_transfer.transport import Write
 from baton_kv_transfer.wire import codec
 from baton_kv_transfer.wire.pair_link import FirstToken, PairHello, PairMessage
 from baton_kv_transfer.wire.values import PairFingerprint, PeerRef, Reason, Role
 from baton_testing.sim_decode import SimDecode
 from baton_testing.sim_engine import SimEngine
-from baton_testing.sim_network import Connection, Dial, End, Path
+from baton_testing.sim_network import Connection, Dial, End, Party, Path
 from baton_testing.sim_process import Inbox, SimProcess, require
 from baton_testing.sim_scenario import CONTEXT_TOKENS, Fault
 from baton_testing.sim_worker import LIMITS, SimWorker, WorkerWorld, no_metrics
@@ -165,6 +164,9 @@ class PrefillLinks:
 
     def _carry(self, end: End, decode: SimDecode, delay_s: float, call: Callable[[], None]) -> None:
         """Bytes move while the sender lives and nothing is cut; where the receiver writes itself, only when it runs."""
+        if delay_s == 0.0:  # the sender gave a write up: nothing of it travels
+            self.worker.later(0.0, call)
+            return
         path = end.connection.path
         held_s, path.hold_writes_s = path.hold_writes_s, 0.0
         if held_s:
@@ -196,6 +198,8 @@ class PrefillLinks:
                     self.worker.later(0.0, lambda put=action: self._put(put))  # type: ignore[misc]
                 case DropPuts():
                     pass
+                case Granted(key):
+                    self.worker.service.on_granted(key.request, key.attempt)  # type: ignore[attr-defined]
                 case Release(key):
                     self.worker.note(f"release {key}")
                     require(key in self._opened, "I2", f"{key} is released twice, or was never opened")
@@ -270,7 +274,7 @@ def _accept(peer: SimProcess, connection: Connection) -> None:
     cast(SimDecode, peer).transfer.accept(connection)
 
 
-def _party(peer: SimProcess) -> object:
+def _party(peer: SimProcess) -> Party:
     return cast(SimDecode, peer).transfer
 
 

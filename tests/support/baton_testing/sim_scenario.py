@@ -1,4 +1,4 @@
-"""What a simulated world is made of and what happens to it, drawn from a seed: plain values that a shrinker can drop."""
+"""What a simulated world is made of and what happens to it, drawn from a seed: values that a shrinker can drop."""
 
 from __future__ import annotations
 
@@ -111,14 +111,14 @@ WEIGHTS = {
     Fault.CUT: 3,
     Fault.CUT_ONE_WAY: 3,
     Fault.SLOW: 3,
-    Fault.RESET: 4,
-    Fault.CORRUPT: 6,
-    Fault.SCATTER_ERROR: 1,
-    Fault.SOURCE_ERROR: 1,
+    Fault.RESET: 5,
+    Fault.CORRUPT: 9,
+    Fault.SCATTER_ERROR: 2,
+    Fault.SOURCE_ERROR: 2,
     Fault.DUPLICATE: 3,
-    Fault.DELAY: 14,
-    Fault.LATE_WRITE: 5,
-    Fault.HICCUP: 3,
+    Fault.DELAY: 24,
+    Fault.LATE_WRITE: 8,
+    Fault.HICCUP: 6,
     Fault.DRAIN: 1,
     Fault.CANCEL: 4,
     Fault.MASS_CANCEL: 1,
@@ -129,8 +129,8 @@ def scenario(seed: int) -> Scenario:
     """The world of a seed: calm, rough or deadly; roomy or with tiny pools."""
     dice = random.Random(seed)
     shape = _shape(dice)
-    requests = tuple(_request(dice, number) for number in range(dice.randint(5, 11)))
-    count = 0 if dice.random() < 0.06 else dice.choice((4, 12, 25, 45, 70))
+    requests = tuple(_request(dice, number) for number in range(dice.randint(6, 14)))
+    count = 0 if dice.random() < 0.06 else dice.choice((10, 30, 60, 90, 120))
     kinds = dice.choices(list(WEIGHTS), list(WEIGHTS.values()), k=count)
     faults = (FaultPlan(dice.random() * FAULTS_UNTIL_S, kind, dice.random(), dice.random()) for kind in kinds)
     return Scenario(seed, shape, requests, tuple(sorted(faults, key=lambda each: each.at_s)))

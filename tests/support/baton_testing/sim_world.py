@@ -1,4 +1,4 @@
-"""One seeded world: gateways, prefill and decode workers and the network between them, faults, and the check at rest."""
+"""One seeded world: gateways, prefill and decode workers, the network between them, faults, the check at rest."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from baton_engine.stepper import Stepper
 from baton_gateway.admission import Admission
 from baton_gateway.request import RequestLife
 from baton_gateway.request_events import Outcome
-from baton_gateway.route import pick
-from baton_kv_transfer.fingerprint import require_fit
+from baton_gateway.route import pick as pick_pair
+from baton_kv_transfer.fingerprint import require_fit as require_fit_pair
 from baton_kv_transfer.handover_decode import DecodeHandovers
 from baton_kv_transfer.handover_prefill import PrefillHandovers
 from baton_kv_transfer.liveness import Liveness
@@ -39,6 +39,9 @@ EXPLAINED = frozenset({"deadline_exceeded", "no_capacity", "queue_timeout", "que
 """Problems that need no fault: the request's own time, or a full fleet."""
 
 
+FINGERPRINT = fingerprint()
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
     """The production machines; a faulty variant replaces one of them."""
@@ -52,11 +55,11 @@ class Parts:
     prefill_handovers: Any = PrefillHandovers
     decode_handovers: Any = DecodeHandovers
     life: Any = RequestLife
-    pick: Any = staticmethod(pick)
+    pick: Any = pick_pair
     liveness: Any = Liveness
-    leave: Any = staticmethod(Admission.leave)
-    require_fit: Any = staticmethod(require_fit)
-    fingerprint: PairFingerprint = fingerprint()
+    leave: Any = Admission.leave
+    require_fit: Any = require_fit_pair
+    fingerprint: PairFingerprint = FINGERPRINT
 
 
 class SimWorld:
@@ -78,6 +81,7 @@ class SimWorld:
         self.paths: dict[tuple[str, str], Path] = {}
         self.clients: list[SimClient] = []
         self._born = 0
+        self._served_by: dict[int, SimGateway] = {}
         self._begin()
 
     # Randomness -------------------------------------------------------------------------------------------------------
@@ -153,8 +157,8 @@ class SimWorld:
         if isinstance(victim, SimPrefill):
             self.heap.after(1.0 + self.delay(3.0), lambda: self._prove_gone(victim.epoch))
         if isinstance(victim, SimGateway):
-            for live in victim.by_ticket.values():
-                live.client.is_gone = True
+            for mine in self.clients:
+                mine.is_gone = mine.is_gone or self._served_by.get(mine.plan.number) is victim
 
     def _prove_gone(self, epoch: bytes) -> None:
         for worker in list(self.workers.values()):
@@ -173,6 +177,7 @@ class SimWorld:
             mine.is_gone = True
             return
         self.heap.note(f"request {mine.plan.number} arrives at {gateway.name}")
+        self._served_by[mine.plan.number] = gateway
         gateway.run(lambda: gateway.start(mine))
         if mine.plan.cancel_after_s is not None:
             gateway.later(mine.plan.cancel_after_s, lambda: self._hang_up(gateway, mine))

@@ -1,0 +1,113 @@
+"""Long runs of the deterministic simulation: many seeds, the faults that took effect by kind, every violation.
+
+`python -m bench.simulation --seeds 20000 --jobs 2`, from the repository's root. Exits with 1 when a seed fails; each
+failing seed is printed with its shrunken trace.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
+
+from baton_testing.sim_scenario import scenario
+from baton_testing.sim_world import SimWorld
+from bench.machine import this_machine
+from bench.results import Cell, publish
+
+CHUNK = 50
+
+
+@dataclass(slots=True)
+class Tally:
+    """What some seeds came to."""
+
+    seeds: int = 0
+    events: int = 0
+    cpu_s: float = 0.0
+    faults: Counter[str] = field(default_factory=Counter)
+    ends: Counter[str] = field(default_factory=Counter)
+    failures: list[tuple[int, str]] = field(default_factory=list)
+
+    def add(self, other: Tally) -> None:
+        self.seeds += other.seeds
+        self.events += other.events
+        self.cpu_s += other.cpu_s
+        self.faults += other.faults
+        self.ends += other.ends
+        self.failures += other.failures
+
+
+def run_chunk(first: int, end: int) -> Tally:
+    """Seeds [first, end) in this process."""
+    tally = Tally()
+    began = time.process_time()
+    for seed in range(first, end):
+        world = SimWorld(scenario(seed))
+        try:
+            world.run()
+        except Exception as error:  # noqa: BLE001 - the outermost loop: a failing seed is a result
+            tally.failures.append((seed, f"{type(error).__name__}: {error}"))
+        tally.seeds += 1
+        tally.events += world.heap.events
+        tally.faults.update({str(kind): count for kind, count in world.faults.items()})
+        for client in world.clients:
+            end_of = "gateway killed" if client.end is None else client.end.outcome.value
+            code = None if client.end is None or client.end.problem is None else client.end.problem.code
+            tally.ends[end_of if code is None else f"{end_of}: {code}"] += 1
+    tally.cpu_s = time.process_time() - began
+    return tally
+
+
+def run(seeds: int, first: int, jobs: int) -> Tally:
+    """All seeds, with a line of progress now and then."""
+    total, told = Tally(), 0
+    for tally in _chunks(seeds, first, jobs):
+        total.add(tally)
+        for seed, text in tally.failures:
+            print(f"seed {seed}: {text}", flush=True)
+        if total.seeds - told >= 1_000 or total.seeds == seeds:
+            told = total.seeds
+            faults = sum(total.faults.values())
+            print(f"{told:>7,} seeds  {faults:>9,} faults  {len(total.failures)} violations", flush=True)
+    return total
+
+
+def _chunks(seeds: int, first: int, jobs: int) -> Iterator[Tally]:
+    starts = range(first, first + seeds, CHUNK)
+    ends = [min(start + CHUNK, first + seeds) for start in starts]
+    with ProcessPoolExecutor(jobs) as pool:
+        yield from pool.map(run_chunk, starts, ends)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=20_000)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1)
+    arguments = parser.parse_args()
+    machine = this_machine()
+    total = run(arguments.seeds, arguments.first, arguments.jobs)
+    rows: list[dict[str, Cell]] = [
+        {"what": "seeds", "count": total.seeds},
+        {"what": "events", "count": total.events},
+        {"what": "violations", "count": len(total.failures)},
+        {"what": "processor seconds", "count": round(total.cpu_s)},
+        {"what": "injected faults", "count": sum(total.faults.values())},
+        *({"what": f"fault: {kind}", "count": count} for kind, count in total.faults.most_common()),
+        *({"what": f"request: {end}", "count": count} for end, count in total.ends.most_common()),
+    ]
+    notes = [f"Seeds {arguments.first} to {arguments.first + arguments.seeds - 1} of the whole-deployment simulation."]
+    publish("simulation", machine, notes, ("what", "count"), rows)
+    return 1 if total.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
