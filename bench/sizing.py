@@ -46,12 +46,12 @@ class Row:
 Key = tuple[str, float, str]
 
 
-def run(traces: Path, limit_s: float, only: str) -> None:
-    done = {(row.scenario, row.startup_s, row.policy) for row in rows()}
+def run(traces: Path, limit_s: float, only: str, policies: tuple[str, ...], path: Path) -> None:
+    done = {(row.scenario, row.startup_s, row.policy) for row in rows(path)}
     started = time.monotonic()
     RESULTS.mkdir(exist_ok=True)
     for case in cases(traces):
-        missing = [(s, p) for s in STARTUPS_S for p in POLICIES if (case.name, s, p) not in done]
+        missing = [(s, p) for s in STARTUPS_S for p in policies if (case.name, s, p) not in done]
         if only not in case.name or not missing:
             continue
         needs = needs_of(case.workload, case.spec, TwinSizer(case.true, case.spec.targets))
@@ -76,23 +76,23 @@ def run(traces: Path, limit_s: float, only: str) -> None:
                 out.rejected,
                 out.requests,
             )
-            _append(row)
+            _append(row, path)
             print(f"{case.name:34} {startup_s:4.0f} s {policy:10} {row.misses:8.2%} {row.gpu_hours:7.2f}", flush=True)
 
 
-def _append(row: Row) -> None:
-    is_new = not TABLE.exists()
-    with TABLE.open("a", newline="") as file:
+def _append(row: Row, path: Path) -> None:
+    is_new = not path.exists()
+    with path.open("a", newline="") as file:
         writer = csv.DictWriter(file, [field.name for field in fields(Row)])
         if is_new:
             writer.writeheader()
         writer.writerow(asdict(row))
 
 
-def rows() -> list[Row]:
-    if not TABLE.exists():
+def rows(path: Path) -> list[Row]:
+    if not path.exists():
         return []
-    with TABLE.open(newline="") as file:
+    with path.open(newline="") as file:
         return [
             Row(
                 line["scenario"],
@@ -123,10 +123,10 @@ def geometric(values: list[float]) -> float:
     return exp(sum(log(value) for value in values) / len(values))
 
 
-def report() -> None:
-    table = complete(rows())
+def report(path: Path) -> None:
+    table = complete(rows(path))
     print(f"{len(table)} runs of each policy ({len({name for name, _ in table})} scenarios)\n")
-    print("| policy | misses + 0.1 %, geometric mean | mean misses | GPU-hours / oracle | worst | moves |")
+    print("| policy | misses + 0.1 %, geo. mean | mean | GPU-hours / oracle | worst | moves |")
     print("|---|---|---|---|---|---|")
     for policy in POLICIES:
         mine = [row[policy] for row in table.values()]
@@ -202,12 +202,15 @@ def main() -> int:
     runner.add_argument("--traces", type=Path, required=True)
     runner.add_argument("--limit-s", type=float, default=86_400.0)
     runner.add_argument("--only", default="", help="part of a scenario's name")
-    commands.add_parser("report")
+    runner.add_argument("--policies", default=",".join(POLICIES), help="comma-separated")
+    runner.add_argument("--table", type=Path, default=TABLE)
+    reporter = commands.add_parser("report")
+    reporter.add_argument("--table", type=Path, default=TABLE)
     options = parser.parse_args()
     if options.command == "run":
-        run(options.traces, options.limit_s, options.only)
+        run(options.traces, options.limit_s, options.only, tuple(options.policies.split(",")), options.table)
     else:
-        report()
+        report(options.table)
     return 0
 
 

@@ -36,6 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "status": _status,
         "ask": _ask,
         "logs": _logs,
+        "simulate": _simulate,
+        "plan": _plan,
     }
     try:
         return commands[options.command](options)
@@ -50,6 +52,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     return REFUSED
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    from baton_local.simulate import run_simulate
+
+    return run_simulate(options)
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from baton_local.plan import run_plan
+
+    return run_plan(options)
 
 
 def _up(options: argparse.Namespace) -> int:

@@ -22,7 +22,24 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     _add_status(commands.add_parser("status", help="what runs, with its latencies", allow_abbrev=False))
     _add_ask(commands.add_parser("ask", help="ask the running deployment", allow_abbrev=False))
     _add_logs(commands.add_parser("logs", help="what its processes wrote", allow_abbrev=False))
+    simulate = commands.add_parser(
+        "simulate", help="replay a load under a scaling policy, on paper", allow_abbrev=False
+    )
+    plan = commands.add_parser("plan", help="what a model can do on an accelerator, on paper", allow_abbrev=False)
+    _add_sizing(arguments, simulate, plan)
     return parser.parse_args(arguments)
+
+
+def _add_sizing(arguments: Sequence[str], simulate: argparse.ArgumentParser, plan: argparse.ArgumentParser) -> None:
+    """Options of the two commands that need numpy, imported only when one of them was asked for."""
+    if "simulate" in arguments[:1]:
+        from baton_local.simulate import add_options as add_simulate
+
+        add_simulate(simulate)
+    if "plan" in arguments[:1]:
+        from baton_local.plan import add_options as add_plan
+
+        add_plan(plan)
 
 
 def _add_up(parser: argparse.ArgumentParser) -> None:

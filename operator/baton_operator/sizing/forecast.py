@@ -20,6 +20,8 @@ MIN_TESTS = 8
 PRIOR_Z = 1.3
 """Upper quantile of an unknown load before history allows a back-test, in standard deviations (Poisson plus 10 %)."""
 MAX_RATIO = 2.5
+JUMP_Z, NOISE_DISPERSION = 3.0, 1.5
+"""An interval this many standard deviations over the forecast is a step in the load, not chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,26 @@ def forecast(
     predictors: Sequence[Predictor] = PREDICTORS,
 ) -> Forecast:
     """The rate around `horizon_s` after the end of `series` (rates per bucket, oldest first, at least one)."""
+    return _jumped(_expected(series, bucket_s, horizon_s, quantile, season_s, predictors), series, bucket_s)
+
+
+def _jumped(expected: Forecast, series: Sequence[float], bucket_s: float) -> Forecast:
+    """The last interval alone, when it is too high to be chance: averages would see a step only much later."""
+    last = series[-1]
+    noise = sqrt(NOISE_DISPERSION * max(last, 1e-9) / bucket_s)
+    if last - JUMP_Z * noise <= expected.mean:
+        return expected
+    return Forecast(last, max(expected.high, last), f"{expected.predictor}, jumped", expected.tests)
+
+
+def _expected(
+    series: Sequence[float],
+    bucket_s: float,
+    horizon_s: float,
+    quantile: float,
+    season_s: float,
+    predictors: Sequence[Predictor],
+) -> Forecast:
     values = np.asarray(series, dtype=np.float64)
     ahead = max(1, round(horizon_s / bucket_s))
     actual = _smoothed(values, max(1, round(30.0 / bucket_s)))

@@ -47,11 +47,11 @@ class SizingSpec:
     schedules: tuple[Schedule, ...] = ()
     interval_s: float = 10.0
     """How often a decision is made; also the width of a bucket of history."""
-    quantile: float = 0.7
+    quantile: float = 0.75
     """Of the forecast: how sure an interval's load shall be covered."""
     startup_s: float = 120.0
     """Until a start has been measured."""
-    stabilisation_s: float = 120.0
+    stabilisation_s: float = 180.0
     """A pool shrinks only to what it needed at most during this time."""
     cooldown_s: float = 60.0
     """Between a change of a pool and its next step down."""
