@@ -11,46 +11,20 @@ nobody reads them before `Landed`.
 
 from __future__ import annotations
 
-from collections import Counter
-
-from baton_kv_transfer.decode_records import (
-    DecodeAction,
-    DecodeHandover,
-    DecodeState,
-    DecodeStats,
-    Failed,
-    Landed,
-    Scatter,
-)
+from baton_kv_transfer import answers
+from baton_kv_transfer.decode_ledger import DecodeLedger
+from baton_kv_transfer.decode_records import DecodeAction, DecodeHandover, DecodeState, DecodeStats, Failed, Landed
 from baton_kv_transfer.errors import BadMessageError, UnfitPairError
-from baton_kv_transfer.expiring import ExpiringMap
 from baton_kv_transfer.grant import grant_of
 from baton_kv_transfer.handover import HandoverKey, Send, TransferConfig, Verify
 from baton_kv_transfer.landing import ClaimRefusal, LandingRegion, LandingWindow
 from baton_kv_transfer.landing_line import LandingLine
-from baton_kv_transfer.layout import (
-    Extent,
-    KvGeometry,
-    StreamLayout,
-    landing_extents,
-    negotiated_unit,
-)
+from baton_kv_transfer.layout import Extent, KvGeometry, StreamLayout, negotiated_unit
 from baton_kv_transfer.lingering import Lingering
+from baton_kv_transfer.scattering import next_scatter
 from baton_kv_transfer.verification import first_bad_piece, seal_fault, stream_fault
-from baton_kv_transfer.wire.pair_link import (
-    Abandon,
-    Done,
-    Heartbeat,
-    PairMessage,
-    Reject,
-    Seal,
-    Wait,
-)
+from baton_kv_transfer.wire.pair_link import Abandon, Heartbeat, PairMessage, Seal
 from baton_kv_transfer.wire.values import Reason
-
-EARLY_CAPACITY = 4_096
-ENDED_CAPACITY = 16_384
-ENDED_S = 120.0
 
 
 class DecodeHandovers:
@@ -67,15 +41,10 @@ class DecodeHandovers:
         self._config = config
         self._one_sided = one_sided
         self._landing = LandingRegion(landing_bytes, quarantine_share=config.quarantine_share)
-        self._handovers: dict[HandoverKey, DecodeHandover] = {}
+        self._ledger = DecodeLedger(config.early_s)
         self._line = LandingLine(self._landing)
         self._peers: dict[bytes, int] = {}
         self._lingering = Lingering(self._landing, one_sided=one_sided)
-        self._early: ExpiringMap[tuple[bytes, HandoverKey], Abandon] = ExpiringMap(config.early_s, EARLY_CAPACITY)
-        self._ended: ExpiringMap[HandoverKey, Reason] = ExpiringMap(ENDED_S, ENDED_CAPACITY)
-        self._transfers: dict[int, HandoverKey] = {}
-        self._ended_by_reason: Counter[str] = Counter()
-        self._refused: Counter[str] = Counter()
 
     @property
     def landing_bytes(self) -> int:
@@ -85,10 +54,10 @@ class DecodeHandovers:
 
     def queued(self, key: HandoverKey, peer: bytes, position: int, deadline_s: float, now: float) -> list[DecodeAction]:
         """The engine has no blocks yet; `position` requests are before this one."""
-        if key in self._handovers and self._handovers[key].state is not DecodeState.QUEUED:
-            self._refused["duplicate_queued"] += 1
+        if self._ledger.is_under_way(key):
+            self._ledger.refuse("duplicate_queued")
             return []
-        self._handovers[key] = DecodeHandover(key, peer, deadline_s, DecodeState.QUEUED, deadline_s)
+        self._ledger.add(DecodeHandover(key, peer, deadline_s, DecodeState.QUEUED, deadline_s))
         return self._wait(key, peer, position)
 
     def expected(
@@ -103,16 +72,15 @@ class DecodeHandovers:
         now: float,
     ) -> list[DecodeAction]:
         """Blocks are reserved and wait for the KV of [cached_tokens, total_tokens) from the prefill worker `peer`."""
-        known = self._handovers.get(key)
-        if known is not None and known.state is not DecodeState.QUEUED:
-            self._refused["duplicate_expected"] += 1
+        if self._ledger.is_under_way(key):
+            self._ledger.refuse("duplicate_expected")
             return []
         handover = DecodeHandover(key, peer, deadline_s, DecodeState.LINKING, 0.0, total_tokens, cached_tokens, blocks)
         handover.choices = frozenset(choices)
-        self._handovers[key] = handover
-        if key in self._ended:
+        self._ledger.add(handover)
+        if self._ledger.has_ended(key):
             return self._fail(handover, Reason.BAD_REQUEST, "this attempt already ended here", now)
-        abandoned = self._early.pop((peer, key))
+        abandoned = self._ledger.take_early(peer, key)
         if abandoned is not None:
             return self._fail(handover, abandoned.reason, abandoned.detail, now)
         if peer not in self._peers:
@@ -122,16 +90,14 @@ class DecodeHandovers:
 
     def refused(self, key: HandoverKey, peer: bytes, reason: Reason, detail: str, now: float) -> list[DecodeAction]:
         """The engine will not reserve for this request: it was never expected, or only queued."""
-        known = self._handovers.get(key)
-        if known is not None and known.state is not DecodeState.QUEUED:
+        if self._ledger.is_under_way(key):
             return self.cancelled(key, reason, detail, now)
-        self._handovers.pop(key, None)
-        self._ended.put(key, reason, now)
+        self._ledger.never_began(key, reason, now)
         return self._reject(peer, key, reason, detail)
 
     def cancelled(self, key: HandoverKey, reason: Reason, detail: str, now: float) -> list[DecodeAction]:
         """The gateway or the engine gave the request up."""
-        handover = self._handovers.get(key)
+        handover = self._ledger.get(key)
         if handover is None or handover.state is DecodeState.CLOSING:
             return []
         if handover.state is DecodeState.QUEUED:
@@ -147,28 +113,33 @@ class DecodeHandovers:
     def arrived(self, window: LandingWindow, now: float) -> list[DecodeAction]:
         """A claimed window's bytes stand."""
         self._landing.arrived(window)
-        key = self._transfers.get(window.transfer)
-        return [] if key is None else self._advance(self._handovers[key], now)
+        handover = self._ledger.of_transfer(window.transfer)
+        return [] if handover is None else self._advance(handover, now)
 
     def scattered(self, key: HandoverKey, first_unit: int, checksums: bytes, now: float) -> list[DecodeAction]:
         """The running scatter of `key` is done; `checksums` of the pieces it read, in stream order."""
-        handover = self._handovers.get(key)
-        if handover is None or handover.scattering is None or handover.scattering[0] != first_unit:
-            self._refused["unknown_scatter"] += 1
+        handover = self._ended_scatter(key, first_unit)
+        if handover is None:
             return []
-        handover.scattering = None
         handover.checksums.append(checksums)
         return self._advance(handover, now)
 
     def scatter_failed(self, key: HandoverKey, first_unit: int, detail: str, now: float) -> list[DecodeAction]:
-        handover = self._handovers.get(key)
-        if handover is None or handover.scattering is None or handover.scattering[0] != first_unit:
-            self._refused["unknown_scatter"] += 1
+        handover = self._ended_scatter(key, first_unit)
+        if handover is None:
             return []
-        handover.scattering = None
         if handover.state is DecodeState.CLOSING:
             return self._finish(handover, now)
         return self._fail(handover, Reason.INTERNAL, f"scatter: {detail}", now, tell_peer=True)
+
+    def _ended_scatter(self, key: HandoverKey, first_unit: int) -> DecodeHandover | None:
+        """The hand-over whose running scatter this was; None, and counted, when there is no such scatter."""
+        handover = self._ledger.get(key)
+        if handover is None or handover.scattering is None or handover.scattering[0] != first_unit:
+            self._ledger.refuse("unknown_scatter")
+            return None
+        handover.scattering = None
+        return handover
 
     # Links -----------------------------------------------------------------------------------------------------------
 
@@ -177,19 +148,18 @@ class DecodeHandovers:
         negotiated_unit(self._geometry.block_tokens, block_tokens)
         self._peers[peer] = block_tokens
         actions: list[DecodeAction] = []
-        for handover in self._of(peer, DecodeState.LINKING):
+        for handover in self._ledger.of_peer(peer, DecodeState.LINKING):
             actions += self._stand_in_line(handover, now)
         return actions
 
     def link_down(self, peer: bytes, detail: str, now: float) -> list[DecodeAction]:
         """The link broke. What was sealed no longer needs it; all else that was under way fails."""
         self._peers.pop(peer, None)
-        for entry in [entry for entry, _ in self._early.items() if entry[0] == peer]:
-            self._early.pop(entry)
+        self._ledger.link_down(peer)
         self._lingering.link_down(peer)
         actions: list[DecodeAction] = []
         for state in (DecodeState.WAITING, DecodeState.GRANTED):
-            for handover in self._of(peer, state):
+            for handover in self._ledger.of_peer(peer, state):
                 actions += self._fail(handover, Reason.PEER_LOST, detail, now)
         return actions + self._grant_waiting(now)
 
@@ -214,22 +184,22 @@ class DecodeHandovers:
 
     def _seal(self, peer: bytes, seal: Seal, now: float) -> list[DecodeAction]:
         key = HandoverKey(seal.request, seal.attempt)
-        handover = self._handovers.get(key)
+        handover = self._ledger.get(key)
         if handover is None or handover.peer != peer or handover.state is DecodeState.QUEUED:
-            if handover is None and key in self._ended:
-                self._refused["late"] += 1
+            if handover is None and self._ledger.has_ended(key):
+                self._ledger.refuse("late")
                 self._lingering.settle(key, peer)
                 return self._grant_waiting(now)
-            self._refused["unknown_seal" if handover is None else "foreign_epoch"] += 1
-            return [Send(peer, _reject(key, Reason.UNKNOWN_REQUEST, "no such hand-over from this epoch"))]
+            self._ledger.refuse("unknown_seal" if handover is None else "foreign_epoch")
+            return [Send(peer, answers.reject(key, Reason.UNKNOWN_REQUEST, "no such hand-over from this epoch"))]
         if handover.state is DecodeState.CLOSING and seal.transfer == handover.transfer:
             handover.writes_may_follow = False
         if handover.state is not DecodeState.GRANTED:
-            self._refused["late" if handover.state is not DecodeState.WAITING else "seal_before_grant"] += 1
+            self._ledger.refuse("late" if handover.state is not DecodeState.WAITING else "seal_before_grant")
             return []
         if seal.transfer != handover.transfer:
-            self._refused["wrong_transfer"] += 1
-            return [Send(peer, _reject(key, Reason.BAD_REQUEST, "seal of another transfer"))]
+            self._ledger.refuse("wrong_transfer")
+            return [Send(peer, answers.reject(key, Reason.BAD_REQUEST, "seal of another transfer"))]
         return self._sealed(handover, seal, now)
 
     def _sealed(self, handover: DecodeHandover, seal: Seal, now: float) -> list[DecodeAction]:
@@ -247,21 +217,21 @@ class DecodeHandovers:
 
     def _spoilt(self, handover: DecodeHandover, reason: Reason, detail: str, now: float) -> list[DecodeAction]:
         """A sealed hand-over that is not admitted."""
-        done = Done(request=handover.key.request, attempt=handover.key.attempt, reason=reason, detail=detail[:256])
+        done = answers.spoilt(handover.key, reason, detail)
         return [Send(handover.peer, done), *self._fail(handover, reason, detail, now)]
 
     def _abandon(self, peer: bytes, abandon: Abandon, now: float) -> list[DecodeAction]:
         key = HandoverKey(abandon.request, abandon.attempt)
         if self._lingering.settle(key, peer):
             return self._grant_waiting(now)
-        handover = self._handovers.get(key)
+        handover = self._ledger.get(key)
         if handover is None or handover.state is DecodeState.QUEUED:
             return self._abandoned_early(peer, key, handover, abandon, now)
         if handover.peer != peer:
-            self._refused["foreign_epoch"] += 1
+            self._ledger.refuse("foreign_epoch")
             return []
         if handover.state is DecodeState.SEALED:
-            self._refused["abandon_after_seal"] += 1
+            self._ledger.refuse("abandon_after_seal")
             return []
         handover.writes_may_follow = False
         if handover.state is DecodeState.CLOSING:
@@ -271,20 +241,19 @@ class DecodeHandovers:
     def _abandoned_early(
         self, peer: bytes, key: HandoverKey, queued: DecodeHandover | None, abandon: Abandon, now: float
     ) -> list[DecodeAction]:
-        if key in self._ended or (queued is not None and queued.peer != peer):
-            self._refused["late" if queued is None else "foreign_epoch"] += 1
+        if self._ledger.has_ended(key) or (queued is not None and queued.peer != peer):
+            self._ledger.refuse("late" if queued is None else "foreign_epoch")
             return []
-        self._early.put((peer, key), abandon, now)
+        self._ledger.keep_early(peer, key, abandon, now)
         return []
 
     # Time ------------------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> list[DecodeAction]:
         """Act on deadlines. Call it a few times per second."""
-        self._ended.expire(now)
-        self._early.expire(now)
+        self._ledger.expire(now)
         actions: list[DecodeAction] = []
-        for handover in list(self._handovers.values()):
+        for handover in self._ledger.all():
             if handover.state is DecodeState.CLOSING or now < handover.state_until_s:
                 continue
             if handover.state is DecodeState.QUEUED:
@@ -319,11 +288,10 @@ class DecodeHandovers:
     def _grant_waiting(self, now: float) -> list[DecodeAction]:
         actions: list[DecodeAction] = []
         for served in self._line.serve():
-            handover = self._handovers[served.key]
+            handover = self._ledger.granted(served.transfer, served.key)
             assert handover.layout is not None
             handover.transfer, handover.spans = served.transfer, served.spans
             handover.granted_s, handover.writes_may_follow = now, True
-            self._transfers[served.transfer] = served.key
             self._enter(handover, DecodeState.GRANTED, handover.deadline_s)
             grant = grant_of(served.key, served.transfer, handover.layout, served.spans)
             actions.append(Send(handover.peer, grant))
@@ -341,17 +309,11 @@ class DecodeHandovers:
         return self._verify(handover, now) if handover.state is DecodeState.SEALED else []
 
     def _scatter_next(self, handover: DecodeHandover, layout: StreamLayout) -> list[DecodeAction]:
-        assert handover.transfer is not None
-        standing = layout.stream_bytes if handover.seal else self._landing.arrived_prefix(handover.transfer)
-        first = handover.next_unit
-        end = min(layout.first_unit + standing // layout.unit_bytes, layout.end_unit)
-        end = min(end, first + max(1, self._config.max_put_bytes // layout.unit_bytes))
-        if end <= first:
+        scatter = next_scatter(handover, layout, self._landing, self._config.max_put_bytes)
+        if scatter is None:
             return []
-        landing = landing_extents(handover.spans, layout.stream_extents(first, end)[0])[0]
-        end = first + landing.length // layout.unit_bytes
-        handover.next_unit, handover.scattering = end, (first, end)
-        return [Scatter(handover.key, handover.blocks, layout.unit_tokens, first, end, landing)]
+        handover.next_unit, handover.scattering = scatter.end_unit, (scatter.first_unit, scatter.end_unit)
+        return [scatter]
 
     def _verify(self, handover: DecodeHandover, now: float) -> list[DecodeAction]:
         assert handover.seal is not None
@@ -363,10 +325,10 @@ class DecodeHandovers:
                 return self._spoilt(handover, Reason.KV_CORRUPT, bad, now)
         self._landing.scattered(handover.transfer)
         self._landing.release(handover.transfer)
-        self._forget(handover, "landed", Reason.UNKNOWN_REQUEST, now)
+        self._ledger.end(handover, "landed", Reason.UNKNOWN_REQUEST, now)
         return [
             Landed(handover.key, handover.seal.first_tokens, handover.granted_s),
-            Send(handover.peer, Done(request=handover.key.request, attempt=handover.key.attempt)),
+            Send(handover.peer, answers.verified(handover.key)),
             *self._grant_waiting(now),
         ]
 
@@ -395,50 +357,31 @@ class DecodeHandovers:
                 writes_may_follow=handover.writes_may_follow,
                 linked=handover.peer in self._peers,
             )
-        self._forget(handover, reason, reason, now)
+        self._ledger.end(handover, reason, reason, now)
         return [Failed(handover.key, reason, detail), *self._grant_waiting(now)]
-
-    def _forget(self, handover: DecodeHandover, outcome: str, reason: Reason, now: float) -> None:
-        del self._handovers[handover.key]
-        if handover.transfer is not None:
-            del self._transfers[handover.transfer]
-        self._ended.put(handover.key, reason, now)
-        self._ended_by_reason[outcome] += 1
 
     def _enter(self, handover: DecodeHandover, state: DecodeState, until_s: float) -> None:
         handover.state = state
         handover.state_until_s = min(until_s, handover.deadline_s)
 
     def _wait(self, key: HandoverKey, peer: bytes, position: int) -> list[DecodeAction]:
-        if peer not in self._peers:
-            return []
-        return [Send(peer, Wait(request=key.request, attempt=key.attempt, position=position))]
+        return [Send(peer, answers.wait(key, position))] if peer in self._peers else []
 
     def _reject(self, peer: bytes, key: HandoverKey, reason: Reason, detail: str) -> list[DecodeAction]:
-        return [Send(peer, _reject(key, reason, detail))] if peer in self._peers else []
-
-    def _of(self, peer: bytes, state: DecodeState) -> list[DecodeHandover]:
-        return [h for h in self._handovers.values() if h.peer == peer and h.state is state]
+        return [Send(peer, answers.reject(key, reason, detail))] if peer in self._peers else []
 
     def holder_of(self, extent: Extent) -> bytes | None:
         """The prefill worker whose write may land there; None when nobody's may."""
         return self._landing.holder_of(extent)
 
     def open_keys(self) -> list[HandoverKey]:
-        return list(self._handovers)
+        return [handover.key for handover in self._ledger.all()]
 
     def stats(self) -> DecodeStats:
-        by_state = dict.fromkeys(DecodeState, 0)
-        for handover in self._handovers.values():
-            by_state[handover.state] += 1
         return DecodeStats(
-            by_state=by_state,
+            by_state=self._ledger.by_state(),
             landing=self._landing.stats(),
             lingering=len(self._lingering),
-            ended=dict(self._ended_by_reason),
-            refused=dict(self._refused),
+            ended=self._ledger.ended_by_reason(),
+            refused=self._ledger.refused_by_cause(),
         )
-
-
-def _reject(key: HandoverKey, reason: Reason, detail: str) -> Reject:
-    return Reject(request=key.request, attempt=key.attempt, reason=reason, detail=detail[:256])

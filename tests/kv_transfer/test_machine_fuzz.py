@@ -245,7 +245,7 @@ class DecodeFuzz:
 
     def _go_on(self) -> None:
         """What an honest world would do next for one of the open hand-overs."""
-        for key, handover in list(self.machine._handovers.items())[:1]:
+        for handover in self.machine._ledger.all()[:1]:
             if handover.transfer is None or handover.layout is None or handover.peer not in self.linked:
                 continue
             for span in handover.spans:
@@ -253,8 +253,8 @@ class DecodeFuzz:
                 if isinstance(window, LandingWindow):
                     self.act(self.machine.arrived(window, self.now))
             seal = Seal(
-                request=key.request,
-                attempt=key.attempt,
+                request=handover.key.request,
+                attempt=handover.key.attempt,
                 transfer=handover.transfer,
                 checksums=bytes(handover.layout.checksum_bytes),
                 first_tokens=first_tokens(0),
