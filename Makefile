@@ -1,7 +1,7 @@
 # Commands of the repository. `make help` lists them; everything that needs .venv makes it first.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test check verify bench format clean
+.PHONY: help install demo serve test test-k8s check verify bench format clean
 
 BIN := .venv/bin
 TEST_WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 8 ? n : 8 )))
@@ -11,7 +11,7 @@ PORT ?= 8000
 export OMP_NUM_THREADS ?= 1
 
 help: ## List the commands
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
 
 install: .venv/.installed ## Make or update .venv (TORCH=cpu|cuda, PYTHON=…, TORCH_INDEX=… override)
 
@@ -27,6 +27,10 @@ serve: install ## Serve FILE (examples/tiny.yaml) on PORT (8000) until Ctrl-C
 test: install ## Run the tests (PYTEST_ARGS=… is passed on)
 	$(BIN)/pytest -n $(TEST_WORKERS) $(PYTEST_ARGS)
 
+test-k8s: install ## Test the custom resources on a real API server (skips, saying how, without its binaries)
+	@e2e/fetch_etcd.sh || true
+	$(BIN)/pytest -q -rs e2e $(PYTEST_ARGS)
+
 check: install ## Formatting, lint, types, import contracts, generated files
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -37,6 +41,7 @@ check: install ## Formatting, lint, types, import contracts, generated files
 verify: install ## Generated files are what their sources say
 	$(BIN)/python scripts/freeze.py --check
 	$(BIN)/python -m baton_operator.reference --check docs/api.md
+	$(BIN)/python -m baton_operator.crd --check crds
 
 bench: install ## Measure on this machine (BENCH_ARGS=… is passed on)
 	$(BIN)/python -m bench $(BENCH_ARGS)
@@ -45,6 +50,7 @@ format: install ## Format, fix what can be fixed, write generated files
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 	$(BIN)/python -m baton_operator.reference docs/api.md
+	$(BIN)/python -m baton_operator.crd crds
 
 clean: ## Remove .venv and caches
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

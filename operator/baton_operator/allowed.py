@@ -43,7 +43,7 @@ def fields_of(model: type[Model]) -> dict[str, FieldInfo]:
 
 def describe(annotation: object, metadata: Iterable[object] = ()) -> str:
     """What a type with its annotations allows, in words."""
-    annotation, metadata = _unwrapped(annotation, tuple(metadata))
+    annotation, metadata = unwrapped(annotation, tuple(metadata))
     words = next((item.text for item in metadata if isinstance(item, Allowed)), None)
     if words is None:
         words = _plain(annotation)
@@ -52,25 +52,25 @@ def describe(annotation: object, metadata: Iterable[object] = ()) -> str:
 
 def model_of(annotation: object) -> type[Model] | None:
     """The API model that an annotation means (None allowed or not), or None when it is no model."""
-    annotation, _ = _unwrapped(annotation, ())
+    annotation, _ = unwrapped(annotation, ())
     return annotation if isinstance(annotation, type) and issubclass(annotation, Model) else None
 
 
 def _inside(annotation: object, part: int | str) -> tuple[object, tuple[object, ...]]:
-    annotation, _ = _unwrapped(annotation, ())
+    annotation, _ = unwrapped(annotation, ())
     model = model_of(annotation)
     if model is not None:
         field = fields_of(model).get(str(part))
         return (field.annotation, tuple(field.metadata)) if field else (object, ())
     arguments = typing.get_args(annotation)
     if typing.get_origin(annotation) is tuple:
-        return _unwrapped(arguments[0], ())
+        return unwrapped(arguments[0], ())
     if typing.get_origin(annotation) is dict:
-        return _unwrapped(arguments[1], ())
+        return unwrapped(arguments[1], ())
     return annotation, ()
 
 
-def _unwrapped(annotation: object, metadata: tuple[object, ...]) -> tuple[object, tuple[object, ...]]:
+def unwrapped(annotation: object, metadata: tuple[object, ...]) -> tuple[object, tuple[object, ...]]:
     """Strip `Annotated` and `| None`, collecting what is annotated; the outermost first."""
     while True:
         arguments = typing.get_args(annotation)

@@ -63,6 +63,12 @@ def parse_source(text: str) -> ModelSource:
     return ModelSource(Scheme(name), parts.get("place"), parts.get("path"), parts.get("revision"))
 
 
+def source_pattern() -> str:
+    """One regular expression for all forms, without the rule that a path has no '..'; for readers other than Python."""
+    shapes = "|".join(f"{scheme}://{shape.pattern}" for scheme, shape in _SHAPES.items())
+    return f"^({re.sub(r'[?]P<[a-z]+>', '', shapes)})$"
+
+
 def _checked(text: str) -> str:
     try:
         parse_source(text)

@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError
 DURATION_PATTERN = r"^[0-9]{1,9}(\.[0-9]{1,3})?(ms|s|m|h)$"
 MEMORY_PATTERN = r"^[0-9]{1,12}(Ki|Mi|Gi|Ti)?$"
 RATE_PATTERN = r"^[0-9]{1,9}(\.[0-9]{1,3})?(MB|GB)/s$"
+PATTERNS = {"duration": DURATION_PATTERN, "memory": MEMORY_PATTERN, "rate": RATE_PATTERN}
 
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _BYTES = {"": 1.0, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
@@ -107,12 +108,12 @@ LabelValue = Annotated[
 AnnotationValue = Annotated[str, StringConstraints(max_length=1024), Allowed("text of at most 1024 characters")]
 CpuQuantity = Annotated[
     str,
-    StringConstraints(pattern=r"^[1-9][0-9]{0,5}m?$"),
+    StringConstraints(pattern=r"^[1-9][0-9]{0,5}m?$", max_length=7),
     Allowed("CPUs such as 4 or 500m, written as text"),
 ]
 MemoryText = Annotated[
     str,
-    StringConstraints(pattern=r"^[1-9][0-9]{0,11}(Ki|Mi|Gi|Ti)?$"),
+    StringConstraints(pattern=r"^[1-9][0-9]{0,11}(Ki|Mi|Gi|Ti)?$", max_length=14),
     Allowed("a size such as 512Mi or 2Gi"),
 ]
 ResourceName = Annotated[

@@ -1,0 +1,231 @@
+"""Every rule of the definitions, on a real API server: an object that keeps it and one that breaks it.
+
+The reader of files has to agree about both, except for rules about a change, which a file cannot break.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from baton_operator.errors import ManifestError
+from baton_operator.manifest import parse_object
+from baton_testing.api_server import ApiServer, Json, Reply
+from baton_testing.manifests import manifest
+
+DEPLOYMENTS = "/apis/baton.dev/v1alpha1/namespaces/default/llmdeployments"
+POOLS = "/apis/baton.dev/v1alpha1/namespaces/default/llmpools"
+CRDS = Path(__file__).parents[1] / "crds"
+GPU = {"resource": "nvidia.com/gpu"}
+
+
+@dataclass(frozen=True)
+class Case:
+    path: str
+    """Of the rule in the schema."""
+    message: str
+    """How the message of the rule begins."""
+    good: Json
+    bad: Json
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}"
+
+
+def named(name: str) -> Json:
+    raw = manifest()
+    raw["metadata"] = {"name": name}
+    return raw
+
+
+def bounded(path: str, message: str, field: str, good: object, bad: object) -> Case:
+    return Case(path, message, manifest(**{field: good}), manifest(**{field: bad}))
+
+
+def both_min(minimum: int, **more: object) -> Json:
+    replicas = {"min": minimum, "max": 4}
+    return manifest(prefill__replicas=replicas, decode__replicas=replicas, **more)
+
+
+def pool_cases(pool: str) -> Iterator[Case]:
+    yield bounded(
+        f"spec.{pool}.replicas", "must be at most", f"{pool}__replicas", {"min": 2, "max": 2}, {"min": 3, "max": 2}
+    )
+    yield Case(
+        f"spec.{pool}",
+        "must be 1 without",
+        manifest(**{pool: {"tensorParallel": 2, "accelerator": GPU}}),
+        manifest(**{pool: {"tensorParallel": 2}}),
+    )
+    yield bounded(
+        f"spec.{pool}.engine.kvCacheMemory", "must be at least", f"{pool}__engine__kvCacheMemory", "1Mi", "1023Ki"
+    )
+    yield bounded(
+        f"spec.{pool}.engine.kvCacheMemory", "must be at least", f"{pool}__engine__kvCacheMemory", "16Ti", "17Ti"
+    )
+    yield bounded(
+        f"spec.{pool}.placement.nodeSelector",
+        "keys must",
+        f"{pool}__placement__nodeSelector",
+        {"a/b": "c"},
+        {"-a": "c"},
+    )
+
+
+CASES = [
+    Case("", "metadata.name must", named("a-1"), named("1-a")),
+    Case("", "metadata.name must", named("a" * 36), named("a" * 37)),
+    bounded("spec.model.source", "must have no '..'", "model__source", "file://a..b", "file://a/../b"),
+    bounded("spec.model.source", "must have no '..'", "model__source", "file:///a/.b", "file:///a/.."),
+    bounded("spec.slo.ttft.target", "must be at least", "slo__ttft__target", "1ms", "0ms"),
+    bounded("spec.slo.ttft.target", "must be at least", "slo__ttft__target", "1h", "3601s"),
+    bounded("spec.slo.tpot.target", "must be at least", "slo__tpot__target", "1.5s", "0.5ms"),
+    *pool_cases("prefill"),
+    *pool_cases("decode"),
+    bounded("spec.kvTransfer.minBandwidth", "must be at least", "kvTransfer__minBandwidth", "1MB/s", "0.9MB/s"),
+    bounded("spec.kvTransfer.minBandwidth", "must be at least", "kvTransfer__minBandwidth", "10000GB/s", "10001GB/s"),
+    Case(
+        "spec.autoscaling.scaleToZeroAfter",
+        "must be at least",
+        both_min(0, autoscaling__scaleToZeroAfter="1m"),
+        both_min(0, autoscaling__scaleToZeroAfter="59s"),
+    ),
+    bounded("spec.rollout", "must be at least 1", "rollout", {"maxSurge": 0, "maxUnavailable": 1}, {"maxSurge": 0}),
+    bounded(
+        "spec.gateway.limits.maxRequestDuration", "must be at least", "gateway__limits__maxRequestDuration", "1s", "25h"
+    ),
+    *(
+        bounded(
+            "spec.podMetadata",
+            "keys of the domains",
+            f"podMetadata__{field}",
+            {"batonxdev/a": "b", "notk8s.io/a": "b"},
+            {f"{domain}/a": "b"},
+        )
+        for field in ("labels", "annotations")
+        for domain in ("baton.dev", "x.baton.dev", "app.kubernetes.io", "k8s.io", "sidecar.istio.io")
+    ),
+    *(
+        bounded(f"spec.podMetadata.{field}", "keys must", f"podMetadata__{field}", {"a.b/c_d": "e"}, {"a b": "c"})
+        for field in ("labels", "annotations")
+    ),
+    Case("spec", "replicas.min must be 0", both_min(0), manifest(decode__replicas={"min": 0, "max": 1})),
+    Case(
+        "spec",
+        "needs replicas.min 0",
+        both_min(0, autoscaling__scaleToZeroAfter="5m"),
+        both_min(1, autoscaling__scaleToZeroAfter="5m"),
+    ),
+    Case(
+        "spec",
+        "must be at least what both pools",
+        manifest(decode={"accelerator": GPU, "tensorParallel": 4}, autoscaling__budget={"maxAccelerators": 4}),
+        manifest(decode={"accelerator": GPU, "tensorParallel": 4}, autoscaling__budget={"maxAccelerators": 3}),
+    ),
+]
+
+
+def pool(**spec: object) -> Json:
+    return {
+        "apiVersion": "baton.dev/v1alpha1",
+        "kind": "LLMPool",
+        "metadata": {"name": "chat-prefill"},
+        "spec": {"deployment": "chat", "role": "prefill", **spec},
+    }
+
+
+CACHED = manifest(model__cache={"size": "10Gi", "storageClassName": "fast"})
+CHANGES = [
+    (
+        Case(
+            "spec.model.cache",
+            "cannot be changed",
+            CACHED,
+            manifest(model__cache={"size": "10Gi", "storageClassName": "slow"}),
+        ),
+        CACHED,
+    ),
+    (Case("spec.model.cache", "cannot be changed", CACHED, manifest(model__cache={"size": "10Gi"})), CACHED),
+    (
+        Case(
+            "spec.model.cache",
+            "cannot shrink",
+            manifest(model__cache={"size": "1Ti", "storageClassName": "fast"}),
+            manifest(model__cache={"size": "9Gi", "storageClassName": "fast"}),
+        ),
+        CACHED,
+    ),
+    (Case("spec", "cannot be changed", pool(replicas=3), pool(deployment="other")), pool()),
+    (Case("spec", "cannot be changed", pool(), pool(role="decode")), pool()),
+]
+
+
+def create(api: ApiServer, raw: Json, is_dry: bool = True) -> Reply:
+    path = POOLS if raw["kind"] == "LLMPool" else DEPLOYMENTS
+    return api.send("POST", f"{path}?fieldValidation=Strict{'&dryRun=All' if is_dry else ''}", raw)
+
+
+def place_of(raw: Json) -> str:
+    metadata = raw["metadata"]
+    assert isinstance(metadata, dict)
+    return f"{POOLS if raw['kind'] == 'LLMPool' else DEPLOYMENTS}/{metadata['name']}"
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_rule_lets_pass_what_keeps_it_and_refuses_what_breaks_it(api: ApiServer, case: Case) -> None:
+    good, bad = create(api, case.good), create(api, case.bad)
+    assert good.status == 201, good.message
+    assert bad.status == 422, bad.message
+    assert case.message in bad.message
+    parse_object(case.good)
+    with pytest.raises(ManifestError):
+        parse_object(case.bad)
+
+
+@pytest.mark.parametrize(("case", "before"), CHANGES, ids=str)
+def test_a_rule_about_a_change_lets_pass_what_keeps_it_and_refuses_what_breaks_it(
+    api: ApiServer, case: Case, before: Json
+) -> None:
+    created = create(api, before, is_dry=False)
+    assert created.status == 201, created.message
+    place = place_of(before)
+    try:
+        bad = api.send("PATCH", place, {"spec": None}, kind="merge-patch+json")
+        assert bad.status == 422
+        for raw, status in ((case.good, 200), (case.bad, 422)):
+            version = api.send("GET", place).body["metadata"]
+            assert isinstance(version, dict)
+            reply = api.send("PUT", place, {**raw, "metadata": {**version, "managedFields": []}})
+            assert reply.status == status, reply.message
+        assert case.message in reply.message
+    finally:
+        assert api.send("DELETE", place).status == 200
+
+
+def rules_of(schema: Json, path: str = "") -> Iterator[tuple[str, str]]:
+    """Where in a schema each rule stands, and its message."""
+    rules = schema.get("x-kubernetes-validations", [])
+    assert isinstance(rules, list)
+    yield from ((path, str(rule["message"])) for rule in rules)
+    inner = schema.get("properties", {})
+    assert isinstance(inner, dict)
+    for name, field in inner.items():
+        yield from rules_of(field, f"{path}.{name}" if path else name)
+    for below in ("items", "additionalProperties"):
+        if isinstance(schema.get(below), dict):
+            yield from rules_of(schema[below], f"{path}[]")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("file", "kind"), [("llmdeployments.yaml", "LLMDeployment"), ("llmpools.yaml", "LLMPool")])
+def test_every_rule_of_a_definition_has_a_case(file: str, kind: str) -> None:
+    definition = yaml.safe_load((CRDS / file).read_text(encoding="utf-8"))
+    rules = list(rules_of(definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]))
+    cases = [case for case in (*CASES, *(case for case, _ in CHANGES)) if case.good["kind"] == kind]
+    assert rules
+    assert [
+        rule for rule in rules if not any(case.path == rule[0] and rule[1].startswith(case.message) for case in cases)
+    ] == []
