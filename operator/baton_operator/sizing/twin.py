@@ -81,6 +81,8 @@ class Twin:
         self._prefill_of: list[PrefillWorker | None] = [None] * size
         self._granted_s = [inf] * size
         self._attempt = [0] * size
+        self._is_computed = [False] * size
+        """Prefilled in the present attempt."""
         self._heap: list[tuple[float, int, int, int, int, Worker | None]] = []
         self._order = 0
 
@@ -156,7 +158,7 @@ class Twin:
             soonest = min(arrival, event)
             if soonest > end_s or soonest == inf:
                 break
-            if arrival <= event:
+            if arrival < event:
                 self.now = arrival
                 request = self.next_arrival
                 self.next_arrival += 1
@@ -219,6 +221,7 @@ class Twin:
             self._take()
             self._prefill_of[request] = worker
             self._granted_s[request] = inf
+            self._is_computed[request] = False
             worker.enqueue(request, tokens, cached, self.model.prefill)
             if self.stage is Stage.BOTH and self._to_go[request] > 0:
                 self._reserve(request)
@@ -262,7 +265,7 @@ class Twin:
             self._push(self.now + self.model.hand_over_s, _Kind.LANDED, request, self._attempt[request], None)
         else:
             worker = self._prefill_of[request]
-            if worker is not None and self.first_s[request] == self.first_s[request] and request not in worker.batch:
+            if worker is not None and self._is_computed[request]:
                 self._send(request, worker, self.now)
 
     def _start(self, worker: PrefillWorker) -> None:
@@ -281,6 +284,7 @@ class Twin:
                 self._finish(request, self.first_s[request])
                 continue
             worker.unsent += 1
+            self._is_computed[request] = True
             if self._granted_s[request] < inf:
                 self._send(request, worker, self.now)
         self._start(worker)
