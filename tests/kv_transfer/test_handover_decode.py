@@ -1,161 +1,39 @@
-"""Whole sequences through the decode worker's machine."""
+"""Whole sequences through the decode worker's machine: who gets room when, and which messages are not acted on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from baton_kv_transfer.decode_records import DecodeAction, DecodeState, Failed, Landed, Scatter
+from baton_kv_transfer.decode_records import DecodeState, Failed, Landed, Scatter
 from baton_kv_transfer.errors import BadMessageError, UnfitPairError
 from baton_kv_transfer.handover import HandoverKey, Send, TransferConfig, Verify
 from baton_kv_transfer.handover_decode import DecodeHandovers
-from baton_kv_transfer.landing import ClaimRefusal, LandingWindow, SpanState
-from baton_kv_transfer.layout import Extent, KvGeometry, StreamLayout
-from baton_kv_transfer.wire.pair_link import (
-    Abandon,
-    Done,
-    FirstToken,
-    Grant,
-    Heartbeat,
-    PairMessage,
-    Reject,
-    Seal,
-    Span,
-    Wait,
-)
+from baton_kv_transfer.landing import LandingWindow
+from baton_kv_transfer.layout import Extent, KvGeometry
+from baton_kv_transfer.wire.pair_link import Grant, Heartbeat, Reject, Span
 from baton_kv_transfer.wire.values import Reason
-from baton_testing.kv_transfer import GEOMETRY, first_tokens
-
-UNIT = GEOMETRY.block_bytes
-CONFIG = TransferConfig(max_put_bytes=2 * UNIT, link_wait_s=10.0, early_s=30.0)
-P1, P2 = b"1" * 16, b"2" * 16
-KEY, OTHER = HandoverKey(b"r" * 16, 1), HandoverKey(b"s" * 16, 1)
-TOKENS, BLOCKS = 14, (9, 4, 5, 2)
-FIRST = first_tokens(0, 1)
-
-
-def sums(first_unit: int = 0, end_unit: int = 4) -> bytes:
-    pieces = StreamLayout(GEOMETRY, 4, 0, TOKENS).pieces_per_unit
-    return b"".join((unit * 100 + piece).to_bytes(8) for unit in range(first_unit, end_unit) for piece in range(pieces))
-
-
-class Decode:
-    """The machine, its clock, and everything it asked for."""
-
-    def __init__(
-        self, config: TransferConfig = CONFIG, landing_bytes: int = 16 * UNIT, one_sided: bool = False
-    ) -> None:
-        self.machine = DecodeHandovers(GEOMETRY, landing_bytes, config, one_sided=one_sided)
-        self.now = 0.0
-        self.all: list[DecodeAction] = []
-
-    def _took(self, actions: list[DecodeAction]) -> list[DecodeAction]:
-        self.all += actions
-        return actions
-
-    def link(self, peer: bytes = P1, block_tokens: int = 4) -> list[DecodeAction]:
-        return self._took(self.machine.link_up(peer, block_tokens, self.now))
-
-    def unlink(self, peer: bytes = P1) -> list[DecodeAction]:
-        return self._took(self.machine.link_down(peer, "silent", self.now))
-
-    def queue(self, key: HandoverKey = KEY) -> list[DecodeAction]:
-        return self._took(self.machine.queued(key, P1, 3, 100.0, self.now))
-
-    def expect(
-        self, key: HandoverKey = KEY, cached: int = 0, tokens: int = TOKENS, deadline_s: float = 100.0
-    ) -> list[DecodeAction]:
-        choices = tuple(first.choice for first in FIRST)
-        blocks = BLOCKS[: -(-tokens // 4)]
-        return self._took(self.machine.expected(key, P1, tokens, cached, blocks, choices, deadline_s, self.now))
-
-    def refuse(self, key: HandoverKey = KEY) -> list[DecodeAction]:
-        return self._took(self.machine.refused(key, P1, Reason.NO_CAPACITY, "queue full", self.now))
-
-    def cancel(self, key: HandoverKey = KEY, reason: Reason = Reason.CANCELLED) -> list[DecodeAction]:
-        return self._took(self.machine.cancelled(key, reason, "", self.now))
-
-    def hear(self, message: PairMessage, peer: bytes = P1) -> list[DecodeAction]:
-        return self._took(self.machine.message(peer, message, self.now))
-
-    def land(self, first_unit: int, end_unit: int, transfer: int = 1, base: int = 0) -> list[DecodeAction]:
-        offset, length = base + first_unit * UNIT, (end_unit - first_unit) * UNIT
-        window = self.machine.claim(P1, transfer, offset, length)
-        assert isinstance(window, LandingWindow)
-        assert window.is_open
-        return self._took(self.machine.arrived(window, self.now))
-
-    def scattered(self, first_unit: int, end_unit: int, checksums: bytes | None = None) -> list[DecodeAction]:
-        read = sums(first_unit, end_unit) if checksums is None else checksums
-        return self._took(self.machine.scattered(KEY, first_unit, read, self.now))
-
-    def tick(self, now: float) -> list[DecodeAction]:
-        self.now = now
-        return self._took(self.machine.tick(now))
-
-    @property
-    def states(self) -> set[DecodeState]:
-        return {state for state, count in self.machine.stats().by_state.items() if count}
-
-    def refused_count(self, cause: str) -> int:
-        return self.machine.stats().refused.get(cause, 0)
-
-    @property
-    def is_empty(self) -> bool:
-        stats = self.machine.stats()
-        return not self.states and stats.landing.free_bytes == stats.landing.total_bytes and stats.lingering == 0
-
-    @property
-    def ends(self) -> list[DecodeAction]:
-        return [action for action in self.all if isinstance(action, Landed | Failed)]
-
-
-def grant(transfer: int = 1, start: int = 0, offset: int = 0, key: HandoverKey = KEY, end: int = TOKENS) -> Send:
-    units = -(-end // 4) - start // 4
-    spans = (Span(offset=offset, length=units * UNIT),) if units else ()
-    message = Grant(
-        request=key.request,
-        attempt=key.attempt,
-        transfer=transfer,
-        start_tokens=start,
-        end_tokens=end,
-        unit_tokens=4,
-        spans=spans,
-    )
-    return Send(P1, message)
-
-
-def seal(transfer: int = 1, checksums: bytes | None = None, tokens: tuple[FirstToken, ...] = FIRST) -> Seal:
-    read = sums() if checksums is None else checksums
-    return Seal(request=KEY.request, attempt=KEY.attempt, transfer=transfer, checksums=read, first_tokens=tokens)
-
-
-def abandon(reason: Reason = Reason.FINISHED) -> Abandon:
-    return Abandon(request=KEY.request, attempt=KEY.attempt, reason=reason)
-
-
-def reject(reason: Reason, detail: str = "", peer: bytes = P1) -> Send:
-    return Send(peer, Reject(request=KEY.request, attempt=KEY.attempt, reason=reason, detail=detail))
-
-
-def wait(position: int, key: HandoverKey = KEY) -> Send:
-    return Send(P1, Wait(request=key.request, attempt=key.attempt, position=position))
-
-
-DONE = Send(P1, Done(request=KEY.request, attempt=KEY.attempt))
-
-
-def granted(**options: object) -> Decode:
-    d = Decode(**options)  # type: ignore[arg-type]
-    d.link()
-    d.expect()
-    return d
-
-
-def scatter(first: int, end: int, base: int = 0) -> Scatter:
-    return Scatter(KEY, BLOCKS, 4, first, end, Extent(base + first * UNIT, (end - first) * UNIT))
+from baton_testing.decode_machine import (
+    BLOCKS,
+    CONFIG,
+    DONE,
+    FIRST,
+    KEY,
+    OTHER,
+    P1,
+    P2,
+    UNIT,
+    Decode,
+    abandon,
+    grant,
+    granted,
+    reject,
+    scatter,
+    seal,
+    sums,
+    wait,
+)
 
 
 def test_units_are_scattered_as_they_arrive_and_admitted_after_the_seal() -> None:
@@ -314,186 +192,6 @@ def test_more_pieces_than_a_seal_can_name_are_refused() -> None:
     assert isinstance(sent.message, Grant)
 
 
-# Endings --------------------------------------------------------------------------------------------------------------
-
-
-BREAKS: dict[str, tuple[Callable[[Decode], list[DecodeAction]], Reason]] = {
-    "cancel": (lambda d: d.cancel(), Reason.CANCELLED),
-    "abandon": (lambda d: d.hear(abandon()), Reason.FINISHED),
-    "link lost": (lambda d: d.unlink(), Reason.PEER_LOST),
-    "deadline": (lambda d: d.tick(100.0), Reason.DEADLINE),
-    "seal too early": (lambda d: d.hear(seal()), Reason.KV_CORRUPT),
-}
-
-
-@pytest.mark.parametrize("name", BREAKS)
-def test_a_broken_hand_over_fails_once_and_frees_its_span(name: str) -> None:
-    breaking, reason = BREAKS[name]
-    d = granted()
-    d.land(0, 1)
-    actions = breaking(d)
-    assert d.ends == []
-    assert d.states == {DecodeState.CLOSING}
-    assert not any(isinstance(action, Landed | Failed) for action in actions)
-    (failed,) = d.scattered(0, 1)
-    assert isinstance(failed, Failed)
-    assert failed.reason is reason
-    assert d.states == set()
-    stats = d.machine.stats()
-    assert stats.landing.free_bytes == stats.landing.total_bytes
-    if d.machine.stats().lingering:
-        d.hear(abandon(Reason.CANCELLED))
-    assert d.is_empty
-    d.hear(seal())
-    d.hear(abandon())
-    assert len(d.ends) == 1
-
-
-@pytest.mark.parametrize("name", BREAKS)
-def test_without_a_running_scatter_the_failure_is_at_once(name: str) -> None:
-    d = granted()
-    BREAKS[name][0](d)
-    (failed,) = d.ends
-    assert isinstance(failed, Failed)
-    assert failed.reason is BREAKS[name][1]
-
-
-def test_writes_of_a_cancelled_hand_over_are_swallowed_until_the_writer_is_done() -> None:
-    d = granted()
-    d.cancel()
-    window = d.machine.claim(P1, 1, 0, UNIT)
-    assert isinstance(window, LandingWindow)
-    assert not window.is_open
-    assert d.expect(OTHER) == [grant(2, key=OTHER)]
-    assert d.machine.stats().lingering == 1
-    d.hear(abandon(Reason.CANCELLED))
-    assert d.machine.claim(P1, 1, 0, UNIT) is ClaimRefusal.UNKNOWN_TRANSFER
-
-
-def test_writes_while_a_failed_hand_over_still_scatters_are_swallowed() -> None:
-    d = granted()
-    d.land(0, 1)
-    d.cancel()
-    window = d.machine.claim(P1, 1, UNIT, UNIT)
-    assert isinstance(window, LandingWindow)
-    assert not window.is_open
-
-
-def test_a_seal_that_crossed_the_cancel_is_the_writers_last_word() -> None:
-    d = granted()
-    d.cancel()
-    assert d.hear(seal()) == []
-    assert d.is_empty
-    d = granted()
-    d.land(0, 4)
-    d.cancel()
-    d.hear(seal())
-    d.scattered(0, 2)
-    assert d.is_empty
-
-
-def test_what_was_sealed_no_longer_needs_the_link() -> None:
-    d = granted()
-    d.land(0, 4)
-    d.hear(seal())
-    assert d.unlink() == []
-    d.scattered(0, 2)
-    assert d.scattered(2, 4) == [Landed(KEY, FIRST, 0.0), DONE]
-
-
-@pytest.mark.parametrize("event", [lambda d: d.cancel(), lambda d: d.tick(100.0)])
-def test_a_sealed_hand_over_can_still_be_given_up(event: Callable[[Decode], list[DecodeAction]]) -> None:
-    d = granted()
-    d.land(0, 4)
-    d.hear(seal())
-    event(d)
-    d.scattered(0, 2)
-    assert [type(end) for end in d.ends] == [Failed]
-    assert d.is_empty
-
-
-@pytest.mark.parametrize("piece", [0, 1, 5, 15])
-def test_one_differing_checksum_is_named_and_nothing_lands(piece: int) -> None:
-    d = granted()
-    d.land(0, 4)
-    wrong = bytearray(sums())
-    wrong[piece * 8] ^= 1
-    d.hear(seal(checksums=bytes(wrong)))
-    d.scattered(0, 2)
-    unit, layer, value = piece // 4, piece % 4 // 2, "KV"[piece % 2]
-    detail = f"checksum of unit {unit}, layer {layer}, {value}, head group 0 differs"
-    done = Done(request=KEY.request, attempt=1, reason=Reason.KV_CORRUPT, detail=detail)
-    assert d.scattered(2, 4) == [Send(P1, done), Failed(KEY, Reason.KV_CORRUPT, detail)]
-    assert d.is_empty
-
-
-def test_swapped_units_are_found() -> None:
-    d = granted()
-    d.land(0, 4)
-    d.hear(seal(checksums=sums(1, 2) + sums(0, 1) + sums(2, 4)))
-    d.scattered(0, 2)
-    d.scattered(2, 4)
-    assert [type(end) for end in d.ends] == [Failed]
-
-
-@pytest.mark.parametrize("size", [0, 8, len(sums()) - 8, len(sums()) + 8])
-def test_a_wrong_number_of_checksums_is_refused(size: int) -> None:
-    d = granted()
-    d.land(0, 4)
-    d.hear(seal(checksums=bytes(size)))
-    d.scattered(0, 2)
-    (failed,) = d.ends
-    assert isinstance(failed, Failed)
-    assert failed.reason is Reason.KV_CORRUPT
-
-
-def test_a_scatter_that_reads_too_little_is_not_admitted() -> None:
-    d = granted()
-    d.land(0, 4)
-    d.hear(seal())
-    d.scattered(0, 2, checksums=sums(0, 1))
-    d.scattered(2, 4)
-    assert [type(end) for end in d.ends] == [Failed]
-
-
-def test_with_stamps_coverage_is_what_counts() -> None:
-    d = granted(config=replace(CONFIG, verify=Verify.STAMPS))
-    d.land(0, 4)
-    d.hear(seal(checksums=b""))
-    d.scattered(0, 2, checksums=b"")
-    assert d.scattered(2, 4, checksums=b"")[0] == Landed(KEY, FIRST, 0.0)
-    d = granted(config=replace(CONFIG, verify=Verify.STAMPS))
-    d.land(0, 3)
-    d.hear(seal(checksums=b""))
-    d.scattered(0, 2)
-    (failed,) = d.ends
-    assert isinstance(failed, Failed)
-    assert failed.detail == f"stream bytes [{3 * UNIT}, {4 * UNIT}) never came"
-
-
-@pytest.mark.parametrize("tokens", [first_tokens(0), first_tokens(0, 2), first_tokens(0, 1, 2), first_tokens(0, 1, 1)])
-def test_first_tokens_must_be_those_of_the_choices(tokens: tuple[FirstToken, ...]) -> None:
-    d = granted()
-    d.land(0, 4)
-    d.hear(seal(tokens=tokens))
-    d.scattered(0, 2)
-    (failed,) = d.ends
-    assert isinstance(failed, Failed)
-    assert failed.reason is Reason.BAD_REQUEST
-
-
-def test_a_scatter_that_failed_fails_the_hand_over() -> None:
-    d = granted()
-    d.land(0, 4)
-    actions = d.machine.scatter_failed(KEY, 0, "device lost", 0.0)
-    assert Failed(KEY, Reason.INTERNAL, "scatter: device lost") in actions
-    assert reject(Reason.INTERNAL, "scatter: device lost") in actions
-    d = granted()
-    d.land(0, 4)
-    d.cancel()
-    assert d.machine.scatter_failed(KEY, 0, "device lost", 0.0) == [Failed(KEY, Reason.CANCELLED, "")]
-
-
 # Messages that must not be acted on -----------------------------------------------------------------------------------
 
 
@@ -603,47 +301,3 @@ def test_reports_of_unknown_scatters_are_counted() -> None:
     assert d.scattered(0, 1) == []
     assert d.machine.scatter_failed(KEY, 0, "", 0.0) == []
     assert d.refused_count("unknown_scatter") == 2
-
-
-# One-sided transports -------------------------------------------------------------------------------------------------
-
-
-def test_one_sided_bytes_are_scattered_after_the_seal() -> None:
-    d = granted(one_sided=True)
-    assert d.hear(seal()) == [scatter(0, 2)]
-    assert d.scattered(0, 2) == [scatter(2, 4)]
-    assert d.scattered(2, 4)[0] == Landed(KEY, FIRST, 0.0)
-    assert d.is_empty
-
-
-@pytest.mark.parametrize("name", ["cancel", "link lost", "deadline"])
-def test_a_one_sided_span_is_quarantined_until_the_writer_is_proven_done(name: str) -> None:
-    d = granted(one_sided=True)
-    BREAKS[name][0](d)
-    assert d.machine.stats().landing.by_state[SpanState.QUARANTINED] == 4 * UNIT
-    assert d.machine.holder_of(Extent(0, UNIT)) == P1
-    told = d.expect(OTHER)
-    assert told == ([] if name == "link lost" else [grant(2, offset=4 * UNIT, key=OTHER)])
-    d.hear(abandon(Reason.CANCELLED), P2)
-    assert d.machine.stats().landing.by_state[SpanState.QUARANTINED] == 4 * UNIT
-    d.hear(abandon(Reason.CANCELLED))
-    assert d.machine.stats().landing.by_state[SpanState.QUARANTINED] == 0
-
-
-def test_proof_that_the_writer_is_gone_frees_what_was_quarantined() -> None:
-    d = granted(one_sided=True, landing_bytes=4 * UNIT)
-    d.unlink()
-    d.link(P2)
-    machine = d.machine
-    machine.expected(OTHER, P2, TOKENS, 0, BLOCKS, (0, 1), 100.0, 0.0)
-    assert machine.stats().by_state[DecodeState.WAITING] == 1
-    assert machine.peer_gone(P2, 0.0) == []
-    (sent,) = machine.peer_gone(P1, 0.0)
-    assert isinstance(sent, Send)
-    assert isinstance(sent.message, Grant)
-
-
-def test_a_one_sided_abandon_is_proof_at_once() -> None:
-    d = granted(one_sided=True)
-    d.hear(abandon())
-    assert d.is_empty

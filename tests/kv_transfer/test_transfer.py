@@ -1,194 +1,21 @@
-"""Both drivers over real sockets: KV of a fake pool moves between two of them, and every ending is told once."""
+"""Both drivers over real sockets: KV of a fake pool moves between two of them and arrives as it was."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from baton_kv_transfer.decode_transfer import DecodeTransfer
 from baton_kv_transfer.discovery import Endpoint
-from baton_kv_transfer.handover import TransferConfig, Verify
-from baton_kv_transfer.keys import KeyDirectory
-from baton_kv_transfer.layout import KvGeometry
-from baton_kv_transfer.prefill_transfer import PrefillTransfer
-from baton_kv_transfer.wire.values import Address, Finish, PairFingerprint, PeerRef, Reason
-from baton_testing.kv_transfer import (
-    FAST,
-    GEOMETRY,
-    DecodeRecord,
-    FakePool,
-    PrefillRecord,
-    eventually,
-    fingerprint,
-    first_tokens,
-    key_directory,
-)
-
-CHUNK = 5
-
-
-@dataclass
-class Prefill:
-    transfer: PrefillTransfer
-    pool: FakePool
-    record: PrefillRecord
-    epoch: bytes
-
-
-@dataclass
-class Decode:
-    transfer: DecodeTransfer
-    pool: FakePool
-    record: DecodeRecord
-    epoch: bytes
-
-    @property
-    def ref(self) -> PeerRef:
-        return PeerRef(address=Address(host="127.0.0.1", port=self.transfer.port), epoch=self.epoch)
-
-
-def prefill_worker(
-    keys: KeyDirectory,
-    *,
-    geometry: KvGeometry = GEOMETRY,
-    config: TransferConfig = FAST,
-    model: PairFingerprint | None = None,
-    host_memory: bool = True,
-) -> Prefill:
-    pool, record, epoch = FakePool(geometry, 64, host_memory=host_memory), PrefillRecord(), secrets.token_bytes(16)
-    transfer = PrefillTransfer(
-        epoch=epoch,
-        fingerprint=model or fingerprint(),
-        geometry=geometry,
-        keys=keys,
-        source=pool,
-        listener=record,
-        config=config,
-    )
-    return Prefill(transfer, pool, record, epoch)
-
-
-def decode_worker(
-    keys: KeyDirectory,
-    *,
-    geometry: KvGeometry = GEOMETRY,
-    config: TransferConfig = FAST,
-    landing_bytes: int = 1 << 20,
-) -> Decode:
-    pool, record, epoch = FakePool(geometry, 64), DecodeRecord(), secrets.token_bytes(16)
-    transfer = DecodeTransfer(
-        epoch=epoch,
-        fingerprint=fingerprint(),
-        geometry=geometry,
-        keys=keys,
-        sink=pool,
-        listener=record,
-        host="127.0.0.1",
-        landing_bytes=landing_bytes,
-        config=config,
-    )
-    return Decode(transfer, pool, record, epoch)
-
-
-Pair = Callable[..., AbstractAsyncContextManager[tuple[Prefill, Decode]]]
-
-
-@pytest.fixture
-def pair(tmp_path: Path) -> Pair:
-    keys = key_directory(tmp_path / "keys")
-
-    @asynccontextmanager
-    async def running(
-        prefill: dict[str, object] | None = None, decode: dict[str, object] | None = None
-    ) -> AsyncIterator[tuple[Prefill, Decode]]:
-        p = prefill_worker(keys, **(prefill or {}))  # type: ignore[arg-type]
-        d = decode_worker(keys, **(decode or {}))  # type: ignore[arg-type]
-        await p.transfer.start()
-        await d.transfer.start()
-        try:
-            yield p, d
-        finally:
-            await p.transfer.stop()
-            await d.transfer.stop()
-
-    return running
-
-
-def soon() -> float:
-    return time.monotonic() + 20.0
-
-
-@dataclass
-class Request:
-    """One request between a prefill and a decode worker, driven step by step."""
-
-    prefill: Prefill
-    decode: Decode
-    tokens: int
-    cached: int = 0
-    choices: tuple[int, ...] = (0,)
-    attempt: int = 1
-    first_block: int = 3
-
-    def __post_init__(self) -> None:
-        self.id = secrets.token_bytes(16)
-        size = self.prefill.pool.geometry.block_tokens
-        self.source = tuple(reversed(range(self.first_block, self.first_block + -(-self.tokens // size))))
-        size = self.decode.pool.geometry.block_tokens
-        start = self.first_block + 4
-        self.target = tuple(range(start, start + 2 * -(-self.tokens // size), 2))
-        self.prefill.pool.fill(self.source)
-
-    @property
-    def key(self) -> tuple[bytes, int]:
-        return self.id, self.attempt
-
-    @property
-    def told(self) -> list[str]:
-        """What the prefill worker was told of this request, in order."""
-        return [call for call, *key in self.prefill.record.calls if tuple(key) == self.key]
-
-    def open(self) -> None:
-        self.prefill.transfer.opened(*self.key, self.decode.ref, self.tokens, soon())
-
-    def expect(self) -> None:
-        self.decode.transfer.expected(
-            *self.key, self.prefill.epoch, self.tokens, self.cached, self.target, self.choices, soon()
-        )
-
-    def compute(self, tokens: int) -> None:
-        size = self.prefill.pool.geometry.block_tokens
-        self.prefill.transfer.computed(*self.key, tokens, self.source[: -(-tokens // size)])
-
-    def compute_all(self) -> None:
-        for tokens in range(CHUNK, self.tokens, CHUNK):
-            self.compute(tokens)
-        self.compute(self.tokens)
-
-    def draw(self, finish: Finish | None = None) -> None:
-        self.prefill.transfer.first_tokens(*self.key, first_tokens(*self.choices, finish=finish))
-
-    async def landed(self) -> None:
-        await eventually(lambda: any(entry[:2] == self.key for entry in self.decode.record.landed))
-        await eventually(lambda: self.key in self.prefill.record.released)
-        assert self.told == ["granted", "released"]
-        assert self.decode.pool.tokens(self.target, self.cached, self.tokens) == self.prefill.pool.tokens(
-            self.source, self.cached, self.tokens
-        )
-
-    async def ended(self) -> Reason:
-        """Not landed, at neither side; the reason that the decode worker was told."""
-        await eventually(lambda: self.key in self.prefill.record.released)
-        await eventually(lambda: any(entry[:2] == self.key for entry in self.decode.record.failed))
-        assert not self.decode.record.landed
-        return next(entry[2] for entry in self.decode.record.failed if entry[:2] == self.key)
+from baton_kv_transfer.handover import Verify
+from baton_kv_transfer.wire.values import Finish, Reason
+from baton_testing.kv_transfer import FAST, GEOMETRY, eventually, fingerprint, first_tokens, key_directory
+from baton_testing.transfer_pair import Pair, Request, decode_worker, prefill_worker
 
 
 @pytest.mark.parametrize("order", ["reserved first", "computed first", "interleaved"])
@@ -390,56 +217,8 @@ async def test_checksums_that_raise_fail_this_hand_over_alone(pair: Pair) -> Non
         assert [report[2] for report in p.record.reports] == [Reason.INTERNAL]
 
 
-STEPS = ["open", "expect", "compute 9", "compute all", "draw"]
-
-
-@pytest.mark.parametrize("at", range(1, len(STEPS) + 1))
-@pytest.mark.parametrize("who", ["prefill", "decode", "both"])
-@pytest.mark.parametrize("pause_s", [0.0, 0.01])
-async def test_a_cancel_at_every_step_frees_both_sides(pair: Pair, at: int, who: str, pause_s: float) -> None:
-    async with pair() as (p, d):
-        request = Request(p, d, tokens=60)
-        request.open()  # so that the link is there
-        await eventually(lambda: p.transfer.stats().links)
-        request = Request(p, d, tokens=60)
-        do = {
-            "open": request.open,
-            "expect": request.expect,
-            "compute 9": lambda: request.compute(9),
-            "compute all": request.compute_all,
-            "draw": request.draw,
-        }
-        for step in STEPS[:at]:
-            do[step]()
-        await asyncio.sleep(pause_s)
-        if who in ("prefill", "both"):
-            p.transfer.cancelled(*request.key)
-        if who in ("decode", "both"):
-            d.transfer.cancelled(*request.key)
-        if who == "prefill" and at == 1:
-            request.expect()
-        expected = at > 1 or (who == "prefill" and at == 1)
-        if who == "decode" and at == 1:
-            d.transfer.refused(*request.key, p.epoch, Reason.CANCELLED)
-        await eventually(lambda: request.key in p.record.released)
-        ends = [*d.record.landed, *d.record.failed]
-        if expected:
-            await eventually(lambda: [*d.record.landed, *d.record.failed])
-            ends = [*d.record.landed, *d.record.failed]
-        assert len(ends) == expected
-        assert p.record.released.count(request.key) == 1
-        assert p.record.reports == []
-        await eventually(lambda: _is_idle(d))
-
-
 def _fail(*arguments: object) -> bytes:
     raise RuntimeError("device lost")
-
-
-def _is_idle(d: Decode) -> bool:
-    seen = d.transfer.stats().handovers
-    is_free = seen.landing.free_bytes == seen.landing.total_bytes
-    return is_free and seen.lingering == 0 and not any(seen.by_state.values())
 
 
 async def test_a_wait_is_passed_on_and_the_grant_follows_when_room_comes(pair: Pair) -> None:
@@ -453,78 +232,6 @@ async def test_a_wait_is_passed_on_and_the_grant_follows_when_room_comes(pair: P
         first.draw()
         await first.landed()
         await second.landed()
-
-
-async def test_what_can_never_fit_the_landing_region_is_refused(pair: Pair) -> None:
-    async with pair(decode={"landing_bytes": 2 * GEOMETRY.block_bytes}) as (p, d):
-        request = Request(p, d, tokens=24)
-        request.open()
-        request.expect()
-        assert await request.ended() is Reason.TOO_LONG
-        assert [report[2] for report in p.record.reports] == [Reason.TOO_LONG]
-
-
-async def test_a_refusal_of_the_engine_ends_the_other_side(pair: Pair) -> None:
-    async with pair() as (p, d):
-        request = Request(p, d, tokens=24)
-        request.open()
-        await eventually(lambda: p.transfer.stats().links)
-        d.transfer.queued(*request.key, p.epoch, 3, soon())
-        d.transfer.refused(*request.key, p.epoch, Reason.NO_CAPACITY, "the queue is full")
-        await eventually(lambda: request.key in p.record.released)
-        assert p.record.reports == [(*request.key, Reason.NO_CAPACITY, "rejected by decode: the queue is full")]
-        assert d.record.failed == []
-
-
-async def test_a_dead_decode_worker_is_told_within_the_bound(pair: Pair) -> None:
-    async with pair() as (p, d):
-        request = Request(p, d, tokens=24)
-        request.open()
-        request.expect()
-        await eventually(lambda: p.transfer.stats().handovers.by_state["sending"] == 1)  # type: ignore[index]
-        await d.transfer.stop()
-        await eventually(lambda: request.key in p.record.released, timeout_s=3.0)
-        assert p.record.reports[0][2] in (Reason.PEER_LOST, Reason.DRAINING)
-        assert [entry[2] for entry in d.record.failed] == [Reason.DRAINING]
-
-
-async def test_a_dead_prefill_worker_is_told_within_the_bound(pair: Pair) -> None:
-    async with pair() as (p, d):
-        request = Request(p, d, tokens=24)
-        request.open()
-        request.expect()
-        request.compute(9)
-        await eventually(lambda: d.transfer.stats().bytes_received)
-        await p.transfer.stop()
-        assert p.record.released == [request.key]
-        await eventually(lambda: d.record.failed, timeout_s=3.0)
-        assert d.record.failed[0][2] in (Reason.PEER_LOST, Reason.DRAINING)
-        await eventually(lambda: _is_idle(d))
-
-
-async def test_another_process_at_the_address_is_another_worker(pair: Pair) -> None:
-    async with pair() as (p, d):
-        request = Request(p, d, tokens=24)
-        stale = PeerRef(address=d.ref.address, epoch=secrets.token_bytes(16))
-        p.transfer.opened(*request.key, stale, 24, soon())
-        await eventually(lambda: request.key in p.record.released, timeout_s=3.0)
-        assert p.record.reports[0][2] is Reason.PEER_LOST
-        assert "another process" in p.record.reports[0][3]
-        again = Request(p, d, tokens=24)
-        p.transfer.opened(*again.key, stale, 24, soon())
-        await eventually(lambda: again.key in p.record.released, timeout_s=3.0)
-
-
-async def test_nobody_at_the_address_is_told_when_the_wait_for_a_link_is_over(pair: Pair) -> None:
-    config = replace(FAST, link_wait_s=0.3)
-    async with pair({"config": config}, {"config": config}) as (p, d):
-        request = Request(p, d, tokens=24)
-        nowhere = PeerRef(address=Address(host="127.0.0.1", port=1), epoch=secrets.token_bytes(16))
-        p.transfer.opened(*request.key, nowhere, 24, soon())
-        d.transfer.expected(*request.key, secrets.token_bytes(16), 24, 0, request.target, (0,), soon())
-        await eventually(lambda: p.record.released and d.record.failed, timeout_s=3.0)
-        assert p.record.reports[0][2] is Reason.PEER_LOST
-        assert d.record.failed[0][2] is Reason.PEER_LOST
 
 
 async def test_links_are_made_from_discovery_and_kept_when_it_forgets(pair: Pair) -> None:
