@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from bench import disaggregation, engine_speed, gateway_cost
+from bench import disaggregation, engine_speed, gateway_cost, transfer
 
 
 def main() -> None:
     gateway_cost.run()
+    transfer.run()
     disaggregation.run(("tiny", "100m"), disaggregation.ROUNDS)
     engine_speed.run(("tiny", "100m"), engine_speed.ROUNDS, threads=1)  # last: it pins this process to one core
 
