@@ -101,9 +101,9 @@ def main() -> int:
         {"what": "violations", "count": len(total.failures)},
         {"what": "processor seconds", "count": round(total.cpu_s)},
         {"what": "injected faults", "count": sum(total.faults.values())},
-        *({"what": f"fault: {kind}", "count": count} for kind, count in total.faults.most_common()),
-        *({"what": f"request: {end}", "count": count} for end, count in total.ends.most_common()),
     ]
+    rows += [{"what": f"fault: {kind}", "count": count} for kind, count in total.faults.most_common()]
+    rows += [{"what": f"request: {end}", "count": count} for end, count in total.ends.most_common()]
     notes = [f"Seeds {arguments.first} to {arguments.first + arguments.seeds - 1} of the whole-deployment simulation."]
     publish("simulation", machine, notes, ("what", "count"), rows)
     return 1 if total.failures else 0

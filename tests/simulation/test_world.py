@@ -2,15 +2,64 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
-from baton_testing.sim_scenario import scenario
+from baton_testing.sim_process import Violation
+from baton_testing.sim_scenario import Fault, scenario
+from baton_testing.sim_shrink import require_seed, shrink, story
 from baton_testing.sim_world import SimWorld
+from baton_testing.sim_zoo import ZOO
 
-CHUNK = 20
+SEEDS, CHUNK = 500, 25
 
 
-@pytest.mark.parametrize("first", range(0, 40, CHUNK))
+@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
 def test_every_seed_keeps_every_invariant(first: int) -> None:
     for seed in range(first, first + CHUNK):
-        SimWorld(scenario(seed)).run()
+        require_seed(scenario(seed))
+
+
+def test_the_same_seed_gives_the_same_trace() -> None:
+    hashes = [SimWorld(scenario(11)).run().trace_hash for _ in range(2)]
+    assert hashes[0] == hashes[1]
+    assert SimWorld(scenario(12)).run().trace_hash != hashes[0]
+
+
+def test_every_kind_of_fault_takes_effect_in_some_world() -> None:
+    seen: Counter[Fault] = Counter()
+    for seed in range(40):
+        seen += SimWorld(scenario(seed)).run().faults
+    assert set(seen) == set(Fault)
+
+
+def test_requests_are_served_in_spite_of_the_faults() -> None:
+    ends: Counter[str] = Counter()
+    for seed in range(20):
+        ends.update(client.end.outcome.value for client in SimWorld(scenario(seed)).run().clients if client.end)
+    assert ends["finished"] > ends["failed"] * 3
+
+
+def test_a_failing_seed_shrinks_to_a_world_that_still_fails_and_tells_its_story() -> None:
+    mutant = next(each for each in ZOO if each.name == "KeepsBlocksWhenPeerDies")
+    wrong = (make_seed for make_seed in range(60) if _fails(mutant.world(make_seed)))
+    before = mutant.scenario(next(wrong))
+
+    def make(smaller: object) -> SimWorld:
+        return SimWorld(smaller, mutant.built())  # type: ignore[arg-type]
+
+    after = shrink(before, make)
+    assert len(after.faults) < len(before.faults)
+    assert len(after.requests) < len(before.requests)
+    text = story(after, make)
+    assert f"seed {before.seed}: I" in text
+    assert "trace" in text
+
+
+def _fails(world: SimWorld) -> bool:
+    try:
+        world.run()
+    except Violation:
+        return True
+    return False

@@ -84,6 +84,7 @@ class DecodeLinks:
         self.ends: dict[bytes, End] = {}
         self._fingerprints: dict[bytes, PairFingerprint] = {}
         self._expected: dict[HandoverKey, bytes] = {}
+        self._unlinked: dict[HandoverKey, float] = {}
         self.corrupt_next: list[float] = []
         self.fail_next_scatter = False
         self.corrupted: set[HandoverKey] = set()
@@ -185,6 +186,9 @@ class DecodeLinks:
         return claim
 
     def arrived(self, peer: bytes, window: LandingWindow) -> None:
+        if window.is_open:
+            holder = self.machine.holder_of(Extent(window.offset, window.length))
+            require(holder == peer, "I5", f"{self.worker.name}: a write into bytes of {holder!r} was let through")
         self.act(self.machine.arrived(window, self._now))
 
     def breached(self, peer: bytes, detail: str) -> None:
@@ -285,6 +289,12 @@ class DecodeLinks:
         stats = self.machine.stats()
         landing = stats.landing
         held = sum(landing.by_state.values())
+        for key, epoch in self._expected.items():
+            if epoch in self.ends:
+                self._unlinked.pop(key, None)
+                continue
+            alone_s = self._now - self._unlinked.setdefault(key, self._now)
+            require(alone_s < TRANSFER.link_wait_s + 1.5, "I3", f"{key} waits for a peer that is gone")
         require(landing.free_bytes + held == landing.total_bytes, "I2", f"{self.worker.name}: {landing}")
 
     def leftovers(self) -> str | None:

@@ -13,7 +13,7 @@ from baton_testing.kv_transfer import FakePool
 from baton_testing.runners import ToyRunner
 from baton_testing.sim_kv import attach, geometry
 from baton_testing.sim_process import SimProcess, Violation, require
-from baton_worker.engine_thread import Command, EngineThread
+from baton_worker.engine_thread import Command, EngineThread, ReserveBlocks, Submit
 from baton_worker.views import EngineSnapshot
 
 IDLE_S = 0.4
@@ -53,6 +53,7 @@ class SimEngine:
         self._turn_number = 0
         self._due_s = float("inf")
         self._salts: dict[tuple[int, int], str] = {}
+        self._asked: dict[RequestKey, str] = {}
         self._plan(IDLE_S)
 
     @property
@@ -60,6 +61,8 @@ class SimEngine:
         return self.thread.snapshot
 
     def post(self, command: Command) -> None:
+        if isinstance(command, Submit | ReserveBlocks):
+            self._asked[command.spec.key] = command.spec.salt
         self.thread.post(command)
         self._plan(POST_S)
 
@@ -90,9 +93,9 @@ class SimEngine:
         self._check_tenants()
 
     def _check_tenants(self) -> None:
-        pool, state = self.scheduler.pool, self.scheduler._state
+        pool = self.scheduler.pool
         for owner in pool.owners():
-            salt = state.requests[owner.key].spec.salt
+            salt = self._asked[owner.key]
             for block in pool.table(owner):
                 known = self._salts.setdefault((block, pool.generation(block)), salt)
                 require(known == salt, "I14", f"block {block} of tenant {known!r} is held for {salt!r}")

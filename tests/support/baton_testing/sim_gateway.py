@@ -38,6 +38,7 @@ from baton_gateway.request_events import (
 )
 from baton_gateway.retry_budget import RetryBudget
 from baton_gateway.route import RoutePolicy, RouteQuery, revisions
+from baton_gateway.run import Run, RunState
 from baton_gateway.tenants import Tenant
 from baton_gateway.workers import LinkedWorker, WorkerTable
 from baton_kv_transfer.liveness import PeerState
@@ -45,6 +46,7 @@ from baton_kv_transfer.wire import codec
 from baton_kv_transfer.wire.gateway_link import Cancel, Hello, LegFailed, ToGateway, Tokens, WorkerState
 from baton_kv_transfer.wire.values import Address, Finish, PairFingerprint
 from baton_testing.runners import reference_tokens
+from baton_testing.sim_legs import OpenLegs
 from baton_testing.sim_network import Connection, Dial, Path
 from baton_testing.sim_network import End as LinkEnd
 from baton_testing.sim_process import SimProcess, require
@@ -65,6 +67,7 @@ class SimClient:
     finishes: dict[int, Finish] = field(default_factory=dict)
     stopped: set[int] = field(default_factory=set)
     end: End | None = None
+    ended_s: float = 0.0
     is_gone: bool = False
     """It hung up, or its gateway was killed."""
 
@@ -81,9 +84,9 @@ class SimClient:
             self.finishes[choice] = action.finish
             require(len(so_far) == len(must), "I7", f"request {self.plan.number}: finished after {len(so_far)} tokens")
 
-    def ended(self, action: End) -> None:
+    def ended(self, action: End, now: float) -> None:
         require(self.end is None, "I1", f"request {self.plan.number} ended twice: {self.end}, {action}")
-        self.end = action
+        self.end, self.ended_s = action, now
         if action.outcome is Outcome.FINISHED:
             missing = set(range(self.plan.n)) - set(self.finishes) - self.stopped
             require(not missing, "I1", f"request {self.plan.number} finished without the ends of {missing}")
@@ -124,6 +127,8 @@ class SimGateway(SimProcess):
         self._ends: dict[bytes, LinkEnd] = {}
         self._dials: list[Dial] = []
         self._num_requests = 0
+        self.legs = OpenLegs()
+        self._unlinked: dict[tuple[bytes, bytes], float] = {}
         self.later(0.25, self._pulse)
 
     def dial(self, address: str, path: Path) -> None:
@@ -136,7 +141,7 @@ class SimGateway(SimProcess):
         tenant = Tenant(plan.tenant or "default", ("0" * 64,) if plan.tenant else ())
         verdict = self.admission.offer(tenant, self.now)
         if isinstance(verdict, Problem):
-            client.ended(End(Outcome.REFUSED, verdict))
+            client.ended(End(Outcome.REFUSED, verdict), self.now)
             return
         ticket, turn = verdict
         self._num_requests += 1
@@ -176,10 +181,12 @@ class SimGateway(SimProcess):
                         self._routes_changed()
             case Tokens():
                 for entry in message.entries:
+                    self.legs.arrived(epoch, entry)
                     live = self.by_run.get(entry.request)
                     if live is not None:
                         self.feed(live, Arrived(epoch, entry))
             case LegFailed():
+                self.legs.failed(epoch, message.request, message.attempt)
                 live = self.by_run.get(message.request)
                 if live is not None:
                     self.note(f"leg {message.request.hex()[-4:]}/{message.attempt} failed: {message.reason}")
@@ -200,6 +207,7 @@ class SimGateway(SimProcess):
             return
         del self._ends[epoch]
         self.table.remove(epoch)
+        self.legs.lost(epoch)
         for live in list(self.by_ticket.values()):
             self.feed(live, WorkerLost(epoch))
 
@@ -261,6 +269,7 @@ class SimGateway(SimProcess):
         worker = self.table.get(action.worker)
         live.used.add(action.worker)
         if worker is not None and worker.send(action.message):
+            self.legs.sent(action.worker, action.message)
             if not isinstance(action.message, Cancel):
                 worker.sent(len(action.message.tokens) // 4)
         elif not isinstance(action.message, Cancel):
@@ -281,6 +290,8 @@ class SimGateway(SimProcess):
             worker = self.table.get(epoch)
             fits = worker is not None and worker.hello.fingerprint == live.fingerprint
             require(fits, "I6", f"request {live.client.plan.number} is routed to another revision")
+        local = route.prefill is None and not self.policy.decode_locally
+        require(not local, "I9", "a prefill was put on a decode worker against the policy")
         self.by_run[action.run] = live
         live.run_ids = (*live.run_ids, action.run)
         self.note(f"run {action.run.hex()[-4:]} of request {live.client.plan.number} to {self._names(workers)}")
@@ -292,7 +303,8 @@ class SimGateway(SimProcess):
     def _end(self, live: LiveRequest, action: End) -> None:
         problem = "" if action.problem is None else action.problem.code
         self.note(f"request {live.client.plan.number} ended: {action.outcome} {problem}")
-        live.client.ended(action)
+        live.client.ended(action, self.now)
+        self.legs.require_none(live.run_ids)
         self.world.ended(live)  # type: ignore[attr-defined]
         del self.by_ticket[live.ticket]
         for run in live.run_ids:
@@ -325,7 +337,18 @@ class SimGateway(SimProcess):
     def check(self) -> None:
         for live in self.by_ticket.values():
             late = self.now - live.life.deadline_s
+            for run in live.life._runs.values():
+                self._check_linked(live, run)
             require(late < 1.0, "I3", f"request {live.client.plan.number} is {late:.1f} s beyond its deadline")
+
+    def _check_linked(self, live: LiveRequest, run: Run) -> None:
+        place = run.request, run.decode
+        if run.state is not RunState.RUNNING or self.table.get(run.decode) is not None:
+            self._unlinked.pop(place, None)
+            return
+        since = self._unlinked.setdefault(place, self.now)
+        lost_s = self.now - since
+        require(lost_s < 0.5, "I3", f"request {live.client.plan.number} waits for a worker that is lost")
 
     def leftovers(self) -> str | None:
         if self.by_ticket or self.by_run or self.admission.num_running or self.admission.num_waiting:

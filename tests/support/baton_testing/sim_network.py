@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from baton_kv_transfer.liveness import Liveness, LivenessConfig, PeerState
-from baton_testing.sim_process import SimProcess, Surroundings
+from baton_testing.sim_process import SimProcess, Surroundings, require
 from baton_testing.sim_scenario import Fault
 
 HANDSHAKE_S = 2.0
@@ -70,6 +70,7 @@ class End:
         self.connection, self.process, self.party, self.is_dialler = connection, process, party, is_dialler
         self.is_up = True
         self.has_greeted = False
+        self.silent_since = connection.world.heap.now
         world = connection.world
         self.liveness = world.make_liveness(LivenessConfig(), world.heap.now)
         self.arrival_s = 0.0
@@ -142,6 +143,7 @@ class Connection:
             end.close("the other side closed it")
             return
         end.liveness.heard(self.world.heap.now)
+        end.silent_since = self.world.heap.now
         end.party.received(end, message)
 
     def pulse(self) -> None:
@@ -152,7 +154,12 @@ class Connection:
             can_send = end.is_up and end.process.is_running and not self.path.cut_of(end.is_dialler)
             if can_send and other.is_up and other.process.is_running:
                 other.liveness.heard(now)
+                other.silent_since = now
         for end in (self.dialler, self.acceptor):
+            if not end.process.is_running:
+                end.silent_since = now
+            silent_s = now - end.silent_since
+            require(not end.is_up or silent_s < 5.0, "I3", f"{self.path.name}: a silent peer is kept {silent_s:.1f} s")
             if end.is_up and end.process.is_running and end.look(now) is PeerState.DEAD:
                 end.process.run(lambda end=end: end.close("silent for too long"))  # type: ignore[misc]
 

@@ -61,6 +61,7 @@ class SimPrefill(SimWorker):
 
     def check(self) -> None:
         self.engine.check()
+        self.transfer.check()
 
     def leftovers(self) -> str | None:
         if self.service.open_requests:
@@ -78,7 +79,8 @@ class PrefillLinks:
         self.writers: dict[bytes, MemoryWriter] = {}
         self._addresses: dict[bytes, str] = {}
         self._dials: dict[str, Dial] = {}
-        self._opened: set[HandoverKey] = set()
+        self._opened: dict[HandoverKey, bytes] = {}
+        self._unlinked: dict[HandoverKey, float] = {}
         self.fail_next_put = False
         worker.later(TRANSFER.tick_s, self._tick)
 
@@ -110,7 +112,7 @@ class PrefillLinks:
         self.worker.thread.post(call)
 
     def _open(self, key: HandoverKey, peer: PeerRef, total_tokens: int, deadline_s: float) -> None:
-        self._opened.add(key)
+        self._opened[key] = peer.epoch
         self.act(self.machine.opened(key, peer.epoch, total_tokens, deadline_s, self._now))
         if peer.epoch in self.ends:
             return
@@ -203,7 +205,7 @@ class PrefillLinks:
                 case Release(key):
                     self.worker.note(f"release {key}")
                     require(key in self._opened, "I2", f"{key} is released twice, or was never opened")
-                    self._opened.discard(key)
+                    del self._opened[key]
                     self.worker.service.on_release(key.request, key.attempt)  # type: ignore[attr-defined]
                 case Report(key, reason, detail):
                     self.worker.note(f"report {key} {reason}")
@@ -262,6 +264,14 @@ class PrefillLinks:
     def _tick(self) -> None:
         self.act(self.machine.tick(self._now))
         self.worker.later(TRANSFER.tick_s, self._tick)
+
+    def check(self) -> None:
+        for key, epoch in self._opened.items():
+            if epoch in self.ends:
+                self._unlinked.pop(key, None)
+                continue
+            alone_s = self._now - self._unlinked.setdefault(key, self._now)
+            require(alone_s < TRANSFER.link_wait_s + 2.5, "I3", f"{key} waits for a peer that is gone")
 
     def leftovers(self) -> str | None:
         stats = self.machine.stats()

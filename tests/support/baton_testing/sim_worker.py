@@ -11,7 +11,7 @@ from baton_kv_transfer.wire import codec
 from baton_kv_transfer.wire.gateway_link import Hello, Message, ToWorker, WorkerState
 from baton_kv_transfer.wire.values import PairFingerprint, Role
 from baton_testing.sim_network import Connection, End, Network
-from baton_testing.sim_process import SimProcess
+from baton_testing.sim_process import SimProcess, require
 from baton_testing.sim_scenario import CONTEXT_TOKENS, Shape
 from baton_worker.gateway_links import GatewayLink
 from baton_worker.intake import Limits
@@ -132,3 +132,5 @@ class SimWorker(SimProcess):
     def lost(self, end: End, detail: str) -> None:
         link = self._links.pop(end)
         self.service.link_lost(cast(GatewayLink, link))
+        held = self.service._open.keys_of(link)  # type: ignore[attr-defined]
+        require(not held, "I2", f"{self.name} still holds {held} for a gateway that is gone")

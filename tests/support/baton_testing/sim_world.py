@@ -33,6 +33,8 @@ from baton_testing.sim_process import SimProcess, Violation, require
 from baton_testing.sim_scenario import FAULTS_UNTIL_S, Fault, Scenario
 from baton_testing.sim_worker import SimWorker
 
+GENTLE = frozenset({Fault.CANCEL, Fault.MASS_CANCEL})
+"""Faults that touch no machine: with only these, everything must go fast and well."""
 REST_S = 45.0
 """By then everything must have ended: deadlines, detection, pins and closing added up."""
 EXPLAINED = frozenset({"deadline_exceeded", "no_capacity", "queue_timeout", "queue_full", "context_length_exceeded"})
@@ -205,6 +207,10 @@ class SimWorld:
         self.check_at_rest()
         return self
 
+    @property
+    def _last_end_s(self) -> float:
+        return max((mine.ended_s for mine in self.clients), default=0.0)
+
     def _after_each(self) -> None:
         for process in self.touched:
             if process.is_alive:
@@ -233,16 +239,19 @@ class SimWorld:
         for process in self._processes():
             left = process.leftovers()
             require(left is None, "I2", f"held at rest: {left}")
-        if not self.scenario.faults:
+        if all(fault.kind in GENTLE for fault in self.scenario.faults):
             self._check_calm()
 
     def _check_calm(self) -> None:
         """I8: without faults everybody is served, unless its time or the fleet's room is short."""
+        rest_s = self.heap.now - max(self._last_end_s, FAULTS_UNTIL_S)
+        require(rest_s <= 3.5, "I2", f"blocks were held for {rest_s:.1f} s after the last request")
         for mine in self.clients:
             end = mine.end
             if mine.is_gone or end is None or end.outcome is Outcome.FINISHED or mine.plan.cancel_after_s is not None:
                 continue
-            explained = end.problem is not None and end.problem.code in EXPLAINED
+            code = None if end.problem is None else end.problem.code
+            explained = code in EXPLAINED and (code != "deadline_exceeded" or mine.plan.limit_s < 5.0)
             require(explained, "I8", f"request {mine.plan.number} ended with {end} in a calm world")
 
     @property
