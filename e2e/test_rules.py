@@ -74,6 +74,15 @@ def pool_cases(pool: str) -> Iterator[Case]:
         {"a/b": "c"},
         {"-a": "c"},
     )
+    yield bounded(
+        f"spec.{pool}.placement.tolerations[]",
+        "must be absent",
+        f"{pool}__placement__tolerations",
+        [{"key": "a", "operator": "Equal", "value": "b"}, {"key": "a", "value": ""}],
+        [{"key": "a", "operator": "Exists", "value": "b"}],
+    )
+    claims = [{"name": name, "resourceClaimTemplateName": "gpu"} for name in ("a", "b", "a")]
+    yield bounded(f"spec.{pool}", "names must differ", f"{pool}__resourceClaims", claims[:2], claims)
 
 
 CASES = [

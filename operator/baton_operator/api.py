@@ -160,6 +160,12 @@ class TolerationSpec(Model):
     value: LabelValue | None = None
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
 
+    @model_validator(mode="after")
+    def _exists_has_no_value(self) -> TolerationSpec:
+        if self.operator == "Exists" and self.value:
+            raise broken_rule("value", "not allowed: must be absent while operator is Exists")
+        return self
+
 
 class PlacementSpec(Model):
     """Onto which nodes the workers of a pool go."""
@@ -205,6 +211,13 @@ class PoolSpec(Model):
     resource_claims: Annotated[tuple[ResourceClaimSpec, ...], Field(max_length=8, strict=False)] = ()
     queue: Label | None = None
     """Kueue queue that admits the pool's Pods."""
+
+    @model_validator(mode="after")
+    def _claims_differ(self) -> PoolSpec:
+        names = [claim.name for claim in self.resource_claims]
+        if len(set(names)) < len(names):
+            raise broken_rule("resourceClaims", "not allowed: names must differ")
+        return self
 
     @model_validator(mode="after")
     def _parallel_needs_accelerators(self) -> PoolSpec:

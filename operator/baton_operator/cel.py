@@ -18,6 +18,7 @@ from baton_operator.api import (
     PoolSpec,
     ReplicaSpec,
     RolloutSpec,
+    TolerationSpec,
 )
 from baton_operator.pool import PoolFacadeSpec
 
@@ -67,6 +68,19 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
             "self.tensorParallel == 1 || has(self.accelerator)",
             "must be 1 without an accelerator",
             ".tensorParallel",
+        ),
+        Rule(
+            "!has(self.resourceClaims) || "
+            "self.resourceClaims.all(c, self.resourceClaims.exists_one(d, d.name == c.name))",
+            "names must differ",
+            ".resourceClaims",
+        ),
+    ),
+    TolerationSpec: (
+        Rule(
+            "self.operator != 'Exists' || !has(self.value) || self.value == ''",
+            "must be absent while operator is Exists",
+            ".value",
         ),
     ),
     RolloutSpec: (

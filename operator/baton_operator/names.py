@@ -37,3 +37,8 @@ def worker_name(deployment: str, role: Role, template_hash: str, ordinal: int) -
 def gateway_name(deployment: str) -> str:
     """The gateway's name: `chat-gateway`."""
     return f"{deployment}-{Role.GATEWAY}"
+
+
+def keys_name(deployment: str) -> str:
+    """The name of the Secret with the link keys: `chat-keys`."""
+    return f"{deployment}-keys"

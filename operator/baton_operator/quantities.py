@@ -18,6 +18,9 @@ MEMORY_PATTERN = r"^[0-9]{1,12}(Ki|Mi|Gi|Ti)?$"
 RATE_PATTERN = r"^[0-9]{1,9}(\.[0-9]{1,3})?(MB|GB)/s$"
 PATTERNS = {"duration": DURATION_PATTERN, "memory": MEMORY_PATTERN, "rate": RATE_PATTERN}
 
+_SUBDOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+_KEY = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _BYTES = {"": 1.0, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
 _RATES = {"MB": 1e6, "GB": 1e9}
@@ -85,7 +88,7 @@ Label = Annotated[
 ]
 ObjectName = Annotated[
     str,
-    StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", min_length=1, max_length=253),
+    StringConstraints(pattern=rf"^{_SUBDOMAIN}$", min_length=1, max_length=253),
     Allowed("an object name in the same namespace: lower-case letters, digits, '-' and '.', at most 253 characters"),
 ]
 ServedName = Annotated[
@@ -95,9 +98,7 @@ ServedName = Annotated[
 ]
 QualifiedName = Annotated[
     str,
-    StringConstraints(
-        pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$", max_length=253
-    ),
+    StringConstraints(pattern=rf"^({_SUBDOMAIN}/)?{_KEY}$", max_length=253),
     Allowed("a Kubernetes key such as example.com/tier"),
 ]
 LabelValue = Annotated[
@@ -118,8 +119,6 @@ MemoryText = Annotated[
 ]
 ResourceName = Annotated[
     str,
-    StringConstraints(
-        pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$", max_length=253
-    ),
+    StringConstraints(pattern=rf"^{_SUBDOMAIN}/{_KEY}$", max_length=253),
     Allowed("an extended resource such as nvidia.com/gpu"),
 ]

@@ -1,0 +1,94 @@
+"""All objects of a deployment: those that follow from its spec alone, and the worker Deployments of the rollout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from baton_operator.api import API_VERSION, LLMDeployment
+from baton_operator.errors import UnsupportedError
+from baton_operator.names import POOL_ROLES, Role, gateway_name, pool_name, workers_name
+from baton_operator.objects.link_keys import key_secret
+from baton_operator.objects.metadata import owned, selector
+from baton_operator.objects.network import gateway_service, policies, pool_service
+from baton_operator.objects.platform import Manifest, Owner, Platform
+from baton_operator.objects.pods import WorkerTemplate, gateway_template
+from baton_operator.pool import POOL_KIND
+
+_ROLES = (*POOL_ROLES, Role.GATEWAY)
+_NEVER_EDITED = {"type": "Recreate"}
+
+
+def standing_objects(
+    deployment: LLMDeployment, platform: Platform, owner: Owner, masters: Mapping[str, bytes]
+) -> tuple[Manifest, ...]:
+    """Everything but worker Deployments and pool facades, in the order of creation: policies and accounts before Pods.
+
+    Raises UnsupportedError for what this version cannot run.
+    """
+    if deployment.spec.gateway.tls is not None:
+        raise UnsupportedError("spec.gateway.tls", "is not supported yet: must be absent")
+    return (
+        *policies(deployment, platform, owner),
+        *(_account(deployment, role, owner) for role in _ROLES),
+        key_secret(deployment, owner, masters),
+        *(pool_service(deployment, role, owner) for role in POOL_ROLES),
+        gateway_service(deployment, owner),
+        *(_budget(deployment, role, owner) for role in _ROLES),
+        _gateway(deployment, platform, owner),
+    )
+
+
+def worker_deployment(deployment: LLMDeployment, template: WorkerTemplate, replicas: int, owner: Owner) -> Manifest:
+    """The workers of one template. Its name is the template's hash; only `replicas` ever changes."""
+    role, revision = template.spec.role, template.spec.revision
+    name = workers_name(deployment.metadata.name, role, revision.template)
+    spec: Manifest = {
+        "replicas": replicas,
+        "revisionHistoryLimit": 0,
+        "strategy": _NEVER_EDITED,
+        "selector": {"matchLabels": selector(deployment, role, revision.template)},
+        "template": template.pod,
+    }
+    return owned("apps/v1", "Deployment", name, deployment, owner, role, revision) | {"spec": spec}
+
+
+def pool_facade(deployment: LLMDeployment, role: Role, owner: Owner, replicas: int | None = None) -> Manifest:
+    """The pool's `/scale` facade. `replicas` is left out where another than the operator writes it."""
+    name = deployment.metadata.name
+    spec: Manifest = {"deployment": name, "role": role.value}
+    if replicas is not None:
+        spec["replicas"] = replicas
+    return owned(API_VERSION, POOL_KIND, pool_name(name, role), deployment, owner, role) | {"spec": spec}
+
+
+def _name(deployment: LLMDeployment, role: Role) -> str:
+    name = deployment.metadata.name
+    return gateway_name(name) if role is Role.GATEWAY else pool_name(name, role)
+
+
+def _account(deployment: LLMDeployment, role: Role, owner: Owner) -> Manifest:
+    account = owned("v1", "ServiceAccount", _name(deployment, role), deployment, owner, role)
+    return account | {"automountServiceAccountToken": False}
+
+
+def _budget(deployment: LLMDeployment, role: Role, owner: Owner) -> Manifest:
+    """One voluntary disruption at a time over all revisions; Pods that serve nothing never hold up a drain."""
+    spec: Manifest = {
+        "maxUnavailable": 1,
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        "selector": {"matchLabels": selector(deployment, role)},
+    }
+    name = _name(deployment, role)
+    return owned("policy/v1", "PodDisruptionBudget", name, deployment, owner, role) | {"spec": spec}
+
+
+def _gateway(deployment: LLMDeployment, platform: Platform, owner: Owner) -> Manifest:
+    spec: Manifest = {
+        "replicas": deployment.spec.gateway.replicas,
+        "revisionHistoryLimit": 2,
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+        "selector": {"matchLabels": selector(deployment, Role.GATEWAY)},
+        "template": gateway_template(deployment, platform),
+    }
+    name = gateway_name(deployment.metadata.name)
+    return owned("apps/v1", "Deployment", name, deployment, owner, Role.GATEWAY) | {"spec": spec}

@@ -1,0 +1,70 @@
+"""Labels, selectors and owners: what tells Baton's objects apart and ties them to their LLMDeployment."""
+
+from __future__ import annotations
+
+from baton_operator.api import API_VERSION, KIND, LLMDeployment
+from baton_operator.hashes import Revision
+from baton_operator.names import Role
+from baton_operator.objects.platform import Manifest, Owner
+
+DEPLOYMENT_LABEL, ROLE_LABEL = "baton.dev/deployment", "baton.dev/role"
+TEMPLATE_LABEL, FIT_LABEL = "baton.dev/template", "baton.dev/fit"
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+FIELD_MANAGER = "baton-operator"
+
+
+def labels(deployment: LLMDeployment, role: Role | None = None, revision: Revision | None = None) -> dict[str, str]:
+    """Labels of an object of a deployment, of one role and of one revision as far as these are given."""
+    found = {
+        "app.kubernetes.io/name": "baton",
+        "app.kubernetes.io/instance": deployment.metadata.name,
+        "app.kubernetes.io/managed-by": FIELD_MANAGER,
+        DEPLOYMENT_LABEL: deployment.metadata.name,
+    }
+    if role is not None:
+        found |= {"app.kubernetes.io/component": role.value, ROLE_LABEL: role.value}
+    if revision is not None:
+        found |= {TEMPLATE_LABEL: revision.template, FIT_LABEL: revision.fit}
+    return found
+
+
+def selector(deployment: LLMDeployment, role: Role | None = None, template: str | None = None) -> dict[str, str]:
+    """Labels that select the Pods of a deployment, of one role and of one template as far as these are given."""
+    found = {DEPLOYMENT_LABEL: deployment.metadata.name}
+    if role is not None:
+        found[ROLE_LABEL] = role.value
+    if template is not None:
+        found[TEMPLATE_LABEL] = template
+    return found
+
+
+def selector_text(deployment: LLMDeployment, role: Role) -> str:
+    """The pool's Pods of all revisions, as `/scale` wants it."""
+    return ",".join(f"{key}={value}" for key, value in selector(deployment, role).items())
+
+
+def owned(
+    api_version: str,
+    kind: str,
+    name: str,
+    deployment: LLMDeployment,
+    owner: Owner,
+    role: Role | None = None,
+    revision: Revision | None = None,
+) -> Manifest:
+    """The beginning of an object: what it is, its name, labels and controlling owner."""
+    reference = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": deployment.metadata.name,
+        "uid": owner.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+    metadata = {
+        "name": name,
+        "namespace": deployment.metadata.namespace,
+        "labels": labels(deployment, role, revision),
+        "ownerReferences": [reference],
+    }
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata}

@@ -1,0 +1,100 @@
+"""Services and NetworkPolicies: who is found, and who may talk to whom.
+
+Everything is denied; then these edges are allowed and no others: clients → gateway, gateway → prefill and decode,
+prefill ↔ decode, gateway → operator, monitoring → metrics, everybody → DNS. RDMA does not pass through any of this.
+"""
+
+from __future__ import annotations
+
+from baton_operator.api import LLMDeployment
+from baton_operator.names import POOL_ROLES, Role, gateway_name, pool_name
+from baton_operator.objects.metadata import owned, selector
+from baton_operator.objects.platform import HTTP_PORT, OPERATOR_PORT, PAIR_PORT, Manifest, Owner, Platform
+
+NAMESPACE_LABEL = "kubernetes.io/metadata.name"
+OPERATOR_LABELS = {"app.kubernetes.io/name": "baton-operator"}
+DNS_PORT = 53
+
+
+def pool_service(deployment: LLMDeployment, role: Role, owner: Owner) -> Manifest:
+    """The headless Service that discovery resolves: it also lists workers that are still starting or draining."""
+    name = pool_name(deployment.metadata.name, role)
+    ports = [("http", HTTP_PORT)] + ([("pair", PAIR_PORT)] if role is Role.DECODE else [])
+    spec: Manifest = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": selector(deployment, role),
+        "ports": [{"name": port, "port": number, "targetPort": port, "protocol": "TCP"} for port, number in ports],
+    }
+    return owned("v1", "Service", name, deployment, owner, role) | {"spec": spec}
+
+
+def gateway_service(deployment: LLMDeployment, owner: Owner) -> Manifest:
+    """The Service that clients use."""
+    service = deployment.spec.gateway.service
+    spec: Manifest = {
+        "type": service.type.value,
+        "selector": selector(deployment, Role.GATEWAY),
+        "ports": [{"name": "http", "port": service.port, "targetPort": "http", "protocol": "TCP"}],
+    }
+    name = gateway_name(deployment.metadata.name)
+    return owned("v1", "Service", name, deployment, owner, Role.GATEWAY) | {"spec": spec}
+
+
+def policies(deployment: LLMDeployment, platform: Platform, owner: Owner) -> tuple[Manifest, ...]:
+    """Default deny for all Pods of the deployment, and what each role may nevertheless do."""
+    name = deployment.metadata.name
+    denied: Manifest = {
+        "podSelector": {"matchLabels": selector(deployment)},
+        "policyTypes": ["Ingress", "Egress"],
+        "egress": [{"ports": [_port(DNS_PORT, "UDP"), _port(DNS_PORT)]}],
+    }
+    deny = owned("networking.k8s.io/v1", "NetworkPolicy", f"{name}-default", deployment, owner) | {"spec": denied}
+    roles = (*POOL_ROLES, Role.GATEWAY)
+    return (deny, *(_allowed(deployment, role, platform, owner) for role in roles))
+
+
+def _allowed(deployment: LLMDeployment, role: Role, platform: Platform, owner: Owner) -> Manifest:
+    prefill, decode, gateway = (_pods(deployment, each) for each in (Role.PREFILL, Role.DECODE, Role.GATEWAY))
+    ingress: dict[Role, list[Manifest]] = {
+        Role.PREFILL: [_from([gateway], HTTP_PORT)],
+        Role.DECODE: [_from([gateway], HTTP_PORT), _from([prefill], PAIR_PORT)],
+        Role.GATEWAY: [{"ports": [_port(HTTP_PORT)]}],
+    }
+    egress: dict[Role, list[Manifest]] = {
+        Role.PREFILL: [_to([decode], PAIR_PORT)],
+        Role.DECODE: [],
+        Role.GATEWAY: [_to([prefill, decode], HTTP_PORT), _to([_operator(platform)], OPERATOR_PORT)],
+    }
+    if platform.monitoring_namespace is not None and role is not Role.GATEWAY:  # whose port is open to all
+        monitoring: Manifest = {"namespaceSelector": {"matchLabels": {NAMESPACE_LABEL: platform.monitoring_namespace}}}
+        ingress[role].append(_from([monitoring], HTTP_PORT))
+    spec: Manifest = {
+        "podSelector": {"matchLabels": selector(deployment, role)},
+        "policyTypes": ["Ingress", "Egress"],
+        "ingress": ingress[role],
+        **({"egress": egress[role]} if egress[role] else {}),
+    }
+    name = f"{deployment.metadata.name}-{role}"
+    return owned("networking.k8s.io/v1", "NetworkPolicy", name, deployment, owner, role) | {"spec": spec}
+
+
+def _pods(deployment: LLMDeployment, role: Role) -> Manifest:
+    return {"podSelector": {"matchLabels": selector(deployment, role)}}
+
+
+def _operator(platform: Platform) -> Manifest:
+    namespace = {"matchLabels": {NAMESPACE_LABEL: platform.operator_namespace}}
+    return {"namespaceSelector": namespace, "podSelector": {"matchLabels": OPERATOR_LABELS}}
+
+
+def _from(peers: list[Manifest], port: int) -> Manifest:
+    return {"from": peers, "ports": [_port(port)]}
+
+
+def _to(peers: list[Manifest], port: int) -> Manifest:
+    return {"to": peers, "ports": [_port(port)]}
+
+
+def _port(number: int, protocol: str = "TCP") -> Manifest:
+    return {"protocol": protocol, "port": number}

@@ -1,0 +1,108 @@
+"""What the cluster and whoever installed Baton decide, and the site that follows for the workers of a deployment."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from baton_operator.api import LLMDeployment, PoolSpec
+from baton_operator.errors import UnsupportedError
+from baton_operator.model_source import ModelSource, Scheme, parse_source
+from baton_operator.names import Role, pool_name
+from baton_operator.workers import Device, Site
+
+Manifest = dict[str, object]
+"""One Kubernetes object, or a part of one, as JSON would hold it."""
+
+HTTP_PORT, PAIR_PORT, OPERATOR_PORT = 8000, 8001, 8443
+MODEL_PATH, KEYS_PATH, RUN_PATH = "/model", "/etc/baton/keys", "/run/baton"
+DRAIN_MARGIN_S = 10.0
+"""What a process gets beyond the longest request, to notice that it is told to stop and to finish the last one."""
+MAX_THREADS = 1024
+_PINNED = re.compile(r"[a-z0-9][A-Za-z0-9._:/-]*@sha256:[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """Settings of the operator, equal for all deployments. Raises ValueError for an image without a digest."""
+
+    worker_image: str
+    gateway_image: str
+    operator_namespace: str = "baton-system"
+    monitoring_namespace: str | None = None
+    """Namespace that may read metrics; None: none may."""
+    cluster_domain: str = "cluster.local"
+    python: str = "python"
+
+    def __post_init__(self) -> None:
+        for field in ("worker_image", "gateway_image"):
+            image: str = getattr(self, field)
+            if _PINNED.fullmatch(image) is None:
+                raise ValueError(f"{field}: {image!r} is not allowed: must be IMAGE@sha256:DIGEST")
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The live LLMDeployment that the objects belong to."""
+
+    uid: str
+
+
+def site_of(deployment: LLMDeployment, role: Role, platform: Platform) -> Site:
+    """What Pods of a role find around them. Raises UnsupportedError for what this version cannot run on a cluster."""
+    prefill, decode = deployment.spec.prefill, deployment.spec.decode
+    pool = {Role.PREFILL: prefill, Role.DECODE: decode}.get(role)
+    return Site(
+        python=platform.python,
+        model_path=model_path(model_source(deployment)),
+        keys_path=KEYS_PATH,
+        prefill_discovery=_discovery(deployment, Role.PREFILL, platform),
+        decode_discovery=_discovery(deployment, Role.DECODE, platform),
+        prefill_device=_device(prefill),
+        decode_device=_device(decode),
+        threads=None if pool is None else _threads(pool),
+        drain_s=deployment.spec.gateway.limits.max_request_duration + DRAIN_MARGIN_S,
+    )
+
+
+def model_source(deployment: LLMDeployment) -> ModelSource:
+    """The model's source. Raises UnsupportedError when Pods cannot reach it."""
+    text = deployment.spec.model.source
+    source = parse_source(text)
+    if source.scheme in (Scheme.HF, Scheme.S3, Scheme.OCI):
+        allowed = "must be pvc://CLAIM/PATH or file:///PATH"
+        raise UnsupportedError("spec.model.source", f"{source.scheme}:// is not supported on a cluster yet: {allowed}")
+    if source.scheme is Scheme.FILE and not str(source.path).startswith("/"):
+        raise UnsupportedError("spec.model.source", "a path on a cluster must begin with '/': it is one in the image")
+    return source
+
+
+def model_path(source: ModelSource) -> str:
+    """Where a worker finds the model: what is mounted, or a folder of its image."""
+    return str(source.path) if source.scheme is Scheme.FILE else MODEL_PATH
+
+
+def grace_s(deployment: LLMDeployment, before_stop_s: int = 0) -> int:
+    """Seconds between SIGTERM and SIGKILL: no request that was accepted is ever cut."""
+    longest = deployment.spec.gateway.limits.max_request_duration
+    return math.ceil(longest + 2 * DRAIN_MARGIN_S) + before_stop_s
+
+
+def _discovery(deployment: LLMDeployment, role: Role, platform: Platform) -> str:
+    metadata = deployment.metadata
+    service = f"{pool_name(metadata.name, role)}.{metadata.namespace}.svc.{platform.cluster_domain}."
+    return f"dns:{service}:{HTTP_PORT}"
+
+
+def _device(pool: PoolSpec) -> Device:
+    return Device.CPU if pool.accelerator is None else Device.CUDA
+
+
+def _threads(pool: PoolSpec) -> int | None:
+    """Whole CPUs that a worker asks for; None where it asks for none or computes elsewhere."""
+    cpu = pool.resources.cpu
+    if cpu is None or pool.accelerator is not None:
+        return None
+    count = int(cpu[:-1]) // 1000 if cpu.endswith("m") else int(cpu)
+    return min(max(count, 1), MAX_THREADS)

@@ -1,0 +1,208 @@
+"""Pod templates of workers and gateways. Every Pod passes Pod Security *restricted* and has no API token.
+
+A worker's template is never edited once it runs: its hash covers everything in it, and a different hash is a different
+Deployment. What changes without restarting anything (keys, tenants) is in mounted files and not in the template.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from baton_operator.api import LLMDeployment, PoolSpec
+from baton_operator.hashes import Revision, content_hash
+from baton_operator.model_source import Scheme
+from baton_operator.names import Role, gateway_name, keys_name, pool_name
+from baton_operator.objects.metadata import QUEUE_LABEL, labels, selector
+from baton_operator.objects.platform import (
+    HTTP_PORT,
+    KEYS_PATH,
+    MODEL_PATH,
+    PAIR_PORT,
+    RUN_PATH,
+    Manifest,
+    Platform,
+    grace_s,
+    model_source,
+    site_of,
+)
+from baton_operator.workers import WorkerSpec, gateway_spec, instance_arguments, pool_spec, worker_spec
+
+USER = 10_001
+KEY_FILE_MODE = 0o440
+"""Owner and group may read: workers refuse keys that others can read."""
+LOAD_S = 1800
+"""How long a worker may take until it listens: reading weights and capturing graphs."""
+BEFORE_STOP_S = 5
+"""A gateway keeps accepting for so long, until load balancers have noticed that it goes."""
+PORTS = {"http": HTTP_PORT, "pair": PAIR_PORT}
+"""Named ports that others may reach; the gateway's admin listener is for loopback."""
+_TEMPLATE_FLAG = "--template-hash="
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerTemplate:
+    """The Pods of one revision of a pool."""
+
+    spec: WorkerSpec
+    pod: Manifest
+    """A PodTemplateSpec, final: its labels name the revision."""
+
+
+def worker_template(deployment: LLMDeployment, role: Role, platform: Platform) -> WorkerTemplate:
+    """The template of a pool's workers. Raises UnsupportedError for what this version cannot run."""
+    spec = worker_spec(deployment, role, site_of(deployment, role, platform))
+    pool = pool_spec(deployment, role)
+    argv = tuple(argument for argument in spec.argv if not argument.startswith(_TEMPLATE_FLAG))
+    bare = _worker_pod(deployment, dataclasses.replace(spec, argv=argv), pool, platform, None)
+    revision = Revision(spec.revision.fit, content_hash(bare))
+    spec = dataclasses.replace(spec, argv=(*argv, f"{_TEMPLATE_FLAG}{revision.template}"), revision=revision)
+    return WorkerTemplate(spec, _worker_pod(deployment, spec, pool, platform, revision))
+
+
+def gateway_template(deployment: LLMDeployment, platform: Platform) -> Manifest:
+    """The gateway's PodTemplateSpec."""
+    spec = gateway_spec(deployment, site_of(deployment, Role.GATEWAY, platform))
+    container = _container(spec, platform.gateway_image, None)
+    container |= {
+        "resources": {"requests": {"cpu": "250m", "memory": "512Mi"}, "limits": {"memory": "4Gi"}},
+        "lifecycle": {"preStop": {"sleep": {"seconds": BEFORE_STOP_S}}},
+        "startupProbe": _probe("live", period_s=1, failures=120),
+        "livenessProbe": _probe("live", period_s=10, failures=3),
+        "readinessProbe": _probe("ready", period_s=2, failures=2),
+    }
+    pod = _pod(deployment, spec, container, gateway_name(deployment.metadata.name), grace_s(deployment, BEFORE_STOP_S))
+    return {"metadata": _metadata(deployment, spec.role, None, {}), "spec": pod | _spread(deployment, spec.role, None)}
+
+
+def _worker_pod(
+    deployment: LLMDeployment, spec: WorkerSpec, pool: PoolSpec, platform: Platform, revision: Revision | None
+) -> Manifest:
+    container = _container(spec, platform.worker_image, PAIR_PORT if spec.role is Role.DECODE else None)
+    container |= {
+        "resources": _resources(spec, pool),
+        "startupProbe": _probe("live", period_s=2, failures=LOAD_S // 2),
+        "livenessProbe": _probe("live", period_s=10, failures=3),
+        "readinessProbe": _probe("ready", period_s=2, failures=2),
+    }
+    name = pool_name(deployment.metadata.name, spec.role)
+    pod = _pod(deployment, spec, container, name, grace_s(deployment)) | _placement(deployment, spec.role, pool)
+    queue = {} if pool.queue is None else {QUEUE_LABEL: pool.queue}
+    return {"metadata": _metadata(deployment, spec.role, revision, queue), "spec": pod}
+
+
+def _metadata(deployment: LLMDeployment, role: Role, revision: Revision | None, more: dict[str, str]) -> Manifest:
+    given = deployment.spec.pod_metadata
+    annotations = {"annotations": dict(given.annotations)} if given.annotations else {}
+    return {"labels": {**given.labels, **more, **labels(deployment, role, revision)}, **annotations}
+
+
+def _container(spec: WorkerSpec, image: str, second_port: int | None) -> Manifest:
+    second = None if second_port is None else f"0.0.0.0:{second_port}"
+    more = instance_arguments(spec.role, f"0.0.0.0:{HTTP_PORT}", f"{RUN_PATH}/announce.json", second)
+    env = {"HOME": RUN_PATH, "TMPDIR": "/tmp", "PYTHONDONTWRITEBYTECODE": "1", **dict(spec.env)}
+    mounts: list[Manifest] = [
+        {"name": "keys", "mountPath": KEYS_PATH, "readOnly": True},
+        {"name": "run", "mountPath": RUN_PATH},
+        {"name": "tmp", "mountPath": "/tmp"},
+    ]
+    return {
+        "name": spec.role.value,
+        "image": image,
+        "command": list(spec.argv),
+        "args": list(more),
+        "env": [{"name": name, "value": value} for name, value in env.items()],
+        "ports": [
+            {"name": port, "containerPort": PORTS[port], "protocol": "TCP"} for port in spec.ports if port in PORTS
+        ],
+        "volumeMounts": mounts,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+    }
+
+
+def _pod(deployment: LLMDeployment, spec: WorkerSpec, container: Manifest, account: str, grace: int) -> Manifest:
+    secret = {"secretName": keys_name(deployment.metadata.name), "defaultMode": KEY_FILE_MODE}
+    volumes: list[Manifest] = [
+        {"name": "keys", "secret": secret},
+        {"name": "run", "emptyDir": {}},
+        {"name": "tmp", "emptyDir": {}},
+    ]
+    source = model_source(deployment)
+    if spec.role is not Role.GATEWAY and source.scheme is Scheme.PVC:
+        volumes.append({"name": "model", "persistentVolumeClaim": {"claimName": source.place, "readOnly": True}})
+        mount: Manifest = {"name": "model", "mountPath": MODEL_PATH, "subPath": source.path, "readOnly": True}
+        mounts = container["volumeMounts"]
+        assert isinstance(mounts, list)
+        container = container | {"volumeMounts": [*mounts, mount]}
+    pod: Manifest = {
+        "serviceAccountName": account,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": grace,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [container],
+        "volumes": volumes,
+    }
+    secrets = deployment.spec.image_pull_secrets
+    return pod | ({"imagePullSecrets": [{"name": name} for name in secrets]} if secrets else {})
+
+
+def _resources(spec: WorkerSpec, pool: PoolSpec) -> Manifest:
+    """Memory and accelerators are limits as well as requests; CPUs are only requested, to burst while loading."""
+    requests: dict[str, str] = {}
+    limits: dict[str, str] = {}
+    if pool.resources.cpu is not None:
+        requests["cpu"] = pool.resources.cpu
+    if pool.resources.memory is not None:
+        requests["memory"] = limits["memory"] = pool.resources.memory
+    if spec.accelerator_resource is not None:
+        requests[spec.accelerator_resource] = limits[spec.accelerator_resource] = str(spec.accelerators)
+    parts: Manifest = {"requests": requests, "limits": limits}
+    claims = [{"name": claim.name} for claim in pool.resource_claims]
+    return {key: value for key, value in parts.items() if value} | ({"claims": claims} if claims else {})
+
+
+def _placement(deployment: LLMDeployment, role: Role, pool: PoolSpec) -> Manifest:
+    placement = pool.placement
+    tolerations = [toleration.model_dump(by_alias=True, exclude_none=True) for toleration in placement.tolerations]
+    claims = [claim.model_dump(by_alias=True) for claim in pool.resource_claims]
+    given: Manifest = {
+        "nodeSelector": dict(placement.node_selector),
+        "tolerations": tolerations,
+        "priorityClassName": pool.priority_class_name,
+        "schedulerName": pool.scheduler_name,
+        "runtimeClassName": pool.runtime_class_name,
+        "resourceClaims": claims,
+    }
+    return {key: value for key, value in given.items() if value} | _spread(deployment, role, placement.topology_key)
+
+
+def _spread(deployment: LLMDeployment, role: Role, key: str | None) -> Manifest:
+    constraint: Manifest = {
+        "maxSkew": 1,
+        "topologyKey": key or "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": selector(deployment, role)},
+    }
+    return {"topologySpreadConstraints": [constraint]}
+
+
+def _probe(what: str, period_s: int, failures: int) -> Manifest:
+    return {
+        "httpGet": {"path": f"/health/{what}", "port": "http"},
+        "periodSeconds": period_s,
+        "timeoutSeconds": 5 if what == "live" else 2,
+        "failureThreshold": failures,
+    }
