@@ -117,6 +117,9 @@ class PrefillService:
     # Engine thread ----------------------------------------------------------------------------------------------------
 
     def on_events(self, snapshot: EngineSnapshot, events: list[SchedulerEvent]) -> None:
+        # Tokens first: the transfer may release a request whose first token was its last at once, and with that the
+        # io thread forgets whom to tell.
+        self._loop.call_soon_threadsafe(self._deliver, snapshot, events)
         for event in events:
             match event:
                 case Computed(key, tokens, blocks):
@@ -125,7 +128,6 @@ class PrefillService:
                     self.transfer.first_tokens(key.request, key.attempt, first_tokens)
                 case Failed(key, reason, detail):
                     self.transfer.cancelled(key.request, key.attempt, reason, detail[:256])
-        self._loop.call_soon_threadsafe(self._deliver, snapshot, events)
 
     def on_cancel(self, key: RequestKey) -> None:
         self.transfer.cancelled(key.request, key.attempt)
