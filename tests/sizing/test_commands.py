@@ -1,0 +1,67 @@
+"""`baton simulate` and `baton plan` as a user calls them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from baton_local.__main__ import main
+
+SMALL = ["simulate", "--shape", "step", "--rate", "12", "--duration", "3m", "--startup-s", "20"]
+
+
+@pytest.mark.parametrize(
+    "policy", ["slo", "static", "oracle", "hpa-queue", "hpa-kv", "kpa", "dynamo", "llmd-v1", "apa"]
+)
+def test_every_policy_answers_in_json(policy: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--policy", policy, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert 0.0 <= answer["slo_attainment"] <= 1.0
+    assert answer["gpu_hours"] > 0
+    assert answer["goodput_per_gpu"] > 0
+    assert isinstance(answer["decisions"], list)
+
+
+def test_faults_are_replayed_and_the_timeline_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    plot = tmp_path / "timeline.svg"
+    faults = ["--metrics-lost", "60-120", "--worker-dies", "prefill@90", "--plot", str(plot)]
+    assert main([*SMALL, *faults]) == 0
+    assert "within both targets" in capsys.readouterr().out
+    assert plot.stat().st_size > 1000
+
+
+def test_what_if_answers_with_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--what-if"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 7
+    assert "4x" in lines[1]
+
+
+def test_plan_gives_the_published_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--model", "llama-3.1-8b", "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["kv_bytes_per_token"] == 131_072
+    assert figures["weight_gb"] == pytest.approx(16.06, abs=0.01)
+    assert figures["balance_batch"] == pytest.approx(178, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["plan", "--model", "nothing"], "--model"),
+        (["plan", "--accelerator", "abacus"], "--accelerator"),
+        (["plan", "--model", "llama-3.1-70b"], "tensorParallel"),
+        (["simulate", "--trace", "/nowhere.csv"], "--trace"),
+        (["simulate", "--rate", "-3"], "--rate"),
+        (["simulate", "--percentile", "100"], "--percentile"),
+    ],
+)
+def test_bad_options_are_one_line_and_status_two(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
