@@ -16,10 +16,10 @@ from baton_operator.api import LLMDeployment
 from baton_operator.errors import UnsupportedError
 from baton_operator.manifest import read_manifest
 from baton_operator.names import POOL_ROLES, Role
+from baton_operator.objects.cluster import Owner, Platform
 from baton_operator.objects.desired import pool_facade, standing_objects, worker_deployment
 from baton_operator.objects.link_keys import derived_key
 from baton_operator.objects.metadata import selector_text
-from baton_operator.objects.platform import Owner, Platform
 from baton_operator.objects.pods import worker_template
 from baton_testing.manifests import deployment
 from baton_testing.pod_security import violations

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from baton_operator.api import API_VERSION, LLMDeployment
 from baton_operator.errors import UnsupportedError
 from baton_operator.names import POOL_ROLES, Role, gateway_name, pool_name, workers_name
+from baton_operator.objects.cluster import Manifest, Owner, Platform
 from baton_operator.objects.link_keys import key_secret
 from baton_operator.objects.metadata import owned, selector
 from baton_operator.objects.network import gateway_service, policies, pool_service
-from baton_operator.objects.platform import Manifest, Owner, Platform
 from baton_operator.objects.pods import WorkerTemplate, gateway_template
 from baton_operator.pool import POOL_KIND
 

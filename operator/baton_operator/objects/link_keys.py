@@ -14,8 +14,8 @@ from collections.abc import Mapping
 
 from baton_operator.api import LLMDeployment
 from baton_operator.names import keys_name
+from baton_operator.objects.cluster import Manifest, Owner
 from baton_operator.objects.metadata import owned
-from baton_operator.objects.platform import Manifest, Owner
 
 MIN_MASTER_BYTES = 32
 _PURPOSE = b"baton link key\0"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from baton_operator.api import API_VERSION, KIND, LLMDeployment
 from baton_operator.hashes import Revision
 from baton_operator.names import Role
-from baton_operator.objects.platform import Manifest, Owner
+from baton_operator.objects.cluster import Manifest, Owner
 
 DEPLOYMENT_LABEL, ROLE_LABEL = "baton.dev/deployment", "baton.dev/role"
 TEMPLATE_LABEL, FIT_LABEL = "baton.dev/template", "baton.dev/fit"

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from baton_operator.api import LLMDeployment
 from baton_operator.names import POOL_ROLES, Role, gateway_name, pool_name
+from baton_operator.objects.cluster import HTTP_PORT, OPERATOR_PORT, PAIR_PORT, Manifest, Owner, Platform
 from baton_operator.objects.metadata import owned, selector
-from baton_operator.objects.platform import HTTP_PORT, OPERATOR_PORT, PAIR_PORT, Manifest, Owner, Platform
 
 NAMESPACE_LABEL = "kubernetes.io/metadata.name"
 OPERATOR_LABELS = {"app.kubernetes.io/name": "baton-operator"}

@@ -13,8 +13,7 @@ from baton_operator.api import LLMDeployment, PoolSpec
 from baton_operator.hashes import Revision, content_hash
 from baton_operator.model_source import Scheme
 from baton_operator.names import Role, gateway_name, keys_name, pool_name
-from baton_operator.objects.metadata import QUEUE_LABEL, labels, selector
-from baton_operator.objects.platform import (
+from baton_operator.objects.cluster import (
     HTTP_PORT,
     KEYS_PATH,
     MODEL_PATH,
@@ -26,6 +25,7 @@ from baton_operator.objects.platform import (
     model_source,
     site_of,
 )
+from baton_operator.objects.metadata import QUEUE_LABEL, labels, selector
 from baton_operator.workers import WorkerSpec, gateway_spec, instance_arguments, pool_spec, worker_spec
 
 USER = 10_001
