@@ -53,8 +53,9 @@ def load_model(
     dtype = dtype or default_dtype(config, device)
     with torch.inference_mode():
         if seed is not None:
-            model = assemble(config, RandomWeights(config, seed), dtype, device, context)
-            model_hash = content_hash({**raw, "random_seed": seed}, ())
+            model = assemble(config, RandomWeights(config, seed, device), dtype, device, context)
+            drawn_on = {} if device.type == "cpu" else {"random_device": device.type}
+            model_hash = content_hash({**raw, "random_seed": seed, **drawn_on}, ())
         else:
             model, model_hash = _load_directory(config_path.parent, raw, config, dtype, device, context)
     return LoadedModel(config, model, model_hash, dtype, device, context)

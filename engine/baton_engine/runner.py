@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from baton_engine.decode_graph import DecodeGraphs, graph_sizes
 from baton_engine.host_memory import keep_freed_memory
 from baton_engine.kv_pool import KvPool
 from baton_engine.loading import LoadedModel
@@ -47,8 +48,16 @@ class ModelRunner:
         self._slots = SlotState(max_slots, max_blocks, block_tokens, loaded.device)
         self._sampler = Sampler(loaded.config.vocab_size, max_slots, loaded.device, hook)
         self._in_flight: deque[_InFlight] = deque()
+        self._graphs: DecodeGraphs | None = None
         if loaded.device.type == "cpu":
             keep_freed_memory()
+        else:
+            self._graphs = self._capture(max_slots, max_blocks)
+
+    @torch.inference_mode()
+    def _capture(self, max_slots: int, max_blocks: int) -> DecodeGraphs:
+        last_tokens, sizes = self._slots.last_tokens, graph_sizes(max_slots)
+        return DecodeGraphs(self._model, self._pool.tensor, last_tokens, max_slots, max_blocks, sizes)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
@@ -57,6 +66,8 @@ class ModelRunner:
             self._slots.open(opened)
             self._sampler.open(opened)
         self._slots.set_blocks(plan.blocks)
+        if self._graphs is not None:
+            self._graphs.set_blocks(plan.blocks)
         if plan.copies:
             self._pool.copy_blocks([copy.source for copy in plan.copies], [copy.target for copy in plan.copies])
         slots, draw = self._run(plan) if plan.prefill or plan.decode else ((), None)
@@ -81,6 +92,8 @@ class ModelRunner:
         return self.collect()
 
     def _run(self, plan: StepPlan) -> tuple[tuple[int, ...], Draw | None]:
+        if self._graphs is not None and not plan.prefill and len(plan.decode) <= self._graphs.largest:
+            return plan.decode, self._replay(self._graphs, plan.decode)
         token_ids, rows = self._slots.rows(plan)
         hidden = self._model.hidden_states(token_ids, rows, self._pool.tensor)
         if not plan.prefill:
@@ -92,6 +105,13 @@ class ModelRunner:
         if len(drawing.slots) > len(drawing.hidden_rows):
             logits = logits.index_select(0, upload(drawing.logits_rows, self._device))
         return drawing.slots, self._draw(drawing.slots, logits)
+
+    def _replay(self, graphs: DecodeGraphs, slots: tuple[int, ...]) -> Draw:
+        hidden = graphs.run(self._slots.decode_inputs(slots))
+        greedy_slots = self._sampler.count_greedy(slots)
+        if greedy_slots is None:
+            return self._draw(slots, self._model.logits(hidden))
+        return _to_host(Draw(graphs.greatest(len(slots)), greedy_slots, None, (), ()))
 
     def _draw(self, slots: tuple[int, ...], logits: Tensor) -> Draw:
         draw = self._sampler.draw(slots, logits)

@@ -108,10 +108,21 @@ class Sampler:
         if _is_penalised(opened.sampling):
             self._count(opened)
 
+    def count_greedy(self, slots: tuple[int, ...]) -> Tensor | None:
+        """When every slot takes just its greatest raw logit: count a token for each as drawn, return the slots on the
+        device. None when some slot asks for more."""
+        rows = self._described(slots)
+        if self._hook is not None or rows.penalties or rows.bias or rows.noise or rows.logprob_rows:
+            return None
+        indices = self._next_index[rows.host_slots]
+        if rows.min_tokens_until and int(indices.min()) < rows.min_tokens_until:
+            return None
+        self._next_index[rows.host_slots] = indices + 1
+        return rows.device_slots
+
     def draw(self, slots: tuple[int, ...], logits: Tensor) -> Draw:
         """One token for each slot from its row of logits [N, vocab] (raw, float32)."""
-        rows = self._rows if self._rows is not None and self._rows.slots == slots else self._describe(slots)
-        self._rows = rows
+        rows = self._described(slots)
         indices = self._next_index[rows.host_slots]
         ids = self._draw(rows, indices, logits)
         self._next_index[rows.host_slots] = indices + 1
@@ -170,6 +181,11 @@ class Sampler:
         outputs = np.bincount(np.array(opened.outputs, dtype=np.int64), minlength=self._vocab_size).astype(np.int32)
         self._counts[0][opened.slot] = upload(prompt, self._device)
         self._counts[1][opened.slot] = upload(outputs, self._device)
+
+    def _described(self, slots: tuple[int, ...]) -> _Rows:
+        if self._rows is None or self._rows.slots != slots:
+            self._rows = self._describe(slots)
+        return self._rows
 
     def _describe(self, slots: tuple[int, ...]) -> _Rows:
         params = self._of(slots)

@@ -8,6 +8,7 @@ same memory. Which slot belongs to whom is the scheduler's business (`slots.py`)
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,15 @@ from baton_engine.upload import upload
 Ints = npt.NDArray[np.int64]
 
 
+@dataclass(frozen=True, slots=True)
+class DecodeInputs:
+    """One decode row a slot: its position, and its place in the pool (block · block_tokens + slot within it)."""
+
+    slots: Ints
+    positions: Ints
+    places: Ints
+
+
 class SlotState:
     """State of `max_slots` slots. Positions and blocks are trusted to be the scheduler's own."""
 
@@ -29,7 +39,8 @@ class SlotState:
         self._device = device
         self._tables = np.zeros((max_slots, max_blocks), dtype=np.int32)
         self._contexts: Ints = np.zeros(max_slots, dtype=np.int64)
-        self.last_tokens = torch.zeros(max_slots, dtype=torch.int64, device=device)
+        self.last_tokens = torch.zeros(max_slots + 1, dtype=torch.int64, device=device)
+        """By slot; the entry behind the last slot belongs to padding."""
         self._decode: tuple[int, ...] = ()
         self._decode_slots: Ints = np.zeros(0, dtype=np.int64)
         self._decode_index = torch.zeros(0, dtype=torch.int64, device=device)
@@ -63,13 +74,20 @@ class SlotState:
         if decode != self._decode:
             self._decode, self._decode_slots = decode, np.array(decode, dtype=np.int64)
             self._decode_index = self._upload(self._decode_slots)
-        slots = self._decode_slots
+        inputs = self._advance(self._decode_slots)
+        lens = (inputs.positions + 1).astype(np.int32)
+        tables = self._tables[inputs.slots, : int(inputs.positions.max()) // self._block_tokens + 1]
+        return inputs.positions, inputs.places, DecodeRows(self._upload(tables), self._upload(lens))
+
+    def decode_inputs(self, decode: tuple[int, ...]) -> DecodeInputs:
+        """Rows of a step that only decodes, for a captured graph. Contexts move on as if it had run."""
+        return self._advance(np.array(decode, dtype=np.int64))
+
+    def _advance(self, slots: Ints) -> DecodeInputs:
         positions = self._contexts[slots]
-        lens = positions + 1
-        self._contexts[slots] = lens
-        block, mapping = self._places(slots, positions)
-        tables = self._tables[slots, : int(block.max()) + 1]
-        return positions, mapping, DecodeRows(self._upload(tables), self._upload(lens.astype(np.int32)))
+        self._contexts[slots] = positions + 1
+        _, places = self._places(slots, positions)
+        return DecodeInputs(slots, positions, places)
 
     def _prefill_rows(self, chunks: Sequence[PrefillChunk]) -> tuple[Ints, Ints, Ints, PrefillRows]:
         ids: Ints = np.array([token for chunk in chunks for token in chunk.tokens], dtype=np.int64)

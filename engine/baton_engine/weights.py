@@ -24,6 +24,7 @@ from baton_engine.parameters import Shape, expected_shapes, is_harmless_extra
 
 LOADABLE: Final = ("F32", "BF16", "F16", "F64")
 _SHOWN: Final = 6
+_CPU: Final = torch.device("cpu")
 
 
 class WeightSource(Protocol):
@@ -87,20 +88,21 @@ def _checked_shape(handle: safe_open, name: str, path: Path) -> Shape:
 class RandomWeights:
     """Normal matrices (standard deviation 0.02, biases too) and norms of one: a model's speed without its file.
 
-    Each tensor depends on (seed, name) only.
+    Each tensor depends on (seed, name) and on the kind of device that draws it.
     """
 
-    def __init__(self, config: ModelConfig, seed: int) -> None:
+    def __init__(self, config: ModelConfig, seed: int, device: torch.device = _CPU) -> None:
         self._seed = seed
+        self._device = device
         self.shapes: Mapping[str, Shape] = expected_shapes(config)
 
     def read(self, name: str) -> Tensor:
         shape = self.shapes[name]
         if name.endswith("norm.weight"):
-            return torch.ones(shape)
+            return torch.ones(shape, device=self._device)
         key = hashlib.sha256(f"{self._seed}:{name}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(key[:7], "little"))
-        return torch.randn(math.prod(shape), generator=generator).mul_(0.02).view(shape)
+        generator = torch.Generator(self._device).manual_seed(int.from_bytes(key[:7], "little"))
+        return torch.randn(math.prod(shape), generator=generator, device=self._device).mul_(0.02).view(shape)
 
 
 def check_parameters(source: WeightSource, config: ModelConfig) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from baton_engine.config import ModelConfig
 from baton_engine.layers.linear import Linear, LinearMethod, linear_method
+from baton_engine.layers.mlp import GatedMlp
 from baton_engine.layers.norm import PackedNorm, pack_norm
 from baton_engine.layers.rope import rope_tables
 from baton_engine.models.decoder import Decoder, DecoderLayer
@@ -87,8 +88,11 @@ def _assemble_layer(
         k_norm=reader.tensor(f"{attention}k_norm.weight") if config.qk_norm else None,
         output=reader.linear(attention, "o_proj", has_bias=config.output_bias),
         mlp_norm=mlp_norm.norm,
-        gate_up=reader.linear(mlp, "gate_proj", "up_proj", has_bias=config.mlp_bias, scale=mlp_norm.scale),
-        down=reader.linear(mlp, "down_proj", has_bias=config.mlp_bias),
+        mlp=GatedMlp(
+            reader.linear(mlp, "gate_proj", "up_proj", has_bias=config.mlp_bias, scale=mlp_norm.scale),
+            reader.linear(mlp, "down_proj", has_bias=config.mlp_bias),
+            config.intermediate_size,
+        ),
         next_norm=next_norm.norm,
         window=config.windows[layer],
     )

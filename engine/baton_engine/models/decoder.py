@@ -14,10 +14,10 @@ from torch.nn import functional
 
 from baton_engine.layers.attention import StepRows, attend, index_step
 from baton_engine.layers.linear import Linear
+from baton_engine.layers.mlp import GatedMlp
 from baton_engine.layers.norm import RmsNorm
 from baton_engine.layers.rope import RopeTables
 from baton_kernels.rope_kv_write import rope_kv_write
-from baton_kernels.swiglu import swiglu
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,7 @@ class DecoderLayer:
     k_norm: Tensor | None  # [head_dim]
     output: Linear  # q_heads · head_dim → hidden_size
     mlp_norm: RmsNorm
-    gate_up: Linear  # hidden_size → 2 · intermediate_size, gate first
-    down: Linear  # intermediate_size → hidden_size
+    mlp: GatedMlp
     next_norm: RmsNorm
     """Input norm of the next layer; after the last one the final norm."""
     window: int | None
@@ -70,7 +69,7 @@ class Decoder:
             )
             attended = attend(q, kv_pool, number, rows, index, self.attention_scale, layer.window)
             x, residual = layer.mlp_norm.after(layer.output, attended.flatten(1), residual)
-            x, residual = layer.next_norm.after(layer.down, swiglu(layer.gate_up(x)), residual)
+            x, residual = layer.next_norm.after(layer.mlp, x, residual)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
