@@ -258,7 +258,8 @@ class SimGateway(SimProcess):
 
     def _deliver(self, live: LiveRequest, action: Deliver) -> None:
         live.client.deliver(action)
-        stop = live.client.plan.stop_after
+        first = live.client.plan.stop_after
+        stop = None if first is None else first + 2 * action.choice
         reached = stop is not None and len(live.client.got[action.choice]) >= stop
         if reached and action.finish is None and action.choice not in live.client.stopped:
             assert stop is not None
@@ -343,6 +344,7 @@ class SimGateway(SimProcess):
 
     def _check_linked(self, live: LiveRequest, run: Run) -> None:
         place = run.request, run.decode
+        require(run.state is not RunState.ROUTING, "I3", f"{run.request.hex()[-6:]}: nobody works for this run")
         if run.state is not RunState.RUNNING or self.table.get(run.decode) is not None:
             self._unlinked.pop(place, None)
             return

@@ -60,7 +60,7 @@ class RequestPlan:
     limit_s: float
     cancel_after_s: float | None
     stop_after: int | None
-    """A stop string is found after so many tokens of a choice."""
+    """A stop string is found after so many tokens of the first choice, and two more of each further one."""
 
 
 @dataclass(frozen=True, slots=True)

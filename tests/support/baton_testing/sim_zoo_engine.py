@@ -13,7 +13,7 @@ from baton_engine.plan import StepPlan
 from baton_engine.scheduler import Scheduler
 from baton_gateway.errors import Problem
 from baton_gateway.request import RequestLife
-from baton_gateway.request_events import Action, Deliver, End, Event, Outcome, Route, Send, WorkerLost
+from baton_gateway.request_events import Action, Arrived, Deliver, End, Event, Outcome, Route, Send, WorkerLost
 from baton_gateway.route import pick
 from baton_kv_transfer.liveness import Liveness, PeerState
 from baton_kv_transfer.wire.gateway_link import Cancel, Prefill, Reserve
@@ -104,7 +104,7 @@ class EvictsUnderReaders(Scheduler):
     def apply(self, result: Any, now: float) -> None:
         super().apply(result, now)
         for event in self._state.events:
-            if isinstance(event, Computed) and event.key.request[-3] % 2:
+            if isinstance(event, Computed) and event.key.request[-2] % 2:
                 self.release(event.key, now)
 
 
@@ -162,14 +162,11 @@ class LeaksReleases(PrefillService):
         self._loop.call_soon_threadsafe(self._open.close, RequestKey(request, attempt))
 
 
-class AdmitsOneOfManyCancels(DecodeService):
-    """vllm#43226: of a burst of cancels only the first is acted on."""
-
-    def on_cancel(self, key: RequestKey) -> None:
-        self._awaited.pop(key, None)
+class CancelsEveryChoice(DecodeService):
+    """fak#5278: with n > 1, what ends one choice ends the others."""
 
     def _cancel(self, key: RequestKey, choice: int | None) -> None:
-        self._open.close(key)
+        super()._cancel(key, None)
 
 
 # Gateway --------------------------------------------------------------------------------------------------------------
@@ -181,7 +178,10 @@ class DeliversTwice(RequestLife):
     def _deliver(self, run: Any, number: int, choice: Any, entry: Any, known: int) -> list[Action]:
         return super()._deliver(run, number, choice, entry, 0)
 
-    def _arrived(self, event: Any, now: float) -> list[Action]:
+    def handle(self, event: Event, now: float) -> list[Action]:
+        return self._again(event) if isinstance(event, Arrived) else super().handle(event, now)
+
+    def _again(self, event: Arrived) -> list[Action]:
         run = self._runs.get(event.entry.request)
         if run is None or event.entry.attempt != run.attempt:
             return []

@@ -246,13 +246,6 @@ class IgnoresLostLinks(DecodeHandovers):
         return []
 
 
-class WaitsForeverForALink(DecodeHandovers):
-    """vllm#26171: the prefill worker dies before it answers; the handshake has no bound."""
-
-    def tick(self, now: float) -> list[DecodeAction]:
-        return []
-
-
 class LosesFailures(DecodeHandovers):
     """aibrix#2289: a failed transfer is silent, its request waits and its blocks stay."""
 
