@@ -97,6 +97,15 @@ def test_one_token_is_a_whole_answer(client: openai.OpenAI, deployment: Deployme
     deployment.await_idle()
 
 
+def test_no_one_token_answer_is_ever_lost(client: openai.OpenAI) -> None:
+    """Here the first token is the last: P answers alone, and nobody repeats what it might fail to say."""
+    quick = client.with_options(timeout=10)
+    for number in range(120):
+        reply = quick.completions.create(model=MODEL, prompt=[300 + number], temperature=0, max_tokens=1)
+        assert reply.usage is not None
+        assert reply.usage.completion_tokens == 1
+
+
 def test_a_stop_string_ends_the_text_before_it(client: openai.OpenAI, deployment: Deployment) -> None:
     whole = answer_to(QUESTION)
     stop = whole[100:112]
