@@ -132,8 +132,10 @@ def report(path: Path) -> None:
         mine = [row[policy] for row in table.values()]
         ratio = [row[policy].gpu_hours / row["oracle"].gpu_hours for row in table.values()]
         print(
-            f"| {policy} | {geometric([r.misses + FLOOR for r in mine]):.2%} | {_mean([r.misses for r in mine]):.2%} | "
-            f"{geometric(ratio):.2f} | {max(r.misses for r in mine):.1%} | {_mean([float(r.moves) for r in mine]):.0f} |"
+            f"| {policy} | {geometric([r.misses + FLOOR for r in mine]):.2%} | "
+            f"{_mean([r.misses for r in mine]):.2%} | "
+            f"{geometric(ratio):.2f} | {max(r.misses for r in mine):.1%} | "
+            f"{_mean([float(r.moves) for r in mine]):.0f} |"
         )
     _against_peers(table)
     _per_scenario(table)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+
 from baton_operator.names import Role
 from baton_operator.sizing.baselines import apa, dynamo, hpa, kpa, llmd
 from baton_operator.sizing.baselines.signals import PoolSignals, Signals

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from baton_local.__main__ import main
 
 SMALL = ["simulate", "--shape", "step", "--rate", "12", "--duration", "3m", "--startup-s", "20"]

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from baton_operator.errors import ManifestError
 from baton_operator.names import Role
 from baton_operator.sizing.capacity import Mix, Targets, TwinSizer, thinned_pair
@@ -18,8 +21,6 @@ from baton_operator.sizing.sketch import RELATIVE_ERROR, Sketch, sketch_of
 from baton_operator.sizing.telemetry import Arrivals, arrivals_reading, merged, number_reading
 from baton_operator.sizing.trace_files import read_trace
 from baton_operator.sizing.workload import RequestShape
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 SHAPE = RequestShape(1000, 100)
 
@@ -106,9 +107,8 @@ def test_a_thinned_pair_keeps_the_ratio(pools: tuple[int, int], thinned: tuple[i
 
 def test_the_three_trace_formats_are_told_apart(tmp_path: Path) -> None:
     azure = tmp_path / "a.csv"
-    azure.write_text(
-        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n"
-    )
+    rows = "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n"
+    azure.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + rows)
     workload = read_trace(azure)
     assert workload.arrival_s.tolist() == pytest.approx([0.0, 4.314579])
     assert workload.prompt_tokens.tolist() == [374, 396]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+
 from baton_operator.names import Role
 from baton_operator.sizing.budget import fitted
 from baton_operator.sizing.decision import Known, ProvenZero, Unknown
@@ -125,7 +126,7 @@ def test_unknown_routable_workers_forbid_going_down() -> None:
 
 def test_a_budget_takes_from_the_pool_that_loses_least() -> None:
     a_spec = spec(max_accelerators=8)
-    floors = {role: 1 for role in Role if role in (Role.PREFILL, Role.DECODE)}
+    floors = {Role.PREFILL: 1, Role.DECODE: 1}
     wanted = {Role.PREFILL: 8, Role.DECODE: 4}
     rates = {Role.PREFILL: 40.0, Role.DECODE: 20.0}
     cut = fitted(a_spec, wanted, floors, rates, None, None)

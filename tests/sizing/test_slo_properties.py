@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import pi, sin
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from baton_operator.names import POOL_ROLES, Role
 from baton_operator.sizing.decision import Known, ProvenZero, Unknown
@@ -12,8 +16,6 @@ from baton_operator.sizing.slo import decide
 from baton_operator.sizing.telemetry import ArrivalReading, Arrivals, PoolSeen, arrivals_reading
 from baton_operator.sizing.workload import RequestShape
 from baton_testing.sizing import PerWorker, seen, spec
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 TRACES = settings(max_examples=2000, deadline=None, derandomize=True, database=None)
 AT_THRESHOLD = settings(max_examples=6, deadline=None, derandomize=True, database=None)
@@ -135,7 +137,7 @@ def test_a_load_around_a_threshold_turns_a_pool_at_most_four_times_an_hour(
 
 def _turns(sizes: list[tuple[float, int]]) -> list[float]:
     turns, direction = [], 0
-    for (_, before), (at, after) in zip(sizes, sizes[1:], strict=False):
+    for (_, before), (at, after) in pairwise(sizes):
         if after != before:
             step = 1 if after > before else -1
             if direction == -step:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from baton_operator.errors import ManifestError
 from baton_operator.sizing import fitting
 from baton_operator.sizing.hardware import A100, H200

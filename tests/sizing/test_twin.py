@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
 from baton_operator.names import Role
 from baton_operator.sizing.capacity import latencies
 from baton_operator.sizing.step_times import WorkerModel

@@ -1,8 +1,9 @@
 """Step times learned online from the workers' own timings, starting from a roofline.
 
-The fit is over *multipliers* of the prior's coefficients: each starts at 1 and moves as far as the evidence says, so that a
-coefficient that no step has told apart yet stays what the roofline gave. Least squares on relative errors with slow
-forgetting; a worker's first steps are dropped, later outliers are rejected, and each worker keeps its own bias.
+The fit is over *multipliers* of the prior's coefficients: each starts at 1 and moves as far as the evidence says,
+so that a coefficient that no step has told apart yet stays what the roofline gave. Least squares on relative
+errors with slow forgetting; a worker's first steps are dropped, later outliers are rejected, and each worker keeps
+its own bias.
 """
 
 from __future__ import annotations
