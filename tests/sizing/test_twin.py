@@ -11,7 +11,8 @@ from baton_operator.names import Role
 from baton_operator.sizing.capacity import latencies
 from baton_operator.sizing.step_times import WorkerModel
 from baton_operator.sizing.synthetic import Shape, synthetic
-from baton_operator.sizing.twin import Stage, Twin
+from baton_operator.sizing.twin import Twin
+from baton_operator.sizing.twin_events import Stage
 from baton_operator.sizing.workload import Workload
 from baton_testing.sizing import ROUND_WORKER, requests
 

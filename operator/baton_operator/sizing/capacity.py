@@ -17,7 +17,8 @@ import numpy as np
 
 from baton_operator.names import Role
 from baton_operator.sizing.step_times import WorkerModel
-from baton_operator.sizing.twin import Stage, Twin
+from baton_operator.sizing.twin import Twin
+from baton_operator.sizing.twin_events import Stage
 from baton_operator.sizing.workload import Floats, RequestShape, Workload
 
 GROUP = {Role.PREFILL: 6, Role.DECODE: 3}

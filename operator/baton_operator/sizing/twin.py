@@ -8,7 +8,6 @@ outside and passed in. Left out: single layers, network faults, the gateway's fa
 
 from __future__ import annotations
 
-import enum
 import heapq
 from collections import deque
 from collections.abc import Sequence
@@ -16,25 +15,10 @@ from math import inf, nan
 
 from baton_operator.names import Role
 from baton_operator.sizing.step_times import WorkerModel
-from baton_operator.sizing.twin_decode import DecodeWorker
-from baton_operator.sizing.twin_prefill import PrefillWorker
+from baton_operator.sizing.twin_decode import DecodeWorker, least_room
+from baton_operator.sizing.twin_events import Kind, Stage
+from baton_operator.sizing.twin_prefill import PrefillWorker, least_loaded
 from baton_operator.sizing.workload import Workload
-
-
-class Stage(enum.Enum):
-    """Which pools take part. One alone is sized with the other taken as free."""
-
-    BOTH = enum.auto()
-    PREFILL = enum.auto()
-    DECODE = enum.auto()
-
-
-class _Kind(enum.IntEnum):
-    PREFILLED = 0
-    LANDED = 1
-    BORDER = 2
-    READY = 3
-
 
 Worker = PrefillWorker | DecodeWorker
 
@@ -95,7 +79,7 @@ class Twin:
             self.prefill.append(worker := PrefillWorker(self.now, ready_s))
         else:
             self.decode.append(worker := DecodeWorker(self.now, ready_s, self.model))
-        self._push(max(ready_s, self.now), _Kind.READY, 0, 0, worker)
+        self._push(max(ready_s, self.now), Kind.READY, 0, 0, worker)
 
     def remove(self, role: Role) -> None:
         """Stop one worker: the newest that is still starting, else the least loaded; what it has is finished first."""
@@ -104,7 +88,7 @@ class Twin:
         if starting:
             self._gone(role, starting[-1])
             return
-        worker = min(pool, key=lambda w: w.load_s(self.now) if isinstance(w, PrefillWorker) else w.load)
+        worker = min(pool, key=lambda w: w.load_s(self.now) if isinstance(w, PrefillWorker) else least_room(w))
         worker.draining = True
         self._unroute(worker)
         if isinstance(worker, PrefillWorker):
@@ -173,19 +157,19 @@ class Twin:
         """Until nothing is left to happen."""
         self.run_until(inf)
 
-    def _push(self, at_s: float, kind: _Kind, request: int, tag: int, worker: Worker | None) -> None:
+    def _push(self, at_s: float, kind: Kind, request: int, tag: int, worker: Worker | None) -> None:
         self._order += 1
         heapq.heappush(self._heap, (at_s, self._order, kind, request, tag, worker))
 
     def _handle(self, kind: int, request: int, tag: int, worker: Worker | None) -> None:
-        if kind == _Kind.BORDER:
+        if kind == Kind.BORDER:
             assert isinstance(worker, DecodeWorker)
             if worker.version == tag and not worker.is_dead:
                 self._border(worker)
-        elif kind == _Kind.LANDED:
+        elif kind == Kind.LANDED:
             if self._attempt[request] == tag:
                 self._landed(request)
-        elif kind == _Kind.PREFILLED:
+        elif kind == Kind.PREFILLED:
             assert isinstance(worker, PrefillWorker)
             if not worker.is_dead:
                 self._prefilled(worker)
@@ -214,7 +198,7 @@ class Twin:
                 self.rejected += 1
                 self.finished.append(request)
                 continue
-            worker = self._least_loaded()
+            worker = least_loaded(self.routable_prefill, now)
             tokens, cached = self._uncached(request)
             if worker.queue and worker.queued_tokens + tokens > self.model.max_step_tokens:
                 return
@@ -230,16 +214,6 @@ class Twin:
     def _take(self) -> None:
         self.gateway_tokens -= self._prompt_now[self.gateway.popleft()]
 
-    def _least_loaded(self) -> PrefillWorker:
-        best, best_s = self.routable_prefill[0], inf
-        for worker in self.routable_prefill:
-            load_s = worker.queued_s + (worker.busy_until - self.now if worker.batch else 0.0)
-            if load_s < best_s:
-                best, best_s = worker, load_s
-                if load_s <= 0.0:
-                    break
-        return best
-
     def _uncached(self, request: int) -> tuple[int, int]:
         """Tokens to compute and tokens found: affinity finds a prefix, chance finds it on one worker of n."""
         ideal = self.cached[request]
@@ -254,7 +228,7 @@ class Twin:
             assert self.stage is Stage.DECODE
             self._to_go[request] = 0
             return
-        worker = min(self.routable_decode, key=_load)
+        worker = min(self.routable_decode, key=least_room)
         self._decode_of[request] = worker
         if worker.reserve(request, self._prompt_now[request]):
             self._granted(request)
@@ -262,7 +236,7 @@ class Twin:
     def _granted(self, request: int) -> None:
         self._granted_s[request] = self.now
         if self.stage is Stage.DECODE:
-            self._push(self.now + self.model.hand_over_s, _Kind.LANDED, request, self._attempt[request], None)
+            self._push(self.now + self.model.hand_over_s, Kind.LANDED, request, self._attempt[request], None)
         else:
             worker = self._prefill_of[request]
             if worker is not None and self._is_computed[request]:
@@ -271,7 +245,7 @@ class Twin:
     def _start(self, worker: PrefillWorker) -> None:
         end_s = worker.start_batch(self.now, self.model)
         if end_s is not None:
-            self._push(end_s, _Kind.PREFILLED, 0, 0, worker)
+            self._push(end_s, Kind.PREFILLED, 0, 0, worker)
 
     def _prefilled(self, worker: PrefillWorker) -> None:
         batch, worker.batch = worker.batch, []
@@ -295,7 +269,7 @@ class Twin:
     def _send(self, request: int, worker: PrefillWorker, finished_s: float) -> None:
         kv_bytes = self._prompt_now[request] * self.model.kv_bytes_per_token
         landed_s = worker.send(kv_bytes, self._granted_s[request], finished_s, self.model)
-        self._push(landed_s, _Kind.LANDED, request, self._attempt[request], None)
+        self._push(landed_s, Kind.LANDED, request, self._attempt[request], None)
 
     def _landed(self, request: int) -> None:
         prefill = self._prefill_of[request]
@@ -332,7 +306,7 @@ class Twin:
 
     def _plan(self, worker: DecodeWorker) -> None:
         worker.version += 1
-        self._push(max(self.now, worker.next_event(self.now)), _Kind.BORDER, 0, worker.version, worker)
+        self._push(max(self.now, worker.next_event(self.now)), Kind.BORDER, 0, worker.version, worker)
 
     def _finish(self, request: int, at_s: float) -> None:
         self.done_s[request] = at_s
@@ -421,7 +395,3 @@ class Twin:
             self.prefill = [other for other in self.prefill if other is not worker]
         else:
             self.decode = [other for other in self.decode if other is not worker]
-
-
-def _load(worker: DecodeWorker) -> float:
-    return worker.kv_tokens + worker.reserved_tokens + worker.waiting_tokens + 256.0 * len(worker.active)

@@ -70,11 +70,6 @@ class DecodeWorker:
         self.preempted = 0
 
     @property
-    def load(self) -> float:
-        """What routing compares, as of the last event: KV held, promised and asked for, in shares of the pool."""
-        return self.kv_tokens + self.reserved_tokens + self.waiting_tokens + 256.0 * len(self.active)
-
-    @property
     def is_idle(self) -> bool:
         return not self.active and not self.landed and not self.reserved and not self.waiting
 
@@ -201,3 +196,8 @@ class DecodeWorker:
         if half <= 0:
             return max(1, ceil(elapsed / linear - 1e-9))
         return max(1, ceil((sqrt(linear * linear + 4 * half * elapsed) - linear) / (2 * half) - 1e-9))
+
+
+def least_room(worker: DecodeWorker) -> float:
+    """Sort key for routing: KV held, promised and asked for, as of the last event, and a little for each sequence."""
+    return worker.kv_tokens + worker.reserved_tokens + worker.waiting_tokens + 256.0 * len(worker.active)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
+from math import inf
 
 from baton_operator.sizing.step_times import PrefillTimes, WorkerModel, attended_pairs
 
@@ -102,3 +104,15 @@ class PrefillWorker:
     @property
     def is_idle(self) -> bool:
         return not self.batch and not self.queue and self.unsent == 0
+
+
+def least_loaded(workers: Sequence[PrefillWorker], now: float) -> PrefillWorker:
+    """The first idle worker, else the one that is free first."""
+    best, best_s = workers[0], inf
+    for worker in workers:
+        load_s = worker.queued_s + (worker.busy_until - now if worker.batch else 0.0)
+        if load_s < best_s:
+            best, best_s = worker, load_s
+            if load_s <= 0.0:
+                break
+    return best
