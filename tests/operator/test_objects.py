@@ -258,6 +258,11 @@ def test_a_key_belongs_to_one_deployment_and_needs_a_long_master() -> None:
         standing_objects(on_cluster(), PLATFORM, OWNER, {})
 
 
+def test_manifest_text_is_not_expanded_as_a_variable() -> None:
+    [container] = pod_of(everything(deployment(model__source="file:///$(HOME)/$x")), Role.DECODE)["spec"]["containers"]
+    assert "--model=/$$(HOME)/$$x" in container["command"]
+
+
 CHANGES: list[tuple[Json, set[Role]]] = [
     ({"prefill__replicas": {"min": 2, "max": 9}}, set()),
     ({"rollout": {"paused": True}}, set()),

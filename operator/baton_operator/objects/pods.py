@@ -109,7 +109,7 @@ def _container(spec: WorkerSpec, image: str, second_port: int | None) -> Manifes
     return {
         "name": spec.role.value,
         "image": image,
-        "command": list(spec.argv),
+        "command": [part.replace("$", "$$") for part in spec.argv],  # or $(NAME) would become an environment variable
         "args": list(more),
         "env": [{"name": name, "value": value} for name, value in env.items()],
         "ports": [
