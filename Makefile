@@ -28,7 +28,7 @@ test: install ## Run the tests (PYTEST_ARGS=… is passed on)
 	$(BIN)/pytest -n $(TEST_WORKERS) $(PYTEST_ARGS)
 
 test-k8s: install ## Test the custom resources on a real API server (skips, saying how, without its binaries)
-	@e2e/fetch_etcd.sh || true
+	@timeout 120 e2e/fetch_etcd.sh || true
 	$(BIN)/pytest -q -rs e2e $(PYTEST_ARGS)
 
 check: install ## Formatting, lint, types, import contracts, generated files
