@@ -10,6 +10,8 @@ shapes only, so a captured graph serves every length; splits beyond a short cont
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -17,18 +19,33 @@ from torch import Tensor
 
 from baton_kernels.gpu.dot_dtype import dot_dtype
 
+LOG2_E = 1.4426950408889634
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeConfig:
+    block_n: int
+    """Tokens a tile."""
+    warps: int
+    stages: int
+
+
 BLOCK_N = 64
+ONE_WAVE = DecodeConfig(BLOCK_N, 2, 5)
+"""Up to two programs a multiprocessor: each keeps more loads under way."""
+MANY = DecodeConfig(BLOCK_N, 2, 3)
 MAX_SPLITS = 32
 PROGRAMS_WANTED = 264
 """Two programs for each of an H200's 132 multiprocessors."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride", "layer", "splits", "window"])
 def _decode_split_kernel(
     q_ptr, pool_ptr, tables_ptr, lens_ptr, maximum_ptr, sum_ptr, partial_ptr,
-    table_stride, block_stride, layer_offset, scale, window, splits,
+    table_stride, block_stride, layer, layer_stride, scale, window, splits,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, WINDOW: tl.constexpr, DOT: tl.constexpr,
+    ONE_SPLIT: tl.constexpr,
 ):  # fmt: skip
     GROUP: tl.constexpr = Q_HEADS // KV_HEADS
     sequence = tl.program_id(0).to(tl.int64)
@@ -42,37 +59,50 @@ def _decode_split_kernel(
     q = tl.load(q_ptr + head[:, None] * D + lane[None, :], mask=is_row, other=0.0).to(DOT)  # [BLOCK_M, D]
 
     length = tl.load(lens_ptr + sequence)
-    first = 0
+    visible = 0
     if WINDOW:
-        first = tl.maximum(length - window, 0)
+        visible = tl.maximum(length - window, 0)
+    first = visible // BLOCK_N * BLOCK_N
     share = tl.cdiv(tl.cdiv(length - first, splits), BLOCK_N) * BLOCK_N
     begin = first + split * share
     end = tl.minimum(begin + share, length)
 
+    tile = tl.arange(0, BLOCK_N)
+    table_ptr = tables_ptr + sequence * table_stride
+    head_offset = layer.to(tl.int64) * layer_stride + kv_head * BLOCK_TOKENS * D
     maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     weighted = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for start in range(begin, end, BLOCK_N):
-        token = start + tl.arange(0, BLOCK_N)
-        is_seen = token < end
-        block = tl.load(
-            tables_ptr + sequence * table_stride + token // BLOCK_TOKENS, mask=is_seen, other=0
-        )  # [BLOCK_N]
-        place = block.to(tl.int64) * block_stride + layer_offset
-        place += (kv_head * BLOCK_TOKENS + token % BLOCK_TOKENS) * D
-        is_loaded = is_seen[:, None] & is_lane[None, :]
+        token = start + tile
+        is_seen = (token < end) & (token >= visible)
+        if BLOCK_TOKENS % BLOCK_N == 0:  # a tile lies within one block
+            block = tl.load(table_ptr + start // BLOCK_TOKENS).to(tl.int64)
+            place = block * block_stride + head_offset + (start % BLOCK_TOKENS) * D + tile * D  # [BLOCK_N]
+        else:
+            blocks = tl.load(table_ptr + token // BLOCK_TOKENS, mask=is_seen, other=0)  # [BLOCK_N]
+            place = blocks.to(tl.int64) * block_stride + head_offset + (token % BLOCK_TOKENS) * D
+        is_loaded = is_seen[:, None]
+        if D != BLOCK_D:
+            is_loaded = is_loaded & is_lane[None, :]
         key_ptr = pool_ptr + place[:, None] + lane[None, :]
         key = tl.load(key_ptr, mask=is_loaded, other=0.0).to(DOT)  # [BLOCK_N, D]
         value = tl.load(key_ptr + KV_HEADS * BLOCK_TOKENS * D, mask=is_loaded, other=0.0).to(DOT)  # [BLOCK_N, D]
         scores = tl.dot(q, tl.trans(key), input_precision="ieee") * scale
         scores = tl.where(is_seen[None, :], scores, float("-inf"))
         raised = tl.maximum(maximum, tl.max(scores, axis=1))
-        weights = tl.exp(scores - raised[:, None])
-        shrink = tl.exp(maximum - raised)
+        # A tile may lie outside the window whole: its maximum stays -inf, its weights must be 0 and not NaN.
+        floor = tl.where(raised == float("-inf"), 0.0, raised)
+        weights = tl.exp2(scores - floor[:, None])
+        shrink = tl.exp2(maximum - floor)
         total = total * shrink + tl.sum(weights, axis=1)
         weighted = weighted * shrink[:, None] + tl.dot(weights.to(DOT), value, input_precision="ieee")
         maximum = raised
 
+    if ONE_SPLIT:
+        result = weighted / tl.where(total == 0.0, 1.0, total)[:, None]
+        tl.store(partial_ptr + head[:, None] * D + lane[None, :], result.to(partial_ptr.dtype.element_ty), mask=is_row)
+        return
     out = head * splits + split  # [BLOCK_M]
     tl.store(maximum_ptr + out, maximum, mask=group < GROUP)
     tl.store(sum_ptr + out, total, mask=group < GROUP)
@@ -95,7 +125,9 @@ def _decode_merge_kernel(
     partial = tl.load(partial_ptr + place, mask=is_loaded, other=0.0)  # [splits, D]
     highest = tl.max(maximum, axis=0)
     # An empty split has maximum -inf and weighs nothing; so does every split of an empty context.
-    weight = tl.where(maximum == float("-inf"), 0.0, tl.exp(maximum - tl.where(highest == float("-inf"), 0.0, highest)))
+    weight = tl.where(
+        maximum == float("-inf"), 0.0, tl.exp2(maximum - tl.where(highest == float("-inf"), 0.0, highest))
+    )
     denominator = tl.sum(weight * total, axis=0)
     merged = tl.sum(weight[:, None] * partial, axis=0) / tl.where(denominator == 0.0, 1.0, denominator)
     tl.store(out_ptr + row * D + lane, merged.to(out_ptr.dtype.element_ty), mask=lane < D)
@@ -110,6 +142,7 @@ def paged_decode_attention_triton(
     scale: float,
     window: int | None = None,
     splits: int | None = None,
+    config: DecodeConfig | None = None,
 ) -> Tensor:
     """As `baton_kernels.decode_attention.paged_decode_attention`; `splits` is chosen from the shapes unless given."""
     sequences, q_heads, head_dim = q.shape
@@ -118,21 +151,24 @@ def paged_decode_attention_triton(
     if sequences == 0:
         return out
     splits = splits or _choose_splits(sequences * kv_heads, block_tables.shape[1] * block_tokens)
+    config = config or (ONE_WAVE if sequences * kv_heads * splits <= PROGRAMS_WANTED else MANY)
     rows = sequences * q_heads
     maximum = torch.empty(rows, splits, dtype=torch.float32, device=q.device)
     total = torch.empty_like(maximum)
-    partial = torch.empty(rows, splits, head_dim, dtype=torch.float32, device=q.device)
+    partial = out if splits == 1 else torch.empty(rows, splits, head_dim, dtype=torch.float32, device=q.device)
     block_d = max(16, triton.next_power_of_2(head_dim))
     _decode_split_kernel[(sequences, kv_heads, splits)](
         q.contiguous(), kv_pool, block_tables, context_lens, maximum, total, partial,
-        block_tables.stride(0), kv_pool.stride(0), layer * kv_pool.stride(1), scale, window or 0, splits,
+        block_tables.stride(0), kv_pool.stride(0), layer, kv_pool.stride(1), scale * LOG2_E, window or 0, splits,
         q_heads, kv_heads, head_dim, block_tokens,
-        max(16, triton.next_power_of_2(q_heads // kv_heads)), BLOCK_N, block_d, window is not None, dot_dtype(q),
-        num_warps=4,
+        max(16, triton.next_power_of_2(q_heads // kv_heads)), config.block_n, block_d, window is not None,
+        dot_dtype(q), splits == 1,
+        num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
-    _decode_merge_kernel[(rows,)](
-        maximum, total, partial, out, splits, head_dim, triton.next_power_of_2(splits), block_d, num_warps=2
-    )
+    if splits > 1:
+        _decode_merge_kernel[(rows,)](
+            maximum, total, partial, out, splits, head_dim, triton.next_power_of_2(splits), block_d, num_warps=2
+        )
     return out
 
 

@@ -10,6 +10,8 @@ window need no other case.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -17,20 +19,80 @@ from torch import Tensor
 
 from baton_kernels.gpu.dot_dtype import dot_dtype
 
-BLOCK_M = 64
-BLOCK_N = 64
+LOG2_E = 1.4426950408889634
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillConfig:
+    block_m: int
+    """Query rows a tile: (token, head of the group) pairs."""
+    block_n: int
+    """Tokens a tile."""
+    warps: int
+    stages: int
+
+
+HALF_PRECISION = PrefillConfig(64, 64, 4, 3)
+LONG = PrefillConfig(128, 64, 4, 3)
+LONG_TOKENS = 6_144
+"""From here on wider tiles pay: fewer loads weigh more than the last wave's idle multiprocessors."""
+FULL_PRECISION = PrefillConfig(64, 64, 4, 2)
+MAX_GROUP = 64
 
 
 @triton.jit
+def _visit(
+    q, maximum, total, weighted, head_ptr, table_ptr, start, end, position, block_stride, scale, window,
+    D: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    WINDOW: tl.constexpr, DOT: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """One tile of keys and values of the online softmax, in powers of two."""
+    tile = tl.arange(0, BLOCK_N)
+    lane = tl.arange(0, BLOCK_D)
+    token = start + tile
+    is_token = token < end
+    if BLOCK_TOKENS % BLOCK_N == 0:  # a tile lies within one block
+        block = tl.load(table_ptr + start // BLOCK_TOKENS).to(tl.int64)
+        place = block * block_stride + (start % BLOCK_TOKENS) * D + tile * D  # [BLOCK_N]
+    else:
+        blocks = tl.load(table_ptr + token // BLOCK_TOKENS, mask=is_token, other=0)  # [BLOCK_N]
+        place = blocks.to(tl.int64) * block_stride + (token % BLOCK_TOKENS) * D
+    key_ptr = head_ptr + place[:, None] + lane[None, :]
+    value_ptr = key_ptr + KV_HEADS * BLOCK_TOKENS * D
+    if MASKED or D != BLOCK_D:
+        is_loaded = is_token[:, None] & (lane < D)[None, :]
+        key = tl.load(key_ptr, mask=is_loaded, other=0.0).to(DOT)  # [BLOCK_N, D]
+        value = tl.load(value_ptr, mask=is_loaded, other=0.0).to(DOT)  # [BLOCK_N, D]
+    else:
+        key = tl.load(key_ptr).to(DOT)  # [BLOCK_N, D]
+        value = tl.load(value_ptr).to(DOT)  # [BLOCK_N, D]
+    scores = tl.dot(q, tl.trans(key), input_precision="ieee") * scale
+    if MASKED:
+        distance = position[:, None] - token[None, :]
+        is_seen = distance >= 0
+        if WINDOW:
+            is_seen = is_seen & (distance < window)
+        scores = tl.where(is_seen, scores, float("-inf"))
+    raised = tl.maximum(maximum, tl.max(scores, axis=1))
+    # A row may see nothing of a window's first tile: its maximum stays -inf, its weights must be 0 and not NaN.
+    floor = tl.where(raised == float("-inf"), 0.0, raised) if MASKED else raised
+    weights = tl.exp2(scores - floor[:, None])
+    shrink = tl.exp2(maximum - floor)
+    total = total * shrink + tl.sum(weights, axis=1)
+    weighted = weighted * shrink[:, None] + tl.dot(weights.to(DOT), value, input_precision="ieee")
+    return raised, total, weighted
+
+
+@triton.jit(do_not_specialize=["table_stride", "layer", "window"])
 def _prefill_kernel(
     q_ptr, pool_ptr, tables_ptr, starts_ptr, lens_ptr, out_ptr,
-    table_stride, block_stride, layer_offset, scale, window,
+    table_stride, block_stride, layer, layer_stride, scale, window,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, WINDOW: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     GROUP: tl.constexpr = Q_HEADS // KV_HEADS
     TOKENS: tl.constexpr = BLOCK_M // GROUP
-    tile = tl.program_id(0)
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the longest first
     kv_head = tl.program_id(1)
     sequence = tl.program_id(2).to(tl.int64)
     query_begin = tl.load(starts_ptr + sequence)
@@ -56,32 +118,22 @@ def _prefill_kernel(
     maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     weighted = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for start in range(first, end, BLOCK_N):
-        token = start + tl.arange(0, BLOCK_N)
-        is_token = token < end
-        block = tl.load(
-            tables_ptr + sequence * table_stride + token // BLOCK_TOKENS, mask=is_token, other=0
-        )  # [BLOCK_N]
-        source = block.to(tl.int64) * block_stride + layer_offset
-        source += (kv_head * BLOCK_TOKENS + token % BLOCK_TOKENS) * D
-        is_loaded = is_token[:, None] & is_lane[None, :]
-        key_ptr = pool_ptr + source[:, None] + lane[None, :]
-        key = tl.load(key_ptr, mask=is_loaded, other=0.0).to(DOT)  # [BLOCK_N, D]
-        value = tl.load(key_ptr + KV_HEADS * BLOCK_TOKENS * D, mask=is_loaded, other=0.0).to(DOT)  # [BLOCK_N, D]
-        scores = tl.dot(q, tl.trans(key), input_precision="ieee") * scale
-        distance = position[:, None] - token[None, :]
-        is_seen = distance >= 0
-        if WINDOW:
-            is_seen = is_seen & (distance < window)
-        scores = tl.where(is_seen, scores, float("-inf"))
-        raised = tl.maximum(maximum, tl.max(scores, axis=1))
-        # A row may see nothing of a window's first tile: its maximum stays -inf, its weights must be 0 and not NaN.
-        floor = tl.where(raised == float("-inf"), 0.0, raised)
-        weights = tl.exp(scores - floor[:, None])
-        shrink = tl.exp(maximum - floor)
-        total = total * shrink + tl.sum(weights, axis=1)
-        weighted = weighted * shrink[:, None] + tl.dot(weights.to(DOT), value, input_precision="ieee")
-        maximum = raised
+    # Tokens before `border` are seen by every row: their tiles need no mask.
+    border = first
+    if not WINDOW:
+        border = (prefix + tile * TOKENS + 1) // BLOCK_N * BLOCK_N
+    table_ptr = tables_ptr + sequence * table_stride
+    head_ptr = pool_ptr + layer.to(tl.int64) * layer_stride + kv_head * BLOCK_TOKENS * D
+    for start in range(first, border, BLOCK_N):
+        maximum, total, weighted = _visit(
+            q, maximum, total, weighted, head_ptr, table_ptr, start, end, position, block_stride, scale, window,
+            D, KV_HEADS, BLOCK_TOKENS, BLOCK_N, BLOCK_D, WINDOW, DOT, False,
+        )  # fmt: skip
+    for start in range(border, end, BLOCK_N):
+        maximum, total, weighted = _visit(
+            q, maximum, total, weighted, head_ptr, table_ptr, start, end, position, block_stride, scale, window,
+            D, KV_HEADS, BLOCK_TOKENS, BLOCK_N, BLOCK_D, WINDOW, DOT, True,
+        )  # fmt: skip
 
     result = weighted / tl.where(total == 0.0, 1.0, total)[:, None]
     tl.store(out_ptr + place[:, None] + lane[None, :], result.to(out_ptr.dtype.element_ty), mask=is_row)
@@ -97,24 +149,32 @@ def paged_prefill_attention_triton(
     scale: float,
     window: int | None = None,
     max_query_len: int | None = None,
+    config: PrefillConfig | None = None,
 ) -> Tensor:
     """As `baton_kernels.prefill_attention.paged_prefill_attention`. Raises ValueError when a kv head has more query
     heads than a tile has rows."""
     _, q_heads, head_dim = q.shape
     _, _, _, kv_heads, block_tokens, _ = kv_pool.shape
     group = q_heads // kv_heads
-    if group > BLOCK_M:
-        raise ValueError(f"{group} query heads per kv head; the prefill kernel takes at most {BLOCK_M}")
-    out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+    if group > MAX_GROUP:
+        raise ValueError(f"{group} query heads per kv head; the prefill kernel takes at most {MAX_GROUP}")
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     longest = int(query_starts.diff().max()) if max_query_len is None else max_query_len
     if longest == 0:
         return out
     sequences = context_lens.shape[0]
-    _prefill_kernel[(triton.cdiv(longest, BLOCK_M // group), kv_heads, sequences)](
+    config = config or _choose(q.dtype, longest)
+    _prefill_kernel[(triton.cdiv(longest, config.block_m // group), kv_heads, sequences)](
         q.contiguous(), kv_pool, block_tables, query_starts, context_lens, out,
-        block_tables.stride(0), kv_pool.stride(0), layer * kv_pool.stride(1), scale, window or 0,
+        block_tables.stride(0), kv_pool.stride(0), layer, kv_pool.stride(1), scale * LOG2_E, window or 0,
         q_heads, kv_heads, head_dim, block_tokens,
-        BLOCK_M, BLOCK_N, max(16, triton.next_power_of_2(head_dim)), window is not None, dot_dtype(q),
-        num_warps=4,
+        config.block_m, config.block_n, max(16, triton.next_power_of_2(head_dim)), window is not None, dot_dtype(q),
+        num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
     return out
+
+
+def _choose(dtype: torch.dtype, longest: int) -> PrefillConfig:
+    if dtype == torch.float32:
+        return FULL_PRECISION
+    return LONG if longest >= LONG_TOKENS else HALF_PRECISION
