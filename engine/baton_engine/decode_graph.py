@@ -2,8 +2,8 @@
 
 A step of N rows replays the graph of the smallest size from N up. Rows beyond N are padding: slot `max_slots`, context
 0, pool place -1, so they read and write nothing. The *body* runs the layers and leaves hidden states; the *tail* runs
-the head, takes each row's greatest logit and keeps it as the slot's last token, so that the next step needs no word from
-the host. Rows that ask for more than the greatest logit are drawn by the sampler from the body's hidden states.
+the head, takes each row's greatest logit and keeps it as the slot's last token, so that the next step needs no word
+from the host. Rows that ask for more than that are drawn by the sampler from the body's hidden states.
 
 Everything that a graph reads lies at a fixed place: block tables by slot, and one array of the step's row numbers.
 """
