@@ -1,7 +1,7 @@
 # Commands of the repository. `make help` lists them; everything that needs .venv makes it first.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-k8s check verify bench format clean
+.PHONY: help install demo serve test test-k8s check verify bench bench-gpu format clean
 
 BIN := .venv/bin
 TEST_WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 8 ? n : 8 )))
@@ -45,6 +45,9 @@ verify: install ## Generated files are what their sources say
 
 bench: install ## Measure on this machine (BENCH_ARGS=… is passed on)
 	$(BIN)/python -m bench $(BENCH_ARGS)
+
+bench-gpu: install ## Measure the engine on this machine's GPU beside the targets (BENCH_ARGS=decode|prefill|tuning)
+	$(BIN)/python -m bench.gpu $(BENCH_ARGS)
 
 format: install ## Format, fix what can be fixed, write generated files
 	$(BIN)/ruff format .
