@@ -12,7 +12,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -20,7 +20,7 @@ from typing import TypeVar
 from baton_local.client import ChatStream, Question
 from baton_local.errors import LocalError, NotRunningError
 from baton_local.log_tail import last_line
-from baton_local.observe import Observation, observe
+from baton_local.observe import Observation, WorkerState, observe
 from baton_local.process_tree import descendants, is_alive
 from baton_local.processes import Ended, Processes
 from baton_local.record import RunRecord, read_record
@@ -131,8 +131,19 @@ def check_moved(seen: Observation) -> None:
         raise DemoError(f"{sum(got.values())} bytes of KV were received, but {sum(sent.values())} sent")
 
 
+def is_settled(states: Sequence[WorkerState | None]) -> bool:
+    """Whether every worker answers, is idle, and both ends of the transfer have counted the same bytes. Pure.
+
+    Each worker publishes its counters a few times a second: the receiver's may be ahead of the sender's.
+    """
+    known = [state for state in states if state is not None]
+    received = sum(state.transfer.bytes_received for state in known)
+    is_idle = all(state.running + state.waiting == 0 for state in known)
+    return len(known) == len(states) and is_idle and 0 < received <= sum(state.transfer.bytes_sent for state in known)
+
+
 def _blocks(moved: int, block_bytes: int) -> int | None:
-    """Whole blocks in so many bytes; what was sent counts a few bytes of framing too."""
+    """Whole blocks in so many bytes."""
     return moved // block_bytes if block_bytes else None
 
 
@@ -170,9 +181,7 @@ def _settled(run: RunDir) -> Observation:
 
     def idle() -> Observation | None:
         seen = observe(read_record(run))
-        states = [state for _, state in seen.workers]
-        is_idle = all(state is not None and state.running + state.waiting == 0 for state in states)
-        return seen if is_idle and any(s is not None and s.transfer.bytes_received for s in states) else None
+        return seen if is_settled([state for _, state in seen.workers]) else None
 
     try:
         return _awaited(idle, SETTLE_S, "")

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from baton_gateway.latency import LatencySketch
-from baton_local.demo import DemoError, Timing, check_moved, report
+from baton_local.demo import DemoError, Timing, check_moved, is_settled, report
 from baton_local.observe import GatewayState, Observation, Transfer, WorkerState
 from baton_local.record import PostRecord, RunRecord, TargetRecord
 from baton_local.status import as_json, as_text
@@ -111,3 +111,17 @@ def test_the_demo_fails_when_one_process_did_everything() -> None:
 
 def test_the_demo_accepts_kv_that_moved() -> None:
     check_moved(observation())
+
+
+@pytest.mark.parametrize(
+    ("sent", "received", "running", "settled"),
+    [(4500, 4500, 0, True), (0, 4500, 0, False), (4400, 4500, 0, False), (0, 0, 0, False), (4500, 4500, 1, False)],
+    ids=["both counted", "sender behind", "sender partly behind", "nothing moved", "still working"],
+)
+def test_a_demo_is_settled_when_both_ends_counted_the_same(
+    sent: int, received: int, running: int, settled: bool
+) -> None:
+    prefill = WorkerState(64, 60, 1000, 0, 0, Transfer("tcp", 2, sent, 0))
+    decode = WorkerState(64, 64, 1000, running, 0, Transfer("tcp", 2, 0, received))
+    assert is_settled([prefill, decode]) is settled
+    assert not is_settled([prefill, decode, None])
