@@ -1,15 +1,33 @@
-"""All benchmarks, one after another: `python -m bench`. Each also runs alone: `python -m bench.engine_speed`."""
+"""Benchmarks of the CPU path, one after another: `python -m bench`, or only those named: `python -m bench engine`.
+
+Each also runs alone, with options of its own: `python -m bench.engine_speed --help`.
+"""
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Callable
+
 from bench import disaggregation, engine_speed, gateway_cost, transfer
+
+BENCHMARKS: dict[str, Callable[[], None]] = {
+    "gateway": gateway_cost.run,
+    "transfer": transfer.run,
+    "disaggregation": lambda: disaggregation.run(("tiny", "100m"), disaggregation.ROUNDS),
+    "engine": lambda: engine_speed.run(("tiny", "100m"), engine_speed.ROUNDS, threads=1),
+}
+"""`engine` comes last: it pins this process to one core."""
 
 
 def main() -> None:
-    gateway_cost.run()
-    transfer.run()
-    disaggregation.run(("tiny", "100m"), disaggregation.ROUNDS)
-    engine_speed.run(("tiny", "100m"), engine_speed.ROUNDS, threads=1)  # last: it pins this process to one core
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}; default: all")
+    asked = parser.parse_args().names or list(BENCHMARKS)
+    if unknown := set(asked) - set(BENCHMARKS):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")
+    for name, run in BENCHMARKS.items():
+        if name in asked:
+            run()
 
 
 if __name__ == "__main__":
