@@ -6,6 +6,17 @@ A deployment's name has at most 36 characters, so that each derived name stays a
 from __future__ import annotations
 
 import enum
+from typing import NamedTuple
+
+
+class Key(NamedTuple):
+    """Which LLMDeployment."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
 
 
 class Role(enum.StrEnum):

@@ -1,0 +1,34 @@
+"""What gateways tell the operator about a deployment, as the reconcile pass reads it. Values only; the link fills it in.
+
+Nothing here waits: an answer is what was last heard, or None when nothing is known now.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from baton_operator.names import Key
+from baton_operator.observe import RoutableCounts
+from baton_operator.status import LaneStatus, SloStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What all gateways of a deployment told lately, merged."""
+
+    routable: RoutableCounts | None
+    """Workers that gateways have linked and that fit a partner, by role and template hash; None: not known now. A
+    worker counts when *every* reporting gateway has it; templates that are left out have none."""
+    slo: SloStatus | None = None
+    """Measured against target, rounded; None: not measured."""
+    slo_met: bool | None = None
+    lane: LaneStatus | None = None
+    transport_verified: bool | None = None
+    """Whether every measured lane reaches `spec.kvTransfer.minBandwidth`; None: nothing measured."""
+    transport_message: str = ""
+
+
+class Telemetry(Protocol):
+    def heard(self, key: Key, uid: str) -> Heard | None:
+        """What is known of the deployment with that name and uid; None: no gateway has told anything lately."""
