@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from baton_engine.plan import Runner
 from baton_engine.scheduler import Scheduler
+from baton_engine.step_load import LoadMeter, StepLoad
 
 STEP_SMOOTHING = 0.1
 """Weight of the newest step in the smoothed step duration."""
@@ -21,11 +22,12 @@ class Stepper:
     """Drives one scheduler and one runner."""
 
     def __init__(
-        self, scheduler: Scheduler, runner: Runner, observe: Callable[[int, float], None] = lambda rows, seconds: None
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        observe: Callable[[int, StepLoad, float], None] = lambda step, load, seconds: None,
     ) -> None:
-        """`observe` is told each collected step's sequences (prefill chunks and decode rows) and its duration in
-        seconds.
-        """
+        """`observe` is told each collected step's number, what was in it, and its duration in seconds."""
         self.steps = 0
         """Steps whose result was applied."""
         self.step_s = 0.0
@@ -33,30 +35,31 @@ class Stepper:
         self._scheduler = scheduler
         self._runner = runner
         self._observe = observe
-        self._launched_rows: deque[int] = deque()
+        self._meter = LoadMeter(scheduler.config.max_slots)
+        self._launched: deque[StepLoad] = deque()
         self._max_launched = 2 if scheduler.config.one_step_ahead else 1
 
     @property
     def idle(self) -> bool:
         """Nothing is launched and nothing could be without a word from outside."""
-        return not self._launched_rows and not self._scheduler.has_work
+        return not self._launched and not self._scheduler.has_work
 
     def turn(self, now: float) -> bool:
         """Move on by one step. False when there was nothing to do.
 
         Waits for the device only when nothing can be planned.
         """
-        launched = len(self._launched_rows)
+        launched = len(self._launched)
         if (launched and self._runner.is_done()) or launched == self._max_launched:
             self._collect(now)
         plan = self._scheduler.plan(now)
         if plan is not None:
             self._runner.launch(plan)
-            self._launched_rows.append(len(plan.prefill) + len(plan.decode))
+            self._launched.append(self._meter.load(plan))
             if self._runner.is_done():
                 self._collect(now)
             return True
-        if self._launched_rows:
+        if self._launched:
             self._collect(now)
             return True
         return False
@@ -64,7 +67,7 @@ class Stepper:
     def _collect(self, now: float) -> None:
         result = self._runner.collect()
         self._scheduler.apply(result, now)
-        self._observe(self._launched_rows.popleft(), result.duration_s)
+        self._observe(result.step, self._launched.popleft(), result.duration_s)
         weight = STEP_SMOOTHING if self.steps else 1.0
         self.step_s += weight * (result.duration_s - self.step_s)
         self.steps += 1

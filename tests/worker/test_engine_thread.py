@@ -8,6 +8,7 @@ import time
 from baton_engine.engine_config import EngineConfig
 from baton_engine.events import Drawn, Failed, RequestKey, Reserved, SchedulerEvent, SequenceSpec
 from baton_engine.scheduler import Scheduler
+from baton_engine.step_load import StepLoad
 from baton_engine.stepper import Stepper
 from baton_kv_transfer.wire.values import Finish, SamplingParams
 from baton_testing.runners import ToyRunner
@@ -111,5 +112,5 @@ def test_a_broken_loop_is_reported_once() -> None:
     assert thread.stop(10.0)
 
 
-def _fail(rows: int, seconds: float) -> None:
+def _fail(step: int, load: StepLoad, seconds: float) -> None:
     raise ZeroDivisionError("a bug in the loop")

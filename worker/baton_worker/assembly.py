@@ -18,6 +18,7 @@ from baton_engine.loading import DTYPES, RANDOM_SCHEME, LoadedModel, load_model
 from baton_engine.model_errors import ModelError
 from baton_engine.runner import ModelRunner
 from baton_engine.scheduler import Scheduler
+from baton_engine.step_load import StepLoad
 from baton_engine.stepper import Stepper
 from baton_kv_transfer.errors import AuthenticationError
 from baton_kv_transfer.handover import TransferConfig, Verify
@@ -56,8 +57,8 @@ class EngineParts:
     fingerprint: PairFingerprint
 
 
-def build(config: WorkerConfig, observe_step: Callable[[int, float], None]) -> EngineParts:
-    """Load and size everything. `observe_step` is told each step's rows and seconds.
+def build(config: WorkerConfig, observe_step: Callable[[int, StepLoad, float], None]) -> EngineParts:
+    """Load and size everything. `observe_step` is told each step's number, what was in it, and its seconds.
 
     Raises ConfigError with one line.
     """

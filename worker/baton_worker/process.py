@@ -13,7 +13,9 @@ import os
 import secrets
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
 
 from aiohttp import web
 
@@ -82,6 +84,16 @@ async def _run(config: WorkerConfig, serve: Serve) -> int:
         log.error("stopped because a thread failed: %s", stop.crash)
         return 1
     return 0
+
+
+def age_s() -> float | None:
+    """Seconds since this process was started; None where /proc does not say."""
+    try:
+        fields = Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    started_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started_s)
 
 
 def new_epoch() -> bytes:

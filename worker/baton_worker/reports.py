@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from baton_engine.events import Drawn
 from baton_kv_transfer.wire.gateway_link import WorkerState
+from baton_kv_transfer.wire.measures import StepTiming
 from baton_kv_transfer.wire.values import TokenEntry
-from baton_worker.views import EngineSnapshot
+from baton_worker.views import EngineSnapshot, TransferView
 
 
 def token_entry(event: Drawn) -> TokenEntry:
@@ -33,3 +36,11 @@ def worker_state(snapshot: EngineSnapshot, draining: bool) -> WorkerState:
         steps=snapshot.steps,
         step_s=snapshot.step_s,
     )
+
+
+def with_measures(
+    state: WorkerState, startup_s: float | None, transfer: TransferView, timings: tuple[StepTiming, ...]
+) -> WorkerState:
+    """The state with what sizing needs to know of this worker."""
+    kv_bytes = transfer.kv_bytes_sent + transfer.kv_bytes_received
+    return msgspec.structs.replace(state, startup_s=startup_s, kv_bytes=kv_bytes, timings=timings)

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from baton_engine.events import RequestKey, SchedulerEvent
+from baton_engine.step_load import StepLoad
+from baton_kv_transfer.wire.gateway_link import WorkerState
 from baton_worker import assembly, process
 from baton_worker.assembly import EngineParts
 from baton_worker.config import WorkerConfig
@@ -21,6 +23,8 @@ from baton_worker.engine_thread import EngineThread
 from baton_worker.gateway_links import GatewayLinks, Service
 from baton_worker.loop_thread import LoopThread
 from baton_worker.metrics import WorkerMetrics
+from baton_worker.reports import with_measures
+from baton_worker.step_log import StepLog
 from baton_worker.views import EngineSnapshot, TransferView, WorkerView
 
 STOP_S = 5.0
@@ -72,7 +76,13 @@ async def serve(config: WorkerConfig, stop: process.Stop, build_role: BuildRole)
     """Run the worker until a stop is asked for. Raises ConfigError when it cannot start."""
     loop = asyncio.get_running_loop()
     metrics = WorkerMetrics(config.role)
-    parts = await asyncio.to_thread(assembly.build, config, metrics.stepped)
+    steps = StepLog()
+
+    def stepped(step: int, load: StepLoad, seconds: float) -> None:
+        metrics.stepped(load.rows, seconds)
+        steps.add(step, load, seconds)
+
+    parts = await asyncio.to_thread(assembly.build, config, stepped)
     epoch = process.new_epoch()
     role = build_role(config, parts, epoch, metrics)
     service = role.service
@@ -87,8 +97,13 @@ async def serve(config: WorkerConfig, stop: process.Stop, build_role: BuildRole)
         transfer_thread = LoopThread("transfer")
         stack.callback(transfer_thread.stop, STOP_S)
         await process.bound(config, transfer_thread.run_from_loop(role.mover.start()))
+        startup_s = process.age_s()
+
+        def measured(state: WorkerState) -> WorkerState:
+            return with_measures(state, startup_s, role.transfer_view(), steps.take())
+
         hello = assembly.hello(config, parts, epoch, role.pair_port())
-        links = GatewayLinks(hello, parts.bundle.data, parts.keys, service)
+        links = GatewayLinks(hello, parts.bundle.data, parts.keys, service, measured)
         engine.start()
         stack.callback(engine.stop, STOP_S)
 

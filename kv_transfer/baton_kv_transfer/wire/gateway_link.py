@@ -10,6 +10,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from baton_kv_transfer.wire.measures import StepTiming
 from baton_kv_transfer.wire.values import (
     Attempt,
     Choice,
@@ -31,6 +32,8 @@ from baton_kv_transfer.wire.values import (
     TokenCount,
     TokenEntry,
 )
+
+MAX_STATE_TIMINGS = 8
 
 Choices = Annotated[tuple[Choice, ...], Meta(min_length=1, max_length=128)]
 
@@ -98,6 +101,12 @@ class WorkerState(Message, frozen=True, tag=5):
     steps: Count
     step_s: Seconds
     """Smoothed duration of recent engine steps; 0 before the first."""
+    startup_s: Seconds | None = None
+    """From the start of the process until it was ready; None: not known."""
+    kv_bytes: Count | None = None
+    """KV sent or received so far; None: not known."""
+    timings: Annotated[tuple[StepTiming, ...], Meta(max_length=MAX_STATE_TIMINGS)] = ()
+    """Some of the steps since the last state."""
 
 
 class Heartbeat(Message, frozen=True, tag=6):
