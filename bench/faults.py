@@ -1,0 +1,93 @@
+"""Fault campaigns against real processes: `python -m bench.faults CAMPAIGN`, from the repository's root.
+
+`kill` SIGKILLs workers and gateway processes of `baton up` under load. Every request's whole text is known: a lost,
+repeated or different token is counted. Rounds are appended to a journal, so that a campaign can be run in slices; the
+summary in `bench/results` covers the whole journal. Exits with 1 when a round has a problem.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
+
+from bench import faults_rounds
+from bench.faults_fleet import Fleet, UpFleet
+from bench.faults_load import Load, asks
+from bench.faults_rounds import Deck, Harm, Round
+from bench.machine import this_machine
+from bench.results import publish
+
+HARMS = {"kill": faults_rounds.Kill}
+
+
+async def campaign(fleet: Fleet, harm: Harm, count: int, lanes: int, seed: int, journal: Path, until_s: float) -> bool:
+    """`count` rounds, or as many as begin before `until_s` (monotonic). Whether all went well."""
+    draw = random.Random(seed)
+    load = Load(fleet.host, fleet.port, asks(), lanes, draw)
+    deck = Deck(draw)
+    is_good = True
+    try:
+        for number in range(count):
+            if time.monotonic() > until_s:
+                break
+            round_ = await faults_rounds.play(fleet, load, harm, deck, draw)
+            faults_rounds.append(journal, round_)
+            _tell(number + 1, count, round_)
+            is_good &= not round_.problems
+    finally:
+        await load.stop()
+    return is_good
+
+
+def _tell(number: int, count: int, round_: Round) -> None:
+    print(
+        f"{time.strftime('%H:%M:%S')} {number}/{count} {round_.fault} {round_.role}: {round_.verdicts} "
+        f"own {round_.excepted}, noticed {round_.noticed_s}, baseline {round_.baseline_s}, "
+        f"fleet whole after {round_.restarted_s:.1f} s",
+        flush=True,
+    )
+    for problem in round_.problems:
+        print(f"    {problem}", flush=True)
+
+
+async def run(name: str, arguments: argparse.Namespace, folder: Path, journal: Path) -> bool:
+    harm = HARMS[name](random.Random(arguments.seed + 1))
+    async with UpFleet(folder) as fleet:
+        until_s = time.monotonic() + arguments.minutes * 60
+        return await campaign(fleet, harm, arguments.count, arguments.lanes, arguments.seed, journal, until_s)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("campaign", choices=sorted(HARMS))
+    parser.add_argument("--count", type=int, default=200, help="faults (default %(default)s)")
+    parser.add_argument("--minutes", type=float, default=120.0, help="begin no round after so long")
+    parser.add_argument("--lanes", type=int, default=6, help="requests at a time (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--journal", type=Path, help="of rounds; appended to (default: a new one)")
+    parser.add_argument("--keep", type=Path, help="folder for the logs of the processes (default: thrown away)")
+    arguments = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    machine = this_machine()
+    with tempfile.TemporaryDirectory(prefix="baton-faults-") as temporary:
+        folder = arguments.keep or Path(temporary)
+        journal = arguments.journal or folder / "journal.jsonl"
+        is_good = asyncio.run(run(arguments.campaign, arguments, folder, journal))
+        rounds = faults_rounds.load_journal(journal)
+    notes = [
+        f"{len(rounds)} faults of the campaign `{arguments.campaign}` under load, {arguments.lanes} requests at a time."
+    ]
+    publish(f"faults_{arguments.campaign}", machine, notes, faults_rounds.COLUMNS, faults_rounds.summary(rounds))
+    return 0 if is_good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
