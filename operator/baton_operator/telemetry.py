@@ -1,4 +1,4 @@
-"""What gateways tell the operator about a deployment, as the reconcile pass reads it. Values only; the link fills it in.
+"""What gateways tell the operator about a deployment, as a reconcile pass reads it. Values only; the link fills them.
 
 Nothing here waits: an answer is what was last heard, or None when nothing is known now.
 """
