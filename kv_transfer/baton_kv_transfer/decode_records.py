@@ -67,6 +67,10 @@ class DecodeHandover:
     cached_tokens: int = 0
     blocks: tuple[int, ...] = ()
     choices: frozenset[int] = frozenset()
+    one_sided: bool = False
+    """The peer writes without this process taking part."""
+    link: int = 0
+    """Which of the links to the peer it was granted over."""
     transfer: int | None = None
     layout: StreamLayout | None = None
     spans: tuple[Span, ...] = ()
@@ -83,6 +87,8 @@ class DecodeHandover:
 class DecodeStats:
     by_state: dict[DecodeState, int]
     landing: LandingStats
+    sealed_bytes: int
+    """Landed without this process taking part (one-sided), on the word of their Seals."""
     lingering: int
     """Ended hand-overs whose writer has not said yet that nothing is in flight."""
     ended: dict[str, int]

@@ -20,7 +20,7 @@ from baton_kv_transfer.handover import HandoverKey, Send, TransferConfig, Verify
 from baton_kv_transfer.landing import ClaimRefusal, LandingRegion, LandingWindow
 from baton_kv_transfer.landing_line import LandingLine
 from baton_kv_transfer.layout import Extent, KvGeometry, StreamLayout, negotiated_unit
-from baton_kv_transfer.lingering import Lingering
+from baton_kv_transfer.lingering import Lingering, LinkedPeer, Owed
 from baton_kv_transfer.scattering import next_scatter
 from baton_kv_transfer.verification import first_bad_piece, seal_fault, stream_fault
 from baton_kv_transfer.wire.pair_link import Abandon, Heartbeat, PairMessage, Seal
@@ -30,8 +30,8 @@ from baton_kv_transfer.wire.values import Reason
 class DecodeHandovers:
     """All hand-overs of one decode worker, and its landing region.
 
-    `one_sided`: the transport writes without this process taking part (UCX); then arrival is known from the Seal only,
-    and spans of a failed hand-over are quarantined until the writer says that nothing is in flight.
+    `one_sided`, unless a link says otherwise: the peer writes without this process taking part (UCX); arrival is known
+    from the Seal only, and spans of a failed hand-over are quarantined until the writer says that nothing is in flight.
     """
 
     def __init__(
@@ -43,8 +43,9 @@ class DecodeHandovers:
         self._landing = LandingRegion(landing_bytes, quarantine_share=config.quarantine_share)
         self._ledger = DecodeLedger(config.early_s)
         self._line = LandingLine(self._landing)
-        self._peers: dict[bytes, int] = {}
-        self._lingering = Lingering(self._landing, one_sided=one_sided)
+        self._peers: dict[bytes, LinkedPeer] = {}
+        self._lingering = Lingering(self._landing)
+        self._sealed_bytes = 0
 
     @property
     def landing_bytes(self) -> int:
@@ -143,10 +144,12 @@ class DecodeHandovers:
 
     # Links -----------------------------------------------------------------------------------------------------------
 
-    def link_up(self, peer: bytes, block_tokens: int, now: float) -> list[DecodeAction]:
-        """A prefill worker is linked. Raises UnfitPairError when the block sizes cannot be brought together."""
+    def link_up(
+        self, peer: bytes, block_tokens: int, now: float, *, one_sided: bool | None = None, link: int = 0
+    ) -> list[DecodeAction]:
+        """A prefill worker is linked, `writes_ended` will name it by `link`. Raises UnfitPairError: block sizes."""
         negotiated_unit(self._geometry.block_tokens, block_tokens)
-        self._peers[peer] = block_tokens
+        self._peers[peer] = LinkedPeer(block_tokens, self._one_sided if one_sided is None else one_sided, link)
         actions: list[DecodeAction] = []
         for handover in self._ledger.of_peer(peer, DecodeState.LINKING):
             actions += self._stand_in_line(handover, now)
@@ -166,6 +169,11 @@ class DecodeHandovers:
     def peer_gone(self, peer: bytes, now: float) -> list[DecodeAction]:
         """Proof that the process `peer` is gone: nothing of it can still be written."""
         self._lingering.peer_gone(peer)
+        return self._grant_waiting(now)
+
+    def writes_ended(self, link: int, now: float) -> list[DecodeAction]:
+        """Proof that nothing granted over this link, which is down, can still be written."""
+        self._lingering.writes_ended(link)
         return self._grant_waiting(now)
 
     # The peer's messages ---------------------------------------------------------------------------------------------
@@ -206,11 +214,12 @@ class DecodeHandovers:
         assert handover.transfer is not None
         assert handover.layout is not None
         handover.writes_may_follow = False
-        gap = None if self._one_sided else self._landing.first_gap(handover.transfer)
+        gap = None if handover.one_sided else self._landing.first_gap(handover.transfer)
         fault = seal_fault(handover.layout, handover.choices, seal, gap, self._config.verify)
         if fault is not None:
             return self._spoilt(handover, *fault, now)
         handover.seal = seal
+        self._sealed_bytes += handover.layout.stream_bytes if handover.one_sided else 0
         self._landing.seal(handover.transfer)
         self._enter(handover, DecodeState.SEALED, handover.deadline_s)
         return self._advance(handover, now)
@@ -270,7 +279,9 @@ class DecodeHandovers:
     def _stand_in_line(self, handover: DecodeHandover, now: float) -> list[DecodeAction]:
         """The peer is linked: fix units and stream, then wait for landing bytes behind those who came before."""
         try:
-            unit = negotiated_unit(self._geometry.block_tokens, self._peers[handover.peer])
+            peer = self._peers[handover.peer]
+            handover.one_sided, handover.link = peer.one_sided, peer.link
+            unit = negotiated_unit(self._geometry.block_tokens, peer.block_tokens)
             layout = StreamLayout(self._geometry, unit, handover.cached_tokens, handover.total_tokens)
         except (ValueError, UnfitPairError) as error:
             return self._fail(handover, Reason.INTERNAL, str(error), now, tell_peer=True)
@@ -352,8 +363,7 @@ class DecodeHandovers:
         if handover.transfer is not None:
             self._lingering.end(
                 handover.key,
-                handover.peer,
-                handover.transfer,
+                Owed(handover.peer, handover.transfer, handover.one_sided, handover.link),
                 writes_may_follow=handover.writes_may_follow,
                 linked=handover.peer in self._peers,
             )
@@ -381,6 +391,7 @@ class DecodeHandovers:
         return DecodeStats(
             by_state=self._ledger.by_state(),
             landing=self._landing.stats(),
+            sealed_bytes=self._sealed_bytes,
             lingering=len(self._lingering),
             ended=self._ledger.ended_by_reason(),
             refused=self._ledger.refused_by_cause(),
