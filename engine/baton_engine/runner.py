@@ -1,8 +1,8 @@
 """The model runner: carries out step plans on one device.
 
 `launch` reads top to bottom as the plan's order of effects; prefill chunks and decode rows go through the model in one
-pass and only rows that draw reach the head. On a CPU a launched step is done; on a GPU it runs behind the host, its
-results come to pinned memory, and the next step may be launched before they are collected.
+pass; only rows that draw go through the last layer's output and the head. On a CPU a launched step is done; on a GPU
+it runs behind the host, its results come to pinned memory, and the next step may be launched before they are collected.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from baton_engine.decode_graph import DecodeGraphs, graph_sizes
+from baton_engine.drawing import DrawingRows
 from baton_engine.host_memory import keep_freed_memory
 from baton_engine.kv_pool import KvPool
 from baton_engine.loading import LoadedModel
@@ -94,15 +94,15 @@ class ModelRunner:
     def _run(self, plan: StepPlan) -> tuple[tuple[int, ...], Draw | None]:
         if self._graphs is not None and not plan.prefill and len(plan.decode) <= self._graphs.largest:
             return plan.decode, self._replay(self._graphs, plan.decode)
-        token_ids, rows = self._slots.rows(plan)
+        drawing = DrawingRows.of(plan) if plan.prefill else None
+        token_ids, rows = self._slots.rows(plan, drawing)
         hidden = self._model.hidden_states(token_ids, rows, self._pool.tensor)
-        if not plan.prefill:
+        if drawing is None:
             return plan.decode, self._draw(plan.decode, self._model.logits(hidden))
-        drawing = _DrawingRows.of(plan, rows.num_prefill_rows)
         if not drawing.slots:
             return (), None
-        logits = self._model.logits(hidden.index_select(0, upload(drawing.hidden_rows, self._device)))
-        if len(drawing.slots) > len(drawing.hidden_rows):
+        logits = self._model.logits(hidden)
+        if len(drawing.slots) > len(drawing.rows):
             logits = logits.index_select(0, upload(drawing.logits_rows, self._device))
         return drawing.slots, self._draw(drawing.slots, logits)
 
@@ -117,32 +117,6 @@ class ModelRunner:
         draw = self._sampler.draw(slots, logits)
         self._slots.last_tokens.index_copy_(0, draw.slots, draw.ids)
         return draw if self._device.type == "cpu" else _to_host(draw)
-
-
-@dataclass(frozen=True, slots=True)
-class _DrawingRows:
-    """Which hidden rows go through the head and which row of the resulting logits each drawing slot reads."""
-
-    slots: tuple[int, ...]
-    hidden_rows: np.ndarray[tuple[int], np.dtype[np.int64]]
-    logits_rows: np.ndarray[tuple[int], np.dtype[np.int64]]
-
-    @staticmethod
-    def of(plan: StepPlan, num_prefill_rows: int) -> _DrawingRows:
-        slots: list[int] = []
-        hidden_rows: list[int] = []
-        logits_rows: list[int] = []
-        end = 0
-        for chunk in plan.prefill:
-            end += len(chunk.tokens)
-            if chunk.sample:
-                slots += chunk.sample
-                logits_rows += [len(hidden_rows)] * len(chunk.sample)
-                hidden_rows.append(end - 1)
-        slots += plan.decode
-        logits_rows += range(len(hidden_rows), len(hidden_rows) + len(plan.decode))
-        hidden_rows += range(num_prefill_rows, num_prefill_rows + len(plan.decode))
-        return _DrawingRows(tuple(slots), np.array(hidden_rows, dtype=np.int64), np.array(logits_rows, dtype=np.int64))
 
 
 def _to_host(draw: Draw) -> Draw:

@@ -15,7 +15,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from baton_engine.layers.attention import DecodeRows, PrefillRows, StepRows
+from baton_engine.drawing import DrawingRows
+from baton_engine.layers.attention import DecodeRows, LastRows, PrefillRows, StepRows
 from baton_engine.plan import BlockUpdate, OpenSlot, PrefillChunk, StepPlan
 from baton_engine.upload import upload
 
@@ -54,8 +55,11 @@ class SlotState:
         for update in updates:
             self._tables[update.slot, update.index] = update.block
 
-    def rows(self, plan: StepPlan) -> tuple[Tensor, StepRows]:
-        """Token ids [T] and metadata of a plan with at least one row. Contexts move on as if it had run."""
+    def rows(self, plan: StepPlan, drawing: DrawingRows | None = None) -> tuple[Tensor, StepRows]:
+        """Token ids [T] and metadata of a plan with at least one row. Contexts move on as if it had run.
+
+        `drawing`: the rows whose hidden states are wanted, None for all.
+        """
         if not plan.prefill:
             positions, mapping, only_decode = self._decode_rows(plan.decode)
             ids = self.last_tokens.index_select(0, self._decode_index)
@@ -68,7 +72,14 @@ class SlotState:
             ids = torch.cat((ids, self.last_tokens.index_select(0, self._decode_index)))
             positions = np.concatenate((positions, decode_positions))
             mapping = np.concatenate((mapping, decode_mapping))
-        return ids, StepRows(self._upload(positions), self._upload(mapping), num_prefill, prefill, decode)
+        last = None if drawing is None else self._last_rows(drawing, positions)
+        return ids, StepRows(self._upload(positions), self._upload(mapping), num_prefill, prefill, decode, last)
+
+    def _last_rows(self, drawing: DrawingRows, positions: Ints) -> LastRows:
+        lens = (positions[drawing.rows] + 1).astype(np.int32)
+        blocks = -(-int(lens.max(initial=0)) // self._block_tokens)
+        tables = self._tables[drawing.tables, :blocks]
+        return LastRows(self._upload(drawing.rows), DecodeRows(self._upload(tables), self._upload(lens)))
 
     def _decode_rows(self, decode: tuple[int, ...]) -> tuple[Ints, Ints, DecodeRows]:
         if decode != self._decode:

@@ -40,6 +40,18 @@ class DecodeRows:
 
 
 @dataclass(frozen=True, slots=True)
+class LastRows:
+    """The S of a step's T rows whose hidden states are wanted: no other row goes through the last layer past its KV.
+
+    A prompt of n tokens so costs n - 1 rows less of the last layer's queries, attention, projections and MLP. Each row
+    attends to all of its sequence's context, which is what a decode row does.
+    """
+
+    rows: Tensor  # [S] int64
+    attention: DecodeRows
+
+
+@dataclass(frozen=True, slots=True)
 class StepRows:
     """All T rows of a step."""
 
@@ -48,6 +60,8 @@ class StepRows:
     num_prefill_rows: int
     prefill: PrefillRows | None
     decode: DecodeRows | None
+    last: LastRows | None = None
+    """None: the hidden states of every row are wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +71,18 @@ class StepIndex:
     rope: RopeIndex | None
     prefill: Mapping[int | None, PrefillIndex]
     decode: Mapping[int | None, DecodeIndex]
+    last: DecodeIndex | None = None
 
 
 def index_step(
-    rows: StepRows, kv_pool: Tensor, rope: RopeTables, num_q_heads: int, windows: Iterable[int | None]
+    rows: StepRows,
+    kv_pool: Tensor,
+    rope: RopeTables,
+    num_q_heads: int,
+    windows: Iterable[int | None],
+    last_window: int | None,
 ) -> StepIndex:
+    """`windows` of the layers that every row goes through, `last_window` of the last one."""
     if kv_pool.is_cuda:
         return StepIndex(None, {}, {})
     prefill, decode = rows.prefill, rows.decode
@@ -77,20 +98,33 @@ def index_step(
                 kv_pool, decode.block_tables, decode.context_lens, num_q_heads, window
             )
     rotation = rope_index(rows.positions, rope.cos, rope.sin, rows.slot_mapping, kv_pool)
-    return StepIndex(rotation, prefill_indices, decode_indices)
+    last = None
+    if rows.last is not None and rows.last.rows.numel():
+        attention = rows.last.attention
+        last = decode_index(kv_pool, attention.block_tables, attention.context_lens, num_q_heads, last_window)
+    return StepIndex(rotation, prefill_indices, decode_indices, last)
 
 
 def attend(
     q: Tensor, kv_pool: Tensor, layer: int, rows: StepRows, index: StepIndex, scale: float, window: int | None
 ) -> Tensor:
     """Attention of q [T, q_heads, head_dim], whose keys and values are already in the pool → the same shape."""
-    if rows.prefill is None:
-        return _attend_decode(q, kv_pool, layer, rows, index, scale, window)
-    if rows.decode is None:
-        return _attend_prefill(q, kv_pool, layer, rows.prefill, index, scale, window)
-    border = rows.num_prefill_rows
-    chunks = _attend_prefill(q[:border], kv_pool, layer, rows.prefill, index, scale, window)
-    return torch.cat((chunks, _attend_decode(q[border:], kv_pool, layer, rows, index, scale, window)))
+    prefill, decode, border = rows.prefill, rows.decode, rows.num_prefill_rows
+    if prefill is None:
+        assert decode is not None, "a step without rows never reaches the model"
+        return _attend_decode(q, kv_pool, layer, decode, index.decode.get(window), scale, window)
+    if decode is None:
+        return _attend_prefill(q, kv_pool, layer, prefill, index, scale, window)
+    chunks = _attend_prefill(q[:border], kv_pool, layer, prefill, index, scale, window)
+    singles = _attend_decode(q[border:], kv_pool, layer, decode, index.decode.get(window), scale, window)
+    return torch.cat((chunks, singles))
+
+
+def attend_last(
+    q: Tensor, kv_pool: Tensor, layer: int, last: LastRows, index: StepIndex, scale: float, window: int | None
+) -> Tensor:
+    """Attention of the wanted rows alone: q [S, q_heads, head_dim], S ≥ 1 → the same shape."""
+    return _attend_decode(q, kv_pool, layer, last.attention, index.last, scale, window)
 
 
 def _attend_prefill(
@@ -111,10 +145,12 @@ def _attend_prefill(
 
 
 def _attend_decode(
-    q: Tensor, kv_pool: Tensor, layer: int, rows: StepRows, index: StepIndex, scale: float, window: int | None
+    q: Tensor,
+    kv_pool: Tensor,
+    layer: int,
+    rows: DecodeRows,
+    index: DecodeIndex | None,
+    scale: float,
+    window: int | None,
 ) -> Tensor:
-    decode = rows.decode
-    assert decode is not None, "a step without rows never reaches the model"
-    return paged_decode_attention(
-        q, kv_pool, layer, decode.block_tables, decode.context_lens, scale, window, index.decode.get(window)
-    )
+    return paged_decode_attention(q, kv_pool, layer, rows.block_tables, rows.context_lens, scale, window, index)

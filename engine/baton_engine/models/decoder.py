@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional
 
-from baton_engine.layers.attention import StepRows, attend, index_step
+from baton_engine.layers.attention import StepRows, attend, attend_last, index_step
 from baton_engine.layers.linear import Linear
 from baton_engine.layers.mlp import GatedMlp
 from baton_engine.layers.norm import RmsNorm
@@ -47,9 +47,12 @@ class Decoder:
     attention_scale: float
 
     def hidden_states(self, token_ids: Tensor, rows: StepRows, kv_pool: Tensor) -> Tensor:
-        """Run T rows: token_ids [T] int64 → normed hidden states [T, hidden_size]; the rows' KV goes into the pool."""
-        rope = self.rope
-        index = index_step(rows, kv_pool, rope, self.num_q_heads, self.windows)
+        """Run T rows: token_ids [T] int64 → normed hidden states of the wanted rows [S or T, hidden_size].
+
+        The KV of all T rows goes into the pool.
+        """
+        rope, last = self.rope, rows.last
+        index = index_step(rows, kv_pool, rope, self.num_q_heads, self.windows, self.layers[-1].window)
         x = functional.embedding(token_ids, self.embedding)
         residual, x = x, self.first_norm(x)
         for number, layer in enumerate(self.layers):
@@ -67,7 +70,13 @@ class Decoder:
                 self.norm_eps,
                 index.rope,
             )
-            attended = attend(q, kv_pool, number, rows, index, self.attention_scale, layer.window)
+            if last is not None and number == len(self.layers) - 1:
+                if not last.rows.numel():
+                    return x[:0]
+                q, residual = q.index_select(0, last.rows), residual.index_select(0, last.rows)
+                attended = attend_last(q, kv_pool, number, last, index, self.attention_scale, layer.window)
+            else:
+                attended = attend(q, kv_pool, number, rows, index, self.attention_scale, layer.window)
             x, residual = layer.mlp_norm.after(layer.output, attended.flatten(1), residual)
             x, residual = layer.next_norm.after(layer.mlp, x, residual)
         return x

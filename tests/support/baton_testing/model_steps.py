@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from baton_engine.drawing import DrawingRows
 from baton_engine.kv_pool import KvPool, kv_geometry
 from baton_engine.loading import LoadedModel
 from baton_engine.plan import BlockUpdate, OpenSlot, PrefillChunk, StepPlan, StepResult
@@ -77,7 +78,15 @@ class ModelSteps:
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> torch.Tensor:
         """Logits [T, vocab] of all rows: prefill chunks first, then decode rows."""
-        ids, rows = self.state.rows(plan)
+        return self._forward(plan, None)
+
+    @torch.inference_mode()
+    def drawn(self, plan: StepPlan) -> torch.Tensor:
+        """Logits [S, vocab] of the rows that draw, as the runner computes them."""
+        return self._forward(plan, DrawingRows.of(plan))
+
+    def _forward(self, plan: StepPlan, drawing: DrawingRows | None) -> torch.Tensor:
+        ids, rows = self.state.rows(plan, drawing)
         return self.model.logits(self.model.hidden_states(ids, rows, self.pool.tensor))
 
 
