@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# The image of the local end-to-end tests: all roles on CPUs and the tiny model, from Debian and pip, without a builder.
+#   images/local.sh NAME OUT.tar      prints NAME@sha256:DIGEST
+#   WORK=…          where the base tree and the packages are kept between runs (default: ~/.cache/baton/images)
+#   MMDEBSTRAP=…    where mmdebstrap is, if not on PATH
+# Needs Debian 12 with its python3 at the version of $PYTHON (3.11): compiled packages are copied into a bookworm tree.
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+name=${1:?NAME} out=${2:?OUT.tar}
+work=${WORK:-${XDG_CACHE_HOME:-$HOME/.cache}/baton/images}
+export PYTHON=${PYTHON:-$here/../.venv/bin/python}
+mmdebstrap=${MMDEBSTRAP:-$(command -v mmdebstrap || true)}
+mkdir -p "$work"
+
+if [ ! -d "$work/base" ]; then
+  [ -n "$mmdebstrap" ] || { echo "local.sh: mmdebstrap is missing: apt install mmdebstrap, or set MMDEBSTRAP" >&2; exit 1; }
+  rm -rf "$work/base.draft"
+  perl "$mmdebstrap" --quiet --variant=extract \
+    --include=python3,libpython3-stdlib,libstdc++6,ca-certificates,libssl3,netbase,base-files,base-passwd,libc-bin,tzdata \
+    bookworm "$work/base.draft"
+  rm -rf "$work/base.draft"/{usr/share/{doc,man,locale},var/lib/apt,var/cache,dev}
+  ln -sf python3 "$work/base.draft/usr/bin/python"
+  printf 'root:x:0:0:root:/root:/usr/sbin/nologin\n' > "$work/base.draft/etc/passwd"
+  printf 'root:x:0:\n' > "$work/base.draft/etc/group"
+  "$here/steps.sh" account "$work/base.draft"
+  mv "$work/base.draft" "$work/base"
+fi
+
+# Third-party packages change with the pins alone, Baton's own with every commit.
+pins=$(cat "$here/../constraints.txt" "$here/../pyproject.toml" "$here/steps.sh" | sha256sum | cut -c1-16)
+if [ ! -d "$work/site-$pins" ]; then
+  rm -rf "$work"/site-*
+  "$here/steps.sh" install all "$work/site-$pins.draft"
+  mv "$work/site-$pins.draft" "$work/site-$pins"
+fi
+
+# Three layers, so that another commit of Baton is a small one.
+tree=$(mktemp -d "$work/tree.XXXXXX")
+trap 'rm -rf "$tree"' EXIT
+mkdir -p "$tree/site/opt" "$tree/code/opt/baton" "$tree/code/models"
+cp -al "$work/site-$pins" "$tree/site/opt/baton"
+rm -rf "$tree"/site/opt/baton/baton_*
+for package in "$here"/../*/baton_*/; do cp -r "$package" "$tree/code/opt/baton/"; done
+find "$tree/code" -depth -name __pycache__ -exec rm -rf {} +
+cp -r "$here/../examples/tiny-llama" "$tree/code/models/tiny-llama"
+chmod -R go+rX,go-w "$tree/code"
+echo "$name@$("$PYTHON" "$here/pack.py" "$name" "$out" "$work/base" "$tree/site" "$tree/code")"

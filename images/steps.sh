@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# The steps that every image of Baton is made of, used by the Dockerfile and by local.sh alike.
+#   steps.sh install ROLE SITE   Baton and its pinned dependencies into SITE; ROLE: operator gateway worker-cpu worker-cuda all
+#   steps.sh account ROOT        the user that everything runs as, in the image whose root is ROOT
+#   PYTHON=…       interpreter whose pip resolves the packages (default: python3)
+#   PIP_ARGS=…     further arguments for pip, such as the index of a CPU build of PyTorch
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+python=${PYTHON:-python3}
+user=10001
+
+fail() { echo "steps.sh: $*" >&2; exit 1; }
+
+extras() {
+  case $1 in
+    operator) echo operator ;;
+    gateway) echo gateway ;;
+    worker-cpu) echo worker ;;
+    worker-cuda) echo worker,gpu,ucx ;;
+    all) echo operator,gateway,worker ;; # of the local end-to-end tests: one image for every role
+    *) fail "role $1 is not known: must be one of operator, gateway, worker-cpu, worker-cuda, all" ;;
+  esac
+}
+
+# Pins without those of another PyTorch build: `torch==2.13.0` matches 2.13.0+cpu and 2.13.0+cu130 alike.
+install() {
+  local role=$1 site=$2
+  mkdir -p "$site"
+  # shellcheck disable=SC2086
+  "$python" -m pip install --quiet --no-compile --no-cache-dir --disable-pip-version-check --root-user-action=ignore \
+    --target "$site" --constraint "$here/constraints.txt" ${PIP_ARGS:-} "$here[$(extras "$role")]"
+  # Console scripts name the builder's interpreter, tests and headers are never read, bytecode has times in it.
+  rm -rf "$site/bin" "$site/torch/test" "$site/torch/include" "$site/torch/share"
+  find "$site" -depth -type d \( -name __pycache__ -o -path '*/numpy/*/tests' \) -exec rm -rf {} +
+}
+
+account() {
+  local root=${1%/}
+  mkdir -p "$root/etc" "$root/run/baton" "$root/tmp"
+  grep -q "^baton:" "$root/etc/passwd" 2>/dev/null ||
+    echo "baton:x:$user:$user:Baton:/run/baton:/usr/sbin/nologin" >> "$root/etc/passwd"
+  grep -q "^baton:" "$root/etc/group" 2>/dev/null || echo "baton:x:$user:" >> "$root/etc/group"
+  chmod 1777 "$root/tmp"
+}
+
+step=${1:-}
+[ $# -gt 0 ] && shift
+case $step in
+  install) [ $# = 2 ] || fail "install needs ROLE and SITE"; install "$@" ;;
+  account) [ $# = 1 ] || fail "account needs ROOT"; account "$@" ;;
+  *) fail "step '$step' is not known: must be one of install, account" ;;
+esac
