@@ -1,0 +1,93 @@
+"""Keeps one cache up to date: list, watch from there, list again when the server no longer knows what changed.
+
+A stream that is dead without saying so ends by the time-outs of the client; one that loses an event is healed by the
+next list, which comes every `relist_s` at the latest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+
+from baton_operator.cache import Cache
+from baton_operator.kinds import selector_for
+from baton_operator.kube import Expired, KubeApi, KubeError, TooManyRequests
+from baton_operator.plain import metadata_of
+
+log = logging.getLogger(__name__)
+WATCH_S = 300.0
+RELIST_S = 900.0
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 15.0
+
+
+class Informer:
+    """Fills one cache from one namespace (None: from all)."""
+
+    def __init__(
+        self,
+        api: KubeApi,
+        cache: Cache,
+        namespace: str | None,
+        *,
+        beat: Callable[[], None] = lambda: None,
+        relist_s: float = RELIST_S,
+        watch_s: float = WATCH_S,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._api, self._cache, self._namespace = api, cache, namespace
+        self._selector = selector_for(cache.resource)
+        self._beat, self._relist_s, self._watch_s = beat, relist_s, watch_s
+        self._rng = rng or random.Random()
+        self.synced = asyncio.Event()
+        """Set once the first list is in."""
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        wait_s = FIRST_WAIT_S
+        while True:
+            self._beat()
+            try:
+                await self._list_and_watch()
+                wait_s = FIRST_WAIT_S
+                continue
+            except TooManyRequests as error:
+                wait_s = max(wait_s, error.retry_after_s)
+            except KubeError as error:
+                log.warning("%s: %s", self._cache.resource.plural, error)
+            if self.synced.is_set():
+                wait_s = min(wait_s, LONGEST_WAIT_S)
+            await asyncio.sleep(wait_s * self._rng.uniform(0.7, 1.3))
+            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+
+    async def _list_and_watch(self) -> None:
+        """One list and the watches after it; returns when it is time for the next list."""
+        clock = asyncio.get_running_loop().time
+        listing = await self._api.list(self._cache.resource, self._namespace, self._selector)
+        self._cache.listed(listing, self._namespace)
+        self.synced.set()
+        self._beat()
+        version = listing.resource_version
+        until = clock() + self._relist_s * self._rng.uniform(0.8, 1.2)
+        while (left_s := until - clock()) > 0:
+            started = clock()
+            try:
+                version = await self._watch(version, min(self._watch_s, left_s))
+            except Expired:
+                return
+            if clock() - started < 1.0:  # streams that end at once, one after the other, would be a busy loop
+                await asyncio.sleep(1.0)
+
+    async def _watch(self, version: str, timeout_s: float) -> str:
+        """One stream; returns the version up to which everything was heard."""
+        stream = self._api.watch(
+            self._cache.resource, self._namespace, version, self._selector, timeout_s=max(1.0, timeout_s)
+        )
+        async for event in stream:
+            self._beat()
+            self._cache.heard(event)
+            found = metadata_of(event.object).get("resourceVersion")
+            version = str(found) if found else version
+        self._beat()
+        return version
