@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from baton_gateway.admin import AdminServer
@@ -47,16 +48,16 @@ async def _run(settings: Settings, argv: list[str]) -> int:
     stopping = _stop_signal()
     sockets = child_sockets()
     if sockets is not None:
-        await _serve_as_child(settings, sockets, stopping)
+        await _serve_as_child(settings, argv, sockets, stopping)
     elif settings.processes == 1:
-        await _serve_alone(settings, stopping)
+        await _serve_alone(settings, argv, stopping)
     else:
         await _serve_with_children(settings, argv, stopping)
     return 0
 
 
-async def _serve_alone(settings: Settings, stopping: asyncio.Event) -> None:
-    server = GatewayServer(settings)
+async def _serve_alone(settings: Settings, argv: list[str], stopping: asyncio.Event) -> None:
+    server = GatewayServer(settings, _reread(settings, argv))
 
     async def reports() -> list[ProcessReport]:
         return [server.report()]
@@ -81,8 +82,8 @@ async def _serve_with_children(settings: Settings, argv: list[str], stopping: as
     await admin.stop()
 
 
-async def _serve_as_child(settings: Settings, sockets: ChildSockets, stopping: asyncio.Event) -> None:
-    server = GatewayServer(settings)
+async def _serve_as_child(settings: Settings, argv: list[str], sockets: ChildSockets, stopping: asyncio.Event) -> None:
+    server = GatewayServer(settings, _reread(settings, argv))
     await server.start(sockets.listening)
     answering = asyncio.create_task(answer_parent(sockets.control, server.report))
     waiting = asyncio.create_task(stopping.wait())
@@ -91,6 +92,10 @@ async def _serve_as_child(settings: Settings, sockets: ChildSockets, stopping: a
     for task in (answering, waiting):
         task.cancel()
     await asyncio.gather(answering, waiting, return_exceptions=True)
+
+
+def _reread(settings: Settings, argv: list[str]) -> Callable[[], Settings] | None:
+    return None if settings.config is None else lambda: parse_settings(argv)
 
 
 def _check_api_keys(settings: Settings) -> None:

@@ -55,6 +55,10 @@ class Admission:
         self._owner: dict[int, _TenantLine] = {}
         self._running: set[int] = set()
 
+    def reconfigure(self, limits: AdmissionLimits) -> None:
+        """Other limits; who is in already stays."""
+        self._limits = limits
+
     @property
     def num_running(self) -> int:
         return len(self._running)

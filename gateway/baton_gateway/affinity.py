@@ -48,6 +48,10 @@ class PrefixAffinity:
         while len(self._seen) > self.capacity:
             self._seen.popitem(last=False)
 
+    def seen_tokens(self, prefix: Sequence[bytes]) -> int:
+        """Length of the longest beginning that went to any worker."""
+        return STEP_TOKENS * next((step for step in range(len(prefix), 0, -1) if prefix[step - 1] in self._seen), 0)
+
     def known_tokens(self, worker: bytes, prefix: Sequence[bytes]) -> int:
         """Length of the longest beginning that went to this worker."""
         known = 0

@@ -28,6 +28,8 @@ class Bundle:
     """Names as templates know them (`bos_token`, …) to texts."""
     eos_ids: tuple[int, ...]
     """Ids from the model's own files; the id of `eos_token` is added where the tokenizer is loaded."""
+    config_json: str = ""
+    """The model's `config.json` as it is; empty when the bundle has none."""
 
 
 def parse_bundle(data: bytes, expected_hash: str) -> Bundle:
@@ -48,6 +50,7 @@ def parse_bundle(data: bytes, expected_hash: str) -> Bundle:
         chat_template=files.get("chat_template.jinja") or _template(config),
         special_tokens=_special_tokens(config),
         eos_ids=_eos_ids(files),
+        config_json=files.get("config.json") or "",
     )
 
 

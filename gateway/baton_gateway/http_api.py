@@ -19,9 +19,10 @@ from baton_gateway import errors
 from baton_gateway.admin import METRICS_TYPE
 from baton_gateway.errors import Problem, RefusedError, invalid
 from baton_gateway.json_body import parse_object
+from baton_gateway.live_request import LiveRequest
 from baton_gateway.metrics import GatewayMetrics
 from baton_gateway.openai_types import ChatRequest, CompletionRequest, parse_chat, parse_completion
-from baton_gateway.relay import LiveRequest, Relay
+from baton_gateway.relay import Relay
 from baton_gateway.responses import error_body, model_body, models_body
 from baton_gateway.route import RoutePolicy, revisions
 from baton_gateway.sinks import CollectingSink, StreamingSink
@@ -81,6 +82,9 @@ class HttpApi:
             "/health/routable": _Endpoint("GET", self._routable, is_open=True),
             "/metrics": _Endpoint("GET", self._page, is_open=True),
         }
+
+    def reconfigure(self, policy: RoutePolicy) -> None:
+        self._policy = policy
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request; every problem becomes an error object."""

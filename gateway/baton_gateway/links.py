@@ -10,7 +10,7 @@ import asyncio
 import functools
 import logging
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -59,6 +59,8 @@ class LinkTimes:
     dead_s: float = 3.0
     setup_s: float = 10.0
     """From dialling to the complete bundle."""
+    settle_s: float = 2.0
+    """After the start, until discovery that names nobody counts as an answer."""
     first_retry_s: float = 0.1
     last_retry_s: float = 2.0
 
@@ -80,9 +82,13 @@ class WorkerLinks:
         self._wanted: dict[Role, set[Address]] = {}
         self._tasks: dict[tuple[Role, Address], asyncio.Task[None]] = {}
         self._session: aiohttp.ClientSession | None = None
+        self._table = table
+        self._untried: set[tuple[Role, Address]] = set()
+        self._nobody_by_s = 0.0
 
     async def start(self) -> None:
         self._session = aiohttp.ClientSession()
+        self._nobody_by_s = self._table.settled_s = _now() + self._times.settle_s
 
     async def stop(self) -> None:
         tasks = list(self._tasks.values())
@@ -98,11 +104,24 @@ class WorkerLinks:
         for address in self._wanted[role]:
             key = (role, address)
             if key not in self._tasks:
+                self._still_settles(key)
                 task = self._tasks[key] = asyncio.create_task(self._keep(role, address), name=f"link {address}")
                 task.add_done_callback(functools.partial(self._ended, key))
 
     def _ended(self, key: tuple[Role, Address], task: asyncio.Task[None]) -> None:
         self._tasks.pop(key, None)
+
+    def _still_settles(self, key: tuple[Role, Address]) -> None:
+        """An address that was found before this process knows whom it can reach."""
+        if _now() < self._table.settled_s:
+            self._untried.add(key)
+            self._table.settled_s = _now() + self._times.setup_s
+
+    def _was_tried(self, key: tuple[Role, Address]) -> None:
+        if key in self._untried:
+            self._untried.discard(key)
+            if not self._untried:
+                self._table.settled_s = _now() if len(self._wanted) > 1 else self._nobody_by_s
 
     async def _keep(self, role: Role, address: Address) -> None:
         delay_s = self._times.first_retry_s
@@ -113,11 +132,12 @@ class WorkerLinks:
 
     async def _link_once(self, role: Role, address: Address) -> bool:
         assert self._session is not None
-        link = Link(self._session, role, address, self._shared)
+        link = Link(self._session, role, address, self._shared, functools.partial(self._was_tried, (role, address)))
         try:
             await link.run()
         except (aiohttp.ClientError, TransferError, BundleError, OSError, TimeoutError) as error:
             _log.info("link to %s worker %s: %s", role, address, str(error) or type(error).__name__)
+        self._was_tried((role, address))
         return link.was_linked
 
 
@@ -156,8 +176,16 @@ class _Shared:
 class Link:
     """One life of one link."""
 
-    def __init__(self, session: aiohttp.ClientSession, role: Role, address: Address, shared: _Shared) -> None:
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        role: Role,
+        address: Address,
+        shared: _Shared,
+        on_linked: Callable[[], None],
+    ) -> None:
         self._session = session
+        self._on_linked = on_linked
         self._role = role
         self._address = address
         self._table = shared.table
@@ -225,6 +253,7 @@ class Link:
         if not self._table.add(worker):
             raise BadMessageError("this worker is linked already")
         self._is_open = self.was_linked = True
+        self._on_linked()
         _log.info("linked %s worker %s epoch %s", hello.role, self._address, hello.epoch.hex()[:12])
         liveness = Liveness(LivenessConfig(self._times.suspect_s, self._times.dead_s), _now())
         helpers = [asyncio.create_task(self._write(socket)), asyncio.create_task(self._watch(socket, worker, liveness))]
@@ -274,7 +303,7 @@ class Link:
 
     async def _watch(self, socket: aiohttp.ClientWebSocketResponse, worker: LinkedWorker, liveness: Liveness) -> None:
         while True:
-            await asyncio.sleep(self._times.suspect_s / 6)
+            await asyncio.sleep(min(self._times.suspect_s / 6, liveness.due_in(_now())))
             state = liveness.state(_now())
             if state is PeerState.DEAD:
                 _log.warning("%s worker %s is silent: given up", worker.hello.role, self._address)

@@ -16,6 +16,7 @@ from baton_gateway.latency import LatencySketch
 from baton_gateway.processes import METRICS_VARIABLE
 from baton_gateway.request_events import Outcome
 from baton_gateway.responses import Usage
+from baton_gateway.telemetry import Telemetry
 from baton_kv_transfer.wire.values import Reason, Role
 
 _TIME_BUCKETS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300, 600)
@@ -42,6 +43,7 @@ class GatewayMetrics:
         self._registry = registry
         self.ttft = LatencySketch()
         self.tpot = LatencySketch()
+        self.telemetry = Telemetry()
         self._make_histograms(registry)
         self._make_counters(registry)
         self._make_gauges(registry)
@@ -58,6 +60,7 @@ class GatewayMetrics:
 
     def refused(self) -> None:
         """Refused by admission, before there was a request to speak of."""
+        self.telemetry.refused()
         self._requests[Outcome.REFUSED].inc()
 
     def admitted(self, times: RequestTimes, now: float) -> None:
@@ -78,6 +81,7 @@ class GatewayMetrics:
                 times.has_token = True
                 self._ttft.observe(now - times.arrived_s)
                 self.ttft.add(now - times.arrived_s)
+                self.telemetry.first_token(now - times.arrived_s)
         elif tokens:
             times.tokens[choice] += tokens
             self._itl.observe((now - last_s) / tokens)
@@ -93,11 +97,15 @@ class GatewayMetrics:
         self._migrations.inc(migrations)
         if outcome is Outcome.FINISHED:
             self._e2e.observe(now - times.arrived_s)
+        if outcome is Outcome.CANCELLED and not times.has_token:
+            self.telemetry.first_token(now - times.arrived_s)  # it waited for at least so long
         for choice, tokens in times.tokens.items():
+            self.telemetry.output(tokens)
             if tokens > 1:
                 gap_s = (times.last_s[choice] - times.first_s[choice]) / (tokens - 1)
                 self._tpot.observe(gap_s)
                 self.tpot.add(gap_s)
+                self.telemetry.gap(gap_s)
 
     def answered(self, status: int) -> None:
         self._statuses.get(str(status), self._statuses["other"]).inc()

@@ -10,15 +10,14 @@ import random
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 
 from baton_gateway import errors
 from baton_gateway.admission import Admission, Verdict
 from baton_gateway.affinity import PrefixAffinity, prefix_keys
-from baton_gateway.choice_text import ChoiceText
 from baton_gateway.errors import Problem, RefusedError
-from baton_gateway.metrics import GatewayMetrics, RequestTimes
+from baton_gateway.live_request import LiveRequest, RelayRules
+from baton_gateway.metrics import GatewayMetrics
 from baton_gateway.openai_types import ChatRequest, CompletionRequest, Endpoint
 from baton_gateway.prepare import encode_completion, make_prompts
 from baton_gateway.request import RequestLife
@@ -31,7 +30,6 @@ from baton_gateway.request_events import (
     End,
     Event,
     LegEnded,
-    LifeRules,
     NoRevision,
     NoRoute,
     Outcome,
@@ -49,13 +47,14 @@ from baton_gateway.request_events import (
 )
 from baton_gateway.responses import ResponseHead, Usage
 from baton_gateway.retry_budget import RetryBudget
-from baton_gateway.route import RoutePolicy, RouteQuery, pick, revisions
+from baton_gateway.route import RouteQuery, pick, revisions
 from baton_gateway.sinks import Answer, Sink
 from baton_gateway.templates import TemplateRenderer
 from baton_gateway.tenants import Tenant
 from baton_gateway.text import TextModel
 from baton_gateway.workers import WorkerTable
 from baton_kv_transfer.wire.gateway_link import Cancel, LegFailed, Tokens
+from baton_kv_transfer.wire.measures import Backlog
 from baton_kv_transfer.wire.values import PairFingerprint
 
 T = TypeVar("T")
@@ -63,34 +62,8 @@ P = ParamSpec("P")
 
 LARGE_PROMPT_CHARS = 32_768
 """Longer prompts are tokenised off the event loop."""
-
-
-@dataclass(frozen=True, slots=True)
-class RelayRules:
-    life: LifeRules = field(default_factory=LifeRules)
-    route: RoutePolicy = field(default_factory=RoutePolicy)
-    max_duration_s: float = 600.0
-
-
-@dataclass(slots=True, eq=False)
-class LiveRequest:
-    """One request at work. `prepared` onwards is filled when its prompts stand."""
-
-    life: RequestLife
-    request: ChatRequest | CompletionRequest
-    tenant: Tenant
-    sink: Sink
-    ticket: int
-    times: RequestTimes
-    preparing: asyncio.Task[None] | None = None
-    timer: asyncio.TimerHandle | None = None
-    run_ids: tuple[bytes, ...] = ()
-    text: TextModel | None = None
-    fingerprint: PairFingerprint | None = None
-    prompts: tuple[Prompt, ...] = ()
-    prefixes: tuple[tuple[bytes, ...], ...] = ()
-    texts: list[ChoiceText] = field(default_factory=list)
-    echoes: tuple[str, ...] = ()
+RELEASED_PER_S = 500
+"""Parked requests are let go spread over a while, so that a pool that woke up is not buried at once."""
 
 
 class Relay:
@@ -116,6 +89,24 @@ class Relay:
         self._loop = asyncio.get_running_loop()
         self._admission_timer: asyncio.TimerHandle | None = None
         self._idle = asyncio.Event()
+        self.on_parked: Callable[[], None] = lambda: None
+        """Called when a request finds no pair of workers."""
+
+    def reconfigure(self, rules: RelayRules) -> None:
+        """Other rules, for requests that arrive from now on."""
+        self._rules = rules
+
+    def backlog(self) -> Backlog:
+        """Requests that no worker has been told of."""
+        now = self._loop.time()
+        waiting = [live.life for live in self._by_ticket.values() if live.life.attempts == 0]
+        oldest_s = now - min((life.arrived_s for life in waiting), default=now)
+        parked = sum(life.is_parked for life in waiting)
+        return self._metrics.telemetry.backlog(len(waiting), parked, oldest_s, len(waiting))
+
+    @property
+    def num_parked(self) -> int:
+        return sum(live.life.is_parked for live in self._by_ticket.values())
 
     # From HTTP --------------------------------------------------------------------------------------------------------
 
@@ -127,8 +118,10 @@ class Relay:
             self._metrics.refused()
             raise RefusedError(verdict)
         ticket, turn = verdict
+        self._metrics.telemetry.offered(waits=turn is Verdict.QUEUED)
         deadline_s = now + self._rules.max_duration_s
-        life = RequestLife(secrets.token_bytes(16), request.options.n, deadline_s, self._rules.life, self._budget, now)
+        rules = self._rules.life.patient_for(self._table.settled_s - now)
+        life = RequestLife(secrets.token_bytes(16), request.options.n, deadline_s, rules, self._budget, now)
         live = LiveRequest(life, request, tenant, sink, ticket, self._metrics.arrived(now))
         self._by_ticket[ticket] = live
         if turn is Verdict.ADMITTED:
@@ -160,8 +153,14 @@ class Relay:
     # From the workers -------------------------------------------------------------------------------------------------
 
     def worker_changed(self) -> None:
+        parked = 0
         for live in list(self._by_ticket.values()):
-            self._feed(live, RoutesChanged())
+            if live.life.is_parked:
+                parked += 1
+                delay_s = random.uniform(0.0, parked / RELEASED_PER_S)
+                self._loop.call_later(delay_s, self._feed, live, RoutesChanged())
+            else:
+                self._feed(live, RoutesChanged())
 
     def worker_lost(self, epoch: bytes) -> None:
         for live in list(self._by_ticket.values()):
@@ -232,12 +231,20 @@ class Relay:
         query = RouteQuery(live.fingerprint, action.tokens, action.total_tokens, action.choices, action.avoid, prefix)
         route = pick(query, self._table.views(), self._rules.route, self._affinity, random.random())
         if isinstance(route, Problem):
+            self.on_parked()
             return NoRoute(action.run, route)
+        if live.life.attempts == 0:
+            self._tell_prompt(live, action, prefix)
         self._affinity.sent([epoch for epoch in (route.prefill, route.decode) if epoch is not None], prefix)
         self._metrics.routed(is_local=route.prefill is None)
         self._by_run[action.run] = live
         live.run_ids = (*live.run_ids, action.run)
         return Routed(action.run, route)
+
+    def _tell_prompt(self, live: LiveRequest, action: PickRoute, prefix: tuple[bytes, ...]) -> None:
+        cached = min(action.tokens, self._affinity.seen_tokens(prefix))
+        max_tokens = live.prompts[action.prompt].sampling.max_tokens
+        self._metrics.telemetry.prompt(action.tokens, cached, max_tokens, action.choices)
 
     def _end(self, live: LiveRequest, action: End, now: float) -> None:
         del self._by_ticket[live.ticket]
@@ -250,6 +257,8 @@ class Relay:
         usage = Usage(live.life.prompt_tokens(), live.life.completion_tokens())
         life = live.life
         self._metrics.ended(live.times, action.outcome, usage, life.attempts, life.migrations, now)
+        if action.problem is not None and (action.problem.status >= 500 or action.problem.status == 429):
+            self._metrics.telemetry.unserved()
         if action.outcome is not Outcome.CANCELLED:
             live.sink.end(action.problem, usage)
         self._admit(self._admission.leave(live.ticket))
@@ -263,13 +272,19 @@ class Relay:
         try:
             revision = self._choose_revision(live.request.options.model)
             if isinstance(revision, Problem):
-                event = NoRevision(revision)
+                event = self._park(revision)
             else:
                 event = Prepared(await self._make_prompts(live, revision))
         except RefusedError as refusal:
             event = Refused(refusal.problem)
         live.preparing = None
         self._feed(live, event)
+
+    def _park(self, problem: Problem) -> NoRevision | Refused:
+        if self.num_parked >= self._rules.max_parked:
+            return Refused(errors.no_workers(self._admission.retry_after_s()))
+        self.on_parked()
+        return NoRevision(problem)
 
     async def _make_prompts(self, live: LiveRequest, fingerprint: PairFingerprint) -> tuple[Prompt, ...]:
         request, options = live.request, live.request.options
@@ -311,6 +326,7 @@ class Relay:
         if isinstance(request, CompletionRequest) and request.echo:
             live.echoes = tuple(_echo(prompt, text) for prompt in request.prompts)
         num_choices = len(prompts) * options.n
+        self._metrics.telemetry.branched(num_choices - 1)
         live.texts = [
             text.choice_text(options.stop, options.skip_special_tokens, continues=not is_chat)
             for _ in range(num_choices)

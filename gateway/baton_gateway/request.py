@@ -102,6 +102,11 @@ class RequestLife:
         return min(self.deadline_s, parked_until, min(waits, default=math.inf))
 
     @property
+    def is_parked(self) -> bool:
+        """It waits for a pair of workers to appear."""
+        return self.stage is Stage.PARKED or any(run.state is RunState.UNROUTED for run in self._runs.values())
+
+    @property
     def run_ids(self) -> tuple[bytes, ...]:
         """Ids under which workers may speak of this request."""
         return tuple(self._runs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton_gateway.errors import Problem
 from baton_kv_transfer.wire.gateway_link import Cancel, LegFailed, Prefill, Reserve
@@ -25,6 +25,12 @@ class LifeRules:
     """How long a request waits for a pair of workers to appear; 0: it is told at once that there is none."""
     reroute_wait_s: float = 60.0
     """The same for a request that already ran and lost its workers."""
+
+    def patient_for(self, settles_in_s: float) -> LifeRules:
+        """These rules for a request that comes before the gateway has tried all its workers: nobody can say yet that
+        there are none, so it waits at least until somebody can.
+        """
+        return self if settles_in_s <= self.park_s else replace(self, park_s=settles_in_s)
 
 
 @dataclass(frozen=True, slots=True)

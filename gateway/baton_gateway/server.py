@@ -11,7 +11,8 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 
 import aiohttp.web
 from prometheus_client import CollectorRegistry
@@ -20,22 +21,27 @@ from baton_gateway.admission import Admission, AdmissionLimits
 from baton_gateway.connections import ClientServer
 from baton_gateway.http_api import HttpApi
 from baton_gateway.links import LinkTimes, WorkerLinks
+from baton_gateway.live_request import RelayRules
 from baton_gateway.metrics import GatewayMetrics
-from baton_gateway.relay import Relay, RelayRules
+from baton_gateway.operator_link import OperatorLink, OperatorSources
+from baton_gateway.relay import Relay
 from baton_gateway.request_events import LifeRules
 from baton_gateway.route import RoutePolicy
-from baton_gateway.settings import Settings
+from baton_gateway.settings import Settings, SettingsError, config_hash
 from baton_gateway.state import ProcessReport, worker_report
 from baton_gateway.templates import TemplateRenderer
 from baton_gateway.tenants import Tenants
 from baton_gateway.workers import WorkerTable
 from baton_kv_transfer.discovery import Endpoint, watch
 from baton_kv_transfer.keys import KeyDirectory
+from baton_kv_transfer.wire.operator_link import GatewayHello, Summary
 from baton_kv_transfer.wire.values import Address, Role
 
 _log = logging.getLogger("baton.gateway")
 SHUTDOWN_S = 1.0
 """For connections to close, after their requests have ended."""
+MAX_CONFIG_BYTES = 1 << 16
+"""A longer config.json is not told to the operator."""
 SEND_BUFFER_BYTES = 128 << 10
 """The kernel's own buffer per connection, kept small so that a client that stops reading is noticed."""
 
@@ -43,16 +49,15 @@ SEND_BUFFER_BYTES = 128 << 10
 class GatewayServer:
     """The parts of one process."""
 
-    def __init__(self, settings: Settings) -> None:
-        """Raises ValueError when the API key file does not fit."""
+    def __init__(self, settings: Settings, reread: Callable[[], Settings] | None = None) -> None:
+        """`reread`: the settings anew, when their file changed. Raises ValueError when the API key file does not
+        fit.
+        """
         self._settings = settings
+        self._reread = reread
         self.epoch = secrets.token_bytes(16)
-        policy = RoutePolicy(
-            disaggregate=settings.disaggregation != "never",
-            decode_locally=settings.prefill_unavailable == "decode-locally",
-        )
-        rules = RelayRules(LifeRules(park_s=settings.park_s), policy, settings.max_request_duration_s)
-        limits = AdmissionLimits(settings.max_running, settings.max_queued, settings.max_queue_s)
+        policy, rules, limits = _policy(settings), _rules(settings), _limits(settings)
+        keys = KeyDirectory(settings.keys)
         self.table = WorkerTable()
         self.metrics = GatewayMetrics(CollectorRegistry())
         self._templates = TemplateRenderer()
@@ -61,12 +66,14 @@ class GatewayServer:
         self.links = WorkerLinks(
             self.table,
             self.relay,
-            KeyDirectory(settings.keys),
+            keys,
             self.epoch,
             LinkTimes(suspect_s=settings.suspect_s, dead_s=settings.dead_s),
         )
         self._tenants = Tenants(settings.api_keys)
+        self._complaint = ""
         self.api = HttpApi(self.relay, self.table, self._tenants, policy, self.metrics)
+        self.operator_link = self._operator_link(keys)
         self._tasks: list[asyncio.Task[None]] = []
         self._runner: aiohttp.web.ServerRunner | None = None
 
@@ -95,6 +102,9 @@ class GatewayServer:
             asyncio.create_task(watch(self._settings.prefill_discovery, self._prefill_found)),
             asyncio.create_task(watch(self._settings.decode_discovery, self._decode_found)),
         ]
+        self.metrics.telemetry.began(asyncio.get_running_loop().time())
+        if self.operator_link is not None:
+            self._tasks.append(asyncio.create_task(self.operator_link.run(), name="operator link"))
 
     async def stop(self) -> None:
         """Let open requests finish within the drain time, then end everything."""
@@ -124,13 +134,71 @@ class GatewayServer:
                 self._tenants.refresh()
             except ValueError as error:
                 _log.error("API keys stay as they were: %s", error)
+            self._refresh_settings()
             await asyncio.sleep(1.0)
+
+    def _refresh_settings(self) -> None:
+        """Apply a changed configuration file; a wrong one changes nothing."""
+        if self._reread is None:
+            return
+        try:
+            settings = self._reread()
+        except SettingsError as error:
+            if str(error) != self._complaint:
+                _log.error("the configuration stays as it was: %s", error)
+            self._complaint = str(error)
+            return
+        self._complaint = ""
+        if config_hash(settings) == config_hash(self._settings):
+            return
+        self._settings = settings
+        self.relay.reconfigure(_rules(settings))
+        self._admission.reconfigure(_limits(settings))
+        self.api.reconfigure(_policy(settings))
+        _log.info("configuration %s applied", config_hash(settings))
+
+    def _operator_link(self, keys: KeyDirectory) -> OperatorLink | None:
+        settings = self._settings
+        if settings.operator is None:
+            return None
+        sources = OperatorSources(self._summary, lambda: self.relay.num_parked, self._model_config)
+        hello = GatewayHello(settings.name, settings.processes)
+        link = OperatorLink(settings.operator, keys, self.epoch, hello, sources)
+        self.relay.on_parked = link.wake
+        return link
+
+    def _summary(self) -> Summary:
+        now = asyncio.get_running_loop().time()
+        applied = config_hash(self._settings)
+        return self.metrics.telemetry.summary(now, time.time(), self.relay.backlog(), self.table.all(), applied)
+
+    def _model_config(self) -> bytes | None:
+        configs = (worker.text.bundle.config_json.encode() for worker in self.table.all())
+        return next((config for config in configs if 2 <= len(config) <= MAX_CONFIG_BYTES), None)
 
     def _prefill_found(self, endpoints: Iterable[Endpoint]) -> None:
         self.links.discovered(Role.PREFILL, map(_address, endpoints))
 
     def _decode_found(self, endpoints: Iterable[Endpoint]) -> None:
         self.links.discovered(Role.DECODE, map(_address, endpoints))
+
+
+def _policy(settings: Settings) -> RoutePolicy:
+    return RoutePolicy(
+        disaggregate=settings.disaggregation != "never",
+        decode_locally=settings.prefill_unavailable == "decode-locally",
+    )
+
+
+def _rules(settings: Settings) -> RelayRules:
+    life = LifeRules(park_s=settings.park_s)
+    return RelayRules(life, _policy(settings), settings.max_request_duration_s, settings.max_queued)
+
+
+def _limits(settings: Settings) -> AdmissionLimits:
+    """Who may wait for workers to appear may wait as long for a turn."""
+    max_wait_s = max(settings.max_queue_s, settings.park_s)
+    return AdmissionLimits(settings.max_running, settings.max_queued, max_wait_s)
 
 
 def _address(endpoint: Endpoint) -> Address:

@@ -5,11 +5,14 @@ the edge.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import ipaddress
 import json
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, TypeVar
+from urllib.parse import urlsplit
 
 from baton_kv_transfer.discovery import Source, parse_source
 
@@ -31,6 +34,8 @@ class Settings:
     decode_discovery: Source
     processes: int
     announce: Path | None
+    config: Path | None
+    """A file that is read again whenever it changes."""
     admin_host: str | None
     admin_port: int
     api_keys: Path | None
@@ -45,6 +50,10 @@ class Settings:
     suspect_s: float
     dead_s: float
     log_level: str
+    operator: str | None
+    """http://HOST:PORT/PATH of whoever sizes the pools."""
+    name: str
+    """Of this gateway, for the operator."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -86,8 +95,16 @@ def _parser() -> _Parser:
         metavar="S",
         help="silence before it is given up (default %(default)s)",
     )
+    add("--operator", metavar="URL", help="http://HOST:PORT/PATH of whoever sizes the pools (default: nobody is told)")
+    add("--name", default=socket.gethostname(), help="of this gateway, as the operator knows it (default: host name)")
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info", help="(default %(default)s)")
     return parser
+
+
+def config_hash(settings: Settings) -> str:
+    """Of everything that a configuration file can change, as applied."""
+    values = {name: str(getattr(settings, name)) for name in sorted(_IN_FILE)}
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]
 
 
 _IN_FILE = (
@@ -121,6 +138,7 @@ def parse_settings(argv: list[str]) -> Settings:
         prefill_discovery=_source("--prefill-discovery", first.prefill_discovery),
         decode_discovery=_source("--decode-discovery", first.decode_discovery),
         announce=first.announce,
+        config=first.config,
         admin_host=admin_host,
         admin_port=admin_port,
         api_keys=first.api_keys,
@@ -136,6 +154,8 @@ def parse_settings(argv: list[str]) -> Settings:
         suspect_s=_within("--suspect-s", first.suspect_s, 0.1, 600),
         dead_s=_within("--dead-s", first.dead_s, 0.1, 600),
         log_level=first.log_level,
+        operator=_operator(first.operator),
+        name=first.name[:253],
     )
     if settings.suspect_s > settings.dead_s:
         raise SettingsError(f"--suspect-s: {settings.suspect_s} is longer than --dead-s {settings.dead_s}")
@@ -164,6 +184,15 @@ def _host_port(flag: str, value: str) -> tuple[str, int]:
     if not host or not (port.isascii() and port.isdigit() and int(port) <= 65_535):
         raise SettingsError(f"{flag}: {value!r} is not HOST:PORT")
     return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _operator(value: str | None) -> str | None:
+    if value is None:
+        return None
+    parts = urlsplit(value)
+    if parts.scheme != "http" or not parts.hostname or not parts.path.startswith("/"):
+        raise SettingsError(f"--operator: {value!r} is not http://HOST:PORT/PATH")
+    return value
 
 
 def _admin(value: str | None) -> tuple[str | None, int]:

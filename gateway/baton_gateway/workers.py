@@ -5,6 +5,7 @@ Plain bookkeeping; sockets are `links`' business.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -12,6 +13,7 @@ from baton_gateway.prepare import ModelLimits
 from baton_gateway.route import WorkerView
 from baton_gateway.text import TextModel
 from baton_kv_transfer.wire.gateway_link import Cancel, Hello, Prefill, Reserve, WorkerState
+from baton_kv_transfer.wire.measures import MAX_TIMINGS, StepTiming
 from baton_kv_transfer.wire.values import Address, PairFingerprint, Role
 
 
@@ -30,9 +32,17 @@ class LinkedWorker:
     sent_sequences: int = 0
     """Since the last report."""
     sent_tokens: int = 0
+    timings: deque[StepTiming] = field(default_factory=lambda: deque(maxlen=MAX_TIMINGS))
+    """Steps that it told of since somebody took them."""
+
+    def taken_timings(self) -> tuple[StepTiming, ...]:
+        taken = tuple(self.timings)
+        self.timings.clear()
+        return taken
 
     def reported(self, state: WorkerState) -> None:
         self.state = state
+        self.timings.extend(state.timings)
         self.sent_sequences = self.sent_tokens = 0
 
     def sent(self, tokens: int) -> None:
@@ -65,6 +75,8 @@ class WorkerTable:
     """All linked workers by epoch."""
 
     _workers: dict[bytes, LinkedWorker] = field(default_factory=dict)
+    settled_s: float = 0.0
+    """Until when an empty table says nothing: a gateway that has just started has not tried all its workers yet."""
 
     def add(self, worker: LinkedWorker) -> bool:
         """False when this process is linked already (the same worker under two addresses)."""
