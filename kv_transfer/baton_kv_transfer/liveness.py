@@ -48,3 +48,9 @@ class Liveness:
         if silence >= self._config.dead_s:
             return PeerState.DEAD
         return PeerState.SUSPECT if silence >= self._config.suspect_s else PeerState.LIVE
+
+    def due_in(self, now: float) -> float:
+        """Seconds until silence, if it goes on, is to be judged anew: time to look again."""
+        silence = now - self._heard_s
+        bounds = (self._config.suspect_s, self._config.dead_s)
+        return min((bound - silence for bound in bounds if bound > silence), default=0.0)

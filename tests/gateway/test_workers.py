@@ -13,6 +13,8 @@ import aiohttp
 import msgspec
 import pytest
 
+from baton_gateway.server import GatewayServer, bind
+from baton_gateway.settings import parse_settings
 from baton_kv_transfer.keys import KeyDirectory, write_new_key
 from baton_kv_transfer.wire.gateway_link import Hello
 from baton_kv_transfer.wire.values import Role
@@ -38,6 +40,25 @@ async def ask(gateway: RunningGateway, **fields: Any) -> tuple[int, dict[str, An
 def linked(gateway: RunningGateway) -> list[FakeWorker]:
     epochs = {worker.hello.epoch for worker in gateway.server.table.all()}
     return [worker for worker in gateway.pool.workers if worker.epoch in epochs]
+
+
+async def test_a_gateway_that_has_just_started_lets_requests_wait_for_its_links(tmp_path: Path) -> None:
+    """Found by kill -9 of a gateway process: its successor told clients that there were no workers."""
+    pool = FakePool(tmp_path, tokenizer(), answer)
+    for role in Role:
+        await pool.add(role)
+    listening = bind("127.0.0.1", 0)
+    listening.listen()
+    server = GatewayServer(parse_settings([*pool.flags, "--listen=127.0.0.1:0", "--drain-s=0"]))
+    gateway = RunningGateway(server, pool, listening.getsockname()[1])
+    try:
+        asking = asyncio.create_task(ask(gateway))  # waits in the socket's backlog, as after a restart
+        await asyncio.sleep(0.05)
+        await server.start(listening)
+        assert (await asking)[0] == 200
+    finally:
+        await server.stop()
+        await pool.stop()
 
 
 async def test_health_says_alive_ready_and_routable_apart(tmp_path: Path) -> None:

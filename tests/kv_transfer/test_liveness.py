@@ -37,3 +37,12 @@ def test_our_own_pause_is_not_held_against_the_peer() -> None:
 def test_bounds_that_make_no_sense_are_refused(suspect_s: float, dead_s: float) -> None:
     with pytest.raises(ValueError, match="suspect_s"):
         LivenessConfig(suspect_s, dead_s)
+
+
+def test_tells_when_to_look_again() -> None:
+    alive = Liveness(LivenessConfig(1.5, 3.0), 10.0)
+    assert alive.due_in(10.5) == 1.0
+    assert alive.due_in(11.5) == 1.5
+    assert alive.due_in(13.0) == 0.0
+    alive.heard(13.0)
+    assert alive.due_in(13.0) == 1.5

@@ -181,7 +181,7 @@ class GatewayLinks:
 
 async def _watch(alive: Liveness) -> None:
     while alive.state(time.monotonic()) is not PeerState.DEAD:  # noqa: ASYNC110 - time passes, nobody can tell us
-        await asyncio.sleep(WATCH_S)
+        await asyncio.sleep(min(WATCH_S, alive.due_in(time.monotonic())))
     raise LinkLostError(f"gateway was silent for {LIVENESS.dead_s} s")
 
 
