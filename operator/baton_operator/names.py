@@ -53,3 +53,8 @@ def gateway_name(deployment: str) -> str:
 def keys_name(deployment: str) -> str:
     """The name of the Secret with the link keys: `chat-keys`."""
     return f"{deployment}-keys"
+
+
+def record_name(deployment: str, content: str) -> str:
+    """The name of the record of rendered templates with that content: `chat-templates-1f3a5c7e90`."""
+    return f"{deployment}-templates-{content}"

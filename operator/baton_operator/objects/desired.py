@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from baton_operator.api import API_VERSION, LLMDeployment
 from baton_operator.errors import UnsupportedError
+from baton_operator.hashes import Revision
 from baton_operator.names import POOL_ROLES, Role, gateway_name, pool_name, workers_name
 from baton_operator.objects.cluster import Manifest, Owner, Platform
 from baton_operator.objects.link_keys import key_secret
@@ -19,11 +20,16 @@ _NEVER_EDITED = {"type": "Recreate"}
 
 
 def standing_objects(
-    deployment: LLMDeployment, platform: Platform, owner: Owner, masters: Mapping[str, bytes]
+    deployment: LLMDeployment,
+    platform: Platform,
+    owner: Owner,
+    masters: Mapping[str, bytes],
+    gateway_pod: Manifest | None = None,
 ) -> tuple[Manifest, ...]:
     """Everything but worker Deployments and pool facades, in the order of creation: policies and accounts before Pods.
 
-    Raises UnsupportedError for what this version cannot run.
+    `gateway_pod` is the recorded template of the gateway; None: rendered now. Raises UnsupportedError for what this
+    version cannot run.
     """
     if deployment.spec.gateway.tls is not None:
         raise UnsupportedError("spec.gateway.tls", "is not supported yet: must be absent")
@@ -34,20 +40,26 @@ def standing_objects(
         *(pool_service(deployment, role, owner) for role in POOL_ROLES),
         gateway_service(deployment, owner),
         *(_budget(deployment, role, owner) for role in _ROLES),
-        _gateway(deployment, platform, owner),
+        _gateway(deployment, gateway_pod or gateway_template(deployment, platform), owner),
     )
 
 
 def worker_deployment(deployment: LLMDeployment, template: WorkerTemplate, replicas: int, owner: Owner) -> Manifest:
     """The workers of one template. Its name is the template's hash; only `replicas` ever changes."""
-    role, revision = template.spec.role, template.spec.revision
+    return workers_of(deployment, template.spec.role, template.spec.revision, template.pod, replicas, owner)
+
+
+def workers_of(
+    deployment: LLMDeployment, role: Role, revision: Revision, pod: Manifest, replicas: int, owner: Owner
+) -> Manifest:
+    """The same from a recorded template."""
     name = workers_name(deployment.metadata.name, role, revision.template)
     spec: Manifest = {
         "replicas": replicas,
         "revisionHistoryLimit": 0,
         "strategy": _NEVER_EDITED,
         "selector": {"matchLabels": selector(deployment, role, revision.template)},
-        "template": template.pod,
+        "template": pod,
     }
     return owned("apps/v1", "Deployment", name, deployment, owner, role, revision) | {"spec": spec}
 
@@ -82,13 +94,13 @@ def _budget(deployment: LLMDeployment, role: Role, owner: Owner) -> Manifest:
     return owned("policy/v1", "PodDisruptionBudget", name, deployment, owner, role) | {"spec": spec}
 
 
-def _gateway(deployment: LLMDeployment, platform: Platform, owner: Owner) -> Manifest:
+def _gateway(deployment: LLMDeployment, pod: Manifest, owner: Owner) -> Manifest:
     spec: Manifest = {
         "replicas": deployment.spec.gateway.replicas,
         "revisionHistoryLimit": 2,
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
         "selector": {"matchLabels": selector(deployment, Role.GATEWAY)},
-        "template": gateway_template(deployment, platform),
+        "template": pod,
     }
     name = gateway_name(deployment.metadata.name)
     return owned("apps/v1", "Deployment", name, deployment, owner, Role.GATEWAY) | {"spec": spec}

@@ -37,6 +37,8 @@ BEFORE_STOP_S = 5
 """A gateway keeps accepting for so long, until load balancers have noticed that it goes."""
 PORTS = {"http": HTTP_PORT, "pair": PAIR_PORT}
 """Named ports that others may reach; the gateway's admin listener is for loopback."""
+TEMPLATE_VERSION = 1
+"""Raised when a template uses what images made for an older one do not know, such as a new flag."""
 _TEMPLATE_FLAG = "--template-hash="
 
 
@@ -55,7 +57,7 @@ def worker_template(deployment: LLMDeployment, role: Role, platform: Platform) -
     pool = pool_spec(deployment, role)
     argv = tuple(argument for argument in spec.argv if not argument.startswith(_TEMPLATE_FLAG))
     bare = _worker_pod(deployment, dataclasses.replace(spec, argv=argv), pool, platform, None)
-    revision = Revision(spec.revision.fit, content_hash(bare))
+    revision = Revision(spec.revision.fit, content_hash({"pod": bare, "fit": spec.revision.fit}))
     spec = dataclasses.replace(spec, argv=(*argv, f"{_TEMPLATE_FLAG}{revision.template}"), revision=revision)
     return WorkerTemplate(spec, _worker_pod(deployment, spec, pool, platform, revision))
 
