@@ -1,7 +1,7 @@
 # Commands of the repository. `make help` lists them; everything that needs .venv makes it first.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-k8s check verify bench bench-gpu format clean
+.PHONY: help install demo serve test test-k8s check verify manifests e2e bench bench-gpu format clean
 
 BIN := .venv/bin
 TEST_WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 8 ? n : 8 )))
@@ -29,7 +29,10 @@ test: install ## Run the tests (PYTEST_ARGS=… is passed on)
 
 test-k8s: install ## Test the custom resources on a real API server (skips, saying how, without its binaries)
 	@timeout 120 e2e/fetch_etcd.sh || true
-	$(BIN)/pytest -q -rs e2e $(PYTEST_ARGS)
+	$(BIN)/pytest -q -rs e2e --ignore=e2e/pods $(PYTEST_ARGS)
+
+e2e: install ## Test real Pods: on KUBECONFIG's cluster, on kind where Docker is, else on a cluster made here (root)
+	e2e/pods/run.sh $(PYTEST_ARGS)
 
 check: install ## Formatting, lint, types, import contracts, generated files
 	$(BIN)/ruff format --check .
@@ -42,6 +45,11 @@ verify: install ## Generated files are what their sources say
 	$(BIN)/python scripts/freeze.py --check
 	$(BIN)/python -m baton_operator.reference --check docs/api.md
 	$(BIN)/python -m baton_operator.crd --check crds
+	$(BIN)/python -m baton_operator.crd --check charts/baton/files/crds
+	$(BIN)/python scripts/render.py --check
+
+manifests: install ## Write charts/manifests from the chart (needs Helm, or fetches it)
+	$(BIN)/python scripts/render.py
 
 bench: install ## Measure on this machine (BENCH_ARGS=… is passed on)
 	$(BIN)/python -m bench $(BENCH_ARGS)
@@ -54,6 +62,7 @@ format: install ## Format, fix what can be fixed, write generated files
 	$(BIN)/ruff check --fix .
 	$(BIN)/python -m baton_operator.reference docs/api.md
 	$(BIN)/python -m baton_operator.crd crds
+	$(BIN)/python -m baton_operator.crd charts/baton/files/crds
 
 clean: ## Remove .venv and caches
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
