@@ -42,6 +42,20 @@ MAX_CHOICES = 16
 
 
 @dataclass(frozen=True, slots=True)
+class Engine:
+    """What computes: a model, its KV pool and the scheduler over them. Knows nothing of links."""
+
+    loaded: LoadedModel
+    bundle: TokenizerBundle
+    geometry: KvGeometry
+    capacity: capacity.Capacity
+    pool: KvPool
+    scheduler: Scheduler
+    stepper: Stepper
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
 class EngineParts:
     """A worker's engine, built and not yet running."""
 
@@ -62,8 +76,25 @@ def build(config: WorkerConfig, observe_step: Callable[[int, StepLoad, float], N
 
     Raises ConfigError with one line.
     """
-    device = _device(config)
     keys = _keys(config.keys)
+    engine = build_engine(config, observe_step)
+    return EngineParts(
+        loaded=engine.loaded,
+        bundle=engine.bundle,
+        geometry=engine.geometry,
+        capacity=engine.capacity,
+        keys=keys,
+        memory=PoolMemory(engine.pool),
+        scheduler=engine.scheduler,
+        stepper=engine.stepper,
+        limits=engine.limits,
+        fingerprint=_fingerprint(engine.loaded, engine.bundle),
+    )
+
+
+def build_engine(config: WorkerConfig, observe_step: Callable[[int, StepLoad, float], None]) -> Engine:
+    """The engine alone, also without a worker around it. Raises ConfigError with one line."""
+    device = _device(config)
     torch.set_num_threads(config.threads)
     bundle = read_bundle(_model_directory(config.model))
     asked_dtype = None if config.dtype == "auto" else DTYPES[config.dtype]
@@ -90,18 +121,8 @@ def build(config: WorkerConfig, observe_step: Callable[[int, StepLoad, float], N
     stepper = Stepper(scheduler, ModelRunner(loaded, pool, config.max_sequences), observe_step)
     choices = min(MAX_CHOICES, config.max_sequences)
     log.info("%d blocks of %d tokens, %d landing bytes", sized.blocks, geometry.block_tokens, sized.landing_bytes)
-    return EngineParts(
-        loaded=loaded,
-        bundle=bundle,
-        geometry=geometry,
-        capacity=sized,
-        keys=keys,
-        memory=PoolMemory(pool),
-        scheduler=scheduler,
-        stepper=stepper,
-        limits=Limits(loaded.config.vocab_size, loaded.max_context_tokens, choices),
-        fingerprint=_fingerprint(loaded, bundle),
-    )
+    limits = Limits(loaded.config.vocab_size, loaded.max_context_tokens, choices)
+    return Engine(loaded, bundle, geometry, sized, pool, scheduler, stepper, limits)
 
 
 def hello(config: WorkerConfig, parts: EngineParts, epoch: bytes, pair_port: int | None) -> Hello:
