@@ -15,7 +15,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
@@ -37,7 +37,8 @@ class _Child:
     process: asyncio.subprocess.Process | None = None
     reader: asyncio.StreamReader | None = None
     writer: asyncio.StreamWriter | None = None
-    asking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    question: asyncio.Task[ProcessReport | None] | None = None
+    """The one that is out; it stays out while the child is stopped, and its answer is good whenever it comes."""
 
 
 class Processes:
@@ -85,6 +86,8 @@ class Processes:
 
     async def _start_child(self, child: _Child) -> None:
         ours, theirs = socket.socketpair()
+        if child.question is not None:
+            child.question.cancel()
         if child.writer is not None:
             child.writer.close()
         descriptors = (child.listening.fileno(), theirs.fileno())
@@ -101,16 +104,13 @@ class Processes:
             self._ready.put_nowait(None)
 
     async def _ask(self, child: _Child, timeout_s: float = ANSWER_S) -> ProcessReport | None:
-        if child.reader is None or child.writer is None:
-            return None
-        try:
-            async with asyncio.timeout(timeout_s), child.asking:
-                child.writer.write(b"?")
-                length = int.from_bytes(await child.reader.readexactly(4))
-                return msgspec.json.decode(await child.reader.readexactly(length), type=ProcessReport)
-        except (TimeoutError, OSError, EOFError, msgspec.DecodeError):
-            child.reader = None
-            return None
+        if child.question is None or child.question.done():
+            if child.reader is None or child.writer is None:
+                return None
+            child.question = asyncio.create_task(_put_question(child.reader, child.writer))
+        question = child.question
+        await asyncio.wait([question], timeout=timeout_s)
+        return question.result() if question.done() and not question.cancelled() else None
 
     async def _stop_child(self, child: _Child) -> None:
         process = child.process
@@ -129,6 +129,16 @@ class Processes:
         for name in os.listdir(self._metrics_folder.name):
             if name.startswith("gauge_live") and name.endswith(f"_{pid}.db"):
                 os.unlink(os.path.join(self._metrics_folder.name, name))
+
+
+async def _put_question(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> ProcessReport | None:
+    """Ask a child once; None when it is gone or talks nonsense."""
+    try:
+        writer.write(b"?")
+        length = int.from_bytes(await reader.readexactly(4))
+        return msgspec.json.decode(await reader.readexactly(length), type=ProcessReport)
+    except (OSError, EOFError, msgspec.DecodeError):
+        return None
 
 
 @dataclass(frozen=True, slots=True)

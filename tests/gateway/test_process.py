@@ -100,11 +100,27 @@ async def test_several_processes_share_a_port_and_speak_with_one_voice(
             assert 'baton_gateway_requests_total{outcome="finished"} 20.0' in await get(http, port, "/metrics")
         state = await get(http, at["admin_port"], "/state")
         assert state["latency"]["ttft"]["sketch"]["count"] == 20
+        await _stop_one_child_for_a_while(http, at, state)
         await _kill_one_child(http, process, at, state)
         children = psutil.Process(process.pid).children(recursive=True)
         process.kill()
         await process.wait()
         await until(lambda: not any(child.is_running() and child.status() != "zombie" for child in children), 10.0)
+
+
+async def _stop_one_child_for_a_while(http: aiohttp.ClientSession, at: dict[str, Any], state: dict[str, Any]) -> None:
+    """Found by SIGSTOP: a process that had once been slow to answer its parent was never asked again."""
+    pids = {child["pid"] for child in state["processes"]}
+    stopped = min(pids)
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        state = await get(http, at["admin_port"], "/state")
+        assert {child["pid"] for child in state["processes"]} == pids - {stopped}
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    await asyncio.sleep(0.1)
+    state = await get(http, at["admin_port"], "/state")
+    assert {child["pid"] for child in state["processes"]} == pids
 
 
 async def _kill_one_child(
