@@ -25,7 +25,7 @@ from bench.faults_rounds import Deck, Harm, Round
 from bench.machine import this_machine
 from bench.results import publish
 
-HARMS = {"kill": faults_rounds.Kill}
+HARMS = {"kill": faults_rounds.Kill, "pause": faults_rounds.Pause}
 
 
 async def campaign(fleet: Fleet, harm: Harm, count: int, lanes: int, seed: int, journal: Path, until_s: float) -> bool:

@@ -1,5 +1,5 @@
-"""A service under a fault campaign: `baton up` with two workers of each role and two gateway processes, and what its
-processes say of themselves.
+"""A service under a fault campaign: `baton up`, as a rule with two workers of each role and two gateway processes, and
+what its processes say of themselves.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -50,6 +49,8 @@ class WorkerBooks:
     total: int
     running: int
     waiting: int
+    peers: int
+    """Workers of the other role that it is linked with."""
     quarantined_bytes: int
 
     @property
@@ -102,6 +103,7 @@ def books_of(name: str, state: Any) -> WorkerBooks:
         state["blocks_total"],
         state["running"],
         state["waiting"],
+        state["transfer"]["peers"],
         state["transfer"].get("quarantined_bytes", 0),
     )
 
@@ -109,13 +111,11 @@ def books_of(name: str, state: Any) -> WorkerBooks:
 class UpFleet:
     """`baton up` as a child process. A context."""
 
-    def __init__(
-        self, folder: Path, prefill: int = 2, decode: int = 2, processes: int = 2, kv_memory: str = "16Mi"
-    ) -> None:
+    def __init__(self, folder: Path, each: int = 2, processes: int = 2, kv_memory: str = "16Mi") -> None:
         self._folder = folder
-        self._workers = prefill + decode
+        self._workers = 2 * each
         self._processes = processes
-        self._manifest = _manifest(folder, prefill, decode, processes, kv_memory)
+        self._manifest = _manifest(folder, each, processes, kv_memory)
         self._run = RunDir(folder / "runtime" / "baton" / "campaign.faults")
         self._up: asyncio.subprocess.Process | None = None
         self._session: aiohttp.ClientSession
@@ -187,7 +187,8 @@ class UpFleet:
         if linked != [self._workers] * self._processes:
             return False
         books = await self.books()
-        return {each.epoch for each in books} == {worker["epoch"] for worker in state["workers"]}
+        is_linked = {each.epoch for each in books} == {worker["epoch"] for worker in state["workers"]}
+        return is_linked and all(each.peers == self._workers // 2 for each in books)
 
     async def linked(self) -> set[str]:
         state = await self._gateway_state()
@@ -231,15 +232,13 @@ def _gateway_children(pid: int) -> list[int]:
         return []
 
 
-def _manifest(folder: Path, prefill: int, decode: int, processes: int, kv_memory: str) -> Path:
-    def pool(count: int) -> dict[str, Any]:
-        return {"replicas": {"min": count, "max": count}, "engine": {"kvCacheMemory": kv_memory}}
-
+def _manifest(folder: Path, each: int, processes: int, kv_memory: str) -> Path:
+    pool = {"replicas": {"min": each, "max": each}, "engine": {"kvCacheMemory": kv_memory}}
     spec = {
         "model": {"source": f"file://{tiny_llama.FOLDER}", "servedName": MODEL, "maxContextTokens": 1024},
         "slo": {"ttft": {"target": "500ms", "percentile": 95}, "tpot": {"target": "50ms", "percentile": 95}},
-        "prefill": pool(prefill),
-        "decode": pool(decode),
+        "prefill": pool,
+        "decode": pool,
         "gateway": {"processes": processes},
     }
     metadata = {"name": "faults", "namespace": "campaign"}
@@ -248,7 +247,3 @@ def _manifest(folder: Path, prefill: int, decode: int, processes: int, kv_memory
     path = folder / "manifest.yaml"
     path.write_text(json.dumps(body))
     return path
-
-
-def pids_of(members: Sequence[Member]) -> list[int]:
-    return [member.pid for member in members]

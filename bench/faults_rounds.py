@@ -59,8 +59,8 @@ class Harm(Protocol):
 
     async def heal(self, victim: Member, round_: Round) -> None: ...
 
-    def is_noticed(self, victim: Member, round_: Round) -> bool:
-        """Whether the gateways must give the victim up."""
+    async def notice(self, fleet: Fleet, victim: Member, round_: Round, struck: float) -> None:
+        """Wait until those that must give the victim up have done so, and write down how long it took."""
         ...
 
 
@@ -97,8 +97,7 @@ async def play(fleet: Fleet, load: Load, harm: Harm, deck: Deck, draw: random.Ra
     began = time.monotonic()
     await harm.strike(victim, round_)
     struck = time.monotonic()
-    if victim.epoch and harm.is_noticed(victim, round_):
-        round_.noticed_s = await _until_unlinked(fleet, victim.epoch, struck)
+    await harm.notice(fleet, victim, round_, struck)
     await asyncio.sleep(draw.uniform(0.0, 1.5))
     await harm.heal(victim, round_)
     ended = await load.settle()
@@ -108,12 +107,14 @@ async def play(fleet: Fleet, load: Load, harm: Harm, deck: Deck, draw: random.Ra
     return round_
 
 
-async def _until_unlinked(fleet: Fleet, epoch: str, since: float) -> float | None:
-    while (now := time.monotonic()) - since < NOTICE_LIMIT_S:
+async def until_unlinked(fleet: Fleet, epoch: str, round_: Round, struck: float) -> None:
+    """Wait until no gateway process has linked the worker any more."""
+    while (now := time.monotonic()) - struck < NOTICE_LIMIT_S:
         if epoch not in await fleet.linked():
-            return round(time.monotonic() - since, 3)
+            round_.noticed_s = round(time.monotonic() - struck, 3)
+            return
         await asyncio.sleep(max(0.0, POLL_S - (time.monotonic() - now)))
-    return None
+    round_.problems.append(f"not noticed within {NOTICE_LIMIT_S} s")
 
 
 async def _baseline(fleet: Fleet, round_: Round, ended: float) -> None:
@@ -149,13 +150,6 @@ def _judge(load: Load, round_: Round, own: set[int], victim: Member, struck: flo
             round_.problems.append(f"{answer.ask.kind} {answer.verdict} ({when}): {answer.detail}"[:600])
     round_.verdicts = dict(verdicts)
     round_.requests = sum(verdicts.values()) + round_.excepted
-    if (
-        round_.fault in ("kill", "pause")
-        and victim.epoch
-        and round_.noticed_s is None
-        and round_.duration_s > NOTICE_LIMIT_S
-    ):
-        round_.problems.append("the fault was not noticed")
 
 
 class Kill:
@@ -175,8 +169,36 @@ class Kill:
     async def heal(self, victim: Member, round_: Round) -> None:
         """Its parent starts another."""
 
-    def is_noticed(self, victim: Member, round_: Round) -> bool:
-        return True
+    async def notice(self, fleet: Fleet, victim: Member, round_: Round, struck: float) -> None:
+        if victim.epoch:
+            await until_unlinked(fleet, victim.epoch, round_, struck)
+
+
+class Pause:
+    """SIGSTOP, and SIGCONT after less or more than the silence that counts as death."""
+
+    def __init__(self, draw: random.Random) -> None:
+        self._draw = draw
+        self._until_s = 0.0
+        self._is_long = False
+
+    def members_of(self, members: Sequence[Member]) -> list[Member]:
+        return [member for member in members if member.role != "gateway"]
+
+    async def strike(self, victim: Member, round_: Round) -> None:
+        self._is_long = self._draw.random() < 0.5
+        stopped_s = self._draw.uniform(3.5, 7.0) if self._is_long else self._draw.uniform(0.3, 2.4)
+        round_.role += f", {'> 3' if self._is_long else '< 2.5'} s"
+        self._until_s = time.monotonic() + stopped_s
+        os.kill(victim.pid, signal.SIGSTOP)
+
+    async def heal(self, victim: Member, round_: Round) -> None:
+        await asyncio.sleep(max(0.0, self._until_s - time.monotonic()))
+        os.kill(victim.pid, signal.SIGCONT)
+
+    async def notice(self, fleet: Fleet, victim: Member, round_: Round, struck: float) -> None:
+        if victim.epoch and self._is_long:
+            await until_unlinked(fleet, victim.epoch, round_, struck)
 
 
 def load_journal(path: Path) -> list[Round]:
