@@ -36,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "status": _status,
         "ask": _ask,
         "logs": _logs,
+        "batch": _batch,
         "simulate": _simulate,
         "plan": _plan,
     }
@@ -52,6 +53,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     return REFUSED
+
+
+def _batch(options: argparse.Namespace) -> int:
+    from baton_local.batch import run_batch
+
+    return run_batch(options)
 
 
 def _simulate(options: argparse.Namespace) -> int:

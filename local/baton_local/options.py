@@ -22,16 +22,26 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     _add_status(commands.add_parser("status", help="what runs, with its latencies", allow_abbrev=False))
     _add_ask(commands.add_parser("ask", help="ask the running deployment", allow_abbrev=False))
     _add_logs(commands.add_parser("logs", help="what its processes wrote", allow_abbrev=False))
+    batch = commands.add_parser("batch", help="answer a file of requests, without serving", allow_abbrev=False)
     simulate = commands.add_parser(
         "simulate", help="replay a load under a scaling policy, on paper", allow_abbrev=False
     )
     plan = commands.add_parser("plan", help="what a model can do on an accelerator, on paper", allow_abbrev=False)
-    _add_sizing(arguments, simulate, plan)
+    _add_late(arguments, batch, simulate, plan)
     return parser.parse_args(arguments)
 
 
-def _add_sizing(arguments: Sequence[str], simulate: argparse.ArgumentParser, plan: argparse.ArgumentParser) -> None:
-    """Options of the two commands that need numpy, imported only when one of them was asked for."""
+def _add_late(
+    arguments: Sequence[str],
+    batch: argparse.ArgumentParser,
+    simulate: argparse.ArgumentParser,
+    plan: argparse.ArgumentParser,
+) -> None:
+    """Options of the commands that need numpy or torch, imported only when one of them was asked for."""
+    if "batch" in arguments[:1]:
+        from baton_local.batch import add_options as add_batch
+
+        add_batch(batch)
     if "simulate" in arguments[:1]:
         from baton_local.simulate import add_options as add_simulate
 
@@ -45,21 +55,21 @@ def _add_sizing(arguments: Sequence[str], simulate: argparse.ArgumentParser, pla
 def _add_up(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-f", "--file", type=Path, required=True, metavar="FILE", help="the LLMDeployment (YAML)")
     parser.add_argument(
-        "--port", type=_integer(0, 65_535), default=DEFAULT_PORT, metavar="N", help="of the gateway; 0: any free one"
+        "--port", type=integer(0, 65_535), default=DEFAULT_PORT, metavar="N", help="of the gateway; 0: any free one"
     )
     parser.add_argument(
         "--host", default="127.0.0.1", metavar="IP", help="address of the gateway (default: %(default)s)"
     )
     parser.add_argument(
-        "--volume", type=_volume, action="append", default=[], metavar="NAME=PATH", help="directory for pvc://NAME/…"
+        "--volume", type=volume, action="append", default=[], metavar="NAME=PATH", help="directory for pvc://NAME/…"
     )
     parser.add_argument(
-        "--device", type=_device, metavar="cpu|cuda", help="what both pools compute on, whatever the file asks for"
+        "--device", type=device, metavar="cpu|cuda", help="what both pools compute on, whatever the file asks for"
     )
-    parser.add_argument("--processes", type=_integer(1, 64), metavar="N", help="gateway processes on the one port")
+    parser.add_argument("--processes", type=integer(1, 64), metavar="N", help="gateway processes on the one port")
     parser.add_argument(
         "--ready-timeout",
-        type=_integer(1, 86_400),
+        type=integer(1, 86_400),
         default=600,
         metavar="SECONDS",
         help="give up when not ready by then",
@@ -72,9 +82,7 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--question", default="Tell me the fable of the fox and the lantern.", metavar="TEXT", help="what is asked"
     )
-    parser.add_argument(
-        "--max-tokens", type=_integer(2, 1 << 20), default=160, metavar="N", help="length of the answer"
-    )
+    parser.add_argument("--max-tokens", type=integer(2, 1 << 20), default=160, metavar="N", help="length of the answer")
 
 
 def _add_status(parser: argparse.ArgumentParser) -> None:
@@ -86,7 +94,7 @@ def _add_ask(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("question", metavar="TEXT")
     parser.add_argument("--name", metavar="X", help="NAME or NAMESPACE.NAME when several run")
     parser.add_argument("--model", metavar="NAME", help="default: the one that is served")
-    parser.add_argument("--max-tokens", type=_integer(1, 1 << 20), metavar="N")
+    parser.add_argument("--max-tokens", type=integer(1, 1 << 20), metavar="N")
     parser.add_argument("--temperature", type=float, metavar="T")
     parser.add_argument("--no-stream", action="store_true", help="print the whole answer at the end")
 
@@ -97,7 +105,9 @@ def _add_logs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-f", "--follow", action="store_true", help="go on until Ctrl-C")
 
 
-def _integer(low: int, high: int) -> type[int]:
+def integer(low: int, high: int) -> type[int]:
+    """An argument's type: decimal digits within bounds."""
+
     def parse(text: str) -> int:
         if not (text.isascii() and text.isdigit() and low <= int(text[:12]) <= high):
             raise argparse.ArgumentTypeError(f"{text!r} is not allowed: must be an integer from {low} to {high}")
@@ -106,13 +116,15 @@ def _integer(low: int, high: int) -> type[int]:
     return parse  # type: ignore[return-value]  # argparse takes any callable, its stubs any type
 
 
-def _device(text: str) -> Device:
+def device(text: str) -> Device:
+    """An argument's type."""
     if text not in set(Device):
         raise argparse.ArgumentTypeError(f"{text!r} is not allowed: must be one of {', '.join(Device)}")
     return Device(text)
 
 
-def _volume(text: str) -> tuple[str, Path]:
+def volume(text: str) -> tuple[str, Path]:
+    """An argument's type: NAME=PATH."""
     name, separator, path = text.partition("=")
     if not (name and separator and path):
         raise argparse.ArgumentTypeError(f"{text!r} is not allowed: must be NAME=PATH")

@@ -1,0 +1,112 @@
+"""`baton batch` on the tiny model: the answers of the HTTP API, every request once, also after an interruption."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton_local import batch_run
+from baton_local.__main__ import main
+
+TINY = Path(__file__).resolve().parents[2] / "examples" / "tiny-llama"
+QUESTION = "Tell me the fable of the fox and the lantern."
+
+
+def request(custom_id: str, url: str = "/v1/chat/completions", **body: object) -> dict[str, object]:
+    content = {"messages": [{"role": "user", "content": QUESTION}]} if "chat" in url else {}
+    return {"custom_id": custom_id, "method": "POST", "url": url, "body": {"model": "tiny", **content, **body}}
+
+
+def answers(tmp_path: Path, *requests: dict[str, object]) -> dict[str, Any]:
+    (tmp_path / "in").write_text("".join(json.dumps(each) + "\n" for each in requests))
+    assert main(arguments(tmp_path)) == 0
+    lines = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
+    found = {line["custom_id"]: line["response"] for line in lines}
+    assert len(found) == len(lines) == len(requests)
+    return found
+
+
+def arguments(tmp_path: Path) -> list[str]:
+    flags = ["--kv-cache-bytes", str(32 << 20), "--max-sequences", "16", "--max-context-tokens", "512"]
+    return ["batch", str(tmp_path / "in"), str(tmp_path / "out"), "--model", str(TINY), "--served-name", "tiny", *flags]
+
+
+def test_answers_are_those_of_the_api(tmp_path: Path) -> None:
+    found = answers(
+        tmp_path,
+        request("chat", max_tokens=24, temperature=0, logprobs=True, top_logprobs=2),
+        request("stop", max_tokens=60, temperature=0, stop=["lantern"]),
+        request("many", "/v1/completions", prompt=["The fox", "An owl"], n=2, max_tokens=5, echo=True),
+        request("again", "/v1/completions", prompt=["The fox", "An owl"], n=2, max_tokens=5, seed=7),
+        request("same", "/v1/completions", prompt=["The fox", "An owl"], n=2, max_tokens=5, seed=7),
+    )
+    assert {response["status_code"] for response in found.values()} == {200}
+    chat = found["chat"]["body"]
+    assert chat["choices"][0]["message"]["content"].startswith("A fox once found a lantern on the road")
+    assert chat["choices"][0]["finish_reason"] == "length"
+    assert len(chat["choices"][0]["logprobs"]["content"]) == 24
+    assert chat["usage"]["completion_tokens"] == 24
+    stop = found["stop"]["body"]["choices"][0]
+    assert (stop["message"]["content"], stop["finish_reason"]) == ("A fox once found a ", "stop")
+    many = found["many"]["body"]["choices"]
+    assert [choice["index"] for choice in many] == [0, 1, 2, 3]
+    assert [choice["text"][:6] for choice in many] == ["The fo", "The fo", "An owl", "An owl"]
+    assert found["many"]["body"]["usage"]["completion_tokens"] == 20
+    assert found["again"]["body"]["choices"] == found["same"]["body"]["choices"]
+
+
+def test_a_wrong_request_is_answered_and_the_others_go_on(tmp_path: Path) -> None:
+    found = answers(
+        tmp_path,
+        request("long", max_tokens=5_000),
+        request("stream", stream=True),
+        request("model") | {"body": {"model": "other", "messages": [{"role": "user", "content": "x"}]}},
+        request("field", temprature=1),
+        request("good", max_tokens=4),
+    )
+    assert {name: response["status_code"] for name, response in found.items()} == {
+        "long": 400,
+        "stream": 400,
+        "model": 404,
+        "field": 400,
+        "good": 200,
+    }
+    assert found["long"]["body"]["error"]["code"] == "context_length_exceeded"
+    assert found["field"]["body"]["error"]["param"] == "temprature"
+
+
+def test_an_interrupted_batch_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = [request(f"r{number}", max_tokens=8 + number % 7) for number in range(60)]
+    (tmp_path / "in").write_text("".join(json.dumps(each) + "\n" for each in requests))
+    whole_run = batch_run.BatchRun.run
+
+    def interrupted(run: batch_run.BatchRun, tick: object) -> None:
+        def stop() -> None:
+            if run.progress.answered >= 20:
+                raise KeyboardInterrupt
+
+        whole_run(run, stop)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(batch_run.BatchRun, "run", interrupted)
+        assert main(arguments(tmp_path)) == 130
+    first = (tmp_path / "out").read_text().splitlines()
+    assert 20 <= len(first) < 60
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("batch")]
+
+    assert main(arguments(tmp_path)) == 0
+    lines = (tmp_path / "out").read_text().splitlines()
+    assert lines[: len(first)] == first
+    assert sorted(json.loads(line)["custom_id"] for line in lines) == sorted(f"r{number}" for number in range(60))
+
+
+def test_what_a_broken_model_says_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in").write_text(json.dumps(request("a")) + "\n")
+    flags = ["batch", str(tmp_path / "in"), str(tmp_path / "out"), "--model", str(tmp_path)]
+    assert main(flags) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
