@@ -213,7 +213,7 @@ def needs_of(extra: str) -> set[str]:
 
 @pytest.mark.parametrize("extra", ["operator", "gateway"])
 def test_the_operator_and_gateway_extras_bring_no_torch(extra: str) -> None:
-    assert not needs_of(extra) & {"torch", "triton", "transformers", "safetensors", "nixl"}
+    assert not needs_of(extra) & {"torch", "triton", "transformers", "safetensors", "nixl-cu13"}
 
 
 def test_the_worker_extra_brings_torch() -> None:

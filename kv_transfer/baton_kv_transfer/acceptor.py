@@ -14,6 +14,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from baton_kv_transfer.errors import LinkLostError, TransferError, UnfitPairError
 from baton_kv_transfer.fingerprint import require_fit
 from baton_kv_transfer.handover import TransferConfig
@@ -22,6 +24,7 @@ from baton_kv_transfer.layout import negotiated_unit
 from baton_kv_transfer.link import Connection, Link
 from baton_kv_transfer.link_auth import Channel, LinkIdentity, LinkRole, Party, accept_handshake
 from baton_kv_transfer.liveness import LivenessConfig
+from baton_kv_transfer.transports import agreed
 from baton_kv_transfer.wire.pair_link import PairHello, PairMessage
 
 log = logging.getLogger(__name__)
@@ -38,6 +41,9 @@ class PrefillLink:
     hello: PairHello
     link: Link
     ended: asyncio.Event
+    transport: str
+    number: int
+    """Of all links of this worker so far; never used again."""
 
 
 class AcceptorListener(Protocol):
@@ -71,6 +77,11 @@ class Acceptor:
         self._complained_s = 0.0
         self.links: dict[bytes, PrefillLink] = {}
         self.refused = 0
+        self._links_so_far = 0
+
+    def describe(self, descriptor: bytes) -> None:
+        """What prefill workers need to reach the landing region; known before `start`."""
+        self._hello = msgspec.structs.replace(self._hello, descriptor=descriptor)
 
     async def start(self, host: str, port: int) -> int:
         """Listen; returns the port that was bound. Raises OSError when it is taken."""
@@ -184,11 +195,13 @@ class Acceptor:
         try:
             require_fit(self._hello.fingerprint, hello.fingerprint)
             negotiated_unit(self._hello.block_tokens, hello.block_tokens)
+            transport = agreed(self._hello.transports, hello.transports)
         except UnfitPairError as error:
             await link.send_now(self._hello)  # so that the other side can name the difference too
             raise UnfitPairError(f"prefill worker {identity.epoch.hex()[:8]}: {error}") from error
         await self._replace(identity.epoch)
-        await self._serve(PrefillLink(identity.epoch, hello, link, asyncio.Event()))
+        self._links_so_far += 1
+        await self._serve(PrefillLink(identity.epoch, hello, link, asyncio.Event(), transport, self._links_so_far))
 
     async def _replace(self, epoch: bytes) -> None:
         """The same process dialled again: its old link has broken on its side, whatever it looks like here."""

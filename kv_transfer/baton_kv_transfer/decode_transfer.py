@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import mmap
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from baton_kv_transfer import tcp
+from baton_kv_transfer import tcp, ucx
 from baton_kv_transfer.acceptor import Acceptor, PrefillLink
 from baton_kv_transfer.decode_records import DecodeAction, DecodeStats, Failed, Landed, Scatter
 from baton_kv_transfer.handover import CutLink, DecodeListener, HandoverKey, KvSink, Send, TransferConfig
@@ -22,6 +23,8 @@ from baton_kv_transfer.keys import KeyDirectory
 from baton_kv_transfer.landing import ClaimRefusal, LandingWindow
 from baton_kv_transfer.layout import KvGeometry
 from baton_kv_transfer.link import Connection
+from baton_kv_transfer.transports import offered_here
+from baton_kv_transfer.ucx_landing import UcxLanding
 from baton_kv_transfer.wire.pair_link import PairHello, PairMessage
 from baton_kv_transfer.wire.values import PairFingerprint, Reason, Role
 
@@ -32,6 +35,8 @@ class DecodeTransferStats:
     links: int
     lanes: int
     """Open data connections."""
+    transports: dict[str, int]
+    """Linked prefill workers by transport."""
     bytes_received: int
     refused_connections: int
 
@@ -82,9 +87,12 @@ class DecodeTransfer:
             block_tokens=geometry.block_tokens,
             tensor_parallel=tensor_parallel,
             landing_bytes=self._handovers.landing_bytes,
-            transports=(tcp.NAME,),
+            transports=offered_here(self._config.transport),
             descriptor=self._landing.descriptor,
         )
+        self._ucx: UcxLanding | None = None
+        if ucx.NAME in hello.transports:
+            self._ucx = UcxLanding(region[: self._handovers.landing_bytes], epoch, self._writes_ended)
         self._acceptor = Acceptor(hello, keys, self._config, self)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="baton-scatter")
         self._scatters: set[asyncio.Task[None]] = set()
@@ -96,8 +104,14 @@ class DecodeTransfer:
     # Life ------------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Listen, in the running loop, which is the transfer thread's. Raises OSError when the port is taken."""
+        """Listen, in the running loop, which is the transfer thread's.
+
+        Raises OSError when the port is taken, UcxError when UCX does not come up.
+        """
         self._loop = asyncio.get_running_loop()
+        if self._ucx is not None:
+            await self._ucx.start()
+            self._acceptor.describe(self._ucx.descriptor)
         self._port = await self._acceptor.start(*self._where)
         self._ticker = asyncio.create_task(self._tick())
 
@@ -108,6 +122,8 @@ class DecodeTransfer:
         while self._scatters:
             await asyncio.wait(self._scatters)
         await self._acceptor.stop()
+        if self._ucx is not None:
+            await self._ucx.stop()
         if self._ticker is not None:
             self._ticker.cancel()
             await asyncio.gather(self._ticker, return_exceptions=True)
@@ -173,17 +189,29 @@ class DecodeTransfer:
     # Links -----------------------------------------------------------------------------------------------------------
 
     def on_up(self, linked: PrefillLink) -> None:
-        self._act(self._handovers.link_up(linked.epoch, linked.hello.block_tokens, time.monotonic()))
+        one_sided = linked.transport == ucx.NAME
+        now = time.monotonic()
+        self._act(
+            self._handovers.link_up(
+                linked.epoch, linked.hello.block_tokens, now, one_sided=one_sided, link=linked.number
+            )
+        )
 
     def on_message(self, linked: PrefillLink, message: PairMessage) -> None:
         self._act(self._handovers.message(linked.epoch, message, time.monotonic()))
 
     def on_data(self, linked: PrefillLink, connection: Connection) -> None:
-        self._landing.attach(connection, linked.epoch)
+        if linked.transport != ucx.NAME:
+            self._landing.attach(connection, linked.epoch)
+        elif self._ucx is not None:
+            self._ucx.attach(connection, linked.number)
 
     def on_down(self, linked: PrefillLink, detail: str) -> None:
         self._landing.drop(linked.epoch)
         self._act(self._handovers.link_down(linked.epoch, detail, time.monotonic()))
+
+    def _writes_ended(self, link: int) -> None:
+        self._act(self._handovers.writes_ended(link, time.monotonic()))
 
     # Bytes -----------------------------------------------------------------------------------------------------------
 
@@ -243,10 +271,12 @@ class DecodeTransfer:
             self._stats = self._look()
 
     def _look(self) -> DecodeTransferStats:
+        handovers = self._handovers.stats()
         return DecodeTransferStats(
-            handovers=self._handovers.stats(),
+            handovers=handovers,
             links=len(self._acceptor.links),
-            lanes=self._landing.lanes,
-            bytes_received=self._landing.bytes_received,
+            lanes=self._landing.lanes + (self._ucx.life_lines if self._ucx is not None else 0),
+            transports=dict(Counter(linked.transport for linked in self._acceptor.links.values())),
+            bytes_received=self._landing.bytes_received + handovers.sealed_bytes,
             refused_connections=self._acceptor.refused,
         )

@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from baton_kv_transfer import tcp
+import msgspec
+
 from baton_kv_transfer.errors import AuthenticationError, LinkLostError, TransferError, UnfitPairError
 from baton_kv_transfer.fingerprint import require_fit
 from baton_kv_transfer.handover import TransferConfig
@@ -23,8 +24,10 @@ from baton_kv_transfer.link import Connection, Link, connect
 from baton_kv_transfer.link_auth import Channel, LinkIdentity, LinkRole, Party, dial_handshake
 from baton_kv_transfer.liveness import LivenessConfig
 from baton_kv_transfer.transport import Writer
+from baton_kv_transfer.transports import agreed
 from baton_kv_transfer.wire.pair_link import PairHello, PairMessage
 from baton_kv_transfer.wire.values import Address
+from baton_kv_transfer.writers import Writers
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +43,7 @@ class DecodeLink:
     hello: PairHello
     link: Link
     writer: Writer
+    transport: str
 
 
 class DiallerListener(Protocol):
@@ -61,8 +65,16 @@ class DiallerListener(Protocol):
 class Dialler:
     """All links of one prefill worker."""
 
-    def __init__(self, hello: PairHello, keys: KeyDirectory, config: TransferConfig, listener: DiallerListener) -> None:
+    def __init__(
+        self,
+        hello: PairHello,
+        keys: KeyDirectory,
+        config: TransferConfig,
+        writers: Writers,
+        listener: DiallerListener,
+    ) -> None:
         self._hello = hello
+        self._writers = writers
         self._keys = keys
         self._config = config
         self._listener = listener
@@ -160,36 +172,35 @@ class Dialler:
             heartbeat_s=config.heartbeat_s,
             liveness=LivenessConfig(config.suspect_s, config.dead_s),
         )
+        own = msgspec.structs.replace(self._hello, transports=self._writers.offered_to(address))
         async with asyncio.timeout(config.handshake_s):
-            await link.send_now(self._hello)
+            await link.send_now(own)
             hello = await link.receive()
         if not isinstance(hello, PairHello) or hello.epoch != identity.epoch or hello.role != "decode":
             raise LinkLostError("the first message was not the hello of the decode worker that shook hands")
         try:
             require_fit(self._hello.fingerprint, hello.fingerprint)
             negotiated_unit(self._hello.block_tokens, hello.block_tokens)
-            if tcp.NAME not in hello.transports:
-                raise UnfitPairError(f"transports: {tcp.NAME} here, {list(hello.transports)} there")
+            transport = agreed(hello.transports, own.transports)
         except UnfitPairError as error:
             self._listener.on_unfit(identity.epoch, str(error))
             raise
-        lanes = await self._lanes(address, identity)
-        writer = tcp.TcpWriter(lanes, lambda detail: link.close(f"data connection: {detail}"))
-        return DecodeLink(identity.epoch, address, hello, link, writer)
+        writer = await self._writer(transport, address, hello, link)
+        return DecodeLink(identity.epoch, address, hello, link, writer, transport)
 
-    async def _lanes(self, address: Address, identity: LinkIdentity) -> list[Connection]:
+    async def _writer(self, transport: str, address: Address, hello: PairHello, link: Link) -> Writer:
         lanes: list[Connection] = []
         try:
-            while len(lanes) < self._config.lanes:
+            while len(lanes) < self._writers.connections(transport):
                 connection, found = await self._handshake(address, Channel.DATA)
                 lanes.append(connection)
-                if found.epoch != identity.epoch:
+                if found.epoch != hello.epoch:
                     raise LinkLostError("another process answered the data connection")
+            return await self._writers.open(transport, address, hello, lanes, link.close)
         except BaseException:
             for lane in lanes:
                 lane.close()
             raise
-        return lanes
 
     async def _handshake(self, address: Address, channel: Channel) -> tuple[Connection, LinkIdentity]:
         async with asyncio.timeout(self._config.handshake_s):

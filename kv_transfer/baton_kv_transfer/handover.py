@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from baton_kv_transfer.transports import TransportChoice
 from baton_kv_transfer.wire.pair_link import FirstToken, PairMessage
 from baton_kv_transfer.wire.values import Reason
 
@@ -58,6 +59,7 @@ class TransferConfig:
     max_put_bytes: int = 4 << 20
     """Largest single write, also the largest piece that is checksummed, packed or scattered at once."""
     puts_in_flight: int = 8
+    transport: TransportChoice = TransportChoice.TCP
     lanes: int = 1
     """Data connections per pair (tcp)."""
     quarantine_share: float = 0.25

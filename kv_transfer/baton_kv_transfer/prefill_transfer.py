@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from baton_kv_transfer import tcp
 from baton_kv_transfer.dialler import DecodeLink, Dialler
 from baton_kv_transfer.discovery import Endpoint
 from baton_kv_transfer.grant import DecodePeer
@@ -24,8 +23,10 @@ from baton_kv_transfer.layout import KvGeometry
 from baton_kv_transfer.prefill_records import DropPuts, Granted, PrefillAction, PrefillStats, Put, Release, Report
 from baton_kv_transfer.put_carrier import PutCarrier
 from baton_kv_transfer.transport import Writer
+from baton_kv_transfer.transports import offered_here
 from baton_kv_transfer.wire.pair_link import FirstToken, PairHello, PairMessage
 from baton_kv_transfer.wire.values import Address, PairFingerprint, PeerRef, Reason, Role
+from baton_kv_transfer.writers import Writers
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +65,11 @@ class PrefillTransfer:
             block_tokens=geometry.block_tokens,
             tensor_parallel=tensor_parallel,
             landing_bytes=0,
-            transports=(tcp.NAME,),
+            transports=offered_here(self._config.transport),
             descriptor=b"",
         )
-        self._dialler = Dialler(hello, keys, self._config, self)
+        self._writers = Writers(epoch, hello.transports, self._config.lanes, source.region())
+        self._dialler = Dialler(hello, keys, self._config, self._writers, self)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="baton-checksums")
         self._carrier = PutCarrier(
             source, geometry, self._config, self._executor, self._writer_to, self._put_done, self._put_failed
@@ -81,7 +83,8 @@ class PrefillTransfer:
     # Life ------------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Begin in the running loop, which is the transfer thread's."""
+        """Begin in the running loop, which is the transfer thread's. Raises UcxError when UCX does not come up."""
+        await self._writers.start()
         self._loop = asyncio.get_running_loop()
         self._ticker = asyncio.create_task(self._tick())
 
@@ -91,6 +94,7 @@ class PrefillTransfer:
             self._act(self._handovers.cancelled(key, Reason.DRAINING, "the prefill worker stops", time.monotonic()))
         await self._dialler.stop()
         await self._carrier.drained()
+        await self._writers.stop()
         if self._ticker is not None:
             self._ticker.cancel()
             await asyncio.gather(self._ticker, return_exceptions=True)

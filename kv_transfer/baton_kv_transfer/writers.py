@@ -1,0 +1,99 @@
+"""The prefill worker's transports: opens a writer for each linked decode worker over what the pair agreed on.
+
+Owns the UCX agent of this process when UCX is offered. Where UCX does not come up with a peer and TCP is allowed too,
+the next dials to it offer TCP alone for a while.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import time
+from collections.abc import Callable
+
+from baton_kv_transfer import tcp, ucx
+from baton_kv_transfer.errors import LinkLostError, TransferError
+from baton_kv_transfer.link import Connection
+from baton_kv_transfer.transport import Writer
+from baton_kv_transfer.ucx import Memory, UcxAgent, host_memory
+from baton_kv_transfer.ucx_descriptor import unpack
+from baton_kv_transfer.ucx_landing import PROBE_BYTES
+from baton_kv_transfer.ucx_thread import UcxThread
+from baton_kv_transfer.ucx_writer import UcxWriter, connect
+from baton_kv_transfer.wire.pair_link import PairHello
+from baton_kv_transfer.wire.values import Address
+
+log = logging.getLogger(__name__)
+
+WITHOUT_UCX_S = 60.0
+
+
+class Writers:
+    """Makes writers in the transfer thread's loop."""
+
+    def __init__(self, epoch: bytes, transports: tuple[str, ...], tcp_lanes: int, region: memoryview | None) -> None:
+        """`region`: the pool, registered once so that writes go straight from it; None when it is not host memory."""
+        self.transports = transports
+        self.probe_source = memoryview(mmap.mmap(-1, PROBE_BYTES))
+        self._tcp_lanes = tcp_lanes
+        self._region = region
+        self._pool = None if region is None else host_memory(region)
+        self._thread: UcxThread | None = None
+        self._ucx_writers: list[UcxWriter] = []
+        self._without_ucx: dict[Address, float] = {}
+        if ucx.NAME in transports:
+            self._thread = UcxThread(lambda: UcxAgent(f"baton-{epoch.hex()}", progress=False))
+
+    async def start(self) -> None:
+        """Bring UCX up, if it is offered. Raises UcxError."""
+        if self._thread is not None:
+            await self._thread.start()
+            memories = [host_memory(self.probe_source), *([self._pool] if self._pool and self._pool.length else [])]
+            await self._thread.run(lambda agent: agent.register(*memories))
+
+    async def stop(self) -> None:
+        """After the writers were closed."""
+        if self._thread is not None and await self._thread.stop():
+            for writer in self._ucx_writers:
+                writer.end_life_line()
+
+    def offered_to(self, address: Address) -> tuple[str, ...]:
+        """What a dial to this address names in its hello."""
+        if time.monotonic() < self._without_ucx.get(address, 0.0):
+            return tuple(name for name in self.transports if name != ucx.NAME)
+        self._without_ucx.pop(address, None)
+        return self.transports
+
+    def connections(self, transport: str) -> int:
+        """How many data connections a writer needs."""
+        return 1 if transport == ucx.NAME else self._tcp_lanes
+
+    async def open(
+        self,
+        transport: str,
+        address: Address,
+        hello: PairHello,
+        connections: list[Connection],
+        on_lost: Callable[[str], None],
+    ) -> Writer:
+        """A writer to the worker that said `hello`. Raises TransferError; the connections are the caller's then."""
+        if transport == tcp.NAME:
+            return tcp.TcpWriter(connections, lambda detail: on_lost(f"data connection: {detail}"))
+        if self._thread is None:
+            raise LinkLostError("ucx was not offered")
+        try:
+            target = unpack(hello.descriptor, hello.epoch, hello.landing_bytes)
+            lane = await self._thread.run(connect(target))
+        except TransferError:
+            if tcp.NAME in self.transports:
+                self._without_ucx[address] = time.monotonic() + WITHOUT_UCX_S
+            raise
+        self._ucx_writers = [writer for writer in self._ucx_writers if not writer.has_ended]
+        writer = UcxWriter(
+            self._thread, target, connections[0], self._is_registered, lambda detail: on_lost(f"ucx: {detail}"), lane
+        )
+        self._ucx_writers.append(writer)
+        return writer
+
+    def _is_registered(self, memory: Memory) -> bool:
+        return self._pool is not None and self._pool.holds(memory)
