@@ -1,0 +1,25 @@
+"""Why a model could not be fetched.
+
+FetchError
+├── Refused       asking again will not help: no such model, no access, a broken source; the Job's message
+├── Damaged       what arrived is not what the source said it would be
+└── Interrupted   a time-out, a lost connection or a server's 5xx: worth another try
+"""
+
+from __future__ import annotations
+
+
+class FetchError(Exception):
+    pass
+
+
+class Refused(FetchError):
+    pass
+
+
+class Damaged(FetchError):
+    pass
+
+
+class Interrupted(FetchError):
+    pass
