@@ -61,6 +61,8 @@ class LinkTimes:
     """From dialling to the complete bundle."""
     settle_s: float = 2.0
     """After the start, until discovery that names nobody counts as an answer."""
+    relink_s: float = 3.0
+    """After a lost link, until an address that does not answer counts as nobody."""
     first_retry_s: float = 0.1
     last_retry_s: float = 2.0
 
@@ -110,12 +112,18 @@ class WorkerLinks:
 
     def _ended(self, key: tuple[Role, Address], task: asyncio.Task[None]) -> None:
         self._tasks.pop(key, None)
+        self._was_tried(key)
 
     def _still_settles(self, key: tuple[Role, Address]) -> None:
         """An address that was found before this process knows whom it can reach."""
         if _now() < self._table.settled_s:
             self._untried.add(key)
             self._table.settled_s = _now() + self._times.setup_s
+
+    def _was_lost(self, key: tuple[Role, Address]) -> None:
+        """Perhaps it was this process that was stopped or cut off: until it has dialled again, nobody can say."""
+        self._untried.add(key)
+        self._table.settled_s = max(self._table.settled_s, _now() + self._times.relink_s)
 
     def _was_tried(self, key: tuple[Role, Address]) -> None:
         if key in self._untried:
@@ -132,12 +140,14 @@ class WorkerLinks:
 
     async def _link_once(self, role: Role, address: Address) -> bool:
         assert self._session is not None
-        link = Link(self._session, role, address, self._shared, functools.partial(self._was_tried, (role, address)))
+        tried, lost = (functools.partial(told, (role, address)) for told in (self._was_tried, self._was_lost))
+        link = Link(self._session, role, address, self._shared, tried, lost)
         try:
             await link.run()
         except (aiohttp.ClientError, TransferError, BundleError, OSError, TimeoutError) as error:
             _log.info("link to %s worker %s: %s", role, address, str(error) or type(error).__name__)
-        self._was_tried((role, address))
+        if not link.was_linked:
+            self._was_tried((role, address))
         return link.was_linked
 
 
@@ -183,9 +193,10 @@ class Link:
         address: Address,
         shared: _Shared,
         on_linked: Callable[[], None],
+        on_lost: Callable[[], None],
     ) -> None:
         self._session = session
-        self._on_linked = on_linked
+        self._on_linked, self._on_lost = on_linked, on_lost
         self._role = role
         self._address = address
         self._table = shared.table
@@ -264,6 +275,7 @@ class Link:
             self._is_open = False
             for helper in helpers:
                 helper.cancel()
+            self._on_lost()
             self._table.remove(hello.epoch)
             self._listener.worker_lost(hello.epoch)
             await asyncio.gather(*helpers, return_exceptions=True)

@@ -61,6 +61,17 @@ async def test_a_gateway_that_has_just_started_lets_requests_wait_for_its_links(
         await pool.stop()
 
 
+async def test_a_gateway_that_lost_all_its_links_at_once_dials_again_before_it_says_that_nobody_is_there(
+    pool: FakePool,
+) -> None:
+    """Found by SIGSTOP of a gateway process: when it woke up, it told clients that there were no workers."""
+    async with running_gateway(pool) as gateway:
+        for worker in pool.workers:
+            worker.cut()
+        await until(lambda: not linked(gateway))
+        assert (await ask(gateway))[0] == 200
+
+
 async def test_health_says_alive_ready_and_routable_apart(tmp_path: Path) -> None:
     pool = FakePool(tmp_path, tokenizer(), answer)
     pool.announce()

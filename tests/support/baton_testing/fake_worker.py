@@ -120,15 +120,19 @@ class FakeWorker:
         """Like kill -9: links are cut, everything is forgotten."""
         if self._stepping is not None:
             self._stepping.cancel()
-        for link in list(self._links):
-            transport = link._req.transport if link._req is not None else None
-            if transport is not None:
-                transport.abort()
+        self.cut()
         self.running.clear()
         self.reserved.clear()
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
+
+    def cut(self) -> None:
+        """Every link breaks; the process goes on and takes new ones."""
+        for link in list(self._links):
+            transport = link._req.transport if link._req is not None else None
+            if transport is not None:
+                transport.abort()
 
     async def restart(self) -> None:
         """Another process at the same address."""
