@@ -1,6 +1,7 @@
 """Fault campaigns against real processes: `python -m bench.faults CAMPAIGN`, from the repository's root.
 
-`kill` SIGKILLs workers and gateway processes of `baton up` under load. Every request's whole text is known: a lost,
+`kill` SIGKILLs workers and gateway processes of `baton up` under load; `pause` stops and wakes them; `cut` drops
+packets between processes that live in network namespaces (needs root). Every whole text is known: a lost,
 repeated or different token is counted. Rounds are appended to a journal, so that a campaign can be run in slices; the
 summary in `bench/results` covers the whole journal. Exits with 1 when a round has a problem.
 """
@@ -21,11 +22,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "suppo
 from bench import faults_rounds
 from bench.faults_fleet import Fleet, UpFleet
 from bench.faults_load import Load, asks
+from bench.faults_network import Cut, NetworkFleet, inside
 from bench.faults_rounds import Deck, Harm, Round
 from bench.machine import this_machine
 from bench.results import publish
 
-HARMS = {"kill": faults_rounds.Kill, "pause": faults_rounds.Pause}
+HARMS = {"kill": faults_rounds.Kill, "pause": faults_rounds.Pause, "cut": Cut}
 
 
 async def campaign(fleet: Fleet, harm: Harm, count: int, lanes: int, seed: int, journal: Path, until_s: float) -> bool:
@@ -59,8 +61,8 @@ def _tell(number: int, count: int, round_: Round) -> None:
 
 
 async def run(name: str, arguments: argparse.Namespace, folder: Path, journal: Path) -> bool:
-    harm = HARMS[name](random.Random(arguments.seed + 1))
-    async with UpFleet(folder) as fleet:
+    harm: Harm = HARMS[name](random.Random(arguments.seed + 1))
+    async with NetworkFleet(folder) if name == "cut" else UpFleet(folder) as fleet:
         until_s = time.monotonic() + arguments.minutes * 60
         return await campaign(fleet, harm, arguments.count, arguments.lanes, arguments.seed, journal, until_s)
 
@@ -74,7 +76,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--journal", type=Path, help="of rounds; appended to (default: a new one)")
     parser.add_argument("--keep", type=Path, help="folder for the logs of the processes (default: thrown away)")
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.campaign == "cut" and not arguments.inside:
+        return inside(("-m", "bench.faults", *sys.argv[1:], "--inside"))
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     machine = this_machine()
     with tempfile.TemporaryDirectory(prefix="baton-faults-") as temporary:
