@@ -12,15 +12,17 @@ from dataclasses import dataclass
 
 import msgspec
 
-from baton_operator.kinds import DEPLOYMENTS, PODS
+from baton_operator.kinds import DEPLOYMENTS, PODS, POOLS
 from baton_operator.kube import Change, Listing, Resource, WatchEvent
 from baton_operator.names import Key
 from baton_operator.objects.cluster import Manifest
 from baton_operator.objects.metadata import DEPLOYMENT_LABEL
-from baton_operator.plain import mapping, metadata_of
+from baton_operator.plain import mapping, mappings, metadata_of
 
 Place = tuple[str, str]
 """Namespace and name."""
+REPLICA_OWNERS = "replicaOwners"
+"""Where a cached LLMPool says who owns its `spec.replicas`; left out when the server did not tell."""
 _POD_STATUS = ("phase", "conditions", "containerStatuses", "startTime")
 
 
@@ -78,10 +80,11 @@ class Cache:
             self._keep(_place(event.object), entry)
 
     def written(self, manifest: Manifest) -> None:
-        """The answer to a write or to a fresh read."""
+        """The answer to a write or to a fresh read. It is a change like any other: a pass that wrote is followed by one
+        that sees what came of it."""
         entry = _entry(self.resource, manifest)
         if entry is not None:
-            self._keep(_place(manifest), entry, quiet=True)
+            self._keep(_place(manifest), entry)
 
     def gone(self, namespace: str, name: str) -> None:
         """A fresh read did not find it."""
@@ -103,7 +106,7 @@ class Cache:
                 self._drop(place, entry.uid, entry.version)
         self._removed.clear()
 
-    def _keep(self, place: Place, entry: Entry, quiet: bool = False) -> None:
+    def _keep(self, place: Place, entry: Entry) -> None:
         old = self._entries.get(place)
         if old is not None and old.uid == entry.uid and old.version >= entry.version:
             return
@@ -115,7 +118,7 @@ class Cache:
             self._forget(place, old.key)
         self._entries[place] = entry
         self._places.setdefault(entry.key, set()).add(place)
-        if not quiet and (old is None or old.data != entry.data):
+        if old is None or old.data != entry.data:
             self._on_change(entry.key)
 
     def _drop(self, place: Place, uid: str, version: int) -> None:
@@ -142,8 +145,20 @@ def _entry(resource: Resource, manifest: Manifest) -> Entry | None:
     if not isinstance(label, str) or not namespace:
         return None
     kept = _pod(manifest) if resource == PODS else {**manifest, "metadata": _without_fields(metadata)}
+    if resource == POOLS and "managedFields" in metadata:
+        kept[REPLICA_OWNERS] = sorted(_owners_of_replicas(metadata))
     version = _number(metadata.get("resourceVersion"))
     return Entry(str(metadata.get("uid", "")), version, Key(namespace, label), msgspec.json.encode(kept))
+
+
+def _owners_of_replicas(metadata: Manifest) -> set[str]:
+    """Field managers of `spec.replicas`; what one wrote through `/scale` counts."""
+    entries = mappings(metadata.get("managedFields"))
+    return {
+        str(entry.get("manager"))
+        for entry in entries
+        if "f:replicas" in mapping(mapping(entry.get("fieldsV1")).get("f:spec"))
+    }
 
 
 def _without_fields(metadata: Manifest) -> Manifest:

@@ -28,7 +28,7 @@ class Truth(enum.StrEnum):
 class Finding:
     """What one pass says about one condition."""
 
-    type: ConditionType
+    type: enum.StrEnum
     truth: Truth
     reason: str
     message: str = ""

@@ -33,6 +33,14 @@ class WorkerSet:
     ready: int
     is_leaving: bool
     """Deleted, and waiting for its Pods."""
+    since: str = ""
+    """When it was made, as RFC 3339."""
+    is_observed: bool = True
+    """Whether the counts are those of its present spec."""
+    refusal: str = ""
+    """Why Pods of it cannot be made, such as a quota; empty: they can."""
+    is_late: bool = False
+    """Its Pods did not become ready in time."""
 
 
 def worker_sets(deployments: Iterable[Manifest], owner: Owner) -> tuple[WorkerSet, ...]:
@@ -66,7 +74,11 @@ def finished(sets: Iterable[WorkerSet], wanted: Mapping[Role, Revision]) -> tupl
     return tuple(
         each
         for each in sets
-        if not each.is_leaving and each.revision != wanted[each.role] and each.wanted == 0 and each.existing == 0
+        if not each.is_leaving
+        and each.is_observed
+        and each.revision != wanted[each.role]
+        and each.wanted == 0
+        and each.existing == 0
     )
 
 
@@ -86,7 +98,24 @@ def _worker_set(deployment: Manifest, owner: Owner) -> WorkerSet | None:
         existing=_count(status, "replicas", 0),
         ready=_count(status, "readyReplicas", 0),
         is_leaving="deletionTimestamp" in metadata,
+        since=str(metadata.get("creationTimestamp") or ""),
+        is_observed=_count(status, "observedGeneration", 0) >= _count(metadata, "generation", 0),
+        refusal=refusal(deployment),
+        is_late=condition(deployment, "Progressing").get("reason") == "ProgressDeadlineExceeded",
     )
+
+
+def condition(manifest: Manifest, kind: str) -> Manifest:
+    """A condition of a live object; empty when it is not set."""
+    found = _mapping(manifest.get("status")).get("conditions")
+    entries = found if isinstance(found, list) else []
+    return next((each for each in map(_mapping, entries) if each.get("type") == kind), {})
+
+
+def refusal(deployment: Manifest) -> str:
+    """Why the Pods of a Deployment cannot be made; empty: they can."""
+    failure = condition(deployment, "ReplicaFailure")
+    return str(failure.get("message") or failure.get("reason")) if failure.get("status") == "True" else ""
 
 
 def _is_controlled(metadata: Manifest, owner: Owner) -> bool:

@@ -28,6 +28,13 @@ class ConditionType(enum.StrEnum):
     SCALING_LIMITED = "ScalingLimited"
 
 
+class PoolConditionType(enum.StrEnum):
+    """Conditions of an LLMPool."""
+
+    SIZED = "Sized"
+    """True; its reason is the mode of `spec.autoscaling` that was followed last."""
+
+
 @dataclass(frozen=True, slots=True)
 class ListKey:
     """Annotates a list of mappings with the field that tells its entries apart, for server-side apply."""

@@ -12,7 +12,7 @@ from baton_operator.objects.cluster import Manifest, Owner, Platform
 from baton_operator.objects.link_keys import key_secret
 from baton_operator.objects.metadata import owned, selector
 from baton_operator.objects.network import gateway_service, policies, pool_service
-from baton_operator.objects.pods import WorkerTemplate, gateway_template
+from baton_operator.objects.pods import LOAD_S, WorkerTemplate, gateway_template
 from baton_operator.pool import POOL_KIND
 
 _ROLES = (*POOL_ROLES, Role.GATEWAY)
@@ -57,6 +57,7 @@ def workers_of(
     spec: Manifest = {
         "replicas": replicas,
         "revisionHistoryLimit": 0,
+        "progressDeadlineSeconds": LOAD_S + 600,
         "strategy": _NEVER_EDITED,
         "selector": {"matchLabels": selector(deployment, role, revision.template)},
         "template": pod,

@@ -1,0 +1,183 @@
+"""Makes live objects what is wanted, with as few requests as possible: none at all for one that already is.
+
+An object that is not in the cache is looked for first: one of that name that somebody else owns is neither adopted nor
+touched. One that is there is applied under the uid that is known, so that a successor of the same name is never meant.
+What a write brings back goes into the cache at once.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Mapping
+
+from baton_operator.cache import Cache
+from baton_operator.drift import APPLIED, has_drifted
+from baton_operator.errors import OperatorError
+from baton_operator.hashes import content_hash
+from baton_operator.kinds import resource_of
+from baton_operator.kube import Conflict, KubeApi, NotFound, Resource
+from baton_operator.objects.cluster import Manifest, Owner
+from baton_operator.objects.metadata import DEPLOYMENT_LABEL, FIELD_MANAGER
+from baton_operator.plain import annotations_of, is_controlled, is_leaving, mapping, metadata_of, uid_of
+
+log = logging.getLogger(__name__)
+_PROBE = "baton-probe"
+_NOBODY = "-"
+"""A value that the label never has: whoever owns the label conflicts with it."""
+
+
+class Applied(enum.StrEnum):
+    UNCHANGED = "unchanged"
+    WRITTEN = "written"
+    LEAVING = "leaving"
+    """An older one of that name is still being deleted; to be tried again when it is gone."""
+
+
+class NameTaken(OperatorError):
+    """An object of that name exists and belongs to somebody else."""
+
+    def __init__(self, kind: str, name: str) -> None:
+        super().__init__(f"{kind} {name} exists and does not belong to this LLMDeployment: it is left alone")
+
+
+class Applier:
+    """Applies for all deployments; `caches` by resource. Raises KubeError and NameTaken."""
+
+    def __init__(self, api: KubeApi, caches: Mapping[Resource, Cache]) -> None:
+        self._api, self._caches = api, caches
+        self._settled: dict[tuple[Resource, str, str], tuple[str, str]] = {}
+        """What the server made of an applied object, where that is not what was asked for (a mutating webhook, a field
+        that it does not know): applying again would change nothing."""
+
+    async def ensure(
+        self, wanted: Manifest, owner: Owner, *, manager: str = FIELD_MANAGER, at_version: bool = False
+    ) -> Applied:
+        """Make the live object say what `wanted` says. `at_version`: only if it is still as it was last heard of."""
+        resource = resource_of(wanted)
+        digest = content_hash(wanted)
+        wanted = with_metadata(wanted, annotations={APPLIED: digest})
+        live = await self.find(resource, wanted, owner)
+        if live is None:
+            return await self._apply(resource, wanted, digest, manager, force=False)
+        if is_leaving(live):
+            return Applied.LEAVING
+        if annotations_of(live).get(APPLIED) == digest and not self._differs(resource, wanted, live, digest):
+            return Applied.UNCHANGED
+        conditions = {"uid": uid_of(live)}
+        if at_version:
+            conditions["resourceVersion"] = str(metadata_of(live).get("resourceVersion"))
+        return await self._apply(resource, with_metadata(wanted, None, **conditions), digest, manager, force=True)
+
+    async def find(self, resource: Resource, wanted: Manifest, owner: Owner) -> Manifest | None:
+        """The live object of that name; None: there is none. Raises NameTaken for somebody else's."""
+        namespace, name = place_of(wanted)
+        cache = self._caches[resource]
+        live = cache.get(namespace, name)
+        if live is None:
+            try:
+                live = await self._api.get(resource, namespace, name)
+            except NotFound:
+                return None
+            if is_controlled(live, owner.uid):
+                cache.written(live)
+        if not is_controlled(live, owner.uid):
+            raise NameTaken(resource.kind, name)
+        return live
+
+    async def create(self, wanted: Manifest, manager: str) -> None:
+        """Make an object that is known not to be there, its digest that of `wanted`. Raises AlreadyExists."""
+        resource = resource_of(wanted)
+        self._caches[resource].written(await self._api.create(resource, wanted, manager=manager))
+
+    async def apply(self, wanted: Manifest, *, manager: str, force: bool, subresource: str | None = None) -> None:
+        """One server-side apply, the answer into the cache; a Conflict makes the cache look again first."""
+        resource = resource_of(wanted)
+        try:
+            found = await self._api.apply(resource, wanted, manager=manager, force=force, subresource=subresource)
+        except (Conflict, NotFound):
+            await self.refresh(resource, wanted)
+            raise
+        self._caches[resource].written(found)
+
+    async def ensure_secret(self, wanted: Manifest, is_known: bool) -> None:
+        """Apply a Secret, which the operator may not read. `is_known`: it was applied before; otherwise a dry run that
+        could only conflict with Baton's own label tells whether one of that name is somebody else's."""
+        resource = resource_of(wanted)
+        namespace, name = place_of(wanted)
+        if not is_known:
+            probe: Manifest = {
+                "apiVersion": resource.api_version,
+                "kind": resource.kind,
+                "metadata": {"name": name, "namespace": namespace, "labels": {DEPLOYMENT_LABEL: _NOBODY}},
+            }
+            try:
+                found = await self._api.apply(resource, probe, manager=_PROBE, force=False, dry_run=True)
+                if len(mapping(metadata_of(found).get("labels"))) > 1 or mapping(found.get("data")):
+                    raise NameTaken(resource.kind, name)
+            except Conflict as error:
+                if FIELD_MANAGER not in error.managers:
+                    raise NameTaken(resource.kind, name) from error
+        await self._api.apply(resource, wanted, manager=FIELD_MANAGER, force=True)
+
+    async def delete(self, resource: Resource, live: Manifest) -> None:
+        """Delete exactly this object in exactly this state. Raises Conflict if it is another by now."""
+        namespace, name = place_of(live)
+        version = str(metadata_of(live).get("resourceVersion"))
+        try:
+            await self._api.delete(resource, namespace, name, uid=uid_of(live), resource_version=version)
+        except NotFound:
+            self._caches[resource].gone(namespace, name)
+        except Conflict:
+            await self.refresh(resource, live)
+            raise
+
+    async def refresh(self, resource: Resource, like: Manifest) -> None:
+        """Read an object anew into the cache: a watch may be late, or have lost an event."""
+        namespace, name = place_of(like)
+        try:
+            self._caches[resource].written(await self._api.get(resource, namespace, name))
+        except NotFound:
+            self._caches[resource].gone(namespace, name)
+
+    async def _apply(self, resource: Resource, wanted: Manifest, digest: str, manager: str, force: bool) -> Applied:
+        try:
+            found = await self._api.apply(resource, wanted, manager=manager, force=force)
+        except Conflict:
+            await self.refresh(resource, wanted)
+            raise
+        self._caches[resource].written(found)
+        place = (resource, *place_of(wanted))
+        if has_drifted(wanted, found):
+            log.info("%s %s/%s is not stored as it was applied", resource.kind, *place_of(wanted))
+            self._settled[place] = (digest, _essence(found))
+        else:
+            self._settled.pop(place, None)
+        return Applied.WRITTEN
+
+    def _differs(self, resource: Resource, wanted: Manifest, live: Manifest, digest: str) -> bool:
+        if not has_drifted(wanted, live):
+            return False
+        return self._settled.get((resource, *place_of(wanted))) != (digest, _essence(live))
+
+
+def _essence(live: Manifest) -> str:
+    """Hash of what others could have changed in an object: all but its status and bookkeeping."""
+    metadata = metadata_of(live)
+    kept = {name: metadata.get(name) for name in ("uid", "labels", "annotations", "ownerReferences")}
+    annotations = {name: each for name, each in mapping(kept["annotations"]).items() if name.startswith("baton.dev/")}
+    body = {name: value for name, value in live.items() if name not in ("status", "metadata")}
+    return content_hash({"metadata": kept | {"annotations": annotations}, "body": body})
+
+
+def place_of(manifest: Manifest) -> tuple[str, str]:
+    metadata = metadata_of(manifest)
+    return str(metadata.get("namespace")), str(metadata.get("name"))
+
+
+def with_metadata(manifest: Manifest, annotations: Mapping[str, str] | None = None, **fields: str) -> Manifest:
+    """A copy with more annotations and fields in its metadata."""
+    metadata = {**metadata_of(manifest), **fields}
+    if annotations:
+        metadata["annotations"] = {**mapping(metadata.get("annotations")), **annotations}
+    return {**manifest, "metadata": metadata}

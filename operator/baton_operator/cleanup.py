@@ -1,0 +1,28 @@
+"""Deletes what nothing needs any more: worker Deployments that are empty, records of templates that nobody runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from baton_operator.apply import Applier
+from baton_operator.hashes import Revision
+from baton_operator.kinds import RECORDS, WORKERS
+from baton_operator.names import Role
+from baton_operator.observe import finished
+from baton_operator.snapshot import Snapshot
+from baton_operator.templates import outdated
+from baton_operator.worker_pods import Crew
+
+
+class Cleanup:
+    def __init__(self, applier: Applier) -> None:
+        self._applier = applier
+
+    async def run(self, seen: Snapshot, wanted: Mapping[Role, Revision]) -> None:
+        """Each object only as it was seen: Conflict otherwise, and the pass is repeated."""
+        for each in finished(seen.sets, wanted):
+            if not seen.crews.get((each.role, each.revision.template), Crew()).existing:
+                await self._applier.delete(WORKERS, seen.live_sets[each.name])
+        live = {each.revision.template for each in seen.sets}
+        for record in outdated(seen.records, live | {each.template for each in wanted.values()}):
+            await self._applier.delete(RECORDS, seen.live_records[record.name])

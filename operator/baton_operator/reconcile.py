@@ -1,0 +1,284 @@
+"""One pass over one LLMDeployment: from what is known to what is wanted, and the status that says how it stands.
+
+`snapshot → parse → size → templates → rollout step → standing objects → facades → workers → status`. A pass acts only
+on what it reads then; what went before does not matter. It stops at the first sign that it knows too little (Conflict,
+no answer) and is run again; a refusal of one object is reported and does not keep the others back.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from baton_operator.api import LLMDeployment, ScalingMode
+from baton_operator.apply import Applied, Applier, NameTaken
+from baton_operator.cleanup import Cleanup
+from baton_operator.errors import ManifestError, UnsupportedError
+from baton_operator.hashes import Revision
+from baton_operator.kinds import BUDGETS
+from baton_operator.kube import Forbidden, Invalid, KubeApi
+from baton_operator.manifest import parse_live
+from baton_operator.names import POOL_ROLES, Key, Role
+from baton_operator.objects.cluster import Manifest, Platform
+from baton_operator.objects.desired import pool_facade, standing_objects, workers_of
+from baton_operator.observe import WorkerSet, replicas_after
+from baton_operator.plain import annotations_of, metadata_of
+from baton_operator.pool_size import Facade, Plan, plans, standing
+from baton_operator.rollout import Group, Limits, Step, Wanted, next_step
+from baton_operator.scaling import HoldSizing, PoolNow, Sized, Sizing
+from baton_operator.snapshot import Caches, Snapshot, facade, snapshot
+from baton_operator.standing import Standing, trouble
+from baton_operator.status_writer import StatusWriter
+from baton_operator.telemetry import Heard, Telemetry
+from baton_operator.templates import UPGRADE_ANNOTATION, Record, current
+from baton_operator.templates import manifest as record_manifest
+from baton_operator.verdict import Trouble, View, refused, status_of
+from baton_operator.worker_pods import Crew, Readiness
+
+log = logging.getLogger(__name__)
+TROUBLE_S, SIZING_S, LEAVING_S = 30.0, 10.0, 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What the installation decides for all passes."""
+
+    platform: Callable[[], Platform]
+    masters: Callable[[], Mapping[str, bytes]]
+    """The operator's master keys as they are now: they rotate."""
+    has_budgets: bool = True
+    """Whether policy/v1 is served."""
+
+
+@dataclass(slots=True)
+class Pass:
+    """What one pass gathers on its way."""
+
+    seen: Snapshot
+    deployment: LLMDeployment
+    troubles: list[Trouble]
+    notes: list[str]
+    again_s: float | None = None
+
+    def again_in(self, seconds: float) -> None:
+        self.again_s = seconds if self.again_s is None else min(seconds, self.again_s)
+
+
+class Reconciler:
+    """Passes for all deployments. `now` is the wall clock, for what people read; `clock` is monotonic, for waiting."""
+
+    def __init__(
+        self,
+        api: KubeApi,
+        caches: Caches,
+        site: Site,
+        *,
+        sizing: Sizing | None = None,
+        telemetry: Telemetry | None = None,
+        now: Callable[[], datetime.datetime],
+        clock: Callable[[], float],
+    ) -> None:
+        self._caches, self._site, self._clock, self._now = caches, site, clock, now
+        self._sizing, self._telemetry = sizing or HoldSizing(), telemetry
+        self._applier = Applier(api, caches)
+        self._standing = Standing(self._applier, clock)
+        self._statuses = StatusWriter(api, self._applier, now, clock)
+        self._cleanup = Cleanup(self._applier)
+        self._readiness = Readiness()
+
+    async def reconcile(self, key: Key) -> float | None:
+        """One pass; returns in how many seconds another is due, None when only an event can make one necessary.
+
+        Raises KubeError when the pass has to be repeated.
+        """
+        seen = snapshot(key, self._caches)
+        if seen is None:
+            self._statuses.forget(key)
+            return None
+        try:
+            deployment, unknown = parse_live(_bare(seen.raw))
+        except ManifestError as error:
+            await self._refuse(seen, refused_by=error, reason="InvalidSpec")
+            return None
+        notes = [f"unknown fields are ignored: {', '.join(unknown)}"] if unknown else []
+        this = Pass(seen, deployment, [], notes)
+        try:
+            return await self._pass(this)
+        except UnsupportedError as error:
+            await self._refuse(seen, refused_by=ManifestError((error.problem,)), reason="Unsupported")
+            return None
+
+    async def _pass(self, this: Pass) -> float | None:
+        seen, deployment, platform = this.seen, this.deployment, self._site.platform()
+        upgrade = str(annotations_of(seen.raw).get(UPGRADE_ANNOTATION, ""))
+        record = current(deployment, platform, upgrade, seen.records)
+        gateway_pod = record.rendered[Role.GATEWAY].pod
+        objects = standing_objects(deployment, platform, seen.owner, self._site.masters(), gateway_pod)
+        heard, routable = self._routable(this)
+        groups = _groups(seen, routable)
+        plan, sized = self._sizes(this, groups)
+        wanted = {role: Wanted(record.rendered[role].revision, plan[role].workers) for role in POOL_ROLES}
+        rollout = deployment.spec.rollout
+        limits = Limits(rollout.max_surge, rollout.max_unavailable, rollout.canary)
+        step = next_step(wanted, groups, limits, rollout.paused)
+
+        await self._record(this, record)
+        if not self._site.has_budgets:
+            objects = tuple(each for each in objects if each["kind"] != BUDGETS.kind)
+            this.notes.append("PodDisruptionBudgets are left out: policy/v1 is not served")
+        this.troubles += await self._standing.ensure(seen, objects)
+        await self._facades(this, plan)
+        if not this.troubles:
+            await self._workers(this, record, step)
+            await self._cleanup.run(seen, {role: each.revision for role, each in wanted.items()})
+        this.troubles += _refusals(seen)
+
+        view = View(
+            deployment=deployment,
+            generation=seen.generation,
+            wanted={role: each.revision for role, each in wanted.items()},
+            plans=plan,
+            sized=sized,
+            sets=tuple(each for each in seen.sets if not each.is_leaving),
+            groups=groups,
+            crews=seen.crews,
+            step=step,
+            gateways_ready=seen.gateways_ready,
+            heard=heard,
+            troubles=tuple(this.troubles),
+            notes=tuple(this.notes),
+        )
+        wait_s = await self._statuses.write(seen, status_of(view, seen.before, self._now()))
+        if wait_s is not None:
+            this.again_in(wait_s)
+        await self._statuses.write_pools(seen, deployment, plan)
+        if this.troubles:
+            this.again_in(TROUBLE_S)
+        return this.again_s
+
+    def _routable(self, this: Pass) -> tuple[Heard | None, Mapping[tuple[Role, str], int] | None]:
+        """What gateways tell; without a link to them, what readiness lets assume while any gateway is there."""
+        seen = this.seen
+        if self._telemetry is not None:
+            heard = self._telemetry.heard(seen.key, seen.owner.uid)
+            return heard, None if heard is None else heard.routable
+        counts, settled_at = self._readiness.routable(seen.pods, self._clock())
+        if settled_at is not None:
+            this.again_in(max(settled_at - self._clock(), 0.1))
+        return None, counts if seen.gateways_ready else None
+
+    def _sizes(self, this: Pass, groups: tuple[Group, ...]) -> tuple[dict[Role, Plan], Sized | None]:
+        seen, deployment = this.seen, this.deployment
+        facades: dict[Role, Facade] = {role: facade(pool) for role, pool in seen.pools.items()}
+        pools = {Role.PREFILL: seen.before.prefill, Role.DECODE: seen.before.decode}
+        published = {role: None if pool is None else pool.desired for role, pool in pools.items()}
+        running = {role: sum(group.workers for group in groups if group.role is role) for role in POOL_ROLES}
+        before = standing(deployment, facades, published, running)
+        sized: Sized | None = None
+        if deployment.spec.autoscaling.mode is ScalingMode.SLO:
+            now = {role: PoolNow(before[role], _sum_routable(groups, role)) for role in POOL_ROLES}
+            epoch_s = self._now().timestamp()
+            sized = self._sizing.decide(seen.key, deployment, now, seen.before.sizing_memory, epoch_s)
+            if self._telemetry is not None:
+                this.again_in(SIZING_S)
+        return plans(deployment, facades, before, sized), sized
+
+    async def _record(self, this: Pass, record: Record) -> None:
+        """Store the templates before anything is made from them."""
+        seen = this.seen
+        newest = max(seen.records, key=lambda each: each.number, default=None)
+        if newest is not None and newest.record == record:
+            return
+        number = 1 if newest is None else newest.number + 1
+        applied = await self._applier.ensure(record_manifest(record, number, this.deployment, seen.owner), seen.owner)
+        if applied is Applied.LEAVING:
+            this.again_in(LEAVING_S)
+
+    async def _facades(self, this: Pass, plan: Mapping[Role, Plan]) -> None:
+        for role in POOL_ROLES:
+            bare = pool_facade(this.deployment, role, this.seen.owner)
+            live = this.seen.pools.get(role)
+            try:
+                await self._standing.facade(
+                    bare, this.seen.owner, None if live is None else facade(live), plan[role].replicas,
+                    this.deployment.spec.autoscaling.mode,
+                )  # fmt: skip
+            except (NameTaken, Forbidden, Invalid) as error:
+                this.troubles.append(trouble(error))
+
+    async def _workers(self, this: Pass, record: Record, step: Step) -> None:
+        """Carry out the step; restore worker Deployments that somebody edited."""
+        seen = this.seen
+        after = replicas_after(seen.sets, step)
+        pods = _pod_templates(seen, record)
+        now = {(each.role, each.revision): each.wanted for each in seen.sets if not each.is_leaving}
+        for (role, revision), replicas in {**now, **after}.items():
+            pod = pods.get((role, revision))
+            if pod is None:
+                continue  # of an unknown template: nothing but its removal can be asked for, and a record is lost
+            made = workers_of(this.deployment, role, revision, pod, replicas, seen.owner)
+            shrinks = replicas < now.get((role, revision), 0)
+            try:
+                applied = await self._applier.ensure(made, seen.owner, at_version=shrinks)
+            except (NameTaken, Forbidden, Invalid) as error:
+                this.troubles.append(trouble(error))
+                continue
+            if applied is Applied.LEAVING:
+                this.again_in(LEAVING_S)
+
+    async def _refuse(self, seen: Snapshot, refused_by: ManifestError, reason: str) -> None:
+        log.info("%s: %s: %s", seen.key, reason, refused_by)
+        status = refused(refused_by.problems, reason, seen.before, seen.generation, self._now())
+        await self._statuses.write(seen, status)
+
+
+def _bare(raw: Manifest) -> Manifest:
+    """Only what an LLMDeployment is made of: labels and annotations of a live object may be whatever others put."""
+    metadata = metadata_of(raw)
+    return {**raw, "metadata": {name: metadata[name] for name in ("name", "namespace") if name in metadata}}
+
+
+def _groups(seen: Snapshot, routable: Mapping[tuple[Role, str], int] | None) -> tuple[Group, ...]:
+    return tuple(_group(each, seen.crews, routable) for each in seen.sets if not each.is_leaving)
+
+
+def _group(
+    each: WorkerSet, crews: Mapping[tuple[Role, str], Crew], routable: Mapping[tuple[Role, str], int] | None
+) -> Group:
+    key = (each.role, each.revision.template)
+    crew = crews.get(key, Crew())
+    known = None if routable is None else min(routable.get(key, 0), each.wanted)
+    is_failing = crew.failing > 0 and crew.failing >= crew.ready
+    return Group(
+        each.role,
+        each.revision,
+        each.wanted,
+        known,
+        failing=is_failing or (each.is_late and not crew.unschedulable and crew.ready == 0),
+        unschedulable=crew.unschedulable,
+        since=each.since,
+    )
+
+
+def _sum_routable(groups: tuple[Group, ...], role: Role) -> int | None:
+    counts = [group.routable for group in groups if group.role is role]
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
+
+
+def _pod_templates(seen: Snapshot, record: Record) -> dict[tuple[Role, Revision], Manifest]:
+    """Every recorded template; the newest record wins, though equal hashes mean equal templates."""
+    found: dict[tuple[Role, Revision], Manifest] = {}
+    records = [each.record for each in sorted(seen.records, key=lambda each: each.number)]
+    for each in (*records, record):
+        found |= {(role, each.rendered[role].revision): each.rendered[role].pod for role in POOL_ROLES}
+    return found
+
+
+def _refusals(seen: Snapshot) -> list[Trouble]:
+    """Pods that cannot be made, as the Deployments tell."""
+    messages = [each.refusal for each in seen.sets if each.refusal and not each.is_leaving]
+    messages += [seen.gateway_refusal] if seen.gateway_refusal else []
+    return [Trouble("QuotaExceeded" if "exceeded quota" in text else "FailedCreate", text) for text in messages]

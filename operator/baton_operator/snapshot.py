@@ -1,0 +1,123 @@
+"""One deployment as the caches know it, read once at the beginning of a pass. No request is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pydantic import ValidationError
+
+from baton_operator.cache import REPLICA_OWNERS, Cache
+from baton_operator.kinds import ACCOUNTS, DEPLOYMENTS, PODS, POOLS, RECORDS, WORKERS
+from baton_operator.kube import Resource
+from baton_operator.names import POOL_ROLES, Key, Role, gateway_name, pool_name
+from baton_operator.objects.cluster import Manifest, Owner
+from baton_operator.observe import WorkerSet, refusal, worker_sets
+from baton_operator.plain import (
+    annotations_of,
+    integer,
+    is_controlled,
+    is_leaving,
+    mapping,
+    mappings,
+    metadata_of,
+    uid_of,
+)
+from baton_operator.pool_size import Facade
+from baton_operator.status import DeploymentStatus, PoolConditionType
+from baton_operator.templates import Stored, stored
+from baton_operator.worker_pods import Crew, WorkerPod, crews, worker_pods
+
+KEYS_ANNOTATION = "baton.dev/keys"
+"""On the gateway's account: the hash of the key Secret that was applied, which cannot be read."""
+Caches = Mapping[Resource, Cache]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What is known of one deployment."""
+
+    key: Key
+    raw: Manifest
+    owner: Owner
+    generation: int
+    before: DeploymentStatus
+    """Its status as it stands; empty where it cannot be read."""
+    records: tuple[Stored, ...]
+    live_records: Mapping[str, Manifest]
+    sets: tuple[WorkerSet, ...]
+    live_sets: Mapping[str, Manifest]
+    pods: tuple[WorkerPod, ...]
+    pools: Mapping[Role, Manifest]
+    """The live facades, if they are ours and stay."""
+    gateways_ready: int
+    gateway_refusal: str
+    keys: str | None
+    """Hash of the key Secret that was applied last; None: none was."""
+    crews: Mapping[tuple[Role, str], Crew] = field(default_factory=dict)
+
+
+def snapshot(key: Key, caches: Caches) -> Snapshot | None:
+    """None when there is no such deployment, or when it is being deleted: then its objects go with it."""
+    raw = caches[DEPLOYMENTS].get(*key)
+    if raw is None or is_leaving(raw):
+        return None
+    owner = Owner(uid_of(raw))
+    workers = {str(metadata_of(each)["name"]): each for each in caches[WORKERS].of(key)}
+    records = {str(metadata_of(each)["name"]): each for each in _ours(caches[RECORDS].of(key), owner)}
+    pods = worker_pods(caches[PODS].of(key), key.name)
+    gateway = next(iter(_ours((workers.get(gateway_name(key.name), {}),), owner)), {})
+    account = caches[ACCOUNTS].get(key.namespace, gateway_name(key.name)) or {}
+    keys = annotations_of(account).get(KEYS_ANNOTATION) if is_controlled(account, owner.uid) else None
+    facades = {role: caches[POOLS].get(key.namespace, pool_name(key.name, role)) or {} for role in POOL_ROLES}
+    found = (stored(each) for each in records.values())
+    return Snapshot(
+        key=key,
+        raw=raw,
+        owner=owner,
+        generation=integer(metadata_of(raw).get("generation")) or 0,
+        before=read_status(raw),
+        records=tuple(each for each in found if each is not None),
+        live_records=records,
+        sets=worker_sets(workers.values(), owner),
+        live_sets=workers,
+        pods=pods,
+        pools={role: pool for role, pool in facades.items() if _ours((pool,), owner)},
+        gateways_ready=integer(mapping(gateway.get("status")).get("readyReplicas")) or 0,
+        gateway_refusal=refusal(gateway),
+        keys=keys if isinstance(keys, str) else None,
+        crews=crews(pods),
+    )
+
+
+def facade(pool: Manifest) -> Facade:
+    """What counts of a live LLMPool."""
+    owners = pool.get(REPLICA_OWNERS)
+    conditions = mappings(mapping(pool.get("status")).get("conditions"))
+    modes = [str(each.get("reason")) for each in conditions if each.get("type") == PoolConditionType.SIZED]
+    return Facade(
+        replicas=integer(mapping(pool.get("spec")).get("replicas")) or 0,
+        owners=frozenset(str(each) for each in owners) if isinstance(owners, list) else None,
+        mode=modes[0] if modes else None,
+    )
+
+
+def read_status(raw: Manifest) -> DeploymentStatus:
+    """The status of a live object; fields that this version cannot read count as absent."""
+    given = mapping(raw.get("status"))
+    try:
+        return DeploymentStatus.model_validate(given)
+    except ValidationError:
+        pass
+    known = DeploymentStatus()
+    for name, value in given.items():
+        try:
+            read = DeploymentStatus.model_validate({name: value})
+        except ValidationError:
+            continue
+        known = known.model_copy(update={each: getattr(read, each) for each in read.model_fields_set})
+    return known
+
+
+def _ours(manifests: tuple[Manifest, ...], owner: Owner) -> tuple[Manifest, ...]:
+    return tuple(each for each in manifests if is_controlled(each, owner.uid) and not is_leaving(each))

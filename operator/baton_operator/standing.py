@@ -1,0 +1,91 @@
+"""Everything of a deployment but its workers: accounts, policies, Services, keys, the gateway and the pool facades."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from baton_operator.api import ScalingMode
+from baton_operator.apply import Applied, Applier, NameTaken, with_metadata
+from baton_operator.drift import APPLIED
+from baton_operator.errors import OperatorError
+from baton_operator.hashes import content_hash
+from baton_operator.kinds import ACCOUNTS, SECRETS, resource_of
+from baton_operator.kube import Forbidden, Invalid
+from baton_operator.names import gateway_name
+from baton_operator.objects.cluster import Manifest, Owner
+from baton_operator.plain import mapping, metadata_of
+from baton_operator.pool_size import SCALER, Facade
+from baton_operator.snapshot import KEYS_ANNOTATION, Snapshot
+from baton_operator.verdict import Trouble
+
+SECRET_AGAIN_S = 300.0
+"""Whether the key Secret still exists cannot be read; while Pods do not come up, it is applied anew this often."""
+
+
+class Standing:
+    def __init__(self, applier: Applier, clock: Callable[[], float]) -> None:
+        self._applier, self._clock = applier, clock
+        self._secret_at: dict[str, float] = {}
+
+    async def ensure(self, seen: Snapshot, objects: tuple[Manifest, ...]) -> list[Trouble]:
+        """Make these objects what they should be, in order; what Pods need comes before them. Stops at the first that
+        is refused, so that no Pod runs without its policies, and says why. Raises KubeError for what can be tried
+        again."""
+        secrets = [each for each in objects if each["kind"] == SECRETS.kind]
+        others = [each for each in objects if each["kind"] != SECRETS.kind]
+        try:
+            for secret in secrets:
+                digest = content_hash(secret)
+                if seen.keys != digest or self._may_be_missing(seen):
+                    await self._applier.ensure_secret(secret, is_known=seen.keys is not None)
+                others = [_with_keys(each, seen, digest) for each in others]
+            for each in others:
+                if await self._applier.ensure(each, seen.owner) is Applied.LEAVING:
+                    return [
+                        Trouble("Replacing", f"an older {each['kind']} {metadata_of(each)['name']} is being deleted")
+                    ]
+        except (NameTaken, Forbidden, Invalid) as error:
+            return [trouble(error)]
+        return []
+
+    async def facade(
+        self, bare: Manifest, owner: Owner, live: Facade | None, replicas: int | None, mode: ScalingMode
+    ) -> None:
+        """Make the LLMPool be there and, where `replicas` is given, say so many. `bare` is the pool without them."""
+        digest = content_hash(bare)
+        full = with_metadata(
+            {**bare, "spec": {**mapping(bare["spec"]), "replicas": replicas}}, annotations={APPLIED: digest}
+        )
+        if live is None:
+            found = await self._applier.find(resource_of(bare), bare, owner)
+            if found is None and replicas is not None:
+                await self._applier.apply(full, manager=SCALER, force=False)
+            return
+        await self._applier.ensure(bare, owner)
+        if replicas is not None:
+            await self._applier.apply(full, manager=SCALER, force=live.mode != mode)
+
+    def _may_be_missing(self, seen: Snapshot) -> bool:
+        waiting = any(crew.ready + crew.failing + crew.unschedulable < crew.existing for crew in seen.crews.values())
+        if not waiting and seen.gateways_ready:
+            self._secret_at.pop(seen.owner.uid, None)
+            return False
+        now = self._clock()
+        if now - self._secret_at.setdefault(seen.owner.uid, now) < SECRET_AGAIN_S:
+            return False
+        self._secret_at[seen.owner.uid] = now
+        return True
+
+
+def trouble(error: OperatorError) -> Trouble:
+    """A refusal as it is reported."""
+    if isinstance(error, NameTaken):
+        return Trouble("NameTaken", str(error))
+    if isinstance(error, Forbidden):
+        return Trouble("QuotaExceeded" if error.is_quota else "Forbidden", error.message)
+    return Trouble("Rejected", str(error))
+
+
+def _with_keys(manifest: Manifest, seen: Snapshot, digest: str) -> Manifest:
+    is_marked = manifest["kind"] == ACCOUNTS.kind and metadata_of(manifest)["name"] == gateway_name(seen.key.name)
+    return with_metadata(manifest, annotations={KEYS_ANNOTATION: digest}) if is_marked else manifest

@@ -1,0 +1,154 @@
+"""What the Pods of a deployment tell about its workers: who is ready, who fails and why, who finds no node. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from baton_operator.names import POOL_ROLES, Role, workers_name
+from baton_operator.objects.cluster import Manifest
+from baton_operator.objects.metadata import ROLE_LABEL, TEMPLATE_LABEL
+from baton_operator.plain import integer, is_leaving, mapping, mappings, metadata_of, uid_of
+
+MANY_RESTARTS = 2
+_STUCK = frozenset(
+    {
+        "CrashLoopBackOff",
+        "ImagePullBackOff",
+        "ErrImagePull",
+        "InvalidImageName",
+        "ErrImageNeverPull",
+        "CreateContainerConfigError",
+        "CreateContainerError",
+        "RunContainerError",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPod:
+    """One worker's Pod."""
+
+    uid: str
+    role: Role
+    template: str
+    ready: bool
+    leaving: bool
+    failure: str = ""
+    """Why it does not come up by itself; empty: it may."""
+    unschedulable: str = ""
+    """Why no node takes it; empty: one did, or none has been tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """The Pods of one template together."""
+
+    existing: int = 0
+    """Those that are being stopped too."""
+    leaving: int = 0
+    ready: int = 0
+    failing: int = 0
+    unschedulable: int = 0
+    message: str = ""
+    """Of one that fails or finds no node."""
+
+
+def worker_pods(pods: Iterable[Manifest], deployment: str) -> tuple[WorkerPod, ...]:
+    """The workers among the Pods that carry the deployment's label. One that no Deployment of ours made, whatever its
+    labels, is left out."""
+    found = (_worker_pod(pod, deployment) for pod in pods)
+    return tuple(sorted((each for each in found if each is not None), key=lambda each: each.uid))
+
+
+def crews(pods: Iterable[WorkerPod]) -> dict[tuple[Role, str], Crew]:
+    """By role and template hash."""
+    grouped: dict[tuple[Role, str], list[WorkerPod]] = {}
+    for pod in pods:
+        grouped.setdefault((pod.role, pod.template), []).append(pod)
+    return {key: _crew(members) for key, members in grouped.items()}
+
+
+def _crew(members: list[WorkerPod]) -> Crew:
+    staying = [pod for pod in members if not pod.leaving]
+    messages = [pod.failure for pod in staying if pod.failure] + [p.unschedulable for p in staying if p.unschedulable]
+    return Crew(
+        existing=len(members),
+        leaving=len(members) - len(staying),
+        ready=sum(pod.ready for pod in staying),
+        failing=sum(bool(pod.failure) for pod in staying),
+        unschedulable=sum(bool(pod.unschedulable) for pod in staying),
+        message=messages[0] if messages else "",
+    )
+
+
+def _worker_pod(pod: Manifest, deployment: str) -> WorkerPod | None:
+    metadata, status = metadata_of(pod), mapping(pod.get("status"))
+    labels = mapping(metadata.get("labels"))
+    role, template = labels.get(ROLE_LABEL), labels.get(TEMPLATE_LABEL)
+    if role not in set(POOL_ROLES) or not isinstance(template, str):
+        return None
+    made_by = f"{workers_name(deployment, Role(str(role)), template)}-"
+    owners = mappings(metadata.get("ownerReferences"))
+    if not any(each.get("kind") == "ReplicaSet" and str(each.get("name")).startswith(made_by) for each in owners):
+        return None
+    if status.get("phase") in ("Succeeded", "Failed"):
+        return None
+    conditions = {str(each.get("type")): each for each in mappings(status.get("conditions"))}
+    ready = mapping(conditions.get("Ready")).get("status") == "True"
+    placed = mapping(conditions.get("PodScheduled"))
+    is_refused = placed.get("status") == "False" and placed.get("reason") == "Unschedulable"
+    return WorkerPod(
+        uid=uid_of(pod),
+        role=Role(str(role)),
+        template=template,
+        ready=ready,
+        leaving=is_leaving(pod),
+        failure="" if ready else _failure(status),
+        unschedulable=str(placed.get("message", "no node")) if is_refused else "",
+    )
+
+
+def _failure(status: Manifest) -> str:
+    for container in mappings(status.get("containerStatuses")):
+        state = mapping(container.get("state"))
+        waiting = mapping(state.get("waiting"))
+        ended = mapping(mapping(container.get("lastState")).get("terminated"))
+        if waiting.get("reason") in _STUCK:
+            last = " ".join(str(ended.get("message") or waiting.get("message") or "").split())
+            return f"{waiting['reason']}: {last}"[:300]
+        if (integer(container.get("restartCount")) or 0) >= MANY_RESTARTS:
+            code = ended.get("exitCode", "unknown")
+            return f"restarted {container['restartCount']} times, last exit code {code}"
+    return ""
+
+
+class Readiness:
+    """Stands in for gateways that tell nothing: a worker counts as routable once it has been seen ready for `settle_s`,
+    the time in which gateways find and link it. Ready is not routable; this is the nearest that can be known without
+    them. Times are those of the operator's own monotonic clock: after a restart every worker has to settle anew."""
+
+    def __init__(self, settle_s: float = 15.0) -> None:
+        self._settle_s = settle_s
+        self._ready_since: dict[str, float] = {}
+
+    def routable(self, pods: Iterable[WorkerPod], now: float) -> tuple[dict[tuple[Role, str], int], float | None]:
+        """Counts by role and template hash, and when to look again because another worker will have settled."""
+        counts: dict[tuple[Role, str], int] = {}
+        again: float | None = None
+        for pod in pods:
+            if not pod.ready or pod.leaving:
+                self._ready_since.pop(pod.uid, None)
+                continue
+            settled = self._ready_since.setdefault(pod.uid, now) + self._settle_s
+            if settled <= now:
+                key = (pod.role, pod.template)
+                counts[key] = counts.get(key, 0) + 1
+            else:
+                again = settled if again is None else min(again, settled)
+        return counts, again
+
+    def forget(self, pods: Iterable[WorkerPod]) -> None:
+        """The Pods are gone."""
+        for pod in pods:
+            self._ready_since.pop(pod.uid, None)
