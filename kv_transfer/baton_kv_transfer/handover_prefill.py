@@ -223,7 +223,12 @@ class PrefillHandovers:
             ended = self._ended.get(key) if key in self._ended else Reason.UNKNOWN_REQUEST
             return [self._abandon(peer, key, ended)] if isinstance(message, Grant) and ended is not None else []
         actions: list[PrefillAction] = []
-        if isinstance(message, Reject) and isinstance(self._early.get((peer, key)), Grant):
+        known = self._early.get((peer, key))
+        if isinstance(known, Reject):  # the last word; what it overtook, or what is repeated, changes nothing
+            return [self._abandon(peer, key, known.reason)] if isinstance(message, Grant) else []
+        if isinstance(known, Grant) and isinstance(message, Wait):
+            return []
+        if isinstance(known, Grant) and isinstance(message, Reject):
             actions.append(self._abandon(peer, key, message.reason))
         for (other, dropped), lost in self._early.put((peer, key), message, now):
             if isinstance(lost, Grant):

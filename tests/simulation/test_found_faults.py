@@ -6,26 +6,28 @@ from baton_kv_transfer.grant import DecodePeer
 from baton_kv_transfer.handover import HandoverKey, Send, TransferConfig
 from baton_kv_transfer.handover_prefill import PrefillHandovers
 from baton_kv_transfer.prefill_records import Put
-from baton_kv_transfer.wire.pair_link import Abandon, Grant, Span
+from baton_kv_transfer.wire.pair_link import Abandon, Grant, Reject, Span, Wait
 from baton_kv_transfer.wire.values import Reason
 from baton_testing.sim_kv import geometry
 
 KEY = HandoverKey(b"r" * 16, 1)
 DECODE = b"d" * 16
 BYTES = geometry(4).block_bytes
+EARLY_GRANT = Grant(
+    request=KEY.request,
+    attempt=KEY.attempt,
+    transfer=1,
+    start_tokens=0,
+    end_tokens=4,
+    unit_tokens=4,
+    spans=(Span(offset=0, length=BYTES),),
+)
+REJECT = Reject(request=KEY.request, attempt=KEY.attempt, reason=Reason.CANCELLED, detail="")
 
 
 def test_a_repeated_grant_gets_no_proof_about_writes_of_a_lost_link() -> None:
     """Writes posted over the lost link may still land: an Abandon would free their span at the decode worker."""
-    grant = Grant(
-        request=KEY.request,
-        attempt=KEY.attempt,
-        transfer=1,
-        start_tokens=0,
-        end_tokens=4,
-        unit_tokens=4,
-        spans=(Span(offset=0, length=BYTES),),
-    )
+    grant = EARLY_GRANT
     machine = PrefillHandovers(geometry(4), TransferConfig())
     machine.link_up(DECODE, DecodePeer(4, 4_096), 0.0)
     machine.opened(KEY, DECODE, 4, 100.0, 0.0)
@@ -48,3 +50,28 @@ def test_a_grant_for_an_attempt_that_ended_without_one_is_answered() -> None:
     (answer,) = machine.message(DECODE, grant, 1.0)
     assert isinstance(answer, Send)
     assert isinstance(answer.message, Abandon)
+
+
+def test_a_repeated_wait_does_not_make_an_early_grant_forgotten() -> None:
+    """Seed 4235: a Wait of the lost link came again behind the Grant; the Reject was then taken for one without a
+    grant, and the decode worker waited for ever for the word that nothing is being written."""
+    machine = PrefillHandovers(geometry(4), TransferConfig())
+    machine.link_up(DECODE, DecodePeer(4, 4_096), 0.0)
+    assert machine.message(DECODE, EARLY_GRANT, 0.0) == []
+    assert machine.message(DECODE, Wait(request=KEY.request, attempt=KEY.attempt, position=0), 0.1) == []
+    (answer,) = machine.message(DECODE, REJECT, 0.2)
+    assert isinstance(answer, Send)
+    assert isinstance(answer.message, Abandon)
+
+
+def test_a_grant_repeated_behind_its_reject_is_never_written_to() -> None:
+    """The decode worker was told that nothing is in flight, and has given the span to somebody else."""
+    machine = PrefillHandovers(geometry(4), TransferConfig())
+    machine.link_up(DECODE, DecodePeer(4, 4_096), 0.0)
+    machine.message(DECODE, EARLY_GRANT, 0.0)
+    machine.message(DECODE, REJECT, 0.1)
+    (answer,) = machine.message(DECODE, EARLY_GRANT, 0.2)
+    assert isinstance(answer, Send)
+    assert isinstance(answer.message, Abandon)
+    actions = machine.opened(KEY, DECODE, 4, 100.0, 0.3) + machine.computed(KEY, 4, (0,), 0.4)
+    assert not [action for action in actions if isinstance(action, Put)]
