@@ -55,7 +55,7 @@ class Cache:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def keys(self) -> Iterable[Key]:
+    def deployments(self) -> Iterable[Key]:
         """Every LLMDeployment that has an object here."""
         return tuple(self._places)
 

@@ -84,6 +84,11 @@ class WorkQueue:
         self._settle(key, state, state.not_before)
         return delay_s
 
+    def is_idle(self, now: float) -> bool:
+        """Nothing is in work, and nothing is due."""
+        due = self.next_at()
+        return (due is None or due > now) and not any(state.in_work for state in self._states.values())
+
     def waiting_since(self, now: float) -> float:
         """Since when the key at the head has been due; `now` when nothing is late."""
         due = self.next_at()

@@ -1,0 +1,128 @@
+"""`python -m baton_operator`: wait for the Lease, run until told to stop or until it is lost.
+
+Exit status: 0 when told to stop, 1 when the Lease was lost or something else ended the work, 2 for unusable flags.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Coroutine
+
+from baton_operator import health, metrics
+from baton_operator.handlers import watch
+from baton_operator.kube import KubeApi
+from baton_operator.kube_config import KubeConfigError, load
+from baton_operator.kube_http import HttpKubeApi
+from baton_operator.lease import Lease, LeaseLost
+from baton_operator.master_keys import MasterKeys, MasterKeysError
+from baton_operator.reconcile import Site
+from baton_operator.runtime import Pace, Runtime
+from baton_operator.settings import Settings, parse
+
+log = logging.getLogger("baton_operator")
+KEYS_S = 10.0
+STARTUP_S = 3.0
+
+
+async def run(settings: Settings) -> None:
+    """The whole life of one process. Raises LeaseLost, MasterKeysError, KubeConfigError."""
+    keys = MasterKeys(settings.master_keys)
+    site = Site(lambda: settings.platform, keys)
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with HttpKubeApi(load(), calls_per_s=settings.calls_per_s, burst=int(2 * settings.calls_per_s)) as api:
+        metrics.REGISTRY.register(metrics.ApiCalls(lambda: api.calls))
+        pace = Pace(workers=settings.workers, resync_s=settings.resync_s)
+        runtime = Runtime(api, site, settings.namespaces, pace=pace)
+        async with health.serving(settings.listen, runtime.stalled):
+            lease = _lease(api, settings)
+            if not await _before(stop, lease.acquire() if lease is not None else asyncio.sleep(0)):
+                return
+            metrics.is_active(True)
+            try:
+                await _active(runtime, lease, keys, settings, stop)
+            finally:
+                metrics.is_active(False)
+                if lease is not None:
+                    await lease.release()
+
+
+async def _active(
+    runtime: Runtime, lease: Lease | None, keys: MasterKeys, settings: Settings, stop: asyncio.Event
+) -> None:
+    """Everything that only one process does. Ends when told to stop; raises what ended it otherwise."""
+    kopf_stop = asyncio.Event()
+    works: list[Coroutine[object, object, None]] = [
+        runtime.run(),
+        _rotate(runtime, keys),
+        watch(runtime.offer, settings.namespaces, kopf_stop),
+        *([lease.keep()] if lease is not None else []),
+    ]
+    tasks = [asyncio.create_task(work) for work in works]
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        done, _ = await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        kopf_stop.set()
+        for task in (stopped, *tasks):
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    for result in results:
+        if isinstance(result, LeaseLost):
+            raise result
+    for task in done - {stopped}:
+        task.result()
+        raise RuntimeError(f"{task.get_name()} ended by itself")
+
+
+async def _rotate(runtime: Runtime, keys: MasterKeys) -> None:
+    while True:
+        await asyncio.sleep(KEYS_S)
+        try:
+            if keys.reload():
+                log.info("the master keys have changed: %s", ", ".join(keys()))
+                runtime.offer_all()
+        except MasterKeysError as error:
+            log.error("%s: the old keys stay in use", error)
+
+
+async def _before(stop: asyncio.Event, work: Coroutine[object, object, None]) -> bool:
+    """Whether the work was done before the process was told to stop."""
+    task, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
+    is_done = task.done()
+    for each in (task, stopped):
+        each.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    return is_done
+
+
+def _lease(api: KubeApi, settings: Settings) -> Lease | None:
+    if settings.lease is None:
+        return None
+    name = os.environ.get("POD_NAME", socket.gethostname())
+    return Lease(api, settings.own_namespace, settings.lease, f"{name}_{secrets.token_hex(4)}")
+
+
+def main() -> int:
+    settings = parse(sys.argv[1:])
+    logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        asyncio.run(run(settings))
+    except (LeaseLost, MasterKeysError, KubeConfigError) as error:
+        log.error("%s: %s", type(error).__name__, error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,37 @@
+"""Where the kubelet and Prometheus ask: alive, ready, metrics."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+from aiohttp import web
+
+from baton_operator import metrics
+
+
+@contextlib.asynccontextmanager
+async def serving(address: tuple[str, int], stalled: Callable[[], str | None]) -> AsyncIterator[int]:
+    """Serve while the block runs; gives the port. `stalled` says why the process should be ended, or None. A standby is
+    ready too: it does what it is there for."""
+
+    async def live(_: web.Request) -> web.Response:
+        why = stalled()
+        return web.Response(status=200 if why is None else 503, text=why or "ok")
+
+    async def ready(_: web.Request) -> web.Response:
+        return web.Response(text="ok")
+
+    async def show(_: web.Request) -> web.Response:
+        return web.Response(body=metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    app = web.Application(client_max_size=1024)
+    app.add_routes([web.get("/health/live", live), web.get("/health/ready", ready), web.get("/metrics", show)])
+    runner = web.AppRunner(app, access_log=None, handle_signals=False)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, *address)
+        await site.start()
+        yield int(runner.addresses[0][1])
+    finally:
+        await runner.cleanup()

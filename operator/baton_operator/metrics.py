@@ -1,0 +1,48 @@
+"""What the operator tells Prometheus. Labels take values from closed sets only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+REGISTRY = CollectorRegistry()
+_PASSES = Counter("baton_operator_passes", "Reconcile passes by how they ended", ["outcome"], registry=REGISTRY)
+_SECONDS = Histogram(
+    "baton_operator_pass_seconds",
+    "Duration of a reconcile pass",
+    registry=REGISTRY,
+    buckets=(0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15, 60, 120),
+)
+_QUEUED = Gauge("baton_operator_queue_keys", "Deployments that wait for a pass or have one now", registry=REGISTRY)
+_LEADER = Gauge("baton_operator_is_active", "Whether this process holds the Lease", registry=REGISTRY)
+
+
+def pass_ended(outcome: str, seconds: float, queued: int) -> None:
+    _PASSES.labels(outcome).inc()
+    _SECONDS.observe(seconds)
+    _QUEUED.set(queued)
+
+
+def is_active(value: bool) -> None:
+    _LEADER.set(value)
+
+
+class ApiCalls(Collector):
+    """Calls to the API server by verb and resource, read where they are counted."""
+
+    def __init__(self, counts: Callable[[], dict[tuple[str, str], int]]) -> None:
+        self._counts = counts
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        found = CounterMetricFamily("baton_operator_api_calls", "Calls to the API server", labels=["verb", "resource"])
+        for (verb, resource), count in sorted(self._counts().items()):
+            found.add_metric([verb, resource], count)
+        yield found
+
+
+def text() -> bytes:
+    """All metrics in the text format."""
+    return generate_latest(REGISTRY)

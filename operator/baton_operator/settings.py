@@ -1,0 +1,104 @@
+"""The flags of the operator's process, and what they mean together."""
+
+from __future__ import annotations
+
+import argparse
+import enum
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from baton_operator.objects.cluster import Platform
+
+DEFAULT_NAMESPACE = "baton-system"
+
+
+class RoutableFrom(enum.StrEnum):
+    """Who says which workers can get requests."""
+
+    GATEWAY = "gateway"
+    READINESS = "readiness"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    namespaces: tuple[str, ...] | None
+    """Which are watched; None: all."""
+    own_namespace: str
+    platform: Platform
+    master_keys: Path
+    listen: tuple[str, int]
+    """Health and metrics."""
+    gateway_listen: tuple[str, int] | None
+    """Links from gateways; None: none are taken."""
+    lease: str | None
+    """Name of the Lease; None: this process is the only one."""
+    routable_from: RoutableFrom
+    workers: int
+    calls_per_s: float
+    resync_s: float
+    log_level: str
+
+
+def parse(argv: list[str]) -> Settings:
+    """Raises SystemExit with a message for what is not allowed."""
+    parser = argparse.ArgumentParser(prog="baton-operator", description="Turns LLMDeployments into running pools.")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--namespaces", help="comma-separated namespaces to watch; default: the operator's own")
+    where.add_argument("--all-namespaces", action="store_true", help="watch the whole cluster")
+    own = os.environ.get("POD_NAMESPACE", DEFAULT_NAMESPACE)
+    parser.add_argument("--own-namespace", default=own, help="where the operator runs (POD_NAMESPACE)")
+    parser.add_argument("--worker-image", required=True, help="IMAGE@sha256:DIGEST of new workers")
+    parser.add_argument("--gateway-image", required=True, help="IMAGE@sha256:DIGEST of new gateways")
+    parser.add_argument("--python", default="python", help="the interpreter in these images")
+    parser.add_argument("--master-keys", required=True, type=Path, help="folder with master keys, one file each")
+    parser.add_argument("--monitoring-namespace", help="namespace that may read metrics")
+    parser.add_argument("--cluster-domain", default="cluster.local")
+    parser.add_argument("--listen", default="0.0.0.0:8080", help="HOST:PORT of health and metrics")
+    parser.add_argument("--gateway-listen", default="0.0.0.0:8443", help="HOST:PORT for gateways, or none")
+    parser.add_argument("--lease", default="baton-operator", help="name of the Lease, or none")
+    parser.add_argument(
+        "--routable-from", type=RoutableFrom, choices=list(RoutableFrom), default=RoutableFrom.READINESS
+    )
+    parser.add_argument("--workers", type=int, default=8, help="passes at a time")
+    parser.add_argument("--calls-per-s", type=float, default=200.0, help="calls to the API server")
+    parser.add_argument("--resync-s", type=float, default=300.0, help="every deployment has a pass this often")
+    parser.add_argument("--log-level", choices=["DEBUG", "INFO", "WARNING", "ERROR"], default="INFO")
+    given = parser.parse_args(argv)
+    try:
+        platform = Platform(
+            worker_image=given.worker_image,
+            gateway_image=given.gateway_image,
+            operator_namespace=given.own_namespace,
+            monitoring_namespace=given.monitoring_namespace,
+            cluster_domain=given.cluster_domain,
+            python=given.python,
+        )
+    except ValueError as error:
+        parser.error(str(error))
+    if given.workers < 1 or given.calls_per_s <= 0 or given.resync_s <= 0:
+        parser.error("--workers, --calls-per-s and --resync-s must be positive")
+    named = tuple(each.strip() for each in (given.namespaces or given.own_namespace).split(",") if each.strip())
+    return Settings(
+        namespaces=None if given.all_namespaces else named,
+        own_namespace=given.own_namespace,
+        platform=platform,
+        master_keys=given.master_keys,
+        listen=_address(parser, "--listen", given.listen),
+        gateway_listen=None
+        if given.gateway_listen == "none"
+        else _address(parser, "--gateway-listen", given.gateway_listen),
+        lease=None if given.lease == "none" else given.lease,
+        routable_from=given.routable_from,
+        workers=given.workers,
+        calls_per_s=given.calls_per_s,
+        resync_s=given.resync_s,
+        log_level=given.log_level,
+    )
+
+
+def _address(parser: argparse.ArgumentParser, flag: str, text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65_535:
+        parser.error(f"{flag}: {text!r} is not allowed: must be HOST:PORT")
+    return host.strip("[]"), int(port)
