@@ -286,6 +286,8 @@ def _from_status(code: int, body: Manifest, retry_after: str | None) -> KubeErro
         return Conflict(message, tuple(dict.fromkeys(owners)))
     if code == 403:
         return Forbidden(message, is_quota="exceeded quota" in message)
+    if code == 422 and any(each.get("field") == "metadata.uid" for each in found):
+        return Conflict(message)  # how servers answer an apply under the uid of a predecessor
     if code in (400, 405, 406, 413, 415, 422):
         return Invalid(message, tuple(Problem(str(c.get("field", "")), str(c.get("message", ""))) for c in found))
     plain = {401: Unauthorized, 404: NotFound, 409: AlreadyExists, 410: Expired}

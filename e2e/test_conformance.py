@@ -1,0 +1,72 @@
+"""The cases of the API server in memory (`baton_testing.kube_conformance`) on the real one in KUBECONFIG.
+
+The definitions of Baton have to be there. Every case gets a namespace of its own, which is deleted after it.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import pytest
+
+from baton_operator.kube import Resource
+from baton_operator.kube_config import Connection, load
+from baton_operator.kube_http import HttpKubeApi
+from baton_testing.kube_conformance import CASES, Case
+
+
+class Raw:
+    """The few calls that the operator never makes."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._to, self._at = connection, urlsplit(connection.server)
+
+    def send(self, method: str, path: str, body: object = None, kind: str = "application/json") -> int:
+        """One request; returns its status."""
+        host, port = str(self._at.hostname), self._at.port
+        line: http.client.HTTPConnection = (
+            http.client.HTTPConnection(host, port, timeout=30)
+            if self._to.ssl is None
+            else http.client.HTTPSConnection(host, port, context=self._to.ssl, timeout=30)
+        )
+        token = self._to.token()
+        headers = {"Content-Type": kind} | ({"Authorization": f"Bearer {token}"} if token else {})
+        try:
+            line.request(method, path, None if body is None else json.dumps(body), headers)
+            answer = line.getresponse()
+            answer.read()
+            return answer.status
+        finally:
+            line.close()
+
+
+@pytest.fixture(scope="module")
+def connection() -> Connection:
+    if "KUBECONFIG" not in os.environ:
+        pytest.skip("no KUBECONFIG: name a cluster that has Baton's definitions")
+    return load()
+
+
+@pytest.fixture
+def space(connection: Connection) -> Iterator[str]:
+    name, raw = f"conformance-{secrets.token_hex(4)}", Raw(connection)
+    made = raw.send("POST", "/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    assert made == 201
+    yield name
+    assert raw.send("DELETE", f"/api/v1/namespaces/{name}") == 200
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+async def test_a_real_server_does_what_the_model_does(connection: Connection, space: str, case: Case) -> None:
+    async def scale(resource: Resource, namespace: str, name: str, replicas: int) -> None:
+        path = f"/apis/{resource.group}/{resource.version}/namespaces/{namespace}/{resource.plural}/{name}/scale"
+        body = {"spec": {"replicas": replicas}}
+        assert Raw(connection).send("PATCH", path, body, "application/merge-patch+json") == 200
+
+    async with HttpKubeApi(connection) as api:
+        await case(api, space, scale)

@@ -1,0 +1,172 @@
+"""Who owns which field of an object: server-side apply as an API server does it, on plain data.
+
+A path is a tuple of steps: `f:name` for a field, `k:{...}` for the entry of a list that has keys. Lists without keys
+and selectors are owned as a whole. An entry also has a path of its own, ending in `.`: who applied it, owns that it
+exists.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from typing import Any
+
+Json = dict[str, Any]
+Path = tuple[str, ...]
+Fields = frozenset[Path]
+
+LIST_KEYS: dict[str, tuple[str, ...]] = {
+    "containers": ("name",),
+    "initContainers": ("name",),
+    "env": ("name",),
+    "volumes": ("name",),
+    "volumeMounts": ("mountPath",),
+    "ownerReferences": ("uid",),
+    "conditions": ("type",),
+    "imagePullSecrets": ("name",),
+    "revisions": ("revision",),
+}
+"""Lists whose entries are told apart by fields; `ports` depends on where it is."""
+SETS = frozenset({"finalizers"})
+ATOMIC = frozenset(
+    {"selector", "matchLabels", "nodeSelector", "labelSelector", "podSelector", "data.ControllerRevision"}
+)
+NEVER_OWNED = frozenset(
+    {
+        ("f:apiVersion",),
+        ("f:kind",),
+        ("f:metadata",),
+        *(("f:metadata", f"f:{name}") for name in ("name", "namespace", "uid", "resourceVersion", "generation")),
+        *(
+            ("f:metadata", f"f:{name}")
+            for name in ("creationTimestamp", "selfLink", "managedFields", "deletionTimestamp")
+        ),
+        *(("f:metadata", f"f:{name}") for name in ("generateName", "deletionGracePeriodSeconds")),
+    }
+)
+
+
+def owned_paths(value: Json) -> Fields:
+    """The paths that applying an object would own."""
+    return frozenset(path for path in _paths(value, (), str(value.get("kind"))) if path not in NEVER_OWNED)
+
+
+def value_at(value: Any, path: Path) -> Any:
+    """What an object has at a path; `ABSENT` for nothing."""
+    for step in path:
+        if step == ".":
+            return ABSENT if value is ABSENT else "."
+        if step.startswith("f:"):
+            value = value.get(step[2:], ABSENT) if isinstance(value, dict) else ABSENT
+        else:
+            value = next((each for each in value if _key(each, step)), ABSENT) if isinstance(value, list) else ABSENT
+        if value is ABSENT:
+            return ABSENT
+    return value
+
+
+class _Absent:
+    def __repr__(self) -> str:
+        return "absent"
+
+
+ABSENT = _Absent()
+
+
+def merged(live: Json, config: Json, removed: Fields) -> Json:
+    """The live object with what `config` says, and without the removed paths."""
+    made: Json = _merge(copy.deepcopy(live), config, "", str(config.get("kind", live.get("kind"))))
+    for path in sorted(removed, key=lambda path: (path[-1] != ".", -len(path))):
+        _remove(made, path[:-1] if path[-1] == "." else path)
+    return made
+
+
+def as_fields_v1(fields: Fields) -> Json:
+    """Paths as `managedFields` shows them."""
+    tree: Json = {}
+    for path in sorted(fields):
+        node = tree
+        for step in path:
+            node = node.setdefault(step, {})
+    return tree
+
+
+def _paths(value: Any, at: Path, kind: str) -> list[Path]:
+    name = at[-1][2:] if at and at[-1].startswith("f:") else ""
+    if isinstance(value, dict) and value and not (at and is_atomic(at, kind)):
+        found = []
+        for field, each in value.items():
+            found += _paths(each, (*at, f"f:{field}"), kind)
+        return found
+    keys = list_keys(at, kind) if isinstance(value, list) else None
+    if isinstance(value, list) and name in SETS:
+        return [(*at, f"v:{json.dumps(each)}") for each in value]
+    if isinstance(value, list) and keys and value:
+        found = []
+        for each in value:
+            step = key_step(each, keys)
+            found += [(*at, step, "."), *(path for path in _paths(each, (*at, step), kind))]
+        return found
+    return [at]
+
+
+def is_atomic(at: Path, kind: str) -> bool:
+    """Whether a mapping is owned as a whole."""
+    name = at[-1][2:]
+    return name in ATOMIC or (name == "data" and kind == "ControllerRevision")
+
+
+def list_keys(at: Path, kind: str) -> tuple[str, ...] | None:
+    """The fields that tell the entries of a list apart; None for a list that is owned as a whole."""
+    name = at[-1][2:] if at else ""
+    if name == "ports":
+        if kind == "Service":
+            return ("port", "protocol")
+        return ("containerPort", "protocol") if "f:containers" in at else None
+    return LIST_KEYS.get(name)
+
+
+def key_step(entry: Mapping[str, Any], keys: tuple[str, ...]) -> str:
+    found = {key: entry.get(key, "TCP" if key == "protocol" else None) for key in keys}
+    return "k:" + json.dumps(found, sort_keys=True, separators=(",", ":"))
+
+
+def _key(entry: Any, step: str) -> bool:
+    if step.startswith("v:"):
+        return bool(json.dumps(entry) == step[2:])
+    wanted = json.loads(step[2:])
+    return isinstance(entry, dict) and key_step(entry, tuple(wanted)) == step
+
+
+def _merge(live: Any, config: Any, at: str, kind: str, path: Path = ()) -> Any:
+    if isinstance(config, dict) and isinstance(live, dict) and not (path and is_atomic(path, kind)):
+        for field, each in config.items():
+            inner = (*path, f"f:{field}")
+            live[field] = _merge(live[field], each, field, kind, inner) if field in live else copy.deepcopy(each)
+        return live
+    keys = list_keys(path, kind) if isinstance(config, list) else None
+    if keys and isinstance(live, list):
+        for each in config:
+            step = key_step(each, keys)
+            place = next((number for number, entry in enumerate(live) if _key(entry, step)), None)
+            if place is None:
+                live.append(copy.deepcopy(each))
+            else:
+                live[place] = _merge(live[place], each, "", kind, (*path, step))
+        return live
+    if isinstance(config, list) and isinstance(live, list) and path and path[-1][2:] in SETS:
+        return live + [each for each in config if each not in live]
+    return copy.deepcopy(config)
+
+
+def _remove(value: Any, path: Path) -> None:
+    *way, last = path
+    for step in way:
+        value = value_at(value, (step,))
+        if value is ABSENT:
+            return
+    if last.startswith("f:") and isinstance(value, dict):
+        value.pop(last[2:], None)
+    elif isinstance(value, list):
+        value[:] = [each for each in value if not _key(each, last)]
