@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from baton_engine.engine_config import EngineConfig
 from baton_engine.scheduler import Scheduler
 from baton_gateway.metrics import GatewayMetrics
+from baton_kv_transfer.bandwidth import LinkReport
 from baton_kv_transfer.wire.values import Role
 from baton_worker.metrics import WorkerMetrics
 from baton_worker.views import EngineSnapshot, TransferView
@@ -39,7 +40,8 @@ def worker_registry() -> CollectorRegistry:
     metrics = WorkerMetrics(Role.DECODE)
     scheduler = Scheduler(EngineConfig(num_blocks=4, block_tokens=4, max_slots=2, max_context_tokens=8))
     snapshot = EngineSnapshot(scheduler.stats(), 0, 0.0, 0.0, 0.0, 0.0)
-    metrics.watch(lambda: snapshot, lambda: TransferView("tcp", 1, 2, 3, 4))
+    link = LinkReport("127.0.0.1:9", "tcp", "tcp x1", 1e9, None)
+    metrics.watch(lambda: snapshot, lambda: TransferView("tcp", 1, 2, 3, 4, (link,)))
     return metrics.registry
 
 

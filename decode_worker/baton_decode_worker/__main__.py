@@ -9,12 +9,11 @@ from baton_decode_worker.service import DecodeService
 from baton_kv_transfer.decode_transfer import DecodeTransfer
 from baton_kv_transfer.wire.values import Role
 from baton_worker import process, serving
-from baton_worker.assembly import EngineParts, transfer_config
+from baton_worker.assembly import transfer_config
 from baton_worker.config import Endpoint, WorkerConfig
 from baton_worker.metrics import WorkerMetrics
+from baton_worker.parts import EngineParts
 from baton_worker.views import TransferView
-
-LANE = "tcp"
 
 
 def build_role(config: WorkerConfig, parts: EngineParts, epoch: bytes, metrics: WorkerMetrics) -> serving.RoleParts:
@@ -39,7 +38,7 @@ def build_role(config: WorkerConfig, parts: EngineParts, epoch: bytes, metrics: 
     def view() -> TransferView:
         stats = transfer.stats()
         return TransferView(
-            transport=LANE if stats.lanes else None,
+            transport="+".join(sorted(stats.transports)) or None,
             peers=stats.links,
             handovers=stats.handovers.ended.get("landed", 0),
             kv_bytes_sent=0,

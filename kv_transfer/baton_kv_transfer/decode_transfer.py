@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from baton_kv_transfer import tcp, ucx
 from baton_kv_transfer.acceptor import Acceptor, PrefillLink
+from baton_kv_transfer.bandwidth import PROBE_BYTES
 from baton_kv_transfer.decode_records import DecodeAction, DecodeStats, Failed, Landed, Scatter
 from baton_kv_transfer.handover import CutLink, DecodeListener, HandoverKey, KvSink, Send, TransferConfig
 from baton_kv_transfer.handover_decode import DecodeHandovers
@@ -23,6 +24,7 @@ from baton_kv_transfer.keys import KeyDirectory
 from baton_kv_transfer.landing import ClaimRefusal, LandingWindow
 from baton_kv_transfer.layout import KvGeometry
 from baton_kv_transfer.link import Connection
+from baton_kv_transfer.transport import PROBE_TRANSFER
 from baton_kv_transfer.transports import offered_here
 from baton_kv_transfer.ucx_landing import UcxLanding
 from baton_kv_transfer.wire.pair_link import PairHello, PairMessage
@@ -216,9 +218,13 @@ class DecodeTransfer:
     # Bytes -----------------------------------------------------------------------------------------------------------
 
     def claim(self, peer: bytes, transfer: int, offset: int, length: int) -> LandingWindow | ClaimRefusal:
+        if transfer == PROBE_TRANSFER and 0 < length <= PROBE_BYTES:
+            return LandingWindow(transfer, offset, length, is_open=False)
         return self._handovers.claim(peer, transfer, offset, length)
 
     def arrived(self, peer: bytes, window: LandingWindow) -> None:
+        if window.transfer == PROBE_TRANSFER:
+            return
         self._act(self._handovers.arrived(window, time.monotonic()))
 
     def breached(self, peer: bytes, detail: str) -> None:

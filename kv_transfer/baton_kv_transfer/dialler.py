@@ -44,6 +44,8 @@ class DecodeLink:
     link: Link
     writer: Writer
     transport: str
+    bytes_per_s: float | None = None
+    """Measured; None: not known."""
 
 
 class DiallerListener(Protocol):
@@ -196,7 +198,7 @@ class Dialler:
                 lanes.append(connection)
                 if found.epoch != hello.epoch:
                     raise LinkLostError("another process answered the data connection")
-            return await self._writers.open(transport, address, hello, lanes, link.close)
+            return await self._writers.open(transport, address, hello, lanes, link.close, self._config.handshake_s)
         except BaseException:
             for lane in lanes:
                 lane.close()

@@ -60,6 +60,10 @@ class TransferConfig:
     """Largest single write, also the largest piece that is checksummed, packed or scattered at once."""
     puts_in_flight: int = 8
     transport: TransportChoice = TransportChoice.TCP
+    measure_s: float = 0.03
+    """About how long the bandwidth of a new link is measured, by its prefill worker."""
+    min_bytes_per_s: float | None = None
+    """A link that is measured slower is reported."""
     lanes: int = 1
     """Data connections per pair (tcp)."""
     quarantine_share: float = 0.25

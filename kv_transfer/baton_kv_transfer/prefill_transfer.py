@@ -8,11 +8,13 @@ carrier and its writers.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from baton_kv_transfer.bandwidth import LinkReport, is_below, measure
 from baton_kv_transfer.dialler import DecodeLink, Dialler
 from baton_kv_transfer.discovery import Endpoint
 from baton_kv_transfer.grant import DecodePeer
@@ -28,6 +30,8 @@ from baton_kv_transfer.wire.pair_link import FirstToken, PairHello, PairMessage
 from baton_kv_transfer.wire.values import Address, PairFingerprint, PeerRef, Reason, Role
 from baton_kv_transfer.writers import Writers
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class PrefillTransferStats:
@@ -38,6 +42,8 @@ class PrefillTransferStats:
     bytes_sent: int
     """Bytes of KV that decode workers took in, over links that are down among them."""
     dial_failures: int
+    pairs: tuple[LinkReport, ...]
+    """Every linked decode worker."""
 
 
 class PrefillTransfer:
@@ -75,6 +81,7 @@ class PrefillTransfer:
             source, geometry, self._config, self._executor, self._writer_to, self._put_done, self._put_failed
         )
         self._peers: dict[bytes, Address] = {}
+        self._measuring: dict[bytes, asyncio.Task[None]] = {}
         self._bytes_before = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ticker: asyncio.Task[None] | None = None
@@ -142,11 +149,13 @@ class PrefillTransfer:
         self._peers.pop(linked.epoch, None)
         facts = DecodePeer(linked.hello.block_tokens, linked.hello.landing_bytes)
         self._act(self._handovers.link_up(linked.epoch, facts, time.monotonic()))
+        self._measuring[linked.epoch] = asyncio.create_task(self._measure(linked))
 
     def on_message(self, linked: DecodeLink, message: PairMessage) -> None:
         self._act(self._handovers.message(linked.epoch, message, time.monotonic()))
 
     def on_down(self, linked: DecodeLink, detail: str) -> None:
+        self._measuring.pop(linked.epoch).cancel()
         self._bytes_before += linked.writer.bytes_sent
         self._act(self._handovers.link_down(linked.epoch, Reason.PEER_LOST, detail, time.monotonic()))
 
@@ -162,6 +171,14 @@ class PrefillTransfer:
         self._act(self._handovers.link_down(epoch, Reason.UNFIT_PAIR, detail, time.monotonic()))
 
     # Inside ----------------------------------------------------------------------------------------------------------
+
+    async def _measure(self, linked: DecodeLink) -> None:
+        """Once, when the link is new. A slow one is reported, not refused: it is the only way there is."""
+        probe, config = self._writers.probe(linked.writer), self._config
+        linked.bytes_per_s = await measure(probe, config.measure_s, config.dead_s)
+        if is_below(linked.bytes_per_s, config.min_bytes_per_s):
+            rates = f"{linked.bytes_per_s or 0:.3g} B/s, asked for are {config.min_bytes_per_s or 0:.3g} B/s"
+            log.warning("link to decode worker %s over %s: %s", linked.address, linked.writer.lane, rates)
 
     def _opened(self, key: HandoverKey, peer: PeerRef, total_tokens: int, deadline_s: float) -> None:
         now = time.monotonic()
@@ -222,4 +239,14 @@ class PrefillTransfer:
             lanes=lanes,
             bytes_sent=self._bytes_before + sum(linked.writer.bytes_sent for linked in links),
             dial_failures=self._dialler.failures,
+            pairs=tuple(self._pair(linked) for linked in links),
+        )
+
+    def _pair(self, linked: DecodeLink) -> LinkReport:
+        return LinkReport(
+            peer=str(linked.address),
+            transport=linked.transport,
+            lane=linked.writer.lane,
+            bytes_per_s=linked.bytes_per_s,
+            below_minimum=is_below(linked.bytes_per_s, self._config.min_bytes_per_s),
         )

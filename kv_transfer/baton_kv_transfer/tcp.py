@@ -18,7 +18,7 @@ from itertools import islice
 
 from baton_kv_transfer.landing import ClaimRefusal, LandingWindow
 from baton_kv_transfer.link import Connection
-from baton_kv_transfer.transport import LandingGuard, Write, WriteDone, slices
+from baton_kv_transfer.transport import PROBE_TRANSFER, LandingGuard, Write, WriteDone, slices
 
 NAME = "tcp"
 PUT = struct.Struct("!4sQQQQ")
@@ -159,7 +159,7 @@ class TcpWriter:
         entry = _OpenWrite(len(parts), done)
         for extent, views in parts:
             put, self._next_put = self._next_put, self._next_put + 1
-            self._put_of[put] = (entry, extent.length)
+            self._put_of[put] = (entry, 0 if write.transfer == PROBE_TRANSFER else extent.length)
             header = PUT.pack(PUT_MAGIC, put, write.transfer, extent.offset, extent.length)
             lane = min(self._lanes, key=lambda candidate: candidate.outbox.queued_bytes)
             lane.outbox.push([memoryview(header), *views])
@@ -264,7 +264,7 @@ class _ReceiveLane:
                 self._begin()
         elif self._got == window.length:
             self._window, self._got = None, 0
-            self._landing.bytes_received += window.length
+            self._landing.bytes_received += 0 if window.transfer == PROBE_TRANSFER else window.length
             self._acks.push([memoryview(ACK.pack(ACK_MAGIC, self._put))])
             self._landing.guard.arrived(self._peer, window)
 

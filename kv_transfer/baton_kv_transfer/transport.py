@@ -68,6 +68,10 @@ class LandingGuard(Protocol):
         ...
 
 
+PROBE_TRANSFER = 0
+"""Never granted to anybody: what a guarded landing side gets for it, it reads and throws away. For measuring."""
+
+
 class Landing(Protocol):
     """The decode worker's side."""
 

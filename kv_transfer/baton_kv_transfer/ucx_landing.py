@@ -11,12 +11,12 @@ import asyncio
 import mmap
 from collections.abc import Callable
 
+from baton_kv_transfer.bandwidth import PROBE_BYTES
 from baton_kv_transfer.link import Connection
 from baton_kv_transfer.ucx import Memory, UcxAgent, host_memory
 from baton_kv_transfer.ucx_descriptor import VERSION, UcxDescriptor, digest, pack
 from baton_kv_transfer.ucx_thread import UcxThread
 
-PROBE_BYTES = 4 << 20
 SETTLE_S = 2.0
 """From the end of a life line until it counts: bytes of a dead process may still stand in socket buffers, and its other
 descriptors (a GPU's, a network card's) may be closed after this one."""

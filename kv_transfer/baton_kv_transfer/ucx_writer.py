@@ -99,12 +99,12 @@ class UcxWriter:
         self._post(pieces, source.device, None, memoryview(b""), length, done)
 
     def probe(self, source: memoryview, length: int, done: WriteDone) -> None:
-        """Write `length` bytes of registered memory to where nobody reads; counts like any write."""
+        """Write `length` bytes of registered memory to where nobody reads; not counted as sent."""
         if self._is_closed or length > self._target.probe_length or self._device is not None:
             self._loop.call_soon(done, "no place to probe")
             return
         pieces = ((host_memory(source).address, self._target.probe_address, length),)
-        self._post(pieces, None, None, source, length, done)
+        self._post(pieces, None, None, source, 0, done)
 
     def close(self, detail: str) -> None:
         if self._is_closed:

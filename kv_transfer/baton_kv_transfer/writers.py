@@ -6,24 +6,23 @@ the next dials to it offer TCP alone for a while.
 
 from __future__ import annotations
 
-import logging
+import asyncio
 import mmap
 import time
 from collections.abc import Callable
 
 from baton_kv_transfer import tcp, ucx
+from baton_kv_transfer.bandwidth import PROBE_BYTES, Probe, first_bytes
 from baton_kv_transfer.errors import LinkLostError, TransferError
+from baton_kv_transfer.layout import Extent
 from baton_kv_transfer.link import Connection
-from baton_kv_transfer.transport import Writer
+from baton_kv_transfer.transport import PROBE_TRANSFER, Write, WriteDone, Writer
 from baton_kv_transfer.ucx import Memory, UcxAgent, host_memory
 from baton_kv_transfer.ucx_descriptor import unpack
-from baton_kv_transfer.ucx_landing import PROBE_BYTES
 from baton_kv_transfer.ucx_thread import UcxThread
 from baton_kv_transfer.ucx_writer import UcxWriter, connect
 from baton_kv_transfer.wire.pair_link import PairHello
 from baton_kv_transfer.wire.values import Address
-
-log = logging.getLogger(__name__)
 
 WITHOUT_UCX_S = 60.0
 
@@ -75,25 +74,57 @@ class Writers:
         hello: PairHello,
         connections: list[Connection],
         on_lost: Callable[[str], None],
+        timeout_s: float,
     ) -> Writer:
-        """A writer to the worker that said `hello`. Raises TransferError; the connections are the caller's then."""
+        """A writer to the worker that said `hello`. Raises TransferError; the connections are the caller's then.
+
+        UCX calls a peer connected before a byte has reached it, so its writer is proven with a first write.
+        """
         if transport == tcp.NAME:
             return tcp.TcpWriter(connections, lambda detail: on_lost(f"data connection: {detail}"))
         if self._thread is None:
             raise LinkLostError("ucx was not offered")
         try:
-            target = unpack(hello.descriptor, hello.epoch, hello.landing_bytes)
-            lane = await self._thread.run(connect(target))
+            return await self._open_ucx(self._thread, hello, connections[0], on_lost, timeout_s)
         except TransferError:
             if tcp.NAME in self.transports:
                 self._without_ucx[address] = time.monotonic() + WITHOUT_UCX_S
             raise
-        self._ucx_writers = [writer for writer in self._ucx_writers if not writer.has_ended]
+
+    async def _open_ucx(
+        self,
+        thread: UcxThread,
+        hello: PairHello,
+        life_line: Connection,
+        on_lost: Callable[[str], None],
+        timeout_s: float,
+    ) -> UcxWriter:
+        target = unpack(hello.descriptor, hello.epoch, hello.landing_bytes)
+        lane = await thread.run(connect(target), timeout_s)
         writer = UcxWriter(
-            self._thread, target, connections[0], self._is_registered, lambda detail: on_lost(f"ucx: {detail}"), lane
+            thread, target, life_line, self._is_registered, lambda detail: on_lost(f"ucx: {detail}"), lane
         )
-        self._ucx_writers.append(writer)
+        self._ucx_writers = [each for each in self._ucx_writers if not each.has_ended] + [writer]
+        try:
+            failure = await first_bytes(self.probe(writer), timeout_s)
+        except asyncio.CancelledError:
+            writer.close("the dial was given up")
+            raise
+        if failure is not None:
+            writer.close(failure)
+            raise LinkLostError(f"ucx: {failure}")
         return writer
+
+    def probe(self, writer: Writer) -> Probe:
+        """How to measure the way of this writer."""
+        if isinstance(writer, UcxWriter):
+            return lambda length, done: writer.probe(self.probe_source, length, done)
+
+        def swallowed(length: int, done: WriteDone) -> None:
+            extent = (Extent(0, length),)
+            writer.write(Write(PROBE_TRANSFER, self.probe_source, extent, extent), done)
+
+        return swallowed
 
     def _is_registered(self, memory: Memory) -> bool:
         return self._pool is not None and self._pool.holds(memory)

@@ -14,6 +14,17 @@ Json = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
+class Link:
+    """One way that KV takes, as measured when the link came up."""
+
+    peer: str
+    lane: str
+    bytes_per_s: float | None
+    """None: not known."""
+    below_minimum: bool | None
+
+
+@dataclass(frozen=True, slots=True)
 class Transfer:
     """KV that a worker sent or received so far."""
 
@@ -21,6 +32,8 @@ class Transfer:
     handovers: int
     bytes_sent: int
     bytes_received: int
+    links: tuple[Link, ...] = ()
+    """A prefill worker's ways to decode workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +124,23 @@ def _worker_state(post: PostRecord) -> WorkerState | None:
 
 
 def _transfer(raw: Json) -> Transfer:
-    transport = raw.get("transport")
+    transport, links = raw.get("transport"), raw.get("links")
     return Transfer(
         transport=str(transport).split()[0] if transport else None,
         handovers=_count(raw, "handovers"),
         bytes_sent=_count(raw, "kv_bytes_sent"),
         bytes_received=_count(raw, "kv_bytes_received"),
+        links=tuple(_link(link) for link in links if isinstance(link, dict)) if isinstance(links, list) else (),
+    )
+
+
+def _link(raw: Json) -> Link:
+    rate, below = raw.get("bytes_per_s"), raw.get("below_minimum")
+    return Link(
+        peer=str(raw.get("peer")),
+        lane=str(raw.get("lane")),
+        bytes_per_s=rate if isinstance(rate, float) else None,
+        below_minimum=below if isinstance(below, bool) else None,
     )
 
 

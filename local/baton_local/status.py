@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 
 from baton_gateway.latency import LatencySketch
@@ -60,10 +61,21 @@ def as_text(seen: Observation) -> str:
             "",
             table(header, rows),
             "",
+            *_lanes(seen),
             f"TTFT  {_latency_text(seen.seen_by_gateway.ttft, record.ttft)}",
             f"TPOT  {_latency_text(seen.seen_by_gateway.tpot, record.tpot)}",
         ]
     )
+
+
+def _lanes(seen: Observation) -> list[str]:
+    lines = []
+    for post, state in seen.workers:
+        for link in state.transfer.links if state is not None else ():
+            rate = "not measured" if link.bytes_per_s is None else f"{link.bytes_per_s / 1e9:.2f} GB/s"
+            slow = "  below minBandwidth" if link.below_minimum else ""
+            lines.append(f"KV    {post.name} → {link.peer}  {link.lane}  {rate}{slow}")
+    return lines
 
 
 def _pool(role: str, seen: Observation) -> dict[str, object]:
@@ -85,13 +97,14 @@ def _process(post: PostRecord) -> dict[str, object]:
 def _worker(post: PostRecord, state: WorkerState | None, seen: Observation) -> dict[str, object]:
     known = {} if state is None else {name: getattr(state, name) for name in _STATE_FIELDS}
     transfer = {} if state is None else {name: getattr(state.transfer, name) for name in _TRANSFER_FIELDS}
+    links = [] if state is None else [dataclasses.asdict(link) for link in state.transfer.links]
     return {
         **_process(post),
         "revision": post.revision,
         "link": _link(post, seen),
         **dict.fromkeys(_STATE_FIELDS),
         **known,
-        "transfer": {**dict.fromkeys(_TRANSFER_FIELDS), **transfer},
+        "transfer": {**dict.fromkeys(_TRANSFER_FIELDS), **transfer, "links": links},
     }
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from baton_operator.api import Dtype, LLMDeployment, PoolSpec, PrefillUnavailable, Transport
+from baton_operator.api import Dtype, LLMDeployment, PoolSpec, PrefillUnavailable
 from baton_operator.errors import UnsupportedError
 from baton_operator.hashes import Revision, content_hash
 from baton_operator.names import Role
@@ -77,8 +77,6 @@ def worker_spec(deployment: LLMDeployment, role: Role, site: Site) -> WorkerSpec
     pool = pool_spec(deployment, role)
     if pool.tensor_parallel > 1:
         raise UnsupportedError(f"spec.{role}.tensorParallel", f"{pool.tensor_parallel} is not supported yet: must be 1")
-    if deployment.spec.kv_transfer.transport is Transport.UCX:
-        raise UnsupportedError("spec.kvTransfer.transport", "UCX is not supported yet: must be one of Auto, TCP")
     argv = (site.python, "-m", MODULES[role], *_arguments(deployment, role, pool, site))
     mounts = (Mount("model", site.model_path), Mount("keys", site.keys_path))
     env = (("OMP_NUM_THREADS", str(site.threads or 1)),)
@@ -157,6 +155,7 @@ def _arguments(deployment: LLMDeployment, role: Role, pool: PoolSpec, site: Site
         f"--transport={transfer.transport.lower()}",
     )
     optional = {
+        "--min-bandwidth": None if transfer.min_bandwidth is None else f"{transfer.min_bandwidth:g}",
         "--kv-cache-bytes": engine.kv_cache_memory,
         "--block-tokens": engine.block_tokens,
         "--max-sequences": engine.max_sequences,

@@ -10,9 +10,10 @@ from baton_kv_transfer.prefill_transfer import PrefillTransfer
 from baton_kv_transfer.wire.values import Role
 from baton_prefill_worker.service import PrefillService
 from baton_worker import process, serving
-from baton_worker.assembly import EngineParts, transfer_config
+from baton_worker.assembly import transfer_config
 from baton_worker.config import WorkerConfig
 from baton_worker.metrics import WorkerMetrics
+from baton_worker.parts import EngineParts
 from baton_worker.views import TransferView
 
 
@@ -38,6 +39,7 @@ def build_role(config: WorkerConfig, parts: EngineParts, epoch: bytes, metrics: 
             handovers=stats.handovers.ended.get("done", 0),
             kv_bytes_sent=stats.bytes_sent,
             kv_bytes_received=0,
+            links=stats.pairs,
         )
 
     async def discover() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from baton_gateway.latency import LatencySketch
 from baton_local.demo import DemoError, Timing, check_moved, is_settled, report
-from baton_local.observe import GatewayState, Observation, Transfer, WorkerState
+from baton_local.observe import GatewayState, Link, Observation, Transfer, WorkerState
 from baton_local.record import PostRecord, RunRecord, TargetRecord
 from baton_local.status import as_json, as_text
 
@@ -74,6 +74,22 @@ def test_text_shows_every_process_and_latency() -> None:
     assert "TTFT  p50 " in text
     assert "100 observations; target p95 500.0 ms" in text
     assert "TPOT  no requests yet; target p95 25.0 ms" in text
+
+
+def test_measured_lanes_are_shown_and_unknown_ones_said_so() -> None:
+    links = (
+        Link("d:1", "ucx cma/memory", 4.1e9, False),
+        Link("d:2", "tcp x1", 9e8, True),
+        Link("d:3", "x", None, None),
+    )
+    seen = observation(prefill=dataclasses.replace(SENT, transfer=dataclasses.replace(SENT.transfer, links=links)))
+    assert [line for line in as_text(seen).splitlines() if line.startswith("KV ")] == [
+        "KV    chat-prefill-a-0 → d:1  ucx cma/memory  4.10 GB/s",
+        "KV    chat-prefill-a-0 → d:2  tcp x1  0.90 GB/s  below minBandwidth",
+        "KV    chat-prefill-a-0 → d:3  x  not measured",
+    ]
+    prefill = json.loads(json.dumps(as_json(seen)))["workers"][0]
+    assert prefill["transfer"]["links"][2]["bytes_per_s"] is None
 
 
 def test_the_demo_shows_blocks_and_bytes_by_direction() -> None:

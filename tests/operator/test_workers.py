@@ -98,8 +98,14 @@ def test_what_no_worker_can_do_yet_is_refused_by_field() -> None:
     gpu = {"accelerator": {"resource": "nvidia.com/gpu"}, "tensorParallel": 2}
     with pytest.raises(UnsupportedError, match=r"spec\.decode\.tensorParallel: 2 is not supported yet: must be 1"):
         worker_spec(deployment(decode=gpu), Role.DECODE, SITE)
-    with pytest.raises(UnsupportedError, match=r"spec\.kvTransfer\.transport: UCX"):
-        worker_spec(deployment(kvTransfer={"transport": "UCX"}), Role.PREFILL, SITE)
+
+
+def test_transport_and_bandwidth_reach_the_workers() -> None:
+    wanted = deployment(kvTransfer={"transport": "UCX", "minBandwidth": "10GB/s"})
+    for role in POOL_ROLES:
+        argv = worker_spec(wanted, role, SITE).argv
+        assert "--transport=ucx" in argv
+        assert "--min-bandwidth=1e+10" in argv
 
 
 def test_accelerators_are_counted_per_worker() -> None:

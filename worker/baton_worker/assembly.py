@@ -24,6 +24,7 @@ from baton_kv_transfer.errors import AuthenticationError
 from baton_kv_transfer.handover import TransferConfig, Verify
 from baton_kv_transfer.keys import KeyDirectory
 from baton_kv_transfer.layout import KvGeometry
+from baton_kv_transfer.transports import TransportChoice, offered_here
 from baton_kv_transfer.wire.gateway_link import Hello
 from baton_kv_transfer.wire.values import WIRE_VERSION, PairFingerprint, Role
 from baton_worker import capacity
@@ -145,8 +146,13 @@ def hello(config: WorkerConfig, parts: EngineParts, epoch: bytes, pair_port: int
 
 
 def transfer_config(config: WorkerConfig) -> TransferConfig:
-    """Settings of the worker's side of the KV transfer."""
-    return TransferConfig(verify=Verify(config.verify))
+    """Settings of the worker's side of the KV transfer. Raises ConfigError when this machine lacks what they need."""
+    transport = TransportChoice(config.transport)
+    try:
+        offered_here(transport)
+    except ValueError as error:
+        raise ConfigError(f"argument --transport: {error}") from error
+    return TransferConfig(verify=Verify(config.verify), transport=transport, min_bytes_per_s=config.min_bandwidth)
 
 
 def _keys(path: Path) -> KeyDirectory:

@@ -53,6 +53,8 @@ class WorkerConfig:
     """Longest piece of one prompt in one step: bounds how long running sequences wait for a prefill beside them."""
     verify: str
     transport: str
+    min_bandwidth: float | None
+    """Bytes per second."""
     drain_s: float
     """How long a drain may take before the process gives up what is left."""
     decode_discovery: str | None
@@ -97,6 +99,16 @@ def _seconds(text: str) -> float:
     return number
 
 
+def _rate(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes per second") from None
+    if not 1.0 <= number <= 1e15:
+        raise argparse.ArgumentTypeError(f"{text} is not between 1 and 1e15 bytes per second")
+    return number
+
+
 def parser(role: Role) -> argparse.ArgumentParser:
     """The flags of a worker of this role."""
     flags = _Parser(prog=f"baton-{role.value}-worker", allow_abbrev=False)
@@ -118,7 +130,8 @@ def parser(role: Role) -> argparse.ArgumentParser:
     add("--max-step-tokens", type=_bounded(16, 1 << 20), default=8_192, metavar="N")
     add("--chunk-tokens", type=_bounded(16, 1 << 20), metavar="N", help="default: all of max-step-tokens")
     add("--verify", choices=("full", "stamps"), default="full", help="checksums of handed-over KV")
-    add("--transport", choices=("auto", "tcp"), default="auto")
+    add("--transport", choices=("auto", "tcp", "ucx"), default="auto", help="how KV travels; ucx needs the extra `ucx`")
+    add("--min-bandwidth", type=_rate, metavar="B/S", help="KV links measured slower than this are reported")
     add("--drain-s", type=_seconds, default=600.0, metavar="S")
     if role is Role.PREFILL:
         add("--decode-discovery", metavar="SPEC", help="file:PATH or dns:NAME:PORT of decode workers to link early")

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from baton_kv_transfer.bandwidth import LinkReport
 from baton_kv_transfer.wire.values import Reason, Role
 from baton_worker.views import EngineSnapshot, TransferView
 
@@ -67,6 +68,15 @@ class _Snapshots(Collector):
             received=transfer.kv_bytes_received,
         )
 
+        rates = GaugeMetricFamily(
+            "baton_kv_link_bytes_per_second",
+            "Slowest measured link to a decode worker; absent while none is measured",
+            labels=["role", "transport"],
+        )
+        for transport, rate in slowest(transfer.links).items():
+            rates.add_metric([self._role, transport], rate)
+        yield rates
+
     def _gauges(self, name: str, text: str, label: str, **values: int) -> Metric:
         family = GaugeMetricFamily(name, text, labels=["role", label])
         for key, value in values.items():
@@ -78,6 +88,15 @@ class _Snapshots(Collector):
         for key, value in values.items():
             family.add_metric([self._role, key], value)
         return family
+
+
+def slowest(links: Iterable[LinkReport]) -> dict[str, float]:
+    """The least measured bandwidth by transport, in bytes per second."""
+    rates: dict[str, float] = {}
+    for link in links:
+        if link.bytes_per_s is not None:
+            rates[link.transport] = min(link.bytes_per_s, rates.get(link.transport, link.bytes_per_s))
+    return rates
 
 
 class WorkerMetrics:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from baton_kv_transfer.errors import TransferError
 from baton_kv_transfer.wire.values import Role
 from baton_worker.announce import Announcement, announce
 from baton_worker.config import Endpoint, WorkerConfig, parse
@@ -121,12 +122,14 @@ async def listening(application: web.Application, endpoint: Endpoint) -> AsyncIt
 
 
 async def bound(config: WorkerConfig, starting: Awaitable[None]) -> None:
-    """Await the start of the pair listener. Raises ConfigError when its address is not free."""
+    """Await the start of the KV transfer. Raises ConfigError when its address is not free, or UCX does not come up."""
     try:
         await starting
     except OSError as error:
         where = config.pair_listen
         raise ConfigError(f"argument --pair-listen: {where and where.host}:{where and where.port}: {error}") from error
+    except TransferError as error:
+        raise ConfigError(f"argument --transport: {config.transport}: {error}") from error
 
 
 def settle(config: WorkerConfig, epoch: bytes, port: int, pair_port: int | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton_engine.scheduler import SchedulerStats
+from baton_kv_transfer.bandwidth import LinkReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,8 @@ class TransferView:
     """Verified ones."""
     kv_bytes_sent: int
     kv_bytes_received: int
+    links: tuple[LinkReport, ...] = ()
+    """What a prefill worker knows of its ways to decode workers; a decode worker leaves measuring to them."""
 
 
 @dataclass(frozen=True, slots=True)
