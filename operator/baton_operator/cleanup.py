@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from baton_operator.apply import Applier
 from baton_operator.hashes import Revision
-from baton_operator.kinds import RECORDS, WORKERS
+from baton_operator.kinds import JOBS, RECORDS, WORKERS
 from baton_operator.names import Role
+from baton_operator.objects.cluster import Manifest
 from baton_operator.observe import finished
 from baton_operator.snapshot import Snapshot
 from baton_operator.templates import outdated
@@ -26,3 +27,8 @@ class Cleanup:
         live = {each.revision.template for each in seen.sets}
         for record in outdated(seen.records, live | {each.template for each in wanted.values()}):
             await self._applier.delete(RECORDS, seen.live_records[record.name])
+
+    async def jobs(self, former: Iterable[Manifest]) -> None:
+        """Jobs that fetched what nobody asks for now; their Pods go with them."""
+        for each in former:
+            await self._applier.delete(JOBS, each)

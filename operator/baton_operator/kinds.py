@@ -26,7 +26,7 @@ ROUTES = Resource("gateway.networking.k8s.io", "v1", "httproutes", "HTTPRoute")
 MONITORS = Resource("monitoring.coreos.com", "v1", "podmonitors", "PodMonitor")
 RULES = Resource("monitoring.coreos.com", "v1", "prometheusrules", "PrometheusRule")
 
-WATCHED = (DEPLOYMENTS, POOLS, WORKERS, RECORDS, PODS, SERVICES, ACCOUNTS, POLICIES)
+WATCHED = (DEPLOYMENTS, POOLS, WORKERS, RECORDS, PODS, SERVICES, ACCOUNTS, POLICIES, JOBS, CLAIMS)
 """Without these the operator cannot work. Secrets are not among them: they are written and never read."""
 OPTIONAL = (BUDGETS,)
 """Watched where they are served, else left out, which a condition says."""

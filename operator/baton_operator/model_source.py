@@ -50,6 +50,11 @@ class ModelSource:
     revision: str | None
     """Pinned commit or digest; None where the scheme has none."""
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether it has to be fetched before a worker can read it."""
+        return self.scheme in (Scheme.HF, Scheme.S3, Scheme.OCI)
+
 
 def parse_source(text: str) -> ModelSource:
     """The parts of a model source. Raises ValueError when it is not one of the allowed forms."""

@@ -58,3 +58,18 @@ def keys_name(deployment: str) -> str:
 def record_name(deployment: str, content: str) -> str:
     """The name of the record of rendered templates with that content: `chat-templates-1f3a5c7e90`."""
     return f"{deployment}-templates-{content}"
+
+
+def cache_name(deployment: str) -> str:
+    """The name of the volume claim with fetched models: `chat-models`."""
+    return f"{deployment}-models"
+
+
+def fetch_account_name(deployment: str) -> str:
+    """The name of what every fetch Job of the deployment shares: `chat-fetch`."""
+    return f"{deployment}-fetch"
+
+
+def fetch_name(deployment: str, template_hash: str) -> str:
+    """The name of a fetch Job: `chat-fetch-1f3a5c7e90`."""
+    return f"{fetch_account_name(deployment)}-{template_hash}"

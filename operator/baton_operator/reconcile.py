@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton_operator.api import LLMDeployment, ScalingMode
 from baton_operator.apply import Applied, Applier, NameTaken
@@ -23,6 +23,7 @@ from baton_operator.manifest import parse_live
 from baton_operator.names import POOL_ROLES, Key, Role
 from baton_operator.objects.cluster import Manifest, Platform
 from baton_operator.objects.desired import pool_facade, standing_objects, workers_of
+from baton_operator.objects.fetch import fetch_of, former_jobs
 from baton_operator.observe import WorkerSet, replicas_after
 from baton_operator.plain import annotations_of, metadata_of
 from baton_operator.pool_size import Facade, Plan, plans, standing
@@ -115,7 +116,9 @@ class Reconciler:
         upgrade = str(annotations_of(seen.raw).get(UPGRADE_ANNOTATION, ""))
         record = current(deployment, platform, upgrade, seen.records)
         gateway_pod = record.rendered[Role.GATEWAY].pod
+        platform = replace(platform, worker_image=record.worker_image)  # of fetch Jobs too
         objects = standing_objects(deployment, platform, seen.owner, self._site.masters(), gateway_pod)
+        fetch = fetch_of(objects, seen.fetches)
         heard, routable = self._routable(this)
         groups = _groups(seen, routable)
         plan, sized = self._sizes(this, groups)
@@ -131,8 +134,14 @@ class Reconciler:
         this.troubles += await self._standing.ensure(seen, objects)
         await self._facades(this, plan)
         if not this.troubles:
-            await self._workers(this, record, step)
+            await self._workers(this, record, step, may_start=fetch.is_done)
             await self._cleanup.run(seen, {role: each.revision for role, each in wanted.items()})
+            if fetch.is_done:
+                await self._cleanup.jobs(former_jobs(objects, seen.fetches))
+        if fetch.failure:
+            this.troubles.append(Trouble("ModelFetchFailed", f"{fetch.failure}; delete the Job to have it tried again"))
+        elif not fetch.is_done:
+            this.notes.append("the model is being fetched: workers start when it is there")
         this.troubles += _refusals(seen)
 
         view = View(
@@ -208,15 +217,16 @@ class Reconciler:
             except (NameTaken, Forbidden, Invalid) as error:
                 this.troubles.append(trouble(error))
 
-    async def _workers(self, this: Pass, record: Record, step: Step) -> None:
-        """Carry out the step; restore worker Deployments that somebody edited."""
+    async def _workers(self, this: Pass, record: Record, step: Step, may_start: bool) -> None:
+        """Carry out the step; restore worker Deployments that somebody edited. Without `may_start` no template gets its
+        first worker: there is no model for it yet."""
         seen = this.seen
         after = replicas_after(seen.sets, step)
         pods = _pod_templates(seen, record)
         now = {(each.role, each.revision): each.wanted for each in seen.sets if not each.is_leaving}
         for (role, revision), replicas in {**now, **after}.items():
             pod = pods.get((role, revision))
-            if pod is None:
+            if pod is None or not (may_start or (role, revision) in now):
                 continue  # of an unknown template: nothing but its removal can be asked for, and a record is lost
             made = workers_of(this.deployment, role, revision, pod, replicas, seen.owner)
             shrinks = replicas < now.get((role, revision), 0)

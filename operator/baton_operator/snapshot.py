@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pydantic import ValidationError
 
 from baton_operator.cache import REPLICA_OWNERS, Cache
-from baton_operator.kinds import ACCOUNTS, DEPLOYMENTS, PODS, POOLS, RECORDS, WORKERS
+from baton_operator.kinds import ACCOUNTS, DEPLOYMENTS, JOBS, PODS, POOLS, RECORDS, WORKERS
 from baton_operator.kube import Resource
 from baton_operator.names import POOL_ROLES, Key, Role, gateway_name, pool_name
 from baton_operator.objects.cluster import Manifest, Owner
@@ -54,6 +54,8 @@ class Snapshot:
     gateway_refusal: str
     keys: str | None
     """Hash of the key Secret that was applied last; None: none was."""
+    fetches: tuple[Manifest, ...] = ()
+    """Live Jobs that fetch a model."""
     crews: Mapping[tuple[Role, str], Crew] = field(default_factory=dict)
 
 
@@ -86,6 +88,7 @@ def snapshot(key: Key, caches: Caches) -> Snapshot | None:
         gateways_ready=integer(mapping(gateway.get("status")).get("readyReplicas")) or 0,
         gateway_refusal=refusal(gateway),
         keys=keys if isinstance(keys, str) else None,
+        fetches=_ours(caches[JOBS].of(key), owner),
         crews=crews(pods),
     )
 

@@ -312,7 +312,6 @@ def test_our_labels_win_and_a_facade_leaves_replicas_to_their_owner() -> None:
     ("fields", "path"),
     [
         ({"model__source": "file://relative"}, "spec.model.source"),
-        ({"model__source": "hf://org/name@" + "0" * 40}, "spec.model.source"),
         ({"gateway__tls": {"secretName": "tls"}}, "spec.gateway.tls"),
         ({"prefill": {"tensorParallel": 2, "accelerator": GPU}}, "spec.prefill.tensorParallel"),
     ],

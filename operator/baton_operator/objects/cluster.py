@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from baton_operator.api import LLMDeployment, PoolSpec
 from baton_operator.errors import UnsupportedError
+from baton_operator.hashes import content_hash
 from baton_operator.model_source import ModelSource, Scheme, parse_source
 from baton_operator.names import Role, pool_name
 from baton_operator.workers import Device, Site
@@ -33,6 +34,8 @@ class Platform:
     monitoring_namespace: str | None = None
     """Namespace that may read metrics; None: none may."""
     cluster_domain: str = "cluster.local"
+    fetch_ports: tuple[int, ...] = (443,)
+    """Ports that fetch Jobs may reach, whatever the address."""
     python: str = "python"
 
     def __post_init__(self) -> None:
@@ -55,7 +58,7 @@ def site_of(deployment: LLMDeployment, role: Role, platform: Platform) -> Site:
     pool = {Role.PREFILL: prefill, Role.DECODE: decode}.get(role)
     return Site(
         python=platform.python,
-        model_path=model_path(model_source(deployment)),
+        model_path=_model_path(deployment),
         keys_path=KEYS_PATH,
         prefill_discovery=_discovery(deployment, Role.PREFILL, platform),
         decode_discovery=_discovery(deployment, Role.DECODE, platform),
@@ -70,17 +73,22 @@ def model_source(deployment: LLMDeployment) -> ModelSource:
     """The model's source. Raises UnsupportedError when Pods cannot reach it."""
     text = deployment.spec.model.source
     source = parse_source(text)
-    if source.scheme in (Scheme.HF, Scheme.S3, Scheme.OCI):
-        allowed = "must be pvc://CLAIM/PATH or file:///PATH"
-        raise UnsupportedError("spec.model.source", f"{source.scheme}:// is not supported on a cluster yet: {allowed}")
     if source.scheme is Scheme.FILE and not str(source.path).startswith("/"):
         raise UnsupportedError("spec.model.source", "a path on a cluster must begin with '/': it is one in the image")
     return source
 
 
-def model_path(source: ModelSource) -> str:
+def _model_path(deployment: LLMDeployment) -> str:
     """Where a worker finds the model: what is mounted, or a folder of its image."""
+    source = model_source(deployment)
+    if source.is_remote:
+        return f"{MODEL_PATH}/{model_key(deployment.spec.model.source)}"
     return str(source.path) if source.scheme is Scheme.FILE else MODEL_PATH
+
+
+def model_key(source: str) -> str:
+    """The folder of a fetched model in its volume; another source, another folder."""
+    return f"model-{content_hash(source)}"
 
 
 def grace_s(deployment: LLMDeployment, before_stop_s: int = 0) -> int:

@@ -9,6 +9,7 @@ from baton_operator.errors import UnsupportedError
 from baton_operator.hashes import Revision
 from baton_operator.names import POOL_ROLES, Role, gateway_name, pool_name, workers_name
 from baton_operator.objects.cluster import Manifest, Owner, Platform
+from baton_operator.objects.fetch import fetch_objects
 from baton_operator.objects.link_keys import key_secret
 from baton_operator.objects.metadata import owned, selector
 from baton_operator.objects.network import gateway_service, policies, pool_service
@@ -35,6 +36,7 @@ def standing_objects(
         raise UnsupportedError("spec.gateway.tls", "is not supported yet: must be absent")
     return (
         *policies(deployment, platform, owner),
+        *fetch_objects(deployment, platform, owner),
         *(_account(deployment, role, owner) for role in _ROLES),
         key_secret(deployment, owner, masters),
         *(pool_service(deployment, role, owner) for role in POOL_ROLES),

@@ -9,6 +9,8 @@ from baton_operator.objects.cluster import Manifest, Owner
 
 DEPLOYMENT_LABEL, ROLE_LABEL = "baton.dev/deployment", "baton.dev/role"
 TEMPLATE_LABEL, FIT_LABEL = "baton.dev/template", "baton.dev/fit"
+FETCH_ROLE = "fetch"
+"""Value of the role label on what belongs to a fetch Job."""
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 FIELD_MANAGER = "baton-operator"
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from baton_operator.api import LLMDeployment, PoolSpec
 from baton_operator.hashes import Revision, content_hash
 from baton_operator.model_source import Scheme
-from baton_operator.names import Role, gateway_name, keys_name, pool_name
+from baton_operator.names import Role, cache_name, gateway_name, keys_name, pool_name
 from baton_operator.objects.cluster import (
     HTTP_PORT,
     KEYS_PATH,
@@ -141,6 +141,14 @@ def _pod(deployment: LLMDeployment, spec: WorkerSpec, container: Manifest, accou
         mounts = container["volumeMounts"]
         assert isinstance(mounts, list)
         container = container | {"volumeMounts": [*mounts, mount]}
+    if spec.role is not Role.GATEWAY and source.is_remote:
+        claim = {"claimName": cache_name(deployment.metadata.name), "readOnly": True}
+        volumes.append({"name": "model", "persistentVolumeClaim": claim})
+        mounts = container["volumeMounts"]
+        assert isinstance(mounts, list)
+        container = container | {
+            "volumeMounts": [*mounts, {"name": "model", "mountPath": MODEL_PATH, "readOnly": True}]
+        }
     pod: Manifest = {
         "serviceAccountName": account,
         "automountServiceAccountToken": False,

@@ -1,0 +1,182 @@
+"""Models that are fetched: a volume for them, and a Job that alone has the credentials and the way out.
+
+The Job runs `baton_worker.fetch`; its name follows from its template, so that it is never edited and an upgrade
+of the operator starts none. Workers mount the volume read-only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from baton_operator.api import LLMDeployment
+from baton_operator.hashes import content_hash
+from baton_operator.model_source import ModelSource, Scheme
+from baton_operator.names import cache_name, fetch_account_name, fetch_name
+from baton_operator.objects.cluster import Manifest, Owner, Platform, model_key, model_source
+from baton_operator.objects.metadata import FETCH_ROLE, ROLE_LABEL, owned, selector
+from baton_operator.plain import mapping, mappings, metadata_of
+
+USER = 10_001
+CACHE_PATH, CREDENTIALS_PATH = "/cache", "/etc/baton/credentials"
+REFUSED = 3
+"""Exit status of the program when another try would not help."""
+TRIES = 12
+"""Pods of one Job; each goes on where the one before stopped. Kubernetes waits longer between them, up to 6 minutes."""
+_COMPONENT = {ROLE_LABEL: FETCH_ROLE, "app.kubernetes.io/component": FETCH_ROLE}
+
+
+@dataclass(frozen=True, slots=True)
+class FetchState:
+    """How far fetching is, as its Job tells."""
+
+    is_done: bool
+    failure: str = ""
+    """Why it was given up; empty: it goes on."""
+
+
+def fetch_objects(deployment: LLMDeployment, platform: Platform, owner: Owner) -> tuple[Manifest, ...]:
+    """What a deployment needs whose model has to be fetched, in the order of creation; nothing for any other."""
+    source = model_source(deployment)
+    if not source.is_remote:
+        return ()
+    account = _owned("v1", "ServiceAccount", fetch_account_name(deployment.metadata.name), deployment, owner)
+    return (
+        _policy(deployment, platform, owner, source),
+        account | {"automountServiceAccountToken": False},
+        _claim(deployment, owner),
+        fetch_job(deployment, platform, owner),
+    )
+
+
+def fetch_job(deployment: LLMDeployment, platform: Platform, owner: Owner) -> Manifest:
+    """The Job that fetches the model."""
+    pod = _pod(deployment, platform)
+    name = fetch_name(deployment.metadata.name, content_hash(pod))
+    job = _owned("batch/v1", "Job", name, deployment, owner)
+    refused = {"containerName": FETCH_ROLE, "operator": "In", "values": [REFUSED]}
+    spec: Manifest = {
+        "backoffLimit": TRIES,
+        "completions": 1,
+        "parallelism": 1,
+        "podFailurePolicy": {
+            "rules": [
+                {"action": "FailJob", "onExitCodes": refused},
+                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+            ]
+        },
+        "template": pod,
+    }
+    return job | {"spec": spec}
+
+
+def fetch_of(objects: Iterable[Manifest], live: Iterable[Manifest]) -> FetchState:
+    """How far the Job among the wanted objects is; done where nothing is to be fetched."""
+    names = [metadata_of(each).get("name") for each in objects if each["kind"] == "Job"]
+    found = {metadata_of(each).get("name"): each for each in live}
+    return fetch_state(found.get(names[0])) if names else FetchState(True)
+
+
+def fetch_state(job: Manifest | None) -> FetchState:
+    """What a live Job says; None: it is not there yet."""
+    conditions = mappings(mapping((job or {}).get("status")).get("conditions"))
+    true = {str(each.get("type")): each for each in conditions if each.get("status") == "True"}
+    if "Complete" in true:
+        return FetchState(True)
+    failed = true.get("Failed")
+    if failed is None:
+        return FetchState(False)
+    return FetchState(False, f"{failed.get('reason', 'Failed')}: {failed.get('message', 'the Job failed')}")
+
+
+def former_jobs(objects: Iterable[Manifest], live: Iterable[Manifest]) -> tuple[Manifest, ...]:
+    """Live fetch Jobs that are not wanted: those of earlier sources or credentials."""
+    wanted = {metadata_of(each).get("name") for each in objects if each["kind"] == "Job"}
+    return tuple(each for each in live if _is_fetch(each) and metadata_of(each).get("name") not in wanted)
+
+
+def _is_fetch(job: Manifest) -> bool:
+    return mapping(metadata_of(job).get("labels")).get(ROLE_LABEL) == FETCH_ROLE
+
+
+def _owned(api_version: str, kind: str, name: str, deployment: LLMDeployment, owner: Owner) -> Manifest:
+    made = owned(api_version, kind, name, deployment, owner)
+    metadata = metadata_of(made)
+    return made | {"metadata": metadata | {"labels": {**mapping(metadata["labels"]), **_COMPONENT}}}
+
+
+def _policy(deployment: LLMDeployment, platform: Platform, owner: Owner, source: ModelSource) -> Manifest:
+    """Out to the ports that sources listen on, wherever they are; nobody comes in."""
+    ports = {*platform.fetch_ports}
+    if source.scheme is Scheme.OCI:
+        _, separator, port = str(source.place).partition("/")[0].partition(":")
+        ports |= {int(port)} if separator else set()
+    spec: Manifest = {
+        "podSelector": {"matchLabels": {**selector(deployment), ROLE_LABEL: FETCH_ROLE}},
+        "policyTypes": ["Ingress", "Egress"],
+        "egress": [{"ports": [{"protocol": "TCP", "port": port} for port in sorted(ports)]}],
+    }
+    name = fetch_account_name(deployment.metadata.name)
+    return _owned("networking.k8s.io/v1", "NetworkPolicy", name, deployment, owner) | {"spec": spec}
+
+
+def _claim(deployment: LLMDeployment, owner: Owner) -> Manifest:
+    cache = deployment.spec.model.cache
+    spec: Manifest = {
+        "accessModes": ["ReadWriteMany"],  # workers are on many nodes
+        "resources": {"requests": {"storage": cache.size}},
+    }
+    if cache.storage_class_name is not None:
+        spec["storageClassName"] = cache.storage_class_name
+    claim = _owned("v1", "PersistentVolumeClaim", cache_name(deployment.metadata.name), deployment, owner)
+    return claim | {"spec": spec}
+
+
+def _pod(deployment: LLMDeployment, platform: Platform) -> Manifest:
+    model = deployment.spec.model
+    secret = model.credentials_secret
+    mounts: list[Manifest] = [{"name": "cache", "mountPath": CACHE_PATH}, {"name": "tmp", "mountPath": "/tmp"}]
+    claim = {"claimName": cache_name(deployment.metadata.name)}
+    volumes: list[Manifest] = [{"name": "cache", "persistentVolumeClaim": claim}, {"name": "tmp", "emptyDir": {}}]
+    arguments = [f"--source={model.source}", f"--cache={CACHE_PATH}", f"--key={model_key(model.source)}"]
+    if secret is not None:
+        mounts.append({"name": "credentials", "mountPath": CREDENTIALS_PATH, "readOnly": True})
+        volumes.append({"name": "credentials", "secret": {"secretName": secret, "defaultMode": 0o440}})
+        arguments.append(f"--credentials={CREDENTIALS_PATH}")
+    container: Manifest = {
+        "name": FETCH_ROLE,
+        "image": platform.worker_image,
+        "command": [platform.python, "-m", "baton_worker.fetch"],
+        "args": [argument.replace("$", "$$") for argument in arguments],
+        "env": [{"name": "HOME", "value": "/tmp"}, {"name": "PYTHONDONTWRITEBYTECODE", "value": "1"}],
+        "resources": {"requests": {"cpu": "250m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}},
+        "volumeMounts": mounts,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+    }
+    given = deployment.spec.pod_metadata
+    own = {**mapping(metadata_of(owned("v1", "Pod", "", deployment, Owner("")))["labels"]), **_COMPONENT}
+    annotations = {"annotations": dict(given.annotations)} if given.annotations else {}
+    secrets = deployment.spec.image_pull_secrets
+    spec: Manifest = {
+        "restartPolicy": "Never",
+        "serviceAccountName": fetch_account_name(deployment.metadata.name),
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [container],
+        "volumes": volumes,
+        **({"imagePullSecrets": [{"name": name} for name in secrets]} if secrets else {}),
+    }
+    return {"metadata": {"labels": {**given.labels, **own}, **annotations}, "spec": spec}
