@@ -54,6 +54,7 @@ def parse(argv: list[str]) -> Settings:
     parser.add_argument("--master-keys", required=True, type=Path, help="folder with master keys, one file each")
     parser.add_argument("--monitoring-namespace", help="namespace that may read metrics")
     parser.add_argument("--cluster-domain", default="cluster.local")
+    parser.add_argument("--fetch-ports", default="443", help="comma-separated ports that fetch Jobs may reach")
     parser.add_argument("--listen", default="0.0.0.0:8080", help="HOST:PORT of health and metrics")
     parser.add_argument("--gateway-listen", default="0.0.0.0:8443", help="HOST:PORT for gateways, or none")
     parser.add_argument("--lease", default="baton-operator", help="name of the Lease, or none")
@@ -73,6 +74,7 @@ def parse(argv: list[str]) -> Settings:
             monitoring_namespace=given.monitoring_namespace,
             cluster_domain=given.cluster_domain,
             python=given.python,
+            fetch_ports=_ports(given.fetch_ports),
         )
     except ValueError as error:
         parser.error(str(error))
@@ -95,6 +97,14 @@ def parse(argv: list[str]) -> Settings:
         resync_s=given.resync_s,
         log_level=given.log_level,
     )
+
+
+def _ports(text: str) -> tuple[int, ...]:
+    """Raises ValueError."""
+    ports = tuple(int(each) if each.isascii() and each.isdigit() else 0 for each in text.split(","))
+    if not all(0 < port < 65_536 for port in ports):
+        raise ValueError(f"--fetch-ports: {text!r} is not allowed: must be ports from 1 to 65535")
+    return ports
 
 
 def _address(parser: argparse.ArgumentParser, flag: str, text: str) -> tuple[str, int]:
