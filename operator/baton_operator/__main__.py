@@ -13,10 +13,10 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 
 from baton_operator import health, metrics
-from baton_operator.handlers import watch
+from baton_operator.handlers import Shell
 from baton_operator.kube import KubeApi
 from baton_operator.kube_config import KubeConfigError, load
 from baton_operator.kube_http import HttpKubeApi
@@ -31,15 +31,21 @@ KEYS_S = 10.0
 STARTUP_S = 3.0
 
 
-async def run(settings: Settings) -> None:
-    """The whole life of one process. Raises LeaseLost, MasterKeysError, KubeConfigError."""
+def _as_it_is(api: KubeApi) -> KubeApi:
+    return api
+
+
+async def run(settings: Settings, adapt: Callable[[KubeApi], KubeApi] = _as_it_is) -> None:
+    """The whole life of one process; `adapt` stands between it and the API server. Raises LeaseLost, MasterKeysError,
+    KubeConfigError."""
     keys = MasterKeys(settings.master_keys)
     site = Site(lambda: settings.platform, keys)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with HttpKubeApi(load(), calls_per_s=settings.calls_per_s, burst=int(2 * settings.calls_per_s)) as api:
-        metrics.REGISTRY.register(metrics.ApiCalls(lambda: api.calls))
+    async with HttpKubeApi(load(), calls_per_s=settings.calls_per_s, burst=int(2 * settings.calls_per_s)) as session:
+        api = adapt(session)
+        metrics.REGISTRY.register(metrics.ApiCalls(lambda: session.calls))
         pace = Pace(workers=settings.workers, resync_s=settings.resync_s)
         runtime = Runtime(api, site, settings.namespaces, pace=pace)
         async with health.serving(settings.listen, runtime.stalled):
@@ -59,11 +65,11 @@ async def _active(
     runtime: Runtime, lease: Lease | None, keys: MasterKeys, settings: Settings, stop: asyncio.Event
 ) -> None:
     """Everything that only one process does. Ends when told to stop; raises what ended it otherwise."""
-    kopf_stop = asyncio.Event()
+    shell = Shell(runtime.offer, settings.namespaces)
+    shell.start()
     works: list[Coroutine[object, object, None]] = [
         runtime.run(),
         _rotate(runtime, keys),
-        watch(runtime.offer, settings.namespaces, kopf_stop),
         *([lease.keep()] if lease is not None else []),
     ]
     tasks = [asyncio.create_task(work) for work in works]
@@ -71,7 +77,7 @@ async def _active(
     try:
         done, _ = await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
     finally:
-        kopf_stop.set()
+        shell.stop()
         for task in (stopped, *tasks):
             task.cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)

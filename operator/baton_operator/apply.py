@@ -23,8 +23,8 @@ from baton_operator.plain import annotations_of, is_controlled, is_leaving, mapp
 
 log = logging.getLogger(__name__)
 _PROBE = "baton-probe"
-_NOBODY = "-"
-"""A value that the label never has: whoever owns the label conflicts with it."""
+_NOBODY = "no_body"
+"""A value that the label never has, as no name has an underscore: whoever owns the label conflicts with it."""
 
 
 class Applied(enum.StrEnum):

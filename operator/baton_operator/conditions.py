@@ -54,7 +54,8 @@ def merged(
 
 def _condition(finding: Finding, before: Condition | None, generation: int, now: datetime.datetime) -> Condition:
     is_same = before is not None and before.status == finding.truth
-    message = finding.message if len(finding.message) <= MAX_MESSAGE else finding.message[: MAX_MESSAGE - 1] + "…"
+    message = finding.message or finding.reason  # API servers such as 1.20 turn an applied "" into null
+    message = message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 1] + "…"
     raw = {
         "type": finding.type.value,
         "status": finding.truth.value,

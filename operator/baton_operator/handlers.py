@@ -8,6 +8,8 @@ handlers enqueue a name. No finalizer, no annotation, no Event, no peering comes
 from __future__ import annotations
 
 import asyncio
+import logging
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -17,11 +19,12 @@ from baton_operator.kinds import DEPLOYMENTS, POOLS
 from baton_operator.names import Key
 from baton_operator.objects.metadata import DEPLOYMENT_LABEL
 
-SERVER_S, CLIENT_S, CONNECT_S = 300.0, 330.0, 10.0
+log = logging.getLogger(__name__)
+SERVER_S, CLIENT_S, CONNECT_S, AGAIN_S = 300, 330, 10, 30.0
 
 
 def registry(offer: Callable[[Key], None]) -> kopf.OperatorRegistry:
-    """The handlers; `offer` is called in the event loop."""
+    """The handlers; `offer` is called in the event loop of kopf."""
     made = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=made)
@@ -54,13 +57,48 @@ def settings() -> kopf.OperatorSettings:
     return made
 
 
-async def watch(offer: Callable[[Key], None], namespaces: tuple[str, ...] | None, stop: asyncio.Event) -> None:
-    """Run kopf until `stop` is set or this is cancelled."""
-    await kopf.operator(
-        registry=registry(offer),
-        settings=settings(),
-        standalone=True,
-        clusterwide=namespaces is None,
-        namespaces=namespaces or (),
-        stop_flag=stop,
-    )
+class Shell:
+    """kopf in a thread and an event loop of its own: when it ends, it cancels every task that it finds in its loop.
+
+    Where it ends by itself, it is started again after a while: its stream is the second one, and the operator works
+    without it.
+    """
+
+    def __init__(self, offer: Callable[[Key], None], namespaces: tuple[str, ...] | None) -> None:
+        """`offer` is called in the event loop that `start` is called in."""
+        self._offer, self._namespaces = offer, namespaces
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        loop = asyncio.get_running_loop()
+
+        def offer(key: Key) -> None:
+            if not self._stop.is_set():
+                loop.call_soon_threadsafe(self._offer, key)
+
+        self._thread = threading.Thread(target=self._run, args=(offer,), name="kopf", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Quick: the thread ends on its own, and with the process at the latest."""
+        self._stop.set()
+
+    def _run(self, offer: Callable[[Key], None]) -> None:
+        while not self._stop.is_set():
+            try:
+                asyncio.run(self._watch(offer))
+            except Exception:  # whatever ends kopf, the operator's own streams go on
+                log.exception("kopf has failed")
+            if not self._stop.wait(AGAIN_S):
+                log.warning("kopf has ended by itself: it is started again")
+
+    async def _watch(self, offer: Callable[[Key], None]) -> None:
+        await kopf.operator(
+            registry=registry(offer),
+            settings=settings(),
+            standalone=True,
+            clusterwide=self._namespaces is None,
+            namespaces=self._namespaces or (),
+            stop_flag=self._stop,
+        )

@@ -81,13 +81,14 @@ class StatusWriter:
         given = mapping(live.get("status")).get("conditions")
         before = [Condition.model_validate(each) for each in given] if isinstance(given, list) else []
         finding = Finding(PoolConditionType.SIZED, Truth.TRUE, mode.value, plan.limit)
-        return PoolFacadeStatus(
-            observed_generation=observed,
-            replicas=sum(each.existing for each in seen.sets if each.role is role),
-            selector=selector_text(deployment, role),
-            effective=plan.workers,
-            conditions=merged(before, (finding,), observed, self._now()),
-        )
+        raw = {
+            "observedGeneration": observed,
+            "replicas": sum(each.existing for each in seen.sets if each.role is role),
+            "selector": selector_text(deployment, role),
+            "effective": plan.workers,
+            "conditions": merged(before, (finding,), observed, self._now()),
+        }
+        return PoolFacadeStatus.model_validate(raw)
 
     async def _apply(self, api_version: str, kind: str, namespace: str, name: str, uid: str, status: Manifest) -> None:
         metadata = {"namespace": namespace, "name": name, "uid": uid}

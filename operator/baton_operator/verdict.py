@@ -67,17 +67,18 @@ def status_of(view: View, before: DeploymentStatus, now: datetime.datetime) -> D
     """The status after a pass. Raises ValidationError only for what bounds should have kept out."""
     decision = _decision(view, before, now)
     heard = view.heard
-    return DeploymentStatus(
-        observed_generation=view.generation,
-        conditions=merged(before.conditions, _findings(view), view.generation, now),
-        prefill=_pool(view, Role.PREFILL),
-        decode=_pool(view, Role.DECODE),
-        slo=heard.slo if heard is not None else None,
-        kv_transfer=heard.lane if heard is not None else None,
-        last_scaling=decision or before.last_scaling,
-        revision=" ".join(f"{role.value}:{view.wanted[role].template}" for role in POOL_ROLES),
-        sizing_memory=view.sized.memory if view.sized is not None else before.sizing_memory,
-    )
+    raw = {
+        "observedGeneration": view.generation,
+        "conditions": merged(before.conditions, _findings(view), view.generation, now),
+        "prefill": _pool(view, Role.PREFILL),
+        "decode": _pool(view, Role.DECODE),
+        "slo": heard.slo if heard is not None else None,
+        "kvTransfer": heard.lane if heard is not None else None,
+        "lastScaling": decision or before.last_scaling,
+        "revision": " ".join(f"{role.value}:{view.wanted[role].template}" for role in POOL_ROLES),
+        "sizingMemory": view.sized.memory if view.sized is not None else before.sizing_memory,
+    }
+    return DeploymentStatus.model_validate(raw)
 
 
 def refused(

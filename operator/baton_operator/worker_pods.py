@@ -11,18 +11,8 @@ from baton_operator.objects.metadata import ROLE_LABEL, TEMPLATE_LABEL
 from baton_operator.plain import integer, is_leaving, mapping, mappings, metadata_of, uid_of
 
 MANY_RESTARTS = 2
-_STUCK = frozenset(
-    {
-        "CrashLoopBackOff",
-        "ImagePullBackOff",
-        "ErrImagePull",
-        "InvalidImageName",
-        "ErrImageNeverPull",
-        "CreateContainerConfigError",
-        "CreateContainerError",
-        "RunContainerError",
-    }
-)
+_NO_IMAGE = frozenset({"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull"})
+_STUCK = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,16 +100,18 @@ def _worker_pod(pod: Manifest, deployment: str) -> WorkerPod | None:
 
 
 def _failure(status: Manifest) -> str:
+    """Worded so that it stays the same while a container goes back and forth between trying and waiting."""
     for container in mappings(status.get("containerStatuses")):
-        state = mapping(container.get("state"))
-        waiting = mapping(state.get("waiting"))
+        reason = str(mapping(mapping(container.get("state")).get("waiting")).get("reason"))
         ended = mapping(mapping(container.get("lastState")).get("terminated"))
-        if waiting.get("reason") in _STUCK:
-            last = " ".join(str(ended.get("message") or waiting.get("message") or "").split())
-            return f"{waiting['reason']}: {last}"[:300]
-        if (integer(container.get("restartCount")) or 0) >= MANY_RESTARTS:
-            code = ended.get("exitCode", "unknown")
-            return f"restarted {container['restartCount']} times, last exit code {code}"
+        if reason in _NO_IMAGE:
+            return f"the image {container.get('image')} cannot be pulled"
+        if reason == "CrashLoopBackOff" or (integer(container.get("restartCount")) or 0) >= MANY_RESTARTS:
+            last = " ".join(str(ended.get("message") or "").split())[-300:]
+            return f"{ended.get('reason', 'crashes')}, exit code {ended.get('exitCode', 'unknown')}: {last}"
+        if reason in _STUCK:
+            message = mapping(mapping(container.get("state")).get("waiting")).get("message")
+            return f"{reason}: {' '.join(str(message or '').split())}"[:300]
     return ""
 
 
