@@ -28,13 +28,18 @@ class UcxLanding:
     one_sided = True
 
     def __init__(
-        self, region: memoryview, epoch: bytes, on_writes_ended: Callable[[int], None], *, settle_s: float = SETTLE_S
+        self,
+        region: memoryview,
+        epoch: bytes,
+        on_writes_ended: Callable[[int], None],
+        *,
+        settle_s: float | None = None,
     ) -> None:
         """`on_writes_ended` is told of links whose writes are proven to have ended."""
         self.region = region
         self._epoch = epoch
         self._on_writes_ended = on_writes_ended
-        self._settle_s = settle_s
+        self._settle_s = SETTLE_S if settle_s is None else settle_s
         self._agent_name = f"baton-{epoch.hex()}"
         self._probe = mmap.mmap(-1, PROBE_BYTES)
         self._thread = UcxThread(lambda: UcxAgent(self._agent_name, progress=True))
