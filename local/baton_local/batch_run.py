@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import BinaryIO, Final, TypeVar
+from io import RawIOBase
+from typing import Final, TypeVar
 
 from baton_engine.events import Drawn, Failed, RequestKey, SchedulerEvent
 from baton_local.batch_jobs import Desk, Job, Refusal, failure
@@ -52,7 +53,7 @@ class _Open:
 class BatchRun:
     """One pass over some lines. `progress` may be read from any thread."""
 
-    def __init__(self, engine: Engine, desk: Desk, lines: Iterable[BatchLine], output: BinaryIO) -> None:
+    def __init__(self, engine: Engine, desk: Desk, lines: Iterable[BatchLine], output: RawIOBase) -> None:
         """`output` is unbuffered: an answer is one write."""
         self.progress = Progress()
         self._engine = engine
