@@ -202,6 +202,7 @@ def _measures(worker: LinkedWorker, has_partner: bool) -> WorkerMeasures:
         running=None if state is None else state.running,
         waiting=None if state is None else state.waiting,
         waiting_tokens=None if state is None else state.waiting_tokens,
+        block_tokens=hello.block_tokens,
         blocks_total=hello.blocks_total,
         blocks_free=None if state is None else state.blocks_free,
         kv_bytes=None if state is None else state.kv_bytes,

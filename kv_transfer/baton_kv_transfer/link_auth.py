@@ -22,9 +22,10 @@ import secrets
 import struct
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
+from typing import Protocol
 
 from baton_kv_transfer.errors import AuthenticationError
-from baton_kv_transfer.keys import MAX_KEY_ID_BYTES, MAX_KEYS, KeyDirectory, KeySet
+from baton_kv_transfer.keys import MAX_KEY_ID_BYTES, MAX_KEYS, KeySet
 from baton_kv_transfer.wire.values import WIRE_VERSION
 
 MAGIC = b"BATONLNK"
@@ -41,6 +42,12 @@ Send = Callable[[bytes], Awaitable[None]]
 Receive = Callable[[int], Awaitable[bytes]]
 """Next bytes of the peer, exactly as many as asked for (one WebSocket message of that size). A lost connection raises
 ConnectionError or EOFError."""
+
+
+class KeySource(Protocol):
+    """Where the keys of a link are, as of now: a directory, or derived."""
+
+    def current(self) -> KeySet: ...
 
 
 class LinkRole(enum.IntEnum):
@@ -219,7 +226,7 @@ def _key_id(field: bytes) -> str:
 async def dial_handshake(
     send: Send,
     receive: Receive,
-    keys: KeyDirectory,
+    keys: KeySource,
     own: Party,
     *,
     channel: Channel = Channel.CONTROL,
@@ -247,7 +254,7 @@ async def dial_handshake(
 async def accept_handshake(
     send: Send,
     receive: Receive,
-    keys: KeyDirectory,
+    keys: KeySource,
     own: Party,
     *,
     accept_roles: Collection[LinkRole],

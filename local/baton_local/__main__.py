@@ -83,6 +83,7 @@ def _up(options: argparse.Namespace) -> int:
         volumes=dict(options.volume),
         device=options.device,
         processes=options.processes,
+        emulate=options.emulate,
     )
     return run_up(replace(up, patience=replace(up.patience, first_ready_s=options.ready_timeout)))
 
@@ -94,6 +95,7 @@ def _demo(options: argparse.Namespace) -> int:
     passed += [text for name, path in options.volume for text in ("--volume", f"{name}={path}")]
     passed += ["--device", options.device] if options.device else []
     passed += ["--processes", str(options.processes)] if options.processes else []
+    passed += ["--emulate", options.emulate] if options.emulate else []
     return run_demo(
         DemoOptions(options.file, tuple(passed), options.question, options.max_tokens, options.ready_timeout)
     )

@@ -1,4 +1,4 @@
-"""From an LLMDeployment to the processes that should run here: sizing, rollout, WorkerSpec. Pure.
+"""From an LLMDeployment to the processes that should run here: rollout and WorkerSpec. Pure.
 
 The same decisions as on a cluster, made by the same functions; a *post* stands for what would be a Pod there.
 """
@@ -6,15 +6,18 @@ The same decisions as on a cluster, made by the same functions; a *post* stands 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from baton_operator.api import LLMDeployment
 from baton_operator.hashes import Revision
 from baton_operator.names import POOL_ROLES, Role, gateway_name, worker_name
-from baton_operator.rollout import Group, Limits, Step, Wanted, next_step
-from baton_operator.sizing.decide import decide
-from baton_operator.sizing.decision import Decision, PoolState, Readings, Unknown
-from baton_operator.workers import Site, WorkerSpec, gateway_spec, pool_spec, worker_spec
+from baton_operator.rollout import Change, Group, Limits, Step, Wanted, next_step
+from baton_operator.scaling import PoolNow
+from baton_operator.workers import Site, WorkerSpec, gateway_spec, worker_spec
+
+Routable = Mapping[tuple[Role, str], int]
+"""Routable workers by role and template hash, as the gateway tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +47,32 @@ def plan_fleet(deployment: LLMDeployment, site: Site) -> Fleet:
     return Fleet(deployment, gateway, {role: worker_spec(deployment, role, site) for role in POOL_ROLES})
 
 
-def size(deployment: LLMDeployment, running: tuple[PostSpec, ...]) -> Decision:
-    """How many workers each pool should have now."""
+def pools_now(running: Iterable[PostSpec], routable: Routable | None) -> dict[Role, PoolNow]:
+    """The pools when they are sized. `running`: workers that were started and not told to stop."""
     counts = Counter(post.worker.role for post in running)
-    bounds = {role: pool_spec(deployment, role).replicas for role in POOL_ROLES}
-    pools = {role: PoolState(bounds[role].min, bounds[role].max, counts[role]) for role in POOL_ROLES}
-    return decide(pools, Readings(arrivals_per_s=Unknown("not measured here yet")))
+    found: Counter[Role] = Counter()
+    for (role, _), count in (routable or {}).items():
+        found[role] += count
+    return {
+        role: PoolNow(counts[role], None if routable is None else min(found[role], counts[role])) for role in POOL_ROLES
+    }
 
 
-def roll(fleet: Fleet, decision: Decision, running: tuple[PostSpec, ...], routable: int | None) -> Step:
-    """The next step towards the decision. `routable`: how many workers of each group are routable, None if unknown."""
+def roll(fleet: Fleet, wanted: Mapping[Role, int], running: Iterable[PostSpec], routable: Routable | None) -> Step:
+    """The next step towards the wanted numbers of workers. `routable` None: unknown, so that nothing is stopped."""
     groups = Counter((post.worker.role, post.worker.revision) for post in running)
-    wanted = {role: Wanted(fleet.templates[role].revision, decision.workers[role]) for role in POOL_ROLES}
     rollout = fleet.deployment.spec.rollout
     return next_step(
-        wanted,
-        tuple(Group(role, revision, count, routable) for (role, revision), count in groups.items()),
+        {role: Wanted(fleet.templates[role].revision, wanted[role]) for role in POOL_ROLES},
+        tuple(
+            Group(
+                role,
+                revision,
+                count,
+                None if routable is None else min(count, routable.get((role, revision.template), 0)),
+            )
+            for (role, revision), count in groups.items()
+        ),
         Limits(rollout.max_surge, rollout.max_unavailable),
         rollout.paused,
     )
@@ -69,7 +82,7 @@ def new_posts(fleet: Fleet, role: Role, revision: Revision, count: int, taken: f
     """`count` posts with the lowest ordinals whose names are not taken."""
     template = fleet.templates[role]
     assert template.revision == revision, "only the current template starts new workers"
-    assert count > 0, "nothing is stopped while it is unknown what is routable"
+    assert count > 0, "new posts are for workers that start"
     posts: list[PostSpec] = []
     ordinal = 0
     while len(posts) < count:
@@ -78,3 +91,14 @@ def new_posts(fleet: Fleet, role: Role, revision: Revision, count: int, taken: f
             posts.append(PostSpec(name, template))
         ordinal += 1
     return tuple(posts)
+
+
+def leaving_posts(
+    change: Change, running: Iterable[PostSpec], usable: frozenset[str], started_s: Mapping[str, float]
+) -> tuple[PostSpec, ...]:
+    """Which posts go when a change stops workers: those that serve nothing first, then the youngest, whose caches hold
+    least.
+    """
+    of_group = [post for post in running if (post.worker.role, post.worker.revision) == (change.role, change.revision)]
+    of_group.sort(key=lambda post: (post.name in usable, -started_s.get(post.name, 0.0), post.name))
+    return tuple(of_group[: -change.workers])

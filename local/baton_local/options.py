@@ -68,6 +68,11 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--processes", type=integer(1, 64), metavar="N", help="gateway processes on the one port")
     parser.add_argument(
+        "--emulate",
+        metavar="ACCELERATOR[xN]:MODEL[@SECONDS]",
+        help="compute nothing; workers take as long as MODEL on N accelerators, and SECONDS to start (default: 30)",
+    )
+    parser.add_argument(
         "--ready-timeout",
         type=integer(1, 86_400),
         default=600,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import msgspec
 
@@ -53,6 +53,12 @@ class RunRecord:
     ttft: TargetRecord
     tpot: TargetRecord
     posts: tuple[PostRecord, ...]
+    mode: str = "SLO"
+    """Who sizes the pools."""
+    wanted: dict[str, int] = field(default_factory=dict)
+    """Workers that each pool should have."""
+    emulated: str | None = None
+    """What stands in for computing; None: a model computes."""
 
 
 def write_record(run: RunDir, record: RunRecord) -> None:

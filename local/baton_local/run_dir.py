@@ -53,6 +53,16 @@ class RunDir:
         """What runs, for the other commands; see `record`."""
         return self.root / "run.json"
 
+    @property
+    def sizing(self) -> Path:
+        """What sizing remembers from one run to the next."""
+        return self.root / "sizing.json"
+
+    @property
+    def paced(self) -> Path:
+        """Step times of emulated workers."""
+        return self.root / "paced.json"
+
     def discovery(self, role: str) -> Path:
         return self.root / f"{role}.json"
 
@@ -77,7 +87,8 @@ def directory_name(namespace: str, name: str) -> str:
 def claimed(base: Path, directory: str) -> Iterator[RunDir]:
     """A fresh run directory, held for as long as the context lasts. Raises RefusedError when the deployment is running.
 
-    Keys and addresses are removed at the end; logs stay until the deployment is started again.
+    Keys and addresses are removed at the end; logs stay until the deployment is started again, what sizing remembers
+    for longer.
     """
     run = RunDir(base / directory)
     _private_directory(run.root)
@@ -166,7 +177,7 @@ def _private_directory(path: Path) -> None:
 
 
 def _clear(run: RunDir, keep_logs: bool) -> None:
-    kept = {run.lock.name} | ({run.logs.name} if keep_logs else set())
+    kept = {run.lock.name, run.sizing.name} | ({run.logs.name} if keep_logs else set())
     for path in run.root.iterdir():
         if path.name in kept:
             continue

@@ -23,7 +23,10 @@ def as_json(seen: Observation) -> dict[str, object]:
         "endpoint": record.endpoint,
         "ready": record.ready,
         "pid": record.pid,
+        "mode": record.mode,
         "decision": record.decision,
+        "wanted": record.wanted,
+        "emulated": record.emulated,
         "pools": {role: _pool(role, seen) for role in ("prefill", "decode")},
         "workers": [_worker(post, state, seen) for post, state in seen.workers],
         "gateway": None if seen.gateway is None else _process(seen.gateway),
@@ -57,7 +60,8 @@ def as_text(seen: Observation) -> str:
     return "\n".join(
         [
             title,
-            f"pools: {record.decision}",
+            *([f"EMULATED: no model computes; {record.emulated}"] if record.emulated else []),
+            f"pools ({record.mode}): {record.decision}",
             "",
             table(header, rows),
             "",

@@ -31,6 +31,8 @@ class Patience:
     crashes_before_ready: int = 3
     gateway_stop_s: float = 15.0
     worker_stop_s: float = 15.0
+    worker_leave_s: float = 630.0
+    """For a worker that is not wanted any more while others go on: its requests end first."""
 
 
 class Phase(enum.Enum):
@@ -126,6 +128,8 @@ class Supervisor:
     def remove(self, name: str, now: float) -> list[Action]:
         """A process is not wanted any more: it is told to stop and does not come back."""
         post = self.posts[name]
+        if post.leaving or self.stopping:
+            return []
         post.leaving = True
         if post.phase is Phase.WAITING:
             return self._gone(post)
@@ -204,9 +208,13 @@ class Supervisor:
         return [Start(post.name, post.incarnation)]
 
     def _stop(self, post: Post, now: float) -> list[Action]:
+        if self.stopping and post.leaving and post.stop_by_s is not None:
+            post.stop_by_s = min(post.stop_by_s, now + self.patience.worker_stop_s)
         if post.phase not in (Phase.STARTING, Phase.READY):
             return []
         limit = self.patience.gateway_stop_s if post.role is Role.GATEWAY else self.patience.worker_stop_s
+        if post.leaving and not self.stopping:
+            limit = self.patience.worker_leave_s
         post.phase, post.stop_by_s = Phase.STOPPING, now + limit
         return [Signal(post.name, signal.SIGTERM)]
 

@@ -10,27 +10,34 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import signal
+import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import aiohttp
 
+from baton_kv_transfer.keys import KeyDirectory
 from baton_local import supervision
 from baton_local.announcement import Announcement, read_announcement
-from baton_local.fleet import Fleet, PostSpec, new_posts, plan_fleet, roll, size
+from baton_local.emulation import Emulation, emulated, write_paced
+from baton_local.fleet import Fleet, PostSpec, leaving_posts, new_posts, plan_fleet, roll
 from baton_local.log_tail import last_line
 from baton_local.machine import devices, free_port, gpu_ids, model_directory
 from baton_local.processes import Processes
 from baton_local.record import PostRecord, RunRecord, TargetRecord, write_record
 from baton_local.run_dir import RunDir, base_directory, claimed, directory_name, write_json, write_key
+from baton_local.scaling import Scaling
 from baton_local.supervision import Action, Patience, Phase, Supervisor
 from baton_operator.api import LLMDeployment, TargetSpec
 from baton_operator.manifest import read_manifest
 from baton_operator.names import POOL_ROLES, Role
+from baton_operator.scaling import Sized
 from baton_operator.workers import Device, Site, instance_arguments
 
 POLL_S = 0.05
@@ -39,6 +46,7 @@ HEALTH_TIMEOUT_S = 2.0
 PROBES_PER_PROCESS = 8
 DRAIN_S = 10.0
 """For requests in flight when told to stop; less than the supervisor's patience with a process."""
+LEAVE_MARGIN_S = 30.0
 LOOPBACK = "127.0.0.1"
 DEFAULT_PATIENCE = Patience()
 
@@ -54,6 +62,8 @@ class UpOptions:
     device: Device | None = None
     processes: int | None = None
     """Gateway processes; None: what the manifest says."""
+    emulate: str | None = None
+    """An accelerator whose step times stand in for computing (see `emulation`)."""
     patience: Patience = DEFAULT_PATIENCE
 
 
@@ -61,15 +71,25 @@ def run_up(options: UpOptions) -> int:
     """Run a deployment until SIGINT or SIGTERM; returns the exit status. Raises LocalError or OperatorError."""
     deployment = _with_processes(read_manifest(options.manifest), options.processes)
     gpus = gpu_ids(os.environ)
-    chosen = devices(deployment, options.device, len(gpus))
+    emulation = None if options.emulate is None else emulated(options.emulate, deployment)
+    chosen = (
+        devices(deployment, options.device, len(gpus)) if emulation is None else dict.fromkeys(POOL_ROLES, Device.CPU)
+    )
     model = model_directory(deployment, options.manifest, options.volumes)
     port = free_port(options.host, options.port)
     metadata = deployment.metadata
-    with claimed(base_directory(), directory_name(metadata.namespace, metadata.name)) as run:
+    longest_s = deployment.spec.gateway.limits.max_request_duration
+    patience = replace(options.patience, worker_leave_s=longest_s + LEAVE_MARGIN_S)
+    with (
+        claimed(base_directory(), directory_name(metadata.namespace, metadata.name)) as run,
+        socket.create_server((LOOPBACK, 0)) as link,
+    ):
         write_key(run)
-        fleet = plan_fleet(deployment, _site(run, model, chosen))
+        if emulation is not None:
+            write_paced(run.paced, emulation)
+        fleet = plan_fleet(deployment, _site(run, model, chosen, link.getsockname()[1], emulation, longest_s))
         with Processes() as processes:
-            runtime = Runtime(run, fleet, processes, options.host, port, gpus, options.patience)
+            runtime = Runtime(run, fleet, processes, options.host, port, gpus, patience, link, emulation)
             return asyncio.run(runtime.serve())
 
 
@@ -85,6 +105,8 @@ class Runtime:
         port: int,
         gpus: tuple[str, ...],
         patience: Patience,
+        link: socket.socket,
+        emulation: Emulation | None,
     ) -> None:
         self._run, self._fleet, self._processes = run, fleet, processes
         self._host, self._port, self._gpus = host, port, gpus
@@ -92,10 +114,23 @@ class Runtime:
         self._specs: dict[str, PostSpec] = {}
         self._pids: dict[str, int] = {}
         self._log_starts: dict[str, int] = {}
+        self._link, self._emulation = link, emulation
+        self._wanted: dict[Role, int] = {}
+        self._told_sizes: dict[Role, int] = {}
+        self._told_hold = False
         self._decision = ""
+        self._gpu_by_post: dict[str, str] = {}
         self._status: int | None = None
         self._wake = asyncio.Event()
         self._written: RunRecord | None = None
+        self._scaling = Scaling(
+            fleet.deployment,
+            KeyDirectory(run.keys),
+            secrets.token_bytes(16),
+            run.sizing,
+            self._wake.set,
+            None if emulation is None else emulation.prior,
+        )
 
     async def serve(self) -> int:
         """Start everything, keep it running, stop it when asked; returns the exit status."""
@@ -104,18 +139,21 @@ class Runtime:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._stop_asked)
+        if self._emulation is not None:
+            self._say(f"EMULATED: no model computes here; {self._emulation.label}")
         health = asyncio.create_task(self._watch_health())
-        try:
-            while self._status is None:
-                if health.done():
-                    health.result()
-                self._pass(time.monotonic())
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), POLL_S)
-                self._wake.clear()
-        finally:
-            health.cancel()
-            await asyncio.wait([health])
+        async with self._scaling.serving(self._link):
+            try:
+                while self._status is None:
+                    if health.done():
+                        health.result()
+                    self._pass(time.monotonic())
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._wake.wait(), POLL_S)
+                    self._wake.clear()
+            finally:
+                health.cancel()
+                await asyncio.wait([health])
         return self._status
 
     def _pass(self, now: float) -> None:
@@ -140,14 +178,49 @@ class Runtime:
         if self._supervisor.stopping:
             return
         self._want(self._fleet.gateway, now)
-        running = tuple(spec for spec in self._specs.values() if spec.worker.role is not Role.GATEWAY)
-        decision = size(self._fleet.deployment, running)
-        if decision.reason != self._decision:
-            self._decision = decision.reason
-            self._say(f"pools: {', '.join(f'{n} {role}' for role, n in decision.workers.items())}: {decision.reason}")
-        for change in roll(self._fleet, decision, running, routable=None).changes:
-            for spec in new_posts(self._fleet, change.role, change.revision, change.workers, frozenset(self._specs)):
-                self._want(spec, now)
+        self._forget_gone()
+        running = self._running()
+        routable = self._scaling.routable()
+        sized = self._scaling.sized(running, routable)
+        self._wanted = dict(sized.workers)
+        self._tell(sized)
+        for change in roll(self._fleet, sized.workers, running, routable).changes:
+            if change.workers > 0:
+                taken = frozenset(self._specs)
+                for spec in new_posts(self._fleet, change.role, change.revision, change.workers, taken):
+                    self._want(spec, now)
+            else:
+                for spec in leaving_posts(change, running, self._usable(), self._started()):
+                    self._act(self._supervisor.remove(spec.name, now))
+
+    def _running(self) -> tuple[PostSpec, ...]:
+        """Workers that were started and not told to stop."""
+        posts = self._supervisor.posts.values()
+        return tuple(self._specs[p.name] for p in posts if p.role is not Role.GATEWAY and not p.leaving)
+
+    def _forget_gone(self) -> None:
+        for name in [name for name in self._specs if name not in self._supervisor.posts]:
+            del self._specs[name]
+            self._gpu_by_post.pop(name, None)
+
+    def _usable(self) -> frozenset[str]:
+        """Posts whose workers the gateway can use."""
+        addresses = self._scaling.store.routable_addresses()
+        posts = self._supervisor.posts.values()
+        return frozenset(p.name for p in posts if (at := p.announcement) and f"{at.host}:{at.port}" in addresses)
+
+    def _started(self) -> dict[str, float]:
+        return {post.name: post.since_s for post in self._supervisor.posts.values()}
+
+    def _tell(self, sized: Sized) -> None:
+        decision = "; ".join(sized.reasons[role] for role in POOL_ROLES)
+        if decision == self._decision:
+            return
+        moved = any(self._told_sizes.get(role) != count for role, count in sized.workers.items())
+        self._decision = decision
+        if moved or sized.holds is not self._told_hold:
+            self._told_sizes, self._told_hold = dict(sized.workers), sized.holds
+            self._say(f"pools: {decision}")
 
     def _want(self, spec: PostSpec, now: float) -> None:
         if spec.name not in self._specs:
@@ -192,8 +265,10 @@ class Runtime:
         """Workers take the GPUs in turn; more workers than GPUs share them."""
         if f"--device={Device.CUDA}" not in spec.worker.argv or not self._gpus:
             return {}
-        index = list(self._specs).index(spec.name) - 1  # the gateway is the first post
-        return {"CUDA_VISIBLE_DEVICES": self._gpus[index % len(self._gpus)]}
+        if spec.name not in self._gpu_by_post:
+            taken = Counter(self._gpu_by_post.values())
+            self._gpu_by_post[spec.name] = min(self._gpus, key=lambda gpu: taken[gpu])
+        return {"CUDA_VISIBLE_DEVICES": self._gpu_by_post[spec.name]}
 
     async def _watch_health(self) -> None:
         timeout = aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)
@@ -210,9 +285,11 @@ class Runtime:
         """Whether the gateway is routable: at first every process of it, asked over fresh connections so often that
         none is likely to be missed; later any one."""
         processes = self._fleet.deployment.spec.gateway.processes
+        asleep = bool(self._wanted) and not any(self._wanted.values())
+        page = "/health/ready" if asleep else "/health/routable"  # without workers on purpose, requests are parked
         probes = 1 if self._supervisor.routable or processes == 1 else PROBES_PER_PROCESS * processes
         for _ in range(probes):
-            if not await _is_ok(session, f"{self._endpoint}/health/routable"):
+            if not await _is_ok(session, f"{self._endpoint}{page}"):
                 return False
         return True
 
@@ -246,6 +323,9 @@ class Runtime:
             served_name=spec.model.served_name,
             ready=self._supervisor.was_ready and self._supervisor.routable,
             decision=self._decision,
+            mode=str(self._scaling.mode),
+            wanted={role.value: count for role, count in self._wanted.items()},
+            emulated=self._emulation.label if self._emulation else None,
             ttft=_target(spec.slo.ttft),
             tpot=_target(spec.slo.tpot),
             posts=tuple(self._post_record(post) for post in self._supervisor.posts.values()),
@@ -269,7 +349,15 @@ class Runtime:
         )
 
 
-def _site(run: RunDir, model: Path, chosen: dict[Role, Device]) -> Site:
+def _site(
+    run: RunDir,
+    model: Path,
+    chosen: dict[Role, Device],
+    link_port: int,
+    emulation: Emulation | None,
+    longest_s: float,
+) -> Site:
+    """`longest_s`: how long a request may take; a worker that leaves while others go on finishes its own."""
     return Site(
         python=sys.executable,
         model_path=str(model),
@@ -279,6 +367,9 @@ def _site(run: RunDir, model: Path, chosen: dict[Role, Device]) -> Site:
         prefill_device=chosen[Role.PREFILL],
         decode_device=chosen[Role.DECODE],
         drain_s=DRAIN_S,
+        worker_drain_s=longest_s,
+        operator_url=f"http://{LOOPBACK}:{link_port}/gateways",
+        paced_path=None if emulation is None else str(run.paced),
     )
 
 

@@ -45,6 +45,12 @@ class Site:
     """Compute threads of one worker; None: the worker's own choice."""
     drain_s: float | None = None
     """How long a process that is told to stop may finish its requests; None: its own default."""
+    worker_drain_s: float | None = None
+    """The same for workers, when theirs is another."""
+    operator_url: str | None = None
+    """Where gateways tell their load, `{namespace}/{name}` of the deployment added; None: nowhere."""
+    paced_path: str | None = None
+    """Step times that stand in for a model: only where nothing is served in earnest, never on a cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +113,7 @@ def gateway_spec(deployment: LLMDeployment, site: Site) -> WorkerSpec:
         f"--disaggregation={spec.routing.disaggregation.lower()}",
         f"--prefill-unavailable={_PREFILL_UNAVAILABLE[spec.routing.prefill_unavailable]}",
         f"--max-request-duration-s={spec.gateway.limits.max_request_duration:g}",
+        *_operator(deployment, site),
         *_drain(site),
     )
     argv = (site.python, "-m", MODULES[Role.GATEWAY], *arguments)
@@ -162,12 +169,29 @@ def _arguments(deployment: LLMDeployment, role: Role, pool: PoolSpec, site: Site
         "--max-step-tokens": engine.max_step_tokens,
         "--threads": site.threads,
         "--decode-discovery": site.decode_discovery if role is Role.PREFILL else None,
+        "--paced": site.paced_path,
     }
-    return (*always, *(f"{flag}={value}" for flag, value in optional.items() if value is not None), *_drain(site))
+    return (
+        *always,
+        *(f"{flag}={value}" for flag, value in optional.items() if value is not None),
+        *_drain(site, site.worker_drain_s),
+    )
 
 
-def _drain(site: Site) -> tuple[str, ...]:
-    return () if site.drain_s is None else (f"--drain-s={site.drain_s:g}",)
+def _operator(deployment: LLMDeployment, site: Site) -> tuple[str, ...]:
+    """Whom the gateway tells, and how long requests wait there for workers that have to be started first."""
+    spec, metadata = deployment.spec, deployment.metadata
+    arguments: tuple[str, ...] = ()
+    if site.operator_url is not None:
+        arguments = (f"--operator={site.operator_url}/{metadata.namespace}/{metadata.name}",)
+        if spec.prefill.replicas.min == 0:
+            arguments += (f"--park-s={spec.gateway.limits.max_request_duration:g}",)
+    return arguments
+
+
+def _drain(site: Site, own_s: float | None = None) -> tuple[str, ...]:
+    seconds = site.drain_s if own_s is None else own_s
+    return () if seconds is None else (f"--drain-s={seconds:g}",)
 
 
 def _dtype(dtype: Dtype, device: Device) -> Dtype:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from baton_local.fleet import PostSpec, new_posts, plan_fleet, roll, size
+from baton_local.fleet import PostSpec, leaving_posts, new_posts, plan_fleet, pools_now, roll
 from baton_operator.names import Role
+from baton_operator.rollout import Change
 from baton_operator.workers import Device, Site
 from baton_testing.manifests import deployment
 
@@ -15,7 +16,8 @@ SITE = Site("python3", "/model", "/keys", "file:/p", "file:/d", Device.CPU, Devi
 def test_a_manifest_becomes_its_minimum_of_workers_with_names_that_tell_them_apart() -> None:
     wanted = deployment(prefill__replicas={"min": 2, "max": 4}, decode__replicas={"min": 3, "max": 3})
     fleet = plan_fleet(wanted, SITE)
-    step = roll(fleet, size(wanted, ()), (), None)
+    sizes = {Role.PREFILL: 2, Role.DECODE: 3}
+    step = roll(fleet, sizes, (), None)
     posts: list[PostSpec] = []
     for change in step.changes:
         posts += new_posts(fleet, change.role, change.revision, change.workers, frozenset(p.name for p in posts))
@@ -24,7 +26,7 @@ def test_a_manifest_becomes_its_minimum_of_workers_with_names_that_tell_them_apa
         *(f"chat-prefill-{hashes[Role.PREFILL]}-{ordinal}" for ordinal in range(2)),
         *(f"chat-decode-{hashes[Role.DECODE]}-{ordinal}" for ordinal in range(3)),
     ]
-    assert roll(fleet, size(wanted, tuple(posts)), tuple(posts), None).changes == ()
+    assert roll(fleet, sizes, tuple(posts), None).changes == ()
     assert Path(fleet.gateway.name).name == "chat-gateway"
 
 
@@ -34,3 +36,32 @@ def test_a_missing_worker_gets_the_free_name() -> None:
     revision = fleet.templates[Role.PREFILL].revision
     first, second = new_posts(fleet, Role.PREFILL, revision, 2, frozenset())
     assert new_posts(fleet, Role.PREFILL, revision, 1, frozenset({second.name})) == (first,)
+
+
+def test_surplus_workers_stop_once_it_is_known_what_is_routable() -> None:
+    wanted = deployment(prefill__replicas={"min": 1, "max": 4}, decode__replicas={"min": 1, "max": 4})
+    fleet = plan_fleet(wanted, SITE)
+    revisions = {role: template.revision for role, template in fleet.templates.items()}
+    posts = tuple(
+        post for role in (Role.PREFILL, Role.DECODE) for post in new_posts(fleet, role, revisions[role], 3, frozenset())
+    )
+    one_each = {Role.PREFILL: 1, Role.DECODE: 1}
+    assert roll(fleet, one_each, posts, None).changes == (), "unknown is never zero"
+    all_routable = {(role, revision.template): 3 for role, revision in revisions.items()}
+    changes = roll(fleet, one_each, posts, all_routable).changes
+    assert [(change.role, change.workers) for change in changes] == [(Role.PREFILL, -2), (Role.DECODE, -2)]
+    pools = pools_now(posts, all_routable)
+    assert (pools[Role.PREFILL].workers, pools[Role.PREFILL].routable) == (3, 3)
+    assert pools_now(posts, None)[Role.DECODE].routable is None
+
+
+def test_workers_that_serve_nothing_leave_first_then_the_youngest() -> None:
+    wanted = deployment(prefill__replicas={"min": 1, "max": 4})
+    fleet = plan_fleet(wanted, SITE)
+    revision = fleet.templates[Role.PREFILL].revision
+    posts = new_posts(fleet, Role.PREFILL, revision, 4, frozenset())
+    old, young, idle, middle = (post.name for post in posts)
+    started = {old: 10.0, young: 40.0, idle: 5.0, middle: 20.0}
+    change = Change(Role.PREFILL, revision, -2)
+    leaving = leaving_posts(change, posts, frozenset({old, young, middle}), started)
+    assert [post.name for post in leaving] == [idle, young]

@@ -33,6 +33,7 @@ from baton_worker.config import WorkerConfig
 from baton_worker.errors import ConfigError
 from baton_worker.intake import Limits
 from baton_worker.memory import free_bytes
+from baton_worker.parts import EngineParts
 from baton_worker.pool_memory import PoolMemory
 
 log = logging.getLogger(__name__)
@@ -56,22 +57,6 @@ class Engine:
     limits: Limits
 
 
-@dataclass(frozen=True, slots=True)
-class EngineParts:
-    """A worker's engine, built and not yet running."""
-
-    loaded: LoadedModel
-    bundle: TokenizerBundle
-    geometry: KvGeometry
-    capacity: capacity.Capacity
-    keys: KeyDirectory
-    memory: PoolMemory
-    scheduler: Scheduler
-    stepper: Stepper
-    limits: Limits
-    fingerprint: PairFingerprint
-
-
 def build(config: WorkerConfig, observe_step: Callable[[int, StepLoad, float], None]) -> EngineParts:
     """Load and size everything. `observe_step` is told each step's number, what was in it, and its seconds.
 
@@ -80,7 +65,6 @@ def build(config: WorkerConfig, observe_step: Callable[[int, StepLoad, float], N
     keys = _keys(config.keys)
     engine = build_engine(config, observe_step)
     return EngineParts(
-        loaded=engine.loaded,
         bundle=engine.bundle,
         geometry=engine.geometry,
         capacity=engine.capacity,

@@ -60,6 +60,8 @@ class WorkerConfig:
     decode_discovery: str | None
     pair_listen: Endpoint | None
     landing_bytes: int | None
+    paced: Path | None
+    """Step times that stand in for a model; None: the model computes."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -133,6 +135,7 @@ def parser(role: Role) -> argparse.ArgumentParser:
     add("--transport", choices=("auto", "tcp", "ucx"), default="auto", help="how KV travels; ucx needs the extra `ucx`")
     add("--min-bandwidth", type=_rate, metavar="B/S", help="KV links measured slower than this are reported")
     add("--drain-s", type=_seconds, default=600.0, metavar="S")
+    add("--paced", type=Path, metavar="FILE", help="compute nothing; take as long as these step times say (emulation)")
     if role is Role.PREFILL:
         add("--decode-discovery", metavar="SPEC", help="file:PATH or dns:NAME:PORT of decode workers to link early")
     else:

@@ -15,14 +15,14 @@ from typing import Any, Protocol
 from baton_engine.events import RequestKey, SchedulerEvent
 from baton_engine.step_load import StepLoad
 from baton_kv_transfer.wire.gateway_link import WorkerState
-from baton_worker import assembly, process
-from baton_worker.assembly import EngineParts
+from baton_worker import assembly, paced, process
 from baton_worker.config import WorkerConfig
 from baton_worker.endpoints import application
 from baton_worker.engine_thread import EngineThread
 from baton_worker.gateway_links import GatewayLinks, Service
 from baton_worker.loop_thread import LoopThread
 from baton_worker.metrics import WorkerMetrics
+from baton_worker.parts import EngineParts
 from baton_worker.reports import with_measures
 from baton_worker.step_log import StepLog
 from baton_worker.views import EngineSnapshot, TransferView, WorkerView
@@ -82,7 +82,9 @@ async def serve(config: WorkerConfig, stop: process.Stop, build_role: BuildRole)
         metrics.stepped(load.rows, seconds)
         steps.add(step, load, seconds)
 
-    parts = await asyncio.to_thread(assembly.build, config, stepped)
+    parts = await _built(config, stop, stepped)
+    if parts is None:
+        return
     epoch = process.new_epoch()
     role = build_role(config, parts, epoch, metrics)
     service = role.service
@@ -121,6 +123,21 @@ async def serve(config: WorkerConfig, stop: process.Stop, build_role: BuildRole)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_S):
                 await transfer_thread.run_from_loop(role.mover.stop())
+
+
+async def _built(
+    config: WorkerConfig, stop: process.Stop, stepped: Callable[[int, StepLoad, float], None]
+) -> EngineParts | None:
+    """The engine; None when the worker was told to stop while an emulated start-up lasted."""
+    if config.paced is None:
+        return await asyncio.to_thread(assembly.build, config, stepped)
+    times = paced.read_times(config.paced)
+    parts = await asyncio.to_thread(paced.build, config, times, stepped)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(max(0.0, times.startup_s - (process.age_s() or 0.0))):
+            await stop.draining.wait()
+            return None
+    return parts
 
 
 def worker_view(

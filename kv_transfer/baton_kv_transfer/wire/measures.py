@@ -73,6 +73,7 @@ class WorkerMeasures(Value, frozen=True):
     waiting: Count | None
     waiting_tokens: Count | None
     """Prompt tokens still to be computed."""
+    block_tokens: Annotated[int, Meta(ge=1, le=4_096)]
     blocks_total: Count
     blocks_free: Count | None
     kv_bytes: Count | None

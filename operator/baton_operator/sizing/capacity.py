@@ -67,6 +67,8 @@ class Sizer(Protocol):
 
     def most_per_s(self, role: Role, mix: Mix) -> float: ...
 
+    def joint(self, mix: Mix, rate_per_s: float, workers: tuple[int, int]) -> tuple[float, float]: ...
+
 
 @dataclass(slots=True)
 class TwinSizer:
@@ -77,6 +79,7 @@ class TwinSizer:
     prefix_affinity: float = 0.9
     max_workers: int = 1024
     _seen: dict[tuple[Role, Mix, int, int], float] = field(default_factory=dict)
+    _joint: dict[tuple[Mix, tuple[int, int], int], tuple[float, float]] = field(default_factory=dict)
 
     def required(self, role: Role, mix: Mix, rate_per_s: float) -> int:
         """The fewest workers that meet the pool's percentile at this load; `max_workers` when none do."""
@@ -123,6 +126,17 @@ class TwinSizer:
 
     def joint(self, mix: Mix, rate_per_s: float, workers: tuple[int, int]) -> tuple[float, float]:
         """Predicted shares within TTFT and TPOT with both pools and the links between them, on a thinned pair."""
+        if rate_per_s <= 0:
+            return 1.0, 1.0
+        step = ceil(log(rate_per_s) / log(GRID) - 1e-9)
+        key = (mix, workers, step)
+        if key not in self._joint:
+            if len(self._joint) > 256:
+                self._joint.clear()
+            self._joint[key] = self._simulate_joint(mix, GRID**step, workers)
+        return self._joint[key]
+
+    def _simulate_joint(self, mix: Mix, rate_per_s: float, workers: tuple[int, int]) -> tuple[float, float]:
         prefill, decode = thinned_pair(*workers)
         load = rate_per_s * min(prefill / workers[0], decode / workers[1])
         workload = draw(mix, load, self._decode_requests(mix, load))

@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
+from typing import TypeVar
 
 import numpy as np
 
@@ -29,7 +30,9 @@ TRUSTED_STEPS = 30
 """Until then only absurd steps are rejected: the prior may be wrong by more than a spread."""
 ABSURD = 10.0
 BIAS_RATE = 0.05
-MULTIPLIERS = (0.2, 5.0)
+MAX_WORKERS = 4_096
+"""Whose warm-up and bias are remembered."""
+MULTIPLIERS = (0.02, 50.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,7 @@ def observed(fit: Fit, worker: str, features: Sequence[float], seconds: float) -
         return fit
     warmed = fit.warmed.get(worker, 0)
     if warmed < WARM_STEPS:
-        return replace(fit, warmed={**fit.warmed, worker: warmed + 1})
+        return replace(fit, warmed={**_latest(fit.warmed, worker), worker: warmed + 1})
     scaled = np.array(features) * np.array(fit.prior)
     expected = float(scaled @ fit.multipliers)
     if expected <= 0:
@@ -84,8 +87,18 @@ def observed(fit: Fit, worker: str, features: Sequence[float], seconds: float) -
         moment=FORGETTING * fit.moment + np.diag(keep) + row * target,
         steps=fit.steps + 1,
         spread=0.98 * fit.spread + 0.02 * error,
-        bias={**fit.bias, worker: own + BIAS_RATE * (min(2.0, max(0.5, seconds / expected)) - own)},
+        bias={**_latest(fit.bias), worker: own + BIAS_RATE * (min(2.0, max(0.5, seconds / expected)) - own)},
     )
+
+
+T = TypeVar("T", int, float)
+
+
+def _latest(by_worker: Mapping[str, T], keep: str = "") -> Mapping[str, T]:
+    """The entries without those of the oldest workers, when there are too many: workers come and go for months."""
+    if len(by_worker) < MAX_WORKERS or keep in by_worker:
+        return by_worker
+    return dict(list(by_worker.items())[MAX_WORKERS // 4 :])
 
 
 def prefill_features(tokens: float, pairs: float) -> tuple[float, ...]:

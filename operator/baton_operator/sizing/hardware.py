@@ -66,4 +66,17 @@ A100 = Accelerator(
     link_bytes_per_s=25e9,
     cost_per_hour=1.5,
 )
-ACCELERATORS = {accelerator.name: accelerator for accelerator in (H200, H100, A100)}
+CPU = Accelerator(
+    name="cpu",
+    dense_flops=4e10,
+    attention_flops=2e10,
+    weight_bytes_per_s=1e10,
+    kv_bytes_per_s=4e9,
+    memory_bytes=32e9,
+    link_bytes_per_s=1e9,
+    prefill_step_s=2e-3,
+    decode_step_s=2e-3,
+    cost_per_hour=0.05,
+)
+"""One core; a first guess that measured steps replace."""
+ACCELERATORS = {accelerator.name: accelerator for accelerator in (H200, H100, A100, CPU)}

@@ -67,8 +67,11 @@ class Memory:
         return replace(self, pools={**self.pools, role: pool})
 
 
-def saved(memory: Memory, now: float) -> str:
-    """The part worth keeping over a restart, as one line of JSON of at most 4 KiB; times are relative to `now`."""
+def saved(memory: Memory, now: float, epoch_s: float | None = None, limit: int = MAX_SAVED_BYTES) -> str:
+    """The part worth keeping over a restart, as one line of JSON of at most `limit` bytes.
+
+    Times become ages. `epoch_s` is the wall clock, which another process can compare; without it `now` has to be.
+    """
 
     def ago(at: float | None) -> int | None:
         return None if at is None else round(now - at)
@@ -76,7 +79,7 @@ def saved(memory: Memory, now: float) -> str:
     stride = max(1, len(memory.shapes) // SAVED_SHAPES)
     fixed: dict[str, object] = {
         "v": 1,
-        "at": round(now),
+        "at": round(now if epoch_s is None else epoch_s),
         "last": ago(memory.last_arrival_s),
         "mix": [
             [shape.prompt_tokens, shape.output_tokens, shape.cached_tokens]
@@ -94,23 +97,23 @@ def saved(memory: Memory, now: float) -> str:
             "tok": [int(float(f"{interval.tokens_per_s:.3g}")) for interval in history],
         }
         text = json.dumps({**fixed, **rows}, separators=(",", ":"))
-        if len(text) <= MAX_SAVED_BYTES or not history:
+        if len(text) <= limit or not history:
             return text
         history = history[len(history) // 4 + 1 :]
 
 
-def restored(text: str, now: float) -> Memory:
+def restored(text: str, now: float, epoch_s: float | None = None) -> Memory:
     """A memory from `saved`; an empty one when the text is not what `saved` writes: it is safe to lose."""
     try:
-        return _restored(json.loads(text), now)
+        return _restored(json.loads(text), now, now if epoch_s is None else epoch_s)
     except (ValueError, KeyError, TypeError, IndexError, AttributeError):
         return Memory()
 
 
-def _restored(document: dict[str, object], now: float) -> Memory:
+def _restored(document: dict[str, object], now: float, epoch_s: float) -> Memory:
     if document["v"] != 1:
         return Memory()
-    gap = now - _number(document["at"])
+    gap = epoch_s - _number(document["at"])
     if not 0 <= gap < HOUR_S:
         return Memory()
 

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import ceil, exp, isfinite, log
+from math import ceil, isfinite, log
 
-RELATIVE_ERROR = 0.02
-_WIDTH = log((1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR))
+RATIO = 1.02
+"""Bin k holds values in (RATIO^(k-1), RATIO^k], as the gateways count them."""
+RELATIVE_ERROR = (RATIO - 1) / (RATIO + 1)
 SMALLEST = 1e-6
-MAX_BINS = 1024
+LARGEST = 1e12
 
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
-    """How many values fell into each bin; bin k holds values around SMALLEST · e^(k · width)."""
+    """How many values fell into each bin."""
 
     bins: Mapping[int, int]
 
@@ -41,7 +42,7 @@ class Sketch:
         for key in sorted(self.bins):
             seen += self.bins[key]
             if seen >= rank:
-                return _value(key)
+                return 2.0 * RATIO**key / (1.0 + RATIO)
         raise AssertionError("counts add up to the total")
 
     def share_within(self, limit: float) -> float | None:
@@ -51,6 +52,9 @@ class Sketch:
             return None
         last = _bin(limit)
         return sum(count for key, count in self.bins.items() if key <= last) / total
+
+
+NOTHING = Sketch({})
 
 
 def sketch_of(values: Iterable[float]) -> Sketch:
@@ -65,8 +69,4 @@ def sketch_of(values: Iterable[float]) -> Sketch:
 
 
 def _bin(value: float) -> int:
-    return 0 if value <= SMALLEST else min(MAX_BINS, round(log(value / SMALLEST) / _WIDTH))
-
-
-def _value(key: int) -> float:
-    return SMALLEST * exp(key * _WIDTH)
+    return ceil(log(min(max(value, SMALLEST), LARGEST)) / log(RATIO))

@@ -25,6 +25,12 @@ SHRINK_MARGIN = 1.05
 """A smaller pool must carry this much more than the forecast, so that it does not have to grow again at once."""
 
 
+JOINT_TOLERANCE = 0.02
+"""By how much both pools together may promise less than each apart before one gets more workers …"""
+JOINT_EXTRA = 0.1
+"""… this share of it, at least one."""
+
+
 @dataclass(frozen=True, slots=True)
 class PoolDecision:
     workers: int
@@ -61,9 +67,10 @@ def decide(
     if memory.mix is None:
         return _floor(spec, seen, memory, now, epoch_s)
     wanted = demands(spec, seen, memory, memory.mix, sizer)
+    needed = _needed(spec, memory.mix, wanted, sizer)
     pools: dict[Role, PoolDecision] = {}
     for role in POOL_ROLES:
-        pool, kept = _decide_pool(spec, role, _of(seen, role), wanted[role], memory, now, sizer, epoch_s)
+        pool, kept = _decide_pool(spec, role, _of(seen, role), wanted[role], needed[role], memory, now, sizer, epoch_s)
         pools[role] = pool
         memory = memory.with_pool(role, kept)
     pools = _wake_together(spec, pools)
@@ -75,8 +82,34 @@ def decide(
     return SloDecision(pools, memory, False, False, inputs)
 
 
+def wake(spec: SizingSpec, seen: Observed, memory: Memory, now: float, parked: int) -> SloDecision:
+    """Requests wait and there is no worker: at least one in each pool, whatever else is known."""
+    pools = {}
+    for role in POOL_ROLES:
+        have = _of(seen, role).workers
+        workers = min(spec.bounds_of[role].maximum, max(1, have))
+        move = f"{role.value} {have}→{workers}" if workers != have else f"{role.value} {have}"
+        pools[role] = PoolDecision(workers, f"{move}: {parked} requests wait for a first pair of workers", workers)
+    memory = replace(_remembered(memory, pools), last_arrival_s=now)
+    return SloDecision(pools, memory, False, False, {"parked": float(parked)})
+
+
 def _of(seen: Observed, role: Role) -> PoolSeen:
     return seen.prefill if role is Role.PREFILL else seen.decode
+
+
+def _needed(spec: SizingSpec, mix: Mix, wanted: Mapping[Role, Demand], sizer: Sizer) -> dict[Role, int]:
+    """Workers of each pool on its own, then both verified together once: links and shared waits may ask for more."""
+    needed = {role: sizer.required(role, mix, wanted[role].rate_per_s) for role in POOL_ROLES}
+    rate = min(demand.rate_per_s for demand in wanted.values())
+    if rate <= 0 or any(needed[role] > spec.bounds_of[role].maximum for role in POOL_ROLES):
+        return needed
+    shares = sizer.joint(mix, rate, (needed[Role.PREFILL], needed[Role.DECODE]))
+    for role, share in zip(POOL_ROLES, shares, strict=True):
+        promised = min(spec.targets.share(role), sizer.share_met(role, mix, rate, needed[role]))
+        if share < promised - JOINT_TOLERANCE:
+            needed[role] += max(1, int(JOINT_EXTRA * needed[role]))
+    return needed
 
 
 def _decide_pool(
@@ -84,6 +117,7 @@ def _decide_pool(
     role: Role,
     pool: PoolSeen,
     demand: Demand,
+    needed: int,
     memory: Memory,
     now: float,
     sizer: Sizer,
@@ -91,8 +125,7 @@ def _decide_pool(
 ) -> tuple[PoolDecision, PoolMemory]:
     mix = memory.mix
     assert mix is not None
-    needed = sizer.required(role, mix, demand.rate_per_s)
-    relaxed = sizer.required(role, mix, demand.rate_per_s * SHRINK_MARGIN)
+    relaxed = max(needed, sizer.required(role, mix, demand.rate_per_s * SHRINK_MARGIN))
     floor, ceiling = spec.floor(role, epoch_s), spec.bounds_of[role].maximum
     target = min(ceiling, max(floor, needed))
     shrunk = min(ceiling, max(floor, relaxed))
@@ -138,7 +171,7 @@ def _is_quiet(spec: SizingSpec, seen: Observed, memory: Memory, now: float) -> b
     after = spec.scale_to_zero_after_s
     if after is None or spec.prefill.minimum or spec.decode.minimum:
         return False
-    if not isinstance(seen.arrivals, ProvenZero) or not isinstance(seen.queued_tokens, ProvenZero):
+    if not all(isinstance(each, ProvenZero) for each in (seen.arrivals, seen.queued_tokens, seen.running)):
         return False
     return memory.last_arrival_s is not None and now - memory.last_arrival_s >= after
 

@@ -59,6 +59,8 @@ class Observed:
     decode: PoolSeen
     queued_tokens: Reading = Unknown("not measured")  # noqa: RUF009  # frozen
     """Prompt tokens that wait for a prefill step, at gateways and workers."""
+    running: Reading = Unknown("not measured")  # noqa: RUF009  # frozen
+    """Sequences at work in the workers."""
 
 
 def arrivals_reading(

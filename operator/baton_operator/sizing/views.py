@@ -72,7 +72,12 @@ class Views:
             prefill=self._seen(Role.PREFILL),
             decode=self._seen(Role.DECODE),
             queued_tokens=number_reading(float(waiting), "queued tokens"),
+            running=number_reading(float(self._running()), "running sequences"),
         )
+
+    def _running(self) -> int:
+        twin = self._twin
+        return sum(len(each.batch) for each in twin.prefill) + sum(len(each.active) for each in twin.decode)
 
     def _since(self, reader: str) -> tuple[int, int, float]:
         first, at = self._arrived[reader]

@@ -48,6 +48,10 @@ class PerWorker:
     def most_per_s(self, role: Role, mix: Mix) -> float:
         return self.per_s
 
+    def joint(self, mix: Mix, rate_per_s: float, workers: tuple[int, int]) -> tuple[float, float]:
+        shares = [self.share_met(role, mix, rate_per_s, count) for role, count in zip(Role, workers, strict=False)]
+        return shares[0], shares[1]
+
 
 def spec(minimum: int = 1, maximum: int = 20, **changes: object) -> SizingSpec:
     bounds = Bounds(minimum, maximum)
@@ -58,4 +62,5 @@ def seen(
     arrivals: ArrivalReading, workers: tuple[int, int], queued: Reading | None = None, startup_s: float = 30.0
 ) -> Observed:
     pools = [PoolSeen(count, count, startup_s) for count in workers]
-    return Observed(arrivals, pools[0], pools[1], Known(0.5) if queued is None else queued)
+    waiting = Known(0.5) if queued is None else queued
+    return Observed(arrivals, pools[0], pools[1], waiting, waiting)

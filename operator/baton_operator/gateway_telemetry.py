@@ -1,0 +1,64 @@
+"""`telemetry.Telemetry` from what the gateways told over their links."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from baton_operator.names import Key, Role
+from baton_operator.sizing.sketch import Sketch
+from baton_operator.sizing.spec import SizingSpec
+from baton_operator.status import SloStatus
+from baton_operator.telemetry import Heard
+from baton_operator.telemetry_store import Latencies, TelemetryStore
+
+MIN_JUDGED = 20
+"""Requests in the last minute before a target counts as met or missed."""
+
+
+class GatewayTelemetry:
+    """`spec`: bounds and targets of a deployment; None when there is no such deployment (any more)."""
+
+    def __init__(
+        self,
+        stores: Callable[[Key], TelemetryStore],
+        clock: Callable[[], float],
+        spec: Callable[[Key], SizingSpec | None],
+    ) -> None:
+        self._stores, self._clock, self._spec = stores, clock, spec
+
+    def heard(self, key: Key, uid: str) -> Heard | None:
+        """What is known now. Links are tied to the uid by their key, so that nothing of a namesake is in a store."""
+        spec, now, store = self._spec(key), self._clock(), self._stores(key)
+        if spec is None:
+            return None
+        routable = store.routable(now)
+        if routable is None and not store.has_links:
+            return None
+        seen = store.latencies(now)
+        return Heard(routable=routable, slo=_slo(seen, spec), slo_met=_met(seen, spec))
+
+
+def _slo(seen: Latencies, spec: SizingSpec) -> SloStatus:
+    targets = spec.targets
+    return SloStatus(
+        ttft=_text(seen.ttft, targets.ttft_share, targets.ttft_s),
+        tpot=_text(seen.tpot, targets.tpot_share, targets.tpot_s),
+    )
+
+
+def _text(sketch: Sketch, share: float, target_s: float) -> str | None:
+    value = sketch.quantile(share)
+    return None if value is None else f"p{100 * share:g} {_rounded_ms(value)}/{_rounded_ms(target_s)}"
+
+
+def _rounded_ms(seconds: float) -> str:
+    return f"{float(f'{seconds * 1e3:.3g}'):g}ms"
+
+
+def _met(seen: Latencies, spec: SizingSpec) -> bool | None:
+    """Whether both targets are met; None without enough requests."""
+    limits = {Role.PREFILL: spec.targets.ttft_s, Role.DECODE: spec.targets.tpot_s}
+    shares = {role: seen.share_met(role, limit_s) for role, limit_s in limits.items()}
+    if any(share is None or share[1] < MIN_JUDGED for share in shares.values()):
+        return None
+    return all(share is not None and share[0] >= spec.targets.share(role) for role, share in shares.items())

@@ -1,0 +1,28 @@
+"""A worker's engine, built and not yet running: what `assembly` or `paced` makes and `serving` runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baton_engine.scheduler import Scheduler
+from baton_engine.stepper import Stepper
+from baton_kv_transfer.keys import KeyDirectory
+from baton_kv_transfer.layout import KvGeometry
+from baton_kv_transfer.wire.values import PairFingerprint
+from baton_worker.bundle import TokenizerBundle
+from baton_worker.capacity import Capacity
+from baton_worker.intake import Limits
+from baton_worker.pool_memory import PoolMemory
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    bundle: TokenizerBundle
+    geometry: KvGeometry
+    capacity: Capacity
+    keys: KeyDirectory
+    memory: PoolMemory
+    scheduler: Scheduler
+    stepper: Stepper
+    limits: Limits
+    fingerprint: PairFingerprint
