@@ -19,7 +19,7 @@ from baton_operator.kinds import resource_of
 from baton_operator.kube import Conflict, KubeApi, NotFound, Resource
 from baton_operator.objects.cluster import Manifest, Owner
 from baton_operator.objects.metadata import DEPLOYMENT_LABEL, FIELD_MANAGER
-from baton_operator.plain import annotations_of, is_controlled, is_leaving, mapping, metadata_of, uid_of
+from baton_operator.plain import annotations_of, is_controlled, is_leaving, mapping, mappings, metadata_of, uid_of
 
 log = logging.getLogger(__name__)
 _PROBE = "baton-probe"
@@ -46,6 +46,8 @@ class Applier:
 
     def __init__(self, api: KubeApi, caches: Mapping[Resource, Cache]) -> None:
         self._api, self._caches = api, caches
+        self.writes: dict[str, int] = {}
+        """Writes to the objects of each owner, by its uid, since the process began."""
         self._settled: dict[tuple[Resource, str, str], tuple[str, str]] = {}
         """What the server made of an applied object, where that is not what was asked for (a mutating webhook, a field
         that it does not know): applying again would change nothing."""
@@ -85,11 +87,6 @@ class Applier:
             raise NameTaken(resource.kind, name)
         return live
 
-    async def create(self, wanted: Manifest, manager: str) -> None:
-        """Make an object that is known not to be there, its digest that of `wanted`. Raises AlreadyExists."""
-        resource = resource_of(wanted)
-        self._caches[resource].written(await self._api.create(resource, wanted, manager=manager))
-
     async def apply(self, wanted: Manifest, *, manager: str, force: bool, subresource: str | None = None) -> None:
         """One server-side apply, the answer into the cache; a Conflict makes the cache look again first."""
         resource = resource_of(wanted)
@@ -99,6 +96,7 @@ class Applier:
             await self.refresh(resource, wanted)
             raise
         self._caches[resource].written(found)
+        self._count(wanted)
 
     async def ensure_secret(self, wanted: Manifest, is_known: bool) -> None:
         """Apply a Secret, which the operator may not read. `is_known`: it was applied before; otherwise a dry run that
@@ -147,6 +145,7 @@ class Applier:
             await self.refresh(resource, wanted)
             raise
         self._caches[resource].written(found)
+        self._count(wanted)
         place = (resource, *place_of(wanted))
         if has_drifted(wanted, found):
             log.info("%s %s/%s is not stored as it was applied", resource.kind, *place_of(wanted))
@@ -154,6 +153,11 @@ class Applier:
         else:
             self._settled.pop(place, None)
         return Applied.WRITTEN
+
+    def _count(self, wanted: Manifest) -> None:
+        for reference in mappings(metadata_of(wanted).get("ownerReferences")):
+            uid = str(reference.get("uid"))
+            self.writes[uid] = self.writes.get(uid, 0) + 1
 
     def _differs(self, resource: Resource, wanted: Manifest, live: Manifest, digest: str) -> bool:
         if not has_drifted(wanted, live):

@@ -88,6 +88,8 @@ class Reconciler:
         self._statuses = StatusWriter(api, self._applier, now, clock)
         self._cleanup = Cleanup(self._applier)
         self._readiness = Readiness()
+        self._told: dict[str, tuple[int, bool]] = {}
+        """By uid: writes when a pass last came to its status, and whether it put it off."""
 
     async def reconcile(self, key: Key) -> float | None:
         """One pass; returns in how many seconds another is due, None when only an event can make one necessary.
@@ -159,6 +161,9 @@ class Reconciler:
             troubles=tuple(this.troubles),
             notes=tuple(this.notes),
         )
+        if self._has_just_acted(seen):
+            this.again_in(0.0)  # what came of it is seen then, and told once
+            return this.again_s
         wait_s = await self._statuses.write(seen, status_of(view, seen.before, self._now()))
         if wait_s is not None:
             this.again_in(wait_s)
@@ -167,13 +172,29 @@ class Reconciler:
             this.again_in(TROUBLE_S)
         return this.again_s
 
+    def _has_just_acted(self, seen: Snapshot) -> bool:
+        """Whether objects were written since the last status; twice in a row it does not count, so that a status is
+        written even while somebody fights over an object."""
+        uid = seen.owner.uid
+        writes = self._applier.writes.get(uid, 0)
+        before, self._told[uid] = self._told.get(uid, (0, False)), (writes, False)
+        acted = writes != before[0] and not before[1]
+        if acted:
+            self._told[uid] = (writes, True)
+        return acted
+
     def _routable(self, this: Pass) -> tuple[Heard | None, Mapping[tuple[Role, str], int] | None]:
         """What gateways tell; without a link to them, what readiness lets assume while any gateway is there."""
         seen = this.seen
         if self._telemetry is not None:
             heard = self._telemetry.heard(seen.key, seen.owner.uid)
             return heard, None if heard is None else heard.routable
-        counts, settled_at = self._readiness.routable(seen.pods, self._clock())
+        published = {
+            (role, each.revision): each.routable or 0
+            for role, pool in ((Role.PREFILL, seen.before.prefill), (Role.DECODE, seen.before.decode))
+            for each in (pool.revisions if pool is not None else ())
+        }
+        counts, settled_at = self._readiness.routable(seen.owner.uid, seen.pods, published, self._clock())
         if settled_at is not None:
             this.again_in(max(settled_at - self._clock(), 0.1))
         return None, counts if seen.gateways_ready else None

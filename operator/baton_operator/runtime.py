@@ -155,6 +155,8 @@ class Runtime:
                 outcome = "Error"
             else:
                 self._queue.done(key, clock(), None if again_s is None else clock() + again_s)
+                if again_s is None and self.caches[DEPLOYMENTS].get(*key) is None:
+                    self._queue.forget(key)
                 outcome = "Done"
             self._ended_at = clock()
             self._wake.set()

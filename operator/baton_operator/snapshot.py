@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
 from pydantic import ValidationError
 
 from baton_operator.cache import REPLICA_OWNERS, Cache
@@ -109,13 +110,13 @@ def read_status(raw: Manifest) -> DeploymentStatus:
     """The status of a live object; fields that this version cannot read count as absent."""
     given = mapping(raw.get("status"))
     try:
-        return DeploymentStatus.model_validate(given)
+        return DeploymentStatus.model_validate_json(msgspec.json.encode(given))
     except ValidationError:
         pass
     known = DeploymentStatus()
     for name, value in given.items():
         try:
-            read = DeploymentStatus.model_validate({name: value})
+            read = DeploymentStatus.model_validate_json(msgspec.json.encode({name: value}))
         except ValidationError:
             continue
         known = known.model_copy(update={each: getattr(read, each) for each in read.model_fields_set})

@@ -56,6 +56,8 @@ class StatusWriter:
             left_s = self._written_at.get(uid, now - SELDOM_S) + SELDOM_S - now
             if left_s > 0:
                 return left_s
+        changed = sorted(name for name in {*status, *live} if status.get(name) != live.get(name))
+        log.debug("%s: status: %s", seen.key, {name: [live.get(name), status.get(name)] for name in changed})
         await self._apply(API_VERSION, KIND, seen.key.namespace, seen.key.name, uid, status)
         self._written_at[uid] = now
         await self._tell(seen, turns(seen.before, after))

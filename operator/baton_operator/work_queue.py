@@ -1,8 +1,9 @@
 """Which LLMDeployment is reconciled next. A machine over keys and times: no clock, no tasks.
 
 A key waits at most once and is never worked on twice at a time; what is offered while it is worked on makes it wait
-again afterwards. A failed key comes back after a delay that doubles with each failure; offers do not shorten it, or a
-fast stream of events would turn into a fast stream of failures.
+again afterwards, for a moment, so that a burst of events becomes one pass. A failed key comes back after a delay that
+doubles with each failure; offers do not shorten it, or a fast stream of events would turn into a fast stream of
+failures.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from dataclasses import dataclass
 from baton_operator.names import Key
 
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 60.0
+GAP_S = 0.25
+"""Between two passes of a key: what happens in a burst is seen by one pass."""
 
 
 @dataclass(slots=True)
@@ -71,7 +74,7 @@ class WorkQueue:
     def done(self, key: Key, now: float, again_at: float | None = None) -> None:
         """A pass went well; `again_at`: it asked for another."""
         state = self._states[key]
-        state.failures, state.not_before = 0, 0.0
+        state.failures, state.not_before = 0, now + GAP_S
         self._settle(key, state, again_at)
 
     def failed(self, key: Key, now: float, at_least_s: float = 0.0) -> float:
@@ -89,6 +92,12 @@ class WorkQueue:
         due = self.next_at()
         return (due is None or due > now) and not any(state.in_work for state in self._states.values())
 
+    def forget(self, key: Key) -> None:
+        """The deployment is gone: nothing is remembered of it, unless it has been offered again."""
+        state = self._states.get(key)
+        if state is not None and state.due is None and not state.in_work:
+            del self._states[key]
+
     def waiting_since(self, now: float) -> float:
         """Since when the key at the head has been due; `now` when nothing is late."""
         due = self.next_at()
@@ -100,8 +109,6 @@ class WorkQueue:
         state.again = None
         if offers:
             self._push(key, state, max(min(offers), state.not_before))
-        elif not state.failures:
-            del self._states[key]
 
     def _push(self, key: Key, state: _State, at: float) -> None:
         state.due = at

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from baton_operator.names import POOL_ROLES, Role, workers_name
@@ -118,29 +118,33 @@ def _failure(status: Manifest) -> str:
 class Readiness:
     """Stands in for gateways that tell nothing: a worker counts as routable once it has been seen ready for `settle_s`,
     the time in which gateways find and link it. Ready is not routable; this is the nearest that can be known without
-    them. Times are those of the operator's own monotonic clock: after a restart every worker has to settle anew."""
+    them. Times are those of the operator's own monotonic clock: no two clocks are compared."""
 
     def __init__(self, settle_s: float = 15.0) -> None:
         self._settle_s = settle_s
         self._ready_since: dict[str, float] = {}
+        self._known: set[str] = set()
 
-    def routable(self, pods: Iterable[WorkerPod], now: float) -> tuple[dict[tuple[Role, str], int], float | None]:
-        """Counts by role and template hash, and when to look again because another worker will have settled."""
+    def routable(
+        self, owner: str, pods: Iterable[WorkerPod], published: Mapping[tuple[Role, str], int], now: float
+    ) -> tuple[dict[tuple[Role, str], int], float | None]:
+        """Counts by role and template hash, and when to look again because another worker will have settled. The first
+        time that this process sees a deployment, as many ready workers as its status called routable count at once."""
+        credit = {} if owner in self._known else dict(published)
+        self._known.add(owner)
         counts: dict[tuple[Role, str], int] = {}
         again: float | None = None
         for pod in pods:
+            key = (pod.role, pod.template)
             if not pod.ready or pod.leaving:
                 self._ready_since.pop(pod.uid, None)
                 continue
+            if pod.uid not in self._ready_since and credit.get(key, 0) > 0:
+                credit[key] -= 1
+                self._ready_since[pod.uid] = now - self._settle_s
             settled = self._ready_since.setdefault(pod.uid, now) + self._settle_s
             if settled <= now:
-                key = (pod.role, pod.template)
                 counts[key] = counts.get(key, 0) + 1
             else:
                 again = settled if again is None else min(again, settled)
         return counts, again
-
-    def forget(self, pods: Iterable[WorkerPod]) -> None:
-        """The Pods are gone."""
-        for pod in pods:
-            self._ready_since.pop(pod.uid, None)
