@@ -10,9 +10,12 @@ from prometheus_client import CollectorRegistry
 
 from baton_engine.engine_config import EngineConfig
 from baton_engine.scheduler import Scheduler
+from baton_engine.step_cost import CostModel
+from baton_engine.step_load import StepLoad
 from baton_gateway.metrics import GatewayMetrics
 from baton_kv_transfer.bandwidth import LinkReport
 from baton_kv_transfer.wire.values import Role
+from baton_worker.accelerator import Peak
 from baton_worker.metrics import WorkerMetrics
 from baton_worker.views import EngineSnapshot, TransferView
 
@@ -38,6 +41,9 @@ def exported(registry: CollectorRegistry) -> dict[str, tuple[str, frozenset[str]
 
 def worker_registry() -> CollectorRegistry:
     metrics = WorkerMetrics(Role.DECODE)
+    metrics.computes(CostModel(1, 1, 1.0, 1, 1), Peak(1.0, 1.0))
+    metrics.started({"weights": 1.0})
+    metrics.stepped(StepLoad(0, 0.0, 0, 1, 1), 0.1)
     scheduler = Scheduler(EngineConfig(num_blocks=4, block_tokens=4, max_slots=2, max_context_tokens=8))
     snapshot = EngineSnapshot(scheduler.stats(), 0, 0.0, 0.0, 0.0, 0.0)
     link = LinkReport("127.0.0.1:9", "tcp", "tcp x1", 1e9, None)

@@ -6,6 +6,7 @@ Everything that can be wrong with a model, a size or a key is found here, before
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from baton_engine.loading import DTYPES, RANDOM_SCHEME, LoadedModel, load_model
 from baton_engine.model_errors import ModelError
 from baton_engine.runner import ModelRunner
 from baton_engine.scheduler import Scheduler
+from baton_engine.step_cost import CostModel, cost_model
 from baton_engine.step_load import StepLoad
 from baton_engine.stepper import Stepper
 from baton_kv_transfer.errors import AuthenticationError
@@ -28,6 +30,7 @@ from baton_kv_transfer.transports import TransportChoice, offered_here
 from baton_kv_transfer.wire.gateway_link import Hello
 from baton_kv_transfer.wire.values import WIRE_VERSION, PairFingerprint, Role
 from baton_worker import capacity
+from baton_worker.accelerator import Peak, peak
 from baton_worker.bundle import TokenizerBundle, read_bundle
 from baton_worker.config import WorkerConfig
 from baton_worker.errors import ConfigError
@@ -55,6 +58,10 @@ class Engine:
     scheduler: Scheduler
     stepper: Stepper
     limits: Limits
+    costs: CostModel
+    peak: Peak | None
+    stages: dict[str, float]
+    """Seconds: weights, pool, runner (graphs captured, kernels compiled)."""
 
 
 def build(config: WorkerConfig, observe_step: Callable[[int, StepLoad, float], None]) -> EngineParts:
@@ -74,6 +81,9 @@ def build(config: WorkerConfig, observe_step: Callable[[int, StepLoad, float], N
         stepper=engine.stepper,
         limits=engine.limits,
         fingerprint=_fingerprint(engine.loaded, engine.bundle),
+        costs=engine.costs,
+        peak=engine.peak,
+        stages=engine.stages,
     )
 
 
@@ -83,16 +93,19 @@ def build_engine(config: WorkerConfig, observe_step: Callable[[int, StepLoad, fl
     torch.set_num_threads(config.threads)
     bundle = read_bundle(_model_directory(config.model))
     asked_dtype = None if config.dtype == "auto" else DTYPES[config.dtype]
+    stages = _Stages()
     try:
         loaded = load_model(config.model, asked_dtype, device, config.max_context_tokens)
     except ModelError as error:
         raise ConfigError(f"argument --model: {error}") from error
+    stages.ended("weights")
     geometry = _geometry(config, loaded)
     budget = capacity.kv_budget(config.kv_cache_bytes, free_bytes(config.device), config.device)
     sized = capacity.decide(
         geometry, loaded.max_context_tokens, budget, config.landing_bytes, lands=config.role is Role.DECODE
     )
     pool = KvPool(geometry, sized.blocks, loaded.dtype, device)
+    stages.ended("pool")
     engine_config = EngineConfig(
         num_blocks=sized.blocks,
         block_tokens=geometry.block_tokens,
@@ -104,10 +117,26 @@ def build_engine(config: WorkerConfig, observe_step: Callable[[int, StepLoad, fl
     )
     scheduler = Scheduler(engine_config)
     stepper = Stepper(scheduler, ModelRunner(loaded, pool, config.max_sequences), observe_step)
+    stages.ended("runner")
+    log.info("start-up: %s", ", ".join(f"{name} {seconds:.2f} s" for name, seconds in stages.seconds.items()))
+    costs = cost_model(loaded.config, loaded.dtype.itemsize, geometry.element_bytes)
     choices = min(MAX_CHOICES, config.max_sequences)
     log.info("%d blocks of %d tokens, %d landing bytes", sized.blocks, geometry.block_tokens, sized.landing_bytes)
     limits = Limits(loaded.config.vocab_size, loaded.max_context_tokens, choices)
-    return Engine(loaded, bundle, geometry, sized, pool, scheduler, stepper, limits)
+    rated = peak(device, loaded.dtype)
+    return Engine(loaded, bundle, geometry, sized, pool, scheduler, stepper, limits, costs, rated, stages.seconds)
+
+
+class _Stages:
+    """Times the parts of the start, one after the other."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._began_s = time.monotonic()
+
+    def ended(self, name: str) -> None:
+        now = time.monotonic()
+        self.seconds[name], self._began_s = now - self._began_s, now
 
 
 def hello(config: WorkerConfig, parts: EngineParts, epoch: bytes, pair_port: int | None) -> Hello:

@@ -6,14 +6,18 @@ when scraped; histograms and outcomes are fed as things happen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from baton_engine.step_cost import CostModel
+from baton_engine.step_load import StepLoad
 from baton_kv_transfer.bandwidth import LinkReport
 from baton_kv_transfer.wire.values import Reason, Role
+from baton_worker.accelerator import Peak
+from baton_worker.utilisation import Utilisation
 from baton_worker.views import EngineSnapshot, TransferView
 
 STEP_BUCKETS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0, 4.0)
@@ -121,6 +125,10 @@ class WorkerMetrics:
         self.legs: dict[Reason, Counter] = {reason: ended.labels(role.value, reason.value) for reason in Reason}
         self.step_s = histogram("baton_step_seconds", "Duration of an engine step", STEP_BUCKETS)
         self.batch = histogram("baton_batch_size", "Prefill chunks and decode rows of an engine step", BATCH_BUCKETS)
+        self._utilisation: Utilisation | None = None
+        self._startup_s = Gauge(
+            "baton_startup_seconds", "Parts of the worker's start", ["role", "stage"], registry=self.registry
+        )
         self.handover_s = histogram(
             "baton_handover_seconds",
             "Hand-over: all KV computed to verified (prefill), grant to verified (decode)",
@@ -131,10 +139,23 @@ class WorkerMetrics:
         """Read these snapshots at every scrape from now on."""
         self.registry.register(_Snapshots(self._role, engine, transfer))
 
-    def stepped(self, rows: int, seconds: float) -> None:
+    def computes(self, costs: CostModel | None, peak: Peak | None) -> None:
+        """What the engine's steps cost, and what the device could do; None: not known, and not exported."""
+        self._utilisation = None if costs is None else Utilisation(self._role, costs, peak)
+        if self._utilisation is not None:
+            self.registry.register(self._utilisation)
+
+    def started(self, stages: Mapping[str, float]) -> None:
+        """Seconds by part of the start."""
+        for stage, seconds in stages.items():
+            self._startup_s.labels(self._role.value, stage).set(seconds)
+
+    def stepped(self, load: StepLoad, seconds: float) -> None:
         """One engine step was collected."""
         self.step_s.observe(seconds)
-        self.batch.observe(rows)
+        self.batch.observe(load.rows)
+        if self._utilisation is not None:
+            self._utilisation.stepped(load, seconds)
 
     def render(self) -> bytes:
         """The text exposition."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from baton_engine.scheduler import Scheduler
+from baton_engine.step_cost import CostModel
 from baton_engine.stepper import Stepper
 from baton_kv_transfer.keys import KeyDirectory
 from baton_kv_transfer.layout import KvGeometry
 from baton_kv_transfer.wire.values import PairFingerprint
+from baton_worker.accelerator import Peak
 from baton_worker.bundle import TokenizerBundle
 from baton_worker.capacity import Capacity
 from baton_worker.intake import Limits
@@ -26,3 +29,8 @@ class EngineParts:
     stepper: Stepper
     limits: Limits
     fingerprint: PairFingerprint
+    costs: CostModel | None = None
+    """None when nothing is computed (paced)."""
+    peak: Peak | None = None
+    stages: Mapping[str, float] = field(default_factory=dict)
+    """Seconds that each part of the start took, in order."""

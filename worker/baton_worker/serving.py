@@ -79,12 +79,14 @@ async def serve(config: WorkerConfig, stop: process.Stop, build_role: BuildRole)
     steps = StepLog()
 
     def stepped(step: int, load: StepLoad, seconds: float) -> None:
-        metrics.stepped(load.rows, seconds)
+        metrics.stepped(load, seconds)
         steps.add(step, load, seconds)
 
     parts = await _built(config, stop, stepped)
     if parts is None:
         return
+    metrics.computes(parts.costs, parts.peak)
+    metrics.started(parts.stages)
     epoch = process.new_epoch()
     role = build_role(config, parts, epoch, metrics)
     service = role.service

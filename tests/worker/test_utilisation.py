@@ -1,0 +1,48 @@
+"""MFU and MBU against steps whose cost and time are given."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton_engine.step_cost import CostModel
+from baton_engine.step_load import StepLoad
+from baton_kv_transfer.wire.values import Role
+from baton_worker.accelerator import Peak, peak_of
+from baton_worker.utilisation import SMOOTHING_S, Utilisation
+
+COSTS = CostModel(layer_weights=1_000, head_weights=100, pair_flops=4.0, weight_bytes=2_200, kv_token_bytes=8)
+PEAK = Peak(flops=1e6, bytes_per_s=1e5)
+DECODE = StepLoad(0, 0.0, 0, 4, 40)
+
+
+def test_nothing_is_said_before_the_first_step_or_about_an_unknown_device() -> None:
+    assert Utilisation(Role.DECODE, COSTS, PEAK).mfu is None
+    unknown = Utilisation(Role.DECODE, COSTS, None)
+    unknown.stepped(DECODE, 0.1)
+    assert (unknown.mfu, unknown.mbu) == (None, None)
+
+
+def test_one_step_gives_its_own_ratio_however_short() -> None:
+    seen = Utilisation(Role.DECODE, COSTS, PEAK)
+    seen.stepped(DECODE, 0.05)
+    assert seen.mfu == pytest.approx((2 * (4 * 1_000 + 4 * 100) + 4 * 40) / 0.05 / 1e6)
+    assert seen.mbu == pytest.approx((2_200 + 8 * 44) / 0.05 / 1e5)
+
+
+def test_old_steps_are_forgotten_by_the_time_that_was_computed_since() -> None:
+    seen = Utilisation(Role.DECODE, COSTS, PEAK)
+    for _ in range(100):
+        seen.stepped(DECODE, 0.01)
+    for _ in range(1_000):
+        seen.stepped(DECODE, 0.1)
+    assert 5 * SMOOTHING_S < 0.1 * 1_000
+    assert seen.mbu == pytest.approx((2_200 + 8 * 44) / 0.1 / 1e5, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "flops"),
+    [("NVIDIA H200", 989.4e12), ("NVIDIA H100 80GB HBM3", 989.4e12), ("NVIDIA H100 PCIe", 756e12), ("Tesla T4", None)],
+)
+def test_devices_are_known_by_the_drivers_name(name: str, flops: float | None) -> None:
+    found = peak_of(name)
+    assert (found and found.flops) == flops
