@@ -40,54 +40,61 @@ class Informer:
         self._selector = selector_for(cache.resource)
         self._beat, self._relist_s, self._watch_s = beat, relist_s, watch_s
         self._rng = rng or random.Random()
+        self._wait_s = FIRST_WAIT_S
+        self._version = ""
         self.synced = asyncio.Event()
         """Set once the first list is in."""
 
     async def run(self) -> None:
         """Until cancelled."""
-        wait_s = FIRST_WAIT_S
         while True:
             self._beat()
             try:
                 await self._list_and_watch()
-                wait_s = FIRST_WAIT_S
-                continue
-            except TooManyRequests as error:
-                wait_s = max(wait_s, error.retry_after_s)
+                self._wait_s = FIRST_WAIT_S
             except KubeError as error:
-                log.warning("%s: %s", self._cache.resource.plural, error)
-            if self.synced.is_set():
-                wait_s = min(wait_s, LONGEST_WAIT_S)
-            await asyncio.sleep(wait_s * self._rng.uniform(0.7, 1.3))
-            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+                await self._back_off(error)
 
     async def _list_and_watch(self) -> None:
         """One list and the watches after it; returns when it is time for the next list."""
         clock = asyncio.get_running_loop().time
         listing = await self._api.list(self._cache.resource, self._namespace, self._selector)
         self._cache.listed(listing, self._namespace)
-        self.synced.set()
+        self._wait_s = FIRST_WAIT_S
         self._beat()
-        version = listing.resource_version
+        self.synced.set()
+        self._version = listing.resource_version
         until = clock() + self._relist_s * self._rng.uniform(0.8, 1.2)
         while (left_s := until - clock()) > 0:
             started = clock()
             try:
-                version = await self._watch(version, min(self._watch_s, left_s))
+                await self._watch(min(self._watch_s, left_s))
             except Expired:
                 return
+            except KubeError as error:  # goes on where it was: what was missed comes then
+                await self._back_off(error)
+                continue
             if clock() - started < 1.0:  # streams that end at once, one after the other, would be a busy loop
                 await asyncio.sleep(1.0)
 
-    async def _watch(self, version: str, timeout_s: float) -> str:
-        """One stream; returns the version up to which everything was heard."""
+    async def _watch(self, timeout_s: float) -> None:
+        """One stream; keeps the version up to which everything was heard."""
         stream = self._api.watch(
-            self._cache.resource, self._namespace, version, self._selector, timeout_s=max(1.0, timeout_s)
+            self._cache.resource, self._namespace, self._version, self._selector, timeout_s=max(1.0, timeout_s)
         )
         async for event in stream:
             self._beat()
             self._cache.heard(event)
+            self._wait_s = FIRST_WAIT_S
             found = metadata_of(event.object).get("resourceVersion")
-            version = str(found) if found else version
+            self._version = str(found) if found else self._version
         self._beat()
-        return version
+
+    async def _back_off(self, error: KubeError) -> None:
+        log.warning("%s: %s", self._cache.resource.plural, error)
+        wait_s = self._wait_s * self._rng.uniform(0.7, 1.3)
+        if isinstance(error, TooManyRequests):
+            wait_s = max(wait_s, error.retry_after_s)
+        self._wait_s = min(2 * self._wait_s, LONGEST_WAIT_S)
+        self._beat()
+        await asyncio.sleep(wait_s)

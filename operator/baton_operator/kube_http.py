@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import socket
 from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
 from urllib.parse import quote
@@ -33,8 +34,9 @@ from baton_operator.kube_config import Connection
 from baton_operator.objects.cluster import Manifest
 
 CALL_S, LIST_S = 20.0, 60.0
-SILENCE_S = 120.0
-"""A watch that brings nothing for so long, not even a bookmark (one comes each minute), is taken for dead."""
+_KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
+_UNACKNOWLEDGED_MS = 60_000
+"""A connection whose other end is gone without a word, a quiet watch in particular, ends after a minute."""
 PAGE = 500
 MAX_LINE_BYTES = 8 << 20
 CONNECTIONS = 64
@@ -52,7 +54,9 @@ class HttpKubeApi:
         """Answered and failed calls by (verb, plural)."""
 
     async def __aenter__(self) -> HttpKubeApi:
-        connector = aiohttp.TCPConnector(limit=CONNECTIONS + 64, ssl=self._connection.ssl or False)
+        connector = aiohttp.TCPConnector(
+            limit=CONNECTIONS + 64, ssl=self._connection.ssl or False, socket_factory=_socket
+        )
         self._session = aiohttp.ClientSession(connector=connector, headers={"User-Agent": "baton-operator"})
         return self
 
@@ -89,7 +93,7 @@ class HttpKubeApi:
             "timeoutSeconds": str(max(1, int(timeout_s))),
         } | ({"labelSelector": selector} if selector else {})
         self._count("watch", resource)
-        timeout = aiohttp.ClientTimeout(total=timeout_s + 15.0, sock_connect=10.0, sock_read=SILENCE_S)
+        timeout = aiohttp.ClientTimeout(total=timeout_s + 15.0, sock_connect=10.0)
         try:
             async with self._open("GET", _path(resource, namespace), query, None, "", timeout) as answer:
                 if answer.status != 200:
@@ -212,6 +216,16 @@ class Pace:
         self._next = max(self._next, now - self._burst_s) + self._gap_s
         if self._next > now:
             await asyncio.sleep(self._next - now)
+
+
+def _socket(address: tuple[int, int, int, str, tuple[object, ...]]) -> socket.socket:
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEP_ALIVE:
+        made.setsockopt(socket.IPPROTO_TCP, option, value)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
+    return made
 
 
 def _root(resource: Resource) -> str:

@@ -121,13 +121,13 @@ class Reconciler:
         platform = replace(platform, worker_image=record.worker_image)  # of fetch Jobs too
         objects = standing_objects(deployment, platform, seen.owner, self._site.masters(), gateway_pod)
         fetch = fetch_of(objects, seen.fetches)
-        heard, routable = self._routable(this)
+        heard, routable, doubtful = self._routable(this)
         groups = _groups(seen, routable)
         plan, sized = self._sizes(this, groups)
         wanted = {role: Wanted(record.rendered[role].revision, plan[role].workers) for role in POOL_ROLES}
         rollout = deployment.spec.rollout
         limits = Limits(rollout.max_surge, rollout.max_unavailable, rollout.canary)
-        step = next_step(wanted, groups, limits, rollout.paused)
+        step = next_step(wanted, _doubted(groups, doubtful), limits, rollout.paused)
 
         await self._record(this, record)
         if not self._site.has_budgets:
@@ -183,21 +183,24 @@ class Reconciler:
             self._told[uid] = (writes, True)
         return acted
 
-    def _routable(self, this: Pass) -> tuple[Heard | None, Mapping[tuple[Role, str], int] | None]:
-        """What gateways tell; without a link to them, what readiness lets assume while any gateway is there."""
+    def _routable(
+        self, this: Pass
+    ) -> tuple[Heard | None, Mapping[tuple[Role, str], int] | None, frozenset[tuple[Role, str]]]:
+        """What gateways tell; without a link to them, what readiness lets assume while any gateway is there, and about
+        which templates it leaves a doubt."""
         seen = this.seen
         if self._telemetry is not None:
             heard = self._telemetry.heard(seen.key, seen.owner.uid)
-            return heard, None if heard is None else heard.routable
+            return heard, None if heard is None else heard.routable, frozenset()
         published = {
             (role, each.revision): each.routable or 0
             for role, pool in ((Role.PREFILL, seen.before.prefill), (Role.DECODE, seen.before.decode))
             for each in (pool.revisions if pool is not None else ())
         }
-        counts, settled_at = self._readiness.routable(seen.owner.uid, seen.pods, published, self._clock())
-        if settled_at is not None:
-            this.again_in(max(settled_at - self._clock(), 0.1))
-        return None, counts if seen.gateways_ready else None
+        assumed = self._readiness.routable(seen.owner.uid, seen.pods, published, self._clock())
+        if assumed.again_at is not None:
+            this.again_in(max(assumed.again_at - self._clock(), 0.1))
+        return None, assumed.routable if seen.gateways_ready else None, assumed.doubtful
 
     def _sizes(self, this: Pass, groups: tuple[Group, ...]) -> tuple[dict[Role, Plan], Sized | None]:
         seen, deployment = this.seen, this.deployment
@@ -290,6 +293,14 @@ def _group(
         failing=is_failing or (each.is_late and not crew.unschedulable and crew.ready == 0),
         unschedulable=crew.unschedulable,
         since=each.since,
+    )
+
+
+def _doubted(groups: tuple[Group, ...], doubtful: frozenset[tuple[Role, str]]) -> tuple[Group, ...]:
+    """For the planner: where there is a doubt, nothing is known, and nothing is stopped."""
+    return tuple(
+        replace(group, routable=None) if (group.role, group.revision.template) in doubtful else group
+        for group in groups
     )
 
 

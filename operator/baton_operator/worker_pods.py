@@ -115,36 +115,59 @@ def _failure(status: Manifest) -> str:
     return ""
 
 
+@dataclass(frozen=True, slots=True)
+class Assumed:
+    """What readiness lets assume about routing."""
+
+    routable: Mapping[tuple[Role, str], int]
+    """By role and template hash."""
+    doubtful: frozenset[tuple[Role, str]]
+    """Those with a worker that served a moment ago and is not ready now: it may only be slow to answer."""
+    again_at: float | None
+    """When a worker will have settled, or a doubt ends."""
+
+
 class Readiness:
     """Stands in for gateways that tell nothing: a worker counts as routable once it has been seen ready for `settle_s`,
     the time in which gateways find and link it. Ready is not routable; this is the nearest that can be known without
     them. Times are those of the operator's own monotonic clock: no two clocks are compared."""
 
-    def __init__(self, settle_s: float = 15.0) -> None:
-        self._settle_s = settle_s
+    def __init__(self, settle_s: float = 15.0, doubt_s: float = 60.0) -> None:
+        self._settle_s, self._doubt_s = settle_s, doubt_s
         self._ready_since: dict[str, float] = {}
+        self._lost_at: dict[str, float] = {}
         self._known: set[str] = set()
 
     def routable(
         self, owner: str, pods: Iterable[WorkerPod], published: Mapping[tuple[Role, str], int], now: float
-    ) -> tuple[dict[tuple[Role, str], int], float | None]:
-        """Counts by role and template hash, and when to look again because another worker will have settled. The first
-        time that this process sees a deployment, as many ready workers as its status called routable count at once."""
+    ) -> Assumed:
+        """The first time that this process sees a deployment, as many of its workers as its status called routable are
+        taken to have settled."""
         credit = {} if owner in self._known else dict(published)
         self._known.add(owner)
         counts: dict[tuple[Role, str], int] = {}
-        again: float | None = None
+        doubtful: set[tuple[Role, str]] = set()
+        later: list[float] = []
         for pod in pods:
             key = (pod.role, pod.template)
-            if not pod.ready or pod.leaving:
+            if pod.leaving:
                 self._ready_since.pop(pod.uid, None)
+                self._lost_at.pop(pod.uid, None)
                 continue
             if pod.uid not in self._ready_since and credit.get(key, 0) > 0:
                 credit[key] -= 1
                 self._ready_since[pod.uid] = now - self._settle_s
+            if not pod.ready:
+                if self._ready_since.pop(pod.uid, now) + self._settle_s <= now:
+                    self._lost_at[pod.uid] = now
+                if (doubt_ends := self._lost_at.get(pod.uid, now - self._doubt_s) + self._doubt_s) > now:
+                    doubtful.add(key)
+                    later.append(doubt_ends)
+                continue
             settled = self._ready_since.setdefault(pod.uid, now) + self._settle_s
             if settled <= now:
+                self._lost_at.pop(pod.uid, None)
                 counts[key] = counts.get(key, 0) + 1
             else:
-                again = settled if again is None else min(again, settled)
-        return counts, again
+                later.append(settled)
+        return Assumed(counts, frozenset(doubtful), min(later, default=None))
