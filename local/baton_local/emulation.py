@@ -17,7 +17,9 @@ from baton_operator.sizing.deployment import DEFAULT_SEQUENCES, DEFAULT_STEP_TOK
 from baton_operator.sizing.roofline import worker_model
 from baton_operator.sizing.step_times import WorkerModel
 
-FORM = re.compile(r"(?P<accelerator>[a-z0-9]+?)(x(?P<count>[1-8]))?:(?P<model>[^@]+)(@(?P<startup>[0-9.]+))?")
+FORM = re.compile(
+    r"(?P<accelerator>[a-z0-9]+?)(x(?P<count>[1-8]))?:(?P<model>[^@]+?)(/(?P<slower>[1-9][0-9]?))?(@(?P<startup>[0-9.]+))?"
+)
 DEFAULT_STARTUP_S = 30.0
 
 
@@ -35,10 +37,13 @@ class Emulation:
 
 
 def emulated(text: str, deployment: LLMDeployment) -> Emulation:
-    """From `ACCELERATOR[xN]:MODEL[@STARTUP_S]`. Raises RefusedError."""
+    """From `ACCELERATOR[xN]:MODEL[/SLOWER][@STARTUP_S]`. Raises RefusedError.
+
+    SLOWER stretches every step, so that a small machine keeps the pace of many workers.
+    """
     found = FORM.fullmatch(text)
     if found is None:
-        raise RefusedError(f"--emulate: {text!r} is not allowed: must be ACCELERATOR[xN]:MODEL[@SECONDS]")
+        raise RefusedError(f"--emulate: {text!r} is not allowed: must be ACCELERATOR[xN]:MODEL[/SLOWER][@SECONDS]")
     accelerator, shape = accelerator_named(found["accelerator"]), shape_named(found["model"])
     count = int(found["count"] or 1)
     startup_s = float(found["startup"] or DEFAULT_STARTUP_S)
@@ -50,9 +55,13 @@ def emulated(text: str, deployment: LLMDeployment) -> Emulation:
         max_sequences=decode.max_sequences or DEFAULT_SEQUENCES,
         max_step_tokens=prefill.max_step_tokens or DEFAULT_STEP_TOKENS,
     )
-    label = f"steps take as long as {shape.name} on {count} {accelerator.name} by its measured rates"
+    slower = int(found["slower"] or 1)
+    times = f"{slower} times as long" if slower > 1 else "as long"
+    label = f"steps take {times} as {shape.name} on {count} {accelerator.name} by its measured rates"
     # Few bytes of KV really move here, so the links that sizing reckons with must be as good as free.
-    return Emulation(label, replace(model, link_bytes_per_s=1e15, accelerators=(1, 1)), startup_s)
+    return Emulation(
+        label, replace(model.slowed(slower, slower), link_bytes_per_s=1e15, accelerators=(1, 1)), startup_s
+    )
 
 
 def write_paced(path: Path, emulation: Emulation) -> None:

@@ -69,8 +69,8 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--processes", type=integer(1, 64), metavar="N", help="gateway processes on the one port")
     parser.add_argument(
         "--emulate",
-        metavar="ACCELERATOR[xN]:MODEL[@SECONDS]",
-        help="compute nothing; workers take as long as MODEL on N accelerators, and SECONDS to start (default: 30)",
+        metavar="ACCELERATOR[xN]:MODEL[/SLOWER][@SECONDS]",
+        help="compute nothing: steps take SLOWER times as long as MODEL on N accelerators, a start SECONDS (30)",
     )
     parser.add_argument(
         "--ready-timeout",

@@ -73,10 +73,10 @@ class Scaling:
         """Take the gateway's links while the context lasts."""
         app = self._server.application()
         app.router.add_get("/metrics", self._page)
-        runner = web.AppRunner(app, access_log=None, handle_signals=False)
+        runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.5)
         await runner.setup()
         try:
-            await web.SockSite(runner, listening, shutdown_timeout=0.5).start()
+            await web.SockSite(runner, listening).start()
             yield
         finally:
             await runner.cleanup()

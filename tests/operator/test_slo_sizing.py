@@ -1,0 +1,135 @@
+"""Mode SLO, connected: decisions come from what gateways told, at their time, and are repeated in between."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from baton_kv_transfer.wire.measures import Arrived, Backlog, RequestLengths, Served, Sketch
+from baton_kv_transfer.wire.operator_link import GatewayHello, Summary
+from baton_operator.api import LLMDeployment
+from baton_operator.names import POOL_ROLES, Key, Role
+from baton_operator.scaling import PoolNow, Sized
+from baton_operator.slo_sizing import SloSizing
+from baton_operator.telemetry_store import TelemetryStore
+from baton_testing.manifests import deployment
+from baton_testing.sizing import ROUND_WORKER
+
+KEY = Key("default", "chat")
+GATEWAY = b"g" * 16
+EMPTY = Sketch()
+
+
+def chat(minimum: int = 1, **fields: object) -> LLMDeployment:
+    pool = {"min": minimum, "max": 20}
+    return deployment(prefill__replicas=pool, decode__replicas=pool, **fields)
+
+
+@dataclass
+class Run:
+    """A deployment whose pools become what is decided at once."""
+
+    deployment: LLMDeployment
+    now: float = 100.0
+    workers: int = 1
+    store: TelemetryStore = field(default_factory=TelemetryStore)
+    memory: str | None = None
+    number: int = 0
+
+    def __post_init__(self) -> None:
+        self.sizing = SloSizing(lambda key: self.store, lambda: self.now, lambda each, config: ROUND_WORKER)
+        self.store.linked(GATEWAY, GatewayHello("one", 1), self.now)
+
+    def tell(self, count: int, parked: int = 0, seconds: float = 10.0) -> None:
+        self.number += 1
+        sample = (RequestLengths(1000, 100, 0),) * min(count, 8)
+        arrived = Arrived(count, 0, 0, EMPTY, EMPTY, EMPTY, sample)
+        backlog = Backlog(parked, parked, 0.0, 1000 * parked)
+        summary = Summary(self.number, 1e9, seconds, arrived, Served(EMPTY, EMPTY, 0), backlog, (), 0, "")
+        self.store.told(GATEWAY, summary, self.now)
+
+    def decide(self) -> Sized:
+        pools = {role: PoolNow(self.workers, self.workers) for role in POOL_ROLES}
+        sized = self.sizing.decide(KEY, self.deployment, pools, self.memory, 1.7e9 + self.now)
+        self.workers = max(sized.workers.values())
+        return sized
+
+    def step(self, count: int) -> Sized:
+        self.now += 10.0
+        self.tell(count)
+        return self.decide()
+
+
+def test_pools_follow_the_load_and_say_why() -> None:
+    run = Run(chat())
+    for _ in range(20):
+        sized = run.step(40)
+    assert not sized.holds
+    few = sized.workers[Role.PREFILL]
+    more = run.step(400)
+    assert more.workers[Role.PREFILL] > 2 * few
+    assert "req/s at +" in more.reasons[Role.PREFILL]
+    assert more.inputs is not None
+    assert "arrivals_per_s 40" in more.inputs
+    assert more.memory is not None
+    assert len(more.memory) <= 4096
+
+
+def test_asked_again_with_nothing_new_it_answers_the_same() -> None:
+    run = Run(chat())
+    run.step(40)
+    first = run.step(40)
+    for _ in range(5):
+        run.now += 1.0
+        assert run.decide() is first
+
+
+def test_a_due_decision_waits_for_the_gateways_and_then_holds() -> None:
+    run = Run(chat())
+    for _ in range(5):
+        known = run.step(40)
+    run.now += 11.0
+    assert run.decide() is known
+    run.now += 12.0
+    held = run.decide()
+    assert held.holds
+    assert "hold" in held.reasons[Role.DECODE]
+    assert held.workers == known.workers
+
+
+def test_a_wake_is_answered_at_once_and_once() -> None:
+    run = Run(chat(0, autoscaling__scaleToZeroAfter="60s"), workers=0)
+    run.now += 1.0
+    assert run.decide().workers == {Role.PREFILL: 0, Role.DECODE: 0}
+    run.store.woken(1000)
+    woken = run.decide()
+    assert woken.workers == {Role.PREFILL: 1, Role.DECODE: 1}
+    run.store.woken(1000)
+    run.now += 1.0
+    assert run.decide() is woken, "one pair is on its way"
+
+
+def test_another_process_goes_on_from_the_memory() -> None:
+    run = Run(chat())
+    for _ in range(20):
+        sized = run.step(100)
+    again = Run(chat(), now=5.0, workers=run.workers, memory=sized.memory)
+    after = again.step(100)
+    assert after.workers[Role.PREFILL] == sized.workers[Role.PREFILL], "no shrinking before the window was seen anew"
+
+
+def test_other_bounds_count_at_once() -> None:
+    run = Run(chat())
+    for _ in range(20):
+        run.step(200)
+    assert run.workers > 3
+    pool = {"min": 1, "max": 2}
+    run.deployment = deployment(prefill__replicas=pool, decode__replicas=pool)
+    assert max(run.decide().workers.values()) <= 2
+
+
+def test_what_stands_before_any_step_is_the_prior() -> None:
+    run = Run(chat())
+    run.step(1)
+    model = run.sizing.model(KEY)
+    assert model is not None
+    assert model.prefill == ROUND_WORKER.prefill
