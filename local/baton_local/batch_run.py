@@ -24,6 +24,9 @@ T = TypeVar("T")
 
 AHEAD: Final = 256
 """Prepared requests that wait for the engine."""
+BURSTS: Final = 8
+"""Freed slots are filled together, once this part of the batch is free: a step with prompts in it costs more than one
+that only decodes, however few they are."""
 UNREAD_STEPS: Final = 64
 """Steps whose tokens wait to become text; beyond that the engine waits."""
 POLL_S: Final = 0.05
@@ -98,9 +101,12 @@ class BatchRun:
     def _drive(self, tick: Callable[[], None], others: tuple[Future[None], ...]) -> None:
         scheduler, stepper = self._engine.scheduler, self._engine.stepper
         is_more, open_ = True, _Open()
-        room = 2 * scheduler.config.max_slots
+        slots = scheduler.config.max_slots
+        refill, is_filling = slots - max(1, slots // BURSTS), True
         while is_more or open_.choices:
-            while is_more and sum(map(len, open_.choices.values())) < room:
+            running = sum(map(len, open_.choices.values()))
+            is_filling = running <= refill or (is_filling and running < slots)
+            while is_more and is_filling and running < slots:
                 try:
                     job = self._prepared.get(block=not open_.choices, timeout=POLL_S)
                 except queue.Empty:
@@ -109,7 +115,7 @@ class BatchRun:
                 if isinstance(job, Refusal):
                     _put(self._drawn, job, others[1].done)
                 elif job is not None:
-                    self._submit(job, open_)
+                    running += self._submit(job, open_)
             for key, choice in self._stops():
                 scheduler.cancel(key, choice, time.monotonic())
                 self._close(open_, key, choice)
@@ -123,13 +129,16 @@ class BatchRun:
                     if other is others[1]:
                         raise RuntimeError("the writing thread ended before the engine")
 
-    def _submit(self, job: Job, open_: _Open) -> None:
+    def _submit(self, job: Job, open_: _Open) -> int:
+        """Returns how many choices it has."""
         now = time.monotonic()
-        for spec in job.specs(now + YEARS_S):
+        specs = job.specs(now + YEARS_S)
+        for spec in specs:
             open_.jobs[spec.key.request] = job
             open_.choices[spec.key] = set(spec.choices)
             self.progress.prompt_tokens += len(spec.tokens)
             self._engine.scheduler.submit(spec, now)
+        return sum(len(spec.choices) for spec in specs)
 
     def _pass_on(self, open_: _Open, events: Iterable[SchedulerEvent], is_dead: Callable[[], bool]) -> None:
         batch: Drawing = []
