@@ -1,0 +1,107 @@
+"""What Pods tell about workers, and what readiness lets assume about routing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from baton_operator.names import Role
+from baton_operator.worker_pods import Crew, Readiness, WorkerPod, crews, worker_pods
+
+KEY = (Role.DECODE, "abc")
+
+
+def pod(uid: str = "1", ready: bool = True, role: str = "decode", **status: object) -> dict[str, Any]:
+    return {
+        "metadata": {
+            "name": f"chat-decode-abc-x-{uid}",
+            "uid": uid,
+            "labels": {"baton.dev/deployment": "chat", "baton.dev/role": role, "baton.dev/template": "abc"},
+            "ownerReferences": [{"kind": "ReplicaSet", "name": f"chat-{role}-abc-5575d8c8c7", "controller": True}],
+        },
+        "status": {"conditions": [{"type": "Ready", "status": "True" if ready else "False"}], **status},
+    }
+
+
+def waiting(reason: str, message: str = "") -> dict[str, Any]:
+    return {"containerStatuses": [{"image": "baton", "state": {"waiting": {"reason": reason, "message": message}}}]}
+
+
+def only(raw: dict[str, Any]) -> WorkerPod:
+    (found,) = worker_pods([raw], "chat")
+    return found
+
+
+def test_a_pod_that_only_wears_our_labels_is_no_worker() -> None:
+    spoof = pod()
+    spoof["metadata"]["ownerReferences"] = []
+    other = pod()
+    other["metadata"]["ownerReferences"][0]["name"] = "chat-decode-abcd-5575d8c8c7"
+    gateway = pod(role="gateway")
+    done = pod(phase="Succeeded")
+    assert worker_pods([spoof, other, gateway, done], "chat") == ()
+
+
+@pytest.mark.parametrize("reason", ["ImagePullBackOff", "ErrImagePull"])
+def test_an_image_that_cannot_be_pulled_is_one_failure_in_the_same_words(reason: str) -> None:
+    assert only(pod(ready=False, **waiting(reason, "changing text"))).failure == "the image baton cannot be pulled"
+
+
+def test_a_crash_keeps_its_words_while_the_container_waits_and_tries() -> None:
+    ended = {"lastState": {"terminated": {"exitCode": 3, "reason": "Error", "message": "no such model\n"}}}
+    waits = {"restartCount": 2, "state": {"waiting": {"reason": "CrashLoopBackOff"}}, **ended}
+    tries = {"restartCount": 2, "state": {"running": {}}, **ended}
+    texts = {only(pod(ready=False, containerStatuses=[each])).failure for each in (waits, tries)}
+    assert texts == {"Error, exit code 3: no such model"}
+    assert only(pod(ready=True, containerStatuses=[tries])).failure == "", "it has come up"
+
+
+def test_a_pod_without_a_node_says_why() -> None:
+    placed = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes: no GPU"}
+    raw = pod(ready=False)
+    raw["status"]["conditions"].append(placed)
+    assert only(raw).unschedulable == "0/3 nodes: no GPU"
+    assert only(raw).failure == ""
+
+
+def test_crews_count_by_template() -> None:
+    leaving = pod("3")
+    leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    found = crews(worker_pods([pod("1"), pod("2", ready=False, **waiting("ErrImagePull")), leaving], "chat"))
+    assert found == {
+        KEY: Crew(existing=3, leaving=1, ready=1, failing=1, message="the image baton cannot be pulled"),
+    }
+
+
+def worker(uid: str, ready: bool = True, leaving: bool = False) -> WorkerPod:
+    return WorkerPod(uid, *KEY, ready=ready, leaving=leaving)
+
+
+def test_a_ready_worker_counts_after_it_has_settled() -> None:
+    readiness = Readiness(settle_s=15.0)
+    first = readiness.routable("o", [worker("1")], {}, 100.0)
+    assert (dict(first.routable), first.again_at) == ({}, 115.0)
+    later = readiness.routable("o", [worker("1")], {}, 115.0)
+    assert (dict(later.routable), later.again_at) == ({KEY: 1}, None)
+
+
+def test_a_restarted_operator_believes_the_status_about_workers_that_are_ready() -> None:
+    readiness = Readiness(settle_s=15.0)
+    now = readiness.routable("o", [worker("1"), worker("2"), worker("3")], {KEY: 2}, 100.0)
+    assert now.routable == {KEY: 2}
+    again = readiness.routable("o", [worker("4")], {KEY: 2}, 101.0)
+    assert dict(again.routable) == {}, "only the first time"
+
+
+def test_a_worker_that_loses_its_readiness_leaves_a_doubt_and_does_not_count() -> None:
+    readiness = Readiness(settle_s=15.0, doubt_s=60.0)
+    readiness.routable("o", [worker("1")], {KEY: 1}, 100.0)
+    lost = readiness.routable("o", [worker("1", ready=False)], {}, 130.0)
+    assert (dict(lost.routable), lost.doubtful, lost.again_at) == ({}, {KEY}, 190.0)
+    assert not readiness.routable("o", [worker("1", ready=False)], {}, 190.0).doubtful
+    assert not readiness.routable("o", [worker("1", ready=False, leaving=True)], {}, 131.0).doubtful
+
+
+def test_a_worker_that_was_never_ready_leaves_no_doubt() -> None:
+    assert not Readiness().routable("o", [worker("1", ready=False)], {}, 0.0).doubtful
