@@ -23,6 +23,8 @@ from baton_engine.models.decoder import Decoder
 from baton_engine.plan import BlockUpdate
 from baton_engine.slot_state import DecodeInputs
 from baton_engine.upload import upload
+from baton_kernels.linear import recording
+from baton_kernels.sampling import greedy
 
 LARGEST: Final = 512
 """Larger batches run eagerly: their kernels take longer than their launches."""
@@ -105,7 +107,7 @@ class DecodeGraphs:
         self._hidden[:size].copy_(hidden)
 
     def _tail(self, size: int) -> None:
-        torch.argmax(self._model.head(self._hidden[:size]), -1, out=self._ids[:size])
+        greedy(self._model.head(self._hidden[:size]), out=self._ids[:size])
         self._last_tokens.index_copy_(0, self._numbers[:size], self._ids[:size])
 
     def _capture(self, size: int, memory: Any) -> _Captured:
@@ -120,7 +122,7 @@ def _captured(work: Callable[[], None], memory: Any) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
+    with recording(), torch.cuda.stream(stream):
         work()
         graph.capture_begin(pool=memory, capture_error_mode="thread_local")
         try:

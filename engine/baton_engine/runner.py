@@ -98,10 +98,10 @@ class ModelRunner:
         token_ids, rows = self._slots.rows(plan, drawing)
         hidden = self._model.hidden_states(token_ids, rows, self._pool.tensor)
         if drawing is None:
-            return plan.decode, self._draw(plan.decode, self._model.logits(hidden))
+            return plan.decode, self._draw(plan.decode, self._model.head(hidden))
         if not drawing.slots:
             return (), None
-        logits = self._model.logits(hidden)
+        logits = self._model.head(hidden)
         if len(drawing.slots) > len(drawing.rows):
             logits = logits.index_select(0, upload(drawing.logits_rows, self._device))
         return drawing.slots, self._draw(drawing.slots, logits)
@@ -110,7 +110,7 @@ class ModelRunner:
         hidden = graphs.run(self._slots.decode_inputs(slots))
         greedy_slots = self._sampler.count_greedy(slots)
         if greedy_slots is None:
-            return self._draw(slots, self._model.logits(hidden))
+            return self._draw(slots, self._model.head(hidden))
         return _to_host(Draw(graphs.greatest(len(slots)), greedy_slots, None, (), ()))
 
     def _draw(self, slots: tuple[int, ...], logits: Tensor) -> Draw:

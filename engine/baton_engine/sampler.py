@@ -19,7 +19,7 @@ from baton_engine.upload import upload
 from baton_kernels.logprobs import Logprobs, logprobs
 from baton_kernels.penalties import apply_bias, apply_penalties
 from baton_kernels.sampling import greedy, sample
-from baton_kernels.truncation import mask_top_k_top_p_min_p
+from baton_kernels.truncated_draw import truncated_draw
 from baton_kv_transfer.wire.values import SamplingParams
 
 LogitsHook = Callable[[Sequence[int], Tensor], Tensor]
@@ -121,7 +121,7 @@ class Sampler:
         return rows.device_slots
 
     def draw(self, slots: tuple[int, ...], logits: Tensor) -> Draw:
-        """One token for each slot from its row of logits [N, vocab] (raw, float32)."""
+        """One token for each slot from its row of raw logits [N, vocab], in whatever dtype the head leaves them."""
         rows = self._described(slots)
         indices = self._next_index[rows.host_slots]
         ids = self._draw(rows, indices, logits)
@@ -132,10 +132,12 @@ class Sampler:
         if not rows.logprob_rows:
             return Draw(ids, rows.device_slots, None, (), ())
         wanted = rows.logprob_index
-        found = logprobs(logits.index_select(0, wanted), ids.index_select(0, wanted), max(rows.logprob_counts))
+        found = logprobs(logits.index_select(0, wanted).float(), ids.index_select(0, wanted), max(rows.logprob_counts))
         return Draw(ids, rows.device_slots, found, rows.logprob_rows, rows.logprob_counts)
 
     def _draw(self, rows: _Rows, indices: npt.NDArray[np.int64], logits: Tensor) -> Tensor:
+        if not logits.is_cuda or self._is_changed(rows, indices):
+            logits = logits.float()
         if rows.penalties is not None and self._counts is not None:
             prompt, outputs = (part.index_select(0, rows.device_slots) for part in self._counts)
             logits = apply_penalties(
@@ -150,11 +152,17 @@ class Sampler:
         if rows.noise is None:
             return greedy(logits)
         noise, truncation = rows.noise, rows.truncation
-        if truncation is not None:
-            logits = mask_top_k_top_p_min_p(
-                logits, noise.temperature, truncation.top_k, truncation.top_p, truncation.min_p
-            )
-        return sample(logits, noise.temperature, noise.seed, noise.choice, upload(indices, self._device))
+        index = upload(indices, self._device)
+        if truncation is None:
+            return sample(logits, noise.temperature, noise.seed, noise.choice, index)
+        options = (truncation.top_k, truncation.top_p, truncation.min_p)
+        return truncated_draw(logits, noise.temperature, *options, noise.seed, noise.choice, index)
+
+    def _is_changed(self, rows: _Rows, indices: npt.NDArray[np.int64]) -> bool:
+        """Whether anything is added to the logits before the draw; a mere draw takes them as they are."""
+        if rows.penalties is not None or rows.bias is not None or self._hook is not None:
+            return True
+        return rows.min_tokens_until > 0 and int(indices.min()) < rows.min_tokens_until
 
     def _forbid_stops(self, rows: _Rows, indices: npt.NDArray[np.int64], logits: Tensor) -> Tensor:
         forbidden = [

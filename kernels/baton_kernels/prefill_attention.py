@@ -72,7 +72,12 @@ def paged_prefill_attention(
     """
     if q.is_cuda:
         from baton_kernels.gpu.prefill_attention import paged_prefill_attention_triton
+        from baton_kernels.gpu.prefill_attention_hopper import paged_prefill_attention_hopper, suits_hopper
 
+        if suits_hopper(q, kv_pool, window):
+            return paged_prefill_attention_hopper(
+                q, kv_pool, layer, block_tables, query_starts, context_lens, scale, max_query_len
+            )
         return paged_prefill_attention_triton(
             q, kv_pool, layer, block_tables, query_starts, context_lens, scale, window, max_query_len
         )

@@ -40,9 +40,14 @@ def sample_reference(logits: Tensor, temperature: Tensor, seed: Tensor, choice: 
     return noisy.argmax(-1)
 
 
-def greedy(logits: Tensor) -> Tensor:
-    """The most likely token of each row: logits [N, V] → ids [N] int64, the first of equals."""
-    return logits.argmax(-1) if logits.is_cuda else greatest(logits)
+def greedy(logits: Tensor, out: Tensor | None = None) -> Tensor:
+    """The most likely token of each row: logits [N, V] → ids [N] int64, the first of equals; into `out` when given."""
+    if logits.is_cuda:
+        from baton_kernels.gpu.sampling import greedy_triton
+
+        return greedy_triton(logits, out)
+    ids = greatest(logits)
+    return ids if out is None else out.copy_(ids)
 
 
 def sample(logits: Tensor, temperature: Tensor, seed: Tensor, choice: Tensor, index: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from baton_kernels.gumbel import gumbel_noise_reference
 from baton_kernels.logprobs import logprobs_reference
 from baton_kernels.penalties import apply_penalties_reference
 from baton_kernels.sampling import sample_reference
+from baton_kernels.truncated_draw import truncated_draw_reference
 from baton_kernels.truncation import mask_top_k_top_p_min_p_reference
 
 VOCABULARIES = [1, 63, 300, 1100]
@@ -92,6 +93,27 @@ def test_truncation_kernel_keeps_the_same_tokens(triton_device: str, vocab: int,
     got = mask_top_k_top_p_min_p_triton(logits, temperature, top_k, top_p, min_p)
     expected = mask_top_k_top_p_min_p_reference(logits, temperature, top_k, top_p, min_p)
     assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize(("vocab", "with_ties"), [(1, False), (300, True), (1500, False)])
+def test_truncated_draw_kernel_draws_the_same_tokens(triton_device: str, vocab: int, with_ties: bool) -> None:
+    from baton_kernels.gpu.truncated_draw import truncated_draw_triton
+
+    options = [
+        (1.0, 0, 1.0, 0.0), (0.7, 5, 1.0, 0.0), (1.3, 0, 0.9, 0.0), (1.0, 0, 0.0001, 0.0), (1.0, 0, 1.0, 0.05),
+        (0.8, 40, 0.6, 0.02), (1.0, 10_000, 0.99, 0.0), (0.0, 3, 0.5, 0.5), (1.5, 200, 0.7, 0.0), (1.0, 128, 0.3, 0.0),
+    ]  # fmt: skip
+    logits = random_logits(len(options), vocab, triton_device)
+    logits[0, 1:] = float("-inf")
+    logits[5, 1::3] = float("-inf")
+    if with_ties:
+        logits = logits.round()
+    columns = [torch.tensor(values).to(triton_device) for values in zip(*options, strict=True)]
+    columns[1] = columns[1].int()
+    generator = torch.Generator().manual_seed(2)
+    keys = [torch.randint(-1000, 1000, (len(options),), generator=generator).to(triton_device) for _ in range(3)]
+    got = truncated_draw_triton(logits, *columns, *keys)
+    assert torch.equal(got, truncated_draw_reference(logits, *columns, *keys))
 
 
 @pytest.mark.parametrize("k", [0, 1, 5])

@@ -1,8 +1,8 @@
 """Matrix multiplication by a weight, behind the seam at which a quantisation method will plug in.
 
 A `LinearMethod` decides how a weight is stored; what it returns multiplies. Two methods: rows as in the checkpoint
-(GPU, and 16-bit types on the CPU), and transposed for float32 on the CPU, where MKL multiplies few rows up to twice as
-fast that way (docs/log.md).
+(GPU, where the kernels' op picks the fastest way, and 16-bit types on the CPU), and transposed for float32 on the CPU,
+where MKL multiplies few rows up to twice as fast that way (docs/log.md).
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import Final, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from baton_engine.host_memory import HugePageArena
+from baton_kernels.linear import linear
+from baton_kernels.swiglu import swiglu
 
 PANEL_COLUMNS: Final = 384
 """Width of a column panel: wider ones miss the TLB in packing, narrower ones call MKL too often."""
@@ -27,13 +28,21 @@ PADDING_COLUMNS: Final = 16
 """Rows whose length is a multiple of ALIASED_COLUMNS fall on few cache sets; padded, they are up to 1.9 × as fast."""
 
 
-class Linear(Protocol):
-    """y = x Wᵀ + b for x [T, in_features] → [T, out_features], in x's dtype."""
+class Projection(Protocol):
+    """y = f(x) for x [T, in_features] → [T, out_features], in x's dtype."""
 
     def __call__(self, x: Tensor) -> Tensor: ...
 
     def add_to(self, total: Tensor, x: Tensor) -> None:
         """total += y, total [T, out_features]."""
+        ...
+
+
+class Linear(Projection, Protocol):
+    """y = x Wᵀ + b."""
+
+    def gated(self, x: Tensor) -> Tensor:
+        """silu(first half of y) · second half → [T, out_features / 2]."""
         ...
 
 
@@ -53,7 +62,10 @@ class RowLinear:
     bias: Tensor | None
 
     def __call__(self, x: Tensor) -> Tensor:
-        return functional.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
+
+    def gated(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias, gated=True)
 
     def add_to(self, total: Tensor, x: Tensor) -> None:
         total.add_(self(x))
@@ -76,6 +88,9 @@ class TransposedLinear:
             return torch.mm(x, self.weight)
         return torch.addmm(self.bias, x, self.weight)
 
+    def gated(self, x: Tensor) -> Tensor:
+        return swiglu(self(x))
+
     def add_to(self, total: Tensor, x: Tensor) -> None:
         total.addmm_(x, self.weight)
         if self.bias is not None:
@@ -96,6 +111,9 @@ class PanelLinear:
         for panel, part in zip(self.panels, out.split_with_sizes(self.widths, 1), strict=True):
             torch.mm(x, panel, out=part)
         return out if self.bias is None else out.add_(self.bias)
+
+    def gated(self, x: Tensor) -> Tensor:
+        return swiglu(self(x))
 
     def add_to(self, total: Tensor, x: Tensor) -> None:
         total.add_(self(x))

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from baton_engine.layers.linear import Linear
-from baton_kernels.swiglu import swiglu
 
 TILE_BYTES: Final = 16 << 20
 """Most of gate and up that is computed at a time on the CPU: above 32 MiB malloc maps fresh pages for every layer (4096
@@ -26,13 +25,13 @@ class GatedMlp:
     intermediate_size: int
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.down(swiglu(self.gate_up(x)))
+        return self.down(self.gate_up.gated(x))
 
     def add_to(self, total: Tensor, x: Tensor) -> None:
         """total += self(x), some rows at a time."""
         rows = max(LEAST_TILE_ROWS, TILE_BYTES // (2 * self.intermediate_size * x.element_size()))
         if x.shape[0] <= rows:
-            self.down.add_to(total, swiglu(self.gate_up(x)))
+            self.down.add_to(total, self.gate_up.gated(x))
             return
         for part, part_total in zip(torch.split(x, rows), torch.split(total, rows), strict=True):
-            self.down.add_to(part_total, swiglu(self.gate_up(part)))
+            self.down.add_to(part_total, self.gate_up.gated(part))

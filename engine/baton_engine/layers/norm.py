@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from baton_engine.layers.linear import Linear
+from baton_engine.layers.linear import Projection
 from baton_kernels.rms_norm import add_rms_norm, rms_norm
 
 
@@ -24,7 +24,7 @@ class RmsNorm(Protocol):
 
     def __call__(self, x: Tensor) -> Tensor: ...
 
-    def after(self, projection: Linear, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    def after(self, projection: Projection, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """(norm(residual + projection(x)), residual + projection(x)). `residual` belongs to the op afterwards."""
         ...
 
@@ -39,7 +39,7 @@ class WeightedRmsNorm:
     def __call__(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.eps)
 
-    def after(self, projection: Linear, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    def after(self, projection: Projection, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         return add_rms_norm(projection(x), residual, self.weight, self.eps)
 
 
@@ -52,7 +52,7 @@ class FoldedRmsNorm:
     def __call__(self, x: Tensor) -> Tensor:
         return x.div(torch.linalg.vector_norm(x, 2, -1, True).hypot_(self.floor))
 
-    def after(self, projection: Linear, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    def after(self, projection: Projection, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         projection.add_to(residual, x)
         return self(residual), residual
 

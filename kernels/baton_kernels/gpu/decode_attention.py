@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from baton_kernels.gpu.dependent_launch import after_previous, chain
 from baton_kernels.gpu.dot_dtype import dot_dtype
 
 LOG2_E = 1.4426950408889634
@@ -34,6 +35,7 @@ BLOCK_N = 64
 ONE_WAVE = DecodeConfig(BLOCK_N, 2, 5)
 """Up to two programs a multiprocessor: each keeps more loads under way."""
 MANY = DecodeConfig(BLOCK_N, 2, 3)
+FEW = 4
 MAX_SPLITS = 32
 PROGRAMS_WANTED = 264
 """Two programs for each of an H200's 132 multiprocessors."""
@@ -45,8 +47,9 @@ def _decode_split_kernel(
     table_stride, block_stride, layer, layer_stride, scale, window, splits,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, WINDOW: tl.constexpr, DOT: tl.constexpr,
-    ONE_SPLIT: tl.constexpr,
+    ONE_SPLIT: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
+    after_previous(CHAINED)
     GROUP: tl.constexpr = Q_HEADS // KV_HEADS
     sequence = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
@@ -112,8 +115,9 @@ def _decode_split_kernel(
 @triton.jit
 def _decode_merge_kernel(
     maximum_ptr, sum_ptr, partial_ptr, out_ptr, splits,
-    D: tl.constexpr, BLOCK_SPLITS: tl.constexpr, BLOCK_D: tl.constexpr,
+    D: tl.constexpr, BLOCK_SPLITS: tl.constexpr, BLOCK_D: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
+    after_previous(CHAINED)
     row = tl.program_id(0).to(tl.int64)
     split = tl.arange(0, BLOCK_SPLITS)
     lane = tl.arange(0, BLOCK_D)
@@ -153,6 +157,8 @@ def paged_decode_attention_triton(
     splits = splits or _choose_splits(sequences * kv_heads, block_tables.shape[1] * block_tokens)
     config = config or (ONE_WAVE if sequences * kv_heads * splits <= PROGRAMS_WANTED else MANY)
     rows = sequences * q_heads
+    # Launched ahead, this many programs are spread unevenly: 8.3 ms a step at 32 × 4k against 8.1.
+    launch = {} if sequences > FEW and config is ONE_WAVE else chain(q)
     maximum = torch.empty(rows, splits, dtype=torch.float32, device=q.device)
     total = torch.empty_like(maximum)
     partial = out if splits == 1 else torch.empty(rows, splits, head_dim, dtype=torch.float32, device=q.device)
@@ -162,12 +168,22 @@ def paged_decode_attention_triton(
         block_tables.stride(0), kv_pool.stride(0), layer, kv_pool.stride(1), scale * LOG2_E, window or 0, splits,
         q_heads, kv_heads, head_dim, block_tokens,
         max(16, triton.next_power_of_2(q_heads // kv_heads)), config.block_n, block_d, window is not None,
-        dot_dtype(q), splits == 1,
-        num_warps=config.warps, num_stages=config.stages,
+        dot_dtype(q), splits == 1, bool(launch),
+        num_warps=config.warps, num_stages=config.stages, **launch,
     )  # fmt: skip
     if splits > 1:
         _decode_merge_kernel[(rows,)](
-            maximum, total, partial, out, splits, head_dim, triton.next_power_of_2(splits), block_d, num_warps=2
+            maximum,
+            total,
+            partial,
+            out,
+            splits,
+            head_dim,
+            triton.next_power_of_2(splits),
+            block_d,
+            bool(launch),
+            num_warps=2,
+            **launch,
         )
     return out
 

@@ -9,11 +9,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from baton_kernels.gpu.dependent_launch import after_previous, chain
+
 
 @triton.jit
 def _rms_norm_kernel(
-    x_ptr, residual_ptr, weight_ptr, out_ptr, total_ptr, eps, H: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    out_ptr,
+    total_ptr,
+    eps,
+    H: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ADD: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
+    after_previous(CHAINED)
     row = tl.program_id(0).to(tl.int64) * H
     column = tl.arange(0, BLOCK)
     inside = column < H
@@ -49,4 +61,7 @@ def _launch(x: Tensor, residual: Tensor, weight: Tensor, out: Tensor, total: Ten
         return
     block = triton.next_power_of_2(hidden)
     warps = 4 if block <= 2048 else 8
-    _rms_norm_kernel[(rows,)](x, residual, weight, out, total, eps, hidden, block, add, num_warps=warps)
+    launch = chain(x)
+    _rms_norm_kernel[(rows,)](
+        x, residual, weight, out, total, eps, hidden, block, add, bool(launch), num_warps=warps, **launch
+    )

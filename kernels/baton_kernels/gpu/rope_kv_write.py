@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from baton_kernels.gpu.dependent_launch import after_previous, chain
+
 HEADS_A_PROGRAM = 8
 
 
@@ -22,7 +24,9 @@ def _rope_kv_write_kernel(
     block_stride, layer_offset, eps,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_HALF: tl.constexpr, NORM: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
+    after_previous(CHAINED)
     HALF: tl.constexpr = D // 2
     HEADS: tl.constexpr = Q_HEADS + 2 * KV_HEADS
     token = tl.program_id(0).to(tl.int64)
@@ -87,6 +91,7 @@ def rope_kv_write_triton(
     q = torch.empty(qkv.shape[0], num_q_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
     if qkv.shape[0] == 0:
         return q
+    launch = chain(qkv)
     heads = num_q_heads + 2 * kv_heads
     block_heads = min(HEADS_A_PROGRAM, triton.next_power_of_2(heads))
     _rope_kv_write_kernel[(qkv.shape[0], triton.cdiv(heads, block_heads))](
@@ -94,7 +99,7 @@ def rope_kv_write_triton(
         cos if q_norm is None else q_norm, cos if k_norm is None else k_norm, q, kv_pool,
         kv_pool.stride(0), layer * kv_pool.stride(1), eps,
         num_q_heads, kv_heads, head_dim, block_tokens,
-        block_heads, triton.next_power_of_2(head_dim // 2), q_norm is not None,
-        num_warps=2,
+        block_heads, triton.next_power_of_2(head_dim // 2), q_norm is not None, bool(launch),
+        num_warps=2, **launch,
     )  # fmt: skip
     return q

@@ -9,9 +9,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from baton_kernels.gpu.dependent_launch import after_previous, chain
 from baton_kernels.gpu.integer_hash import gumbel
 
 BLOCK = 1024
+GREEDY_BLOCK = 4096
 
 
 @triton.jit
@@ -24,24 +26,28 @@ def _gumbel_kernel(seed_ptr, choice_ptr, index_ptr, out_ptr, vocab, BLOCK: tl.co
 
 @triton.jit
 def _sample_kernel(
-    logits_ptr, temperature_ptr, seed_ptr, choice_ptr, index_ptr, best_ptr, best_id_ptr, vocab, BLOCK: tl.constexpr
-):
+    logits_ptr, temperature_ptr, seed_ptr, choice_ptr, index_ptr, best_ptr, best_id_ptr, vocab, BLOCK: tl.constexpr,
+    NOISY: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
+    after_previous(CHAINED)
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     token = part * BLOCK + tl.arange(0, BLOCK)
     inside = token < vocab
     noisy = tl.load(logits_ptr + row * vocab + token, mask=inside, other=float("-inf")).to(tl.float32)  # [BLOCK] of [V]
-    temperature = tl.load(temperature_ptr + row)
-    if temperature > 0.0:
-        noise = gumbel(tl.load(seed_ptr + row), tl.load(choice_ptr + row), tl.load(index_ptr + row), token)
-        noisy = noisy / temperature + noise
+    if NOISY:
+        temperature = tl.load(temperature_ptr + row)
+        if temperature > 0.0:
+            noise = gumbel(tl.load(seed_ptr + row), tl.load(choice_ptr + row), tl.load(index_ptr + row), token)
+            noisy = noisy / temperature + noise
     best = tl.max(noisy, axis=0)
     tl.store(best_ptr + row * tl.num_programs(1) + part, best)
     tl.store(best_id_ptr + row * tl.num_programs(1) + part, tl.min(tl.where(noisy == best, token, vocab), axis=0))
 
 
 @triton.jit
-def _winner_kernel(best_ptr, best_id_ptr, ids_ptr, parts, vocab, BLOCK_PARTS: tl.constexpr):
+def _winner_kernel(best_ptr, best_id_ptr, ids_ptr, parts, vocab, BLOCK_PARTS: tl.constexpr, CHAINED: tl.constexpr):
+    after_previous(CHAINED)
     row = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, BLOCK_PARTS)
     best = tl.load(best_ptr + row * parts + part, mask=part < parts, other=float("-inf"))  # [parts]
@@ -64,16 +70,27 @@ def gumbel_noise_triton(seed: Tensor, choice: Tensor, index: Tensor, vocab: int)
 
 def sample_triton(logits: Tensor, temperature: Tensor, seed: Tensor, choice: Tensor, index: Tensor) -> Tensor:
     """As `baton_kernels.sampling.sample`; logits contiguous."""
+    ids = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
+    return _draw(logits, (temperature, seed.long(), choice.long(), index.long()), ids, BLOCK)
+
+
+def greedy_triton(logits: Tensor, out: Tensor | None) -> Tensor:
+    """As `baton_kernels.sampling.greedy`; logits contiguous, of any floating dtype."""
+    ids = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device) if out is None else out
+    return _draw(logits, None, ids, GREEDY_BLOCK)
+
+
+def _draw(logits: Tensor, noise: tuple[Tensor, Tensor, Tensor, Tensor] | None, ids: Tensor, block: int) -> Tensor:
     rows, vocab = logits.shape
-    ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if rows == 0:
         return ids
-    block = min(BLOCK, triton.next_power_of_2(vocab))
+    block = min(block, triton.next_power_of_2(vocab))
     parts = triton.cdiv(vocab, block)
     best = torch.empty(rows, parts, dtype=torch.float32, device=logits.device)
     best_id = torch.empty(rows, parts, dtype=torch.int32, device=logits.device)
+    launch = chain(logits)
     _sample_kernel[(rows, parts)](
-        logits, temperature, seed.long(), choice.long(), index.long(), best, best_id, vocab, block
+        logits, *(noise or (best,) * 4), best, best_id, vocab, block, noise is not None, bool(launch), **launch
     )
-    _winner_kernel[(rows,)](best, best_id, ids, parts, vocab, triton.next_power_of_2(parts))
+    _winner_kernel[(rows,)](best, best_id, ids, parts, vocab, triton.next_power_of_2(parts), bool(launch), **launch)
     return ids

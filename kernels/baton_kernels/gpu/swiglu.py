@@ -9,11 +9,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from baton_kernels.gpu.dependent_launch import after_previous, chain
+
 BLOCK = 1024
 
 
 @triton.jit
-def _swiglu_kernel(gate_up_ptr, out_ptr, F, BLOCK: tl.constexpr):
+def _swiglu_kernel(gate_up_ptr, out_ptr, F, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
+    after_previous(CHAINED)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < F
@@ -29,6 +32,9 @@ def swiglu_triton(gate_up: Tensor) -> Tensor:
     rows, double = gate_up.shape
     out = torch.empty(rows, double // 2, dtype=gate_up.dtype, device=gate_up.device)
     if out.numel():
+        launch = chain(gate_up)
         block = min(BLOCK, triton.next_power_of_2(double // 2))
-        _swiglu_kernel[(rows, triton.cdiv(double // 2, block))](gate_up, out, double // 2, block)
+        _swiglu_kernel[(rows, triton.cdiv(double // 2, block))](
+            gate_up, out, double // 2, block, bool(launch), **launch
+        )
     return out

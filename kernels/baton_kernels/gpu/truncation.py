@@ -39,7 +39,7 @@ def _mass_from(row_ptr, vocab, threshold, highest, temperature, BLOCK: tl.conste
     mass = tl.zeros([BLOCK], tl.float32)
     for start in range(0, vocab, BLOCK):
         token = start + tl.arange(0, BLOCK)
-        logits = tl.load(row_ptr + token, mask=token < vocab, other=float("-inf"))  # [BLOCK] of [V]
+        logits = tl.load(row_ptr + token, mask=token < vocab, other=float("-inf")).to(tl.float32)  # [BLOCK] of [V]
         mass += tl.where(_ordered(logits) >= threshold, tl.exp((logits - highest) / temperature), 0.0)
     return tl.sum(mass, axis=0)
 
@@ -49,7 +49,7 @@ def _count_from(row_ptr, vocab, threshold, BLOCK: tl.constexpr):
     count = tl.zeros([BLOCK], tl.int32)
     for start in range(0, vocab, BLOCK):
         token = start + tl.arange(0, BLOCK)
-        logits = tl.load(row_ptr + token, mask=token < vocab, other=float("-inf"))  # [BLOCK] of [V]
+        logits = tl.load(row_ptr + token, mask=token < vocab, other=float("-inf")).to(tl.float32)  # [BLOCK] of [V]
         count += ((_ordered(logits) >= threshold) & (token < vocab)).to(tl.int32)
     return tl.sum(count, axis=0)
 

@@ -1,0 +1,66 @@
+"""The Gluon kernels, which no interpreter runs: compiled on a Hopper GPU against the references."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from baton_kernels.linear import linear_reference
+from baton_kernels.prefill_attention import paged_prefill_attention_reference
+from baton_testing.paged_kv import paged_kv
+
+IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not IS_HOPPER, reason="needs a Hopper GPU")]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("heads", [(8, 2, 128), (7, 1, 128), (4, 4, 64), (12, 2, 64), (16, 1, 128)], ids=str)
+@pytest.mark.parametrize(
+    ("query_lens", "contexts"),
+    [
+        ([1], [1]),
+        ([64], [64]),
+        ([100, 0, 33], [100, 12, 33]),
+        ([16, 1, 5, 130], [16, 80, 70, 300]),
+        ([300], [1000]),
+        ([257, 129], [257, 129]),
+    ],
+    ids=str,
+)
+def test_prefill_attention_equals_reference(
+    query_lens: list[int], contexts: list[int], heads: tuple[int, int, int], dtype: torch.dtype
+) -> None:
+    """Lengths at and around every border; everything outside the contexts is NaN, inf or an impossible block."""
+    from baton_kernels.gpu.prefill_attention_hopper import paged_prefill_attention_hopper
+
+    q_heads, kv_heads, head_dim = heads
+    kv = paged_kv(contexts, kv_heads=kv_heads, head_dim=head_dim, block_tokens=64, dtype=dtype, device="cuda")
+    starts = torch.tensor([0, *query_lens]).cumsum(0).int().cuda()
+    q = torch.randn(sum(query_lens), q_heads, head_dim, generator=torch.Generator().manual_seed(1)).to(dtype).cuda()
+    args = (q, kv.pool, 1, kv.block_tables, starts, kv.context_lens, 0.25)
+    expected = paged_prefill_attention_reference(*args)
+    # Probabilities are rounded to 8 or 11 bits before the product with V, the result once.
+    atol, rtol = (2e-2, 2**-7) if dtype == torch.bfloat16 else (2e-3, 2**-9)
+    torch.testing.assert_close(paged_prefill_attention_hopper(*args), expected, atol=atol, rtol=rtol)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("rows", [1, 3, 8, 17, 33, 64, 65, 128])
+@pytest.mark.parametrize(("features", "columns"), [(96, 72), (400, 136), (6144, 1024), (1000, 3080)])
+def test_streamed_linear_equals_reference(features: int, columns: int, rows: int, has_bias: bool, gated: bool) -> None:
+    from baton_kernels.gpu.linear import default_config
+    from baton_kernels.gpu.streamed_linear import streamed_linear
+
+    generator = torch.Generator("cuda").manual_seed(rows)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, device="cuda").bfloat16()
+
+    x, weight = draw(rows, columns), draw(features, columns) * columns**-0.5
+    bias = draw(features) if has_bias else None
+    got = streamed_linear(x, weight, bias, default_config(rows, features, columns, gated), gated)
+    expected = linear_reference(x, weight, bias, gated)
+    assert not got.isnan().any()
+    # Sums in another order, then rounded to 8 bits like the reference's: up to one step of the rounding apart.
+    torch.testing.assert_close(got, expected, atol=2e-2, rtol=2**-6)
