@@ -88,7 +88,7 @@ def test_every_field_that_was_set_has_to_stand(path: str, how: str) -> None:
 
 
 def test_lists_without_names_have_to_be_equal() -> None:
-    wanted = {"spec": {"policyTypes": ["Ingress", "Egress"]}}
+    wanted: dict[str, object] = {"spec": {"policyTypes": ["Ingress", "Egress"]}}
     assert has_drifted(wanted, {"spec": {"policyTypes": ["Ingress"]}})
     assert has_drifted(wanted, {"spec": {"policyTypes": ["Egress", "Ingress"]}})
     assert not has_drifted({"spec": {"ingress": []}}, {"spec": {}}), "an empty list is left out of answers"

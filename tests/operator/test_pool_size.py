@@ -60,7 +60,7 @@ def test_somebody_else_who_writes_in_mode_slo_is_neither_followed_nor_fought() -
     before = standing(made(), live, {P: 2, D: 2}, {P: 2, D: 2})
     assert before == {P: 2, D: 2}
     plan = plans(made(), live, before, sized(2))[D]
-    assert (plan.workers, plan.replicas, plan.foreign) == (2, None, {"kube-controller-manager"})
+    assert (plan.workers, plan.replicas, plan.foreign) == (2, None, frozenset({"kube-controller-manager"}))
 
 
 def test_a_server_that_does_not_tell_owners_accuses_nobody() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -127,14 +128,15 @@ def test_a_key_that_the_user_takes_away_is_an_edit() -> None:
 def test_a_record_that_cannot_be_read_counts_as_absent() -> None:
     good = json.loads(json.dumps(manifest(current(made(), OLD, "", ()), 1, made(), OWNER)))
     assert stored(good) is not None
-    for spoil in (
+    spoils: tuple[Callable[[dict[str, Any]], object], ...] = (
         lambda body: body.pop("revision"),
         lambda body: body.pop("data"),
         lambda body: body["data"].pop("workerImage"),
         lambda body: body["data"]["roles"].pop("decode"),
         lambda body: body["data"]["roles"]["prefill"].pop("pod"),
         lambda body: body["data"]["roles"].__setitem__("prefill", 3),
-    ):
+    )
+    for spoil in spoils:
         body = json.loads(json.dumps(good))
         spoil(body)
         assert stored(body) is None

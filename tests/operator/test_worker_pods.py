@@ -98,7 +98,7 @@ def test_a_worker_that_loses_its_readiness_leaves_a_doubt_and_does_not_count() -
     readiness = Readiness(settle_s=15.0, doubt_s=60.0)
     readiness.routable("o", [worker("1")], {KEY: 1}, 100.0)
     lost = readiness.routable("o", [worker("1", ready=False)], {}, 130.0)
-    assert (dict(lost.routable), lost.doubtful, lost.again_at) == ({}, {KEY}, 190.0)
+    assert (dict(lost.routable), lost.doubtful, lost.again_at) == ({}, frozenset({KEY}), 190.0)
     assert not readiness.routable("o", [worker("1", ready=False)], {}, 190.0).doubtful
     assert not readiness.routable("o", [worker("1", ready=False, leaving=True)], {}, 131.0).doubtful
 
