@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The image of the local end-to-end tests: all roles on CPUs and the tiny model, from Debian and pip, without a builder.
 #   images/local.sh NAME OUT.tar      prints NAME@sha256:DIGEST
+#   MARK=…          a word that goes into the image, so that its digest is another one
 #   WORK=…          where the base tree and the packages are kept between runs (default: ~/.cache/baton/images)
 #   MMDEBSTRAP=…    where mmdebstrap is, if not on PATH
 # Needs Debian 12 with its python3 at the version of $PYTHON (3.11): compiled packages are copied into a bookworm tree.
@@ -44,5 +45,7 @@ rm -rf "$tree"/site/opt/baton/baton_*
 for package in "$here"/../*/baton_*/; do cp -r "$package" "$tree/code/opt/baton/"; done
 find "$tree/code" -depth -name __pycache__ -exec rm -rf {} +
 cp -r "$here/../examples/tiny-llama" "$tree/code/models/tiny-llama"
+"$PYTHON" "$here/other_model.py" "$tree/code/models/tiny-llama" "$tree/code/models/tiny-llama-2"
+[ -z "${MARK:-}" ] || echo "$MARK" > "$tree/code/opt/baton/mark.txt"
 chmod -R go+rX,go-w "$tree/code"
 echo "$name@$("$PYTHON" "$here/pack.py" "$name" "$out" "$work/base" "$tree/site" "$tree/code")"

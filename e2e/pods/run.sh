@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# `make e2e`: real Pods on the first cluster there is. Arguments go to pytest.
+#   KUBECONFIG set        that cluster; the images have to be where it can pull them: BATON_E2E_IMAGE, BATON_E2E_IMAGE_2
+#   kind and Docker       a cluster of its own
+#   root on Debian 12     the local cluster (e2e/cluster), 1.20.2; K=… names its folder, KEEP=1 leaves it up
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+root=$here/../..
+python=$root/.venv/bin/python
+work=${XDG_CACHE_HOME:-$HOME/.cache}/baton/e2e
+name=k8s.local/baton
+export K=${K:-/tmp/baton-cluster} PYTHON=$python
+mkdir -p "$work"
+
+fail() { echo "make e2e: $*" >&2; exit 1; }
+
+# Two images of the same programs whose digests differ, as those of two releases do.
+build() {
+  local each
+  for each in one two; do
+    MARK=$each MMDEBSTRAP=${MMDEBSTRAP:-$(command -v mmdebstrap || echo "$K/root/usr/bin/mmdebstrap")} \
+      "$root/images/local.sh" "$name" "$work/$each.tar" > "$work/$each.ref"
+  done
+  export BATON_E2E_IMAGE BATON_E2E_IMAGE_2
+  BATON_E2E_IMAGE=$(cat "$work/one.ref") BATON_E2E_IMAGE_2=$(cat "$work/two.ref")
+}
+
+if [ -n "${KUBECONFIG:-}" ] && [ -z "${BATON_E2E_LOCAL:-}" ]; then
+  [ -n "${BATON_E2E_IMAGE:-}" ] && [ -n "${BATON_E2E_IMAGE_2:-}" ] ||
+    fail "KUBECONFIG is set: set BATON_E2E_IMAGE and BATON_E2E_IMAGE_2 too, two images by digest (images/local.sh makes them)"
+elif [ -z "${BATON_E2E_LOCAL:-}" ] && command -v kind > /dev/null && docker info > /dev/null 2>&1; then
+  build
+  kind create cluster --name baton-e2e --kubeconfig "$work/kubeconfig"
+  trap 'kind delete cluster --name baton-e2e' EXIT
+  export KUBECONFIG=$work/kubeconfig
+  for each in one two; do kind load image-archive "$work/$each.tar" --name baton-e2e; done
+else
+  [ "$(id -u)" = 0 ] || fail "no KUBECONFIG and no kind: the local cluster needs root"
+  export BATON_E2E_LOCAL=$K
+  "$root/e2e/cluster/cluster.sh" binaries
+  export KUBECONFIG=$K/pki/admin.kubeconfig PATH=$K/root/usr/bin:$PATH
+  if ! kubectl --request-timeout=5s get --raw /readyz > /dev/null 2>&1; then
+    [ -n "${KEEP:-}" ] || trap '"$root/e2e/cluster/cluster.sh" down' EXIT
+    "$root/e2e/cluster/cluster.sh" up node dns
+  fi
+  build
+  for each in one two; do "$root/e2e/cluster/cluster.sh" load "$work/$each.tar"; done
+fi
+HELM=$("$python" "$root/scripts/find_helm.py")
+export HELM
+"$root/.venv/bin/pytest" -q -rs -x --durations=0 "$here" "$@"

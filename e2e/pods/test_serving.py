@@ -1,0 +1,207 @@
+"""From `kubectl apply` to answers, and everything that happens to a deployment while it answers, in this order.
+
+Each test leaves a serving deployment behind for the next. What is asserted is what users see (no failed request, whole
+answers of one model) and what Kubernetes has (Pods, owners, the Lease); times are noted, never asserted.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from baton_testing.pods.generator import Load
+from baton_testing.pods.kubectl import Json, is_ready, until
+from baton_testing.pods.operator_release import ROOT
+from baton_testing.pods.served import NAME, World, workers
+
+pytestmark = pytest.mark.timeout(1200)
+
+
+def test_apply_gives_a_first_token_over_the_service(world: World) -> None:
+    load = world.load("first", concurrency=1)
+    load.start()
+    applied = time.time()
+    world.kubectl.apply(world.deployment())
+    first = load.first_token_at(300)
+    world.note("apply to first token", seconds=round(first - applied, 1))
+    load.wait_for(5)
+    assert load.stop()["failed"] == 0
+    world.wait_until_settled(1, 1)
+
+
+def test_each_pool_scales_alone(world: World) -> None:
+    with serving(world, "scaling"):
+        for role, prefill, decode in (("prefill", 2, 1), ("decode", 2, 2)):
+            world.kubectl.run("scale", f"llmpool/{NAME}-{role}", "--replicas=2")
+            world.note(f"scale {role} to 2", seconds=round(world.wait_until_settled(prefill, decode), 1))
+
+
+def test_a_new_template_rolls_without_a_failed_request(world: World) -> None:
+    with serving(world, "template"), floor(world, 2) as watched:
+        world.kubectl.apply(world.deployment(decode__engine={"kvCacheMemory": "64Mi", "maxSequences": 12}))
+        world.note("template rollout", seconds=round(world.wait_until_settled(2, 2), 1), lowest=watched.lowest)
+
+
+def test_a_new_model_rolls_without_a_mixed_answer(world: World) -> None:
+    with serving(world, "model"), floor(world, 2) as watched:
+        world.kubectl.apply(world.deployment(model__source="file:///models/tiny-llama-2"))
+        world.note("model rollout", seconds=round(world.wait_until_settled(2, 2), 1), lowest=watched.lowest)
+
+
+def test_the_operator_is_killed_in_the_middle_of_a_rollout(world: World) -> None:
+    with serving(world, "killed"), floor(world, 2) as watched:
+        world.kubectl.apply(world.deployment())
+        until("both templates side by side", lambda: len(templates(world, "decode")) == 2, 120)
+        holder = world.release.holder()
+        world.release.kubectl.run("delete", "pod", holder, "--grace-period=0", "--force")
+        killed = time.monotonic()
+        world.release.wait_until_active(other_than=holder)
+        world.note("operator killed: Lease taken over", seconds=round(time.monotonic() - killed, 1))
+        world.wait_until_settled(2, 2)
+        world.note("operator killed: rollout done", seconds=round(time.monotonic() - killed, 1), lowest=watched.lowest)
+
+
+def test_master_keys_rotate_under_load(world: World) -> None:
+    before = pods_of(world)
+    with serving(world, "keys"):
+        for keys in ({"first": "m" * 48, "second": "n" * 48}, {"second": "n" * 48}):
+            world.release.set_keys(keys)
+            names = sorted(keys)
+            until(f"link keys {names}", lambda names=names: key_names(world) == names, 180)  # type: ignore[misc]
+            time.sleep(90)  # until the kubelet has written the new files into every Pod
+        # Links are authenticated when they are made: new workers have to link with the new key alone.
+        assert pods_of(world) == before
+        world.kubectl.run("scale", f"llmpool/{NAME}-decode", "--replicas=3")
+        world.wait_until_settled(2, 3)
+        world.kubectl.run("scale", f"llmpool/{NAME}-decode", "--replicas=2")
+        world.wait_until_settled(2, 2)
+
+
+def test_an_operator_upgrade_restarts_no_worker(world: World) -> None:
+    before = pods_of(world)
+    with serving(world, "upgrade"):
+        world.release = world.release.upgraded(world.second_image, world.second_image)
+        world.release.install()
+        world.release.wait_until_active()
+        world.kubectl.run("annotate", "llm", NAME, "example.com/touch=1", "--overwrite")
+        time.sleep(20)
+        world.wait_until_settled(2, 2)
+    assert pods_of(world) == before
+    world.kubectl.run("annotate", "llm", NAME, "baton.dev/upgrade=2", "--overwrite")
+    with serving(world, "asked"), floor(world, 2):
+        until("the new image", lambda: world.second_image in images(world, "decode"), 120)
+        world.wait_until_settled(2, 2)
+    assert images(world, "decode") == images(world, "prefill") == {world.second_image}
+
+
+def test_the_api_server_is_away_for_two_minutes(world: World) -> None:
+    if world.local is None:
+        pytest.skip("only the local cluster's API server can be stopped here")
+    before = pods_of(world)
+    with serving(world, "outage") as load:
+        cluster(world, "stop", "apiserver")
+        time.sleep(120)
+        cluster(world, "start", "apiserver")
+        returned = time.monotonic()
+        until("the API server", lambda: world.kubectl.get("llm", NAME), 60)
+        world.kubectl.run("scale", f"llmpool/{NAME}-prefill", "--replicas=1")
+        world.wait_until_settled(1, 2)
+        world.note("API server back: scaled as asked", seconds=round(time.monotonic() - returned, 1))
+        load.wait_for(20)
+    assert {uid: each for uid, each in pods_of(world).items() if uid in before}.items() <= before.items()
+    assert len(set(pods_of(world)) & set(before)) == len(before) - 1
+    world.kubectl.run("scale", f"llmpool/{NAME}-prefill", "--replicas=2")
+    world.wait_until_settled(2, 2)
+
+
+def test_deleting_it_leaves_nothing(world: World) -> None:
+    kinds = "pods,deployments,services,secrets,serviceaccounts,networkpolicies,controllerrevisions,llmpools,jobs,pvc"
+    assert len(world.kubectl.all(kinds, f"baton.dev/deployment={NAME}")) > 10
+    world.kubectl.run("delete", "llm", NAME, "--wait=true", timeout_s=120)
+    took = until("nothing is left", lambda: not world.kubectl.all(kinds, f"baton.dev/deployment={NAME}"), 180)
+    world.note("deleted", seconds=round(took, 1))
+
+
+@contextmanager
+def serving(world: World, name: str) -> Iterator[Load]:
+    """Load while the block runs: no request fails, and every answer is one of what that model says to that prompt."""
+    load = world.load(name)
+    load.start()
+    try:
+        load.wait_for(5)
+        yield load
+        load.wait_for(5)
+    finally:
+        found = load.stop()
+        world.note(f"load: {name}", ok=found["ok"], failed=found["failed"], failures=found["failures"][:10])
+    assert found["failed"] == 0, found["failures"][:10]
+    assert all(len(texts) == 1 for texts in found["answers"].values()), found["answers"]
+
+
+@dataclass
+class Watched:
+    lowest: dict[str, int] = field(default_factory=dict)
+    """Fewest workers of a pool that had become ready, ran and were not told to stop, ever seen."""
+
+
+@contextmanager
+def floor(world: World, least: int) -> Iterator[Watched]:
+    """While the block runs, each pool has so many workers at every look. One that was ready counts while it runs: a
+    probe that is late on a busy machine takes nothing away."""
+    watched, stop = Watched(), threading.Event()
+    been_ready: set[tuple[str, int]] = set()
+
+    def look() -> None:
+        while not stop.wait(0.5):
+            for role in ("prefill", "decode"):
+                pods = world.kubectl.pods(workers(role))
+                been_ready.update((uid_of(pod), restarts(pod)) for pod in pods if is_ready(pod))
+                up = sum((uid_of(pod), restarts(pod)) in been_ready for pod in pods)
+                watched.lowest[role] = min(up, watched.lowest.get(role, up))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield watched
+    finally:
+        stop.set()
+        thread.join()
+    assert min(watched.lowest.values()) >= least, watched.lowest
+
+
+def pods_of(world: World) -> dict[str, int]:
+    """Restarts of each worker and gateway, by uid."""
+    pods = world.kubectl.pods(f"baton.dev/deployment={NAME}")
+    return {uid_of(pod): restarts(pod) for pod in pods}
+
+
+def uid_of(pod: Json) -> str:
+    return str(pod["metadata"]["uid"])
+
+
+def restarts(pod: Json) -> int:
+    return sum(each["restartCount"] for each in pod["status"].get("containerStatuses", []))
+
+
+def templates(world: World, role: str) -> set[str]:
+    return {pod["metadata"]["labels"]["baton.dev/template"] for pod in world.kubectl.pods(workers(role))}
+
+
+def images(world: World, role: str) -> set[str]:
+    return {pod["spec"]["containers"][0]["image"] for pod in world.kubectl.pods(workers(role))}
+
+
+def key_names(world: World) -> list[str]:
+    secret = world.kubectl.get("secret", f"{NAME}-keys") or {}
+    return sorted(secret.get("data", {}))
+
+
+def cluster(world: World, *arguments: str) -> None:
+    environment = {"K": str(world.local), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+    subprocess.run([ROOT / "e2e" / "cluster" / "cluster.sh", *arguments], check=True, timeout=60, env=environment)

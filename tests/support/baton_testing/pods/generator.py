@@ -1,0 +1,82 @@
+"""A load generator's Pod, and what it says."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from baton_testing.pods.kubectl import Failed, Json, Kubectl, until
+
+SCRIPT = Path(__file__).with_name("load.py")
+
+
+@dataclass
+class Load:
+    """One Pod that asks until it is told to stop."""
+
+    kubectl: Kubectl
+    name: str
+    image: str
+    url: str
+    concurrency: int = 3
+    final: Json = field(default_factory=dict)
+
+    def start(self) -> None:
+        script = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "load"}}
+        self.kubectl.apply({**script, "data": {"load.py": SCRIPT.read_text(encoding="utf-8")}}, self._pod())
+        until(f"Pod {self.name} runs", lambda: self._phase() == "Running", 60)
+
+    def _phase(self) -> str:
+        pod = self.kubectl.get("pod", self.name)
+        return "" if pod is None else str(pod["status"].get("phase"))
+
+    def lines(self, kind: str) -> list[Json]:
+        """What it said of one kind so far."""
+        try:
+            text = self.kubectl.run("logs", self.name)
+        except Failed:
+            return []
+        return [json.loads(line.partition(" ")[2]) for line in text.splitlines() if line.startswith(f"{kind} ")]
+
+    @property
+    def ok(self) -> int:
+        told = self.lines("STAT")
+        return int(told[-1]["ok"]) if told else 0
+
+    def first_token_at(self, deadline_s: float) -> float:
+        """Epoch seconds. Raises TimeoutError."""
+        until("the first token", lambda: self.lines("FIRST"), deadline_s, every_s=0.2)
+        return float(self.lines("FIRST")[0]["at"])
+
+    def wait_for(self, more: int, deadline_s: float = 120) -> None:
+        """Until so many requests more have been answered. Raises TimeoutError."""
+        wanted = self.ok + more
+        until(f"{more} more answers", lambda: self.ok >= wanted, deadline_s)
+
+    def stop(self) -> Json:
+        """Let what is in flight end; counts and answers of the whole run."""
+        self.kubectl.run("exec", self.name, "--", "python", "-c", "import os; os.kill(1, 15)")
+        until("the load's end", lambda: self.lines("END"), 150)
+        self.final = self.lines("END")[-1]
+        self.final["failures"] = self.lines("FAIL")
+        self.kubectl.run("delete", "pod", self.name, "--wait=false")
+        return self.final
+
+    def _pod(self) -> Json:
+        restricted = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        container = {
+            "name": "load",
+            "image": self.image,
+            "command": ["python", "/load/load.py", self.url, str(self.concurrency)],
+            "volumeMounts": [{"name": "script", "mountPath": "/load"}],
+            "securityContext": restricted,
+        }
+        spec = {
+            "restartPolicy": "Never",
+            "automountServiceAccountToken": False,
+            "securityContext": {"runAsNonRoot": True, "runAsUser": 10001, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [container],
+            "volumes": [{"name": "script", "configMap": {"name": "load"}}],
+        }
+        return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": self.name}, "spec": spec}
