@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 
 from baton_kv_transfer.layout import Extent
@@ -57,6 +58,9 @@ class UcxWriter:
         self._open: dict[int, tuple[WriteDone, float, int]] = {}
         self._posted: dict[int, memoryview] = {}
         """Writes that UCX has not ended, given up ones among them, and the source bytes that they need alive."""
+        self._ends: deque[tuple[int, WriteState | UcxError]] = deque()
+        """Filled by the UCX thread, emptied by the loop's."""
+        self._is_woken = False
         self._next = 1
         self._seen_lane, self._looked_s = UNKNOWN, 0.0
         self._is_closed = False
@@ -130,12 +134,20 @@ class UcxWriter:
         self._posted[number] = source
 
         def on_end(state: WriteState | UcxError) -> None:
-            try:
-                self._loop.call_soon_threadsafe(self._ended, number, state)
-            except RuntimeError:  # the loop is closed: this process is on its way out and nobody waits for the write
-                log.debug("a write ended after its loop")
+            self._ends.append((number, state))
+            if not self._is_woken:  # one wake-up for all that end until the loop looks
+                self._is_woken = True
+                try:
+                    self._loop.call_soon_threadsafe(self._take_ends)
+                except RuntimeError:  # the loop is closed: this process is on its way out, nobody waits for the write
+                    log.debug("a write ended after its loop")
 
         self._thread.write(WriteOrder(self._target.agent, pieces, source_device, self._device, unregistered, on_end))
+
+    def _take_ends(self) -> None:
+        self._is_woken = False  # first: what ends from here on wakes the loop again
+        while self._ends:
+            self._ended(*self._ends.popleft())
 
     def _ended(self, number: int, state: WriteState | UcxError) -> None:
         del self._posted[number]
