@@ -25,7 +25,7 @@ from baton_operator.objects.cluster import Manifest, Platform
 from baton_operator.objects.desired import pool_facade, standing_objects, workers_of
 from baton_operator.objects.fetch import fetch_of, former_jobs
 from baton_operator.observe import WorkerSet, replicas_after
-from baton_operator.plain import annotations_of, metadata_of
+from baton_operator.plain import annotations_of, mapping, metadata_of
 from baton_operator.pool_size import Facade, Plan, plans, standing
 from baton_operator.rollout import Group, Limits, Step, Wanted, next_step
 from baton_operator.scaling import HoldSizing, PoolNow, Sized, Sizing
@@ -292,6 +292,7 @@ def _group(
         known,
         failing=is_failing or (each.is_late and not crew.unschedulable and crew.ready == 0),
         unschedulable=crew.unschedulable,
+        idle=max(each.wanted - crew.ready, 0),
         since=each.since,
     )
 
@@ -311,8 +312,10 @@ def _sum_routable(groups: tuple[Group, ...], role: Role) -> int | None:
 
 
 def _pod_templates(seen: Snapshot, record: Record) -> dict[tuple[Role, Revision], Manifest]:
-    """Every recorded template; the newest record wins, though equal hashes mean equal templates."""
-    found: dict[tuple[Role, Revision], Manifest] = {}
+    """Every recorded template; the newest record wins, though equal hashes mean equal templates. Of one whose record is
+    lost, what its Deployment has."""
+    live = {each.name: mapping(seen.live_sets[each.name].get("spec")) for each in seen.sets}
+    found = {(each.role, each.revision): mapping(live[each.name].get("template")) for each in seen.sets}
     records = [each.record for each in sorted(seen.records, key=lambda each: each.number)]
     for each in (*records, record):
         found |= {(role, each.rendered[role].revision): each.rendered[role].pod for role in POOL_ROLES}

@@ -8,8 +8,9 @@ Workers of several template hashes may run side by side in both pools. After eve
 (3) with at most two fits the pools stay in proportion: pairs count as the smaller of the two shares that each fit has
     of its wanted pools, and their sum does not go under what (2) allows both pools, or under what it was. With more
     fits (another model, and another one before that was through) the smallest of them goes first, by (1) and (2).
-Workers that are not routable serve nothing and may be removed at any time, and whoever carries a step out stops those
-first; while it is unknown how many are routable, nothing is removed. The planner keeps no memory: progress, revert and
+Workers that are not ready serve nothing and may be removed at any time, and whoever carries a step out stops those
+first. A ready one that is not counted as routable may serve all the same: it is not relied on, and not given up.
+While it is unknown how many are routable, nothing is removed. The planner keeps no memory: progress, revert and
 re-edit all follow from the counts and from which template came first.
 
 A rollout may be told to hold: paused, at its canary share, or because the new template fails. The mix of templates
@@ -43,6 +44,9 @@ class Group:
     """Workers of it crash, or did not become ready in time: more of them are not worth starting."""
     unschedulable: int = 0
     """Workers that no node has room for."""
+    idle: int | None = None
+    """How many certainly serve nothing, because they are not ready; None: all that are not routable. One that is ready
+    may serve although nobody counts it as routable now: the link that tells is new, or the operator has just begun."""
     since: str = ""
     """When the group was made, as text that sorts by time: a group older than all others is no new template."""
 
@@ -262,7 +266,7 @@ def _removals(
     floors."""
     removed = dict.fromkeys(surplus, 0)
     for place, group in enumerate(groups):
-        idle = min(max(surplus[group.role, group.revision], 0), group.workers - (group.routable or 0))
+        idle = min(max(surplus[group.role, group.revision], 0), _idle(group))
         removed[group.role, group.revision] = idle
         groups = (*groups[:place], _less(group, idle), *groups[place + 1 :])
     while (at := _best_to_stop(wanted, groups, surplus, removed, limits)) is not None:
@@ -327,6 +331,8 @@ def _fits(groups: tuple[Group, ...]) -> frozenset[str]:
 def _keeps_floor(
     wanted: Mapping[Role, Wanted], before: tuple[Group, ...], after: tuple[Group, ...], limits: Limits
 ) -> bool:
+    """Compares what certainly serves afterwards with what may serve now."""
+    before = tuple(replace(group, routable=group.workers - _idle(group)) for group in before)
     floors = {role: pool.workers - limits.max_unavailable for role, pool in wanted.items()}
     partners = frozenset(role for role, floor in floors.items() if floor > 0)
     now, then = usable(before, partners), usable(after, partners)
@@ -338,6 +344,12 @@ def _keeps_floor(
 
 
 def _less(group: Group, removed: int) -> Group:
-    """The group after `removed` workers of it stopped, those first that are not routable."""
-    workers = group.workers - removed
-    return replace(group, workers=workers, routable=min(group.routable or 0, workers))
+    """The group after `removed` workers of it stopped: first those that serve nothing, then at worst routable ones."""
+    idle = _idle(group)
+    routable = max((group.routable or 0) - max(removed - idle, 0), 0)
+    return replace(group, workers=group.workers - removed, routable=routable, idle=max(idle - removed, 0))
+
+
+def _idle(group: Group) -> int:
+    unused = group.workers - (group.routable or 0)
+    return unused if group.idle is None else min(group.idle, unused)

@@ -144,6 +144,22 @@ def test_three_models_at_once_do_not_jam() -> None:
     assert rest(groups, wanted(3, 1, revisions["c"]), Limits(1, 0)) == ("d_c=1 p_c=3", Phase.COMPLETE)
 
 
+def test_ready_workers_are_not_given_up_because_nobody_has_counted_them_yet() -> None:
+    """The operator has just begun, or a gateway has: old and new are ready, and none counts as routable."""
+    groups = (
+        *(Group(role, OLD, 1, 0, idle=0, since="1") for role in POOL_ROLES),
+        *(Group(role, NEW, 1, 0, idle=0, since="2") for role in POOL_ROLES),
+    )
+    step = next_step(wanted(1, 1), groups, Limits(1, 0))
+    assert (step.changes, step.phase) == ((), Phase.WAITING)
+    crashed = tuple(dataclasses.replace(group, idle=1) if group.revision == OLD else group for group in groups)
+    assert {change.workers for change in next_step(wanted(1, 1), crashed, Limits(1, 0)).changes} == {-1}
+
+
+def _not_routable_is_idle(goal: Wish, groups: tuple[Group, ...], limits: Limits, paused: bool) -> Step:
+    return next_step(goal, tuple(dataclasses.replace(group, idle=None) for group in groups), limits, paused)
+
+
 def _without_floor(goal: Wish, groups: tuple[Group, ...], limits: Limits, paused: bool) -> Step:
     return next_step(goal, groups, Limits(limits.max_surge, limits.max_unavailable + 1, limits.canary), paused)
 
@@ -204,7 +220,14 @@ def _reverts_by_deleting(goal: Wish, groups: tuple[Group, ...], limits: Limits, 
 
 FAULTS: tuple[Callable[..., Step], ...] = (
     *(_without_floor, _with_more_surge, _unknown_is_all, _ready_is_routable, _fit_does_not_matter),
-    *(_never_stops_at_a_failure, _without_pause, _without_canary, _never_removes, _reverts_by_deleting),
+    *(
+        _not_routable_is_idle,
+        _never_stops_at_a_failure,
+        _without_pause,
+        _without_canary,
+        _never_removes,
+        _reverts_by_deleting,
+    ),
 )
 
 
@@ -217,4 +240,4 @@ def test_the_sequences_find_a_planner_that_is_wrong(fault: Planner) -> None:
             return True
         return False
 
-    assert any(finds(seed) for seed in range(40))
+    assert any(finds(seed) for seed in range(150))

@@ -8,6 +8,7 @@ exists.
 from __future__ import annotations
 
 import copy
+import functools
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -49,7 +50,14 @@ NEVER_OWNED = frozenset(
 
 def owned_paths(value: Json) -> Fields:
     """The paths that applying an object would own."""
-    return frozenset(path for path in _paths(value, (), str(value.get("kind"))) if path not in NEVER_OWNED)
+    return frozenset(leaves(value))
+
+
+def leaves(value: Json) -> dict[Path, Any]:
+    """The paths that applying an object would own, with the values there."""
+    found: dict[Path, Any] = {}
+    _collect(value, (), str(value.get("kind")), found)
+    return {path: each for path, each in found.items() if path not in NEVER_OWNED}
 
 
 def value_at(value: Any, path: Path) -> Any:
@@ -92,23 +100,22 @@ def as_fields_v1(fields: Fields) -> Json:
     return tree
 
 
-def _paths(value: Any, at: Path, kind: str) -> list[Path]:
+def _collect(value: Any, at: Path, kind: str, found: dict[Path, Any]) -> None:
     name = at[-1][2:] if at and at[-1].startswith("f:") else ""
     if isinstance(value, dict) and value and not (at and is_atomic(at, kind)):
-        found = []
         for field, each in value.items():
-            found += _paths(each, (*at, f"f:{field}"), kind)
-        return found
+            _collect(each, (*at, f"f:{field}"), kind, found)
+        return
     keys = list_keys(at, kind) if isinstance(value, list) else None
     if isinstance(value, list) and name in SETS:
-        return [(*at, f"v:{json.dumps(each)}") for each in value]
-    if isinstance(value, list) and keys and value:
-        found = []
+        found |= {(*at, f"v:{json.dumps(each)}"): each for each in value}
+    elif isinstance(value, list) and keys and value:
         for each in value:
             step = key_step(each, keys)
-            found += [(*at, step, "."), *(path for path in _paths(each, (*at, step), kind))]
-        return found
-    return [at]
+            found[(*at, step, ".")] = "."
+            _collect(each, (*at, step), kind, found)
+    else:
+        found[at] = value
 
 
 def is_atomic(at: Path, kind: str) -> bool:
@@ -135,8 +142,14 @@ def key_step(entry: Mapping[str, Any], keys: tuple[str, ...]) -> str:
 def _key(entry: Any, step: str) -> bool:
     if step.startswith("v:"):
         return bool(json.dumps(entry) == step[2:])
-    wanted = json.loads(step[2:])
-    return isinstance(entry, dict) and key_step(entry, tuple(wanted)) == step
+    if not isinstance(entry, dict):
+        return False
+    return all(entry.get(key, "TCP" if key == "protocol" else None) == value for key, value in _wanted(step))
+
+
+@functools.cache
+def _wanted(step: str) -> tuple[tuple[str, Any], ...]:
+    return tuple(json.loads(step[2:]).items())
 
 
 def _merge(live: Any, config: Any, at: str, kind: str, path: Path = ()) -> Any:

@@ -60,10 +60,9 @@ class MemoryKube:
                     await asyncio.wait_for(news.wait(), min(BOOKMARK_S, until - clock()))
                 except TimeoutError:
                     version = max(version, self._store.version)
-                    mark: Json = {"metadata": {"resourceVersion": str(version)}}
-                    yield WatchEvent(
-                        Change.BOOKMARK, {"apiVersion": resource.api_version, "kind": resource.kind} | mark
-                    )
+                    mark: Json = {"apiVersion": resource.api_version, "kind": resource.kind}
+                    mark["metadata"] = {"resourceVersion": str(version)}
+                    yield WatchEvent(Change.BOOKMARK, mark)
         finally:
             self._store.unlisten(news)
 

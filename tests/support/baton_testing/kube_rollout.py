@@ -32,7 +32,9 @@ class Worker:
     number: int
     is_placed: bool = True
     """A node has room for it."""
+    is_ready: bool = False
     is_routable: bool = False
+    """Some gateway has linked it, which takes a while after it is ready."""
 
 
 @dataclass(slots=True)
@@ -59,7 +61,7 @@ class RolloutWorld:
         self._since: dict[tuple[Role, Revision], int] = {}
         self._failing: set[tuple[Role, Revision]] = set()
         self._room: int | None = None
-        self._is_known, self._paused = True, False
+        self._is_known, self._is_linked, self._paused = True, True, False
         self._has_trouble = True
         """Nothing was complete yet, or something else than the planner made workers fewer or the wish greater."""
         self._limits = self._some_limits()
@@ -84,6 +86,7 @@ class RolloutWorld:
         kinds = (
             *((self._edit, 5), (self._revert, 3), (self._scale, 2), (self._crash, 2), (self._set_limits, 1)),
             *((self._toggle_pause, 1), (self._toggle_known, 1), (self._toggle_room, 1), (self._fail, 1)),
+            *((self._toggle_link, 1), (self._lose_links, 1)),
         )
         kind = self._random.choices([event for event, _ in kinds], [weight for _, weight in kinds])[0]
         self._counts.seen[kind.__name__.strip("_")] += 1
@@ -114,7 +117,7 @@ class RolloutWorld:
     def _crash(self) -> None:
         for worker in self._workers:
             if self._random.random() < 0.3:
-                worker.is_routable = False
+                worker.is_ready = worker.is_routable = False
         self._has_trouble = True
 
     def _set_limits(self) -> None:
@@ -127,6 +130,17 @@ class RolloutWorld:
     def _toggle_known(self) -> None:
         self._is_known = not self._is_known
 
+    def _toggle_link(self) -> None:
+        """A gateway that tells is new: it has linked nobody yet, while the others serve."""
+        self._is_linked = not self._is_linked
+
+    def _lose_links(self) -> None:
+        """Ready workers that no gateway can reach."""
+        for worker in self._workers:
+            if self._random.random() < 0.2:
+                worker.is_routable = False
+        self._has_trouble = True
+
     def _toggle_room(self) -> None:
         self._room = None if self._room is not None else len(self._workers) + self._random.randint(0, 1)
 
@@ -136,11 +150,12 @@ class RolloutWorld:
 
     def _calm(self) -> None:
         """Nobody meddles and everything starts: the rollout has to complete."""
-        self._paused, self._is_known, self._room, self._failing = False, True, None, set()
+        self._paused, self._is_known, self._is_linked, self._room, self._failing = False, True, True, None, set()
         self._limits = Limits(self._limits.max_surge, self._limits.max_unavailable, 0)
         for _ in range(CALM_STEPS):
             self._world_moves(1.0)
             if self._step().phase is Phase.COMPLETE:
+                self._world_moves(1.0)
                 self._world_moves(1.0)
                 self._has_trouble = False
                 return
@@ -151,7 +166,8 @@ class RolloutWorld:
             worker.is_placed = worker.is_placed or self._room is None or number < self._room
             fails = (worker.role, worker.revision) in self._failing
             if worker.is_placed and not fails and self._random.random() < chance:
-                worker.is_routable = True
+                worker.is_routable = worker.is_ready
+                worker.is_ready = True
 
     def _step(self) -> Step:
         groups = self._groups()
@@ -175,11 +191,13 @@ class RolloutWorld:
         self._random.shuffle(keys)
         for role, revision in keys:
             mine = [worker for worker in self._workers if (worker.role, worker.revision) == (role, revision)]
-            routable = sum(worker.is_routable for worker in mine) if self._is_known else None
+            told = sum(worker.is_routable for worker in mine) if self._is_linked else 0
+            idle = sum(not worker.is_ready for worker in mine)
             fails = (role, revision) in self._failing and any(not worker.is_routable for worker in mine)
             unplaced = sum(not worker.is_placed for worker in mine)
             since = f"{self._since[role, revision]:09}"
-            found.append(Group(role, revision, len(mine), routable, fails, unplaced, since))
+            routable = told if self._is_known else None
+            found.append(Group(role, revision, len(mine), routable, fails, unplaced, idle, since))
         return tuple(found)
 
     def _carry_out(self, role: Role, revision: Revision, change: int) -> None:
@@ -193,7 +211,7 @@ class RolloutWorld:
             self._workers += [Worker(role, revision, next(self._numbers), placed) for _ in range(change)]
         if len(mine) + change < 0:
             raise self._broken(f"stops {-change} of {len(mine)} workers")
-        mine.sort(key=lambda worker: (worker.is_routable, -worker.number))
+        mine.sort(key=lambda worker: (worker.is_ready, -worker.number))
         gone = mine[: max(-change, 0)]
         self._workers = [worker for worker in self._workers if worker not in gone]
 

@@ -15,7 +15,7 @@ import msgspec
 
 from baton_operator.kube import AlreadyExists, Change, Conflict, Expired, Invalid, NotFound, Resource
 from baton_testing.kube_defaults import Kinds
-from baton_testing.kube_fields import ABSENT, Fields, Path, as_fields_v1, merged, owned_paths, value_at
+from baton_testing.kube_fields import ABSENT, Fields, Path, as_fields_v1, leaves, merged, owned_paths, value_at
 
 Json = dict[str, Any]
 Place = tuple[Resource, str, str]
@@ -70,6 +70,12 @@ class Store:
         self._listeners: set[asyncio.Event] = set()
         self.on_commit: list[Callable[[Resource, Change, Json | None, Json], None]] = []
         """Called after each change with the object before and after."""
+
+    def adopt(self, other: Store) -> None:
+        """Begin with the objects of another store; nothing is shared that changes."""
+        self._objects = {place: Stored(each.body, dict(each.owners)) for place, each in other._objects.items()}
+        self._version, self._uids = other._version, other._uids
+        self._oldest = other._version
 
     # Reading
 
@@ -172,11 +178,12 @@ class Store:
         config = self._part(resource, config, subresource)
         config = self.kinds.pruned(resource, config)
         mine = Manager(manager, APPLY, subresource)
-        paths = owned_paths(config)
+        said, stands = leaves(config), leaves(stored.body)
+        paths = frozenset(said)
         owners = dict(stored.owners)
         rivals: dict[str, Path] = {}
         for who, theirs in stored.owners.items():
-            clash = {path for path in paths & theirs if path[-1] != "." and _differs(config, stored.body, path)}
+            clash = {path for path in paths & theirs if said[path] != stands.get(path, ABSENT)}
             if who == mine or not clash:
                 continue
             rivals[who.name] = min(clash)
@@ -186,7 +193,8 @@ class Store:
             raise Conflict(f"Apply failed with {len(rivals)} conflict: {text}", tuple(rivals))
         before = stored.owners.get(mine, frozenset())
         others = frozenset().union(*(each for who, each in owners.items() if who != mine))
-        removed = frozenset(path for path in before - paths if not any(o[: len(path)] == path for o in others))
+        gone = before - paths
+        removed = frozenset(path for path in gone if not any(other[: len(path)] == path for other in others))
         owners[mine] = paths
         return self._write(resource, stored, merged(stored.body, config, removed), owners, subresource)
 
@@ -323,10 +331,7 @@ class Store:
         return body
 
 
-def _differs(config: Json, live: Json, path: Path) -> bool:
-    return bool(value_at(config, path) != value_at(live, path))
-
-
 def _changed(before: Json, after: Json) -> frozenset[Path]:
-    both = owned_paths(before) | owned_paths(after)
-    return frozenset(path for path in both if path[-1] != "." and _differs(before, after, path))
+    old, new = leaves(before), leaves(after)
+    both = old.keys() | new.keys()
+    return frozenset(path for path in both if path[-1] != "." and old.get(path, ABSENT) != new.get(path, ABSENT))
