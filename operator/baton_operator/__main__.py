@@ -13,10 +13,12 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 
 from baton_operator import health, metrics
+from baton_operator.gateway_links import GatewayLinks
 from baton_operator.handlers import Shell
+from baton_operator.informer import Informer
 from baton_operator.kube import KubeApi
 from baton_operator.kube_config import KubeConfigError, load
 from baton_operator.kube_http import HttpKubeApi
@@ -24,7 +26,7 @@ from baton_operator.lease import Lease, LeaseLost
 from baton_operator.master_keys import MasterKeys, MasterKeysError
 from baton_operator.reconcile import Site
 from baton_operator.runtime import Pace, Runtime
-from baton_operator.settings import Settings, parse
+from baton_operator.settings import RoutableFrom, Settings, parse
 
 log = logging.getLogger("baton_operator")
 KEYS_S = 10.0
@@ -46,19 +48,48 @@ async def run(settings: Settings, adapt: Callable[[KubeApi], KubeApi] = _as_it_i
     async with HttpKubeApi(load(), calls_per_s=settings.calls_per_s, burst=int(2 * settings.calls_per_s)) as session:
         api = adapt(session)
         metrics.REGISTRY.register(metrics.ApiCalls(lambda: session.calls))
-        pace = Pace(workers=settings.workers, resync_s=settings.resync_s)
-        runtime = Runtime(api, site, settings.namespaces, pace=pace)
-        async with health.serving(settings.listen, runtime.stalled):
-            lease = _lease(api, settings)
+        lease = _lease(api, settings)
+        links = GatewayLinks(
+            keys, lambda key: runtime.offer(key), lambda: None if lease is None else lease.holder_address
+        )
+        told = settings.routable_from is RoutableFrom.GATEWAY
+        runtime = Runtime(
+            api,
+            site,
+            settings.namespaces,
+            sizing=links.sizing if told else None,
+            telemetry=links.telemetry if told else None,
+            pace=Pace(workers=settings.workers, resync_s=settings.resync_s),
+        )
+        async with contextlib.AsyncExitStack() as open_now:
+            await open_now.enter_async_context(health.serving(settings.listen, runtime.stalled))
+            if settings.gateway_listen is not None:
+                await open_now.enter_async_context(links.serving(settings.gateway_listen))
+                await open_now.enter_async_context(_watching(api, links, settings))
             if not await _before(stop, lease.acquire() if lease is not None else asyncio.sleep(0)):
                 return
+            links.is_active = True
             metrics.is_active(True)
             try:
                 await _active(runtime, lease, keys, settings, stop)
             finally:
+                links.is_active = False
                 metrics.is_active(False)
                 if lease is not None:
                     await lease.release()
+
+
+@contextlib.asynccontextmanager
+async def _watching(api: KubeApi, links: GatewayLinks, settings: Settings) -> AsyncIterator[None]:
+    """Let the links know the deployments while the block runs, whether this process is the active one or not."""
+    informers = [Informer(api, links.deployments, each) for each in settings.namespaces or (None,)]
+    tasks = [asyncio.create_task(each.run()) for each in informers]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _active(
@@ -116,7 +147,8 @@ def _lease(api: KubeApi, settings: Settings) -> Lease | None:
     if settings.lease is None:
         return None
     name = os.environ.get("POD_NAME", socket.gethostname())
-    return Lease(api, settings.own_namespace, settings.lease, f"{name}_{secrets.token_hex(4)}")
+    identity = f"{name}_{secrets.token_hex(4)}"
+    return Lease(api, settings.own_namespace, settings.lease, identity, address=settings.advertise)
 
 
 def main() -> int:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from aiohttp import WSMsgType, web
 
 from baton_kv_transfer.errors import AuthenticationError, BadMessageError
+from baton_kv_transfer.keys import KeySet
 from baton_kv_transfer.link_auth import KeySource, LinkRole, Party, accept_handshake
 from baton_kv_transfer.wire.codec import decode, encode
 from baton_kv_transfer.wire.operator_link import (
@@ -26,6 +27,7 @@ from baton_kv_transfer.wire.operator_link import (
 )
 from baton_kv_transfer.wire.values import Address
 from baton_operator.names import Key
+from baton_operator.objects.link_keys import derived_key
 from baton_operator.telemetry_store import TelemetryStore
 
 log = logging.getLogger(__name__)
@@ -40,6 +42,23 @@ MAX_FRAME_BYTES = 1 << 20
 
 def path_of(key: Key) -> str:
     return PATH.format(namespace=key.namespace, name=key.name)
+
+
+class DerivedKeys:
+    """The link keys of the deployment with that uid, from the master keys as they are now."""
+
+    def __init__(self, masters: Callable[[], Mapping[str, bytes]], uid: str) -> None:
+        self._masters, self._uid = masters, uid
+
+    def current(self) -> KeySet:
+        masters = self._masters()
+        return KeySet({name: bytes.fromhex(derived_key(master, self._uid)) for name, master in masters.items()})
+
+
+def address(text: str | None) -> Address | None:
+    """`host:port` as a message carries it; None where it is not one."""
+    host, _, port = (text or "").rpartition(":")
+    return Address(host.strip("[]"), int(port)) if host and port.isdigit() else None
 
 
 class GatewayServer:

@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from baton_operator.kinds import LEASES
 from baton_operator.kube import AlreadyExists, Conflict, KubeApi, KubeError, NotFound
 from baton_operator.objects.cluster import Manifest
-from baton_operator.plain import mapping, metadata_of, text
+from baton_operator.plain import annotations_of, mapping, metadata_of, text
 
 log = logging.getLogger(__name__)
 MANAGER = "baton-lease"
+ADDRESS = "baton.dev/address"
+"""Annotation: where the holder can be reached."""
 
 
 class LeaseLost(Exception):
@@ -35,7 +37,8 @@ class Times:
 
 
 class Lease:
-    """The Lease `name`; `identity` differs for each process, restarts included."""
+    """The Lease `name`; `identity` differs for each process, restarts included. `address` is where this process can be
+    reached, for others to read."""
 
     def __init__(
         self,
@@ -44,11 +47,14 @@ class Lease:
         name: str,
         identity: str,
         *,
+        address: str = "",
         times: Times = Times(),
         now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
     ) -> None:
         self._api, self._namespace, self._name, self._identity = api, namespace, name, identity
-        self._times, self._now = times, now
+        self._address, self._times, self._now = address, times, now
+        self.holder_address: str | None = None
+        """Where the process that holds the Lease can be reached, as last seen; None: not known."""
         self._held: Manifest | None = None
         self._seen: tuple[str, float] | None = None
         """The version last seen, and since when."""
@@ -101,6 +107,7 @@ class Lease:
                 return False
             return True
         if not self._may_take(found):
+            self.holder_address = text(annotations_of(found).get(ADDRESS)) or None
             return False
         try:
             self._held = await self._api.replace(LEASES, self._taken(found), manager=MANAGER)
@@ -133,14 +140,15 @@ class Lease:
             raise
 
     def _made(self) -> Manifest:
-        metadata = {"name": self._name, "namespace": self._namespace}
+        metadata = {"name": self._name, "namespace": self._namespace, "annotations": {ADDRESS: self._address}}
         spec = self._holding(0)
         return {"apiVersion": LEASES.api_version, "kind": LEASES.kind, "metadata": metadata, "spec": spec}
 
     def _taken(self, found: Manifest) -> Manifest:
         before = mapping(found.get("spec")).get("leaseTransitions")
         transitions = before + 1 if isinstance(before, int) else 1
-        metadata = {name: metadata_of(found)[name] for name in ("name", "namespace", "uid", "resourceVersion")}
+        kept = {name: metadata_of(found)[name] for name in ("name", "namespace", "uid", "resourceVersion")}
+        metadata: Manifest = {**kept, "annotations": {**annotations_of(found), ADDRESS: self._address}}
         return {**found, "metadata": metadata, "spec": self._holding(transitions)}
 
     def _holding(self, transitions: int) -> Manifest:

@@ -9,7 +9,9 @@ from pathlib import Path
 from baton_operator.errors import OperatorError
 from baton_operator.objects.link_keys import MIN_MASTER_BYTES
 
-_ID = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
+_ID = re.compile(r"[a-z0-9]([a-z0-9.-]{0,30}[a-z0-9])?")
+MAX_KEYS = 16
+"""As many as the processes take that get the keys which follow from them."""
 
 
 class MasterKeysError(OperatorError):
@@ -40,9 +42,13 @@ class MasterKeys:
             raise MasterKeysError(f"master keys: {self._folder}: {error.strerror}") from error
         if not keys:
             raise MasterKeysError(f"master keys: {self._folder} has no file")
+        if len(keys) > MAX_KEYS:
+            raise MasterKeysError(f"master keys: {self._folder} has {len(keys)} files: must be at most {MAX_KEYS}")
         for name, key in keys.items():
             if not _ID.fullmatch(name):
-                raise MasterKeysError(f"master keys: {name!r} is not allowed: must be a lower-case DNS label")
+                raise MasterKeysError(
+                    f"master keys: {name!r} is not allowed: must be up to 32 of a-z, 0-9, '.' and '-'"
+                )
             if len(key) < MIN_MASTER_BYTES:
                 raise MasterKeysError(
                     f"master keys: {name} has {len(key)} bytes: must have at least {MIN_MASTER_BYTES}"

@@ -33,6 +33,8 @@ class Settings:
     """Links from gateways; None: none are taken."""
     lease: str | None
     """Name of the Lease; None: this process is the only one."""
+    advertise: str
+    """`HOST:PORT` at which gateways reach this process; empty: not known."""
     routable_from: RoutableFrom
     workers: int
     calls_per_s: float
@@ -57,10 +59,11 @@ def parse(argv: list[str]) -> Settings:
     parser.add_argument("--fetch-ports", default="443", help="comma-separated ports that fetch Jobs may reach")
     parser.add_argument("--listen", default="0.0.0.0:8080", help="HOST:PORT of health and metrics")
     parser.add_argument("--gateway-listen", default="0.0.0.0:8443", help="HOST:PORT for gateways, or none")
-    parser.add_argument("--lease", default="baton-operator", help="name of the Lease, or none")
     parser.add_argument(
-        "--routable-from", type=RoutableFrom, choices=list(RoutableFrom), default=RoutableFrom.READINESS
+        "--operator-service", default="baton-operator", help="Service in the operator's namespace that gateways dial"
     )
+    parser.add_argument("--lease", default="baton-operator", help="name of the Lease, or none")
+    parser.add_argument("--routable-from", type=RoutableFrom, choices=list(RoutableFrom), default=RoutableFrom.GATEWAY)
     parser.add_argument("--workers", type=int, default=8, help="passes at a time")
     parser.add_argument("--calls-per-s", type=float, default=200.0, help="calls to the API server")
     parser.add_argument("--resync-s", type=float, default=300.0, help="every deployment has a pass this often")
@@ -73,6 +76,7 @@ def parse(argv: list[str]) -> Settings:
             operator_namespace=given.own_namespace,
             monitoring_namespace=given.monitoring_namespace,
             cluster_domain=given.cluster_domain,
+            operator_service=None if given.gateway_listen == "none" else given.operator_service,
             python=given.python,
             fetch_ports=_ports(given.fetch_ports),
         )
@@ -80,6 +84,8 @@ def parse(argv: list[str]) -> Settings:
         parser.error(str(error))
     if given.workers < 1 or given.calls_per_s <= 0 or given.resync_s <= 0:
         parser.error("--workers, --calls-per-s and --resync-s must be positive")
+    if given.gateway_listen == "none" and given.routable_from is RoutableFrom.GATEWAY:
+        given.routable_from = RoutableFrom.READINESS
     named = tuple(each.strip() for each in (given.namespaces or given.own_namespace).split(",") if each.strip())
     return Settings(
         namespaces=None if given.all_namespaces else named,
@@ -90,6 +96,7 @@ def parse(argv: list[str]) -> Settings:
         gateway_listen=None
         if given.gateway_listen == "none"
         else _address(parser, "--gateway-listen", given.gateway_listen),
+        advertise=_advertised(given.gateway_listen),
         lease=None if given.lease == "none" else given.lease,
         routable_from=given.routable_from,
         workers=given.workers,
@@ -105,6 +112,12 @@ def _ports(text: str) -> tuple[int, ...]:
     if not all(0 < port < 65_536 for port in ports):
         raise ValueError(f"--fetch-ports: {text!r} is not allowed: must be ports from 1 to 65535")
     return ports
+
+
+def _advertised(listen: str) -> str:
+    """The Pod's own address with the port that is listened on."""
+    host, port = os.environ.get("POD_IP", ""), listen.rpartition(":")[2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}" if host and port.isdigit() else ""
 
 
 def _address(parser: argparse.ArgumentParser, flag: str, text: str) -> tuple[str, int]:

@@ -125,7 +125,9 @@ def inputs(deployment: LLMDeployment, role: Role) -> Manifest:
     longest = spec.gateway.limits.max_request_duration
     if role is Role.GATEWAY:
         gateway = {name: value for name, value in dump["gateway"].items() if name not in ("replicas", "service")}
-        return {**shared, "gateway": gateway, "routing": dump["routing"], "maxRequestDuration": longest}
+        may_sleep = spec.prefill.replicas.min == 0
+        routing = dump["routing"]
+        return {**shared, "gateway": gateway, "routing": routing, "maxRequestDuration": longest, "maySleep": may_sleep}
     pool = {name: value for name, value in dump[role.value].items() if name != "replicas"}
     devices = {each.value: pool_spec(deployment, each).accelerator is not None for each in POOL_ROLES}
     return {

@@ -37,6 +37,8 @@ class Platform:
     fetch_ports: tuple[int, ...] = (443,)
     """Ports that fetch Jobs may reach, whatever the address."""
     python: str = "python"
+    operator_service: str | None = None
+    """Service in the operator's namespace that gateways link with; None: gateways tell nobody anything."""
 
     def __post_init__(self) -> None:
         for field in ("worker_image", "gateway_image"):
@@ -65,6 +67,7 @@ def site_of(deployment: LLMDeployment, role: Role, platform: Platform) -> Site:
         prefill_device=_device(prefill),
         decode_device=_device(decode),
         threads=None if pool is None else _threads(pool),
+        operator_url=_operator_url(platform) if role is Role.GATEWAY else None,
         drain_s=deployment.spec.gateway.limits.max_request_duration + DRAIN_MARGIN_S,
     )
 
@@ -101,6 +104,13 @@ def _discovery(deployment: LLMDeployment, role: Role, platform: Platform) -> str
     metadata = deployment.metadata
     service = f"{pool_name(metadata.name, role)}.{metadata.namespace}.svc.{platform.cluster_domain}."
     return f"dns:{service}:{HTTP_PORT}"
+
+
+def _operator_url(platform: Platform) -> str | None:
+    if platform.operator_service is None:
+        return None
+    host = f"{platform.operator_service}.{platform.operator_namespace}.svc.{platform.cluster_domain}."
+    return f"http://{host}:{OPERATOR_PORT}/gateways"
 
 
 def _device(pool: PoolSpec) -> Device:

@@ -1,0 +1,105 @@
+"""The links of all gateways as the operator's process holds them: one listener, and what is made of what it hears.
+
+A deployment's link keys follow from the operator's master keys and the deployment's uid, so that nothing of a former
+deployment of the same name is ever let in. A process that waits for the Lease listens too: it knows the deployments by
+a watch of its own and sends gateways to the process that holds the Lease.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+
+from aiohttp import web
+
+from baton_operator.api import LLMDeployment
+from baton_operator.cache import Cache
+from baton_operator.errors import ManifestError
+from baton_operator.gateway_server import DerivedKeys, GatewayServer, address
+from baton_operator.gateway_telemetry import GatewayTelemetry
+from baton_operator.kinds import DEPLOYMENTS
+from baton_operator.manifest import parse_live
+from baton_operator.names import Key
+from baton_operator.objects.cluster import Manifest
+from baton_operator.plain import is_leaving, metadata_of, uid_of
+from baton_operator.sizing.deployment import sizing_spec
+from baton_operator.sizing.spec import SizingSpec
+from baton_operator.slo_sizing import SloSizing
+
+log = logging.getLogger(__name__)
+EPOCH_BYTES = 16
+
+
+class GatewayLinks:
+    """`masters`: the master keys as they are now. `offer`: a deployment has a reason to be looked at. `holder`: where
+    the process with the Lease listens, None when that is not known."""
+
+    def __init__(
+        self,
+        masters: Callable[[], Mapping[str, bytes]],
+        offer: Callable[[Key], None],
+        holder: Callable[[], str | None],
+    ) -> None:
+        self._masters, self._holder = masters, holder
+        self.is_active = False
+        """Whether this process holds the Lease."""
+        self.deployments = Cache(DEPLOYMENTS, self._changed)
+        self._specs: dict[Key, tuple[str, SizingSpec | None]] = {}
+        self.server = GatewayServer(
+            secrets.token_bytes(EPOCH_BYTES),
+            self._keys,
+            time.monotonic,
+            offer,
+            lambda: (not self.is_active, None if self.is_active else address(self._holder())),
+        )
+        self.telemetry = GatewayTelemetry(self.server.store, time.monotonic, self._spec)
+        self.sizing = SloSizing(self.server.store, time.monotonic)
+
+    @contextlib.asynccontextmanager
+    async def serving(self, listen: tuple[str, int]) -> AsyncIterator[int]:
+        """Take links while the block runs; gives the port."""
+        runner = web.AppRunner(self.server.application(), access_log=None, handle_signals=False, shutdown_timeout=0.5)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, *listen).start()
+            yield int(runner.addresses[0][1])
+        finally:
+            await runner.cleanup()
+
+    def _live(self, key: Key) -> Manifest | None:
+        found = self.deployments.get(*key)
+        return None if found is None or is_leaving(found) else found
+
+    def _keys(self, key: Key) -> DerivedKeys | None:
+        live = self._live(key)
+        return None if live is None else DerivedKeys(self._masters, uid_of(live))
+
+    def _spec(self, key: Key) -> SizingSpec | None:
+        live = self._live(key)
+        if live is None:
+            return None
+        version = str(metadata_of(live).get("resourceVersion"))
+        known = self._specs.get(key)
+        if known is None or known[0] != version:
+            deployment = _parsed(live)
+            known = (version, None if deployment is None else sizing_spec(deployment))
+            self._specs[key] = known
+        return known[1]
+
+    def _changed(self, key: Key) -> None:
+        if self._live(key) is None:
+            self._specs.pop(key, None)
+            self.server.forget(key)
+            self.sizing.forget(key)
+
+
+def _parsed(live: Manifest) -> LLMDeployment | None:
+    metadata = metadata_of(live)
+    kept = {**live, "metadata": {name: metadata[name] for name in ("name", "namespace") if name in metadata}}
+    try:
+        return parse_live(kept)[0]
+    except ManifestError:
+        return None

@@ -1,0 +1,81 @@
+"""What the operator's process makes of links: keys that follow from the uid, standbys that point to the holder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import aiohttp
+
+from baton_kv_transfer.keys import KeySet
+from baton_operator.gateway_links import GatewayLinks
+from baton_operator.gateway_server import DerivedKeys, address
+from baton_operator.kube import Change, WatchEvent
+from baton_operator.names import Key
+from baton_operator.objects.link_keys import derived_key
+from baton_testing.manifests import manifest
+
+MASTERS = {"first": b"m" * 32, "second": b"n" * 32}
+KEY = Key("team", "chat")
+
+
+def live(uid: str = "u1", version: int = 1, **fields: object) -> dict[str, Any]:
+    body = manifest(**fields)
+    body["metadata"] = {"name": KEY.name, "namespace": KEY.namespace, "uid": uid, "resourceVersion": str(version)}
+    return body
+
+
+def links(holder: str | None = None) -> GatewayLinks:
+    made = GatewayLinks(lambda: MASTERS, lambda key: None, lambda: holder)
+    made.deployments.heard(WatchEvent(Change.ADDED, live()))
+    return made
+
+
+def test_keys_follow_from_the_masters_and_the_uid_and_rotate_with_them() -> None:
+    masters = dict(MASTERS)
+    keys = DerivedKeys(lambda: masters, "u1")
+    assert keys.current() == KeySet({name: bytes.fromhex(derived_key(key, "u1")) for name, key in MASTERS.items()})
+    del masters["first"]
+    assert keys.current().ids == ("second",)
+    assert DerivedKeys(lambda: masters, "u2").current() != keys.current()
+
+
+def test_a_deployment_that_is_gone_or_was_made_anew_lets_no_old_link_in() -> None:
+    made = links()
+    first = made._keys(KEY)
+    assert first is not None
+    made.deployments.heard(WatchEvent(Change.DELETED, live(version=2)))
+    assert made._keys(KEY) is None
+    made.deployments.heard(WatchEvent(Change.ADDED, live("u2", 3)))
+    second = made._keys(KEY)
+    assert second is not None
+    assert second.current() != first.current()
+
+
+def test_what_gateways_tell_is_judged_by_the_spec_as_it_is_now() -> None:
+    made = links()
+    before = made._spec(KEY)
+    assert before is not None
+    made.deployments.heard(WatchEvent(Change.MODIFIED, live(version=2, decode__replicas={"min": 2, "max": 7})))
+    after = made._spec(KEY)
+    assert after is not None
+    assert (before.decode.maximum, after.decode.maximum) == (1, 7)
+    made.deployments.heard(WatchEvent(Change.MODIFIED, live(version=3, decode__replicas={"min": 9, "max": 7})))
+    assert made._spec(KEY) is None, "not a valid one: nothing is judged by it"
+    assert made.telemetry.heard(KEY, "u1") is None
+
+
+async def test_an_unknown_deployment_is_turned_away_before_anything_is_read() -> None:
+    made = links()
+    async with (
+        made.serving(("127.0.0.1", 0)) as port,
+        aiohttp.ClientSession() as session,
+        session.get(f"http://127.0.0.1:{port}/gateways/team/other") as answer,
+    ):
+        assert answer.status == 404
+
+
+def test_the_holder_is_named_as_an_address_or_not_at_all() -> None:
+    assert str(address("10.0.0.7:8443")) == "10.0.0.7:8443"
+    assert str(address("[fd00::7]:8443")) == "[fd00::7]:8443"
+    assert address("nonsense") is None
+    assert address(None) is None
