@@ -84,7 +84,7 @@ async def play(fleet: Fleet, load: Load, harm: Harm, deck: Deck, draw: random.Ra
     """One round; the fleet is whole when it begins, not necessarily when it ends. Raises TimeoutError if never."""
     restarted_s = await wait_until(fleet)
     load.begin()
-    await asyncio.sleep(draw.uniform(0.3, 2.0))
+    await asyncio.sleep(draw.uniform(0.2, 1.5))
     victim = deck.next(harm.members_of(await fleet.members()))
     round_ = Round(type(harm).__name__.lower(), victim.role, restarted_s=restarted_s)
     before = load.take()
@@ -98,7 +98,7 @@ async def play(fleet: Fleet, load: Load, harm: Harm, deck: Deck, draw: random.Ra
     await harm.strike(victim, round_)
     struck = time.monotonic()
     await harm.notice(fleet, victim, round_, struck)
-    await asyncio.sleep(draw.uniform(0.0, 1.5))
+    await asyncio.sleep(draw.uniform(0.0, 0.8))
     await harm.heal(victim, round_)
     ended = await load.settle()
     round_.duration_s = round(ended - began, 3)

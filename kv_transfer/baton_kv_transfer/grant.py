@@ -42,6 +42,9 @@ def granted_layout(geometry: KvGeometry, peer: DecodePeer, total_tokens: int, gr
     granted = sum(span.length for span in grant.spans)
     if granted != layout.stream_bytes:
         raise ValueError(f"spans: {granted} bytes for a stream of {layout.stream_bytes}")
+    torn = next((span for span in grant.spans if span.length % layout.unit_bytes), None)
+    if torn is not None:
+        raise ValueError(f"spans: {torn} ends inside a unit of {layout.unit_bytes} bytes")
     ordered = sorted(grant.spans, key=lambda span: span.offset)
     for span, following in pairwise(ordered):
         if span.offset + span.length > following.offset:

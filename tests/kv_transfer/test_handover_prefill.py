@@ -149,6 +149,7 @@ BAD_GRANTS = {
     "start after the end": grant(start_tokens=16, spans=()),
     "too few bytes": grant(spans=(Span(offset=0, length=3 * UNIT),)),
     "too many bytes": grant(spans=(Span(offset=0, length=5 * UNIT),)),
+    "spans that cut a unit": grant(spans=(Span(offset=0, length=UNIT + 8), Span(offset=2 * UNIT, length=3 * UNIT - 8))),
     "overlapping spans": grant(spans=(Span(offset=0, length=2 * UNIT), Span(offset=UNIT, length=2 * UNIT))),
     "outside the region": grant(spans=(Span(offset=(1 << 20) - UNIT, length=4 * UNIT),)),
 }
