@@ -1,9 +1,10 @@
 """Fault campaigns against real processes: `python -m bench.faults CAMPAIGN`, from the repository's root.
 
 `kill` SIGKILLs workers and gateway processes of `baton up` under load; `pause` stops and wakes them; `cut` drops
-packets between processes that live in network namespaces (needs root). Every whole text is known: a lost,
-repeated or different token is counted. Rounds are appended to a journal, so that a campaign can be run in slices; the
-summary in `bench/results` covers the whole journal. Exits with 1 when a round has a problem.
+packets between processes that live in network namespaces (needs root); `cancel` hangs up at many points of a request's
+life. Every whole text is known: a lost, repeated or different token is counted. Rounds are appended to a journal, so
+that a campaign can be run in slices; the summary in `bench/results` covers the whole journal. Exits with 1 when a round
+has a problem.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
-from bench import faults_rounds
+from bench import faults_cancel, faults_rounds
 from bench.faults_fleet import Fleet, UpFleet
 from bench.faults_load import Load, asks
 from bench.faults_network import Cut, NetworkFleet, inside
 from bench.faults_rounds import Deck, Harm, Round
 from bench.machine import this_machine
-from bench.results import publish
+from bench.results import Cell, publish
 
 HARMS = {"kill": faults_rounds.Kill, "pause": faults_rounds.Pause, "cut": Cut}
 
@@ -67,9 +68,16 @@ async def run(name: str, arguments: argparse.Namespace, folder: Path, journal: P
         return await campaign(fleet, harm, arguments.count, arguments.lanes, arguments.seed, journal, until_s)
 
 
+async def run_cancels(each: int, folder: Path) -> tuple[list[dict[str, Cell]], bool]:
+    async with UpFleet(folder, each=1) as fleet:
+        rows, is_good = await faults_cancel.points(fleet, each)
+        row, is_calm = await faults_cancel.storm(fleet, 10 * each)
+        return [*rows, row], is_good and is_calm
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("campaign", choices=sorted(HARMS))
+    parser.add_argument("campaign", choices=sorted((*HARMS, "cancel")))
     parser.add_argument("--count", type=int, default=200, help="faults (default %(default)s)")
     parser.add_argument("--minutes", type=float, default=120.0, help="begin no round after so long")
     parser.add_argument("--lanes", type=int, default=6, help="requests at a time (default %(default)s)")
@@ -84,6 +92,11 @@ def main() -> int:
     machine = this_machine()
     with tempfile.TemporaryDirectory(prefix="baton-faults-") as temporary:
         folder = arguments.keep or Path(temporary)
+        if arguments.campaign == "cancel":
+            rows, is_good = asyncio.run(run_cancels(arguments.count, folder))
+            notes = [f"{arguments.count} clients hang up at each point; then {10 * arguments.count} in one tick."]
+            publish("faults_cancel", machine, notes, ("point", "cancels", "blocks free after s", "alive"), rows)
+            return 0 if is_good else 1
         journal = arguments.journal or folder / "journal.jsonl"
         is_good = asyncio.run(run(arguments.campaign, arguments, folder, journal))
         rounds = faults_rounds.load_journal(journal)

@@ -2,8 +2,8 @@
 
 `corruption` spoils the data of hand-overs and looks for wrong bytes that were admitted; `wire` decodes frames that no
 honest peer sends; `machines` tells both machines anything at any time; `forgeries` tries forged and replayed keys,
-grants and seals; `transfers` hands over again and again over one link of real sockets. Memory is watched in all of
-them. Exits with 1 when a bar is missed.
+grants and seals; `cancels` cancels after every event of a hand-over; `transfers` hands over again and again over one
+link of real sockets. Memory is watched in all of them. Exits with 1 when a bar is missed.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
+from baton_testing.cancelled_pair import SIDES, CancelledPair
 from baton_testing.forgeries import Forgeries
 from baton_testing.machine_fuzz import DecodeFuzz, PrefillFuzz
 from baton_testing.spoilt_pair import Defect, SpoiltPair, Tally
@@ -32,6 +33,7 @@ from bench.results import Cell, publish
 Rows = list[dict[str, Cell]]
 TOLD_S = 20.0
 FUZZ_STEPS = 120
+POINTS = 24
 TRACED_STEPS = 20_000
 MAX_PEAK_BYTES = 4 << 20
 """Most that one slice of steps may allocate beyond what it began with."""
@@ -160,7 +162,30 @@ def forgeries(count: int, seed: int) -> tuple[Rows, bool]:
     return rows, proofs == pairs.counts["grants acted on"] == pairs.counts["seals landed"] == 0
 
 
+def cancels(count: int, seed: int) -> tuple[Rows, bool]:
+    """`count` cancels after every event of a hand-over's life, at each side and at both, with either transport."""
+    pairs = [CancelledPair(seed + side, one_sided=bool(side)) for side in range(2)]
+    progress = Progress("cancels", 2 * len(SIDES) * POINTS * count)
+    landed: Counter[int] = Counter()
+    done = reached = 0
+    for point in range(POINTS):
+        for number in range(2 * len(SIDES) * count):
+            pair = pairs[number % 2]
+            landed[point] += pair.cancel_at(point, SIDES[number // 2 % len(SIDES)]).is_landed
+            reached = max(reached, pair.events)
+            progress.at(done := done + 1)
+    rows: Rows = [
+        {"what": "points", "count": POINTS},
+        {"what": "cancels at each point, side and transport", "count": count},
+        {"what": "cancels, each with empty books at both ends", "count": done},
+        {"what": "events of the longest hand-over", "count": reached},
+        *({"what": f"landed although cancelled after event {n}", "count": landed[n]} for n in sorted(landed)),
+    ]
+    return rows, landed[0] == 0
+
+
 CAMPAIGNS: dict[str, tuple[Callable[[int, int], tuple[Rows, bool]], int]] = {
+    "cancels": (cancels, 200),
     "corruption": (corruption, 100_000),
     "wire": (wire, 1_000_000),
     "machines": (machines, 1_000_000),
