@@ -29,6 +29,18 @@ class Answer:
     first_s: float
     last_s: float
     tokens: int
+    second_s: float
+    """When the second piece of text came; the last one's time where there is none."""
+
+    @property
+    def gap_s(self) -> float:
+        """From the first piece of text to the second: where a hand-over shows."""
+        return self.second_s - self.first_s
+
+    @property
+    def rest_s(self) -> float:
+        """Mean gap of the tokens behind the second."""
+        return (self.last_s - self.second_s) / max(1, self.tokens - 2)
 
     @property
     def ttft_s(self) -> float:
@@ -85,6 +97,7 @@ async def _stream(session: aiohttp.ClientSession, url: str, model: str, ask: Ask
     }
     sent = time.perf_counter()
     first: float | None = None
+    second: float | None = None
     last = sent
     finished = False
     async with session.post(url, json=body) as response:
@@ -97,10 +110,12 @@ async def _stream(session: aiohttp.ClientSession, url: str, model: str, ask: Ask
                 finished = True
                 continue
             last = time.perf_counter()
+            if first is not None:
+                second = second or last
             first = first or last
     if not finished or first is None:
         raise RuntimeError("the stream ended without [DONE]")
-    return Answer(sent, first, last, ask.max_tokens)
+    return Answer(sent, first, last, ask.max_tokens, second or last)
 
 
 async def drive(

@@ -1,0 +1,255 @@
+"""Serving on GPUs through gateway and separate workers: TTFT, the gap behind the first token, TPOT, and exact answers.
+
+`python -m bench.gpu_serving [check] [alone] [streams] [--transport tcp ucx]`. The prefill worker has the first GPU, the
+decode worker the last one (the same, where there is one). Llama-3.1-8B's shape with random bf16 weights, real
+processes, token ids in, a streaming client on loopback.
+
+check    the tiny trained model: answers of P/D serving against `transformers` on the same GPU, float32 and bfloat16
+alone    one request at a time, by prompt length, prefilled apart and where it is decoded
+streams  256 clients at once: tokens per second, and what gateway and network cost the engine
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import tempfile
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from baton_kv_transfer.keys import write_new_key
+from bench.client import Ask, drive
+from bench.gpu import LLAMA_8B
+from bench.launch import await_json, await_ok, child, cpu_s
+from bench.machine import this_machine
+from bench.offline import model_folder
+from bench.results import Cell, publish
+from bench.subjects import TINY
+
+LENGTHS: Final = (1024, 4096, 8192, 16384)
+ROUNDS: Final = 5
+ALONE_TOKENS: Final = 64
+STREAMS: Final = 256
+STREAM_ASK: Final = (512, 256)
+CHECKED_PROMPTS: Final = 24
+CHECKED_TOKENS: Final = 96
+ALONE_COLUMNS: Final = ("prompt", "workers", "transport", "TTFT ms", "token 1→2 ms", "TPOT ms", "TPOT after ms")
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A gateway with its workers."""
+
+    url: str
+    pids: dict[str, int]
+
+
+@contextmanager
+def serving(model: str, dtype: str, device: str, transport: str, apart: bool, folder: Path) -> Iterator[Stack]:
+    """1P+1D, or one worker that does both."""
+    keys = folder / "keys"
+    keys.mkdir()
+    write_new_key(keys, "bench")
+    lists = {role: folder / f"{role}.list" for role in ("prefill", "decode")}
+    gpus = max(1, torch.cuda.device_count())
+    gpu = {"prefill": 0, "decode": gpus - 1}
+    share = 30 << 30 if gpus == 1 else 60 << 30
+    with ExitStack() as stack:
+        pids, rows = {}, dict[str, list[dict[str, Any]]]({"prefill": [], "decode": []})
+        started = []
+        for role in ("decode", "prefill") if apart else ("decode",):
+            announce = folder / f"{role}.json"
+            pairing = f"--decode-discovery=file:{lists['decode']}" if role == "prefill" else "--pair-listen=127.0.0.1:0"
+            argv = [
+                *("-m", f"baton_{role}_worker", f"--model={model}", "--served-name=bench", "--listen=127.0.0.1:0"),
+                *(f"--keys={keys}", f"--announce={announce}", f"--dtype={dtype}", f"--device={device}", pairing),
+                *("--max-sequences=256", f"--transport={transport}", "--max-step-tokens=16384"),
+                f"--kv-cache-bytes={share if device == 'cuda' else 1 << 28}",
+            ]
+            os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu[role]) if device == "cuda" else ""
+            log = folder / f"{role}.log"
+            started.append((role, announce, log, stack.enter_context(child(argv, log))))
+        os.environ.pop("CUDA_VISIBLE_DEVICES")
+        for role, announce, log, process in started:
+            try:
+                told = await_json(announce, process)
+            except RuntimeError as error:
+                raise RuntimeError(log.read_text()[-3000:]) from error
+            pair = {} if told["pair_port"] is None else {"pair_port": told["pair_port"]}
+            rows[role].append({"host": "127.0.0.1", "port": told["port"], **pair})
+            pids[role] = process.pid
+        for role, path in lists.items():
+            path.write_text(json.dumps(rows[role]))
+        announce = folder / "gateway.json"
+        argv = [
+            *("-m", "baton_gateway", "--listen=127.0.0.1:0", f"--keys={keys}", f"--announce={announce}"),
+            *(f"--disaggregation={'always' if apart else 'never'}", f"--prefill-discovery=file:{lists['prefill']}"),
+            f"--decode-discovery=file:{lists['decode']}",
+        ]
+        gateway = stack.enter_context(child(argv, folder / "gateway.log"))
+        url = f"http://127.0.0.1:{await_json(announce, gateway)['port']}"
+        pids["gateway"] = gateway.pid
+        await_ok(f"{url}/health/routable", gateway)
+        try:
+            yield Stack(url, pids)
+        except RuntimeError:
+            for path in folder.glob("*.log"):
+                print(path.name, path.read_text()[-2500:], flush=True)
+            raise
+
+
+def check(device: str, transport: str) -> list[str]:
+    """Share of equal answers on the trained tiny model, by dtype."""
+    tokenizer: Any = AutoTokenizer.from_pretrained(TINY)
+    draw = random.Random(3)
+    text = (TINY.parent.parent / "README.md").read_text(encoding="utf-8")
+    prompts = [tokenizer.encode(text[at : at + 300])[: draw.randrange(8, 90)] for at in range(0, 4800, 200)]
+    lines = []
+    for dtype in ("float32", "bfloat16"):
+        model: Any = AutoModelForCausalLM.from_pretrained(TINY, dtype=getattr(torch, dtype)).to(device).eval()
+        model.generation_config.eos_token_id = None
+        wanted = []
+        with torch.inference_mode():
+            for prompt in prompts[:CHECKED_PROMPTS]:
+                inputs = torch.tensor([prompt], device=device)
+                ids = model.generate(inputs, max_new_tokens=CHECKED_TOKENS, do_sample=False, pad_token_id=0)
+                wanted.append(tokenizer.decode(ids[0, len(prompt) :], skip_special_tokens=True))
+        del model
+        with (
+            tempfile.TemporaryDirectory() as place,
+            serving(str(TINY), dtype, device, transport, True, Path(place)) as s,
+        ):
+            found = [_text(s.url, prompt) for prompt in prompts[:CHECKED_PROMPTS]]
+            together = asyncio.run(_texts(s.url, prompts[:CHECKED_PROMPTS]))
+        equal = sum(one.strip() == other.strip() for one, other in zip(found, wanted, strict=True))
+        same = sum(one == other for one, other in zip(found, together, strict=True))
+        lines.append(
+            f"{dtype} over {transport}: {equal} of {len(wanted)} answers of {CHECKED_TOKENS} tokens equal those of "
+            f"transformers; {same} the same alone and among the others"
+        )
+        print(lines[-1], flush=True)
+    return lines
+
+
+def _body(prompt: Sequence[int]) -> bytes:
+    body = {
+        "model": "bench",
+        "prompt": list(prompt),
+        "max_tokens": CHECKED_TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+    return json.dumps(body).encode()
+
+
+def _text(url: str, prompt: Sequence[int]) -> str:
+    request = urllib.request.Request(
+        f"{url}/v1/completions", _body(prompt), {"Content-Type": "application/json"}, method="POST"
+    )
+    with urllib.request.urlopen(request, timeout=120) as response:
+        answer: str = json.load(response)["choices"][0]["text"]
+    return answer
+
+
+async def _texts(url: str, prompts: Sequence[Sequence[int]]) -> list[str]:
+    return await asyncio.gather(*(asyncio.to_thread(_text, url, prompt) for prompt in prompts))
+
+
+def alone(model: str, device: str, transports: Sequence[str], lengths: Sequence[int]) -> list[dict[str, Cell]]:
+    """One request at a time with fresh prompts, after one that warms up."""
+    rows: list[dict[str, Cell]] = []
+    for name, transport in (("1P+1D", each) for each in transports):
+        rows += _alone(model, device, name, transport, True, lengths)
+    return rows + _alone(model, device, "1 mixed", "tcp", False, lengths)
+
+
+def _alone(
+    model: str, device: str, name: str, transport: str, apart: bool, lengths: Sequence[int]
+) -> list[dict[str, Cell]]:
+    draw = random.Random(5)
+    rows: list[dict[str, Cell]] = []
+    dtype = "bfloat16" if device == "cuda" else "float32"
+    with tempfile.TemporaryDirectory() as place, serving(model, dtype, device, transport, apart, Path(place)) as stack:
+        for length in lengths:
+            asks = [Ask(tuple(draw.choices(range(10, 1000), k=length)), ALONE_TOKENS) for _ in range(ROUNDS + 2)]
+            answers = [asyncio.run(drive(stack.url, "bench", [ask], 1))[0] for ask in asks][2:]
+            rows.append(
+                {
+                    "prompt": length,
+                    "workers": name,
+                    "transport": transport if apart else "–",
+                    "TTFT ms": round(1e3 * median(a.ttft_s for a in answers), 2),
+                    "token 1→2 ms": round(1e3 * median(a.gap_s for a in answers), 2),
+                    "TPOT ms": round(1e3 * median(a.tpot_s for a in answers), 3),
+                    "TPOT after ms": round(1e3 * median(a.rest_s for a in answers), 3),
+                }
+            )
+            print(rows[-1], flush=True)
+    return rows
+
+
+def streams(model: str, device: str, transport: str, count: int) -> list[str]:
+    """Many streams at once: output tokens per second, the engine's step time, and processor time by process."""
+    draw = random.Random(9)
+    dtype = "bfloat16" if device == "cuda" else "float32"
+    prompt, output = STREAM_ASK
+    lines = []
+    with tempfile.TemporaryDirectory() as place, serving(model, dtype, device, transport, True, Path(place)) as stack:
+        for number in range(2):
+            asks = [Ask(tuple(draw.choices(range(10, 1000), k=prompt)), output) for _ in range(count)]
+            before = {role: cpu_s(pid) for role, pid in stack.pids.items()}
+            answers = asyncio.run(drive(stack.url, "bench", asks, count))
+            wall = max(a.last_s for a in answers) - min(a.sent_s for a in answers)
+            decoding = max(a.last_s for a in answers) - median(a.first_s for a in answers)
+            spent = {role: cpu_s(pid) - before[role] for role, pid in stack.pids.items()}
+            rate = count * output / wall
+            cpu = ", ".join(f"{role} {seconds:.2f} s" for role, seconds in spent.items())
+            line = (
+                f"{count} streams, {prompt} → {output}: {rate:,.0f} output tokens/s over {wall:.2f} s, "
+                f"{count * (output - 1) / decoding:,.0f} while decoding, TPOT p50 "
+                f"{1e3 * median(a.tpot_s for a in answers):.2f} ms; processor time {cpu}"
+            )
+            if number:
+                lines.append(line)
+                print(line, flush=True)
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", default=["check", "alone", "streams"], metavar="check|alone|streams")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--transport", nargs="+", choices=("tcp", "ucx"), default=["tcp"])
+    options = parser.parse_args()
+    is_gpu = options.device == "cuda"
+    notes, rows = [], list[dict[str, Cell]]()
+    if is_gpu:
+        notes.append(f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}")
+    with tempfile.TemporaryDirectory() as place:
+        if is_gpu:
+            model = model_folder({**LLAMA_8B, "max_position_embeddings": 20480}, Path(place))
+        else:
+            model = str(TINY)
+        if "check" in options.parts:
+            for transport in options.transport:
+                notes += check(options.device, transport)
+        if "alone" in options.parts:
+            rows = alone(model, options.device, options.transport, LENGTHS if is_gpu else (64, 512))
+        if "streams" in options.parts:
+            notes += streams(model, options.device, options.transport[-1], STREAMS if is_gpu else 8)
+    publish("gpu_serving", this_machine(), notes, ALONE_COLUMNS, rows)
+
+
+if __name__ == "__main__":
+    main()
