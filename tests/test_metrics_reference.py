@@ -15,6 +15,9 @@ from baton_engine.step_load import StepLoad
 from baton_gateway.metrics import GatewayMetrics
 from baton_kv_transfer.bandwidth import LinkReport
 from baton_kv_transfer.wire.values import Role
+from baton_operator.names import POOL_ROLES, Key
+from baton_operator.scaling import PoolNow, Sized
+from baton_operator.sizing_metrics import SizingMetrics
 from baton_worker.accelerator import Peak
 from baton_worker.metrics import WorkerMetrics
 from baton_worker.views import EngineSnapshot, TransferView
@@ -57,10 +60,17 @@ def gateway_registry() -> CollectorRegistry:
     return registry
 
 
+def sizing_registry() -> CollectorRegistry:
+    registry = CollectorRegistry()
+    sized = Sized(dict.fromkeys(POOL_ROLES, 1), dict.fromkeys(POOL_ROLES, ""), holds=False)
+    SizingMetrics(registry).saw(Key("default", "chat"), sized, dict.fromkeys(POOL_ROLES, PoolNow(1, None)))
+    return registry
+
+
 @pytest.mark.parametrize(
     ("heading", "registry"),
-    [("Workers", worker_registry()), ("Gateway", gateway_registry())],
-    ids=["workers", "gateway"],
+    [("Workers", worker_registry()), ("Gateway", gateway_registry()), ("Sizing", sizing_registry())],
+    ids=["workers", "gateway", "sizing"],
 )
 def test_the_page_and_the_registry_agree(heading: str, registry: CollectorRegistry) -> None:
     assert documented(heading) == exported(registry)

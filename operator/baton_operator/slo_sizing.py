@@ -84,6 +84,7 @@ class SloSizing:
             queued_tokens=store.queued_tokens(now, expected),
             running=store.running(now, expected),
             arrivals=store.take_arrivals(now, expected),
+            late=store.take_late(),
         )
         return self._decided(known, store, seen, 0, now, epoch_s)
 

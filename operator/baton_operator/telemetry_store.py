@@ -101,6 +101,7 @@ class TelemetryStore:
     _numbers: dict[bytes, int] = field(default_factory=dict)
     """The last summary of each gateway process, also of one whose link was lost a moment ago."""
     _taken_s: float = float("-inf")
+    _late: list[RequestShape] = field(default_factory=list)
     parked: int = 0
     """Requests that were said to wait without a worker since the last decision."""
     model_config: bytes | None = None
@@ -190,8 +191,14 @@ class TelemetryStore:
             if window.has_gap:
                 return Unknown("a summary of a gateway was lost")
             count, sample = float(window.count), window.sample[:MAX_SAMPLE]
+            self._late += [] if count else sample
             readings.append(arrivals_reading(count, max(0.1, window.seconds), sample, each.heard_s, now))
         return merged(readings)
+
+    def take_late(self) -> tuple[RequestShape, ...]:
+        """Lengths told since the last call in intervals without an arrival: of requests that came before."""
+        late, self._late = tuple(self._late[:MAX_SAMPLE]), []
+        return late
 
     def take_timings(self) -> list[tuple[Role, str, StepTiming]]:
         """(role, worker, step) since the last call; a step that several gateways told of counts once."""

@@ -39,9 +39,9 @@ class Run:
         self.sizing = SloSizing(lambda key: self.store, lambda: self.now, lambda each, config: ROUND_WORKER)
         self.store.linked(GATEWAY, GatewayHello("one", 1), self.now)
 
-    def tell(self, count: int, parked: int = 0, seconds: float = 10.0) -> None:
+    def tell(self, count: int, parked: int = 0, seconds: float = 10.0, lengths: int | None = None) -> None:
         self.number += 1
-        sample = (RequestLengths(1000, 100, 0),) * min(count, 8)
+        sample = (RequestLengths(1000, 100, 0),) * min(count if lengths is None else lengths, 8)
         arrived = Arrived(count, 0, 0, EMPTY, EMPTY, EMPTY, sample)
         backlog = Backlog(parked, parked, 0.0, 1000 * parked)
         summary = Summary(self.number, 1e9, seconds, arrived, Served(EMPTY, EMPTY, 0), backlog, (), 0, "")
@@ -106,6 +106,19 @@ def test_a_wake_is_answered_at_once_and_once() -> None:
     run.store.woken(1000)
     run.now += 1.0
     assert run.decide() is woken, "one pair is on its way"
+
+
+def test_lengths_that_become_known_only_after_the_wake_are_learned_from() -> None:
+    run = Run(chat(0, autoscaling__scaleToZeroAfter="60s"), workers=0)
+    run.now += 10.0
+    run.tell(1000, parked=1000, lengths=0)
+    assert run.decide().workers == {Role.PREFILL: 1, Role.DECODE: 1}
+    run.now += 10.0
+    run.tell(0, parked=1000)
+    assert "no request seen yet" in run.decide().reasons[Role.PREFILL]
+    run.now += 10.0
+    run.tell(0, lengths=8)
+    assert "req/s at +" in run.decide().reasons[Role.PREFILL]
 
 
 def test_another_process_goes_on_from_the_memory() -> None:

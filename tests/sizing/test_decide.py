@@ -69,7 +69,9 @@ def test_pools_sleep_only_when_nothing_is_at_work_either() -> None:
         working = replace(silent, running=Unknown("a worker has not told what it works on"))
         decision, state = decide(a_spec, state, working, (), now + 10 * step, 0.0)
     assert all(pool.workers == 1 for pool in decision.pools.values())
-    decision, state = decide(a_spec, state, silent, (), now + 130, 0.0)
+    decision, state = decide(a_spec, state, silent, (), now + 160, 0.0)
+    assert all(pool.workers == 1 for pool in decision.pools.values()), "the quiet time begins when work ended"
+    decision, state = decide(a_spec, state, silent, (), now + 170, 0.0)
     assert all(pool.workers == 0 for pool in decision.pools.values())
 
 

@@ -14,6 +14,7 @@ from baton_operator.sizing.forecast import forecast
 from baton_operator.sizing.memory import HISTORY, RECENT, Interval, Memory
 from baton_operator.sizing.spec import SizingSpec
 from baton_operator.sizing.telemetry import ArrivalReading, Arrivals, Observed, PoolSeen
+from baton_operator.sizing.workload import RequestShape
 
 MIX_REFRESH_S = 120.0
 MIX_CHANGE = 0.1
@@ -35,14 +36,17 @@ class Demand:
     predictor: str
 
 
-def learned(memory: Memory, arrivals: ArrivalReading, now: float, interval_s: float) -> Memory:
-    """The memory with one more interval of known arrivals."""
+def learned(
+    memory: Memory, arrivals: ArrivalReading, now: float, interval_s: float, late: tuple[RequestShape, ...] = ()
+) -> Memory:
+    """The memory with one more interval of known arrivals. `late`: lengths of requests that came before it."""
     assert not isinstance(arrivals, Unknown), "the caller holds on unknown arrivals"
     known_since = memory.since_s if memory.since_s is not None else now
     last = memory.last_arrival_s if memory.last_arrival_s is not None else now
     if not isinstance(arrivals, Arrivals):
         history = (*memory.history, Interval(0.0, 0.0))[-HISTORY:]
-        return replace(memory, history=history, since_s=known_since, last_arrival_s=last, unknown_intervals=0)
+        memory = replace(memory, history=history, since_s=known_since, last_arrival_s=last, unknown_intervals=0)
+        return _with_mix(replace(memory, shapes=(*memory.shapes, *late)[-RECENT:]), now, interval_s) if late else memory
     shapes = (*memory.shapes, *arrivals.sample)[-RECENT:]
     tokens = [shape.prompt_tokens - shape.cached_tokens for shape in arrivals.sample or shapes]
     mean = float(np.mean(tokens)) if tokens else 0.0

@@ -55,7 +55,7 @@ class Memory:
     since_s: float | None = None
     """Since when arrivals have been known without a gap."""
     last_arrival_s: float | None = None
-    """When a request was last seen, or when watching began."""
+    """When a request last came or was last at work, or when watching began."""
     unknown_intervals: int = 0
     history: tuple[Interval, ...] = ()
     shapes: tuple[RequestShape, ...] = ()

@@ -61,7 +61,9 @@ def decide(
     """One decision. `epoch_s` is the wall clock for schedules; `now` may be any clock that only goes forward."""
     if isinstance(seen.arrivals, Unknown):
         return _hold(spec, seen, memory, seen.arrivals.why)
-    memory = learned(memory, seen.arrivals, now, spec.interval_s)
+    memory = learned(memory, seen.arrivals, now, spec.interval_s, seen.late)
+    if not _is_idle(seen):
+        memory = replace(memory, last_arrival_s=now)
     if _is_quiet(spec, seen, memory, now):
         return _asleep(spec, memory, now)
     if memory.mix is None:
@@ -89,7 +91,8 @@ def wake(spec: SizingSpec, seen: Observed, memory: Memory, now: float, parked: i
         have = _of(seen, role).workers
         workers = min(spec.bounds_of[role].maximum, max(1, have))
         move = f"{role.value} {have}→{workers}" if workers != have else f"{role.value} {have}"
-        pools[role] = PoolDecision(workers, f"{move}: {parked} requests wait for a first pair of workers", workers)
+        wait = "1 request waits" if parked == 1 else f"{parked} requests wait"
+        pools[role] = PoolDecision(workers, f"{move}: {wait} for a first pair of workers", workers)
     memory = replace(_remembered(memory, pools), last_arrival_s=now)
     return SloDecision(pools, memory, False, False, {"parked": float(parked)})
 
@@ -171,9 +174,14 @@ def _is_quiet(spec: SizingSpec, seen: Observed, memory: Memory, now: float) -> b
     after = spec.scale_to_zero_after_s
     if after is None or spec.prefill.minimum or spec.decode.minimum:
         return False
-    if not all(isinstance(each, ProvenZero) for each in (seen.arrivals, seen.queued_tokens, seen.running)):
+    if not _is_idle(seen):
         return False
     return memory.last_arrival_s is not None and now - memory.last_arrival_s >= after
+
+
+def _is_idle(seen: Observed) -> bool:
+    """Proven: nothing came, nothing waits, nothing is at work."""
+    return all(isinstance(each, ProvenZero) for each in (seen.arrivals, seen.queued_tokens, seen.running))
 
 
 def _asleep(spec: SizingSpec, memory: Memory, now: float) -> SloDecision:

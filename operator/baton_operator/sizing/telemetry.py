@@ -61,6 +61,8 @@ class Observed:
     """Prompt tokens that wait for a prefill step, at gateways and workers."""
     running: Reading = Unknown("not measured")  # noqa: RUF009  # frozen
     """Sequences at work in the workers."""
+    late: tuple[RequestShape, ...] = ()
+    """Lengths of requests that came earlier and became known only now: they waited for a first worker."""
 
 
 def arrivals_reading(
