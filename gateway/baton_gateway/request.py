@@ -97,7 +97,7 @@ class RequestLife:
     @property
     def wake_at(self) -> float:
         """When a Tick is due. Never in the past of the last event by more than the tick itself."""
-        waits = (run.resume_at for run in self._runs.values())
+        waits = (min(run.resume_at, run.stalls_at(self._rules)) for run in self._runs.values())
         parked_until = self._parked_until if self.stage is Stage.PARKED else math.inf
         return min(self.deadline_s, parked_until, min(waits, default=math.inf))
 
@@ -181,6 +181,7 @@ class RequestLife:
         run.attempt += 1
         run.prefill, run.decode = route.prefill, route.decode
         run.landed = run.progressed = False
+        run.moved_s = now
         self.attempts += 1
         self.migrations += bool(self._forced(run))
         return self._start_legs(run, route, now)
@@ -237,6 +238,7 @@ class RequestLife:
         number = run.prompt * self._n + entry.choice
         if number not in run.choices or event.worker not in (run.decode, run.prefill):
             return []
+        run.moved_s = now
         if event.worker == run.decode:
             run.landed = True
         choice = self._choices[number]
@@ -329,8 +331,19 @@ class RequestLife:
             return self._end(Outcome.FAILED, errors.deadline_exceeded())
         if self.stage is Stage.PARKED and now >= self._parked_until:
             return self._end(Outcome.REFUSED, errors.no_workers())
-        due = [run for run in self._runs.values() if run.resume_at <= now]
-        return [self._pick(run) for run in due]
+        actions: list[Action] = [self._pick(run) for run in self._runs.values() if run.resume_at <= now]
+        for run in [run for run in self._runs.values() if run.stalls_at(self._rules) <= now]:
+            actions += self._stalled(run, now)
+            if self.stage is Stage.ENDED:
+                break
+        return actions
+
+    def _stalled(self, run: Run, now: float) -> list[Action]:
+        """Its workers live, yet no token comes: whoever holds it is told to stop, and others try."""
+        told = Send(run.decode, Cancel(run.request, run.attempt))
+        if not run.landed and run.prefill is not None:
+            run.avoid |= {run.prefill}
+        return [told, *self._fail(run, run.decode, Reason.STALLED, now)]
 
     # End --------------------------------------------------------------------------------------------------------------
 

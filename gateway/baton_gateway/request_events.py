@@ -21,6 +21,10 @@ class LifeRules:
     backoff_s: float = 0.05
     """Wait before the second retry in a row, doubled each time."""
     max_backoff_s: float = 1.0
+    first_stall_s: float = 180.0
+    """An attempt without a token for so long is given up although its workers live. Long: it may wait in a queue."""
+    stall_s: float = 60.0
+    """The same once its decode worker has sent a token."""
     park_s: float = 0.0
     """How long a request waits for a pair of workers to appear; 0: it is told at once that there is none."""
     reroute_wait_s: float = 60.0

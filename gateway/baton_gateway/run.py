@@ -37,6 +37,8 @@ class Run:
     """The decode worker has produced tokens: the prefill leg has ended well."""
     progressed: bool = False
     """A token that is new to the client came in this attempt."""
+    moved_s: float = math.inf
+    """When the attempt began or last brought a token; infinite before the first attempt."""
     failures: int = 0
     losses: int = 0
     avoid: frozenset[bytes] = field(default_factory=frozenset)
@@ -48,6 +50,12 @@ class Run:
         if self.state is not RunState.RUNNING:
             return False
         return worker == self.decode or (worker == self.prefill and not self.landed)
+
+    def stalls_at(self, rules: LifeRules) -> float:
+        """When the attempt is given up if no token comes."""
+        if self.state is not RunState.RUNNING:
+            return math.inf
+        return self.moved_s + (rules.stall_s if self.landed else rules.first_stall_s)
 
     def open_legs(self) -> tuple[bytes, ...]:
         if self.state is not RunState.RUNNING:

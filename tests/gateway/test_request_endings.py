@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -193,7 +194,7 @@ def test_random_losses_never_lose_or_repeat_a_token(seed: int) -> None:
     """Workers die at random; what each choice gets is the same as without."""
     random_ = random.Random(seed)
     n, length = random_.choice([1, 1, 2, 3]), random_.randrange(1, 12)
-    drive = Drive(n=n, max_tokens=length, rules=LifeRules(max_losses=1_000))
+    drive = Drive(n=n, max_tokens=length, rules=LifeRules(max_losses=1_000, first_stall_s=math.inf, stall_s=math.inf))
     drive.start(*random_.choice([(P1, D1), (P2, D2), (None, D1)]))
     for _ in range(4_000):
         if drive.ends:

@@ -37,6 +37,48 @@ def test_losing_the_prefill_worker_between_its_token_and_the_hand_over_migrates(
     assert message.prompt_tokens == 3
 
 
+def test_an_attempt_that_stands_still_is_tried_elsewhere_although_its_workers_live() -> None:
+    drive = started()
+    assert drive.life.wake_at == drive.rules.first_stall_s
+    drive.now = drive.rules.first_stall_s
+    assert drive.feed(Tick()) == ["cancel D1/1", "cancel P1/1", "pick"]
+    assert drive.picks[0].avoid == {P1, D1}
+    drive.route(P2, D2)
+    drive.tokens(P2, 0, 50, attempt=2)
+    drive.tokens(D2, 0, 50, 51, attempt=2)
+
+
+def test_a_stream_that_stands_still_migrates_from_its_last_token() -> None:
+    drive = started()
+    drive.tokens(P1, 0, 50)
+    drive.now = 5.0
+    drive.tokens(D1, 0, 50, 51)
+    assert drive.life.wake_at == 5.0 + drive.rules.stall_s
+    drive.now = 4.0 + drive.rules.stall_s
+    assert drive.feed(Tick()) == []
+    drive.tokens(D1, 2, 52)
+    drive.now += drive.rules.stall_s
+    assert drive.feed(Tick()) == ["cancel D1/1", "pick"]
+    drive.route(P1, D2)
+    assert tuple(unpack_ids(drive.last(Prefill).tokens)) == (*PROMPT, 50, 51, 52)
+    drive.tokens(D1, 3, 99)  # of the attempt that was given up
+    assert drive.delivered[0] == [50, 51, 52]
+
+
+def test_attempts_that_stand_still_again_and_again_end_in_an_error() -> None:
+    drive = started()
+    for _ in range(drive.rules.max_failures - 1):
+        drive.now = drive.life.wake_at
+        drive.feed(Tick())
+        if not drive.picks:
+            drive.now = drive.life.wake_at
+            drive.feed(Tick())
+        drive.route()
+    drive.now = drive.life.wake_at
+    drive.feed(Tick())
+    assert [end.outcome for end in drive.ends] == [Outcome.FAILED]
+
+
 def test_losing_the_prefill_worker_after_the_hand_over_means_nothing() -> None:
     drive = started()
     drive.tokens(P1, 0, 50)

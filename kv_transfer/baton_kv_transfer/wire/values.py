@@ -68,6 +68,7 @@ class Reason(enum.StrEnum):
     PEER_LOST = "peer_lost"  # the other worker is gone or has another epoch: retry with another
     KV_CORRUPT = "kv_corrupt"  # landed KV failed verification: prefill again
     INTERNAL = "internal"  # the worker failed: retry on another
+    STALLED = "stalled"  # the worker lives, this part of it does not move: retry on another
 
 
 class Finish(enum.StrEnum):
