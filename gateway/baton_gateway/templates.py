@@ -21,6 +21,8 @@ _log = logging.getLogger("baton.gateway.templates")
 RENDER_S = 1.0
 START_S = 20.0
 
+_NO_ANSWER = RenderAnswer(failure="no answer in time, or its process ended, twice")
+
 
 class TemplateRenderer:
     """Renders one conversation at a time; a render is some tens of microseconds."""
@@ -46,7 +48,7 @@ class TemplateRenderer:
             raise invalid("messages", "This model has no chat template; use /v1/completions.", "no_chat_template")
         async with self._turn:
             answer = await self._ask(bundle.hash, bundle.chat_template, messages, bundle.special_tokens)
-            if answer.is_unknown:
+            if answer.is_unknown or answer is _NO_ANSWER:  # once more: the process died, or one of us was stopped
                 self._known.discard(bundle.hash)
                 answer = await self._ask(bundle.hash, bundle.chat_template, messages, bundle.special_tokens)
         if answer.refusal is not None:
@@ -66,10 +68,8 @@ class TemplateRenderer:
             async with asyncio.timeout(self._render_s):
                 answer = await _exchange(process, msgspec.json.encode(question))
             is_answered = True
-        except TimeoutError:
-            return RenderAnswer(failure=f"took longer than {self._render_s} s")
-        except (EOFError, OSError, msgspec.DecodeError):
-            return RenderAnswer(failure="its process ended")
+        except (TimeoutError, EOFError, OSError, msgspec.DecodeError):
+            return _NO_ANSWER
         finally:
             if not is_answered:  # whatever it still writes would be taken for another answer, also after a cancellation
                 await self._kill()

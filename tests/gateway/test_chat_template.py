@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -121,6 +123,17 @@ async def test_a_bad_template_fails_alone_and_within_its_time() -> None:
             await renderer.render(_bundle(template), [{"role": "user", "content": "x"}])
         assert (refusal.value.problem.status, refusal.value.problem.code) == (500, "template_failed"), template
         assert await renderer.render(_bundle("{{ messages[0].content }}"), [{"role": "user", "content": "x"}]) == "x"
+    await renderer.stop()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_renderer_that_dies_or_stands_still_costs_no_request(signum: signal.Signals) -> None:
+    """Found by SIGSTOP under load: its request was told that the template had failed."""
+    renderer = TemplateRenderer(render_s=0.5)
+    await renderer.start()
+    assert renderer._process is not None
+    os.kill(renderer._process.pid, signum)
+    assert await renderer.render(_bundle("{{ messages[0].content }}"), [{"role": "user", "content": "x"}]) == "x"
     await renderer.stop()
 
 
