@@ -71,11 +71,17 @@ class GatewayServer:
             LinkTimes(suspect_s=settings.suspect_s, dead_s=settings.dead_s),
         )
         self._tenants = Tenants(settings.api_keys)
-        self._complaint = ""
+        self.complaint = ""
+        """What is wrong with the configuration file as it is now; empty: nothing."""
         self.api = HttpApi(self.relay, self.table, self._tenants, policy, self.metrics)
         self.operator_link = self._operator_link(keys)
         self._tasks: list[asyncio.Task[None]] = []
         self._runner: aiohttp.web.ServerRunner | None = None
+
+    @property
+    def applied(self) -> str:
+        """Hash of the configuration that is applied."""
+        return config_hash(self._settings)
 
     def report(self) -> ProcessReport:
         """What `/state` says of this process."""
@@ -144,11 +150,11 @@ class GatewayServer:
         try:
             settings = self._reread()
         except SettingsError as error:
-            if str(error) != self._complaint:
+            if str(error) != self.complaint:
                 _log.error("the configuration stays as it was: %s", error)
-            self._complaint = str(error)
+            self.complaint = str(error)
             return
-        self._complaint = ""
+        self.complaint = ""
         if config_hash(settings) == config_hash(self._settings):
             return
         self._settings = settings
@@ -169,8 +175,7 @@ class GatewayServer:
 
     def _summary(self) -> Summary:
         now = asyncio.get_running_loop().time()
-        applied = config_hash(self._settings)
-        return self.metrics.telemetry.summary(now, time.time(), self.relay.backlog(), self.table.all(), applied)
+        return self.metrics.telemetry.summary(now, time.time(), self.relay.backlog(), self.table.all(), self.applied)
 
     def _model_config(self) -> bytes | None:
         configs = (worker.text.bundle.config_json.encode() for worker in self.table.all())
