@@ -1,7 +1,7 @@
 # Commands of the repository. `make help` lists them; everything that needs .venv makes it first.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-k8s check verify manifests e2e bench bench-gpu format clean
+.PHONY: help install demo serve test test-k8s check verify manifests scan e2e bench bench-gpu format clean
 
 BIN := .venv/bin
 TEST_WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 8 ? n : 8 )))
@@ -31,6 +31,9 @@ test-k8s: install ## Test the custom resources on a real API server (skips, sayi
 	@timeout 120 e2e/fetch_etcd.sh || true
 	$(BIN)/pytest -q -rs e2e --ignore=e2e/pods $(PYTEST_ARGS)
 
+scan: install ## Scan everything that Baton renders with checkov (fetches it into an environment of its own)
+	$(BIN)/python scripts/scan.py
+
 e2e: install ## Test real Pods: on KUBECONFIG's cluster, on kind where Docker is, else on a cluster made here (root)
 	e2e/pods/run.sh $(PYTEST_ARGS)
 
@@ -54,8 +57,8 @@ manifests: install ## Write charts/manifests from the chart (needs Helm, or fetc
 bench: install ## Measure on this machine (BENCH_ARGS=… is passed on)
 	$(BIN)/python -m bench $(BENCH_ARGS)
 
-bench-gpu: install ## Measure the engine on this machine's GPU beside the targets (BENCH_ARGS=decode|prefill|tuning)
-	$(BIN)/python -m bench.gpu $(BENCH_ARGS)
+bench-gpu: install ## Measure the engine on this machine's GPU beside the targets (BENCH_ARGS=decode|prefill|timeline|kernels|models)
+	BATON_COMMIT=$$(git rev-parse --short HEAD) $(BIN)/python -m bench.gpu $(BENCH_ARGS)
 
 format: install ## Format, fix what can be fixed, write generated files
 	$(BIN)/ruff format .

@@ -23,6 +23,7 @@ from baton_engine.sampler import Draw, LogitsHook, Sampler
 from baton_engine.slot_state import SlotState
 from baton_engine.step_clock import StepClock, start_clock
 from baton_engine.upload import upload
+from baton_engine.warm_up import warm_up
 from baton_kernels.logprobs import Logprobs
 from baton_kv_transfer.wire.values import TokenLogprob
 
@@ -53,6 +54,7 @@ class ModelRunner:
             keep_freed_memory()
         else:
             self._graphs = self._capture(max_slots, max_blocks)
+            warm_up(loaded.model, pool.tensor, loaded.config.vocab_size, loaded.max_context_tokens)
 
     @torch.inference_mode()
     def _capture(self, max_slots: int, max_blocks: int) -> DecodeGraphs:

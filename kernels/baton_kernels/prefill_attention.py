@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from baton_kernels.cpu.prefill_attention import PrefillIndex, paged_prefill_attention_cpu, prefill_index
+from baton_kernels.kv_scales import check_scales
 from baton_kernels.paged_context import read_context
 
 __all__ = ["PrefillIndex", "paged_prefill_attention", "paged_prefill_attention_reference", "prefill_index"]
@@ -30,6 +31,7 @@ def paged_prefill_attention_reference(
     context_lens: Tensor,
     scale: float,
     window: int | None = None,
+    kv_scales: Tensor | None = None,
 ) -> Tensor:
     """The formula above, one sequence at a time, in float32. Shapes as in `paged_prefill_attention`."""
     out = torch.zeros_like(q)
@@ -39,7 +41,7 @@ def paged_prefill_attention_reference(
         begin, end = starts[n], starts[n + 1]
         if begin == end:
             continue
-        key, value = read_context(kv_pool, layer, block_tables[n], context_len)
+        key, value = read_context(kv_pool, layer, block_tables[n], context_len, kv_scales)
         key, value = key.float().repeat_interleave(groups, 0), value.float().repeat_interleave(groups, 0)
         scores = torch.einsum("ihd,hjd->hij", q[begin:end].float(), key) * scale
         position = torch.arange(context_len - (end - begin), context_len, device=q.device)[:, None]
@@ -61,6 +63,7 @@ def paged_prefill_attention(
     window: int | None = None,
     index: PrefillIndex | None = None,
     max_query_len: int | None = None,
+    kv_scales: Tensor | None = None,
 ) -> Tensor:
     """Attention of N chunks: q [T, Hq, D] → [T, Hq, D].
 
@@ -68,12 +71,18 @@ def paged_prefill_attention(
     context_lens [N] int32, this chunk included. Table entries beyond a sequence's blocks and slots beyond its
     context are never used, whatever they hold. On the CPU an `index` made by `prefill_index` once a step saves its
     part of every layer; on a GPU `max_query_len`, an upper bound of the chunks' lengths, saves reading query_starts
-    back.
+    back. A float8 pool comes with its kv_scales (`kv_scales.py`); its contexts are brought to q's dtype first.
     """
+    check_scales(kv_pool, kv_scales)
     if q.is_cuda:
         from baton_kernels.gpu.prefill_attention import paged_prefill_attention_triton
         from baton_kernels.gpu.prefill_attention_hopper import paged_prefill_attention_hopper, suits_hopper
 
+        if kv_scales is not None:
+            from baton_kernels.gpu.kv_dequantise import dequantise_contexts
+
+            kv_pool, block_tables = dequantise_contexts(kv_pool, layer, block_tables, context_lens, kv_scales, q.dtype)
+            layer = 0
         if suits_hopper(q, kv_pool, window):
             return paged_prefill_attention_hopper(
                 q, kv_pool, layer, block_tables, query_starts, context_lens, scale, max_query_len

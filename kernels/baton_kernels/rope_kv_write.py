@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from baton_kernels.cpu.rope_kv_write import RopeIndex, rope_index, rope_kv_write_cpu
+from baton_kernels.kv_scales import as_bytes, check_scales, to_pool
 
 __all__ = ["RopeIndex", "rope_index", "rope_kv_write", "rope_kv_write_reference"]
 
@@ -32,6 +33,7 @@ def rope_kv_write_reference(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
+    kv_scales: Tensor | None = None,
 ) -> Tensor:
     """The formula above, written out. Shapes as in `rope_kv_write`."""
     _, _, _, kv_heads, block_tokens, head_dim = kv_pool.shape
@@ -44,8 +46,12 @@ def rope_kv_write_reference(
     written = slot_mapping >= 0
     slots = slot_mapping[written]
     block, offset = slots // block_tokens, slots % block_tokens
-    kv_pool[block, layer, 0, :, offset] = k[written].to(kv_pool.dtype)
-    kv_pool[block, layer, 1, :, offset] = v[written].to(kv_pool.dtype)
+    for side, values in enumerate((k[written], v[written])):
+        if kv_scales is None:
+            stored = values.to(kv_pool.dtype)
+        else:
+            stored = to_pool(values, kv_scales[layer, side][:, None], kv_pool.dtype)
+        as_bytes(kv_pool)[block, layer, side, :, offset] = as_bytes(stored)
     return q.to(qkv.dtype)
 
 
@@ -71,21 +77,24 @@ def rope_kv_write(
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
     index: RopeIndex | None = None,
+    kv_scales: Tensor | None = None,
 ) -> Tensor:
     """Rotate Q and K, write K and V: qkv [T, (Hq + 2·Hkv)·D] contiguous → q [T, Hq, D].
 
     positions [T] int64; cos, sin [max_position, D]; slot_mapping [T] int64: block · block_tokens + slot, -1 writes
     nowhere; kv_pool [blocks, layers, 2, Hkv, block_tokens, D]; q_norm, k_norm [D], together or not at all. `qkv`
     belongs to the op afterwards: it may be overwritten, and the result may be a view of it. On the CPU an `index`
-    made by `rope_index` once a step saves its part of every layer; elsewhere it is ignored.
+    made by `rope_index` once a step saves its part of every layer; elsewhere it is ignored. A float8 pool comes with
+    its kv_scales (`kv_scales.py`).
     """
+    check_scales(kv_pool, kv_scales)
     if (q_norm is None) != (k_norm is None):
         raise ValueError("q_norm and k_norm are given together or not at all")
     if qkv.is_cuda:
         from baton_kernels.gpu.rope_kv_write import rope_kv_write_triton
 
         return rope_kv_write_triton(
-            qkv, positions, cos, sin, slot_mapping, kv_pool, layer, num_q_heads, q_norm, k_norm, eps
+            qkv, positions, cos, sin, slot_mapping, kv_pool, layer, num_q_heads, q_norm, k_norm, eps, kv_scales
         )
     index = index or rope_index(positions, cos, sin, slot_mapping, kv_pool)
     return rope_kv_write_cpu(qkv, kv_pool, layer, num_q_heads, q_norm, k_norm, eps, index)

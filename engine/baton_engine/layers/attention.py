@@ -106,29 +106,50 @@ def index_step(
 
 
 def attend(
-    q: Tensor, kv_pool: Tensor, layer: int, rows: StepRows, index: StepIndex, scale: float, window: int | None
+    q: Tensor,
+    kv_pool: Tensor,
+    kv_scales: Tensor | None,
+    layer: int,
+    rows: StepRows,
+    index: StepIndex,
+    scale: float,
+    window: int | None,
 ) -> Tensor:
     """Attention of q [T, q_heads, head_dim], whose keys and values are already in the pool → the same shape."""
     prefill, decode, border = rows.prefill, rows.decode, rows.num_prefill_rows
     if prefill is None:
         assert decode is not None, "a step without rows never reaches the model"
-        return _attend_decode(q, kv_pool, layer, decode, index.decode.get(window), scale, window)
+        return _attend_decode(q, kv_pool, kv_scales, layer, decode, index.decode.get(window), scale, window)
     if decode is None:
-        return _attend_prefill(q, kv_pool, layer, prefill, index, scale, window)
-    chunks = _attend_prefill(q[:border], kv_pool, layer, prefill, index, scale, window)
-    singles = _attend_decode(q[border:], kv_pool, layer, decode, index.decode.get(window), scale, window)
+        return _attend_prefill(q, kv_pool, kv_scales, layer, prefill, index, scale, window)
+    chunks = _attend_prefill(q[:border], kv_pool, kv_scales, layer, prefill, index, scale, window)
+    singles = _attend_decode(q[border:], kv_pool, kv_scales, layer, decode, index.decode.get(window), scale, window)
     return torch.cat((chunks, singles))
 
 
 def attend_last(
-    q: Tensor, kv_pool: Tensor, layer: int, last: LastRows, index: StepIndex, scale: float, window: int | None
+    q: Tensor,
+    kv_pool: Tensor,
+    kv_scales: Tensor | None,
+    layer: int,
+    last: LastRows,
+    index: StepIndex,
+    scale: float,
+    window: int | None,
 ) -> Tensor:
     """Attention of the wanted rows alone: q [S, q_heads, head_dim], S ≥ 1 → the same shape."""
-    return _attend_decode(q, kv_pool, layer, last.attention, index.last, scale, window)
+    return _attend_decode(q, kv_pool, kv_scales, layer, last.attention, index.last, scale, window)
 
 
 def _attend_prefill(
-    q: Tensor, kv_pool: Tensor, layer: int, rows: PrefillRows, index: StepIndex, scale: float, window: int | None
+    q: Tensor,
+    kv_pool: Tensor,
+    kv_scales: Tensor | None,
+    layer: int,
+    rows: PrefillRows,
+    index: StepIndex,
+    scale: float,
+    window: int | None,
 ) -> Tensor:
     return paged_prefill_attention(
         q,
@@ -141,16 +162,20 @@ def _attend_prefill(
         window,
         index.prefill.get(window),
         rows.longest,
+        kv_scales,
     )
 
 
 def _attend_decode(
     q: Tensor,
     kv_pool: Tensor,
+    kv_scales: Tensor | None,
     layer: int,
     rows: DecodeRows,
     index: DecodeIndex | None,
     scale: float,
     window: int | None,
 ) -> Tensor:
-    return paged_decode_attention(q, kv_pool, layer, rows.block_tables, rows.context_lens, scale, window, index)
+    return paged_decode_attention(
+        q, kv_pool, layer, rows.block_tables, rows.context_lens, scale, window, index, kv_scales
+    )

@@ -15,6 +15,7 @@ from baton_engine.layers.rope import rope_tables
 from baton_engine.models.decoder import Decoder, DecoderLayer
 from baton_engine.parameters import EMBEDDING, FINAL_NORM, HEAD, layer_prefix
 from baton_engine.weights import WeightSource
+from baton_kernels.kv_scales import GREATEST
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,23 @@ def assemble(
         num_q_heads=config.num_q_heads,
         norm_eps=config.rms_norm_eps,
         attention_scale=config.head_dim**-0.5,
+        kv_scales=_kv_scales(config, source).to(device),
     )
+
+
+def _kv_scales(config: ModelConfig, source: WeightSource) -> Tensor:
+    """Scales of a float8 pool, [layers, 2, kv_heads] float32: 1 for keys, 1/8 for values, which are smaller; more where
+    a projection's bias alone would take half of the range (keys of Qwen2). Powers of two, the same on every worker."""
+    scales = torch.ones(config.num_layers, 2, config.num_kv_heads)
+    scales[:, 1] = 1 / 8
+    if config.qkv_bias:
+        for layer in range(config.num_layers):
+            for side, name in enumerate(("k_proj", "v_proj")):
+                bias = source.read(f"{layer_prefix(layer)}self_attn.{name}.bias").float().cpu()
+                greatest = bias.view(config.num_kv_heads, config.head_dim).abs().amax(-1)
+                needed = torch.exp2(torch.ceil(torch.log2((2 * greatest / GREATEST).clamp(min=2.0**-20))))
+                scales[layer, side] = torch.maximum(scales[layer, side], needed)
+    return scales
 
 
 def _assemble_layer(

@@ -17,6 +17,7 @@ from baton_engine.layers.linear import Linear
 from baton_engine.layers.mlp import GatedMlp
 from baton_engine.layers.norm import RmsNorm
 from baton_engine.layers.rope import RopeTables
+from baton_kernels.kv_scales import KV_FP8
 from baton_kernels.rope_kv_write import rope_kv_write
 
 
@@ -45,6 +46,8 @@ class Decoder:
     num_q_heads: int
     norm_eps: float
     attention_scale: float
+    kv_scales: Tensor
+    """[layers, 2, kv_heads] float32 (`kv_scales.py`): what a float8 pool divides keys and values by."""
 
     def hidden_states(self, token_ids: Tensor, rows: StepRows, kv_pool: Tensor) -> Tensor:
         """Run T rows: token_ids [T] int64 → normed hidden states of the wanted rows [S or T, hidden_size].
@@ -52,6 +55,7 @@ class Decoder:
         The KV of all T rows goes into the pool.
         """
         rope, last = self.rope, rows.last
+        scales = self.kv_scales if kv_pool.dtype == KV_FP8 else None
         index = index_step(rows, kv_pool, rope, self.num_q_heads, self.windows, self.layers[-1].window)
         x = functional.embedding(token_ids, self.embedding)
         residual, x = x, self.first_norm(x)
@@ -69,14 +73,15 @@ class Decoder:
                 layer.k_norm,
                 self.norm_eps,
                 index.rope,
+                scales,
             )
             if last is not None and number == len(self.layers) - 1:
                 if not last.rows.numel():
                     return x[:0]
                 q, residual = q.index_select(0, last.rows), residual.index_select(0, last.rows)
-                attended = attend_last(q, kv_pool, number, last, index, self.attention_scale, layer.window)
+                attended = attend_last(q, kv_pool, scales, number, last, index, self.attention_scale, layer.window)
             else:
-                attended = attend(q, kv_pool, number, rows, index, self.attention_scale, layer.window)
+                attended = attend(q, kv_pool, scales, number, rows, index, self.attention_scale, layer.window)
             x, residual = layer.mlp_norm.after(layer.output, attended.flatten(1), residual)
             x, residual = layer.next_norm.after(layer.mlp, x, residual)
         return x

@@ -43,11 +43,11 @@ PROGRAMS_WANTED = 264
 
 @triton.jit(do_not_specialize=["table_stride", "layer", "splits", "window"])
 def _decode_split_kernel(
-    q_ptr, pool_ptr, tables_ptr, lens_ptr, maximum_ptr, sum_ptr, partial_ptr,
+    q_ptr, pool_ptr, tables_ptr, lens_ptr, scales_ptr, maximum_ptr, sum_ptr, partial_ptr,
     table_stride, block_stride, layer, layer_stride, scale, window, splits,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, WINDOW: tl.constexpr, DOT: tl.constexpr,
-    ONE_SPLIT: tl.constexpr, CHAINED: tl.constexpr,
+    ONE_SPLIT: tl.constexpr, SCALED: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     after_previous(CHAINED)
     GROUP: tl.constexpr = Q_HEADS // KV_HEADS
@@ -61,6 +61,11 @@ def _decode_split_kernel(
     is_row = (group < GROUP)[:, None] & is_lane[None, :]
     q = tl.load(q_ptr + head[:, None] * D + lane[None, :], mask=is_row, other=0.0).to(DOT)  # [BLOCK_M, D]
 
+    value_scale = 1.0
+    if SCALED:
+        of_head = scales_ptr + layer * 2 * KV_HEADS + kv_head
+        scale *= tl.load(of_head)
+        value_scale = tl.load(of_head + KV_HEADS)
     length = tl.load(lens_ptr + sequence)
     visible = 0
     if WINDOW:
@@ -102,6 +107,8 @@ def _decode_split_kernel(
         weighted = weighted * shrink[:, None] + tl.dot(weights.to(DOT), value, input_precision="ieee")
         maximum = raised
 
+    if SCALED:
+        weighted *= value_scale
     if ONE_SPLIT:
         result = weighted / tl.where(total == 0.0, 1.0, total)[:, None]
         tl.store(partial_ptr + head[:, None] * D + lane[None, :], result.to(partial_ptr.dtype.element_ty), mask=is_row)
@@ -147,6 +154,7 @@ def paged_decode_attention_triton(
     window: int | None = None,
     splits: int | None = None,
     config: DecodeConfig | None = None,
+    kv_scales: Tensor | None = None,
 ) -> Tensor:
     """As `baton_kernels.decode_attention.paged_decode_attention`; `splits` is chosen from the shapes unless given."""
     sequences, q_heads, head_dim = q.shape
@@ -164,11 +172,12 @@ def paged_decode_attention_triton(
     partial = out if splits == 1 else torch.empty(rows, splits, head_dim, dtype=torch.float32, device=q.device)
     block_d = max(16, triton.next_power_of_2(head_dim))
     _decode_split_kernel[(sequences, kv_heads, splits)](
-        q.contiguous(), kv_pool, block_tables, context_lens, maximum, total, partial,
+        q.contiguous(), kv_pool, block_tables, context_lens, maximum if kv_scales is None else kv_scales,
+        maximum, total, partial,
         block_tables.stride(0), kv_pool.stride(0), layer, kv_pool.stride(1), scale * LOG2_E, window or 0, splits,
         q_heads, kv_heads, head_dim, block_tokens,
         max(16, triton.next_power_of_2(q_heads // kv_heads)), config.block_n, block_d, window is not None,
-        dot_dtype(q), splits == 1, bool(launch),
+        dot_dtype(q, kv_pool), splits == 1, kv_scales is not None, bool(launch),
         num_warps=config.warps, num_stages=config.stages, **launch,
     )  # fmt: skip
     if splits > 1:

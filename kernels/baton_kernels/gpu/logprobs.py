@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 BLOCK = 1024
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["k"])
 def _logprobs_kernel(logits_ptr, ids_ptr, chosen_ptr, top_ptr, top_ids_ptr, vocab, k, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     row_ptr = logits_ptr + row * vocab

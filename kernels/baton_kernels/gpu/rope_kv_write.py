@@ -20,11 +20,11 @@ HEADS_A_PROGRAM = 8
 
 @triton.jit
 def _rope_kv_write_kernel(
-    qkv_ptr, positions_ptr, cos_ptr, sin_ptr, slots_ptr, q_norm_ptr, k_norm_ptr, q_ptr, pool_ptr,
+    qkv_ptr, positions_ptr, cos_ptr, sin_ptr, slots_ptr, q_norm_ptr, k_norm_ptr, scales_ptr, q_ptr, pool_ptr,
     block_stride, layer_offset, eps,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_HALF: tl.constexpr, NORM: tl.constexpr,
-    CHAINED: tl.constexpr,
+    SCALED: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     after_previous(CHAINED)
     HALF: tl.constexpr = D // 2
@@ -67,6 +67,11 @@ def _rope_kv_write_kernel(
 
     slot = tl.load(slots_ptr + token).to(tl.int64)
     is_written = inside & (head >= Q_HEADS)[:, None] & (slot >= 0)
+    if SCALED:
+        # Heads of K, then of V, as the scales of the layer lie.
+        scale = tl.load(scales_ptr + head - Q_HEADS, mask=(head >= Q_HEADS) & (head < HEADS), other=1.0)[:, None]
+        turned_first = tl.clamp(turned_first / scale, -448.0, 448.0)
+        turned_second = tl.clamp(turned_second / scale, -448.0, 448.0)
     place = (slot // BLOCK_TOKENS) * block_stride + layer_offset + (slot % BLOCK_TOKENS) * D
     target = pool_ptr + place + (head - Q_HEADS)[:, None] * (BLOCK_TOKENS * D) + lane[None, :]
     tl.store(target, turned_first.to(pool_ptr.dtype.element_ty), mask=is_written)
@@ -85,6 +90,7 @@ def rope_kv_write_triton(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
+    kv_scales: Tensor | None = None,
 ) -> Tensor:
     """As `baton_kernels.rope_kv_write.rope_kv_write`, leaving qkv as it is."""
     _, _, _, kv_heads, block_tokens, head_dim = kv_pool.shape
@@ -96,10 +102,12 @@ def rope_kv_write_triton(
     block_heads = min(HEADS_A_PROGRAM, triton.next_power_of_2(heads))
     _rope_kv_write_kernel[(qkv.shape[0], triton.cdiv(heads, block_heads))](
         qkv, positions, cos, sin, slot_mapping,
-        cos if q_norm is None else q_norm, cos if k_norm is None else k_norm, q, kv_pool,
+        cos if q_norm is None else q_norm, cos if k_norm is None else k_norm,
+        cos if kv_scales is None else kv_scales[layer], q, kv_pool,
         kv_pool.stride(0), layer * kv_pool.stride(1), eps,
         num_q_heads, kv_heads, head_dim, block_tokens,
-        block_heads, triton.next_power_of_2(head_dim // 2), q_norm is not None, bool(launch),
+        block_heads, triton.next_power_of_2(head_dim // 2), q_norm is not None,
+        kv_scales is not None, bool(launch),
         num_warps=2, **launch,
     )  # fmt: skip
     return q

@@ -12,7 +12,7 @@ from torch import Tensor
 from baton_kernels.gpu.dependent_launch import after_previous, chain
 from baton_kernels.gpu.integer_hash import gumbel
 
-BLOCK = 1024
+BLOCK = 2048
 GREEDY_BLOCK = 4096
 
 
@@ -39,7 +39,7 @@ def _sample_kernel(
         temperature = tl.load(temperature_ptr + row)
         if temperature > 0.0:
             noise = gumbel(tl.load(seed_ptr + row), tl.load(choice_ptr + row), tl.load(index_ptr + row), token)
-            noisy = noisy / temperature + noise
+            noisy = noisy * (1.0 / temperature) + noise
     best = tl.max(noisy, axis=0)
     tl.store(best_ptr + row * tl.num_programs(1) + part, best)
     tl.store(best_id_ptr + row * tl.num_programs(1) + part, tl.min(tl.where(noisy == best, token, vocab), axis=0))

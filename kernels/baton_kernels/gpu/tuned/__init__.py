@@ -1,4 +1,4 @@
-"""Measured configurations, one file a GPU: `{"op": {"shape": [entry, …]}}`. `python -m bench.gpu tuning` measures."""
+"""Measured configurations, one file a GPU: `{"op": {"shape": [entry, …]}}`; `python -m bench.gpu_tuning` measures."""
 
 from __future__ import annotations
 
