@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -28,15 +29,23 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "baton"
 VERSION = "checkov==3.3.30"
 IMAGE = "registry.example.com/baton/worker@sha256:" + "a" * 64
 OWNER = Owner("6f1c2f0e-8f57-4f7a-9a55-1d3b1c0f7a10")
+_USERS = "what a worker takes is said in the LLMDeployment: pool.resources, and the accelerator"
 EXCUSED = {
+    "CKV_K8S_10": _USERS,
+    "CKV_K8S_12": _USERS,
+    "CKV_K8S_13": _USERS,
     "CKV_K8S_11": "CPUs are requested, not limited: a limit would throttle what a node has to spare",
     "CKV_K8S_21": "the namespace `default` stands for the one that a user names",
     "CKV_K8S_38": "the operator talks to the API server; no other Pod has a token",
 }
+_WORKERS = r"Deployment\.team-a\.[a-z-]+-(prefill|decode)-[0-9a-f]{10}"
 ONLY_ON = {
-    "CKV_K8S_38": "Deployment.baton-system.baton-operator",
+    "CKV_K8S_10": _WORKERS,
+    "CKV_K8S_12": _WORKERS,
+    "CKV_K8S_13": _WORKERS,
+    "CKV_K8S_38": r"Deployment\.baton-system\.baton-operator",
 }
-"""Checks that are excused on one resource alone."""
+"""Resources that an excuse is for; without an entry it is for all."""
 _DEADLINE_S = 600
 
 
@@ -62,7 +71,7 @@ def main() -> int:
 
 def _is_excused(finding: dict[str, str]) -> bool:
     check = finding["check_id"]
-    return check in EXCUSED and finding["resource"] == ONLY_ON.get(check, finding["resource"])
+    return check in EXCUSED and re.fullmatch(ONLY_ON.get(check, ".*"), finding["resource"]) is not None
 
 
 def _write(folder: Path) -> int:

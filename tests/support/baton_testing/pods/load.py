@@ -22,6 +22,8 @@ PROMPTS = (
     "What is a baton?",
 )
 TOKENS = 24
+PAUSE_S = 0.4
+"""Between two requests of a client: what is tested is change under load, not a machine at its limit."""
 
 
 class Count:
@@ -80,6 +82,7 @@ async def client(number: int, session: aiohttp.ClientSession, url: str, count: C
         try:
             await ask(session, url, prompt, count)
             count.ok += 1
+            await asyncio.sleep(PAUSE_S)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             if count.first is None:  # nothing has ever been served: that is waiting, not failing
                 count.waiting += 1
