@@ -14,6 +14,8 @@ import asyncio
 import contextlib
 import json
 import os
+import re
+import statistics
 import tempfile
 import time
 from collections.abc import Iterator
@@ -36,7 +38,8 @@ from bench.results import FOLDER
 
 READY_S = 180.0
 SAMPLE_S = 2.0
-PATIENCE_S = 180.0
+PATIENCE_S = 400.0
+STARTED = re.compile(r"-(?:prefill|decode)-.*: ready after ([0-9.]+) s")
 MODEL = Path(__file__).parent.parent / "examples" / "tiny-llama"
 
 
@@ -83,9 +86,23 @@ def arrivals(asked: Asked) -> Workload:
     return parts[0].then(parts[1]).then(parts[2]).named(f"{asked.trace.stem} x{asked.low:g} x{asked.high:g}")
 
 
-async def run(asked: Asked) -> tuple[list[Seen], list[Sample], list[str], float]:
-    """(answers, pools over time, decisions, processor seconds of the deployment)"""
-    with tempfile.TemporaryDirectory(prefix="baton-paced-") as folder, _up(asked, Path(folder)) as (record, log, pid):
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A run, before anything is made of it."""
+
+    answers: list[Seen]
+    samples: list[Sample]
+    decisions: list[str]
+    startups_s: list[float]
+    processor_s: float
+    """Of the deployment, processes that ended before left out."""
+
+
+async def run(asked: Asked) -> Ran:
+    with (
+        tempfile.TemporaryDirectory(prefix="baton-paced-") as folder,
+        deployment_running(manifest(asked), asked.emulate, Path(folder)) as (record, log, pid),
+    ):
         began = time.monotonic()
         samples: list[Sample] = []
         sampling = asyncio.create_task(_sample(record, began, samples))
@@ -97,24 +114,29 @@ async def run(asked: Asked) -> tuple[list[Seen], list[Sample], list[str], float]
         finally:
             sampling.cancel()
             await asyncio.gather(sampling, return_exceptions=True)
-        said = [line.removeprefix("baton: ") for line in log.read_text().splitlines() if "pools: " in line]
-        return answers, samples, said, cpu_s(pid) - before
+        lines = log.read_text().splitlines()
+        said = [line.removeprefix("baton: ") for line in lines if "pools: " in line]
+        startups = [float(found[1]) for line in lines if (found := STARTED.search(line))]
+        return Ran(answers, samples, said, startups, cpu_s(pid) - before)
 
 
 @contextlib.contextmanager
-def _up(asked: Asked, folder: Path) -> Iterator[tuple[RunDir, Path, int]]:
-    file, log, runtime = folder / "paced.yaml", folder / "up.log", folder / "run"
-    file.write_text(json.dumps(manifest(asked)))
+def deployment_running(document: dict[str, object], emulate: str, folder: Path) -> Iterator[tuple[RunDir, Path, int]]:
+    """`baton up` with emulated workers, ready: (its run directory, its output, its process id)."""
+    file, log, runtime = folder / "deployment.yaml", folder / "up.log", folder / "run"
+    file.write_text(json.dumps(document))
     runtime.mkdir(mode=0o700)
     os.environ["XDG_RUNTIME_DIR"] = str(runtime)
-    argv = ("-m", "baton_local", "up", "-f", str(file), "--port", "0", "--emulate", asked.emulate)
+    argv = ("-m", "baton_local", "up", "-f", str(file), "--port", "0", "--emulate", emulate)
     with child(argv, log) as process:
         deadline = time.monotonic() + READY_S
         while "\nready http" not in "\n" + log.read_text():
             if process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"baton up did not become ready:\n{log.read_text()}")
             time.sleep(0.2)
-        yield RunDir(runtime / "baton" / "bench.paced"), log, process.pid
+        metadata = document["metadata"]
+        assert isinstance(metadata, dict)
+        yield RunDir(runtime / "baton" / f"{metadata['namespace']}.{metadata['name']}"), log, process.pid
 
 
 async def _current(run_dir: RunDir) -> RunRecord:
@@ -139,12 +161,12 @@ async def _sample(run_dir: RunDir, began: float, samples: list[Sample]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.paced", description=__doc__)
     parser.add_argument("trace", type=Path)
-    parser.add_argument("--emulate", default="h200x2:llama-3.1-70b/4@30", help="as of baton up (default %(default)s)")
-    parser.add_argument("--ttft", type=float, default=4.0, metavar="S")
-    parser.add_argument("--tpot", type=float, default=0.15, metavar="S")
+    parser.add_argument("--emulate", default="h200x2:llama-3.1-70b/16@30", help="as of baton up (default %(default)s)")
+    parser.add_argument("--ttft", type=float, default=16.0, metavar="S")
+    parser.add_argument("--tpot", type=float, default=0.6, metavar="S")
     parser.add_argument("--most", type=int, default=8, help="workers of each pool (default %(default)s)")
-    parser.add_argument("--low", type=float, default=0.5, help="of the trace's rate (default %(default)s)")
-    parser.add_argument("--high", type=float, default=1.5)
+    parser.add_argument("--low", type=float, default=0.12, help="of the trace's rate (default %(default)s)")
+    parser.add_argument("--high", type=float, default=0.4)
     parser.add_argument("--minutes", type=float, default=21.0)
     parser.add_argument("--name", default="paced", help="of the result files")
     options = parser.parse_args()
@@ -158,21 +180,24 @@ def main() -> int:
         options.high,
         options.minutes,
     )
-    answers, samples, said, processor_s = asyncio.run(run(asked))
+    ran = asyncio.run(run(asked))
     emulation = emulated(asked.emulate, parse_object(manifest(asked)))
     workload = arrivals(asked)
     result = {
         "command": f"python -m bench.paced TRACE --emulate {asked.emulate} --minutes {asked.minutes:g}",
         "emulated": emulation.label,
         "asked": {name: str(value) for name, value in asdict(asked).items() if name != "trace"},
-        "processor_s": round(processor_s),
-        **report(asked.ttft_s, asked.tpot_s, answers, samples),
-        "decisions": said,
+        "processor_s": round(ran.processor_s),
+        "startup_s": [min(ran.startups_s), round(statistics.median(ran.startups_s), 1), max(ran.startups_s)],
+        **report(asked.ttft_s, asked.tpot_s, ran.answers, ran.samples),
+        "decisions": ran.decisions,
     }
-    predictions = prediction(workload, emulation, samples, asked.ttft_s, asked.tpot_s, asked.most)
+    (FOLDER / f"{options.name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    startup_s = statistics.median(ran.startups_s)
+    predictions = prediction(workload, emulation, ran.samples, asked.ttft_s, asked.tpot_s, asked.most, startup_s)
     result["predicted"] = {name: found.summary for name, found in predictions.items()}
     (FOLDER / f"{options.name}.json").write_text(json.dumps(result, indent=1) + "\n")
-    write_plot(FOLDER / f"{options.name}.png", answers, samples, predictions, asked.ttft_s, asked.tpot_s)
+    write_plot(FOLDER / f"{options.name}.png", ran.answers, ran.samples, predictions, asked.ttft_s, asked.tpot_s)
     print(json.dumps({name: value for name, value in result.items() if name != "pools"}, indent=1))
     return 0
 

@@ -21,8 +21,6 @@ from baton_operator.sizing.workload import Floats, Workload
 from bench.open_loop import Seen
 
 PERCENTS = (50, 95, 99)
-STARTUP_OVERHEAD_S = 3.0
-"""Imports, links and polling on top of the emulated start-up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +91,13 @@ def report(ttft_s: float, tpot_s: float, answers: Sequence[Seen], samples: Seque
 
 
 def prediction(
-    workload: Workload, emulation: Emulation, samples: Sequence[Sample], ttft_s: float, tpot_s: float, most: int
+    workload: Workload,
+    emulation: Emulation,
+    samples: Sequence[Sample],
+    ttft_s: float,
+    tpot_s: float,
+    most: int,
+    startup_s: float,
 ) -> dict[str, Predicted]:
     """`same pools`: the twin's latencies on the pools as they really were; `closed loop`: its own decisions too."""
     twin = Twin(emulation.model, workload)
@@ -116,7 +120,7 @@ def prediction(
     bounds, targets = Bounds(1, most), Targets(ttft_s, tpot_s)
     spec = SizingSpec(bounds, bounds, targets)
     initial = {role: 1 for role in POOL_ROLES}
-    scenario = Scenario("paced", workload, emulation.model, spec, emulation.startup_s + STARTUP_OVERHEAD_S, initial)
+    scenario = Scenario("paced", workload, emulation.model, spec, startup_s, initial)
     outcome = replay_policy(scenario, "slo", Slo(spec, TwinSizer(emulation.model, targets, max_workers=most + 1)))
     closed = Predicted(
         outcome.ttft_s,
