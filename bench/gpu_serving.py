@@ -123,7 +123,10 @@ def check(device: str, transport: str) -> list[str]:
         with torch.inference_mode():
             for prompt in prompts[:CHECKED_PROMPTS]:
                 inputs = torch.tensor([prompt], device=device)
-                ids = model.generate(inputs, max_new_tokens=CHECKED_TOKENS, do_sample=False, pad_token_id=0)
+                mask = torch.ones_like(inputs)  # else the first token, which has the id of padding, is left out
+                ids = model.generate(
+                    inputs, attention_mask=mask, max_new_tokens=CHECKED_TOKENS, do_sample=False, pad_token_id=0
+                )
                 wanted.append(tokenizer.decode(ids[0, len(prompt) :], skip_special_tokens=True))
         del model
         with (
