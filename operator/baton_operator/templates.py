@@ -200,14 +200,16 @@ def _rendered(data: Manifest) -> Rendered | None:
 
 
 def outdated(records: Iterable[Stored], live_templates: Iterable[str]) -> tuple[Stored, ...]:
-    """Records that nothing needs any more: not the current one, and no worker made from them is left."""
+    """Records that nothing needs any more: not the current one, and every worker left is made from a newer one too."""
     newest_first = sorted(records, key=lambda each: -each.number)
-    live = set(live_templates)
+    missing = set(live_templates)
     found = []
     for place, each in enumerate(newest_first):
         templates = {
             rendered.revision.template for role, rendered in each.record.rendered.items() if role in POOL_ROLES
         }
-        if place > 0 and (not templates & live or place > KEPT):
+        if place > 0 and (not templates & missing or place > KEPT):
             found.append(each)
+        else:
+            missing -= templates
     return tuple(found)

@@ -29,6 +29,8 @@ LIST_KEYS: dict[str, tuple[str, ...]] = {
     "revisions": ("revision",),
 }
 """Lists whose entries are told apart by fields; `ports` depends on where it is."""
+CUSTOM, CUSTOM_LISTS = ("LLMDeployment", "LLMPool"), ("conditions", "revisions", "ownerReferences")
+"""Kinds whose definitions make all other lists atomic."""
 SETS = frozenset({"finalizers"})
 ATOMIC = frozenset(
     {"selector", "matchLabels", "nodeSelector", "labelSelector", "podSelector", "data.ControllerRevision"}
@@ -131,6 +133,8 @@ def list_keys(at: Path, kind: str) -> tuple[str, ...] | None:
         if kind == "Service":
             return ("port", "protocol")
         return ("containerPort", "protocol") if "f:containers" in at else None
+    if kind in CUSTOM and name not in CUSTOM_LISTS:
+        return None
     return LIST_KEYS.get(name)
 
 

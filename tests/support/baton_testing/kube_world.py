@@ -31,6 +31,8 @@ from baton_testing.manifests import manifest, set_at
 
 SPACE, NAME = "team", "chat"
 QUIET_S, LONGEST_S = 75.0, 7200.0
+RELIST_S, HEALING_S = 600.0, 50.0
+"""How often everything is listed again; where events are lost, often enough to heal before quiet is believed."""
 DIGEST = "registry.example.com/baton@sha256:"
 PLATFORM = Platform(DIGEST + "a" * 64, DIGEST + "b" * 64)
 MASTERS = {"first": b"m" * 32}
@@ -82,6 +84,7 @@ class World:
         self.cluster = Cluster(self.store, self.rng, self.clock, copy.deepcopy(rest.times) if rest else None)
         self.platform, self.masters, self.promise = PLATFORM, dict(MASTERS), promise
         self.kube = FaultyKube(MemoryKube(self.store), plan, self._stopped, streams, self.rng)
+        self._relist_s = HEALING_S if streams.lost else RELIST_S
         self.runtime: Runtime | None = None
         self.starts = 0
         self._operator: asyncio.Task[None] | None = None
@@ -103,7 +106,7 @@ class World:
             self.kube,
             Site(lambda: self.platform, lambda: self.masters),
             (SPACE,),
-            pace=Pace(workers=2, relist_s=600.0),
+            pace=Pace(workers=2, relist_s=self._relist_s),
             now=lambda: wall(self.clock()),
             rng=random.Random(self.rng.random()),
         )

@@ -1,0 +1,68 @@
+"""The operator is stopped, refused or told nonsense, and the deployment ends where it would have ended anyway.
+
+A share of the campaign `python -m bench.operator crash`, which takes every call of every scenario.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from baton_testing.kube_campaign import STREAMS, complaint, faults, run
+from baton_testing.kube_faults import CALM, NO_FAULT, Plan, Streams
+from baton_testing.kube_scenarios import SCENARIOS, Scenario
+from baton_testing.kube_world import BrokenPromiseError
+
+POINTS = 2
+"""Faults drawn for each scenario, besides one bad stream for every fourth."""
+
+
+def points(number: int, scenario: Scenario) -> list[tuple[Plan, Streams]]:
+    """Which faults a scenario gets here."""
+    drawn = random.Random(f"faults of {scenario.name}")
+    plans = list(faults(run(scenario), scenario.is_fresh))
+    found = [(plan, CALM) for plan in drawn.sample(plans, min(POINTS, len(plans)))]
+    return found + ([(NO_FAULT, drawn.choice(list(STREAMS.values())))] if number % 4 == 0 else [])
+
+
+@pytest.mark.parametrize("number", range(len(SCENARIOS)), ids=lambda number: SCENARIOS[number].name.replace(" ", "-"))
+def test_a_fault_changes_nothing_about_where_a_scenario_ends(number: int) -> None:
+    scenario = SCENARIOS[number]
+    wanted = run(scenario)
+    found = [complaint(scenario, wanted, plan, streams) for plan, streams in points(number, scenario)]
+    assert [each for each in found if each is not None] == []
+
+
+def scenario_named(name: str) -> Scenario:
+    return next(each for each in SCENARIOS if each.name == name)
+
+
+def test_an_operator_upgrade_with_other_images_and_flags_writes_nothing_but_its_record() -> None:
+    ended = run(scenario_named("upgrade the operator"))
+    assert ended.writes == 0, ended.calls[ended.first :]
+
+
+def test_deleting_leaves_nothing() -> None:
+    for name in ("delete", "delete midway"):
+        assert run(scenario_named(name)).outcome == {"pods": {}}
+
+
+def test_switching_modes_changes_no_count() -> None:
+    ended = run(scenario_named("switch to an autoscaler and back"))
+    assert {name: count for name, count in ended.outcome["pods"].items() if "decode" in name} == {
+        name: 3 for name in ended.outcome["pods"] if "decode" in name
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "promise"),
+    [("edit the model", {"most": 2}), ("edit without surge", {"floor": 2}), ("edit without surge", {"most": 1})],
+)
+def test_a_promise_that_is_not_kept_is_noticed(name: str, promise: dict[str, int]) -> None:
+    """The checks themselves: with one worker more or less asked for, the same run fails."""
+    scenario = scenario_named(name)
+    values = {"floor": scenario.promise.floor, "most": scenario.promise.most, **promise}
+    stricter = Scenario(scenario.name, scenario.script, type(scenario.promise)(**values), scenario.is_fresh)
+    with pytest.raises(BrokenPromiseError):
+        run(stricter)
