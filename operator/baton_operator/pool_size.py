@@ -17,6 +17,8 @@ from baton_operator.scaling import Sized
 from baton_operator.workers import pool_spec
 
 SCALER = "baton-scaler"
+WRITTEN = "baton.dev/replicas"
+"""Annotation of an LLMPool: what Baton wrote last. Old servers do not tell who wrote through `/scale`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,8 @@ class Facade:
     """Field managers that own `spec.replicas`; None: the server does not tell."""
     mode: str | None
     """The mode that a pass last recorded in its status; None: none yet."""
+    written: int | None = None
+    """What Baton itself wrote last, as it noted beside it; None: it never did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +90,9 @@ def within_budget(deployment: LLMDeployment, workers: Mapping[Role, int]) -> dic
 
 def is_foreign(mode: ScalingMode, facade: Facade | None) -> bool:
     """Whether somebody else wrote the facade since Baton did, in the mode in which it is Baton's."""
-    if mode is not ScalingMode.SLO or facade is None or facade.owners is None:
+    if mode is not ScalingMode.SLO or facade is None or facade.mode != ScalingMode.SLO:
         return False
-    return facade.mode == ScalingMode.SLO and SCALER not in facade.owners
+    return facade.written is not None and facade.replicas != facade.written
 
 
 def _standing(deployment: LLMDeployment, role: Role, facade: Facade | None, published: int | None, running: int) -> int:
@@ -118,6 +122,6 @@ def _plan(deployment: LLMDeployment, role: Role, facade: Facade | None, asked: i
     if mode is not ScalingMode.SLO:
         return Plan(fitting, None, limit)
     if is_foreign(mode, facade):
-        return Plan(fitting, None, limit, facade.owners or frozenset())
+        return Plan(fitting, None, limit, (facade.owners or frozenset()) - {SCALER} or frozenset({"somebody"}))
     is_ours = facade.owners is None or SCALER in facade.owners
     return Plan(fitting, None if facade.replicas == fitting and is_ours else fitting, limit)

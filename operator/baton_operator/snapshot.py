@@ -24,7 +24,7 @@ from baton_operator.plain import (
     metadata_of,
     uid_of,
 )
-from baton_operator.pool_size import Facade
+from baton_operator.pool_size import WRITTEN, Facade
 from baton_operator.status import DeploymentStatus, PoolConditionType
 from baton_operator.templates import Stored, stored
 from baton_operator.worker_pods import Crew, WorkerPod, crews, worker_pods
@@ -98,11 +98,13 @@ def facade(pool: Manifest) -> Facade:
     """What counts of a live LLMPool."""
     owners = pool.get(REPLICA_OWNERS)
     conditions = mappings(mapping(pool.get("status")).get("conditions"))
+    written = annotations_of(pool).get(WRITTEN)
     modes = [str(each.get("reason")) for each in conditions if each.get("type") == PoolConditionType.SIZED]
     return Facade(
         replicas=integer(mapping(pool.get("spec")).get("replicas")) or 0,
         owners=frozenset(str(each) for each in owners) if isinstance(owners, list) else None,
         mode=modes[0] if modes else None,
+        written=int(written) if isinstance(written, str) and written.isdigit() else None,
     )
 
 

@@ -14,7 +14,7 @@ from baton_operator.kube import Forbidden, Invalid
 from baton_operator.names import gateway_name
 from baton_operator.objects.cluster import Manifest, Owner
 from baton_operator.plain import mapping, metadata_of
-from baton_operator.pool_size import SCALER, Facade
+from baton_operator.pool_size import SCALER, WRITTEN, Facade
 from baton_operator.snapshot import KEYS_ANNOTATION, Snapshot
 from baton_operator.verdict import Trouble
 
@@ -54,7 +54,8 @@ class Standing:
         """Make the LLMPool be there and, where `replicas` is given, say so many. `bare` is the pool without them."""
         digest = content_hash(bare)
         full = with_metadata(
-            {**bare, "spec": {**mapping(bare["spec"]), "replicas": replicas}}, annotations={APPLIED: digest}
+            {**bare, "spec": {**mapping(bare["spec"]), "replicas": replicas}},
+            annotations={APPLIED: digest, WRITTEN: str(replicas)},
         )
         if live is None:
             found = await self._applier.find(resource_of(bare), bare, owner)

@@ -23,7 +23,7 @@ def made(mode: str = "SLO", low: int = 1, high: int = 4, **fields: object) -> LL
 
 
 def facades(replicas: int, mode: str, owners: frozenset[str] | None = OURS) -> dict[Role, Facade]:
-    return {role: Facade(replicas, owners, mode) for role in POOL_ROLES}
+    return {role: Facade(replicas, owners, mode, written=2) for role in POOL_ROLES}
 
 
 def sized(workers: int) -> Sized:
@@ -48,10 +48,11 @@ def test_whoever_scales_is_followed_within_the_bounds_and_never_written_over(mod
 
 
 def test_in_mode_slo_the_decision_is_written_once() -> None:
-    live = facades(2, "SLO")
+    live = facades(2, "SLO", OURS)
     plan = plans(made(), live, {P: 2, D: 2}, sized(3))
     assert (plan[D].workers, plan[D].replicas) == (3, 3)
-    assert plans(made(), facades(3, "SLO"), {P: 3, D: 3}, sized(3))[D].replicas is None
+    settled = {role: Facade(3, OURS, "SLO", written=3) for role in POOL_ROLES}
+    assert plans(made(), settled, {P: 3, D: 3}, sized(3))[D].replicas is None
 
 
 def test_somebody_else_who_writes_in_mode_slo_is_neither_followed_nor_fought() -> None:
@@ -63,15 +64,20 @@ def test_somebody_else_who_writes_in_mode_slo_is_neither_followed_nor_fought() -
     assert (plan.workers, plan.replicas, plan.foreign) == (2, None, frozenset({"kube-controller-manager"}))
 
 
-def test_a_server_that_does_not_tell_owners_accuses_nobody() -> None:
-    assert not is_foreign(ScalingMode.SLO, Facade(3, None, "SLO"))
+def test_a_server_that_does_not_tell_owners_still_shows_that_somebody_wrote() -> None:
+    assert is_foreign(ScalingMode.SLO, Facade(3, None, "SLO", written=2))
+    assert is_foreign(ScalingMode.SLO, Facade(3, OURS, "SLO", written=2)), "1.20 does not see who used /scale"
+    assert not is_foreign(ScalingMode.SLO, Facade(3, None, "SLO", written=3))
+    assert not is_foreign(ScalingMode.SLO, Facade(3, None, "SLO")), "never written by Baton: it is taken over"
+    plan = plans(made(), {role: Facade(3, OURS, "SLO", 2) for role in POOL_ROLES}, {P: 2, D: 2}, sized(2))[D]
+    assert plan.foreign == {"somebody"}
 
 
 @pytest.mark.parametrize("before", ["SLO", "External", "Off"])
 @pytest.mark.parametrize("after", ["SLO", "External", "Off"])
 def test_switching_modes_moves_nothing_by_itself(before: str, after: str) -> None:
     owners = OURS if before == "SLO" else frozenset({"kubectl"})
-    live = facades(3, before, owners)
+    live = {role: Facade(3, owners, before, written=3) for role in POOL_ROLES}
     now = standing(made(after), live, {P: 3, D: 3}, {P: 3, D: 3})
     plan = plans(made(after), live, now, sized(now[D]) if after == "SLO" else None)
     assert {role: each.workers for role, each in plan.items()} == {P: 3, D: 3}
