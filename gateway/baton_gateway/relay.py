@@ -229,13 +229,17 @@ class Relay:
         assert live.fingerprint is not None
         prefix = live.prefixes[action.prompt]
         query = RouteQuery(live.fingerprint, action.tokens, action.total_tokens, action.choices, action.avoid, prefix)
-        route = pick(query, self._table.views(), self._rules.route, self._affinity, random.random())
+        policy = self._rules.route
+        if policy.targets is not None:
+            self._table.refill(self._loop.time(), policy.targets)
+        route = pick(query, self._table.views(), policy, self._affinity, random.random())
         if isinstance(route, Problem):
             self.on_parked()
             return NoRoute(action.run, route)
         if live.life.attempts == 0:
             self._tell_prompt(live, action, prefix)
         self._affinity.sent([epoch for epoch in (route.prefill, route.decode) if epoch is not None], prefix)
+        self._table.spent(route.decode, route.local_s)
         self._metrics.routed(is_local=route.prefill is None)
         self._by_run[action.run] = live
         live.run_ids = (*live.run_ids, action.run)

@@ -55,6 +55,8 @@ class Route:
     decode: bytes
     decode_address: Address | None
     """Where `prefill` reaches `decode`; not None when `prefill` is given."""
+    local_s: float = 0.0
+    """Seconds that the decode worker gives to a prompt that might have been computed elsewhere."""
 
 
 class Outcome(enum.StrEnum):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from baton_gateway import errors
 from baton_gateway.affinity import PrefixAffinity
 from baton_gateway.errors import Problem
+from baton_gateway.placement import Costs, Targets, goes_to_decode, work_s
 from baton_gateway.request_events import Route
 from baton_kv_transfer.wire.values import Address, PairFingerprint, Role
 
@@ -43,6 +44,11 @@ class WorkerView:
     """Prompt tokens still to be computed or received."""
     is_draining: bool = False
     is_suspect: bool = False
+    token_s: float | None = None
+    """Seconds per prompt token; None: no prompt step was seen."""
+    step_s: float = 0.0
+    allowance_s: float = 0.0
+    """Seconds that a decode worker may spend on prompts now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +67,12 @@ class RouteQuery:
 @dataclass(frozen=True, slots=True)
 class RoutePolicy:
     """`disaggregate` False: decode workers prefill for themselves. `decode_locally`: they also do when no prefill
-    worker is there.
+    worker is there. `targets`: they also do when that serves these better (see `placement`).
     """
 
     disaggregate: bool = True
     decode_locally: bool = False
+    targets: Targets | None = None
 
 
 def revisions(workers: Sequence[WorkerView], served_name: str, policy: RoutePolicy) -> dict[PairFingerprint, int]:
@@ -88,12 +95,31 @@ def pick(
     decode = _best([worker for worker in large if worker.role is Role.DECODE], query, affinity, draw)
     prefill = _best([worker for worker in large if worker.role is Role.PREFILL], query, affinity, draw)
     if decode is not None and policy.disaggregate and prefill is not None:
-        return Route(prefill.epoch, decode.epoch, decode.pair_address)
+        local = None if policy.targets is None else _local(query, prefill, decode, affinity, policy.targets)
+        return local or Route(prefill.epoch, decode.epoch, decode.pair_address)
     if decode is not None and _may_go_local(policy):
         return Route(None, decode.epoch, None)
     if _would_fit_if_larger(fitting, large):
         return errors.too_long_for_workers()
     return errors.no_workers()
+
+
+def _local(
+    query: RouteQuery, prefill: WorkerView, decode: WorkerView, affinity: PrefixAffinity, targets: Targets
+) -> Route | None:
+    """The route without the prefill worker, when it serves the targets better."""
+    there, here = (
+        Costs(each.token_s, each.step_s, each.load_tokens, _missing(each, query, affinity))
+        for each in (prefill, decode)
+    )
+    if not goes_to_decode(there, here, decode.allowance_s, targets):
+        return None
+    return Route(None, decode.epoch, None, local_s=work_s(there, here))
+
+
+def _missing(worker: WorkerView, query: RouteQuery, affinity: PrefixAffinity) -> int:
+    """Tokens that a worker would have to compute; at least one."""
+    return max(1, query.tokens - min(query.tokens, affinity.known_tokens(worker.epoch, query.prefix)))
 
 
 def _is_usable(worker: WorkerView) -> bool:

@@ -24,6 +24,7 @@ from baton_gateway.links import LinkTimes, WorkerLinks
 from baton_gateway.live_request import RelayRules
 from baton_gateway.metrics import GatewayMetrics
 from baton_gateway.operator_link import OperatorLink, OperatorSources
+from baton_gateway.placement import Targets
 from baton_gateway.relay import Relay
 from baton_gateway.request_events import LifeRules
 from baton_gateway.route import RoutePolicy
@@ -192,6 +193,7 @@ def _policy(settings: Settings) -> RoutePolicy:
     return RoutePolicy(
         disaggregate=settings.disaggregation != "never",
         decode_locally=settings.prefill_unavailable == "decode-locally",
+        targets=Targets(settings.slo_ttft_s, settings.slo_tpot_s) if settings.disaggregation == "auto" else None,
     )
 
 

@@ -41,6 +41,8 @@ class Settings:
     api_keys: Path | None
     disaggregation: str
     prefill_unavailable: str
+    slo_ttft_s: float
+    slo_tpot_s: float
     max_request_duration_s: float
     max_running: int
     max_queued: int
@@ -75,6 +77,8 @@ def _parser() -> _Parser:
     add("--api-keys", type=Path, metavar="FILE", help="tenants and the SHA-256 digests of their keys (default: open)")
     add("--disaggregation", choices=("always", "never", "auto"), default="always", help="(default %(default)s)")
     add("--prefill-unavailable", choices=("fail", "decode-locally"), default="fail", help="(default %(default)s)")
+    add("--slo-ttft-s", type=float, default=0.5, metavar="S", help="target, for auto (default %(default)s)")
+    add("--slo-tpot-s", type=float, default=0.05, metavar="S", help="target, for auto (default %(default)s)")
     add("--max-request-duration-s", type=float, default=600.0, metavar="S", help="(default %(default)s)")
     add("--max-running", type=int, default=1024, metavar="N", help="at work, per process (default %(default)s)")
     add("--max-queued", type=int, default=4096, metavar="N", help="requests waiting, per process (default %(default)s)")
@@ -111,6 +115,8 @@ _IN_FILE = (
     "api_keys",
     "disaggregation",
     "prefill_unavailable",
+    "slo_ttft_s",
+    "slo_tpot_s",
     "max_request_duration_s",
     "max_running",
     "max_queued",
@@ -144,6 +150,8 @@ def parse_settings(argv: list[str]) -> Settings:
         api_keys=first.api_keys,
         disaggregation=first.disaggregation,
         prefill_unavailable=first.prefill_unavailable,
+        slo_ttft_s=_within("--slo-ttft-s", first.slo_ttft_s, 0.001, 3600),
+        slo_tpot_s=_within("--slo-tpot-s", first.slo_tpot_s, 0.001, 3600),
         processes=_within("--processes", first.processes, 1, 256),
         max_request_duration_s=_within("--max-request-duration-s", first.max_request_duration_s, 1, 86_400),
         max_running=_within("--max-running", first.max_running, 1, 1_000_000),

@@ -9,12 +9,16 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from baton_gateway.placement import Targets, refilled
 from baton_gateway.prepare import ModelLimits
 from baton_gateway.route import WorkerView
 from baton_gateway.text import TextModel
 from baton_kv_transfer.wire.gateway_link import Cancel, Hello, Prefill, Reserve, WorkerState
 from baton_kv_transfer.wire.measures import MAX_TIMINGS, StepTiming
 from baton_kv_transfer.wire.values import Address, PairFingerprint, Role
+
+FADING = 0.9
+"""What an older prompt step counts against the next one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +39,18 @@ class LinkedWorker:
     timings: deque[StepTiming] = field(default_factory=lambda: deque(maxlen=MAX_TIMINGS))
     """Steps that it told of since somebody took them."""
 
+    prefill_s: float = 0.0
+    """Seconds and tokens of its pure prompt steps, older ones fading."""
+    prefill_tokens: float = 0.0
+    allowance_s: float = 0.0
+    """Seconds that it may spend on prompts now (see `placement`)."""
+    refilled_s: float | None = None
+
+    def refill(self, now: float, targets: Targets) -> None:
+        since = 0.0 if self.refilled_s is None else now - self.refilled_s
+        step_s = targets.tpot_s if self.state is None else self.state.step_s
+        self.allowance_s, self.refilled_s = refilled(self.allowance_s, since, step_s, targets), now
+
     def taken_timings(self) -> tuple[StepTiming, ...]:
         taken = tuple(self.timings)
         self.timings.clear()
@@ -43,6 +59,10 @@ class LinkedWorker:
     def reported(self, state: WorkerState) -> None:
         self.state = state
         self.timings.extend(state.timings)
+        for timing in state.timings:
+            if timing.prefill_tokens and not timing.decode_rows:
+                self.prefill_s = FADING * self.prefill_s + timing.seconds
+                self.prefill_tokens = FADING * self.prefill_tokens + timing.prefill_tokens
         self.sent_sequences = self.sent_tokens = 0
 
     def sent(self, tokens: int) -> None:
@@ -65,6 +85,9 @@ class LinkedWorker:
             blocks_free=None if state is None else state.blocks_free - self.sent_tokens // hello.block_tokens,
             load_sequences=self.sent_sequences + (0 if state is None else state.running + state.waiting),
             load_tokens=self.sent_tokens + (0 if state is None else state.waiting_tokens),
+            token_s=self.prefill_s / self.prefill_tokens if self.prefill_tokens else None,
+            step_s=0.0 if state is None else state.step_s,
+            allowance_s=self.allowance_s,
             is_draining=state is not None and state.draining,
             is_suspect=self.is_suspect,
         )
@@ -93,6 +116,17 @@ class WorkerTable:
 
     def all(self) -> Iterable[LinkedWorker]:
         return self._workers.values()
+
+    def refill(self, now: float, targets: Targets) -> None:
+        """Let every decode worker's allowance for prompts grow up to now."""
+        for worker in self._workers.values():
+            if worker.hello.role is Role.DECODE:
+                worker.refill(now, targets)
+
+    def spent(self, epoch: bytes, seconds: float) -> None:
+        """A decode worker gives so much of its allowance to a prompt."""
+        if (worker := self._workers.get(epoch)) is not None:
+            worker.allowance_s -= seconds
 
     def views(self) -> list[WorkerView]:
         return [worker.view() for worker in self._workers.values()]

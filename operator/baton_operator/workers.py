@@ -111,6 +111,8 @@ def gateway_spec(deployment: LLMDeployment, site: Site) -> WorkerSpec:
         f"--decode-discovery={site.decode_discovery}",
         f"--processes={spec.gateway.processes}",
         f"--disaggregation={spec.routing.disaggregation.lower()}",
+        f"--slo-ttft-s={spec.slo.ttft.target:g}",
+        f"--slo-tpot-s={spec.slo.tpot.target:g}",
         f"--prefill-unavailable={_PREFILL_UNAVAILABLE[spec.routing.prefill_unavailable]}",
         f"--max-request-duration-s={spec.gateway.limits.max_request_duration:g}",
         *_operator(deployment, site),
