@@ -39,10 +39,21 @@ from bench.machine import this_machine
 EPOCH: Final = b"gpu-transfer-run"
 LAYERS, KV_HEADS, BLOCK_TOKENS, HEAD_DIM = 32, 8, 64, 128
 IN_FLIGHT = 8
+SWITCH_INTERVAL_S = 0.001
+"""As in the workers."""
 WORD: Final = struct.Struct("!II")
 """What P tells: kind of hand-over, PUTs done so far."""
 CHECKED, PLAIN, END = 1, 0, 9
 DONE: Final = b"!"
+HANDOVERS: Final = (
+    (CHECKED, 8, 1),
+    (CHECKED, 32, 1),
+    (CHECKED, 8, 2),
+    (CHECKED, 16, 2),
+    (CHECKED, 8, 4),
+    (PLAIN, 8, 4),
+)
+"""Checked or plain, PUTs in flight, blocks a PUT (of 8 MiB on a GPU)."""
 
 
 class Place:
@@ -227,7 +238,7 @@ def rate_of(place: Place, source: Memory, target: UcxDescriptor, size: int) -> C
 
 
 async def hand_over(
-    place: Place, writer: UcxWriter, sock: socket.socket, kind: int
+    place: Place, writer: UcxWriter, sock: socket.socket, kind: int, in_flight: int, put_blocks: int
 ) -> tuple[float, float, torch.Tensor | None]:
     """One hand-over of every block: seconds until all PUTs were done, and until all was scattered; D's checksums."""
     loop = asyncio.get_running_loop()
@@ -239,9 +250,9 @@ async def hand_over(
         nonlocal posted
         if posted == place.blocks:
             return
-        block, posted = posted, posted + 1
-        memory = Memory(pool.address + block * size, size, pool.device)
-        writer.copy(memory, size, block * size, lambda detail: arrived(block, detail))
+        block, posted = posted, posted + put_blocks
+        memory = Memory(pool.address + block * size, put_blocks * size, pool.device)
+        writer.copy(memory, memory.length, block * size, lambda detail: arrived(block, detail))
 
     def arrived(block: int, detail: str | None) -> None:
         nonlocal contiguous
@@ -250,16 +261,16 @@ async def hand_over(
         done.add(block)
         before = contiguous
         while contiguous in done:
-            contiguous += 1
+            contiguous += put_blocks
         post()
         if contiguous != before:
             sock.sendall(WORD.pack(kind, contiguous))
-        if len(done) == place.blocks:
+        if len(done) * put_blocks == place.blocks:
             ended.set_result(None)
 
     begin = time.perf_counter()
     sock.sendall(WORD.pack(kind, 0))
-    for _ in range(IN_FLIGHT):
+    for _ in range(in_flight):
         post()
     await ended
     put_s = time.perf_counter() - begin
@@ -301,7 +312,9 @@ async def prefill(place: Place, sock: socket.socket) -> dict[str, Any]:
         print(puts[-1], flush=True)
     blocks = torch.arange(place.blocks, dtype=torch.int32, device=place.device)
     handovers: dict[str, dict[str, float]] = {}
-    for kind, name in ((CHECKED, "checksums"), (PLAIN, "plain")):
+    for kind, in_flight, put_blocks in HANDOVERS:
+        size = put_blocks * place.block_bytes
+        name = f"{'checksums' if kind == CHECKED else 'plain'}, {in_flight} PUTs of {size:,} bytes in flight"
         times = []
         for _ in range(place.rounds + 2):
             place.pool.normal_()
@@ -309,7 +322,7 @@ async def prefill(place: Place, sock: socket.socket) -> dict[str, Any]:
                 kv_checksums(place.pool, blocks, BLOCK_TOKENS, 0, place.blocks).cpu() if kind == CHECKED else None
             )
             place.settle()
-            put_s, whole_s, sums = await hand_over(place, writer, sock, kind)
+            put_s, whole_s, sums = await hand_over(place, writer, sock, kind, in_flight, put_blocks)
             if expected is not None and (sums is None or not torch.equal(sums, expected)):
                 raise SystemExit("checksums differ")
             times.append((put_s, whole_s))
@@ -367,6 +380,7 @@ def receive_message(sock: socket.socket) -> bytes:
 
 
 def main() -> None:
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     cpu = "--cpu" in sys.argv
     if sys.argv[1:2] == ["decode"]:
         decode(Place(cpu, 1), socket.socket(fileno=int(sys.argv[2])))

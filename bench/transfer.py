@@ -1,8 +1,10 @@
-"""(e) What the TCP transport carries over loopback, beside a plain socket: `python -m bench.transfer`.
+"""(e) What the transports carry on this machine beside a plain socket: `python -m bench.transfer [--ucxx FOLDER]`.
 
 The receiver is a process of its own: a real `TcpLanding` that asks a real `LandingRegion` about every PUT, and a thread
 that reads messages from a plain socket into a buffer. The sender moves the same bytes through a real `TcpWriter`, or
-with `sendall`; both ways a transfer ends when the receiver's acknowledgement is back. No checksums and no scatter.
+with `sendall`; both ways a transfer ends when the receiver's acknowledgement is back. NIXL, over shared memory and over
+TCP, is the real `UcxWriter`; there a transfer ends when UCX says that the bytes stand. FOLDER holds ucxx, for
+comparison only: it is never a dependency. No checksums and no scatter.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 from baton_kv_transfer.handover import TransferConfig
 from baton_kv_transfer.landing import ClaimRefusal, LandingRegion, LandingWindow
@@ -21,22 +23,23 @@ from baton_kv_transfer.layout import Extent
 from baton_kv_transfer.link import Connection
 from baton_kv_transfer.tcp import SOCKET_BUFFER_BYTES, TcpLanding, TcpWriter
 from baton_kv_transfer.transport import Write
+from baton_kv_transfer.ucx import is_installed
 from bench.machine import this_machine
 from bench.results import Cell, publish, spread
+from bench.transfer_ucx import Transfer, Way, rate
 
-ROUNDS = 7
-SIZES = tuple(1 << bits for bits in range(14, 27, 2))
+ROUNDS = 5
+SIZES = tuple(1 << bits for bits in (14, 18, 20, 22, 24, 26))
 """16 KiB to 64 MiB."""
 REGION_BYTES = SIZES[-1]
-ROUND_BYTES, MAX_REPEATS = 64 << 20, 200
-"""A round repeats a transfer until it moved so much, but not more often than that."""
 CONFIG = TransferConfig()
 LANES = 4
 """Beside the one that is the default."""
 PEER = b"bench-prefill-01"
-COLUMNS = ("bytes", "plain socket GB/s", "1 lane GB/s", f"{LANES} lanes GB/s", "1 lane / plain")
+COLUMNS = ("bytes", "plain socket GB/s", "tcp, 1 lane GB/s", f"tcp, {LANES} lanes GB/s")
+RATIO = "tcp, 1 lane / plain"
 
-Transfer = Callable[[int], Awaitable[None]]
+Rate = Callable[[int], Awaitable[float]]
 
 
 class OneAtATime:
@@ -160,54 +163,68 @@ def through_lanes(connections: list[Connection], source: memoryview, numbers: Nu
     return transfer
 
 
-async def rate(transfer: Transfer, size: int) -> float:
-    """Bytes per nanosecond, which is GB/s."""
-    repeats = max(1, min(ROUND_BYTES // size, MAX_REPEATS))
-    begin = time.perf_counter_ns()
-    for _ in range(repeats):
-        await transfer(size)
-    return repeats * size / (time.perf_counter_ns() - begin)
+def rated(transfer: Transfer) -> Rate:
+    return lambda size: rate(transfer, size)
 
 
-async def measure(lanes_port: int, plain_port: int) -> list[dict[str, Cell]]:
+async def measure(lanes_port: int, plain_port: int, others: dict[str, Way]) -> list[dict[str, Cell]]:
     source, numbers = memoryview(bytearray(REGION_BYTES)), Numbers()
-    ways = [plainly(plain_port, source)]
+    ways = [rated(plainly(plain_port, source))]
     for count in (1, LANES):
-        ways.append(through_lanes([Connection(connect(lanes_port)) for _ in range(count)], source, numbers))
+        connections = [Connection(connect(lanes_port)) for _ in range(count)]
+        ways.append(rated(through_lanes(connections, source, numbers)))
+    ways += [other.rate for other in others.values()]
     rows: list[dict[str, Cell]] = []
     for size in SIZES:
         found: list[list[float]] = [[] for _ in ways]
         for round_number in range(ROUNDS + 1):
             order = range(len(ways)) if round_number % 2 else reversed(range(len(ways)))
             for way in order:
-                reached = await rate(ways[way], size)
+                reached = await ways[way](size)
                 if round_number:  # the first round warms up
                     found[way].append(reached)
         ratio = spread([lane / plain for plain, lane in zip(found[0], found[1], strict=True)])
         cells = [f"{size:,}", *(str(spread(each)) for each in found), str(ratio)]
-        rows.append(dict(zip(COLUMNS, cells, strict=True)))
+        rows.append(dict(zip((*COLUMNS, *others, RATIO), cells, strict=True)))
     return rows
 
 
-def run() -> None:
+def other_ways(ucxx: Path | None) -> dict[str, Way]:
+    """Ways through UCX by column, those that are installed."""
+    ways: dict[str, Way] = {}
+    if is_installed():
+        ways = {"NIXL, shm GB/s": Way("nixl", "all"), "NIXL, tcp GB/s": Way("nixl", "tcp")}
+    if ucxx is not None:
+        try:
+            ways["ucxx, tcp GB/s"] = Way("ucxx", "tcp", ucxx)
+        except EOFError as error:
+            print(f"ucxx: {error}", file=sys.stderr)
+    return ways
+
+
+def run(ucxx: Path | None) -> None:
     machine = this_machine()
+    others = other_ways(ucxx)
     command = [sys.executable, "-m", "bench.transfer", "--receive"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as receiver:
         assert receiver.stdin is not None
         assert receiver.stdout is not None
         lanes_port, plain_port = (int(port) for port in receiver.stdout.readline().split())
-        rows = asyncio.run(measure(lanes_port, plain_port))
+        rows = asyncio.run(measure(lanes_port, plain_port, others))
         receiver.stdin.close()
+    for other in others.values():
+        other.close()
+    said = "; ".join(f"{column.removesuffix(' GB/s')}: {other.said}" for column, other in others.items())
     notes = [
-        f"Median (least–greatest) of {ROUNDS} interleaved rounds over loopback, sender and receiver one process each; "
-        f"a transfer ends with the receiver's acknowledgement, the next begins then; PUTs of at most "
-        f"{CONFIG.max_put_bytes:,} bytes, socket buffers of {SOCKET_BUFFER_BYTES:,} both ways."
+        f"Median (least–greatest) of {ROUNDS} interleaved rounds, sender and receiver a process each; a transfer ends "
+        f"when the receiver has taken all in, the next begins then; PUTs of at most {CONFIG.max_put_bytes:,} bytes, "
+        f"socket buffers of {SOCKET_BUFFER_BYTES:,} both ways. What the senders say of their lanes: {said or '–'}."
     ]
-    publish("transfer", machine, notes, COLUMNS, rows)
+    publish("transfer", machine, notes, (*COLUMNS, *others, RATIO), rows)
 
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--receive"]:
         asyncio.run(receive())
     else:
-        run()
+        run(Path(sys.argv[2]) if sys.argv[1:2] == ["--ucxx"] else None)

@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 MAX_STRANGERS = 64
 """Connections that have not shaken hands yet; one more closes the oldest, so that they cannot lock anybody out."""
 
+MAX_ORPHANED = 4_096
+
 
 @dataclass(slots=True, eq=False)
 class PrefillLink:
@@ -77,6 +79,8 @@ class Acceptor:
         self._complained_s = 0.0
         self.links: dict[bytes, PrefillLink] = {}
         self.refused = 0
+        self.orphaned: dict[bytes, None] = {}
+        """Epochs of which a data connection came when no control link stood (any more), oldest first."""
         self._links_so_far = 0
 
     def describe(self, descriptor: bytes) -> None:
@@ -176,6 +180,9 @@ class Acceptor:
     def _take_data(self, identity: LinkIdentity, connection: Connection) -> bool:
         linked = self.links.get(identity.epoch)
         if linked is None:
+            self.orphaned[identity.epoch] = None
+            if len(self.orphaned) > MAX_ORPHANED:
+                del self.orphaned[next(iter(self.orphaned))]
             raise LinkLostError("a data connection of a worker that is not linked")
         self._listener.on_data(linked, connection)
         return True

@@ -210,6 +210,9 @@ class DecodeTransfer:
 
     def on_down(self, linked: PrefillLink, detail: str) -> None:
         self._landing.drop(linked.epoch)
+        if self._ucx is not None and linked.transport == ucx.NAME:
+            orphaned = self._acceptor.orphaned
+            self._ucx.unlinked(linked.number, self._config.handshake_s, lambda: linked.epoch not in orphaned)
         self._act(self._handovers.link_down(linked.epoch, detail, time.monotonic()))
 
     def _writes_ended(self, link: int) -> None:

@@ -12,6 +12,7 @@ import mmap
 from collections.abc import Callable
 
 from baton_kv_transfer.bandwidth import PROBE_BYTES
+from baton_kv_transfer.lingering import REMEMBERED_LINKS
 from baton_kv_transfer.link import Connection
 from baton_kv_transfer.ucx import Memory, UcxAgent, host_memory
 from baton_kv_transfer.ucx_descriptor import VERSION, UcxDescriptor, digest, pack
@@ -44,6 +45,7 @@ class UcxLanding:
         self._probe = mmap.mmap(-1, PROBE_BYTES)
         self._thread = UcxThread(lambda: UcxAgent(self._agent_name, progress=True))
         self._life_lines: dict[int, Connection] = {}
+        self._had_one: set[int] = set()
         self._settling: dict[int, asyncio.TimerHandle] = {}
         self._descriptor = b""
 
@@ -78,8 +80,18 @@ class UcxLanding:
         if link in self._life_lines:
             connection.close()
             return
+        self._had_one = {known for known in self._had_one if link - known < REMEMBERED_LINKS} | {link}
         self._life_lines[link] = connection
         asyncio.get_running_loop().add_reader(connection.socket, self._on_readable, link)
+
+    def unlinked(self, link: int, within_s: float, is_proof: Callable[[], bool]) -> None:
+        """The control link is down. If it never had a life line, its peer never could write: it opens one first.
+
+        That counts once no handshake of one can be under way any more, after `within_s`, if `is_proof` says so then.
+        """
+        if link not in self._had_one:
+            loop = asyncio.get_running_loop()
+            self._settling[link] = loop.call_later(within_s + self._settle_s, self._settled, link, is_proof)
 
     def drop(self, peer: bytes) -> None:
         """Nothing can be stopped from here; the life line stays until it ends by itself."""
@@ -101,11 +113,12 @@ class UcxLanding:
             return
         self._close(link)
         loop = asyncio.get_running_loop()
-        self._settling[link] = loop.call_later(self._settle_s, self._settled, link)
+        self._settling[link] = loop.call_later(self._settle_s, self._settled, link, lambda: True)
 
-    def _settled(self, link: int) -> None:
+    def _settled(self, link: int, is_proof: Callable[[], bool]) -> None:
         del self._settling[link]
-        self._on_writes_ended(link)
+        if is_proof():
+            self._on_writes_ended(link)
 
     def _close(self, link: int) -> None:
         connection = self._life_lines.pop(link)

@@ -1,4 +1,4 @@
-"""The thread that owns a UCX agent: posts writes and watches them, so that no UCX call ever holds up a heartbeat.
+"""The thread that owns a UCX agent: posts writes and watches them, so that the transfer's loop never waits in a call.
 
 A loop orders writes and hears of their ends. While writes are under way the thread looks at them with pauses that grow
 from microseconds to a millisecond; while there are none it sleeps on a lock and uses no processor time at all.

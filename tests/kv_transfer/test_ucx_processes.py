@@ -91,15 +91,15 @@ def test_a_landing_side_killed_mid_write_is_lost_and_the_writer_lives(lanes: str
         assert said.startswith("writing over ucx ")
         assert lane in said or said.endswith("unknown")
         landing.process.kill()
-        assert writer.hears(10.0).startswith("lost: ")
-        assert writer.hears(10.0).startswith("in flight 0")
+        assert writer.hears().startswith("lost: ")
+        assert writer.hears().endswith("over True")
         assert writer.process.wait(START_S) == 0
 
 
 def test_a_writer_killed_mid_write_frees_the_quarantine_once_it_is_gone() -> None:
     with writing("tcp") as (landing, writer, _):
         writer.process.kill()
-        assert landing.hears(10.0) == "ended 1"
+        assert landing.hears() == "ended 1"
         assert landing.process.poll() is None
         assert landing.finish() == 0
         assert landing.hears(1.0) == "bytes True"
@@ -108,6 +108,6 @@ def test_a_writer_killed_mid_write_frees_the_quarantine_once_it_is_gone() -> Non
 def test_a_landing_side_that_stands_still_is_lost_by_the_writer_s_own_clock() -> None:
     with writing("tcp") as (landing, writer, _):
         os.kill(landing.process.pid, signal.SIGSTOP)
-        assert writer.hears(10.0) == "lost: a write did not end within 1 s"
-        assert not writer.hears(10.0).startswith("in flight 0")
+        assert writer.hears() == "lost: a write did not end within 1 s"
+        assert not writer.hears().startswith("in flight 0")
         os.kill(landing.process.pid, signal.SIGCONT)

@@ -26,8 +26,10 @@ from baton_testing.kv_transfer import FAST, GEOMETRY, eventually
 from baton_testing.nixl import NEEDS_UCX
 from baton_testing.transfer_pair import Pair, Request
 
-UCX = replace(FAST, transport=TransportChoice.UCX)
-AUTO = replace(FAST, transport=TransportChoice.AUTO)
+CALM = replace(FAST, suspect_s=1.5, dead_s=3.0)
+"""Loading and connecting UCX holds the interpreter for a while, on a busy machine for longer than FAST allows."""
+UCX = replace(CALM, transport=TransportChoice.UCX)
+AUTO = replace(CALM, transport=TransportChoice.AUTO)
 
 
 # The real library -----------------------------------------------------------------------------------------------------
@@ -101,11 +103,26 @@ async def test_where_ucx_does_not_come_up_a_pair_that_may_uses_tcp(
 
 
 @NEEDS_UCX
+async def test_a_link_that_never_had_a_life_line_leaves_nothing_in_quarantine(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ucx_landing, "SETTLE_S", 0.1)
+    monkeypatch.setattr(ucx_landing, "describe", lambda *_: b"no descriptor")
+    config = replace(UCX, handshake_s=0.5)
+    async with pair({"config": config}, {"config": config}) as (p, d):
+        request = Request(p, d, tokens=23)
+        for step in (request.open, request.expect, request.compute_all):
+            step()
+        await eventually(lambda: quarantined(d.transfer) > 0)
+        await eventually(lambda: quarantined(d.transfer) == 0)
+        assert await request.ended() is Reason.PEER_LOST
+
+
+@NEEDS_UCX
 async def test_heartbeats_go_on_while_much_is_written(pair: Pair) -> None:
     geometry = replace(GEOMETRY, head_dim=4_096)
-    config = replace(UCX, dead_s=0.6)
     async with pair(
-        {"geometry": geometry, "config": config}, {"geometry": geometry, "config": config, "landing_bytes": 64 << 20}
+        {"geometry": geometry, "config": UCX}, {"geometry": geometry, "config": UCX, "landing_bytes": 64 << 20}
     ) as (p, d):
         ends = time.monotonic() + 1.5
         attempt = 0

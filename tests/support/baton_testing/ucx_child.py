@@ -23,6 +23,8 @@ from baton_kv_transfer.ucx_writer import UcxWriter, connect
 
 REGION = 64 << 20
 EPOCH = b"e" * 16
+FAREWELL_S = 3.0
+"""How long the other end of the life line may take to close."""
 
 
 def say(text: str) -> None:
@@ -61,7 +63,10 @@ async def write(life_line: Connection) -> None:
     for _ in range(3):
         again(None)
     say(f"lost: {await lost}")
-    await asyncio.sleep(0.2)
+    for _ in range(int(FAREWELL_S / 0.05)):
+        if writer.has_ended:
+            break
+        await asyncio.sleep(0.05)
     say(f"in flight {writer.in_flight}, over {writer.has_ended}")
     await thread.stop()
 
