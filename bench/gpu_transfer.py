@@ -68,10 +68,7 @@ class Place:
         self.rounds = 3 if cpu else 20
         shape = (self.blocks, self.layers, 2, KV_HEADS, BLOCK_TOKENS, HEAD_DIM)
         self.pool = torch.empty(shape, dtype=torch.bfloat16, device=self.device)
-
-    @property
-    def block_bytes(self) -> int:
-        return self.pool[0].nbytes
+        self.block_bytes = self.pool[0].nbytes
 
     def memory(self, tensor: torch.Tensor) -> Memory:
         return Memory(tensor.data_ptr(), tensor.nbytes, None if self.device.type == "cpu" else self.device.index)
@@ -170,7 +167,7 @@ def scatter_times(
     return found
 
 
-def timed(place: Place, call: Callable[[], None], repeats: int = 20) -> float:
+def timed(place: Place, call: Callable[[], object], repeats: int = 20) -> float:
     """Median seconds of a call, after three to warm up; by events on a GPU."""
     times: list[float] = []
     for number in range(repeats + 3):
@@ -335,7 +332,7 @@ async def prefill(place: Place, sock: socket.socket) -> dict[str, Any]:
             "ms": whole_s * 1e3,
         }
         print(name, handovers[name], flush=True)
-    sums_s = timed(place, lambda: void(kv_checksums(place.pool, blocks, BLOCK_TOKENS, 0, place.blocks)))
+    sums_s = timed(place, lambda: kv_checksums(place.pool, blocks, BLOCK_TOKENS, 0, place.blocks))
     sock.sendall(WORD.pack(END, 0))
     result = {
         "machine": this_machine().as_json(),
@@ -352,10 +349,6 @@ async def prefill(place: Place, sock: socket.socket) -> dict[str, Any]:
     there.close()
     await thread.stop()
     return result
-
-
-def void(_: object) -> None:
-    """Drop a result."""
 
 
 # Between them ---------------------------------------------------------------------------------------------------------

@@ -106,7 +106,7 @@ async def receive_nixl(end: socket.socket) -> None:
     landing = UcxLanding(memoryview(mmap.mmap(-1, REGION_BYTES)), EPOCH, lambda _: None)
     await landing.start()
     await asyncio.get_running_loop().sock_sendall(end, landing.descriptor)
-    await asyncio.Event().wait()
+    await asyncio.to_thread(sys.stdin.read)  # until the parent is done, or gone
 
 
 async def send_nixl(end: socket.socket) -> None:
@@ -152,7 +152,7 @@ async def receive_ucxx(end: socket.socket) -> None:
 
     listener = ucxx.create_listener(serve)
     await asyncio.get_running_loop().sock_sendall(end, listener.port.to_bytes(2))
-    await asyncio.Event().wait()
+    await asyncio.to_thread(sys.stdin.read)  # until the parent is done, or gone
 
 
 async def send_ucxx(end: socket.socket) -> None:
