@@ -123,5 +123,5 @@ def _plan(deployment: LLMDeployment, role: Role, facade: Facade | None, asked: i
         return Plan(fitting, None, limit)
     if is_foreign(mode, facade):
         return Plan(fitting, None, limit, (facade.owners or frozenset()) - {SCALER} or frozenset({"somebody"}))
-    is_ours = facade.owners is None or SCALER in facade.owners
+    is_ours = (facade.owners is None or SCALER in facade.owners) and facade.written == fitting
     return Plan(fitting, None if facade.replicas == fitting and is_ours else fitting, limit)

@@ -85,6 +85,12 @@ def test_switching_modes_moves_nothing_by_itself(before: str, after: str) -> Non
     assert plan[D].replicas == (3 if takes_over else None), "the scaler becomes the owner, of the same number"
 
 
+def test_taking_over_notes_the_number_even_where_the_server_does_not_tell_who_wrote_it() -> None:
+    scaled = {role: Facade(2, OURS, "Off", written=1) for role in POOL_ROLES}
+    plan = plans(made(), scaled, standing(made(), scaled, {P: 2, D: 2}, {P: 2, D: 2}), sized(2))[D]
+    assert (plan.workers, plan.replicas) == (2, 2)
+
+
 def test_a_lost_facade_comes_back_with_what_was_published_and_else_with_what_runs() -> None:
     assert standing(made("Off"), {}, {P: 3, D: 2}, {P: 4, D: 3}) == {P: 3, D: 2}, "not with the surge of a rollout"
     assert standing(made("Off"), {}, NONE, {P: 4, D: 3}) == {P: 4, D: 3}
