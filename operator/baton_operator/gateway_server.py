@@ -16,6 +16,7 @@ from baton_kv_transfer.errors import AuthenticationError, BadMessageError
 from baton_kv_transfer.keys import KeySet
 from baton_kv_transfer.link_auth import KeySource, LinkRole, Party, accept_handshake
 from baton_kv_transfer.wire.codec import decode, encode
+from baton_kv_transfer.wire.measures import Condition
 from baton_kv_transfer.wire.operator_link import (
     GatewayHello,
     Heartbeat,
@@ -63,7 +64,8 @@ def address(text: str | None) -> Address | None:
 
 class GatewayServer:
     """Takes the links. `keys`: the link keys of a deployment, None when there is no such deployment. `standby`: whether
-    this process does not size pools, and who does (None: not known). `on_wake`: requests wait for workers.
+    this process does not size pools, and who does (None: not known). `on_wake`: requests wait for workers, or other
+    workers are routable than before.
     """
 
     def __init__(
@@ -129,17 +131,23 @@ class GatewayServer:
             await self._read(key, store, peer.epoch, socket)
         finally:
             store.gone(peer.epoch)
+            self._on_wake(key)  # what was routable a moment ago is unknown now
             beating.cancel()
             await asyncio.gather(beating, return_exceptions=True)
 
     async def _read(self, key: Key, store: TelemetryStore, epoch: bytes, socket: web.WebSocketResponse) -> None:
+        linked: frozenset[tuple[bytes, Condition, bool]] | None = None
         while True:
             async with asyncio.timeout(SILENCE_S):
                 message = decode(await _frame(socket), ToOperator)
             match message:
                 case Summary():
                     store.told(epoch, message, self._clock())
-                    if message.backlog.parked:
+                    before, linked = (
+                        linked,
+                        frozenset((each.epoch, each.condition, each.has_partner) for each in message.workers),
+                    )
+                    if message.backlog.parked or linked != before:  # a rollout waits for what is routable now
                         self._on_wake(key)
                 case Wake(parked):
                     store.woken(parked)

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from aiohttp import web
+from msgspec.structs import replace
 
 from baton_gateway.operator_link import OperatorLink, OperatorSources, OperatorTimes
 from baton_gateway.telemetry import Telemetry
 from baton_kv_transfer.keys import KeyDirectory, write_new_key
-from baton_kv_transfer.wire.measures import Backlog
+from baton_kv_transfer.wire.measures import Backlog, Condition, WorkerMeasures
 from baton_kv_transfer.wire.operator_link import GatewayHello
-from baton_kv_transfer.wire.values import Address
+from baton_kv_transfer.wire.values import Address, Role
 from baton_operator.gateway_server import GatewayServer, path_of
 from baton_operator.names import Key
 from baton_operator.sizing.telemetry import Arrivals
@@ -24,6 +25,9 @@ from baton_testing.gateway_process import until
 
 KEY = Key("team", "chat")
 TIMES = OperatorTimes(summary_s=0.05, silence_s=5.0, first_retry_s=0.02, last_retry_s=0.05, wake_s=0.05)
+WORKER = WorkerMeasures(
+    Role.DECODE, b"w" * 16, "1f3a5c7e90", Address("10.0.0.1", 8000), Condition.LIVE, True, 0, 0, 0, 16, 8, 8, 0, 1.0
+)
 
 
 @dataclass
@@ -67,6 +71,7 @@ class Gateway:
     telemetry: Telemetry
     link: OperatorLink
     parked: int = 0
+    workers: tuple[WorkerMeasures, ...] = ()
 
 
 @asynccontextmanager
@@ -78,7 +83,7 @@ async def linking(keys: Path, url: str) -> AsyncIterator[Gateway]:
         return telemetry.backlog(gateway.parked, gateway.parked, 0.0, gateway.parked)
 
     sources = OperatorSources(
-        lambda: telemetry.summary(loop.time(), time.time(), backlog(), (), "c1"),
+        lambda: replace(telemetry.summary(loop.time(), time.time(), backlog(), (), "c1"), workers=gateway.workers),
         lambda: gateway.parked,
         lambda: b'{"vocab_size": 9}',
     )
@@ -124,8 +129,23 @@ async def test_a_wake_does_not_wait_for_the_next_summary(tmp_path: Path) -> None
         await until(lambda: gateway.link.is_linked)
         gateway.parked = 3
         gateway.link.wake()
-        await until(lambda: bool(operator.woken))
-        assert operator.server.store(KEY).parked == 3
+        await until(lambda: operator.server.store(KEY).parked == 3)
+        assert operator.woken == [KEY] * len(operator.woken)
+
+
+async def test_workers_that_become_or_cease_to_be_routable_are_a_reason_for_a_pass(tmp_path: Path) -> None:
+    keys = keys_in(tmp_path)
+    async with operating(keys) as operator, linking(keys, operator.url) as gateway:
+        await until(lambda: len(operator.woken) == 1)  # the first summary: until then nothing was known
+        for number, condition in ((2, Condition.LIVE), (3, Condition.DRAINING)):
+            gateway.workers = (replace(WORKER, condition=condition),)
+            await until(lambda number=number: len(operator.woken) == number)  # type: ignore[misc]
+        told = operator.server.store(KEY).take_arrivals
+        await until(arrivals(operator))
+        told(time.monotonic(), 1)
+        await until(arrivals(operator))  # one more summary, of the same workers
+        assert len(operator.woken) == 3
+    await until(lambda: len(operator.woken) == 4)  # the link is gone, and with it what is known
 
 
 async def test_a_gateway_without_the_key_is_not_heard(tmp_path: Path) -> None:
