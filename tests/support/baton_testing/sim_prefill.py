@@ -81,6 +81,7 @@ class PrefillLinks:
         self._dials: dict[str, Dial] = {}
         self._opened: dict[HandoverKey, bytes] = {}
         self._unlinked: dict[HandoverKey, float] = {}
+        self.errors_injected = self.errors_reported = 0
         self.fail_next_put = False
         worker.later(TRANSFER.tick_s, self._tick)
 
@@ -209,7 +210,14 @@ class PrefillLinks:
                     self.worker.service.on_release(key.request, key.attempt)  # type: ignore[attr-defined]
                 case Report(key, reason, detail):
                     self.worker.note(f"report {key} {reason}")
+                    self._reported(key, reason, detail)
                     self.worker.service.on_report(key.request, key.attempt, reason, detail)  # type: ignore[attr-defined]
+
+    def _reported(self, key: HandoverKey, reason: Reason, detail: str) -> None:
+        """I9: an error of one write ends the hand-over whose write it was, and no other."""
+        self.errors_reported += reason is Reason.INTERNAL and not detail.startswith("rejected")
+        is_own = self.errors_reported <= self.errors_injected
+        require(is_own, "I9", f"{self.worker.name}: {key} ended with {detail}, which was no error of its own")
 
     def _put(self, put: Put) -> None:
         writer = self.writers.get(put.peer)
@@ -218,6 +226,7 @@ class PrefillLinks:
             return
         if self.fail_next_put:
             self.fail_next_put = False
+            self.errors_injected += 1
             self.worker.world.count(Fault.SOURCE_ERROR)
             self._put_failed(put, Reason.INTERNAL, "the source raised")
             return

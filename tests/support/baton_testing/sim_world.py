@@ -32,6 +32,7 @@ from baton_testing.sim_prefill import SimPrefill
 from baton_testing.sim_process import SimProcess, Violation, require
 from baton_testing.sim_scenario import FAULTS_UNTIL_S, Fault, Scenario
 from baton_testing.sim_worker import SimWorker
+from baton_worker.endpoints import STALLED_S, is_live
 
 GENTLE = frozenset({Fault.CANCEL, Fault.MASS_CANCEL})
 """Faults that touch no machine: with only these, everything must go fast and well."""
@@ -61,6 +62,7 @@ class Parts:
     liveness: Any = Liveness
     leave: Any = Admission.leave
     require_fit: Any = require_fit_pair
+    is_live: Any = is_live
     fingerprint: PairFingerprint = FINGERPRINT
 
 
@@ -239,8 +241,28 @@ class SimWorld:
         for process in self._processes():
             left = process.leftovers()
             require(left is None, "I2", f"held at rest: {left}")
-        if all(fault.kind in GENTLE for fault in self.scenario.faults):
+        self._check_health()
+        kinds = {fault.kind for fault in self.scenario.faults}
+        if kinds <= GENTLE:
             self._check_calm()
+        elif kinds <= GENTLE | {Fault.DRAIN}:
+            self._check_drained()
+
+    def _check_health(self) -> None:
+        """I9: health is a recent turn of the engine's loop, not a process that answers."""
+        for worker in self.workers.values():
+            if isinstance(worker, SimPrefill | SimDecode) and worker.is_alive:
+                snapshot = worker.engine.snapshot
+                dead_s = snapshot.turned_s + STALLED_S + 1.0
+                require(not self.parts.is_live(snapshot, dead_s), "I9", f"{worker.name}: healthy without a turn")
+
+    def _check_drained(self) -> None:
+        """I7: where workers only leave in order, nobody's answer is cut, unless nobody else is there."""
+        for mine in self.clients:
+            if mine.end is None or mine.end.problem is None:
+                continue
+            explained = mine.end.problem.code in EXPLAINED | {"no_routable_workers"}
+            require(explained, "I7", f"request {mine.plan.number} was cut by a drain: {mine.end.problem.code}")
 
     def _check_calm(self) -> None:
         """I8: without faults everybody is served, unless its time or the fleet's room is short."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from baton_testing import sim_zoo_engine as engine
+from baton_testing import sim_zoo_links as links
 from baton_testing import sim_zoo_transfer as transfer
 from baton_testing.sim_process import Violation
 from baton_testing.sim_scenario import Fault, Scenario, scenario
@@ -146,4 +147,9 @@ ZOO = (
     Mutant("F9", engine.RemembersPairs, ("pick",)),
     Mutant("F8", engine.keeps_tickets, ("leave",)),
     Mutant("F22", engine.SwallowsSilence, ("liveness",)),
+    _prefill("F25", links.SpreadsErrorsOfOneWrite, only=frozenset({Fault.SOURCE_ERROR})),
+    Mutant("F26", links.answers_while_the_engine_stands, ("is_live",)),
+    Mutant("F30", links.CutsWorkOnDrain, ("decode_service",), only=frozenset({Fault.DRAIN})),
+    Mutant("one way", links.TakesLookingForHearing, ("liveness",), only=frozenset({Fault.CUT_ONE_WAY})),
+    Mutant("half open", links.SuspectsForEver, ("liveness",), only=frozenset({Fault.CUT_ONE_WAY, Fault.CUT})),
 )
