@@ -33,12 +33,12 @@ class DecodeConfig:
 
 BLOCK_N = 64
 ONE_WAVE = DecodeConfig(BLOCK_N, 2, 5)
-"""Up to two programs a multiprocessor: each keeps more loads under way."""
+"""Up to two programs a multiprocessor, and float8 always: each keeps more loads under way."""
 MANY = DecodeConfig(BLOCK_N, 2, 3)
 FEW = 4
 MAX_SPLITS = 32
 PROGRAMS_WANTED = 264
-"""Two programs for each of an H200's 132 multiprocessors."""
+"""Two programs for each of an H200's 132 multiprocessors; float8 tiles are half as large, so four."""
 
 
 @triton.jit(do_not_specialize=["table_stride", "layer", "splits", "window"])
@@ -162,11 +162,13 @@ def paged_decode_attention_triton(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if sequences == 0:
         return out
-    splits = splits or _choose_splits(sequences * kv_heads, block_tables.shape[1] * block_tokens)
-    config = config or (ONE_WAVE if sequences * kv_heads * splits <= PROGRAMS_WANTED else MANY)
+    wanted = PROGRAMS_WANTED if kv_scales is None else 2 * PROGRAMS_WANTED
+    splits = splits or _choose_splits(sequences * kv_heads, wanted, block_tables.shape[1] * block_tokens)
+    in_one_wave = sequences * kv_heads * splits <= wanted
+    config = config or (ONE_WAVE if in_one_wave or kv_scales is not None else MANY)
     rows = sequences * q_heads
     # Launched ahead, this many programs are spread unevenly: 8.3 ms a step at 32 × 4k against 8.1.
-    launch = {} if sequences > FEW and config is ONE_WAVE else chain(q)
+    launch = {} if sequences > FEW and in_one_wave else chain(q)
     maximum = torch.empty(rows, splits, dtype=torch.float32, device=q.device)
     total = torch.empty_like(maximum)
     partial = out if splits == 1 else torch.empty(rows, splits, head_dim, dtype=torch.float32, device=q.device)
@@ -197,7 +199,7 @@ def paged_decode_attention_triton(
     return out
 
 
-def _choose_splits(programs: int, longest: int) -> int:
+def _choose_splits(programs: int, wanted: int, longest: int) -> int:
     """Enough programs to fill the GPU, and no split shorter than two tiles of the longest context that the tables
     can hold."""
-    return max(1, min(MAX_SPLITS, PROGRAMS_WANTED // programs, longest // (2 * BLOCK_N)))
+    return max(1, min(MAX_SPLITS, wanted // programs, longest // (2 * BLOCK_N)))

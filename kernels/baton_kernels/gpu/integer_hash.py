@@ -28,14 +28,29 @@ def mix32(x, key):
 
 
 @triton.jit
-def gumbel(seed, choice, index, token):
-    """The noise of `baton_kernels.gumbel`: seed, choice, index int64 scalars, token [n] int32 → [n] float32."""
+def noise_key(seed, choice, index):
+    """What a row's noise is made from, uint64: seed, choice, index int64 scalars."""
     start = seed.to(tl.uint64, bitcast=True) + choice.to(tl.uint64, bitcast=True) * 0x9E3779B97F4A7C15
-    key = splitmix64(splitmix64(start) + index.to(tl.uint64, bitcast=True))
+    return splitmix64(splitmix64(start) + index.to(tl.uint64, bitcast=True))
+
+
+@triton.jit
+def uniform(key, token):
+    """Of each token [n] int32, in (0, 1): float32."""
     low = (key & 0xFFFFFFFF).to(tl.uint32)
     high = (key >> 32).to(tl.uint32)
     hashed = mix32(mix32(token.to(tl.uint32), 0) ^ low, high)
     w = ((hashed & 0x7FFFFFFF).to(tl.int32).to(tl.float32) + 0.5) * (1.0 / 2147483648.0)
-    w = tl.minimum(w, 1.0 - 1.0 / 16777216.0)
-    exponential = tl.where(w < 1.0 / 4096.0, w + w * w * 0.5, -tl.log(1.0 - w))
-    return -tl.log(exponential)
+    return tl.minimum(w, 1.0 - 1.0 / 16777216.0)
+
+
+@triton.jit
+def gumbel_of(w):
+    """The noise of `baton_kernels.gumbel` of a uniform number."""
+    return -tl.log(tl.where(w < 1.0 / 4096.0, w + w * w * 0.5, -tl.log(1.0 - w)))
+
+
+@triton.jit
+def gumbel(seed, choice, index, token):
+    """The noise of `baton_kernels.gumbel`: seed, choice, index int64 scalars, token [n] int32 → [n] float32."""
+    return gumbel_of(uniform(noise_key(seed, choice, index), token))

@@ -10,10 +10,13 @@ import triton.language as tl
 from torch import Tensor
 
 from baton_kernels.gpu.dependent_launch import after_previous, chain
-from baton_kernels.gpu.integer_hash import gumbel
+from baton_kernels.gpu.integer_hash import gumbel, noise_key
+from baton_kernels.gpu.noisy_winner import noisy_winner
 
-BLOCK = 2048
+BLOCK = 1024
 GREEDY_BLOCK = 4096
+STEP, STEPS = 512, 8
+"""Logits that the one warp of a drawing program takes at a time, and how often."""
 
 
 @triton.jit
@@ -26,23 +29,45 @@ def _gumbel_kernel(seed_ptr, choice_ptr, index_ptr, out_ptr, vocab, BLOCK: tl.co
 
 @triton.jit
 def _sample_kernel(
-    logits_ptr, temperature_ptr, seed_ptr, choice_ptr, index_ptr, best_ptr, best_id_ptr, vocab, BLOCK: tl.constexpr,
-    NOISY: tl.constexpr, CHAINED: tl.constexpr,
+    logits_ptr, temperature_ptr, seed_ptr, choice_ptr, index_ptr, best_ptr, best_id_ptr, vocab,
+    STEPS: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
+    after_previous(CHAINED)
+    row = tl.program_id(0).to(tl.int64)
+    first = tl.program_id(1) * (STEPS * BLOCK)
+    place = row * tl.num_programs(1) + tl.program_id(1)
+    temperature = tl.load(temperature_ptr + row)
+    if temperature > 0.0:
+        key = noise_key(tl.load(seed_ptr + row), tl.load(choice_ptr + row), tl.load(index_ptr + row))
+        best, winner, _, _ = noisy_winner(
+            logits_ptr + row * vocab, first, vocab, 1.0 / temperature, key, float("-inf"), float("-inf"), STEPS, BLOCK
+        )
+    else:
+        best = tl.full([], float("-inf"), tl.float32)
+        winner = tl.full([], 0, tl.int32) + vocab
+        for step in range(STEPS):
+            token = first + step * BLOCK + tl.arange(0, BLOCK)
+            logits = tl.load(logits_ptr + row * vocab + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
+            greatest = tl.max(logits, axis=0)
+            if greatest > best:
+                best = greatest
+                winner = tl.min(tl.where(logits == greatest, token, vocab), axis=0)
+    tl.store(best_ptr + place, best)
+    tl.store(best_id_ptr + place, winner)
+
+
+@triton.jit
+def _greedy_kernel(logits_ptr, best_ptr, best_id_ptr, vocab, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
     after_previous(CHAINED)
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     token = part * BLOCK + tl.arange(0, BLOCK)
-    inside = token < vocab
-    noisy = tl.load(logits_ptr + row * vocab + token, mask=inside, other=float("-inf")).to(tl.float32)  # [BLOCK] of [V]
-    if NOISY:
-        temperature = tl.load(temperature_ptr + row)
-        if temperature > 0.0:
-            noise = gumbel(tl.load(seed_ptr + row), tl.load(choice_ptr + row), tl.load(index_ptr + row), token)
-            noisy = noisy * (1.0 / temperature) + noise
-    best = tl.max(noisy, axis=0)
+    logits = tl.load(logits_ptr + row * vocab + token, mask=token < vocab, other=float("-inf")).to(
+        tl.float32
+    )  # [BLOCK]
+    best = tl.max(logits, axis=0)
     tl.store(best_ptr + row * tl.num_programs(1) + part, best)
-    tl.store(best_id_ptr + row * tl.num_programs(1) + part, tl.min(tl.where(noisy == best, token, vocab), axis=0))
+    tl.store(best_id_ptr + row * tl.num_programs(1) + part, tl.min(tl.where(logits == best, token, vocab), axis=0))
 
 
 @triton.jit
@@ -71,26 +96,35 @@ def gumbel_noise_triton(seed: Tensor, choice: Tensor, index: Tensor, vocab: int)
 def sample_triton(logits: Tensor, temperature: Tensor, seed: Tensor, choice: Tensor, index: Tensor) -> Tensor:
     """As `baton_kernels.sampling.sample`; logits contiguous."""
     ids = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
-    return _draw(logits, (temperature, seed.long(), choice.long(), index.long()), ids, BLOCK)
+    rows, vocab = logits.shape
+    if rows == 0:
+        return ids
+    parts = triton.cdiv(vocab, STEPS * STEP)
+    best, best_id = _scratch(logits, parts)
+    launch = chain(logits)
+    keys = (seed.long(), choice.long(), index.long())
+    _sample_kernel[(rows, parts)](
+        logits, temperature, *keys, best, best_id, vocab, STEPS, STEP, bool(launch), num_warps=1, **launch
+    )
+    _winner_kernel[(rows,)](best, best_id, ids, parts, vocab, triton.next_power_of_2(parts), bool(launch), **launch)
+    return ids
 
 
 def greedy_triton(logits: Tensor, out: Tensor | None) -> Tensor:
     """As `baton_kernels.sampling.greedy`; logits contiguous, of any floating dtype."""
-    ids = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device) if out is None else out
-    return _draw(logits, None, ids, GREEDY_BLOCK)
-
-
-def _draw(logits: Tensor, noise: tuple[Tensor, Tensor, Tensor, Tensor] | None, ids: Tensor, block: int) -> Tensor:
     rows, vocab = logits.shape
+    ids = torch.empty(rows, dtype=torch.int64, device=logits.device) if out is None else out
     if rows == 0:
         return ids
-    block = min(block, triton.next_power_of_2(vocab))
+    block = min(GREEDY_BLOCK, triton.next_power_of_2(vocab))
     parts = triton.cdiv(vocab, block)
-    best = torch.empty(rows, parts, dtype=torch.float32, device=logits.device)
-    best_id = torch.empty(rows, parts, dtype=torch.int32, device=logits.device)
+    best, best_id = _scratch(logits, parts)
     launch = chain(logits)
-    _sample_kernel[(rows, parts)](
-        logits, *(noise or (best,) * 4), best, best_id, vocab, block, noise is not None, bool(launch), **launch
-    )
+    _greedy_kernel[(rows, parts)](logits, best, best_id, vocab, block, bool(launch), **launch)
     _winner_kernel[(rows,)](best, best_id, ids, parts, vocab, triton.next_power_of_2(parts), bool(launch), **launch)
     return ids
+
+
+def _scratch(logits: Tensor, parts: int) -> tuple[Tensor, Tensor]:
+    best = torch.empty(logits.shape[0], parts, dtype=torch.float32, device=logits.device)
+    return best, torch.empty_like(best, dtype=torch.int32)

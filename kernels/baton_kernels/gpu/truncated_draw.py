@@ -19,20 +19,17 @@ import triton.language as tl
 from torch import Tensor
 
 from baton_kernels.gpu.dependent_launch import after_previous, chain
-from baton_kernels.gpu.integer_hash import gumbel
+from baton_kernels.gpu.integer_hash import gumbel_of, noise_key, uniform
+from baton_kernels.gpu.noisy_winner import noisy_winner
 from baton_kernels.gpu.truncation import _count_from, _mass_from, _ordered
 
-PART = 4096
+STEP, STEPS = 512, 8
+PART = STEP * STEPS
 TILE = 128
 """Logits under one maximum."""
 PIVOTS = 4
 MAX_GATHERED = 128
 """Tiles that a row's program keeps in registers."""
-
-
-@triton.jit
-def _noisy(logits, token, inverse, seed, choice, index):
-    return logits * inverse + gumbel(seed, choice, index, token)
 
 
 @triton.jit
@@ -57,32 +54,42 @@ def _winner(best_ptr, id_ptr, row, parts, vocab, BLOCK_PARTS: tl.constexpr):
 @triton.jit
 def _part_kernel(
     logits_ptr, temperature_ptr, top_k_ptr, seed_ptr, choice_ptr, index_ptr, best_ptr, id_ptr, maximum_ptr, peak_ptr,
-    mass_ptr, vocab, tiles, PART: tl.constexpr, TILE: tl.constexpr, MAX_GATHERED: tl.constexpr, CHAINED: tl.constexpr,
+    mass_ptr, vocab, tiles, STEPS: tl.constexpr, STEP: tl.constexpr, TILE: tl.constexpr, MAX_GATHERED: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """Of each part: its winner (noisy value and id), greatest logit, mass relative to it, and the tiles' maxima."""
+    """Of each part: its winner (noisy value and id), greatest logit, mass relative to it; or the tiles' maxima."""
     after_previous(CHAINED)
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     place = row * tl.num_programs(1) + part
-    token = part * PART + tl.arange(0, PART)
-    logits = tl.load(logits_ptr + row * vocab + token, mask=token < vocab, other=float("-inf")).to(tl.float32)  # [PART]
-    maxima = tl.max(tl.reshape(logits, [PART // TILE, TILE]), axis=1)  # [tiles of the part]
-    tile = part * (PART // TILE) + tl.arange(0, PART // TILE)
-    tl.store(maximum_ptr + row * tiles + tile, maxima, mask=tile < tiles)
-    peak = tl.max(maxima, axis=0)
-    tl.store(peak_ptr + place, peak)
+    row_ptr = logits_ptr + row * vocab
     temperature = tl.load(temperature_ptr + row)
-    noisy = logits
     if (temperature > 0.0) & (not _is_gathered(tl.load(top_k_ptr + row), MAX_GATHERED)):
-        inverse = 1.0 / temperature
-        mass = tl.where(logits == float("-inf"), 0.0, tl.exp((logits - peak) * inverse))
-        tl.store(mass_ptr + place, tl.sum(mass, axis=0))
-        noisy = _noisy(
-            logits, token, inverse, tl.load(seed_ptr + row), tl.load(choice_ptr + row), tl.load(index_ptr + row)
+        key = noise_key(tl.load(seed_ptr + row), tl.load(choice_ptr + row), tl.load(index_ptr + row))
+        nothing = float("-inf")
+        best, winner, peak, mass = noisy_winner(
+            row_ptr, part * STEPS * STEP, vocab, 1.0 / temperature, key, nothing, nothing, STEPS, STEP
         )
-    best = tl.max(noisy, axis=0)
-    tl.store(best_ptr + place, best)
-    tl.store(id_ptr + place, tl.min(tl.where(noisy == best, token, vocab), axis=0))
+        tl.store(best_ptr + place, best)
+        tl.store(id_ptr + place, winner)
+        tl.store(peak_ptr + place, peak)
+        tl.store(mass_ptr + place, mass)
+    else:
+        best = tl.full([], float("-inf"), tl.float32)
+        winner = tl.full([], 0, tl.int32) + vocab
+        for step in range(STEPS):
+            token = (part * STEPS + step) * STEP + tl.arange(0, STEP)
+            logits = tl.load(row_ptr + token, mask=token < vocab, other=float("-inf")).to(tl.float32)  # [STEP] of [V]
+            maxima = tl.max(tl.reshape(logits, [STEP // TILE, TILE]), axis=1)  # [tiles of the step]
+            tile = (part * STEPS + step) * (STEP // TILE) + tl.arange(0, STEP // TILE)
+            tl.store(maximum_ptr + row * tiles + tile, maxima, mask=tile < tiles)
+            greatest = tl.max(maxima, axis=0)
+            if greatest > best:
+                best = greatest
+                winner = tl.min(tl.where(logits == greatest, token, vocab), axis=0)
+        tl.store(best_ptr + place, best)
+        tl.store(id_ptr + place, winner)
+        tl.store(peak_ptr + place, best)
 
 
 @triton.jit
@@ -115,21 +122,20 @@ def _weigh_kernel(
 
 
 @triton.jit
-def _redraw(row_ptr, vocab, bound, lowest, inverse, seed, choice, index, PART: tl.constexpr):
+def _redraw(row_ptr, vocab, bound, lowest, inverse, key, peak_ptr, parts, PART: tl.constexpr):
     """Id of the noisy maximum among tokens whose logit is above `bound` and at least `lowest`."""
-    best = tl.full([], float("-inf"), tl.float32)
-    winner = vocab
-    for start in range(0, vocab, PART):
-        token = start + tl.arange(0, PART)
-        logits = tl.load(row_ptr + token, mask=token < vocab, other=float("-inf")).to(tl.float32)  # [PART] of [V]
-        is_left = (logits > bound) & (logits >= lowest)
-        if tl.max(is_left.to(tl.int32), axis=0) > 0:
-            noisy = tl.where(is_left, _noisy(logits, token, inverse, seed, choice, index), float("-inf"))
-            greatest = tl.max(noisy, axis=0)
-            if greatest > best:
-                best = greatest
-                winner = tl.min(tl.where(noisy == greatest, token, vocab), axis=0)
-    return winner
+    best = tl.full([PART], float("-inf"), tl.float32)
+    ids = tl.full([PART], 0, tl.int32) + vocab
+    for part in range(parts):
+        peak = tl.load(peak_ptr + part)
+        if (peak > bound) & (peak >= lowest):
+            token = part * PART + tl.arange(0, PART)
+            logits = tl.load(row_ptr + token, mask=token < vocab, other=float("-inf")).to(tl.float32)  # [PART] of [V]
+            noisy = logits * inverse + gumbel_of(uniform(key, token))
+            is_better = (logits > bound) & (logits >= lowest) & (noisy > best)
+            best = tl.where(is_better, noisy, best)
+            ids = tl.where(is_better, token, ids)
+    return tl.min(tl.where(best == tl.max(best, axis=0), ids, vocab), axis=0)
 
 
 @triton.jit
@@ -179,9 +185,7 @@ def _draw_kernel(
     min_p = tl.load(min_p_ptr + row)
     if (temperature > 0.0) & ((top_k > 0) | (top_p < 1.0) | (min_p > 0.0)):
         inverse = 1.0 / temperature
-        seed = tl.load(seed_ptr + row)
-        choice = tl.load(choice_ptr + row)
-        index = tl.load(index_ptr + row)
+        key = noise_key(tl.load(seed_ptr + row), tl.load(choice_ptr + row), tl.load(index_ptr + row))
         part = tl.arange(0, BLOCK_PARTS)
         peaks = tl.load(peak_ptr + row * parts + part, mask=part < parts, other=float("-inf"))  # [parts]
         highest = tl.max(peaks, axis=0)
@@ -220,7 +224,7 @@ def _draw_kernel(
                 nucleus = _threshold(ranks, mass, top_p * tl.sum(mass, axis=0), floor, top)
                 floor = tl.minimum(tl.maximum(floor, nucleus), top)
             is_kept = is_token & (ranks >= floor) & (logits - highest >= gap)
-            noisy = tl.where(is_kept, _noisy(logits, token, inverse, seed, choice, index), float("-inf"))
+            noisy = tl.where(is_kept, logits * inverse + gumbel_of(uniform(key, token)), float("-inf"))
             winner = tl.min(tl.where(noisy == tl.max(noisy, axis=0), token, vocab), axis=0)
         else:
             lowest = highest + gap
@@ -240,7 +244,7 @@ def _draw_kernel(
                 # The greatest float below the k-th logit, not below -inf, is the bound of the draw.
                 below = tl.maximum(floor, 0x00800000) - 1
                 low = tl.where((below >> 31) != 0, below ^ 0x80000000, below ^ 0xFFFFFFFF).to(tl.float32, bitcast=True)
-                winner = _redraw(row_ptr, vocab, low, lowest, inverse, seed, choice, index, PART)
+                winner = _redraw(row_ptr, vocab, low, lowest, inverse, key, peak_ptr + row * parts, parts, PART)
                 logit = tl.load(row_ptr + winner).to(tl.float32)
                 above = _weigh_row(row_ptr, vocab, logit, highest, inverse, PART)
             elif top_p < 1.0:
@@ -252,7 +256,7 @@ def _draw_kernel(
                     if reached >= wanted:
                         low = _pivot(logit, highest, j, PIVOTS)
             while (logit < highest) & ((logit - highest < gap) | ((top_p < 1.0) & (above >= wanted))):
-                winner = _redraw(row_ptr, vocab, low, lowest, inverse, seed, choice, index, PART)
+                winner = _redraw(row_ptr, vocab, low, lowest, inverse, key, peak_ptr + row * parts, parts, PART)
                 logit = tl.load(row_ptr + winner).to(tl.float32)
                 low = logit
                 if top_p < 1.0:
@@ -287,7 +291,7 @@ def truncated_draw_triton(
     block_parts = triton.next_power_of_2(parts)
     _part_kernel[(rows, parts)](
         logits, temperature, top_k, *keys, best, best_id, maximum, peak, mass, vocab, tiles,
-        PART, TILE, MAX_GATHERED, bool(launch), num_warps=8, **launch,
+        STEPS, STEP, TILE, MAX_GATHERED, bool(launch), num_warps=1, **launch,
     )  # fmt: skip
     _weigh_kernel[(rows, parts)](
         logits, temperature, top_k, top_p, best, best_id, peak, above, vocab, parts,
