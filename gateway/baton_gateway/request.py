@@ -211,7 +211,7 @@ class RequestLife:
         run = self._runs.get(event.run)
         if run is None or run.state is not RunState.ROUTING:
             return []
-        patience_s = self._rules.reroute_wait_s if run.attempt else self._rules.park_s
+        patience_s = self._rules.reroute_wait_s if run.has_run else self._rules.park_s
         if patience_s <= 0:
             return self._end(Outcome.REFUSED if self.attempts == 0 else Outcome.FAILED, event.problem)
         if run.unrouted_since is None:

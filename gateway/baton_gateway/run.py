@@ -45,6 +45,11 @@ class Run:
     resume_at: float = math.inf
     unrouted_since: float | None = None
 
+    @property
+    def has_run(self) -> bool:
+        """Whether workers had it before, perhaps as part of the run that it was split from."""
+        return self.attempt + self.failures + self.losses > 0
+
     def uses(self, worker: bytes) -> bool:
         """Whether losing this worker ends the attempt."""
         if self.state is not RunState.RUNNING:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from baton_gateway import errors
 from baton_gateway.request_events import (
+    NoRoute,
     Outcome,
+    RoutesChanged,
     Tick,
     WorkerLost,
 )
@@ -35,6 +38,18 @@ def test_losing_the_prefill_worker_between_its_token_and_the_hand_over_migrates(
     message = drive.last(Prefill)
     assert tuple(unpack_ids(message.tokens)) == (*PROMPT, 50)
     assert message.prompt_tokens == 3
+
+
+def test_choices_that_go_on_alone_wait_for_workers_like_the_run_that_they_come_from() -> None:
+    """Found by SIGSTOP under load: with n = 2 and nobody routable for a moment, the request was lost."""
+    drive = started(n=2)
+    drive.tokens(P1, 0, 50)
+    drive.tokens(P1, 0, 60, choice=1)
+    assert drive.feed(WorkerLost(D1)) == ["cancel P1/1", "pick", "pick"]
+    runs = [drive.picks.pop(0).run for _ in range(2)]
+    assert [drive.feed(NoRoute(run, errors.no_workers())) for run in runs] == [[], []]
+    drive.now = 1.0
+    assert drive.feed(RoutesChanged()) == ["pick", "pick"]
 
 
 def test_an_attempt_that_stands_still_is_tried_elsewhere_although_its_workers_live() -> None:
