@@ -26,6 +26,8 @@ from baton_operator.telemetry_store import TelemetryStore
 MIN_JUDGED = 50
 """Requests in the last minute before their share within a target says anything."""
 STARTUP_SAFETY = 1.15
+SAVE_EVERY_S = 60.0
+"""Between two versions of what is kept over a restart, while the pools stay as they are."""
 WAIT_FOR_REPORTS_S = 12.0
 """A decision that is due waits so long for every gateway's next summary; then demand is unknown."""
 
@@ -43,6 +45,7 @@ class _Deployment:
     decided_s: float
     sized: Sized | None = None
     alarm: bool = False
+    saved_s: float = float("-inf")
 
 
 class SloSizing:
@@ -113,12 +116,16 @@ class SloSizing:
         decision, known.state = sizing.decide(known.spec, known.state, seen, _steps(store), now, epoch_s, parked=parked)
         known.alarm = decision.alarm
         known.decided_s = now
+        workers = {role: decision.pools[role].workers for role in POOL_ROLES}
+        memory = None if known.sized is None or known.sized.workers != workers else known.sized.memory
+        if memory is None or now - known.saved_s >= SAVE_EVERY_S:
+            memory, known.saved_s = sizing.saved(known.state, now, epoch_s), now
         known.sized = Sized(
-            workers={role: decision.pools[role].workers for role in POOL_ROLES},
+            workers=workers,
             reasons={role: decision.pools[role].reason for role in POOL_ROLES},
             holds=decision.holds,
             inputs=_inputs(decision, store, known, now),
-            memory=sizing.saved(known.state, now, epoch_s),
+            memory=memory,
         )
         return known.sized
 

@@ -130,6 +130,14 @@ def test_another_process_goes_on_from_the_memory() -> None:
     assert after.workers[Role.PREFILL] == sized.workers[Role.PREFILL], "no shrinking before the window was seen anew"
 
 
+def test_what_is_kept_over_a_restart_is_not_rewritten_every_interval() -> None:
+    run = Run(chat())
+    run.step(40)
+    kept = [run.step(40).memory for _ in range(30)]
+    assert len(set(kept)) <= 7
+    assert None not in kept
+
+
 def test_other_bounds_count_at_once() -> None:
     run = Run(chat())
     for _ in range(20):
