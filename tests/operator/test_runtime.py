@@ -1,0 +1,151 @@
+"""The loop around passes: one deployment never holds up another, and a process without progress says so."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from baton_operator.kinds import DEPLOYMENTS
+from baton_operator.kube import Unavailable
+from baton_operator.names import Key
+from baton_operator.objects.cluster import Platform
+from baton_operator.reconcile import Reconciler, Site
+from baton_operator.runtime import PASS_S, STALL_S, Pace, Runtime
+from baton_testing.kube_clock import run_virtual, wall
+from baton_testing.kube_cluster import moment
+from baton_testing.kube_defaults import Kinds
+from baton_testing.kube_memory import MemoryKube
+from baton_testing.kube_store import Store
+from baton_testing.manifests import manifest
+
+DIGEST = "registry.example.com/baton@sha256:"
+PLATFORM = Platform(DIGEST + "a" * 64, DIGEST + "b" * 64)
+GOOD, BAD = Key("team", "good"), Key("team", "bad")
+Pass = Callable[[Key], Coroutine[Any, Any, float | None]]
+
+
+class Rig:
+    """A runtime over a store with two deployments, whose passes are replaced by the test's own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, work: Pass, workers: int = 1) -> None:
+        self.clock = asyncio.get_running_loop().time
+        self.store = Store(Kinds(), moment(self.clock))
+        self.times: dict[Key, list[float]] = {GOOD: [], BAD: []}
+        self.api = MemoryKube(self.store)
+        for key in (BAD, GOOD):
+            body = manifest(model__source="pvc://models/a")
+            body["metadata"] = {"name": key.name, "namespace": key.namespace}
+            self.store.apply(DEPLOYMENTS, body, "kubectl", force=True)
+
+        async def reconcile(_: Reconciler, key: Key) -> float | None:
+            self.times[key].append(self.clock())
+            return await work(key)
+
+        monkeypatch.setattr(Reconciler, "reconcile", reconcile)
+        self.runtime = Runtime(
+            self.api,
+            Site(lambda: PLATFORM, lambda: {"k": b"m" * 32}),
+            (GOOD.namespace,),
+            pace=Pace(workers=workers, resync_s=60.0),
+            now=lambda: wall(self.clock()),
+            rng=random.Random(1),
+        )
+        self.running = asyncio.create_task(self.runtime.run())
+
+    async def end(self) -> None:
+        self.running.cancel()
+        await asyncio.gather(self.running, return_exceptions=True)
+
+
+def scene(monkeypatch: pytest.MonkeyPatch, work: Pass, after: Callable[[Rig], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        rig = Rig(monkeypatch, work)
+        try:
+            await rig.runtime.synced.wait()
+            await after(rig)
+        finally:
+            await rig.end()
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("error", [Unavailable("away"), RuntimeError("a bug")])
+def test_one_that_fails_waits_longer_each_time_and_holds_up_nobody(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    async def work(key: Key) -> None:
+        if key == BAD:
+            raise error
+
+    async def after(rig: Rig) -> None:
+        await asyncio.sleep(600.0)
+        assert 8 <= len(rig.times[BAD]) <= 25
+        assert len(rig.times[GOOD]) >= 9, "each resync"
+        assert rig.runtime.stalled() is None, "failing is progress"
+        assert not rig.running.done()
+
+    scene(monkeypatch, work, after)
+
+
+def test_a_pass_that_hangs_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(key: Key) -> None:
+        if key == BAD:
+            await asyncio.sleep(1e6)
+
+    async def after(rig: Rig) -> None:
+        await asyncio.sleep(2 * PASS_S + 60.0)
+        assert len(rig.times[BAD]) >= 2
+        assert rig.times[GOOD], "the only worker came free again"
+
+    scene(monkeypatch, work, after)
+
+
+def test_a_pass_that_asks_for_another_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(key: Key) -> float | None:
+        return 7.0 if key == BAD else None
+
+    async def after(rig: Rig) -> None:
+        await asyncio.sleep(50.0)
+        gaps = [b - a for a, b in zip(rig.times[BAD], rig.times[BAD][1:], strict=False)]
+        assert max(gaps) <= 7.0
+
+    scene(monkeypatch, work, after)
+
+
+def test_a_process_in_which_no_pass_ends_says_why_it_should_be_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton_operator.runtime.PASS_S", 1e7)
+
+    async def work(key: Key) -> None:
+        if key == BAD and rigs and rigs[0].clock() > 100.0:
+            await asyncio.sleep(1e6)
+
+    rigs: list[Rig] = []
+
+    async def after(rig: Rig) -> None:
+        rigs.append(rig)
+        await asyncio.sleep(100.0)
+        assert rig.runtime.stalled() is None
+        await asyncio.sleep(2 * STALL_S + 120.0)
+        assert "no pass has ended" in str(rig.runtime.stalled())
+
+    scene(monkeypatch, work, after)
+
+
+def test_a_deployment_that_is_gone_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(key: Key) -> None:
+        return None
+
+    async def after(rig: Rig) -> None:
+        await asyncio.sleep(10.0)
+        rig.store.delete(DEPLOYMENTS, BAD.namespace, BAD.name)
+        await asyncio.sleep(400.0)
+        last = len(rig.times[BAD])
+        await asyncio.sleep(400.0)
+        assert len(rig.times[BAD]) == last
+        assert BAD not in rig.runtime._queue._states
+
+    scene(monkeypatch, work, after)
