@@ -12,7 +12,7 @@ from baton_gateway.responses import ResponseHead
 from baton_gateway.sinks import MAX_BUFFERED_BYTES, STALL_S, Answer, StreamingSink
 
 STEP_BYTES = 20
-ROOM_BYTES = MAX_BUFFERED_BYTES + 25_000 * STEP_BYTES
+ROOM_BYTES = MAX_BUFFERED_BYTES + 2_000 * STEP_BYTES
 """The bound, and what may come between two looks, which are a second apart."""
 
 
@@ -42,11 +42,11 @@ def answer() -> Answer:
 
 
 def stream_to(sink: StreamingSink, transport: StuckTransport, tokens_per_s: int) -> tuple[int, int]:
-    """Tokens for ten minutes, a look every second; seconds until it counts as stalled, and the most that was held."""
+    """Tokens for two minutes, a look every second; seconds until it counts as stalled, and the most that was held."""
     sink.begin(answer())
     sink.attach(cast(Any, transport), True)
     start, most = sink._taken_s, 0
-    for second in range(600):
+    for second in range(120):
         for _ in range(tokens_per_s):
             sink.increment(0, Increment("x" * STEP_BYTES))
             sink.flush()
@@ -54,14 +54,14 @@ def stream_to(sink: StreamingSink, transport: StuckTransport, tokens_per_s: int)
         if sink.is_stalled(start + second):
             sink.abort()
             return second, most
-    return 600, most
+    return 120, most
 
 
 def is_bounded(seconds: int, held_bytes: int) -> bool:
     return seconds <= STALL_S + 1 and held_bytes <= ROOM_BYTES
 
 
-@pytest.mark.parametrize("tokens_per_s", [1, 100, 25_000])
+@pytest.mark.parametrize("tokens_per_s", [1, 100, 2_000])
 async def test_a_client_that_does_not_read_holds_bounded_bytes_for_a_bounded_time(tokens_per_s: int) -> None:
     assert is_bounded(*stream_to(StreamingSink(), StuckTransport(), tokens_per_s))
 
@@ -95,4 +95,4 @@ class CountsOnlyTheSocket(StreamingSink):
 
 @pytest.mark.parametrize("defect", [NeverLooks, WritesWhateverIsThere, CountsOnlyTheSocket])
 async def test_a_sink_without_a_bound_is_caught(defect: type[StreamingSink]) -> None:
-    assert not is_bounded(*stream_to(defect(), StuckTransport(), 200))
+    assert not is_bounded(*stream_to(defect(), StuckTransport(), 150))
