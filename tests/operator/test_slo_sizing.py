@@ -134,7 +134,7 @@ def test_what_is_kept_over_a_restart_is_not_rewritten_every_interval() -> None:
     run = Run(chat())
     run.step(40)
     kept = [run.step(40).memory for _ in range(30)]
-    assert len(set(kept)) <= 7
+    assert len(set(kept)) <= 10, "once a minute, and when a pool moved"
     assert None not in kept
 
 
