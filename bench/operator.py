@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from bench import operator_crash, operator_fields, operator_rollout
+from bench import operator_crash, operator_fields, operator_rollout, operator_scale
 
 
 def main() -> int:
@@ -23,9 +23,15 @@ def main() -> int:
     fields = kinds.add_parser("fields", help="every field mutated, and random sequences of edits")
     fields.add_argument("--sequences", type=int, default=2000)
     fields.add_argument("--budget-s", type=float, default=7200.0)
+    scale = kinds.add_parser("scale", help="many deployments on the API server in KUBECONFIG")
+    scale.add_argument("--deployments", type=int, default=1000)
+    scale.add_argument("--per-s", type=float, default=5.0)
+    scale.add_argument("--namespace", default="default")
     asked = parser.parse_args()
     if asked.kind == "rollout":
         return 1 if operator_rollout.rollout(asked.first, asked.sequences) else 0
+    if asked.kind == "scale":
+        return 1 if operator_scale.scale(asked.deployments, asked.per_s, asked.namespace) else 0
     if asked.kind == "fields":
         return 1 if operator_fields.fields(asked.sequences, asked.budget_s) else 0
     return 1 if operator_crash.crash(asked.budget_s, asked.seed) else 0
