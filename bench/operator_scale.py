@@ -50,6 +50,7 @@ OLD_SERVER = Path(__file__).resolve().parents[1] / "e2e" / "old_server.py"
 """The operator for servers before 1.29, such as the one here: leaves out what they do not know."""
 QUIET_S = 8.0
 RESYNC_S = 60.0
+UP_S = 600.0
 DIGEST = "registry.example.com/baton@sha256:"
 Json = dict[str, Any]
 
@@ -236,7 +237,7 @@ async def _until(is_so: Callable[[], bool], longest_s: float) -> None:
 
 
 async def _until_up() -> None:
-    end = time.monotonic() + 120
+    end = time.monotonic() + UP_S
     while time.monotonic() < end:
         with contextlib.suppress(OSError):
             if calls()["watch"] >= len(OWNED):
