@@ -235,7 +235,8 @@ class Relay:
         route = pick(query, self._table.views(), policy, self._affinity, random.random())
         if isinstance(route, Problem):
             self.on_parked()
-            return NoRoute(action.run, route)
+            others = revisions(self._table.views(), live.request.options.model, policy)
+            return NoRoute(action.run, route, bool(others) and live.fingerprint not in others)
         if live.life.attempts == 0:
             self._tell_prompt(live, action, prefix)
         self._affinity.sent([epoch for epoch in (route.prefill, route.decode) if epoch is not None], prefix)

@@ -211,6 +211,8 @@ class RequestLife:
         run = self._runs.get(event.run)
         if run is None or run.state is not RunState.ROUTING:
             return []
+        if event.is_outlived and self._is_untold():
+            return self._prepare_again()
         patience_s = self._rules.reroute_wait_s if run.has_run else self._rules.park_s
         if patience_s <= 0:
             return self._end(Outcome.REFUSED if self.attempts == 0 else Outcome.FAILED, event.problem)
@@ -221,6 +223,17 @@ class RequestLife:
         run.state = RunState.UNROUTED
         run.resume_at = run.unrouted_since + patience_s
         return []
+
+    def _is_untold(self) -> bool:
+        """The client has nothing yet and no worker is at it: any revision may answer."""
+        is_running = any(run.state is RunState.RUNNING for run in self._runs.values())
+        return not is_running and not any(choice.ids for choice in self._choices)
+
+    def _prepare_again(self) -> list[Action]:
+        self.stage = Stage.PREPARING
+        self._runs.clear()
+        self._prompts, self._choices, self._open_choices = (), [], 0
+        return [Prepare()]
 
     def _routes_changed(self, event: RoutesChanged, now: float) -> list[Action]:
         if self.stage is Stage.PARKED:

@@ -113,6 +113,8 @@ class NoRoute:
 
     run: bytes
     problem: Problem
+    is_outlived: bool = False
+    """The request's revision cannot be served any more, and another one of the model can."""
 
 
 @dataclass(frozen=True, slots=True)

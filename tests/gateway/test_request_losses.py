@@ -8,13 +8,15 @@ from baton_gateway import errors
 from baton_gateway.request_events import (
     NoRoute,
     Outcome,
+    Prepared,
+    Prompt,
     RoutesChanged,
     Tick,
     WorkerLost,
 )
 from baton_gateway.retry_budget import RetryBudget
 from baton_kv_transfer.wire.gateway_link import Prefill, Reserve
-from baton_kv_transfer.wire.values import Finish, Reason, unpack_ids
+from baton_kv_transfer.wire.values import Finish, Reason, SamplingParams, unpack_ids
 from baton_testing.request_drive import D1, D2, P1, P2, PROMPT, REQUEST, started
 
 # Losing workers -------------------------------------------------------------------------------------------------------
@@ -244,3 +246,36 @@ def test_workers_that_keep_going_away_are_given_up_in_the_end() -> None:
         drive.feed(Tick())
         drive.route()
     assert drive.leg(D1, Reason.PEER_LOST, attempt=10) == ["cancel P1/10", "end failed workers_failed"]
+
+
+# The revision goes ----------------------------------------------------------------------------------------------------
+
+
+def outlived(run: bytes) -> NoRoute:
+    return NoRoute(run, errors.no_workers(), is_outlived=True)
+
+
+def test_a_request_whose_revision_went_before_its_first_token_is_prepared_for_another() -> None:
+    drive = started()
+    assert drive.leg(D1, Reason.DRAINING)[-1] == "pick"
+    assert drive.feed(outlived(drive.picks.pop(0).run)) == ["prepare"]
+    drive.feed(Prepared((Prompt((21, 22), SamplingParams(max_tokens=1), ""),)))
+    run = drive.picks[0].run
+    assert run != REQUEST
+    assert drive.route(P2, D2) == ["reserve D2/1", "prefill P2/1"]
+    assert drive.tokens(P1, 0, 50) == []  # of the attempt before
+    assert drive.tokens(P2, 0, 60, run=run, finish=Finish.LENGTH) == ["deliver 0:60", "end finished"]
+
+
+def test_a_request_that_was_told_a_token_stays_with_its_revision() -> None:
+    drive = started()
+    drive.tokens(P1, 0, 50)
+    drive.leg(D1, Reason.DRAINING)
+    assert drive.feed(outlived(drive.picks.pop(0).run)) == []
+    assert drive.life.is_parked
+
+
+def test_of_several_prompts_none_is_prepared_again_while_a_worker_is_at_another() -> None:
+    drive = started(prompts=2)
+    drive.leg(D1, Reason.DRAINING)
+    assert drive.feed(outlived(drive.picks.pop(0).run)) == []
