@@ -9,8 +9,10 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from baton_engine.kv_pool import KvPool, kv_geometry
 from baton_engine.loading import LoadedModel, load_model
 from baton_engine.plan import BlockCopy, StepPlan
+from baton_kernels.kv_scales import KV_FP8
 from baton_kv_transfer.wire.values import SamplingParams
 from baton_testing.model_steps import GREEDY, RunnerSteps, blocks_of, chunk, make_pool, opened, updates
 
@@ -101,3 +103,22 @@ def test_a_step_launched_ahead_takes_its_token_from_the_device(tiny: Callable[[s
         ids.append(steps.runner.collect().tokens[0].ids[0])
     ids.append(steps.runner.collect().tokens[0].ids[0])
     assert ids == expected
+
+
+def test_a_float8_pool_answers_like_float32_and_moves_like_any_other() -> None:
+    """The trained model leads by 6 in logits at every step: 8 bits of KV must not change an answer."""
+    from baton_engine.runner import ModelRunner
+    from baton_testing.tiny_llama import FOLDER, chat_ids, greedy
+
+    loaded = load_model(FOLDER, torch.bfloat16, torch.device("cuda"))
+    steps = RunnerSteps(loaded)
+    steps.pool, other = (KvPool(kv_geometry(loaded.config, KV_FP8, 16), 32, KV_FP8, loaded.device) for _ in range(2))
+    steps.runner = ModelRunner(loaded, steps.pool, 4)
+    prompt = chat_ids("What is Baton?")
+    assert steps.generate(list(prompt), 60) == list(greedy(prompt, 60).ids)
+
+    table = blocks_of(0, 4, 8)
+    stream = bytearray(8 * 16 * steps.pool.geometry.token_bytes)
+    steps.pool.pack(table, 16, 0, 8, memoryview(stream))
+    checksums = other.scatter(memoryview(stream), list(range(8)), 16, 0, 8)
+    assert checksums == steps.pool.checksums(table, 16, 0, 8) == other.checksums(list(range(8)), 16, 0, 8)

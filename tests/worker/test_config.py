@@ -33,6 +33,7 @@ def test_ipv6_endpoints_are_bracketed() -> None:
         ("--max-sequences=many", "not a whole number"),
         ("--device=tpu", "invalid choice"),
         ("--dtype=int8", "invalid choice"),
+        ("--kv-cache-dtype=int8", "invalid choice"),
         ("--drain-s=nan", "between 0 and 86400"),
         ("--kv-cache-bytes=1", "between"),
         ("--unknown=1", "unrecognized arguments"),

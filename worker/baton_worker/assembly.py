@@ -22,6 +22,7 @@ from baton_engine.scheduler import Scheduler
 from baton_engine.step_cost import CostModel, cost_model
 from baton_engine.step_load import StepLoad
 from baton_engine.stepper import Stepper
+from baton_kernels.kv_scales import KV_FP8
 from baton_kv_transfer.errors import AuthenticationError
 from baton_kv_transfer.handover import TransferConfig, Verify
 from baton_kv_transfer.keys import KeyDirectory
@@ -80,7 +81,7 @@ def build(config: WorkerConfig, observe_step: Callable[[int, StepLoad, float], N
         scheduler=engine.scheduler,
         stepper=engine.stepper,
         limits=engine.limits,
-        fingerprint=_fingerprint(engine.loaded, engine.bundle),
+        fingerprint=_fingerprint(engine.loaded, engine.pool.tensor.dtype, engine.bundle),
         costs=engine.costs,
         peak=engine.peak,
         stages=engine.stages,
@@ -99,12 +100,13 @@ def build_engine(config: WorkerConfig, observe_step: Callable[[int, StepLoad, fl
     except ModelError as error:
         raise ConfigError(f"argument --model: {error}") from error
     stages.ended("weights")
-    geometry = _geometry(config, loaded)
+    kv_dtype = KV_FP8 if config.kv_cache_dtype == "fp8" else loaded.dtype
+    geometry = _geometry(config, loaded, kv_dtype)
     budget = capacity.kv_budget(config.kv_cache_bytes, free_bytes(config.device), config.device)
     sized = capacity.decide(
         geometry, loaded.max_context_tokens, budget, config.landing_bytes, lands=config.role is Role.DECODE
     )
-    pool = KvPool(geometry, sized.blocks, loaded.dtype, device)
+    pool = KvPool(geometry, sized.blocks, kv_dtype, device)
     stages.ended("pool")
     engine_config = EngineConfig(
         num_blocks=sized.blocks,
@@ -180,6 +182,8 @@ def _keys(path: Path) -> KeyDirectory:
 def _device(config: WorkerConfig) -> torch.device:
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("argument --device: cuda: this machine has no usable NVIDIA GPU; allowed here: cpu")
+    if config.kv_cache_dtype == "fp8" and config.device != "cuda":
+        raise ConfigError(f"argument --kv-cache-dtype: fp8 with --device {config.device}; allowed there: auto")
     return torch.device(config.device)
 
 
@@ -192,24 +196,24 @@ def _model_directory(model: str) -> Path:
     return directory
 
 
-def _geometry(config: WorkerConfig, loaded: LoadedModel) -> KvGeometry:
+def _geometry(config: WorkerConfig, loaded: LoadedModel, kv_dtype: torch.dtype) -> KvGeometry:
     default_block = CPU_BLOCK_TOKENS if config.device == "cpu" else CUDA_BLOCK_TOKENS
     return KvGeometry(
         layers=loaded.config.num_layers,
         kv_heads=loaded.config.num_kv_heads,
         head_dim=loaded.config.head_dim,
-        element_bytes=loaded.dtype.itemsize,
+        element_bytes=kv_dtype.itemsize,
         block_tokens=config.block_tokens or default_block,
     )
 
 
-def _fingerprint(loaded: LoadedModel, bundle: TokenizerBundle) -> PairFingerprint:
+def _fingerprint(loaded: LoadedModel, kv_dtype: torch.dtype, bundle: TokenizerBundle) -> PairFingerprint:
     dtype = str(loaded.dtype).removeprefix("torch.")
     return PairFingerprint(
         wire_version=WIRE_VERSION,
         model_hash=loaded.model_hash,
         dtype=dtype,
-        kv_dtype=dtype,
+        kv_dtype=str(kv_dtype).removeprefix("torch."),
         layers=loaded.config.num_layers,
         kv_heads=loaded.config.num_kv_heads,
         head_dim=loaded.config.head_dim,

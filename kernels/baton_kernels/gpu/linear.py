@@ -56,7 +56,7 @@ def choose(rows: int, features: int, columns: int, dtype: torch.dtype, gated: bo
     """The way of a product of `rows` rows with a weight [features, columns]."""
     streams = (
         recorded
-        and 0 < rows <= (MAX_ROWS if gated else MAX_ROWS // 2)
+        and 0 < rows <= MAX_ROWS
         and columns % 8 == 0
         and dtype in (torch.bfloat16, torch.float16)
         and torch.cuda.get_device_capability(device)[0] == 9
@@ -65,7 +65,9 @@ def choose(rows: int, features: int, columns: int, dtype: torch.dtype, gated: bo
         for up_to, way, *numbers in tuned(device, "linear", f"{features}x{columns}{' gated' if gated else ''}"):
             if rows <= int(up_to) and (streams or way != "streamed"):
                 return StreamedConfig(*map(int, numbers)) if way == "streamed" else str(way)
-    return default_config(rows, features, columns, gated) if streams else "cublas"
+    if not streams or (rows > MAX_ROWS // 2 and not gated):
+        return "cublas"
+    return default_config(rows, features, columns, gated)
 
 
 def default_config(rows: int, features: int, columns: int, gated: bool) -> StreamedConfig:
