@@ -326,4 +326,5 @@ def _refusals(seen: Snapshot) -> list[Trouble]:
     """Pods that cannot be made, as the Deployments tell."""
     messages = [each.refusal for each in seen.sets if each.refusal and not each.is_leaving]
     messages += [seen.gateway_refusal] if seen.gateway_refusal else []
-    return [Trouble("QuotaExceeded" if "exceeded quota" in text else "FailedCreate", text) for text in messages]
+    found = [Trouble("QuotaExceeded" if "exceeded quota" in text else "FailedCreate", text) for text in messages]
+    return found + ([Trouble("GatewayFails", f"gateway: {seen.gateway_failure}")] if seen.gateway_failure else [])

@@ -27,7 +27,7 @@ from baton_operator.plain import (
 from baton_operator.pool_size import WRITTEN, Facade
 from baton_operator.status import DeploymentStatus, PoolConditionType
 from baton_operator.templates import Stored, stored
-from baton_operator.worker_pods import Crew, WorkerPod, crews, worker_pods
+from baton_operator.worker_pods import Crew, WorkerPod, crews, gateway_failure, worker_pods
 
 KEYS_ANNOTATION = "baton.dev/keys"
 """On the gateway's account: the hash of the key Secret that was applied, which cannot be read."""
@@ -53,6 +53,7 @@ class Snapshot:
     """The live facades, if they are ours and stay."""
     gateways_ready: int
     gateway_refusal: str
+    gateway_failure: str
     keys: str | None
     """Hash of the key Secret that was applied last; None: none was."""
     fetches: tuple[Manifest, ...] = ()
@@ -88,6 +89,7 @@ def snapshot(key: Key, caches: Caches) -> Snapshot | None:
         pools={role: pool for role, pool in facades.items() if _ours((pool,), owner)},
         gateways_ready=integer(mapping(gateway.get("status")).get("readyReplicas")) or 0,
         gateway_refusal=refusal(gateway),
+        gateway_failure=gateway_failure(caches[PODS].of(key), key.name),
         keys=keys if isinstance(keys, str) else None,
         fetches=_ours(caches[JOBS].of(key), owner),
         crews=crews(pods),

@@ -125,16 +125,17 @@ def inputs(deployment: LLMDeployment, role: Role) -> Manifest:
     longest = spec.gateway.limits.max_request_duration
     if role is Role.GATEWAY:
         gateway = {name: value for name, value in dump["gateway"].items() if name not in ("replicas", "service")}
+        targets = {name: each["target"] for name, each in dump["slo"].items()}
         may_sleep = spec.prefill.replicas.min == 0
-        routing = dump["routing"]
-        return {**shared, "gateway": gateway, "routing": routing, "maxRequestDuration": longest, "maySleep": may_sleep}
+        more = {"routing": dump["routing"], "targets": targets, "maySleep": may_sleep}
+        return {**shared, "gateway": gateway, "maxRequestDuration": longest, **more}
     pool = {name: value for name, value in dump[role.value].items() if name != "replicas"}
     devices = {each.value: pool_spec(deployment, each).accelerator is not None for each in POOL_ROLES}
     return {
         **shared,
         "model": dump["model"],
         "pool": pool,
-        "kvTransfer": {name: dump["kvTransfer"][name] for name in ("transport", "verify")},
+        "kvTransfer": dump["kvTransfer"],
         "accelerated": devices,
         "maxRequestDuration": longest,
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from baton_operator.names import POOL_ROLES, Role, workers_name
+from baton_operator.names import POOL_ROLES, Role, gateway_name, workers_name
 from baton_operator.objects.cluster import Manifest
 from baton_operator.objects.metadata import ROLE_LABEL, TEMPLATE_LABEL
 from baton_operator.plain import integer, is_leaving, mapping, mappings, metadata_of, uid_of
@@ -49,6 +49,20 @@ def worker_pods(pods: Iterable[Manifest], deployment: str) -> tuple[WorkerPod, .
     labels, is left out."""
     found = (_worker_pod(pod, deployment) for pod in pods)
     return tuple(sorted((each for each in found if each is not None), key=lambda each: each.uid))
+
+
+def gateway_failure(pods: Iterable[Manifest], deployment: str) -> str:
+    """Why a gateway's Pod does not come up by itself; empty: all may."""
+    made_by = f"{gateway_name(deployment)}-"
+    for pod in pods:
+        metadata, status = metadata_of(pod), mapping(pod.get("status"))
+        owners = mappings(metadata.get("ownerReferences"))
+        is_ours = any(each.get("kind") == "ReplicaSet" and str(each.get("name")).startswith(made_by) for each in owners)
+        is_gateway = mapping(metadata.get("labels")).get(ROLE_LABEL) == Role.GATEWAY
+        conditions = {str(each.get("type")): each for each in mappings(status.get("conditions"))}
+        if is_ours and is_gateway and mapping(conditions.get("Ready")).get("status") != "True" and _failure(status):
+            return _failure(status)
+    return ""
 
 
 def crews(pods: Iterable[WorkerPod]) -> dict[tuple[Role, str], Crew]:

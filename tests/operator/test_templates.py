@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from baton_operator.api import LLMDeployment
+from baton_operator.allowed import fields_of, model_of
+from baton_operator.api import DeploymentSpec, LLMDeployment, Model
 from baton_operator.names import POOL_ROLES, Role
 from baton_operator.objects.cluster import Owner, Platform
-from baton_operator.templates import Record, Stored, current, manifest, outdated, same_inputs, stored
+from baton_operator.templates import Record, Stored, current, inputs, manifest, outdated, same_inputs, stored
 from baton_testing.manifests import deployment
 
 DIGEST = "registry.example.com/baton@sha256:"
@@ -53,12 +54,11 @@ def test_an_operator_with_other_images_and_flags_changes_nothing() -> None:
     "fields",
     [
         {"prefill__replicas": {"min": 3, "max": 9}},
-        {"slo__ttft": {"target": "1s"}},
+        {"slo__ttft": {"target": "500ms", "percentile": 90.0}},
         {"rollout__maxSurge": 3},
         {"autoscaling__mode": "Off"},
         {"gateway__replicas": 3},
         {"gateway__service": {"type": "NodePort"}},
-        {"kvTransfer__minBandwidth": "10GB/s"},
     ],
 )
 def test_what_moves_no_pod_makes_no_template(fields: dict[str, object]) -> None:
@@ -72,6 +72,8 @@ def test_what_moves_no_pod_makes_no_template(fields: dict[str, object]) -> None:
         ({"decode__resources": {"memory": "2Gi"}}, {Role.DECODE}),
         ({"model__source": "pvc://models/other"}, set(POOL_ROLES)),
         ({"routing__disaggregation": "Never"}, {Role.GATEWAY}),
+        ({"slo__ttft": {"target": "1s"}}, {Role.GATEWAY}),
+        ({"kvTransfer__minBandwidth": "10GB/s"}, set(POOL_ROLES)),
         ({"gateway__limits": {"maxRequestDuration": "30s"}}, {*POOL_ROLES, Role.GATEWAY}),
         ({"podMetadata": {"labels": {"team": "x"}}}, {*POOL_ROLES, Role.GATEWAY}),
         ({"prefill__accelerator": {"resource": "nvidia.com/gpu"}}, set(POOL_ROLES)),
@@ -150,3 +152,93 @@ def test_older_records_stay_while_their_workers_run() -> None:
     assert outdated(records, [running]) == ()
     assert [each.number for each in outdated(records, [templates(second)[Role.DECODE]])] == [1]
     assert outdated(records[:1], []) == (), "the newest always stays"
+
+
+def leaves(model: type[Model], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Paths of all fields of a model that hold no further model of fixed fields."""
+    for name, field in fields_of(model).items():
+        inner = model_of(field.annotation)
+        if inner is None or not fields_of(inner):
+            yield (*path, name)
+        else:
+            yield from leaves(inner, (*path, name))
+
+
+GPU = {"accelerator": {"resource": "nvidia.com/gpu"}}
+POOL_VALUES: dict[str, object] = {
+    "replicas.min": 2,
+    "replicas.max": 9,
+    "tensorParallel": None,
+    "accelerator.resource": "example.com/gpu",
+    "engine.kvCacheMemory": "64Mi",
+    "engine.blockTokens": 32,
+    "engine.maxSequences": 7,
+    "engine.maxStepTokens": 99,
+    "placement.nodeSelector": {"a": "b"},
+    "placement.tolerations": [{"key": "gpu"}],
+    "placement.topologyKey": "topology.kubernetes.io/zone",
+    "resources.cpu": "3",
+    "resources.memory": "3Gi",
+    "priorityClassName": "high",
+    "schedulerName": "gang",
+    "runtimeClassName": "nvidia",
+    "resourceClaims": [{"name": "nic", "resourceClaimTemplateName": "nic"}],
+    "queue": "team",
+}
+VALUES: dict[str, object] = {
+    "model.source": "pvc://models/other",
+    "model.servedName": "other",
+    "model.maxContextTokens": 256,
+    "model.dtype": "float32",
+    "model.quantization": None,
+    "model.kvCacheDtype": None,
+    "model.cache.size": "7Gi",
+    "model.cache.storageClassName": "fast",
+    "model.credentialsSecret": "hub",
+    "slo.ttft.target": "2s",
+    "slo.ttft.percentile": 90.0,
+    "slo.tpot.target": "2s",
+    "slo.tpot.percentile": 90.0,
+    "kvTransfer.transport": "TCP",
+    "kvTransfer.minBandwidth": "1GB/s",
+    "kvTransfer.verify": "stamps",
+    "routing.disaggregation": "Never",
+    "routing.prefillUnavailable": "DecodeLocally",
+    "autoscaling.mode": "Off",
+    "autoscaling.budget.maxAccelerators": 64,
+    "autoscaling.scaleToZeroAfter": None,
+    "rollout.maxSurge": 3,
+    "rollout.maxUnavailable": 3,
+    "rollout.canary": 30,
+    "rollout.paused": True,
+    "gateway.replicas": 5,
+    "gateway.processes": 3,
+    "gateway.service.type": "NodePort",
+    "gateway.service.port": 81,
+    "gateway.tls.secretName": None,
+    "gateway.limits.maxRequestDuration": "31s",
+    "imagePullSecrets": ["pull"],
+    "podMetadata.labels": {"a": "b"},
+    "podMetadata.annotations": {"a": "b"},
+    **{f"{pool}.{name}": value for pool in POOL_ROLES for name, value in POOL_VALUES.items()},
+}
+"""Another value for each field; None: there is none that a cluster takes yet, or not without another field."""
+
+
+def test_every_field_has_another_value_here() -> None:
+    assert {".".join(path) for path in leaves(DeploymentSpec)} == set(VALUES)
+
+
+@pytest.mark.parametrize("path", sorted(path for path, value in VALUES.items() if value is not None))
+def test_a_field_that_a_template_is_rendered_from_is_among_its_inputs(path: str) -> None:
+    """Otherwise an edit of it would never reach the Pods. The contrary would only roll without need."""
+    pool = {**GPU, "replicas": {"min": 1, "max": 4}}
+    targets = {name: {"target": "500ms", "percentile": 95.0} for name in ("ttft", "tpot")}
+    base = {"prefill": pool, "decode": pool, "slo": targets}
+    before = made(**json.loads(json.dumps(base)))
+    after = made(**json.loads(json.dumps(base)), **{path.replace(".", "__"): VALUES[path]})
+    assert before != after
+    for role in (*POOL_ROLES, Role.GATEWAY):
+        one, other = (current(each, OLD, "", ()).rendered[role].pod for each in (before, after))
+        if one != other:
+            assert not same_inputs(inputs(before, role), inputs(after, role), {}), f"{role} depends on {path}"
