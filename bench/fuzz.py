@@ -14,7 +14,7 @@ import sys
 import time
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import psutil
@@ -64,6 +64,10 @@ class Progress:
         ]
 
 
+def _counted(counts: Mapping[str, int]) -> Rows:
+    return [{"what": what, "count": count} for what, count in counts.items()]
+
+
 def corruption(count: int, seed: int) -> tuple[Rows, bool]:
     """At least `count` injected defects, half of them with a one-sided transport."""
     progress, tally = Progress("corruption", count), Tally()
@@ -82,7 +86,7 @@ def corruption(count: int, seed: int) -> tuple[Rows, bool]:
         {"what": "landed with wrong bytes", "count": tally.landed_wrong},
         {"what": "landed with the right bytes all the same", "count": tally.landed_spoilt},
         {"what": "without a defect, not landed", "count": tally.clean_lost},
-        *({"what": f"end of {kind}", "count": n} for kind, n in sorted(tally.ends.items())),
+        *_counted({f"end of {kind}": n for kind, n in sorted(tally.ends.items())}),
         *progress.rows(),
     ]
     return rows, tally.landed_wrong == tally.landed_spoilt == tally.clean_lost == 0
@@ -136,7 +140,7 @@ def machines(count: int, seed: int) -> tuple[Rows, bool]:
     rows: Rows = [
         {"what": "steps", "count": done},
         {"what": "machines, each with empty books at its end", "count": 2 * number},
-        *({"what": end, "count": n} for end, n in sorted(ended.items())),
+        *_counted(dict(sorted(ended.items()))),
         *progress.rows(),
     ]
     growth = rows[-1]["count"]
@@ -156,7 +160,7 @@ def forgeries(count: int, seed: int) -> tuple[Rows, bool]:
     rows: Rows = [
         {"what": "forged or replayed proofs", "count": count},
         {"what": "of them accepted", "count": proofs},
-        *({"what": what, "count": n} for what, n in pairs.counts.items()),
+        *_counted(pairs.counts),
         *progress.rows(),
     ]
     return rows, proofs == pairs.counts["grants acted on"] == pairs.counts["seals landed"] == 0
@@ -179,7 +183,7 @@ def cancels(count: int, seed: int) -> tuple[Rows, bool]:
         {"what": "cancels at each point, side and transport", "count": count},
         {"what": "cancels, each with empty books at both ends", "count": done},
         {"what": "events of the longest hand-over", "count": reached},
-        *({"what": f"landed although cancelled after event {n}", "count": landed[n]} for n in sorted(landed)),
+        *_counted({f"landed although cancelled after event {n}": landed[n] for n in sorted(landed)}),
     ]
     return rows, landed[0] == 0
 

@@ -96,7 +96,7 @@ async def _ended(request: Request, prefill: Prefill, decode: Decode) -> None:
 def _forget(prefill: Prefill, decode: Decode) -> None:
     """The test's own records are not what is measured."""
     for record in (prefill.record.calls, prefill.record.granted, prefill.record.released, prefill.record.reports):
-        record.clear()  # type: ignore[attr-defined]
+        record.clear()
     decode.record.landed.clear()
     decode.record.failed.clear()
 

@@ -9,6 +9,8 @@ from baton_kv_transfer.handover import HandoverKey
 from baton_kv_transfer.layout import KvGeometry, StreamLayout, negotiated_unit
 from baton_kv_transfer.wire.pair_link import Grant, Span
 
+MAX_FORMER_PEERS = 4_096
+
 
 @dataclass(frozen=True, slots=True)
 class DecodePeer:
@@ -52,3 +54,27 @@ def granted_layout(geometry: KvGeometry, peer: DecodePeer, total_tokens: int, gr
     if ordered and ordered[-1].offset + ordered[-1].length > peer.landing_bytes:
         raise ValueError(f"spans: {ordered[-1]} leaves the landing region of {peer.landing_bytes} bytes")
     return layout
+
+
+class FormerGrants:
+    """Which grants came over links that are down. A decode worker's numbers only grow, so one that comes over a new
+    link and does not exceed those of the former is a repetition: its bytes may be somebody else's by now.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[bytes, int] = {}
+        self._former: dict[bytes, int] = {}
+
+    def has(self, peer: bytes, transfer: int) -> bool:
+        """Whether it is such a repetition; if not, it counts as one of the link that stands."""
+        if transfer <= self._former.get(peer, 0):
+            return True
+        self._last[peer] = max(transfer, self._last.get(peer, 0))
+        return False
+
+    def link_down(self, peer: bytes) -> None:
+        last = max(self._last.pop(peer, 0), self._former.pop(peer, 0))
+        if last:
+            self._former[peer] = last  # as the newest
+        if len(self._former) > MAX_FORMER_PEERS:
+            del self._former[next(iter(self._former))]

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from baton_kv_transfer.errors import BadMessageError, UnfitPairError
 from baton_kv_transfer.expiring import ExpiringMap
-from baton_kv_transfer.grant import DecodePeer, granted_layout
+from baton_kv_transfer.grant import DecodePeer, FormerGrants, granted_layout
 from baton_kv_transfer.handover import CutLink, HandoverKey, Send, TransferConfig, Verify
 from baton_kv_transfer.layout import KvGeometry, StreamLayout, landing_extents
 from baton_kv_transfer.prefill_records import (
@@ -62,6 +62,7 @@ class PrefillHandovers:
         )
         self._ahead: ExpiringMap[HandoverKey, _Ahead] = ExpiringMap(config.early_s, EARLY_CAPACITY)
         self._ended: ExpiringMap[HandoverKey, Reason | None] = ExpiringMap(ENDED_S, ENDED_CAPACITY)
+        self._former = FormerGrants()
         self._next_put = 1
         self._ended_by_reason: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
@@ -184,6 +185,7 @@ class PrefillHandovers:
     def link_down(self, peer: bytes, reason: Reason, detail: str, now: float) -> list[PrefillAction]:
         """The link broke or could not be made. What was sealed is the decode worker's business; all else fails."""
         self._peers.pop(peer, None)
+        self._former.link_down(peer)
         for early_peer, key in [entry for entry, _ in self._early.items() if entry[0] == peer]:
             self._early.pop((early_peer, key))
         actions: list[PrefillAction] = []
@@ -206,6 +208,9 @@ class PrefillHandovers:
             case Grant() | Wait() | Reject() | Done():
                 key = HandoverKey(message.request, message.attempt)
                 handover = self._handovers.get(key)
+                if isinstance(message, Grant) and self._former.has(peer, message.transfer):
+                    self._refused["former_link"] += 1
+                    return []
                 if handover is None or handover.peer != peer:
                     return self._unknown(peer, key, message, now)
                 return self._known(handover, message, now)

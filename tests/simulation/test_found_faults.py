@@ -75,3 +75,18 @@ def test_a_grant_repeated_behind_its_reject_is_never_written_to() -> None:
     assert isinstance(answer.message, Abandon)
     actions = machine.opened(KEY, DECODE, 4, 100.0, 0.3) + machine.computed(KEY, 4, (0,), 0.4)
     assert not [action for action in actions if isinstance(action, Put)]
+
+
+def test_a_grant_of_a_lost_link_is_never_written_to_over_the_next() -> None:
+    """Seeds 5114, 5519, 5907: the grant came again before its request was opened here, and its bytes were another's."""
+    machine = PrefillHandovers(geometry(4), TransferConfig())
+    machine.link_up(DECODE, DecodePeer(4, 4_096), 0.0)
+    machine.message(DECODE, EARLY_GRANT, 0.0)
+    machine.link_down(DECODE, Reason.PEER_LOST, "reset", 1.0)
+    machine.link_up(DECODE, DecodePeer(4, 4_096), 2.0)
+    assert machine.message(DECODE, EARLY_GRANT, 2.1) == []
+    actions = machine.opened(KEY, DECODE, 4, 100.0, 2.2) + machine.computed(KEY, 4, (0,), 2.3)
+    assert not [action for action in actions if isinstance(action, Put)]
+    assert machine.stats().refused["former_link"] == 1
+    fresh = Grant(**{name: getattr(EARLY_GRANT, name) for name in EARLY_GRANT.__struct_fields__} | {"transfer": 2})
+    assert [action for action in machine.message(DECODE, fresh, 2.4) if isinstance(action, Put)]

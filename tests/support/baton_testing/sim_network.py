@@ -74,7 +74,8 @@ class End:
         world = connection.world
         self.liveness = world.make_liveness(LivenessConfig(), world.heap.now)
         self.arrival_s = 0.0
-        self.sent: deque[Any] = deque(maxlen=REMEMBERED)
+        self.heard: deque[Any] = deque(maxlen=REMEMBERED)
+        """The last that reached the other side: only what came can come twice."""
 
     @property
     def other(self) -> End:
@@ -121,24 +122,25 @@ class Connection:
             world.count(Fault.DELAY)
         now = world.heap.now
         end.arrival_s = max(end.arrival_s + 1e-6, now + world.delay(world.message_s) + path.slow_s + extra)
-        if message is not FIN and (end.is_dialler or end.has_greeted):
-            end.sent.append(message)
+        is_greeting = message is FIN or not (end.is_dialler or end.has_greeted)
         end.has_greeted = True
-        world.heap.after(end.arrival_s - now, lambda: self._arrive(end, message))
+        world.heap.after(end.arrival_s - now, lambda: self._arrive(end, message, is_greeting))
 
-    def _arrive(self, end: End, message: Any) -> None:
+    def _arrive(self, end: End, message: Any, is_greeting: bool) -> None:
         other = end.other
         if self.path.cut_of(end.is_dialler):
-            self.path.held.append((end.is_dialler, lambda: self._arrive(end, message)))
+            self.path.held.append((end.is_dialler, lambda: self._arrive(end, message, is_greeting)))
         elif not other.is_up:
             if message is not FIN:
                 self.world.count(Fault.LOSS)
         else:
-            other.process.run(lambda: self._take(other, message))
+            other.process.run(lambda: self._take(other, message, is_greeting))
 
-    def _take(self, end: End, message: Any) -> None:
+    def _take(self, end: End, message: Any, is_greeting: bool) -> None:
         if not end.is_up:
             return
+        if not is_greeting:
+            end.other.heard.append(message)
         if message is FIN:
             end.close("the other side closed it")
             return
@@ -206,6 +208,6 @@ class Dial:
         if self.path.duplicate_next and before is not None and before.acceptor.process is peer:
             self.path.duplicate_next = False
             for old, new in ((before.dialler, connection.dialler), (before.acceptor, connection.acceptor)):
-                for message in list(old.sent):
+                for message in list(old.heard):
                     self._world.count(Fault.DUPLICATE)
                     self._world.heap.after(0.2, lambda new=new, message=message: new.send(message))  # type: ignore[misc]

@@ -81,6 +81,7 @@ class PrefillLinks:
         self._dials: dict[str, Dial] = {}
         self._opened: dict[HandoverKey, bytes] = {}
         self._unlinked: dict[HandoverKey, float] = {}
+        self._unstarted: list[Put] = []
         self.errors_injected = self.errors_reported = 0
         self.fail_next_put = False
         worker.later(TRANSFER.tick_s, self._tick)
@@ -198,9 +199,12 @@ class PrefillLinks:
                     if peer in self.ends:
                         self.ends[peer].close(detail)
                 case Put():
+                    self._unstarted.append(action)
                     self.worker.later(0.0, lambda put=action: self._put(put))  # type: ignore[misc]
-                case DropPuts():
-                    pass
+                case DropPuts(key):
+                    for put in [put for put in self._unstarted if put.key == key]:
+                        self._unstarted.remove(put)
+                        self._put_failed(put, Reason.CANCELLED, "dropped before it began")
                 case Granted(key):
                     self.worker.service.on_granted(key.request, key.attempt)  # type: ignore[attr-defined]
                 case Release(key):
@@ -220,6 +224,9 @@ class PrefillLinks:
         require(is_own, "I9", f"{self.worker.name}: {key} ended with {detail}, which was no error of its own")
 
     def _put(self, put: Put) -> None:
+        if put not in self._unstarted:
+            return
+        self._unstarted.remove(put)
         writer = self.writers.get(put.peer)
         if writer is None:
             self._put_failed(put, Reason.PEER_LOST, "the link is gone")
