@@ -54,8 +54,9 @@ def serving() -> Rest:
 def run(scenario: Scenario, plan: Plan = NO_FAULT, streams: Streams = CALM, seed: int = 0) -> Ended:
     """One run. Raises BrokenPromiseError, or whatever the operator let out."""
 
+    rest = None if scenario.is_fresh else serving()
+
     async def main() -> Ended:
-        rest = None if scenario.is_fresh else serving()
         world = World(promise=scenario.promise, plan=plan, streams=streams, rest=rest, seed=seed)
         try:
             world.start()
