@@ -16,7 +16,7 @@ from baton_engine.config import ModelConfig
 from baton_engine.host_memory import HugePageArena
 from baton_kernels.kv_checksum import kv_checksums
 from baton_kernels.kv_copy import copy_blocks, pack_kv, scatter_kv
-from baton_kv_transfer.layout import KvGeometry
+from baton_kv_transfer.layout import KvGeometry, PoolPart
 
 
 def kv_geometry(config: ModelConfig, dtype: torch.dtype, block_tokens: int) -> KvGeometry:
@@ -28,7 +28,7 @@ class KvPool:
     """`tensor` is [num_blocks, layers, 2, kv_heads, block_tokens, head_dim], contiguous, zero at first.
 
     `blocks` below is a sequence's block table in logical order; unit u covers its tokens [u · unit_tokens, (u + 1) ·
-    unit_tokens). Checksums come as little-endian uint64, one per piece, in stream order. Raises ValueError when units
+    unit_tokens), of which `part` (None: all) says the layers and heads. Checksums come as little-endian uint64, one per piece, in stream order. Raises ValueError when units
     leave the blocks or unit_tokens does not divide the pool's block, MemoryError when the pool does not fit.
     """
 
@@ -52,31 +52,57 @@ class KvPool:
             raise ValueError(f"region: a pool on {self.tensor.device} has no bytes on the host")
         return self.tensor.view(torch.uint8).view(-1).numpy().data
 
-    def checksums(self, blocks: Sequence[int], unit_tokens: int, first_unit: int, end_unit: int) -> bytes:
-        return _as_bytes(kv_checksums(self.tensor, self._table(blocks), unit_tokens, first_unit, end_unit))
+    def checksums(
+        self, blocks: Sequence[int], unit_tokens: int, first_unit: int, end_unit: int, part: PoolPart | None = None
+    ) -> bytes:
+        return _as_bytes(kv_checksums(self._of(part), self._table(blocks), unit_tokens, first_unit, end_unit))
 
-    def pack(self, blocks: Sequence[int], unit_tokens: int, first_unit: int, end_unit: int, out: memoryview) -> None:
+    def pack(
+        self,
+        blocks: Sequence[int],
+        unit_tokens: int,
+        first_unit: int,
+        end_unit: int,
+        out: memoryview,
+        part: PoolPart | None = None,
+    ) -> None:
         """Gather the units into `out`, which must be writable and exactly as long as they are."""
         host = self._stream(out)
         stream = torch.empty_like(host, device=self.tensor.device)
         target = host if self.tensor.device.type == "cpu" else stream
-        pack_kv(self.tensor, self._table(blocks), unit_tokens, first_unit, end_unit, target)
+        pack_kv(self._of(part), self._table(blocks), unit_tokens, first_unit, end_unit, target)
         if target is not host:
             host.copy_(target)
 
     def scatter(
-        self, stream: memoryview, blocks: Sequence[int], unit_tokens: int, first_unit: int, end_unit: int
+        self,
+        stream: memoryview,
+        blocks: Sequence[int],
+        unit_tokens: int,
+        first_unit: int,
+        end_unit: int,
+        part: PoolPart | None = None,
     ) -> bytes:
         """Write the stream's units into the blocks and return the checksums of what was read from the stream."""
         source = self._stream(stream).to(self.tensor.device)
-        shape = (end_unit - first_unit, self.geometry.layers, 2)
+        pool = self._of(part)
+        shape = (end_unit - first_unit, pool.shape[1], 2)
         checksums = torch.empty(shape, dtype=torch.int64, device=self.tensor.device)
-        scatter_kv(source, self.tensor, self._table(blocks), unit_tokens, first_unit, end_unit, checksums)
+        scatter_kv(source, pool, self._table(blocks), unit_tokens, first_unit, end_unit, checksums)
         return _as_bytes(checksums)
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy whole blocks; none may be source and target at once."""
         copy_blocks(self.tensor, self._table(sources), self._table(targets))
+
+    def _of(self, part: PoolPart | None) -> Tensor:
+        """A view of some layers and heads of all blocks. On a GPU all heads or none: the kernels count on whole rows."""
+        if part is None:
+            return self.tensor
+        heads = slice(part.first_head, part.end_head)
+        if self.tensor.is_cuda and part.end_head - part.first_head != self.geometry.kv_heads:
+            raise ValueError(f"part: heads [{part.first_head}, {part.end_head}) of {self.geometry.kv_heads} on a GPU")
+        return self.tensor[:, part.first_layer : part.end_layer, :, heads]
 
     def _table(self, blocks: Sequence[int]) -> Tensor:
         return torch.tensor(blocks, dtype=torch.int64, device=self.tensor.device)

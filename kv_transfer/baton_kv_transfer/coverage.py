@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 
 MAX_INTERVALS = 4_096
 """A writer that leaves more gaps than this behind it is refused: bounds the memory that a peer can make us use."""
@@ -21,10 +21,10 @@ class Coverage:
     def is_complete(self) -> bool:
         return self.total == self.length
 
-    @property
-    def prefix(self) -> int:
-        """Bytes covered from the stream's beginning without a gap."""
-        return self._ends[0] if self._starts and self._starts[0] == 0 else 0
+    def covered_to(self, start: int) -> int:
+        """End of the bytes covered from `start` on without a gap; `start` itself when it is not covered."""
+        at = bisect_right(self._starts, start) - 1
+        return max(start, self._ends[at]) if at >= 0 else start
 
     def intervals(self) -> list[tuple[int, int]]:
         return list(zip(self._starts, self._ends, strict=True))
@@ -33,7 +33,7 @@ class Coverage:
         """[start, end) of the first bytes that are missing; None when complete."""
         if self.is_complete:
             return None
-        start = self.prefix
+        start = self.covered_to(0)
         later = [begin for begin in self._starts if begin > start]
         return start, later[0] if later else self.length
 

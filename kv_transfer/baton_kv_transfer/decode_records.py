@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from baton_kv_transfer.handover import CutLink, HandoverKey, Send
 from baton_kv_transfer.landing import LandingStats
-from baton_kv_transfer.layout import Extent, StreamLayout
+from baton_kv_transfer.layout import Extent, PoolPart, StreamLayout
 from baton_kv_transfer.wire.pair_link import FirstToken, Seal, Span
 from baton_kv_transfer.wire.values import Reason
 
@@ -28,13 +28,16 @@ class DecodeState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Scatter:
-    """Write units [first_unit, end_unit), lying at `landing`, into `blocks`; tell `scattered` or `scatter_failed`."""
+    """Write `part` of units [first_unit, end_unit), lying at `landing`, into `blocks`; tell `scattered` or
+    `scatter_failed`.
+    """
 
     key: HandoverKey
     blocks: tuple[int, ...]
     unit_tokens: int
     first_unit: int
     end_unit: int
+    part: PoolPart
     landing: Extent
 
 
@@ -75,9 +78,11 @@ class DecodeHandover:
     layout: StreamLayout | None = None
     spans: tuple[Span, ...] = ()
     granted_s: float = 0.0
-    next_unit: int = 0
+    next_units: list[int] = field(default_factory=list)
+    """The first unit that was not scattered yet, by layer group."""
     scattering: tuple[int, int] | None = None
-    checksums: list[bytes] = field(default_factory=list)
+    """Layer group and first unit of the scatter that runs."""
+    checksums: dict[tuple[int, int], bytes] = field(default_factory=dict)
     seal: Seal | None = None
     failure: tuple[Reason, str] | None = None
     writes_may_follow: bool = False

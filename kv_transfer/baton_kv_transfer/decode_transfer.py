@@ -256,7 +256,7 @@ class DecodeTransfer:
 
     async def _scatter(self, scatter: Scatter) -> None:
         stream = self._landing.region[scatter.landing.offset : scatter.landing.end]
-        units = (scatter.unit_tokens, scatter.first_unit, scatter.end_unit)
+        units = (scatter.unit_tokens, scatter.first_unit, scatter.end_unit, scatter.part)
         loop = asyncio.get_running_loop()
         future = loop.run_in_executor(self._executor, lambda: self._sink.scatter(stream, scatter.blocks, *units))
         await asyncio.wait([future])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from baton_kv_transfer.handover import HandoverKey
-from baton_kv_transfer.layout import KvGeometry, StreamLayout, negotiated_unit
+from baton_kv_transfer.handover import HandoverKey, TransferConfig
+from baton_kv_transfer.layout import KvGeometry, StreamLayout, layer_groups, negotiated_unit
 from baton_kv_transfer.wire.pair_link import Grant, Span
 
 MAX_FORMER_PEERS = 4_096
@@ -20,6 +20,15 @@ class DecodePeer:
     landing_bytes: int
 
 
+def wanted_layout(
+    geometry: KvGeometry, peer_block_tokens: int, cached_tokens: int, total_tokens: int, config: TransferConfig
+) -> StreamLayout:
+    """The stream that the decode worker asks for. Raises ValueError or UnfitPairError when there is none."""
+    unit = negotiated_unit(geometry.block_tokens, peer_block_tokens)
+    whole = StreamLayout(geometry, unit, cached_tokens, total_tokens)
+    return replace(whole, groups=layer_groups(geometry, whole.stream_bytes, config.group_bytes, config.max_groups))
+
+
 def grant_of(key: HandoverKey, transfer: int, layout: StreamLayout, spans: tuple[Span, ...]) -> Grant:
     """The decode worker's message: the stream of `layout` may be written through `spans`."""
     return Grant(
@@ -29,6 +38,7 @@ def grant_of(key: HandoverKey, transfer: int, layout: StreamLayout, spans: tuple
         start_tokens=layout.start_tokens,
         end_tokens=layout.end_tokens,
         unit_tokens=layout.unit_tokens,
+        groups=layout.groups,
         spans=spans,
     )
 
@@ -40,7 +50,7 @@ def granted_layout(geometry: KvGeometry, peer: DecodePeer, total_tokens: int, gr
         raise ValueError(f"unit_tokens: {grant.unit_tokens} is not the negotiated {unit}")
     if grant.end_tokens != total_tokens:
         raise ValueError(f"end_tokens: {grant.end_tokens} is not the request's {total_tokens}")
-    layout = StreamLayout(geometry, unit, grant.start_tokens, grant.end_tokens)
+    layout = StreamLayout(geometry, unit, grant.start_tokens, grant.end_tokens, grant.groups)
     granted = sum(span.length for span in grant.spans)
     if granted != layout.stream_bytes:
         raise ValueError(f"spans: {granted} bytes for a stream of {layout.stream_bytes}")

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from baton_kv_transfer.layout import PoolPart
 from baton_kv_transfer.transports import TransportChoice
 from baton_kv_transfer.wire.pair_link import FirstToken, PairMessage
 from baton_kv_transfer.wire.values import Reason
@@ -64,6 +65,9 @@ class TransferConfig:
     """About how long the bandwidth of a new link is measured, by its prefill worker."""
     min_bytes_per_s: float | None = None
     """A link that is measured slower is reported."""
+    group_bytes: int = 256 << 10
+    """Least bytes of a layer group of a whole stream: smaller ones cost more in calls than they save in waiting."""
+    max_groups: int = 16
     lanes: int = 1
     """Data connections per pair (tcp)."""
     quarantine_share: float = 0.25
@@ -73,17 +77,29 @@ class TransferConfig:
 
 class KvSource(Protocol):
     """The prefill worker's KV pool. `blocks` is a sequence's block table in logical order, unit u covers tokens
-    [u*unit_tokens, (u+1)*unit_tokens). Calls come from one helper thread of the transfer, never two at once."""
+    [u*unit_tokens, (u+1)*unit_tokens); of these, `part` says which layers and heads. Calls come from one helper thread
+    of the transfer, or for little from the transfer thread itself, never two at once for the same bytes."""
 
     def region(self) -> memoryview | None:
         """The whole pool as bytes, sent from without a copy; None when it is not host memory (then `pack` is used)."""
         ...
 
-    def checksums(self, blocks: Sequence[int], unit_tokens: int, first_unit: int, end_unit: int) -> bytes:
+    def checksums(
+        self, blocks: Sequence[int], unit_tokens: int, first_unit: int, end_unit: int, part: PoolPart | None = None, /
+    ) -> bytes:
         """Little-endian uint64 per piece of units [first_unit, end_unit), in stream order."""
         ...
 
-    def pack(self, blocks: Sequence[int], unit_tokens: int, first_unit: int, end_unit: int, out: memoryview, /) -> None:
+    def pack(
+        self,
+        blocks: Sequence[int],
+        unit_tokens: int,
+        first_unit: int,
+        end_unit: int,
+        out: memoryview,
+        part: PoolPart | None = None,
+        /,
+    ) -> None:
         """Write units [first_unit, end_unit) in stream layout to `out`, whose length is exactly theirs."""
         ...
 
@@ -92,7 +108,14 @@ class KvSink(Protocol):
     """The decode worker's KV pool, same conventions as `KvSource`."""
 
     def scatter(
-        self, stream: memoryview, blocks: Sequence[int], unit_tokens: int, first_unit: int, end_unit: int, /
+        self,
+        stream: memoryview,
+        blocks: Sequence[int],
+        unit_tokens: int,
+        first_unit: int,
+        end_unit: int,
+        part: PoolPart | None = None,
+        /,
     ) -> bytes:
         """Write units [first_unit, end_unit) from `stream` into the blocks. Returns the checksums of what was read."""
         ...

@@ -15,7 +15,7 @@ from baton_kv_transfer import answers
 from baton_kv_transfer.decode_ledger import DecodeLedger
 from baton_kv_transfer.decode_records import DecodeAction, DecodeHandover, DecodeState, DecodeStats, Failed, Landed
 from baton_kv_transfer.errors import BadMessageError, UnfitPairError
-from baton_kv_transfer.grant import grant_of
+from baton_kv_transfer.grant import grant_of, wanted_layout
 from baton_kv_transfer.handover import HandoverKey, Send, TransferConfig, Verify
 from baton_kv_transfer.landing import ClaimRefusal, LandingRegion, LandingWindow
 from baton_kv_transfer.landing_line import LandingLine
@@ -119,27 +119,28 @@ class DecodeHandovers:
 
     def scattered(self, key: HandoverKey, first_unit: int, checksums: bytes, now: float) -> list[DecodeAction]:
         """The running scatter of `key` is done; `checksums` of the pieces it read, in stream order."""
-        handover = self._ended_scatter(key, first_unit)
-        if handover is None:
+        handover = self._scattering(key, first_unit)
+        if handover is None or handover.scattering is None:
             return []
-        handover.checksums.append(checksums)
+        handover.checksums[handover.scattering] = checksums
+        handover.scattering = None
         return self._advance(handover, now)
 
     def scatter_failed(self, key: HandoverKey, first_unit: int, detail: str, now: float) -> list[DecodeAction]:
-        handover = self._ended_scatter(key, first_unit)
+        handover = self._scattering(key, first_unit)
         if handover is None:
             return []
+        handover.scattering = None
         if handover.state is DecodeState.CLOSING:
             return self._finish(handover, now)
         return self._fail(handover, Reason.INTERNAL, f"scatter: {detail}", now, tell_peer=True)
 
-    def _ended_scatter(self, key: HandoverKey, first_unit: int) -> DecodeHandover | None:
-        """The hand-over whose running scatter this was; None, and counted, when there is no such scatter."""
+    def _scattering(self, key: HandoverKey, first_unit: int) -> DecodeHandover | None:
+        """The hand-over whose running scatter this is; None, and counted, when there is no such scatter."""
         handover = self._ledger.get(key)
-        if handover is None or handover.scattering is None or handover.scattering[0] != first_unit:
+        if handover is None or handover.scattering is None or handover.scattering[1] != first_unit:
             self._ledger.refuse("unknown_scatter")
             return None
-        handover.scattering = None
         return handover
 
     # Links -----------------------------------------------------------------------------------------------------------
@@ -281,14 +282,14 @@ class DecodeHandovers:
         try:
             peer = self._peers[handover.peer]
             handover.one_sided, handover.link = peer.one_sided, peer.link
-            unit = negotiated_unit(self._geometry.block_tokens, peer.block_tokens)
-            layout = StreamLayout(self._geometry, unit, handover.cached_tokens, handover.total_tokens)
+            tokens = handover.cached_tokens, handover.total_tokens
+            layout = wanted_layout(self._geometry, peer.block_tokens, *tokens, self._config)
         except (ValueError, UnfitPairError) as error:
             return self._fail(handover, Reason.INTERNAL, str(error), now, tell_peer=True)
         fault = stream_fault(layout, self._landing.total_bytes, self._config.verify)
         if fault is not None:
             return self._fail(handover, Reason.TOO_LONG, fault, now, tell_peer=True)
-        handover.layout, handover.next_unit = layout, layout.first_unit
+        handover.layout, handover.next_units = layout, [layout.first_unit] * layout.groups
         self._line.join(handover.key, handover.peer, layout.stream_bytes, layout.unit_bytes)
         self._enter(handover, DecodeState.WAITING, handover.deadline_s)
         actions = self._grant_waiting(now)
@@ -315,7 +316,7 @@ class DecodeHandovers:
         if handover.state not in (DecodeState.GRANTED, DecodeState.SEALED) or handover.scattering:
             return []
         assert handover.layout is not None
-        if handover.next_unit < handover.layout.end_unit:
+        if any(unit < handover.layout.end_unit for unit in handover.next_units):
             return self._scatter_next(handover, handover.layout)
         return self._verify(handover, now) if handover.state is DecodeState.SEALED else []
 
@@ -323,7 +324,8 @@ class DecodeHandovers:
         scatter = next_scatter(handover, layout, self._landing, self._config.max_put_bytes)
         if scatter is None:
             return []
-        handover.next_unit, handover.scattering = scatter.end_unit, (scatter.first_unit, scatter.end_unit)
+        group = scatter.part.first_layer // layout.group_layers
+        handover.next_units[group], handover.scattering = scatter.end_unit, (group, scatter.first_unit)
         return [scatter]
 
     def _verify(self, handover: DecodeHandover, now: float) -> list[DecodeAction]:
@@ -331,7 +333,8 @@ class DecodeHandovers:
         assert handover.layout is not None
         assert handover.transfer is not None
         if self._config.verify is Verify.FULL:
-            bad = first_bad_piece(handover.layout, handover.seal.checksums, b"".join(handover.checksums))
+            landed = (handover.checksums[place] for place in sorted(handover.checksums))
+            bad = first_bad_piece(handover.layout, handover.seal.checksums, b"".join(landed))
             if bad is not None:
                 return self._spoilt(handover, Reason.KV_CORRUPT, bad, now)
         self._landing.scattered(handover.transfer)

@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+from baton_kv_transfer.ahead import Ahead
 from baton_kv_transfer.errors import BadMessageError, UnfitPairError
 from baton_kv_transfer.expiring import ExpiringMap
 from baton_kv_transfer.grant import DecodePeer, FormerGrants, granted_layout
 from baton_kv_transfer.handover import CutLink, HandoverKey, Send, TransferConfig, Verify
-from baton_kv_transfer.layout import KvGeometry, StreamLayout, landing_extents
+from baton_kv_transfer.layout import KvGeometry, StreamLayout
 from baton_kv_transfer.prefill_records import (
     DropPuts,
     Granted,
+    GroupUnits,
     Outcome,
     PrefillAction,
     PrefillHandover,
@@ -27,6 +29,7 @@ from baton_kv_transfer.prefill_records import (
     Release,
     Report,
 )
+from baton_kv_transfer.putting import next_units, put_of
 from baton_kv_transfer.wire.pair_link import (
     Abandon,
     Done,
@@ -43,9 +46,6 @@ from baton_kv_transfer.wire.values import Reason
 EARLY_CAPACITY = 4_096
 ENDED_CAPACITY = 16_384
 ENDED_S = 120.0
-_Progress = tuple[tuple[int, tuple[int, ...]] | None, tuple[FirstToken, ...] | None]
-_Ahead = _Progress | Outcome
-"""What the engine said of a request before it was opened: how far it is, or that it is over."""
 _UNREPORTED = (Reason.CANCELLED, Reason.FINISHED)
 
 
@@ -60,10 +60,11 @@ class PrefillHandovers:
         self._early: ExpiringMap[tuple[bytes, HandoverKey], Grant | Wait | Reject] = ExpiringMap(
             config.early_s, EARLY_CAPACITY
         )
-        self._ahead: ExpiringMap[HandoverKey, _Ahead] = ExpiringMap(config.early_s, EARLY_CAPACITY)
+        self._ahead = Ahead(config.early_s, EARLY_CAPACITY)
         self._ended: ExpiringMap[HandoverKey, Reason | None] = ExpiringMap(ENDED_S, ENDED_CAPACITY)
         self._former = FormerGrants()
         self._next_put = 1
+        self._early_bytes = 0
         self._ended_by_reason: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
 
@@ -83,7 +84,7 @@ class PrefillHandovers:
             return self._close(handover, outcome, now)
         early = self._early.pop((peer, key))
         if isinstance(early, Reject):
-            self._ahead.pop(key)
+            self._ahead.take(key)
             return self._close(handover, self._rejected_outcome(early, handover), now)
         if peer not in self._peers:
             self._enter(handover, PrefillState.LINKING, now + self._config.link_wait_s)
@@ -97,54 +98,56 @@ class PrefillHandovers:
         """KV of [0, tokens) stands in `blocks`, the sequence's block table so far."""
         handover = self._handovers.get(key)
         if handover is None:
-            return self._remember(key, now, computed=(tokens, blocks))
+            if key not in self._ended:
+                self._ahead.computed(key, tokens, blocks, now)
+            return []
         if handover.state is PrefillState.CLOSING or tokens < handover.computed_tokens:
             return []
         handover.computed_tokens, handover.blocks = tokens, blocks
+        return self._advance(handover, now)
+
+    def computing(
+        self, key: HandoverKey, tokens: int, layers: int, blocks: tuple[int, ...], now: float
+    ) -> list[PrefillAction]:
+        """KV of [0, tokens) stands in the first `layers` layers, while the others are still computed."""
+        handover = self._handovers.get(key)
+        if handover is None or handover.state is PrefillState.CLOSING or tokens <= handover.computed_tokens:
+            return []
+        if (tokens, layers) <= (handover.partial_tokens, handover.partial_layers):
+            return []
+        handover.partial_tokens, handover.partial_layers, handover.blocks = tokens, layers, blocks
         return self._advance(handover, now)
 
     def first_tokens(self, key: HandoverKey, tokens: tuple[FirstToken, ...], now: float) -> list[PrefillAction]:
         """Every choice has its first token. If all of them ended with it, there is nothing to hand over."""
         handover = self._handovers.get(key)
         if handover is None:
-            return self._remember(key, now, first_tokens=tokens)
+            if key not in self._ended:
+                self._ahead.first_tokens(key, tokens, now)
+            return []
         if handover.state is PrefillState.CLOSING or handover.first_tokens is not None:
             return []
         handover.first_tokens = tokens
+        self._early_bytes += handover.sent_bytes
         if all(token.finish is not None for token in tokens):
             return self._close(handover, Outcome(Reason.FINISHED, tell_peer=True), now)
         if handover.state is PrefillState.UNGRANTED and not handover.heard:
             self._enter(handover, PrefillState.UNGRANTED, now + self._config.pin_s)
         return self._advance(handover, now)
 
-    def _remember(
-        self,
-        key: HandoverKey,
-        now: float,
-        *,
-        computed: tuple[int, tuple[int, ...]] | None = None,
-        first_tokens: tuple[FirstToken, ...] | None = None,
-    ) -> list[PrefillAction]:
-        """The engine's thread was faster than the one that calls `opened`: keep its word for then."""
-        known = self._ahead.get(key) or (None, None)
-        if key not in self._ended and not isinstance(known, Outcome):
-            self._ahead.put(key, (computed or known[0], first_tokens or known[1]), now)
-        return []
-
     def _catch_up(self, key: HandoverKey, now: float) -> list[PrefillAction]:
-        ahead = self._ahead.pop(key) or (None, None)
-        if isinstance(ahead, Outcome):
-            return self.cancelled(key, ahead.reason or Reason.CANCELLED, ahead.detail, now)
-        computed, first_tokens = ahead
-        actions = [] if computed is None else self.computed(key, *computed, now)
-        return actions if first_tokens is None else [*actions, *self.first_tokens(key, first_tokens, now)]
+        ahead = self._ahead.take(key)
+        if ahead.over is not None:
+            return self.cancelled(key, ahead.over.reason or Reason.CANCELLED, ahead.over.detail, now)
+        actions = [] if ahead.computed is None else self.computed(key, *ahead.computed, now)
+        return actions if ahead.first_tokens is None else [*actions, *self.first_tokens(key, ahead.first_tokens, now)]
 
     def cancelled(self, key: HandoverKey, reason: Reason, detail: str, now: float) -> list[PrefillAction]:
         """The gateway or the engine gave the request up."""
         handover = self._handovers.get(key)
         if handover is None:
             if key not in self._ended:
-                self._ahead.put(key, Outcome(reason, detail, tell_peer=True), now)
+                self._ahead.over(key, Outcome(reason, detail, tell_peer=True), now)
             return []
         if handover.state is PrefillState.CLOSING:
             return []
@@ -155,10 +158,11 @@ class PrefillHandovers:
         """The put's bytes stand at the decode worker; `checksums` of its pieces in stream order (empty with stamps)."""
         handover = self._handovers.get(key)
         units = None if handover is None else handover.in_flight.pop(put, None)
-        if handover is None or units is None:
+        if handover is None or units is None or handover.layout is None:
             self._refused["unknown_put"] += 1
             return []
-        handover.checksums[units[0]] = checksums
+        handover.checksums[units.group, units.first] = checksums
+        handover.sent_bytes += (units.end - units.first) * handover.layout.group_unit_bytes
         return self._advance(handover, now)
 
     def put_failed(self, key: HandoverKey, put: int, reason: Reason, detail: str, now: float) -> list[PrefillAction]:
@@ -277,7 +281,8 @@ class PrefillHandovers:
             layout = granted_layout(self._geometry, self._peers[handover.peer], handover.total_tokens, grant)
         except (ValueError, UnfitPairError) as error:
             return self._close(handover, self._bad(str(error)), now)
-        handover.grant, handover.layout, handover.next_unit = grant, layout, layout.first_unit
+        handover.grant, handover.layout = grant, layout
+        handover.next_units = [layout.first_unit] * layout.groups
         self._enter(handover, PrefillState.SENDING, handover.deadline_s)
         return [Granted(handover.key), *self._advance(handover, now)]
 
@@ -320,30 +325,24 @@ class PrefillHandovers:
             return [] if handover.in_flight else self._finish(handover, now)
         if handover.state is not PrefillState.SENDING or handover.layout is None or handover.grant is None:
             return []
+        layout = handover.layout
         actions: list[PrefillAction] = []
-        end = handover.layout.whole_units(handover.computed_tokens)
-        step = max(1, self._config.max_put_bytes // handover.layout.unit_bytes)
-        while handover.next_unit < end:
-            first, handover.next_unit = handover.next_unit, min(handover.next_unit + step, end)
-            actions.append(self._put(handover, handover.layout, handover.grant, first, handover.next_unit))
-        if handover.next_unit == handover.layout.end_unit and not handover.in_flight and handover.is_computed:
+        for units in next_units(handover, layout, self._config.max_put_bytes):
+            actions.append(self._put(handover, layout, handover.grant, units))
+        is_put = all(unit == layout.end_unit for unit in handover.next_units)
+        if is_put and not handover.in_flight and handover.is_computed:
             actions.append(self._seal(handover, handover.grant))
         return actions
 
-    def _put(self, handover: PrefillHandover, layout: StreamLayout, grant: Grant, first: int, end: int) -> Put:
+    def _put(self, handover: PrefillHandover, layout: StreamLayout, grant: Grant, units: GroupUnits) -> Put:
         put, self._next_put = self._next_put, self._next_put + 1
-        handover.in_flight[put] = (first, end)
-        landing = tuple(
-            extent for stream in layout.stream_extents(first, end) for extent in landing_extents(grant.spans, stream)
-        )
-        return Put(
-            handover.key, handover.peer, put, grant.transfer, handover.blocks, layout.unit_tokens, first, end, landing
-        )
+        handover.in_flight[put] = units
+        return put_of(handover, put, layout, grant, units)
 
     def _seal(self, handover: PrefillHandover, grant: Grant) -> Send:
         assert handover.first_tokens is not None
         self._enter(handover, PrefillState.SEALED, handover.deadline_s)
-        checksums = b"".join(handover.checksums[unit] for unit in sorted(handover.checksums))
+        checksums = b"".join(handover.checksums[place] for place in sorted(handover.checksums))
         if self._config.verify is Verify.STAMPS:
             checksums = b""
         return Send(
@@ -404,6 +403,7 @@ class PrefillHandovers:
             puts_in_flight=sum(len(handover.in_flight) for handover in self._handovers.values()),
             early=len(self._early),
             ahead=len(self._ahead),
+            early_bytes=self._early_bytes,
             ended=dict(self._ended_by_reason),
             refused=dict(self._refused),
         )

@@ -191,9 +191,9 @@ class LandingRegion:
         if start is not None:
             found.arrived.add(start, start + window.length)
 
-    def arrived_prefix(self, transfer: int) -> int:
-        """Stream bytes that stand from the beginning without a gap."""
-        return self._transfers[transfer].arrived.prefix
+    def arrived_to(self, transfer: int, start: int) -> int:
+        """End of the stream bytes that stand from `start` on without a gap."""
+        return self._transfers[transfer].arrived.covered_to(start)
 
     def is_covered(self, transfer: int) -> bool:
         return self._transfers[transfer].arrived.is_complete

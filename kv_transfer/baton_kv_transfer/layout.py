@@ -1,9 +1,10 @@
 """Arithmetic of the hand-over's byte stream: units, pieces, bytes, and where they lie in pool and landing region.
 
-A hand-over moves whole *units* of `unit_tokens` token slots, the smaller of the two workers' block sizes. The stream is
-unit-major, `[unit][layer][K,V][kv_head][slot][dim]`, whatever the pools look like inside. A *piece* is the part of one
-unit, layer, K or V and head group: the grain of checksums and, with unequal tensor parallelism, of coverage. Numbers
-only: no memory is touched here.
+A hand-over moves whole *units* of `unit_tokens` token slots, the smaller of the two workers' block sizes, and layer group
+by layer group, so that the first layers can travel while the last are computed. The stream is
+`[layer group][unit][layer][K,V][kv_head][slot][dim]`, whatever the pools look like inside: adjacent units of one layer
+group are one stretch of it. A *piece* is the part of one unit, layer, K or V: the grain of checksums. Numbers only: no
+memory is touched here.
 """
 
 from __future__ import annotations
@@ -44,6 +45,21 @@ class KvGeometry:
     def block_bytes(self) -> int:
         return self.token_bytes * self.block_tokens
 
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes of one layer (K and V) of one block."""
+        return self.block_bytes // self.layers
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPart:
+    """Layers [first_layer, end_layer) and heads [first_head, end_head) of a pool's blocks."""
+
+    first_layer: int
+    end_layer: int
+    first_head: int
+    end_head: int
+
 
 @dataclass(frozen=True, slots=True)
 class Extent:
@@ -78,8 +94,10 @@ class StreamLayout:
     unit_tokens: int
     start_tokens: int
     end_tokens: int
-    head_groups: int = 1
-    """Pieces per (unit, layer, K or V): more than one between workers of unequal tensor parallelism."""
+    groups: int = 1
+    """Layer groups: the stream holds all units of the first, then all units of the next."""
+    first_head: int = 0
+    """Of the pool's heads, the one that the stream's first is: `geometry.kv_heads` counts those of the stream."""
 
     def __post_init__(self) -> None:
         if self.unit_tokens < 1 or self.geometry.block_tokens % self.unit_tokens:
@@ -90,8 +108,8 @@ class StreamLayout:
             raise ValueError(f"start_tokens: {self.start_tokens} is not a multiple of the unit {self.unit_tokens}")
         if self.end_tokens < self.start_tokens:
             raise ValueError(f"end_tokens: {self.end_tokens} lies before start_tokens {self.start_tokens}")
-        if self.head_groups < 1 or self.geometry.kv_heads % self.head_groups:
-            raise ValueError(f"head_groups: {self.head_groups} does not divide {self.geometry.kv_heads} heads")
+        if self.groups < 1 or self.geometry.layers % self.groups:
+            raise ValueError(f"groups: {self.groups} does not divide {self.geometry.layers} layers")
 
     @property
     def first_unit(self) -> int:
@@ -110,13 +128,17 @@ class StreamLayout:
         return self.geometry.token_bytes * self.unit_tokens
 
     @property
-    def layer_bytes(self) -> int:
-        """Bytes of one layer (K and V) of one unit."""
-        return self.unit_bytes // self.geometry.layers
+    def group_layers(self) -> int:
+        return self.geometry.layers // self.groups
+
+    @property
+    def group_unit_bytes(self) -> int:
+        """Bytes of one unit in one layer group."""
+        return self.unit_bytes // self.groups
 
     @property
     def pieces_per_unit(self) -> int:
-        return self.geometry.layers * 2 * self.head_groups
+        return self.geometry.layers * 2
 
     @property
     def piece_bytes(self) -> int:
@@ -140,39 +162,49 @@ class StreamLayout:
             return self.end_unit
         return max(self.first_unit, computed_tokens // self.unit_tokens)
 
-    def stream_extents(self, first_unit: int, end_unit: int, layers: range | None = None) -> list[Extent]:
-        """Where these units, or some adjacent layers of them, lie. Raises ValueError outside the stream."""
+    def part(self, group: int) -> PoolPart:
+        """What of the pool's blocks a layer group holds."""
+        first = group * self.group_layers
+        return PoolPart(first, first + self.group_layers, self.first_head, self.first_head + self.geometry.kv_heads)
+
+    def extent(self, group: int, first_unit: int, end_unit: int) -> Extent:
+        """Where these units of a layer group lie in the stream. Raises ValueError outside it."""
+        if not 0 <= group < self.groups:
+            raise ValueError(f"group: {group} is not in [0, {self.groups})")
         if not self.first_unit <= first_unit <= end_unit <= self.end_unit:
             raise ValueError(f"units [{first_unit}, {end_unit}) are not in [{self.first_unit}, {self.end_unit})")
-        start = (first_unit - self.first_unit) * self.unit_bytes
-        if layers is None or layers == range(self.geometry.layers):
-            return [Extent(start, (end_unit - first_unit) * self.unit_bytes)] if end_unit > first_unit else []
-        if layers.step != 1 or not 0 <= layers.start < layers.stop <= self.geometry.layers:
-            raise ValueError(f"layers: {layers} is not a range inside [0, {self.geometry.layers})")
-        inside, length = layers.start * self.layer_bytes, len(layers) * self.layer_bytes
-        return [Extent(start + u * self.unit_bytes + inside, length) for u in range(end_unit - first_unit)]
+        start = group * self.units + first_unit - self.first_unit
+        return Extent(start * self.group_unit_bytes, (end_unit - first_unit) * self.group_unit_bytes)
 
-    def piece_at(self, index: int) -> tuple[int, int, int, int]:
-        """(unit, layer, 0 for K or 1 for V, head group) of the stream's index-th piece."""
-        unit, rest = divmod(index, self.pieces_per_unit)
-        layer, rest = divmod(rest, 2 * self.head_groups)
-        return self.first_unit + unit, layer, rest // self.head_groups, rest % self.head_groups
-
-    def head_group_extent(self, unit: int, layer: int, value: int, group: int) -> Extent:
-        """Stream bytes of one piece; `value` is 0 for K, 1 for V."""
-        index = (((unit - self.first_unit) * self.geometry.layers + layer) * 2 + value) * self.head_groups + group
-        return Extent(index * self.piece_bytes, self.piece_bytes)
+    def piece_at(self, index: int) -> tuple[int, int, int]:
+        """(unit, layer, 0 for K or 1 for V) of the stream's index-th piece."""
+        group, rest = divmod(index, self.units * self.group_layers * 2)
+        unit, rest = divmod(rest, self.group_layers * 2)
+        layer, value = divmod(rest, 2)
+        return self.first_unit + unit, group * self.group_layers + layer, value
 
 
-def source_extents(geometry: KvGeometry, blocks: Sequence[int], first_unit: int, end_unit: int) -> list[Extent]:
-    """Where units [first_unit, end_unit) lie in the pool when a unit is exactly one block; neighbours are joined.
+def layer_groups(geometry: KvGeometry, stream_bytes: int, group_bytes: int, max_groups: int) -> int:
+    """How many layer groups a stream should have: as many as leave each `group_bytes`, at most `max_groups`."""
+    most = max(1, min(max_groups, stream_bytes // max(1, group_bytes)))
+    return max(count for count in range(1, geometry.layers + 1) if geometry.layers % count == 0 and count <= most)
 
-    Raises ValueError when the block table is too short.
+
+def source_extents(
+    geometry: KvGeometry, blocks: Sequence[int], first_unit: int, end_unit: int, part: PoolPart | None = None
+) -> list[Extent]:
+    """Where units [first_unit, end_unit), all heads of them, lie in the pool when a unit is exactly one block;
+    neighbours are joined.
+
+    Raises ValueError when the block table is too short, or the part has not all heads.
     """
     if end_unit > len(blocks):
         raise ValueError(f"blocks: {len(blocks)} given, unit {end_unit - 1} needs {end_unit}")
-    size = geometry.block_bytes
-    return joined(Extent(block * size, size) for block in blocks[first_unit:end_unit])
+    if part is not None and (part.first_head, part.end_head) != (0, geometry.kv_heads):
+        raise ValueError(f"part: heads [{part.first_head}, {part.end_head}) are not all {geometry.kv_heads}")
+    first, end = (0, geometry.layers) if part is None else (part.first_layer, part.end_layer)
+    inside, length = first * geometry.layer_bytes, (end - first) * geometry.layer_bytes
+    return joined(Extent(block * geometry.block_bytes + inside, length) for block in blocks[first_unit:end_unit])
 
 
 def joined(extents: Iterator[Extent] | Sequence[Extent]) -> list[Extent]:

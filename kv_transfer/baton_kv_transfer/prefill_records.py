@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass, field
 
 from baton_kv_transfer.handover import CutLink, HandoverKey, Send
-from baton_kv_transfer.layout import Extent, StreamLayout
+from baton_kv_transfer.layout import Extent, PoolPart, StreamLayout
 from baton_kv_transfer.wire.pair_link import FirstToken, Grant
 from baton_kv_transfer.wire.values import Reason
 
@@ -25,7 +25,7 @@ class PrefillState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Checksum units [first_unit, end_unit) and write them to `landing`, then tell `put_done` or `put_failed`."""
+    """Checksum `part` of units [first_unit, end_unit), write it to `landing`, then tell `put_done` or `put_failed`."""
 
     key: HandoverKey
     peer: bytes
@@ -35,7 +35,21 @@ class Put:
     unit_tokens: int
     first_unit: int
     end_unit: int
+    part: PoolPart
     landing: tuple[Extent, ...]
+
+    @property
+    def length(self) -> int:
+        return sum(extent.length for extent in self.landing)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupUnits:
+    """Units [first, end) of one layer group."""
+
+    group: int
+    first: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +102,30 @@ class PrefillHandover:
     state_until_s: float = 0.0
     blocks: tuple[int, ...] = ()
     computed_tokens: int = 0
+    """KV of [0, computed_tokens) stands in every layer, that of [0, partial_tokens) in the first `partial_layers`."""
+    partial_tokens: int = 0
+    partial_layers: int = 0
     first_tokens: tuple[FirstToken, ...] | None = None
     heard: bool = False
     grant: Grant | None = None
     layout: StreamLayout | None = None
-    next_unit: int = 0
-    in_flight: dict[int, tuple[int, int]] = field(default_factory=dict)
-    checksums: dict[int, bytes] = field(default_factory=dict)
+    next_units: list[int] = field(default_factory=list)
+    """The first unit that was not put yet, by layer group."""
+    in_flight: dict[int, GroupUnits] = field(default_factory=dict)
+    checksums: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    """By layer group and first unit."""
+    sent_bytes: int = 0
+    """Of puts that are done."""
     outcome: Outcome | None = None
 
     @property
     def is_computed(self) -> bool:
         return self.first_tokens is not None and self.computed_tokens >= self.total_tokens
+
+    def standing_tokens(self, end_layer: int) -> int:
+        """How far KV stands in the layers before `end_layer`."""
+        partial = self.partial_tokens if end_layer <= self.partial_layers else 0
+        return max(self.computed_tokens, partial)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +136,8 @@ class PrefillStats:
     """Messages kept for a request that was not opened yet."""
     ahead: int
     """Requests not opened yet of which the engine spoke already."""
+    early_bytes: int
+    """Bytes that stood at decode workers when the prompt's last token was computed."""
     ended: dict[str, int]
     """Hand-overs that ended, by reason; 'done' for verified ones."""
     refused: dict[str, int]

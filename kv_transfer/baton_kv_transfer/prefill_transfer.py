@@ -125,6 +125,11 @@ class PrefillTransfer:
         key = HandoverKey(request, attempt)
         self._post(lambda: self._act(self._handovers.computed(key, tokens, blocks, time.monotonic())))
 
+    def computing(self, request: bytes, attempt: int, tokens: int, layers: int, blocks: tuple[int, ...]) -> None:
+        """KV of [0, tokens) stands in the first `layers` layers; the others are still computed."""
+        key = HandoverKey(request, attempt)
+        self._post(lambda: self._act(self._handovers.computing(key, tokens, layers, blocks, time.monotonic())))
+
     def first_tokens(self, request: bytes, attempt: int, first_tokens: tuple[FirstToken, ...]) -> None:
         """Every choice drew its first token."""
         key = HandoverKey(request, attempt)

@@ -84,7 +84,7 @@ class PutCarrier:
         writer.write(write, sent.set_result)
         checksums: bytes | str = b""
         if self._config.verify is Verify.FULL:
-            units = (put.blocks, put.unit_tokens, put.first_unit, put.end_unit)
+            units = (put.blocks, put.unit_tokens, put.first_unit, put.end_unit, put.part)
             checksums = await self._aside(lambda: self._source.checksums(*units))
         detail = await sent
         if detail is not None:
@@ -99,17 +99,16 @@ class PutCarrier:
         region = self._source.region()
         if region is not None and put.unit_tokens == self._geometry.block_tokens:
             try:
-                source = source_extents(self._geometry, put.blocks, put.first_unit, put.end_unit)
+                source = source_extents(self._geometry, put.blocks, put.first_unit, put.end_unit, put.part)
             except ValueError as error:
                 return str(error)
             return Write(put.transfer, region, tuple(source), put.landing)
-        length = sum(extent.length for extent in put.landing)
-        packed = memoryview(bytearray(length))
+        packed = memoryview(bytearray(put.length))
         units = (put.blocks, put.unit_tokens, put.first_unit, put.end_unit)
-        failure = await self._aside(lambda: self._source.pack(*units, packed))
+        failure = await self._aside(lambda: self._source.pack(*units, packed, put.part))
         if isinstance(failure, str):
             return failure
-        return Write(put.transfer, packed, (Extent(0, length),), put.landing)
+        return Write(put.transfer, packed, (Extent(0, put.length),), put.landing)
 
     async def _aside(self, call: Callable[[], T]) -> T | str:
         """Run on the helper thread; an exception comes back as text, because it is this hand-over's failure alone."""

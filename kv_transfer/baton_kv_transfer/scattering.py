@@ -10,17 +10,24 @@ from baton_kv_transfer.layout import StreamLayout, landing_extents
 def next_scatter(
     handover: DecodeHandover, layout: StreamLayout, landing: LandingRegion, max_bytes: int
 ) -> Scatter | None:
-    """The next units that stand whole in one stretch of landing bytes; None while there are none.
+    """The next units of some layer group that stand whole in one stretch of landing bytes; None while there are none.
 
     A sealed hand-over's bytes all stand. At most `max_bytes` at once, but always a unit.
     """
     assert handover.transfer is not None
-    standing = layout.stream_bytes if handover.seal else landing.arrived_prefix(handover.transfer)
-    first = handover.next_unit
-    end = min(layout.first_unit + standing // layout.unit_bytes, layout.end_unit)
-    end = min(end, first + max(1, max_bytes // layout.unit_bytes))
-    if end <= first:
-        return None
-    extent = landing_extents(handover.spans, layout.stream_extents(first, end)[0])[0]
-    end = first + extent.length // layout.unit_bytes
-    return Scatter(handover.key, handover.blocks, layout.unit_tokens, first, end, extent)
+    most = max(1, max_bytes // layout.group_unit_bytes)
+    for group, first in enumerate(handover.next_units):
+        end = layout.end_unit
+        if first == end:
+            continue
+        if handover.seal is None:
+            start = layout.extent(group, first, end).offset
+            standing = landing.arrived_to(handover.transfer, start) - start
+            end = min(first + standing // layout.group_unit_bytes, end)
+        end = min(end, first + most)
+        if end > first:
+            extent = landing_extents(handover.spans, layout.extent(group, first, end))[0]
+            end = first + extent.length // layout.group_unit_bytes
+            part = layout.part(group)
+            return Scatter(handover.key, handover.blocks, layout.unit_tokens, first, end, part, extent)
+    return None

@@ -41,5 +41,5 @@ def first_bad_piece(layout: StreamLayout, sealed: bytes, landed: bytes) -> str |
     index = next(
         i for i in range(layout.pieces) if sealed[i * size : (i + 1) * size] != landed[i * size : (i + 1) * size]
     )
-    unit, layer, value, group = layout.piece_at(index)
-    return f"checksum of unit {unit}, layer {layer}, {'KV'[value]}, head group {group} differs"
+    unit, layer, value = layout.piece_at(index)
+    return f"checksum of unit {unit}, layer {layer}, {'KV'[value]} differs"

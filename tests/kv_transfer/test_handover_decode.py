@@ -34,6 +34,7 @@ from baton_testing.decode_machine import (
     sums,
     wait,
 )
+from baton_testing.kv_transfer import WHOLE
 
 
 def test_units_are_scattered_as_they_arrive_and_admitted_after_the_seal() -> None:
@@ -69,7 +70,7 @@ def test_only_the_missing_part_is_asked_for() -> None:
     d = Decode()
     d.link()
     assert d.expect(cached=12) == [grant(start=12)]
-    assert d.land(0, 1) == [Scatter(KEY, BLOCKS, 4, 3, 4, Extent(0, UNIT))]
+    assert d.land(0, 1) == [Scatter(KEY, BLOCKS, 4, 3, 4, WHOLE, Extent(0, UNIT))]
     d.hear(seal(checksums=sums(3, 4)))
     assert d.scattered(3, 4)[0] == Landed(KEY, FIRST, 0.0)
 

@@ -12,6 +12,7 @@ from baton_kv_transfer.layout import Extent
 from baton_kv_transfer.prefill_records import Granted, PrefillState, Put, Release, Report
 from baton_kv_transfer.wire.pair_link import Abandon, FirstToken, Heartbeat, PairMessage, Seal, Span
 from baton_kv_transfer.wire.values import Finish, Reason
+from baton_testing.kv_transfer import WHOLE
 from baton_testing.prefill_machine import (
     BLOCKS,
     CONFIG,
@@ -37,7 +38,7 @@ def test_units_are_put_as_they_are_computed_and_the_seal_comes_last() -> None:
     assert p.open() == []
     assert p.compute(5) == []
     actions = p.hear(grant())
-    assert actions == [Granted(KEY), Put(KEY, D1, 1, 7, BLOCKS[:2], 4, 0, 1, (Extent(1_000, UNIT),))]
+    assert actions == [Granted(KEY), Put(KEY, D1, 1, 7, BLOCKS[:2], 4, 0, 1, WHOLE, (Extent(1_000, UNIT),))]
     assert units(p.compute(7)) == []
     assert units(p.compute(12)) == [(1, 3)]
     assert units(p.compute(14)) == [(3, 4)]
@@ -87,7 +88,7 @@ def test_only_the_missing_part_is_put() -> None:
     p = Prefill()
     run(p.link, p.open, p.compute, p.draw)
     actions = p.hear(grant(12))
-    assert actions == [Granted(KEY), Put(KEY, D1, 1, 7, BLOCKS, 4, 3, 4, (Extent(1_000, UNIT),))]
+    assert actions == [Granted(KEY), Put(KEY, D1, 1, 7, BLOCKS, 4, 3, 4, WHOLE, (Extent(1_000, UNIT),))]
 
 
 def test_an_empty_transfer_is_sealed_without_a_put() -> None:

@@ -107,11 +107,12 @@ def test_bytes_count_when_they_stand_not_when_they_are_claimed() -> None:
     region.grant(1, P1, 512, 256)
     second = claimed(region, 1, 256, 256)
     region.arrived(second)
-    assert (region.arrived_prefix(1), region.is_covered(1), region.first_gap(1)) == (0, False, (0, 256))
+    assert (region.arrived_to(1, 0), region.is_covered(1), region.first_gap(1)) == (0, False, (0, 256))
+    assert region.arrived_to(1, 256) == 512
     first = claimed(region, 1, 0, 256)
     assert not region.is_covered(1)
     region.arrived(first)
-    assert (region.arrived_prefix(1), region.is_covered(1), region.first_gap(1)) == (512, True, None)
+    assert (region.arrived_to(1, 0), region.is_covered(1), region.first_gap(1)) == (512, True, None)
 
 
 @pytest.mark.parametrize("end", ["release", "stop_writes", "seal", "quarantine"])
@@ -123,7 +124,7 @@ def test_open_windows_close_with_their_transfer(end: str) -> None:
     assert not window.is_open
     region.arrived(window)
     if end != "release":
-        assert region.arrived_prefix(1) == 0
+        assert region.arrived_to(1, 0) == 0
 
 
 def test_a_revoked_transfer_is_swallowed_until_its_writer_is_done() -> None:
@@ -224,7 +225,8 @@ def test_coverage_is_a_set_of_bytes_that_takes_no_byte_twice(writes: list[tuple[
         assert coverage.total == len(model)
         assert {b for low, high in coverage.intervals() for b in range(low, high)} == model
         gaps = [b for b in range(50) if b not in model]
-        assert coverage.prefix == (gaps[0] if gaps else 50)
+        for byte in range(50):
+            assert coverage.covered_to(byte) == next((gap for gap in gaps if gap >= byte), 50)
         gap = coverage.first_gap()
         assert (gap is None) == coverage.is_complete == (not gaps)
         if gap is not None:

@@ -10,9 +10,11 @@ from baton_kv_transfer.errors import UnfitPairError
 from baton_kv_transfer.layout import (
     Extent,
     KvGeometry,
+    PoolPart,
     StreamLayout,
     joined,
     landing_extents,
+    layer_groups,
     negotiated_unit,
     source_extents,
     stream_offset,
@@ -53,7 +55,7 @@ def test_blocks_that_do_not_divide_are_unfit(own: int, peer: int) -> None:
         ({"start_tokens": 8}, "start_tokens: 8"),
         ({"start_tokens": -16}, "start_tokens: -16"),
         ({"end_tokens": 15}, "end_tokens: 15"),
-        ({"head_groups": 3}, "head_groups: 3"),
+        ({"groups": 3}, "groups: 3"),
     ],
 )
 def test_an_impossible_stream_names_its_bad_field(changes: dict[str, int], named: str) -> None:
@@ -73,31 +75,43 @@ def test_checksums_are_eight_bytes_per_unit_layer_and_k_or_v() -> None:
     layout = StreamLayout(LLAMA_8B, 64, 0, 65)
     assert layout.pieces == 2 * 32 * 2
     assert layout.checksum_bytes == 8 * layout.pieces
-    assert layout.piece_at(0) == (0, 0, 0, 0)
-    assert layout.piece_at(64 + 5) == (1, 2, 1, 0)
+    assert layout.piece_at(0) == (0, 0, 0)
+    assert layout.piece_at(64 + 5) == (1, 2, 1)
 
 
-def test_layer_groups_of_units_are_one_extent_per_unit() -> None:
-    layout = StreamLayout(LLAMA_8B, 64, 64, 256)
-    unit, layer = layout.unit_bytes, layout.layer_bytes
-    assert layout.stream_extents(2, 4, range(8, 16)) == [
-        Extent(unit + 8 * layer, 8 * layer),
-        Extent(2 * unit + 8 * layer, 8 * layer),
+def test_units_of_a_layer_group_are_one_extent() -> None:
+    layout = StreamLayout(LLAMA_8B, 64, 64, 256, groups=4)
+    eighth = layout.unit_bytes // 4
+    assert [layout.extent(group, 2, 4) for group in (0, 1)] == [
+        Extent(eighth, 2 * eighth),
+        Extent(4 * eighth, 2 * eighth),
     ]
-    assert layout.stream_extents(2, 4, range(32)) == layout.stream_extents(2, 4) == [Extent(unit, 2 * unit)]
-    assert layout.stream_extents(2, 2) == []
+    assert layout.part(1) == PoolPart(8, 16, 0, 8)
+    assert layout.extent(3, 2, 2).length == 0
 
 
 @pytest.mark.parametrize(("first", "end"), [(0, 2), (1, 5), (3, 2)])
 def test_units_outside_the_stream_are_refused(first: int, end: int) -> None:
     with pytest.raises(ValueError, match="are not in"):
-        StreamLayout(LLAMA_8B, 64, 64, 256).stream_extents(first, end)
+        StreamLayout(LLAMA_8B, 64, 64, 256).extent(0, first, end)
 
 
-@pytest.mark.parametrize("layers", [range(0, 33), range(4, 4), range(0, 8, 2)])
-def test_layers_outside_the_model_are_refused(layers: range) -> None:
-    with pytest.raises(ValueError, match="layers"):
-        StreamLayout(LLAMA_8B, 64, 64, 256).stream_extents(1, 2, layers)
+@pytest.mark.parametrize("group", [-1, 4])
+def test_groups_outside_the_stream_are_refused(group: int) -> None:
+    with pytest.raises(ValueError, match="group"):
+        StreamLayout(LLAMA_8B, 64, 64, 256, groups=4).extent(group, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("stream_bytes", "groups"), [(0, 1), (1 << 20, 1), (2 << 20, 2), (7 << 20, 4), (8 << 20, 8), (1 << 40, 16)]
+)
+def test_a_stream_has_as_many_groups_as_are_worth_their_calls(stream_bytes: int, groups: int) -> None:
+    assert layer_groups(LLAMA_8B, stream_bytes, 1 << 20, 16) == groups
+
+
+def test_groups_have_equally_many_layers() -> None:
+    shape = KvGeometry(layers=28, kv_heads=1, head_dim=1, element_bytes=2, block_tokens=16)
+    assert layer_groups(shape, 1 << 30, 1, 16) == 14
 
 
 def test_a_short_block_table_is_refused() -> None:
@@ -126,18 +140,22 @@ geometries = st.builds(
 
 
 @given(geometries, st.data())
-def test_the_pieces_of_head_groups_tile_the_stream(geometry: KvGeometry, data: st.DataObject) -> None:
-    units = [unit for unit in (1, 2, 4, 8, 16) if geometry.block_tokens % unit == 0]
-    unit = data.draw(st.sampled_from(units))
-    groups = data.draw(st.sampled_from([g for g in (1, 2, 4, 8) if geometry.kv_heads % g == 0]))
+def test_the_pieces_of_all_groups_tile_the_stream(geometry: KvGeometry, data: st.DataObject) -> None:
+    unit = data.draw(st.sampled_from([unit for unit in (1, 2, 4, 8, 16) if geometry.block_tokens % unit == 0]))
+    groups = data.draw(st.sampled_from([g for g in range(1, 6) if geometry.layers % g == 0]))
     start = data.draw(st.integers(0, 6)) * unit
     layout = StreamLayout(geometry, unit, start, start + data.draw(st.integers(0, 40)), groups)
-    at = 0
-    for index in range(layout.pieces):
-        extent = layout.head_group_extent(*layout.piece_at(index))
-        assert extent == Extent(at, layout.piece_bytes)
-        at = extent.end
+    at, seen = 0, []
+    for group in range(groups):
+        for number in range(layout.first_unit, layout.end_unit):
+            extent = layout.extent(group, number, number + 1)
+            assert extent == Extent(at, layout.group_unit_bytes)
+            at = extent.end
+            part = layout.part(group)
+            seen += [(number, layer, side) for layer in range(part.first_layer, part.end_layer) for side in (0, 1)]
     assert at == layout.stream_bytes
+    assert [layout.piece_at(index) for index in range(layout.pieces)] == seen
+    assert len(set(seen)) == layout.pieces
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=6), st.data())

@@ -101,7 +101,7 @@ class TrustsEverySeal(DecodeHandovers):
             request=handover.key.request,
             attempt=handover.key.attempt,
             transfer=handover.transfer,
-            checksums=b"".join(handover.checksums),
+            checksums=b"".join(handover.checksums[place] for place in sorted(handover.checksums)),
             first_tokens=handover.seal.first_tokens,
         )
         return super()._verify(handover, now)

@@ -84,6 +84,8 @@ class Grant(Message, frozen=True, tag=2):
     unit_tokens: Annotated[int, Meta(ge=1, le=4_096)]
     spans: Annotated[tuple[Span, ...], Meta(max_length=64)]
     """In order; the hand-over's byte stream (see layout) runs through them. Empty when nothing needs to move."""
+    groups: Annotated[int, Meta(ge=1, le=256)] = 1
+    """Layer groups of the byte stream, equally many layers each."""
 
 
 class Wait(Message, frozen=True, tag=3):

@@ -9,7 +9,7 @@ from baton_kv_transfer.landing import LandingWindow
 from baton_kv_transfer.layout import Extent, StreamLayout
 from baton_kv_transfer.wire.pair_link import Abandon, Done, FirstToken, Grant, PairMessage, Reject, Seal, Span, Wait
 from baton_kv_transfer.wire.values import Reason
-from baton_testing.kv_transfer import GEOMETRY, first_tokens
+from baton_testing.kv_transfer import GEOMETRY, WHOLE, first_tokens
 
 UNIT = GEOMETRY.block_bytes
 CONFIG = TransferConfig(max_put_bytes=2 * UNIT, link_wait_s=10.0, early_s=30.0)
@@ -138,4 +138,4 @@ def granted(**options: object) -> Decode:
 
 
 def scatter(first: int, end: int, base: int = 0) -> Scatter:
-    return Scatter(KEY, BLOCKS, 4, first, end, Extent(base + first * UNIT, (end - first) * UNIT))
+    return Scatter(KEY, BLOCKS, 4, first, end, WHOLE, Extent(base + first * UNIT, (end - first) * UNIT))

@@ -22,9 +22,16 @@ from baton_testing.event_heap import EventHeap
 from baton_testing.kv_transfer import FakePool
 
 CONFIG = TransferConfig(
-    link_wait_s=2.0, early_s=3.0, pin_s=4.0, closing_s=1.0, max_put_bytes=512, quarantine_share=0.9, tick_s=0.25
+    link_wait_s=2.0,
+    early_s=3.0,
+    pin_s=4.0,
+    closing_s=1.0,
+    max_put_bytes=256,
+    group_bytes=64,
+    quarantine_share=0.9,
+    tick_s=0.25,
 )
-PREFILL_GEOMETRY = KvGeometry(layers=1, kv_heads=1, head_dim=2, element_bytes=4, block_tokens=4)
+PREFILL_GEOMETRY = KvGeometry(layers=2, kv_heads=1, head_dim=1, element_bytes=4, block_tokens=4)
 
 
 @dataclass(slots=True)
@@ -40,6 +47,8 @@ class Request:
     source: tuple[int, ...] = ()
     target: tuple[int, ...] = ()
     kv: list[bytes] = field(default_factory=list)
+    final: dict[int, bytes] = field(default_factory=dict)
+    """What each block of `source` will hold once all is computed."""
     cancelled: bool = False
     first_tokens: tuple[FirstToken, ...] = ()
 
@@ -168,12 +177,12 @@ class SimPrefill:
             return
         if put.unit_tokens != PREFILL_GEOMETRY.block_tokens:
             packed = memoryview(bytearray(sum(extent.length for extent in put.landing)))
-            self.pool.pack(put.blocks, put.unit_tokens, put.first_unit, put.end_unit, packed)
+            self.pool.pack(put.blocks, put.unit_tokens, put.first_unit, put.end_unit, packed, put.part)
             write = Write(put.transfer, packed, (Extent(0, len(packed)),), put.landing)
         else:
-            source = source_extents(PREFILL_GEOMETRY, put.blocks, put.first_unit, put.end_unit)
+            source = source_extents(PREFILL_GEOMETRY, put.blocks, put.first_unit, put.end_unit, put.part)
             write = Write(put.transfer, self.pool.memory, tuple(source), put.landing)
-        checksums = self.pool.checksums(put.blocks, put.unit_tokens, put.first_unit, put.end_unit)
+        checksums = self.pool.checksums(put.blocks, put.unit_tokens, put.first_unit, put.end_unit, put.part)
 
         def done(detail: str | None) -> None:
             if not self.alive:
@@ -300,7 +309,7 @@ class SimDecode:
             self.region[at] ^= 1 << self.world.heap.random.randrange(8)
             self.world.corrupted.add(scatter.key)
         stream = memoryview(self.region)[scatter.landing.offset : scatter.landing.end]
-        units = (scatter.unit_tokens, scatter.first_unit, scatter.end_unit)
+        units = (scatter.unit_tokens, scatter.first_unit, scatter.end_unit, scatter.part)
         sums = self.pool.scatter(stream, scatter.blocks, *units)
         self.act(self.machine.scattered(scatter.key, scatter.first_unit, sums, self.world.heap.now))
 

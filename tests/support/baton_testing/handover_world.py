@@ -15,6 +15,7 @@ from baton_kv_transfer.handover import CutLink, HandoverKey, Send
 from baton_kv_transfer.handover_decode import DecodeHandovers
 from baton_kv_transfer.handover_prefill import PrefillHandovers
 from baton_kv_transfer.landing import SpanState
+from baton_kv_transfer.layout import PoolPart
 from baton_kv_transfer.memory import MemoryWriter
 from baton_kv_transfer.prefill_records import DropPuts, Put, Release, Report
 from baton_kv_transfer.wire.pair_link import FirstToken, PairMessage
@@ -167,12 +168,11 @@ class World:
                 body = {name: getattr(message, name) for name in message.__struct_fields__[2:]}
                 key = HandoverKey(*(getattr(message, name) for name in message.__struct_fields__[:2]))
                 return f"→ {self._name(peer)} {type(message).__name__} {_short(key)} {body}"
-            case Put(key, peer, put, transfer, _, unit, first, end):
-                return (
-                    f"put {put} → {self._name(peer)} {_short(key)} transfer {transfer} units of {unit} [{first}, {end})"
-                )
-            case Scatter(key, blocks, unit, first, end, landing):
-                return f"scatter {_short(key)} units of {unit} [{first}, {end}) from {landing} into {blocks}"
+            case Put(key, peer, put, transfer, _, unit, first, end, part):
+                units = f"units of {unit} [{first}, {end}) of {part}"
+                return f"put {put} → {self._name(peer)} {_short(key)} transfer {transfer} {units}"
+            case Scatter(key, blocks, unit, first, end, part, landing):
+                return f"scatter {_short(key)} units of {unit} [{first}, {end}) of {part} from {landing} into {blocks}"
             case Release(key) | DropPuts(key) | Landed(key):
                 return f"{type(action).__name__} {_short(key)}"
             case Failed(key, reason, detail) | Report(key, reason, detail):
@@ -314,6 +314,8 @@ class World:
         request.source = blocks
         prefill.pool.fill(blocks)
         request.kv = prefill.pool.tokens(blocks, 0, request.tokens)
+        request.final = {block: prefill.pool.block(block) for block in blocks}
+        prefill.pool.fill(blocks)  # what is not computed yet is anything
         prefill.opened.add(request.key)
         now = self.heap.now
         prefill.act(prefill.machine.opened(request.key, request.decode, request.tokens, request.deadline_s, now))
@@ -322,8 +324,25 @@ class World:
     def _compute(self, prefill: SimPrefill, request: Request, done: int) -> None:
         if request.key in prefill.released:
             return
-        done = min(request.tokens, done + self.heap.random.choice((3, 8, 40)))
+        start, done = done, min(request.tokens, done + self.heap.random.choice((3, 8, 40)))
+        if self.chance(0.5):
+            prefill.later(self.delay(0.1), lambda: self._compute_first_layer(prefill, request, start, done))
+        else:
+            self._computed(prefill, request, start, done)
+
+    def _compute_first_layer(self, prefill: SimPrefill, request: Request, start: int, done: int) -> None:
+        if request.key in prefill.released:
+            return
         blocks = request.source[: -(-done // 4)]
+        prefill.pool.reveal(request.final, blocks, start, done, PoolPart(0, 1, 0, 1))
+        prefill.act(prefill.machine.computing(request.key, done, 1, blocks, self.heap.now))
+        prefill.later(self.delay(0.1), lambda: self._computed(prefill, request, start, done))
+
+    def _computed(self, prefill: SimPrefill, request: Request, start: int, done: int) -> None:
+        if request.key in prefill.released:
+            return
+        blocks = request.source[: -(-done // 4)]
+        prefill.pool.reveal(request.final, blocks, start, done, None)
         prefill.act(prefill.machine.computed(request.key, done, blocks, self.heap.now))
         if done < request.tokens:
             prefill.later(self.delay(0.2), lambda: self._compute(prefill, request, done))

@@ -7,16 +7,18 @@ import hashlib
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from baton_kv_transfer.handover import TransferConfig
 from baton_kv_transfer.keys import KeyDirectory, write_new_key
-from baton_kv_transfer.layout import KvGeometry, StreamLayout
+from baton_kv_transfer.layout import KvGeometry, PoolPart, StreamLayout
 from baton_kv_transfer.wire.pair_link import FirstToken
 from baton_kv_transfer.wire.values import WIRE_VERSION, Finish, PairFingerprint, Reason
 
 GEOMETRY = KvGeometry(layers=2, kv_heads=2, head_dim=4, element_bytes=4, block_tokens=4)
+
+WHOLE = PoolPart(0, GEOMETRY.layers, 0, GEOMETRY.kv_heads)
 
 FAST = TransferConfig(
     heartbeat_s=0.05, suspect_s=0.3, dead_s=0.6, handshake_s=2.0, link_wait_s=2.0, tick_s=0.01, closing_s=0.5
@@ -66,33 +68,65 @@ class FakePool:
             size = self.geometry.block_bytes
             self.memory[block * size : (block + 1) * size] = self.random_bytes(size)
 
+    def block(self, block: int) -> bytes:
+        size = self.geometry.block_bytes
+        return bytes(self.memory[block * size : (block + 1) * size])
+
+    def reveal(
+        self, final: dict[int, bytes], blocks: Sequence[int], start: int, end: int, part: PoolPart | None
+    ) -> None:
+        """Tokens [start, end) get what `final` has for their blocks."""
+        for token in range(start, end):
+            for first, last in self._rows(blocks, 1, token, part):
+                block, inside = divmod(first, self.geometry.block_bytes)
+                self.memory[first:last] = final[block][inside : inside + last - first]
+
     def region(self) -> memoryview | None:
         return self.memory if self.host_memory else None
 
-    def unit(self, blocks: Sequence[int], unit_tokens: int, unit: int) -> bytes:
+    def unit(self, blocks: Sequence[int], unit_tokens: int, unit: int, part: PoolPart | None = None) -> bytes:
         """One unit in stream layout."""
-        return b"".join(bytes(self.memory[start:end]) for start, end in self._rows(blocks, unit_tokens, unit))
+        rows = self._rows(blocks, unit_tokens, unit, part)
+        return b"".join(bytes(self.memory[start:end]) for start, end in rows)
 
-    def pack(self, blocks: Sequence[int], unit_tokens: int, first_unit: int, end_unit: int, out: memoryview, /) -> None:
-        packed = b"".join(self.unit(blocks, unit_tokens, unit) for unit in range(first_unit, end_unit))
+    def pack(
+        self,
+        blocks: Sequence[int],
+        unit_tokens: int,
+        first_unit: int,
+        end_unit: int,
+        out: memoryview,
+        part: PoolPart | None = None,
+        /,
+    ) -> None:
+        packed = b"".join(self.unit(blocks, unit_tokens, unit, part) for unit in range(first_unit, end_unit))
         out[:] = packed
 
-    def checksums(self, blocks: Sequence[int], unit_tokens: int, first_unit: int, end_unit: int) -> bytes:
-        units = (self.unit(blocks, unit_tokens, unit) for unit in range(first_unit, end_unit))
-        return b"".join(piece_checksums(self.geometry, unit_tokens, unit) for unit in units)
+    def checksums(
+        self, blocks: Sequence[int], unit_tokens: int, first_unit: int, end_unit: int, part: PoolPart | None = None, /
+    ) -> bytes:
+        units = (self.unit(blocks, unit_tokens, unit, part) for unit in range(first_unit, end_unit))
+        return b"".join(piece_checksums(self._of(part), unit_tokens, unit) for unit in units)
 
     def scatter(
-        self, stream: memoryview, blocks: Sequence[int], unit_tokens: int, first_unit: int, end_unit: int, /
+        self,
+        stream: memoryview,
+        blocks: Sequence[int],
+        unit_tokens: int,
+        first_unit: int,
+        end_unit: int,
+        part: PoolPart | None = None,
+        /,
     ) -> bytes:
         if self.spoil is not None:
             self.spoil(stream)
-        size = self.geometry.token_bytes * unit_tokens
+        size = self._of(part).token_bytes * unit_tokens
         sums = b""
         for index, unit in enumerate(range(first_unit, end_unit)):
             data = bytes(stream[index * size : (index + 1) * size])
-            sums += piece_checksums(self.geometry, unit_tokens, data)
+            sums += piece_checksums(self._of(part), unit_tokens, data)
             at = 0
-            for start, end in self._rows(blocks, unit_tokens, unit):
+            for start, end in self._rows(blocks, unit_tokens, unit, part):
                 self.memory[start:end] = data[at : at + end - start]
                 at += end - start
             self.scattered_units += 1
@@ -102,13 +136,25 @@ class FakePool:
         """KV of every token in [start, end), whatever the block size: what two pools must agree on."""
         return [self.unit(blocks, 1, token) for token in range(start, end)]
 
-    def _rows(self, blocks: Sequence[int], unit_tokens: int, unit: int) -> list[tuple[int, int]]:
+    def _of(self, part: PoolPart | None) -> KvGeometry:
+        """The shape of a part of the blocks."""
+        if part is None:
+            return self.geometry
+        layers, heads = part.end_layer - part.first_layer, part.end_head - part.first_head
+        return replace(self.geometry, layers=layers, kv_heads=heads)
+
+    def _rows(self, blocks: Sequence[int], unit_tokens: int, unit: int, part: PoolPart | None) -> list[tuple[int, int]]:
         geometry = self.geometry
         row = geometry.head_dim * geometry.element_bytes
         block, slot = divmod(unit * unit_tokens, geometry.block_tokens)
         base = blocks[block] * geometry.block_bytes
-        heads = geometry.layers * 2 * geometry.kv_heads
-        starts = [base + (head * geometry.block_tokens + slot) * row for head in range(heads)]
+        whole = part or PoolPart(0, geometry.layers, 0, geometry.kv_heads)
+        heads = [
+            side * geometry.kv_heads + head
+            for side in range(2 * whole.first_layer, 2 * whole.end_layer)
+            for head in range(whole.first_head, whole.end_head)
+        ]
+        starts = [base + (head * geometry.block_tokens + slot) * row for head in heads]
         return [(start, start + unit_tokens * row) for start in starts]
 
 

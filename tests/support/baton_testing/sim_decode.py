@@ -253,7 +253,7 @@ class DecodeLinks:
         if self.corrupt_next:
             self._spoil(scatter, self.corrupt_next.pop())
         stream = memoryview(self.region)[scatter.landing.offset : scatter.landing.end]
-        units = (scatter.unit_tokens, scatter.first_unit, scatter.end_unit)
+        units = (scatter.unit_tokens, scatter.first_unit, scatter.end_unit, scatter.part)
         sums = self.worker.engine.pool.scatter(stream, scatter.blocks, *units)
         self.act(self.machine.scattered(scatter.key, scatter.first_unit, sums, self._now))
 

@@ -241,13 +241,13 @@ class PrefillLinks:
         generations = self._generations(blocks)
         units = (put.blocks, put.unit_tokens, put.first_unit, put.end_unit)
         if put.unit_tokens == PREFILL_BLOCK_TOKENS:
-            source = source_extents(pool.geometry, put.blocks, put.first_unit, put.end_unit)
+            source = source_extents(pool.geometry, put.blocks, put.first_unit, put.end_unit, put.part)
             write = Write(put.transfer, pool.memory, tuple(source), put.landing)
         else:
-            packed = memoryview(bytearray(sum(extent.length for extent in put.landing)))
-            pool.pack(*units, packed)
+            packed = memoryview(bytearray(put.length))
+            pool.pack(*units, packed, put.part)
             write = Write(put.transfer, packed, (Extent(0, len(packed)),), put.landing)
-        checksums = pool.checksums(*units)
+        checksums = pool.checksums(*units, put.part)
 
         def done(detail: str | None) -> None:
             self.worker.run(lambda: self._put_ended(put, blocks, generations, checksums, detail))

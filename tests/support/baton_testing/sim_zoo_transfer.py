@@ -14,7 +14,7 @@ from baton_kv_transfer.handover_decode import DecodeHandovers
 from baton_kv_transfer.handover_prefill import PrefillHandovers
 from baton_kv_transfer.landing import LandingRegion, SpanState
 from baton_kv_transfer.layout import KvGeometry
-from baton_kv_transfer.prefill_records import PrefillAction, Put, Release
+from baton_kv_transfer.prefill_records import GroupUnits, PrefillAction, Put, Release
 from baton_kv_transfer.wire.pair_link import Abandon, Done, FirstToken, Grant, PairMessage, Reject, Seal, Wait
 from baton_kv_transfer.wire.values import Reason
 
@@ -139,8 +139,8 @@ class ShiftsBlocksOnPartialHit(PrefillHandovers):
         super().__init__(geometry, config)
         self._starts = {}
 
-    def _put(self, handover: Any, layout: Any, grant: Any, first: int, end: int) -> Put:
-        put = super()._put(handover, layout, grant, first, end)
+    def _put(self, handover: Any, layout: Any, grant: Any, units: GroupUnits) -> Put:
+        put = super()._put(handover, layout, grant, units)
         shift = layout.start_tokens // 4
         return replace(put, blocks=(*put.blocks[:shift], *put.blocks[: len(put.blocks) - shift]))
 
@@ -148,8 +148,8 @@ class ShiftsBlocksOnPartialHit(PrefillHandovers):
 class PutsTwice(PrefillHandovers):
     """vllm#48633: a byte range is written twice in one attempt."""
 
-    def _put(self, handover: Any, layout: Any, grant: Any, first: int, end: int) -> Put:
-        return super()._put(handover, layout, grant, max(layout.first_unit, first - 1), end)
+    def _put(self, handover: Any, layout: Any, grant: Any, units: GroupUnits) -> Put:
+        return super()._put(handover, layout, grant, replace(units, first=max(layout.first_unit, units.first - 1)))
 
 
 class SealsWithLostChoice(PrefillHandovers):
