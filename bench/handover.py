@@ -36,7 +36,6 @@ from bench.subjects import Subject, random_100m, tiny
 PROMPTS = (128, 256, 512, 1_024, 2_048, 4_000)
 OUTPUT_TOKENS = 8
 ROUNDS = {128: 16, 256: 12, 512: 10, 1_024: 8, 2_048: 5, 4_000: 4}
-CONTEXT_TOKENS = 4_096
 PREFILL_CORE, OTHER_CORE = 0, 1
 EARLY = re.compile(r'^baton_kv_bytes_total\{direction="(\w+)",role="prefill"\} ([0-9.e+]+)$', re.MULTILINE)
 COLUMNS = (
@@ -87,7 +86,9 @@ def pinned(process: subprocess.Popen[bytes], core: int) -> subprocess.Popen[byte
 
 
 @contextmanager
-def serving(name: str, roles: Sequence[str], subject: Subject, verify: str, folder: Path) -> Iterator[Service]:
+def serving(
+    name: str, roles: Sequence[str], subject: Subject, verify: str, context_tokens: int, folder: Path
+) -> Iterator[Service]:
     """A gateway with one worker of each role; the first role is the one that prefills."""
     folder = folder / name
     keys = folder / "keys"
@@ -102,7 +103,7 @@ def serving(name: str, roles: Sequence[str], subject: Subject, verify: str, fold
             argv = [
                 *("-m", f"baton_{role}_worker", f"--model={subject.folder}", "--served-name=bench"),
                 *("--listen=127.0.0.1:0", f"--keys={keys}", f"--announce={announce}", "--dtype=float32"),
-                *(f"--max-context-tokens={CONTEXT_TOKENS}", f"--kv-cache-bytes={768 << 20}", pairing),
+                *(f"--max-context-tokens={context_tokens}", f"--kv-cache-bytes={512 << 20}", pairing),
                 f"--verify={verify}",
             ]
             process = pinned(
@@ -205,11 +206,12 @@ def run(model: str, prompts: Sequence[int], modes: Sequence[str], rounds: int | 
     subject = {"tiny": tiny, "100m": random_100m}[model]()
     if (os.cpu_count() or 1) > 1:
         os.sched_setaffinity(0, {OTHER_CORE})
+    context = max(prompts) + 96
     rows: list[dict[str, Cell]] = []
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        together = stack.enter_context(serving("together", ("decode",), subject, "full", Path(folder)))
+        together = stack.enter_context(serving("together", ("decode",), subject, "full", context, Path(folder)))
         for verify in modes:
-            with serving(verify, ("prefill", "decode"), subject, verify, Path(folder)) as apart:
+            with serving(verify, ("prefill", "decode"), subject, verify, context, Path(folder)) as apart:
                 draw = random.Random(1)
                 found = asyncio.run(compare(apart, together, prompts, subject.vocab_size, rounds, draw))
                 rows += [row(verify, length, pairs) for length, pairs in found.items()]

@@ -42,6 +42,7 @@ def build_role(config: WorkerConfig, parts: EngineParts, epoch: bytes, metrics: 
             peers=stats.links,
             handovers=stats.handovers.ended.get("landed", 0),
             kv_bytes_sent=0,
+            kv_bytes_early=0,
             kv_bytes_received=stats.bytes_received,
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from baton_engine.engine_config import EngineConfig
 from baton_engine.engine_state import EngineState, announce, close_slot, leave_stage
-from baton_engine.events import SequenceSpec
+from baton_engine.events import Computing, SequenceSpec
 from baton_engine.plan import PrefillChunk
 from baton_engine.sequence import Sequence, Stage, Stem, StemStage
 from baton_engine.step_draft import LaunchedChunk, StepDraft
@@ -148,6 +148,10 @@ def _add_chunk(state: EngineState, draft: StepDraft, stem: Stem) -> None:
     assert stem.slot is not None
     draft.prefill.append(PrefillChunk(stem.slot, start, stem.tokens[start:end], sample))
     draft.chunks.append(LaunchedChunk(stem, end, is_last))
+    if stem.request.spec.hold:
+        stem.request.is_announced = True  # from now on others may be reading its blocks
+        table = tuple(state.pool.table(stem.owner))
+        state.events.append(Computing(stem.request.key, draft.step, end, table))
     if is_last:
         _finish_stem(state, draft, stem)
 

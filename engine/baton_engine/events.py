@@ -65,6 +65,18 @@ class Computed:
 
 
 @dataclass(frozen=True, slots=True)
+class Computing:
+    """Step `step`, about to be launched, computes KV of a held sequence up to `tokens`, into `blocks` (its whole block
+    table so far). Valid until `release` of the key.
+    """
+
+    key: RequestKey
+    step: int
+    tokens: int
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Prefilled:
     """A held sequence is complete: every choice has its first token.
 
@@ -107,4 +119,4 @@ class Failed:
     detail: str = ""
 
 
-SchedulerEvent = Drawn | Computed | Prefilled | Reserved | Queued | Failed
+SchedulerEvent = Drawn | Computing | Computed | Prefilled | Reserved | Queued | Failed

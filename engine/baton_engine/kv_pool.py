@@ -28,8 +28,9 @@ class KvPool:
     """`tensor` is [num_blocks, layers, 2, kv_heads, block_tokens, head_dim], contiguous, zero at first.
 
     `blocks` below is a sequence's block table in logical order; unit u covers its tokens [u · unit_tokens, (u + 1) ·
-    unit_tokens), of which `part` (None: all) says the layers and heads. Checksums come as little-endian uint64, one per piece, in stream order. Raises ValueError when units
-    leave the blocks or unit_tokens does not divide the pool's block, MemoryError when the pool does not fit.
+    unit_tokens), of which `part` (None: all) says the layers and heads. Checksums come as little-endian uint64, one per
+    piece, in stream order. Raises ValueError when units leave the blocks or unit_tokens does not divide the pool's
+    block, MemoryError when the pool does not fit.
     """
 
     def __init__(self, geometry: KvGeometry, num_blocks: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -96,7 +97,7 @@ class KvPool:
         copy_blocks(self.tensor, self._table(sources), self._table(targets))
 
     def _of(self, part: PoolPart | None) -> Tensor:
-        """A view of some layers and heads of all blocks. On a GPU all heads or none: the kernels count on whole rows."""
+        """A view of some layers and heads of all blocks. On a GPU all heads: the kernels count on it."""
         if part is None:
             return self.tensor
         heads = slice(part.first_head, part.end_head)

@@ -17,6 +17,7 @@ from baton_engine.decode_graph import DecodeGraphs, graph_sizes
 from baton_engine.drawing import DrawingRows
 from baton_engine.host_memory import keep_freed_memory
 from baton_engine.kv_pool import KvPool
+from baton_engine.layer_notices import LayerListener, LayerNotices
 from baton_engine.loading import LoadedModel
 from baton_engine.plan import SlotTokens, StepPlan, StepResult
 from baton_engine.sampler import Draw, LogitsHook, Sampler
@@ -48,6 +49,7 @@ class ModelRunner:
         max_blocks = -(-loaded.max_context_tokens // block_tokens)
         self._slots = SlotState(max_slots, max_blocks, block_tokens, loaded.device)
         self._sampler = Sampler(loaded.config.vocab_size, max_slots, loaded.device, hook)
+        self._notices: LayerNotices | None = None
         self._in_flight: deque[_InFlight] = deque()
         self._graphs: DecodeGraphs | None = None
         if loaded.device.type == "cpu":
@@ -60,6 +62,12 @@ class ModelRunner:
     def _capture(self, max_slots: int, max_blocks: int) -> DecodeGraphs:
         last_tokens, sizes = self._slots.last_tokens, graph_sizes(max_slots)
         return DecodeGraphs(self._model, self._pool.tensor, last_tokens, max_slots, max_blocks, sizes)
+
+    def watch_layers(self, listener: LayerListener) -> None:
+        """From now on tell `listener` while prompts are computed. Before the first step."""
+        geometry = self._pool.geometry
+        layer_token_bytes = geometry.token_bytes // geometry.layers
+        self._notices = LayerNotices(self._device, geometry.layers, layer_token_bytes, listener)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
@@ -98,7 +106,8 @@ class ModelRunner:
             return plan.decode, self._replay(self._graphs, plan.decode)
         drawing = DrawingRows.of(plan) if plan.prefill else None
         token_ids, rows = self._slots.rows(plan, drawing)
-        hidden = self._model.hidden_states(token_ids, rows, self._pool.tensor)
+        written = None if self._notices is None else self._notices.of(plan)
+        hidden = self._model.hidden_states(token_ids, rows, self._pool.tensor, written)
         if drawing is None:
             return plan.decode, self._draw(plan.decode, self._model.head(hidden))
         if not drawing.slots:

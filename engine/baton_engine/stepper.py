@@ -28,6 +28,8 @@ class Stepper:
         observe: Callable[[int, StepLoad, float], None] = lambda step, load, seconds: None,
     ) -> None:
         """`observe` is told each collected step's number, what was in it, and its duration in seconds."""
+        self.before_launch: Callable[[], None] = lambda: None
+        """Called when a step is planned: what the scheduler decided need not wait for the step to be over."""
         self.steps = 0
         """Steps whose result was applied."""
         self.step_s = 0.0
@@ -54,6 +56,7 @@ class Stepper:
             self._collect(now)
         plan = self._scheduler.plan(now)
         if plan is not None:
+            self.before_launch()
             self._runner.launch(plan)
             self._launched.append(self._meter.load(plan))
             if self._runner.is_done():

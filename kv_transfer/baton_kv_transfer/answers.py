@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from baton_kv_transfer.handover import HandoverKey
-from baton_kv_transfer.wire.pair_link import Done, Reject, Wait
+from baton_kv_transfer.wire.pair_link import Abandon, Done, Reject, Wait
 from baton_kv_transfer.wire.values import Reason
 
 MAX_DETAIL = 256
@@ -24,3 +24,7 @@ def verified(key: HandoverKey) -> Done:
 def spoilt(key: HandoverKey, reason: Reason, detail: str) -> Done:
     """A sealed hand-over that is not admitted."""
     return Done(request=key.request, attempt=key.attempt, reason=reason, detail=detail[:MAX_DETAIL])
+
+
+def abandon(key: HandoverKey, reason: Reason, detail: str = "") -> Abandon:
+    return Abandon(request=key.request, attempt=key.attempt, reason=reason, detail=detail[:MAX_DETAIL])

@@ -122,8 +122,7 @@ class DecodeHandovers:
         handover = self._scattering(key, first_unit)
         if handover is None or handover.scattering is None:
             return []
-        handover.checksums[handover.scattering] = checksums
-        handover.scattering = None
+        handover.checksums[handover.scattering], handover.scattering = checksums, None
         return self._advance(handover, now)
 
     def scatter_failed(self, key: HandoverKey, first_unit: int, detail: str, now: float) -> list[DecodeAction]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+from baton_kv_transfer import answers
 from baton_kv_transfer.ahead import Ahead
 from baton_kv_transfer.errors import BadMessageError, UnfitPairError
 from baton_kv_transfer.expiring import ExpiringMap
@@ -30,17 +31,7 @@ from baton_kv_transfer.prefill_records import (
     Report,
 )
 from baton_kv_transfer.putting import next_units, put_of
-from baton_kv_transfer.wire.pair_link import (
-    Abandon,
-    Done,
-    FirstToken,
-    Grant,
-    Heartbeat,
-    PairMessage,
-    Reject,
-    Seal,
-    Wait,
-)
+from baton_kv_transfer.wire.pair_link import Done, FirstToken, Grant, Heartbeat, PairMessage, Reject, Seal, Wait
 from baton_kv_transfer.wire.values import Reason
 
 EARLY_CAPACITY = 4_096
@@ -385,8 +376,7 @@ class PrefillHandovers:
         return actions
 
     def _abandon(self, peer: bytes, key: HandoverKey, reason: Reason, detail: str = "") -> Send:
-        message = Abandon(request=key.request, attempt=key.attempt, reason=reason, detail=detail[:256])
-        return Send(peer, message)
+        return Send(peer, answers.abandon(key, reason, detail))
 
     def _of(self, peer: bytes, state: PrefillState | None = None) -> list[PrefillHandover]:
         return [h for h in self._handovers.values() if h.peer == peer and (state is None or h.state is state)]

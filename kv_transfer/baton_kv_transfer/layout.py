@@ -1,7 +1,7 @@
 """Arithmetic of the hand-over's byte stream: units, pieces, bytes, and where they lie in pool and landing region.
 
-A hand-over moves whole *units* of `unit_tokens` token slots, the smaller of the two workers' block sizes, and layer group
-by layer group, so that the first layers can travel while the last are computed. The stream is
+A hand-over moves whole *units* of `unit_tokens` token slots, the smaller of the two workers' block sizes, and layer
+group by layer group, so that the first layers can travel while the last are computed. The stream is
 `[layer group][unit][layer][K,V][kv_head][slot][dim]`, whatever the pools look like inside: adjacent units of one layer
 group are one stretch of it. A *piece* is the part of one unit, layer, K or V: the grain of checksums. Numbers only: no
 memory is touched here.

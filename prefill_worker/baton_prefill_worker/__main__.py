@@ -30,6 +30,7 @@ def build_role(config: WorkerConfig, parts: EngineParts, epoch: bytes, metrics: 
         config=transfer_config(config),
     )
     service.transfer = transfer
+    parts.watch_layers(service.on_layers)
 
     def view() -> TransferView:
         stats = transfer.stats()
@@ -38,6 +39,7 @@ def build_role(config: WorkerConfig, parts: EngineParts, epoch: bytes, metrics: 
             peers=stats.links,
             handovers=stats.handovers.ended.get("done", 0),
             kv_bytes_sent=stats.bytes_sent,
+            kv_bytes_early=stats.handovers.early_bytes,
             kv_bytes_received=0,
             links=stats.pairs,
         )

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Protocol
 
-from baton_engine.events import Computed, Drawn, Failed, Prefilled, RequestKey, SchedulerEvent
+from baton_engine.events import Computed, Computing, Drawn, Failed, Prefilled, RequestKey, SchedulerEvent
 from baton_kv_transfer.wire.gateway_link import Cancel, LegFailed, Message, Prefill, Reserve, Tokens, WorkerState
 from baton_kv_transfer.wire.pair_link import FirstToken
 from baton_kv_transfer.wire.values import PeerRef, Reason, TokenEntry
@@ -24,6 +24,9 @@ from baton_worker.metrics import WorkerMetrics
 from baton_worker.open_requests import OpenRequests
 from baton_worker.reports import token_entry, worker_state
 from baton_worker.views import EngineSnapshot
+
+STEPS_KEPT = 4
+"""At most two are launched at once; a word about the older one may come late."""
 
 
 class Engine(Protocol):
@@ -39,6 +42,8 @@ class Transfer(Protocol):
     def opened(self, request: bytes, attempt: int, peer: PeerRef, total_tokens: int, deadline_s: float) -> None: ...
 
     def computed(self, request: bytes, attempt: int, tokens: int, blocks: tuple[int, ...]) -> None: ...
+
+    def computing(self, request: bytes, attempt: int, tokens: int, layers: int, blocks: tuple[int, ...]) -> None: ...
 
     def first_tokens(self, request: bytes, attempt: int, first_tokens: tuple[FirstToken, ...]) -> None: ...
 
@@ -66,6 +71,8 @@ class PrefillService:
         self._metrics = metrics
         self._loop = loop
         self._open: OpenRequests[GatewayLink] = OpenRequests()
+        self._computing: dict[int, list[Computing]] = {}
+        """Prompts of the latest steps, by step: put in by the engine thread, looked up by who tells of layers."""
         self.draining = False
 
     def attach(self, engine: Engine) -> None:
@@ -122,12 +129,25 @@ class PrefillService:
         self._loop.call_soon_threadsafe(self._deliver, snapshot, events)
         for event in events:
             match event:
+                case Computing():
+                    self._start(event)
                 case Computed(key, tokens, blocks):
                     self.transfer.computed(key.request, key.attempt, tokens, blocks)
                 case Prefilled(key, first_tokens):
                     self.transfer.first_tokens(key.request, key.attempt, first_tokens)
                 case Failed(key, reason, detail):
                     self.transfer.cancelled(key.request, key.attempt, reason, detail[:256])
+
+    def _start(self, prompt: Computing) -> None:
+        self._computing.setdefault(prompt.step, []).append(prompt)
+        for step in [step for step in self._computing if step < prompt.step - STEPS_KEPT]:
+            del self._computing[step]
+
+    def on_layers(self, step: int, layers: int) -> None:
+        """KV of layers [0, layers) of what `step` computes stands. On a GPU, from a thread that watches it."""
+        for prompt in self._computing.get(step, ()):
+            key = prompt.key
+            self.transfer.computing(key.request, key.attempt, prompt.tokens, layers, prompt.blocks)
 
     def on_cancel(self, key: RequestKey) -> None:
         self.transfer.cancelled(key.request, key.attempt)

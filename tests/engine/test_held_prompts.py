@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton_engine.events import Computed, Drawn, Failed, Prefilled, SchedulerEvent
+from baton_engine.events import Computed, Computing, Drawn, Failed, Prefilled, SchedulerEvent
 from baton_kv_transfer.wire.values import Finish, Reason
 from baton_testing.toy_engine import Engine, config, engine, key, spec
 
@@ -24,7 +24,11 @@ def test_a_held_prompt_reports_each_chunk_then_its_tokens_then_that_it_is_comple
     request = spec(1, 50, choices=(0, 1), hold=True)
     running.scheduler.submit(request, 0.0)
     running.run()
-    assert kinds(running.log) == ["Computed", "Computed", "Drawn", "Drawn", "Prefilled"]
+    said = kinds([event for event in running.log if not isinstance(event, Computing)])
+    assert said == ["Computed", "Computed", "Drawn", "Drawn", "Prefilled"]
+    begun = [event for event in running.log if isinstance(event, Computing)]
+    assert [(event.step, event.tokens) for event in begun] == [(1, 32), (2, 50)]
+    assert [event.blocks for event in begun] == [event.blocks for event in running.computed()]
     assert [event.tokens for event in running.computed()] == [32, 50]
     assert all(len(event.blocks) == 13 for event in running.computed())
     (prefilled,) = running.prefilled()
@@ -53,9 +57,10 @@ def test_a_cached_prefix_is_reported_before_the_first_chunk() -> None:
     running.run()
     running.scheduler.submit(spec(2, range(17), hold=True), 0.0)
     assert running.scheduler.plan(0.0) is not None
-    (event,) = running.scheduler.events()
+    event, begun = running.scheduler.events()
     assert isinstance(event, Computed)
     assert (event.tokens, len(event.blocks)) == (16, 5)
+    assert begun == Computing(key(2), running.stepper.steps + 1, 17, event.blocks)
 
 
 @pytest.mark.parametrize(("max_tokens", "finish"), [(1, Finish.LENGTH), (8, None)])
@@ -128,7 +133,7 @@ def test_a_cancelled_prompt_keeps_announced_blocks_until_the_release(ready: bool
         running.turn()
     running.scheduler.cancel(key(1), None, 0.0)
     running.run()
-    assert kinds(running.log) == ["Computed"]
+    assert [kind for kind in kinds(running.log) if kind != "Computing"] == ["Computed"]
     assert running.scheduler.stats().blocks_in_use == 15  # a transfer may be reading them
     running.scheduler.release(key(1), 0.0)
     running.run()
@@ -195,5 +200,5 @@ def test_events_name_their_types() -> None:
     running = engine()
     held(running, 1)
     running.run()
-    assert [type(event) for event in running.log] == [Computed, Drawn, Prefilled]
+    assert [type(event) for event in running.log] == [Computing, Computed, Drawn, Prefilled]
     assert not any(isinstance(event, Failed) for event in running.log)

@@ -174,7 +174,7 @@ async def test_with_stamps_no_checksum_is_computed(pair: Pair) -> None:
     config = {"config": replace(FAST, verify=Verify.STAMPS)}
     async with pair(config, config) as (p, d):
         request = Request(p, d, tokens=23)
-        p.pool.checksums = _fail  # type: ignore[method-assign, assignment]
+        p.pool.checksums = _fail  # type: ignore[method-assign]
         for step in (request.expect, request.open, request.compute_all, request.draw):
             step()
         await request.landed()

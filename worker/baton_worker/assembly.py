@@ -57,6 +57,7 @@ class Engine:
     capacity: capacity.Capacity
     pool: KvPool
     scheduler: Scheduler
+    runner: ModelRunner
     stepper: Stepper
     limits: Limits
     costs: CostModel
@@ -82,6 +83,7 @@ def build(config: WorkerConfig, observe_step: Callable[[int, StepLoad, float], N
         stepper=engine.stepper,
         limits=engine.limits,
         fingerprint=_fingerprint(engine.loaded, engine.pool.tensor.dtype, engine.bundle),
+        watch_layers=engine.runner.watch_layers,
         costs=engine.costs,
         peak=engine.peak,
         stages=engine.stages,
@@ -118,7 +120,8 @@ def build_engine(config: WorkerConfig, observe_step: Callable[[int, StepLoad, fl
         max_waiting=config.max_waiting,
     )
     scheduler = Scheduler(engine_config)
-    stepper = Stepper(scheduler, ModelRunner(loaded, pool, config.max_sequences), observe_step)
+    runner = ModelRunner(loaded, pool, config.max_sequences)
+    stepper = Stepper(scheduler, runner, observe_step)
     stages.ended("runner")
     log.info("start-up: %s", ", ".join(f"{name} {seconds:.2f} s" for name, seconds in stages.seconds.items()))
     costs = cost_model(loaded.config, loaded.dtype.itemsize, geometry.element_bytes)
@@ -126,7 +129,9 @@ def build_engine(config: WorkerConfig, observe_step: Callable[[int, StepLoad, fl
     log.info("%d blocks of %d tokens, %d landing bytes", sized.blocks, geometry.block_tokens, sized.landing_bytes)
     limits = Limits(loaded.config.vocab_size, loaded.max_context_tokens, choices)
     rated = peak(device, loaded.dtype)
-    return Engine(loaded, bundle, geometry, sized, pool, scheduler, stepper, limits, costs, rated, stages.seconds)
+    return Engine(
+        loaded, bundle, geometry, sized, pool, scheduler, runner, stepper, limits, costs, rated, stages.seconds
+    )
 
 
 class _Stages:

@@ -90,6 +90,7 @@ class EngineThread:
         self._on_events = on_events
         self._on_cancel = on_cancel
         self._on_crash = on_crash
+        stepper.before_launch = self._hand_out_events
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         now = clock()

@@ -66,9 +66,10 @@ class _Snapshots(Collector):
         yield preempted
         yield self._counters(
             "baton_kv_bytes",
-            "Bytes of KV moved between workers",
+            "Bytes of KV moved between workers; early ones were sent before their prompt was computed to its end",
             "direction",
             sent=transfer.kv_bytes_sent,
+            early=transfer.kv_bytes_early,
             received=transfer.kv_bytes_received,
         )
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from baton_engine.layer_notices import LayerListener
 from baton_engine.scheduler import Scheduler
 from baton_engine.step_cost import CostModel
 from baton_engine.stepper import Stepper
@@ -29,6 +30,8 @@ class EngineParts:
     stepper: Stepper
     limits: Limits
     fingerprint: PairFingerprint
+    watch_layers: Callable[[LayerListener], None] = field(default=lambda listener: None)
+    """Have a listener told of layers while prompts are computed; a paced runner has none to tell of."""
     costs: CostModel | None = None
     """None when nothing is computed (paced)."""
     peak: Peak | None = None

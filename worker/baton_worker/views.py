@@ -34,6 +34,8 @@ class TransferView:
     handovers: int
     """Verified ones."""
     kv_bytes_sent: int
+    kv_bytes_early: int
+    """Of the bytes sent, those that were there before the prompt's last token was computed."""
     kv_bytes_received: int
     links: tuple[LinkReport, ...] = ()
     """What a prefill worker knows of its ways to decode workers; a decode worker leaves measuring to them."""

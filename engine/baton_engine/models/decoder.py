@@ -7,6 +7,7 @@ Weights arrive ready from `models/assembly.py`; the KV pool and the rows of the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -49,10 +50,13 @@ class Decoder:
     kv_scales: Tensor
     """[layers, 2, kv_heads] float32 (`kv_scales.py`): what a float8 pool divides keys and values by."""
 
-    def hidden_states(self, token_ids: Tensor, rows: StepRows, kv_pool: Tensor) -> Tensor:
+    def hidden_states(
+        self, token_ids: Tensor, rows: StepRows, kv_pool: Tensor, written: Callable[[int], None] | None = None
+    ) -> Tensor:
         """Run T rows: token_ids [T] int64 → normed hidden states of the wanted rows [S or T, hidden_size].
 
-        The KV of all T rows goes into the pool.
+        The KV of all T rows goes into the pool; `written` is told after each layer's how many layers have theirs there
+        (on a GPU: will have, once the kernels launched so far are done).
         """
         rope, last = self.rope, rows.last
         scales = self.kv_scales if kv_pool.dtype == KV_FP8 else None
@@ -75,6 +79,8 @@ class Decoder:
                 index.rope,
                 scales,
             )
+            if written is not None:
+                written(number + 1)
             if last is not None and number == len(self.layers) - 1:
                 if not last.rows.numel():
                     return x[:0]

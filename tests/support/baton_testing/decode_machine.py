@@ -64,7 +64,9 @@ class Decode:
         return self._took(self.machine.message(peer, message, self.now))
 
     def land(self, first_unit: int, end_unit: int, transfer: int = 1, base: int = 0) -> list[DecodeAction]:
-        offset, length = base + first_unit * UNIT, (end_unit - first_unit) * UNIT
+        return self.land_bytes(base + first_unit * UNIT, (end_unit - first_unit) * UNIT, transfer)
+
+    def land_bytes(self, offset: int, length: int, transfer: int = 1) -> list[DecodeAction]:
         window = self.machine.claim(P1, transfer, offset, length)
         assert isinstance(window, LandingWindow)
         assert window.is_open
@@ -84,6 +86,10 @@ class Decode:
 
     def refused_count(self, cause: str) -> int:
         return self.machine.stats().refused.get(cause, 0)
+
+    @property
+    def grants(self) -> list[Grant]:
+        return [a.message for a in self.all if isinstance(a, Send) and isinstance(a.message, Grant)]
 
     @property
     def is_empty(self) -> bool:

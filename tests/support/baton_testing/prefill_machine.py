@@ -68,6 +68,10 @@ class Prefill:
     def compute(self, tokens: int = TOKENS) -> list[PrefillAction]:
         return self._took(self.machine.computed(KEY, tokens, BLOCKS[: -(-tokens // 4)], self.now))
 
+    def compute_layers(self, tokens: int, layers: int) -> list[PrefillAction]:
+        blocks = BLOCKS[: -(-tokens // 4)]
+        return self._took(self.machine.computing(KEY, tokens, layers, blocks, self.now))
+
     def draw(self, tokens: tuple[FirstToken, ...] = FIRST) -> list[PrefillAction]:
         return self._took(self.machine.first_tokens(KEY, tokens, self.now))
 

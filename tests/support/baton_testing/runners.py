@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from baton_engine.blocks import BlockPool, BlockState
-from baton_engine.plan import OpenSlot, SlotTokens, StepPlan, StepResult
+from baton_engine.plan import OpenSlot, PrefillChunk, SlotTokens, StepPlan, StepResult
 from baton_kv_transfer.wire.values import SamplingParams
 
 MASK = (1 << 61) - 1
@@ -99,6 +99,9 @@ class ToyRunner:
         self._tables: dict[int, dict[int, int]] = {}  # as of the last launched step
         self._contexts: dict[int, int] = {}
         self._last_step = 0
+        self.write_first_layer: Callable[[tuple[int, int], int], None] | None = None
+        """When set, a step that is launched alone may write its prompts' first layer at once: `wrote_first_layer`."""
+        self.wrote_first_layer: Callable[[int], None] = lambda step: None
 
     # Runner -----------------------------------------------------------------------------------------------------------
 
@@ -108,6 +111,10 @@ class ToyRunner:
         self._last_step = plan.step
         self.plans.append(plan)
         self.launched.append((plan, self._generations(plan)))
+        if self.write_first_layer is not None and plan.prefill and len(self.launched) == 1:
+            for chunk in plan.prefill:
+                self._begin(chunk, self.write_first_layer)
+            self.wrote_first_layer(plan.step)
 
     def is_done(self) -> bool:
         return bool(self.launched) and self._is_ready()
@@ -135,6 +142,17 @@ class ToyRunner:
         """What stands at the first `tokens` positions of a sequence's blocks; None where nothing was ever written."""
         places = (divmod(position, self.block_tokens) for position in range(tokens))
         return [self.storage.get((blocks[index], offset)) for index, offset in places]
+
+    def _begin(self, chunk: PrefillChunk, write: Callable[[tuple[int, int], int], None]) -> None:
+        table = self._tables[chunk.slot]
+        previous = 0
+        if chunk.start:
+            index, offset = divmod(chunk.start - 1, self.block_tokens)
+            previous = self.storage[table[index], offset]
+        for position, token in enumerate(chunk.tokens, chunk.start):
+            previous = next_kv(previous, token, position)
+            index, offset = divmod(position, self.block_tokens)
+            write((table[index], offset), previous)
 
     # Computing --------------------------------------------------------------------------------------------------------
 

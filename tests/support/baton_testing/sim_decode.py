@@ -24,7 +24,14 @@ from baton_testing.sim_scenario import CONTEXT_TOKENS, Fault
 from baton_testing.sim_worker import LIMITS, SimWorker, WorkerWorld, no_metrics
 
 TRANSFER = TransferConfig(
-    link_wait_s=2.0, early_s=2.0, pin_s=3.0, closing_s=1.0, max_put_bytes=96, quarantine_share=0.9, tick_s=0.25
+    link_wait_s=2.0,
+    early_s=2.0,
+    pin_s=3.0,
+    closing_s=1.0,
+    max_put_bytes=96,
+    group_bytes=32,
+    quarantine_share=0.9,
+    tick_s=0.25,
 )
 THREAD_S = 0.003
 

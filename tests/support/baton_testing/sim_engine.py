@@ -34,13 +34,18 @@ class SimEngine:
         ahead: float,
         on_events: Callable[[EngineSnapshot, list[SchedulerEvent]], None],
         on_cancel: Callable[[RequestKey], None],
+        on_layers: Callable[[int, int], None] | None = None,
     ) -> None:
+        """`on_layers` hears of prompts whose first layer stands while the second is computed."""
         world = process.surroundings
         self.process = process
         self.scheduler = make_scheduler(config)
         self.pool = FakePool(geometry(config.block_tokens), config.num_blocks)
         self.runner = make_runner(config.block_tokens, self.scheduler.pool, lambda: not world.chance(ahead))
-        attach(self.runner, self.pool)
+        words = attach(self.runner, self.pool)
+        if on_layers is not None:
+            self.runner.write_first_layer = words.set_first_layer
+            self.runner.wrote_first_layer = lambda step: on_layers(step, 1)
         self.thread = EngineThread(
             self.scheduler,
             make_stepper(self.scheduler, self.runner),

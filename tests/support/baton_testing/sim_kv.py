@@ -1,4 +1,5 @@
-"""KV pools of bytes that a toy runner reads and writes: one 64-bit number per token, K its low half, V its high half.
+"""KV pools of bytes that a toy runner reads and writes: one 64-bit number per token, a quarter of it in K and V of each
+of two layers.
 
 So what the toy engine computes travels through the production landing, coverage and checksum code as real bytes.
 """
@@ -9,9 +10,11 @@ from baton_kv_transfer.layout import KvGeometry
 from baton_testing.kv_transfer import FakePool
 from baton_testing.runners import ToyRunner
 
+QUARTERS = 4
+
 
 def geometry(block_tokens: int) -> KvGeometry:
-    return KvGeometry(layers=1, kv_heads=1, head_dim=1, element_bytes=4, block_tokens=block_tokens)
+    return KvGeometry(layers=2, kv_heads=1, head_dim=1, element_bytes=2, block_tokens=block_tokens)
 
 
 class KvWords(dict[tuple[int, int], int]):
@@ -19,17 +22,23 @@ class KvWords(dict[tuple[int, int], int]):
 
     def __init__(self, pool: FakePool) -> None:
         super().__init__()
-        self._words = pool.memory.cast("I")
+        self._words = pool.memory.cast("H")
         self._slots = pool.geometry.block_tokens
 
+    def _places(self, place: tuple[int, int]) -> range:
+        start = place[0] * QUARTERS * self._slots + place[1]
+        return range(start, start + QUARTERS * self._slots, self._slots)
+
     def __getitem__(self, place: tuple[int, int]) -> int:
-        at = place[0] * 2 * self._slots + place[1]
-        return self._words[at] | self._words[at + self._slots] << 32
+        return sum(self._words[at] << 16 * quarter for quarter, at in enumerate(self._places(place)))
 
     def __setitem__(self, place: tuple[int, int], value: int) -> None:
-        at = place[0] * 2 * self._slots + place[1]
-        self._words[at] = value & 0xFFFFFFFF
-        self._words[at + self._slots] = value >> 32
+        for quarter, at in enumerate(self._places(place)):
+            self._words[at] = value >> 16 * quarter & 0xFFFF
+
+    def set_first_layer(self, place: tuple[int, int], value: int) -> None:
+        for quarter, at in enumerate(self._places(place)[:2]):
+            self._words[at] = value >> 16 * quarter & 0xFFFF
 
     def get(self, place: tuple[int, int], default: int | None = None) -> int | None:  # type: ignore[override]
         return self[place] or default
@@ -40,5 +49,6 @@ class KvWords(dict[tuple[int, int], int]):
         return value
 
 
-def attach(runner: ToyRunner, pool: FakePool) -> None:
-    runner.storage = KvWords(pool)
+def attach(runner: ToyRunner, pool: FakePool) -> KvWords:
+    runner.storage = words = KvWords(pool)
+    return words

@@ -26,7 +26,14 @@ from baton_testing.sim_worker import LIMITS, SimWorker, WorkerWorld, no_metrics
 
 PREFILL_BLOCK_TOKENS = 4
 TRANSFER = TransferConfig(
-    link_wait_s=2.0, early_s=2.0, pin_s=3.0, closing_s=1.0, max_put_bytes=96, quarantine_share=0.9, tick_s=0.25
+    link_wait_s=2.0,
+    early_s=2.0,
+    pin_s=3.0,
+    closing_s=1.0,
+    max_put_bytes=96,
+    group_bytes=32,
+    quarantine_share=0.9,
+    tick_s=0.25,
 )
 THREAD_S = 0.003
 
@@ -49,7 +56,9 @@ class SimPrefill(SimWorker):
             max_waiting=shape.max_waiting,
         )
         make = (parts.prefill_scheduler, parts.stepper, parts.runner)
-        self.engine = SimEngine(self, config, *make, shape.ahead, service.on_events, service.on_cancel)
+        self.engine = SimEngine(
+            self, config, *make, shape.ahead, service.on_events, service.on_cancel, service.on_layers
+        )
         service.attach(self.engine)
         self.transfer = PrefillLinks(self)
         service.transfer = self.transfer
@@ -97,6 +106,10 @@ class PrefillLinks:
     def computed(self, request: bytes, attempt: int, tokens: int, blocks: tuple[int, ...]) -> None:
         key = HandoverKey(request, attempt)
         self._post(lambda: self.act(self.machine.computed(key, tokens, blocks, self._now)))
+
+    def computing(self, request: bytes, attempt: int, tokens: int, layers: int, blocks: tuple[int, ...]) -> None:
+        key = HandoverKey(request, attempt)
+        self._post(lambda: self.act(self.machine.computing(key, tokens, layers, blocks, self._now)))
 
     def first_tokens(self, request: bytes, attempt: int, first_tokens: tuple[FirstToken, ...]) -> None:
         key = HandoverKey(request, attempt)

@@ -97,6 +97,7 @@ ZOO = (
     _prefill("F14", transfer.AbandonsWithPutsInFlight, shape=ONE_SIDED),
     _prefill("F14", transfer.ProvesNothingToRepeatedGrants, shape=ONE_SIDED, first=78),
     _prefill("F5 F15", transfer.PutsWhatIsNotComputed, shape={"step_tokens": 8}),
+    _prefill("F5 F15", transfer.PutsLayersThatAreNotComputed, shape={"step_tokens": 8}),
     _prefill("F16", transfer.ShiftsBlocksOnPartialHit, shape={"decode_block_tokens": 4}),
     _prefill("F14", transfer.PutsTwice),
     _prefill("F7", transfer.SealsWithLostChoice, only=GENTLE),

@@ -130,6 +130,15 @@ class PutsWhatIsNotComputed(PrefillHandovers):
         return super().computed(key, whole, blocks, now)
 
 
+class PutsLayersThatAreNotComputed(PrefillHandovers):
+    """vllm#56874: KV is sent layer by layer, and a layer before its step wrote it."""
+
+    def computing(
+        self, key: HandoverKey, tokens: int, layers: int, blocks: tuple[int, ...], now: float
+    ) -> list[PrefillAction]:
+        return super().computing(key, tokens, layers + 1, blocks, now)
+
+
 class ShiftsBlocksOnPartialHit(PrefillHandovers):
     """vllm#48633 C3: with a partial prefix hit the first N blocks are sent, not the missing ones."""
 
