@@ -16,7 +16,16 @@ from typing import Protocol
 
 from baton_decode_worker.policy import AwaitHandover, Condition, PrefillHere, decide
 from baton_engine.events import Drawn, Failed, Queued, RequestKey, Reserved, SchedulerEvent
-from baton_kv_transfer.wire.gateway_link import Cancel, LegFailed, Message, Prefill, Reserve, Tokens, WorkerState
+from baton_kv_transfer.wire.gateway_link import (
+    Cancel,
+    LegFailed,
+    Message,
+    Prefill,
+    Reserve,
+    Retarget,
+    Tokens,
+    WorkerState,
+)
 from baton_kv_transfer.wire.pair_link import FirstToken
 from baton_kv_transfer.wire.values import Reason, TokenEntry
 from baton_worker.engine_thread import (
@@ -120,7 +129,7 @@ class DecodeService:
                 key = RequestKey(request, attempt)
                 if self._open.owns(key, link):
                     self._cancel(key, choice)
-            case Prefill(request, attempt):
+            case Retarget(request, _, attempt) | Prefill(request, attempt):
                 link.send(LegFailed(request, attempt, Reason.BAD_REQUEST, "a decode worker hands nothing over"))
 
     def link_lost(self, link: GatewayLink) -> None:

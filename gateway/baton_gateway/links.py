@@ -32,6 +32,7 @@ from baton_kv_transfer.wire.gateway_link import (
     LegFailed,
     Prefill,
     Reserve,
+    Retarget,
     ToGateway,
     Tokens,
     WorkerState,
@@ -205,7 +206,7 @@ class Link:
         self._party = shared.party
         self._times = shared.times
         self._texts = shared.texts
-        self._outbox: asyncio.Queue[Prefill | Reserve | Cancel] = asyncio.Queue(maxsize=65_536)
+        self._outbox: asyncio.Queue[Prefill | Reserve | Retarget | Cancel] = asyncio.Queue(maxsize=65_536)
         self._is_open = False
         self.was_linked = False
 
@@ -298,7 +299,7 @@ class Link:
         if known is None or known.draining != state.draining:
             self._listener.worker_changed()
 
-    def _send(self, message: Prefill | Reserve | Cancel) -> bool:
+    def _send(self, message: Prefill | Reserve | Retarget | Cancel) -> bool:
         if not self._is_open or self._outbox.full():
             return False
         self._outbox.put_nowait(message)
@@ -308,7 +309,7 @@ class Link:
         while True:
             try:
                 async with asyncio.timeout(self._times.heartbeat_s):
-                    message: Prefill | Reserve | Cancel | Heartbeat = await self._outbox.get()
+                    message: Prefill | Reserve | Retarget | Cancel | Heartbeat = await self._outbox.get()
             except TimeoutError:
                 message = Heartbeat()
             await socket.send_bytes(encode(message))

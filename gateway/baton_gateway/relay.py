@@ -53,7 +53,7 @@ from baton_gateway.templates import TemplateRenderer
 from baton_gateway.tenants import Tenant
 from baton_gateway.text import TextModel
 from baton_gateway.workers import WorkerTable
-from baton_kv_transfer.wire.gateway_link import Cancel, LegFailed, Tokens
+from baton_kv_transfer.wire.gateway_link import Cancel, LegFailed, Prefill, Reserve, Tokens
 from baton_kv_transfer.wire.measures import Backlog
 from baton_kv_transfer.wire.values import PairFingerprint
 
@@ -220,7 +220,7 @@ class Relay:
     def _send(self, live: LiveRequest, action: Send) -> None:
         worker = self._table.get(action.worker)
         if worker is not None and worker.send(action.message):
-            if not isinstance(action.message, Cancel):
+            if isinstance(action.message, Prefill | Reserve):
                 worker.sent(len(action.message.tokens) // 4)
         elif not isinstance(action.message, Cancel):
             self._loop.call_soon(self._feed, live, WorkerLost(action.worker))
@@ -228,7 +228,9 @@ class Relay:
     def _route(self, live: LiveRequest, action: PickRoute) -> Routed | NoRoute:
         assert live.fingerprint is not None
         prefix = live.prefixes[action.prompt]
-        query = RouteQuery(live.fingerprint, action.tokens, action.total_tokens, action.choices, action.avoid, prefix)
+        query = RouteQuery(
+            live.fingerprint, action.tokens, action.total_tokens, action.choices, action.avoid, prefix, action.kept
+        )
         policy = self._rules.route
         if policy.targets is not None:
             self._table.refill(self._loop.time(), policy.targets)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from baton_gateway import errors
 from baton_gateway.errors import Problem
+from baton_gateway.legs import send_on, start_legs
 from baton_gateway.request_events import (
     Action,
     Admitted,
@@ -43,9 +44,9 @@ from baton_gateway.request_events import (
     WorkerLost,
 )
 from baton_gateway.retry_budget import RetryBudget
-from baton_gateway.run import Run, RunState, blamed, retry_delay
-from baton_kv_transfer.wire.gateway_link import Cancel, Prefill, Reserve
-from baton_kv_transfer.wire.values import PeerRef, Reason, TokenEntry, pack_ids
+from baton_gateway.run import Run, RunState, blamed, keeper, retry_delay
+from baton_kv_transfer.wire.gateway_link import Cancel
+from baton_kv_transfer.wire.values import Reason, TokenEntry
 
 
 class Stage(enum.Enum):
@@ -166,6 +167,7 @@ class RequestLife:
             total_tokens=len(prompt.tokens) + prompt.sampling.max_tokens,
             choices=len(run.choices),
             avoid=run.avoid,
+            kept=run.kept,
         )
 
     def _forced(self, run: Run) -> list[int]:
@@ -184,28 +186,16 @@ class RequestLife:
         run.moved_s = now
         self.attempts += 1
         self.migrations += bool(self._forced(run))
-        return self._start_legs(run, route, now)
+        kept, run.kept = run.kept, None
+        if kept is not None and kept == route.prefill:
+            return [*send_on(run, route, self.deadline_s - now), self._start_legs(run, route, now)[0]]
+        cancels = [] if kept is None else [Send(kept, Cancel(run.request, run.attempt - 1))]
+        run.base, run.asked = len(self._forced(run)), frozenset(run.choices)
+        return [*cancels, *self._start_legs(run, route, now)]
 
     def _start_legs(self, run: Run, route: Route, now: float) -> list[Action]:
-        prompt = self._prompts[run.prompt]
-        tokens = pack_ids([*prompt.tokens, *self._forced(run)])
-        choices = tuple(sorted(choice % self._n for choice in run.choices))
-        timeout_s = max(self.deadline_s - now, 0.001)
-        shared = (
-            run.request,
-            run.attempt,
-            tokens,
-            len(prompt.tokens),
-            choices,
-            prompt.sampling,
-            timeout_s,
-            prompt.salt,
-        )
-        actions: list[Action] = [Send(route.decode, Reserve(*shared, route.prefill))]
-        if route.prefill is not None and route.decode_address is not None:
-            decode = PeerRef(route.decode_address, route.decode)
-            actions.append(Send(route.prefill, Prefill(*shared, decode)))
-        return actions
+        prompt, forced = self._prompts[run.prompt], self._forced(run)[: run.base]
+        return [*start_legs(run, route, prompt, forced, self._n, self.deadline_s - now)]
 
     def _no_route(self, event: NoRoute, now: float) -> list[Action]:
         run = self._runs.get(event.run)
@@ -295,29 +285,43 @@ class RequestLife:
     # Failures ---------------------------------------------------------------------------------------------------------
 
     def _leg_ended(self, event: LegEnded, now: float) -> list[Action]:
-        run = self._runs.get(event.message.request)
-        if run is None or run.attempt != event.message.attempt or not run.uses(event.worker):
+        message = event.message
+        run = self._runs.get(message.request)
+        if run is None or run.attempt != message.attempt:
             return []
-        return self._fail(run, event.worker, event.message.reason, now)
+        if run.kept == event.worker and not message.kept:
+            run.kept = None
+        if not run.uses(event.worker):
+            return []
+        return self._fail(run, event.worker, message.reason, now, is_kept=message.kept)
 
     def _worker_lost(self, event: WorkerLost, now: float) -> list[Action]:
         actions: list[Action] = []
+        for run in self._runs.values():
+            run.kept = None if run.kept == event.worker else run.kept
         for run in [run for run in self._runs.values() if run.uses(event.worker)]:
             actions += self._fail(run, event.worker, Reason.PEER_LOST, now, is_gone=True)
             if self.stage is Stage.ENDED:
                 break
         return actions
 
-    def _fail(self, run: Run, worker: bytes, reason: Reason, now: float, is_gone: bool = False) -> list[Action]:
+    def _fail(
+        self, run: Run, worker: bytes, reason: Reason, now: float, is_gone: bool = False, is_kept: bool = False
+    ) -> list[Action]:
         """The attempt is over: stop its other leg, then try again within the rules, each choice from where its client
         stands.
         """
-        cancels = [action for action in self._cancel_legs(run) if action.worker != worker]
-        run.avoid |= {worker if is_gone else blamed(run, worker, reason)}
+        delivered = max(len(self._choices[choice].ids) for choice in run.choices)
+        at_fault = run.decode if is_kept else worker if is_gone else blamed(run, worker, reason)
+        kept = keeper(run, at_fault, reason, delivered)
+        cancels = [action for action in self._cancel_legs(run) if is_kept or action.worker != worker]
+        run.avoid |= {at_fault}
         verdict = retry_delay(run, reason, self._rules, self._budget, now)
         if isinstance(verdict, Problem):
             run.state = RunState.DONE
             return [*cancels, *self._end(Outcome.FAILED, verdict)]
+        run.kept = kept
+        cancels = [action for action in cancels if action.worker != kept]
         run.unrouted_since = None
         runs = self._split(run)
         if verdict <= 0:
@@ -329,7 +333,8 @@ class RequestLife:
 
     def _split(self, run: Run) -> list[Run]:
         """The run itself, or one run for each of its choices when they no longer begin with the same ids."""
-        if len(run.choices) == 1 or not any(self._choices[choice].ids for choice in run.choices):
+        begun = any(self._choices[choice].ids for choice in run.choices)
+        if run.kept is not None or len(run.choices) == 1 or not begun:
             return [run]
         alone = []
         for choice in sorted(run.choices):

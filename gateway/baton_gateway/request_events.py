@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass, replace
 
 from baton_gateway.errors import Problem
-from baton_kv_transfer.wire.gateway_link import Cancel, LegFailed, Prefill, Reserve
+from baton_kv_transfer.wire.gateway_link import Cancel, LegFailed, Prefill, Reserve, Retarget
 from baton_kv_transfer.wire.values import Address, Finish, SamplingParams, TokenEntry, TokenLogprob
 
 
@@ -200,6 +200,8 @@ class PickRoute:
     choices: int
     avoid: frozenset[bytes]
     """Workers that failed this run: chosen only if there is no other."""
+    kept: bytes | None = None
+    """The prefill worker that has the KV already: nobody else prefills as long as it is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +209,7 @@ class Send:
     """Send a message to a worker; when its link is gone, answer WorkerLost."""
 
     worker: bytes
-    message: Prefill | Reserve | Cancel
+    message: Prefill | Reserve | Retarget | Cancel
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,8 @@ class RouteQuery:
     avoid: frozenset[bytes]
     prefix: tuple[bytes, ...] = ()
     """Chained hashes of the prompt's beginning, shortest first (see `affinity`)."""
+    kept: bytes | None = None
+    """The prefill worker that has the KV already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,9 @@ def pick(
     large = [worker for worker in fitting if _can_hold(worker, query)]
     decode = _best([worker for worker in large if worker.role is Role.DECODE], query, affinity, draw)
     prefill = _best([worker for worker in large if worker.role is Role.PREFILL], query, affinity, draw)
+    kept = next((each for each in workers if each.epoch == query.kept and not each.is_suspect), None)
+    if kept is not None and decode is not None:  # a draining one too: it finishes what it has
+        return Route(kept.epoch, decode.epoch, decode.pair_address)
     if decode is not None and policy.disaggregate and prefill is not None:
         local = None if policy.targets is None else _local(query, prefill, decode, affinity, policy.targets)
         return local or Route(prefill.epoch, decode.epoch, decode.pair_address)

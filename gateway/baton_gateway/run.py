@@ -45,6 +45,13 @@ class Run:
     resume_at: float = math.inf
     unrouted_since: float | None = None
 
+    base: int = 0
+    """Tokens of each choice that this attempt's prefill began with, beyond the prompt."""
+    asked: frozenset[int] = frozenset()
+    """The choices that this attempt's prefill draws first tokens for."""
+    kept: bytes | None = None
+    """The prefill worker that keeps the KV of `attempt` for another decode worker."""
+
     @property
     def has_run(self) -> bool:
         """Whether workers had it before, perhaps as part of the run that it was split from."""
@@ -64,7 +71,7 @@ class Run:
 
     def open_legs(self) -> tuple[bytes, ...]:
         if self.state is not RunState.RUNNING:
-            return ()
+            return () if self.kept is None else (self.kept,)
         return (self.decode,) if self.landed or self.prefill is None else (self.decode, self.prefill)
 
 
@@ -84,6 +91,14 @@ def retry_delay(run: Run, reason: Reason, rules: LifeRules, budget: RetryBudget,
     if run.failures >= rules.max_failures or not budget.withdraw(now):
         return errors.no_capacity() if is_full else errors.retries_exhausted()
     return _backoff(run.failures + is_full, rules)
+
+
+def keeper(run: Run, at_fault: bytes, reason: Reason, delivered: int) -> bytes | None:
+    """The prefill worker whose KV can go to another decode worker, if so. `delivered`: the most tokens of a choice that
+    the client has; the hand-over brings each choice's first one once more, and nothing beyond it.
+    """
+    begun = run.landed or run.choices != run.asked or delivered > run.base + 1
+    return None if begun or at_fault != run.decode or reason in _SPOILT else run.prefill
 
 
 def blamed(run: Run, worker: bytes, reason: Reason) -> bytes:
@@ -106,3 +121,6 @@ _TELL_CLIENT: dict[Reason, Callable[[], Problem]] = {
 
 _WORKER_GONE = frozenset({Reason.PEER_LOST, Reason.DRAINING, Reason.UNKNOWN_REQUEST})
 """Reasons that say nothing about the request: bounded apart and outside the budget."""
+
+_SPOILT = frozenset({Reason.KV_CORRUPT, Reason.STALLED})
+"""Reasons after which the KV is not used again."""

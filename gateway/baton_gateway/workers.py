@@ -13,7 +13,7 @@ from baton_gateway.placement import Targets, refilled
 from baton_gateway.prepare import ModelLimits
 from baton_gateway.route import WorkerView
 from baton_gateway.text import TextModel
-from baton_kv_transfer.wire.gateway_link import Cancel, Hello, Prefill, Reserve, WorkerState
+from baton_kv_transfer.wire.gateway_link import Cancel, Hello, Prefill, Reserve, Retarget, WorkerState
 from baton_kv_transfer.wire.measures import MAX_TIMINGS, StepTiming
 from baton_kv_transfer.wire.values import Address, PairFingerprint, Role
 
@@ -29,7 +29,7 @@ class LinkedWorker:
     address: Address
     """Where the gateway dialled it."""
     text: TextModel
-    send: Callable[[Prefill | Reserve | Cancel], bool]
+    send: Callable[[Prefill | Reserve | Retarget | Cancel], bool]
     """Queue a message; False when the link is gone."""
     state: WorkerState | None = None
     is_suspect: bool = False

@@ -5,23 +5,12 @@ The two come from different threads, and the engine may be the faster one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from baton_kv_transfer.expiring import ExpiringMap
 from baton_kv_transfer.handover import HandoverKey
-from baton_kv_transfer.prefill_records import Outcome
+from baton_kv_transfer.prefill_records import Outcome, Progress
 from baton_kv_transfer.wire.pair_link import FirstToken
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far the engine is with a request."""
-
-    computed: tuple[int, tuple[int, ...]] | None = None
-    """Tokens whose KV stands, and the block table."""
-    first_tokens: tuple[FirstToken, ...] | None = None
-    over: Outcome | None = None
-    """Nothing more will be said: it was given up."""
 
 
 class Ahead:

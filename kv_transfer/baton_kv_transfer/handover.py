@@ -55,6 +55,8 @@ class TransferConfig:
     """How long a message for a request that the gateway has not announced here yet is kept."""
     pin_s: float = 60.0
     """How long finished KV waits for a first word (Grant or Wait) from the decode worker."""
+    kept_s: float = 5.0
+    """How long KV whose decode worker failed is kept for another one; 0: not at all."""
     closing_s: float = 5.0
     """How long an ended hand-over may wait for its writes in flight before its link is cut."""
     max_put_bytes: int = 4 << 20
@@ -132,8 +134,13 @@ class PrefillListener(Protocol):
         """Nothing reads this request's blocks any more. Exactly once for every `opened`."""
         ...
 
-    def on_report(self, request: bytes, attempt: int, reason: Reason, detail: str) -> None:
-        """The hand-over failed here, the gateway should know. At most once, before `on_release`."""
+    def on_report(
+        self, request: bytes, attempt: int, reason: Reason, detail: str, failed_attempt: int, kept: bool
+    ) -> None:
+        """An attempt failed here, the gateway should know. At most once for each attempt, before `on_release`.
+
+        `attempt` is the one that was opened, `failed_attempt` the one under way. `kept`: the KV may go elsewhere.
+        """
         ...
 
 

@@ -372,7 +372,7 @@ class PrefillHandovers:
             actions.append(self._abandon(handover.peer, handover.key, outcome.reason, outcome.detail))
         if outcome.report and outcome.reason is not None:
             actions.append(Report(handover.key, outcome.reason, outcome.detail))
-        actions.append(Release(handover.key))
+        actions.append(Release(handover.key, handover.progress))
         return actions
 
     def _abandon(self, peer: bytes, key: HandoverKey, reason: Reason, detail: str = "") -> Send:

@@ -67,28 +67,47 @@ class Granted:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
-    """Nothing reads the blocks of `key` any more."""
-
-    key: HandoverKey
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    key: HandoverKey
-    reason: Reason
-    detail: str
-
-
-PrefillAction = Send | CutLink | Put | DropPuts | Granted | Release | Report
-
-
-@dataclass(frozen=True, slots=True)
 class Outcome:
     reason: Reason | None
     detail: str = ""
     report: bool = False
     tell_peer: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the engine is with a request."""
+
+    computed: tuple[int, tuple[int, ...]] | None = None
+    """Tokens whose KV stands, and the block table."""
+    first_tokens: tuple[FirstToken, ...] | None = None
+    over: Outcome | None = None
+    """Nothing more will be said: it was given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Nothing reads the blocks of `key` any more."""
+
+    key: HandoverKey
+    progress: Progress = field(default=Progress(), compare=False)
+    """What another hand-over of the same KV would begin with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The gateway should know that the attempt failed."""
+
+    key: HandoverKey
+    reason: Reason
+    detail: str
+    attempt: int = 0
+    """The failed attempt; 0: the key's."""
+    kept: bool = False
+    """The KV is kept for a while and can go to another decode worker."""
+
+
+PrefillAction = Send | CutLink | Put | DropPuts | Granted | Release | Report
 
 
 @dataclass(slots=True)
@@ -121,6 +140,11 @@ class PrefillHandover:
     @property
     def is_computed(self) -> bool:
         return self.first_tokens is not None and self.computed_tokens >= self.total_tokens
+
+    @property
+    def progress(self) -> Progress:
+        computed = (self.computed_tokens, self.blocks) if self.computed_tokens else None
+        return Progress(computed, self.first_tokens)
 
     def standing_tokens(self, end_layer: int) -> int:
         """How far KV stands in the layers before `end_layer`."""

@@ -24,6 +24,7 @@ from baton_kv_transfer.keys import KeyDirectory
 from baton_kv_transfer.layout import KvGeometry
 from baton_kv_transfer.prefill_records import DropPuts, Granted, PrefillAction, PrefillStats, Put, Release, Report
 from baton_kv_transfer.put_carrier import PutCarrier
+from baton_kv_transfer.retargeting import PrefillKeeper, Target
 from baton_kv_transfer.transport import Writer
 from baton_kv_transfer.transports import offered_here
 from baton_kv_transfer.wire.pair_link import FirstToken, PairHello, PairMessage
@@ -63,7 +64,7 @@ class PrefillTransfer:
     ) -> None:
         self._config = config or TransferConfig()
         self._listener = listener
-        self._handovers = PrefillHandovers(geometry, self._config)
+        self._handovers = PrefillKeeper(PrefillHandovers(geometry, self._config), self._config)
         hello = PairHello(
             role=Role.PREFILL,
             epoch=epoch,
@@ -119,6 +120,11 @@ class PrefillTransfer:
     def opened(self, request: bytes, attempt: int, peer: PeerRef, total_tokens: int, deadline_s: float) -> None:
         """A prefill was accepted whose KV of `total_tokens` tokens goes to `peer`."""
         self._post(lambda: self._opened(HandoverKey(request, attempt), peer, total_tokens, deadline_s))
+
+    def retargeted(self, request: bytes, attempt: int, next_attempt: int, peer: PeerRef, deadline_s: float) -> None:
+        """The KV of what was opened as `attempt` goes to `peer` from now on, as `next_attempt`."""
+        key, target = HandoverKey(request, attempt), Target(HandoverKey(request, next_attempt), peer.epoch)
+        self._post(lambda: self._retargeted(key, target, peer, deadline_s))
 
     def computed(self, request: bytes, attempt: int, tokens: int, blocks: tuple[int, ...]) -> None:
         """KV of [0, tokens) stands in `blocks`."""
@@ -188,6 +194,10 @@ class PrefillTransfer:
     def _opened(self, key: HandoverKey, peer: PeerRef, total_tokens: int, deadline_s: float) -> None:
         now = time.monotonic()
         self._act(self._handovers.opened(key, peer.epoch, total_tokens, deadline_s, now))
+        self._find(peer, deadline_s, now)
+
+    def _find(self, peer: PeerRef, deadline_s: float, now: float) -> None:
+        """Have a link to this very process, or say that there is none."""
         if peer.epoch in self._dialler.links:
             return
         if any(linked.address == peer.address for linked in self._dialler.links.values()):
@@ -196,6 +206,11 @@ class PrefillTransfer:
             return
         self._peers[peer.epoch] = peer.address
         self._dialler.want(peer.address, min(deadline_s, now + self._config.link_wait_s))
+
+    def _retargeted(self, key: HandoverKey, target: Target, peer: PeerRef, deadline_s: float) -> None:
+        now = time.monotonic()
+        self._act(self._handovers.retargeted(key, target, deadline_s, now))
+        self._find(peer, deadline_s, now)
 
     def _writer_to(self, peer: bytes) -> Writer | None:
         linked = self._dialler.links.get(peer)
@@ -224,8 +239,9 @@ class PrefillTransfer:
                     self._listener.on_granted(key.request, key.attempt)
                 case Release(key):
                     self._listener.on_release(key.request, key.attempt)
-                case Report(key, reason, detail):
-                    self._listener.on_report(key.request, key.attempt, reason, detail)
+                case Report(key, reason, detail, failed, kept):
+                    attempt = failed or key.attempt
+                    self._listener.on_report(key.request, key.attempt, reason, detail, attempt, kept)
 
     async def _tick(self) -> None:
         while True:

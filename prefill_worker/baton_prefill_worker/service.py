@@ -10,10 +10,20 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 from baton_engine.events import Computed, Computing, Drawn, Failed, Prefilled, RequestKey, SchedulerEvent
-from baton_kv_transfer.wire.gateway_link import Cancel, LegFailed, Message, Prefill, Reserve, Tokens, WorkerState
+from baton_kv_transfer.wire.gateway_link import (
+    Cancel,
+    LegFailed,
+    Message,
+    Prefill,
+    Reserve,
+    Retarget,
+    Tokens,
+    WorkerState,
+)
 from baton_kv_transfer.wire.pair_link import FirstToken
 from baton_kv_transfer.wire.values import PeerRef, Reason, TokenEntry
 from baton_prefill_worker.policy import Condition, decide
@@ -40,6 +50,8 @@ class Transfer(Protocol):
     """The prefill side of the hand-overs; every method is safe from any thread."""
 
     def opened(self, request: bytes, attempt: int, peer: PeerRef, total_tokens: int, deadline_s: float) -> None: ...
+
+    def retargeted(self, request: bytes, attempt: int, next_attempt: int, peer: PeerRef, deadline_s: float) -> None: ...
 
     def computed(self, request: bytes, attempt: int, tokens: int, blocks: tuple[int, ...]) -> None: ...
 
@@ -71,6 +83,10 @@ class PrefillService:
         self._metrics = metrics
         self._loop = loop
         self._open: OpenRequests[GatewayLink] = OpenRequests()
+        self._opened_as: dict[RequestKey, RequestKey] = {}
+        """Of requests that were sent on to another decode worker: the attempt under way → the one the engine knows."""
+        self._current: dict[RequestKey, RequestKey] = {}
+        """The same the other way round."""
         self._computing: dict[int, list[Computing]] = {}
         """Prompts of the latest steps, by step: put in by the engine thread, looked up by who tells of layers."""
         self.draining = False
@@ -90,6 +106,8 @@ class PrefillService:
                 key = RequestKey(request, attempt)
                 if self._open.owns(key, link):
                     self._cancel(key)
+            case Retarget():
+                self._retarget(link, message)
             case Reserve(request, attempt):
                 link.send(LegFailed(request, attempt, Reason.BAD_REQUEST, "a prefill worker takes no reservations"))
 
@@ -117,9 +135,20 @@ class PrefillService:
         self._engine.post(Submit(spec))  # before `opened`: its release must not overtake the submit
         self.transfer.opened(key.request, key.attempt, message.decode, len(spec.tokens), spec.deadline_s)
 
+    def _retarget(self, link: GatewayLink, message: Retarget) -> None:
+        old, new = (RequestKey(message.request, number) for number in (message.attempt, message.next_attempt))
+        if not self._open.owns(old, link):
+            link.send(LegFailed(new.request, new.attempt, Reason.UNKNOWN_REQUEST, "nothing is held for this attempt"))
+            return
+        self._open.rename(old, new)
+        opened = self._opened_as.pop(old, old)
+        self._opened_as[new], self._current[opened] = opened, new
+        deadline_s = self._clock() + message.timeout_s
+        self.transfer.retargeted(opened.request, opened.attempt, new.attempt, message.decode, deadline_s)
+
     def _cancel(self, key: RequestKey) -> None:
         self._open.close(key)
-        self._engine.post(CancelWork(key))
+        self._engine.post(CancelWork(self._opened_as.get(key, key)))
 
     # Engine thread ----------------------------------------------------------------------------------------------------
 
@@ -160,10 +189,12 @@ class PrefillService:
     def on_release(self, request: bytes, attempt: int) -> None:
         key = RequestKey(request, attempt)
         self._engine.post(Release(key))
-        self._loop.call_soon_threadsafe(self._open.close, key)
+        self._loop.call_soon_threadsafe(self._released, key)
 
-    def on_report(self, request: bytes, attempt: int, reason: Reason, detail: str) -> None:
-        self._loop.call_soon_threadsafe(self._report, RequestKey(request, attempt), reason, detail)
+    def on_report(
+        self, request: bytes, attempt: int, reason: Reason, detail: str, failed_attempt: int, kept: bool
+    ) -> None:
+        self._loop.call_soon_threadsafe(self._report, RequestKey(request, failed_attempt), reason, detail, kept)
 
     # Io thread again --------------------------------------------------------------------------------------------------
 
@@ -171,15 +202,22 @@ class PrefillService:
         entries: defaultdict[GatewayLink, list[TokenEntry]] = defaultdict(list)
         for event in events:
             if isinstance(event, Failed):
-                self._report(event.key, event.reason, event.detail)
-            elif isinstance(event, Drawn) and (link := self._open.link_of(event.key)) is not None:
-                self._metrics.drawn_tokens.inc(len(event.ids))
-                entries[link].append(token_entry(event))
+                self._report(self._current.get(event.key, event.key), event.reason, event.detail)
+            elif isinstance(event, Drawn):
+                key = self._current.get(event.key, event.key)
+                if (link := self._open.link_of(key)) is not None:
+                    self._metrics.drawn_tokens.inc(len(event.ids))
+                    entries[link].append(token_entry(replace(event, key=key)))
         for link, batch in entries.items():
             link.send(Tokens(snapshot.steps, tuple(batch)))
 
-    def _report(self, key: RequestKey, reason: Reason, detail: str) -> None:
+    def _report(self, key: RequestKey, reason: Reason, detail: str, kept: bool = False) -> None:
         self._metrics.legs[reason].inc()
-        link = self._open.close(key)
+        link = self._open.link_of(key) if kept else self._open.close(key)
         if link is not None:
-            link.send(LegFailed(key.request, key.attempt, reason, detail[:256]))
+            link.send(LegFailed(key.request, key.attempt, reason, detail[:256], kept))
+
+    def _released(self, opened: RequestKey) -> None:
+        key = self._current.pop(opened, opened)
+        self._opened_as.pop(key, None)
+        self._open.close(key)

@@ -25,7 +25,7 @@ from baton_gateway.request_events import (
     Tick,
     WorkerLost,
 )
-from baton_kv_transfer.wire.gateway_link import Cancel, Prefill, Reserve
+from baton_kv_transfer.wire.gateway_link import Cancel, Prefill, Reserve, Retarget
 from baton_kv_transfer.wire.values import Finish, Reason, SamplingParams, unpack_ids
 from baton_testing.request_drive import D1, D2, DEADLINE_S, P1, P2, PROMPT, REQUEST, Drive, started
 
@@ -156,8 +156,8 @@ def _backing_off(drive: Drive) -> None:
         (_queued, []),
         (_preparing, []),
         (_routing, []),
-        (_unrouted, []),
-        (_backing_off, []),
+        (_unrouted, ["cancel P1/1"]),
+        (_backing_off, ["cancel P1/1"]),
         (_started, ["cancel D1/1", "cancel P1/1"]),
         (_first_token, ["cancel D1/1", "cancel P1/1"]),
         (_decoding, ["cancel D1/1"]),
@@ -217,7 +217,7 @@ def _random_event(drive: Drive, random_: random.Random, length: int) -> None:
         return
     send = random_.choice(drive.sent[-12:])
     message = send.message
-    if isinstance(message, Cancel):
+    if isinstance(message, Cancel | Retarget):
         return
     start = len(unpack_ids(message.tokens)) - message.prompt_tokens
     choice = random_.choice(message.choices)

@@ -47,7 +47,7 @@ def test_choices_that_go_on_alone_wait_for_workers_like_the_run_that_they_come_f
     drive = started(n=2)
     drive.tokens(P1, 0, 50)
     drive.tokens(P1, 0, 60, choice=1)
-    assert drive.feed(WorkerLost(D1)) == ["cancel P1/1", "pick", "pick"]
+    assert drive.feed(WorkerLost(P1)) == ["cancel D1/1", "pick", "pick"]
     runs = [drive.picks.pop(0).run for _ in range(2)]
     assert [drive.feed(NoRoute(run, errors.no_workers())) for run in runs] == [[], []]
     drive.now = 1.0
@@ -106,8 +106,8 @@ def test_losing_the_prefill_worker_after_the_hand_over_means_nothing() -> None:
 
 def test_losing_the_decode_worker_before_token_1_tries_again() -> None:
     drive = started()
-    assert drive.feed(WorkerLost(D1)) == ["cancel P1/1", "pick"]
-    assert drive.route(P1, D2) == ["reserve D2/2", "prefill P1/2"]
+    assert drive.feed(WorkerLost(D1)) == ["pick"]
+    assert drive.route(P2, D2) == ["cancel P1/1", "reserve D2/2", "prefill P2/2"]
 
 
 def test_losing_the_decode_worker_in_the_stream_goes_on_without_a_gap_or_a_duplicate() -> None:
@@ -197,9 +197,9 @@ def test_three_choices_without_a_token_are_tried_again_together() -> None:
 
 def test_three_failures_in_a_row_end_the_request() -> None:
     drive = started()
-    assert drive.leg(D1, Reason.INTERNAL) == ["cancel P1/1", "pick"]
-    drive.route()
-    assert drive.leg(D1, Reason.KV_CORRUPT, attempt=2) == ["cancel P1/2"]
+    assert drive.leg(D1, Reason.INTERNAL) == ["pick"]
+    assert drive.route(P2, D2) == ["cancel P1/1", "reserve D2/2", "prefill P2/2"]
+    assert drive.leg(D2, Reason.KV_CORRUPT, attempt=2) == ["cancel P2/2"]
     drive.now = drive.life.wake_at
     assert drive.feed(Tick()) == ["pick"]
     drive.route()
@@ -217,7 +217,7 @@ def test_a_new_token_sets_the_count_of_failures_back() -> None:
 
 def test_a_full_pool_is_tried_again_after_a_pause_and_then_told() -> None:
     drive = started()
-    assert drive.leg(D1, Reason.NO_CAPACITY) == ["cancel P1/1"]
+    assert drive.leg(D1, Reason.NO_CAPACITY) == []
     assert drive.life.wake_at == pytest.approx(0.05)
     drive.now = 0.05
     drive.feed(Tick())
@@ -235,7 +235,7 @@ def test_a_full_pool_is_tried_again_after_a_pause_and_then_told() -> None:
 def test_the_budget_of_all_requests_stops_retries_after_failures_but_not_after_losses() -> None:
     empty = RetryBudget(ratio=0, balance=0, floor_per_s=0)
     assert started(budget=empty).leg(D1, Reason.INTERNAL) == ["cancel P1/1", "end failed workers_failed"]
-    assert started(budget=empty).feed(WorkerLost(D1)) == ["cancel P1/1", "pick"]
+    assert started(budget=empty).feed(WorkerLost(D1)) == ["pick"]
 
 
 def test_workers_that_keep_going_away_are_given_up_in_the_end() -> None:

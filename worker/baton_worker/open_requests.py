@@ -49,6 +49,11 @@ class OpenRequests(Generic[L]):
         self.close(key)
         return True
 
+    def rename(self, old: RequestKey, new: RequestKey) -> None:
+        """The open request `old` goes on as `new`."""
+        self._links[new] = self._links.pop(old)
+        self._choices[new] = self._choices.pop(old)
+
     def close(self, key: RequestKey) -> L | None:
         """Forget the request; returns the link it belonged to."""
         self._choices.pop(key, None)

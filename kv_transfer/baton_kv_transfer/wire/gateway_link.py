@@ -77,12 +77,14 @@ class Tokens(Message, frozen=True, tag=3):
 
 
 class LegFailed(Message, frozen=True, tag=4):
-    """This worker's part of (request, attempt) ended without a finish; it holds nothing for it any more."""
+    """This worker's part of (request, attempt) ended without a finish. It holds nothing for it, unless `kept`."""
 
     request: RequestId
     attempt: Attempt
     reason: Reason
     detail: ShortText = ""
+    kept: bool = False
+    """A prefill worker's hand-over failed for the decode worker's sake: the KV waits a few seconds for a Retarget."""
 
 
 class WorkerState(Message, frozen=True, tag=5):
@@ -142,6 +144,20 @@ class Reserve(Message, frozen=True, tag=17):
     prefill_epoch: Epoch | None
 
 
+class Retarget(Message, frozen=True, tag=19):
+    """The KV of (request, attempt), computed or not, goes to another decode worker, as `next_attempt`.
+
+    Nothing is computed again, and what is said of it from now on carries the new number. Answered with LegFailed of
+    `next_attempt` when it is not held here any more.
+    """
+
+    request: RequestId
+    attempt: Attempt
+    next_attempt: Attempt
+    timeout_s: PositiveSeconds
+    decode: PeerRef
+
+
 class Cancel(Message, frozen=True, tag=18):
     """Stop (request, attempt), or one choice of it, and free what it holds. Unknown ones are ignored."""
 
@@ -151,4 +167,4 @@ class Cancel(Message, frozen=True, tag=18):
 
 
 ToGateway = Hello | BundleChunk | Tokens | LegFailed | WorkerState | Heartbeat
-ToWorker = Prefill | Reserve | Cancel | Heartbeat
+ToWorker = Prefill | Reserve | Retarget | Cancel | Heartbeat

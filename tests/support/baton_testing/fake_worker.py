@@ -27,6 +27,7 @@ from baton_kv_transfer.wire.gateway_link import (
     LegFailed,
     Prefill,
     Reserve,
+    Retarget,
     ToGateway,
     Tokens,
     ToWorker,
@@ -88,7 +89,7 @@ class FakeWorker:
     tokens_per_step: int = 1
     model_hash: str = "ab" * 32
     epoch: bytes = field(default_factory=lambda: secrets.token_bytes(16))
-    received: list[Prefill | Reserve | Cancel] = field(default_factory=list)
+    received: list[Prefill | Reserve | Retarget | Cancel] = field(default_factory=list)
     fail_next: list[Reason] = field(default_factory=list)
     """Reasons with which the next accepted legs fail at once."""
     silent: bool = False
@@ -144,7 +145,7 @@ class FakeWorker:
     def is_idle(self) -> bool:
         return not self.running and not self.reserved
 
-    def of_type(self, kind: type[Prefill | Reserve | Cancel]) -> list[Prefill | Reserve | Cancel]:
+    def of_type(self, kind: type[Prefill | Reserve | Retarget | Cancel]) -> list[Prefill | Reserve | Retarget | Cancel]:
         return [message for message in self.received if isinstance(message, kind)]
 
     # The link ---------------------------------------------------------------------------------------------------------
@@ -229,13 +230,17 @@ class FakeWorker:
 
     # Work -------------------------------------------------------------------------------------------------------------
 
-    async def _take(self, link: web.WebSocketResponse, message: Prefill | Reserve | Cancel | Heartbeat) -> None:
+    async def _take(
+        self, link: web.WebSocketResponse, message: Prefill | Reserve | Retarget | Cancel | Heartbeat
+    ) -> None:
         if isinstance(message, Heartbeat):
             return
         self.received.append(message)
         key = (message.request, message.attempt)
         if isinstance(message, Cancel):
             self._cancel(key, message.choice)
+        elif isinstance(message, Retarget):
+            await self.send(link, LegFailed(message.request, message.next_attempt, Reason.UNKNOWN_REQUEST, "not kept"))
         elif self.fail_next:
             await self.send(link, LegFailed(*key, self.fail_next.pop(0), "scripted"))
         elif isinstance(message, Reserve):

@@ -21,7 +21,14 @@ GEOMETRY = KvGeometry(layers=2, kv_heads=2, head_dim=4, element_bytes=4, block_t
 WHOLE = PoolPart(0, GEOMETRY.layers, 0, GEOMETRY.kv_heads)
 
 FAST = TransferConfig(
-    heartbeat_s=0.05, suspect_s=0.3, dead_s=0.6, handshake_s=2.0, link_wait_s=2.0, tick_s=0.01, closing_s=0.5
+    heartbeat_s=0.05,
+    suspect_s=0.3,
+    dead_s=0.6,
+    handshake_s=2.0,
+    link_wait_s=2.0,
+    tick_s=0.01,
+    closing_s=0.5,
+    kept_s=0.0,
 )
 
 
@@ -181,9 +188,11 @@ class PrefillRecord:
         self.calls.append(("released", request, attempt))
         self.released.append((request, attempt))
 
-    def on_report(self, request: bytes, attempt: int, reason: Reason, detail: str) -> None:
+    def on_report(
+        self, request: bytes, attempt: int, reason: Reason, detail: str, failed_attempt: int, kept: bool
+    ) -> None:
         self.calls.append(("reported", request, attempt))
-        self.reports.append((request, attempt, reason, detail))
+        self.reports.append((request, failed_attempt, reason, detail))
 
 
 @dataclass

@@ -43,7 +43,16 @@ from baton_gateway.tenants import Tenant
 from baton_gateway.workers import LinkedWorker, WorkerTable
 from baton_kv_transfer.liveness import PeerState
 from baton_kv_transfer.wire import codec
-from baton_kv_transfer.wire.gateway_link import Cancel, Hello, LegFailed, ToGateway, Tokens, WorkerState
+from baton_kv_transfer.wire.gateway_link import (
+    Cancel,
+    Hello,
+    LegFailed,
+    Prefill,
+    Reserve,
+    ToGateway,
+    Tokens,
+    WorkerState,
+)
 from baton_kv_transfer.wire.values import Address, Finish, PairFingerprint
 from baton_testing.runners import reference_tokens
 from baton_testing.sim_legs import OpenLegs
@@ -271,14 +280,14 @@ class SimGateway(SimProcess):
         live.used.add(action.worker)
         if worker is not None and worker.send(action.message):
             self.legs.sent(action.worker, action.message)
-            if not isinstance(action.message, Cancel):
+            if isinstance(action.message, Prefill | Reserve):
                 worker.sent(len(action.message.tokens) // 4)
         elif not isinstance(action.message, Cancel):
             self.later(0.0, lambda: self.feed(live, WorkerLost(action.worker)))
 
     def _route(self, live: LiveRequest, action: PickRoute) -> Routed | NoRoute:
         assert live.fingerprint is not None
-        size = (action.tokens, action.total_tokens, action.choices, action.avoid, live.prefix)
+        size = (action.tokens, action.total_tokens, action.choices, action.avoid, live.prefix, action.kept)
         query = RouteQuery(live.fingerprint, *size)
         draw = self.world.heap.random.random()
         route = self.world.parts.pick(query, self.table.views(), self.policy, self.affinity, draw)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from baton_kv_transfer.wire.gateway_link import Cancel, Prefill, Reserve
+from baton_kv_transfer.wire.gateway_link import Cancel, Prefill, Reserve, Retarget
 from baton_kv_transfer.wire.values import TokenEntry
 from baton_testing.sim_process import require
 
@@ -23,13 +23,19 @@ class OpenLegs:
 
     def __init__(self) -> None:
         self._legs: dict[Attempt, _Legs] = {}
+        self._moved: dict[Attempt, bytes] = {}
+        """Prefill workers that keep the KV of an attempt whose reservation is about to be sent."""
 
-    def sent(self, worker: bytes, message: Prefill | Reserve | Cancel) -> None:
+    def sent(self, worker: bytes, message: Prefill | Reserve | Retarget | Cancel) -> None:
         attempt = message.request, message.attempt
         if isinstance(message, Reserve):
             older = [known for known in self._legs if known[0] == message.request and known[1] < message.attempt]
             require(not older, "I3", f"legs of {older} were left alone by the next attempt")
-            self._legs[attempt] = _Legs(worker, set(message.choices), {worker})
+            moved = {self._moved.pop(attempt)} if attempt in self._moved else set()
+            self._legs[attempt] = _Legs(worker, set(message.choices), {worker} | moved)
+        elif isinstance(message, Retarget):
+            self._close(attempt, worker)
+            self._moved[message.request, message.next_attempt] = worker
         elif isinstance(message, Prefill):
             self._legs[attempt].workers.add(worker)
         elif message.choice is None:

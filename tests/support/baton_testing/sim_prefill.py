@@ -13,6 +13,7 @@ from baton_kv_transfer.handover import CutLink, HandoverKey, Send, TransferConfi
 from baton_kv_transfer.layout import Extent, source_extents
 from baton_kv_transfer.memory import MemoryWriter
 from baton_kv_transfer.prefill_records import DropPuts, Granted, PrefillAction, Put, Release, Report
+from baton_kv_transfer.retargeting import PrefillKeeper, Target
 from baton_kv_transfer.transport import Write
 from baton_kv_transfer.wire import codec
 from baton_kv_transfer.wire.pair_link import FirstToken, PairHello, PairMessage
@@ -29,6 +30,7 @@ TRANSFER = TransferConfig(
     link_wait_s=2.0,
     early_s=2.0,
     pin_s=3.0,
+    kept_s=1.5,
     closing_s=1.0,
     max_put_bytes=96,
     group_bytes=32,
@@ -83,7 +85,8 @@ class PrefillLinks:
 
     def __init__(self, worker: SimPrefill) -> None:
         self.worker = worker
-        self.machine = worker.world.parts.prefill_handovers(worker.engine.pool.geometry, TRANSFER)
+        handovers = worker.world.parts.prefill_handovers(worker.engine.pool.geometry, TRANSFER)
+        self.machine = PrefillKeeper(handovers, TRANSFER)
         self.ends: dict[bytes, End] = {}
         self.writers: dict[bytes, MemoryWriter] = {}
         self._addresses: dict[bytes, str] = {}
@@ -102,6 +105,10 @@ class PrefillLinks:
 
     def opened(self, request: bytes, attempt: int, peer: PeerRef, total_tokens: int, deadline_s: float) -> None:
         self._post(lambda: self._open(HandoverKey(request, attempt), peer, total_tokens, deadline_s))
+
+    def retargeted(self, request: bytes, attempt: int, next_attempt: int, peer: PeerRef, deadline_s: float) -> None:
+        key, target = HandoverKey(request, attempt), Target(HandoverKey(request, next_attempt), peer.epoch)
+        self._post(lambda: self._retarget(key, target, peer, deadline_s))
 
     def computed(self, request: bytes, attempt: int, tokens: int, blocks: tuple[int, ...]) -> None:
         key = HandoverKey(request, attempt)
@@ -129,6 +136,17 @@ class PrefillLinks:
     def _open(self, key: HandoverKey, peer: PeerRef, total_tokens: int, deadline_s: float) -> None:
         self._opened[key] = peer.epoch
         self.act(self.machine.opened(key, peer.epoch, total_tokens, deadline_s, self._now))
+        self._find(peer)
+
+    def _retarget(self, key: HandoverKey, target: Target, peer: PeerRef, deadline_s: float) -> None:
+        if key in self._opened:
+            self._opened[key] = peer.epoch
+            self._unlinked.pop(key, None)
+        self.worker.world.retargets += 1
+        self.act(self.machine.retargeted(key, target, deadline_s, self._now))
+        self._find(peer)
+
+    def _find(self, peer: PeerRef) -> None:
         if peer.epoch in self.ends:
             return
         linked = [epoch for epoch, where in self._addresses.items() if where == peer.address.host]
@@ -225,10 +243,11 @@ class PrefillLinks:
                     require(key in self._opened, "I2", f"{key} is released twice, or was never opened")
                     del self._opened[key]
                     self.worker.service.on_release(key.request, key.attempt)  # type: ignore[attr-defined]
-                case Report(key, reason, detail):
-                    self.worker.note(f"report {key} {reason}")
+                case Report(key, reason, detail, failed, kept):
+                    self.worker.note(f"report {key} {reason}{' kept' if kept else ''}")
                     self._reported(key, reason, detail)
-                    self.worker.service.on_report(key.request, key.attempt, reason, detail)  # type: ignore[attr-defined]
+                    attempt = failed or key.attempt
+                    self.worker.service.on_report(key.request, key.attempt, reason, detail, attempt, kept)  # type: ignore[attr-defined]
 
     def _reported(self, key: HandoverKey, reason: Reason, detail: str) -> None:
         """I9: an error of one write ends the hand-over whose write it was, and no other."""

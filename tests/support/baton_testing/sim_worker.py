@@ -58,6 +58,8 @@ class WorkerWorld(Network, Protocol):
     shape: Shape
     parts: Any
     make_liveness: Callable[..., Liveness]
+    retargets: int
+    """Times that KV was sent on to another decode worker."""
 
 
 class SimGatewayLink:

@@ -77,6 +77,7 @@ class SimWorld:
         self.touched: dict[SimProcess, None] = {}
         self.connections: list[Connection] = []
         self.faults: Counter[Fault] = Counter()
+        self.retargets = 0
         self.make_liveness: Callable[..., Liveness] = self.parts.liveness
         self.gateways: list[SimGateway] = []
         self.workers: dict[str, SimWorker] = {}
