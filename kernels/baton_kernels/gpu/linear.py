@@ -1,8 +1,8 @@
 """Which way a linear layer goes on a GPU: streamed (Gluon), cuBLAS or cuBLASLt, by shape and rows.
 
-Measured choices lie in `tuned/<gpu>.json` under "linear": for each "NxK" ("NxK gated") a list of [up to rows, way, …]
-ascending; what is not listed goes by `_default`. The streamed kernel is used while a graph is recorded only: its launch
-costs the host more than a library call, a replay nothing.
+Measured choices lie in `measured/<gpu>.json` under "linear": for each "NxK" ("NxK gated") a list of [up to rows, way,
+…] ascending; what is not listed goes by `default_config`. The streamed kernel is used while a graph is recorded only:
+its launch costs the host more than a library call, a replay nothing.
 """
 
 from __future__ import annotations

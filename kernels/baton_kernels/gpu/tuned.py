@@ -1,4 +1,4 @@
-"""Measured configurations, one file a GPU: `{"op": {"shape": [entry, …]}}`; `python -m bench.gpu_tuning` measures."""
+"""Measured configurations: `measured/<gpu>.json`, `{"op": {"shape": [entry, …]}}`. A GPU without a file has none."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ def tuned(device: int, op: str, shape: str) -> list[Any]:
 
 @cache
 def _table(gpu: str) -> dict[str, dict[str, list[Any]]]:
-    path = Path(__file__).parent / f"{gpu.lower().replace(' ', '_')}.json"
+    path = Path(__file__).parent / "measured" / f"{gpu.lower().replace(' ', '_')}.json"
     table: dict[str, dict[str, list[Any]]] = json.loads(path.read_text()) if path.exists() else {}
     return table
