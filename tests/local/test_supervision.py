@@ -176,3 +176,14 @@ def test_a_clean_end_that_nobody_asked_for_is_a_failure_too(status: int) -> None
     supervisor = running()
     actions = supervisor.exited("gw", status, "bye", 20.0)
     assert any(isinstance(action, Say) and "starting it again in 1 s" in action.text for action in actions)
+
+
+def test_a_worker_that_leaves_finishes_first_unless_everything_stops() -> None:
+    machine = Supervisor(0.0, Patience(worker_stop_s=15.0, worker_leave_s=600.0))
+    machine.add("d", Role.DECODE, 0.0)
+    machine.announced("d", Announcement(1, "127.0.0.1", 1, 2, None), 1.0)
+    assert Signal("d", signal.SIGTERM) in machine.remove("d", 2.0)
+    assert machine.remove("d", 3.0) == [], "told once"
+    assert machine.tick(500.0) == [], "its requests may still run"
+    machine.stop(510.0)
+    assert Signal("d", signal.SIGKILL) in machine.tick(526.0)

@@ -1,0 +1,32 @@
+"""`--emulate`: what may be asked for, and that workers get what sizing believes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from baton_local.emulation import emulated, write_paced
+from baton_local.errors import RefusedError
+from baton_testing.manifests import deployment
+from baton_worker.paced import read_times
+
+
+def test_workers_take_the_time_that_sizing_believes_in(tmp_path: Path) -> None:
+    emulation = emulated("h200x2:llama-3.1-70b/4@12.5", deployment())
+    plain = emulated("h200x2:llama-3.1-70b", deployment())
+    path = tmp_path / "paced.json"
+    write_paced(path, emulation)
+    times = read_times(path)
+    assert times.startup_s == 12.5
+    assert times.prefill_token_s == emulation.model.prefill.per_token_s == 4 * plain.model.prefill.per_token_s
+    assert times.decode_fixed_s == emulation.model.decode.fixed_s
+    assert "4 times as long as llama-3.1-70b on 2 h200" in times.label
+
+
+@pytest.mark.parametrize(
+    "text", ["h200", "h200:", "b300:llama-3.1-8b", "h200:gpt-5", "h200x9:llama-3.1-8b", "h200:llama-3.1-8b@x"]
+)
+def test_what_is_not_known_is_refused_by_option(text: str) -> None:
+    with pytest.raises(RefusedError, match="--"):
+        emulated(text, deployment())
