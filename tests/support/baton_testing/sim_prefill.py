@@ -176,6 +176,9 @@ class PrefillLinks:
         self._up(end, message)
 
     def _up(self, end: End, hello: PairHello) -> None:
+        if not end.other.is_up:  # data connections are taken only while the control link stands at the other side too
+            end.close("data connection: refused")
+            return
         decode = cast(SimDecode, end.other.process)
         self.ends[hello.epoch] = end
         self._addresses[hello.epoch] = decode.address
