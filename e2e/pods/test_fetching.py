@@ -95,7 +95,7 @@ def _hub(world: World) -> None:
         "containers": [container],
         "volumes": [{"name": "script", "configMap": {"name": "hub"}}],
     }
-    service = {"selector": {"app": "hub"}, "ports": [{"port": 8080}]}
+    service = {"selector": {"app": "hub"}, "ports": [{"port": 8080, "protocol": "TCP"}]}
     world.kubectl.apply(
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "hub"}, "data": script},
         {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "hub", "labels": {"app": "hub"}}, "spec": spec},
