@@ -84,8 +84,14 @@ class TemplateRenderer:
             command = (sys.executable, "-m", "baton_gateway.template_process")
             pipe = asyncio.subprocess.PIPE
             self._process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, env=environment)
-            async with asyncio.timeout(START_S):
-                await _exchange(self._process, msgspec.json.encode(Question("", "", (), {})))
+            is_ready = False
+            try:
+                async with asyncio.timeout(START_S):
+                    await _exchange(self._process, msgspec.json.encode(Question("", "", (), {})))
+                is_ready = True
+            finally:
+                if not is_ready:  # cancelled with its client: the next request must not read this answer as its own
+                    await self._kill()
         return self._process
 
     async def _kill(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -135,6 +136,20 @@ async def test_a_renderer_that_dies_or_stands_still_costs_no_request(signum: sig
     os.kill(renderer._process.pid, signum)
     assert await renderer.render(_bundle("{{ messages[0].content }}"), [{"role": "user", "content": "x"}]) == "x"
     await renderer.stop()
+
+
+async def test_a_request_that_is_cancelled_while_the_renderer_starts_leaves_no_answer_behind() -> None:
+    """Found by 2,000 clients that hung up at once: each later request was given the answer of the one before it."""
+    renderer = TemplateRenderer(render_s=5.0)
+    bundle = _bundle("{{ messages[0].content }}")
+    for delay_s in (0.0, 0.005, 0.02):
+        asked = asyncio.create_task(renderer.render(bundle, [{"role": "user", "content": "somebody else's"}]))
+        await asyncio.sleep(delay_s)
+        asked.cancel()
+        await asyncio.wait([asked])
+        for text in ("mine", "mine too"):
+            assert await renderer.render(bundle, [{"role": "user", "content": text}]) == text
+        await renderer.stop()
 
 
 async def test_a_template_may_refuse_messages_and_the_client_reads_why(renderer: TemplateRenderer) -> None:
