@@ -12,7 +12,7 @@ from bench import disaggregation, engine_speed, gateway_cost, transfer
 
 BENCHMARKS: dict[str, Callable[[], None]] = {
     "gateway": gateway_cost.run,
-    "transfer": transfer.run,
+    "transfer": lambda: transfer.run(None),
     "disaggregation": lambda: disaggregation.run(("tiny", "100m"), disaggregation.ROUNDS),
     "engine": lambda: engine_speed.run(("tiny", "100m"), engine_speed.ROUNDS, threads=1),
 }
