@@ -28,6 +28,7 @@ import torch
 
 from baton_kernels.kv_checksum import kv_checksums
 from baton_kernels.kv_copy import scatter_kv
+from baton_kv_transfer.layout import Extent
 from baton_kv_transfer.link import Connection
 from baton_kv_transfer.ucx import Memory, UcxAgent, WriteState
 from baton_kv_transfer.ucx_descriptor import UcxDescriptor, unpack
@@ -248,8 +249,8 @@ async def hand_over(
         if posted == place.blocks:
             return
         block, posted = posted, posted + put_blocks
-        memory = Memory(pool.address + block * size, put_blocks * size, pool.device)
-        writer.copy(memory, memory.length, block * size, lambda detail: arrived(block, detail))
+        extent = (Extent(block * size, put_blocks * size),)
+        writer.copy(pool, extent, extent, lambda detail: arrived(block, detail))
 
     def arrived(block: int, detail: str | None) -> None:
         nonlocal contiguous

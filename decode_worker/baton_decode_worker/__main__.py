@@ -7,10 +7,12 @@ import sys
 
 from baton_decode_worker.service import DecodeService
 from baton_kv_transfer.decode_transfer import DecodeTransfer
+from baton_kv_transfer.transports import offered_here
 from baton_kv_transfer.wire.values import Role
 from baton_worker import process, serving
 from baton_worker.assembly import transfer_config
 from baton_worker.config import Endpoint, WorkerConfig
+from baton_worker.gpu_memory import landing_device
 from baton_worker.metrics import WorkerMetrics
 from baton_worker.parts import EngineParts
 from baton_worker.views import TransferView
@@ -20,6 +22,7 @@ def build_role(config: WorkerConfig, parts: EngineParts, epoch: bytes, metrics: 
     """The decode side: its messenger, and the transfer that prefill workers dial and write to."""
     service = DecodeService(parts.limits, metrics, asyncio.get_running_loop())
     listen = config.pair_listen or Endpoint("127.0.0.1", 0)
+    settings, memory, landing_bytes = transfer_config(config), parts.memory, parts.capacity.landing_bytes
     transfer = DecodeTransfer(
         epoch=epoch,
         fingerprint=parts.fingerprint,
@@ -29,9 +32,10 @@ def build_role(config: WorkerConfig, parts: EngineParts, epoch: bytes, metrics: 
         listener=service,
         host=listen.host,
         port=listen.port,
-        landing_bytes=parts.capacity.landing_bytes,
-        config=transfer_config(config),
+        landing_bytes=landing_bytes,
+        config=settings,
         observe_handover_s=metrics.handover_s.observe,
+        device=landing_device(memory.pool, memory.aside, landing_bytes, offered_here(settings.transport)),
     )
     service.transfer = transfer
 

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from baton_decode_worker.policy import AwaitHandover, Condition, PrefillHere, decide
 from baton_engine.events import Drawn, Failed, Queued, RequestKey, Reserved, SchedulerEvent
+from baton_kv_transfer.handover_steps import mark
 from baton_kv_transfer.wire.gateway_link import (
     Cancel,
     LegFailed,
@@ -180,6 +181,8 @@ class DecodeService:
                     self.transfer.queued(key.request, key.attempt, awaited.prefill_epoch, position, awaited.deadline_s)
                 case Failed(key, reason, detail) if (waiting := self._awaited.pop(key, None)) is not None:
                     self.transfer.refused(key.request, key.attempt, waiting.prefill_epoch, reason, detail[:256])
+                case Drawn(key) if event.first_index == 1:
+                    mark(key, "second token drawn")
         self._loop.call_soon_threadsafe(self._deliver, snapshot, events)
 
     def on_cancel(self, key: RequestKey) -> None:

@@ -85,7 +85,20 @@ class KvPool:
         part: PoolPart | None = None,
     ) -> bytes:
         """Write the stream's units into the blocks and return the checksums of what was read from the stream."""
-        source = self._stream(stream).to(self.tensor.device)
+        return self.scatter_elements(
+            self._stream(stream).to(self.tensor.device), blocks, unit_tokens, first_unit, end_unit, part
+        )
+
+    def scatter_elements(
+        self,
+        source: Tensor,
+        blocks: Sequence[int],
+        unit_tokens: int,
+        first_unit: int,
+        end_unit: int,
+        part: PoolPart | None = None,
+    ) -> bytes:
+        """As `scatter`, from a flat tensor of the pool's dtype on its device; done when it returns."""
         pool = self._of(part)
         shape = (end_unit - first_unit, pool.shape[1], 2)
         checksums = torch.empty(shape, dtype=torch.int64, device=self.tensor.device)

@@ -39,6 +39,8 @@ class Scatter:
     end_unit: int
     part: PoolPart
     landing: Extent
+    one_sided: bool = False
+    """Whether they were written there without this process taking part, which may be other memory."""
 
 
 @dataclass(frozen=True, slots=True)

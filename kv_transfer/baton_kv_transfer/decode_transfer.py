@@ -18,8 +18,10 @@ from baton_kv_transfer import tcp, ucx
 from baton_kv_transfer.acceptor import Acceptor, PrefillLink
 from baton_kv_transfer.bandwidth import PROBE_BYTES
 from baton_kv_transfer.decode_records import DecodeAction, DecodeStats, Failed, Landed, Scatter
+from baton_kv_transfer.device_memory import DeviceLanding
 from baton_kv_transfer.handover import CutLink, DecodeListener, HandoverKey, KvSink, Send, TransferConfig
 from baton_kv_transfer.handover_decode import DecodeHandovers
+from baton_kv_transfer.handover_steps import mark
 from baton_kv_transfer.keys import KeyDirectory
 from baton_kv_transfer.landing import ClaimRefusal, LandingWindow
 from baton_kv_transfer.layout import KvGeometry
@@ -27,7 +29,7 @@ from baton_kv_transfer.link import Connection
 from baton_kv_transfer.transport import PROBE_TRANSFER
 from baton_kv_transfer.transports import offered_here
 from baton_kv_transfer.ucx_landing import UcxLanding
-from baton_kv_transfer.wire.pair_link import PairHello, PairMessage
+from baton_kv_transfer.wire.pair_link import PairHello, PairMessage, Seal
 from baton_kv_transfer.wire.values import PairFingerprint, Reason, Role
 
 
@@ -66,8 +68,11 @@ class DecodeTransfer:
         config: TransferConfig | None = None,
         tensor_parallel: int = 1,
         observe_handover_s: Callable[[float], None] = _ignore_duration,
+        device: DeviceLanding | None = None,
     ) -> None:
         """`landing`: memory to land in, at least `landing_bytes` (for example pinned); allocated here when None.
+
+        `device`: where UCX lands instead, on a GPU; at least `landing_bytes` too.
 
         `observe_handover_s` is told the seconds from grant to verified of each landed hand-over, on the transfer
         thread.
@@ -81,6 +86,9 @@ class DecodeTransfer:
         region = memoryview(mmap.mmap(-1, max(1, landing_bytes))) if landing is None else landing.cast("B")
         if len(region) < landing_bytes:
             raise ValueError(f"landing: {len(region)} bytes given, landing_bytes is {landing_bytes}")
+        if device is not None and device.memory.length < landing_bytes:
+            raise ValueError(f"device: {device.memory.length} bytes to land in, landing_bytes is {landing_bytes}")
+        self._device = device
         self._landing = tcp.TcpLanding(region, self)
         hello = PairHello(
             role=Role.DECODE,
@@ -94,7 +102,8 @@ class DecodeTransfer:
         )
         self._ucx: UcxLanding | None = None
         if ucx.NAME in hello.transports:
-            self._ucx = UcxLanding(region[: self._handovers.landing_bytes], epoch, self._writes_ended)
+            region = region[: self._handovers.landing_bytes]
+            self._ucx = UcxLanding(region, epoch, self._writes_ended, device=device)
         self._acceptor = Acceptor(hello, keys, self._config, self)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="baton-scatter")
         self._scatters: set[asyncio.Task[None]] = set()
@@ -200,6 +209,8 @@ class DecodeTransfer:
         )
 
     def on_message(self, linked: PrefillLink, message: PairMessage) -> None:
+        if isinstance(message, Seal):
+            mark(message, "seal received")
         self._act(self._handovers.message(linked.epoch, message, time.monotonic()))
 
     def on_data(self, linked: PrefillLink, connection: Connection) -> None:
@@ -249,16 +260,15 @@ class DecodeTransfer:
                     self._scatters.add(task)
                     task.add_done_callback(self._scatter_ended)
                 case Landed(key, first_tokens, granted_s):
+                    mark(key, "landed")
                     self._observe_handover_s(time.monotonic() - granted_s)
                     self._listener.on_landed(key.request, key.attempt, first_tokens)
                 case Failed(key, reason, detail):
                     self._listener.on_failed(key.request, key.attempt, reason, detail)
 
     async def _scatter(self, scatter: Scatter) -> None:
-        stream = self._landing.region[scatter.landing.offset : scatter.landing.end]
-        units = (scatter.unit_tokens, scatter.first_unit, scatter.end_unit, scatter.part)
         loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(self._executor, lambda: self._sink.scatter(stream, scatter.blocks, *units))
+        future = loop.run_in_executor(self._executor, self._scatter_now, scatter)
         await asyncio.wait([future])
         error = future.exception()
         now = time.monotonic()
@@ -267,6 +277,13 @@ class DecodeTransfer:
         else:
             detail = f"{type(error).__name__}: {error}"
             self._act(self._handovers.scatter_failed(scatter.key, scatter.first_unit, detail, now))
+
+    def _scatter_now(self, scatter: Scatter) -> bytes:
+        units = (scatter.unit_tokens, scatter.first_unit, scatter.end_unit, scatter.part)
+        if scatter.one_sided and self._device is not None:
+            return self._device.scatter(scatter.landing, scatter.blocks, *units)
+        stream = self._landing.region[scatter.landing.offset : scatter.landing.end]
+        return self._sink.scatter(stream, scatter.blocks, *units)
 
     def _scatter_ended(self, task: asyncio.Task[None]) -> None:
         self._scatters.discard(task)

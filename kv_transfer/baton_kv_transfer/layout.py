@@ -218,6 +218,32 @@ def joined(extents: Iterator[Extent] | Sequence[Extent]) -> list[Extent]:
     return result
 
 
+def paired(source: Sequence[Extent], target: Sequence[Extent]) -> list[tuple[int, int, int]]:
+    """(source offset, target offset, length) of the stretches that lie whole on both sides, in order.
+
+    Raises ValueError when the two are not equally long.
+    """
+    if sum(extent.length for extent in source) != sum(extent.length for extent in target):
+        raise ValueError(
+            f"write: {sum(extent.length for extent in source)} source bytes "
+            f"for {sum(extent.length for extent in target)} landing bytes"
+        )
+    result: list[tuple[int, int, int]] = []
+    sources = iter(source)
+    offset, rest = 0, 0
+    for extent in target:
+        at, left = extent.offset, extent.length
+        while left:
+            if not rest:
+                following = next(sources)
+                offset, rest = following.offset, following.length
+                continue
+            length = min(left, rest)
+            result.append((offset, at, length))
+            offset, rest, at, left = offset + length, rest - length, at + length, left - length
+    return result
+
+
 def landing_extents(spans: Sequence[Span], stream: Extent) -> list[Extent]:
     """Where `stream` bytes lie in the landing region when the stream runs through `spans` in order.
 

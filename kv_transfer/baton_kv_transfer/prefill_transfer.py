@@ -15,19 +15,21 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from baton_kv_transfer.bandwidth import LinkReport, is_below, measure
+from baton_kv_transfer.device_memory import DeviceMemory
 from baton_kv_transfer.dialler import DecodeLink, Dialler
 from baton_kv_transfer.discovery import Endpoint
 from baton_kv_transfer.grant import DecodePeer
 from baton_kv_transfer.handover import CutLink, HandoverKey, KvSource, PrefillListener, Send, TransferConfig
 from baton_kv_transfer.handover_prefill import PrefillHandovers
+from baton_kv_transfer.handover_steps import mark
 from baton_kv_transfer.keys import KeyDirectory
 from baton_kv_transfer.layout import KvGeometry
 from baton_kv_transfer.prefill_records import DropPuts, Granted, PrefillAction, PrefillStats, Put, Release, Report
-from baton_kv_transfer.put_carrier import PutCarrier
+from baton_kv_transfer.put_carrier import PutCarrier, Staging, ordinary_memory
 from baton_kv_transfer.retargeting import PrefillKeeper, Target
 from baton_kv_transfer.transport import Writer
 from baton_kv_transfer.transports import offered_here
-from baton_kv_transfer.wire.pair_link import FirstToken, PairHello, PairMessage
+from baton_kv_transfer.wire.pair_link import FirstToken, PairHello, PairMessage, Seal
 from baton_kv_transfer.wire.values import Address, PairFingerprint, PeerRef, Reason, Role
 from baton_kv_transfer.writers import Writers
 
@@ -61,7 +63,13 @@ class PrefillTransfer:
         listener: PrefillListener,
         config: TransferConfig | None = None,
         tensor_parallel: int = 1,
+        device: DeviceMemory | None = None,
+        staging: Staging = ordinary_memory,
     ) -> None:
+        """`device`: the pool where it is a GPU's memory; UCX then writes straight from it.
+
+        `staging` gives memory to pack into where bytes cannot be sent from where they are.
+        """
         self._config = config or TransferConfig()
         self._listener = listener
         self._handovers = PrefillKeeper(PrefillHandovers(geometry, self._config), self._config)
@@ -75,11 +83,19 @@ class PrefillTransfer:
             transports=offered_here(self._config.transport),
             descriptor=b"",
         )
-        self._writers = Writers(epoch, hello.transports, self._config.lanes, source.region())
+        self._writers = Writers(epoch, hello.transports, self._config.lanes, source.region(), device)
         self._dialler = Dialler(hello, keys, self._config, self._writers, self)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="baton-checksums")
         self._carrier = PutCarrier(
-            source, geometry, self._config, self._executor, self._writer_to, self._put_done, self._put_failed
+            source,
+            geometry,
+            self._config,
+            self._executor,
+            self._writer_to,
+            self._put_done,
+            self._put_failed,
+            device,
+            staging,
         )
         self._peers: dict[bytes, Address] = {}
         self._measuring: dict[bytes, asyncio.Task[None]] = {}
@@ -139,6 +155,7 @@ class PrefillTransfer:
     def first_tokens(self, request: bytes, attempt: int, first_tokens: tuple[FirstToken, ...]) -> None:
         """Every choice drew its first token."""
         key = HandoverKey(request, attempt)
+        mark(key, "first token drawn")
         self._post(lambda: self._act(self._handovers.first_tokens(key, first_tokens, time.monotonic())))
 
     def cancelled(self, request: bytes, attempt: int, reason: Reason = Reason.CANCELLED, detail: str = "") -> None:
@@ -192,6 +209,7 @@ class PrefillTransfer:
             log.warning("link to decode worker %s over %s: %s", linked.address, linked.writer.lane, rates)
 
     def _opened(self, key: HandoverKey, peer: PeerRef, total_tokens: int, deadline_s: float) -> None:
+        mark(key, "opened")
         now = time.monotonic()
         self._act(self._handovers.opened(key, peer.epoch, total_tokens, deadline_s, now))
         self._find(peer, deadline_s, now)
@@ -217,6 +235,7 @@ class PrefillTransfer:
         return None if linked is None else linked.writer
 
     def _put_done(self, put: Put, checksums: bytes) -> None:
+        mark(put.key, "put done")
         self._act(self._handovers.put_done(put.key, put.put, checksums, time.monotonic()))
 
     def _put_failed(self, put: Put, reason: Reason, detail: str) -> None:
@@ -229,6 +248,8 @@ class PrefillTransfer:
                     linked = self._dialler.links.get(peer)
                     if linked is not None:
                         linked.link.send(message)
+                    if isinstance(message, Seal):
+                        mark(message, "seal sent")
                 case CutLink(peer, detail):
                     self._dialler.cut(peer, detail)
                 case Put():
@@ -236,6 +257,7 @@ class PrefillTransfer:
                 case DropPuts(key):
                     self._carrier.drop(key)
                 case Granted(key):
+                    mark(key, "granted")
                     self._listener.on_granted(key.request, key.attempt)
                 case Release(key):
                     self._listener.on_release(key.request, key.attempt)

@@ -8,16 +8,24 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import TypeVar
 
+from baton_kv_transfer.device_memory import DeviceMemory
 from baton_kv_transfer.handover import HandoverKey, KvSource, TransferConfig, Verify
 from baton_kv_transfer.layout import Extent, KvGeometry, source_extents
 from baton_kv_transfer.prefill_records import Put
-from baton_kv_transfer.transport import Write, Writer
+from baton_kv_transfer.transport import Write, WriteDone, Writer
+from baton_kv_transfer.ucx_writer import UcxWriter
 from baton_kv_transfer.wire.values import Reason
 
 T = TypeVar("T")
 
 PutDone = Callable[[Put, bytes], None]
 PutFailed = Callable[[Put, Reason, str], None]
+Staging = Callable[[int], memoryview]
+"""So many bytes of the host, of which nobody else knows until they are dropped."""
+
+
+def ordinary_memory(length: int) -> memoryview:
+    return memoryview(bytearray(length))
 
 
 class PutCarrier:
@@ -32,7 +40,15 @@ class PutCarrier:
         writer_to: Callable[[bytes], Writer | None],
         on_done: PutDone,
         on_failed: PutFailed,
+        device: DeviceMemory | None = None,
+        staging: Staging = ordinary_memory,
     ) -> None:
+        """`device`: the pool where it is registered with UCX as a GPU's memory, to be sent from without a copy.
+
+        `staging` gives memory to pack into.
+        """
+        self._device = device
+        self._staging = staging
         self._source = source
         self._geometry = geometry
         self._config = config
@@ -76,12 +92,11 @@ class PutCarrier:
         if writer is None:
             self._on_failed(put, Reason.PEER_LOST, "the link is gone")
             return
-        write = await self._write_of(put)
-        if isinstance(write, str):
-            self._on_failed(put, Reason.INTERNAL, write)
-            return
         sent: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        writer.write(write, sent.set_result)
+        failure = await self._start(put, writer, sent.set_result)
+        if failure is not None:
+            self._on_failed(put, Reason.INTERNAL, failure)
+            return
         checksums: bytes | str = b""
         if self._config.verify is Verify.FULL:
             units = (put.blocks, put.unit_tokens, put.first_unit, put.end_unit, put.part)
@@ -94,21 +109,26 @@ class PutCarrier:
         else:
             self._on_done(put, checksums)
 
-    async def _write_of(self, put: Put) -> Write | str:
-        """Straight from the pool when a unit is a block of it, else from a packed copy; a text says what went wrong."""
-        region = self._source.region()
-        if region is not None and put.unit_tokens == self._geometry.block_tokens:
+    async def _start(self, put: Put, writer: Writer, done: WriteDone) -> str | None:
+        """Write straight from the pool when a unit is a block of it, else from a packed copy. Or why that cannot be."""
+        if put.unit_tokens == self._geometry.block_tokens:
             try:
                 source = source_extents(self._geometry, put.blocks, put.first_unit, put.end_unit, put.part)
             except ValueError as error:
                 return str(error)
-            return Write(put.transfer, region, tuple(source), put.landing)
-        packed = memoryview(bytearray(put.length))
+            if self._device is not None and isinstance(writer, UcxWriter):
+                writer.copy(self._device.memory, source, put.landing, done)
+                return None
+            if (region := self._source.region()) is not None:
+                writer.write(Write(put.transfer, region, tuple(source), put.landing), done)
+                return None
+        packed = self._staging(put.length)
         units = (put.blocks, put.unit_tokens, put.first_unit, put.end_unit)
         failure = await self._aside(lambda: self._source.pack(*units, packed, put.part))
         if isinstance(failure, str):
             return failure
-        return Write(put.transfer, packed, (Extent(0, put.length),), put.landing)
+        writer.write(Write(put.transfer, packed, (Extent(0, put.length),), put.landing), done)
+        return None
 
     async def _aside(self, call: Callable[[], T]) -> T | str:
         """Run on the helper thread; an exception comes back as text, because it is this hand-over's failure alone."""

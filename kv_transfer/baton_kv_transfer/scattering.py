@@ -29,5 +29,6 @@ def next_scatter(
             extent = landing_extents(handover.spans, layout.extent(group, first, end))[0]
             end = first + extent.length // layout.group_unit_bytes
             part = layout.part(group)
-            return Scatter(handover.key, handover.blocks, layout.unit_tokens, first, end, part, extent)
+            units = (layout.unit_tokens, first, end)
+            return Scatter(handover.key, handover.blocks, *units, part, extent, handover.one_sided)
     return None

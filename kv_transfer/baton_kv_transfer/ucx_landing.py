@@ -12,6 +12,7 @@ import mmap
 from collections.abc import Callable
 
 from baton_kv_transfer.bandwidth import PROBE_BYTES
+from baton_kv_transfer.device_memory import DeviceMemory
 from baton_kv_transfer.lingering import REMEMBERED_LINKS
 from baton_kv_transfer.link import Connection
 from baton_kv_transfer.ucx import Memory, UcxAgent, host_memory
@@ -34,16 +35,21 @@ class UcxLanding:
         epoch: bytes,
         on_writes_ended: Callable[[int], None],
         *,
+        device: DeviceMemory | None = None,
         settle_s: float | None = None,
     ) -> None:
-        """`on_writes_ended` is told of links whose writes are proven to have ended."""
+        """`on_writes_ended` is told of links whose writes are proven to have ended.
+
+        `device`: where the landing region really is, and the bytes to measure with; `region` is not written to then.
+        """
         self.region = region
+        self._device = device
         self._epoch = epoch
         self._on_writes_ended = on_writes_ended
         self._settle_s = SETTLE_S if settle_s is None else settle_s
         self._agent_name = f"baton-{epoch.hex()}"
         self._probe = mmap.mmap(-1, PROBE_BYTES)
-        self._thread = UcxThread(lambda: UcxAgent(self._agent_name, progress=True))
+        self._thread = UcxThread(self._make)
         self._life_lines: dict[int, Connection] = {}
         self._had_one: set[int] = set()
         self._settling: dict[int, asyncio.TimerHandle] = {}
@@ -96,8 +102,15 @@ class UcxLanding:
     def drop(self, peer: bytes) -> None:
         """Nothing can be stopped from here; the life line stays until it ends by itself."""
 
+    def _make(self) -> UcxAgent:
+        if self._device is not None:
+            self._device.enter()
+        return UcxAgent(self._agent_name, progress=True)
+
     def _register(self, agent: UcxAgent) -> bytes:
         region, probe = host_memory(self.region), host_memory(memoryview(self._probe))
+        if self._device is not None:
+            region, probe = self._device.memory, self._device.probe
         agent.register(*[memory for memory in (region, probe) if memory.length])
         return describe(self._agent_name, self._epoch, region, probe, agent.metadata())
 

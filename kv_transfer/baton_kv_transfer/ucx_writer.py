@@ -11,12 +11,12 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from baton_kv_transfer.layout import Extent
+from baton_kv_transfer.layout import Extent, paired
 from baton_kv_transfer.link import Connection
-from baton_kv_transfer.transport import Write, WriteDone, slices
-from baton_kv_transfer.ucx import Memory, UcxAgent, UcxError, WriteState, host_memory
+from baton_kv_transfer.transport import Write, WriteDone
+from baton_kv_transfer.ucx import Memory, Piece, UcxAgent, UcxError, WriteState, host_memory
 from baton_kv_transfer.ucx_descriptor import UcxDescriptor
 from baton_kv_transfer.ucx_lanes import UNKNOWN
 from baton_kv_transfer.ucx_thread import UcxThread, WriteOrder
@@ -85,30 +85,39 @@ class UcxWriter:
         return len(self._posted)
 
     def write(self, write: Write, done: WriteDone) -> None:
-        pieces = tuple(
-            (host_memory(view).address, start, len(view))
-            for extent, views in slices(write)
-            for view, start in _placed(extent, views, self._target.address)
-        )
-        if self._is_closed or not pieces:
-            detail = "the link is closed" if self._is_closed else None
-            self._loop.call_soon(done, detail)
-            return
         region = host_memory(write.region)
-        self._post(pieces, None, None if self._registered(region) else region, write.region, write.length, done)
+        pieces = self._pieces(region, write.source, write.landing)
+        unregistered = None if self._registered(region) else region
+        self._start(pieces, None, unregistered, write.region, done)
 
-    def copy(self, source: Memory, length: int, offset: int, done: WriteDone) -> None:
-        """Write registered memory of any kind (a GPU's) to landing bytes [offset, offset + length)."""
-        pieces = ((source.address, self._target.address + offset, length),)
-        self._post(pieces, source.device, None, memoryview(b""), length, done)
+    def copy(self, memory: Memory, source: Sequence[Extent], landing: Sequence[Extent], done: WriteDone) -> None:
+        """As `write`, from `source` of registered memory of any kind (a GPU's), which the caller keeps."""
+        self._start(self._pieces(memory, source, landing), memory.device, None, memoryview(b""), done)
 
-    def probe(self, source: memoryview, length: int, done: WriteDone) -> None:
+    def probe(self, source: Memory, length: int, done: WriteDone) -> None:
         """Write `length` bytes of registered memory to where nobody reads; not counted as sent."""
-        if self._is_closed or length > self._target.probe_length or self._device is not None:
+        if self._is_closed or length > min(source.length, self._target.probe_length):
             self._loop.call_soon(done, "no place to probe")
             return
-        pieces = ((host_memory(source).address, self._target.probe_address, length),)
-        self._post(pieces, None, None, source, 0, done)
+        pieces = ((source.address, self._target.probe_address, length),)
+        self._post(pieces, source.device, None, memoryview(b""), 0, done)
+
+    def _pieces(self, memory: Memory, source: Sequence[Extent], landing: Sequence[Extent]) -> tuple[Piece, ...]:
+        base = self._target.address
+        return tuple([(memory.address + at, base + there, length) for at, there, length in paired(source, landing)])
+
+    def _start(
+        self,
+        pieces: tuple[Piece, ...],
+        source_device: int | None,
+        unregistered: Memory | None,
+        source: memoryview,
+        done: WriteDone,
+    ) -> None:
+        if self._is_closed or not pieces:
+            self._loop.call_soon(done, "the link is closed" if self._is_closed else None)
+            return
+        self._post(pieces, source_device, unregistered, source, sum(length for _, _, length in pieces), done)
 
     def close(self, detail: str) -> None:
         if self._is_closed:
@@ -122,7 +131,7 @@ class UcxWriter:
 
     def _post(
         self,
-        pieces: tuple[tuple[int, int, int], ...],
+        pieces: tuple[Piece, ...],
         source_device: int | None,
         unregistered: Memory | None,
         source: memoryview,
@@ -207,15 +216,6 @@ class UcxWriter:
         if not self._is_closed:
             self.close(detail)
             self._on_lost(detail)
-
-
-def _placed(extent: Extent, views: list[memoryview], base: int) -> list[tuple[memoryview, int]]:
-    """Each source view with the target address of its first byte."""
-    placed, start = [], base + extent.offset
-    for view in views:
-        placed.append((view, start))
-        start += len(view)
-    return placed
 
 
 def connect(target: UcxDescriptor) -> Callable[[UcxAgent], Callable[[], str]]:

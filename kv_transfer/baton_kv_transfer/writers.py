@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from baton_kv_transfer import tcp, ucx
 from baton_kv_transfer.bandwidth import PROBE_BYTES, Probe, first_bytes
+from baton_kv_transfer.device_memory import DeviceMemory
 from baton_kv_transfer.errors import LinkLostError, TransferError
 from baton_kv_transfer.layout import Extent
 from baton_kv_transfer.link import Connection
@@ -30,9 +31,20 @@ WITHOUT_UCX_S = 60.0
 class Writers:
     """Makes writers in the transfer thread's loop."""
 
-    def __init__(self, epoch: bytes, transports: tuple[str, ...], tcp_lanes: int, region: memoryview | None) -> None:
-        """`region`: the pool, registered once so that writes go straight from it; None when it is not host memory."""
+    def __init__(
+        self,
+        epoch: bytes,
+        transports: tuple[str, ...],
+        tcp_lanes: int,
+        region: memoryview | None,
+        device: DeviceMemory | None = None,
+    ) -> None:
+        """`region`: the pool, registered once so that writes go straight from it; None when it is not host memory.
+
+        `device`: the pool where it is a GPU's memory, registered too, with bytes to measure with.
+        """
         self.transports = transports
+        self._device = device
         self.probe_source = memoryview(mmap.mmap(-1, PROBE_BYTES))
         self._tcp_lanes = tcp_lanes
         self._region = region
@@ -41,7 +53,7 @@ class Writers:
         self._ucx_writers: list[UcxWriter] = []
         self._without_ucx: dict[Address, float] = {}
         if ucx.NAME in transports:
-            self._thread = UcxThread(lambda: UcxAgent(f"baton-{epoch.hex()}", progress=False))
+            self._thread = UcxThread(lambda: self._make(epoch))
 
     async def start(self) -> None:
         """Bring UCX up, if it is offered. Raises UcxError."""
@@ -49,6 +61,13 @@ class Writers:
             await self._thread.start()
             memories = [host_memory(self.probe_source), *([self._pool] if self._pool and self._pool.length else [])]
             await self._thread.run(lambda agent: agent.register(*memories))
+            if (device := self._device) is not None:
+                await self._thread.run(lambda agent: agent.register(device.memory, device.probe))
+
+    def _make(self, epoch: bytes) -> UcxAgent:
+        if self._device is not None:
+            self._device.enter()
+        return UcxAgent(f"baton-{epoch.hex()}", progress=False)
 
     async def stop(self) -> None:
         """After the writers were closed."""
@@ -118,7 +137,8 @@ class Writers:
     def probe(self, writer: Writer) -> Probe:
         """How to measure the way of this writer."""
         if isinstance(writer, UcxWriter):
-            return lambda length, done: writer.probe(self.probe_source, length, done)
+            source = host_memory(self.probe_source) if self._device is None else self._device.probe
+            return lambda length, done: writer.probe(source, length, done)
 
         def swallowed(length: int, done: WriteDone) -> None:
             extent = (Extent(0, length),)

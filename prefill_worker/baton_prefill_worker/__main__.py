@@ -7,11 +7,13 @@ import sys
 
 from baton_kv_transfer.discovery import watch
 from baton_kv_transfer.prefill_transfer import PrefillTransfer
+from baton_kv_transfer.transports import offered_here
 from baton_kv_transfer.wire.values import Role
 from baton_prefill_worker.service import PrefillService
 from baton_worker import process, serving
 from baton_worker.assembly import transfer_config
 from baton_worker.config import WorkerConfig
+from baton_worker.gpu_memory import pool_device, staging
 from baton_worker.metrics import WorkerMetrics
 from baton_worker.parts import EngineParts
 from baton_worker.views import TransferView
@@ -20,6 +22,7 @@ from baton_worker.views import TransferView
 def build_role(config: WorkerConfig, parts: EngineParts, epoch: bytes, metrics: WorkerMetrics) -> serving.RoleParts:
     """The prefill side: its messenger, and the transfer that dials decode workers and sends to them."""
     service = PrefillService(parts.limits, metrics, asyncio.get_running_loop())
+    settings, pool = transfer_config(config), parts.memory.pool
     transfer = PrefillTransfer(
         epoch=epoch,
         fingerprint=parts.fingerprint,
@@ -27,7 +30,9 @@ def build_role(config: WorkerConfig, parts: EngineParts, epoch: bytes, metrics: 
         keys=parts.keys,
         source=parts.memory,
         listener=service,
-        config=transfer_config(config),
+        config=settings,
+        device=pool_device(pool, offered_here(settings.transport)),
+        staging=staging(pool),
     )
     service.transfer = transfer
     parts.watch_layers(service.on_layers)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -44,6 +44,10 @@ log = logging.getLogger(__name__)
 
 CPU_BLOCK_TOKENS = 16
 CUDA_BLOCK_TOKENS = 64
+CUDA_PUT_BYTES = 64 << 20
+"""On a GPU a PUT, its checksums or its copy to the host cost some tenths of a millisecond, whatever they hold."""
+CUDA_SCATTER_BYTES = 1 << 30
+CUDA_GROUPS = 8
 MAX_CHOICES = 16
 
 
@@ -73,12 +77,15 @@ def build(config: WorkerConfig, observe_step: Callable[[int, StepLoad, float], N
     """
     keys = _keys(config.keys)
     engine = build_engine(config, observe_step)
+    memory = PoolMemory(engine.pool)
+    if config.device == "cuda":
+        memory.warm_up()
     return EngineParts(
         bundle=engine.bundle,
         geometry=engine.geometry,
         capacity=engine.capacity,
         keys=keys,
-        memory=PoolMemory(engine.pool),
+        memory=memory,
         scheduler=engine.scheduler,
         stepper=engine.stepper,
         limits=engine.limits,
@@ -172,7 +179,11 @@ def transfer_config(config: WorkerConfig) -> TransferConfig:
         offered_here(transport)
     except ValueError as error:
         raise ConfigError(f"argument --transport: {error}") from error
-    return TransferConfig(verify=Verify(config.verify), transport=transport, min_bytes_per_s=config.min_bandwidth)
+    common = TransferConfig(verify=Verify(config.verify), transport=transport, min_bytes_per_s=config.min_bandwidth)
+    if config.device != "cuda":
+        return common
+    at_once = CUDA_PUT_BYTES if config.role is Role.PREFILL else CUDA_SCATTER_BYTES
+    return replace(common, max_put_bytes=at_once, max_groups=CUDA_GROUPS)
 
 
 def _keys(path: Path) -> KeyDirectory:

@@ -6,14 +6,33 @@ from collections.abc import Sequence
 
 from baton_engine.kv_pool import KvPool
 from baton_kv_transfer.layout import PoolPart
+from baton_worker.gpu_memory import SideStream
+
+WARM_UNITS = (0, 1, 2)
+"""First units: kernels are compiled for 1 and for multiples of 16 apart."""
 
 
 class PoolMemory:
     """`KvSource` and `KvSink` of `baton_kv_transfer.handover` over a KvPool on any device."""
 
     def __init__(self, pool: KvPool) -> None:
-        self._pool = pool
+        self.pool = pool
+        self.aside = SideStream(pool.tensor.device)
         self._region = pool.region() if pool.tensor.device.type == "cpu" else None
+
+    def warm_up(self) -> None:
+        """Run on a GPU once what a hand-over in whole blocks runs there, so that nothing is compiled later.
+
+        Block 0 gets the bytes that it has; nobody may use it meanwhile.
+        """
+        geometry = self.pool.geometry
+        block = memoryview(bytearray(geometry.block_bytes))
+        for first in WARM_UNITS:
+            units = (geometry.block_tokens, first, first + 1)
+            table = [0] * (first + 1)
+            self.pack(table, *units, block)
+            self.checksums(table, *units)
+            self.scatter(block, table, *units)
 
     def region(self) -> memoryview | None:
         """The pool's bytes where the host can read them; on a GPU the transfer packs into a staging buffer instead."""
@@ -22,7 +41,8 @@ class PoolMemory:
     def checksums(
         self, blocks: Sequence[int], unit_tokens: int, first_unit: int, end_unit: int, part: PoolPart | None = None, /
     ) -> bytes:
-        return self._pool.checksums(blocks, unit_tokens, first_unit, end_unit, part)
+        with self.aside.entered():
+            return self.pool.checksums(blocks, unit_tokens, first_unit, end_unit, part)
 
     def pack(
         self,
@@ -34,7 +54,8 @@ class PoolMemory:
         part: PoolPart | None = None,
         /,
     ) -> None:
-        self._pool.pack(blocks, unit_tokens, first_unit, end_unit, out, part)
+        with self.aside.entered():
+            self.pool.pack(blocks, unit_tokens, first_unit, end_unit, out, part)
 
     def scatter(
         self,
@@ -46,4 +67,5 @@ class PoolMemory:
         part: PoolPart | None = None,
         /,
     ) -> bytes:
-        return self._pool.scatter(stream, blocks, unit_tokens, first_unit, end_unit, part)
+        with self.aside.entered():
+            return self.pool.scatter(stream, blocks, unit_tokens, first_unit, end_unit, part)

@@ -65,7 +65,8 @@ class Stop:
 def run(role: Role, argv: Sequence[str], serve: Serve) -> int:
     """Run a worker process to its end and return its exit status: 0 stopped, 1 crashed, 2 bad configuration."""
     name = f"baton-{role.value}-worker"
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
+    level = os.environ.get("BATON_LOG_LEVEL", "INFO")
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
     try:
         config = parse(role, argv)
         return asyncio.run(_run(config, serve))

@@ -1,0 +1,28 @@
+"""When a hand-over reached which step, for whoever wants to see where its time goes: one line each at level DEBUG.
+
+Times are of CLOCK_MONOTONIC, which the processes of a machine share, so the lines of both workers can be put together.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Protocol
+
+log = logging.getLogger(__name__)
+
+
+class Key(Protocol):
+    """Of a hand-over, here or in the engine."""
+
+    @property
+    def request(self) -> bytes: ...
+
+    @property
+    def attempt(self) -> int: ...
+
+
+def mark(key: Key, step: str) -> None:
+    """Say that this attempt is at `step` now."""
+    if log.isEnabledFor(logging.DEBUG):
+        log.debug("step %s/%d %.6f %s", key.request.hex(), key.attempt, time.monotonic(), step)

@@ -1,0 +1,183 @@
+"""Hand-overs from one pool's memory into a landing region and a pool beside it, without a copy on the host.
+
+The classes are those of a GPU; here the host's memory stands behind them.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from baton_engine.kv_pool import KvPool
+from baton_kv_transfer import handover_steps
+from baton_kv_transfer.decode_transfer import DecodeTransfer
+from baton_kv_transfer.handover import Verify
+from baton_kv_transfer.layout import Extent, KvGeometry, PoolPart, paired
+from baton_kv_transfer.prefill_transfer import PrefillTransfer
+from baton_kv_transfer.transports import TransportChoice
+from baton_kv_transfer.wire.values import Address, PeerRef, Reason
+from baton_testing.kv_transfer import (
+    FAST,
+    DecodeRecord,
+    PrefillRecord,
+    eventually,
+    fingerprint,
+    first_tokens,
+    key_directory,
+)
+from baton_testing.nixl import NEEDS_UCX
+from baton_worker.gpu_memory import LandingDevice, PoolDevice, SideStream, landing_device, memory_of, pool_device
+from baton_worker.pool_memory import PoolMemory
+
+CPU = torch.device("cpu")
+GEOMETRY = KvGeometry(layers=4, kv_heads=2, head_dim=8, element_bytes=4, block_tokens=16)
+LANDING = 64 * GEOMETRY.block_bytes
+CONFIG = replace(
+    FAST,
+    suspect_s=1.5,
+    dead_s=3.0,
+    transport=TransportChoice.UCX,
+    group_bytes=1,
+    max_groups=2,
+    max_put_bytes=2 * GEOMETRY.block_bytes,
+)
+
+
+class Unreachable(PoolMemory):
+    """A pool that the host cannot read, and must not be asked to copy."""
+
+    def region(self) -> memoryview | None:
+        return None
+
+    def pack(self, *_: object) -> None:
+        raise AssertionError("packed through the host")
+
+    def scatter(self, *_: object) -> bytes:
+        raise AssertionError("scattered from the host")
+
+
+def random_pool(seed: int) -> KvPool:
+    pool = KvPool(GEOMETRY, 24, torch.float32, CPU)
+    pool.tensor.copy_(torch.randn(pool.tensor.shape, generator=torch.Generator().manual_seed(seed)))
+    return pool
+
+
+class Flipping(LandingDevice):
+    """One bit of what lands is another one."""
+
+    def scatter(
+        self,
+        landing: Extent,
+        blocks: Sequence[int],
+        unit_tokens: int,
+        first_unit: int,
+        end_unit: int,
+        part: PoolPart | None = None,
+        /,
+    ) -> bytes:
+        self._bytes[landing.offset + 5] ^= 4
+        return super().scatter(landing, blocks, unit_tokens, first_unit, end_unit, part)
+
+
+@NEEDS_UCX
+@pytest.mark.parametrize("verify", list(Verify))
+@pytest.mark.parametrize("flips", [False, True])
+async def test_kv_goes_from_pool_memory_to_a_landing_region_and_into_blocks(
+    tmp_path: Path, verify: Verify, flips: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", logger=handover_steps.log.name)
+    config, keys = replace(CONFIG, verify=verify), key_directory(tmp_path / "keys")
+    source, target = Unreachable(random_pool(1)), Unreachable(random_pool(2))
+    before = target.pool.tensor.clone()
+    told, heard = PrefillRecord(), DecodeRecord()
+    common = {"fingerprint": fingerprint(), "geometry": GEOMETRY, "keys": keys, "config": config}
+    landing = (Flipping if flips else LandingDevice)(target.pool, LANDING, target.aside)
+    p_epoch, d_epoch = secrets.token_bytes(16), secrets.token_bytes(16)
+    p = PrefillTransfer(epoch=p_epoch, source=source, listener=told, device=PoolDevice(source.pool), **common)  # type: ignore[arg-type]
+    d = DecodeTransfer(
+        epoch=d_epoch,
+        sink=target,
+        listener=heard,
+        host="127.0.0.1",
+        landing_bytes=LANDING,
+        device=landing,
+        **common,  # type: ignore[arg-type]
+    )
+    await p.start()
+    await d.start()
+    try:
+        key, until = (secrets.token_bytes(16), 1), time.monotonic() + 20.0
+        blocks, places, tokens, cached = (9, 4, 5, 17), (3, 11, 2, 20), 60, 16
+        p.opened(*key, PeerRef(address=Address(host="127.0.0.1", port=d.port), epoch=d_epoch), tokens, until)
+        d.expected(*key, p_epoch, tokens, cached, places, (0,), until)
+        await eventually(lambda: bool(told.granted))
+        p.computing(*key, tokens, 2, blocks)
+        await eventually(lambda: p.stats().bytes_sent == 3 * GEOMETRY.block_bytes // 2)
+        p.computed(*key, tokens, blocks)
+        p.first_tokens(*key, first_tokens(0))
+        await eventually(lambda: bool(heard.landed or heard.failed))
+        await eventually(lambda: bool(told.released))
+        if flips and verify is Verify.FULL:
+            assert [entry[2] for entry in heard.failed] == [Reason.KV_CORRUPT]
+            return
+        assert [entry[:2] for entry in heard.landed] == [key]
+        assert d.stats().bytes_received == p.stats().bytes_sent == 3 * GEOMETRY.block_bytes
+    finally:
+        await p.stop()
+        await d.stop()
+    moved = (target.pool.tensor != before).flatten(1).any(1)
+    assert moved.nonzero().flatten().tolist() == sorted(places[1:])
+    equal = torch.equal(target.pool.tensor[list(places[1:])], source.pool.tensor[list(blocks[1:])])
+    assert equal is not flips
+    steps = [re.fullmatch(r"step [0-9a-f]{32}/1 \d+\.\d{6} (.*)", line) for line in caplog.messages]
+    assert {found[1] for found in steps if found} == {
+        *("opened", "granted", "put done", "first token drawn", "seal sent", "seal received", "landed")
+    }
+
+
+def test_a_landing_region_is_scattered_as_the_same_bytes_from_the_host_are() -> None:
+    source, one, other = random_pool(1), random_pool(2), random_pool(2)
+    landing = LandingDevice(one, LANDING, SideStream(CPU))
+    stream = bytearray(2 * GEOMETRY.block_bytes)
+    source.pack([7, 3], 16, 0, 2, memoryview(stream))
+    offset = 3 * 256
+    landing._bytes[offset : offset + len(stream)] = torch.frombuffer(stream, dtype=torch.uint8)
+    sums = landing.scatter(Extent(offset, len(stream)), [5, 6], 16, 0, 2)
+    assert sums == other.scatter(memoryview(stream), [5, 6], 16, 0, 2) == source.checksums([7, 3], 16, 0, 2)
+    assert torch.equal(one.tensor, other.tensor)
+    with pytest.raises(ValueError, match="landing: bytes to"):
+        landing.scatter(Extent(LANDING - 256, 512), [5], 16, 0, 1)
+
+
+def test_memory_is_where_the_tensor_is_and_the_probe_is_no_part_of_it() -> None:
+    pool = random_pool(1)
+    sent, landing = PoolDevice(pool), LandingDevice(pool, LANDING, SideStream(CPU))
+    assert sent.memory == memory_of(pool.tensor)
+    assert (sent.memory.address, sent.memory.length) == (pool.tensor.data_ptr(), pool.tensor.nbytes)
+    assert not sent.memory.holds(sent.probe)
+    assert landing.memory.length == LANDING
+    assert landing.probe.address == landing.memory.address + LANDING
+    assert pool_device(pool, ("ucx",)) is None, "a pool of the host is sent from as it is"
+    assert landing_device(pool, SideStream(CPU), LANDING, ("ucx",)) is None
+
+
+def test_warming_up_leaves_the_pool_as_it_is() -> None:
+    pool = random_pool(3)
+    before = pool.tensor.clone()
+    PoolMemory(pool).warm_up()
+    assert torch.equal(pool.tensor, before)
+
+
+def test_pairing_keeps_order_and_splits_where_either_side_does() -> None:
+    source, target = [Extent(100, 4), Extent(0, 0), Extent(10, 6)], [Extent(50, 3), Extent(70, 7)]
+    assert paired(source, target) == [(100, 50, 3), (103, 70, 1), (10, 71, 6)]
+    assert paired([], []) == []
+    with pytest.raises(ValueError, match="write: 4 source bytes for 5 landing bytes"):
+        paired([Extent(0, 4)], [Extent(0, 5)])
