@@ -17,6 +17,7 @@ import json
 import os
 import random
 import tempfile
+import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -31,6 +32,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from baton_kv_transfer.keys import write_new_key
 from bench.client import Ask, drive
 from bench.gpu import LLAMA_8B
+from bench.handover_steps import timeline
 from bench.launch import await_json, await_ok, child, cpu_s
 from bench.machine import this_machine
 from bench.offline import model_folder
@@ -44,6 +46,8 @@ STREAMS: Final = 256
 STREAM_ASK: Final = (512, 256)
 CHECKED_PROMPTS: Final = 24
 CHECKED_TOKENS: Final = 96
+SEES_ALL: Final = os.environ.get("BENCH_SEES_ALL") == "1"
+"""Whether a worker sees the other GPUs too, behind its own."""
 ALONE_COLUMNS: Final = ("prompt", "workers", "transport", "TTFT ms", "token 1→2 ms", "TPOT ms", "TPOT after ms")
 
 
@@ -53,6 +57,10 @@ class Stack:
 
     url: str
     pids: dict[str, int]
+    folder: Path
+    """With the workers' logs."""
+    prefill_port: int | None
+    """Where the prefill worker tells its state."""
 
 
 @contextmanager
@@ -77,10 +85,14 @@ def serving(model: str, dtype: str, device: str, transport: str, apart: bool, fo
                 *("--max-sequences=256", f"--transport={transport}", "--max-step-tokens=16384"),
                 f"--kv-cache-bytes={share if device == 'cuda' else 1 << 28}",
             ]
-            os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu[role]) if device == "cuda" else ""
+            own = gpu[role]
+            seen = [own, *(number for number in range(gpus) if number != own and SEES_ALL)]
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, seen)) if device == "cuda" else ""
+            os.environ["BATON_LOG_LEVEL"] = "DEBUG"
             log = folder / f"{role}.log"
             started.append((role, announce, log, stack.enter_context(child(argv, log))))
-        os.environ.pop("CUDA_VISIBLE_DEVICES")
+        for name in ("CUDA_VISIBLE_DEVICES", "BATON_LOG_LEVEL"):
+            os.environ.pop(name)
         for role, announce, log, process in started:
             try:
                 told = await_json(announce, process)
@@ -102,21 +114,21 @@ def serving(model: str, dtype: str, device: str, transport: str, apart: bool, fo
         pids["gateway"] = gateway.pid
         await_ok(f"{url}/health/routable", gateway)
         try:
-            yield Stack(url, pids)
+            yield Stack(url, pids, folder, rows["prefill"][0]["port"] if apart else None)
         except RuntimeError:
             for path in folder.glob("*.log"):
                 print(path.name, path.read_text()[-2500:], flush=True)
             raise
 
 
-def check(device: str, transport: str) -> list[str]:
+def check(device: str, transport: str, dtypes: Sequence[str]) -> list[str]:
     """Share of equal answers on the trained tiny model, by dtype."""
     tokenizer: Any = AutoTokenizer.from_pretrained(TINY)
     draw = random.Random(3)
     text = (TINY.parent.parent / "README.md").read_text(encoding="utf-8")
     prompts = [tokenizer.encode(text[at : at + 300])[: draw.randrange(8, 90)] for at in range(0, 4800, 200)]
     lines = []
-    for dtype in ("float32", "bfloat16"):
+    for dtype in dtypes:
         model: Any = AutoModelForCausalLM.from_pretrained(TINY, dtype=getattr(torch, dtype)).to(device).eval()
         model.generation_config.eos_token_id = None
         wanted = []
@@ -133,6 +145,8 @@ def check(device: str, transport: str) -> list[str]:
             tempfile.TemporaryDirectory() as place,
             serving(str(TINY), dtype, device, transport, True, Path(place)) as s,
         ):
+            if s.prefill_port is not None:
+                print(_links(s.prefill_port), flush=True)
             found = [_text(s.url, prompt) for prompt in prompts[:CHECKED_PROMPTS]]
             together = asyncio.run(_texts(s.url, prompts[:CHECKED_PROMPTS]))
         equal = sum(one.strip() == other.strip() for one, other in zip(found, wanted, strict=True))
@@ -169,12 +183,14 @@ async def _texts(url: str, prompts: Sequence[Sequence[int]]) -> list[str]:
     return await asyncio.gather(*(asyncio.to_thread(_text, url, prompt) for prompt in prompts))
 
 
-def alone(model: str, device: str, transports: Sequence[str], lengths: Sequence[int]) -> list[dict[str, Cell]]:
-    """One request at a time with fresh prompts, after one that warms up."""
+def alone(
+    model: str, device: str, transports: Sequence[str], lengths: Sequence[int], mixed: bool
+) -> list[dict[str, Cell]]:
+    """One request at a time with fresh prompts, after two that warm up."""
     rows: list[dict[str, Cell]] = []
     for name, transport in (("1P+1D", each) for each in transports):
         rows += _alone(model, device, name, transport, True, lengths)
-    return rows + _alone(model, device, "1 mixed", "tcp", False, lengths)
+    return rows + (_alone(model, device, "1 mixed", "tcp", False, lengths) if mixed else [])
 
 
 def _alone(
@@ -184,9 +200,13 @@ def _alone(
     rows: list[dict[str, Cell]] = []
     dtype = "bfloat16" if device == "cuda" else "float32"
     with tempfile.TemporaryDirectory() as place, serving(model, dtype, device, transport, apart, Path(place)) as stack:
+        if stack.prefill_port is not None:
+            print(_links(stack.prefill_port), flush=True)
         for length in lengths:
             asks = [Ask(tuple(draw.choices(range(10, 1000), k=length)), ALONE_TOKENS) for _ in range(ROUNDS + 2)]
-            answers = [asyncio.run(drive(stack.url, "bench", [ask], 1))[0] for ask in asks][2:]
+            answers = [asyncio.run(drive(stack.url, "bench", [ask], 1))[0] for ask in asks[:2]]
+            since_s = time.monotonic()
+            answers = [asyncio.run(drive(stack.url, "bench", [ask], 1))[0] for ask in asks[2:]]
             rows.append(
                 {
                     "prompt": length,
@@ -199,7 +219,15 @@ def _alone(
                 }
             )
             print(rows[-1], flush=True)
+            if apart:
+                print(f"  {timeline(stack.folder, since_s)}", flush=True)
     return rows
+
+
+def _links(port: int) -> str:
+    """What the prefill worker says of its links to decode workers."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/state", timeout=10) as response:
+        return json.dumps(json.load(response)["transfer"])
 
 
 def streams(model: str, device: str, transport: str, count: int) -> list[str]:
@@ -234,6 +262,8 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", default=["check", "alone", "streams"], metavar="check|alone|streams")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--transport", nargs="+", choices=("tcp", "ucx"), default=["tcp"])
+    parser.add_argument("--dtypes", nargs="+", choices=("float32", "bfloat16"), default=["float32", "bfloat16"])
+    parser.add_argument("--no-mixed", action="store_true", help="leave out the worker that does both")
     options = parser.parse_args()
     is_gpu = options.device == "cuda"
     notes, rows = [], list[dict[str, Cell]]()
@@ -246,9 +276,11 @@ def main() -> None:
             model = str(TINY)
         if "check" in options.parts:
             for transport in options.transport:
-                notes += check(options.device, transport)
+                notes += check(options.device, transport, options.dtypes)
         if "alone" in options.parts:
-            rows = alone(model, options.device, options.transport, LENGTHS if is_gpu else (64, 512))
+            rows = alone(
+                model, options.device, options.transport, LENGTHS if is_gpu else (64, 512), not options.no_mixed
+            )
         if "streams" in options.parts:
             notes += streams(model, options.device, options.transport[-1], STREAMS if is_gpu else 8)
     publish("gpu_serving", this_machine(), notes, ALONE_COLUMNS, rows)

@@ -41,8 +41,10 @@ GEOMETRY = KvGeometry(layers=4, kv_heads=2, head_dim=8, element_bytes=4, block_t
 LANDING = 64 * GEOMETRY.block_bytes
 CONFIG = replace(
     FAST,
-    suspect_s=1.5,
-    dead_s=3.0,
+    suspect_s=30.0,
+    dead_s=60.0,
+    handshake_s=10.0,
+    link_wait_s=20.0,
     transport=TransportChoice.UCX,
     group_bytes=1,
     max_groups=2,
@@ -87,8 +89,7 @@ class Flipping(LandingDevice):
 
 
 @NEEDS_UCX
-@pytest.mark.parametrize("verify", list(Verify))
-@pytest.mark.parametrize("flips", [False, True])
+@pytest.mark.parametrize(("verify", "flips"), [(Verify.FULL, False), (Verify.FULL, True), (Verify.STAMPS, True)])
 async def test_kv_goes_from_pool_memory_to_a_landing_region_and_into_blocks(
     tmp_path: Path, verify: Verify, flips: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -113,17 +114,17 @@ async def test_kv_goes_from_pool_memory_to_a_landing_region_and_into_blocks(
     await p.start()
     await d.start()
     try:
-        key, until = (secrets.token_bytes(16), 1), time.monotonic() + 20.0
+        key, until = (secrets.token_bytes(16), 1), time.monotonic() + 60.0
         blocks, places, tokens, cached = (9, 4, 5, 17), (3, 11, 2, 20), 60, 16
         p.opened(*key, PeerRef(address=Address(host="127.0.0.1", port=d.port), epoch=d_epoch), tokens, until)
         d.expected(*key, p_epoch, tokens, cached, places, (0,), until)
-        await eventually(lambda: bool(told.granted))
+        await eventually(lambda: bool(told.granted), 20.0)
         p.computing(*key, tokens, 2, blocks)
-        await eventually(lambda: p.stats().bytes_sent == 3 * GEOMETRY.block_bytes // 2)
+        await eventually(lambda: p.stats().bytes_sent == 3 * GEOMETRY.block_bytes // 2, 30.0)
         p.computed(*key, tokens, blocks)
         p.first_tokens(*key, first_tokens(0))
-        await eventually(lambda: bool(heard.landed or heard.failed))
-        await eventually(lambda: bool(told.released))
+        await eventually(lambda: bool(heard.landed or heard.failed), 30.0)
+        await eventually(lambda: bool(told.released), 30.0)
         if flips and verify is Verify.FULL:
             assert [entry[2] for entry in heard.failed] == [Reason.KV_CORRUPT]
             return
