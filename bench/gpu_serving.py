@@ -115,7 +115,7 @@ def serving(model: str, dtype: str, device: str, transport: str, apart: bool, fo
         await_ok(f"{url}/health/routable", gateway)
         try:
             yield Stack(url, pids, folder, rows["prefill"][0]["port"] if apart else None)
-        except RuntimeError:
+        except (RuntimeError, OSError):
             for path in folder.glob("*.log"):
                 print(path.name, path.read_text()[-2500:], flush=True)
             raise
@@ -227,7 +227,7 @@ def _alone(
 def _links(port: int) -> str:
     """What the prefill worker says of its links to decode workers."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/state", timeout=10) as response:
-        return json.dumps(json.load(response)["transfer"])
+        return json.dumps(json.load(response)["transfer"]["links"])
 
 
 def streams(model: str, device: str, transport: str, count: int) -> list[str]:
