@@ -46,8 +46,6 @@ STREAMS: Final = 256
 STREAM_ASK: Final = (512, 256)
 CHECKED_PROMPTS: Final = 24
 CHECKED_TOKENS: Final = 96
-SEES_ALL: Final = os.environ.get("BENCH_SEES_ALL") == "1"
-"""Whether a worker sees the other GPUs too, behind its own."""
 ALONE_COLUMNS: Final = ("prompt", "workers", "transport", "TTFT ms", "token 1→2 ms", "TPOT ms", "TPOT after ms")
 
 
@@ -85,9 +83,7 @@ def serving(model: str, dtype: str, device: str, transport: str, apart: bool, fo
                 *("--max-sequences=256", f"--transport={transport}", "--max-step-tokens=16384"),
                 f"--kv-cache-bytes={share if device == 'cuda' else 1 << 28}",
             ]
-            own = gpu[role]
-            seen = [own, *(number for number in range(gpus) if number != own and SEES_ALL)]
-            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, seen)) if device == "cuda" else ""
+            os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu[role]) if device == "cuda" else ""
             os.environ["BATON_LOG_LEVEL"] = "DEBUG"
             log = folder / f"{role}.log"
             started.append((role, announce, log, stack.enter_context(child(argv, log))))
@@ -225,9 +221,16 @@ def _alone(
 
 
 def _links(port: int) -> str:
-    """What the prefill worker says of its links to decode workers."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/state", timeout=10) as response:
-        return json.dumps(json.load(response)["transfer"]["links"])
+    """What the prefill worker says of its links to decode workers, once there is one that it has measured."""
+    told = "[]"
+    for _ in range(50):
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/state", timeout=10) as response:
+            links = json.load(response)["transfer"]["links"]
+        told = json.dumps(links)
+        if links and links[0]["bytes_per_s"] is not None:
+            break
+        time.sleep(0.1)
+    return told
 
 
 def streams(model: str, device: str, transport: str, count: int) -> list[str]:
