@@ -27,6 +27,8 @@ from baton_worker.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+
 SWITCH_INTERVAL_S = 0.001
 """How long a thread may keep the interpreter while another waits: the default 5 ms would show in every hand-over."""
 DRAIN_POLL_S = 0.05
@@ -66,6 +68,9 @@ def run(role: Role, argv: Sequence[str], serve: Serve) -> int:
     """Run a worker process to its end and return its exit status: 0 stopped, 1 crashed, 2 bad configuration."""
     name = f"baton-{role.value}-worker"
     level = os.environ.get("BATON_LOG_LEVEL", "INFO")
+    if level not in LOG_LEVELS:
+        print(f"{name}: BATON_LOG_LEVEL: {level!r} is none of {', '.join(LOG_LEVELS)}", file=sys.stderr)
+        return 2
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
     try:
         config = parse(role, argv)
