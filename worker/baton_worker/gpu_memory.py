@@ -25,7 +25,7 @@ class PoolDevice:
 
     def __init__(self, pool: KvPool) -> None:
         self._device = pool.tensor.device
-        self._probe = apart(PROBE_BYTES, self._device)
+        self._probe, self._allocation = apart(PROBE_BYTES, self._device)
         self.memory = memory_of(pool.tensor)
         self.probe = memory_of(self._probe)
 
@@ -42,7 +42,7 @@ class LandingDevice:
         self._device = pool.tensor.device
         self._aside = aside
         try:
-            self._bytes = apart(landing_bytes + PROBE_BYTES, self._device)
+            self._bytes, self._allocation = apart(landing_bytes + PROBE_BYTES, self._device)
         except RuntimeError as error:  # torch has no narrower type for a failed allocation
             raise MemoryError(f"landing region: {landing_bytes} bytes do not fit on {self._device}") from error
         self.memory = memory_of(self._bytes[:landing_bytes])
@@ -76,7 +76,7 @@ class SideStream:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
+        self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def entered(self) -> AbstractContextManager[object]:
         """Kernels and copies of this thread go to the stream meanwhile."""
@@ -100,19 +100,16 @@ def memory_of(tensor: Tensor) -> Memory:
     return Memory(tensor.data_ptr(), tensor.nbytes, tensor.device.index if tensor.is_cuda else None)
 
 
-def apart(length: int, device: torch.device) -> Tensor:
-    """Zero bytes [length] in an allocation that holds nothing else. Raises RuntimeError when they do not fit."""
+def apart(length: int, device: torch.device) -> tuple[Tensor, object]:
+    """Zero bytes [length] in an allocation that holds nothing else, and what must live as long as they are used.
+
+    Raises RuntimeError when they do not fit.
+    """
     if device.type == "cpu":
-        return torch.zeros(length, dtype=torch.uint8)
+        return torch.zeros(length, dtype=torch.uint8), None
     pool = torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(pool, device):
-        found = torch.zeros(length, dtype=torch.uint8, device=device)
-    _KEPT.append(pool)
-    return found
-
-
-_KEPT: list[object] = []
-"""Memory pools live as long as the process, like what is in them."""
+        return torch.zeros(length, dtype=torch.uint8, device=device), pool
 
 
 def enter(device: torch.device) -> None:

@@ -28,7 +28,6 @@ from baton_worker.errors import ConfigError
 log = logging.getLogger(__name__)
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
-
 SWITCH_INTERVAL_S = 0.001
 """How long a thread may keep the interpreter while another waits: the default 5 ms would show in every hand-over."""
 DRAIN_POLL_S = 0.05
