@@ -148,7 +148,7 @@ ZOO = (
     Mutant("F9", engine.RemembersPairs, ("pick",)),
     Mutant("F8", engine.keeps_tickets, ("leave",)),
     Mutant("F22", engine.SwallowsSilence, ("liveness",)),
-    _prefill("F25", links.SpreadsErrorsOfOneWrite, only=frozenset({Fault.SOURCE_ERROR})),
+    _prefill("F25", links.SpreadsErrorsOfOneWrite, shape={"prefills": 1, "message_s": 0.06}, first=54),
     Mutant("F26", links.answers_while_the_engine_stands, ("is_live",)),
     Mutant("F30", links.CutsWorkOnDrain, ("decode_service",), only=frozenset({Fault.DRAIN})),
     Mutant("one way", links.TakesLookingForHearing, ("liveness",), only=frozenset({Fault.CUT_ONE_WAY})),
