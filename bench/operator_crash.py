@@ -34,6 +34,7 @@ def crash(budget_s: float, seed: int = 0) -> int:
     per_scenario: Counter[str] = Counter()
     complaints: list[str] = []
     for scenario, plan, streams, stream_seed in itertools.takewhile(lambda _: time.monotonic() < until, runs):
+        print(f"{sum(done.values())}: {scenario.name} | {plan} | {streams}", file=sys.stderr, flush=True)
         try:
             found = complaint(scenario, calm[scenario.name], plan, streams, stream_seed)
         except Exception as error:  # noqa: BLE001 - the outermost loop: what the operator let out is a result
