@@ -22,9 +22,10 @@ import psutil
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
 from baton_testing.cancelled_pair import SIDES, CancelledPair
+from baton_testing.defects import Defect, Tally
 from baton_testing.forgeries import Forgeries
 from baton_testing.machine_fuzz import DecodeFuzz, PrefillFuzz
-from baton_testing.spoilt_pair import Defect, SpoiltPair, Tally
+from baton_testing.spoilt_pair import SpoiltPair
 from baton_testing.wire_fuzz import HandshakeFuzz, WireFuzz
 from bench.long_link import transfers
 from bench.machine import this_machine

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from baton_testing.cancelled_pair import SIDES, CancelledPair
+from baton_testing.defects import Defect
 from baton_testing.forgeries import Forgeries
-from baton_testing.spoilt_pair import Defect, SpoiltPair, spoil
+from baton_testing.spoilt_pair import SpoiltPair, spoil
 from baton_testing.wire_fuzz import HandshakeFuzz, WireFuzz
 
 EVENTS = 24

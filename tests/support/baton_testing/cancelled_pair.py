@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from baton_kv_transfer.wire.values import Reason
-from baton_testing.spoilt_pair import Defect, Result, SpoiltPair
+from baton_testing.defects import Defect, Result
+from baton_testing.spoilt_pair import SpoiltPair
 
 SIDES = ("prefill", "decode", "both")
 

@@ -5,11 +5,9 @@ what was computed.
 
 from __future__ import annotations
 
-import enum
 import random
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
@@ -26,45 +24,13 @@ from baton_kv_transfer.prefill_records import PrefillAction, Put, Release, Repor
 from baton_kv_transfer.transport import Write
 from baton_kv_transfer.wire.pair_link import FirstToken, PairMessage, Seal
 from baton_kv_transfer.wire.values import Reason
+from baton_testing.defects import Defect, Result, Tally
 
 GEOMETRY = KvGeometry(layers=2, kv_heads=2, head_dim=4, element_bytes=4, block_tokens=4)
 CONFIG = TransferConfig(max_put_bytes=2 * GEOMETRY.block_bytes)
 P, D = b"p" * 16, b"d" * 16
 BLOCKS = 12
 DEADLINE_S = 1e9
-
-
-class Defect(enum.StrEnum):
-    """What is done to one hand-over's data."""
-
-    NONE = "none"
-    FLIPPED = "one bit flipped in the landing region"
-    TORN = "the tail of a write replaced by what lay there before"
-    SWAPPED_UNITS = "two units of the stream swapped"
-    SWAPPED_PIECES = "two pieces of one unit swapped"
-    SWAPPED_WORDS = "two words of one piece swapped"
-    STALE = "a former hand-over's bytes in place of these"
-    EARLY_FREE = "the source block given to somebody else before it is sent"
-    TRUNCATED = "the end of a write never comes"
-    REPEATED = "an older write comes once more"
-    SEALED_EARLY = "the Seal comes before the last write"
-    SEAL_FLIPPED = "one bit of the Seal's checksums flipped"
-    SEAL_SWAPPED = "two checksums of the Seal swapped"
-    SEAL_SHORT = "one checksum missing in the Seal"
-    SEAL_STALE = "the Seal carries another hand-over's checksums"
-    SEAL_FOREIGN = "the Seal names another transfer"
-    SEAL_CHOICES = "the Seal names another choice"
-
-
-@dataclass(slots=True)
-class Result:
-    defect: Defect
-    is_injected: bool
-    """The defect changed something."""
-    is_landed: bool
-    is_exact: bool
-    """What landed is what was computed."""
-    reason: Reason | None
 
 
 class SpoiltPair:
@@ -373,34 +339,6 @@ _SPOIL: dict[Defect, Callable[[random.Random, bytes, bytes], bytes]] = {
     Defect.SWAPPED_PIECES: lambda draw, data, old: _swapped(draw, data, PIECE_BYTES),
     Defect.SWAPPED_WORDS: lambda draw, data, old: _swapped(draw, data[:PIECE_BYTES], 4) + data[PIECE_BYTES:],
 }
-
-
-@dataclass(slots=True)
-class Tally:
-    """What many hand-overs came to: injected defects by kind, and how each kind ended."""
-
-    handovers: int = 0
-    injected: Counter[str] = None  # type: ignore[assignment]
-    ends: Counter[str] = None  # type: ignore[assignment]
-    landed_wrong: int = 0
-    landed_spoilt: int = 0
-    """Landed exactly although the defect was in it: harmless, since nothing of it was used."""
-    clean_lost: int = 0
-    """Hand-overs without a defect that did not land."""
-
-    def __post_init__(self) -> None:
-        self.injected, self.ends = Counter(), Counter()
-
-    def add(self, result: Result) -> None:
-        self.handovers += 1
-        if result.is_injected:
-            self.injected[result.defect.name] += 1
-            end = "landed" if result.is_landed else str(result.reason or "not admitted")
-            self.ends[f"{result.defect.name}: {end}"] += 1
-        elif not result.is_landed:
-            self.clean_lost += 1
-        self.landed_wrong += result.is_landed and not result.is_exact
-        self.landed_spoilt += result.is_injected and result.is_landed and result.is_exact
 
 
 def spoil(count: int, seed: int, *, one_sided: bool) -> Tally:
