@@ -129,7 +129,7 @@ async def test_kv_goes_from_pool_memory_to_a_landing_region_and_into_blocks(
             assert [entry[2] for entry in heard.failed] == [Reason.KV_CORRUPT]
             return
         assert [entry[:2] for entry in heard.landed] == [key]
-        assert d.stats().bytes_received == p.stats().bytes_sent == 3 * GEOMETRY.block_bytes
+        await eventually(lambda: d.stats().bytes_received == p.stats().bytes_sent == 3 * GEOMETRY.block_bytes, 30.0)
     finally:
         await p.stop()
         await d.stop()
