@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .PHONY: help install demo serve test test-k8s check verify manifests scan e2e bench bench-gpu format clean
 
 BIN := .venv/bin
-TEST_WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 8 ? n : 8 )))
+TEST_WORKERS ?= $(shell n=$$(env -u OMP_NUM_THREADS nproc 2>/dev/null || echo 2); echo $$(( n < 8 ? n : 8 )))
 FILE ?= examples/tiny.yaml
 PORT ?= 8000
 # One compute thread per process: tests and workers scale by processes.

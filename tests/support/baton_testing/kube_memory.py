@@ -56,8 +56,9 @@ class MemoryKube:
                 if logged:
                     continue
                 news.clear()
-                try:
-                    await asyncio.wait_for(news.wait(), min(BOOKMARK_S, until - clock()))
+                try:  # wait_for, before Python 3.12, swallows a cancellation that comes together with news
+                    async with asyncio.timeout(min(BOOKMARK_S, until - clock())):
+                        await news.wait()
                 except TimeoutError:
                     version = max(version, self._store.version)
                     mark: Json = {"apiVersion": resource.api_version, "kind": resource.kind}
