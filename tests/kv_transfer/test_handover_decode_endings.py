@@ -139,7 +139,7 @@ def test_one_differing_checksum_is_named_and_nothing_lands(piece: int) -> None:
     d.hear(seal(checksums=bytes(wrong)))
     d.scattered(0, 2)
     unit, layer, value = piece // 4, piece % 4 // 2, "KV"[piece % 2]
-    detail = f"checksum of unit {unit}, layer {layer}, {value}, head group 0 differs"
+    detail = f"checksum of unit {unit}, layer {layer}, {value} differs"
     done = Done(request=KEY.request, attempt=1, reason=Reason.KV_CORRUPT, detail=detail)
     assert d.scattered(2, 4) == [Send(P1, done), Failed(KEY, Reason.KV_CORRUPT, detail)]
     assert d.is_empty
@@ -217,8 +217,8 @@ def test_a_scatter_that_failed_fails_the_hand_over() -> None:
 
 def test_one_sided_bytes_are_scattered_after_the_seal() -> None:
     d = granted(one_sided=True)
-    assert d.hear(seal()) == [scatter(0, 2)]
-    assert d.scattered(0, 2) == [scatter(2, 4)]
+    assert d.hear(seal()) == [replace(scatter(0, 2), one_sided=True)]
+    assert d.scattered(0, 2) == [replace(scatter(2, 4), one_sided=True)]
     assert d.scattered(2, 4)[0] == Landed(KEY, FIRST, 0.0)
     assert d.is_empty
 

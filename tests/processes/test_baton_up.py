@@ -215,7 +215,7 @@ BAD_MANIFESTS: dict[str, tuple[dict[str, Any], str]] = {
     "a source that climbs": (source("file:///a/../b"), "spec.model.source"),
     "a volume that is not given": (source("pvc://models/x"), "volume"),
     "a GPU that is not there": ({"decode": {"accelerator": {"resource": "nvidia.com/gpu"}}}, "device"),
-    "a transport that is not there": ({"kvTransfer": {"transport": "UCX"}}, "spec.kvTransfer.transport"),
+    "a transport that is not there": ({"kvTransfer": {"transport": "RDMA"}}, "spec.kvTransfer.transport"),
     "a pool without room for one sequence": ({"decode": {"engine": {"kvCacheMemory": "1Mi"}}}, "kv"),
 }  # fmt: skip
 

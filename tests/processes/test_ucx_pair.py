@@ -35,7 +35,12 @@ def test_the_trained_text_comes_from_kv_that_ucx_moved(deployment: Deployment, c
 
     wait_for(counted, "both ends to have counted the same bytes", 10.0)
     assert decode.state()["transfer"]["transport"] == "ucx"
-    (link,) = prefill.state()["transfer"]["links"]
+
+    def measured() -> dict[str, Any] | None:
+        (link,) = prefill.state()["transfer"]["links"]
+        return link if link["bytes_per_s"] is not None else None
+
+    link = wait_for(measured, "the link to have been measured", 20.0)
     assert link["transport"] == "ucx"
     assert link["bytes_per_s"] > 0
     assert link["below_minimum"] is True
