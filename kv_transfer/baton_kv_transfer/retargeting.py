@@ -142,6 +142,11 @@ class PrefillKeeper:
         """Requests whose KV waits for another decode worker."""
         return sum(prompt.kept_until_s is not None for prompt in self._prompts.values())
 
+    def keeps(self, key: HandoverKey) -> bool:
+        """Whether the KV of this request waits for another decode worker, which it does for `kept_s` at most."""
+        prompt = self._prompts.get(key)
+        return prompt is not None and prompt.kept_until_s is not None
+
     def stats(self) -> PrefillStats:
         return self._inner.stats()
 

@@ -322,7 +322,8 @@ class PrefillLinks:
                 self._unlinked.pop(key, None)
                 continue
             alone_s = self._now - self._unlinked.setdefault(key, self._now)
-            require(alone_s < TRANSFER.link_wait_s + 2.5, "I3", f"{key} waits for a peer that is gone")
+            most_s = TRANSFER.link_wait_s + 2.5 + (TRANSFER.kept_s if self.machine.keeps(key) else 0.0)
+            require(alone_s < most_s, "I3", f"{key} waits for a peer that is gone")
 
     def leftovers(self) -> str | None:
         stats = self.machine.stats()
