@@ -26,7 +26,7 @@ from bench.faults_load import Load, asks
 from bench.faults_network import Cut, NetworkFleet, inside
 from bench.faults_rounds import Deck, Harm, Round
 from bench.machine import this_machine
-from bench.results import Cell, publish
+from bench.results import publish
 
 HARMS = {"kill": faults_rounds.Kill, "pause": faults_rounds.Pause, "cut": Cut}
 
@@ -68,11 +68,12 @@ async def run(name: str, arguments: argparse.Namespace, folder: Path, journal: P
         return await campaign(fleet, harm, arguments.count, arguments.lanes, arguments.seed, journal, until_s)
 
 
-async def run_cancels(each: int, folder: Path) -> tuple[list[dict[str, Cell]], bool]:
+async def run_cancels(arguments: argparse.Namespace, folder: Path, journal: Path) -> None:
     async with UpFleet(folder, each=1) as fleet:
-        rows, is_good = await faults_cancel.points(fleet, each)
-        row, is_calm = await faults_cancel.storm(fleet, 10 * each)
-        return [*rows, row], is_good and is_calm
+        until_s = time.monotonic() + arguments.minutes * 60
+        await faults_cancel.points(fleet, arguments.count, journal, until_s)
+        if time.monotonic() < until_s:
+            await faults_cancel.storm(fleet, 10 * arguments.count, journal)
 
 
 def main() -> int:
@@ -92,12 +93,13 @@ def main() -> int:
     machine = this_machine()
     with tempfile.TemporaryDirectory(prefix="baton-faults-") as temporary:
         folder = arguments.keep or Path(temporary)
+        journal = arguments.journal or folder / "journal.jsonl"
         if arguments.campaign == "cancel":
-            rows, is_good = asyncio.run(run_cancels(arguments.count, folder))
+            asyncio.run(run_cancels(arguments, folder, journal))
+            rows = faults_cancel.load_journal(journal)
             notes = [f"{arguments.count} clients hang up at each point; then {10 * arguments.count} in one tick."]
             publish("faults_cancel", machine, notes, ("point", "cancels", "blocks free after s", "alive"), rows)
-            return 0 if is_good else 1
-        journal = arguments.journal or folder / "journal.jsonl"
+            return 0 if all(map(faults_cancel.is_good, rows)) else 1
         is_good = asyncio.run(run(arguments.campaign, arguments, folder, journal))
         rounds = faults_rounds.load_journal(journal)
     notes = [

@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from baton_testing import tiny_llama
 from bench.faults_fleet import POLL_S, UpFleet
@@ -130,26 +131,41 @@ SPOTS = (
 )
 
 
-async def points(fleet: UpFleet, each: int, only: int | None = None) -> tuple[list[dict[str, Cell]], bool]:
-    """`each` cancels at every spot (or the first `only`); rows, and whether every bar held."""
-    rows: list[dict[str, Cell]] = []
-    is_good = True
+async def points(fleet: UpFleet, each: int, journal: Path, until_s: float) -> None:
+    """`each` cancels at every spot that the journal does not have yet; no spot begins after `until_s` (monotonic)."""
+    done = {row["point"] for row in load_journal(journal)}
     before = {member.pid for member in await fleet.members()}
-    for spot in SPOTS[:only]:
+    for spot in SPOTS:
+        if spot.name in done or time.monotonic() > until_s:
+            continue
         began = time.monotonic()
         for _ in range(0, each, AT_ONCE):
             await asyncio.gather(*(_cancel_one(fleet, spot) for _ in range(min(AT_ONCE, each))))
         ended = time.monotonic()
         free_s = await _until_free(fleet, ended)
         is_alive = await _answers(fleet) and before == {member.pid for member in await fleet.members()}
-        is_good &= is_alive and free_s is not None and free_s <= BASELINE_S
         row: dict[str, Cell] = {"point": spot.name, "cancels": each, "blocks free after s": free_s}
-        rows.append({**row, "alive": "yes" if is_alive else "NO", "took s": round(ended - began, 1)})
-        print(rows[-1], flush=True)
-    return rows, is_good
+        _append(journal, {**row, "alive": "yes" if is_alive else "NO", "took s": round(ended - began, 1)})
 
 
-async def storm(fleet: UpFleet, clients: int) -> tuple[dict[str, Cell], bool]:
+def load_journal(path: Path) -> list[dict[str, Cell]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _append(path: Path, row: dict[str, Cell]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as journal:
+        journal.write(json.dumps(row) + "\n")
+    print(row, flush=True)
+
+
+def is_good(row: dict[str, Cell]) -> bool:
+    """Alive, and every block back in time."""
+    free_s = row["blocks free after s"]
+    return row["alive"] == "yes" and isinstance(free_s, float) and free_s <= BASELINE_S
+
+
+async def storm(fleet: UpFleet, clients: int, journal: Path) -> None:
     """`clients` streams that run or wait, closed in one tick."""
     before = {member.pid for member in await fleet.members()}
     spot = Spot("storm", _connected)
@@ -167,8 +183,7 @@ async def storm(fleet: UpFleet, clients: int) -> tuple[dict[str, Cell], bool]:
     is_alive = await _answers(fleet) and before == {member.pid for member in await fleet.members()}
     row: dict[str, Cell] = {"point": "all in one tick", "cancels": clients, "blocks free after s": free_s}
     row["alive"] = "yes" if is_alive else "NO"
-    print(row, flush=True)
-    return row, is_alive and free_s is not None and free_s <= BASELINE_S
+    _append(journal, row)
 
 
 async def _connect(fleet: UpFleet, spot: Spot) -> Client:

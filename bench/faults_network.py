@@ -26,7 +26,7 @@ from baton_kv_transfer.keys import write_new_key
 from baton_testing import tiny_llama
 from bench.faults_fleet import POLL_S, READY_S, Fleet, Member, WorkerBooks, books_of, page, wait_until
 from bench.faults_load import MODEL
-from bench.faults_rounds import NOTICE_LIMIT_S, Round, until_unlinked
+from bench.faults_rounds import NOTICE_LIMIT_S, Round, noticed, until_unlinked
 
 PREFIX = os.environ.get("BATON_FAULTS_NETNS", "baton-faults")
 """Of the names of the namespaces."""
@@ -269,7 +269,7 @@ async def _until_unpaired(fleet: Fleet, pair: tuple[str, str], round_: Round, st
     while time.monotonic() - struck < NOTICE_LIMIT_S:
         books = {each.name: each for each in await fleet.books()}
         if all(name in books and books[name].peers < 2 for name in pair):
-            round_.noticed_s = round(time.monotonic() - struck, 3)
+            noticed(round_, time.monotonic() - struck)
             return
         await asyncio.sleep(POLL_S)
     round_.problems.append(f"{' and '.join(pair)} did not notice within {NOTICE_LIMIT_S} s")

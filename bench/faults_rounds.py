@@ -20,7 +20,9 @@ from bench.faults_fleet import POLL_S, Fleet, Member, connections_of, wait_until
 from bench.faults_load import Load
 from bench.results import Cell, percentile
 
+NOTICE_BAR_S = 3.0
 NOTICE_LIMIT_S = 8.0
+"""How long a round waits for a death to be noticed beyond the bar."""
 BASELINE_LIMIT_S = 10.0
 BASELINE_WAIT_S = 75.0
 """How long a round waits for blocks beyond the bar, so that the report can say how long it really took."""
@@ -73,11 +75,13 @@ class Deck:
 
     def next(self, members: Sequence[Member]) -> Member:
         by_name = {member.name: member for member in members}
-        self._names = [name for name in self._names if name in by_name]
-        if not self._names:
+        name = next((name for name in self._names if name in by_name), None)
+        if name is None:
             self._names = sorted(by_name)
             self._draw.shuffle(self._names)
-        return by_name[self._names.pop()]
+            name = self._names[0]
+        self._names.remove(name)
+        return by_name[name]
 
 
 async def play(fleet: Fleet, load: Load, harm: Harm, deck: Deck, draw: random.Random) -> Round:
@@ -111,10 +115,16 @@ async def until_unlinked(fleet: Fleet, epoch: str, round_: Round, struck: float)
     """Wait until no gateway process has linked the worker any more."""
     while (now := time.monotonic()) - struck < NOTICE_LIMIT_S:
         if epoch not in await fleet.linked():
-            round_.noticed_s = round(time.monotonic() - struck, 3)
+            noticed(round_, time.monotonic() - struck)
             return
         await asyncio.sleep(max(0.0, POLL_S - (time.monotonic() - now)))
     round_.problems.append(f"not noticed within {NOTICE_LIMIT_S} s")
+
+
+def noticed(round_: Round, after_s: float) -> None:
+    round_.noticed_s = round(after_s, 3)
+    if after_s > NOTICE_BAR_S:
+        round_.problems.append(f"noticed after {after_s:.2f} s")
 
 
 async def _baseline(fleet: Fleet, round_: Round, ended: float) -> None:
@@ -155,13 +165,13 @@ def _judge(load: Load, round_: Round, own: set[int], victim: Member, struck: flo
 class Kill:
     """SIGKILL."""
 
-    def __init__(self, draw: random.Random, whole_gateway_share: float = 0.2) -> None:
+    def __init__(self, draw: random.Random, whole_gateway_share: float = 0.05) -> None:
         self._draw, self._share = draw, whole_gateway_share
 
     def members_of(self, members: Sequence[Member]) -> list[Member]:
-        """Workers and gateway processes; now and then the gateway's parent instead of one of its processes."""
-        left_out = "gateway process" if self._draw.random() < self._share else "gateway"
-        return [member for member in members if member.role != left_out]
+        """Workers and gateway processes; now and then the gateway's parent, with which all of its processes end."""
+        whole = self._draw.random() < self._share
+        return [member for member in members if (member.role == "gateway") is whole]
 
     async def strike(self, victim: Member, round_: Round) -> None:
         os.kill(victim.pid, signal.SIGKILL)

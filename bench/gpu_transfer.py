@@ -4,7 +4,7 @@
 
 Two processes, a GPU each (`--cpu`: none, to try the script). First single PUT sizes, back to back, eight in flight: the
 bare agent, and the writer that workers use. Then whole hand-overs of Llama-3.1-8B's KV in blocks of 64 tokens (8 MiB):
-P puts block after block from its pool; D scatters what P says has arrived into shuffled blocks of its own, checksums
+P puts blocks from all over its pool; D scatters what P says has arrived into shuffled blocks of its own, checksums
 from the same loads; the hand-over ends when all of D's checksums equal P's. Last, the same scatter without checksums
 and alone. The word of what arrived travels over a socket between the two.
 """
@@ -47,14 +47,11 @@ WORD: Final = struct.Struct("!II")
 CHECKED, PLAIN, END = 1, 0, 9
 DONE: Final = b"!"
 HANDOVERS: Final = (
-    (CHECKED, 8, 1),
-    (CHECKED, 32, 1),
-    (CHECKED, 8, 2),
-    (CHECKED, 16, 2),
-    (CHECKED, 8, 4),
-    (PLAIN, 8, 4),
-)
-"""Checked or plain, PUTs in flight, blocks a PUT (of 8 MiB on a GPU)."""
+    (CHECKED, 1, 8, 1), (CHECKED, 1, 32, 1), (CHECKED, 1, 128, 1), (CHECKED, 1, 8, 4), (CHECKED, 1, 32, 4),
+    (CHECKED, 1, 8, 8), (CHECKED, 1, 16, 8), (PLAIN, 1, 16, 8),
+    (CHECKED, 2, 8, 4), (CHECKED, 2, 8, 8), (CHECKED, 2, 32, 8), (PLAIN, 2, 32, 8),
+)  # fmt: skip
+"""Checked or plain, half or all of the pool, PUTs in flight, blocks a PUT (of 8 MiB on a GPU, anywhere in P's pool)."""
 
 
 class Place:
@@ -63,10 +60,10 @@ class Place:
     def __init__(self, cpu: bool, number: int) -> None:
         self.device = torch.device("cpu") if cpu else torch.device("cuda", number)
         self.layers = 2 if cpu else LAYERS
-        self.blocks = 8 if cpu else 128
-        """1 GiB of blocks on a GPU."""
+        self.blocks = 16 if cpu else 256
+        """2 GiB of blocks on a GPU."""
         self.sizes = [1 << bits for bits in ((16, 18) if cpu else (16, 18, 20, 21, 22, 23, 24, 26, 28))]
-        self.rounds = 3 if cpu else 20
+        self.rounds = 3 if cpu else 15
         shape = (self.blocks, self.layers, 2, KV_HEADS, BLOCK_TOKENS, HEAD_DIM)
         self.pool = torch.empty(shape, dtype=torch.bfloat16, device=self.device)
         self.block_bytes = self.pool[0].nbytes
@@ -107,14 +104,14 @@ def decode(place: Place, sock: socket.socket) -> None:
     send(sock, describe(name, EPOCH, region, Memory(0, 0), agent.metadata()))
     send(sock, json.dumps({"register_ms": registered_s * 1e3, "gib": region.length / 2**30}).encode())
     while True:
-        kind, _ = WORD.unpack(receive(sock, WORD.size))
+        kind, count = WORD.unpack(receive(sock, WORD.size))
         if kind == END:
             break
-        scatter_arrivals(place, sock, landing, blocks, sums if kind == CHECKED else None)
+        scatter_arrivals(place, count, sock, landing, blocks, sums if kind == CHECKED else None)
         place.settle()
         sock.sendall(DONE)
         if kind == CHECKED:
-            send(sock, sums.cpu().numpy().tobytes())
+            send(sock, sums[:count].cpu().numpy().tobytes())
             sums.zero_()
     send(sock, json.dumps(scatter_times(place, landing, blocks, sums)).encode())
 
@@ -132,11 +129,16 @@ def warm_up(place: Place, landing: torch.Tensor, blocks: torch.Tensor, sums: tor
 
 
 def scatter_arrivals(
-    place: Place, sock: socket.socket, landing: torch.Tensor, blocks: torch.Tensor, sums: torch.Tensor | None
+    place: Place,
+    count: int,
+    sock: socket.socket,
+    landing: torch.Tensor,
+    blocks: torch.Tensor,
+    sums: torch.Tensor | None,
 ) -> None:
-    """Scatter whatever has arrived, as often as something new has, until all has."""
+    """Scatter whatever has arrived, as often as something new has, until `count` blocks have."""
     per_block, done, pending = place.pool[0].numel(), 0, bytearray()
-    while done < place.blocks:
+    while done < count:
         pending += sock.recv(1 << 16)
         whole = len(pending) // WORD.size * WORD.size
         if not whole:
@@ -152,19 +154,15 @@ def scatter_arrivals(
 def scatter_times(
     place: Place, landing: torch.Tensor, blocks: torch.Tensor, sums: torch.Tensor
 ) -> dict[str, dict[str, float]]:
-    """The scatter of one block and of all, alone: milliseconds and GB/s of payload."""
+    """The scatter of all blocks, alone: milliseconds and GB/s of payload."""
     found: dict[str, dict[str, float]] = {}
-    per_block = place.pool[0].numel()
-    for count in (1, place.blocks):
-        for name, checksums in (("checksums", sums[:count]), ("plain", None)):
-            stream = landing[: count * per_block]
+    for name, out in (("checksums", sums), ("plain", None)):
 
-            def scatter(stream: torch.Tensor = stream, count: int = count, out: Any = checksums) -> None:
-                scatter_kv(stream, place.pool, blocks, BLOCK_TOKENS, 0, count, out)
+        def scatter(out: torch.Tensor | None = out) -> None:
+            scatter_kv(landing, place.pool, blocks, BLOCK_TOKENS, 0, place.blocks, out)
 
-            taken = timed(place, scatter)
-            payload = count * place.block_bytes
-            found[f"{count} blocks, {name}"] = {"ms": taken * 1e3, "gb_s": payload / taken / 1e9}
+        taken = timed(place, scatter)
+        found[f"{place.blocks} blocks, {name}"] = {"ms": taken * 1e3, "gb_s": place.pool.nbytes / taken / 1e9}
     return found
 
 
@@ -236,21 +234,22 @@ def rate_of(place: Place, source: Memory, target: UcxDescriptor, size: int) -> C
 
 
 async def hand_over(
-    place: Place, writer: UcxWriter, sock: socket.socket, kind: int, in_flight: int, put_blocks: int
+    place: Place, writer: UcxWriter, sock: socket.socket, kind: int, order: list[int], in_flight: int, put_blocks: int
 ) -> tuple[float, float, torch.Tensor | None]:
-    """One hand-over of every block: seconds until all PUTs were done, and until all was scattered; D's checksums."""
+    """One hand-over of these blocks: seconds until all PUTs were done, and until all was scattered; D's checksums."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
-    done, posted, contiguous = set[int](), 0, 0
+    done, posted, contiguous, count = set[int](), 0, 0, len(order)
     size, pool = place.block_bytes, place.memory(place.pool)
 
     def post() -> None:
         nonlocal posted
-        if posted == place.blocks:
+        if posted == count:
             return
         block, posted = posted, posted + put_blocks
-        extent = (Extent(block * size, put_blocks * size),)
-        writer.copy(pool, extent, extent, lambda detail: arrived(block, detail))
+        source = [Extent(each * size, size) for each in order[block:posted]]
+        landing = (Extent(block * size, put_blocks * size),)
+        writer.copy(pool, source, landing, lambda detail: arrived(block, detail))
 
     def arrived(block: int, detail: str | None) -> None:
         nonlocal contiguous
@@ -263,11 +262,11 @@ async def hand_over(
         post()
         if contiguous != before:
             sock.sendall(WORD.pack(kind, contiguous))
-        if len(done) * put_blocks == place.blocks:
+        if len(done) * put_blocks == count:
             ended.set_result(None)
 
     begin = time.perf_counter()
-    sock.sendall(WORD.pack(kind, 0))
+    sock.sendall(WORD.pack(kind, count))
     for _ in range(in_flight):
         post()
     await ended
@@ -277,7 +276,7 @@ async def hand_over(
     if kind == PLAIN:
         return put_s, whole_s, None
     raw = receive_message(sock)
-    sums = torch.frombuffer(bytearray(raw), dtype=torch.int64).view(place.blocks, place.layers, 2)
+    sums = torch.frombuffer(bytearray(raw), dtype=torch.int64).view(count, place.layers, 2)
     return put_s, whole_s, sums
 
 
@@ -308,23 +307,23 @@ async def prefill(place: Place, sock: socket.socket) -> dict[str, Any]:
             continue
         puts.append(await thread.run(rate_of(place, source, target, size), 120.0))
         print(puts[-1], flush=True)
-    blocks = torch.arange(place.blocks, dtype=torch.int32, device=place.device)
     handovers: dict[str, dict[str, float]] = {}
-    for kind, in_flight, put_blocks in HANDOVERS:
-        size = put_blocks * place.block_bytes
+    for kind, halves, in_flight, put_blocks in HANDOVERS:
+        size, count = put_blocks * place.block_bytes, place.blocks * halves // 2
         name = f"{'checksums' if kind == CHECKED else 'plain'}, {in_flight} PUTs of {size:,} bytes in flight"
+        name += f", {count * place.block_bytes:,} bytes in all"
         times = []
+        table = torch.randperm(place.blocks, generator=torch.Generator().manual_seed(2))[:count]
+        order, blocks = table.tolist(), table.to(torch.int32).to(place.device)
         for _ in range(place.rounds + 2):
             place.pool.normal_()
-            expected = (
-                kv_checksums(place.pool, blocks, BLOCK_TOKENS, 0, place.blocks).cpu() if kind == CHECKED else None
-            )
+            expected = kv_checksums(place.pool, blocks, BLOCK_TOKENS, 0, count).cpu() if kind == CHECKED else None
             place.settle()
-            put_s, whole_s, sums = await hand_over(place, writer, sock, kind, in_flight, put_blocks)
+            put_s, whole_s, sums = await hand_over(place, writer, sock, kind, order, in_flight, put_blocks)
             if expected is not None and (sums is None or not torch.equal(sums, expected)):
                 raise SystemExit("checksums differ")
             times.append((put_s, whole_s))
-        payload = place.pool.nbytes
+        payload = count * place.block_bytes
         put_s, whole_s = (median(column) for column in zip(*times[2:], strict=True))
         handovers[name] = {
             "bytes": payload,
@@ -333,6 +332,7 @@ async def prefill(place: Place, sock: socket.socket) -> dict[str, Any]:
             "ms": whole_s * 1e3,
         }
         print(name, handovers[name], flush=True)
+    blocks = torch.arange(place.blocks, dtype=torch.int32, device=place.device)
     sums_s = timed(place, lambda: kv_checksums(place.pool, blocks, BLOCK_TOKENS, 0, place.blocks))
     sock.sendall(WORD.pack(END, 0))
     result = {

@@ -2,8 +2,8 @@
 
 The same prompts, one after another and in turn, to one prefill and one decode worker and to one worker that does both.
 Cost in TTFT: time to the first token apart less the same time together. Cost in the gap: time from token 1 to token 2
-apart less the usual time between tokens there. The prefilling worker has a core for itself in both cases; decode
-worker, gateway and client share the other. Fresh random prompts: nothing is cached.
+apart less the usual time between tokens there, and less the same gap together. The prefilling worker has a core for
+itself in both cases; decode worker, gateway and client share the other. Fresh random prompts: nothing is cached.
 """
 
 from __future__ import annotations
@@ -40,7 +40,16 @@ PREFILL_CORE, OTHER_CORE = 0, 1
 EARLY = re.compile(r'^baton_kv_bytes_total\{direction="(\w+)",role="prefill"\} ([0-9.e+]+)$', re.MULTILINE)
 COLUMNS = (
     *("verify", "prompt", "KV MB", "TTFT together ms", "TTFT apart ms", "TTFT cost ms", "TTFT cost %"),
-    *("gap 1-2 apart ms", "later gaps apart ms", "gap cost ms", "sent at prefill's end %", "P cpu ms", "alone cpu ms"),
+    *(
+        "gap 1-2 apart ms",
+        "later gaps apart ms",
+        "gap cost ms",
+        "gap 1-2 together ms",
+        "against together ms",
+        "sent at prefill's end %",
+        "P cpu ms",
+        "alone cpu ms",
+    ),
 )
 
 
@@ -175,7 +184,14 @@ async def compare(
                     one = await ask(session, apart, prompt)
                 if number:
                     pairs.append((one, other))
+            print(f"{length} tokens: {', '.join(_told(*pair) for pair in pairs)}", flush=True)
     return found
+
+
+def _told(apart: Timing, together: Timing) -> str:
+    """One round in milliseconds, apart/together: TTFT, processor time of who prefills, gap between tokens 1 and 2."""
+    ways = [(way.ttft_s, way.prefiller_cpu_s, way.first_gap_s) for way in (apart, together)]
+    return " ".join(f"{1e3 * one:.0f}/{1e3 * other:.0f}" for one, other in zip(*ways, strict=True))
 
 
 def row(verify: str, length: int, pairs: Sequence[tuple[Timing, Timing]]) -> dict[str, Cell]:
@@ -195,6 +211,8 @@ def row(verify: str, length: int, pairs: Sequence[tuple[Timing, Timing]]) -> dic
         "gap 1-2 apart ms": str(spread([1e3 * each.first_gap_s for each in apart])),
         "later gaps apart ms": str(spread([1e3 * each.later_gap_s for each in apart])),
         "gap cost ms": str(spread([1e3 * (each.first_gap_s - each.later_gap_s) for each in apart])),
+        "gap 1-2 together ms": str(spread([1e3 * each.first_gap_s for each in together])),
+        "against together ms": str(spread([1e3 * (one.first_gap_s - other.first_gap_s) for one, other in pairs])),
         "sent at prefill's end %": str(spread(early)) if early else None,
         "P cpu ms": str(spread([1e3 * each.prefiller_cpu_s for each in apart])),
         "alone cpu ms": str(spread([1e3 * each.prefiller_cpu_s for each in together])),

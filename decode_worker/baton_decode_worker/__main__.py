@@ -7,6 +7,7 @@ import sys
 
 from baton_decode_worker.service import DecodeService
 from baton_kv_transfer.decode_transfer import DecodeTransfer
+from baton_kv_transfer.landing import full_quarantine
 from baton_kv_transfer.transports import offered_here
 from baton_kv_transfer.wire.values import Role
 from baton_worker import process, serving
@@ -56,6 +57,7 @@ def build_role(config: WorkerConfig, parts: EngineParts, epoch: bytes, metrics: 
         pair_port=lambda: transfer.port,
         transfer_view=view,
         is_idle=lambda: sum(transfer.stats().handovers.by_state.values()) == 0,
+        wear=lambda: full_quarantine(transfer.stats().handovers.landing),
     )
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from baton_kv_transfer.transport import WriteDone
+from baton_kv_transfer.wire.measures import Lanes
 
 Probe = Callable[[int, WriteDone], None]
 """Write so many bytes to where nobody reads, then call back as any write does."""
@@ -35,6 +36,16 @@ class LinkReport:
     """Measured when the link came up; None: not known (yet)."""
     below_minimum: bool | None
     """Slower than asked for; None: nothing was asked for, or not known."""
+
+
+def lanes(links: Sequence[LinkReport]) -> Lanes | None:
+    """What is told of these links to whoever watches the pools; None when none was measured."""
+    known = [(link.bytes_per_s, link) for link in links if link.bytes_per_s is not None]
+    if not known:
+        return None
+    rate, slowest = min(known, key=lambda each: each[0])
+    too_slow = sum(link.below_minimum is True for _, link in known)
+    return Lanes(measured=len(known), too_slow=too_slow, slowest=slowest.lane[:64], slowest_bytes_per_s=rate)
 
 
 def is_below(bytes_per_s: float | None, minimum: float | None) -> bool | None:

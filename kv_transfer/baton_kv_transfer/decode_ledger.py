@@ -78,8 +78,12 @@ class DecodeLedger:
 
     # Early and refused messages --------------------------------------------------------------------------------------
 
-    def keep_early(self, peer: bytes, key: HandoverKey, abandon: Abandon, now: float) -> None:
-        """An Abandon of what is not reserved yet."""
+    def abandoned_early(self, peer: bytes, key: HandoverKey, abandon: Abandon, now: float) -> None:
+        """An Abandon of what is not reserved: kept for the reservation, unless there is none to come from this peer."""
+        queued = self._open.get(key)
+        if self.has_ended(key) or (queued is not None and queued.peer != peer):
+            self.refuse("late" if queued is None else "foreign_epoch")
+            return
         self._early.put((peer, key), abandon, now)
 
     def take_early(self, peer: bytes, key: HandoverKey) -> Abandon | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from baton_kv_transfer.handover import CutLink, HandoverKey, Send
 from baton_kv_transfer.landing import LandingStats
@@ -41,6 +41,18 @@ class Scatter:
     landing: Extent
     one_sided: bool = False
     """Whether they were written there without this process taking part, which may be other memory."""
+    groups: int = 1
+    """`landing` holds all units of the first of so many equal groups of the part's layers, then those of the next."""
+
+    def by_group(self) -> list[tuple[PoolPart, Extent]]:
+        """The same work group by group, in stream order."""
+        layers = (self.part.end_layer - self.part.first_layer) // self.groups
+        length, found = self.landing.length // self.groups, []
+        for group in range(self.groups):
+            first = self.part.first_layer + group * layers
+            extent = Extent(self.landing.offset + group * length, length)
+            found.append((replace(self.part, first_layer=first, end_layer=first + layers), extent))
+        return found
 
 
 @dataclass(frozen=True, slots=True)

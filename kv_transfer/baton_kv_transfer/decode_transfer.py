@@ -279,11 +279,12 @@ class DecodeTransfer:
             self._act(self._handovers.scatter_failed(scatter.key, scatter.first_unit, detail, now))
 
     def _scatter_now(self, scatter: Scatter) -> bytes:
-        units = (scatter.unit_tokens, scatter.first_unit, scatter.end_unit, scatter.part)
+        units = (scatter.unit_tokens, scatter.first_unit, scatter.end_unit)
         if scatter.one_sided and self._device is not None:
-            return self._device.scatter(scatter.landing, scatter.blocks, *units)
-        stream = self._landing.region[scatter.landing.offset : scatter.landing.end]
-        return self._sink.scatter(stream, scatter.blocks, *units)
+            return self._device.scatter(scatter.landing, scatter.blocks, *units, scatter.part, scatter.groups)
+        region, scattered = self._landing.region, self._sink.scatter
+        groups = [(part, region[extent.offset : extent.end]) for part, extent in scatter.by_group()]
+        return b"".join(scattered(stream, scatter.blocks, *units, part) for part, stream in groups)
 
     def _scatter_ended(self, task: asyncio.Task[None]) -> None:
         self._scatters.discard(task)

@@ -42,10 +42,11 @@ class DeviceLanding(DeviceMemory, Protocol):
         first_unit: int,
         end_unit: int,
         part: PoolPart | None = None,
+        groups: int = 1,
         /,
     ) -> bytes:
         """Write units [first_unit, end_unit), which lie at `landing`, into the blocks; the checksums of what was read.
 
-        As `KvSink.scatter`; when it returns the blocks may be read.
+        As `KvSink.scatter`, with `decode_records.Scatter`'s `groups`; when it returns the blocks may be read.
         """
         ...

@@ -6,10 +6,21 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from baton_kv_transfer.handover import HandoverKey, TransferConfig
-from baton_kv_transfer.layout import KvGeometry, StreamLayout, layer_groups, negotiated_unit
-from baton_kv_transfer.wire.pair_link import Grant, Span
+from baton_kv_transfer.layout import ALL, KvGeometry, Leg, StreamLayout, layer_groups, negotiated_unit
+from baton_kv_transfer.wire.pair_link import Abandon, Done, Grant, Reject, Seal, Span, Wait
 
 MAX_FORMER_PEERS = 4_096
+_AboutOne = Grant | Wait | Reject | Done | Seal | Abandon
+
+
+@dataclass(frozen=True, slots=True)
+class LinkedPeer:
+    """What a link settled about its prefill worker."""
+
+    block_tokens: int
+    one_sided: bool
+    link: int
+    leg: Leg = ALL
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,15 +29,30 @@ class DecodePeer:
 
     block_tokens: int
     landing_bytes: int
+    leg: Leg = ALL
+
+
+def key_of(message: _AboutOne, peer: LinkedPeer | DecodePeer | None) -> HandoverKey:
+    """Which hand-over a message of this peer is about."""
+    return HandoverKey(message.request, message.attempt, 0 if peer is None else peer.leg.rank)
 
 
 def wanted_layout(
-    geometry: KvGeometry, peer_block_tokens: int, cached_tokens: int, total_tokens: int, config: TransferConfig
+    geometry: KvGeometry, peer: LinkedPeer, cached_tokens: int, total_tokens: int, config: TransferConfig
 ) -> StreamLayout:
     """The stream that the decode worker asks for. Raises ValueError or UnfitPairError when there is none."""
-    unit = negotiated_unit(geometry.block_tokens, peer_block_tokens)
-    whole = StreamLayout(geometry, unit, cached_tokens, total_tokens)
+    unit = negotiated_unit(geometry.block_tokens, peer.block_tokens)
+    whole = leg_layout(geometry, peer.leg, unit, cached_tokens, total_tokens)
     return replace(whole, groups=layer_groups(geometry, whole.stream_bytes, config.group_bytes, config.max_groups))
+
+
+def leg_layout(
+    geometry: KvGeometry, leg: Leg, unit: int, start_tokens: int, end_tokens: int, groups: int = 1
+) -> StreamLayout:
+    """The stream of the leg's heads out of a pool of shape `geometry`. Raises ValueError."""
+    heads = range(geometry.kv_heads) if leg.heads is None else leg.heads
+    part = replace(geometry, kv_heads=len(heads))
+    return StreamLayout(part, unit, start_tokens, end_tokens, groups, heads.start)
 
 
 def grant_of(key: HandoverKey, transfer: int, layout: StreamLayout, spans: tuple[Span, ...]) -> Grant:
@@ -50,7 +76,7 @@ def granted_layout(geometry: KvGeometry, peer: DecodePeer, total_tokens: int, gr
         raise ValueError(f"unit_tokens: {grant.unit_tokens} is not the negotiated {unit}")
     if grant.end_tokens != total_tokens:
         raise ValueError(f"end_tokens: {grant.end_tokens} is not the request's {total_tokens}")
-    layout = StreamLayout(geometry, unit, grant.start_tokens, grant.end_tokens, grant.groups)
+    layout = leg_layout(geometry, peer.leg, unit, grant.start_tokens, grant.end_tokens, grant.groups)
     granted = sum(span.length for span in grant.spans)
     if granted != layout.stream_bytes:
         raise ValueError(f"spans: {granted} bytes for a stream of {layout.stream_bytes}")

@@ -23,9 +23,11 @@ class HandoverKey:
 
     request: bytes
     attempt: int
+    rank: int = 0
+    """Of the peer's ranks, the one that this part of the hand-over is with (tensor parallelism)."""
 
     def __str__(self) -> str:
-        return f"{self.request.hex()[:12]}/{self.attempt}"
+        return f"{self.request.hex()[:12]}/{self.attempt}" + (f"#{self.rank}" if self.rank else "")
 
 
 class Verify(enum.StrEnum):
@@ -45,7 +47,7 @@ class TransferConfig:
     """Both sides of a pair must be set alike: a Seal without checksums is refused by a decode worker that verifies."""
     heartbeat_s: float = 0.5
     suspect_s: float = 1.5
-    dead_s: float = 3.0
+    dead_s: float = 2.5
     """Silence after which a link is given up, whatever the kernel says about the connection."""
     handshake_s: float = 5.0
     """Bound of the handshake, of the exchange of hellos and of connecting."""

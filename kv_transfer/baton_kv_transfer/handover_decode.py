@@ -15,12 +15,12 @@ from baton_kv_transfer import answers
 from baton_kv_transfer.decode_ledger import DecodeLedger
 from baton_kv_transfer.decode_records import DecodeAction, DecodeHandover, DecodeState, DecodeStats, Failed, Landed
 from baton_kv_transfer.errors import BadMessageError, UnfitPairError
-from baton_kv_transfer.grant import grant_of, wanted_layout
+from baton_kv_transfer.grant import LinkedPeer, grant_of, key_of, wanted_layout
 from baton_kv_transfer.handover import HandoverKey, Send, TransferConfig, Verify
 from baton_kv_transfer.landing import ClaimRefusal, LandingRegion, LandingWindow
 from baton_kv_transfer.landing_line import LandingLine
-from baton_kv_transfer.layout import Extent, KvGeometry, StreamLayout, negotiated_unit
-from baton_kv_transfer.lingering import Lingering, LinkedPeer, Owed
+from baton_kv_transfer.layout import ALL, Extent, KvGeometry, Leg, StreamLayout, negotiated_unit
+from baton_kv_transfer.lingering import Lingering, Owed
 from baton_kv_transfer.scattering import next_scatter
 from baton_kv_transfer.verification import first_bad_piece, seal_fault, stream_fault
 from baton_kv_transfer.wire.pair_link import Abandon, Heartbeat, PairMessage, Seal
@@ -59,7 +59,7 @@ class DecodeHandovers:
             self._ledger.refuse("duplicate_queued")
             return []
         self._ledger.add(DecodeHandover(key, peer, deadline_s, DecodeState.QUEUED, deadline_s))
-        return self._wait(key, peer, position)
+        return self._tell(peer, answers.wait(key, position))
 
     def expected(
         self,
@@ -94,7 +94,7 @@ class DecodeHandovers:
         if self._ledger.is_under_way(key):
             return self.cancelled(key, reason, detail, now)
         self._ledger.never_began(key, reason, now)
-        return self._reject(peer, key, reason, detail)
+        return self._tell(peer, answers.reject(key, reason, detail))
 
     def cancelled(self, key: HandoverKey, reason: Reason, detail: str, now: float) -> list[DecodeAction]:
         """The gateway or the engine gave the request up."""
@@ -145,11 +145,18 @@ class DecodeHandovers:
     # Links -----------------------------------------------------------------------------------------------------------
 
     def link_up(
-        self, peer: bytes, block_tokens: int, now: float, *, one_sided: bool | None = None, link: int = 0
+        self,
+        peer: bytes,
+        block_tokens: int,
+        now: float,
+        *,
+        one_sided: bool | None = None,
+        link: int = 0,
+        leg: Leg = ALL,
     ) -> list[DecodeAction]:
         """A prefill worker is linked, `writes_ended` will name it by `link`. Raises UnfitPairError: block sizes."""
         negotiated_unit(self._geometry.block_tokens, block_tokens)
-        self._peers[peer] = LinkedPeer(block_tokens, self._one_sided if one_sided is None else one_sided, link)
+        self._peers[peer] = LinkedPeer(block_tokens, self._one_sided if one_sided is None else one_sided, link, leg)
         actions: list[DecodeAction] = []
         for handover in self._ledger.of_peer(peer, DecodeState.LINKING):
             actions += self._stand_in_line(handover, now)
@@ -161,8 +168,11 @@ class DecodeHandovers:
         self._ledger.link_down(peer)
         self._lingering.link_down(peer)
         actions: list[DecodeAction] = []
+        for handover in self._ledger.of_peer(peer, DecodeState.CLOSING):
+            handover.writes_may_follow &= handover.one_sided
         for state in (DecodeState.WAITING, DecodeState.GRANTED):
             for handover in self._ledger.of_peer(peer, state):
+                handover.writes_may_follow &= handover.one_sided  # the next link may be up before its scatter ends
                 actions += self._fail(handover, Reason.PEER_LOST, detail, now)
         return actions + self._grant_waiting(now)
 
@@ -191,7 +201,7 @@ class DecodeHandovers:
                 raise BadMessageError(f"{type(message).__name__}: not a prefill worker's message")
 
     def _seal(self, peer: bytes, seal: Seal, now: float) -> list[DecodeAction]:
-        key = HandoverKey(seal.request, seal.attempt)
+        key = key_of(seal, self._peers.get(peer))
         handover = self._ledger.get(key)
         if handover is None or handover.peer != peer or handover.state is DecodeState.QUEUED:
             if handover is None and self._ledger.has_ended(key):
@@ -230,12 +240,13 @@ class DecodeHandovers:
         return [Send(handover.peer, done), *self._fail(handover, reason, detail, now)]
 
     def _abandon(self, peer: bytes, abandon: Abandon, now: float) -> list[DecodeAction]:
-        key = HandoverKey(abandon.request, abandon.attempt)
+        key = key_of(abandon, self._peers.get(peer))
         if self._lingering.settle(key, peer):
             return self._grant_waiting(now)
         handover = self._ledger.get(key)
         if handover is None or handover.state is DecodeState.QUEUED:
-            return self._abandoned_early(peer, key, handover, abandon, now)
+            self._ledger.abandoned_early(peer, key, abandon, now)
+            return []
         if handover.peer != peer:
             self._ledger.refuse("foreign_epoch")
             return []
@@ -246,15 +257,6 @@ class DecodeHandovers:
         if handover.state is DecodeState.CLOSING:
             return []
         return self._fail(handover, abandon.reason, abandon.detail, now)
-
-    def _abandoned_early(
-        self, peer: bytes, key: HandoverKey, queued: DecodeHandover | None, abandon: Abandon, now: float
-    ) -> list[DecodeAction]:
-        if self._ledger.has_ended(key) or (queued is not None and queued.peer != peer):
-            self._ledger.refuse("late" if queued is None else "foreign_epoch")
-            return []
-        self._ledger.keep_early(peer, key, abandon, now)
-        return []
 
     # Time ------------------------------------------------------------------------------------------------------------
 
@@ -281,8 +283,8 @@ class DecodeHandovers:
         try:
             peer = self._peers[handover.peer]
             handover.one_sided, handover.link = peer.one_sided, peer.link
-            tokens = handover.cached_tokens, handover.total_tokens
-            layout = wanted_layout(self._geometry, peer.block_tokens, *tokens, self._config)
+            tokens = (handover.cached_tokens, handover.total_tokens)
+            layout = wanted_layout(self._geometry, peer, *tokens, self._config)
         except (ValueError, UnfitPairError) as error:
             return self._fail(handover, Reason.INTERNAL, str(error), now, tell_peer=True)
         fault = stream_fault(layout, self._landing.total_bytes, self._config.verify)
@@ -293,7 +295,7 @@ class DecodeHandovers:
         self._enter(handover, DecodeState.WAITING, handover.deadline_s)
         actions = self._grant_waiting(now)
         if handover.state is DecodeState.WAITING:
-            actions += self._wait(handover.key, handover.peer, self._line.position(handover.key))
+            actions += self._tell(handover.peer, answers.wait(handover.key, self._line.position(handover.key)))
         return actions
 
     def _grant_waiting(self, now: float) -> list[DecodeAction]:
@@ -349,7 +351,7 @@ class DecodeHandovers:
         self, handover: DecodeHandover, reason: Reason, detail: str, now: float, *, tell_peer: bool = False
     ) -> list[DecodeAction]:
         """Stop everything of this hand-over; `Failed` follows as soon as nothing writes into its blocks."""
-        actions = self._reject(handover.peer, handover.key, reason, detail) if tell_peer else []
+        actions = self._tell(handover.peer, answers.reject(handover.key, reason, detail)) if tell_peer else []
         self._line.leave(handover.key)
         if handover.transfer is not None:
             self._landing.stop_writes(handover.transfer)
@@ -376,11 +378,8 @@ class DecodeHandovers:
         handover.state = state
         handover.state_until_s = min(until_s, handover.deadline_s)
 
-    def _wait(self, key: HandoverKey, peer: bytes, position: int) -> list[DecodeAction]:
-        return [Send(peer, answers.wait(key, position))] if peer in self._peers else []
-
-    def _reject(self, peer: bytes, key: HandoverKey, reason: Reason, detail: str) -> list[DecodeAction]:
-        return [Send(peer, answers.reject(key, reason, detail))] if peer in self._peers else []
+    def _tell(self, peer: bytes, message: PairMessage) -> list[DecodeAction]:
+        return [Send(peer, message)] if peer in self._peers else []
 
     def holder_of(self, extent: Extent) -> bytes | None:
         """The prefill worker whose write may land there; None when nobody's may."""

@@ -14,7 +14,7 @@ from baton_kv_transfer import answers
 from baton_kv_transfer.ahead import Ahead
 from baton_kv_transfer.errors import BadMessageError, UnfitPairError
 from baton_kv_transfer.expiring import ExpiringMap
-from baton_kv_transfer.grant import DecodePeer, FormerGrants, granted_layout
+from baton_kv_transfer.grant import DecodePeer, FormerGrants, granted_layout, key_of
 from baton_kv_transfer.handover import CutLink, HandoverKey, Send, TransferConfig, Verify
 from baton_kv_transfer.layout import KvGeometry, StreamLayout
 from baton_kv_transfer.prefill_records import (
@@ -92,7 +92,7 @@ class PrefillHandovers:
             if key not in self._ended:
                 self._ahead.computed(key, tokens, blocks, now)
             return []
-        if handover.state is PrefillState.CLOSING or tokens < handover.computed_tokens:
+        if tokens < handover.computed_tokens:
             return []
         handover.computed_tokens, handover.blocks = tokens, blocks
         return self._advance(handover, now)
@@ -110,15 +110,17 @@ class PrefillHandovers:
         return self._advance(handover, now)
 
     def first_tokens(self, key: HandoverKey, tokens: tuple[FirstToken, ...], now: float) -> list[PrefillAction]:
-        """Every choice has its first token. If all of them ended with it, there is nothing to hand over."""
+        """Every choice has its first token. If all ended with it, there is nothing to hand over."""
         handover = self._handovers.get(key)
         if handover is None:
             if key not in self._ended:
                 self._ahead.first_tokens(key, tokens, now)
             return []
-        if handover.state is PrefillState.CLOSING or handover.first_tokens is not None:
+        if handover.first_tokens is not None:
             return []
         handover.first_tokens = tokens
+        if handover.state is PrefillState.CLOSING:
+            return []  # the KV may go on to another decode worker, with these
         self._early_bytes += handover.sent_bytes
         if all(token.finish is not None for token in tokens):
             return self._close(handover, Outcome(Reason.FINISHED, tell_peer=True), now)
@@ -172,9 +174,8 @@ class PrefillHandovers:
         self._peers[peer] = facts
         actions: list[PrefillAction] = []
         for handover in self._of(peer, PrefillState.LINKING):
-            self._enter(handover, PrefillState.UNGRANTED, handover.deadline_s)
-            if handover.is_computed and not handover.heard:
-                self._enter(handover, PrefillState.UNGRANTED, now + self._config.pin_s)
+            waits = handover.is_computed and not handover.heard
+            self._enter(handover, PrefillState.UNGRANTED, now + self._config.pin_s if waits else handover.deadline_s)
         return actions
 
     def link_down(self, peer: bytes, reason: Reason, detail: str, now: float) -> list[PrefillAction]:
@@ -201,7 +202,7 @@ class PrefillHandovers:
             case Heartbeat():
                 return []
             case Grant() | Wait() | Reject() | Done():
-                key = HandoverKey(message.request, message.attempt)
+                key = key_of(message, self._peers.get(peer))
                 handover = self._handovers.get(key)
                 if isinstance(message, Grant) and self._former.has(peer, message.transfer):
                     self._refused["former_link"] += 1
@@ -372,7 +373,7 @@ class PrefillHandovers:
             actions.append(self._abandon(handover.peer, handover.key, outcome.reason, outcome.detail))
         if outcome.report and outcome.reason is not None:
             actions.append(Report(handover.key, outcome.reason, outcome.detail))
-        actions.append(Release(handover.key, handover.progress))
+        actions.append(Release(handover.key, handover.progress, outcome.reason))
         return actions
 
     def _abandon(self, peer: bytes, key: HandoverKey, reason: Reason, detail: str = "") -> Send:

@@ -272,3 +272,10 @@ class LandingRegion:
             discarded_writes=self.discarded_writes,
             quarantine_is_full=self.quarantine_is_full,
         )
+
+
+def full_quarantine(stats: LandingStats) -> str | None:
+    """Why this registration of the landing region should end, if so: only a fresh process gets the bytes back."""
+    if not stats.quarantine_is_full:
+        return None
+    return f"{stats.by_state[SpanState.QUARANTINED]:,} of {stats.total_bytes:,} landing bytes are quarantined"

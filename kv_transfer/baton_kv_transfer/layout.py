@@ -62,6 +62,20 @@ class PoolPart:
 
 
 @dataclass(frozen=True, slots=True)
+class Leg:
+    """What one rank of a worker exchanges with one rank of its peer."""
+
+    rank: int = 0
+    """The peer's."""
+    heads: range | None = None
+    """Of this rank's pool; None: all."""
+
+
+ALL = Leg()
+"""Between workers of one rank."""
+
+
+@dataclass(frozen=True, slots=True)
 class Extent:
     """`length` bytes at `offset` of some region or stream."""
 
@@ -193,18 +207,20 @@ def layer_groups(geometry: KvGeometry, stream_bytes: int, group_bytes: int, max_
 def source_extents(
     geometry: KvGeometry, blocks: Sequence[int], first_unit: int, end_unit: int, part: PoolPart | None = None
 ) -> list[Extent]:
-    """Where units [first_unit, end_unit), all heads of them, lie in the pool when a unit is exactly one block;
-    neighbours are joined.
+    """Where units [first_unit, end_unit) lie in the pool when a unit is exactly one block; neighbours are joined.
 
-    Raises ValueError when the block table is too short, or the part has not all heads.
+    Raises ValueError when the block table is too short.
     """
     if end_unit > len(blocks):
         raise ValueError(f"blocks: {len(blocks)} given, unit {end_unit - 1} needs {end_unit}")
-    if part is not None and (part.first_head, part.end_head) != (0, geometry.kv_heads):
-        raise ValueError(f"part: heads [{part.first_head}, {part.end_head}) are not all {geometry.kv_heads}")
-    first, end = (0, geometry.layers) if part is None else (part.first_layer, part.end_layer)
-    inside, length = first * geometry.layer_bytes, (end - first) * geometry.layer_bytes
-    return joined(Extent(block * geometry.block_bytes + inside, length) for block in blocks[first_unit:end_unit])
+    part = part or PoolPart(0, geometry.layers, 0, geometry.kv_heads)
+    side = geometry.layer_bytes // 2  # K or V of one layer
+    head = side // geometry.kv_heads
+    length = (part.end_head - part.first_head) * head
+    inside = [at * side + part.first_head * head for at in range(2 * part.first_layer, 2 * part.end_layer)]
+    return joined(
+        Extent(block * geometry.block_bytes + at, length) for block in blocks[first_unit:end_unit] for at in inside
+    )
 
 
 def joined(extents: Iterator[Extent] | Sequence[Extent]) -> list[Extent]:

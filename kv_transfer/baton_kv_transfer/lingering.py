@@ -17,15 +17,6 @@ REMEMBERED_LINKS = 1_024
 
 
 @dataclass(frozen=True, slots=True)
-class LinkedPeer:
-    """What a link settled about its prefill worker."""
-
-    block_tokens: int
-    one_sided: bool
-    link: int
-
-
-@dataclass(frozen=True, slots=True)
 class Owed:
     """A span, whose writes its ending is about, and over which link they were granted."""
 

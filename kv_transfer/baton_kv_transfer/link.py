@@ -17,6 +17,7 @@ from contextlib import suppress
 from baton_kv_transfer.errors import BadMessageError, LinkLostError
 from baton_kv_transfer.link_auth import LinkIdentity
 from baton_kv_transfer.liveness import Liveness, LivenessConfig, PeerState
+from baton_kv_transfer.reset import reset_on_close
 from baton_kv_transfer.wire.codec import decode, encode
 from baton_kv_transfer.wire.pair_link import Heartbeat, PairMessage
 from baton_kv_transfer.wire.values import MAX_FRAME_BYTES
@@ -91,7 +92,9 @@ class Link:
         self.identity = identity
         self._connection = connection
         self._heartbeat_s = heartbeat_s
-        self._alive = Liveness(liveness or LivenessConfig(), time.monotonic())
+        liveness = liveness or LivenessConfig()
+        self._look_s = liveness.suspect_s / 6
+        self._alive = Liveness(liveness, time.monotonic())
         self._frames: deque[bytes] = deque()
         self._queued_bytes = 0
         self._wake = asyncio.Event()
@@ -197,6 +200,7 @@ class Link:
 
     async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(self._heartbeat_s / 2)
+            await asyncio.sleep(min(self._look_s, self._alive.due_in(time.monotonic())))
             if self.state is PeerState.DEAD:
+                reset_on_close(self._connection.socket)
                 raise LinkLostError("the peer was silent for too long")

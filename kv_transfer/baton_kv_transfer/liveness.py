@@ -17,7 +17,8 @@ class PeerState(enum.StrEnum):
 @dataclass(frozen=True, slots=True)
 class LivenessConfig:
     suspect_s: float = 1.5
-    dead_s: float = 3.0
+    dead_s: float = 2.5
+    """Less than the 3 s within which a death is to be acted on: whoever waits for it may get a processor late."""
 
     def __post_init__(self) -> None:
         if not 0 < self.suspect_s <= self.dead_s:

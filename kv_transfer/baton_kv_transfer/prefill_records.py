@@ -92,6 +92,8 @@ class Release:
     key: HandoverKey
     progress: Progress = field(default=Progress(), compare=False)
     """What another hand-over of the same KV would begin with."""
+    reason: Reason | None = field(default=None, compare=False)
+    """Why the hand-over ended; None: verified."""
 
 
 @dataclass(frozen=True, slots=True)

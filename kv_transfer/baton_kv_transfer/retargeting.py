@@ -13,7 +13,7 @@ from baton_kv_transfer.grant import DecodePeer
 from baton_kv_transfer.handover import HandoverKey, TransferConfig
 from baton_kv_transfer.handover_prefill import PrefillHandovers
 from baton_kv_transfer.prefill_records import Granted, PrefillAction, PrefillStats, Progress, Release, Report
-from baton_kv_transfer.wire.pair_link import FirstToken, PairMessage, Reject
+from baton_kv_transfer.wire.pair_link import FirstToken, PairMessage
 from baton_kv_transfer.wire.values import Reason
 
 DECODE_FAILED = frozenset(
@@ -119,11 +119,10 @@ class PrefillKeeper:
         return self._outer(self._inner.link_up(peer, facts, now), now)
 
     def link_down(self, peer: bytes, reason: Reason, detail: str, now: float) -> list[PrefillAction]:
-        return self._outer(self._inner.link_down(peer, reason, detail, now), now, unreported=reason)
+        return self._outer(self._inner.link_down(peer, reason, detail, now), now)
 
     def message(self, peer: bytes, message: PairMessage, now: float) -> list[PrefillAction]:
-        unreported = message.reason if isinstance(message, Reject) else None
-        return self._outer(self._inner.message(peer, message, now), now, unreported=unreported)
+        return self._outer(self._inner.message(peer, message, now), now)
 
     def tick(self, now: float) -> list[PrefillAction]:
         actions = self._outer(self._inner.tick(now), now)
@@ -156,9 +155,8 @@ class PrefillKeeper:
         prompt = self._prompts.get(key)
         return key if prompt is None else prompt.current
 
-    def _outer(self, actions: list[PrefillAction], now: float, unreported: Reason | None = None) -> list[PrefillAction]:
-        """Actions about attempts as actions about requests. `unreported`: why what ends without a report ends."""
-        reasons = {action.key: action.reason for action in actions if isinstance(action, Report)}
+    def _outer(self, actions: list[PrefillAction], now: float) -> list[PrefillAction]:
+        """Actions about attempts as actions about requests."""
         result: list[PrefillAction] = []
         for action in actions:
             match action:
@@ -169,9 +167,9 @@ class PrefillKeeper:
                     kept = self._is_kept(prompt, reason, now)
                     if prompt.following is None:
                         result.append(Report(prompt.key, reason, detail, attempt.attempt, kept))
-                case Release(attempt, progress):
+                case Release(attempt, progress, reason):
                     prompt = self._prompts[self._opened_as[attempt]]
-                    result += self._ended(prompt, progress, reasons.get(attempt, unreported), now)
+                    result += self._ended(prompt, progress, reason, now)
                 case _:
                     result.append(action)
         return result

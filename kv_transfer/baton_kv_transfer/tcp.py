@@ -55,13 +55,21 @@ class _Outbox:
         self._buffers.extend(views)
         self.queued_bytes += sum(len(view) for view in views)
         if not self._is_waiting:
-            self._wait()
+            self._try_now()
 
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
             self._loop.remove_writer(self._socket)
             self._buffers.clear()
+
+    def _try_now(self) -> None:
+        """Usually the socket has room: a small write or an acknowledgement then waits for no turn of the loop. Errors
+        are met again, and told, in a turn of their own."""
+        with suppress(OSError):
+            self._drop(self._socket.sendmsg(list(islice(self._buffers, _GATHER))))
+        if self._buffers:
+            self._wait()
 
     def _wait(self) -> None:
         self._is_waiting = True
@@ -184,7 +192,7 @@ class TcpWriter:
         self.bytes_sent += length
         entry.open_frames -= 1
         if entry.open_frames == 0:
-            self._loop.call_soon(entry.done, None)
+            entry.done(None)
 
     def _lost(self, detail: str) -> None:
         if not self._is_closed:

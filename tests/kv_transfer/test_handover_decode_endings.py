@@ -254,3 +254,16 @@ def test_a_one_sided_abandon_is_proof_at_once() -> None:
     d = granted(one_sided=True)
     d.hear(abandon())
     assert d.is_empty
+
+
+@pytest.mark.parametrize("is_cancelled_first", [False, True])
+def test_a_new_link_owes_no_word_about_what_was_granted_over_the_old_one(is_cancelled_first: bool) -> None:
+    d = granted()
+    assert d.land(0, 1) == [scatter(0, 1)]
+    if is_cancelled_first:
+        d.cancel()
+    d.unlink()
+    d.link()
+    d.scattered(0, 1)
+    assert [type(end) for end in d.ends] == [Failed]
+    assert d.is_empty, "the connection that could have brought more is closed"

@@ -38,6 +38,11 @@ def framed(message: PairMessage) -> bytes:
     return struct.pack("!I", len(frame)) + frame
 
 
+def read_all(there: socket.socket) -> None:
+    while there.recv(1 << 16):
+        pass
+
+
 async def test_messages_arrive_once_and_in_order_both_ways() -> None:
     here, there = socket.socketpair()
     links = [Link(Connection(end), PEER, heartbeat_s=0.01) for end in (here, there)]
@@ -90,6 +95,26 @@ async def test_a_silent_peer_is_dead_within_the_bound_although_the_connection_st
     link, there = pair(dead_s=0.15)
     assert "silent" in await asyncio.wait_for(link.run(lambda message: None), 2.0)
     assert link.state is PeerState.DEAD
+    there.close()
+
+
+async def test_silence_is_judged_when_its_bound_has_come_and_not_with_the_next_heartbeat() -> None:
+    link, there = pair(heartbeat_s=60.0, dead_s=0.15)
+    assert "silent" in await asyncio.wait_for(link.run(lambda message: None), 20.0)
+    there.close()
+
+
+async def test_who_is_given_up_for_silence_hears_it_although_it_acknowledges_nothing() -> None:
+    """A FIN waits behind what fills the peer's receive buffer; an RST does not."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        there = socket.create_connection(server.getsockname())
+        here, _ = server.accept()
+    link = Link(Connection(here), PEER, heartbeat_s=60.0, liveness=LivenessConfig(0.1, 0.2))
+    for _ in range(6):
+        link.send(Seal(request=ID, attempt=1, transfer=1, checksums=bytes(3 << 20), first_tokens=first_tokens(0)))
+    assert "silent" in await asyncio.wait_for(link.run(lambda message: None), 20.0)
+    with pytest.raises(ConnectionResetError):
+        read_all(there)
     there.close()
 
 

@@ -8,7 +8,7 @@ from baton_kv_transfer.liveness import Liveness, LivenessConfig, PeerState
 
 
 def test_silence_makes_suspect_then_dead() -> None:
-    alive = Liveness(LivenessConfig(), now=100.0)
+    alive = Liveness(LivenessConfig(1.5, 3.0), now=100.0)
     looks = {100.0 + step / 2: alive.state(100.0 + step / 2) for step in range(8)}
     assert [time for time, state in looks.items() if state is PeerState.SUSPECT] == [101.5, 102.0, 102.5]
     assert [time for time, state in looks.items() if state is PeerState.DEAD] == [103.0, 103.5]

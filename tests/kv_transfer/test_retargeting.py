@@ -81,6 +81,21 @@ def test_what_is_computed_while_the_kv_is_kept_is_not_lost() -> None:
     assert len(k.put_all(actions)) == 1
 
 
+def test_what_is_computed_while_a_failed_attempt_waits_for_its_writes_is_not_lost() -> None:
+    """Seed 1504: the second hand-over had no first tokens and stood still until its deadline."""
+    k = Keeper()
+    actions = k.machine.message(D1, grant(), 0.0) + k.machine.computed(KEY, 8, BLOCKS[:2], 0.0)
+    (put,) = [action for action in actions if isinstance(action, Put)]
+    assert k.machine.message(D1, REJECT, 0.0) == [DropPuts(KEY)]
+    assert k.compute() == []
+    assert k.machine.retargeted(KEY, TARGET, 100.0, 1.0) == []
+    k.machine.put_done(KEY, put.put, b"", 1.5)
+    (seal,) = k.put_all(k.machine.message(D2, granted(), 2.0))
+    assert isinstance(seal, Send)
+    assert isinstance(seal.message, Seal)
+    assert seal.message.first_tokens == FIRST
+
+
 def test_a_grant_that_is_faster_than_the_gateways_word_is_kept_for_it() -> None:
     k = Keeper()
     k.compute()

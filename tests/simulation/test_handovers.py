@@ -5,19 +5,32 @@ The second half runs deliberately wrong machines: each must be caught, or the ch
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
 
 import pytest
 
-from baton_kv_transfer.decode_records import DecodeAction, DecodeState
+from baton_kv_transfer.decode_records import DecodeAction, DecodeState, Failed
+from baton_kv_transfer.group_decode import DecodeGroup, GroupDecodeAction
+from baton_kv_transfer.group_prefill import PrefillGroup
 from baton_kv_transfer.handover import HandoverKey
 from baton_kv_transfer.handover_decode import DecodeHandovers
 from baton_kv_transfer.handover_prefill import PrefillHandovers
-from baton_kv_transfer.prefill_records import PrefillAction, Release
+from baton_kv_transfer.prefill_records import Release
+from baton_kv_transfer.tensor_parallel import RankPair
 from baton_kv_transfer.wire.pair_link import Seal
 from baton_kv_transfer.wire.values import Reason
 from baton_testing.handover_nodes import Faults
 from baton_testing.handover_world import World
+from baton_testing.sim_zoo_transfer import (
+    FailsWhileScattering,
+    FreesUnderOpenWrites,
+    IgnoresLostLinks,
+    KeepsBlocksWhenRejected,
+    MarksCorruptAsLanded,
+    NeverEndsEmptyTransfers,
+    SealsBeforePutsEnd,
+)
 
 SEEDS = range(50)
 WORLDS = {
@@ -29,6 +42,8 @@ WORLDS = {
     ),
     "corrupting": Faults(corrupt=0.2, deaths=0),
     "deadly": Faults(link_cuts=4, deaths=3, message_delay_s=0.3),
+    "ranks, 4 heads": Faults(kv_heads=4, ranks=(1, 2, 4, 8), corrupt=0.02),
+    "ranks, 2 heads, one-sided": Faults(kv_heads=2, ranks=(1, 2, 4, 8), one_sided=True, slow_writes=0.3),
 }
 
 
@@ -44,6 +59,17 @@ def test_nothing_leaks_and_nothing_unverified_lands(faults: Faults) -> None:
             raise
         landed += len(world.landed_keys)
     assert landed > 2 * len(SEEDS)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4, 8])
+@pytest.mark.parametrize("ranks", list(product((1, 2, 4, 8), repeat=2)), ids=lambda ranks: f"{ranks[0]} to {ranks[1]}")
+def test_every_number_of_ranks_gets_its_heads_from_every_other(ranks: tuple[int, int], kv_heads: int) -> None:
+    """With partial last units, prefixes that are there already, and both block sizes."""
+    prefill, decode = ranks
+    faults = replace(WORLDS["calm"], kv_heads=kv_heads, ranks=(prefill,), decode_ranks=(decode,))
+    world = World(64 * prefill + 8 * decode + kv_heads, faults, num_requests=5)
+    world.run()
+    assert world.landed_keys
 
 
 def test_the_same_seed_gives_the_same_trace() -> None:
@@ -66,56 +92,6 @@ def test_in_a_calm_world_every_request_lands_or_is_finished_or_too_long() -> Non
             assert request.key in world.landed_keys or good & set(reasons), (seed, request, reasons)
 
 
-class ReleasesTooEarly(PrefillHandovers):
-    """Frees blocks on cancel while writes still read them (vllm#55470)."""
-
-    def cancelled(self, key: HandoverKey, reason: Reason, detail: str, now: float) -> list[PrefillAction]:
-        actions = super().cancelled(key, reason, detail, now)
-        early = key in self._handovers and Release(key) not in actions
-        return [*actions, Release(key)] if early else actions
-
-
-class SealsTooEarly(PrefillHandovers):
-    """Seals before every put of the attempt has completed (vllm#50754)."""
-
-    def _advance(self, handover, now: float) -> list[PrefillAction]:  # type: ignore[no-untyped-def]
-        held, handover.in_flight = handover.in_flight, {}
-        actions = super()._advance(handover, now)
-        handover.in_flight = {**held, **handover.in_flight}
-        return actions
-
-
-class ForgetsToRelease(PrefillHandovers):
-    """Keeps blocks when the decode worker rejects (vllm#41269)."""
-
-    def _finish(self, handover, now: float) -> list[PrefillAction]:  # type: ignore[no-untyped-def]
-        rejected = handover.outcome.detail.startswith("rejected")
-        return [a for a in super()._finish(handover, now) if not (rejected and isinstance(a, Release))]
-
-
-class TrustsEverySeal(DecodeHandovers):
-    """Admits without comparing checksums (vllm#52234)."""
-
-    def _verify(self, handover, now: float) -> list[DecodeAction]:  # type: ignore[no-untyped-def]
-        handover.seal = Seal(
-            request=handover.key.request,
-            attempt=handover.key.attempt,
-            transfer=handover.transfer,
-            checksums=b"".join(handover.checksums[place] for place in sorted(handover.checksums)),
-            first_tokens=handover.seal.first_tokens,
-        )
-        return super()._verify(handover, now)
-
-
-class FreesUnderOpenWrites(DecodeHandovers):
-    """Gives one-sided spans to the next request when the link is lost (vllm#56104)."""
-
-    def link_down(self, peer: bytes, detail: str, now: float) -> list[DecodeAction]:
-        actions = super().link_down(peer, detail, now)
-        self._lingering.peer_gone(peer)
-        return actions
-
-
 class IgnoresALateSeal(DecodeHandovers):
     """Waits for a word that was already said: a Seal that crossed a cancel."""
 
@@ -125,58 +101,92 @@ class IgnoresALateSeal(DecodeHandovers):
         return [] if closing else super()._seal(peer, seal, now)
 
 
-class FailsWhileScattering(DecodeHandovers):
-    """Tells the engine that the blocks are free while a scatter still writes into them (vllm#46283)."""
+class AdmitsTheFirstRank(DecodeGroup):
+    """Lands when one rank's part is verified (vllm#52234 for one of several ranks)."""
 
-    def _fail(self, handover, reason, detail, now, *, tell_peer=False):  # type: ignore[no-untyped-def]
-        handover.scattering = None
-        return super()._fail(handover, reason, detail, now, tell_peer=tell_peer)
+    def _landed(self, rank, key, first_tokens, granted_s, now):  # type: ignore[no-untyped-def]
+        handover = self._open[replace(key, rank=0)]
+        handover.open.clear()
+        handover.coverage.clear()
+        return super()._landed(rank, key, first_tokens, granted_s, now)
 
 
-class NeverEndsEmptyTransfers(DecodeHandovers):
-    """Waits for bytes of a full prefix hit (vllm#56640)."""
+class LeavesTheOtherRanks(DecodeGroup):
+    """A rank's failure gives the blocks back, and the others' legs go on into them (vllm#46283)."""
 
-    def _advance(self, handover, now: float) -> list[DecodeAction]:  # type: ignore[no-untyped-def]
-        if handover.layout is not None and handover.layout.units == 0 and handover.failure is None:
-            return []
-        return super()._advance(handover, now)
+    def _fail(self, handover, reason, detail, now):  # type: ignore[no-untyped-def]
+        first, handover.failure = handover.failure is None, handover.failure or (reason, detail)
+        return [*([Failed(handover.key, reason, detail)] if first else []), *self._end(handover)]  # type: ignore[no-untyped-call]
 
-    def tick(self, now: float) -> list[DecodeAction]:
+    def _end(self, handover):  # type: ignore[no-untyped-def]
+        ends = super()._end(handover)
+        return ends if handover.failure is None else []
+
+
+class WaitsForTheOtherRanks(DecodeGroup):
+    """A rank's failure ends nothing: the others' legs are waited for, whose senders gave up (sglang#29482)."""
+
+    def _fail(self, handover, reason, detail, now):  # type: ignore[no-untyped-def]
+        handover.failure = handover.failure or (reason, detail)
+        return self._end(handover)
+
+    def tick(self, now: float) -> list[GroupDecodeAction]:
         return []
 
 
-class ForgetsTheLink(DecodeHandovers):
-    """Keeps hand-overs of a lost link for ever (vllm#49238)."""
+class ReleasesWithTheFirstRank(PrefillGroup):
+    """Blocks are free when one rank has no more use of them (vllm#55470 for one of several ranks)."""
 
-    def link_down(self, peer: bytes, detail: str, now: float) -> list[DecodeAction]:
-        self._peers.pop(peer, None)
-        return []
+    _early: frozenset[HandoverKey] = frozenset()
 
-    def tick(self, now: float) -> list[DecodeAction]:
-        return []
+    def _end(self, handover):  # type: ignore[no-untyped-def]
+        ends, is_early = super()._end(handover), handover.key in self._early
+        if not ends and not is_early and not handover.is_beginning:
+            self._early |= {handover.key}
+            return [Release(handover.key)]
+        return [] if is_early else ends
+
+
+class SendsEveryRankTheFirstHeads(PrefillGroup):
+    """Every decode rank gets the heads of the first (vllm#48633 C3, by heads)."""
+
+    def _local(self, pair: RankPair) -> range:
+        return range(len(pair.heads))
+
+
+RANKS = Faults(kv_heads=4, ranks=(1, 2, 4, 8))
 
 
 @pytest.mark.parametrize(
     ("variant", "faults"),
     [
-        (ReleasesTooEarly, Faults(cancel=0.9)),
-        (SealsTooEarly, Faults()),
-        (ForgetsToRelease, Faults(cancel=0.9)),
-        (TrustsEverySeal, Faults(corrupt=0.2)),
+        (AdmitsTheFirstRank, RANKS),
+        (LeavesTheOtherRanks, replace(RANKS, cancel=0.9)),
+        (WaitsForTheOtherRanks, RANKS),
+        (ReleasesWithTheFirstRank, RANKS),
+        (SendsEveryRankTheFirstHeads, RANKS),
+        (SealsBeforePutsEnd, Faults()),
+        (KeepsBlocksWhenRejected, Faults(cancel=0.9)),
+        (MarksCorruptAsLanded, Faults(corrupt=0.2)),
         (FreesUnderOpenWrites, Faults(one_sided=True, link_cuts=4, slow_writes=0.6)),
         (IgnoresALateSeal, Faults(cancel=0.9, message_delay_s=0.4)),
         (FailsWhileScattering, Faults(cancel=0.9)),
         (NeverEndsEmptyTransfers, Faults()),
-        (ForgetsTheLink, Faults(link_cuts=4)),
+        (IgnoresLostLinks, Faults(link_cuts=4)),
     ],
 )
-def test_a_wrong_machine_is_caught(variant: type[PrefillHandovers] | type[DecodeHandovers], faults: Faults) -> None:
+def test_a_wrong_machine_is_caught(variant: type, faults: Faults) -> None:
     assert any(_violates(seed, variant, faults) for seed in range(40)), f"{variant.__name__} passed every seed"
 
 
-def _violates(seed: int, variant: Callable[..., object], faults: Faults) -> bool:
-    wrong_prefill = isinstance(variant, type) and issubclass(variant, PrefillHandovers)
-    part = {"make_prefill" if wrong_prefill else "make_decode": variant}
+def _violates(seed: int, variant: type, faults: Faults) -> bool:
+    parts = {
+        PrefillHandovers: "make_prefill",
+        DecodeHandovers: "make_decode",
+        PrefillGroup: "make_prefill_group",
+        DecodeGroup: "make_decode_group",
+    }
+    part = {parts[variant.__base__]: variant}  # type: ignore[index]
     try:
         World(seed, faults, **part).run()  # type: ignore[arg-type]
     except AssertionError:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -71,6 +72,25 @@ def random_pool(seed: int) -> KvPool:
     return pool
 
 
+class Counting(LandingDevice):
+    calls: ClassVar[list[tuple[int, int]]] = []
+    """Bytes and layer groups of each call."""
+
+    def scatter(
+        self,
+        landing: Extent,
+        blocks: Sequence[int],
+        unit_tokens: int,
+        first_unit: int,
+        end_unit: int,
+        part: PoolPart | None = None,
+        groups: int = 1,
+        /,
+    ) -> bytes:
+        self.calls.append((landing.length, groups))
+        return super().scatter(landing, blocks, unit_tokens, first_unit, end_unit, part, groups)
+
+
 class Flipping(LandingDevice):
     """One bit of what lands is another one."""
 
@@ -82,24 +102,30 @@ class Flipping(LandingDevice):
         first_unit: int,
         end_unit: int,
         part: PoolPart | None = None,
+        groups: int = 1,
         /,
     ) -> bytes:
         self._bytes[landing.offset + 5] ^= 4
-        return super().scatter(landing, blocks, unit_tokens, first_unit, end_unit, part)
+        return super().scatter(landing, blocks, unit_tokens, first_unit, end_unit, part, groups)
 
 
 @NEEDS_UCX
-@pytest.mark.parametrize(("verify", "flips"), [(Verify.FULL, False), (Verify.FULL, True), (Verify.STAMPS, True)])
+@pytest.mark.parametrize(
+    ("verify", "flips", "at_once"),
+    [(Verify.FULL, False, 2), (Verify.FULL, False, 3), (Verify.FULL, True, 3), (Verify.STAMPS, True, 2)],
+)
 async def test_kv_goes_from_pool_memory_to_a_landing_region_and_into_blocks(
-    tmp_path: Path, verify: Verify, flips: bool, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, verify: Verify, flips: bool, at_once: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG", logger=handover_steps.log.name)
-    config, keys = replace(CONFIG, verify=verify), key_directory(tmp_path / "keys")
+    config = replace(CONFIG, verify=verify, max_put_bytes=at_once * GEOMETRY.block_bytes)
+    keys = key_directory(tmp_path / "keys")
+    Counting.calls.clear()
     source, target = Unreachable(random_pool(1)), Unreachable(random_pool(2))
     before = target.pool.tensor.clone()
     told, heard = PrefillRecord(), DecodeRecord()
     common = {"fingerprint": fingerprint(), "geometry": GEOMETRY, "keys": keys, "config": config}
-    landing = (Flipping if flips else LandingDevice)(target.pool, LANDING, target.aside)
+    landing = (Flipping if flips else Counting)(target.pool, LANDING, target.aside)
     p_epoch, d_epoch = secrets.token_bytes(16), secrets.token_bytes(16)
     p = PrefillTransfer(epoch=p_epoch, source=source, listener=told, device=PoolDevice(source.pool), **common)  # type: ignore[arg-type]
     d = DecodeTransfer(
@@ -135,6 +161,9 @@ async def test_kv_goes_from_pool_memory_to_a_landing_region_and_into_blocks(
         await d.stop()
     moved = (target.pool.tensor != before).flatten(1).any(1)
     assert moved.nonzero().flatten().tolist() == sorted(places[1:])
+    if not flips:
+        half = 3 * GEOMETRY.block_bytes // 2
+        assert Counting.calls == ([(half, 1), (half, 1)] if at_once == 2 else [(2 * half, 2)])
     equal = torch.equal(target.pool.tensor[list(places[1:])], source.pool.tensor[list(blocks[1:])])
     assert equal is not flips
     steps = [re.fullmatch(r"step [0-9a-f]{32}/1 \d+\.\d{6} (.*)", line) for line in caplog.messages]

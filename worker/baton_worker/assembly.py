@@ -46,9 +46,11 @@ CPU_BLOCK_TOKENS = 16
 CUDA_BLOCK_TOKENS = 64
 CUDA_PUT_BYTES = 64 << 20
 """On a GPU a PUT, its checksums or its copy to the host cost some tenths of a millisecond, whatever they hold."""
-CUDA_SCATTER_BYTES = 1 << 30
-CUDA_GROUPS = 4
-"""Layer groups: each is scattered by itself, which takes 0.7 ms however small it is."""
+CUDA_SCATTER_BYTES = 4 << 30
+"""A hand-over up to this is scattered by one kernel. Its time is the memory's: 0.6 ms a GiB."""
+CUDA_GROUP_BYTES = 32 << 20
+CUDA_GROUPS = 16
+"""Layer groups: what is left when the prompt is computed is the last one."""
 MAX_CHOICES = 16
 
 
@@ -78,7 +80,7 @@ def build(config: WorkerConfig, observe_step: Callable[[int, StepLoad, float], N
     """
     keys = _keys(config.keys)
     engine = build_engine(config, observe_step)
-    memory = PoolMemory(engine.pool)
+    memory = PoolMemory(engine.pool, config.verify == Verify.FULL)
     if config.device == "cuda":
         memory.warm_up()
     return EngineParts(
@@ -184,7 +186,7 @@ def transfer_config(config: WorkerConfig) -> TransferConfig:
     if config.device != "cuda":
         return common
     at_once = CUDA_PUT_BYTES if config.role is Role.PREFILL else CUDA_SCATTER_BYTES
-    return replace(common, max_put_bytes=at_once, max_groups=CUDA_GROUPS)
+    return replace(common, max_put_bytes=at_once, group_bytes=CUDA_GROUP_BYTES, max_groups=CUDA_GROUPS)
 
 
 def _keys(path: Path) -> KeyDirectory:

@@ -20,6 +20,7 @@ from baton_kv_transfer.errors import AuthenticationError, BadMessageError, LinkL
 from baton_kv_transfer.keys import KeyDirectory
 from baton_kv_transfer.link_auth import LinkRole, Party, accept_handshake
 from baton_kv_transfer.liveness import Liveness, LivenessConfig, PeerState
+from baton_kv_transfer.reset import reset
 from baton_kv_transfer.wire import codec
 from baton_kv_transfer.wire.gateway_link import BundleChunk, Heartbeat, Hello, Message, ToWorker, WorkerState
 from baton_kv_transfer.wire.values import MAX_FRAME_BYTES, Role
@@ -127,7 +128,8 @@ class GatewayLinks:
         self._links.add(link)
         try:
             self._greet(link)
-            await self._serve(link, socket)
+            if not await self._serve(link, socket):
+                reset(request.transport)
         finally:
             self._links.discard(link)
             self._service.link_lost(link)
@@ -152,7 +154,8 @@ class GatewayLinks:
             link.send(BundleChunk(offset, self._bundle[offset : offset + CHUNK_BYTES]))
         link.send(self._service.state())
 
-    async def _serve(self, link: GatewayLink, socket: web.WebSocketResponse) -> None:
+    async def _serve(self, link: GatewayLink, socket: web.WebSocketResponse) -> bool:
+        """Until the link is lost. False: the gateway may not know, and perhaps cannot be told by a message."""
         alive = Liveness(LIVENESS, time.monotonic())
         tasks = [
             asyncio.create_task(link.write_all(socket)),
@@ -169,6 +172,7 @@ class GatewayLinks:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+        return not link.overflowed and alive.state(time.monotonic()) is not PeerState.DEAD
 
     async def _read(self, link: GatewayLink, socket: web.WebSocketResponse, heard: Callable[[], None]) -> None:
         while True:

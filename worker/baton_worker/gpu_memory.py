@@ -59,13 +59,14 @@ class LandingDevice:
         first_unit: int,
         end_unit: int,
         part: PoolPart | None = None,
+        groups: int = 1,
         /,
     ) -> bytes:
         if landing.end > self.memory.length:
             raise ValueError(f"landing: bytes to {landing.end} of {self.memory.length}")
         stream = self._bytes[landing.offset : landing.end].view(self._pool.tensor.dtype)
         with self._aside.entered():
-            return self._pool.scatter_elements(stream, blocks, unit_tokens, first_unit, end_unit, part)
+            return self._pool.scatter_elements(stream, blocks, unit_tokens, first_unit, end_unit, part, groups)
 
 
 class SideStream:

@@ -15,8 +15,10 @@ WARM_UNITS = (0, 1, 2)
 class PoolMemory:
     """`KvSource` and `KvSink` of `baton_kv_transfer.handover` over a KvPool on any device."""
 
-    def __init__(self, pool: KvPool) -> None:
+    def __init__(self, pool: KvPool, with_checksums: bool = True) -> None:
+        """`with_checksums`: whether anybody looks at those of what is scattered."""
         self.pool = pool
+        self._with_checksums = with_checksums
         self.aside = SideStream(pool.tensor.device)
         self._region = pool.region() if pool.tensor.device.type == "cpu" else None
 
@@ -68,4 +70,4 @@ class PoolMemory:
         /,
     ) -> bytes:
         with self.aside.entered():
-            return self.pool.scatter(stream, blocks, unit_tokens, first_unit, end_unit, part)
+            return self.pool.scatter(stream, blocks, unit_tokens, first_unit, end_unit, part, self._with_checksums)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from baton_engine.events import Drawn
+from baton_kv_transfer.bandwidth import lanes
 from baton_kv_transfer.wire.gateway_link import WorkerState
 from baton_kv_transfer.wire.measures import StepTiming
 from baton_kv_transfer.wire.values import TokenEntry
@@ -43,4 +44,5 @@ def with_measures(
 ) -> WorkerState:
     """The state with what sizing needs to know of this worker."""
     kv_bytes = transfer.kv_bytes_sent + transfer.kv_bytes_received
-    return msgspec.structs.replace(state, startup_s=startup_s, kv_bytes=kv_bytes, timings=timings)
+    ways = lanes(transfer.links)
+    return msgspec.structs.replace(state, startup_s=startup_s, kv_bytes=kv_bytes, timings=timings, lanes=ways)

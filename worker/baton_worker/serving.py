@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -27,8 +29,14 @@ from baton_worker.reports import with_measures
 from baton_worker.step_log import StepLog
 from baton_worker.views import EngineSnapshot, TransferView, WorkerView
 
+log = logging.getLogger(__name__)
+
 STOP_S = 5.0
 """Bound of each step of taking the process down, after the drain."""
+WORN_S = 10.0
+"""A process that should make room for a fresh one for so long drains and ends; whoever supervises it starts the next.
+Longer than the proofs that empty a quarantine take."""
+WEAR_POLL_S = 0.5
 
 
 class Messenger(Service, Protocol):
@@ -65,6 +73,8 @@ class RoleParts:
     transfer_view: Callable[[], TransferView]
     is_idle: Callable[[], bool]
     """Whether no hand-over is open on this side."""
+    wear: Callable[[], str | None] = lambda: None
+    """Why this process should make room for a fresh one, if it should."""
     companions: tuple[Callable[[], Coroutine[Any, Any, None]], ...] = ()
     """Further coroutines of the io loop, run while the worker serves."""
 
@@ -116,7 +126,7 @@ async def serve(config: WorkerConfig, stop: process.Stop, build_role: BuildRole)
 
         app = application(links, metrics, lambda: engine.snapshot, view, lambda: not service.draining)
         port = await stack.enter_async_context(process.listening(app, config.listen))
-        for companion in (links.report_state, *role.companions):
+        for companion in (links.report_state, lambda: wears_out(role.wear, stop), *role.companions):
             stack.enter_context(_background(companion(), crashed))
         process.settle(config, epoch, port, role.pair_port())
         await stop.draining.wait()
@@ -125,6 +135,28 @@ async def serve(config: WorkerConfig, stop: process.Stop, build_role: BuildRole)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_S):
                 await transfer_thread.run_from_loop(role.mover.stop())
+
+
+class Wear:
+    """When a process that should make room for a fresh one does so."""
+
+    def __init__(self, since_s: float) -> None:
+        self._since_s = since_s
+
+    def is_over(self, why: str | None, now: float) -> bool:
+        """Whether there has been a reason for `WORN_S` without a break; `why` is the one of this moment."""
+        if why is None:
+            self._since_s = now
+        return now - self._since_s >= WORN_S
+
+
+async def wears_out(why: Callable[[], str | None], stop: process.Stop) -> None:
+    """Ask for a drain once there has been a reason for long enough."""
+    wear = Wear(time.monotonic())
+    while not wear.is_over(why(), time.monotonic()):  # noqa: ASYNC110 - another thread's figures, no event
+        await asyncio.sleep(WEAR_POLL_S)
+    log.warning("draining, to come back as a fresh process: %s", why())
+    stop.draining.set()
 
 
 async def _built(

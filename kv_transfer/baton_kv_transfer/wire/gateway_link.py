@@ -10,7 +10,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from baton_kv_transfer.wire.measures import StepTiming
+from baton_kv_transfer.wire.measures import Lanes, StepTiming
 from baton_kv_transfer.wire.values import (
     Attempt,
     Choice,
@@ -109,6 +109,8 @@ class WorkerState(Message, frozen=True, tag=5):
     """KV sent or received so far; None: not known."""
     timings: Annotated[tuple[StepTiming, ...], Meta(max_length=MAX_STATE_TIMINGS)] = ()
     """Some of the steps since the last state."""
+    lanes: Lanes | None = None
+    """None: of a decode worker, or nothing measured."""
 
 
 class Heartbeat(Message, frozen=True, tag=6):

@@ -42,6 +42,17 @@ class StepTiming(Value, frozen=True):
     seconds: Seconds
 
 
+class Lanes(Value, frozen=True):
+    """A prefill worker's ways to decode workers, as far as they were measured: at least one was."""
+
+    measured: Annotated[int, Meta(ge=1)]
+    too_slow: Count
+    """Of these, the ones slower than asked for."""
+    slowest: Annotated[str, Meta(max_length=64)]
+    """What the slowest travels over."""
+    slowest_bytes_per_s: Amount
+
+
 class RequestLengths(Value, frozen=True):
     """What one sequence of a request was made of."""
 
@@ -82,6 +93,8 @@ class WorkerMeasures(Value, frozen=True):
     """From the start of its process until it was ready."""
     timings: Annotated[tuple[StepTiming, ...], Meta(max_length=MAX_TIMINGS)] = ()
     """Some of the steps since the last summary, drawn evenly."""
+    lanes: Lanes | None = None
+    """None: of a decode worker, or nothing measured."""
 
 
 class Arrived(Value, frozen=True):

@@ -8,111 +8,23 @@ writes that land late, bytes that flip. Violations of the invariants raise Asser
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from baton_kv_transfer.decode_records import Failed, Landed, Scatter
-from baton_kv_transfer.grant import DecodePeer
+from baton_kv_transfer.group_decode import AtDecodeRank, DecodeGroup
+from baton_kv_transfer.group_prefill import AtPrefillRank, PrefillGroup
 from baton_kv_transfer.handover import CutLink, HandoverKey, Send
 from baton_kv_transfer.handover_decode import DecodeHandovers
 from baton_kv_transfer.handover_prefill import PrefillHandovers
 from baton_kv_transfer.landing import SpanState
-from baton_kv_transfer.layout import PoolPart
-from baton_kv_transfer.memory import MemoryWriter
 from baton_kv_transfer.prefill_records import DropPuts, Put, Release, Report
+from baton_kv_transfer.tensor_parallel import rank_pairs
 from baton_kv_transfer.wire.pair_link import FirstToken, PairMessage
 from baton_kv_transfer.wire.values import Finish, Reason
 from baton_testing.event_heap import EventHeap
+from baton_testing.handover_links import DETECTION_S, SimLink
 from baton_testing.handover_nodes import PREFILL_GEOMETRY, Faults, Request, SimDecode, SimPrefill
-
-DETECTION_S = 3.0
-
-
-class SimLink:
-    """The connection of a pair: ordered messages each way, cut and made again; generations keep old messages out."""
-
-    def __init__(self, world: World, prefill: SimPrefill, decode: SimDecode) -> None:
-        self.world, self.prefill, self.decode = world, prefill, decode
-        self.generation = 0
-        self.up_at_prefill = self.up_at_decode = self.is_cut = False
-        self.arrival = {prefill.epoch: 0.0, decode.epoch: 0.0}
-
-    def make(self) -> None:
-        if not (self.prefill.alive and self.decode.alive) or self.up_at_prefill or self.up_at_decode:
-            return
-        self.generation += 1
-        generation = self.generation
-        self.is_cut, self.up_at_decode = False, True
-        self.world.heap.note(f"{self} up")
-        now = self.world.heap.now
-        self.decode.act(self.decode.machine.link_up(self.prefill.epoch, PREFILL_GEOMETRY.block_tokens, now))
-        self.world.heap.after(self.world.delay(0.05), lambda: self._up_at_prefill(generation))
-
-    def _up_at_prefill(self, generation: int) -> None:
-        if generation != self.generation or not self.prefill.alive or not self.up_at_decode:
-            return
-        self.up_at_prefill = True
-        slow = self.world.chance(self.world.faults.slow_writes)
-        self.prefill.writers[self.decode.epoch] = MemoryWriter(
-            self.prefill.epoch,
-            self.decode.landing,
-            self._deliver,
-            lambda: self.world.delay(2.0 if slow else 0.01),
-            lambda detail: self.cut(),
-        )
-        facts = DecodePeer(self.decode.geometry.block_tokens, self.decode.machine.landing_bytes)
-        self.prefill.act(self.prefill.machine.link_up(self.decode.epoch, facts, self.world.heap.now))
-
-    def _deliver(self, delay_s: float, call: Callable[[], None]) -> None:
-        """A dead sender posts nothing more."""
-        self.world.heap.after(delay_s, lambda: call() if self.prefill.alive else None)
-
-    def send(self, sender: bytes, message: PairMessage) -> None:
-        generation = self.generation
-        at = max(self.arrival[sender], self.world.heap.now + self.world.delay(self.world.faults.message_delay_s)) + 1e-6
-        self.arrival[sender] = at
-        self.world.heap.after(at - self.world.heap.now, lambda: self._receive(sender, message, generation))
-
-    def _receive(self, sender: bytes, message: PairMessage, generation: int) -> None:
-        now = self.world.heap.now
-        if generation != self.generation:
-            return
-        if sender == self.prefill.epoch and self.decode.alive and self.up_at_decode:
-            self.decode.act(self.decode.machine.message(sender, message, now))
-        elif sender == self.decode.epoch and self.prefill.alive:
-            if not self.up_at_prefill:
-                self.world.heap.after(0.01, lambda: self._receive(sender, message, generation))
-            else:
-                self.prefill.act(self.prefill.machine.message(sender, message, now))
-
-    def cut(self) -> None:
-        """Nothing passes any more; each side notices in its own time."""
-        if self.is_cut or not (self.up_at_prefill or self.up_at_decode):
-            return
-        self.is_cut = True
-        self.generation += 1
-        self.world.heap.note(f"{self} cut")
-        self.world.heap.after(self.world.delay(DETECTION_S), self._down_at_prefill)
-        self.world.heap.after(self.world.delay(DETECTION_S), self._down_at_decode)
-        self.world.heap.after(DETECTION_S + self.world.delay(1.0), self.make)
-
-    def _down_at_prefill(self) -> None:
-        if self.up_at_prefill and self.prefill.alive:
-            self.up_at_prefill = False
-            self.world.heap.note(f"{self} down at prefill")
-            self.prefill.writers.pop(self.decode.epoch).close("link down")
-            now = self.world.heap.now
-            self.prefill.act(self.prefill.machine.link_down(self.decode.epoch, Reason.PEER_LOST, "cut", now))
-        self.up_at_prefill = False
-
-    def _down_at_decode(self) -> None:
-        if self.up_at_decode and self.decode.alive:
-            self.up_at_decode = False
-            self.world.heap.note(f"{self} down at decode")
-            self.decode.landing.drop(self.prefill.epoch)
-            self.decode.act(self.decode.machine.link_down(self.prefill.epoch, "cut", self.world.heap.now))
-        self.up_at_decode = False
-
-    def __str__(self) -> str:
-        return f"link {self.prefill.name}-{self.decode.name}"
+from baton_testing.kv_transfer import FakePool
 
 
 def _short(key: HandoverKey) -> str:
@@ -128,11 +40,15 @@ class World:
         faults: Faults,
         make_prefill: Callable[..., PrefillHandovers] = PrefillHandovers,
         make_decode: Callable[..., DecodeHandovers] = DecodeHandovers,
+        make_prefill_group: Callable[..., PrefillGroup] = PrefillGroup,
+        make_decode_group: Callable[..., DecodeGroup] = DecodeGroup,
         num_requests: int = 14,
     ) -> None:
         self.heap = EventHeap(seed)
         self.faults = faults
+        self.geometry = replace(PREFILL_GEOMETRY, kv_heads=faults.kv_heads)
         self.make_prefill, self.make_decode = make_prefill, make_decode
+        self.make_prefill_group, self.make_decode_group = make_prefill_group, make_decode_group
         self.prefills: dict[bytes, SimPrefill] = {}
         self.decodes: dict[bytes, SimDecode] = {}
         self.links: dict[tuple[bytes, bytes], SimLink] = {}
@@ -164,6 +80,8 @@ class World:
 
     def _text(self, action: object) -> str:
         match action:
+            case AtPrefillRank(rank, inner) | AtDecodeRank(rank, inner):
+                return f"{rank}: {self._text(inner)}"
             case Send(peer, message):
                 body = {name: getattr(message, name) for name in message.__struct_fields__[2:]}
                 key = HandoverKey(*(getattr(message, name) for name in message.__struct_fields__[:2]))
@@ -189,7 +107,9 @@ class World:
                 return str(action)
 
     def _name(self, epoch: bytes) -> str:
-        return (self.prefills.get(epoch) or self.decodes[epoch]).name
+        workers = (*self.prefills.values(), *self.decodes.values())
+        ranks = ((each, rank) for each in workers for rank in range(each.ranks))
+        return next(f"{each.name}.{rank}" for each, rank in ranks if each.rank_name(rank) == epoch)
 
     # Processes
 
@@ -210,9 +130,10 @@ class World:
             self._link(prefill, born)
 
     def _link(self, prefill: SimPrefill, decode: SimDecode) -> None:
-        link = SimLink(self, prefill, decode)
-        self.links[prefill.epoch, decode.epoch] = link
-        self.heap.after(self.delay(0.5), link.make)
+        for pair in rank_pairs(self.geometry.kv_heads, prefill.ranks, decode.ranks):
+            link = SimLink(self, prefill, decode, pair)
+            self.links[link.names] = link
+            self.heap.after(self.delay(0.5), link.make)
 
     def _kill_some(self) -> None:
         victims: list[SimPrefill | SimDecode] = [*self.prefills.values(), *self.decodes.values()]
@@ -226,16 +147,17 @@ class World:
             if victim.epoch in (request.prefill, request.decode):
                 self.heap.after(self.delay(DETECTION_S), lambda key=request.key: self.cancel(key))  # type: ignore[misc]
         if isinstance(victim, SimPrefill):
-            self.heap.after(DETECTION_S + self.delay(1.0), lambda: self._prove_gone(victim.epoch))
+            self.heap.after(DETECTION_S + self.delay(1.0), lambda: self._prove_gone(victim))
             self.heap.after(self.delay(2.0), self.start_prefill)
         else:
-            victim.landing.is_gone = True
+            for landing in victim.landings:
+                landing.memory.is_gone = True
             self.heap.after(self.delay(2.0), self.start_decode)
 
-    def _prove_gone(self, epoch: bytes) -> None:
-        for decode in self.decodes.values():
-            if decode.alive:
-                decode.act(decode.machine.peer_gone(epoch, self.heap.now))
+    def _prove_gone(self, gone: SimPrefill) -> None:
+        for link in [each for each in self.links.values() if each.prefill is gone and each.decode.alive]:
+            peer = gone.peer(link.ranks[0])
+            link.decode.act(link.decode.machine.peer_gone(link.ranks[1], peer, self.heap.now))
 
     def _cut_some(self) -> None:
         live = [link for link in self.links.values() if link.up_at_prefill and link.up_at_decode]
@@ -312,10 +234,13 @@ class World:
             prefill.later(0.2, lambda: self._begin_prefill(prefill, request))
             return
         request.source = blocks
-        prefill.pool.fill(blocks)
-        request.kv = prefill.pool.tokens(blocks, 0, request.tokens)
-        request.final = {block: prefill.pool.block(block) for block in blocks}
-        prefill.pool.fill(blocks)  # what is not computed yet is anything
+        whole = FakePool(self.geometry, max(blocks, default=0) + 1)
+        whole.random_bytes = self.heap.random.randbytes
+        whole.fill(blocks)
+        request.kv = whole.tokens(blocks, 0, request.tokens)
+        request.final = {block: whole.block(block) for block in blocks}
+        for pool in prefill.pools:
+            pool.fill(blocks)  # what is not computed yet is anything
         prefill.opened.add(request.key)
         now = self.heap.now
         prefill.act(prefill.machine.opened(request.key, request.decode, request.tokens, request.deadline_s, now))
@@ -326,23 +251,25 @@ class World:
             return
         start, done = done, min(request.tokens, done + self.heap.random.choice((3, 8, 40)))
         if self.chance(0.5):
-            prefill.later(self.delay(0.1), lambda: self._compute_first_layer(prefill, request, start, done))
+            for rank in range(prefill.ranks):
+                late = self.delay(0.1)
+                prefill.later(late, lambda rank=rank: self._compute_first_layer(prefill, request, rank, start, done))  # type: ignore[misc]
+            prefill.later(0.1 + self.delay(0.1), lambda: self._computed(prefill, request, start, done))
         else:
             self._computed(prefill, request, start, done)
 
-    def _compute_first_layer(self, prefill: SimPrefill, request: Request, start: int, done: int) -> None:
+    def _compute_first_layer(self, prefill: SimPrefill, request: Request, rank: int, start: int, done: int) -> None:
         if request.key in prefill.released:
             return
+        prefill.reveal(request, start, done, rank, layers=1)
         blocks = request.source[: -(-done // 4)]
-        prefill.pool.reveal(request.final, blocks, start, done, PoolPart(0, 1, 0, 1))
-        prefill.act(prefill.machine.computing(request.key, done, 1, blocks, self.heap.now))
-        prefill.later(self.delay(0.1), lambda: self._computed(prefill, request, start, done))
+        prefill.act(prefill.machine.computing(rank, request.key, done, 1, blocks, self.heap.now))
 
     def _computed(self, prefill: SimPrefill, request: Request, start: int, done: int) -> None:
         if request.key in prefill.released:
             return
         blocks = request.source[: -(-done // 4)]
-        prefill.pool.reveal(request.final, blocks, start, done, None)
+        prefill.reveal(request, start, done)
         prefill.act(prefill.machine.computed(request.key, done, blocks, self.heap.now))
         if done < request.tokens:
             prefill.later(self.delay(0.2), lambda: self._compute(prefill, request, done))
@@ -368,21 +295,23 @@ class World:
         """Nothing is held by anybody, and everything that began has ended once."""
         for prefill in self.prefills.values():
             if prefill.alive:
-                stats = prefill.machine.stats()
-                assert sum(stats.by_state.values()) == 0, f"{prefill.name}: {stats}"
-                assert stats.puts_in_flight == stats.early == 0, f"{prefill.name}: {stats}"
+                for stats in prefill.machine.stats():
+                    assert sum(stats.by_state.values()) == 0, f"{prefill.name}: {stats}"
+                    assert stats.puts_in_flight == stats.early == 0, f"{prefill.name}: {stats}"
+                assert not prefill.machine.open_keys()
                 assert prefill.opened == prefill.released, f"{prefill.name} holds {prefill.opened - prefill.released}"
                 assert not prefill.blocks.owner
                 assert not prefill.unstarted
         for decode in self.decodes.values():
             if decode.alive:
-                seen = decode.machine.stats()
-                assert sum(seen.by_state.values()) == 0, f"{decode.name}: {seen}"
                 unproven = self.faults.one_sided and self.faults.link_cuts + self.faults.deaths > 0
-                assert seen.lingering == 0 or unproven, f"{decode.name}: {seen}"
-                held = seen.landing.total_bytes - seen.landing.free_bytes
-                quarantined = seen.landing.by_state[SpanState.QUARANTINED] if unproven else 0
-                assert held == quarantined, f"{decode.name}: {seen}"
+                for seen in decode.machine.stats():
+                    assert sum(seen.by_state.values()) == 0, f"{decode.name}: {seen}"
+                    assert seen.lingering == 0 or unproven, f"{decode.name}: {seen}"
+                    held = seen.landing.total_bytes - seen.landing.free_bytes
+                    quarantined = seen.landing.by_state[SpanState.QUARANTINED] if unproven else 0
+                    assert held == quarantined, f"{decode.name}: {seen}"
+                assert not decode.machine.open_keys()
                 assert decode.expected == decode.ended, f"{decode.name} holds {decode.expected - decode.ended}"
                 assert not decode.blocks.owner
                 assert not decode.line

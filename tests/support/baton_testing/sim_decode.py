@@ -259,9 +259,11 @@ class DecodeLinks:
             return
         if self.corrupt_next:
             self._spoil(scatter, self.corrupt_next.pop())
-        stream = memoryview(self.region)[scatter.landing.offset : scatter.landing.end]
-        units = (scatter.unit_tokens, scatter.first_unit, scatter.end_unit, scatter.part)
-        sums = self.worker.engine.pool.scatter(stream, scatter.blocks, *units)
+        region, units = memoryview(self.region), (scatter.unit_tokens, scatter.first_unit, scatter.end_unit)
+        sums = b"".join(
+            self.worker.engine.pool.scatter(region[extent.offset : extent.end], scatter.blocks, *units, part)
+            for part, extent in scatter.by_group()
+        )
         self.act(self.machine.scattered(scatter.key, scatter.first_unit, sums, self._now))
 
     def _touched(self, scatter: Scatter) -> range:
@@ -300,7 +302,8 @@ class DecodeLinks:
             if epoch in self.ends:
                 self._unlinked.pop(key, None)
                 continue
-            alone_s = self._now - self._unlinked.setdefault(key, self._now)
+            awake_s = self.worker.awake_s
+            alone_s = awake_s - self._unlinked.setdefault(key, awake_s)
             require(alone_s < TRANSFER.link_wait_s + 1.5, "I3", f"{key} waits for a peer that is gone")
         require(landing.free_bytes + held == landing.total_bytes, "I2", f"{self.worker.name}: {landing}")
 

@@ -57,6 +57,7 @@ class SimEngine:
         self.hiccup_s = 0.0
         self._turn_number = 0
         self._due_s = float("inf")
+        self._is_checked = False
         self._salts: dict[tuple[int, int], str] = {}
         self._asked: dict[RequestKey, str] = {}
         self._plan(IDLE_S)
@@ -84,6 +85,7 @@ class SimEngine:
         if number != self._turn_number:
             return
         self._due_s = float("inf")
+        self._is_checked = False
         is_busy = guarded(self.thread.turn)
         pause_s, self.hiccup_s = self.hiccup_s, 0.0
         self._plan((STEP_S if is_busy else IDLE_S) + pause_s)
@@ -91,6 +93,10 @@ class SimEngine:
     # Checks -----------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
+        """Only turns change anything here."""
+        if self._is_checked:
+            return
+        self._is_checked = True
         try:
             self.scheduler.check()
         except AssertionError as error:

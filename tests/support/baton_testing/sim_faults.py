@@ -75,7 +75,7 @@ def _pause(world: SimWorld, fault: FaultPlan) -> None:
         victim = _pick(victims, fault.pick)
         world.count(fault.kind)
         _blame(victim)
-        victim.is_paused = True
+        victim.pause()
         victim.note("is paused")
         world.heap.after(0.2 + fault.amount * LONGEST_S, lambda: _wake(victim))
 

@@ -12,8 +12,8 @@ from baton_kv_transfer.grant import DecodePeer
 from baton_kv_transfer.handover import CutLink, HandoverKey, Send, TransferConfig
 from baton_kv_transfer.layout import Extent, source_extents
 from baton_kv_transfer.memory import MemoryWriter
-from baton_kv_transfer.prefill_records import DropPuts, Granted, PrefillAction, Put, Release, Report
-from baton_kv_transfer.retargeting import PrefillKeeper, Target
+from baton_kv_transfer.prefill_records import DropPuts, Granted, PrefillAction, PrefillState, Put, Release, Report
+from baton_kv_transfer.retargeting import Target
 from baton_kv_transfer.transport import Write
 from baton_kv_transfer.wire import codec
 from baton_kv_transfer.wire.pair_link import FirstToken, PairHello, PairMessage
@@ -86,7 +86,7 @@ class PrefillLinks:
     def __init__(self, worker: SimPrefill) -> None:
         self.worker = worker
         handovers = worker.world.parts.prefill_handovers(worker.engine.pool.geometry, TRANSFER)
-        self.machine = PrefillKeeper(handovers, TRANSFER)
+        self.machine = worker.world.parts.keeper(handovers, TRANSFER)
         self.ends: dict[bytes, End] = {}
         self.writers: dict[bytes, MemoryWriter] = {}
         self._addresses: dict[bytes, str] = {}
@@ -94,6 +94,7 @@ class PrefillLinks:
         self._opened: dict[HandoverKey, bytes] = {}
         self._unlinked: dict[HandoverKey, float] = {}
         self._unstarted: list[Put] = []
+        self._drawn: set[HandoverKey] = set()
         self.errors_injected = self.errors_reported = 0
         self.fail_next_put = False
         worker.later(TRANSFER.tick_s, self._tick)
@@ -120,7 +121,12 @@ class PrefillLinks:
 
     def first_tokens(self, request: bytes, attempt: int, first_tokens: tuple[FirstToken, ...]) -> None:
         key = HandoverKey(request, attempt)
-        self._post(lambda: self.act(self.machine.first_tokens(key, first_tokens, self._now)))
+
+        def drawn() -> None:
+            self._drawn.add(key)
+            self.act(self.machine.first_tokens(key, first_tokens, self._now))
+
+        self._post(drawn)
 
     def cancelled(self, request: bytes, attempt: int, reason: Reason = Reason.CANCELLED, detail: str = "") -> None:
         key = HandoverKey(request, attempt)
@@ -321,9 +327,15 @@ class PrefillLinks:
             if epoch in self.ends:
                 self._unlinked.pop(key, None)
                 continue
-            alone_s = self._now - self._unlinked.setdefault(key, self._now)
+            awake_s = self.worker.awake_s
+            alone_s = awake_s - self._unlinked.setdefault(key, awake_s)
             most_s = TRANSFER.link_wait_s + 2.5 + (TRANSFER.kept_s if self.machine.keeps(key) else 0.0)
             require(alone_s < most_s, "I3", f"{key} waits for a peer that is gone")
+        for key in self._drawn & self._opened.keys():
+            handover = self.machine._inner._handovers.get(self.machine._current(key))
+            whole = handover is not None and handover.computed_tokens >= handover.total_tokens
+            idle = whole and handover.state is PrefillState.SENDING and not handover.in_flight
+            require(not idle, "I3", f"{key} is computed, drawn and put, but not sealed")
 
     def leftovers(self) -> str | None:
         stats = self.machine.stats()

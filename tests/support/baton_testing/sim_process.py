@@ -44,11 +44,17 @@ class SimProcess:
         self.name, self.epoch, self.address = name, epoch, address
         self.is_alive = True
         self.is_paused = False
+        self._slept_s = 0.0
         self.backlog: deque[Callable[[], None]] = deque()
 
     @property
     def now(self) -> float:
         return self.surroundings.heap.now
+
+    @property
+    def awake_s(self) -> float:
+        """As `now`, but standing while the process is paused: what it can be held to."""
+        return self.now - self._slept_s
 
     @property
     def is_running(self) -> bool:
@@ -70,8 +76,13 @@ class SimProcess:
         self.surroundings.touched[self] = None
         call()
 
+    def pause(self) -> None:
+        self.is_paused = True
+        self._slept_s -= self.now
+
     def wake(self) -> None:
         self.is_paused = False
+        self._slept_s += self.now
         while self.backlog and self.is_running:
             self.run(self.backlog.popleft())
 

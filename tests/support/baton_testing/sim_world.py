@@ -19,6 +19,7 @@ from baton_kv_transfer.fingerprint import require_fit as require_fit_pair
 from baton_kv_transfer.handover_decode import DecodeHandovers
 from baton_kv_transfer.handover_prefill import PrefillHandovers
 from baton_kv_transfer.liveness import Liveness
+from baton_kv_transfer.retargeting import PrefillKeeper
 from baton_kv_transfer.wire.values import PairFingerprint, Role
 from baton_prefill_worker.service import PrefillService
 from baton_testing.event_heap import EventHeap
@@ -57,6 +58,7 @@ class Parts:
     runner: Any = ToyRunner
     prefill_handovers: Any = PrefillHandovers
     decode_handovers: Any = DecodeHandovers
+    keeper: Any = PrefillKeeper
     life: Any = RequestLife
     pick: Any = pick_pair
     liveness: Any = Liveness

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from baton_testing import sim_zoo_engine as engine
+from baton_testing import sim_zoo_keeper as keeper
 from baton_testing import sim_zoo_links as links
 from baton_testing import sim_zoo_transfer as transfer
 from baton_testing.sim_process import Violation
@@ -76,6 +77,10 @@ def _decode(rows: str, defect: Any, **more: Any) -> Mutant:
     return Mutant(rows, defect, ("decode_handovers",), **more)
 
 
+def _keeper(rows: str, defect: Any, **more: Any) -> Mutant:
+    return Mutant(rows, defect, ("keeper",), **more)
+
+
 def _scheduler(rows: str, defect: Any, **more: Any) -> Mutant:
     return Mutant(rows, defect, ("prefill_scheduler", "decode_scheduler"), **more)
 
@@ -116,6 +121,11 @@ ZOO = (
     _decode("F18", transfer.LandsTwice),
     _decode("F11", transfer.GrantsWithoutVerdict, only=GENTLE),
     _decode("F18", transfer.MarksCorruptAsLanded),
+    _keeper("F14 F15", keeper.FreesWhatItKeeps),
+    _keeper("F6 F13", keeper.KeepsForEver),
+    _keeper("F14", keeper.SendsOnUnderOpenPuts, first=40),
+    _keeper("F7", keeper.LosesFirstTokens),
+    _keeper("F5 F15", keeper.LosesProgress),
     _scheduler("one step ahead", engine.UsesAfterFinish, shape={"ahead": 0.9}),
     _scheduler("I14", engine.SharesPrefixesOfTenants),
     _scheduler("F13 F14", engine.CancelsFreeReservations),
