@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from baton_gateway.admin import AdminServer
+from baton_gateway.certificate import Certificate, CertificateError
 from baton_gateway.lifeline import die_with_parent
 from baton_gateway.metrics import shared_page
 from baton_gateway.processes import ChildSockets, Processes, answer_parent, child_sockets
@@ -37,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
         settings = parse_settings(argv)
         logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
         KeyDirectory(settings.keys).current()
-        _check_api_keys(settings)
+        _check_files(settings)
         return asyncio.run(_run(settings, argv))
     except (SettingsError, AuthenticationError) as error:
         print(f"baton-gateway: {error}", file=sys.stderr)
@@ -98,11 +99,16 @@ def _reread(settings: Settings, argv: list[str]) -> Callable[[], Settings] | Non
     return None if settings.config is None else lambda: parse_settings(argv)
 
 
-def _check_api_keys(settings: Settings) -> None:
+def _check_files(settings: Settings) -> None:
     try:
         Tenants(settings.api_keys)
     except ValueError as error:
         raise SettingsError(f"--api-keys: {error}") from error
+    if settings.tls is not None:
+        try:
+            Certificate(settings.tls)
+        except CertificateError as error:
+            raise SettingsError(f"--tls: {error}") from error
 
 
 def _stop_signal() -> asyncio.Event:

@@ -242,8 +242,9 @@ async def _late_body(content: StreamReader) -> bytes:
     parts = []
     size = 0
     try:
-        async with asyncio.timeout(BODY_S):
-            while part := await asyncio.wait_for(content.readany(), BODY_IDLE_S):
+        async with asyncio.timeout(BODY_S), asyncio.timeout(BODY_IDLE_S) as idle:
+            while part := await content.readany():
+                idle.reschedule(asyncio.get_running_loop().time() + BODY_IDLE_S)
                 size += len(part)
                 if size > MAX_BODY_BYTES:
                     raise _too_large()

@@ -23,6 +23,7 @@ from baton_kv_transfer.errors import AuthenticationError, BadMessageError, Trans
 from baton_kv_transfer.keys import KeyDirectory
 from baton_kv_transfer.link_auth import LinkRole, Party, dial_handshake
 from baton_kv_transfer.liveness import Liveness, LivenessConfig, PeerState
+from baton_kv_transfer.reset import reset
 from baton_kv_transfer.wire.codec import decode, encode
 from baton_kv_transfer.wire.gateway_link import (
     BundleChunk,
@@ -57,7 +58,7 @@ class LinkTimes:
 
     heartbeat_s: float = 0.5
     suspect_s: float = 1.5
-    dead_s: float = 3.0
+    dead_s: float = 2.5
     setup_s: float = 10.0
     """From dialling to the complete bundle."""
     settle_s: float = 2.0
@@ -325,6 +326,7 @@ class Link:
             is_suspect = state is PeerState.SUSPECT
             if worker.is_suspect != is_suspect:
                 worker.is_suspect = is_suspect
+                (self._on_lost if is_suspect else self._on_linked)()  # until that is decided, requests may wait
                 self._listener.worker_changed()
 
 
@@ -343,8 +345,7 @@ async def _frame(socket: aiohttp.ClientWebSocketResponse) -> bytes:
 def _abort(socket: aiohttp.ClientWebSocketResponse) -> None:
     """Cut the connection without asking the peer, who may be stopped or unreachable."""
     connection = socket._response.connection
-    if connection is not None and isinstance(connection.transport, asyncio.WriteTransport):
-        connection.transport.abort()
+    reset(None if connection is None else connection.transport)
 
 
 async def _close(socket: aiohttp.ClientWebSocketResponse) -> None:

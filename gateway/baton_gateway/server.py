@@ -18,6 +18,7 @@ import aiohttp.web
 from prometheus_client import CollectorRegistry
 
 from baton_gateway.admission import Admission, AdmissionLimits
+from baton_gateway.certificate import Certificate, CertificateError
 from baton_gateway.connections import ClientServer
 from baton_gateway.http_api import HttpApi
 from baton_gateway.links import LinkTimes, WorkerLinks
@@ -51,8 +52,8 @@ class GatewayServer:
     """The parts of one process."""
 
     def __init__(self, settings: Settings, reread: Callable[[], Settings] | None = None) -> None:
-        """`reread`: the settings anew, when their file changed. Raises ValueError when the API key file does not
-        fit.
+        """`reread`: the settings anew, when their file changed. Raises ValueError when the API key file or the
+        certificate does not fit.
         """
         self._settings = settings
         self._reread = reread
@@ -72,8 +73,11 @@ class GatewayServer:
             LinkTimes(suspect_s=settings.suspect_s, dead_s=settings.dead_s),
         )
         self._tenants = Tenants(settings.api_keys)
+        self._certificate = None if settings.tls is None else Certificate(settings.tls)
         self.complaint = ""
         """What is wrong with the configuration file as it is now; empty: nothing."""
+        self.certificate_complaint = ""
+        """The same of the certificate's files."""
         self.api = HttpApi(self.relay, self.table, self._tenants, policy, self.metrics)
         self.operator_link = self._operator_link(keys)
         self._tasks: list[asyncio.Task[None]] = []
@@ -102,7 +106,8 @@ class GatewayServer:
         await self.links.start()
         self._runner = aiohttp.web.ServerRunner(ClientServer(self.api.handle), shutdown_timeout=SHUTDOWN_S)
         await self._runner.setup()
-        await aiohttp.web.SockSite(self._runner, listening, backlog=1024).start()
+        context = None if self._certificate is None else self._certificate.context
+        await aiohttp.web.SockSite(self._runner, listening, backlog=1024, ssl_context=context).start()
         self._tasks = [
             asyncio.create_task(self.api.watch_streams()),
             asyncio.create_task(self._every_second()),
@@ -141,8 +146,22 @@ class GatewayServer:
                 self._tenants.refresh()
             except ValueError as error:
                 _log.error("API keys stay as they were: %s", error)
+            self._refresh_certificate()
             self._refresh_settings()
             await asyncio.sleep(1.0)
+
+    def _refresh_certificate(self) -> None:
+        """Take a renewed certificate; a wrong one changes nothing."""
+        if self._certificate is None:
+            return
+        try:
+            if self._certificate.refresh():
+                self.certificate_complaint = ""
+                _log.info("the certificate has been renewed")
+        except CertificateError as error:
+            if str(error) != self.certificate_complaint:
+                _log.error("the certificate stays as it was: %s", error)
+            self.certificate_complaint = str(error)
 
     def _refresh_settings(self) -> None:
         """Apply a changed configuration file; a wrong one changes nothing."""

@@ -39,6 +39,8 @@ class Settings:
     admin_host: str | None
     admin_port: int
     api_keys: Path | None
+    tls: Path | None
+    """A folder with tls.crt and tls.key, read again whenever they change; None: clients speak plain HTTP."""
     disaggregation: str
     prefill_unavailable: str
     slo_ttft_s: float
@@ -75,6 +77,7 @@ def _parser() -> _Parser:
     add("--admin-listen", metavar="HOST:PORT", help="loopback listener for /state and /metrics")
     add("--config", type=Path, metavar="FILE", help="JSON object of the flags below (dashes as underscores)")
     add("--api-keys", type=Path, metavar="FILE", help="tenants and the SHA-256 digests of their keys (default: open)")
+    add("--tls", type=Path, metavar="DIR", help="folder with tls.crt and tls.key: serve HTTPS (default: HTTP)")
     add("--disaggregation", choices=("always", "never", "auto"), default="always", help="(default %(default)s)")
     add("--prefill-unavailable", choices=("fail", "decode-locally"), default="fail", help="(default %(default)s)")
     add("--slo-ttft-s", type=float, default=0.5, metavar="S", help="target, for auto (default %(default)s)")
@@ -95,7 +98,7 @@ def _parser() -> _Parser:
     add(
         "--dead-s",
         type=float,
-        default=3.0,
+        default=2.5,
         metavar="S",
         help="silence before it is given up (default %(default)s)",
     )
@@ -148,6 +151,7 @@ def parse_settings(argv: list[str]) -> Settings:
         admin_host=admin_host,
         admin_port=admin_port,
         api_keys=first.api_keys,
+        tls=first.tls,
         disaggregation=first.disaggregation,
         prefill_unavailable=first.prefill_unavailable,
         slo_ttft_s=_within("--slo-ttft-s", first.slo_ttft_s, 0.001, 3600),

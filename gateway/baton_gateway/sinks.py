@@ -97,8 +97,8 @@ _UNANSWERED = Problem(500, "server_error", "Internal error.", None, "internal_er
 
 @dataclass(slots=True)
 class _Pending:
-    text: str = ""
-    tokens: tuple[TokenInfo, ...] = ()
+    texts: list[str] = field(default_factory=list)
+    tokens: list[TokenInfo] = field(default_factory=list)
     finish: str | None = None
 
 
@@ -135,13 +135,11 @@ class StreamingSink:
     def increment(self, choice: int, increment: Increment) -> None:
         pending = self._pending.get(choice)
         if pending is None:
-            finish = None if increment.finish is None else increment.finish.value
-            self._pending[choice] = _Pending(increment.text, increment.tokens, finish)
-        else:
-            pending.text += increment.text
-            pending.tokens += increment.tokens
-            if increment.finish is not None:
-                pending.finish = increment.finish.value
+            pending = self._pending[choice] = _Pending()
+        pending.texts.append(increment.text)
+        pending.tokens += increment.tokens
+        if increment.finish is not None:
+            pending.finish = increment.finish.value
         self._pending_chars += len(increment.text) + 64 * len(increment.tokens)
 
     def flush(self) -> None:
@@ -204,10 +202,11 @@ class StreamingSink:
         if not self._begun[choice]:
             self._begun[choice] = True
             parts.append(self._writer.beginning(choice))
+        text = "".join(pending.texts)
         if pending.tokens:
-            parts.append(self._writer.text_with_logprobs(choice, pending.text, pending.tokens))
-        elif pending.text:
-            parts.append(self._writer.text(choice, pending.text))
+            parts.append(self._writer.text_with_logprobs(choice, text, pending.tokens))
+        elif text:
+            parts.append(self._writer.text(choice, text))
         if pending.finish is not None:
             parts.append(self._writer.finish(choice, pending.finish))
         return parts

@@ -208,6 +208,7 @@ def _measures(worker: LinkedWorker, has_partner: bool) -> WorkerMeasures:
         kv_bytes=None if state is None else state.kv_bytes,
         startup_s=None if state is None else state.startup_s,
         timings=worker.taken_timings(),
+        lanes=None if state is None else state.lanes,
     )
 
 

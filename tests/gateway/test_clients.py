@@ -55,6 +55,21 @@ async def test_a_client_that_hangs_up_frees_both_workers(gateway: RunningGateway
     assert cancelled
 
 
+@pytest.mark.parametrize("ending", ["abort", "close"])
+async def test_a_client_that_hangs_up_in_its_body_is_no_failure(
+    gateway: RunningGateway, http: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture, ending: str
+) -> None:
+    _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 400\r\n\r\n"
+    writer.write(head.encode() + b'{"model"')
+    await asyncio.sleep(0.05)
+    getattr(writer.transport, ending)()
+    await asyncio.sleep(0.1)
+    assert not [record for record in caplog.records if record.exc_info]
+    assert (await _status(gateway, http))[0] == 200
+    writer.close()
+
+
 async def test_many_clients_that_hang_up_at_once_leave_nothing(gateway: RunningGateway) -> None:
     for worker in gateway.pool.workers:
         worker.script = lambda request: ids_of("word " * 300)

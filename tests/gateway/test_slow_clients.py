@@ -50,11 +50,15 @@ def stream_to(sink: StreamingSink, transport: StuckTransport, tokens_per_s: int)
         for _ in range(tokens_per_s):
             sink.increment(0, Increment("x" * STEP_BYTES))
             sink.flush()
-        most = max(most, transport.get_write_buffer_size() + sum(len(each.text) for each in sink._pending.values()))
+        most = max(most, transport.get_write_buffer_size() + sink_holds(sink))
         if sink.is_stalled(start + second):
             sink.abort()
             return second, most
     return 120, most
+
+
+def sink_holds(sink: StreamingSink) -> int:
+    return sum(len(text) for pending in sink._pending.values() for text in pending.texts)
 
 
 def is_bounded(seconds: int, held_bytes: int) -> bool:

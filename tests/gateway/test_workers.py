@@ -157,6 +157,20 @@ async def test_a_worker_that_was_suspected_and_speaks_again_is_routable_again(po
         assert (await ask(gateway))[0] == 200
 
 
+async def test_a_request_waits_while_perhaps_it_was_the_gateway_that_stood_still(pool: FakePool) -> None:
+    """Found by SIGSTOP and SIGCONT of a gateway process: all its workers were suspect for a moment, and it said 503."""
+    async with running_gateway(pool, "--suspect-s=0.3", "--dead-s=30") as gateway:
+        for worker in pool.workers:
+            worker.silent = True
+        await until(lambda: all(view.is_suspect for view in gateway.server.table.views()))
+        asking = asyncio.create_task(ask(gateway))
+        await asyncio.sleep(0.1)
+        assert not asking.done()
+        for worker in pool.workers:
+            worker.silent = False
+        assert (await asking)[0] == 200
+
+
 async def test_discovery_that_fails_drops_no_live_link(gateway: RunningGateway, pool: FakePool) -> None:
     for name in ("prefill.json", "decode.json"):
         (pool.root / name).write_text("{")
