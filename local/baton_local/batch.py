@@ -21,7 +21,7 @@ from baton_local.batch_jobs import Desk
 from baton_local.batch_lines import answered_ids, read_lines
 from baton_local.batch_run import BatchRun, Progress
 from baton_local.errors import RefusedError
-from baton_local.machine import devices, gpu_ids, model_directory
+from baton_local.machine import devices, gpu_ids, model_argument
 from baton_local.options import device, integer, volume
 from baton_operator.manifest import read_manifest
 from baton_operator.names import Role
@@ -88,7 +88,7 @@ def _manifest_arguments(options: argparse.Namespace) -> list[str]:
     computed_on = devices(deployment, options.device, len(gpu_ids(os.environ)))[Role.DECODE]
     site = Site(
         python=sys.executable,
-        model_path=str(model_directory(deployment, options.file, dict(options.volume))),
+        model_path=model_argument(deployment, options.file, dict(options.volume)),
         keys_path=".",
         prefill_discovery="",
         decode_discovery="",

@@ -17,6 +17,7 @@ from typing import Final, TypeVar
 from baton_engine.events import Drawn, Failed, RequestKey, SchedulerEvent
 from baton_local.batch_jobs import Desk, Job, Refusal, failure
 from baton_local.batch_lines import BatchLine, answer_line
+from baton_local.batch_order import Balance, windows
 from baton_worker.assembly import Engine
 
 Drawing = list[tuple[Job, SchedulerEvent]]
@@ -61,9 +62,11 @@ class BatchRun:
         self.progress = Progress()
         self._engine = engine
         self._desk = desk
-        self._lines = iter(lines)
+        self._lines = lines
         self._output = output
-        self._prepared: queue.Queue[Job | Refusal | None] = queue.Queue(AHEAD)
+        self._balance = Balance(engine.scheduler.config.max_slots)
+        self._prepared: queue.Queue[tuple[int, Job | Refusal] | None] = queue.Queue(AHEAD)
+        """Each with the tokens that its line may draw."""
         self._drawn: queue.Queue[Drawing | Refusal | None] = queue.Queue(UNREAD_STEPS)
         self._stopped: queue.SimpleQueue[tuple[RequestKey, int]] = queue.SimpleQueue()
         self._is_ending = threading.Event()
@@ -88,10 +91,13 @@ class BatchRun:
 
     async def _prepare(self) -> None:
         try:
-            for line in self._lines:
-                _put(self._prepared, await self._desk.job(line), self._is_ending.is_set)
-                if self._is_ending.is_set():
-                    return
+            for window in windows(self._lines, self._engine.limits.max_context_tokens):
+                self._balance.coming(sum(asked.total for asked, _ in window))
+                for asked, line in window:
+                    job = await self._desk.job(line)
+                    _put(self._prepared, (asked.total, job), self._is_ending.is_set)
+                    if self._is_ending.is_set():
+                        return
         finally:
             _put(self._prepared, None, self._is_ending.is_set)
             await self._desk.stop()
@@ -101,21 +107,23 @@ class BatchRun:
     def _drive(self, tick: Callable[[], None], others: tuple[Future[None], ...]) -> None:
         scheduler, stepper = self._engine.scheduler, self._engine.stepper
         is_more, open_ = True, _Open()
-        slots = scheduler.config.max_slots
-        refill, is_filling = slots - max(1, slots // BURSTS), True
+        is_filling = True
         while is_more or open_.choices:
-            running = sum(map(len, open_.choices.values()))
-            is_filling = running <= refill or (is_filling and running < slots)
-            while is_more and is_filling and running < slots:
+            running, rows = sum(map(len, open_.choices.values())), self._balance.rows()
+            is_filling = running <= rows - max(1, rows // BURSTS) or (is_filling and running < rows)
+            while is_more and is_filling and running < self._balance.rows():
                 try:
-                    job = self._prepared.get(block=not open_.choices, timeout=POLL_S)
+                    taken = self._prepared.get(block=not open_.choices, timeout=POLL_S)
                 except queue.Empty:
                     break
-                is_more = job is not None
-                if isinstance(job, Refusal):
-                    _put(self._drawn, job, others[1].done)
-                elif job is not None:
-                    running += self._submit(job, open_)
+                is_more = taken is not None
+                if taken is not None:
+                    tokens, job = taken
+                    self._balance.taken(tokens)
+                    if isinstance(job, Refusal):
+                        _put(self._drawn, job, others[1].done)
+                    else:
+                        running += self._submit(job, open_)
             for key, choice in self._stops():
                 scheduler.cancel(key, choice, time.monotonic())
                 self._close(open_, key, choice)
@@ -137,6 +145,8 @@ class BatchRun:
             open_.jobs[spec.key.request] = job
             open_.choices[spec.key] = set(spec.choices)
             self.progress.prompt_tokens += len(spec.tokens)
+            for choice in spec.choices:
+                self._balance.began((spec.key, choice), spec.sampling.max_tokens)
             self._engine.scheduler.submit(spec, now)
         return sum(len(spec.choices) for spec in specs)
 
@@ -149,6 +159,8 @@ class BatchRun:
                     self._close(open_, event.key, None)
                 elif event.finish is not None:
                     self._close(open_, event.key, event.choice)
+                elif event.choice in open_.choices[event.key]:
+                    self._balance.drew((event.key, event.choice), len(event.ids))
         if batch:
             _put(self._drawn, batch, is_dead)
 
@@ -156,11 +168,12 @@ class BatchRun:
         while not self._stopped.empty():
             yield self._stopped.get()
 
-    @staticmethod
-    def _close(open_: _Open, key: RequestKey, choice: int | None) -> None:
+    def _close(self, open_: _Open, key: RequestKey, choice: int | None) -> None:
         choices = open_.choices.get(key)
         if choices is None:
             return
+        for ended in choices if choice is None else (choice,):
+            self._balance.ended((key, ended))
         choices.discard(-1 if choice is None else choice)
         if choice is None or not choices:
             del open_.choices[key], open_.jobs[key.request]

@@ -18,6 +18,17 @@ GPU_LIST = Path("/proc/driver/nvidia/gpus")
 SOURCE_FIELD = "spec.model.source"
 
 
+def model_argument(deployment: LLMDeployment, manifest: Path, volumes: Mapping[str, Path]) -> str:
+    """What a worker is told of the model: its directory, or the shape of a random one. Raises as `model_directory`."""
+    source = parse_source(deployment.spec.model.source)
+    if source.scheme is not Scheme.RANDOM:
+        return str(model_directory(deployment, manifest, volumes))
+    path = (manifest.resolve().parent / str(source.path)).resolve()
+    if not path.is_file():
+        raise UnsupportedError(SOURCE_FIELD, f"{path} is not a file")
+    return f"{source.scheme}://{path}"
+
+
 def model_directory(deployment: LLMDeployment, manifest: Path, volumes: Mapping[str, Path]) -> Path:
     """Where the model lies here. Raises UnsupportedError naming `spec.model.source`.
 

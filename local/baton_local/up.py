@@ -28,7 +28,7 @@ from baton_local.announcement import Announcement, read_announcement
 from baton_local.emulation import Emulation, emulated, write_paced
 from baton_local.fleet import Fleet, PostSpec, leaving_posts, new_posts, plan_fleet, roll
 from baton_local.log_tail import last_line
-from baton_local.machine import devices, free_port, gpu_ids, model_directory
+from baton_local.machine import devices, free_port, gpu_ids, model_argument
 from baton_local.processes import Processes
 from baton_local.record import PostRecord, RunRecord, TargetRecord, write_record
 from baton_local.run_dir import RunDir, base_directory, claimed, directory_name, write_json, write_key
@@ -75,7 +75,7 @@ def run_up(options: UpOptions) -> int:
     chosen = (
         devices(deployment, options.device, len(gpus)) if emulation is None else dict.fromkeys(POOL_ROLES, Device.CPU)
     )
-    model = model_directory(deployment, options.manifest, options.volumes)
+    model = model_argument(deployment, options.manifest, options.volumes)
     port = free_port(options.host, options.port)
     metadata = deployment.metadata
     longest_s = deployment.spec.gateway.limits.max_request_duration
@@ -149,7 +149,8 @@ class Runtime:
                         health.result()
                     self._pass(time.monotonic())
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self._wake.wait(), POLL_S)
+                        async with asyncio.timeout(POLL_S):  # wait_for of Python 3.11 may swallow a cancellation
+                            await self._wake.wait()
                     self._wake.clear()
             finally:
                 health.cancel()
@@ -351,7 +352,7 @@ class Runtime:
 
 def _site(
     run: RunDir,
-    model: Path,
+    model: str,
     chosen: dict[Role, Device],
     link_port: int,
     emulation: Emulation | None,
@@ -360,7 +361,7 @@ def _site(
     """`longest_s`: how long a request may take; a worker that leaves while others go on finishes its own."""
     return Site(
         python=sys.executable,
-        model_path=str(model),
+        model_path=model,
         keys_path=str(run.keys),
         prefill_discovery=f"file:{run.discovery(Role.PREFILL)}",
         decode_discovery=f"file:{run.discovery(Role.DECODE)}",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from baton_local.errors import RefusedError
-from baton_local.machine import devices, free_port, gpu_ids, model_directory
+from baton_local.machine import devices, free_port, gpu_ids, model_argument, model_directory
 from baton_operator.errors import UnsupportedError
 from baton_operator.names import Role
 from baton_operator.workers import Device
@@ -30,6 +30,14 @@ def test_a_file_source_is_relative_to_the_manifest(tmp_path: Path, model: Path) 
     assert model_directory(wanted, tmp_path / "file.yaml", {}) == model
     absolute = deployment(model__source=f"file://{model}")
     assert model_directory(absolute, Path("/elsewhere/file.yaml"), {}) == model
+
+
+def test_a_random_model_is_its_configuration(tmp_path: Path, model: Path) -> None:
+    wanted = deployment(model__source="random://models/tiny/config.json")
+    assert model_argument(wanted, tmp_path / "file.yaml", {}) == f"random://{model / 'config.json'}"
+    assert model_argument(deployment(model__source="file://models/tiny"), tmp_path / "file.yaml", {}) == str(model)
+    with pytest.raises(UnsupportedError, match=r"spec\.model\.source: .*/none\.json is not a file"):
+        model_argument(deployment(model__source="random://none.json"), tmp_path / "file.yaml", {})
 
 
 def test_a_claim_is_a_volume(tmp_path: Path, model: Path) -> None:

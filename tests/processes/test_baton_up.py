@@ -47,7 +47,7 @@ def manifest(folder: Path, name: str = "chat", **changed: Any) -> Path:
 
 
 class Up:
-    """A running `baton up`."""
+    """A running `baton up`. As a context it is stopped at the end, whatever a test found."""
 
     def __init__(self, folder: Path, file: Path) -> None:
         runtime = folder / "runtime"
@@ -55,6 +55,12 @@ class Up:
         self.extra = {"XDG_RUNTIME_DIR": str(runtime)}
         self.child = Child("up", (*BATON, "up", "-f", str(file), "--port", "0"), folder, self.extra)
         self.endpoint = ""
+
+    def __enter__(self) -> Up:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.child.stop(30)
 
     def await_ready(self) -> str:
         def ready() -> str | None:
@@ -84,12 +90,9 @@ class Up:
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     folder = tmp_path_factory.mktemp("up")
-    running = Up(folder, manifest(folder))
-    try:
+    with Up(folder, manifest(folder)) as running:
         running.await_ready()
         yield running
-    finally:
-        running.child.stop(30)
 
 
 def greeting(client: openai.OpenAI) -> str | None:
@@ -222,13 +225,13 @@ BAD_MANIFESTS: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("changed", "word"), BAD_MANIFESTS.values(), ids=BAD_MANIFESTS.keys())
 def test_a_bad_manifest_is_refused_by_field(tmp_path: Path, changed: dict[str, Any], word: str) -> None:
-    running = Up(tmp_path, manifest(tmp_path, "bad", **changed))
-    code = running.child.wait(60)
-    assert code != 0
-    said = running.child.output()
-    assert "Traceback" not in said
-    assert word.lower() in said.lower()
-    assert not orphans_of(running.child.family(), 5)
+    with Up(tmp_path, manifest(tmp_path, "bad", **changed)) as running:
+        code = running.child.wait(60)
+        assert code != 0
+        said = running.child.output()
+        assert "Traceback" not in said
+        assert word.lower() in said.lower()
+        assert not orphans_of(running.child.family(), 5)
 
 
 @pytest.mark.parametrize(
@@ -247,11 +250,11 @@ def test_a_bad_manifest_is_refused_by_field(tmp_path: Path, changed: dict[str, A
 def test_a_file_that_is_no_manifest_is_refused(tmp_path: Path, content: bytes, word: str) -> None:
     path = tmp_path / "broken.yaml"
     path.write_bytes(content)
-    running = Up(tmp_path, path)
-    assert running.child.wait(30) == 2
-    said = running.child.output()
-    assert "Traceback" not in said
-    assert word.lower() in said.lower()
+    with Up(tmp_path, path) as running:
+        assert running.child.wait(30) == 2
+        said = running.child.output()
+        assert "Traceback" not in said
+        assert word.lower() in said.lower()
 
 
 def test_commands_without_a_deployment_say_so(tmp_path: Path) -> None:
@@ -266,42 +269,38 @@ def test_commands_without_a_deployment_say_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 def test_a_signal_stops_everything_cleanly(tmp_path: Path, signum: signal.Signals) -> None:
-    running = Up(tmp_path, manifest(tmp_path))
-    running.await_ready()
-    family = running.child.family()
-    assert len(family) >= 4
-    running.child.send(signum)
-    assert running.child.wait(30) == 0
-    assert not orphans_of(family, 2)
+    with Up(tmp_path, manifest(tmp_path)) as running:
+        running.await_ready()
+        family = running.child.family()
+        assert len(family) >= 4
+        running.child.send(signum)
+        assert running.child.wait(30) == 0
+        assert not orphans_of(family, 2)
 
 
 def test_a_signal_before_ready_stops_everything_cleanly(tmp_path: Path) -> None:
-    running = Up(tmp_path, manifest(tmp_path))
-    wait_for(lambda: len(running.child.family()) > 2 or None, "workers to be started", 30)
-    running.child.send(signal.SIGTERM)
-    assert running.child.wait(30) == 0
-    assert not orphans_of(running.child.family(), 2)
+    with Up(tmp_path, manifest(tmp_path)) as running:
+        wait_for(lambda: len(running.child.family()) > 2 or None, "workers to be started", 30)
+        running.child.send(signal.SIGTERM)
+        assert running.child.wait(30) == 0
+        assert not orphans_of(running.child.family(), 2)
 
 
 def test_kill_of_up_leaves_no_child(tmp_path: Path) -> None:
-    running = Up(tmp_path, manifest(tmp_path))
-    running.await_ready()
-    family = running.child.family()
-    running.child.send(signal.SIGKILL)
-    running.child.wait(5)
-    assert not orphans_of(family, 10)
-    again = Up(tmp_path, manifest(tmp_path))  # what it left behind on disk is in nobody's way
-    try:
+    with Up(tmp_path, manifest(tmp_path)) as running:
+        running.await_ready()
+        family = running.child.family()
+        running.child.send(signal.SIGKILL)
+        running.child.wait(5)
+        assert not orphans_of(family, 10)
+    with Up(tmp_path, manifest(tmp_path)) as again:  # what it left behind on disk is in nobody's way
         again.await_ready()
         assert served(again)
-    finally:
-        again.child.stop(30)
 
 
 def test_several_workers_and_gateway_processes_share_the_work(tmp_path: Path) -> None:
     two = {"replicas": {"min": 2, "max": 2}, "engine": {"kvCacheMemory": "16Mi"}}
-    running = Up(tmp_path, manifest(tmp_path, prefill=two, decode=two, gateway={"processes": 2}))
-    try:
+    with Up(tmp_path, manifest(tmp_path, prefill=two, decode=two, gateway={"processes": 2})) as running:
         running.await_ready()
         assert sorted(worker["role"] for worker in running.status()["workers"]) == ["decode"] * 2 + ["prefill"] * 2
         questions = tiny_llama.LONG_ANSWERS[:8]
@@ -323,5 +322,3 @@ def test_several_workers_and_gateway_processes_share_the_work(tmp_path: Path) ->
         time.sleep(0.5)
         for worker in running.status()["workers"]:
             assert worker["blocks_free"] == worker["blocks_total"]
-    finally:
-        running.child.stop(30)

@@ -1,0 +1,66 @@
+"""The order of a batch: longest answers first, and as many beside them as fill every step alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from baton_local.batch_lines import BatchLine
+from baton_local.batch_order import LEAST_ROWS, WINDOW, Asked, Balance, asked, windows
+
+
+def line(name: str, url: str = "/v1/completions", **body: Any) -> BatchLine:
+    return BatchLine(name, url, body)
+
+
+@pytest.mark.parametrize(
+    ("url", "body", "expected"),
+    [
+        ("/v1/completions", {}, Asked(16, 1)),
+        ("/v1/completions", {"max_tokens": 40, "n": 3, "prompt": ["a", "b"]}, Asked(40, 6)),
+        ("/v1/completions", {"max_tokens": 40, "max_completion_tokens": 9, "prompt": [1, 2]}, Asked(40, 1)),
+        ("/v1/completions", {"max_tokens": 5_000, "prompt": [[1, 2], [3]]}, Asked(512, 2)),
+        ("/v1/chat/completions", {}, Asked(512, 1)),
+        ("/v1/chat/completions", {"max_tokens": 40, "max_completion_tokens": 9}, Asked(9, 1)),
+        ("/v1/chat/completions", {"max_tokens": "many", "n": True}, Asked(512, 1)),
+    ],
+)
+def test_a_line_says_how_much_it_may_draw(url: str, body: dict[str, Any], expected: Asked) -> None:
+    assert asked(line("a", url, **body), 512) == expected
+
+
+def test_the_longest_of_a_window_come_first_and_equals_keep_their_order() -> None:
+    lines = [line(f"{number}", max_tokens=number // 2 % 5 + 1) for number in range(WINDOW + 3)]
+    first, second = windows(lines, 512)
+    assert (len(first), len(second)) == (WINDOW, 3)
+    assert [asked.tokens for asked, _ in first] == sorted((asked.tokens for asked, _ in first), reverse=True)
+    for tokens in range(1, 6):
+        numbers = [int(each.custom_id) for asked, each in first if asked.tokens == tokens]
+        assert numbers == sorted(numbers)
+    assert {each.custom_id for _, each in first + second} == {each.custom_id for each in lines}
+
+
+def test_rows_are_what_ends_with_the_longest() -> None:
+    balance = Balance(512)
+    balance.coming(20_000)
+    assert balance.rows() == 512, "nothing is known of lengths yet"
+    balance.taken(100)
+    balance.began("long", 100)
+    assert balance.rows() == 200
+    balance.drew("long", 50)
+    assert balance.rows() == 399
+    balance.drew("long", 40)
+    assert balance.rows() == 512, "never more than there are slots"
+    balance.taken(19_000)
+    assert balance.rows() == LEAST_ROWS
+    balance.ended("long")
+    assert balance.rows() == 512
+
+
+def test_few_slots_are_all_used() -> None:
+    balance = Balance(16)
+    balance.coming(64)
+    balance.taken(64)
+    balance.began("only", 64)
+    assert balance.rows() == 16
