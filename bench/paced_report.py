@@ -19,6 +19,7 @@ from baton_operator.sizing.spec import Bounds, SizingSpec
 from baton_operator.sizing.twin import Twin
 from baton_operator.sizing.workload import Floats, Workload
 from bench.open_loop import Seen
+from bench.results import shrink_plot
 
 PERCENTS = (50, 95, 99)
 
@@ -170,6 +171,7 @@ def write_plot(
         panel.legend(fontsize=7)
     figure.suptitle("emulated workers, real everything else", fontsize=9)
     figure.savefig(path, dpi=90)
+    shrink_plot(path)
 
 
 def _ecdf(panel: object, values: Floats, label: str, colour: str) -> None:

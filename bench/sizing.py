@@ -18,6 +18,7 @@ from pathlib import Path
 from baton_operator.sizing.capacity import TwinSizer
 from baton_operator.sizing.policies import PEERS, POLICIES, needs_of, player
 from baton_operator.sizing.replay import Scenario, replay
+from bench.results import shrink_plot
 from bench.sizing_scenarios import cases
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -37,10 +38,7 @@ class Row:
     ttft_misses: float
     tpot_misses: float
     gpu_hours: float
-    goodput_per_gpu: float
     moves: int
-    rejected: int
-    requests: int
 
 
 Key = tuple[str, float, str]
@@ -67,14 +65,11 @@ def run(traces: Path, limit_s: float, only: str, policies: tuple[str, ...], path
                 case.name,
                 startup_s,
                 policy,
-                round(out.misses, 5),
-                round(1 - out.ttft_attainment, 5),
-                round(1 - out.tpot_attainment, 5),
-                round(out.gpu_hours, 3),
-                round(out.goodput_per_gpu, 4),
+                round(out.misses, 4),
+                round(1 - out.ttft_attainment, 4),
+                round(1 - out.tpot_attainment, 4),
+                round(out.gpu_hours, 2),
                 len(out.decisions),
-                out.rejected,
-                out.requests,
             )
             _append(row, path)
             print(f"{case.name:34} {startup_s:4.0f} s {policy:10} {row.misses:8.2%} {row.gpu_hours:7.2f}", flush=True)
@@ -83,7 +78,7 @@ def run(traces: Path, limit_s: float, only: str, policies: tuple[str, ...], path
 def _append(row: Row, path: Path) -> None:
     is_new = not path.exists()
     with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(Row)])
+        writer = csv.DictWriter(file, [field.name for field in fields(Row)], lineterminator="\n")
         if is_new:
             writer.writeheader()
         writer.writerow(asdict(row))
@@ -102,10 +97,7 @@ def rows(path: Path) -> list[Row]:
                 float(line["ttft_misses"]),
                 float(line["tpot_misses"]),
                 float(line["gpu_hours"]),
-                float(line["goodput_per_gpu"]),
                 int(line["moves"]),
-                int(line["rejected"]),
-                int(line["requests"]),
             )
             for line in csv.DictReader(file)
         ]
@@ -195,6 +187,7 @@ def _plot(table: dict[tuple[str, float], dict[str, Row]]) -> None:
     axes[0].set_ylabel("SLO misses + 0.1 %, geometric mean, %")
     figure.tight_layout()
     figure.savefig(PLOT, dpi=90)
+    shrink_plot(PLOT)
 
 
 def main() -> int:

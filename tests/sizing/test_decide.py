@@ -9,9 +9,11 @@ import pytest
 from baton_operator.names import Role
 from baton_operator.sizing.decide import StepSeen, decide, fresh, learned, resized, restored, saved
 from baton_operator.sizing.decision import ProvenZero, Unknown
+from baton_operator.sizing.deployment import sizing_spec
 from baton_operator.sizing.memory import MAX_SAVED_BYTES
 from baton_operator.sizing.telemetry import Arrivals
 from baton_operator.sizing.workload import RequestShape
+from baton_testing.manifests import deployment
 from baton_testing.sizing import ROUND_WORKER, seen, spec
 
 SHAPE = RequestShape(1000, 100)
@@ -39,6 +41,17 @@ def test_slower_steps_are_believed_after_warm_up_and_ask_for_more_workers() -> N
         for each in (state, slow)
     ]
     assert needs[1] > 1.5 * needs[0]
+
+
+def test_schedules_of_a_manifest_are_floors_by_role_day_and_minute() -> None:
+    day = {"start": "08:30", "end": "18:00", "days": ["Mon", "Thu"], "decode": 3}
+    night = {"start": "22:00", "end": "06:00", "prefill": 2, "decode": 2}
+    pool = {"min": 1, "max": 4}
+    a_spec = sizing_spec(deployment(prefill__replicas=pool, decode__replicas=pool, autoscaling__schedules=[day, night]))
+    minutes = {8 * 60 + 29: (1, 1), 8 * 60 + 30: (1, 3), 18 * 60: (1, 1), 22 * 60: (2, 2), 5 * 60 + 59: (2, 2)}
+    found = {m: (a_spec.floor(Role.PREFILL, m * 60.0), a_spec.floor(Role.DECODE, m * 60.0)) for m in minutes}
+    assert found == minutes, "the epoch began on a Thursday"
+    assert a_spec.floor(Role.DECODE, 86_400.0 + 9 * 3600.0) == 1, "a Friday"
 
 
 def test_steps_of_both_kinds_at_once_teach_neither() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from baton_operator.errors import ManifestError
 from baton_operator.names import Role
+from baton_operator.sizing.backlog import capacity_steps, waiting_at
 from baton_operator.sizing.capacity import Mix, Targets, TwinSizer, thinned_pair
 from baton_operator.sizing.decision import Known, ProvenZero, Unknown
 from baton_operator.sizing.forecast import forecast
@@ -69,6 +70,33 @@ def test_a_steady_load_is_forecast_as_it_is_and_a_step_is_seen_at_once() -> None
     assert steady.mean == pytest.approx(10.0)
     assert steady.high == pytest.approx(10.0)
     assert forecast([10.0] * 60 + [40.0], 10.0, 60.0, 0.75).mean == pytest.approx(40.0)
+
+
+def test_one_step_does_not_promise_a_next_one_but_steps_that_recur_do() -> None:
+    once = forecast([5.0] * 40 + [20.0] * 20, 10.0, 120.0, 0.75)
+    assert once.high < 24.0
+    often = forecast(([5.0] * 14 + [20.0] * 6) * 6 + [5.0] * 10, 10.0, 120.0, 0.75)
+    assert often.high > 12.0
+
+
+def test_long_prompts_now_and_then_are_no_step() -> None:
+    prompts = [5.0] * 60 + [17.0]
+    assert forecast(prompts, 10.0, 60.0, 0.75).mean > 15.0
+    assert forecast(prompts, 10.0, 60.0, 0.75, spread=8.0).mean < 8.0
+
+
+def test_a_step_that_is_over_is_not_forecast() -> None:
+    assert forecast([10.0] * 60 + [40.0, 10.0], 10.0, 60.0, 0.75).mean < 22.0
+
+
+def test_a_backlog_is_what_the_workers_on_their_way_leave_of_it() -> None:
+    assert capacity_steps(2, 2, (), 0.0, 100.0) == ((0.0, 2),)
+    orders = ((30.0, 3), (90.0, 2))
+    assert capacity_steps(4, 6, orders, 10.0, 100.0) == ((0.0, 4), (80.0, 6)), "the first order is there already"
+    assert capacity_steps(1, 3, (), 10.0, 100.0) == ((0.0, 1), (50.0, 3)), "nobody knows when: half-way"
+    steps = ((0.0, 1), (50.0, 3))
+    assert waiting_at(100.0, 2.0, 1.0, steps, 100.0) == pytest.approx(100 + 50 * 1 - 50 * 1)
+    assert waiting_at(10.0, 0.5, 1.0, steps, 100.0) == 0.0
 
 
 def test_a_ramp_is_forecast_ahead() -> None:

@@ -146,15 +146,76 @@ def test_a_schedule_raises_the_floor_while_its_window_is_open() -> None:
     assert Schedule(Role.DECODE, 5, 0, 60, frozenset({3})).is_open(60.0), "the epoch began on a Thursday"
 
 
-def test_clients_that_see_less_than_promised_correct_the_twin() -> None:
+def test_pools_do_not_sleep_in_a_window_and_wake_when_it_opens() -> None:
+    day = Schedule(Role.DECODE, 2, start_minute=8 * 60, end_minute=18 * 60)
+    walk = Walk(spec(0, scale_to_zero_after_s=300.0, schedules=(day,)), 1)
+    walk.now = 8 * 3600.0 - 600.0
+    walk.step(arrivals(1))
+    walk.step(arrivals(0), 40)
+    assert walk.workers == (0, 0)
+    walk.step(arrivals(0), 20)
+    assert walk.workers == (1, 2), "nobody asked, but the window is open"
+    walk.step(arrivals(0), 100)
+    assert walk.workers == (1, 2)
+
+
+def _judged(queued_tokens: float, intervals: int) -> Memory:
     memory, now = Memory(), 0.0
-    observed = seen(arrivals(5), (4, 4))
+    observed = seen(arrivals(5), (4, 4), Known(queued_tokens) if queued_tokens else ProvenZero())
     poor = replace(observed, decode=replace(observed.decode, share_met=Known(0.7)))
-    for _ in range(6):
+    for _ in range(intervals):
         now += 10.0
         memory = decide(spec(), poor, memory, now, PerWorker()).memory
+    return memory
+
+
+def test_clients_that_see_less_than_promised_correct_the_twin() -> None:
+    memory = _judged(0.0, 14)
     assert memory.pools[Role.DECODE].correction > 1.1
     assert memory.pools[Role.PREFILL].correction == 1.0
+
+
+def test_what_clients_saw_of_a_burst_is_no_error_of_the_twin() -> None:
+    assert _judged(0.0, 9).pools[Role.DECODE].correction == 1.0, "the last minute may be that of a smaller pool"
+    assert _judged(500_000.0, 30).pools[Role.DECODE].correction == 1.0, "they waited"
+
+
+def test_a_pool_that_shrank_too_early_waits_longer_the_next_time() -> None:
+    walk = Walk(spec(stabilisation_s=180.0))
+    sizes = []
+    for _ in range(4):  # a minute of much every five minutes
+        walk.step(arrivals(5), 24)
+        sizes.append(walk.workers[0])
+        walk.step(arrivals(40), 6)
+    assert sizes[1] < 8, "it shrank between the first two"
+    assert min(sizes[2:]) >= 8, "and not after that"
+    walk.step(arrivals(5), 60)
+    assert walk.workers[0] < 8, "but does in the end"
+
+
+def test_prompts_that_become_much_longer_are_a_new_mix_at_once() -> None:
+    walk = Walk(spec())
+    walk.step(arrivals(6), 20)
+    before = walk.memory.mix
+    walk.step(Arrivals(60, 10.0, (RequestShape(9000, 100),) * 60), 3)
+    assert walk.memory.mix is not before
+    assert walk.memory.mix is not None
+    assert walk.memory.mix.shapes[-1].prompt_tokens == 9000
+
+
+def test_a_backlog_is_worked_off_and_only_then_are_its_workers_sent_away() -> None:
+    walk = Walk(spec(stabilisation_s=180.0), 2)
+    walk.step(arrivals(6), 30)
+    before = walk.workers[0]
+    walk.step(arrivals(6), queued=600_000.0)
+    grown = walk.workers
+    assert grown[0] > before
+    assert grown[1] > before, "what prefill works off arrives at decode"
+    decision = walk.step(arrivals(6), 12, queued=300_000.0)
+    assert walk.workers[0] >= grown[0]
+    assert "requests wait" in decision.reason
+    walk.step(arrivals(6), 3)
+    assert walk.workers == (before, before), "the window remembers the load, not the backlog"
 
 
 def test_memory_survives_a_restart_in_four_kilobytes() -> None:

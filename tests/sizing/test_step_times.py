@@ -54,6 +54,33 @@ def test_decode_is_within_ten_percent_of_a_measured_engine(batch: int, context: 
     assert times.seconds(batch, batch * context) * 1000 == pytest.approx(measured_ms, rel=0.10)
 
 
+@pytest.mark.parametrize(
+    ("batch", "tokens", "measured_ms"),
+    [
+        (0, 1024, 22.8),
+        (0, 4096, 96.5),
+        (0, 8192, 207.0),
+        (0, 32_768, 1189.0),
+        (1, 1024, 4.05),
+        (32, 1024, 5.34),
+        (128, 1024, 9.30),
+        (256, 1024, 15.65),
+        (32, 4096, 8.18),
+    ],
+)
+def test_the_roofline_is_near_what_the_own_engine_was_measured_to_take(
+    batch: int, tokens: int, measured_ms: float
+) -> None:
+    """Middles of the ranges recorded in docs/log.md; where no step has been seen yet, sizing starts from this."""
+    model = worker_model(LLAMA_8B, H200)
+    predicted = (
+        model.decode.seconds(batch, batch * tokens)
+        if batch
+        else model.prefill.seconds(tokens, attended_pairs(tokens, 0))
+    )
+    assert predicted * 1000 == pytest.approx(measured_ms, rel=0.16)
+
+
 def test_weights_that_do_not_fit_are_refused() -> None:
     assert balance_batch(LLAMA_8B, H200) == pytest.approx(178, abs=1)
     with pytest.raises(ManifestError, match="tensorParallel"):

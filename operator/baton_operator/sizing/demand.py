@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from baton_operator.names import POOL_ROLES, Role
+from baton_operator.sizing.backlog import capacity_steps, waiting_at
 from baton_operator.sizing.capacity import Mix, Sizer
 from baton_operator.sizing.decision import Known, Unknown
 from baton_operator.sizing.forecast import forecast
-from baton_operator.sizing.memory import HISTORY, RECENT, Interval, Memory
+from baton_operator.sizing.memory import HISTORY, RECENT, Interval, Memory, PoolMemory
 from baton_operator.sizing.spec import SizingSpec
 from baton_operator.sizing.telemetry import ArrivalReading, Arrivals, Observed, PoolSeen
 from baton_operator.sizing.workload import RequestShape
@@ -19,8 +20,15 @@ from baton_operator.sizing.workload import RequestShape
 MIX_REFRESH_S = 120.0
 MIX_CHANGE = 0.1
 """A mix is replaced when the mean or the tail of its lengths moved by more than this."""
+MIX_SHIFT, SHIFT_INTERVALS, SHIFT_REQUESTS = 2.5, 2, 40
+"""It is replaced at once when so many requests of the last intervals have prompts longer or shorter by this factor."""
 DISPERSIONS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 CORRECTION_STEP, CORRECTION_DECAY, MAX_CORRECTION = 0.04, 0.005, 1.5
+JUDGED_AFTER_S = 90.0
+"""What clients saw is a window of a minute, and answers of half a minute end in it."""
+DRAIN_SHARE = 0.4
+"""A backlog may take this share of a start-up to drain: it was late before any worker could help, and the workers that
+drain it are paid for as long as they take to come and go."""
 TOLERANCE = 0.02
 """By how much clients may see less than the wanted share before the twin is corrected."""
 
@@ -31,8 +39,13 @@ class Demand:
 
     rate_per_s: float
     """Requests of the present mix, the upper quantile at the horizon, with backlog and correction."""
+    lasting_per_s: float
+    """The same without the backlog."""
     horizon_s: float
     backlog_per_s: float
+    """What has to be worked off on top of the arrivals when a worker started now is there."""
+    is_late: bool
+    """More waits than can be answered within the target: nobody is sent away now."""
     predictor: str
 
 
@@ -57,52 +70,63 @@ def learned(
     return _with_mix(memory, now, interval_s)
 
 
-def demands(spec: SizingSpec, seen: Observed, memory: Memory, mix: Mix, sizer: Sizer) -> Mapping[Role, Demand]:
+def demands(
+    spec: SizingSpec, seen: Observed, memory: Memory, mix: Mix, sizer: Sizer, now: float
+) -> Mapping[Role, Demand]:
     """What each pool has to be ready for."""
-    mean_tokens = max(1.0, float(np.mean([shape.prompt_tokens - shape.cached_tokens for shape in mix.shapes])))
+    lengths = np.array([shape.prompt_tokens - shape.cached_tokens for shape in mix.shapes], dtype=np.float64)
+    mean_tokens = max(1.0, float(lengths.mean()))
+    spread = {Role.PREFILL: 1.0 + (float(lengths.std()) / mean_tokens) ** 2, Role.DECODE: 1.0}
     requests = [interval.requests_per_s for interval in memory.history]
     tokens = [interval.tokens_per_s / mean_tokens for interval in memory.history]
-    result = {}
-    for role in POOL_ROLES:
+    result: dict[Role, Demand] = {}
+    draining, is_late = 0.0, False
+    for role in POOL_ROLES:  # prefill first: what it works off arrives at decode
         pool = seen.prefill if role is Role.PREFILL else seen.decode
         horizon_s = (pool.startup_s if pool.startup_s is not None else spec.startup_s) + spec.interval_s
         series = tokens if role is Role.PREFILL else requests
-        ahead = forecast(series, spec.interval_s, horizon_s, spec.quantile, spec.season_s)
-        backlog = _backlog_per_s(spec, seen, pool, mix, ahead.mean, mean_tokens, horizon_s, sizer, role)
-        rate = max(ahead.high, ahead.mean + backlog) * memory.pools[role].correction
-        result[role] = Demand(rate, horizon_s, backlog, ahead.predictor)
+        ahead = forecast(series, spec.interval_s, horizon_s, spec.quantile, spec.season_s, spread[role])
+        if role is Role.PREFILL:
+            one = sizer.most_per_s(role, mix)
+            waiting = _late(spec, seen, one, mean_tokens)
+            is_late = waiting > 0
+            ready = capacity_steps(_routable(pool), pool.workers, memory.pools[role].orders, now, horizon_s)
+            left = waiting_at(waiting, ahead.mean, one, ready, horizon_s) if is_late else 0.0
+            draining = left / max(spec.drain_s, DRAIN_SHARE * horizon_s)
+        correction = memory.pools[role].correction
+        rate = max(ahead.high, ahead.mean + draining) * correction
+        result[role] = Demand(rate, ahead.high * correction, horizon_s, draining, is_late, ahead.predictor)
     return result
 
 
-def corrected(correction: float, pool: PoolSeen, wanted_share: float, was_enough: bool) -> float:
-    """The correction after an interval: up while clients see less than promised although the pool was large enough."""
-    if isinstance(pool.share_met, Known) and was_enough and pool.share_met.value < wanted_share - TOLERANCE:
-        return min(MAX_CORRECTION, correction + CORRECTION_STEP)
-    return max(1.0, correction - CORRECTION_DECAY)
+def judged(memory: PoolMemory, pool: PoolSeen, wanted_share: float, is_enough: bool, now: float) -> PoolMemory:
+    """The memory after an interval: corrected upwards while clients see less than promised by a pool that was enough.
+
+    What clients saw covers the last minute, so the pool has to have been enough for longer: a burst that came
+    before its workers would otherwise be taken for an error of the twin.
+    """
+    since = (memory.enough_s if memory.enough_s is not None else now) if is_enough else None
+    correction = max(1.0, memory.correction - CORRECTION_DECAY)
+    is_short = isinstance(pool.share_met, Known) and pool.share_met.value < wanted_share - TOLERANCE
+    if is_short and since is not None and now - since >= JUDGED_AFTER_S:
+        correction = min(MAX_CORRECTION, memory.correction + CORRECTION_STEP)
+    return replace(memory, enough_s=since, correction=correction)
 
 
-def _backlog_per_s(
-    spec: SizingSpec,
-    seen: Observed,
-    pool: PoolSeen,
-    mix: Mix,
-    rate_per_s: float,
-    mean_tokens: float,
-    horizon_s: float,
-    sizer: Sizer,
-    role: Role,
-) -> float:
-    """What is expected to wait still when a worker started now could help, spread over the time to drain it."""
-    if role is not Role.PREFILL or not isinstance(seen.queued_tokens, Known) or pool.workers == 0:
+def _late(spec: SizingSpec, seen: Observed, one_per_s: float, mean_tokens: float) -> float:
+    """Requests that wait for prefill, when they are more than the pool answers within the target; else 0."""
+    if not isinstance(seen.queued_tokens, Known) or seen.prefill.workers == 0:
         return 0.0
     waiting = seen.queued_tokens.value / mean_tokens
-    most = sizer.most_per_s(role, mix) * pool.workers
-    left = waiting + (rate_per_s - most) * horizon_s
-    return max(0.0, left) / spec.drain_s if waiting > most * spec.targets.ttft_s else 0.0
+    return waiting if waiting > _routable(seen.prefill) * one_per_s * spec.targets.ttft_s else 0.0
+
+
+def _routable(pool: PoolSeen) -> int:
+    return pool.workers if pool.routable is None else min(pool.routable, pool.workers)
 
 
 def _with_mix(memory: Memory, now: float, interval_s: float) -> Memory:
-    if not memory.shapes or (memory.mix is not None and now - memory.mix_s < MIX_REFRESH_S):
+    if not memory.shapes or (memory.mix is not None and not _is_due(memory, memory.mix, now, interval_s)):
         return memory
     mix = Mix(memory.shapes, _dispersion(memory.history, interval_s))
     if memory.mix is not None and len(memory.mix.shapes) >= RECENT // 2 and _is_alike(memory.mix, mix):
@@ -110,12 +134,27 @@ def _with_mix(memory: Memory, now: float, interval_s: float) -> Memory:
     return replace(memory, mix=mix, mix_s=now)
 
 
+def _is_due(memory: Memory, mix: Mix, now: float, interval_s: float) -> bool:
+    """Whether the mix is old, or prompts have become so much longer or shorter that counting in its requests misleads:
+    what a prompt costs is not in proportion to its length."""
+    age_s = now - memory.mix_s
+    if age_s >= MIX_REFRESH_S:
+        return True
+    lately = memory.history[-SHIFT_INTERVALS:]
+    requests, tokens = (sum(each) for each in zip(*((e.requests_per_s, e.tokens_per_s) for e in lately), strict=True))
+    if age_s < SHIFT_INTERVALS * interval_s or not requests * interval_s >= SHIFT_REQUESTS:
+        return False
+    ratio = tokens / requests / max(1.0, _features(mix)[0])
+    return not 1 / MIX_SHIFT <= ratio <= MIX_SHIFT
+
+
 def _dispersion(history: tuple[Interval, ...], interval_s: float) -> float:
     """Variance over mean of arrivals per interval, from successive differences so that a trend does not count."""
     counts = np.array([interval.requests_per_s * interval_s for interval in history[-60:]])
     if len(counts) < 6 or counts.mean() < 1:
         return DISPERSIONS[1]
-    ratio = float(np.mean(np.diff(counts) ** 2) / 2 / counts.mean())
+    squares = np.sort(np.diff(counts) ** 2)[: -max(1, len(counts) // 20)]  # without the steps of the load
+    ratio = float(squares.mean() / 2 / counts.mean())
     return next((step for step in DISPERSIONS if step >= ratio), DISPERSIONS[-1])
 
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from baton_operator.api import LLMDeployment, PoolSpec
+from baton_operator.api import LLMDeployment, PoolSpec, ScheduleSpec
 from baton_operator.errors import ManifestError
+from baton_operator.names import Role
+from baton_operator.quantities import Weekday
 from baton_operator.sizing import hardware
 from baton_operator.sizing.capacity import Targets
 from baton_operator.sizing.hardware import Accelerator
 from baton_operator.sizing.model_shape import LLAMA_8B, ModelShape, shape_from_config
 from baton_operator.sizing.roofline import decode_times, prefill_times, worker_model
-from baton_operator.sizing.spec import Bounds, SizingSpec
+from baton_operator.sizing.spec import Bounds, Schedule, SizingSpec
 from baton_operator.sizing.step_times import WorkerModel
 
+WEEKDAYS = tuple(Weekday)
 DEFAULT_SEQUENCES = 64
 DEFAULT_STEP_TOKENS = 8_192
 """The workers' own defaults."""
@@ -38,6 +41,7 @@ def sizing_spec(deployment: LLMDeployment) -> SizingSpec:
         ),
         max_accelerators=spec.autoscaling.budget.max_accelerators if counts else None,
         scale_to_zero_after_s=spec.autoscaling.scale_to_zero_after,
+        schedules=tuple(window for schedule in spec.autoscaling.schedules for window in _windows(schedule)),
     )
 
 
@@ -65,6 +69,18 @@ def worker_prior(
 
 def _bounds(pool: PoolSpec) -> Bounds:
     return Bounds(pool.replicas.min, pool.replicas.max, pool.tensor_parallel)
+
+
+def _windows(schedule: ScheduleSpec) -> Iterator[Schedule]:
+    days = frozenset(WEEKDAYS.index(day) for day in schedule.days or WEEKDAYS)
+    for role, workers in ((Role.PREFILL, schedule.prefill), (Role.DECODE, schedule.decode)):
+        if workers is not None:
+            yield Schedule(role, workers, _minute(schedule.start), _minute(schedule.end), days)
+
+
+def _minute(time_of_day: str) -> int:
+    hours, minutes = time_of_day.split(":")
+    return int(hours) * 60 + int(minutes)
 
 
 def _shape(model_config: bytes | None) -> ModelShape:

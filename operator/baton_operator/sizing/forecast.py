@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
+from statistics import NormalDist
 
 import numpy as np
 
@@ -20,8 +21,15 @@ MIN_TESTS = 8
 PRIOR_Z = 1.3
 """Upper quantile of an unknown load before history allows a back-test, in standard deviations (Poisson plus 10 %)."""
 MAX_RATIO = 2.5
-JUMP_Z, NOISE_DISPERSION = 3.0, 1.5
-"""An interval this many standard deviations over the forecast is a step in the load, not chance."""
+MAX_GROWTH = 2.0
+"""A trend is believed up to three times its level: the slope right after a step says nothing about later."""
+JUMP_Z, NOISE_DISPERSION, MAX_JUMP = 3.0, 1.5, 2
+"""Up to so many intervals this many standard deviations over the forecast are a step in the load, not chance."""
+ACTUAL_S = 30.0
+"""What a forecast is compared with is a mean over this."""
+STEP_Z, STEP_RATIO, STEP_WEIGHT = 4.0, 1.5, 4.0
+"""From one such mean to the next, a step is this much beyond chance and at least this ratio; one that came once weighs
+as much as so many forecasts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +68,35 @@ def forecast(
     horizon_s: float,
     quantile: float,
     season_s: float = 0.0,
+    spread: float = 1.0,
     predictors: Sequence[Predictor] = PREDICTORS,
 ) -> Forecast:
-    """The rate around `horizon_s` after the end of `series` (rates per bucket, oldest first, at least one)."""
-    return _jumped(_expected(series, bucket_s, horizon_s, quantile, season_s, predictors), series, bucket_s)
+    """The rate around `horizon_s` after the end of `series` (rates per bucket, oldest first, at least one).
+
+    `spread`: variance of a compound Poisson count over a plain one's, E[x²]/E[x]² where each arrival counts x.
+    """
+    expected = _expected(series, bucket_s, horizon_s, quantile, season_s, spread, predictors)
+    return _jumped(expected, series, bucket_s, quantile, spread)
 
 
-def _jumped(expected: Forecast, series: Sequence[float], bucket_s: float) -> Forecast:
-    """The last interval alone, when it is too high to be chance: averages would see a step only much later."""
-    last = series[-1]
-    noise = sqrt(NOISE_DISPERSION * max(last, 1e-9) / bucket_s)
-    if last - JUMP_Z * noise <= expected.mean:
+def _jumped(expected: Forecast, series: Sequence[float], bucket_s: float, quantile: float, spread: float) -> Forecast:
+    """The last intervals alone, when they are too high to be chance: averages would see a step only much later.
+
+    As many of them as make the step the least likely to be chance.
+    """
+    values = np.asarray(series[-MAX_JUMP:], dtype=np.float64)[::-1]
+    counts = np.arange(1, len(values) + 1)
+    means = np.cumsum(values) / counts
+    noise = np.sqrt(NOISE_DISPERSION * spread * np.maximum(means, 1e-9) / bucket_s / counts)
+    scores = (means - expected.mean) / noise
+    place = int(np.argmax(scores))
+    if scores[place] <= JUMP_Z:
         return expected
-    return Forecast(last, max(expected.high, last), f"{expected.predictor}, jumped", expected.tests)
+    level = float(means[place])
+    if values[0] < level - JUMP_Z * sqrt(NOISE_DISPERSION * spread * level / bucket_s):
+        return expected  # over already
+    high = level + NormalDist().inv_cdf(max(0.5, quantile)) * float(noise[place])
+    return Forecast(level, max(expected.high, high), f"{expected.predictor}, jumped", expected.tests)
 
 
 def _expected(
@@ -81,11 +105,12 @@ def _expected(
     horizon_s: float,
     quantile: float,
     season_s: float,
+    spread: float,
     predictors: Sequence[Predictor],
 ) -> Forecast:
     values = np.asarray(series, dtype=np.float64)
     ahead = max(1, round(horizon_s / bucket_s))
-    actual = _smoothed(values, max(1, round(30.0 / bucket_s)))
+    actual = _smoothed(values, max(1, round(ACTUAL_S / bucket_s)))
     candidates = list(predictors)
     if season_s and len(values) * bucket_s >= 2 * season_s:
         candidates.append(Predictor("season", 60, season_s=season_s))
@@ -94,22 +119,58 @@ def _expected(
         level = float(np.mean(values[-6:]))
         noise = PRIOR_Z * (sqrt(level / (bucket_s * min(6, len(values)))) + 0.1 * level)
         return Forecast(level, level + noise, "mean 60 s", 0)
-    scored = [_tested(predictor, values, actual, bucket_s, ahead, quantile) for predictor in candidates]
-    _, mean, ratio, name = min(scored)
-    return Forecast(mean, mean * ratio, name, tests)
+    scored = [_tested(predictor, values, actual, bucket_s, ahead, quantile, spread) for predictor in candidates]
+    _, mean, high, name = min(scored)
+    return Forecast(mean, high, name, tests)
 
 
 def _tested(
-    predictor: Predictor, values: Floats, actual: Floats, bucket_s: float, ahead: int, quantile: float
+    predictor: Predictor,
+    values: Floats,
+    actual: Floats,
+    bucket_s: float,
+    ahead: int,
+    quantile: float,
+    spread: float,
 ) -> tuple[float, float, float, str]:
-    """(loss, mean now, ratio of the quantile to the mean, name)"""
+    """(loss, mean now, its upper quantile, name)
+
+    The quantile is the lesser of two readings of the same errors: a load that once rose from 6 to 20 may rise by 14
+    again, or to the 3.3-fold, but after the rise the latter would be asking for 66.
+    """
     predicted = predictions(predictor, values, bucket_s, ahead)
     past, later = predicted[: len(values) - ahead], actual[ahead:]
-    ratios = later / np.maximum(past, 1e-3)
-    ratio = float(np.clip(np.quantile(ratios, quantile), 1.0, MAX_RATIO))
-    high = past * ratio
+    weights = _weights(actual, bucket_s, ahead, spread)
+    ratio = float(np.clip(_quantile(later / np.maximum(past, 1e-3), weights, quantile), 1.0, MAX_RATIO))
+    more = max(0.0, _quantile(later - past, weights, quantile))
+    high = np.minimum(past * ratio, past + more)
     loss = np.where(later > high, quantile * (later - high), (1.0 - quantile) * (high - later))
-    return float(np.mean(loss)), float(predicted[-1]), ratio, predictor.name
+    now = float(predicted[-1])
+    return float(np.average(loss, weights=weights)), now, min(now * ratio, now + more), predictor.name
+
+
+def _weights(actual: Floats, bucket_s: float, ahead: int, spread: float) -> Floats:
+    """How much each past forecast counts, by when it was made.
+
+    A single step of the load makes every forecast wrong that stood before it and looked past it: together they count
+    as few, or one step would rule the quantile for as long as it is remembered. Steps that recur are a pattern and
+    count.
+    """
+    width = max(1, round(ACTUAL_S / bucket_s))
+    before, after = actual[:-width], actual[width:]
+    noise = np.sqrt(2 * NOISE_DISPERSION * spread * np.maximum(before, 1e-9) / ACTUAL_S)
+    is_step = (after - before > STEP_Z * noise) & (after > STEP_RATIO * before)
+    starts = np.flatnonzero(np.diff(np.concatenate([[False], is_step]).astype(np.int8)) > 0) + 1
+    weights = np.ones(len(actual) - ahead)
+    for start in starts:
+        weights[max(0, start - ahead) : start] = min(1.0, STEP_WEIGHT * len(starts) / ahead)
+    return weights
+
+
+def _quantile(values: Floats, weights: Floats, quantile: float) -> float:
+    order = np.argsort(values)
+    sums = np.cumsum(weights[order])
+    return float(values[order][np.searchsorted(sums, quantile * sums[-1])])
 
 
 def predictions(predictor: Predictor, values: Floats, bucket_s: float, ahead: int) -> Floats:
@@ -127,7 +188,7 @@ def predictions(predictor: Predictor, values: Floats, bucket_s: float, ahead: in
     believed = np.arange(len(values)) >= width
     limit = 0.5 * level
     return np.maximum(
-        0.0, level + np.clip(predictor.damping * slope * (ahead + half / 2) * believed, -limit, 2 * limit)
+        0.0, level + np.clip(predictor.damping * slope * (ahead + half / 2) * believed, -limit, MAX_GROWTH * level)
     )
 
 

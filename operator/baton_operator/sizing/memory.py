@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from math import isfinite
 
 from baton_operator.names import POOL_ROLES, Role
+from baton_operator.sizing.backlog import Orders
 from baton_operator.sizing.capacity import Mix
 from baton_operator.sizing.workload import RequestShape
 
@@ -42,8 +43,12 @@ class PoolMemory:
     turns: tuple[tuple[float, int], ...] = ()
     """(when, +1 or -1) of the last changes of direction, over an hour"""
     direction: int = 0
+    orders: Orders = ()
+    """Workers asked for lately and when they should be routable."""
     wanted: int | None = None
     """The last decision."""
+    enough_s: float | None = None
+    """Since when the pool has been as large as needed, all of it routable, without a queue."""
     correction: float = 1.0
     """How much more load a worker feels than the twin thinks; learned from what clients saw."""
 

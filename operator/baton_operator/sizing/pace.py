@@ -5,6 +5,8 @@ Pure.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
+from math import inf
 
 from baton_operator.sizing.memory import HOUR_S, PoolMemory
 from baton_operator.sizing.spec import SizingSpec
@@ -14,31 +16,58 @@ SMALL_TURN = 0.25
 """A pool that would shrink by no more than this share is near a threshold; its turns are counted."""
 
 
+REGRET_S, REGRET_MARGIN, MAX_WINDOW_S = 600.0, 1.2, 900.0
+"""A pool that has to grow again so soon after it shrank should have waited: by how much longer it waits next time."""
+
+
+def window_s(spec: SizingSpec, memory: PoolMemory) -> float:
+    """Over what time a pool keeps what it needed: the stabilisation window, longer where shrinking was regretted.
+
+    `turns` alternate: after a turn downwards comes the turn upwards that regrets it. Sending away what worked off a
+    backlog, soon after it came, is no such turn.
+    """
+    longest, grown_s = spec.stabilisation_s, -inf
+    for (at, direction), (next_s, _) in pairwise(memory.turns):
+        if direction > 0:
+            grown_s = at
+        elif next_s - at < REGRET_S and at - grown_s >= spec.stabilisation_s:
+            longest = max(longest, min(MAX_WINDOW_S, REGRET_MARGIN * (next_s - at + spec.stabilisation_s)))
+    return longest
+
+
 def paced(
     spec: SizingSpec,
     pool: PoolSeen,
     memory: PoolMemory,
     target: int,
     shrunk: int,
+    is_late: bool,
     known_since_s: float | None,
     now: float,
 ) -> tuple[int, str, PoolMemory]:
-    """Workers to have now, why not fewer, and the pool's memory. `target`: needed now; `shrunk`: with the margin."""
-    needs = tuple((at, need) for at, need in memory.needs if now - at < spec.stabilisation_s)
-    memory = replace(memory, needs=(*needs, (now, max(target, shrunk))))
+    """Workers to have now, why not fewer, and the pool's memory.
+
+    `target`: needed now, a backlog included; `shrunk`: for the forecast alone with the margin. Only the latter is
+    remembered: what worked off a backlog is free as soon as that is gone.
+    """
     memory = replace(memory, turns=tuple(turn for turn in memory.turns if now - turn[0] < HOUR_S))
+    kept_s = window_s(spec, memory)
+    needs = tuple((at, need) for at, need in memory.needs if now - at < kept_s)
+    memory = replace(memory, needs=(*needs, (now, shrunk)))
     workers = pool.workers
     if target > workers:
         after = min(target, workers + spec.max_step_up)
         return after, "", _moved(memory, +1, now)
-    most = max(need for _, need in memory.needs)
+    most = max(target, *(need for _, need in memory.needs))
     if most >= workers:
         return workers, "", memory
+    if is_late:
+        return workers, f"could be {most}, but requests wait", memory
     why = _obstacle(spec, pool, memory, most, known_since_s, now)
     if why:
         return workers, f"could be {most}, {why}", memory
     after = max(most, workers - spec.max_step_down)
-    return after, f"needed at most {most} for {spec.stabilisation_s:.0f} s", _moved(memory, -1, now)
+    return after, f"needed at most {most} for {kept_s:.0f} s", _moved(memory, -1, now)
 
 
 def _obstacle(
@@ -61,3 +90,9 @@ def _moved(memory: PoolMemory, direction: int, now: float) -> PoolMemory:
     turned = memory.direction == -direction
     turns = (*memory.turns, (now, direction)) if turned else memory.turns
     return replace(memory, changed_s=now, direction=direction, turns=turns)
+
+
+def ordered(memory: PoolMemory, more: int, horizon_s: float, now: float) -> PoolMemory:
+    """The memory with `more` workers on their way; those that should be there by now are forgotten."""
+    orders = tuple(order for order in memory.orders if order[0] + horizon_s > now)
+    return replace(memory, orders=(*orders, (now + horizon_s, more)) if more > 0 else orders)

@@ -15,9 +15,9 @@ from baton_operator.names import POOL_ROLES, Role
 from baton_operator.sizing.budget import fitted
 from baton_operator.sizing.capacity import Mix, Sizer
 from baton_operator.sizing.decision import ProvenZero, Unknown
-from baton_operator.sizing.demand import Demand, corrected, demands, learned
+from baton_operator.sizing.demand import Demand, demands, judged, learned
 from baton_operator.sizing.memory import Memory, PoolMemory
-from baton_operator.sizing.pace import paced
+from baton_operator.sizing.pace import ordered, paced
 from baton_operator.sizing.spec import SizingSpec
 from baton_operator.sizing.telemetry import Arrivals, Observed, PoolSeen
 
@@ -64,11 +64,11 @@ def decide(
     memory = learned(memory, seen.arrivals, now, spec.interval_s, seen.late)
     if not _is_idle(seen):
         memory = replace(memory, last_arrival_s=now)
-    if _is_quiet(spec, seen, memory, now):
+    if _is_quiet(spec, seen, memory, now, epoch_s):
         return _asleep(spec, memory, now)
     if memory.mix is None:
         return _floor(spec, seen, memory, now, epoch_s)
-    wanted = demands(spec, seen, memory, memory.mix, sizer)
+    wanted = demands(spec, seen, memory, memory.mix, sizer, now)
     needed = _needed(spec, memory.mix, wanted, sizer)
     pools: dict[Role, PoolDecision] = {}
     for role in POOL_ROLES:
@@ -128,13 +128,14 @@ def _decide_pool(
 ) -> tuple[PoolDecision, PoolMemory]:
     mix = memory.mix
     assert mix is not None
-    relaxed = max(needed, sizer.required(role, mix, demand.rate_per_s * SHRINK_MARGIN))
+    relaxed = sizer.required(role, mix, demand.lasting_per_s * SHRINK_MARGIN)
     floor, ceiling = spec.floor(role, epoch_s), spec.bounds_of[role].maximum
     target = min(ceiling, max(floor, needed))
     shrunk = min(ceiling, max(floor, relaxed))
-    workers, why, kept = paced(spec, pool, memory.pools[role], target, shrunk, memory.since_s, now)
-    enough = pool.workers >= needed and pool.routable == pool.workers
-    kept = replace(kept, correction=corrected(kept.correction, pool, spec.targets.share(role), enough))
+    workers, why, kept = paced(spec, pool, memory.pools[role], target, shrunk, demand.is_late, memory.since_s, now)
+    enough = pool.workers >= needed and pool.routable == pool.workers and not demand.is_late
+    kept = ordered(kept, workers - pool.workers, demand.horizon_s, now)
+    kept = judged(kept, pool, spec.targets.share(role), enough, now)
     text = _reason(spec, role, pool.workers, workers, demand, mix, sizer, why)
     return PoolDecision(workers, text, needed), kept
 
@@ -169,10 +170,10 @@ def _hold(spec: SizingSpec, seen: Observed, memory: Memory, why: str) -> SloDeci
     return SloDecision(pools, memory, True, unknown >= spec.alarm_after, {"unknown_intervals": float(unknown)})
 
 
-def _is_quiet(spec: SizingSpec, seen: Observed, memory: Memory, now: float) -> bool:
+def _is_quiet(spec: SizingSpec, seen: Observed, memory: Memory, now: float, epoch_s: float) -> bool:
     """Proven to be without requests for long enough; anything unknown in between starts the wait anew."""
     after = spec.scale_to_zero_after_s
-    if after is None or spec.prefill.minimum or spec.decode.minimum:
+    if after is None or any(spec.floor(role, epoch_s) for role in POOL_ROLES):
         return False
     if not _is_idle(seen):
         return False

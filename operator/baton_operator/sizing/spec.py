@@ -47,7 +47,7 @@ class SizingSpec:
     schedules: tuple[Schedule, ...] = ()
     interval_s: float = 10.0
     """How often a decision is made; also the width of a bucket of history."""
-    quantile: float = 0.75
+    quantile: float = 0.8
     """Of the forecast: how sure an interval's load shall be covered."""
     startup_s: float = 120.0
     """Until a start has been measured."""
