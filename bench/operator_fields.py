@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import random
 import sys
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
@@ -13,53 +12,62 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "suppo
 from baton_testing.kube_mutations import Bench, base, mutations, names_the_path, paths, refusal, sequence, slipped
 from baton_testing.kube_store import Json
 from bench.machine import this_machine
+from bench.operator_tally import Tally
 from bench.results import Cell, publish
 
 CHUNK = 50
+"""Specs that slip past an older definition, one after the other on one deployment."""
 
 
-def fields(sequences: int, budget_s: float) -> int:
+def fields(sequences: int, budget_s: float, resume: Path | None) -> int:
     """All mutations, then as many sequences as asked for or as the budget allows; returns how many went wrong."""
     logging.disable(logging.CRITICAL)
-    machine, until, began = this_machine(), time.monotonic() + budget_s, time.process_time()
+    machine, tally = this_machine(), Tally("fields", resume, budget_s)
     judged = [(mutation, refusal(mutation)) for mutation in mutations()]
     refused = [mutation for mutation, text in judged if text is not None]
     good = [mutation for mutation, text in judged if text is None]
-    wrong = [f"no path: {mutation}: {text}" for mutation, text in judged if text and not names_the_path(mutation, text)]
-    for first in range(0, len(refused), CHUNK):
-        wrong += slipped(refused[first : first + CHUNK])
-    done = {"edits": 0, "sequences": 0}
-    plans: list[tuple[str, str, list[tuple[float, Json]]]] = [
-        ("edits", str(mutation), [(30.0, mutation.on(base()))]) for mutation in good
-    ]
-    plans += [("sequences", f"sequence {seed}", sequence(random.Random(seed), good)) for seed in range(sequences)]
+    unnamed = [mutation for mutation, text in judged if text and not names_the_path(mutation, text)]
+    chunks = [refused[first : first + CHUNK] for first in range(0, len(refused), CHUNK)]
     bench = Bench()
-    for kind, name, bodies in plans:
-        if time.monotonic() > until:
-            break
+
+    def edits(name: str, bodies: list[tuple[float, Json]]) -> list[str]:
+        found = bench.complaint(bodies)
+        return [] if found is None else [f"{name}: {found}"]
+
+    for number in tally.numbers(len(chunks) + len(good) + sequences):
+        place = number - len(chunks)
         try:
-            found = bench.complaint(bodies)
+            if place < 0:
+                kind, count, found = "slipped", len(chunks[number]), slipped(chunks[number])
+            elif place < len(good):
+                kind, count = "edits", 1
+                found = edits(str(good[place]), [(30.0, good[place].on(base()))])
+            else:
+                seed = place - len(good)
+                kind, count, found = "sequences", 1, edits(f"sequence {seed}", sequence(random.Random(seed), good))
         except Exception as error:  # noqa: BLE001 - the outermost loop: what the operator let out is a result
-            found = f"{type(error).__name__}: {error}"
-        done[kind] += 1
-        if found is not None:
-            wrong.append(f"{name}: {found}")
-            print(wrong[-1], flush=True)
+            found = [f"run {number}: {type(error).__name__}: {error}"]
+        tally.counts[kind] += count
+        for each in found:
+            tally.add(each)
     rows: list[dict[str, Cell]] = [
         {"what": "leaf fields", "runs": len(paths()), "of": len(paths())},
         {"what": "values", "runs": len(judged), "of": len(judged)},
+        {"what": "refused by path", "runs": len(refused) - len(unnamed), "of": len(refused)},
         {
-            "what": "refused by path, reported by path if they slip",
-            "runs": len(refused),
+            "what": "set as a condition if they slip, old spec serving",
+            "runs": tally.counts["slipped"],
             "of": len(refused),
         },
-        {"what": "accepted edits against a fresh create", "runs": done["edits"], "of": len(good)},
-        {"what": "sequences against a fresh create", "runs": done["sequences"], "of": sequences},
+        {"what": "accepted edits against a fresh create", "runs": tally.counts["edits"], "of": len(good)},
+        {"what": "sequences against a fresh create", "runs": tally.counts["sequences"], "of": sequences},
     ]
+    wrong = tally.counts["wrong"] + len(unnamed)
     notes = [
-        f"command: python -m bench.operator fields --sequences {sequences} --budget-s {budget_s:.0f}",
-        f"{len(wrong)} went wrong; {time.process_time() - began:.0f} s of CPU",
-        *wrong[:20],
+        f"command: python -m bench.operator fields --sequences {sequences}, in {tally.slices} slices",
+        f"{wrong} went wrong; {tally.cpu_s:.0f} s of CPU",
+        *(f"no path: {mutation}" for mutation in unnamed[:10]),
+        *tally.wrong[:20],
     ]
     publish("operator-fields", machine, notes, ["what", "runs", "of"], rows)
-    return len(wrong)
+    return wrong

@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 import sys
-import time
+from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
 from baton_testing.kube_rollout import BrokenPromiseError, Counts, RolloutWorld
 from bench.machine import this_machine
+from bench.operator_tally import Tally
 from bench.results import Cell, publish
 
 
-def rollout(first: int, sequences: int) -> int:
-    """Run these seeds; returns how many broke a promise."""
-    machine, counts, began = this_machine(), Counts(), time.process_time()
-    broken: list[str] = []
-    for seed in range(first, first + sequences):
+def rollout(sequences: int, budget_s: float, resume: Path | None) -> int:
+    """Run the seeds up to `sequences`; returns how many broke a promise."""
+    machine, tally = this_machine(), Tally("rollout", resume, budget_s)
+    for seed in tally.numbers(sequences):
+        counts = Counts()
         try:
             RolloutWorld(seed, counts).run()
         except BrokenPromiseError as error:
-            broken.append(str(error))
-            print(error, flush=True)
+            tally.add(str(error))
+        tally.counts += counts.seen + Counter({"sequences": counts.sequences, "steps": counts.steps})
+    sums = tally.counts
     notes = [
-        f"command: python -m bench.operator rollout --sequences {sequences} --first {first}",
-        f"{counts.sequences} sequences, {counts.steps} steps, {len(broken)} broken promises; "
-        f"{time.process_time() - began:.0f} s of CPU",
-        *broken[:5],
+        f"command: python -m bench.operator rollout --sequences {sequences}, in {tally.slices} slices",
+        f"{sums['sequences']} sequences, {sums['steps']} steps, {sums['wrong']} broken promises; "
+        f"{tally.cpu_s:.0f} s of CPU",
+        *tally.wrong[:5],
     ]
-    rows: list[dict[str, Cell]] = [{"seen": name, "times": count} for name, count in counts.seen.most_common()]
+    rows: list[dict[str, Cell]] = [{"seen": name, "times": count} for name, count in sums.most_common()]
     publish("operator-rollout", machine, notes, ["seen", "times"], rows)
-    return len(broken)
+    return sums["wrong"]

@@ -1,26 +1,29 @@
 """Many LLMDeployments on a real API server: how long until all their objects are there, and what it costs.
 
-Needs KUBECONFIG of a server with Baton's definitions on which nothing runs Pods: etcd and kube-apiserver are enough.
-The operator is its own process; this one creates at a steady rate, watches everything and counts.
+On the server in KUBECONFIG, which has Baton's definitions and on which nothing runs Pods; without one, on an etcd and a
+kube-apiserver of its own. The operator is its own process; this one creates at a steady rate, watches everything and
+counts.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
 import psutil
+import yaml
 
 from baton_operator.kinds import (
     ACCOUNTS,
@@ -42,6 +45,7 @@ from bench.machine import this_machine
 from bench.results import Cell, percentile, publish
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
+from baton_testing.control_plane import HOW, control_plane, find_programs
 from baton_testing.manifests import manifest
 
 OWNED = (POOLS, WORKERS, RECORDS, SERVICES, ACCOUNTS, POLICIES, SECRETS)
@@ -100,12 +104,12 @@ class Process:
 
 
 @contextlib.contextmanager
-def operator(namespace: str, keys: Path) -> Any:
+def operator(namespace: str, keys: Path, calls_per_s: float) -> Any:
     """The operator's process, stopped at the end."""
     command = [sys.executable, str(OLD_SERVER), f"--namespaces={namespace}", f"--own-namespace={namespace}"]
     command += [f"--worker-image={DIGEST}{'a' * 64}", f"--gateway-image={DIGEST}{'b' * 64}", f"--master-keys={keys}"]
     command += [f"--listen={LISTEN}", "--gateway-listen=none", "--lease=none", "--routable-from=readiness"]
-    command += [f"--resync-s={RESYNC_S:.0f}", "--log-level=WARNING"]
+    command += [f"--resync-s={RESYNC_S:.0f}", "--log-level=WARNING", f"--calls-per-s={calls_per_s:g}"]
     process = Process(psutil.Popen(command, stdin=subprocess.DEVNULL))
     try:
         yield process
@@ -165,7 +169,7 @@ async def _create(api: KubeApi, namespace: str, name: str) -> None:
             await asyncio.sleep(0.5)
 
 
-async def _scale(count: int, per_s: float, namespace: str) -> int:
+async def _scale(count: int, per_s: float, calls_per_s: float, namespace: str) -> int:
     machine, run = this_machine(), secrets.token_hex(2)
     rows: list[dict[str, Cell]] = []
 
@@ -176,7 +180,7 @@ async def _scale(count: int, per_s: float, namespace: str) -> int:
         keys = Path(folder)
         (keys / "first").write_bytes(b"m" * 32)
         async with HttpKubeApi(load(), calls_per_s=500) as api, _watching(api, namespace) as seen:
-            with operator(namespace, keys) as process:
+            with operator(namespace, keys, calls_per_s) as process:
                 await _until_up()
                 await _create(api, namespace, f"pilot-{run}")
                 await asyncio.sleep(5)
@@ -206,6 +210,7 @@ async def _scale(count: int, per_s: float, namespace: str) -> int:
                 events = (await api.list(EVENTS, namespace)).items
                 told = Counter(str(_of(each)) for each in events)
                 row("Events per deployment, most", max((told[name] for name in made), default=0), "<= 2")
+                row("from the last create to the last object, s", max(seen.complete_at.values()) - began - created_s)
                 row("operator CPU s per deployment", (process.cpu_s - cpu_before) / count)
                 row("operator memory MiB", process.rss_mib, "<= 512")
                 await asyncio.sleep(5)
@@ -215,18 +220,20 @@ async def _scale(count: int, per_s: float, namespace: str) -> int:
                 row("passes in one resync", idle["passes"])
                 row("calls in one resync, watches aside", sum(idle.values()) - idle["passes"] - idle["watch"], "0")
                 row("operator CPU s of one resync", process.cpu_s - cpu_from)
-            with operator(namespace, keys) as process:
+            with operator(namespace, keys, calls_per_s) as process:
                 again = time.monotonic()
                 await _until_up()
+                row("restart to the first pass, s", time.monotonic() - again)
                 await _until(lambda: calls()["passes"] >= count, 600)
                 row("restart to every deployment passed, s", time.monotonic() - again)
                 row("writes after a restart", calls()["patch"] + calls()["create"], "0")
                 row("operator memory MiB after a restart", process.rss_mib, "<= 512")
     notes = [
-        f"command: python -m bench.operator scale --deployments {count} --per-s {per_s:g}",
+        f"command: python -m bench.operator scale --deployments {count} --per-s {per_s:g} "
+        f"--calls-per-s {calls_per_s:g}",
         "etcd and kube-apiserver 1.20.2 on the same machine, no controllers, no Pods; policy/v1 is not served",
     ]
-    publish("operator-scale", machine, notes, ["what", "value", "goal"], rows)
+    publish(f"operator-scale-{per_s:g}", machine, notes, ["what", "value", "goal"], rows)
     return len(late)
 
 
@@ -250,7 +257,30 @@ def _of(event: Json) -> object:
     return event.get("involvedObject", {}).get("name")
 
 
-def scale(count: int, per_s: float, namespace: str) -> int:
+@contextlib.contextmanager
+def _server() -> Iterator[None]:
+    """An API server with the definitions, in KUBECONFIG. Raises FileNotFoundError when it cannot be run here."""
+    if "KUBECONFIG" in os.environ:
+        yield
+        return
+    programs = find_programs()
+    if programs is None:
+        raise FileNotFoundError(HOW)
+    with tempfile.TemporaryDirectory() as folder, control_plane(programs, Path(folder), controllers=False) as made:
+        for path in sorted((Path(__file__).resolve().parents[1] / "crds").glob("*.yaml")):
+            body = yaml.safe_load(path.read_text(encoding="utf-8"))
+            reply = made.api.send("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", body)
+            assert reply.status == 201, reply.message
+        made.api.until("GET", "/apis/baton.dev/v1alpha1/namespaces/default/llmpools", deadline_s=UP_S)
+        os.environ["KUBECONFIG"] = str(made.kubeconfig)
+        try:
+            yield
+        finally:
+            del os.environ["KUBECONFIG"]
+
+
+def scale(count: int, per_s: float, calls_per_s: float, namespace: str) -> int:
     """Create this many at this rate; returns how many did not get their objects."""
     assert BUDGETS not in OWNED, "the server of the figures does not serve them"
-    return asyncio.run(_scale(count, per_s, namespace))
+    with _server():
+        return asyncio.run(_scale(count, per_s, calls_per_s, namespace))

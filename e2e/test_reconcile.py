@@ -29,6 +29,7 @@ from baton_operator.objects.metadata import ROLE_LABEL, TEMPLATE_LABEL
 from baton_operator.reconcile import Site
 from baton_operator.runtime import Pace, Runtime
 from baton_operator.telemetry import Heard
+from baton_testing import external_metrics
 from baton_testing.api_server import ApiServer
 from baton_testing.control_plane import HOW, ControlPlane, control_plane, find_programs
 from baton_testing.manifests import manifest, set_at
@@ -311,3 +312,40 @@ async def test_pools_are_scaled_by_whom_the_mode_says(stage: Stage) -> None:
         await asyncio.sleep(3.0)
         assert stage.read(POOLS, "chat-decode")["spec"]["replicas"] == 1, "nobody fights over it"
         await stage.serves(3, 2)
+
+
+async def test_a_real_autoscaler_owns_the_pool_in_mode_external(stage: Stage) -> None:
+    """A HorizontalPodAutoscaler with a metric from outside: it scales the LLMPool, and the operator follows it within
+    the bounds, up and down, and writes nothing there itself."""
+    bounds = {"prefill__replicas": {"min": 1, "max": 3}, "decode__replicas": {"min": 1, "max": 3}}
+    target = {"apiVersion": "baton.dev/v1alpha1", "kind": "LLMPool", "name": "chat-decode"}
+    queued = {"metric": {"name": external_metrics.METRIC}, "target": {"type": "AverageValue", "averageValue": "5"}}
+    scaler: Json = {
+        "apiVersion": "autoscaling/v2beta2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": {"name": "chat-decode"},
+        "spec": {
+            "scaleTargetRef": target,
+            "minReplicas": 1,
+            "maxReplicas": 4,
+            "metrics": [{"type": "External", "external": queued}],
+        },
+    }
+    path = f"/apis/autoscaling/v2beta2/namespaces/{stage.space}/horizontalpodautoscalers"
+    with external_metrics.serving(stage.api, stage.plane.folder) as metrics:
+        metrics.value = 5
+        async with stage.operator():
+            stage.apply(**bounds, autoscaling__mode="External")
+            await stage.serves()
+            assert stage.api.send("POST", path, scaler).status == 201
+            metrics.value = 10
+            await stage.serves(1, 2)
+            metrics.value = 100
+            await stage.serves(1, 3)
+            assert stage.read(POOLS, "chat-decode")["spec"]["replicas"] == 4
+            assert stage.condition("ScalingLimited")[1] == "OutOfBounds"
+            metrics.value = 1
+            await stage.serves()
+            written = stage.read(POOLS, "chat-decode")["metadata"]["annotations"]["baton.dev/replicas"]
+            assert written == "1", "the operator wrote when it made the pool, and not again"
+            assert stage.api.send("DELETE", f"{path}/chat-decode").status == 200

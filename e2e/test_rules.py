@@ -85,6 +85,10 @@ def pool_cases(pool: str) -> Iterator[Case]:
     yield bounded(f"spec.{pool}", "names must differ", f"{pool}__resourceClaims", claims[:2], claims)
 
 
+def window(**more: object) -> list[Json]:
+    return [{"start": "22:00", "end": "06:00", **more}]
+
+
 CASES = [
     Case("", "metadata.name must", named("a-1"), named("1-a")),
     Case("", "metadata.name must", named("a" * 36), named("a" * 37)),
@@ -102,6 +106,24 @@ CASES = [
         "must be at least",
         both_min(0, autoscaling__scaleToZeroAfter="1m"),
         both_min(0, autoscaling__scaleToZeroAfter="59s"),
+    ),
+    bounded(
+        "spec.autoscaling.schedules[]",
+        "must differ",
+        "autoscaling__schedules",
+        window(decode=1),
+        window(decode=1, end="22:00"),
+    ),
+    bounded("spec.autoscaling.schedules[]", "a schedule names", "autoscaling__schedules", window(prefill=1), window()),
+    *(
+        bounded(
+            "spec",
+            f"{role} of a schedule must be at most",
+            "autoscaling__schedules",
+            window(**{role: 1}),
+            window(**{role: 9}),
+        )
+        for role in ("prefill", "decode")
     ),
     bounded("spec.rollout", "must be at least 1", "rollout", {"maxSurge": 0, "maxUnavailable": 1}, {"maxSurge": 0}),
     bounded(
@@ -128,6 +150,12 @@ CASES = [
         "needs replicas.min 0",
         both_min(0, autoscaling__scaleToZeroAfter="5m"),
         both_min(1, autoscaling__scaleToZeroAfter="5m"),
+    ),
+    Case(
+        "spec",
+        "fp8 needs",
+        manifest(model__kvCacheDtype="fp8", prefill__accelerator=GPU, decode__accelerator=GPU),
+        manifest(model__kvCacheDtype="fp8", decode__accelerator=GPU),
     ),
     Case(
         "spec",

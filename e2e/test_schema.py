@@ -16,6 +16,8 @@ from baton_operator.api import LLMDeployment
 from baton_operator.errors import ManifestError
 from baton_operator.manifest import parse_live, parse_object
 from baton_operator.reference import rows
+from baton_operator.status import DeploymentStatus
+from baton_operator.status_writer import as_applied
 from baton_testing.api_server import ApiServer, Json
 from baton_testing.manifests import manifest, set_at
 
@@ -203,5 +205,43 @@ def test_status_is_a_subresource_with_columns_that_a_person_can_act_on(api: ApiS
         assert list(shown) == ["NAME", "MODEL", "PREFILL", "DECODE", "TTFT", "TPOT", "READY", "REASON", "AGE"]
         assert (shown["MODEL"], shown["PREFILL"], shown["TTFT"]) == ("tiny", "3/3", "p95 412ms/500ms")
         assert (shown["READY"], shown["REASON"]) == ("True", "PairsRoutable")
+    finally:
+        assert api.send("DELETE", place).status == 200
+
+
+def test_a_mapping_goes_with_the_last_of_its_applied_fields(api: ApiServer) -> None:
+    place = f"{DEPLOYMENTS}/chat"
+
+    def applied(**fields: object) -> Json:
+        raw = manifest(**fields)
+        raw["metadata"] = {"name": "chat", "namespace": "default"}
+        reply = api.send("PATCH", f"{place}?fieldManager=kubectl", raw, kind="apply-patch+yaml")
+        assert reply.status in (200, 201), reply.message
+        spec: Json = reply.body["spec"]  # type: ignore[assignment]
+        return spec["gateway"]  # type: ignore[return-value]
+
+    try:
+        assert {"tls", "route"} <= set(applied(gateway__tls={"secretName": "a"}, gateway__route={"parent": "b"}))
+        assert not {"tls", "route"} & set(applied())
+    finally:
+        assert api.send("DELETE", place).status == 200
+
+
+def test_a_status_whose_numbers_are_not_known_any_more_is_taken(api: ApiServer) -> None:
+    place = f"{DEPLOYMENTS}/chat"
+    assert api.send("POST", DEPLOYMENTS, manifest()).status == 201
+    try:
+        for slo, revisions in (
+            ({"ttft": "p95 412ms/500ms", "tpot": "p95 20ms/25ms"}, ({"revision": "a", "workers": 1},)),
+            ({"tpot": "p95 20ms/25ms"}, ({"revision": "a", "workers": 1},)),
+            ({}, ()),
+        ):
+            pool = {"desired": 1, "revisions": revisions}
+            raw = {"observedGeneration": 1, "prefill": pool, "slo": slo}
+            status = as_applied(DeploymentStatus.model_validate(raw))
+            body = {"apiVersion": "baton.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": "chat"}}
+            path = f"{place}/status?fieldManager=baton-status&force=true"
+            written = api.send("PATCH", path, {**body, "status": status}, kind="apply-patch+yaml")
+            assert (written.status, written.body.get("status")) == (200, status), written.message
     finally:
         assert api.send("DELETE", place).status == 200

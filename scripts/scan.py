@@ -102,7 +102,8 @@ def _variants(name: str, made: LLMDeployment) -> Iterator[tuple[str, LLMDeployme
 
 
 def _objects(made: LLMDeployment) -> Iterator[Manifest]:
-    platform = Platform(IMAGE, IMAGE.replace("worker", "gateway"), monitoring_namespace="monitoring")
+    gateway = IMAGE.replace("worker", "gateway")
+    platform = Platform(IMAGE, gateway, monitoring_namespace="monitoring", monitors=True, alerts=True)
     yield from standing_objects(made, platform, OWNER, {"first": b"m" * 32})
     for role in POOL_ROLES:
         yield worker_deployment(made, worker_template(made, role, platform), 1, OWNER)

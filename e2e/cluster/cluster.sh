@@ -30,7 +30,7 @@ until_ok() {
   until "$@" >/dev/null 2>&1; do [ $SECONDS -lt $end ] || fail "not in time: $*"; sleep 0.2; done
 }
 
-alive() { [ -f "$RUN/$1.pid" ] && kill -0 "$(cat "$RUN/$1.pid")" 2>/dev/null; }
+alive() { [ -f "$RUN/$1.pid" ] && kill -0 -- "-$(cat "$RUN/$1.pid")" 2>/dev/null; }
 
 command_of() {
   case $1 in
@@ -47,9 +47,9 @@ command_of() {
     kcm) echo "$K/bin/kube-controller-manager --kubeconfig=$PKI/kcm.kubeconfig --authentication-kubeconfig=$PKI/kcm.kubeconfig" \
       "--authorization-kubeconfig=$PKI/kcm.kubeconfig --service-account-private-key-file=$PKI/sa.key --root-ca-file=$PKI/ca.crt" \
       "--cluster-signing-cert-file=$PKI/ca.crt --cluster-signing-key-file=$PKI/ca.key --use-service-account-credentials=true" \
-      "--leader-elect=false --cluster-cidr=10.244.0.0/16 --allocate-node-cidrs=true --enable-hostpath-provisioner=true" ;;
+      "--cluster-cidr=10.244.0.0/16 --allocate-node-cidrs=true --enable-hostpath-provisioner=true" ;;
     sched) echo "$K/bin/kube-scheduler --kubeconfig=$PKI/sched.kubeconfig --authentication-kubeconfig=$PKI/sched.kubeconfig" \
-      "--authorization-kubeconfig=$PKI/sched.kubeconfig --leader-elect=false" ;;
+      "--authorization-kubeconfig=$PKI/sched.kubeconfig" ;;
     containerd) echo "$ROOT/usr/bin/containerd -c $K/containerd/config.toml" ;;
     kubelet) echo "$K/bin/kubelet --config=$K/kubelet.yaml --kubeconfig=$PKI/kubelet.kubeconfig --hostname-override=node1" \
       "--node-ip=$ADDRESS --root-dir=$K/kubelet/root --container-runtime=remote --container-runtime-endpoint=unix://$K/containerd/sock" ;;
@@ -59,21 +59,24 @@ command_of() {
   esac
 }
 
+# Controllers elect a leader, as everywhere: one that cannot renew its lease ends, and something starts it again. A node
+# controller that outlived its API server would take every node for silent at that server's return.
 start() {
-  local part=$1 command
+  local part=$1 command again=()
   alive "$part" && return
   command=$(command_of "$part")
+  case $part in kcm|sched) again=(bash -c 'while true; do "$@"; sleep 5; done' again) ;; esac
   # shellcheck disable=SC2086
-  setsid $command > "$LOG/$part.log" 2>&1 < /dev/null &
+  setsid "${again[@]}" $command > "$LOG/$part.log" 2>&1 < /dev/null &
   echo $! > "$RUN/$part.pid"
 }
 
 stop() {
   local part=$1 each
   if alive "$part"; then
-    kill "$(cat "$RUN/$part.pid")" 2>/dev/null || true
+    kill -- "-$(cat "$RUN/$part.pid")" 2>/dev/null || true
     for each in $(seq 100); do alive "$part" || break; sleep 0.1; done
-    alive "$part" && kill -9 "$(cat "$RUN/$part.pid")"
+    alive "$part" && kill -9 -- "-$(cat "$RUN/$part.pid")"
   fi
   rm -f "$RUN/$part.pid"
 }

@@ -1,7 +1,8 @@
 """The cluster that these tests run on, the operator on it, and one served model that they change one after the other.
 
 `run.sh` sets the environment: KUBECONFIG; BATON_E2E_IMAGE and BATON_E2E_IMAGE_2, two digests of the image with all
-roles; BATON_E2E_LOCAL, the folder of the local cluster, if it is that one.
+roles; BATON_E2E_LOCAL, the folder of the local cluster, if it is that one. With BATON_E2E_NAMES=WORD the namespaces are
+named after it and kept, so that a later run goes on with what this one served.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ def world() -> Iterator[World]:
     if not image or not second or helm is None:
         pytest.fail("run these tests with `make e2e`: they need a cluster, two images and Helm")
     local = os.environ.get("BATON_E2E_LOCAL")
-    token = secrets.token_hex(3)
+    kept = os.environ.get("BATON_E2E_NAMES")
+    token = kept or secrets.token_hex(3)
     kubectl, own = Kubectl(f"e2e-{token}"), Kubectl(f"e2e-{token}-system")
     release = Release(own, kubectl.namespace, helm, image, image, image, is_old=local is not None)
     # An old server knows no CEL rules: it refuses to apply them, and drops them where the client applies.
@@ -39,6 +41,6 @@ def world() -> Iterator[World]:
     try:
         yield made
     finally:
-        if not os.environ.get("BATON_E2E_KEEP"):
+        if not kept:
             for each in (kubectl, own):
                 each.run("delete", "namespace", each.namespace, "--wait=false")

@@ -6,15 +6,21 @@ answers of one model) and what Kubernetes has (Pods, owners, the Lease); times a
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
+from baton_operator.objects.cluster import KEYS_PATH
 from baton_testing.pods.generator import Load
 from baton_testing.pods.kubectl import Json, is_ready, until
 from baton_testing.pods.operator_release import ROOT
@@ -44,19 +50,19 @@ def test_each_pool_scales_alone(world: World) -> None:
 
 
 def test_a_new_template_rolls_without_a_failed_request(world: World) -> None:
-    with serving(world, "template"), floor(world, 2) as watched:
+    with serving(world, "template"), floor(world, "template", 2):
         world.kubectl.apply(world.deployment(decode__engine={"kvCacheMemory": "64Mi", "maxSequences": 12}))
-        world.note("template rollout", seconds=round(world.wait_until_settled(2, 2), 1), lowest=watched.lowest)
+        world.note("template rollout", seconds=round(world.wait_until_settled(2, 2), 1))
 
 
 def test_a_new_model_rolls_without_a_mixed_answer(world: World) -> None:
-    with serving(world, "model"), floor(world, 2) as watched:
+    with serving(world, "model"), floor(world, "model", 2):
         world.kubectl.apply(world.deployment(model__source="file:///models/tiny-llama-2"))
-        world.note("model rollout", seconds=round(world.wait_until_settled(2, 2), 1), lowest=watched.lowest)
+        world.note("model rollout", seconds=round(world.wait_until_settled(2, 2), 1))
 
 
 def test_the_operator_is_killed_in_the_middle_of_a_rollout(world: World) -> None:
-    with serving(world, "killed"), floor(world, 2) as watched:
+    with serving(world, "killed"), floor(world, "killed", 2):
         world.kubectl.apply(world.deployment())
         until("both templates side by side", lambda: len(templates(world, "decode")) == 2, 120)
         holder = world.release.holder()
@@ -65,7 +71,33 @@ def test_the_operator_is_killed_in_the_middle_of_a_rollout(world: World) -> None
         world.release.wait_until_active(other_than=holder)
         world.note("operator killed: Lease taken over", seconds=round(time.monotonic() - killed, 1))
         world.wait_until_settled(2, 2)
-        world.note("operator killed: rollout done", seconds=round(time.monotonic() - killed, 1), lowest=watched.lowest)
+        world.note("operator killed: rollout done", seconds=round(time.monotonic() - killed, 1))
+
+
+def test_an_operator_that_stands_still_is_followed_by_the_other(world: World) -> None:
+    if world.local is None:
+        pytest.skip("only processes of the local cluster can be stopped here")
+    before, holder = pods_of(world), world.release.holder()
+    pod = world.release.kubectl.get("pod", holder)
+    assert pod is not None
+    with serving(world, "still"):
+        processes = processes_of(uid_of(pod))
+        assert processes
+        try:
+            for each in processes:
+                os.kill(each, signal.SIGSTOP)
+            stopped = time.monotonic()
+            world.release.wait_until_active(other_than=holder)
+            world.note("operator stopped dead: Lease taken over", seconds=round(time.monotonic() - stopped, 1))
+        finally:
+            for each in processes:
+                os.kill(each, signal.SIGCONT)
+        # It wakes up, finds the Lease with another process, and ends: its container starts anew.
+        until(
+            "the first one ends", lambda: restarts(world.release.kubectl.get("pod", holder) or pod) > restarts(pod), 60
+        )
+        assert world.release.holder() not in ("", holder)
+    assert pods_of(world) == before
 
 
 def test_master_keys_rotate_under_load(world: World) -> None:
@@ -74,8 +106,8 @@ def test_master_keys_rotate_under_load(world: World) -> None:
         for keys in ({"first": "m" * 48, "second": "n" * 48}, {"second": "n" * 48}):
             world.release.set_keys(keys)
             names = sorted(keys)
-            until(f"link keys {names}", lambda names=names: key_names(world) == names, 180)  # type: ignore[misc]
-            time.sleep(90)  # until the kubelet has written the new files into every Pod
+            took = until(f"{names} in every Pod", lambda names=names: keys_read(world) == [names], 240, every_s=5)  # type: ignore[misc]
+            world.note(f"link keys {names} in every Pod", seconds=round(took, 1))
         # Links are authenticated when they are made: new workers have to link with the new key alone.
         assert pods_of(world) == before
         world.kubectl.run("scale", f"llmpool/{NAME}-decode", "--replicas=3")
@@ -95,7 +127,7 @@ def test_an_operator_upgrade_restarts_no_worker(world: World) -> None:
         world.wait_until_settled(2, 2)
     assert pods_of(world) == before
     world.kubectl.run("annotate", "llm", NAME, "baton.dev/upgrade=2", "--overwrite")
-    with serving(world, "asked"), floor(world, 2):
+    with serving(world, "asked"), floor(world, "asked", 2):
         until("the new image", lambda: world.second_image in images(world, "decode"), 120)
         world.wait_until_settled(2, 2)
     assert images(world, "decode") == images(world, "prefill") == {world.second_image}
@@ -151,10 +183,12 @@ class Watched:
     """Fewest workers of a pool that had become ready, ran and were not told to stop, ever seen."""
     longest_s: float = 0.0
     """The longest time that a pool was under the floor."""
+    routable: dict[str, int] = field(default_factory=dict)
+    """Fewest workers of a pool that gateways had linked, as the status ever told."""
 
 
 @contextmanager
-def floor(world: World, least: int) -> Iterator[Watched]:
+def floor(world: World, name: str, least: int) -> Iterator[Watched]:
     """While the block runs, each pool has so many workers at every look. One that was ready counts while it runs: a
     probe that is late on a busy machine takes nothing away. What a rollout goes by is what gateways have linked, which
     the kubelet sees at its next probe: for as long as that may take, a pool may seem to be under its floor."""
@@ -164,8 +198,12 @@ def floor(world: World, least: int) -> Iterator[Watched]:
 
     def look() -> None:
         while not stop.wait(0.5):
+            everything, status = world.kubectl.pods(f"baton.dev/deployment={NAME}"), world.status()
             for role in ("prefill", "decode"):
-                pods = world.kubectl.pods(workers(role))
+                told = status.get(role, {}).get("routable")
+                if told is not None:
+                    watched.routable[role] = min(told, watched.routable.get(role, told))
+                pods = [pod for pod in everything if pod["metadata"]["labels"]["baton.dev/role"] == role]
                 been_ready.update((uid_of(pod), restarts(pod)) for pod in pods if is_ready(pod))
                 up = sum((uid_of(pod), restarts(pod)) in been_ready for pod in pods)
                 watched.lowest[role] = min(up, watched.lowest.get(role, up))
@@ -173,14 +211,16 @@ def floor(world: World, least: int) -> Iterator[Watched]:
                 since[role] = now if up >= least else since.get(role, now)
                 watched.longest_s = max(watched.longest_s, now - since[role])
 
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
-        yield watched
-    finally:
-        stop.set()
-        thread.join()
-    world.note("under the floor", seconds=round(watched.longest_s, 1), lowest=watched.lowest)
+    with ThreadPoolExecutor(1) as threads:
+        looking = threads.submit(look)
+        try:
+            yield watched
+        finally:
+            stop.set()
+        looking.result()
+    seconds = round(watched.longest_s, 1)
+    world.note(f"floor: {name}", seconds_under=seconds, lowest=watched.lowest, routable=watched.routable)
+    assert watched.lowest
     assert watched.longest_s < PROBE_LAG_S, watched
 
 
@@ -206,9 +246,25 @@ def images(world: World, role: str) -> set[str]:
     return {pod["spec"]["containers"][0]["image"] for pod in world.kubectl.pods(workers(role))}
 
 
-def key_names(world: World) -> list[str]:
-    secret = world.kubectl.get("secret", f"{NAME}-keys") or {}
-    return sorted(secret.get("data", {}))
+def keys_read(world: World) -> list[list[str]]:
+    """The different sets of key files that Pods of the deployment see: one, when the kubelet has written everywhere."""
+    look = f"import os, json; print(json.dumps(sorted(n for n in os.listdir('{KEYS_PATH}') if n[0] != '.')))"
+    pods = world.kubectl.pods(f"baton.dev/deployment={NAME}")
+    found = {world.kubectl.run("exec", pod["metadata"]["name"], "--", "python", "-c", look) for pod in pods}
+    return [json.loads(each) for each in sorted(found)]
+
+
+def processes_of(pod: str) -> list[int]:
+    """Python processes of a Pod on this machine, by the Pod's uid."""
+    found = []
+    for each in Path("/proc").glob("[0-9]*"):
+        try:
+            is_its = pod in (each / "cgroup").read_text(encoding="ascii")
+            if is_its and b"python" in (each / "cmdline").read_bytes():
+                found.append(int(each.name))
+        except OSError:
+            continue  # it has ended
+    return found
 
 
 def cluster(world: World, *arguments: str) -> None:

@@ -27,6 +27,7 @@ from baton_operator.master_keys import MasterKeys, MasterKeysError
 from baton_operator.reconcile import Site
 from baton_operator.runtime import Pace, Runtime
 from baton_operator.settings import RoutableFrom, Settings, parse
+from baton_operator.sizing_metrics import SizingMetrics
 
 log = logging.getLogger("baton_operator")
 KEYS_S = 10.0
@@ -59,6 +60,7 @@ async def run(settings: Settings, adapt: Callable[[KubeApi], KubeApi] = _as_it_i
             settings.namespaces,
             sizing=links.sizing if told else None,
             telemetry=links.telemetry if told else None,
+            measured=SizingMetrics(metrics.REGISTRY),
             pace=Pace(workers=settings.workers, resync_s=settings.resync_s),
         )
         async with contextlib.AsyncExitStack() as open_now:

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from annotated_types import Ge, Le, MaxLen
 from pydantic.fields import FieldInfo
 
-from baton_operator.api import LLMDeployment, Model
+from baton_operator.api import LLMDeployment
+from baton_operator.model import Model
 from baton_operator.quantities import Allowed, Unit, show_quantity
 
 KEY_WORDS = "named by a Kubernetes key such as example.com/tier"

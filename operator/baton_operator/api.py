@@ -9,10 +9,9 @@ from __future__ import annotations
 import enum
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-from pydantic.alias_generators import to_camel
-from pydantic_core import PydanticCustomError
+from pydantic import Field, model_validator
 
+from baton_operator.model import Model, broken_rule
 from baton_operator.model_source import SourceText
 from baton_operator.quantities import (
     Allowed,
@@ -29,6 +28,8 @@ from baton_operator.quantities import (
     Rate,
     ResourceName,
     ServedName,
+    TimeOfDay,
+    Weekday,
 )
 
 API_VERSION = "baton.dev/v1alpha1"
@@ -79,25 +80,6 @@ class ServiceType(enum.StrEnum):
     LOAD_BALANCER = "LoadBalancer"
 
 
-def broken_rule(field: str, message: str) -> PydanticCustomError:
-    """A rule over several fields does not hold; `field` is relative to the model that checks it."""
-    return PydanticCustomError("rule", "{message}", {"field": field, "message": message})
-
-
-class Model(BaseModel):
-    """Base of the API types: immutable, camelCase in manifests, no coercion, no unknown fields."""
-
-    model_config = ConfigDict(
-        use_attribute_docstrings=True,
-        frozen=True,
-        strict=True,
-        extra="forbid",
-        alias_generator=to_camel,
-        allow_inf_nan=False,
-        hide_input_in_errors=True,
-    )
-
-
 class CacheSpec(Model):
     """Where fetched weights are kept on a cluster."""
 
@@ -115,8 +97,8 @@ class ModelSpec(Model):
     dtype: Annotated[Dtype, Field(strict=False)] = Dtype.AUTO
     """Of weights and arithmetic; `auto` takes what the model's config.json says, float32 on CPU."""
     quantization: Literal["none"] = "none"
-    kv_cache_dtype: Literal["auto"] = "auto"
-    """`auto` is the same as `dtype`."""
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    """`auto` is the same as `dtype`; `fp8` (e4m3, with scales) halves KV of 16-bit models and needs accelerators."""
     cache: CacheSpec = CacheSpec()
     credentials_secret: ObjectName | None = None
     """Secret in the same namespace with credentials for fetching the model."""
@@ -170,7 +152,7 @@ class TolerationSpec(Model):
 class PlacementSpec(Model):
     """Onto which nodes the workers of a pool go."""
 
-    node_selector: Annotated[dict[QualifiedName, LabelValue], Field(max_length=16)] = {}
+    node_selector: Annotated[dict[QualifiedName, LabelValue], Field(max_length=16)] = {}  # noqa: RUF012 - pydantic copies it
     tolerations: Annotated[tuple[TolerationSpec, ...], Field(max_length=16, strict=False)] = ()
     topology_key: QualifiedName | None = None
     """Workers are spread over values of this node label."""
@@ -252,12 +234,36 @@ class BudgetSpec(Model):
     max_accelerators: Annotated[int, Field(ge=1, le=MAX_REPLICAS * 64)] | None = None
 
 
+class ScheduleSpec(Model):
+    """A daily window, in UTC, in which mode SLO keeps more workers than `replicas.min`."""
+
+    start: TimeOfDay
+    end: TimeOfDay
+    """Not included; a window that ends before it starts ends on the next day."""
+    days: Annotated[tuple[Annotated[Weekday, Field(strict=False)], ...], Field(max_length=7, strict=False)] = ()
+    """On which it starts; none: every day."""
+    prefill: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] | None = None
+    """At least so many prefill workers."""
+    decode: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] | None = None
+    """At least so many decode workers."""
+
+    @model_validator(mode="after")
+    def _says_something(self) -> ScheduleSpec:
+        if self.start == self.end:
+            raise broken_rule("end", f"{self.end} is not allowed: must differ from start")
+        if self.prefill is None and self.decode is None:
+            raise broken_rule("prefill", "is missing: a schedule names prefill, decode or both")
+        return self
+
+
 class AutoscalingSpec(Model):
     mode: Annotated[ScalingMode, Field(strict=False)] = ScalingMode.SLO
     """Who sizes the pools: Baton, another autoscaler, or nobody. Quote "Off": YAML reads a bare Off as false."""
     budget: BudgetSpec = BudgetSpec()
     scale_to_zero_after: Annotated[Duration, Field(ge=60, le=7 * 86_400)] | None = None
     """Quiet time after which both pools sleep; needs `replicas.min` 0 in both."""
+    schedules: Annotated[tuple[ScheduleSpec, ...], Field(max_length=16, strict=False)] = ()
+    """Daily windows with more workers; pools do not sleep in them."""
 
 
 class RolloutSpec(Model):
@@ -268,6 +274,7 @@ class RolloutSpec(Model):
     canary: Annotated[int, Field(ge=0, le=100)] = 0
     """Percent of a pool that a new template takes before the rest follows; 0: no stop."""
     paused: bool = False
+    """New templates wait; pools still follow their size, and one where nothing runs starts."""
 
     @model_validator(mode="after")
     def _can_move(self) -> RolloutSpec:
@@ -283,6 +290,17 @@ class ServiceSpec(Model):
 
 class TlsSpec(Model):
     secret_name: ObjectName
+    """Secret of type kubernetes.io/tls in the same namespace; a renewed certificate is taken without a restart."""
+
+
+class RouteSpec(Model):
+    """An HTTPRoute to the gateway's Service, where the cluster serves the Gateway API."""
+
+    parent: ObjectName
+    """Gateway that the route attaches to."""
+    parent_namespace: Label | None = None
+    """Its namespace; by default that of the LLMDeployment."""
+    hostnames: Annotated[tuple[ObjectName, ...], Field(max_length=16, strict=False)] = ()
 
 
 class LimitSpec(Model):
@@ -295,12 +313,13 @@ class GatewaySpec(Model):
     """Per replica, sharing one port."""
     service: ServiceSpec = ServiceSpec()
     tls: TlsSpec | None = None
+    route: RouteSpec | None = None
     limits: LimitSpec = LimitSpec()
 
 
 class PodMetadataSpec(Model):
-    labels: Annotated[dict[QualifiedName, LabelValue], Field(max_length=16)] = {}
-    annotations: Annotated[dict[QualifiedName, AnnotationValue], Field(max_length=16)] = {}
+    labels: Annotated[dict[QualifiedName, LabelValue], Field(max_length=16)] = {}  # noqa: RUF012 - pydantic copies it
+    annotations: Annotated[dict[QualifiedName, AnnotationValue], Field(max_length=16)] = {}  # noqa: RUF012 - pydantic copies it
 
     @model_validator(mode="after")
     def _not_reserved(self) -> PodMetadataSpec:
@@ -336,6 +355,25 @@ class DeploymentSpec(Model):
         return self
 
     @model_validator(mode="after")
+    def _float8_has_accelerators(self) -> DeploymentSpec:
+        if self.model.kv_cache_dtype == "fp8" and not (self.prefill.accelerator and self.decode.accelerator):
+            raise broken_rule("model.kvCacheDtype", "fp8 is not allowed: needs an accelerator in both pools")
+        return self
+
+    @model_validator(mode="after")
+    def _schedules_stay_in_bounds(self) -> DeploymentSpec:
+        for place, schedule in enumerate(self.autoscaling.schedules):
+            for role, wanted, pool in (
+                ("prefill", schedule.prefill, self.prefill),
+                ("decode", schedule.decode, self.decode),
+            ):
+                if wanted is not None and wanted > pool.replicas.max:
+                    message = f"{wanted} is not allowed: must be at most {role}.replicas.max, which is {{}}"
+                    field = f"autoscaling.schedules[{place}].{role}"
+                    raise broken_rule(field, message.format(pool.replicas.max))
+        return self
+
+    @model_validator(mode="after")
     def _budget_holds_the_minimum(self) -> DeploymentSpec:
         needed = self.prefill.accelerators_at_min + self.decode.accelerators_at_min
         budget = self.autoscaling.budget.max_accelerators
@@ -348,8 +386,8 @@ class DeploymentSpec(Model):
 class MetadataSpec(Model):
     name: DeploymentName
     namespace: Label = "default"
-    labels: Annotated[dict[QualifiedName, LabelValue], Field(max_length=64)] = {}
-    annotations: Annotated[dict[QualifiedName, AnnotationValue], Field(max_length=64)] = {}
+    labels: Annotated[dict[QualifiedName, LabelValue], Field(max_length=64)] = {}  # noqa: RUF012 - pydantic copies it
+    annotations: Annotated[dict[QualifiedName, AnnotationValue], Field(max_length=64)] = {}  # noqa: RUF012 - pydantic copies it
 
 
 class LLMDeployment(Model):

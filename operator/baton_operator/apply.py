@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from baton_operator.cache import Cache
 from baton_operator.drift import APPLIED, has_drifted
@@ -34,6 +35,24 @@ class Applied(enum.StrEnum):
     """An older one of that name is still being deleted; to be tried again when it is gone."""
 
 
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """An object as it is wanted, ready to be compared and applied."""
+
+    resource: Resource
+    namespace: str
+    name: str
+    digest: str
+    """Hash of what is wanted."""
+    body: Manifest
+    """With the hash in its annotations."""
+
+
+def wish(wanted: Manifest) -> Wish:
+    digest = content_hash(wanted)
+    return Wish(resource_of(wanted), *place_of(wanted), digest, with_metadata(wanted, annotations={APPLIED: digest}))
+
+
 class NameTaken(OperatorError):
     """An object of that name exists and belongs to somebody else."""
 
@@ -52,39 +71,37 @@ class Applier:
         """What the server made of an applied object, where that is not what was asked for (a mutating webhook, a field
         that it does not know): applying again would change nothing."""
 
-    async def ensure(
-        self, wanted: Manifest, owner: Owner, *, manager: str = FIELD_MANAGER, at_version: bool = False
-    ) -> Applied:
-        """Make the live object say what `wanted` says. `at_version`: only if it is still as it was last heard of."""
-        resource = resource_of(wanted)
-        digest = content_hash(wanted)
-        wanted = with_metadata(wanted, annotations={APPLIED: digest})
-        live = await self.find(resource, wanted, owner)
+    async def ensure(self, wish: Wish, owner: Owner, *, at_version: bool = False) -> Applied:
+        """Make the live object say what is wanted. `at_version`: only if it is still as it was last heard of."""
+        cache = self._caches[wish.resource]
+        if cache.marked(wish.namespace, wish.name) == wish.digest:
+            return Applied.UNCHANGED
+        live = await self.find(wish, owner)
         if live is None:
-            return await self._apply(resource, wanted, digest, manager, force=False)
+            return await self._apply(wish, wish.body, force=False)
         if is_leaving(live):
             return Applied.LEAVING
-        if annotations_of(live).get(APPLIED) == digest and not self._differs(resource, wanted, live, digest):
+        if annotations_of(live).get(APPLIED) == wish.digest and not self._differs(wish, live):
+            cache.mark(wish.namespace, wish.name, wish.digest)
             return Applied.UNCHANGED
         conditions = {"uid": uid_of(live)}
         if at_version:
             conditions["resourceVersion"] = str(metadata_of(live).get("resourceVersion"))
-        return await self._apply(resource, with_metadata(wanted, None, **conditions), digest, manager, force=True)
+        return await self._apply(wish, with_metadata(wish.body, None, **conditions), force=True)
 
-    async def find(self, resource: Resource, wanted: Manifest, owner: Owner) -> Manifest | None:
+    async def find(self, wish: Wish, owner: Owner) -> Manifest | None:
         """The live object of that name; None: there is none. Raises NameTaken for somebody else's."""
-        namespace, name = place_of(wanted)
-        cache = self._caches[resource]
-        live = cache.get(namespace, name)
+        cache = self._caches[wish.resource]
+        live = cache.get(wish.namespace, wish.name)
         if live is None:
             try:
-                live = await self._api.get(resource, namespace, name)
+                live = await self._api.get(wish.resource, wish.namespace, wish.name)
             except NotFound:
                 return None
             if is_controlled(live, owner.uid):
                 cache.written(live)
         if not is_controlled(live, owner.uid):
-            raise NameTaken(resource.kind, name)
+            raise NameTaken(wish.resource.kind, wish.name)
         return live
 
     async def apply(self, wanted: Manifest, *, manager: str, force: bool, subresource: str | None = None) -> None:
@@ -138,18 +155,18 @@ class Applier:
         except NotFound:
             self._caches[resource].gone(namespace, name)
 
-    async def _apply(self, resource: Resource, wanted: Manifest, digest: str, manager: str, force: bool) -> Applied:
+    async def _apply(self, wish: Wish, body: Manifest, force: bool) -> Applied:
         try:
-            found = await self._api.apply(resource, wanted, manager=manager, force=force)
+            found = await self._api.apply(wish.resource, body, manager=FIELD_MANAGER, force=force)
         except Conflict:
-            await self.refresh(resource, wanted)
+            await self.refresh(wish.resource, wish.body)
             raise
-        self._caches[resource].written(found)
-        self._count(wanted)
-        place = (resource, *place_of(wanted))
-        if has_drifted(wanted, found):
-            log.info("%s %s/%s is not stored as it was applied", resource.kind, *place_of(wanted))
-            self._settled[place] = (digest, _essence(found))
+        self._caches[wish.resource].written(found)
+        self._count(wish.body)
+        place = (wish.resource, wish.namespace, wish.name)
+        if has_drifted(wish.body, found):
+            log.info("%s %s/%s is not stored as it was applied", wish.resource.kind, wish.namespace, wish.name)
+            self._settled[place] = (wish.digest, _essence(found))
         else:
             self._settled.pop(place, None)
         return Applied.WRITTEN
@@ -159,10 +176,10 @@ class Applier:
             uid = str(reference.get("uid"))
             self.writes[uid] = self.writes.get(uid, 0) + 1
 
-    def _differs(self, resource: Resource, wanted: Manifest, live: Manifest, digest: str) -> bool:
-        if not has_drifted(wanted, live):
+    def _differs(self, wish: Wish, live: Manifest) -> bool:
+        if not has_drifted(wish.body, live):
             return False
-        return self._settled.get((resource, *place_of(wanted))) != (digest, _essence(live))
+        return self._settled.get((wish.resource, wish.namespace, wish.name)) != (wish.digest, _essence(live))
 
 
 def _essence(live: Manifest) -> str:

@@ -51,6 +51,7 @@ class Cache:
         self._places: dict[Key, set[Place]] = {}
         self._removed: dict[str, int] = {}
         """Versions of objects that are known to be gone, by uid: a late event does not bring them back."""
+        self._marks: dict[Place, tuple[Entry, str]] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -62,6 +63,17 @@ class Cache:
     def get(self, namespace: str, name: str) -> Manifest | None:
         entry = self._entries.get((namespace, name))
         return None if entry is None else entry.manifest()
+
+    def mark(self, namespace: str, name: str, text: str) -> None:
+        """Note something about an object as it is now; the note goes with the next change of the object."""
+        entry = self._entries.get((namespace, name))
+        if entry is not None:
+            self._marks[namespace, name] = (entry, text)
+
+    def marked(self, namespace: str, name: str) -> str | None:
+        """What was noted about the object in its present state."""
+        entry, text = self._marks.get((namespace, name), (None, None))
+        return text if entry is not None and self._entries.get((namespace, name)) is entry else None
 
     def of(self, key: Key) -> tuple[Manifest, ...]:
         """The objects that name this LLMDeployment, by name; whether it owns them is not said."""
@@ -127,6 +139,7 @@ class Cache:
         if old is None or old.uid != uid or old.version > version:
             return
         del self._entries[place]
+        self._marks.pop(place, None)
         self._forget(place, old.key)
         self._on_change(old.key)
 

@@ -13,13 +13,14 @@ from baton_operator.api import (
     CacheSpec,
     DeploymentSpec,
     LLMDeployment,
-    Model,
     PodMetadataSpec,
     PoolSpec,
     ReplicaSpec,
     RolloutSpec,
+    ScheduleSpec,
     TolerationSpec,
 )
+from baton_operator.model import Model
 from baton_operator.pool import PoolFacadeSpec
 
 
@@ -88,6 +89,10 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
             "self.maxSurge > 0 || self.maxUnavailable > 0", "must be at least 1 while maxUnavailable is 0", ".maxSurge"
         ),
     ),
+    ScheduleSpec: (
+        Rule("self.start != self.end", "must differ from start", ".end"),
+        Rule("has(self.prefill) || has(self.decode)", "a schedule names prefill, decode or both"),
+    ),
     PodMetadataSpec: tuple(
         Rule(
             f"!has(self.{field}) || !self.{field}.exists(k, k.matches('^([^/]*[.])?({_RESERVED})/'))",
@@ -105,6 +110,20 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
             "!has(self.autoscaling.scaleToZeroAfter) || self.prefill.replicas.min == 0",
             "needs replicas.min 0 in both pools",
             ".autoscaling.scaleToZeroAfter",
+        ),
+        Rule(
+            "self.model.kvCacheDtype != 'fp8' || (has(self.prefill.accelerator) && has(self.decode.accelerator))",
+            "fp8 needs an accelerator in both pools",
+            ".model.kvCacheDtype",
+        ),
+        *(
+            Rule(
+                "!has(self.autoscaling.schedules) || "
+                f"self.autoscaling.schedules.all(s, !has(s.{role}) || s.{role} <= self.{role}.replicas.max)",
+                f"{role} of a schedule must be at most {role}.replicas.max",
+                ".autoscaling.schedules",
+            )
+            for role in ("prefill", "decode")
         ),
         Rule(
             "!has(self.autoscaling.budget.maxAccelerators) || "

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from baton_operator.apply import Applier
+from baton_operator.apply import Applier, Wish
 from baton_operator.hashes import Revision
 from baton_operator.kinds import JOBS, RECORDS, WORKERS
 from baton_operator.names import Role
 from baton_operator.objects.cluster import Manifest
 from baton_operator.observe import finished
+from baton_operator.plain import metadata_of
 from baton_operator.snapshot import Snapshot
 from baton_operator.templates import outdated
 from baton_operator.worker_pods import Crew
@@ -27,6 +28,13 @@ class Cleanup:
         live = {each.revision.template for each in seen.sets}
         for record in outdated(seen.records, live | {each.template for each in wanted.values()}):
             await self._applier.delete(RECORDS, seen.live_records[record.name])
+
+    async def withdrawn(self, seen: Snapshot, wanted: Iterable[Wish]) -> None:
+        """Objects that the deployment had and does not ask for any more."""
+        names = {(each.resource, each.name) for each in wanted}
+        for resource, live in seen.withdrawable:
+            if (resource, str(metadata_of(live).get("name"))) not in names:
+                await self._applier.delete(resource, live)
 
     async def jobs(self, former: Iterable[Manifest]) -> None:
         """Jobs that fetched what nobody asks for now; their Pods go with them."""

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from baton_operator.names import Key, Role
 from baton_operator.sizing.sketch import Sketch
 from baton_operator.sizing.spec import SizingSpec
-from baton_operator.status import SloStatus
+from baton_operator.status import LaneStatus, SloStatus
 from baton_operator.telemetry import Heard
-from baton_operator.telemetry_store import Latencies, TelemetryStore
+from baton_operator.telemetry_store import Latencies, TelemetryStore, Ways
 
 MIN_JUDGED = 20
 """Requests in the last minute before a target counts as met or missed."""
@@ -35,7 +35,25 @@ class GatewayTelemetry:
         if routable is None and not store.has_links:
             return None
         seen = store.latencies(now)
-        return Heard(routable=routable, slo=_slo(seen, spec), slo_met=_met(seen, spec))
+        ways = store.ways()
+        return Heard(
+            routable=routable,
+            slo=_slo(seen, spec),
+            slo_met=_met(seen, spec),
+            lane=None if ways is None else LaneStatus(lane=ways.slowest, bandwidth=_rate(ways)),
+            transport_verified=None if ways is None else ways.too_slow == 0,
+            transport_message="" if ways is None else _message(ways),
+        )
+
+
+def _rate(ways: Ways) -> str:
+    """Two digits: what is measured anew with every link must not write the status anew each time."""
+    return f"{float(f'{ways.bytes_per_s / 1e9:.2g}'):g} GB/s"
+
+
+def _message(ways: Ways) -> str:
+    slow = f", {ways.too_slow} below kvTransfer.minBandwidth" if ways.too_slow else ""
+    return f"{ways.measured} measured{slow}; the slowest: {ways.slowest}, {_rate(ways)}"
 
 
 def _slo(seen: Latencies, spec: SizingSpec) -> SloStatus:

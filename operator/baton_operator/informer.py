@@ -35,11 +35,14 @@ class Informer:
         relist_s: float = RELIST_S,
         watch_s: float = WATCH_S,
         rng: random.Random | None = None,
+        turn: asyncio.Lock | None = None,
     ) -> None:
+        """`turn`: shared by informers that shall list one after the other."""
         self._api, self._cache, self._namespace = api, cache, namespace
         self._selector = selector_for(cache.resource)
         self._beat, self._relist_s, self._watch_s = beat, relist_s, watch_s
         self._rng = rng or random.Random()
+        self._turn = turn or asyncio.Lock()
         self._wait_s = FIRST_WAIT_S
         self._version = ""
         self.synced = asyncio.Event()
@@ -58,12 +61,11 @@ class Informer:
     async def _list_and_watch(self) -> None:
         """One list and the watches after it; returns when it is time for the next list."""
         clock = asyncio.get_running_loop().time
-        listing = await self._api.list(self._cache.resource, self._namespace, self._selector)
-        self._cache.listed(listing, self._namespace)
+        async with self._turn:
+            self._version = await self._list()
         self._wait_s = FIRST_WAIT_S
         self._beat()
         self.synced.set()
-        self._version = listing.resource_version
         until = clock() + self._relist_s * self._rng.uniform(0.8, 1.2)
         while (left_s := until - clock()) > 0:
             started = clock()
@@ -76,6 +78,13 @@ class Informer:
                 continue
             if clock() - started < 1.0:  # streams that end at once, one after the other, would be a busy loop
                 await asyncio.sleep(1.0)
+
+    async def _list(self) -> str:
+        """One list into the cache; returns its version. Nothing else of it is kept while the watch goes on: decoded, it
+        takes ten times what the cache does."""
+        listing = await self._api.list(self._cache.resource, self._namespace, self._selector)
+        self._cache.listed(listing, self._namespace)
+        return listing.resource_version
 
     async def _watch(self, timeout_s: float) -> None:
         """One stream; keeps the version up to which everything was heard."""

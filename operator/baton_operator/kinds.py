@@ -28,12 +28,13 @@ RULES = Resource("monitoring.coreos.com", "v1", "prometheusrules", "PrometheusRu
 
 WATCHED = (DEPLOYMENTS, POOLS, WORKERS, RECORDS, PODS, SERVICES, ACCOUNTS, POLICIES, JOBS, CLAIMS)
 """Without these the operator cannot work. Secrets are not among them: they are written and never read."""
-OPTIONAL = (BUDGETS,)
+WITHDRAWN = (ROUTES, MONITORS, RULES)
+"""Not every deployment has these: they are deleted when they are no longer asked for."""
+OPTIONAL = (BUDGETS, *WITHDRAWN)
 """Watched where they are served, else left out, which a condition says."""
 OWNED_SELECTOR = DEPLOYMENT_LABEL
 """Selects everything that carries the label, whatever its value."""
-_BY_NAME = {(each.api_version, each.kind): each for each in (*WATCHED, *OPTIONAL, SECRETS, JOBS, CLAIMS, ROUTES)}
-_BY_NAME |= {(each.api_version, each.kind): each for each in (MONITORS, RULES, LEASES, EVENTS)}
+_BY_NAME = {(each.api_version, each.kind): each for each in (*WATCHED, *OPTIONAL, SECRETS, LEASES, EVENTS)}
 
 
 def resource_of(manifest: dict[str, object]) -> Resource:

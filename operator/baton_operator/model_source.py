@@ -1,4 +1,4 @@
-"""Where a model comes from: `file://`, `pvc://`, `hf://`, `s3://` and `oci://`, taken apart once.
+"""Where a model comes from: `file://`, `pvc://`, `hf://`, `s3://`, `oci://` and `random://`, taken apart once.
 
 Deciding whether a site can reach a source is the site's business; here is only what the text means.
 """
@@ -18,6 +18,8 @@ from baton_operator.quantities import Allowed
 
 class Scheme(enum.StrEnum):
     FILE = "file"
+    RANDOM = "random"
+    """Random weights of the shape that a config.json has, to measure with."""
     PVC = "pvc"
     HF = "hf"
     S3 = "s3"
@@ -27,6 +29,7 @@ class Scheme(enum.StrEnum):
 _PART = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 _SHAPES = {
     Scheme.FILE: re.compile(r"(?P<path>/?[^\x00-\x1f\x7f/][^\x00-\x1f\x7f]*)"),
+    Scheme.RANDOM: re.compile(r"(?P<path>/?[^\x00-\x1f\x7f/?][^\x00-\x1f\x7f?]*\.json)"),
     Scheme.PVC: re.compile(rf"(?P<place>[a-z0-9][a-z0-9.-]*)/(?P<path>{_PART}(/{_PART})*)"),
     Scheme.HF: re.compile(rf"(?P<place>{_PART}/{_PART})@(?P<revision>[0-9a-f]{{40}})"),
     Scheme.S3: re.compile(rf"(?P<place>[a-z0-9][a-z0-9.-]*)/(?P<path>{_PART}(/{_PART})*)"),
@@ -34,7 +37,7 @@ _SHAPES = {
 }
 ALLOWED = (
     "file://PATH, pvc://CLAIM/PATH, s3://BUCKET/PATH, hf://ORG/NAME@COMMIT (40 hex digits) "
-    "or oci://IMAGE@sha256:DIGEST; no '..' in a path"
+    "or oci://IMAGE@sha256:DIGEST, or random://CONFIG.json for random weights of that shape; no '..' in a path"
 )
 
 
@@ -44,7 +47,7 @@ class ModelSource:
 
     scheme: Scheme
     place: str | None
-    """Claim, bucket, repository or image; None for `file://`."""
+    """Claim, bucket, repository or image; None for `file://` and `random://`."""
     path: str | None
     """Path inside the place, or on the file system; None where the place is all."""
     revision: str | None

@@ -11,7 +11,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from baton_operator.api import MAX_REPLICAS, Model
+from baton_operator.api import MAX_REPLICAS
+from baton_operator.model import Model
 from baton_operator.quantities import DeploymentName
 
 POOL_KIND = "LLMPool"

@@ -6,6 +6,7 @@ second. The bounds of a particular field stand with that field in `api`.
 
 from __future__ import annotations
 
+import enum
 import re
 from dataclasses import dataclass
 from typing import Annotated
@@ -117,6 +118,23 @@ MemoryText = Annotated[
     StringConstraints(pattern=r"^[1-9][0-9]{0,11}(Ki|Mi|Gi|Ti)?$", max_length=14),
     Allowed("a size such as 512Mi or 2Gi"),
 ]
+TimeOfDay = Annotated[
+    str,
+    StringConstraints(pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]$", max_length=5),
+    Allowed("a time of day such as 08:30, quoted, from 00:00 to 23:59"),
+]
+
+
+class Weekday(enum.StrEnum):
+    MONDAY = "Mon"
+    TUESDAY = "Tue"
+    WEDNESDAY = "Wed"
+    THURSDAY = "Thu"
+    FRIDAY = "Fri"
+    SATURDAY = "Sat"
+    SUNDAY = "Sun"
+
+
 ResourceName = Annotated[
     str,
     StringConstraints(pattern=rf"^{_SUBDOMAIN}/{_KEY}$", max_length=253),

@@ -13,27 +13,27 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from baton_operator.api import LLMDeployment, ScalingMode
-from baton_operator.apply import Applied, Applier, NameTaken
+from baton_operator.apply import Applied, Applier, NameTaken, wish
 from baton_operator.cleanup import Cleanup
 from baton_operator.errors import ManifestError, UnsupportedError
 from baton_operator.hashes import Revision
-from baton_operator.kinds import BUDGETS
-from baton_operator.kube import Forbidden, Invalid, KubeApi
-from baton_operator.manifest import parse_live
+from baton_operator.kinds import OPTIONAL
+from baton_operator.kube import Forbidden, Invalid, KubeApi, Resource
 from baton_operator.names import POOL_ROLES, Key, Role
 from baton_operator.objects.cluster import Manifest, Platform
-from baton_operator.objects.desired import pool_facade, standing_objects, workers_of
 from baton_operator.objects.fetch import fetch_of, former_jobs
 from baton_operator.observe import WorkerSet, replicas_after
-from baton_operator.plain import annotations_of, mapping, metadata_of
+from baton_operator.plain import mapping
 from baton_operator.pool_size import Facade, Plan, plans, standing
+from baton_operator.rendering import Rendering, Renderings, inputs_of
 from baton_operator.rollout import Group, Limits, Step, Wanted, next_step
 from baton_operator.scaling import HoldSizing, PoolNow, Sized, Sizing
+from baton_operator.sizing_metrics import SizingMetrics
 from baton_operator.snapshot import Caches, Snapshot, facade, snapshot
 from baton_operator.standing import Standing, trouble
 from baton_operator.status_writer import StatusWriter
 from baton_operator.telemetry import Heard, Telemetry
-from baton_operator.templates import UPGRADE_ANNOTATION, Record, current
+from baton_operator.templates import Record
 from baton_operator.templates import manifest as record_manifest
 from baton_operator.verdict import Trouble, View, refused, status_of
 from baton_operator.worker_pods import Crew, Readiness
@@ -49,8 +49,8 @@ class Site:
     platform: Callable[[], Platform]
     masters: Callable[[], Mapping[str, bytes]]
     """The operator's master keys as they are now: they rotate."""
-    has_budgets: bool = True
-    """Whether policy/v1 is served."""
+    served: frozenset[Resource] = frozenset(OPTIONAL)
+    """Which of the optional kinds the API server has."""
 
 
 @dataclass(slots=True)
@@ -58,10 +58,14 @@ class Pass:
     """What one pass gathers on its way."""
 
     seen: Snapshot
-    deployment: LLMDeployment
+    made: Rendering
     troubles: list[Trouble]
     notes: list[str]
     again_s: float | None = None
+
+    @property
+    def deployment(self) -> LLMDeployment:
+        return self.made.deployment
 
     def again_in(self, seconds: float) -> None:
         self.again_s = seconds if self.again_s is None else min(seconds, self.again_s)
@@ -78,16 +82,18 @@ class Reconciler:
         *,
         sizing: Sizing | None = None,
         telemetry: Telemetry | None = None,
+        measured: SizingMetrics | None = None,
         now: Callable[[], datetime.datetime],
         clock: Callable[[], float],
     ) -> None:
         self._caches, self._site, self._clock, self._now = caches, site, clock, now
-        self._sizing, self._telemetry = sizing or HoldSizing(), telemetry
+        self._sizing, self._telemetry, self._measured = sizing or HoldSizing(), telemetry, measured
         self._applier = Applier(api, caches)
         self._standing = Standing(self._applier, clock)
         self._statuses = StatusWriter(api, self._applier, now, clock)
         self._cleanup = Cleanup(self._applier)
         self._readiness = Readiness()
+        self._renderings = Renderings()
         self._told: dict[str, tuple[int, bool]] = {}
         """By uid: writes when a pass last came to its status, and whether it put it off."""
 
@@ -99,27 +105,23 @@ class Reconciler:
         seen = snapshot(key, self._caches)
         if seen is None:
             self._statuses.forget(key)
+            if self._measured is not None:
+                self._measured.forget(key)
             return None
+        given = inputs_of(seen, self._site.platform(), self._site.masters(), self._site.served)
         try:
-            deployment, unknown = parse_live(_bare(seen.raw))
+            made = self._renderings.of(given)
         except ManifestError as error:
             await self._refuse(seen, refused_by=error, reason="InvalidSpec")
             return None
-        notes = [f"unknown fields are ignored: {', '.join(unknown)}"] if unknown else []
-        this = Pass(seen, deployment, [], notes)
-        try:
-            return await self._pass(this)
         except UnsupportedError as error:
             await self._refuse(seen, refused_by=ManifestError((error.problem,)), reason="Unsupported")
             return None
+        return await self._pass(Pass(seen, made, [], list(made.notes)))
 
     async def _pass(self, this: Pass) -> float | None:
-        seen, deployment, platform = this.seen, this.deployment, self._site.platform()
-        upgrade = str(annotations_of(seen.raw).get(UPGRADE_ANNOTATION, ""))
-        record = current(deployment, platform, upgrade, seen.records)
-        gateway_pod = record.rendered[Role.GATEWAY].pod
-        platform = replace(platform, worker_image=record.worker_image)  # of fetch Jobs too
-        objects = standing_objects(deployment, platform, seen.owner, self._site.masters(), gateway_pod)
+        seen, deployment, record = this.seen, this.deployment, this.made.record
+        objects = this.made.objects
         fetch = fetch_of(objects, seen.fetches)
         heard, routable, doubtful = self._routable(this)
         groups = _groups(seen, routable)
@@ -130,14 +132,12 @@ class Reconciler:
         step = next_step(wanted, _doubted(groups, doubtful), limits, rollout.paused)
 
         await self._record(this, record)
-        if not self._site.has_budgets:
-            objects = tuple(each for each in objects if each["kind"] != BUDGETS.kind)
-            this.notes.append("PodDisruptionBudgets are left out: policy/v1 is not served")
-        this.troubles += await self._standing.ensure(seen, objects)
+        this.troubles += await self._standing.ensure(seen, this.made)
         await self._facades(this, plan)
         if not this.troubles:
-            await self._workers(this, record, step, may_start=fetch.is_done)
+            await self._workers(this, step, may_start=fetch.is_done)
             await self._cleanup.run(seen, {role: each.revision for role, each in wanted.items()})
+            await self._cleanup.withdrawn(seen, this.made.standing)
             if fetch.is_done:
                 await self._cleanup.jobs(former_jobs(objects, seen.fetches))
         if fetch.failure:
@@ -205,18 +205,24 @@ class Reconciler:
     def _sizes(self, this: Pass, groups: tuple[Group, ...]) -> tuple[dict[Role, Plan], Sized | None]:
         seen, deployment = this.seen, this.deployment
         facades: dict[Role, Facade] = {role: facade(pool) for role, pool in seen.pools.items()}
-        pools = {Role.PREFILL: seen.before.prefill, Role.DECODE: seen.before.decode}
-        published = {role: None if pool is None else pool.desired for role, pool in pools.items()}
+        statuses = {Role.PREFILL: seen.before.prefill, Role.DECODE: seen.before.decode}
+        published = {role: None if pool is None else pool.desired for role, pool in statuses.items()}
         running = {role: sum(group.workers for group in groups if group.role is role) for role in POOL_ROLES}
         before = standing(deployment, facades, published, running)
+        now = {role: PoolNow(running[role], _sum_routable(groups, role)) for role in POOL_ROLES}
         sized: Sized | None = None
         if deployment.spec.autoscaling.mode is ScalingMode.SLO:
-            now = {role: PoolNow(before[role], _sum_routable(groups, role)) for role in POOL_ROLES}
+            pools = {role: replace(now[role], workers=before[role]) for role in POOL_ROLES}
             epoch_s = self._now().timestamp()
-            sized = self._sizing.decide(seen.key, deployment, now, seen.before.sizing_memory, epoch_s)
+            sized = self._sizing.decide(seen.key, deployment, pools, seen.before.sizing_memory, epoch_s)
             if self._telemetry is not None:
                 this.again_in(SIZING_S)
-        return plans(deployment, facades, before, sized), sized
+        found = plans(deployment, facades, before, sized)
+        if self._measured is not None and sized is not None:
+            self._measured.saw(seen.key, sized, now)
+        elif self._measured is not None:
+            self._measured.saw_pools(seen.key, {role: found[role].workers for role in POOL_ROLES}, now)
+        return found, sized
 
     async def _record(self, this: Pass, record: Record) -> None:
         """Store the templates before anything is made from them."""
@@ -225,34 +231,34 @@ class Reconciler:
         if newest is not None and newest.record == record:
             return
         number = 1 if newest is None else newest.number + 1
-        applied = await self._applier.ensure(record_manifest(record, number, this.deployment, seen.owner), seen.owner)
+        wanted = wish(record_manifest(record, number, this.deployment, seen.owner))
+        applied = await self._applier.ensure(wanted, seen.owner)
         if applied is Applied.LEAVING:
             this.again_in(LEAVING_S)
 
     async def _facades(self, this: Pass, plan: Mapping[Role, Plan]) -> None:
         for role in POOL_ROLES:
-            bare = pool_facade(this.deployment, role, this.seen.owner)
             live = this.seen.pools.get(role)
             try:
                 await self._standing.facade(
-                    bare, this.seen.owner, None if live is None else facade(live), plan[role].replicas,
+                    this.made.pools[role], this.seen.owner, None if live is None else facade(live), plan[role].replicas,
                     this.deployment.spec.autoscaling.mode,
                 )  # fmt: skip
             except (NameTaken, Forbidden, Invalid) as error:
                 this.troubles.append(trouble(error))
 
-    async def _workers(self, this: Pass, record: Record, step: Step, may_start: bool) -> None:
+    async def _workers(self, this: Pass, step: Step, may_start: bool) -> None:
         """Carry out the step; restore worker Deployments that somebody edited. Without `may_start` no template gets its
         first worker: there is no model for it yet."""
         seen = this.seen
         after = replicas_after(seen.sets, step)
-        pods = _pod_templates(seen, record)
+        pods = {**_live_templates(seen), **this.made.pods}
         now = {(each.role, each.revision): each.wanted for each in seen.sets if not each.is_leaving}
         for (role, revision), replicas in {**now, **after}.items():
             pod = pods.get((role, revision))
             if pod is None or not (may_start or (role, revision) in now):
                 continue  # of an unknown template: nothing but its removal can be asked for, and a record is lost
-            made = workers_of(this.deployment, role, revision, pod, replicas, seen.owner)
+            made = this.made.workers(role, revision, pod, replicas, seen.owner)
             shrinks = replicas < now.get((role, revision), 0)
             try:
                 applied = await self._applier.ensure(made, seen.owner, at_version=shrinks)
@@ -266,12 +272,6 @@ class Reconciler:
         log.info("%s: %s: %s", seen.key, reason, refused_by)
         status = refused(refused_by.problems, reason, seen.before, seen.generation, self._now())
         await self._statuses.write(seen, status)
-
-
-def _bare(raw: Manifest) -> Manifest:
-    """Only what an LLMDeployment is made of: labels and annotations of a live object may be whatever others put."""
-    metadata = metadata_of(raw)
-    return {**raw, "metadata": {name: metadata[name] for name in ("name", "namespace") if name in metadata}}
 
 
 def _groups(seen: Snapshot, routable: Mapping[tuple[Role, str], int] | None) -> tuple[Group, ...]:
@@ -311,15 +311,10 @@ def _sum_routable(groups: tuple[Group, ...], role: Role) -> int | None:
     return sum(known) if len(known) == len(counts) else None
 
 
-def _pod_templates(seen: Snapshot, record: Record) -> dict[tuple[Role, Revision], Manifest]:
-    """Every recorded template; the newest record wins, though equal hashes mean equal templates. Of one whose record is
-    lost, what its Deployment has."""
+def _live_templates(seen: Snapshot) -> dict[tuple[Role, Revision], Manifest]:
+    """What the worker Deployments have: of a template whose record is lost nothing else is left."""
     live = {each.name: mapping(seen.live_sets[each.name].get("spec")) for each in seen.sets}
-    found = {(each.role, each.revision): mapping(live[each.name].get("template")) for each in seen.sets}
-    records = [each.record for each in sorted(seen.records, key=lambda each: each.number)]
-    for each in (*records, record):
-        found |= {(role, each.rendered[role].revision): each.rendered[role].pod for role in POOL_ROLES}
-    return found
+    return {(each.role, each.revision): mapping(live[each.name].get("template")) for each in seen.sets}
 
 
 def _refusals(seen: Snapshot) -> list[Trouble]:

@@ -16,7 +16,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from baton_operator.allowed import describe, fields_of, model_of
-from baton_operator.api import LLMDeployment, Model
+from baton_operator.api import LLMDeployment
+from baton_operator.model import Model
 from baton_operator.quantities import Unit, show_quantity
 
 HEADER = """\

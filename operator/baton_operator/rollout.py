@@ -204,7 +204,10 @@ def _mix(
     fresh = next((group for group in pool if group.revision == wanted.revision), Group(role, wanted.revision, 0, 0))
     others = [group for group in pool if group.revision != wanted.revision and group.workers]
     if hold is Phase.PAUSED:
-        return _frozen([group for group in pool if group.workers], wanted.workers, limits)
+        running = [group for group in pool if group.workers]
+        if running:
+            return _frozen(running, wanted.workers, limits)
+        return {_begins_with(role, wanted, groups): wanted.workers}
     if not others or wanted.workers == 0:
         return {wanted.revision: wanted.workers}
     if hold is Phase.FAILING:
@@ -220,14 +223,21 @@ def _mix(
 
 
 def _frozen(pool: list[Group], workers: int, limits: Limits) -> dict[Revision, int]:
-    """What runs, with the largest group made larger or smaller where the pool's size asks for it; nothing at all stays
-    nothing."""
+    """What runs, with the largest group made larger or smaller where the pool's size asks for it."""
     mix = {group.revision: group.workers for group in pool}
     total = sum(mix.values())
-    if not pool or (workers <= total <= workers + limits.max_surge and len(pool) > 1):
+    if workers <= total <= workers + limits.max_surge and len(pool) > 1:
         return mix
     largest = _largest(pool)
     return mix | {largest.revision: max(largest.workers + workers - total, 0)}
+
+
+def _begins_with(role: Role, wanted: Wanted, groups: tuple[Group, ...]) -> Revision:
+    """Where nothing runs there is no mix to keep, and a pause keeps nobody asleep: the wanted template, unless only an
+    earlier one fits what the other pool runs."""
+    partners = _fits(tuple(group for group in groups if group.role is PARTNERS[role]))
+    fitting = [group for group in groups if group.role is role and group.revision.fit in partners]
+    return _largest(fitting).revision if fitting and wanted.revision.fit not in partners else wanted.revision
 
 
 def _largest(groups: list[Group]) -> Group:

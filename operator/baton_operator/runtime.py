@@ -16,15 +16,19 @@ from dataclasses import dataclass, replace
 from baton_operator import metrics
 from baton_operator.cache import Cache
 from baton_operator.informer import RELIST_S, WATCH_S, Informer
-from baton_operator.kinds import BUDGETS, DEPLOYMENTS, OPTIONAL, WATCHED
-from baton_operator.kube import KubeApi, KubeError, Resource, TooManyRequests
+from baton_operator.kinds import DEPLOYMENTS, OPTIONAL, WATCHED
+from baton_operator.kube import Forbidden, KubeApi, KubeError, Resource, TooManyRequests
 from baton_operator.names import Key
+from baton_operator.objects.metadata import DEPLOYMENT_LABEL
 from baton_operator.reconcile import Reconciler, Site
 from baton_operator.scaling import Sizing
+from baton_operator.sizing_metrics import SizingMetrics
 from baton_operator.telemetry import Telemetry
 from baton_operator.work_queue import WorkQueue
 
 log = logging.getLogger(__name__)
+_NOBODY = "no_body"
+"""A value that the label never has, as no name has an underscore."""
 PASS_S, STALL_S, SYNC_S = 120.0, 300.0, 600.0
 
 
@@ -50,15 +54,17 @@ class Runtime:
         *,
         sizing: Sizing | None = None,
         telemetry: Telemetry | None = None,
+        measured: SizingMetrics | None = None,
         pace: Pace = Pace(),
         now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
         rng: random.Random | None = None,
     ) -> None:
         self._api, self._site, self._namespaces, self._pace = api, site, namespaces, pace
-        self._sizing, self._telemetry, self._now = sizing, telemetry, now
+        self._sizing, self._telemetry, self._measured, self._now = sizing, telemetry, measured, now
         self._rng = rng or random.Random()
         self._queue = WorkQueue(self._rng)
         self._wake = asyncio.Event()
+        self._listing = asyncio.Lock()
         self._ended_at: float | None = None
         self._beats: dict[str, float] = {}
         self.caches: dict[Resource, Cache] = {}
@@ -67,8 +73,8 @@ class Runtime:
 
     async def run(self) -> None:
         """Until cancelled. Raises KubeError when the server cannot be asked what it serves."""
-        optional = [each for each in OPTIONAL if each.plural in await self._api.served(each.group, each.version)]
-        site = replace(self._site, has_budgets=BUDGETS in optional)
+        optional = [each for each in OPTIONAL if await self._can_use(each)]
+        site = replace(self._site, served=frozenset(optional))
         self.caches = {each: Cache(each, self.offer) for each in (*WATCHED, *optional)}
         reconciler = Reconciler(
             self._api,
@@ -76,6 +82,7 @@ class Runtime:
             site,
             sizing=self._sizing,
             telemetry=self._telemetry,
+            measured=self._measured,
             now=self._now,
             clock=asyncio.get_running_loop().time,
         )
@@ -92,6 +99,20 @@ class Runtime:
             for _ in range(self._pace.workers):
                 tasks.create_task(self._work(reconciler))
             tasks.create_task(self._resync())
+
+    async def _can_use(self, optional: Resource) -> bool:
+        """Whether the server has this kind, and the operator may list it: rights may be those of an older chart."""
+        if optional.plural not in await self._api.served(optional.group, optional.version):
+            return False
+        try:
+            for namespace in self._namespaces or (None,):
+                await self._api.list(optional, namespace, f"{DEPLOYMENT_LABEL}={_NOBODY}")
+        except Forbidden as error:
+            log.warning("%ss are left out: %s", optional.kind, error)
+            return False
+        except KubeError:
+            return True  # the informer asks again
+        return True
 
     def offer(self, key: Key) -> None:
         """Let a deployment have a pass soon."""
@@ -134,6 +155,7 @@ class Runtime:
             relist_s=self._pace.relist_s,
             watch_s=self._pace.watch_s,
             rng=self._rng,
+            turn=self._listing,
         )
 
     async def _work(self, reconciler: Reconciler) -> None:

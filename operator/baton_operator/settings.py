@@ -55,6 +55,8 @@ def parse(argv: list[str]) -> Settings:
     parser.add_argument("--python", default="python", help="the interpreter in these images")
     parser.add_argument("--master-keys", required=True, type=Path, help="folder with master keys, one file each")
     parser.add_argument("--monitoring-namespace", help="namespace that may read metrics")
+    parser.add_argument("--pod-monitors", action="store_true", help="make PodMonitors for all deployments")
+    parser.add_argument("--prometheus-rules", action="store_true", help="make PrometheusRules for all deployments")
     parser.add_argument("--cluster-domain", default="cluster.local")
     parser.add_argument("--fetch-ports", default="443", help="comma-separated ports that fetch Jobs may reach")
     parser.add_argument("--listen", default="0.0.0.0:8080", help="HOST:PORT of health and metrics")
@@ -75,6 +77,8 @@ def parse(argv: list[str]) -> Settings:
             gateway_image=given.gateway_image,
             operator_namespace=given.own_namespace,
             monitoring_namespace=given.monitoring_namespace,
+            monitors=given.pod_monitors,
+            alerts=given.prometheus_rules,
             cluster_domain=given.cluster_domain,
             operator_service=None if given.gateway_listen == "none" else given.operator_service,
             python=given.python,

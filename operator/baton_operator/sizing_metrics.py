@@ -36,20 +36,25 @@ class SizingMetrics:
 
     def saw(self, key: Key, sized: Sized, pools: Mapping[Role, PoolNow]) -> None:
         """An answer of sizing, and the pools that it was about. The same answer again counts no decision."""
-        is_new = self._last.get(key) is not sized
+        is_new = self._last.get(key) != sized
         before = self._last.get(key)
         self._last[key] = sized
         self._holds.labels(key.namespace, key.name).set(sized.holds)
+        self.saw_pools(key, sized.workers, pools)
         for role in POOL_ROLES:
             pool = pools[role]
-            states = {"wanted": sized.workers[role], "running": pool.workers, "routable": pool.routable}
-            for state, count in states.items():
-                gauge = self._workers.labels(key.namespace, key.name, role.value, state)
-                gauge.set(float("nan") if count is None else count)
             if is_new:
                 was = pool.workers if before is None else before.workers[role]
                 place = (sized.workers[role] < was) + 2 * (sized.workers[role] == was)
                 self._decisions.labels(key.namespace, key.name, role.value, DIRECTIONS[place]).inc()
+
+    def saw_pools(self, key: Key, wanted: Mapping[Role, int], pools: Mapping[Role, PoolNow]) -> None:
+        """Pools that somebody else sizes."""
+        for role in POOL_ROLES:
+            states = {"wanted": wanted[role], "running": pools[role].workers, "routable": pools[role].routable}
+            for state, count in states.items():
+                gauge = self._workers.labels(key.namespace, key.name, role.value, state)
+                gauge.set(float("nan") if count is None else count)
 
     def forget(self, key: Key) -> None:
         """The deployment is gone, and its series with it."""

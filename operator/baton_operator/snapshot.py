@@ -9,11 +9,11 @@ import msgspec
 from pydantic import ValidationError
 
 from baton_operator.cache import REPLICA_OWNERS, Cache
-from baton_operator.kinds import ACCOUNTS, DEPLOYMENTS, JOBS, PODS, POOLS, RECORDS, WORKERS
+from baton_operator.kinds import ACCOUNTS, DEPLOYMENTS, JOBS, PODS, POOLS, RECORDS, WITHDRAWN, WORKERS
 from baton_operator.kube import Resource
 from baton_operator.names import POOL_ROLES, Key, Role, gateway_name, pool_name
 from baton_operator.objects.cluster import Manifest, Owner
-from baton_operator.observe import WorkerSet, refusal, worker_sets
+from baton_operator.observe import WorkerSet, condition, refusal, worker_sets
 from baton_operator.plain import (
     annotations_of,
     integer,
@@ -58,6 +58,8 @@ class Snapshot:
     """Hash of the key Secret that was applied last; None: none was."""
     fetches: tuple[Manifest, ...] = ()
     """Live Jobs that fetch a model."""
+    withdrawable: tuple[tuple[Resource, Manifest], ...] = ()
+    """Live objects of kinds that not every deployment has."""
     crews: Mapping[tuple[Role, str], Crew] = field(default_factory=dict)
 
 
@@ -89,11 +91,20 @@ def snapshot(key: Key, caches: Caches) -> Snapshot | None:
         pools={role: pool for role, pool in facades.items() if _ours((pool,), owner)},
         gateways_ready=integer(mapping(gateway.get("status")).get("readyReplicas")) or 0,
         gateway_refusal=refusal(gateway),
-        gateway_failure=gateway_failure(caches[PODS].of(key), key.name),
+        gateway_failure=gateway_failure(caches[PODS].of(key), key.name) or _lateness(gateway),
         keys=keys if isinstance(keys, str) else None,
         fetches=_ours(caches[JOBS].of(key), owner),
+        withdrawable=tuple(
+            (kind, each) for kind in WITHDRAWN if kind in caches for each in _ours(caches[kind].of(key), owner)
+        ),
         crews=crews(pods),
     )
+
+
+def _lateness(gateway: Manifest) -> str:
+    """A Pod that waits for a Secret that is not there gives no reason itself."""
+    is_late = condition(gateway, "Progressing").get("reason") == "ProgressDeadlineExceeded"
+    return "new Pods do not get ready; their Events say why (a Secret or volume that is not there?)" if is_late else ""
 
 
 def facade(pool: Manifest) -> Facade:

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from baton_operator.api import ScalingMode
-from baton_operator.apply import Applied, Applier, NameTaken, with_metadata
-from baton_operator.drift import APPLIED
+from baton_operator.apply import Applied, Applier, NameTaken, Wish, with_metadata
 from baton_operator.errors import OperatorError
-from baton_operator.hashes import content_hash
-from baton_operator.kinds import ACCOUNTS, SECRETS, resource_of
 from baton_operator.kube import Forbidden, Invalid
-from baton_operator.names import gateway_name
-from baton_operator.objects.cluster import Manifest, Owner
-from baton_operator.plain import mapping, metadata_of
+from baton_operator.objects.cluster import Owner
+from baton_operator.plain import mapping
 from baton_operator.pool_size import SCALER, WRITTEN, Facade
-from baton_operator.snapshot import KEYS_ANNOTATION, Snapshot
+from baton_operator.rendering import Rendering
+from baton_operator.snapshot import Snapshot
 from baton_operator.verdict import Trouble
 
 SECRET_AGAIN_S = 300.0
@@ -27,38 +24,28 @@ class Standing:
         self._applier, self._clock = applier, clock
         self._secret_at: dict[str, float] = {}
 
-    async def ensure(self, seen: Snapshot, objects: tuple[Manifest, ...]) -> list[Trouble]:
+    async def ensure(self, seen: Snapshot, made: Rendering) -> list[Trouble]:
         """Make these objects what they should be, in order; what Pods need comes before them. Stops at the first that
         is refused, so that no Pod runs without its policies, and says why. Raises KubeError for what can be tried
         again."""
-        secrets = [each for each in objects if each["kind"] == SECRETS.kind]
-        others = [each for each in objects if each["kind"] != SECRETS.kind]
         try:
-            for secret in secrets:
-                digest = content_hash(secret)
-                if seen.keys != digest or self._may_be_missing(seen):
-                    await self._applier.ensure_secret(secret, is_known=seen.keys is not None)
-                others = [_with_keys(each, seen, digest) for each in others]
-            for each in others:
+            if seen.keys != made.keys or self._may_be_missing(seen):
+                await self._applier.ensure_secret(made.secret, is_known=seen.keys is not None)
+            for each in made.standing:
                 if await self._applier.ensure(each, seen.owner) is Applied.LEAVING:
-                    return [
-                        Trouble("Replacing", f"an older {each['kind']} {metadata_of(each)['name']} is being deleted")
-                    ]
+                    return [Trouble("Replacing", f"an older {each.resource.kind} {each.name} is being deleted")]
         except (NameTaken, Forbidden, Invalid) as error:
             return [trouble(error)]
         return []
 
     async def facade(
-        self, bare: Manifest, owner: Owner, live: Facade | None, replicas: int | None, mode: ScalingMode
+        self, bare: Wish, owner: Owner, live: Facade | None, replicas: int | None, mode: ScalingMode
     ) -> None:
         """Make the LLMPool be there and, where `replicas` is given, say so many. `bare` is the pool without them."""
-        digest = content_hash(bare)
-        full = with_metadata(
-            {**bare, "spec": {**mapping(bare["spec"]), "replicas": replicas}},
-            annotations={APPLIED: digest, WRITTEN: str(replicas)},
-        )
+        spec = {**mapping(bare.body["spec"]), "replicas": replicas}
+        full = with_metadata({**bare.body, "spec": spec}, annotations={WRITTEN: str(replicas)})
         if live is None:
-            found = await self._applier.find(resource_of(bare), bare, owner)
+            found = await self._applier.find(bare, owner)
             if found is None and replicas is not None:
                 await self._applier.apply(full, manager=SCALER, force=False)
             return
@@ -85,8 +72,3 @@ def trouble(error: OperatorError) -> Trouble:
     if isinstance(error, Forbidden):
         return Trouble("QuotaExceeded" if error.is_quota else "Forbidden", error.message)
     return Trouble("Rejected", str(error))
-
-
-def _with_keys(manifest: Manifest, seen: Snapshot, digest: str) -> Manifest:
-    is_marked = manifest["kind"] == ACCOUNTS.kind and metadata_of(manifest)["name"] == gateway_name(seen.key.name)
-    return with_metadata(manifest, annotations={KEYS_ANNOTATION: digest}) if is_marked else manifest

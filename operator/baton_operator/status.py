@@ -12,7 +12,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from baton_operator.api import MAX_REPLICAS, Model
+from baton_operator.api import MAX_REPLICAS
+from baton_operator.model import Model
 
 SIZING_MEMORY_BYTES = 4096
 

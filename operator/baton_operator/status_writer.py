@@ -48,7 +48,7 @@ class StatusWriter:
     async def write(self, seen: Snapshot, after: DeploymentStatus) -> float | None:
         """Store a status that differs from the live one. Returns in how many seconds to come again when only numbers
         differ that were written a moment ago."""
-        status, live = _plain(after), mapping(seen.raw.get("status"))
+        status, live = as_applied(after), mapping(seen.raw.get("status"))
         if status == live:
             return None
         uid, now = seen.owner.uid, self._clock()
@@ -69,7 +69,7 @@ class StatusWriter:
             live = seen.pools.get(role)
             if live is None:
                 continue  # made by this very pass: its event brings the next
-            status = _plain(self._pool_status(seen, deployment, role, plans[role], live))
+            status = as_applied(self._pool_status(seen, deployment, role, plans[role], live))
             if status != mapping(live.get("status")):
                 name = pool_name(seen.key.name, role)
                 await self._apply(API_VERSION, POOL_KIND, seen.key.namespace, name, uid_of(live), status)
@@ -133,5 +133,12 @@ class StatusWriter:
         }
 
 
-def _plain(status: DeploymentStatus | PoolFacadeStatus) -> Manifest:
-    return status.model_dump(mode="json", by_alias=True, exclude_none=True)
+def as_applied(status: DeploymentStatus | PoolFacadeStatus) -> Manifest:
+    """What is sent, without anything empty: of an object whose fields all go a server makes `null`, and refuses the
+    whole status for that (kubernetes#117447); an empty list is not kept by all, and would be written each time."""
+    return _filled(status.model_dump(mode="json", by_alias=True, exclude_none=True))
+
+
+def _filled(manifest: Manifest) -> Manifest:
+    inner = {name: _filled(value) if isinstance(value, dict) else value for name, value in manifest.items()}
+    return {name: value for name, value in inner.items() if value not in ({}, [])}

@@ -17,8 +17,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from baton_operator.allowed import fields_of, model_of, unwrapped
-from baton_operator.api import Model
 from baton_operator.cel import NO_PARENT, RULES, Rule, keys_match, quantity_bounds
+from baton_operator.model import Model
 from baton_operator.model_source import ALLOWED, source_pattern
 from baton_operator.quantities import PATTERNS, Allowed, Unit, show_quantity
 from baton_operator.status import ListKey

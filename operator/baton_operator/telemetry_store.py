@@ -71,6 +71,18 @@ class _Served:
 
 
 @dataclass(frozen=True, slots=True)
+class Ways:
+    """How KV travels between workers, as far as it was measured when their links came up."""
+
+    measured: int
+    too_slow: int
+    """Slower than `spec.kvTransfer.minBandwidth`."""
+    slowest: str
+    bytes_per_s: float
+    """Of the slowest."""
+
+
+@dataclass(frozen=True, slots=True)
 class Latencies:
     """What clients saw in the last minute, over all gateways."""
 
@@ -276,6 +288,15 @@ class TelemetryStore:
         """KV that the linked decode workers have received so far; None: unknown."""
         counts = [w.kv_bytes for w in self._workers().values() if w.role is WireRole.DECODE]
         return None if any(count is None for count in counts) else sum(count or 0 for count in counts)
+
+    def ways(self) -> Ways | None:
+        """Between all linked workers; None: none was measured."""
+        known = [worker.lanes for worker in self._workers().values() if worker.lanes is not None]
+        if not known:
+            return None
+        slowest = min(known, key=lambda each: each.slowest_bytes_per_s)
+        measured, too_slow = sum(each.measured for each in known), sum(each.too_slow for each in known)
+        return Ways(measured, too_slow, slowest.slowest, slowest.slowest_bytes_per_s)
 
     def oldest_s(self) -> float:
         """Age of the oldest request that no worker has been told of; 0 without any."""

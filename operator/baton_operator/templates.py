@@ -27,6 +27,8 @@ from baton_operator.workers import pool_spec
 
 UPGRADE_ANNOTATION = "baton.dev/upgrade"
 ROLES = (*POOL_ROLES, Role.GATEWAY)
+_NOT_IN_PODS = ("replicas", "service", "route")
+"""Fields of the gateway that its Pods do not depend on."""
 KEPT = 8
 """Older records at most."""
 
@@ -124,7 +126,7 @@ def inputs(deployment: LLMDeployment, role: Role) -> Manifest:
     shared = {name: dump[name] for name in ("podMetadata", "imagePullSecrets")}
     longest = spec.gateway.limits.max_request_duration
     if role is Role.GATEWAY:
-        gateway = {name: value for name, value in dump["gateway"].items() if name not in ("replicas", "service")}
+        gateway = {name: value for name, value in dump["gateway"].items() if name not in _NOT_IN_PODS}
         targets = {name: each["target"] for name, each in dump["slo"].items()}
         may_sleep = spec.prefill.replicas.min == 0
         more = {"routing": dump["routing"], "targets": targets, "maySleep": may_sleep}

@@ -47,6 +47,8 @@ class Site:
     """How long a process that is told to stop may finish its requests; None: its own default."""
     worker_drain_s: float | None = None
     """The same for workers, when theirs is another."""
+    tls_path: str | None = None
+    """Where a gateway finds the certificate that `gateway.tls` names; None: there are no Secrets here."""
     operator_url: str | None = None
     """Where gateways tell their load, `{namespace}/{name}` of the deployment added; None: nowhere."""
     paced_path: str | None = None
@@ -103,7 +105,7 @@ def worker_spec(deployment: LLMDeployment, role: Role, site: Site) -> WorkerSpec
 
 
 def gateway_spec(deployment: LLMDeployment, site: Site) -> WorkerSpec:
-    """The gateway's template."""
+    """The gateway's template. Raises UnsupportedError for a certificate where there are no Secrets."""
     spec = deployment.spec
     arguments = (
         f"--keys={site.keys_path}",
@@ -116,6 +118,7 @@ def gateway_spec(deployment: LLMDeployment, site: Site) -> WorkerSpec:
         f"--prefill-unavailable={_PREFILL_UNAVAILABLE[spec.routing.prefill_unavailable]}",
         f"--max-request-duration-s={spec.gateway.limits.max_request_duration:g}",
         *_operator(deployment, site),
+        *_tls(deployment, site),
         *_drain(site),
     )
     argv = (site.python, "-m", MODULES[Role.GATEWAY], *arguments)
@@ -164,6 +167,7 @@ def _arguments(deployment: LLMDeployment, role: Role, pool: PoolSpec, site: Site
         f"--transport={transfer.transport.lower()}",
     )
     optional = {
+        "--kv-cache-dtype": _kv_cache_dtype(model.kv_cache_dtype, device),
         "--min-bandwidth": None if transfer.min_bandwidth is None else f"{transfer.min_bandwidth:g}",
         "--kv-cache-bytes": engine.kv_cache_memory,
         "--block-tokens": engine.block_tokens,
@@ -191,6 +195,14 @@ def _operator(deployment: LLMDeployment, site: Site) -> tuple[str, ...]:
     return arguments
 
 
+def _tls(deployment: LLMDeployment, site: Site) -> tuple[str, ...]:
+    if deployment.spec.gateway.tls is None:
+        return ()
+    if site.tls_path is None:
+        raise UnsupportedError("spec.gateway.tls", "there are no Secrets without a cluster: must be absent")
+    return (f"--tls={site.tls_path}",)
+
+
 def _drain(site: Site, own_s: float | None = None) -> tuple[str, ...]:
     seconds = site.drain_s if own_s is None else own_s
     return () if seconds is None else (f"--drain-s={seconds:g}",)
@@ -199,6 +211,13 @@ def _drain(site: Site, own_s: float | None = None) -> tuple[str, ...]:
 def _dtype(dtype: Dtype, device: Device) -> Dtype:
     """CPUs compute in float32 unless told otherwise: the smaller types are slower there."""
     return Dtype.FLOAT32 if dtype is Dtype.AUTO and device is Device.CPU else dtype
+
+
+def _kv_cache_dtype(dtype: str, device: Device) -> str | None:
+    """None where it need not be said. Raises UnsupportedError: no CPU kernel reads float8."""
+    if dtype == "fp8" and device is Device.CPU:
+        raise UnsupportedError("spec.model.kvCacheDtype", "fp8 is not supported on CPUs: must be auto")
+    return None if dtype == "auto" else dtype
 
 
 def _fit(deployment: LLMDeployment, site: Site) -> dict[str, str]:

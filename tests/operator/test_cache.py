@@ -117,3 +117,19 @@ def test_any_order_of_events_ends_with_the_newest(order: list[int], deleted_at: 
     for version in order:
         made.heard(event(Change.DELETED if version == deleted_at else Change.MODIFIED, service(version)))
     assert version_of(made) == (None if deleted_at == 8 else 8)
+
+
+def test_a_note_goes_with_the_next_change_of_the_object() -> None:
+    made, _ = cache()
+    made.mark("ns", "chat-gateway", "as wanted")
+    assert made.marked("ns", "chat-gateway") is None, "there is nothing to note it about"
+    made.heard(event(Change.ADDED, service(1)))
+    made.mark("ns", "chat-gateway", "as wanted")
+    made.heard(event(Change.MODIFIED, service(1)))
+    assert made.marked("ns", "chat-gateway") == "as wanted", "heard twice is no change"
+    made.heard(event(Change.MODIFIED, service(2)))
+    assert made.marked("ns", "chat-gateway") is None
+    made.mark("ns", "chat-gateway", "as wanted")
+    made.heard(event(Change.DELETED, service(3)))
+    made.heard(event(Change.ADDED, service(4, uid="2")))
+    assert made.marked("ns", "chat-gateway") is None

@@ -11,8 +11,9 @@ import pytest
 import yaml
 from pydantic import Field, StringConstraints
 
-from baton_operator.api import LLMDeployment, Model
+from baton_operator.api import LLMDeployment
 from baton_operator.crd import definitions, main, text_of
+from baton_operator.model import Model
 from baton_operator.model_source import parse_source, source_pattern
 from baton_operator.reference import rows
 from baton_operator.structural import Schema, UnboundedError, schema_of
@@ -146,6 +147,10 @@ def test_a_type_without_a_bound_has_no_schema(annotation: object) -> None:
     [
         ("file://a/b c", True),
         ("file://", False),
+        ("random://a/config.json", True),
+        ("random:///a/config.json", True),
+        ("random://a/config.json?seed=1", False),
+        ("random://a", False),
         ("pvc://claim/a/b", True),
         ("pvc://claim", False),
         ("hf://org/name@" + "0" * 40, True),

@@ -8,13 +8,13 @@ import pytest
 
 from baton_operator.kube import Resource
 from baton_testing.kube_clock import run_virtual, stamp
-from baton_testing.kube_conformance import CASES, Case
+from baton_testing.kube_conformance import CASES, NEWER_CASES, Case
 from baton_testing.kube_defaults import Kinds
 from baton_testing.kube_memory import MemoryKube
 from baton_testing.kube_store import Store
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+@pytest.mark.parametrize("case", [*CASES, *NEWER_CASES], ids=lambda case: case.__name__)
 def test_the_model_keeps_to_what_real_servers_do(case: Case) -> None:
     async def run() -> None:
         clock = asyncio.get_running_loop().time

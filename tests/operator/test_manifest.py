@@ -69,6 +69,7 @@ NOT_ALLOWED: list[tuple[tuple[str, ...], object, str]] = [
     (("spec", "model", "maxContextTokens"), 512.0, "512.0 is not allowed: must be an integer"),
     (("spec", "model", "maxContextTokens"), True, "true is not allowed: must be an integer"),
     (("spec", "model", "dtype"), "int3", "must be one of auto, float32, bfloat16, float16"),
+    (("spec", "model", "kvCacheDtype"), "fp8", "fp8 is not allowed: needs an accelerator in both pools"),
     (("spec", "model", "quantization"), "awq", "spec.model.quantization: 'awq' is not allowed: must be 'none'"),
     (
         ("spec", "prefill", "replicas", "min"),
@@ -91,6 +92,20 @@ NOT_ALLOWED: list[tuple[tuple[str, ...], object, str]] = [
     (("spec", "slo", "tpot"), {"target": "1s", "percentile": float("nan")}, "must be a number from 50 to 99.9"),
     (("spec", "autoscaling", "mode"), False, "quote it: YAML reads a bare On, Off"),
     (("spec", "autoscaling", "scaleToZeroAfter"), "5m", "needs replicas.min 0 in both pools"),
+    (("spec", "autoscaling", "schedules"), [{"start": "8:00", "end": "18:00"}], "must be a time of day such as 08:30"),
+    (("spec", "autoscaling", "schedules"), [{"start": 480, "end": "18:00"}], "must be a time of day such as 08:30"),
+    (("spec", "autoscaling", "schedules"), [{"start": "08:00", "end": "08:00", "decode": 1}], "must differ from start"),
+    (("spec", "autoscaling", "schedules"), [{"start": "08:00", "end": "09:00"}], "names prefill, decode or both"),
+    (
+        ("spec", "autoscaling", "schedules"),
+        [{"start": "08:00", "end": "09:00", "days": ["Sonntag"], "decode": 1}],
+        "must be one of Mon, Tue",
+    ),
+    (
+        ("spec", "autoscaling", "schedules"),
+        [{"start": "08:00", "end": "09:00", "decode": 9}],
+        "spec.autoscaling.schedules[0].decode: 9 is not allowed: must be at most decode.replicas.max, which is",
+    ),
     (("spec", "rollout"), {"maxSurge": 0}, "must be at least 1 while maxUnavailable is 0"),
     (("spec", "gateway", "tls"), {"secretName": "other/name"}, "must be an object name in the same namespace"),
     (("spec", "gateway", "limits"), {"maxRequestDuration": "25h"}, "from 1s to 24h"),

@@ -50,7 +50,7 @@ FULL = {
         },
     },
     "decode": {"resources": {"cpu": "2500m", "memory": "8Gi"}},
-    "gateway": {"replicas": 3, "service": {"type": "LoadBalancer", "port": 443}},
+    "gateway": {"replicas": 3, "service": {"type": "LoadBalancer", "port": 443}, "tls": {"secretName": "cert"}},
     "imagePullSecrets": ["registry"],
     "podMetadata": {"labels": {"example.com/team": "a"}, "annotations": {"example.com/note": "b"}},
 }
@@ -301,6 +301,22 @@ def test_an_image_without_a_digest_is_refused(image: str) -> None:
         Platform(image, IMAGE)
 
 
+def test_a_certificate_is_mounted_by_name_and_probes_and_clients_speak_https() -> None:
+    objects = everything(on_cluster(gateway={"tls": {"secretName": "cert"}}))
+    pod = pod_of(objects, Role.GATEWAY)["spec"]
+    container = pod["containers"][0]
+    assert {"name": "tls", "secret": {"secretName": "cert", "defaultMode": 0o440}} in pod["volumes"]
+    assert {"name": "tls", "mountPath": "/etc/baton/tls", "readOnly": True} in container["volumeMounts"]
+    assert "--tls=/etc/baton/tls" in container["command"]
+    assert {container[f"{name}Probe"]["httpGet"]["scheme"] for name in ("startup", "liveness", "readiness")} == {
+        "HTTPS"
+    }
+    assert of_kind(objects, "Service", Role.GATEWAY)[0]["spec"]["ports"][0]["appProtocol"] == "https"
+    plain = json.dumps(everything(on_cluster()))
+    assert not any(word in plain for word in ("tls", "HTTPS", "https"))
+    assert "cert" not in json.dumps([pod_of(objects, role) for role in POOL_ROLES])
+
+
 def test_our_labels_win_and_a_facade_leaves_replicas_to_their_owner() -> None:
     labels = pod_of(everything(deployment(**FULL)), Role.PREFILL)["metadata"]["labels"]
     assert labels["example.com/team"] == "a"
@@ -312,7 +328,7 @@ def test_our_labels_win_and_a_facade_leaves_replicas_to_their_owner() -> None:
     ("fields", "path"),
     [
         ({"model__source": "file://relative"}, "spec.model.source"),
-        ({"gateway__tls": {"secretName": "tls"}}, "spec.gateway.tls"),
+        ({"model__source": "random://relative/config.json"}, "spec.model.source"),
         ({"prefill": {"tensorParallel": 2, "accelerator": GPU}}, "spec.prefill.tensorParallel"),
     ],
 )

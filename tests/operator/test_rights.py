@@ -17,7 +17,13 @@ Json = dict[str, Any]
 Right = tuple[str, str]
 """A verb and a resource with its group, `patch llmpools.baton.dev/status` for instance."""
 MANIFESTS = Path(__file__).parents[2] / "charts" / "manifests"
-PLAYED = ("create", "edit a template", "delete and create again", "a surge without room")
+PLAYED = (
+    "create",
+    "edit a template",
+    "delete and create again",
+    "a surge without room",
+    "optional objects come and go",
+)
 GROUPS = {each.plural: each.group for each in (*WATCHED, *OPTIONAL, SECRETS, EVENTS)}
 UNSEEN = {
     # Only a Conflict makes it read what it had by the watch.

@@ -108,8 +108,9 @@ def test_a_revert_half_way_uses_what_is_still_there() -> None:
     assert shown(run(half, wanted(2, 2, OLD), Limits(1, 0))[-1]) == "P one:2 | D one:2"
 
 
-def test_paused_means_no_step() -> None:
-    assert next_step(wanted(1, 1, NEW), (), Limits(1, 0), paused=True).changes == ()
+def test_paused_means_no_step_where_something_runs() -> None:
+    groups = (Group(P, OLD, 1, 1), Group(D, OLD, 1, 1))
+    assert next_step(wanted(1, 1, NEW), groups, Limits(1, 0), paused=True).changes == ()
 
 
 COUNTS = st.integers(0, 6)

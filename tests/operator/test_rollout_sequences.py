@@ -125,6 +125,15 @@ def test_a_pause_keeps_the_mix_and_follows_the_size() -> None:
     assert rest(fleet(p_old=1, d_old=1), wanted(3, 2), limits, paused=True)[0] == "d_old=2 p_old=3"
 
 
+def test_a_pause_keeps_no_pool_asleep_and_no_new_deployment_from_starting() -> None:
+    limits = Limits(1, 0)
+    assert rest((), wanted(2, 3), limits, paused=True) == ("d_new=3 p_new=2", Phase.COMPLETE)
+    asleep = tuple(dataclasses.replace(group, workers=0, routable=0) for group in fleet(p_old=1, d_old=1))
+    assert rest(asleep, wanted(1, 1), limits, paused=True)[0] == "d_new=1 p_new=1"
+    lost = (*fleet(d_old=2), Group(P, OLD, 0, 0))
+    assert rest(lost, wanted(2, 2, OTHER), limits, paused=True) == ("d_old=2 p_old=2", Phase.PAUSED)
+
+
 def test_pools_stay_in_proportion_while_another_model_takes_over() -> None:
     """4P:8D: a pair of pools that lost a quarter of its prefill workers would serve a quarter less."""
     groups, goal, limits = fleet(p_old=4, d_old=8), wanted(4, 8, OTHER), Limits(1, 0)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from baton_operator.kinds import DEPLOYMENTS
-from baton_operator.kube import Unavailable
+from baton_operator.kinds import DEPLOYMENTS, MONITORS, OPTIONAL
+from baton_operator.kube import Resource, Unavailable
 from baton_operator.names import Key
 from baton_operator.objects.cluster import Platform
 from baton_operator.reconcile import Reconciler, Site
@@ -31,11 +31,11 @@ Pass = Callable[[Key], Coroutine[Any, Any, float | None]]
 class Rig:
     """A runtime over a store with two deployments, whose passes are replaced by the test's own."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, work: Pass, workers: int = 1) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, work: Pass, unreadable: frozenset[Resource]) -> None:
         self.clock = asyncio.get_running_loop().time
         self.store = Store(Kinds(), moment(self.clock))
         self.times: dict[Key, list[float]] = {GOOD: [], BAD: []}
-        self.api = MemoryKube(self.store)
+        self.api = MemoryKube(self.store, unreadable)
         for key in (BAD, GOOD):
             body = manifest(model__source="pvc://models/a")
             body["metadata"] = {"name": key.name, "namespace": key.namespace}
@@ -50,7 +50,7 @@ class Rig:
             self.api,
             Site(lambda: PLATFORM, lambda: {"k": b"m" * 32}),
             (GOOD.namespace,),
-            pace=Pace(workers=workers, resync_s=60.0),
+            pace=Pace(workers=1, resync_s=60.0),
             now=lambda: wall(self.clock()),
             rng=random.Random(1),
         )
@@ -61,9 +61,14 @@ class Rig:
         await asyncio.gather(self.running, return_exceptions=True)
 
 
-def scene(monkeypatch: pytest.MonkeyPatch, work: Pass, after: Callable[[Rig], Coroutine[Any, Any, None]]) -> None:
+def scene(
+    monkeypatch: pytest.MonkeyPatch,
+    work: Pass,
+    after: Callable[[Rig], Coroutine[Any, Any, None]],
+    unreadable: frozenset[Resource] = frozenset(),
+) -> None:
     async def main() -> None:
-        rig = Rig(monkeypatch, work)
+        rig = Rig(monkeypatch, work, unreadable)
         try:
             await rig.runtime.synced.wait()
             await after(rig)
@@ -133,6 +138,21 @@ def test_a_process_in_which_no_pass_ends_says_why_it_should_be_ended(monkeypatch
         assert "no pass has ended" in str(rig.runtime.stalled())
 
     scene(monkeypatch, work, after)
+
+
+def test_a_kind_that_the_operator_may_not_list_is_left_out_and_holds_nothing_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+
+    async def work(key: Key) -> None:
+        return None
+
+    async def after(rig: Rig) -> None:
+        await asyncio.sleep(10.0)
+        assert rig.times[GOOD]
+        assert set(OPTIONAL) - set(rig.runtime.caches) == {MONITORS}
+
+    scene(monkeypatch, work, after, unreadable=frozenset({MONITORS}))
 
 
 def test_a_deployment_that_is_gone_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from baton_kv_transfer.wire.measures import Arrived, Backlog, Condition, RequestLengths, Served, Sketch, StepTiming
+from baton_kv_transfer.wire.measures import (
+    Arrived,
+    Backlog,
+    Condition,
+    Lanes,
+    RequestLengths,
+    Served,
+    Sketch,
+    StepTiming,
+)
 from baton_kv_transfer.wire.measures import WorkerMeasures as Measures
 from baton_kv_transfer.wire.operator_link import GatewayHello, Summary
 from baton_kv_transfer.wire.values import Address
 from baton_kv_transfer.wire.values import Role as WireRole
-from baton_operator.names import Role
+from baton_operator.gateway_telemetry import GatewayTelemetry
+from baton_operator.names import Key, Role
 from baton_operator.sizing.decision import Known, ProvenZero, Unknown
 from baton_operator.sizing.telemetry import Arrivals
-from baton_operator.telemetry_store import FRESH_S, TelemetryStore
+from baton_operator.status import LaneStatus
+from baton_operator.telemetry_store import FRESH_S, TelemetryStore, Ways
+from baton_testing.sizing import spec
 
 ONE, TWO = b"1" * 16, b"2" * 16
 EMPTY = Sketch()
@@ -161,3 +173,29 @@ def test_requests_that_were_not_served_missed_their_target() -> None:
     share, judged = store.latencies(5.0).share_met(Role.PREFILL, 1.0) or (0.0, 0)
     assert (round(share, 3), judged) == (0.75, 40)
     assert store.latencies(500.0).share_met(Role.PREFILL, 1.0) is None, "that was long ago"
+
+
+def test_the_slowest_measured_way_of_all_workers_counts_and_unmeasured_ones_do_not() -> None:
+    fast, slow = Lanes(2, 0, "cuda_ipc/cuda", 3e11), Lanes(3, 1, "tcp x1", 9e8)
+    crews = (PAIR, (replace(PAIR[0], lanes=fast), worker(b"Q", WireRole.PREFILL, lanes=slow), PAIR[1]))
+    seen = []
+    for crew in crews:
+        store = linked(ONE)
+        store.told(ONE, summary(1, workers=crew), 1.0)
+        seen.append(store.ways())
+    assert seen == [None, Ways(5, 1, "tcp x1", 9e8)]
+
+
+def test_the_operator_hears_lane_rate_and_verdict() -> None:
+    store = linked(ONE)
+    telemetry = GatewayTelemetry(lambda key: store, lambda: 1.0, lambda key: spec())
+    heard = telemetry.heard(Key("team-a", "chat"), "uid")
+    assert heard is not None
+    assert (heard.lane, heard.transport_verified) == (None, None)
+    slow = worker(b"Q", WireRole.PREFILL, lanes=Lanes(3, 1, "tcp x1", 9.04e8))
+    store.told(ONE, summary(1, workers=(slow, *PAIR)), 1.0)
+    heard = telemetry.heard(Key("team-a", "chat"), "uid")
+    assert heard is not None
+    assert heard.lane == LaneStatus(lane="tcp x1", bandwidth="0.9 GB/s")
+    assert heard.transport_verified is False
+    assert heard.transport_message == "3 measured, 1 below kvTransfer.minBandwidth; the slowest: tcp x1, 0.9 GB/s"

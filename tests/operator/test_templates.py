@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from baton_operator.allowed import fields_of, model_of
-from baton_operator.api import DeploymentSpec, LLMDeployment, Model
+from baton_operator.api import DeploymentSpec, LLMDeployment
+from baton_operator.model import Model
 from baton_operator.names import POOL_ROLES, Role
 from baton_operator.objects.cluster import Owner, Platform
 from baton_operator.templates import Record, Stored, current, inputs, manifest, outdated, same_inputs, stored
@@ -191,7 +192,7 @@ VALUES: dict[str, object] = {
     "model.maxContextTokens": 256,
     "model.dtype": "float32",
     "model.quantization": None,
-    "model.kvCacheDtype": None,
+    "model.kvCacheDtype": "fp8",
     "model.cache.size": "7Gi",
     "model.cache.storageClassName": "fast",
     "model.credentialsSecret": "hub",
@@ -207,6 +208,7 @@ VALUES: dict[str, object] = {
     "autoscaling.mode": "Off",
     "autoscaling.budget.maxAccelerators": 64,
     "autoscaling.scaleToZeroAfter": None,
+    "autoscaling.schedules": [{"start": "08:00", "end": "18:00", "decode": 2}],
     "rollout.maxSurge": 3,
     "rollout.maxUnavailable": 3,
     "rollout.canary": 30,
@@ -215,7 +217,10 @@ VALUES: dict[str, object] = {
     "gateway.processes": 3,
     "gateway.service.type": "NodePort",
     "gateway.service.port": 81,
-    "gateway.tls.secretName": None,
+    "gateway.tls.secretName": "cert",
+    "gateway.route.parent": "edge",
+    "gateway.route.parentNamespace": None,
+    "gateway.route.hostnames": None,
     "gateway.limits.maxRequestDuration": "31s",
     "imagePullSecrets": ["pull"],
     "podMetadata.labels": {"a": "b"},

@@ -31,6 +31,15 @@ def flags(spec: WorkerSpec) -> dict[str, str]:
     return dict(argument.removeprefix("--").split("=", 1) for argument in spec.argv[3:])
 
 
+def test_a_certificate_needs_a_place_with_secrets() -> None:
+    wanted = deployment(gateway__tls={"secretName": "cert"})
+    spec = gateway_spec(wanted, dataclasses.replace(SITE, tls_path="/etc/tls"))
+    arguments = (*spec.argv[3:], *instance_arguments(Role.GATEWAY, "127.0.0.1:0", "/run/a.json"))
+    assert str(parse_settings(list(arguments)).tls) == "/etc/tls"
+    with pytest.raises(UnsupportedError, match=r"spec\.gateway\.tls"):
+        gateway_spec(wanted, SITE)
+
+
 @pytest.mark.parametrize("role", POOL_ROLES)
 def test_a_worker_understands_what_is_rendered_for_it(role: Role) -> None:
     site = dataclasses.replace(SITE, drain_s=7.5, threads=2)
@@ -106,6 +115,19 @@ def test_transport_and_bandwidth_reach_the_workers() -> None:
         argv = worker_spec(wanted, role, SITE).argv
         assert "--transport=ucx" in argv
         assert "--min-bandwidth=1e+10" in argv
+
+
+def test_float8_kv_reaches_workers_on_gpus_and_is_refused_on_cpus() -> None:
+    gpus = {"accelerator": {"resource": "nvidia.com/gpu"}}
+    wanted = deployment(model__kvCacheDtype="fp8", prefill=gpus, decode=gpus)
+    on_gpus = dataclasses.replace(SITE, prefill_device=Device.CUDA, decode_device=Device.CUDA)
+    for role in POOL_ROLES:
+        spec, usual = worker_spec(wanted, role, on_gpus), worker_spec(deployment(), role, on_gpus)
+        assert "--kv-cache-dtype=fp8" in spec.argv
+        assert not [argument for argument in usual.argv if "kv-cache-dtype" in argument]
+        assert spec.revision.fit != usual.revision.fit
+        with pytest.raises(UnsupportedError, match=r"spec\.model\.kvCacheDtype: fp8 is not supported on CPUs"):
+            worker_spec(wanted, role, SITE)
 
 
 def test_accelerators_are_counted_per_worker() -> None:

@@ -17,7 +17,7 @@ Manifest = dict[str, object]
 """One Kubernetes object, or a part of one, as JSON would hold it."""
 
 HTTP_PORT, PAIR_PORT, OPERATOR_PORT = 8000, 8001, 8443
-MODEL_PATH, KEYS_PATH, RUN_PATH = "/model", "/etc/baton/keys", "/run/baton"
+MODEL_PATH, KEYS_PATH, RUN_PATH, TLS_PATH = "/model", "/etc/baton/keys", "/run/baton", "/etc/baton/tls"
 DRAIN_MARGIN_S = 10.0
 """What a process gets beyond the longest request, to notice that it is told to stop and to finish the last one."""
 MAX_THREADS = 1024
@@ -37,6 +37,10 @@ class Platform:
     fetch_ports: tuple[int, ...] = (443,)
     """Ports that fetch Jobs may reach, whatever the address."""
     python: str = "python"
+    monitors: bool = False
+    """Whether PodMonitors are made."""
+    alerts: bool = False
+    """Whether PrometheusRules are made."""
     operator_service: str | None = None
     """Service in the operator's namespace that gateways link with; None: gateways tell nobody anything."""
 
@@ -68,6 +72,7 @@ def site_of(deployment: LLMDeployment, role: Role, platform: Platform) -> Site:
         decode_device=_device(decode),
         threads=None if pool is None else _threads(pool),
         operator_url=_operator_url(platform) if role is Role.GATEWAY else None,
+        tls_path=TLS_PATH,
         drain_s=deployment.spec.gateway.limits.max_request_duration + DRAIN_MARGIN_S,
     )
 
@@ -76,7 +81,7 @@ def model_source(deployment: LLMDeployment) -> ModelSource:
     """The model's source. Raises UnsupportedError when Pods cannot reach it."""
     text = deployment.spec.model.source
     source = parse_source(text)
-    if source.scheme is Scheme.FILE and not str(source.path).startswith("/"):
+    if source.scheme in (Scheme.FILE, Scheme.RANDOM) and not str(source.path).startswith("/"):
         raise UnsupportedError("spec.model.source", "a path on a cluster must begin with '/': it is one in the image")
     return source
 
@@ -86,6 +91,8 @@ def _model_path(deployment: LLMDeployment) -> str:
     source = model_source(deployment)
     if source.is_remote:
         return f"{MODEL_PATH}/{model_key(deployment.spec.model.source)}"
+    if source.scheme is Scheme.RANDOM:
+        return deployment.spec.model.source
     return str(source.path) if source.scheme is Scheme.FILE else MODEL_PATH
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from baton_operator.api import API_VERSION, LLMDeployment
-from baton_operator.errors import UnsupportedError
 from baton_operator.hashes import Revision
 from baton_operator.names import POOL_ROLES, Role, gateway_name, pool_name, workers_name
 from baton_operator.objects.cluster import Manifest, Owner, Platform
@@ -13,6 +12,7 @@ from baton_operator.objects.fetch import fetch_objects
 from baton_operator.objects.link_keys import key_secret
 from baton_operator.objects.metadata import owned, selector
 from baton_operator.objects.network import gateway_service, policies, pool_service
+from baton_operator.objects.optional import optional_objects
 from baton_operator.objects.pods import LOAD_S, WorkerTemplate, gateway_template
 from baton_operator.pool import POOL_KIND
 
@@ -32,8 +32,6 @@ def standing_objects(
     `gateway_pod` is the recorded template of the gateway; None: rendered now. Raises UnsupportedError for what this
     version cannot run.
     """
-    if deployment.spec.gateway.tls is not None:
-        raise UnsupportedError("spec.gateway.tls", "is not supported yet: must be absent")
     return (
         *policies(deployment, platform, owner),
         *fetch_objects(deployment, platform, owner),
@@ -42,6 +40,7 @@ def standing_objects(
         *(pool_service(deployment, role, owner) for role in POOL_ROLES),
         gateway_service(deployment, owner),
         *(_budget(deployment, role, owner) for role in _ROLES),
+        *optional_objects(deployment, platform, owner),
         _gateway(deployment, gateway_pod or gateway_template(deployment, platform), owner),
     )
 

@@ -32,10 +32,11 @@ def pool_service(deployment: LLMDeployment, role: Role, owner: Owner) -> Manifes
 def gateway_service(deployment: LLMDeployment, owner: Owner) -> Manifest:
     """The Service that clients use."""
     service = deployment.spec.gateway.service
+    scheme = {} if deployment.spec.gateway.tls is None else {"appProtocol": "https"}
     spec: Manifest = {
         "type": service.type.value,
         "selector": selector(deployment, Role.GATEWAY),
-        "ports": [{"name": "http", "port": service.port, "targetPort": "http", "protocol": "TCP"}],
+        "ports": [{"name": "http", "port": service.port, "targetPort": "http", "protocol": "TCP", **scheme}],
     }
     name = gateway_name(deployment.metadata.name)
     return owned("v1", "Service", name, deployment, owner, Role.GATEWAY) | {"spec": spec}

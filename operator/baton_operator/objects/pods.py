@@ -19,6 +19,7 @@ from baton_operator.objects.cluster import (
     MODEL_PATH,
     PAIR_PORT,
     RUN_PATH,
+    TLS_PATH,
     Manifest,
     Platform,
     grace_s,
@@ -37,7 +38,7 @@ BEFORE_STOP_S = 5
 """A gateway keeps accepting for so long, until load balancers have noticed that it goes."""
 PORTS = {"http": HTTP_PORT, "pair": PAIR_PORT}
 """Named ports that others may reach; the gateway's admin listener is for loopback."""
-TEMPLATE_VERSION = 1
+TEMPLATE_VERSION = 2
 """Raised when a template uses what images made for an older one do not know, such as a new flag."""
 _TEMPLATE_FLAG = "--template-hash="
 
@@ -65,15 +66,20 @@ def worker_template(deployment: LLMDeployment, role: Role, platform: Platform) -
 def gateway_template(deployment: LLMDeployment, platform: Platform) -> Manifest:
     """The gateway's PodTemplateSpec."""
     spec = gateway_spec(deployment, site_of(deployment, Role.GATEWAY, platform))
+    tls = deployment.spec.gateway.tls
+    scheme = None if tls is None else "HTTPS"
     container = _container(spec, platform.gateway_image, None)
     container |= {
         "resources": {"requests": {"cpu": "250m", "memory": "512Mi"}, "limits": {"memory": "4Gi"}},
         "lifecycle": {"preStop": {"sleep": {"seconds": BEFORE_STOP_S}}},
-        "startupProbe": _probe("live", period_s=1, failures=120),
-        "livenessProbe": _probe("live", period_s=10, failures=3),
-        "readinessProbe": _probe("ready", period_s=2, failures=2),
+        "startupProbe": _probe("live", period_s=1, failures=120, scheme=scheme),
+        "livenessProbe": _probe("live", period_s=10, failures=3, scheme=scheme),
+        "readinessProbe": _probe("ready", period_s=2, failures=2, scheme=scheme),
     }
     pod = _pod(deployment, spec, container, gateway_name(deployment.metadata.name), grace_s(deployment, BEFORE_STOP_S))
+    if tls is not None:
+        secret: Manifest = {"secretName": tls.secret_name, "defaultMode": KEY_FILE_MODE}
+        _mount(pod, {"name": "tls", "secret": secret}, {"name": "tls", "mountPath": TLS_PATH, "readOnly": True})
     return {"metadata": _metadata(deployment, spec.role, None, {}), "spec": pod | _spread(deployment, spec.role, None)}
 
 
@@ -134,21 +140,6 @@ def _pod(deployment: LLMDeployment, spec: WorkerSpec, container: Manifest, accou
         {"name": "run", "emptyDir": {}},
         {"name": "tmp", "emptyDir": {}},
     ]
-    source = model_source(deployment)
-    if spec.role is not Role.GATEWAY and source.scheme is Scheme.PVC:
-        volumes.append({"name": "model", "persistentVolumeClaim": {"claimName": source.place, "readOnly": True}})
-        mount: Manifest = {"name": "model", "mountPath": MODEL_PATH, "subPath": source.path, "readOnly": True}
-        mounts = container["volumeMounts"]
-        assert isinstance(mounts, list)
-        container = container | {"volumeMounts": [*mounts, mount]}
-    if spec.role is not Role.GATEWAY and source.is_remote:
-        claim = {"claimName": cache_name(deployment.metadata.name), "readOnly": True}
-        volumes.append({"name": "model", "persistentVolumeClaim": claim})
-        mounts = container["volumeMounts"]
-        assert isinstance(mounts, list)
-        container = container | {
-            "volumeMounts": [*mounts, {"name": "model", "mountPath": MODEL_PATH, "readOnly": True}]
-        }
     pod: Manifest = {
         "serviceAccountName": account,
         "automountServiceAccountToken": False,
@@ -165,8 +156,25 @@ def _pod(deployment: LLMDeployment, spec: WorkerSpec, container: Manifest, accou
         "containers": [container],
         "volumes": volumes,
     }
+    source = model_source(deployment)
+    mount: Manifest = {"name": "model", "mountPath": MODEL_PATH, "readOnly": True}
+    if spec.role is not Role.GATEWAY and source.scheme is Scheme.PVC:
+        claim = {"claimName": source.place, "readOnly": True}
+        _mount(pod, {"name": "model", "persistentVolumeClaim": claim}, mount | {"subPath": source.path})
+    if spec.role is not Role.GATEWAY and source.is_remote:
+        claim = {"claimName": cache_name(deployment.metadata.name), "readOnly": True}
+        _mount(pod, {"name": "model", "persistentVolumeClaim": claim}, mount)
     secrets = deployment.spec.image_pull_secrets
     return pod | ({"imagePullSecrets": [{"name": name} for name in secrets]} if secrets else {})
+
+
+def _mount(pod: Manifest, volume: Manifest, mount: Manifest) -> None:
+    """Add a volume to a Pod and mount it in its one container."""
+    volumes, containers = pod["volumes"], pod["containers"]
+    assert isinstance(volumes, list)
+    assert isinstance(containers, list)
+    volumes.append(volume)
+    containers[0]["volumeMounts"].append(mount)
 
 
 def _resources(spec: WorkerSpec, pool: PoolSpec) -> Manifest:
@@ -209,9 +217,10 @@ def _spread(deployment: LLMDeployment, role: Role, key: str | None) -> Manifest:
     return {"topologySpreadConstraints": [constraint]}
 
 
-def _probe(what: str, period_s: int, failures: int) -> Manifest:
+def _probe(what: str, period_s: int, failures: int, scheme: str | None = None) -> Manifest:
+    secure = {} if scheme is None else {"scheme": scheme}
     return {
-        "httpGet": {"path": f"/health/{what}", "port": "http"},
+        "httpGet": {"path": f"/health/{what}", "port": "http", **secure},
         "periodSeconds": period_s,
         "timeoutSeconds": 5 if what == "live" else 2,
         "failureThreshold": failures,

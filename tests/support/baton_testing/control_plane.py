@@ -65,7 +65,8 @@ class ControlPlane:
     """A running one. `kubeconfig` is a cluster administrator's."""
 
     def __init__(self, programs: Programs, folder: Path) -> None:
-        self._programs, self._folder = programs, folder
+        self._programs, self.folder = programs, folder
+        """`folder` gets the server's certificate and key, among others."""
         self._ports = _free_ports(4)
         self._running = contextlib.ExitStack()
         self._server = contextlib.ExitStack()
@@ -73,8 +74,8 @@ class ControlPlane:
         _certificates(folder)
         self.api = ApiServer(self._ports[2], folder)
 
-    def start(self) -> None:
-        folder = self._folder
+    def start(self, controllers: bool = True) -> None:
+        folder = self.folder
         _kubeconfig(folder, self._ports[2])
         for command in (("genrsa", "-out", "sa.key", "2048"), ("rsa", "-in", "sa.key", "-pubout", "-out", "sa.pub")):
             subprocess.run(("openssl", *command), cwd=folder, check=True, capture_output=True, timeout=60)
@@ -86,19 +87,25 @@ class ControlPlane:
         )
         self._running.enter_context(_process(etcd, folder / "etcd.log"))
         self.start_server()
-        config = self.kubeconfig
-        controllers = (
+        if controllers:
+            self._start_controllers()
+
+    def _start_controllers(self) -> None:
+        config, folder = self.kubeconfig, self.folder
+        command = (
             *(str(self._programs.controllers), f"--kubeconfig={config}", "--leader-elect=false"),
             *(f"--authentication-kubeconfig={config}", f"--authorization-kubeconfig={config}"),
             *(f"--service-account-private-key-file={folder / 'sa.key'}", f"--root-ca-file={folder / 'ca.crt'}"),
             *(f"--secure-port={self._ports[3]}", "--port=0", "--bind-address=127.0.0.1"),
-            "--controllers=deployment,replicaset,garbagecollector,serviceaccount,serviceaccount-token,namespace",
+            "--controllers=deployment,replicaset,garbagecollector,serviceaccount,serviceaccount-token,namespace,"
+            "horizontalpodautoscaling",
+            *("--horizontal-pod-autoscaler-sync-period=2s", "--horizontal-pod-autoscaler-downscale-stabilization=4s"),
         )
-        self._running.enter_context(_process(controllers, folder / "controllers.log"))
+        self._running.enter_context(_process(command, folder / "controllers.log"))
 
     def start_server(self) -> None:
         """Start the API server, after `stop_server` on the same port with the same state."""
-        folder = self._folder
+        folder = self.folder
         server = (
             *(str(self._programs.server), f"--etcd-servers=http://127.0.0.1:{self._ports[0]}"),
             *("--bind-address=127.0.0.1", f"--secure-port={self._ports[2]}", "--advertise-address=127.0.0.1"),
@@ -112,7 +119,7 @@ class ControlPlane:
 
     def client(self) -> ApiServer:
         """Another client, for another task or thread. Close it."""
-        return ApiServer(self._ports[2], self._folder)
+        return ApiServer(self._ports[2], self.folder)
 
     def stop_server(self) -> None:
         self.api.close()
@@ -124,11 +131,11 @@ class ControlPlane:
 
 
 @contextlib.contextmanager
-def control_plane(programs: Programs, folder: Path) -> Iterator[ControlPlane]:
+def control_plane(programs: Programs, folder: Path, controllers: bool = True) -> Iterator[ControlPlane]:
     """Run one while the block lasts."""
     made = ControlPlane(programs, folder)
     try:
-        made.start()
+        made.start(controllers)
         yield made
     finally:
         made.stop()

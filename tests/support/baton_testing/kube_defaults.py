@@ -18,10 +18,13 @@ from baton_operator.kinds import (
     EVENTS,
     JOBS,
     LEASES,
+    MONITORS,
     PODS,
     POLICIES,
     POOLS,
     RECORDS,
+    ROUTES,
+    RULES,
     SECRETS,
     SERVICES,
     WORKERS,
@@ -31,7 +34,23 @@ from baton_operator.manifest import parse_live
 from baton_testing.kube_schema import fill, problems, prune
 
 Json = dict[str, Any]
-BUILT_IN = (WORKERS, RECORDS, PODS, SERVICES, ACCOUNTS, SECRETS, EVENTS, POLICIES, BUDGETS, LEASES, JOBS, CLAIMS)
+BUILT_IN = (
+    WORKERS,
+    RECORDS,
+    PODS,
+    SERVICES,
+    ACCOUNTS,
+    SECRETS,
+    EVENTS,
+    POLICIES,
+    BUDGETS,
+    LEASES,
+    JOBS,
+    CLAIMS,
+    ROUTES,
+    MONITORS,
+    RULES,
+)
 WITH_STATUS = frozenset({DEPLOYMENTS, POOLS, WORKERS, PODS, SERVICES, BUDGETS, JOBS, CLAIMS})
 POD_DEFAULTS = {
     "restartPolicy": "Always",

@@ -13,6 +13,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 Json = dict[str, Any]
 Path = tuple[str, ...]
 Fields = frozenset[Path]
@@ -48,6 +50,12 @@ NEVER_OWNED = frozenset(
         *(("f:metadata", f"f:{name}") for name in ("generateName", "deletionGracePeriodSeconds")),
     }
 )
+
+
+def copied(value: Json) -> Json:
+    """Plain data once more."""
+    found: Json = msgspec.json.decode(msgspec.json.encode(value))
+    return found
 
 
 def owned_paths(value: Json) -> Fields:
@@ -86,14 +94,19 @@ ABSENT = _Absent()
 
 def merged(live: Json, config: Json, removed: Fields) -> Json:
     """The live object with what `config` says, and without the removed paths."""
-    made: Json = _merge(copy.deepcopy(live), config, "", str(config.get("kind", live.get("kind"))))
+    made: Json = _merge(copied(live), config, "", str(config.get("kind", live.get("kind"))))
     for path in sorted(removed, key=lambda path: (path[-1] != ".", -len(path))):
-        _remove(made, path[:-1] if path[-1] == "." else path)
+        gone = path[:-1] if path[-1] == "." else path
+        _remove(made, gone)
+        while len(gone) > 1 and value_at(made, gone[:-1]) in ({}, []):  # goes with the last of what it held
+            gone = gone[:-1]
+            _remove(made, gone)
     return made
 
 
+@functools.lru_cache(maxsize=2048)
 def as_fields_v1(fields: Fields) -> Json:
-    """Paths as `managedFields` shows them."""
+    """Paths as `managedFields` shows them; not to be changed."""
     tree: Json = {}
     for path in sorted(fields):
         node = tree
@@ -139,8 +152,12 @@ def list_keys(at: Path, kind: str) -> tuple[str, ...] | None:
 
 
 def key_step(entry: Mapping[str, Any], keys: tuple[str, ...]) -> str:
-    found = {key: entry.get(key, "TCP" if key == "protocol" else None) for key in keys}
-    return "k:" + json.dumps(found, sort_keys=True, separators=(",", ":"))
+    return _step(keys, tuple(entry.get(key, "TCP" if key == "protocol" else None) for key in keys))
+
+
+@functools.lru_cache(maxsize=4096)
+def _step(keys: tuple[str, ...], values: tuple[Any, ...]) -> str:
+    return "k:" + json.dumps(dict(zip(keys, values, strict=True)), sort_keys=True, separators=(",", ":"))
 
 
 def _key(entry: Any, step: str) -> bool:

@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator
 from baton_operator.kinds import SECRETS
 from baton_operator.kube import Change, Expired, Forbidden, Listing, Resource, WatchEvent
 from baton_operator.objects.cluster import Manifest
-from baton_testing.kube_store import Json, Store, copied
+from baton_testing.kube_fields import copied
+from baton_testing.kube_store import Json, Store
 
 BOOKMARK_S = 60.0
 UNREADABLE = frozenset({SECRETS})

@@ -40,6 +40,10 @@ GOOD: dict[str, tuple[Any, ...]] = {
     "memory": ("2Gi",),
     "minBandwidth": ("1GB/s", "1MB/s"),
     "scaleToZeroAfter": ("60s",),
+    "schedules": (
+        [{"start": "22:00", "end": "06:30", "prefill": 1, "decode": 1}],
+        [{"start": "08:00", "end": "18:00", "days": ["Mon", "Fri"], "decode": 1}],
+    ),
     "maxRequestDuration": ("1s", "24h", "5m"),
     "topologyKey": ("example.com/rack",),
     "nodeSelector": ({"example.com/kind": "big"},),
@@ -49,6 +53,9 @@ GOOD: dict[str, tuple[Any, ...]] = {
     "resourceClaims": ([{"name": "gpu", "resourceClaimTemplateName": "one"}],),
     "imagePullSecrets": (["one"], ["one", "two"]),
     "tls": ({"secretName": "cert"},),
+    "route": ({"parent": "edge"},),
+    "route.parent": ("edge",),
+    "hostnames": (["chat.example.com"],),
 }
 """Values that a pattern allows, by the last names of a path."""
 NAMES = ("priorityClassName", "schedulerName", "runtimeClassName", "queue", "credentialsSecret", "secretName")
@@ -189,28 +196,36 @@ class Bench:
             self._fresh[key] = run_virtual(main())
         return self._fresh[key]
 
-    def edited(self, bodies: list[tuple[float, Json]]) -> Json:
-        """The end state after these edits, each after a while, of one that was created from `base`."""
+    def edited(self, bodies: list[tuple[float, Json]]) -> tuple[Json, Json]:
+        """The end state after these edits, each after a while, of one that was created from `base`, and the last of
+        them that was taken: some cannot follow what was there."""
 
-        async def main() -> Json:
-            world = World(promise=LOOSE)
+        async def main() -> tuple[Json, Json]:
+            world, taken = World(promise=LOOSE), base()
             try:
                 world.start()
                 world.store.create(DEPLOYMENTS, base(), "kubectl")
                 for wait_s, body in bodies:
                     await asyncio.sleep(wait_s)
                     live = world.store.read(DEPLOYMENTS, SPACE, NAME)
-                    world.store.replace(DEPLOYMENTS, {**live, "spec": copy.deepcopy(body["spec"])}, "kubectl")
+                    try:
+                        world.store.replace(DEPLOYMENTS, {**live, "spec": copy.deepcopy(body["spec"])}, "kubectl")
+                    except Invalid as error:
+                        if "cannot change" not in error.message:
+                            raise
+                    else:
+                        taken = body
                 await world.settle()
             finally:
                 await world.end()
-            return world.outcome()
+            return world.outcome(), taken
 
         return run_virtual(main())
 
     def complaint(self, bodies: list[tuple[float, Json]]) -> str | None:
-        """How the edits end otherwise than a fresh create of the last one; None: they do not."""
-        wanted, found = self.fresh(bodies[-1][1]), self.edited(bodies)
+        """How the edits end otherwise than a fresh create of the last one that was taken; None: they do not."""
+        found, taken = self.edited(bodies)
+        wanted = self.fresh(taken)
         return None if wanted == found else difference(wanted, found)
 
 
@@ -259,11 +274,14 @@ def _is_refused(stored: Json) -> bool:
 
 
 def sequence(rng: random.Random, good: list[Mutation]) -> list[tuple[float, Json]]:
-    """Some edits in a row, each after 0 to 40 s; the last one is a spec that is taken as it is."""
+    """Some edits in a row, each after 0 to 40 s; the last one is a spec that is taken as it is, and not paused: what a
+    pause keeps depends on what was there."""
     body, found = base(), []
     for _ in range(rng.randint(2, 5)):
         tried = rng.choice(good).on(body if rng.random() < 0.6 else base())
         if not _is_refused(tried):
             body = tried
         found.append((rng.choice((0.0, 0.0, 1.0, 8.0, 40.0)), body))
+    if body["spec"].get("rollout", {}).get("paused"):
+        found.append((8.0, Mutation("rollout.paused", False).on(body)))
     return found

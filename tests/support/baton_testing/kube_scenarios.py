@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from baton_operator.kinds import DEPLOYMENTS, PODS, POOLS, RECORDS, SERVICES, WORKERS
+from baton_operator.kinds import DEPLOYMENTS, MONITORS, PODS, POOLS, RECORDS, SERVICES, WORKERS
 from baton_operator.names import Role
 from baton_operator.objects.metadata import ROLE_LABEL
 from baton_testing.kube_store import Json
@@ -230,6 +230,16 @@ async def pause_midway_and_go_on(world: World) -> None:
     world.user_edits("rollout.paused", False)
 
 
+async def sleep_and_wake_while_paused(world: World) -> None:
+    world.user_applies(rollout={"paused": True}, **OTHER_MODEL)
+    for low in (0, 2):
+        replicas = {"min": low, "max": max(low, 1)}
+        world.user_applies(
+            rollout={"paused": True}, prefill__replicas=replicas, decode__replicas=replicas, **OTHER_MODEL
+        )
+        await asyncio.sleep(60)
+
+
 async def a_template_that_crashes(world: World) -> None:
     world.cluster.weather.fails = lambda pod: "2Gi" in str(pod["spec"])
     world.user_applies(**MORE_MEMORY)
@@ -261,6 +271,20 @@ async def a_name_that_is_taken(world: World) -> None:
     await asyncio.sleep(60)
     assert world.store.read(SERVICES, SPACE, f"{NAME}-gateway")["metadata"]["labels"] == {"mine": "yes"}
     world.user_deletes(SERVICES, f"{NAME}-gateway")
+
+
+async def optional_objects_come_and_go(world: World) -> None:
+    plain = world.platform
+    world.platform = replace(plain, monitors=True, alerts=True)
+    await world.restart()
+    world.user_applies(gateway={"route": {"parent": "edge"}})
+    await asyncio.sleep(30)
+    world.user_applies(gateway={"route": {"parent": "other"}})
+    await asyncio.sleep(30)
+    assert len(list(world.store.all(MONITORS, SPACE))) == 3
+    world.platform = plain
+    await world.restart()
+    world.user_applies()
 
 
 async def a_spec_that_slipped_through(world: World) -> None:
@@ -311,8 +335,10 @@ SCENARIOS = (
     Scenario("a canary and then all", a_canary_and_then_all),
     Scenario("a canary and back", a_canary_and_back),
     Scenario("pause midway and go on", pause_midway_and_go_on),
+    Scenario("sleep and wake while paused", sleep_and_wake_while_paused, Promise(floor=0)),
     Scenario("a template that crashes", a_template_that_crashes),
     Scenario("a surge without room", a_surge_without_room),
     Scenario("a quota in the way", a_quota_in_the_way),
+    Scenario("optional objects come and go", optional_objects_come_and_go),
     Scenario("a spec that slipped through", a_spec_that_slipped_through),
 )

@@ -11,22 +11,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from baton_operator.kube import AlreadyExists, Change, Conflict, Expired, Invalid, NotFound, Resource
 from baton_testing.kube_defaults import Kinds
-from baton_testing.kube_fields import ABSENT, Fields, Path, as_fields_v1, leaves, merged, owned_paths, value_at
+from baton_testing.kube_fields import ABSENT, Fields, Path, as_fields_v1, copied, leaves, merged, owned_paths, value_at
 
 Json = dict[str, Any]
 Place = tuple[Resource, str, str]
 HISTORY = 4000
 APPLY, UPDATE = "Apply", "Update"
 SUBRESOURCE_FIELDS = {"status": ("status",), "scale": ("spec",)}
-
-
-def copied(value: Json) -> Json:
-    found: Json = msgspec.json.decode(msgspec.json.encode(value))
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +36,15 @@ class Stored:
     body: Json
     """Without managedFields."""
     owners: dict[Manager, Fields] = field(default_factory=dict)
+    _of: Json | None = None
+    _leaves: dict[Path, Any] = field(default_factory=dict)
+
+    @property
+    def leaves(self) -> dict[Path, Any]:
+        """Of the body as it is, which is replaced as a whole whenever it changes."""
+        if self._of is not self.body:
+            self._of, self._leaves = self.body, leaves(self.body)
+        return self._leaves
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +160,7 @@ class Store:
             made["metadata"].pop(name, None)
             if name in stored.body["metadata"]:
                 made["metadata"][name] = stored.body["metadata"][name]
-        changed = _changed(stored.body, made)
+        changed = _changed(stored.leaves, leaves(made))
         owners = {who: paths - changed for who, paths in stored.owners.items()}
         mine = Manager(manager, UPDATE, subresource)
         kept = {path for path in changed if value_at(made, path) is not ABSENT}
@@ -178,7 +180,7 @@ class Store:
         config = self._part(resource, config, subresource)
         config = self.kinds.pruned(resource, config)
         mine = Manager(manager, APPLY, subresource)
-        said, stands = leaves(config), leaves(stored.body)
+        said, stands = leaves(config), stored.leaves
         paths = frozenset(said)
         owners = dict(stored.owners)
         rivals: dict[str, Path] = {}
@@ -331,7 +333,6 @@ class Store:
         return body
 
 
-def _changed(before: Json, after: Json) -> frozenset[Path]:
-    old, new = leaves(before), leaves(after)
+def _changed(old: dict[Path, Any], new: dict[Path, Any]) -> frozenset[Path]:
     both = old.keys() | new.keys()
     return frozenset(path for path in both if path[-1] != "." and old.get(path, ABSENT) != new.get(path, ABSENT))

@@ -32,7 +32,8 @@ from baton_testing.manifests import manifest, set_at
 SPACE, NAME = "team", "chat"
 QUIET_S, LONGEST_S = 75.0, 7200.0
 RELIST_S, HEALING_S = 600.0, 50.0
-"""How often everything is listed again; where events are lost, often enough to heal before quiet is believed."""
+"""How often everything is listed again; where events are lost, or change places with one that may never come, often
+enough to heal before quiet is believed."""
 DIGEST = "registry.example.com/baton@sha256:"
 PLATFORM = Platform(DIGEST + "a" * 64, DIGEST + "b" * 64)
 MASTERS = {"first": b"m" * 32}
@@ -84,7 +85,7 @@ class World:
         self.cluster = Cluster(self.store, self.rng, self.clock, copy.deepcopy(rest.times) if rest else None)
         self.platform, self.masters, self.promise = PLATFORM, dict(MASTERS), promise
         self.kube = FaultyKube(MemoryKube(self.store), plan, self._stopped, streams, self.rng)
-        self._relist_s = HEALING_S if streams.lost else RELIST_S
+        self._relist_s = HEALING_S if streams.lost or streams.swapped else RELIST_S
         self.runtime: Runtime | None = None
         self.starts = 0
         self._operator: asyncio.Task[None] | None = None

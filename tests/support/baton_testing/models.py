@@ -39,18 +39,18 @@ _TINY: dict[str, Any] = {
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama-mha": {"model_type": "llama", "num_key_value_heads": 4},
-    "llama-gqa": {"model_type": "llama"},
-    "llama-mqa": {"model_type": "llama", "num_key_value_heads": 1},
+    "llama-gqa": {"model_type": "llama", "head_dim": 32},
+    "llama-mqa": {"model_type": "llama", "num_key_value_heads": 1, "head_dim": 64},
     "llama-tied": {"model_type": "llama", "tie_word_embeddings": True},
-    "llama-biases": {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
+    "llama-biases": {"model_type": "llama", "head_dim": 32, "attention_bias": True, "mlp_bias": True},
     "llama-llama3-rope": {"model_type": "llama", "rope_parameters": LLAMA3_ROPE},
     "llama-linear-rope": {"model_type": "llama", "rope_parameters": LINEAR_ROPE},
     "llama-yarn-rope": {"model_type": "llama", "rope_parameters": YARN_ROPE},
-    "mistral-window": {"model_type": "mistral", "sliding_window": 24},
+    "mistral-window": {"model_type": "mistral", "head_dim": 32, "sliding_window": 24},
     "mistral-no-window": {"model_type": "mistral", "sliding_window": None},
     "qwen2": {"model_type": "qwen2"},
     "qwen2-window": {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1},
-    "qwen3": {"model_type": "qwen3", "head_dim": 16},
+    "qwen3": {"model_type": "qwen3", "head_dim": 32},
     "qwen3-tied-yarn": {
         "model_type": "qwen3",
         "head_dim": 20,

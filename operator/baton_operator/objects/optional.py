@@ -1,0 +1,84 @@
+"""Objects of APIs that a cluster may lack: a route of the Gateway API, and what the Prometheus operator reads.
+
+They are made where they are asked for and served; where they are asked for and not served, a condition says so.
+"""
+
+from __future__ import annotations
+
+from baton_operator.api import LLMDeployment
+from baton_operator.names import POOL_ROLES, Role, gateway_name, pool_name
+from baton_operator.objects.cluster import Manifest, Owner, Platform
+from baton_operator.objects.metadata import owned, selector
+
+ROUTE_API, MONITOR_API = "gateway.networking.k8s.io/v1", "monitoring.coreos.com/v1"
+MISSED_FOR, FAILED_SHARE = "10m", 0.01
+
+
+def optional_objects(deployment: LLMDeployment, platform: Platform, owner: Owner) -> tuple[Manifest, ...]:
+    """What the deployment and the installation ask for."""
+    monitors = [_monitor(deployment, role, owner) for role in (*POOL_ROLES, Role.GATEWAY)] if platform.monitors else []
+    alerts = [_alerts(deployment, owner)] if platform.alerts else []
+    return (*_routes(deployment, owner), *monitors, *alerts)
+
+
+def _routes(deployment: LLMDeployment, owner: Owner) -> tuple[Manifest, ...]:
+    """From the named Gateway to the gateway's Service. Its time-out is off: the gateway ends every request itself, and
+    implementations would cut long answers."""
+    route, name = deployment.spec.gateway.route, gateway_name(deployment.metadata.name)
+    if route is None:
+        return ()
+    parent = {"name": route.parent} | ({} if route.parent_namespace is None else {"namespace": route.parent_namespace})
+    backend = {"name": name, "port": deployment.spec.gateway.service.port}
+    spec: Manifest = {
+        "parentRefs": [parent],
+        **({"hostnames": list(route.hostnames)} if route.hostnames else {}),
+        "rules": [{"backendRefs": [backend], "timeouts": {"request": "0s"}}],
+    }
+    return (owned(ROUTE_API, "HTTPRoute", name, deployment, owner, Role.GATEWAY) | {"spec": spec},)
+
+
+def _monitor(deployment: LLMDeployment, role: Role, owner: Owner) -> Manifest:
+    """The processes of a role, each read by itself."""
+    name = deployment.metadata.name
+    endpoint: Manifest = {"port": "http", "path": "/metrics", "interval": "15s"}
+    if role is Role.GATEWAY and deployment.spec.gateway.tls is not None:
+        endpoint |= {"scheme": "https", "tlsConfig": {"insecureSkipVerify": True}}  # by address: no name to verify
+    spec: Manifest = {
+        "selector": {"matchLabels": selector(deployment, role)},
+        "podMetricsEndpoints": [endpoint],
+    }
+    named = gateway_name(name) if role is Role.GATEWAY else pool_name(name, role)
+    return owned(MONITOR_API, "PodMonitor", named, deployment, owner, role) | {"spec": spec}
+
+
+def _alerts(deployment: LLMDeployment, owner: Owner) -> Manifest:
+    """The targets of `spec.slo`, and requests that fail. Metrics: docs/metrics.md."""
+    slo, metadata = deployment.spec.slo, deployment.metadata
+    of = f'{{namespace="{metadata.namespace}",pod=~"{gateway_name(metadata.name)}-.+"}}'
+    failed = f'{{namespace="{metadata.namespace}",pod=~"{gateway_name(metadata.name)}-.+",outcome="failed"}}'
+    rules: list[Manifest] = []
+    for name, target in (("ttft", slo.ttft), ("tpot", slo.tpot)):
+        rate = f"sum by (le) (rate(baton_gateway_{name}_seconds_bucket{of}[5m]))"
+        rules.append(
+            {
+                "alert": f"Baton{name.capitalize()}Missed",
+                "expr": f"histogram_quantile({target.percentile / 100:g}, {rate}) > {target.target:g}",
+                "for": MISSED_FOR,
+                "labels": {"severity": "warning"},
+                "annotations": {
+                    "summary": f"{metadata.name}: p{target.percentile:g} of {name.upper()} is over {target.target:g} s"
+                },
+            }
+        )
+    total = f"sum(rate(baton_gateway_requests_total{of}[5m]))"
+    rules.append(
+        {
+            "alert": "BatonRequestsFail",
+            "expr": f"sum(rate(baton_gateway_requests_total{failed}[5m])) / {total} > {FAILED_SHARE:g}",
+            "for": MISSED_FOR,
+            "labels": {"severity": "critical"},
+            "annotations": {"summary": f"{metadata.name}: more than {FAILED_SHARE:.0%} of the requests fail"},
+        }
+    )
+    spec: Manifest = {"groups": [{"name": f"baton-{metadata.name}", "rules": rules}]}
+    return owned(MONITOR_API, "PrometheusRule", metadata.name, deployment, owner) | {"spec": spec}
