@@ -13,7 +13,6 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any, Protocol
 
 import torch
@@ -28,7 +27,6 @@ from baton_engine.runner import ModelRunner
 from baton_engine.scheduler import Scheduler
 from baton_engine.stepper import Stepper
 from baton_kv_transfer.wire.values import SamplingParams
-from bench.engine_floor import prefill_floor_s
 from bench.machine import this_machine
 from bench.results import Cell, publish, spread
 from bench.subjects import Subject, random_100m, tiny
@@ -46,7 +44,6 @@ COLUMNS = (
     "baton tokens/s",
     "transformers tokens/s",
     "ratio",
-    "at most",
     "same ids",
 )
 
@@ -163,10 +160,6 @@ def compare(subject: Subject, case: Case, rounds: int) -> list[dict[str, Cell]]:
 
 
 def _row(subject: Subject, case: Case, phase: str, timings: list[list[Timing]]) -> dict[str, Cell]:
-    at_most: float | None = None
-    if phase == "prefill":
-        floor_s = prefill_floor_s(subject.folder, case.batch, case.prompt_tokens)
-        at_most = median(timing.prefill_s for timing in timings[1]) / floor_s
     tokens = case.batch * (case.prompt_tokens if phase == "prefill" else case.output_tokens - 1)
     ours, theirs = (
         [tokens / (t.prefill_s if phase == "prefill" else t.decode_s) for t in engine] for engine in timings
@@ -188,7 +181,6 @@ def _row(subject: Subject, case: Case, phase: str, timings: list[list[Timing]]) 
         "transformers tokens/s": str(spread(theirs)),
         "ratio": str(ratios),
         "ratio median": ratios.median,
-        "at most": at_most,
         "same ids": f"{sum(a == b for a, b in pairs) / len(pairs):.1%}",
     }
 
@@ -204,7 +196,6 @@ def run(models: Sequence[str], rounds: int, threads: int) -> None:
     notes = [
         f"Median (least–greatest) of {rounds} interleaved rounds, both pinned to cores {cores} with "
         f"{torch.get_num_threads()} torch thread(s), float32, greedy; transformers {transformers.__version__}.",
-        "At most: the ratio if all but the library's products and attention took no time (bench/engine_floor.py).",
     ]
     publish("engine_speed", machine, notes, COLUMNS, rows)
 

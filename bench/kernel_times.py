@@ -49,6 +49,7 @@ def decode_times(heads: tuple[int, int, int], batch: int, context: int) -> str:
     index = decode_index(pool, tables, lens, q_heads)
     index_us = time_us(lambda: decode_index(pool, tables, lens, q_heads))
     layer_us = time_us(lambda: paged_decode_attention(q, pool, 1, tables, lens, 0.1, index=index))
+    compiled_us = time_us(lambda: paged_decode_attention(q, pool, 1, tables, lens, 0.1))
     past, new = torch.randn(batch, kv_heads, context - 1, head_dim), torch.randn(batch, kv_heads, 1, head_dim)
 
     def contiguous() -> torch.Tensor:
@@ -57,7 +58,7 @@ def decode_times(heads: tuple[int, int, int], batch: int, context: int) -> str:
 
     return (
         f"decode {heads} batch {batch} context {context}: index {index_us:.0f} µs a step, "
-        f"attention {layer_us:.0f} µs a layer, contiguous cache {time_us(contiguous):.0f}"
+        f"attention {layer_us:.0f} µs a layer, compiled {compiled_us:.0f}, contiguous cache {time_us(contiguous):.0f}"
     )
 
 
@@ -70,7 +71,9 @@ def prefill_times(heads: tuple[int, int, int], queries: int, context: int) -> st
     q = torch.randn(queries, q_heads, head_dim)
     index = prefill_index(pool, tables, starts, lens)
     paged_us = time_us(lambda: paged_prefill_attention(q, pool, 1, tables, starts, lens, 0.1, index=index), 5)
+    compiled_us = time_us(lambda: paged_prefill_attention(q, pool, 1, tables, starts, lens, 0.1), 5)
     line = f"prefill {heads} queries {queries} context {context}: attention {paged_us:.0f} µs a layer"
+    line += f", compiled {compiled_us:.0f}"
     if queries < context:
         return line
     query, key, grouped = q.transpose(0, 1)[None], torch.randn(1, kv_heads, context, head_dim), q_heads != kv_heads

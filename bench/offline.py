@@ -24,6 +24,7 @@ from typing import Final
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from baton_engine.blocks import BlockPool, BlockState
 from baton_engine.step_load import StepLoad
 from baton_gateway.prepare import ModelLimits
 from baton_gateway.text import load_text_model
@@ -82,10 +83,19 @@ class Steps:
     decode_s: float = 0.0
     steps: int = 0
     rows: int = 0
+    held: int = 0
+    """Token places in blocks that sequences held, summed over steps that only decode, …"""
+    filled: int = 0
+    """… and how many of them had a token's KV."""
+    fullest: tuple[int, int] = (0, 0)
+    """Both in the step that held most."""
 
 
 class Meter:
     """Told by the stepper of every step."""
+
+    pool: BlockPool
+    block_tokens: int
 
     def __init__(self) -> None:
         self._steps = Steps()
@@ -101,6 +111,10 @@ class Meter:
             steps.prefill_s += seconds
         else:
             steps.decode_s += seconds
+            held = self.pool.count(BlockState.IN_USE) * self.block_tokens
+            steps.held += held
+            steps.filled += load.kv_tokens
+            steps.fullest = max(steps.fullest, (held, load.kv_tokens))
         steps.steps += 1
         steps.rows += load.decode_rows
 
@@ -155,6 +169,7 @@ def measure(names: Sequence[str], config: dict[str, object], device: str, share:
         meter = Meter()
         began = time.perf_counter()
         engine = build_engine(parse(Role.PREFILL, flags), meter.add)
+        meter.pool, meter.block_tokens = engine.scheduler.pool, engine.scheduler.config.block_tokens
         notes.append(f"Engine built, graphs captured: {time.perf_counter() - began:.1f} s.")
         text = load_text_model(engine.bundle.data, engine.bundle.sha256)
         limits = ModelLimits(engine.limits.max_context_tokens, engine.limits.vocab_size)
@@ -170,7 +185,8 @@ def measure(names: Sequence[str], config: dict[str, object], device: str, share:
             seconds = timed(engine, desk, requests)
             note = (
                 f"{steps.steps:,} steps, device {steps.prefill_s:.2f} s with prefill + {steps.decode_s:.2f} s decode, "
-                f"{steps.rows / max(1, steps.steps):.0f} decode rows a step"
+                f"{steps.rows / max(1, steps.steps):.0f} decode rows a step; of held KV places "
+                f"{unused(steps.held, steps.filled)} unused, {unused(*steps.fullest)} when most were held"
             )
             rows.append(row(name, "baton", lengths, seconds, note))
             print(rows[-1], flush=True)
@@ -183,6 +199,10 @@ def measure(names: Sequence[str], config: dict[str, object], device: str, share:
                 rows.append(row("chat", result.name, part, result.seconds, result.note))
                 print(rows[-1], flush=True)
     publish("offline", this_machine(), notes, COLUMNS, rows)
+
+
+def unused(held: int, filled: int) -> str:
+    return f"{100 * (1 - filled / max(1, held)):.1f} %"
 
 
 def row(name: str, engine: str, lengths: Sequence[Lengths], seconds: float, note: str) -> dict[str, Cell]:

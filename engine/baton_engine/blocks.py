@@ -207,21 +207,24 @@ class BlockPool:
     def check(self) -> None:
         """Raise AssertionError if the books do not agree. For tests and simulation: linear in the pool."""
         held = Counter(block for table in self._tables.values() for block in table)
-        counts = Counter(self._state)
-        assert sum(counts.values()) == self.num_blocks
-        assert all(counts[state] == self._counts[state] for state in BlockState), (counts, self._counts)
+        assert len(self._state) == self.num_blocks
         for owner, table in self._tables.items():
             assert len(set(table)) == len(table), f"{owner} holds a block twice: {table}"
+        references = {block: count for block, count in enumerate(self._references) if count}
+        assert references == held, f"references {references}, holders {held}"
+        of: dict[BlockState, set[int]] = {state: set() for state in BlockState}
         for block, state in enumerate(self._state):
-            references, published = self._references[block], block in self._index
-            assert references == held[block], f"block {block}: {references} references, {held[block]} holders"
-            assert (references > 0) == (state in (BlockState.RESERVED, BlockState.IN_USE)), (block, state, references)
-            assert (block in self._cached) == (state is BlockState.CACHED), (block, state)
-            assert (block in self._free) == (state is BlockState.FREE), (block, state)
-            assert published or state is not BlockState.CACHED, f"block {block} is cached but unpublished"
-            assert not published or state not in (BlockState.FREE, BlockState.RESERVED), (block, state)
-            if state is BlockState.FENCED:
-                assert self._fence[block] > self._collected, f"block {block} waits for a step that is over"
-                assert block in self._fenced[self._fence[block]]
-            else:
-                assert state not in (BlockState.FREE, BlockState.CACHED) or self._fence[block] <= self._collected
+            of[state].add(block)
+        assert all(len(of[state]) == self._counts[state] for state in BlockState), (of, self._counts)
+        assert held.keys() == of[BlockState.RESERVED] | of[BlockState.IN_USE], (held, of)
+        assert self._cached.keys() == of[BlockState.CACHED], (self._cached, of)
+        assert self._free.blocks() == of[BlockState.FREE], (self._free.blocks(), of)
+        published = self._index.blocks()
+        assert of[BlockState.CACHED] <= published, f"blocks {of[BlockState.CACHED] - published}: cached, unpublished"
+        assert not published & (of[BlockState.FREE] | of[BlockState.RESERVED]), (published, of)
+        for block in of[BlockState.FENCED]:
+            assert self._fence[block] > self._collected, f"block {block} waits for a step that is over"
+            assert block in self._fenced[self._fence[block]]
+        fenced = {block for block, fence in enumerate(self._fence) if fence > self._collected}
+        late = fenced & (of[BlockState.FREE] | of[BlockState.CACHED])
+        assert not late, f"blocks {late} are given out before their step is over"

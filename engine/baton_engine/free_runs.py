@@ -17,9 +17,9 @@ class FreeRuns:
         self.count = 0
         self._insert(0, num_blocks)
 
-    def __contains__(self, block: int) -> bool:
-        """For checks only: linear in the number of runs."""
-        return any(first <= block < first + length for first, length in self._length.items())
+    def blocks(self) -> set[int]:
+        """All of them, for checks."""
+        return {block for first, length in self._length.items() for block in range(first, first + length)}
 
     def add(self, block: int) -> None:
         """`block` becomes free; runs on both sides are joined."""

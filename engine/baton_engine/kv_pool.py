@@ -83,11 +83,17 @@ class KvPool:
         first_unit: int,
         end_unit: int,
         part: PoolPart | None = None,
+        with_checksums: bool = True,
     ) -> bytes:
-        """Write the stream's units into the blocks and return the checksums of what was read from the stream."""
-        return self.scatter_elements(
-            self._stream(stream).to(self.tensor.device), blocks, unit_tokens, first_unit, end_unit, part
-        )
+        """Write the stream's units into the blocks and return the checksums of what was read from the stream.
+
+        Without checksums nothing is returned; on a GPU they cost nothing and are computed all the same.
+        """
+        source = self._stream(stream).to(self.tensor.device)
+        if not with_checksums and not source.is_cuda:
+            scatter_kv(source, self._of(part), self._table(blocks), unit_tokens, first_unit, end_unit)
+            return b""
+        return self.scatter_elements(source, blocks, unit_tokens, first_unit, end_unit, part)
 
     def scatter_elements(
         self,
@@ -97,12 +103,16 @@ class KvPool:
         first_unit: int,
         end_unit: int,
         part: PoolPart | None = None,
+        groups: int = 1,
     ) -> bytes:
-        """As `scatter`, from a flat tensor of the pool's dtype on its device; done when it returns."""
+        """As `scatter`, from a flat tensor of the pool's dtype on its device; done when it returns.
+
+        The stream holds all units of the first of `groups` equal groups of layers, then those of the next.
+        """
         pool = self._of(part)
-        shape = (end_unit - first_unit, pool.shape[1], 2)
+        shape = (groups, end_unit - first_unit, pool.shape[1] // groups, 2)
         checksums = torch.empty(shape, dtype=torch.int64, device=self.tensor.device)
-        scatter_kv(source, pool, self._table(blocks), unit_tokens, first_unit, end_unit, checksums)
+        scatter_kv(source, pool, self._table(blocks), unit_tokens, first_unit, end_unit, checksums, groups)
         return _as_bytes(checksums)
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:

@@ -7,7 +7,7 @@ index says where such KV stands; whether a block may be evicted is decided in `b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from hashlib import blake2b
 
 from baton_kv_transfer.wire.values import pack_ids
@@ -39,6 +39,10 @@ class PrefixIndex:
 
     def __contains__(self, block: int) -> bool:
         return block in self._digests
+
+    def blocks(self) -> Set[int]:
+        """All published ones."""
+        return self._digests.keys()
 
     def publish(self, block: int, digest: bytes, parent: bytes) -> None:
         """The block holds computed or verified KV of `digest`. No effect when another block already stands for it."""

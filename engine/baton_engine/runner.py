@@ -56,7 +56,7 @@ class ModelRunner:
             keep_freed_memory()
         else:
             self._graphs = self._capture(max_slots, max_blocks)
-            warm_up(loaded.model, pool.tensor, loaded.config.vocab_size, loaded.max_context_tokens)
+        warm_up(loaded.model, pool.tensor, loaded.config.vocab_size, loaded.max_context_tokens)
 
     @torch.inference_mode()
     def _capture(self, max_slots: int, max_blocks: int) -> DecodeGraphs:
@@ -103,7 +103,8 @@ class ModelRunner:
 
     def _run(self, plan: StepPlan) -> tuple[tuple[int, ...], Draw | None]:
         if self._graphs is not None and not plan.prefill and len(plan.decode) <= self._graphs.largest:
-            return plan.decode, self._replay(self._graphs, plan.decode)
+            slots = self._slots.longest_first(plan.decode)
+            return slots, self._replay(self._graphs, slots)
         drawing = DrawingRows.of(plan) if plan.prefill else None
         token_ids, rows = self._slots.rows(plan, drawing)
         written = None if self._notices is None else self._notices.of(plan)

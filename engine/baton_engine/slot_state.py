@@ -45,6 +45,8 @@ class SlotState:
         self._decode: tuple[int, ...] = ()
         self._decode_slots: Ints = np.zeros(0, dtype=np.int64)
         self._decode_index = torch.zeros(0, dtype=torch.int64, device=device)
+        self._asked: tuple[int, ...] = ()
+        self._ordered: tuple[int, ...] = ()
 
     def open(self, opened: OpenSlot) -> None:
         self._contexts[opened.slot] = opened.context_tokens
@@ -89,6 +91,15 @@ class SlotState:
         lens = (inputs.positions + 1).astype(np.int32)
         tables = self._tables[inputs.slots, : int(inputs.positions.max()) // self._block_tokens + 1]
         return inputs.positions, inputs.places, DecodeRows(self._upload(tables), self._upload(lens))
+
+    def longest_first(self, decode: tuple[int, ...]) -> tuple[int, ...]:
+        """The same slots by length of context, as it was when they came together: attention begins rows in their order,
+        and a long one that is begun last keeps the device waiting."""
+        if decode != self._asked:
+            slots = np.array(decode, dtype=np.int64)
+            order = np.argsort(-self._contexts[slots], kind="stable")
+            self._asked, self._ordered = decode, tuple(slots[order].tolist())
+        return self._ordered
 
     def decode_inputs(self, decode: tuple[int, ...]) -> DecodeInputs:
         """Rows of a step that only decodes, for a captured graph. Contexts move on as if it had run."""

@@ -1,7 +1,7 @@
-"""Run once what a GPU worker may run later, so that nothing is compiled or loaded after it is ready.
+"""Run once what a worker may run later, so that nothing is compiled or loaded after it is ready.
 
-Decode graphs prepare themselves by being captured. Here: prompt steps of a few sizes (libraries choose by size),
-the last layer's decode attention outside a graph, and every way to draw.
+Decode graphs prepare themselves by being captured. Here: prompt steps of a few sizes (a GPU's libraries choose
+by size), the last layer's decode attention outside a graph, and every way to draw.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from baton_engine.plan import OpenSlot
 from baton_engine.sampler import Sampler
 from baton_kv_transfer.wire.values import SamplingParams
 
-PROMPTS: Final = (1, 16, 128, 1024)
+GPU_PROMPTS: Final = (1, 16, 128, 1024)
+CPU_PROMPTS: Final = (1,)
+"""One token is enough for what is compiled."""
 DRAWS: Final = (
     SamplingParams(max_tokens=1, temperature=0.0),
     SamplingParams(max_tokens=1, temperature=0.0, logit_bias=((0, 1.0),)),
@@ -33,7 +35,8 @@ def warm_up(model: Decoder, kv_pool: Tensor, vocab_size: int, max_context_tokens
     """Nothing in the pool changes: every row's place is -1. Waits until all is done."""
     device = kv_pool.device
     hidden = torch.empty(0)
-    for tokens in (tokens for tokens in PROMPTS if tokens <= max_context_tokens):
+    prompts = GPU_PROMPTS if device.type == "cuda" else CPU_PROMPTS
+    for tokens in (tokens for tokens in prompts if tokens <= max_context_tokens):
         for draws in (True, False):
             rows = _prompt(tokens, kv_pool.shape[4], device, draws)
             hidden = model.hidden_states(torch.zeros(tokens, dtype=torch.int64, device=device), rows, kv_pool)
@@ -42,7 +45,8 @@ def warm_up(model: Decoder, kv_pool: Tensor, vocab_size: int, max_context_tokens
     for sampling in DRAWS:
         sampler.open(OpenSlot(0, sampling, 0, (0,), (), 1, None))
         sampler.draw((0,), logits)
-    torch.cuda.synchronize(device)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _prompt(tokens: int, block_tokens: int, device: torch.device, draws: bool) -> StepRows:

@@ -234,7 +234,7 @@ def write_json(path: Path, value: object) -> None:
 
 def write_texts(out: Path, tokenizer: Tokenizer) -> None:
     """tokenizer.json, tokenizer_config.json, config.json, generation_config.json."""
-    tokenizer.save(str(out / "tokenizer.json"))
+    tokenizer.save(str(out / "tokenizer.json"), pretty=False)
     write_json(
         out / "tokenizer_config.json",
         {

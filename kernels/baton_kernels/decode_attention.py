@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from baton_kernels.cpu.compiled.attention import compiled_attention, single_row_starts
 from baton_kernels.cpu.decode_attention import DecodeIndex, decode_index, paged_decode_attention_cpu
 from baton_kernels.kv_scales import check_scales
 from baton_kernels.paged_context import read_context
@@ -71,5 +72,8 @@ def paged_decode_attention(
         return paged_decode_attention_triton(
             q, kv_pool, layer, block_tables, context_lens, scale, window, kv_scales=kv_scales
         )
+    if index is None and (compiled := compiled_attention(q, kv_pool)) is not None:
+        starts = single_row_starts(q.shape[0])
+        return compiled(q, kv_pool, layer, block_tables, starts, context_lens, scale, window)
     index = index or decode_index(kv_pool, block_tables, context_lens, q.shape[1], window)
     return paged_decode_attention_cpu(q, kv_pool, layer, scale, index)

@@ -9,6 +9,7 @@ Bytes: reads and writes the stream once; checksums add 8 bytes per piece. A bloc
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from baton_kernels.cpu.kv_copy import pack_kv_cpu, scatter_kv_cpu
@@ -88,21 +89,29 @@ def scatter_kv(
     first_unit: int,
     end_unit: int,
     checksums: Tensor | None = None,
+    groups: int = 1,
 ) -> None:
     """Write `stream` (flat, the pool's dtype) into the blocks; slots outside the units stay as they are.
 
-    checksums [units, layers, 2] int64, when given, gets those of the stream, from the same reads. Raises as
-    `pack_kv`.
+    The stream holds all units of the first of `groups` equal groups of layers, then all units of the next. checksums
+    [groups, units, layers / groups, 2] int64, when given, gets those of the stream, from the same reads. Raises as
+    `pack_kv`, and ValueError when the layers do not divide.
     """
     units = UnitRange(unit_tokens, first_unit, end_unit)
     check_units(kv_pool, blocks, units)
+    layers = kv_pool.shape[1]
+    if groups < 1 or layers % groups:
+        raise ValueError(f"groups: {groups} does not divide {layers} layers")
     source = stream_view(stream, kv_pool, units)
     if kv_pool.is_cuda:
         from baton_kernels.gpu.kv_copy import scatter_kv_triton
 
-        scatter_kv_triton(source, kv_pool, blocks, units, checksums)
-    else:
-        scatter_kv_cpu(source, kv_pool, blocks, units, checksums)
+        scatter_kv_triton(source, kv_pool, blocks, units, checksums, groups)
+        return
+    parts = zip(torch.split(kv_pool, layers // groups, 1), stream.view(groups, -1), strict=True)
+    for group, (pool, part) in enumerate(parts if units.count else ()):
+        sums = None if checksums is None else checksums.view(groups, units.count, layers // groups, 2)[group]
+        scatter_kv_cpu(stream_view(part, pool, units), pool, blocks, units, sums)
 
 
 def copy_blocks_reference(kv_pool: Tensor, sources: Tensor, targets: Tensor) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from baton_kernels.cpu.compiled.attention import compiled_attention
 from baton_kernels.cpu.prefill_attention import PrefillIndex, paged_prefill_attention_cpu, prefill_index
 from baton_kernels.kv_scales import check_scales
 from baton_kernels.paged_context import read_context
@@ -90,5 +91,7 @@ def paged_prefill_attention(
         return paged_prefill_attention_triton(
             q, kv_pool, layer, block_tables, query_starts, context_lens, scale, window, max_query_len
         )
+    if index is None and (compiled := compiled_attention(q, kv_pool)) is not None:
+        return compiled(q, kv_pool, layer, block_tables, query_starts, context_lens, scale, window)
     index = index or prefill_index(kv_pool, block_tables, query_starts, context_lens, window)
     return paged_prefill_attention_cpu(q, kv_pool, layer, scale, index)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from baton_kernels.cpu.compiled.rope_kv_write import rope_kv_write_compiled
 from baton_kernels.cpu.rope_kv_write import RopeIndex, rope_index, rope_kv_write_cpu
 from baton_kernels.kv_scales import as_bytes, check_scales, to_pool
 
@@ -96,5 +97,11 @@ def rope_kv_write(
         return rope_kv_write_triton(
             qkv, positions, cos, sin, slot_mapping, kv_pool, layer, num_q_heads, q_norm, k_norm, eps, kv_scales
         )
+    if index is None:
+        q = rope_kv_write_compiled(
+            qkv, positions, cos, sin, slot_mapping, kv_pool, layer, num_q_heads, q_norm, k_norm, eps
+        )
+        if q is not None:
+            return q
     index = index or rope_index(positions, cos, sin, slot_mapping, kv_pool)
     return rope_kv_write_cpu(qkv, kv_pool, layer, num_q_heads, q_norm, k_norm, eps, index)

@@ -66,4 +66,4 @@ def test_every_block_is_either_free_once_or_taken_once(num_blocks: int, moves: l
             runs.add(taken.pop(place % len(taken)))
         assert len(set(taken)) == len(taken)
         assert runs.count == num_blocks - len(taken)
-        assert all((block in runs) != (block in taken) for block in range(num_blocks))
+        assert runs.blocks() == set(range(num_blocks)) - set(taken)

@@ -44,6 +44,9 @@ def test_what_is_packed_in_one_pool_stands_in_another_after_scatter(
     assert torch.equal(after[..., 96:, :], before[..., 96:, :])
     assert checksums == source.checksums(table, unit, first, end) == target.checksums(landing, unit, first, end)
     assert len(checksums) == (end - first) * 3 * 2 * 8
+    unchecked = random_pool(to_tokens, 40, dtype, seed=1)
+    assert unchecked.scatter(memoryview(stream), landing, unit, first, end, None, False) == b""
+    assert torch.equal(tokens_of(unchecked, landing), after)
 
 
 def test_a_flipped_bit_anywhere_changes_the_checksum_of_its_piece_only() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from baton_engine.loading import load_model
 from baton_engine.plan import StepPlan
 from baton_testing.model_steps import ModelSteps, blocks_of, chunk, opened, updates
 from baton_testing.models import FAMILIES, reference_logits
@@ -24,6 +25,32 @@ def assert_close(logits: torch.Tensor, expected: torch.Tensor) -> None:
 def test_a_whole_prompt_gives_the_logits_of_transformers(family: str, tiny: Callable[[str], Any]) -> None:
     model = tiny(family)
     assert_close(ModelSteps(model.loaded).prefill(chunk(0, model.tokens)), model.logits)
+
+
+def long_prompt(reference: Any) -> tuple[list[int], torch.Tensor]:
+    """More rows than the compiled layers multiply by vectors, and their logits in transformers."""
+    generator = torch.Generator().manual_seed(2)
+    tokens = torch.randint(3, reference.config.vocab_size, (201,), generator=generator).tolist()
+    return tokens, reference_logits(reference, tokens)
+
+
+@pytest.mark.parametrize("family", ["llama-gqa", "llama-biases", "mistral-window", "qwen2", "qwen3"])
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "torch"])
+def test_a_long_prompt_gives_its_logits_with_and_without_compiled_kernels(
+    family: str, compiled: bool, tiny: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny(family)
+    tokens, expected = long_prompt(model.reference)
+    loaded = model.loaded
+    if not compiled:
+        for module in ("baton_engine.layers.linear", "baton_kernels.cpu.compiled.attention"):
+            monkeypatch.setattr(f"{module}.suits", lambda dtype: False)
+        loaded = load_model(model.directory, torch.float32, torch.device("cpu"))
+    steps = ModelSteps(loaded, blocks_per_slot=13)
+    mate = model.tokens[:5]
+    got = steps.prefill(chunk(0, tokens[:-1]), chunk(1, mate))
+    assert_close(got, torch.cat((expected[:-1], model.logits[:5])))
+    assert_close(steps.decode({0: tokens[-1]}), expected[-1:])
 
 
 @families

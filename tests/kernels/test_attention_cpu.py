@@ -58,9 +58,10 @@ def test_decode_cpu_path_equals_reference(lengths: list[int], window: int | None
         for layer in (0, 2, 1):
             args = (q, kv.pool, layer, kv.block_tables, kv.context_lens, 0.25, window)
             expected = paged_decode_attention_reference(*args)
-            got = paged_decode_attention(*args, index=index)
             atol, rtol = TOLERANCE[dtype]
-            torch.testing.assert_close(got, expected, atol=atol, rtol=rtol)
+            for given in (index, None):  # torch's path; the compiled kernel where it suits
+                got = paged_decode_attention(*args, index=given)
+                torch.testing.assert_close(got, expected, atol=atol, rtol=rtol)
 
 
 def test_decode_without_index_equals_decode_with_index() -> None:
@@ -82,10 +83,11 @@ def test_decode_cpu_path_takes_other_block_sizes(block_tokens: int) -> None:
         )
 
 
-def test_a_sequence_with_nan_queries_leaves_its_batch_mates_alone() -> None:
-    kv = paged_kv([33, 20, 40], kv_heads=2, head_dim=16)
-    q = torch.randn(3, 4, 16, generator=torch.Generator().manual_seed(1))
-    index = decode_index(kv.pool, kv.block_tables, kv.context_lens, 4)
+@pytest.mark.parametrize("with_index", [True, False])
+def test_a_sequence_with_nan_queries_leaves_its_batch_mates_alone(with_index: bool) -> None:
+    kv = paged_kv([33, 20, 40], kv_heads=2, head_dim=32)
+    q = torch.randn(3, 4, 32, generator=torch.Generator().manual_seed(1))
+    index = decode_index(kv.pool, kv.block_tables, kv.context_lens, 4) if with_index else None
     args = (kv.pool, 1, kv.block_tables, kv.context_lens, 0.25)
     clean = paged_decode_attention(q, *args, index=index)
     q[1] = float("nan")
@@ -128,9 +130,23 @@ def test_prefill_cpu_path_equals_reference(
         for layer in (1, 0):
             args = (q, kv.pool, layer, kv.block_tables, starts, kv.context_lens, 0.25, window)
             expected = paged_prefill_attention_reference(*args)
-            got = paged_prefill_attention(*args, index=index)
             atol, rtol = TOLERANCE[dtype]
-            torch.testing.assert_close(got, expected, atol=atol, rtol=rtol)
+            for given in (index, None):
+                got = paged_prefill_attention(*args, index=given)
+                torch.testing.assert_close(got, expected, atol=atol, rtol=rtol)
+
+
+@pytest.mark.parametrize("block_tokens", [16, 64])
+def test_long_prompts_in_chunks_behind_prefixes(block_tokens: int) -> None:
+    query_lens, contexts = [130, 1, 70], [130, 517, 333]
+    starts = torch.tensor([0, *query_lens]).cumsum(0).int()
+    for q_heads, kv_heads, head_dim in [(9, 1, 32), (6, 2, 64)]:
+        kv = paged_kv(contexts, kv_heads=kv_heads, head_dim=head_dim, block_tokens=block_tokens)
+        q = torch.randn(201, q_heads, head_dim, generator=torch.Generator().manual_seed(1))
+        for window in (None, 33, 200):
+            args = (q, kv.pool, 1, kv.block_tables, starts, kv.context_lens, 0.25, window)
+            expected = paged_prefill_attention_reference(*args)
+            torch.testing.assert_close(paged_prefill_attention(*args), expected, atol=2e-5, rtol=0)
 
 
 def test_prefill_of_no_rows_gives_no_rows() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from baton_kernels.cpu import kv_copy
 from baton_kernels.kv_checksum import kv_checksums, kv_checksums_reference
 from baton_kernels.kv_copy import copy_blocks, pack_kv, pack_kv_reference, scatter_kv, scatter_kv_reference
 
@@ -63,9 +64,13 @@ def test_checksums_are_the_formula_over_the_stream_bytes(unit_tokens: int, dtype
     assert [value & MASK for value in sums.flatten().tolist()] == by_hand
 
 
+@pytest.mark.parametrize("part_words", [kv_copy.PART_WORDS, 4 * 4 * 3 * 24, 1], ids=["all", "some", "one"])
 @pytest.mark.parametrize("unit_tokens", [16, 4])
 @pytest.mark.parametrize("shape", [(5, 3, 2, 2, 16, 8), (5, 2, 2, 3, 16, 24), (5, 1, 2, 1, 64, 128)], ids=str)
-def test_pack_and_scatter_equal_their_references(shape: tuple[int, ...], unit_tokens: int) -> None:
+def test_pack_and_scatter_equal_their_references(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], unit_tokens: int, part_words: int
+) -> None:
+    monkeypatch.setattr(kv_copy, "PART_WORDS", part_words)
     pool, blocks = random_pool(shape, torch.bfloat16), torch.tensor([4, 1, 2])
     _, layers, _, heads, block_tokens, head_dim = shape
     first, end = 1, 2 * block_tokens // unit_tokens + 1
@@ -77,6 +82,7 @@ def test_pack_and_scatter_equal_their_references(shape: tuple[int, ...], unit_to
     pack_kv(*args, got, got_sums)
     assert same_bytes(expected, got)
     assert torch.equal(expected_sums, got_sums)
+    assert torch.equal(expected_sums, kv_checksums(*args))
 
     targets = torch.tensor([0, 3, 4])
     expected_pool, got_pool = random_pool(shape, torch.bfloat16, 1), random_pool(shape, torch.bfloat16, 1)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from baton_kernels.kv_checksum import kv_checksums_reference
-from baton_kernels.kv_copy import pack_kv_reference, scatter_kv_reference
+from baton_kernels.kv_copy import pack_kv_reference, scatter_kv, scatter_kv_reference
 from baton_kernels.kv_units import UnitRange, stream_view
 
 
@@ -59,6 +59,29 @@ def test_scatter_without_checksums_moves_the_same_bytes(triton_device: str) -> N
     scatter_kv_triton(stream_view(stream, source, units), target, blocks, units, None)
     assert same_bytes(target[[2, 0]], source[[2, 0]])
     assert same_bytes(target[1], random_pool((3, 2, 2, 1, 16, 8), triton_device, 1)[1])
+
+
+@pytest.mark.parametrize("groups", [1, 2, 6])
+def test_a_stream_of_layer_groups_lands_as_its_groups_one_by_one(triton_device: str, groups: int) -> None:
+    from baton_kernels.gpu.kv_copy import scatter_kv_triton
+
+    shape = (5, 6, 2, 2, 16, 8)
+    blocks, units, per = torch.tensor([4, 1, 2], device=triton_device), (4, 1, 9), 6 // groups
+    stream = random_pool((8 * 6 * 2 * 2 * 4 * 8,), triton_device)
+    expected, got = (random_pool(shape, triton_device, seed=1) for _ in range(2))
+    sums, got_sums = (torch.zeros(groups, 8, per, 2, dtype=torch.int64, device=triton_device) for _ in range(2))
+    for group, part in enumerate(stream.view(groups, -1)):
+        pool = expected[:, group * per : (group + 1) * per]
+        scatter_kv_reference(part, pool, blocks, *units, sums[group])
+    scatter_kv(stream, got, blocks, *units, got_sums, groups)
+    assert same_bytes(got, expected)
+    assert torch.equal(got_sums, sums)
+    if triton_device == "cpu":  # the interpreter is asked for by name
+        again, again_sums = random_pool(shape, triton_device, seed=1), torch.zeros_like(sums)
+        view = stream_view(stream, again, UnitRange(*units))
+        scatter_kv_triton(view, again, blocks, UnitRange(*units), again_sums, groups)
+        assert same_bytes(again, expected)
+        assert torch.equal(again_sums, sums)
 
 
 def test_copied_blocks_equal_their_sources_and_others_stay(triton_device: str) -> None:

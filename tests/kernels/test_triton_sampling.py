@@ -101,6 +101,7 @@ def test_truncated_draw_kernel_draws_the_same_tokens(triton_device: str, vocab: 
 
     options = [
         (1.0, 0, 1.0, 0.0), (0.7, 5, 1.0, 0.0), (1.3, 0, 0.9, 0.0), (1.0, 0, 0.0001, 0.0), (1.0, 0, 1.0, 0.05),
+        (0.9, 0, 1.0, 0.6), (1.0, 0, 1.0, 0.001), (1.0, 0, 0.8, 0.05),
         (0.8, 40, 0.6, 0.02), (1.0, 10_000, 0.99, 0.0), (0.0, 3, 0.5, 0.5), (1.5, 200, 0.7, 0.0), (1.0, 128, 0.3, 0.0),
     ]  # fmt: skip
     logits = random_logits(len(options), vocab, triton_device)
@@ -112,6 +113,20 @@ def test_truncated_draw_kernel_draws_the_same_tokens(triton_device: str, vocab: 
     columns[1] = columns[1].int()
     generator = torch.Generator().manual_seed(2)
     keys = [torch.randint(-1000, 1000, (len(options),), generator=generator).to(triton_device) for _ in range(3)]
+    got = truncated_draw_triton(logits, *columns, *keys)
+    assert torch.equal(got, truncated_draw_reference(logits, *columns, *keys))
+
+
+def test_draws_are_the_same_over_several_parts(triton_device: str) -> None:
+    """Rejected winners, whose parts are looked through again; and min-p that more tiles reach than are gathered."""
+    from baton_kernels.gpu.truncated_draw import truncated_draw_triton
+
+    options = [(50.0, 0, 1.0, 0.02), (1.0, 0, 1.0, 0.02), (2.0, 0, 0.5, 0.001), (3.0, 200, 0.6, 0.0)]
+    options += [(2.0, 0, top_p, 0.0) for top_p in (0.05, 0.3, 0.5, 0.7, 0.8, 0.9)] * 2
+    logits = random_logits(len(options), 17_000, triton_device)  # 5 parts, 133 tiles
+    columns = [torch.tensor(values).to(triton_device) for values in zip(*options, strict=True)]
+    columns[1] = columns[1].int()
+    keys = [(torch.arange(len(options)) * factor).to(triton_device) for factor in (7, 1, 3)]
     got = truncated_draw_triton(logits, *columns, *keys)
     assert torch.equal(got, truncated_draw_reference(logits, *columns, *keys))
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from baton_engine.layers.rope import RopeTables
+from baton_kernels.cpu.compiled.attention import suits_attention
 from baton_kernels.cpu.decode_attention import DecodeIndex, decode_index
 from baton_kernels.cpu.prefill_attention import PrefillIndex, prefill_index
 from baton_kernels.cpu.rope_kv_write import RopeIndex, rope_index
@@ -66,7 +67,7 @@ class StepRows:
 
 @dataclass(frozen=True, slots=True)
 class StepIndex:
-    """What the CPU kernels derive once a step from its rows, attention's by window. Empty on a GPU."""
+    """What torch's CPU paths derive once a step from its rows, attention's by window. Empty for compiled kernels."""
 
     rope: RopeIndex | None
     prefill: Mapping[int | None, PrefillIndex]
@@ -83,7 +84,7 @@ def index_step(
     last_window: int | None,
 ) -> StepIndex:
     """`windows` of the layers that every row goes through, `last_window` of the last one."""
-    if kv_pool.is_cuda:
+    if kv_pool.is_cuda or suits_attention(kv_pool):
         return StepIndex(None, {}, {})
     prefill, decode = rows.prefill, rows.decode
     prefill_indices: dict[int | None, PrefillIndex] = {}

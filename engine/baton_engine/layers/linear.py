@@ -1,8 +1,8 @@
 """Matrix multiplication by a weight, behind the seam at which a quantisation method will plug in.
 
-A `LinearMethod` decides how a weight is stored; what it returns multiplies. Two methods: rows as in the checkpoint
-(GPU, where the kernels' op picks the fastest way, and 16-bit types on the CPU), and transposed for float32 on the CPU,
-where MKL multiplies few rows up to twice as fast that way (docs/log.md).
+A `LinearMethod` decides how a weight is stored; what it returns multiplies. Three methods: rows as in the checkpoint
+(GPU, where the kernels' op picks the fastest way, and 16-bit types on the CPU); for float32 on the CPU panels for the
+compiled kernel where the processor suits it, else transposed, which MKL multiplies up to twice as fast (docs/log.md).
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from baton_engine.host_memory import HugePageArena
+from baton_kernels.cpu.compiled.linear import ADD, GATE, STORE, PackedLinear, panels
+from baton_kernels.cpu.compiled.machine_code import has_tiles, suits
 from baton_kernels.linear import linear
 from baton_kernels.swiglu import swiglu
 
@@ -49,8 +51,17 @@ class Linear(Projection, Protocol):
 class LinearMethod(Protocol):
     """How weights are stored on a device and multiplied there."""
 
-    def pack(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        """Take over weight [out_features, in_features] and bias [out_features], which already have device and dtype."""
+    @property
+    def reads_norms(self) -> bool:
+        """Whether a layer can divide its rows by their root mean square itself."""
+        ...
+
+    def pack(self, weight: Tensor, bias: Tensor | None, norm_eps: float | None = None, gated: bool = False) -> Linear:
+        """Take over weight [out_features, in_features] and bias [out_features], which already have device and dtype.
+
+        norm_eps: the rows come as they are before an RMSNorm, whose weight is in the columns already; only where the
+        method reads norms. gated: the layer is called by `gated` alone.
+        """
         ...
 
 
@@ -72,7 +83,9 @@ class RowLinear:
 
 
 class RowMethod:
-    def pack(self, weight: Tensor, bias: Tensor | None) -> Linear:
+    reads_norms = False
+
+    def pack(self, weight: Tensor, bias: Tensor | None, norm_eps: float | None = None, gated: bool = False) -> Linear:
         return RowLinear(weight, bias)
 
 
@@ -122,10 +135,12 @@ class PanelLinear:
 class PanelMethod:
     """Weights of one model lie side by side in huge pages."""
 
+    reads_norms = False
+
     def __init__(self) -> None:
         self._arena = HugePageArena()
 
-    def pack(self, weight: Tensor, bias: Tensor | None) -> Linear:
+    def pack(self, weight: Tensor, bias: Tensor | None, norm_eps: float | None = None, gated: bool = False) -> Linear:
         if weight.shape[0] <= WHOLE_COLUMNS:
             return TransposedLinear(self._transposed(weight), bias)
         panels = tuple(map(self._transposed, torch.split(weight, PANEL_COLUMNS)))
@@ -138,8 +153,48 @@ class PanelMethod:
         return rows[:, :out_features].copy_(weight.t())
 
 
+@dataclass(frozen=True, slots=True)
+class CompiledLinear:
+    """Panels, multiplied by the compiled kernel, which takes norm and gate along."""
+
+    packed: PackedLinear
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._into(x, STORE)
+
+    def gated(self, x: Tensor) -> Tensor:
+        return self._into(x, GATE)
+
+    def add_to(self, total: Tensor, x: Tensor) -> None:
+        self.packed(x, total, ADD)
+        if self.bias is not None:
+            total.add_(self.bias)
+
+    def _into(self, x: Tensor, mode: int) -> Tensor:
+        out = x.new_empty(x.shape[0], self.packed.columns)
+        self.packed(x, out, mode)
+        return out
+
+
+class CompiledMethod:
+    """Weights of one model lie side by side in huge pages."""
+
+    reads_norms = True
+
+    def __init__(self) -> None:
+        self._arena = HugePageArena()
+
+    def pack(self, weight: Tensor, bias: Tensor | None, norm_eps: float | None = None, gated: bool = False) -> Linear:
+        packed = panels(weight, gated)
+        kept = self._arena.empty(tuple(packed.shape), packed.dtype).copy_(packed)
+        in_panels = None if bias is None else panels(bias[:, None], gated)[:, 0].flatten().contiguous()
+        columns = weight.shape[0] // 2 if gated else weight.shape[0]
+        return CompiledLinear(PackedLinear(kept, weight.shape[1], columns, in_panels, norm_eps), bias)
+
+
 def linear_method(dtype: torch.dtype, device: torch.device) -> LinearMethod:
     """The method for unquantised weights of a dtype on a device."""
     if device.type == "cpu" and dtype == torch.float32:
-        return PanelMethod()
+        return CompiledMethod() if suits(dtype) and has_tiles() else PanelMethod()
     return RowMethod()

@@ -4,7 +4,8 @@
 
 For float32 on the CPU the factor weight · sqrt(H) is multiplied into the columns of the linear layer that reads the
 norm (`scale` of `pack_norm`), and the projection before the norm adds to the residual stream in place: three torch
-calls instead of nine. Both forms differ by rounding only. Elsewhere the kernels' fused op is used, nothing is folded.
+calls instead of nine. Where that layer's method reads norms it does the division too, and gets the rows as they are.
+All forms differ by rounding only. Elsewhere the kernels' fused op is used, nothing is folded.
 """
 
 from __future__ import annotations
@@ -57,15 +58,30 @@ class FoldedRmsNorm:
         return self(residual), residual
 
 
+class DeferredRmsNorm:
+    """Rows as they are: the linear layer that reads them norms them."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x
+
+    def after(self, projection: Projection, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        projection.add_to(residual, x)
+        return residual, residual
+
+
 @dataclass(frozen=True, slots=True)
 class PackedNorm:
     norm: RmsNorm
     scale: Tensor | None
     """[H] by which the columns of the reading linear layer must be multiplied; None when there is nothing to fold."""
+    deferred_eps: float | None = None
+    """Of the norm that the reading linear layer must do itself."""
 
 
-def pack_norm(weight: Tensor, eps: float) -> PackedNorm:
-    """The form for the weight's device and dtype."""
+def pack_norm(weight: Tensor, eps: float, deferred: bool = False) -> PackedNorm:
+    """The form for the weight's device and dtype; `deferred` when the linear layers read norms."""
+    if deferred:
+        return PackedNorm(DeferredRmsNorm(), weight, eps)
     if weight.device.type != "cpu" or weight.dtype != torch.float32:
         return PackedNorm(WeightedRmsNorm(weight, eps), None)
     size = float(weight.shape[0])

@@ -38,15 +38,17 @@ class _Reader:
         return stacked
 
     def norm(self, name: str) -> PackedNorm:
-        return pack_norm(self.tensor(name), self.norm_eps)
+        return pack_norm(self.tensor(name), self.norm_eps, self.method.reads_norms)
 
-    def linear(self, prefix: str, *projections: str, has_bias: bool, scale: Tensor | None = None) -> Linear:
-        """The projections as one; `scale` is what a norm before them left to their columns."""
+    def linear(
+        self, prefix: str, *projections: str, has_bias: bool, norm: PackedNorm | None = None, gated: bool = False
+    ) -> Linear:
+        """The projections as one; `norm` comes before them."""
         weight = self.tensor(*(f"{prefix}{name}.weight" for name in projections))
-        if scale is not None:
-            weight.mul_(scale)
+        if norm is not None and norm.scale is not None:
+            weight.mul_(norm.scale)
         bias = self.tensor(*(f"{prefix}{name}.bias" for name in projections)) if has_bias else None
-        return self.method.pack(weight, bias)
+        return self.method.pack(weight, bias, norm.deferred_eps if norm is not None else None, gated)
 
 
 def assemble(
@@ -69,7 +71,7 @@ def assemble(
             for layer in range(config.num_layers)
         ),
         windows=frozenset(config.windows),
-        head=method.pack(head if final_norm.scale is None else head * final_norm.scale, None),
+        head=method.pack(head if final_norm.scale is None else head * final_norm.scale, None, final_norm.deferred_eps),
         rope=rope_tables(config.rope, config.head_dim, max_context_tokens, dtype, device),
         num_q_heads=config.num_q_heads,
         norm_eps=config.rms_norm_eps,
@@ -100,13 +102,13 @@ def _assemble_layer(
     attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
     mlp_norm = reader.norm(f"{prefix}post_attention_layernorm.weight")
     return DecoderLayer(
-        qkv=reader.linear(attention, "q_proj", "k_proj", "v_proj", has_bias=config.qkv_bias, scale=input_norm.scale),
+        qkv=reader.linear(attention, "q_proj", "k_proj", "v_proj", has_bias=config.qkv_bias, norm=input_norm),
         q_norm=reader.tensor(f"{attention}q_norm.weight") if config.qk_norm else None,
         k_norm=reader.tensor(f"{attention}k_norm.weight") if config.qk_norm else None,
         output=reader.linear(attention, "o_proj", has_bias=config.output_bias),
         mlp_norm=mlp_norm.norm,
         mlp=GatedMlp(
-            reader.linear(mlp, "gate_proj", "up_proj", has_bias=config.mlp_bias, scale=mlp_norm.scale),
+            reader.linear(mlp, "gate_proj", "up_proj", has_bias=config.mlp_bias, norm=mlp_norm, gated=True),
             reader.linear(mlp, "down_proj", has_bias=config.mlp_bias),
             config.intermediate_size,
         ),

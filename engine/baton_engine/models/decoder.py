@@ -53,7 +53,7 @@ class Decoder:
     def hidden_states(
         self, token_ids: Tensor, rows: StepRows, kv_pool: Tensor, written: Callable[[int], None] | None = None
     ) -> Tensor:
-        """Run T rows: token_ids [T] int64 → normed hidden states of the wanted rows [S or T, hidden_size].
+        """Run T rows: token_ids [T] int64 → the head's input for the wanted rows [S or T, hidden_size].
 
         The KV of all T rows goes into the pool; `written` is told after each layer's how many layers have theirs there
         (on a GPU: will have, once the kernels launched so far are done).

@@ -1,9 +1,10 @@
 """Paged decode attention in Triton: split-KV with a merge, the query heads of one kv head packed into the rows of
 one product.
 
-Grid (sequence, kv head, split): each program runs the online softmax over its share of the context and leaves a
-partial result (maximum, sum, weighted values, float32); the merge kernel joins the splits. The grid depends on
-shapes only, so a captured graph serves every length; splits beyond a short context are empty.
+Grid (kv head, sequence, split), so that sequences begin in their order, all heads of one together. Each program runs
+the online softmax over its share of the context and leaves a partial result (maximum, sum, weighted values, float32);
+the merge kernel joins the splits. The grid depends on shapes only, so a captured graph serves every length; splits
+beyond a short context are empty.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -51,8 +52,8 @@ def _decode_split_kernel(
 ):  # fmt: skip
     after_previous(CHAINED)
     GROUP: tl.constexpr = Q_HEADS // KV_HEADS
-    sequence = tl.program_id(0).to(tl.int64)
-    kv_head = tl.program_id(1)
+    kv_head = tl.program_id(0)
+    sequence = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
     group = tl.arange(0, BLOCK_M)
     lane = tl.arange(0, BLOCK_D)
@@ -173,7 +174,7 @@ def paged_decode_attention_triton(
     total = torch.empty_like(maximum)
     partial = out if splits == 1 else torch.empty(rows, splits, head_dim, dtype=torch.float32, device=q.device)
     block_d = max(16, triton.next_power_of_2(head_dim))
-    _decode_split_kernel[(sequences, kv_heads, splits)](
+    _decode_split_kernel[(kv_heads, sequences, splits)](
         q.contiguous(), kv_pool, block_tables, context_lens, maximum if kv_scales is None else kv_scales,
         maximum, total, partial,
         block_tables.stride(0), kv_pool.stride(0), layer, kv_pool.stride(1), scale * LOG2_E, window or 0, splits,

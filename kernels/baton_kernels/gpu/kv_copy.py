@@ -16,12 +16,13 @@ from baton_kernels.kv_units import UnitRange
 BLOCK = 2048
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["group_sides"])
 def _piece_kernel(
-    pool_ptr, stream_ptr, blocks_ptr, sums_ptr, first_unit, block_words,
+    pool_ptr, stream_ptr, blocks_ptr, sums_ptr, first_unit, block_words, group_sides,
     HEADS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, UNIT_TOKENS: tl.constexpr, ROW_WORDS: tl.constexpr,
     BLOCK: tl.constexpr, PACK: tl.constexpr, SCATTER: tl.constexpr, SUM: tl.constexpr,
 ):  # fmt: skip
+    """The stream holds all units of the first `group_sides` sides, then all of the next."""
     PIECE: tl.constexpr = HEADS * UNIT_TOKENS * ROW_WORDS
     HEAD_WORDS: tl.constexpr = UNIT_TOKENS * ROW_WORDS
     UNITS_A_BLOCK: tl.constexpr = BLOCK_TOKENS // UNIT_TOKENS
@@ -30,7 +31,9 @@ def _piece_kernel(
     unit = first_unit + nth
     block = tl.load(blocks_ptr + unit // UNITS_A_BLOCK).to(tl.int64)
     piece = block * block_words + side * (HEADS * BLOCK_TOKENS * ROW_WORDS) + unit % UNITS_A_BLOCK * HEAD_WORDS
-    in_stream = (nth.to(tl.int64) * tl.num_programs(1) + side) * PIECE
+    group = side // group_sides
+    place = (group.to(tl.int64) * tl.num_programs(0) + nth) * group_sides + side % group_sides
+    in_stream = place * PIECE
     sums = tl.zeros([BLOCK], tl.int64)
     for start in range(0, PIECE, BLOCK):
         word = start + tl.arange(0, BLOCK)
@@ -47,7 +50,7 @@ def _piece_kernel(
             coefficient = splitmix64((word + 1).to(tl.uint64)) | 1
             sums += words.to(tl.int64) * coefficient.to(tl.int64, bitcast=True)
     if SUM:
-        tl.store(sums_ptr + nth.to(tl.int64) * tl.num_programs(1) + side, tl.sum(sums, axis=0))
+        tl.store(sums_ptr + place, tl.sum(sums, axis=0))
 
 
 @triton.jit
@@ -73,14 +76,21 @@ def pack_kv_triton(kv_pool: Tensor, blocks: Tensor, units: UnitRange, stream: Te
 
 
 def scatter_kv_triton(
-    stream: Tensor, kv_pool: Tensor, blocks: Tensor, units: UnitRange, checksums: Tensor | None
+    stream: Tensor, kv_pool: Tensor, blocks: Tensor, units: UnitRange, checksums: Tensor | None, groups: int = 1
 ) -> None:
-    """stream [units, layers, 2, kv_heads, unit_tokens, head_dim]. The checksums are of the stream, as read."""
-    _launch(kv_pool, blocks, units, stream, checksums, scatter=True)
+    """stream [groups, units, layers / groups, 2, kv_heads, unit_tokens, head_dim]. The checksums are of the stream, as
+    read."""
+    _launch(kv_pool, blocks, units, stream, checksums, scatter=True, groups=groups)
 
 
 def _launch(
-    kv_pool: Tensor, blocks: Tensor, units: UnitRange, stream: Tensor | None, sums: Tensor | None, scatter: bool
+    kv_pool: Tensor,
+    blocks: Tensor,
+    units: UnitRange,
+    stream: Tensor | None,
+    sums: Tensor | None,
+    scatter: bool,
+    groups: int = 1,
 ) -> None:
     _, layers, _, heads, block_tokens, _ = kv_pool.shape
     if units.count == 0:
@@ -91,7 +101,7 @@ def _launch(
         pool_words,
         pool_words if stream is None else stream.view(torch.int32),
         blocks.to(kv_pool.device), pool_words if sums is None else sums, units.first, pool_words.stride(0),
-        heads, block_tokens, units.tokens, row_words,
+        2 * layers // groups, heads, block_tokens, units.tokens, row_words,
         min(BLOCK, triton.next_power_of_2(heads * units.tokens * row_words)),
         stream is not None and not scatter, scatter, sums is not None,
     )  # fmt: skip

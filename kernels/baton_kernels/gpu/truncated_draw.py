@@ -1,12 +1,12 @@
-"""Truncated draws in Triton: parts of all rows find their winners, then weigh what is above the row's winner, then one
-program a row decides and, rarely, redraws.
+"""Truncated draws in Triton: parts of all rows find their winners, one program a row picks the row's, parts weigh what
+is above it, and one program a row decides and, rarely, redraws.
 
 A redraw does not only leave out what is at or below the rejected winner: masses above a few pivots between it and the
 greatest logit are taken in the same pass, and the highest pivot with enough mass above it is the next bound.
 
 A row with top-k up to MAX_GATHERED goes another way: the k-th largest maximum among small tiles bounds the k-th largest
 logit from below, so the tiles that reach it hold every token in question. They are gathered into registers, where
-thresholds are bisected over float bit patterns.
+thresholds are bisected over float bit patterns. So does a row with min-p alone, whose bound is known from the maximum.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -28,8 +28,11 @@ PART = STEP * STEPS
 TILE = 128
 """Logits under one maximum."""
 PIVOTS = 4
+WEIGH_WARPS, DRAW_WARPS = 4, 16
 MAX_GATHERED = 128
 """Tiles that a row's program keeps in registers."""
+LEAST_MIN_P = tl.constexpr(0.02)
+"""A row with this min-p or more and nothing else is gathered too: winners among all tokens are seldom kept."""
 
 
 @triton.jit
@@ -39,23 +42,15 @@ def _pivot(logit, highest, j, PIVOTS: tl.constexpr):
 
 
 @triton.jit
-def _is_gathered(top_k, MAX_GATHERED: tl.constexpr):
-    return (top_k > 0) & (top_k <= MAX_GATHERED)
-
-
-@triton.jit
-def _winner(best_ptr, id_ptr, row, parts, vocab, BLOCK_PARTS: tl.constexpr):
-    part = tl.arange(0, BLOCK_PARTS)
-    best = tl.load(best_ptr + row * parts + part, mask=part < parts, other=float("-inf"))  # [parts], as the next
-    ids = tl.load(id_ptr + row * parts + part, mask=part < parts, other=vocab)
-    return tl.minimum(tl.min(tl.where(best == tl.max(best, axis=0), ids, vocab), axis=0), vocab - 1)
+def _is_gathered(top_k, top_p, min_p, MAX_GATHERED: tl.constexpr):
+    return ((top_k > 0) & (top_k <= MAX_GATHERED)) | ((top_k <= 0) & (top_p >= 1.0) & (min_p >= LEAST_MIN_P))
 
 
 @triton.jit
 def _part_kernel(
-    logits_ptr, temperature_ptr, top_k_ptr, seed_ptr, choice_ptr, index_ptr, best_ptr, id_ptr, maximum_ptr, peak_ptr,
-    mass_ptr, vocab, tiles, STEPS: tl.constexpr, STEP: tl.constexpr, TILE: tl.constexpr, MAX_GATHERED: tl.constexpr,
-    CHAINED: tl.constexpr,
+    logits_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, seed_ptr, choice_ptr, index_ptr, best_ptr, id_ptr,
+    maximum_ptr, peak_ptr, mass_ptr, vocab, tiles, STEPS: tl.constexpr, STEP: tl.constexpr, TILE: tl.constexpr,
+    MAX_GATHERED: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Of each part: its winner (noisy value and id), greatest logit, mass relative to it; or the tiles' maxima."""
     after_previous(CHAINED)
@@ -64,7 +59,8 @@ def _part_kernel(
     place = row * tl.num_programs(1) + part
     row_ptr = logits_ptr + row * vocab
     temperature = tl.load(temperature_ptr + row)
-    if (temperature > 0.0) & (not _is_gathered(tl.load(top_k_ptr + row), MAX_GATHERED)):
+    top_k, top_p, min_p = tl.load(top_k_ptr + row), tl.load(top_p_ptr + row), tl.load(min_p_ptr + row)
+    if (temperature > 0.0) & (not _is_gathered(top_k, top_p, min_p, MAX_GATHERED)):
         key = noise_key(tl.load(seed_ptr + row), tl.load(choice_ptr + row), tl.load(index_ptr + row))
         nothing = float("-inf")
         best, winner, peak, mass = noisy_winner(
@@ -93,10 +89,27 @@ def _part_kernel(
 
 
 @triton.jit
+def _pick_kernel(
+    logits_ptr, best_ptr, id_ptr, peak_ptr, winner_ptr, logit_ptr, highest_ptr, vocab, parts,
+    BLOCK_PARTS: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
+    """The row's winner of its parts', with its logit, and the row's greatest logit."""
+    after_previous(CHAINED)
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.arange(0, BLOCK_PARTS)
+    best = tl.load(best_ptr + row * parts + part, mask=part < parts, other=float("-inf"))  # [parts], as the next two
+    ids = tl.load(id_ptr + row * parts + part, mask=part < parts, other=vocab)
+    peaks = tl.load(peak_ptr + row * parts + part, mask=part < parts, other=float("-inf"))
+    winner = tl.minimum(tl.min(tl.where(best == tl.max(best, axis=0), ids, vocab), axis=0), vocab - 1)
+    tl.store(winner_ptr + row, winner)
+    tl.store(logit_ptr + row, tl.load(logits_ptr + row * vocab + winner).to(tl.float32))
+    tl.store(highest_ptr + row, tl.max(peaks, axis=0))
+
+
+@triton.jit
 def _weigh_kernel(
-    logits_ptr, temperature_ptr, top_k_ptr, top_p_ptr, best_ptr, id_ptr, peak_ptr, above_ptr, vocab, parts,
-    PART: tl.constexpr, PIVOTS: tl.constexpr, MAX_GATHERED: tl.constexpr, BLOCK_PARTS: tl.constexpr,
-    CHAINED: tl.constexpr,
+    logits_ptr, temperature_ptr, top_k_ptr, top_p_ptr, logit_ptr, highest_ptr, peak_ptr, above_ptr, vocab, parts,
+    PART: tl.constexpr, PIVOTS: tl.constexpr, MAX_GATHERED: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """The part's masses above the row's winner and above the pivots, [rows, PIVOTS, parts]."""
     after_previous(CHAINED)
@@ -104,38 +117,55 @@ def _weigh_kernel(
     part = tl.program_id(1)
     temperature = tl.load(temperature_ptr + row)
     top_k = tl.load(top_k_ptr + row)
-    if (temperature > 0.0) & (tl.load(top_p_ptr + row) < 1.0) & (not _is_gathered(top_k, MAX_GATHERED)):
-        winner = _winner(best_ptr, id_ptr, row, parts, vocab, BLOCK_PARTS)
-        logit = tl.load(logits_ptr + row * vocab + winner).to(tl.float32)
-        every = tl.arange(0, BLOCK_PARTS)
-        highest = tl.max(tl.load(peak_ptr + row * parts + every, mask=every < parts, other=float("-inf")), axis=0)
+    top_p = tl.load(top_p_ptr + row)  # with less than 1 it is gathered for top-k alone
+    if (temperature > 0.0) & (top_p < 1.0) & (not _is_gathered(top_k, top_p, 0.0, MAX_GATHERED)):
+        pivot = tl.arange(0, PIVOTS)
+        logit = tl.load(logit_ptr + row)
+        highest = tl.load(highest_ptr + row)
         if tl.load(peak_ptr + row * parts + part) > logit:
             token = part * PART + tl.arange(0, PART)
             logits = tl.load(logits_ptr + row * vocab + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
             mass = tl.exp((logits - highest) * (1.0 / temperature))
-            for j in tl.static_range(PIVOTS):
-                above = tl.sum(tl.where(logits > _pivot(logit, highest, j, PIVOTS), mass, 0.0), axis=0)
-                tl.store(above_ptr + (row * PIVOTS + j) * parts + part, above)
+            pivots = _pivot(logit, highest, pivot, PIVOTS)
+            above = tl.sum(tl.where(logits[None, :] > pivots[:, None], mass[None, :], 0.0), axis=1)  # [PIVOTS]
+            tl.store(above_ptr + (row * PIVOTS + pivot) * parts + part, above)
         else:
-            for j in tl.static_range(PIVOTS):
-                tl.store(above_ptr + (row * PIVOTS + j) * parts + part, 0.0)
+            tl.store(above_ptr + (row * PIVOTS + pivot) * parts + part, tl.zeros([PIVOTS], tl.float32))
 
 
 @triton.jit
-def _redraw(row_ptr, vocab, bound, lowest, inverse, key, peak_ptr, parts, PART: tl.constexpr):
-    """Id of the noisy maximum among tokens whose logit is above `bound` and at least `lowest`."""
+def _redraw(
+    row_ptr, vocab, bound, lowest, inverse, key, best_ptr, id_ptr, peak_ptr, parts, is_drawn,
+    PART: tl.constexpr, BLOCK_PARTS: tl.constexpr,
+):  # fmt: skip
+    """Id of the noisy maximum among tokens whose logit is above `bound` and at least `lowest`.
+
+    `is_drawn`: the parts' bests are noisy winners. One that is above the bounds is its part's winner among those that
+    are; only the other parts are looked through.
+    """
+    part = tl.arange(0, BLOCK_PARTS)
+    is_part = part < parts
+    bests = tl.load(best_ptr + part, mask=is_part, other=float("-inf"))  # [parts], as the next two
+    winners = tl.load(id_ptr + part, mask=is_part, other=vocab)
+    peaks = tl.load(peak_ptr + part, mask=is_part, other=float("-inf"))
+    won = tl.load(row_ptr + winners, mask=winners < vocab, other=float("-inf")).to(tl.float32)
+    is_known = (won > bound) & (won >= lowest) & is_drawn
+    is_open = is_part & (peaks > bound) & (peaks >= lowest) & (is_known == 0)
+    known = tl.where(is_known, bests, float("-inf"))
     best = tl.full([PART], float("-inf"), tl.float32)
     ids = tl.full([PART], 0, tl.int32) + vocab
-    for part in range(parts):
-        peak = tl.load(peak_ptr + part)
-        if (peak > bound) & (peak >= lowest):
-            token = part * PART + tl.arange(0, PART)
-            logits = tl.load(row_ptr + token, mask=token < vocab, other=float("-inf")).to(tl.float32)  # [PART] of [V]
-            noisy = logits * inverse + gumbel_of(uniform(key, token))
-            is_better = (logits > bound) & (logits >= lowest) & (noisy > best)
-            best = tl.where(is_better, noisy, best)
-            ids = tl.where(is_better, token, ids)
-    return tl.min(tl.where(best == tl.max(best, axis=0), ids, vocab), axis=0)
+    current = tl.min(tl.where(is_open, part, parts), axis=0)
+    while current < parts:
+        token = current * PART + tl.arange(0, PART)
+        logits = tl.load(row_ptr + token, mask=token < vocab, other=float("-inf")).to(tl.float32)  # [PART] of [V]
+        noisy = logits * inverse + gumbel_of(uniform(key, token))
+        is_better = (logits > bound) & (logits >= lowest) & (noisy > best)
+        best = tl.where(is_better, noisy, best)
+        ids = tl.where(is_better, token, ids)
+        current = tl.min(tl.where(is_open & (part > current), part, parts), axis=0)
+    greatest = tl.maximum(tl.max(best, axis=0), tl.max(known, axis=0))
+    found = tl.min(tl.where(best == greatest, ids, vocab), axis=0)
+    return tl.minimum(found, tl.min(tl.where(known == greatest, winners, vocab), axis=0))
 
 
 @triton.jit
@@ -171,14 +201,14 @@ def _threshold(ordered, weight, wanted, low, high):
 @triton.jit
 def _draw_kernel(
     logits_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, seed_ptr, choice_ptr, index_ptr, best_ptr, id_ptr,
-    maximum_ptr, peak_ptr, mass_ptr, above_ptr, gathered_ptr, ids_ptr, vocab, parts, tiles,
+    winner_ptr, maximum_ptr, peak_ptr, mass_ptr, above_ptr, gathered_ptr, ids_ptr, vocab, parts, tiles,
     PART: tl.constexpr, TILE: tl.constexpr, PIVOTS: tl.constexpr, MAX_GATHERED: tl.constexpr,
     BLOCK_PARTS: tl.constexpr, BLOCK_TILES: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     after_previous(CHAINED)
     row = tl.program_id(0).to(tl.int64)
     row_ptr = logits_ptr + row * vocab
-    winner = _winner(best_ptr, id_ptr, row, parts, vocab, BLOCK_PARTS)
+    winner = tl.load(winner_ptr + row)
     temperature = tl.load(temperature_ptr + row)
     top_k = tl.load(top_k_ptr + row)
     top_p = tl.load(top_p_ptr + row)
@@ -197,12 +227,16 @@ def _draw_kernel(
         is_reached = tile < 0
         bound = tl.full([], 0, tl.uint32)
         top = _ordered(highest)
-        if _is_gathered(top_k, MAX_GATHERED):
+        is_gathered = _is_gathered(top_k, top_p, min_p, MAX_GATHERED)
+        if is_gathered:
             maxima = tl.load(maximum_ptr + row * tiles + tile, mask=tile < tiles, other=float("-inf"))  # [tiles]
             ranks = _ordered(maxima)
-            wanted = tl.minimum(top_k, tiles).to(tl.float32)
-            bound = _threshold(ranks, (tile < tiles).to(tl.float32), wanted, bound, top)
-            is_reached = (ranks >= bound) & (tile < tiles)
+            if top_k > 0:
+                wanted = tl.minimum(top_k, tiles).to(tl.float32)
+                bound = _threshold(ranks, (tile < tiles).to(tl.float32), wanted, bound, top)
+                is_reached = (ranks >= bound) & (tile < tiles)
+            else:
+                is_reached = (maxima - highest >= gap) & (tile < tiles)
             count = tl.sum(is_reached.to(tl.int32), axis=0)
         if (count > 0) & (count <= MAX_GATHERED):
             # Numbers of the tiles in question, side by side; then their tokens.
@@ -218,7 +252,9 @@ def _draw_kernel(
             ranks = _ordered(logits)
             if top_k > tiles:  # fewer tiles than tokens wanted: nothing bounds them
                 bound = tl.full([], 0, tl.uint32)
-            floor = _threshold(ranks, is_token.to(tl.float32), top_k.to(tl.float32), bound, top)
+            floor = tl.full([], 0, tl.uint32)
+            if top_k > 0:
+                floor = _threshold(ranks, is_token.to(tl.float32), top_k.to(tl.float32), bound, top)
             if top_p < 1.0:
                 mass = tl.where(is_token & (ranks >= floor), tl.exp((logits - highest) * inverse), 0.0)
                 nucleus = _threshold(ranks, mass, top_p * tl.sum(mass, axis=0), floor, top)
@@ -234,6 +270,9 @@ def _draw_kernel(
             logit = tl.load(row_ptr + winner).to(tl.float32)
             above = tl.full([], 0.0, tl.float32)
             low = float("-inf")
+            sure = float("inf")  # from this logit on the mass above is known to be small enough
+            best_row, id_row, peak_row = best_ptr + row * parts, id_ptr + row * parts, peak_ptr + row * parts
+            is_drawn = is_gathered == 0
             if top_k > 0:  # too many to gather, or too many equal
                 floor = tl.full([], 0, tl.uint32)
                 for step in range(32):
@@ -244,9 +283,18 @@ def _draw_kernel(
                 # The greatest float below the k-th logit, not below -inf, is the bound of the draw.
                 below = tl.maximum(floor, 0x00800000) - 1
                 low = tl.where((below >> 31) != 0, below ^ 0x80000000, below ^ 0xFFFFFFFF).to(tl.float32, bitcast=True)
-                winner = _redraw(row_ptr, vocab, low, lowest, inverse, key, peak_ptr + row * parts, parts, PART)
+                winner = _redraw(
+                    row_ptr, vocab, low, lowest, inverse, key, best_row, id_row, peak_row, parts, is_drawn,
+                    PART, BLOCK_PARTS,
+                )  # fmt: skip
                 logit = tl.load(row_ptr + winner).to(tl.float32)
                 above = _weigh_row(row_ptr, vocab, logit, highest, inverse, PART)
+            elif is_gathered:  # min-p alone, and too many reach it
+                winner = _redraw(
+                    row_ptr, vocab, low, lowest, inverse, key, best_row, id_row, peak_row, parts, is_drawn,
+                    PART, BLOCK_PARTS,
+                )  # fmt: skip
+                logit = tl.load(row_ptr + winner).to(tl.float32)
             elif top_p < 1.0:
                 for j in tl.static_range(PIVOTS):
                     at = above_ptr + (row * PIVOTS + j) * parts + part
@@ -255,11 +303,17 @@ def _draw_kernel(
                         above = reached
                     if reached >= wanted:
                         low = _pivot(logit, highest, j, PIVOTS)
+                    elif sure == float("inf"):
+                        sure = _pivot(logit, highest, j, PIVOTS)
             while (logit < highest) & ((logit - highest < gap) | ((top_p < 1.0) & (above >= wanted))):
-                winner = _redraw(row_ptr, vocab, low, lowest, inverse, key, peak_ptr + row * parts, parts, PART)
+                winner = _redraw(
+                    row_ptr, vocab, low, lowest, inverse, key, best_row, id_row, peak_row, parts, is_drawn,
+                    PART, BLOCK_PARTS,
+                )  # fmt: skip
                 logit = tl.load(row_ptr + winner).to(tl.float32)
                 low = logit
-                if top_p < 1.0:
+                above = tl.full([], 0.0, tl.float32)
+                if (top_p < 1.0) & (logit < sure):
                     above = _weigh_row(row_ptr, vocab, logit, highest, inverse, PART)
     tl.store(ids_ptr + row, tl.minimum(winner, vocab - 1).to(tl.int64))
 
@@ -290,16 +344,21 @@ def truncated_draw_triton(
     launch = chain(logits)
     block_parts = triton.next_power_of_2(parts)
     _part_kernel[(rows, parts)](
-        logits, temperature, top_k, *keys, best, best_id, maximum, peak, mass, vocab, tiles,
+        logits, temperature, top_k, top_p, min_p, *keys, best, best_id, maximum, peak, mass, vocab, tiles,
         STEPS, STEP, TILE, MAX_GATHERED, bool(launch), num_warps=1, **launch,
     )  # fmt: skip
+    winner, logit, highest = scratch(1, torch.int32), scratch(1), scratch(1)
+    _pick_kernel[(rows,)](
+        logits, best, best_id, peak, winner, logit, highest, vocab, parts, block_parts, bool(launch),
+        num_warps=1, **launch,
+    )  # fmt: skip
     _weigh_kernel[(rows, parts)](
-        logits, temperature, top_k, top_p, best, best_id, peak, above, vocab, parts,
-        PART, PIVOTS, MAX_GATHERED, block_parts, bool(launch), num_warps=8, **launch,
+        logits, temperature, top_k, top_p, logit, highest, peak, above, vocab, parts,
+        PART, PIVOTS, MAX_GATHERED, bool(launch), num_warps=WEIGH_WARPS, **launch,
     )  # fmt: skip
     _draw_kernel[(rows,)](
-        logits, temperature, top_k, top_p, min_p, *keys, best, best_id, maximum, peak, mass, above,
+        logits, temperature, top_k, top_p, min_p, *keys, best, best_id, winner, maximum, peak, mass, above,
         scratch(MAX_GATHERED, torch.int32), ids, vocab, parts, tiles, PART, TILE, PIVOTS, MAX_GATHERED,
-        block_parts, triton.next_power_of_2(tiles), bool(launch), num_warps=16, **launch,
+        block_parts, triton.next_power_of_2(tiles), bool(launch), num_warps=DRAW_WARPS, **launch,
     )  # fmt: skip
     return ids

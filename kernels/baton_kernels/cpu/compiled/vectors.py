@@ -1,0 +1,63 @@
+"""Arithmetic on vectors that several kernels share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from baton_kernels.cpu.compiled.emitter import LANES, VECTOR, Kernel, Value
+
+_LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
+_COEFFICIENTS = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+"""Of Cephes' expf: e^r - 1 - r over r², for |r| ≤ ln 2 / 2."""
+_LEAST_EXPONENT = -87.3
+
+
+def exp(k: Kernel, x: Value) -> Value:
+    """e^x of a vector, x ≤ 88, to 2 units in the last place; 0 where the result would be denormal."""
+    n = k.call(VECTOR, "llvm.rint.v16f32", x * 1.4426950408889634)
+    r = k.fma(n, k.constant(-_LN2_LOW, VECTOR), k.fma(n, k.constant(-_LN2_HIGH, VECTOR), x))
+    p = k.constant(_COEFFICIENTS[0], VECTOR)
+    for coefficient in _COEFFICIENTS[1:]:
+        p = k.fma(p, r, k.constant(coefficient, VECTOR))
+    p = k.fma(p, r * r, r + 1.0)
+    power = ((n.to("fptosi", "<16 x i32>") + 127) << 23).to("bitcast", VECTOR)
+    return k.select(x < _LEAST_EXPONENT, k.constant(0.0, VECTOR), p * power)
+
+
+def silu(k: Kernel, x: Value) -> Value:
+    """x / (1 + e^-x), to about 4 units in the last place; below -80 it has the size that it has at -80."""
+    negated = k.constant(0.0, VECTOR) - x
+    below = k.select(negated < 80.0, negated, 80.0)
+    return x / (exp(k, below) + 1.0)
+
+
+def transpose(k: Kernel, rows: Sequence[Value]) -> list[Value]:
+    """16 vectors → 16 vectors: element j of row i becomes element i of row j. A quarter is 4 neighbouring lanes."""
+
+    def interleave(a: Value, b: Value, size: int, half: int) -> Value:
+        """Within each quarter: `size` lanes of a's half, as many of b's, and so on."""
+        lanes = [half * 2 + n for n in range(2)]
+        order = (
+            [lane + 16 * side for lane in lanes for side in (0, 1)] if size == 1 else [*lanes, *(n + 16 for n in lanes)]
+        )
+        return k.shuffle(a, b, [quarter + n for quarter in range(0, LANES, 4) for n in order])
+
+    def quarters(a: Value, b: Value, first: int) -> Value:
+        """Quarters `first` and `first` + 2 of a, then of b."""
+        return k.shuffle(
+            a, b, [4 * (first + 2 * q) + n + 16 * side for side in (0, 1) for q in (0, 1) for n in range(4)]
+        )
+
+    groups = []
+    for g in range(0, LANES, 4):
+        a, b, c, d = rows[g : g + 4]
+        pairs = [(interleave(a, b, 1, half), interleave(c, d, 1, half)) for half in (0, 1)]
+        groups.append([interleave(x, y, 2, half) for x, y in pairs for half in (0, 1)])
+    out: dict[int, Value] = {}
+    for j in range(4):  # quarter q of groups[g][j] is column 4q + j of rows 4g … 4g + 3
+        for odd in (0, 1):
+            low = quarters(groups[0][j], groups[1][j], odd)
+            high = quarters(groups[2][j], groups[3][j], odd)
+            for q in (0, 1):
+                out[4 * (odd + 2 * q) + j] = quarters(low, high, q)
+    return [out[row] for row in range(LANES)]
