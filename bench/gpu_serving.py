@@ -16,7 +16,9 @@ import asyncio
 import json
 import os
 import random
+import re
 import tempfile
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -43,7 +45,9 @@ LENGTHS: Final = (1024, 4096, 8192, 16384)
 ROUNDS: Final = 5
 ALONE_TOKENS: Final = 64
 STREAMS: Final = 256
-STREAM_ASK: Final = (512, 256)
+STREAM_ASK: Final = (256, 640)
+SAMPLE_S: Final = 0.2
+BUSY: Final = re.compile(r"^baton_busy_seconds_total\{.*\} (\S+)$", re.MULTILINE)
 CHECKED_PROMPTS: Final = 24
 CHECKED_TOKENS: Final = 96
 ALONE_COLUMNS: Final = ("prompt", "workers", "transport", "TTFT ms", "token 1→2 ms", "TPOT ms", "TPOT after ms")
@@ -59,6 +63,7 @@ class Stack:
     """With the workers' logs."""
     prefill_port: int | None
     """Where the prefill worker tells its state."""
+    decode_port: int
 
 
 @contextmanager
@@ -110,7 +115,7 @@ def serving(model: str, dtype: str, device: str, transport: str, apart: bool, fo
         pids["gateway"] = gateway.pid
         await_ok(f"{url}/health/routable", gateway)
         try:
-            yield Stack(url, pids, folder, rows["prefill"][0]["port"] if apart else None)
+            yield Stack(url, pids, folder, rows["prefill"][0]["port"] if apart else None, rows["decode"][0]["port"])
         except (RuntimeError, OSError):
             for path in folder.glob("*.log"):
                 print(path.name, path.read_text()[-2500:], flush=True)
@@ -118,7 +123,7 @@ def serving(model: str, dtype: str, device: str, transport: str, apart: bool, fo
 
 
 def check(device: str, transport: str, dtypes: Sequence[str]) -> list[str]:
-    """Share of equal answers on the trained tiny model, by dtype."""
+    """Share of equal answers on the trained tiny model, by dtype, and how near the choices were where they part."""
     tokenizer: Any = AutoTokenizer.from_pretrained(TINY)
     draw = random.Random(3)
     text = (TINY.parent.parent / "README.md").read_text(encoding="utf-8")
@@ -127,7 +132,7 @@ def check(device: str, transport: str, dtypes: Sequence[str]) -> list[str]:
     for dtype in dtypes:
         model: Any = AutoModelForCausalLM.from_pretrained(TINY, dtype=getattr(torch, dtype)).to(device).eval()
         model.generation_config.eos_token_id = None
-        wanted = []
+        wanted, drawn = [], list[list[int]]()
         with torch.inference_mode():
             for prompt in prompts[:CHECKED_PROMPTS]:
                 inputs = torch.tensor([prompt], device=device)
@@ -135,8 +140,8 @@ def check(device: str, transport: str, dtypes: Sequence[str]) -> list[str]:
                 ids = model.generate(
                     inputs, attention_mask=mask, max_new_tokens=CHECKED_TOKENS, do_sample=False, pad_token_id=0
                 )
-                wanted.append(tokenizer.decode(ids[0, len(prompt) :], skip_special_tokens=True))
-        del model
+                drawn.append(ids[0, len(prompt) :].tolist())
+                wanted.append(tokenizer.decode(drawn[-1], skip_special_tokens=True))
         with (
             tempfile.TemporaryDirectory() as place,
             serving(str(TINY), dtype, device, transport, True, Path(place)) as s,
@@ -151,8 +156,27 @@ def check(device: str, transport: str, dtypes: Sequence[str]) -> list[str]:
             f"{dtype} over {transport}: {equal} of {len(wanted)} answers of {CHECKED_TOKENS} tokens equal those of "
             f"transformers; {same} the same alone and among the others"
         )
+        parted = [
+            _lead(model, tokenizer, prompt, ids, other)
+            for prompt, ids, other, one in zip(prompts, drawn, found, wanted, strict=False)
+            if one.strip() != other.strip()
+        ]
+        if parted:
+            leads = ", ".join(f"{lead:.3f} of {greatest:.1f}" for lead, greatest in sorted(parted))
+            lines[-1] += f"; where they part, its greatest logit led the next by {leads}"
         print(lines[-1], flush=True)
     return lines
+
+
+def _lead(model: Any, tokenizer: Any, prompt: list[int], drawn: list[int], other: str) -> tuple[float, float]:
+    """By how much the greatest logit leads the next at the first token of `drawn` that is not in the other text, and
+    that logit."""
+    texts = (tokenizer.decode(drawn[: count + 1], skip_special_tokens=True).strip() for count in range(len(drawn)))
+    same = next(count for count, text in enumerate(texts) if not other.strip().startswith(text))
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt + drawn[:same]], device=model.device)).logits[0, -1].float()
+    first, second = logits.topk(2).values.tolist()
+    return first - second, first
 
 
 def _body(prompt: Sequence[int]) -> bytes:
@@ -234,30 +258,57 @@ def _links(port: int) -> str:
 
 
 def streams(model: str, device: str, transport: str, count: int) -> list[str]:
-    """Many streams at once: output tokens per second, the engine's step time, and processor time by process."""
+    """Many streams at once: output tokens per second, processor time by process, and the share of the time in which the
+    decode worker's device worked while all of them ran: what is missing, it waited for the host or the network."""
     draw = random.Random(9)
     dtype = "bfloat16" if device == "cuda" else "float32"
     prompt, output = STREAM_ASK
     lines = []
     with tempfile.TemporaryDirectory() as place, serving(model, dtype, device, transport, True, Path(place)) as stack:
-        for number in range(2):
-            asks = [Ask(tuple(draw.choices(range(10, 1000), k=prompt)), output) for _ in range(count)]
+        for streams_now in (count // 8, count):
+            asks = [Ask(tuple(draw.choices(range(10, 1000), k=prompt)), output) for _ in range(streams_now)]
             before = {role: cpu_s(pid) for role, pid in stack.pids.items()}
-            answers = asyncio.run(drive(stack.url, "bench", asks, count))
+            with sampled_busy_s(stack.decode_port) as samples:
+                answers = asyncio.run(drive(stack.url, "bench", asks, streams_now))
             wall = max(a.last_s for a in answers) - min(a.sent_s for a in answers)
-            decoding = max(a.last_s for a in answers) - median(a.first_s for a in answers)
+            since, until = max(a.second_s for a in answers), min(a.last_s for a in answers)
+            inside = [sample for sample in samples if since <= sample[0] <= until]
             spent = {role: cpu_s(pid) - before[role] for role, pid in stack.pids.items()}
-            rate = count * output / wall
             cpu = ", ".join(f"{role} {seconds:.2f} s" for role, seconds in spent.items())
-            line = (
-                f"{count} streams, {prompt} → {output}: {rate:,.0f} output tokens/s over {wall:.2f} s, "
-                f"{count * (output - 1) / decoding:,.0f} while decoding, TPOT p50 "
-                f"{1e3 * median(a.tpot_s for a in answers):.2f} ms; processor time {cpu}"
+            busy = "none"
+            if len(inside) > 1:
+                (begin_s, begin_busy_s), (end_s, end_busy_s) = inside[0], inside[-1]
+                share = (end_busy_s - begin_busy_s) / (end_s - begin_s)
+                busy = f"{100 * share:.1f} % of {end_s - begin_s:.2f} s in which all streams ran"
+            lines.append(
+                f"{streams_now} streams, {prompt} → {output}: {streams_now * output / wall:,.0f} output tokens/s over "
+                f"{wall:.2f} s, TPOT p50 {1e3 * median(a.tpot_s for a in answers):.2f} ms; decode device busy {busy}; "
+                f"processor time {cpu}"
             )
-            if number:
-                lines.append(line)
-                print(line, flush=True)
+            print(lines[-1], flush=True)
     return lines
+
+
+@contextmanager
+def sampled_busy_s(port: int) -> Iterator[list[tuple[float, float]]]:
+    """(clock, seconds that the worker's device has worked so far), every `SAMPLE_S` until the context ends."""
+    found: list[tuple[float, float]] = []
+    over = threading.Event()
+
+    def sample() -> None:
+        while not over.wait(SAMPLE_S):
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+                told = BUSY.search(response.read().decode())
+            if told is not None:
+                found.append((time.perf_counter(), float(told[1])))
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield found
+    finally:
+        over.set()
+        thread.join()
 
 
 def main() -> None:
