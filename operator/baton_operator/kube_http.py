@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import re
 import socket
+import weakref
 from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
 from urllib.parse import quote
@@ -37,6 +38,8 @@ CALL_S, LIST_S = 20.0, 60.0
 _KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
 _UNACKNOWLEDGED_MS = 60_000
 """A connection whose other end is gone without a word, a quiet watch in particular, ends after a minute."""
+_GOODBYES = 1_000
+"""Looks for connections that are still closing, 5 ms apart."""
 PAGE = 500
 MAX_LINE_BYTES = 8 << 20
 CONNECTIONS = 64
@@ -50,12 +53,13 @@ class HttpKubeApi:
         self._connection = connection
         self._pace = Pace(calls_per_s, burst)
         self._session: aiohttp.ClientSession | None = None
+        self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self.calls: dict[tuple[str, str], int] = {}
         """Answered and failed calls by (verb, plural)."""
 
     async def __aenter__(self) -> HttpKubeApi:
         connector = aiohttp.TCPConnector(
-            limit=CONNECTIONS + 64, ssl=self._connection.ssl or False, socket_factory=_socket
+            limit=CONNECTIONS + 64, ssl=self._connection.ssl or False, socket_factory=self._socket
         )
         self._session = aiohttp.ClientSession(connector=connector, headers={"User-Agent": "baton-operator"})
         return self
@@ -66,6 +70,7 @@ class HttpKubeApi:
         if self._session is not None:
             await self._session.close()
             self._session = None
+        await self._all_closed()
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Manifest:
         return await self._call("get", "GET", resource, _path(resource, namespace, name))
@@ -198,6 +203,19 @@ class HttpKubeApi:
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise Unavailable(f"{verb} {resource.plural}: {_said(error)}") from error
         return _mapping(data)
+
+    def _socket(self, address: tuple[int, int, int, str, tuple[object, ...]]) -> socket.socket:
+        made = _socket(address)
+        self._sockets.add(made)
+        return made
+
+    async def _all_closed(self) -> None:
+        """Wait for connections that their cancelled calls have left, a watch's for one: aiohttp knows no more of them,
+        and TLS says goodbye first, so a loop that ends at once would leave their sockets to the collector."""
+        for _ in range(_GOODBYES):
+            if all(each.fileno() < 0 for each in self._sockets):
+                return
+            await asyncio.sleep(0.005)
 
     def _count(self, verb: str, resource: Resource) -> None:
         key = (verb, resource.plural)

@@ -13,49 +13,8 @@ from baton_gateway.certificate import CHAIN, KEY, Certificate, CertificateError
 from baton_gateway.server import GatewayServer, bind
 from baton_gateway.settings import parse_settings
 from baton_kv_transfer.keys import write_new_key
+from baton_testing.certificates import ONE, TWO
 from baton_testing.gateway_process import until
-
-ONE = (
-    """-----BEGIN CERTIFICATE-----
-MIIBkDCCATWgAwIBAgIUKSe8BgSuzjozGvFxcBmnD7Z2tAowCgYIKoZIzj0EAwIw
-DjEMMAoGA1UEAwwDb25lMCAXDTI2MTEyMTIzMTQzM1oYDzIxMjYxMDI4MjMxNDMz
-WjAOMQwwCgYDVQQDDANvbmUwWTATBgcqhkjOPQIBBggqhkjOPQMBBwNCAASw7o12
-iFIArz8DaV1jaB8Hpb4Ql4WJ02U1qJ4NnCtcwuby+0sgErHbIUOSNANrpezjv9pW
-3lLuJeP4gTE82BNXo28wbTAdBgNVHQ4EFgQUHKP0Z59+RU8OFy/9lup/VhzmtdYw
-HwYDVR0jBBgwFoAUHKP0Z59+RU8OFy/9lup/VhzmtdYwDwYDVR0TAQH/BAUwAwEB
-/zAaBgNVHREEEzARgglsb2NhbGhvc3SHBH8AAAEwCgYIKoZIzj0EAwIDSQAwRgIh
-ALhMuENFLqquwrxwlI8dS9uw6zxrxZRh5Nqxid9I92LYAiEAla4LVRDZkI/c5nZ4
-t6G33ws5qXWCKgOA/XgUGpGE+Qg=
------END CERTIFICATE-----
-""",
-    """-----BEGIN PRIVATE KEY-----
-MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgDTIhrGTaJVErvz0o
-b5R3vUktjWkUewasdw7Sp1Uudt2hRANCAASw7o12iFIArz8DaV1jaB8Hpb4Ql4WJ
-02U1qJ4NnCtcwuby+0sgErHbIUOSNANrpezjv9pW3lLuJeP4gTE82BNX
------END PRIVATE KEY-----
-""",
-)
-TWO = (
-    """-----BEGIN CERTIFICATE-----
-MIIBjzCCATWgAwIBAgIUJn6lpssaSTyqPf516UTUJxDpJ1owCgYIKoZIzj0EAwIw
-DjEMMAoGA1UEAwwDdHdvMCAXDTI2MTEyMTIzMTQzM1oYDzIxMjYxMDI4MjMxNDMz
-WjAOMQwwCgYDVQQDDAN0d28wWTATBgcqhkjOPQIBBggqhkjOPQMBBwNCAAR0dFHH
-LAxh64BeeE3m+AIrFe0YkFamIyD4wlxdH1XubG1dDRwydFndnFqHviTLaUkm2q6B
-BiydGs5dvyaJBBkQo28wbTAdBgNVHQ4EFgQULxMEnO8sG0l57IVdkXg0nBQglM4w
-HwYDVR0jBBgwFoAULxMEnO8sG0l57IVdkXg0nBQglM4wDwYDVR0TAQH/BAUwAwEB
-/zAaBgNVHREEEzARgglsb2NhbGhvc3SHBH8AAAEwCgYIKoZIzj0EAwIDSAAwRQIh
-ALXae0qfnAhjmecEuME3R/BDQy5auLharwKqTLM5gQO7AiALCoLHbZ6cYMi+v/yv
-WGCYLcjJBnc5snBVSjXTUFbJ3g==
------END CERTIFICATE-----
-""",
-    """-----BEGIN PRIVATE KEY-----
-MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQg8m4tDPJw67kmP5rg
-AXHSQ2uHNnI7usrN1buVqUdr6MuhRANCAAR0dFHHLAxh64BeeE3m+AIrFe0YkFam
-IyD4wlxdH1XubG1dDRwydFndnFqHviTLaUkm2q6BBiydGs5dvyaJBBkQ
------END PRIVATE KEY-----
-""",
-)
-"""Self-signed for localhost, good for a hundred years."""
 
 
 def put(folder: Path, pair: tuple[str, str]) -> None:
@@ -71,6 +30,7 @@ async def seen(port: int) -> bytes | None:
     shown: ssl.SSLObject = writer.get_extra_info("ssl_object")
     found = shown.getpeercert(binary_form=True)
     writer.close()
+    await writer.wait_closed()
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -28,23 +29,32 @@ from baton_operator.kube import (
 )
 from baton_operator.kube_config import Connection, KubeConfigError, TokenFile, in_cluster
 from baton_operator.kube_http import HttpKubeApi, Pace
+from baton_testing.certificates import ONE
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 BODY: dict[str, Any] = {"apiVersion": "v1", "kind": "Service", "metadata": {"namespace": "ns", "name": "a"}}
 
 
 @contextlib.asynccontextmanager
-async def api(handler: Handler, token: Callable[[], str | None] = lambda: "t") -> AsyncIterator[HttpKubeApi]:
+async def serving(handler: Handler, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", handler)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
     try:
-        async with HttpKubeApi(Connection(f"http://127.0.0.1:{runner.addresses[0][1]}", None, token)) as made:
-            yield made
+        yield runner.addresses[0][1]
     finally:
         await runner.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def api(handler: Handler, token: Callable[[], str | None] = lambda: "t") -> AsyncIterator[HttpKubeApi]:
+    async with (
+        serving(handler) as port,
+        HttpKubeApi(Connection(f"http://127.0.0.1:{port}", None, token)) as made,
+    ):
+        yield made
 
 
 def status(code: int, reason: str, message: str = "", **details: object) -> Handler:
@@ -183,6 +193,28 @@ async def test_a_server_that_is_not_there_is_unavailable() -> None:
     async with HttpKubeApi(Connection("http://127.0.0.1:1", None, lambda: None)) as made:
         with pytest.raises(Unavailable):
             await made.get(SERVICES, "ns", "a")
+
+
+async def test_no_connection_outlives_the_session(tmp_path: Path) -> None:
+    """A cancelled watch over TLS waits for the server's goodbye, after aiohttp has forgotten it."""
+    (tmp_path / "pair").write_text("".join(ONE))
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    server.load_cert_chain(tmp_path / "pair")
+    client.load_verify_locations(cadata=ONE[0])
+    async with serving(watching(line("ADDED", a=1), then=60.0), server) as port:
+        async with HttpKubeApi(Connection(f"https://127.0.0.1:{port}", client, lambda: None)) as made:
+            heard = asyncio.Event()
+
+            async def listen() -> None:
+                async for _ in made.watch(SERVICES, "ns", "1", timeout_s=60.0):
+                    heard.set()
+
+            listening = asyncio.create_task(listen())
+            await heard.wait()
+            sockets = list(made._sockets)
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)
+        assert [each.fileno() for each in sockets] == [-1]
 
 
 @pytest.mark.parametrize("data", [b"", b"<html>", b"[1]", b"\xff"])
