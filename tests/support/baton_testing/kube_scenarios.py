@@ -195,8 +195,14 @@ async def upgrade_the_operator(world: World) -> None:
 
 
 async def upgrade_the_operator_midway(world: World) -> None:
+    """Whoever begins a rollout gives it its images: the old operator, however late it hears of the edit."""
+    old = len(world.worker_sets(Role.DECODE))
     world.user_applies(**OTHER_MODEL)
     await asyncio.sleep(MIDWAY_S)
+    for _ in range(300):
+        if len(world.worker_sets(Role.DECODE)) > old:
+            break
+        await asyncio.sleep(1.0)
     world.platform = newer(world.platform)
     await world.restart()
 
