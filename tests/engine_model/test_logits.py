@@ -28,7 +28,7 @@ def test_a_whole_prompt_gives_the_logits_of_transformers(family: str, tiny: Call
 
 
 def long_prompt(reference: Any) -> tuple[list[int], torch.Tensor]:
-    """More rows than the compiled layers multiply by vectors, and their logits in transformers."""
+    """Many rows, and their logits in transformers."""
     generator = torch.Generator().manual_seed(2)
     tokens = torch.randint(3, reference.config.vocab_size, (201,), generator=generator).tolist()
     return tokens, reference_logits(reference, tokens)
@@ -43,7 +43,7 @@ def test_a_long_prompt_gives_its_logits_with_and_without_compiled_kernels(
     tokens, expected = long_prompt(model.reference)
     loaded = model.loaded
     if not compiled:
-        for module in ("baton_engine.layers.linear", "baton_kernels.cpu.compiled.attention"):
+        for module in ("baton_kernels.cpu.compiled.linear", "baton_kernels.cpu.compiled.attention"):
             monkeypatch.setattr(f"{module}.suits", lambda dtype: False)
         loaded = load_model(model.directory, torch.float32, torch.device("cpu"))
     steps = ModelSteps(loaded, blocks_per_slot=13)

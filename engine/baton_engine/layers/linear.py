@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from baton_engine.host_memory import HugePageArena
-from baton_kernels.cpu.compiled.linear import ADD, GATE, STORE, PackedLinear, panels
-from baton_kernels.cpu.compiled.machine_code import has_tiles, suits
+from baton_kernels.cpu.compiled.linear import ADD, GATE, STORE, PackedLinear, panels, suits_linear
 from baton_kernels.linear import linear
 from baton_kernels.swiglu import swiglu
 
@@ -190,11 +189,11 @@ class CompiledMethod:
         kept = self._arena.empty(tuple(packed.shape), packed.dtype).copy_(packed)
         in_panels = None if bias is None else panels(bias[:, None], gated)[:, 0].flatten().contiguous()
         columns = weight.shape[0] // 2 if gated else weight.shape[0]
-        return CompiledLinear(PackedLinear(kept, weight.shape[1], columns, in_panels, norm_eps), bias)
+        return CompiledLinear(PackedLinear(kept, columns, in_panels, norm_eps), bias)
 
 
 def linear_method(dtype: torch.dtype, device: torch.device) -> LinearMethod:
     """The method for unquantised weights of a dtype on a device."""
     if device.type == "cpu" and dtype == torch.float32:
-        return CompiledMethod() if suits(dtype) and has_tiles() else PanelMethod()
+        return CompiledMethod() if suits_linear(dtype) else PanelMethod()
     return RowMethod()

@@ -10,12 +10,11 @@ from torch import Tensor
 
 from baton_engine.layers.linear import Linear
 
-TILE_BYTES: Final = 4 << 20
-"""Most of gate and up that is computed at a time on the CPU: the next product finds it in the cache (a prefill of 4,096
-rows of the tiny model: 60 ms with 16 MiB, 40 to 49 with 4)."""
+TILE_BYTES: Final = 1 << 20
+"""Most of gate and up that is computed at a time on the CPU: the next product finds it in the cache."""
 
-LEAST_TILE_ROWS: Final = 128
-"""Fewer rows than this multiply slower."""
+LEAST_TILE_ROWS: Final = 256
+"""Fewer rows read the weights too often."""
 
 
 @dataclass(frozen=True, slots=True)

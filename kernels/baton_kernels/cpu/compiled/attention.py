@@ -113,7 +113,7 @@ class _Attention:
         self.scores = k.pointer("scratch")
         self.keys = self.scores + k["reach"] * _ROWS
         self.queries = self.keys + k["reach"] * shape.head_dim
-        self.inverse = k.buffer(F32, _ROWS)
+        self.greatest, self.inverse = k.buffer(F32, _ROWS), k.buffer(F32, _ROWS)
         with k.loop(0, k["count"]) as n:
             self.begin = self._at("starts", n)
             self.context = self._at("contexts", n)
@@ -170,21 +170,47 @@ class _Attention:
             source = k.pointer("q") + (self.begin + token) * k["q_stride"] + q_head * dim
             for d in range(0, dim, LANES):
                 (self.queries + (row * dim + d)).store((source + d).load(LANES) * scale)
-        # Keys are counted from base: [first, seen) covers all that a row of the tile sees.
+        # Keys count from base. Some row of the tile sees those in [first, seen), every row those in [whole, mixed).
         seen = self.start + self._row(head, first_row + (size - 1))[0] + 1 - self.base
         first = k.greatest(self.start + first_row // self.group - k["window"] + 1 - self.base, 0) // _KEYS * _KEYS
-        with k.loop(first, seen, _KEYS) as at:
+        whole = (k.greatest(seen - k["window"], 0) + (_KEYS - 1)) // _KEYS * _KEYS
+        mixed = k.greatest((self.start + first_row // self.group + 1 - self.base) // _KEYS * _KEYS, whole)
+        lowest = k.constant(_LOWEST, VECTOR)
+        greatest = [k.variable(lowest) for _ in range(size)]
+        self._score(size, first_row, (first, k.least(whole, seen)), greatest, is_mixed=True)
+        self._score(size, first_row, (whole, k.least(mixed, seen)), greatest, is_mixed=False)
+        self._score(size, first_row, (mixed, seen), greatest, is_mixed=True)
+        for row in range(size):
+            (self.greatest + row).store(k.maximum(greatest[row].value))
+        with k.loop(0, size) as n:
+            self._softmax(n, first, seen)
+        for d in range(0, dim, _KEYS):
+            self._weigh_values(head, first_row, size, first, seen, d)
+
+    def _score(
+        self, size: int, first_row: Value, keys: tuple[Value, Value], greatest: list[Variable], *, is_mixed: bool
+    ) -> None:
+        """Scores of all rows for some keys; in mixed ones those that a row does not see are lowest."""
+        k, dim = self.kernel, self.shape.head_dim
+        with k.loop(*keys, _KEYS) as at:
             scores = self._sums(size)
             with k.loop(0, dim) as feature:
                 queries = [self.queries + feature + row * dim for row in range(size)]
                 self._accumulate(scores, self.keys + feature * k["reach"] + at, queries)
             for row in range(size):
+                found = [score.value for score in scores[row]]
+                if is_mixed:
+                    found = [self._visible(first_row + row, at + LANES * half, found[half]) for half in (0, 1)]
                 for half in (0, 1):
-                    (self.scores + k["reach"] * row + at + LANES * half).store(scores[row][half].value)
-        with k.loop(0, size) as n:
-            self._softmax(first_row, n, first, seen)
-        for d in range(0, dim, _KEYS):
-            self._weigh_values(head, first_row, size, first, seen, d)
+                    (self.scores + k["reach"] * row + at + LANES * half).store(found[half])
+                greatest[row].value = k.greatest(greatest[row].value, k.greatest(found[0], found[1]))
+
+    def _visible(self, row: Value, at: Value, scores: Value) -> Value:
+        k = self.kernel
+        lowest = k.constant(_LOWEST, VECTOR)
+        end = self.start + k.least(row, self.rows - 1) // self.group + 1 - self.base
+        ended = k.select(k.first_lanes(end - at), scores, lowest)
+        return k.select(k.first_lanes(end - k["window"] - at), lowest, ended)
 
     def _sums(self, size: int) -> list[tuple[Variable, Variable]]:
         zero = self.kernel.constant(0.0, VECTOR)
@@ -199,20 +225,11 @@ class _Attention:
             for total, half in zip(row_sums, halves, strict=True):
                 total.value = k.fma(spread, half, total.value)
 
-    def _softmax(self, first_row: Value, n: Value, first: Value, seen: Value) -> None:
+    def _softmax(self, n: Value, first: Value, seen: Value) -> None:
         """Row n's scores become weights, 0 where it sees nothing; their sum's inverse is kept."""
         k = self.kernel
-        row = self.scores + k["reach"] * n
-        visible = self.start + k.least(first_row + n, self.rows - 1) // self.group + 1 - self.base
-        hidden = visible - k["window"]
-        lowest, total = k.constant(_LOWEST, VECTOR), k.variable(k.constant(0.0, VECTOR))
-        greatest = k.variable(lowest)
-        with k.loop(first, seen, LANES) as at:
-            score = k.select(k.first_lanes(visible - at), (row + at).load(LANES), lowest)
-            score = k.select(k.first_lanes(hidden - at), lowest, score)
-            (row + at).store(score)
-            greatest.value = k.greatest(greatest.value, score)
-        top = k.splat(k.maximum(greatest.value))
+        row, total = self.scores + k["reach"] * n, k.variable(k.constant(0.0, VECTOR))
+        top = k.splat((self.greatest + n).load())
         with k.loop(first, seen, LANES) as at:
             weight = exp(k, (row + at).load(LANES) - top)
             (row + at).store(weight)

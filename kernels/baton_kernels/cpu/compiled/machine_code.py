@@ -17,8 +17,10 @@ Function = Callable[..., None]
 """Takes integers, floats and addresses in the order of the kernel's parameters. Lets other Python threads run."""
 
 _KINDS: Final[dict[str, Any]] = {"i64": ctypes.c_int64, "float": ctypes.c_float}
-_ATTRIBUTES: Final = 'attributes #0 = { nounwind "min-legal-vector-width"="512" "prefer-vector-width"="512" }\n'
-_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
+_ATTRIBUTES: Final = (
+    'attributes #0 = { nounwind "min-legal-vector-width"="512" "prefer-vector-width"="512" '
+    '"reciprocal-estimates"="vec-divf:1" }\n'
+)
 _engines: list[Any] = []
 """They own the code, which lives as long as the process."""
 
@@ -35,19 +37,16 @@ def suits(dtype: torch.dtype) -> bool:
     return dtype == torch.float32 and torch.get_num_threads() == 1 and {"avx2", "fma"} <= _features()
 
 
-@lru_cache(maxsize=1)
-def has_tiles() -> bool:
-    """Whether this process may multiply tiles of bfloat16 (AMX): the processor can, and the kernel permits it."""
-    if not {"amx-tile", "amx-bf16", "avx512bf16"} <= _features():
-        return False
-    return bool(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA) == 0)
+def has_wide_registers() -> bool:
+    """Whether a register holds a vector (AVX-512): else it takes two, of sixteen."""
+    return "avx512f" in _features()
 
 
-def compile_kernels(kernels: Sequence[Kernel], constants: str = "") -> list[Function]:
-    """Machine code of kernels, with global `constants` in LLVM's language. Call `suits` before."""
+def compile_kernels(kernels: Sequence[Kernel]) -> list[Function]:
+    """Machine code of kernels. Call `suits` before."""
     llvm = _llvm()
     declared = {line for kernel in kernels for line in kernel.declared.values()}
-    module = llvm.parse_assembly("\n".join([constants, *sorted(declared), *(k.text() for k in kernels), _ATTRIBUTES]))
+    module = llvm.parse_assembly("\n".join([*sorted(declared), *(k.text() for k in kernels), _ATTRIBUTES]))
     target = llvm.Target.from_default_triple()
     machine = target.create_target_machine(
         cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=2

@@ -28,7 +28,7 @@ def silu(k: Kernel, x: Value) -> Value:
     """x / (1 + e^-x), to about 4 units in the last place; below -80 it has the size that it has at -80."""
     negated = k.constant(0.0, VECTOR) - x
     below = k.select(negated < 80.0, negated, 80.0)
-    return x / (exp(k, below) + 1.0)
+    return x * k.reciprocal(exp(k, below) + 1.0)
 
 
 def transpose(k: Kernel, rows: Sequence[Value]) -> list[Value]:
