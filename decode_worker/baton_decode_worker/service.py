@@ -114,6 +114,8 @@ class DecodeService:
         self._awaited: dict[RequestKey, Awaited] = {}
         """Reservations on their way through the engine: put in by the io thread, taken out by the engine thread."""
         self.draining = False
+        """Gateways are told so."""
+        self._is_closed = False
 
     def attach(self, engine: Engine) -> None:
         self._engine = engine
@@ -140,13 +142,18 @@ class DecodeService:
     def state(self) -> WorkerState:
         return worker_state(self._engine.snapshot, self.draining)
 
-    def drain(self) -> None:
+    def leave(self) -> None:
+        """Gateways are told to send nothing new; what they sent before they read it is still taken."""
         self.draining = True
+
+    def drain(self) -> None:
+        """Nothing new is taken."""
+        self.draining = self._is_closed = True
         self._engine.post(Drain())
 
     def _reserve(self, link: GatewayLink, message: Reserve) -> None:
         key = RequestKey(message.request, message.attempt)
-        condition = Condition(self.draining, self._open.link_of(key) is not None)
+        condition = Condition(self._is_closed, self._open.link_of(key) is not None)
         decision = decide(message, self._limits, condition, self._clock())
         if isinstance(decision, Refusal):
             self._metrics.legs[decision.reason].inc()

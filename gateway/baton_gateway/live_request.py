@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass, field
 
 from baton_gateway.choice_text import ChoiceText
+from baton_gateway.errors import Problem
 from baton_gateway.metrics import RequestTimes
 from baton_gateway.openai_types import ChatRequest, CompletionRequest
 from baton_gateway.request import RequestLife
 from baton_gateway.request_events import LifeRules, Prompt
 from baton_gateway.route import RoutePolicy
+from baton_gateway.run import Run
 from baton_gateway.sinks import Sink
 from baton_gateway.tenants import Tenant
 from baton_gateway.text import TextModel
 from baton_kv_transfer.wire.values import PairFingerprint
+
+_log = logging.getLogger("baton.gateway.requests")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +50,22 @@ class LiveRequest:
     prefixes: tuple[tuple[bytes, ...], ...] = ()
     texts: list[ChoiceText] = field(default_factory=list)
     echoes: tuple[str, ...] = ()
+
+
+def tell_failure(live: LiveRequest, problem: Problem | None, now: float) -> None:
+    """A line for whoever has to find out why a client was told of a failure: which workers, in which state, no text."""
+    life = live.life
+    runs = "; ".join(_account(run, now) for run in life.last_runs) or "no run"
+    code, age_s = problem.code if problem is not None else None, now - life.arrived_s
+    delivered = life.completion_tokens()
+    _log.warning(
+        "failed: %s after %.1f s, %d attempts, %d tokens delivered: %s", code, age_s, life.attempts, delivered, runs
+    )
+
+
+def _account(run: Run, now: float) -> str:
+    prefill, decode, kept = ("-" if epoch is None else epoch.hex()[:8] for epoch in (run.prefill, run.decode, run.kept))
+    return (
+        f"{run.state.name.lower()}, attempt {run.attempt}, prefill {prefill}, decode {decode}, kept by {kept}, "
+        f"landed {run.landed}, {run.failures} failures, {run.losses} losses, moved {now - run.moved_s:.1f} s ago"
+    )

@@ -16,7 +16,7 @@ from baton_gateway import errors
 from baton_gateway.admission import Admission, Verdict
 from baton_gateway.affinity import PrefixAffinity, prefix_keys
 from baton_gateway.errors import Problem, RefusedError
-from baton_gateway.live_request import LiveRequest, RelayRules
+from baton_gateway.live_request import LiveRequest, RelayRules, tell_failure
 from baton_gateway.metrics import GatewayMetrics
 from baton_gateway.openai_types import ChatRequest, CompletionRequest, Endpoint
 from baton_gateway.prepare import encode_completion, make_prompts
@@ -266,6 +266,8 @@ class Relay:
         self._metrics.ended(live.times, action.outcome, usage, life.attempts, life.migrations, now)
         if action.problem is not None and (action.problem.status >= 500 or action.problem.status == 429):
             self._metrics.telemetry.unserved()
+        if action.outcome is Outcome.FAILED:
+            tell_failure(live, action.problem, now)
         if action.outcome is not Outcome.CANCELLED:
             live.sink.end(action.problem, usage)
         self._admit(self._admission.leave(live.ticket))

@@ -84,6 +84,8 @@ class RequestLife:
         self._prompts: tuple[Prompt, ...] = ()
         self._choices: list[_Choice] = []
         self._runs: dict[bytes, Run] = {}
+        self.last_runs: tuple[Run, ...] = ()
+        """Those that were open at the end."""
         self._num_runs = 0
         self._open_choices = 0
         self._parked_until = math.inf
@@ -106,11 +108,6 @@ class RequestLife:
     def is_parked(self) -> bool:
         """It waits for a pair of workers to appear."""
         return self.stage is Stage.PARKED or any(run.state is RunState.UNROUTED for run in self._runs.values())
-
-    @property
-    def run_ids(self) -> tuple[bytes, ...]:
-        """Ids under which workers may speak of this request."""
-        return tuple(self._runs)
 
     def completion_tokens(self) -> int:
         return sum(len(choice.ids) for choice in self._choices)
@@ -379,6 +376,7 @@ class RequestLife:
         """Every way out passes here, once."""
         self.stage = Stage.ENDED
         cancels = [cancel for run in self._runs.values() for cancel in self._cancel_legs(run)]
+        self.last_runs = tuple(self._runs.values())
         self._runs.clear()
         return [*cancels, End(outcome, problem)]
 

@@ -90,6 +90,8 @@ class PrefillService:
         self._computing: dict[int, list[Computing]] = {}
         """Prompts of the latest steps, by step: put in by the engine thread, looked up by who tells of layers."""
         self.draining = False
+        """Gateways are told so."""
+        self._is_closed = False
 
     def attach(self, engine: Engine) -> None:
         self._engine = engine
@@ -118,13 +120,18 @@ class PrefillService:
     def state(self) -> WorkerState:
         return worker_state(self._engine.snapshot, self.draining)
 
-    def drain(self) -> None:
+    def leave(self) -> None:
+        """Gateways are told to send nothing new; what they sent before they read it is still taken."""
         self.draining = True
+
+    def drain(self) -> None:
+        """Nothing new is taken."""
+        self.draining = self._is_closed = True
         self._engine.post(Drain())
 
     def _prefill(self, link: GatewayLink, message: Prefill) -> None:
         key = RequestKey(message.request, message.attempt)
-        condition = Condition(self.draining, self._open.link_of(key) is not None)
+        condition = Condition(self._is_closed, self._open.link_of(key) is not None)
         spec = decide(message, self._limits, condition, self._clock())
         if isinstance(spec, Refusal):
             self._metrics.legs[spec.reason].inc()

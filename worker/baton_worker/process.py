@@ -31,6 +31,9 @@ LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 SWITCH_INTERVAL_S = 0.001
 """How long a thread may keep the interpreter while another waits: the default 5 ms would show in every hand-over."""
 DRAIN_POLL_S = 0.05
+LEAVE_S = 2.0
+"""How long a worker that drains still takes what gateways send: they have to be told, and may be slow to read. One that
+refused at once could be the last of its revision for a request whose first token is already with the client."""
 
 Serve = Callable[[WorkerConfig, "Stop"], Awaitable[None]]
 

@@ -53,6 +53,8 @@ class Messenger(Service, Protocol):
 
     def attach(self, engine: EngineThread) -> None: ...
 
+    def leave(self) -> None: ...
+
     def drain(self) -> None: ...
 
 
@@ -130,6 +132,8 @@ async def serve(config: WorkerConfig, stop: process.Stop, build_role: BuildRole)
             stack.enter_context(_background(companion(), crashed))
         process.settle(config, epoch, port, role.pair_port())
         await stop.draining.wait()
+        service.leave()
+        await stop.drained(lambda: len(links) == 0, process.LEAVE_S)
         service.drain()
         await stop.drained(lambda: service.open_requests == 0 and role.is_idle(), config.drain_s)
         with contextlib.suppress(TimeoutError):

@@ -12,6 +12,7 @@ from baton_testing.sim_prefill import SimPrefill
 from baton_testing.sim_process import SimProcess
 from baton_testing.sim_scenario import Fault, FaultPlan
 from baton_testing.sim_worker import SimWorker
+from baton_worker.process import LEAVE_S
 
 if TYPE_CHECKING:
     from baton_testing.sim_world import SimWorld
@@ -151,8 +152,9 @@ def _worker(world: SimWorld, fault: FaultPlan) -> None:
 def _drain(world: SimWorld, victim: SimWorker) -> None:
     """As a stopping process does: no new work, and gone when the last request is, or at the bound."""
     victim.note("drains")
-    victim.service.drain()
-    until = world.heap.now + 4.0
+    victim.service.leave()
+    victim.later(LEAVE_S, victim.service.drain)
+    until = world.heap.now + LEAVE_S + 4.0
 
     def look() -> None:
         if victim.service.open_requests and world.heap.now < until:
@@ -161,7 +163,7 @@ def _drain(world: SimWorld, victim: SimWorker) -> None:
         world.kill(victim)
         _start_again(world, victim, 0.3)
 
-    victim.later(0.2, look)
+    victim.later(LEAVE_S + 0.2, look)
 
 
 def _clients(world: SimWorld, fault: FaultPlan) -> None:

@@ -1,0 +1,73 @@
+"""A worker that is told to stop: its gateways hear of it before it refuses what they send."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from baton_decode_worker.service import DecodeService
+from baton_engine.engine_config import EngineConfig
+from baton_engine.scheduler import Scheduler
+from baton_kv_transfer.wire.gateway_link import LegFailed, Message, Prefill, Reserve
+from baton_kv_transfer.wire.values import Address, PeerRef, Reason, Role, SamplingParams, pack_ids
+from baton_prefill_worker.service import PrefillService
+from baton_worker.engine_thread import Command
+from baton_worker.gateway_links import GatewayLink
+from baton_worker.intake import Limits
+from baton_worker.metrics import WorkerMetrics
+from baton_worker.views import EngineSnapshot
+
+SAMPLING = SamplingParams(max_tokens=4, temperature=0)
+CONFIG = EngineConfig(num_blocks=4, block_tokens=16, max_slots=1, max_context_tokens=32)
+
+
+class RecordingLink(GatewayLink):
+    def __init__(self) -> None:
+        super().__init__(bytes(16))
+        self.told: list[Message] = []
+
+    def send(self, message: Message) -> None:
+        self.told.append(message)
+
+
+class QuietEngine:
+    snapshot = EngineSnapshot(Scheduler(CONFIG).stats(), 1, 0, 0, 0, 0)
+
+    def post(self, command: Command) -> None:
+        """Nothing is computed here."""
+
+
+class QuietTransfer:
+    def opened(self, request: bytes, attempt: int, peer: PeerRef, total_tokens: int, deadline_s: float) -> None: ...
+
+
+def leg(role: Role, attempt: int) -> Message:
+    ids, request = pack_ids([5]), bytes(range(16))
+    if role is Role.DECODE:
+        return Reserve(request, attempt, ids, 1, (0,), SAMPLING, 30.0, "", bytes(16))
+    return Prefill(request, attempt, ids, 1, (0,), SAMPLING, 30.0, "", PeerRef(Address("127.0.0.1", 1), bytes(16)))
+
+
+@pytest.mark.parametrize("role", list(Role))
+async def test_what_was_sent_before_a_drain_was_heard_of_is_taken_and_nothing_after(role: Role) -> None:
+    """Found with real Pods: the last decode worker of a revision refused at once, while the request's first token went
+    from its prefill worker to the client, who then waited in vain."""
+    limits, metrics, loop = Limits(100, 32, 1), WorkerMetrics(role), asyncio.get_running_loop()
+    service: DecodeService | PrefillService
+    if role is Role.DECODE:
+        service = DecodeService(limits, metrics, loop)
+    else:
+        service = PrefillService(limits, metrics, loop)
+        service.transfer = QuietTransfer()  # type: ignore[assignment]
+    service.attach(QuietEngine())
+    link = RecordingLink()
+    service.leave()
+    assert service.state().draining
+    service.handle(link, leg(role, 1))
+    assert (link.told, service.open_requests) == ([], 1)
+    service.drain()
+    service.handle(link, leg(role, 2))
+    [refused] = link.told
+    assert isinstance(refused, LegFailed)
+    assert (refused.attempt, refused.reason, service.open_requests) == (2, Reason.DRAINING, 1)
