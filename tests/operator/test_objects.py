@@ -226,6 +226,16 @@ def test_the_gateway_finds_the_pools_by_names_that_end_in_a_dot() -> None:
         assert f"--{role}-discovery={address}" in container["command"]
 
 
+def test_prefill_workers_find_the_port_at_which_decode_workers_listen_for_them() -> None:
+    objects = everything(on_cluster())
+    [prefill] = pod_of(objects, Role.PREFILL)["spec"]["containers"]
+    [decode] = pod_of(objects, Role.DECODE)["spec"]["containers"]
+    [pair] = [port["containerPort"] for port in decode["ports"] if port["name"] == "pair"]
+    [service] = of_kind(objects, "Service", Role.DECODE)
+    address = f"dns:{service['metadata']['name']}.default.svc.cluster.local.:{pair}"
+    assert f"--decode-discovery={address}" in prefill["command"]
+
+
 def test_a_process_gets_longer_to_stop_than_the_longest_request_takes() -> None:
     objects = everything(on_cluster(gateway__limits={"maxRequestDuration": "15m"}))
     for role in Role:

@@ -66,8 +66,11 @@ def site_of(deployment: LLMDeployment, role: Role, platform: Platform) -> Site:
         python=platform.python,
         model_path=_model_path(deployment),
         keys_path=KEYS_PATH,
-        prefill_discovery=_discovery(deployment, Role.PREFILL, platform),
-        decode_discovery=_discovery(deployment, Role.DECODE, platform),
+        prefill_discovery=_discovery(deployment, Role.PREFILL, platform, HTTP_PORT),
+        # Prefill workers hand KV over to the decode workers' second port; the first is the gateways'.
+        decode_discovery=_discovery(
+            deployment, Role.DECODE, platform, PAIR_PORT if role is Role.PREFILL else HTTP_PORT
+        ),
         prefill_device=_device(prefill),
         decode_device=_device(decode),
         threads=None if pool is None else _threads(pool),
@@ -107,10 +110,10 @@ def grace_s(deployment: LLMDeployment, before_stop_s: int = 0) -> int:
     return math.ceil(longest + 2 * DRAIN_MARGIN_S) + before_stop_s
 
 
-def _discovery(deployment: LLMDeployment, role: Role, platform: Platform) -> str:
+def _discovery(deployment: LLMDeployment, role: Role, platform: Platform, port: int) -> str:
     metadata = deployment.metadata
     service = f"{pool_name(metadata.name, role)}.{metadata.namespace}.svc.{platform.cluster_domain}."
-    return f"dns:{service}:{HTTP_PORT}"
+    return f"dns:{service}:{port}"
 
 
 def _operator_url(platform: Platform) -> str | None:
