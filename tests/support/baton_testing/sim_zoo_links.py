@@ -46,8 +46,8 @@ class TakesLookingForHearing(Liveness):
 class CutsWorkOnDrain(DecodeService):
     """dynamo#13559, knative#13953: told to stop, a worker ends what it is in the middle of."""
 
-    def drain(self) -> None:
-        super().drain()
+    def leave(self) -> None:
+        super().leave()
         for key, link in list(self._open._links.items()):
             self._cancel(key, None)
 
