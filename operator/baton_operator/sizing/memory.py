@@ -41,7 +41,8 @@ class PoolMemory:
     """(when, workers that it needed with the margin for shrinking), over the stabilisation window"""
     changed_s: float | None = None
     turns: tuple[tuple[float, int], ...] = ()
-    """(when, +1 or -1) of the last changes of direction, over an hour"""
+    """(when, the size it began to grow to, or minus the size it began to shrink from) of changes of direction, over an
+    hour"""
     direction: int = 0
     orders: Orders = ()
     """Workers asked for lately and when they should be routable."""

@@ -18,19 +18,21 @@ SMALL_TURN = 0.25
 
 REGRET_S, REGRET_MARGIN, MAX_WINDOW_S = 600.0, 1.2, 900.0
 """A pool that has to grow again so soon after it shrank should have waited: by how much longer it waits next time."""
+REGRET_GROWTH = 2.0
+"""If it has to grow to more than this times what it was, keeping that would hardly have helped."""
 
 
 def window_s(spec: SizingSpec, memory: PoolMemory) -> float:
     """Over what time a pool keeps what it needed: the stabilisation window, longer where shrinking was regretted.
 
-    `turns` alternate: after a turn downwards comes the turn upwards that regrets it. Sending away what worked off a
-    backlog, soon after it came, is no such turn.
+    `turns` alternate: after a turn downwards comes the turn upwards that regrets it, unless it goes far beyond the
+    former size. Sending away what worked off a backlog, soon after it came, is no such turn.
     """
     longest, grown_s = spec.stabilisation_s, -inf
-    for (at, direction), (next_s, _) in pairwise(memory.turns):
-        if direction > 0:
+    for (at, size), (next_s, next_size) in pairwise(memory.turns):
+        if size > 0:
             grown_s = at
-        elif next_s - at < REGRET_S and at - grown_s >= spec.stabilisation_s:
+        elif next_s - at < REGRET_S and at - grown_s >= spec.stabilisation_s and next_size <= REGRET_GROWTH * -size:
             longest = max(longest, min(MAX_WINDOW_S, REGRET_MARGIN * (next_s - at + spec.stabilisation_s)))
     return longest
 
@@ -57,7 +59,7 @@ def paced(
     workers = pool.workers
     if target > workers:
         after = min(target, workers + spec.max_step_up)
-        return after, "", _moved(memory, +1, now)
+        return after, "", _moved(memory, after, now)
     most = max(target, *(need for _, need in memory.needs))
     if most >= workers:
         return workers, "", memory
@@ -67,7 +69,7 @@ def paced(
     if why:
         return workers, f"could be {most}, {why}", memory
     after = max(most, workers - spec.max_step_down)
-    return after, f"needed at most {most} for {kept_s:.0f} s", _moved(memory, -1, now)
+    return after, f"needed at most {most} for {kept_s:.0f} s", _moved(memory, -workers, now)
 
 
 def _obstacle(
@@ -86,9 +88,11 @@ def _obstacle(
     return ""
 
 
-def _moved(memory: PoolMemory, direction: int, now: float) -> PoolMemory:
+def _moved(memory: PoolMemory, size: int, now: float) -> PoolMemory:
+    """`size`: what it grows to, or minus what it shrinks from."""
+    direction = 1 if size > 0 else -1
     turned = memory.direction == -direction
-    turns = (*memory.turns, (now, direction)) if turned else memory.turns
+    turns = (*memory.turns, (now, size)) if turned else memory.turns
     return replace(memory, changed_s=now, direction=direction, turns=turns)
 
 
