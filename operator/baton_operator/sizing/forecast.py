@@ -14,8 +14,11 @@ from math import sqrt
 from statistics import NormalDist
 
 import numpy as np
+from numpy.typing import NDArray
 
 from baton_operator.sizing.workload import Floats
+
+Flags = NDArray[np.bool_]
 
 MIN_TESTS = 8
 PRIOR_Z = 1.3
@@ -30,6 +33,8 @@ ACTUAL_S = 30.0
 STEP_Z, STEP_RATIO, STEP_WEIGHT = 4.0, 1.5, 4.0
 """From one such mean to the next, a step is this much beyond chance and at least this ratio; one that came once weighs
 as much as so many forecasts."""
+BREAK_RATIO = 2.0
+"""A step of this ratio is no part of a trend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,8 @@ class Forecast:
     high: float
     predictor: str
     tests: int
+    is_step: bool = False
+    """The last intervals were too high to be chance; the forecast is their level."""
 
 
 PREDICTORS = (
@@ -96,7 +103,7 @@ def _jumped(expected: Forecast, series: Sequence[float], bucket_s: float, quanti
     if values[0] < level - JUMP_Z * sqrt(NOISE_DISPERSION * spread * level / bucket_s):
         return expected  # over already
     high = level + NormalDist().inv_cdf(max(0.5, quantile)) * float(noise[place])
-    return Forecast(level, max(expected.high, high), f"{expected.predictor}, jumped", expected.tests)
+    return Forecast(level, max(expected.high, high), f"{expected.predictor}, jumped", expected.tests, True)
 
 
 def _expected(
@@ -119,7 +126,9 @@ def _expected(
         level = float(np.mean(values[-6:]))
         noise = PRIOR_Z * (sqrt(level / (bucket_s * min(6, len(values)))) + 0.1 * level)
         return Forecast(level, level + noise, "mean 60 s", 0)
-    scored = [_tested(predictor, values, actual, bucket_s, ahead, quantile, spread) for predictor in candidates]
+    weights = _weights(_steps(actual, bucket_s, spread, STEP_RATIO), bucket_s, ahead)
+    breaks = _steps(actual, bucket_s, spread, BREAK_RATIO)
+    scored = [_tested(each, values, actual, bucket_s, ahead, quantile, breaks, weights) for each in candidates]
     _, mean, high, name = min(scored)
     return Forecast(mean, high, name, tests)
 
@@ -131,16 +140,16 @@ def _tested(
     bucket_s: float,
     ahead: int,
     quantile: float,
-    spread: float,
+    breaks: Flags,
+    weights: Floats,
 ) -> tuple[float, float, float, str]:
     """(loss, mean now, its upper quantile, name)
 
     The quantile is the lesser of two readings of the same errors: a load that once rose from 6 to 20 may rise by 14
     again, or to the 3.3-fold, but after the rise the latter would be asking for 66.
     """
-    predicted = predictions(predictor, values, bucket_s, ahead)
+    predicted = predictions(predictor, values, bucket_s, ahead, breaks)
     past, later = predicted[: len(values) - ahead], actual[ahead:]
-    weights = _weights(actual, bucket_s, ahead, spread)
     ratio = float(np.clip(_quantile(later / np.maximum(past, 1e-3), weights, quantile), 1.0, MAX_RATIO))
     more = max(0.0, _quantile(later - past, weights, quantile))
     high = np.minimum(past * ratio, past + more)
@@ -149,21 +158,27 @@ def _tested(
     return float(np.average(loss, weights=weights)), now, min(now * ratio, now + more), predictor.name
 
 
-def _weights(actual: Floats, bucket_s: float, ahead: int, spread: float) -> Floats:
-    """How much each past forecast counts, by when it was made.
-
-    A single step of the load makes every forecast wrong that stood before it and looked past it: together they count
-    as few, or one step would rule the quantile for as long as it is remembered. Steps that recur are a pattern and
-    count.
-    """
+def _steps(actual: Floats, bucket_s: float, spread: float, ratio: float) -> Flags:
+    """Where a mean over `ACTUAL_S` is a step above the one before it: beyond chance, and by at least this ratio."""
     width = max(1, round(ACTUAL_S / bucket_s))
     before, after = actual[:-width], actual[width:]
     noise = np.sqrt(2 * NOISE_DISPERSION * spread * np.maximum(before, 1e-9) / ACTUAL_S)
-    is_step = (after - before > STEP_Z * noise) & (after > STEP_RATIO * before)
-    starts = np.flatnonzero(np.diff(np.concatenate([[False], is_step]).astype(np.int8)) > 0) + 1
-    weights = np.ones(len(actual) - ahead)
+    is_step = (after - before > STEP_Z * noise) & (after > ratio * before)
+    return np.concatenate([np.zeros(len(actual) - len(is_step), dtype=np.bool_), is_step])
+
+
+def _weights(steps: Flags, bucket_s: float, ahead: int) -> Floats:
+    """How much each past forecast counts, by when it was made.
+
+    A single step of the load makes every forecast wrong that stood before it, or in the middle of it, and looked past
+    it: together they count as few, or one step would rule the quantile for as long as it is remembered. Steps that
+    recur are a pattern and count.
+    """
+    width = max(1, round(ACTUAL_S / bucket_s))
+    starts = np.flatnonzero(np.diff(steps.astype(np.int8)) > 0) + 2 - width
+    weights = np.ones(len(steps) - ahead)
     for start in starts:
-        weights[max(0, start - ahead) : start] = min(1.0, STEP_WEIGHT * len(starts) / ahead)
+        weights[max(0, start - ahead) : start + width] = min(1.0, STEP_WEIGHT * len(starts) / (ahead + width))
     return weights
 
 
@@ -173,8 +188,11 @@ def _quantile(values: Floats, weights: Floats, quantile: float) -> float:
     return float(values[order][np.searchsorted(sums, quantile * sums[-1])])
 
 
-def predictions(predictor: Predictor, values: Floats, bucket_s: float, ahead: int) -> Floats:
-    """What the predictor said, standing at each bucket, about the bucket `ahead` of it."""
+def predictions(predictor: Predictor, values: Floats, bucket_s: float, ahead: int, breaks: Flags) -> Floats:
+    """What the predictor said, standing at each bucket, about the bucket `ahead` of it.
+
+    A slope over one of the `breaks` says nothing about later: no trend until it has left the window.
+    """
     level = _smoothed(values, max(1, round(predictor.level_s / bucket_s)))
     if predictor.season_s:
         back = round(predictor.season_s / bucket_s) - ahead
@@ -185,7 +203,8 @@ def predictions(predictor: Predictor, values: Floats, bucket_s: float, ahead: in
     width = max(2, round(predictor.trend_s / bucket_s))
     half = max(1, width // 2)
     slope = (_smoothed(values, half) - _shifted(_smoothed(values, half), half)) / half
-    believed = np.arange(len(values)) >= width
+    places = np.arange(len(values))
+    believed = places - np.maximum.accumulate(np.where(breaks, places, 0)) >= width
     limit = 0.5 * level
     return np.maximum(
         0.0, level + np.clip(predictor.damping * slope * (ahead + half / 2) * believed, -limit, MAX_GROWTH * level)
