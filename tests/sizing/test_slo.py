@@ -9,7 +9,8 @@ import pytest
 from baton_operator.names import Role
 from baton_operator.sizing.budget import fitted
 from baton_operator.sizing.decision import Known, ProvenZero, Unknown
-from baton_operator.sizing.memory import MAX_SAVED_BYTES, Memory, restored, saved
+from baton_operator.sizing.memory import MAX_SAVED_BYTES, Memory, PoolMemory, restored, saved
+from baton_operator.sizing.pace import window_s
 from baton_operator.sizing.slo import SloDecision, decide
 from baton_operator.sizing.spec import Bounds, Schedule, SizingSpec
 from baton_operator.sizing.telemetry import ArrivalReading, Arrivals
@@ -193,14 +194,45 @@ def test_a_pool_that_shrank_too_early_waits_longer_the_next_time() -> None:
     assert walk.workers[0] < 8, "but does in the end"
 
 
+def test_only_a_size_that_would_have_helped_is_missed() -> None:
+    a_spec = spec(stabilisation_s=180.0)
+    helped, too_small = ((0.0, -8), (300.0, 7)), ((0.0, -2), (300.0, 12))
+    assert window_s(a_spec, PoolMemory(turns=helped)) > 400.0
+    assert window_s(a_spec, PoolMemory(turns=too_small)) == 180.0
+
+
 def test_prompts_that_become_much_longer_are_a_new_mix_at_once() -> None:
     walk = Walk(spec())
     walk.step(arrivals(6), 20)
-    before = walk.memory.mix
-    walk.step(Arrivals(60, 10.0, (RequestShape(9000, 100),) * 60), 3)
-    assert walk.memory.mix is not before
+    walk.step(Arrivals(60, 10.0, (RequestShape(9000, 100),) * 60))
     assert walk.memory.mix is not None
-    assert walk.memory.mix.shapes[-1].prompt_tokens == 9000
+    assert {shape.prompt_tokens for shape in walk.memory.mix.shapes} == {9000}, "those of before say nothing any more"
+
+
+def test_a_step_in_requests_is_one_in_prompt_tokens_although_their_lengths_vary() -> None:
+    long = RequestShape(8000, 100)
+    short = replace(long, prompt_tokens=100)
+    walk = Walk(spec())
+    walk.step(Arrivals(50, 10.0, (short,) * 7 + (long,)), 40)
+    assert walk.workers[0] <= 2
+    decision = walk.step(Arrivals(200, 10.0, (short,) * 30 + (long,)))
+    assert walk.workers[0] >= 4, decision.reason
+
+
+def test_a_few_very_long_prompts_are_no_new_mix() -> None:
+    walk = Walk(spec())
+    walk.step(arrivals(6), 20)
+    before = walk.memory.mix
+    walk.step(Arrivals(60, 10.0, (RequestShape(30_000, 100),) * 8 + (SHAPE,) * 52))
+    assert walk.memory.mix is before
+
+
+def test_what_waits_is_counted_in_whole_prompts_like_the_queue_is() -> None:
+    cached = RequestShape(10_000, 100, cached_tokens=9000)
+    walk = Walk(spec(), 1)
+    walk.step(Arrivals(40, 10.0, (cached,) * 40), 3)
+    decision = walk.step(Arrivals(40, 10.0, (cached,) * 40), queued=20 * 10_000.0)
+    assert "backlog" not in decision.reason, "20 requests wait, which one worker works off before another is there"
 
 
 def test_a_backlog_is_worked_off_and_only_then_are_its_workers_sent_away() -> None:

@@ -20,8 +20,8 @@ from baton_operator.sizing.workload import RequestShape
 MIX_REFRESH_S = 120.0
 MIX_CHANGE = 0.1
 """A mix is replaced when the mean or the tail of its lengths moved by more than this."""
-MIX_SHIFT, SHIFT_INTERVALS, SHIFT_REQUESTS = 2.5, 2, 40
-"""It is replaced at once when so many requests of the last intervals have prompts longer or shorter by this factor."""
+MIX_SHIFT, SHIFT_REQUESTS = 2.5, 30
+"""It is replaced at once when so many requests of the last interval have prompts longer or shorter by this factor."""
 DISPERSIONS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 CORRECTION_STEP, CORRECTION_DECAY, MAX_CORRECTION = 0.04, 0.005, 1.5
 JUDGED_AFTER_S = 90.0
@@ -59,7 +59,9 @@ def learned(
     if not isinstance(arrivals, Arrivals):
         history = (*memory.history, Interval(0.0, 0.0))[-HISTORY:]
         memory = replace(memory, history=history, since_s=known_since, last_arrival_s=last, unknown_intervals=0)
-        return _with_mix(replace(memory, shapes=(*memory.shapes, *late)[-RECENT:]), now, interval_s) if late else memory
+        return (
+            _with_mix(replace(memory, shapes=(*memory.shapes, *late)[-RECENT:]), 0, now, interval_s) if late else memory
+        )
     shapes = (*memory.shapes, *arrivals.sample)[-RECENT:]
     tokens = [shape.prompt_tokens - shape.cached_tokens for shape in arrivals.sample or shapes]
     mean = float(np.mean(tokens)) if tokens else 0.0
@@ -67,7 +69,7 @@ def learned(
     memory = replace(
         memory, history=history, shapes=shapes, since_s=known_since, last_arrival_s=now, unknown_intervals=0
     )
-    return _with_mix(memory, now, interval_s)
+    return _with_mix(memory, len(arrivals.sample), now, interval_s)
 
 
 def demands(
@@ -87,8 +89,12 @@ def demands(
         series = tokens if role is Role.PREFILL else requests
         ahead = forecast(series, spec.interval_s, horizon_s, spec.quantile, spec.season_s, spread[role])
         if role is Role.PREFILL:
+            if not ahead.is_step and tokens[-1] > ahead.high:
+                # A step in the number of requests shows sooner than in their lengths, which vary.
+                counted = forecast(requests, spec.interval_s, horizon_s, spec.quantile, spec.season_s)
+                ahead = counted if counted.is_step else ahead
             one = sizer.most_per_s(role, mix)
-            waiting = _late(spec, seen, one, mean_tokens)
+            waiting = _late(spec, seen, one, mix)
             is_late = waiting > 0
             ready = capacity_steps(_routable(pool), pool.workers, memory.pools[role].orders, now, horizon_s)
             left = waiting_at(waiting, ahead.mean, one, ready, horizon_s) if is_late else 0.0
@@ -113,11 +119,11 @@ def judged(memory: PoolMemory, pool: PoolSeen, wanted_share: float, is_enough: b
     return replace(memory, enough_s=since, correction=correction)
 
 
-def _late(spec: SizingSpec, seen: Observed, one_per_s: float, mean_tokens: float) -> float:
+def _late(spec: SizingSpec, seen: Observed, one_per_s: float, mix: Mix) -> float:
     """Requests that wait for prefill, when they are more than the pool answers within the target; else 0."""
     if not isinstance(seen.queued_tokens, Known) or seen.prefill.workers == 0:
         return 0.0
-    waiting = seen.queued_tokens.value / mean_tokens
+    waiting = seen.queued_tokens.value / float(np.mean([shape.prompt_tokens for shape in mix.shapes]))
     return waiting if waiting > _routable(seen.prefill) * one_per_s * spec.targets.ttft_s else 0.0
 
 
@@ -125,27 +131,27 @@ def _routable(pool: PoolSeen) -> int:
     return pool.workers if pool.routable is None else min(pool.routable, pool.workers)
 
 
-def _with_mix(memory: Memory, now: float, interval_s: float) -> Memory:
-    if not memory.shapes or (memory.mix is not None and not _is_due(memory, memory.mix, now, interval_s)):
+def _with_mix(memory: Memory, latest: int, now: float, interval_s: float) -> Memory:
+    """`latest`: how many of the requests that are kept came in the last interval."""
+    if not memory.shapes:
         return memory
+    if memory.mix is not None:
+        if latest >= SHIFT_REQUESTS and _has_shifted(memory.mix.shapes, memory.shapes[-latest:]):
+            memory = replace(memory, shapes=memory.shapes[-latest:])
+        elif now - memory.mix_s < MIX_REFRESH_S:
+            return memory
     mix = Mix(memory.shapes, _dispersion(memory.history, interval_s))
     if memory.mix is not None and len(memory.mix.shapes) >= RECENT // 2 and _is_alike(memory.mix, mix):
         return replace(memory, mix_s=now)
     return replace(memory, mix=mix, mix_s=now)
 
 
-def _is_due(memory: Memory, mix: Mix, now: float, interval_s: float) -> bool:
-    """Whether the mix is old, or prompts have become so much longer or shorter that counting in its requests misleads:
-    what a prompt costs is not in proportion to its length."""
-    age_s = now - memory.mix_s
-    if age_s >= MIX_REFRESH_S:
-        return True
-    lately = memory.history[-SHIFT_INTERVALS:]
-    requests, tokens = (sum(each) for each in zip(*((e.requests_per_s, e.tokens_per_s) for e in lately), strict=True))
-    if age_s < SHIFT_INTERVALS * interval_s or not requests * interval_s >= SHIFT_REQUESTS:
-        return False
-    ratio = tokens / requests / max(1.0, _features(mix)[0])
-    return not 1 / MIX_SHIFT <= ratio <= MIX_SHIFT
+def _has_shifted(before: tuple[RequestShape, ...], latest: tuple[RequestShape, ...]) -> bool:
+    """Whether prompts have become so much longer or shorter, the mean and the median alike, that counting in requests
+    of before misleads: what a prompt costs is not in proportion to its length."""
+    old, new = (np.array([s.prompt_tokens - s.cached_tokens for s in shapes]) for shapes in (before, latest))
+    ratios = [max(1.0, float(of(new))) / max(1.0, float(of(old))) for of in (np.mean, np.median)]
+    return min(ratios) > MIX_SHIFT or max(ratios) < 1 / MIX_SHIFT
 
 
 def _dispersion(history: tuple[Interval, ...], interval_s: float) -> float:
