@@ -52,9 +52,8 @@ class LiveRequest:
     echoes: tuple[str, ...] = ()
 
 
-def tell_failure(live: LiveRequest, problem: Problem | None, now: float) -> None:
+def tell_failure(life: RequestLife, problem: Problem | None, now: float) -> None:
     """A line for whoever has to find out why a client was told of a failure: which workers, in which state, no text."""
-    life = live.life
     runs = "; ".join(_account(run, now) for run in life.last_runs) or "no run"
     code, age_s = problem.code if problem is not None else None, now - life.arrived_s
     delivered = life.completion_tokens()
@@ -64,8 +63,9 @@ def tell_failure(live: LiveRequest, problem: Problem | None, now: float) -> None
 
 
 def _account(run: Run, now: float) -> str:
-    prefill, decode, kept = ("-" if epoch is None else epoch.hex()[:8] for epoch in (run.prefill, run.decode, run.kept))
+    prefill, decode, kept = (epoch.hex()[:8] if epoch else "-" for epoch in (run.prefill, run.decode, run.kept))
+    moved = f"moved {now - run.moved_s:.1f} s ago" if run.attempt else "never sent to workers"
     return (
         f"{run.state.name.lower()}, attempt {run.attempt}, prefill {prefill}, decode {decode}, kept by {kept}, "
-        f"landed {run.landed}, {run.failures} failures, {run.losses} losses, moved {now - run.moved_s:.1f} s ago"
+        f"landed {run.landed}, {run.failures} failures, {run.losses} losses, {moved}"
     )

@@ -267,7 +267,7 @@ class Relay:
         if action.problem is not None and (action.problem.status >= 500 or action.problem.status == 429):
             self._metrics.telemetry.unserved()
         if action.outcome is Outcome.FAILED:
-            tell_failure(live, action.problem, now)
+            tell_failure(live.life, action.problem, now)
         if action.outcome is not Outcome.CANCELLED:
             live.sink.end(action.problem, usage)
         self._admit(self._admission.leave(live.ticket))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 
 import pytest
 
 from baton_gateway import errors
+from baton_gateway.live_request import tell_failure
 from baton_gateway.request import Stage
 from baton_gateway.request_events import (
     Admitted,
@@ -38,6 +40,33 @@ def test_what_another_attempt_cannot_help_is_told_at_once(reason: Reason, status
     drive.leg(D1, reason)
     assert drive.ends[0].problem is not None
     assert drive.ends[0].problem.status == status
+
+
+def test_a_failure_is_logged_with_its_workers_and_their_states(caplog: pytest.LogCaptureFixture) -> None:
+    drive = started()
+    drive.now = DEADLINE_S
+    drive.feed(Tick())
+    with caplog.at_level(logging.WARNING, "baton.gateway.requests"):
+        tell_failure(drive.life, drive.ends[0].problem, drive.now)
+    [line] = caplog.messages
+    assert line.startswith(
+        "failed: deadline_exceeded after 600.0 s, 1 attempts, 0 tokens delivered: running, attempt 1"
+    )
+    assert f"prefill {P1.hex()[:8]}, decode {D1.hex()[:8]}, kept by -, landed False, 0 failures, 0 losses" in line
+
+
+def test_a_failure_before_any_worker_had_the_request_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    drive = Drive(rules=LifeRules(park_s=5))
+    drive.feed(Admitted())
+    drive.feed(Prepared((Prompt(PROMPT, SamplingParams(max_tokens=3), ""),)))
+    drive.feed(NoRoute(REQUEST, errors.no_workers()))
+    drive.now = DEADLINE_S
+    drive.feed(Tick())
+    tell_failure(drive.life, drive.ends[0].problem, drive.now)
+    [line] = caplog.messages
+    assert line.endswith(
+        "unrouted, attempt 0, prefill -, decode -, kept by -, landed False, 0 failures, 0 losses, never sent to workers"
+    )
 
 
 def test_without_a_pair_a_new_request_is_told_at_once() -> None:
