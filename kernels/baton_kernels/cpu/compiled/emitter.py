@@ -23,7 +23,7 @@ F32: Final = "float"
 VECTOR: Final = "<16 x float>"
 MASK: Final = "<16 x i1>"
 _POINTER: Final = "ptr"
-_ALIGNMENT: Final = {"i64": 8, "float": 4, "i32": 4, "i16": 2}
+_ALIGNMENT: Final = {"i64": 8, "float": 4, "i32": 4}
 
 
 class Value:
@@ -68,7 +68,7 @@ class Value:
         return self.kernel.compare("eq", self, other)
 
     def to(self, conversion: str, type_: str) -> Value:
-        """bitcast, sext, zext, sitofp, fptosi, inttoptr."""
+        """bitcast, trunc, sext, sitofp, fptosi."""
         return self.kernel.emit(type_, f"{conversion} {self.type} {self.name} to {type_}")
 
 
@@ -152,8 +152,8 @@ class Kernel:
         return value
 
     def call(self, type_: str, name: str, *arguments: Value, flags: str = "") -> Value:
-        """A call of one of LLVM's intrinsics. Numbers of type i8 must be constants."""
-        kinds = ", ".join(f"{a.type} immarg" if a.type == "i8" else a.type for a in arguments)
+        """A call of one of LLVM's intrinsics."""
+        kinds = ", ".join(a.type for a in arguments)
         self.declared[name] = f"declare {type_} @{name}({kinds})"
         text = f"call {flags} {type_} @{name}({', '.join(f'{a.type} {a.name}' for a in arguments)})"
         if type_ != "void":
