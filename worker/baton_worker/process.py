@@ -57,13 +57,13 @@ class Stop:
         self.draining.set()
         self.now.set()
 
-    async def drained(self, is_idle: Callable[[], bool], limit_s: float) -> bool:
-        """Wait until nothing is left to do, at most `limit_s`. Returns whether the drain was complete."""
+    async def until(self, holds: Callable[[], bool], limit_s: float) -> bool:
+        """Wait for it, at most `limit_s` and until the end is asked for at once. Returns whether it came true."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
-                while not is_idle() and not self.now.is_set():  # noqa: ASYNC110 - three threads, no event
+                while not holds() and not self.now.is_set():  # noqa: ASYNC110 - three threads, no event
                     await asyncio.sleep(DRAIN_POLL_S)
-        return is_idle()
+        return holds()
 
 
 def run(role: Role, argv: Sequence[str], serve: Serve) -> int:

@@ -133,9 +133,9 @@ async def serve(config: WorkerConfig, stop: process.Stop, build_role: BuildRole)
         process.settle(config, epoch, port, role.pair_port())
         await stop.draining.wait()
         service.leave()
-        await stop.drained(lambda: len(links) == 0, process.LEAVE_S)
+        await stop.until(lambda: len(links) == 0, process.LEAVE_S)
         service.drain()
-        await stop.drained(lambda: service.open_requests == 0 and role.is_idle(), config.drain_s)
+        await stop.until(lambda: service.open_requests == 0 and role.is_idle(), config.drain_s)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_S):
                 await transfer_thread.run_from_loop(role.mover.stop())
