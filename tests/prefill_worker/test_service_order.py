@@ -4,42 +4,17 @@ from __future__ import annotations
 
 import asyncio
 
-from baton_engine.engine_config import EngineConfig
 from baton_engine.events import Drawn, Prefilled, RequestKey
-from baton_engine.scheduler import Scheduler
-from baton_kv_transfer.wire.gateway_link import Message, Prefill, Tokens
+from baton_kv_transfer.wire.gateway_link import Prefill, Tokens
 from baton_kv_transfer.wire.pair_link import FirstToken
 from baton_kv_transfer.wire.values import Address, Finish, PeerRef, Reason, Role, SamplingParams, pack_ids
 from baton_prefill_worker.service import PrefillService
-from baton_worker.engine_thread import Command
-from baton_worker.gateway_links import GatewayLink
+from baton_testing.quiet_ends import QuietEngine, RecordingLink
 from baton_worker.intake import Limits
 from baton_worker.metrics import WorkerMetrics
-from baton_worker.views import EngineSnapshot
 
 REQUEST = bytes(range(16))
 KEY = RequestKey(REQUEST, 1)
-SNAPSHOT = EngineSnapshot(
-    Scheduler(EngineConfig(num_blocks=4, block_tokens=16, max_slots=1, max_context_tokens=32)).stats(), 1, 0, 0, 0, 0
-)
-
-
-class RecordingLink(GatewayLink):
-    """Keeps what it is told to send."""
-
-    def __init__(self) -> None:
-        super().__init__(bytes(16))
-        self.told: list[Message] = []
-
-    def send(self, message: Message) -> None:
-        self.told.append(message)
-
-
-class QuietEngine:
-    snapshot = SNAPSHOT
-
-    def post(self, command: Command) -> None:
-        """Nothing is computed here."""
 
 
 class HastyTransfer:
@@ -71,7 +46,7 @@ async def test_a_first_token_that_is_the_last_reaches_the_gateway_before_its_rel
     decode = PeerRef(Address("127.0.0.1", 1), bytes(16))
     service.handle(link, Prefill(REQUEST, 1, pack_ids([5]), 1, (0,), sampling, 30.0, "", decode))
     service.on_events(
-        SNAPSHOT,
+        QuietEngine.snapshot,
         [
             Drawn(KEY, 0, 0, (7,), None, Finish.LENGTH),
             Prefilled(KEY, (FirstToken(0, 7, None, Finish.LENGTH),)),

@@ -7,35 +7,14 @@ import asyncio
 import pytest
 
 from baton_decode_worker.service import DecodeService
-from baton_engine.engine_config import EngineConfig
-from baton_engine.scheduler import Scheduler
 from baton_kv_transfer.wire.gateway_link import LegFailed, Message, Prefill, Reserve
 from baton_kv_transfer.wire.values import Address, PeerRef, Reason, Role, SamplingParams, pack_ids
 from baton_prefill_worker.service import PrefillService
-from baton_worker.engine_thread import Command
-from baton_worker.gateway_links import GatewayLink
+from baton_testing.quiet_ends import QuietEngine, RecordingLink
 from baton_worker.intake import Limits
 from baton_worker.metrics import WorkerMetrics
-from baton_worker.views import EngineSnapshot
 
 SAMPLING = SamplingParams(max_tokens=4, temperature=0)
-CONFIG = EngineConfig(num_blocks=4, block_tokens=16, max_slots=1, max_context_tokens=32)
-
-
-class RecordingLink(GatewayLink):
-    def __init__(self) -> None:
-        super().__init__(bytes(16))
-        self.told: list[Message] = []
-
-    def send(self, message: Message) -> None:
-        self.told.append(message)
-
-
-class QuietEngine:
-    snapshot = EngineSnapshot(Scheduler(CONFIG).stats(), 1, 0, 0, 0, 0)
-
-    def post(self, command: Command) -> None:
-        """Nothing is computed here."""
 
 
 class QuietTransfer:
