@@ -217,10 +217,10 @@ def source_extents(
     side = geometry.layer_bytes // 2  # K or V of one layer
     head = side // geometry.kv_heads
     length = (part.end_head - part.first_head) * head
-    inside = [at * side + part.first_head * head for at in range(2 * part.first_layer, 2 * part.end_layer)]
-    return joined(
-        Extent(block * geometry.block_bytes + at, length) for block in blocks[first_unit:end_unit] for at in inside
-    )
+    sides = range(2 * part.first_layer, 2 * part.end_layer)
+    inside = joined(Extent(at * side + part.first_head * head, length) for at in sides)  # one with all heads
+    starts = (block * geometry.block_bytes for block in blocks[first_unit:end_unit])
+    return joined(Extent(start + each.offset, each.length) for start in starts for each in inside)
 
 
 def joined(extents: Iterator[Extent] | Sequence[Extent]) -> list[Extent]:
