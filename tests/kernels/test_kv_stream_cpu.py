@@ -64,13 +64,14 @@ def test_checksums_are_the_formula_over_the_stream_bytes(unit_tokens: int, dtype
     assert [value & MASK for value in sums.flatten().tolist()] == by_hand
 
 
-@pytest.mark.parametrize("part_words", [kv_copy.PART_WORDS, 4 * 4 * 3 * 24, 1], ids=["all", "some", "one"])
+@pytest.mark.parametrize("is_compiled", [True, False], ids=["compiled", "plain"])
 @pytest.mark.parametrize("unit_tokens", [16, 4])
 @pytest.mark.parametrize("shape", [(5, 3, 2, 2, 16, 8), (5, 2, 2, 3, 16, 24), (5, 1, 2, 1, 64, 128)], ids=str)
 def test_pack_and_scatter_equal_their_references(
-    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], unit_tokens: int, part_words: int
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], unit_tokens: int, is_compiled: bool
 ) -> None:
-    monkeypatch.setattr(kv_copy, "PART_WORDS", part_words)
+    if not is_compiled:
+        monkeypatch.setattr(kv_copy, "copies", lambda row_words: False)
     pool, blocks = random_pool(shape, torch.bfloat16), torch.tensor([4, 1, 2])
     _, layers, _, heads, block_tokens, head_dim = shape
     first, end = 1, 2 * block_tokens // unit_tokens + 1

@@ -81,8 +81,7 @@ def build(config: WorkerConfig, observe_step: Callable[[int, StepLoad, float], N
     keys = _keys(config.keys)
     engine = build_engine(config, observe_step)
     memory = PoolMemory(engine.pool, config.verify == Verify.FULL)
-    if config.device == "cuda":
-        memory.warm_up()
+    memory.warm_up()
     return EngineParts(
         bundle=engine.bundle,
         geometry=engine.geometry,

@@ -23,7 +23,7 @@ class PoolMemory:
         self._region = pool.region() if pool.tensor.device.type == "cpu" else None
 
     def warm_up(self) -> None:
-        """Run on a GPU once what a hand-over in whole blocks runs there, so that nothing is compiled later.
+        """Run once what a hand-over in whole blocks runs, so that nothing is compiled later.
 
         Block 0 gets the bytes that it has; nobody may use it meanwhile.
         """

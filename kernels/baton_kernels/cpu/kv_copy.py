@@ -1,75 +1,87 @@
-"""Checksum, pack and scatter on the CPU: in turns of units that stay in the core's cache, so memory is read once.
+"""Checksum, pack and scatter on the CPU: compiled, or by torch and numpy where that cannot be.
 
-A checksum is a product of the pieces' int32 words and int64 coefficients; numpy wraps modulo 2⁶⁴ as the formula wants.
-Its `einsum` widens the words on the way (4 GB/s on one core of a Xeon with AVX-512); torch would need them as int64 in
-memory first (2 GB/s).
+A checksum is a product of the pieces' int32 words and int64 coefficients; numpy wraps modulo 2⁶⁴ as the formula wants,
+and its `einsum` widens the words on the way (torch would need them as int64 in memory first).
 """
 
 from __future__ import annotations
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from baton_kernels.cpu.compiled.kv_copy import Rows, copies, copy_pieces
 from baton_kernels.kv_coefficients import coefficients
 from baton_kernels.kv_units import UnitRange, unit_places, unit_view
-
-PART_WORDS = 64 * 1024
-"""Words of a turn: 256 KiB."""
 
 
 def kv_checksums_cpu(kv_pool: Tensor, blocks: Tensor, units: UnitRange) -> Tensor:
     """[units, layers, 2] int64."""
     out = torch.empty(units.count, kv_pool.shape[1], 2, dtype=torch.int64)
-    factors = _factors(kv_pool, units)
-    for source, sums in zip(_pool_units(kv_pool, blocks, units), out, strict=True):
-        _sum_pieces(source, factors, sums)
+    view, places = _pool_units(kv_pool, blocks, units)
+    if copies(_head_words(view)):
+        copy_pieces(Rows.of(view, places), None, _shape(view), _factors(view), out)
+    else:
+        for place, sums in zip(places, out, strict=True):
+            _sum_pieces(view[place], sums)
     return out
 
 
 def pack_kv_cpu(kv_pool: Tensor, blocks: Tensor, units: UnitRange, stream: Tensor, checksums: Tensor | None) -> None:
     """stream [units, layers, 2, kv_heads, unit_tokens, head_dim]."""
-    factors = _factors(kv_pool, units)
-    sources = _pool_units(kv_pool, blocks, units)
-    for turn in _turns(stream):
-        for target, source in zip(stream[turn], sources[turn], strict=True):
-            target.copy_(source)
-        if checksums is not None:
-            _sum_pieces(stream[turn], factors, checksums[turn])
+    view, places = _pool_units(kv_pool, blocks, units)
+    _copy(view, places, stream, _in_order(stream), checksums)
 
 
 def scatter_kv_cpu(stream: Tensor, kv_pool: Tensor, blocks: Tensor, units: UnitRange, checksums: Tensor | None) -> None:
     """stream [units, layers, 2, kv_heads, unit_tokens, head_dim]. The checksums are of the stream, as read."""
-    factors = _factors(kv_pool, units)
-    targets = _pool_units(kv_pool, blocks, units)
-    for turn in _turns(stream):
-        if checksums is not None:
-            _sum_pieces(stream[turn], factors, checksums[turn])
-        for target, source in zip(targets[turn], stream[turn], strict=True):
-            target.copy_(source)
+    view, places = _pool_units(kv_pool, blocks, units)
+    _copy(stream, _in_order(stream), view, places, checksums)
 
 
-def _pool_units(kv_pool: Tensor, blocks: Tensor, units: UnitRange) -> list[Tensor]:
-    """Views [layers, 2, kv_heads, unit_tokens, head_dim] of the range's units, in order."""
-    view = unit_view(kv_pool, units.tokens)
-    return [view[block, part] for block, part in unit_places(kv_pool, blocks, units)]
+Places = list[tuple[int, ...]]
+"""Of each unit, its index in the first dimensions of a tensor [..., layers, 2, kv_heads, unit_tokens, head_dim]."""
 
 
-def _turns(stream: Tensor) -> list[slice]:
-    """Which units are moved together."""
-    unit_words = max(1, stream[0].numel() * stream.element_size() // 4) if len(stream) else 1
-    units = max(1, PART_WORDS // unit_words)
-    return [slice(first, first + units) for first in range(0, len(stream), units)]
+def _copy(source: Tensor, source_places: Places, target: Tensor, target_places: Places, sums: Tensor | None) -> None:
+    if copies(_head_words(source)):
+        factors = None if sums is None else _factors(source)
+        copy_pieces(Rows.of(source, source_places), Rows.of(target, target_places), _shape(source), factors, sums)
+        return
+    for n, (here, there) in enumerate(zip(source_places, target_places, strict=True)):
+        target[there] = source[here]
+        if sums is not None:
+            _sum_pieces(source[here], sums[n])
 
 
-def _factors(kv_pool: Tensor, units: UnitRange) -> NDArray[np.int64]:
-    """Coefficients of a piece's words: [kv_heads, unit_tokens, words of a row]."""
-    heads, row_words = kv_pool.shape[3], kv_pool.shape[5] * kv_pool.element_size() // 4
-    factors: NDArray[np.int64] = coefficients(heads * units.tokens * row_words, kv_pool.device).numpy()
-    return factors.reshape(heads, units.tokens, row_words)
+def _pool_units(kv_pool: Tensor, blocks: Tensor, units: UnitRange) -> tuple[Tensor, Places]:
+    """The pool by unit and where in it the range's units are. Raises IndexError for a block that is none of it."""
+    places = unit_places(kv_pool, blocks, units)
+    if not all(0 <= block < len(kv_pool) for block, _ in places):
+        raise IndexError(f"blocks {blocks.tolist()}: the pool has {len(kv_pool)}")
+    return unit_view(kv_pool, units.tokens), list(places)
 
 
-def _sum_pieces(pieces: Tensor, factors: NDArray[np.int64], out: Tensor) -> None:
-    """pieces [..., kv_heads, unit_tokens, head_dim], rows contiguous → out [...] int64."""
-    np.einsum("...htd,htd->...", pieces.view(torch.int32).numpy(), factors, out=out.numpy())
+def _in_order(stream: Tensor) -> Places:
+    return [(n,) for n in range(len(stream))]
+
+
+def _head_words(view: Tensor) -> int:
+    return view.shape[-2] * view.shape[-1] * view.element_size() // 4
+
+
+def _shape(view: Tensor) -> tuple[int, int, int]:
+    """Pieces of a unit, heads, words of a head."""
+    return view.shape[-5] * 2, view.shape[-3], _head_words(view)
+
+
+def _factors(view: Tensor) -> Tensor:
+    """Coefficients of a piece's words: [kv_heads · words of a head] int64."""
+    return coefficients(view.shape[-3] * _head_words(view), view.device)
+
+
+def _sum_pieces(pieces: Tensor, out: Tensor) -> None:
+    """pieces [layers, 2, kv_heads, unit_tokens, head_dim], rows side by side → out [layers, 2] int64."""
+    words = pieces.view(torch.int32)
+    factors = _factors(pieces).view(words.shape[2:]).numpy()
+    np.einsum("...htd,htd->...", words.numpy(), factors, out=out.numpy())

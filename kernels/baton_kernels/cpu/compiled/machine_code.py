@@ -34,7 +34,12 @@ _scratch = _Scratch()
 
 def suits(dtype: torch.dtype) -> bool:
     """Whether compiled kernels serve here: float32, a processor with AVX2 or AVX-512, one thread for torch too."""
-    return dtype == torch.float32 and torch.get_num_threads() == 1 and {"avx2", "fma"} <= _features()
+    return dtype == torch.float32 and torch.get_num_threads() == 1 and has_vectors()
+
+
+def has_vectors() -> bool:
+    """Whether anything can be compiled here: LLVM is installed, the processor has AVX2 or AVX-512."""
+    return {"avx2", "fma"} <= _features()
 
 
 def has_wide_registers() -> bool:
@@ -43,7 +48,7 @@ def has_wide_registers() -> bool:
 
 
 def compile_kernels(kernels: Sequence[Kernel]) -> list[Function]:
-    """Machine code of kernels. Call `suits` before."""
+    """Machine code of kernels. Call `suits` or `has_vectors` before."""
     llvm = _llvm()
     declared = {line for kernel in kernels for line in kernel.declared.values()}
     module = llvm.parse_assembly("\n".join([*sorted(declared), *(k.text() for k in kernels), _ATTRIBUTES]))
