@@ -69,7 +69,7 @@ class TransferConfig:
     """About how long the bandwidth of a new link is measured, by its prefill worker."""
     min_bytes_per_s: float | None = None
     """A link that is measured slower is reported."""
-    group_bytes: int = 256 << 10
+    group_bytes: int = 1 << 20
     """Least bytes of a layer group of a whole stream: smaller ones cost more in calls than they save in waiting."""
     max_groups: int = 16
     lanes: int = 1
