@@ -112,19 +112,19 @@ class PutCarrier:
     async def _start(self, put: Put, writer: Writer, done: WriteDone) -> str | None:
         """Write straight from the pool when a unit is a block of it, else from a packed copy. Or why that cannot be."""
         if put.unit_tokens == self._geometry.block_tokens:
-            try:
-                source = source_extents(self._geometry, put.blocks, put.first_unit, put.end_unit, put.part)
-            except ValueError as error:
-                return str(error)
+            if put.end_unit > len(put.blocks):
+                return f"blocks: {len(put.blocks)} given, unit {put.end_unit - 1} needs {put.end_unit}"
+            units = (put.blocks, put.first_unit, put.end_unit, put.part)
             if self._device is not None and isinstance(writer, UcxWriter):
-                writer.copy(self._device.memory, source, put.landing, done)
+                writer.copy(self._device.memory, lambda: source_extents(self._geometry, *units), put.landing, done)
                 return None
             if (region := self._source.region()) is not None:
+                source = source_extents(self._geometry, *units)
                 writer.write(Write(put.transfer, region, tuple(source), put.landing), done)
                 return None
         packed = self._staging(put.length)
-        units = (put.blocks, put.unit_tokens, put.first_unit, put.end_unit)
-        failure = await self._aside(lambda: self._source.pack(*units, packed, put.part))
+        packing = (put.blocks, put.unit_tokens, put.first_unit, put.end_unit)
+        failure = await self._aside(lambda: self._source.pack(*packing, packed, put.part))
         if isinstance(failure, str):
             return failure
         writer.write(Write(put.transfer, packed, (Extent(0, put.length),), put.landing), done)

@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
@@ -36,7 +36,8 @@ class WriteOrder:
     """One write to one peer."""
 
     peer: str
-    pieces: tuple[Piece, ...]
+    pieces: Callable[[], Sequence[Piece]]
+    """Asked on the UCX thread: so the loop is through with many orders soon, and the first begins."""
     source_device: int | None
     target_device: int | None
     unregistered: Memory | None
@@ -152,11 +153,11 @@ class UcxThread:
         try:
             if order.unregistered is not None:
                 registered = agent.register(order.unregistered)
-            handle, state = agent.post(order.peer, order.pieces, order.source_device, order.target_device)
-        except UcxError as error:
+            handle, state = agent.post(order.peer, order.pieces(), order.source_device, order.target_device)
+        except (UcxError, ValueError) as error:
             if registered is not None:
                 agent.deregister(registered)
-            order.on_end(error)
+            order.on_end(error if isinstance(error, UcxError) else UcxError(str(error)))
             return
         opened = _Open(order, handle, registered)
         if state is WriteState.PENDING:

@@ -88,11 +88,19 @@ class UcxWriter:
         region = host_memory(write.region)
         pieces = self._pieces(region, write.source, write.landing)
         unregistered = None if self._registered(region) else region
-        self._start(pieces, None, unregistered, write.region, done)
+        self._start(lambda: pieces, write.length, None, unregistered, write.region, done)
 
-    def copy(self, memory: Memory, source: Sequence[Extent], landing: Sequence[Extent], done: WriteDone) -> None:
-        """As `write`, from `source` of registered memory of any kind (a GPU's), which the caller keeps."""
-        self._start(self._pieces(memory, source, landing), memory.device, None, memoryview(b""), done)
+    def copy(
+        self, memory: Memory, source: Callable[[], Sequence[Extent]], landing: Sequence[Extent], done: WriteDone
+    ) -> None:
+        """As `write`, from `source` of registered memory of any kind (a GPU's), which the caller keeps.
+
+        `source` is asked on the UCX thread; what it gives must be as long as `landing`, or the link is lost.
+        """
+        length = sum(extent.length for extent in landing)
+        self._start(
+            lambda: self._pieces(memory, source(), landing), length, memory.device, None, memoryview(b""), done
+        )
 
     def probe(self, source: Memory, length: int, done: WriteDone) -> None:
         """Write `length` bytes of registered memory to where nobody reads; not counted as sent."""
@@ -100,7 +108,7 @@ class UcxWriter:
             self._loop.call_soon(done, "no place to probe")
             return
         pieces = ((source.address, self._target.probe_address, length),)
-        self._post(pieces, source.device, None, memoryview(b""), 0, done)
+        self._post(lambda: pieces, source.device, None, memoryview(b""), 0, done)
 
     def _pieces(self, memory: Memory, source: Sequence[Extent], landing: Sequence[Extent]) -> tuple[Piece, ...]:
         base = self._target.address
@@ -108,16 +116,17 @@ class UcxWriter:
 
     def _start(
         self,
-        pieces: tuple[Piece, ...],
+        pieces: Callable[[], Sequence[Piece]],
+        length: int,
         source_device: int | None,
         unregistered: Memory | None,
         source: memoryview,
         done: WriteDone,
     ) -> None:
-        if self._is_closed or not pieces:
+        if self._is_closed or not length:
             self._loop.call_soon(done, "the link is closed" if self._is_closed else None)
             return
-        self._post(pieces, source_device, unregistered, source, sum(length for _, _, length in pieces), done)
+        self._post(pieces, source_device, unregistered, source, length, done)
 
     def close(self, detail: str) -> None:
         if self._is_closed:
@@ -131,7 +140,7 @@ class UcxWriter:
 
     def _post(
         self,
-        pieces: tuple[Piece, ...],
+        pieces: Callable[[], Sequence[Piece]],
         source_device: int | None,
         unregistered: Memory | None,
         source: memoryview,

@@ -38,13 +38,16 @@ class Writers:
         tcp_lanes: int,
         region: memoryview | None,
         device: DeviceMemory | None = None,
+        streams: int = 1,
     ) -> None:
         """`region`: the pool, registered once so that writes go straight from it; None when it is not host memory.
 
-        `device`: the pool where it is a GPU's memory, registered too, with bytes to measure with.
+        `device`: the pool where it is a GPU's memory, registered too, with bytes to measure with; `streams`: to write
+        from there on in turn.
         """
         self.transports = transports
         self._device = device
+        self._streams = 1 if device is None else streams
         self.probe_source = memoryview(mmap.mmap(-1, PROBE_BYTES))
         self._tcp_lanes = tcp_lanes
         self._region = region
@@ -67,7 +70,7 @@ class Writers:
     def _make(self, epoch: bytes) -> UcxAgent:
         if self._device is not None:
             self._device.enter()
-        return UcxAgent(f"baton-{epoch.hex()}", progress=False)
+        return UcxAgent(f"baton-{epoch.hex()}", progress=False, streams=self._streams)
 
     async def stop(self) -> None:
         """After the writers were closed."""
@@ -97,7 +100,7 @@ class Writers:
     ) -> Writer:
         """A writer to the worker that said `hello`. Raises TransferError; the connections are the caller's then.
 
-        UCX calls a peer connected before a byte has reached it, so its writer is proven with a first write.
+        UCX calls a peer connected before a byte has reached it, so its writer is proven with a first write a stream.
         """
         if transport == tcp.NAME:
             return tcp.TcpWriter(connections, lambda detail: on_lost(f"data connection: {detail}"))
@@ -125,7 +128,9 @@ class Writers:
         )
         self._ucx_writers = [each for each in self._ucx_writers if not each.has_ended] + [writer]
         try:
-            failure = await first_bytes(self.probe(writer), timeout_s)
+            for _ in range(self._streams):
+                if (failure := await first_bytes(self.probe(writer), timeout_s)) is not None:
+                    break
         except asyncio.CancelledError:
             writer.close("the dial was given up")
             raise

@@ -51,6 +51,8 @@ CUDA_SCATTER_BYTES = 4 << 30
 CUDA_GROUP_BYTES = 32 << 20
 CUDA_GROUPS = 16
 """Layer groups: what is left when the prompt is computed is the last one."""
+CUDA_STREAMS = 2
+"""Copies of 8 MiB on one stream reach 356 GB/s, of 256 MiB 395: the difference is the gap before each."""
 MAX_CHOICES = 16
 
 
@@ -185,7 +187,9 @@ def transfer_config(config: WorkerConfig) -> TransferConfig:
     if config.device != "cuda":
         return common
     at_once = CUDA_PUT_BYTES if config.role is Role.PREFILL else CUDA_SCATTER_BYTES
-    return replace(common, max_put_bytes=at_once, group_bytes=CUDA_GROUP_BYTES, max_groups=CUDA_GROUPS)
+    return replace(
+        common, max_put_bytes=at_once, group_bytes=CUDA_GROUP_BYTES, max_groups=CUDA_GROUPS, streams=CUDA_STREAMS
+    )
 
 
 def _keys(path: Path) -> KeyDirectory:
