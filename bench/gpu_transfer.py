@@ -2,24 +2,29 @@
 
 `python -m bench.gpu_transfer [--cpu] [--out FILE]`
 
-Two processes, a GPU each (`--cpu`: none, to try the script). First single PUT sizes, back to back, eight in flight: the
-bare agent, and the writer that workers use. Then whole hand-overs of Llama-3.1-8B's KV in blocks of 64 tokens (8 MiB):
-P puts blocks from all over its pool; D scatters what P says has arrived into shuffled blocks of its own, checksums
-from the same loads; the hand-over ends when all of D's checksums equal P's. Last, the same scatter without checksums
-and alone. The word of what arrived travels over a socket between the two.
+Two processes, a GPU each (`--cpu`: none, to try the script). First single PUT sizes, back to back, eight in flight, by
+the bare agent. Then whole hand-overs of Llama-3.1-8B's KV in blocks of 64 tokens (8 MiB) through the writer that
+workers use, all kinds of `HANDOVERS` in turn: P puts blocks from all over its pool; D scatters what P says has arrived
+into shuffled blocks of its own, checksums from the same loads, portion by portion; all of D's checksums must equal P's.
+The word of what arrived travels over a socket.
+
+A hand-over's time is the sum of: `start`, until the first PUT is posted; `puts`, until the UCX thread saw the last one
+end; `told`, until P's loop knew; `word`, until D did; `tail`, until all was scattered.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import secrets
 import socket
-import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -27,166 +32,50 @@ from typing import Any, Final
 import torch
 
 from baton_kernels.kv_checksum import kv_checksums
-from baton_kernels.kv_copy import scatter_kv
-from baton_kv_transfer.layout import Extent
+from baton_kv_transfer.layout import Extent, joined
 from baton_kv_transfer.link import Connection
-from baton_kv_transfer.ucx import Memory, UcxAgent, WriteState
+from baton_kv_transfer.ucx import Memory, Piece, UcxAgent, WriteState
 from baton_kv_transfer.ucx_descriptor import UcxDescriptor, unpack
-from baton_kv_transfer.ucx_landing import describe
 from baton_kv_transfer.ucx_thread import UcxThread
 from baton_kv_transfer.ucx_writer import UcxWriter, connect
+from bench.gpu_landing import BLOCK_TOKENS, EPOCH, STAMPS, WORD, Place, decode, receive, receive_message
 from bench.machine import this_machine
 
-EPOCH: Final = b"gpu-transfer-run"
-LAYERS, KV_HEADS, BLOCK_TOKENS, HEAD_DIM = 32, 8, 64, 128
 IN_FLIGHT = 8
 SWITCH_INTERVAL_S = 0.001
 """As in the workers."""
-WORD: Final = struct.Struct("!II")
-"""What P tells: kind of hand-over, PUTs done so far."""
-CHECKED, PLAIN, END = 1, 0, 9
-DONE: Final = b"!"
-HANDOVERS: Final = (
-    (CHECKED, 1, 8, 1), (CHECKED, 1, 32, 1), (CHECKED, 1, 128, 1), (CHECKED, 1, 8, 4), (CHECKED, 1, 32, 4),
-    (CHECKED, 1, 8, 8), (CHECKED, 1, 16, 8), (PLAIN, 1, 16, 8),
-    (CHECKED, 2, 8, 4), (CHECKED, 2, 8, 8), (CHECKED, 2, 32, 8), (PLAIN, 2, 32, 8),
+WHOLE: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One way to hand over. Sizes in blocks, 8 MiB on a GPU."""
+
+    halves: int
+    """Of the pool: 1 or 2 GiB."""
+    streams: int = 2
+    batched: bool = False
+    """Whether NIXL hands a request's descriptors to UCX, and that to CUDA, as one batch (`NIXL_UCX_SGL_ENABLE`)."""
+    piece: float = 1.0
+    """Contiguous blocks, a descriptor each; a fraction: blocks in so many parts, as of layer groups."""
+    put: int = 4
+    """Blocks a request."""
+    in_flight: int = 8
+    portion: int = 4
+    """Blocks that D scatters at once."""
+
+
+CHANGES: Final[tuple[dict[str, Any], ...]] = (
+    *({"streams": streams, "batched": batched} for streams in (1, 2, 3) for batched in (False, True)),
+    *({"put": put, "in_flight": flying} for put in (1, 2) for flying in (8, 16, 32)),
+    *({"in_flight": flying} for flying in (4, 16, 32)),
+    *({"put": 8, "in_flight": flying, "batched": flying == 16} for flying in (4, 8, 16)),
+    *({"piece": piece, "put": piece, "streams": streams} for piece in (2, 4) for streams in (1, 2)),
+    *({"portion": portion} for portion in (1, 2, 8, 16, 32, WHOLE)),
+    *({"piece": 1 / 16, "put": 8, "batched": batched, "streams": streams}
+      for batched in (False, True) for streams in (1, 2)),
 )  # fmt: skip
-"""Checked or plain, half or all of the pool, PUTs in flight, blocks a PUT (of 8 MiB on a GPU, anywhere in P's pool)."""
-
-
-class Place:
-    """A side's device and sizes."""
-
-    def __init__(self, cpu: bool, number: int) -> None:
-        self.device = torch.device("cpu") if cpu else torch.device("cuda", number)
-        self.layers = 2 if cpu else LAYERS
-        self.blocks = 16 if cpu else 256
-        """2 GiB of blocks on a GPU."""
-        self.sizes = [1 << bits for bits in ((16, 18) if cpu else (16, 18, 20, 21, 22, 23, 24, 26, 28))]
-        self.rounds = 3 if cpu else 15
-        shape = (self.blocks, self.layers, 2, KV_HEADS, BLOCK_TOKENS, HEAD_DIM)
-        self.pool = torch.empty(shape, dtype=torch.bfloat16, device=self.device)
-        self.block_bytes = self.pool[0].nbytes
-
-    def memory(self, tensor: torch.Tensor) -> Memory:
-        return Memory(tensor.data_ptr(), tensor.nbytes, None if self.device.type == "cpu" else self.device.index)
-
-    def settle(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-    def enter(self) -> None:
-        """In a thread that calls UCX: it looks for the thread's CUDA context."""
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
-            torch.zeros(1, device=self.device)
-            torch.cuda.synchronize(self.device)
-
-
-# The decode worker ----------------------------------------------------------------------------------------------------
-
-
-def decode(place: Place, sock: socket.socket) -> None:
-    place.enter()
-    landing = torch.zeros(place.pool.numel(), dtype=torch.bfloat16, device=place.device)
-    place.pool.zero_()
-    order = torch.randperm(place.blocks, generator=torch.Generator().manual_seed(1))
-    blocks = order.to(torch.int32).to(place.device)
-    sums = torch.zeros(place.blocks, place.layers, 2, dtype=torch.int64, device=place.device)
-    place.settle()
-    name = f"decode-{secrets.token_hex(8)}"
-    agent = UcxAgent(name, progress=True)
-    region = place.memory(landing)
-    begin = time.perf_counter()
-    agent.register(region)
-    registered_s = time.perf_counter() - begin
-    warm_up(place, landing, blocks, sums)
-    send(sock, describe(name, EPOCH, region, Memory(0, 0), agent.metadata()))
-    send(sock, json.dumps({"register_ms": registered_s * 1e3, "gib": region.length / 2**30}).encode())
-    while True:
-        kind, count = WORD.unpack(receive(sock, WORD.size))
-        if kind == END:
-            break
-        scatter_arrivals(place, count, sock, landing, blocks, sums if kind == CHECKED else None)
-        place.settle()
-        sock.sendall(DONE)
-        if kind == CHECKED:
-            send(sock, sums[:count].cpu().numpy().tobytes())
-            sums.zero_()
-    send(sock, json.dumps(scatter_times(place, landing, blocks, sums)).encode())
-
-
-def warm_up(place: Place, landing: torch.Tensor, blocks: torch.Tensor, sums: torch.Tensor) -> None:
-    """Every variant of the kernel that is met later: Triton compiles first units of 1 and multiples of 16 apart."""
-    per_block = place.pool[0].numel()
-    for first in (0, 1, 2, 16):
-        if first < place.blocks:
-            for checksums in (sums[first:], None):
-                stream = landing[first * per_block :]
-                scatter_kv(stream, place.pool, blocks, BLOCK_TOKENS, first, place.blocks, checksums)
-    sums.zero_()
-    place.settle()
-
-
-def scatter_arrivals(
-    place: Place,
-    count: int,
-    sock: socket.socket,
-    landing: torch.Tensor,
-    blocks: torch.Tensor,
-    sums: torch.Tensor | None,
-) -> None:
-    """Scatter whatever has arrived, as often as something new has, until `count` blocks have."""
-    per_block, done, pending = place.pool[0].numel(), 0, bytearray()
-    while done < count:
-        pending += sock.recv(1 << 16)
-        whole = len(pending) // WORD.size * WORD.size
-        if not whole:
-            continue
-        _, arrived = WORD.unpack(pending[whole - WORD.size : whole])
-        del pending[:whole]
-        stream = landing[done * per_block : arrived * per_block]
-        checksums = None if sums is None else sums[done:arrived]
-        scatter_kv(stream, place.pool, blocks, BLOCK_TOKENS, done, arrived, checksums)
-        done = arrived
-
-
-def scatter_times(
-    place: Place, landing: torch.Tensor, blocks: torch.Tensor, sums: torch.Tensor
-) -> dict[str, dict[str, float]]:
-    """The scatter of all blocks, alone: milliseconds and GB/s of payload."""
-    found: dict[str, dict[str, float]] = {}
-    for name, out in (("checksums", sums), ("plain", None)):
-
-        def scatter(out: torch.Tensor | None = out) -> None:
-            scatter_kv(landing, place.pool, blocks, BLOCK_TOKENS, 0, place.blocks, out)
-
-        taken = timed(place, scatter)
-        found[f"{place.blocks} blocks, {name}"] = {"ms": taken * 1e3, "gb_s": place.pool.nbytes / taken / 1e9}
-    return found
-
-
-def timed(place: Place, call: Callable[[], object], repeats: int = 20) -> float:
-    """Median seconds of a call, after three to warm up; by events on a GPU."""
-    times: list[float] = []
-    for number in range(repeats + 3):
-        if place.device.type == "cuda":
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-            start.record()
-            call()
-            end.record()
-            end.synchronize()
-            taken = start.elapsed_time(end) / 1e3
-        else:
-            begin = time.perf_counter()
-            call()
-            taken = time.perf_counter() - begin
-        if number >= 3:
-            times.append(taken)
-    return median(times)
-
-
-# The prefill worker ---------------------------------------------------------------------------------------------------
+HANDOVERS: Final = tuple(Kind(halves, **changes) for halves in (1, 2) for changes in CHANGES)
 
 
 def bare_rate(place: Place, agent: UcxAgent, source: Memory, target: UcxDescriptor, size: int) -> dict[str, float]:
@@ -233,51 +122,142 @@ def rate_of(place: Place, source: Memory, target: UcxDescriptor, size: int) -> C
     return lambda agent: bare_rate(place, agent, source, target, size)
 
 
+class Watched(UcxAgent):
+    """Remembers when the first write since `posted_s` was 0 was posted, and when the last was seen to have ended."""
+
+    posted_s = ended_s = 0.0
+
+    def post(
+        self, name: str, pieces: Sequence[Piece], source_device: int | None = None, target_device: int | None = None
+    ) -> tuple[int, WriteState]:
+        result = super().post(name, pieces, source_device, target_device)
+        self.ended_s = time.perf_counter()  # of a write that is done when it is posted
+        self.posted_s = self.posted_s or self.ended_s
+        return result
+
+    def state(self, handle: int) -> WriteState:
+        state = super().state(handle)
+        if state is not WriteState.PENDING:
+            self.ended_s = time.perf_counter()
+        return state
+
+
+@dataclass(slots=True)
+class Way:
+    """A UCX thread of so many streams, and a writer on it."""
+
+    thread: UcxThread
+    agent: Watched
+    writer: UcxWriter
+    there: socket.socket
+
+    async def close(self) -> None:
+        self.writer.close("done")
+        self.there.close()
+        await self.thread.stop()
+
+
+async def open_way(place: Place, target: UcxDescriptor, streams: int, batched: bool) -> Way:
+    """Raises UcxError."""
+    made: list[Watched] = []
+
+    def make() -> UcxAgent:
+        place.enter()
+        os.environ["NIXL_UCX_SGL_ENABLE"] = "y" if batched else "n"
+        made.append(Watched(f"prefill-{secrets.token_hex(8)}", progress=False, streams=streams))
+        made[0].register(place.memory(place.pool))
+        return made[0]
+
+    thread = UcxThread(make)
+    await thread.start(120.0)
+    lane = await thread.run(connect(target), 60.0)
+    here, there = socket.socketpair()
+    return Way(thread, made[0], UcxWriter(thread, target, Connection(here), lambda _: True, print, lane), there)
+
+
+def blocks_of(place: Place, kind: Kind) -> torch.Tensor:
+    """Which blocks go, from all over the pool, in runs of a piece."""
+    run = max(1, int(kind.piece))
+    runs = torch.randperm(place.blocks // run, generator=torch.Generator().manual_seed(2))
+    return (runs[:, None] * run + torch.arange(run)).flatten()[: place.blocks * kind.halves // 2].to(torch.int32)
+
+
 async def hand_over(
-    place: Place, writer: UcxWriter, sock: socket.socket, kind: int, order: list[int], in_flight: int, put_blocks: int
-) -> tuple[float, float, torch.Tensor | None]:
-    """One hand-over of these blocks: seconds until all PUTs were done, and until all was scattered; D's checksums."""
-    loop = asyncio.get_running_loop()
-    ended: asyncio.Future[None] = loop.create_future()
+    place: Place, way: Way, sock: socket.socket, kind: Kind, order: list[int]
+) -> tuple[list[float], torch.Tensor]:
+    """One hand-over of these blocks: its times as above, in seconds, and D's checksums."""
+    ended: asyncio.Future[float] = asyncio.get_running_loop().create_future()
     done, posted, contiguous, count = set[int](), 0, 0, len(order)
     size, pool = place.block_bytes, place.memory(place.pool)
+    part = int(size * kind.piece)
+
+    def sources(first: int) -> list[Extent]:
+        extents = joined([Extent(each * size, size) for each in order[first : first + kind.put]])
+        return [Extent(at, part) for each in extents for at in range(each.offset, each.end, part)]
 
     def post() -> None:
         nonlocal posted
-        if posted == count:
-            return
-        block, posted = posted, posted + put_blocks
-        source = [Extent(each * size, size) for each in order[block:posted]]
-        landing = (Extent(block * size, put_blocks * size),)
-        writer.copy(pool, source, landing, lambda detail: arrived(block, detail))
+        if posted < count:
+            block, posted = posted, posted + kind.put
+            landing = (Extent(block * size, kind.put * size),)
+            way.writer.copy(pool, lambda: sources(block), landing, lambda detail: arrived(block, detail))
 
     def arrived(block: int, detail: str | None) -> None:
         nonlocal contiguous
         if detail is not None:
-            raise SystemExit(detail)
+            if not ended.done():
+                ended.set_exception(RuntimeError(detail))
+            return
         done.add(block)
         before = contiguous
         while contiguous in done:
-            contiguous += put_blocks
+            contiguous += kind.put
+        if len(done) * kind.put == count:
+            ended.set_result(time.perf_counter())
         post()
         if contiguous != before:
-            sock.sendall(WORD.pack(kind, contiguous))
-        if len(done) * put_blocks == count:
-            ended.set_result(None)
+            sock.sendall(WORD.pack(contiguous, 0))
 
-    begin = time.perf_counter()
-    sock.sendall(WORD.pack(kind, count))
-    for _ in range(in_flight):
+    way.agent.posted_s = 0.0
+    begin_s = time.perf_counter()
+    sock.sendall(WORD.pack(count, kind.portion))
+    for _ in range(kind.in_flight):
         post()
-    await ended
-    put_s = time.perf_counter() - begin
-    receive(sock, len(DONE))
-    whole_s = time.perf_counter() - begin
-    if kind == PLAIN:
-        return put_s, whole_s, None
-    raw = receive_message(sock)
-    sums = torch.frombuffer(bytearray(raw), dtype=torch.int64).view(count, place.layers, 2)
-    return put_s, whole_s, sums
+    told_s = await ended
+    heard_s, scattered_s = STAMPS.unpack(receive(sock, STAMPS.size))
+    moments = (begin_s, way.agent.posted_s, way.agent.ended_s, told_s, heard_s, scattered_s)
+    steps = [after - before for before, after in pairwise(moments)]
+    sums = torch.frombuffer(bytearray(receive_message(sock)), dtype=torch.int64)
+    return steps, sums.view(count, place.layers, 2)
+
+
+async def one(place: Place, way: Way, sock: socket.socket, kind: Kind) -> list[float]:
+    """A hand-over of fresh bytes, its checksums compared."""
+    order = blocks_of(place, kind)
+    place.pool.normal_()
+    expected = kv_checksums(place.pool, order.to(place.device), BLOCK_TOKENS, 0, len(order)).cpu()
+    place.settle()
+    steps, sums = await hand_over(place, way, sock, kind, order.tolist())
+    if not torch.equal(sums, expected):
+        raise SystemExit("checksums differ")
+    return steps
+
+
+async def in_turn(place: Place, ways: dict[int, Way], sock: socket.socket, kinds: list[Kind]) -> list[list[float]]:
+    """A row of each kind: medians over rounds in which each has its turn, so that what changes changes for all."""
+    times: dict[Kind, list[list[float]]] = {kind: [] for kind in kinds}
+    for number in range(place.rounds + 2):
+        for kind, found in times.items():
+            steps = await one(place, ways[kind.streams], sock, kind)
+            if number >= 2:
+                found.append(steps)
+    rows = []
+    for kind, found in times.items():
+        payload = place.blocks * kind.halves // 2 * place.block_bytes
+        steps_ms = [round(median(column) * 1e3, 3) for column in zip(*found, strict=True)]
+        rate = payload / median(sum(steps) for steps in found) / 1e9
+        rows.append([*astuple(kind), round(rate, 1), *steps_ms])
+    return rows
 
 
 async def prefill(place: Place, sock: socket.socket) -> dict[str, Any]:
@@ -286,91 +266,34 @@ async def prefill(place: Place, sock: socket.socket) -> dict[str, Any]:
     place.settle()
     target = unpack(receive_message(sock), EPOCH, place.pool.nbytes)
     landing_facts = json.loads(receive_message(sock))
-    source = place.memory(place.pool)
-
-    def make() -> UcxAgent:
-        place.enter()
-        agent = UcxAgent(f"prefill-{secrets.token_hex(8)}", progress=False)
-        agent.register(source)
-        return agent
-
-    thread = UcxThread(make)
-    await thread.start(120.0)
-    begin = time.perf_counter()
-    lane = await thread.run(connect(target), 60.0)
-    connected_ms = (time.perf_counter() - begin) * 1e3
-    here, there = socket.socketpair()
-    writer = UcxWriter(thread, target, Connection(here), lambda _: True, print, lane)
-    puts = []
-    for size in place.sizes:
-        if size > place.pool.nbytes:
-            continue
-        puts.append(await thread.run(rate_of(place, source, target, size), 120.0))
-        print(puts[-1], flush=True)
-    handovers: dict[str, dict[str, float]] = {}
-    for kind, halves, in_flight, put_blocks in HANDOVERS:
-        size, count = put_blocks * place.block_bytes, place.blocks * halves // 2
-        name = f"{'checksums' if kind == CHECKED else 'plain'}, {in_flight} PUTs of {size:,} bytes in flight"
-        name += f", {count * place.block_bytes:,} bytes in all"
-        times = []
-        table = torch.randperm(place.blocks, generator=torch.Generator().manual_seed(2))[:count]
-        order, blocks = table.tolist(), table.to(torch.int32).to(place.device)
-        for _ in range(place.rounds + 2):
-            place.pool.normal_()
-            expected = kv_checksums(place.pool, blocks, BLOCK_TOKENS, 0, count).cpu() if kind == CHECKED else None
-            place.settle()
-            put_s, whole_s, sums = await hand_over(place, writer, sock, kind, order, in_flight, put_blocks)
-            if expected is not None and (sums is None or not torch.equal(sums, expected)):
-                raise SystemExit("checksums differ")
-            times.append((put_s, whole_s))
-        payload = count * place.block_bytes
-        put_s, whole_s = (median(column) for column in zip(*times[2:], strict=True))
-        handovers[name] = {
-            "bytes": payload,
-            "put_gb_s": payload / put_s / 1e9,
-            "landed_and_scattered_gb_s": payload / whole_s / 1e9,
-            "ms": whole_s * 1e3,
-        }
-        print(name, handovers[name], flush=True)
-    blocks = torch.arange(place.blocks, dtype=torch.int32, device=place.device)
-    sums_s = timed(place, lambda: kv_checksums(place.pool, blocks, BLOCK_TOKENS, 0, place.blocks))
-    sock.sendall(WORD.pack(END, 0))
+    puts: list[dict[str, float]] = []
+    handovers: list[list[float]] = []
+    lane = ""
+    print("GiB, streams, batched, piece, put, in flight, portion, GB/s | start, puts, told, word, tail, ms")
+    for batched in (False, True):  # by itself and last: of all this it is what nobody has run yet
+        kinds = [kind for kind in dict.fromkeys(HANDOVERS) if kind.batched is batched]
+        numbers = sorted({kind.streams for kind in kinds})
+        ways = {streams: await open_way(place, target, streams, batched) for streams in numbers}
+        for streams, size in [(streams, size) for streams in (1, 2) for size in place.sizes if not batched]:
+            rate = rate_of(place, place.memory(place.pool), target, size)
+            puts.append({"streams": streams, **await ways[streams].thread.run(rate, 120.0)})
+            print(puts[-1], flush=True)
+        for row in await in_turn(place, ways, sock, kinds):
+            handovers.append(row)
+            print(*row, flush=True)
+        lane = lane or ways[1].writer.lane
+        for way in ways.values():
+            await way.close()
+    sock.sendall(WORD.pack(0, 0))
     result = {
         "machine": this_machine().as_json(),
         "device": "cpu" if place.device.type == "cpu" else torch.cuda.get_device_name(place.device),
-        "lane": lane(),
-        "connect_ms": connected_ms,
+        "lane": lane,
         "landing": landing_facts,
         "puts": puts,
         "handovers": handovers,
-        "scatter_alone": json.loads(receive_message(sock)),
-        "prefill_checksums_alone": {"ms": sums_s * 1e3, "gb_s": place.pool.nbytes / sums_s / 1e9},
     }
-    writer.close("done")
-    there.close()
-    await thread.stop()
     return result
-
-
-# Between them ---------------------------------------------------------------------------------------------------------
-
-
-def send(sock: socket.socket, data: bytes) -> None:
-    sock.sendall(len(data).to_bytes(8) + data)
-
-
-def receive(sock: socket.socket, size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        more = sock.recv(size - len(data))
-        if not more:
-            raise SystemExit("the other side is gone")
-        data += more
-    return bytes(data)
-
-
-def receive_message(sock: socket.socket) -> bytes:
-    return receive(sock, int.from_bytes(receive(sock, 8)))
 
 
 def main() -> None:
@@ -386,8 +309,7 @@ def main() -> None:
     here.settimeout(120.0)
     out = Path(sys.argv[sys.argv.index("--out") + 1]) if "--out" in sys.argv else None
     try:
-        result = json.dumps(asyncio.run(prefill(Place(cpu, 0), here)), indent=1)
-        print(result, flush=True)
+        result = json.dumps(asyncio.run(prefill(Place(cpu, 0), here)))
         if out is not None:
             out.write_text(result + "\n")
         here.close()
