@@ -94,6 +94,8 @@ class DecodeHandover:
     granted_s: float = 0.0
     next_units: list[int] = field(default_factory=list)
     """The first unit that was not scattered yet, by layer group."""
+    standing_groups: int = 0
+    """How many layer groups stand, on the word of a peer that writes without this process."""
     scattering: tuple[int, int] | None = None
     """Layer group and first unit of the scatter that runs."""
     checksums: dict[tuple[int, int], bytes] = field(default_factory=dict)

@@ -7,10 +7,10 @@ from itertools import pairwise
 
 from baton_kv_transfer.handover import HandoverKey, TransferConfig
 from baton_kv_transfer.layout import ALL, KvGeometry, Leg, StreamLayout, layer_groups, negotiated_unit
-from baton_kv_transfer.wire.pair_link import Abandon, Done, Grant, Reject, Seal, Span, Wait
+from baton_kv_transfer.wire.pair_link import Abandon, Done, Grant, Reject, Seal, Span, Standing, Wait
 
 MAX_FORMER_PEERS = 4_096
-_AboutOne = Grant | Wait | Reject | Done | Seal | Abandon
+_AboutOne = Grant | Wait | Reject | Done | Seal | Abandon | Standing
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,9 @@ class TransferConfig:
     max_put_bytes: int = 4 << 20
     """Largest single write, also the largest piece that is checksummed, packed or scattered at once."""
     puts_in_flight: int = 8
+    portion_bytes: int | None = None
+    """How much of a stream's layer groups must stand for a prefill worker to say so before the Seal, and be left then.
+    A decode worker that does not see writes arrive scatters it meanwhile. None: never."""
     transport: TransportChoice = TransportChoice.TCP
     measure_s: float = 0.03
     """About how long the bandwidth of a new link is measured, by its prefill worker."""

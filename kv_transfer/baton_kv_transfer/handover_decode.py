@@ -19,11 +19,11 @@ from baton_kv_transfer.grant import LinkedPeer, grant_of, key_of, wanted_layout
 from baton_kv_transfer.handover import HandoverKey, Send, TransferConfig, Verify
 from baton_kv_transfer.landing import ClaimRefusal, LandingRegion, LandingWindow
 from baton_kv_transfer.landing_line import LandingLine
-from baton_kv_transfer.layout import ALL, Extent, KvGeometry, Leg, StreamLayout, negotiated_unit
+from baton_kv_transfer.layout import ALL, Extent, KvGeometry, Leg, negotiated_unit
 from baton_kv_transfer.lingering import Lingering, Owed
 from baton_kv_transfer.scattering import next_scatter
 from baton_kv_transfer.verification import first_bad_piece, seal_fault, stream_fault
-from baton_kv_transfer.wire.pair_link import Abandon, Heartbeat, PairMessage, Seal
+from baton_kv_transfer.wire.pair_link import Abandon, Heartbeat, PairMessage, Seal, Standing
 from baton_kv_transfer.wire.values import Reason
 
 
@@ -31,7 +31,7 @@ class DecodeHandovers:
     """All hand-overs of one decode worker, and its landing region.
 
     `one_sided`, unless a link says otherwise: the peer writes without this process taking part (UCX); arrival is known
-    from the Seal only, and spans of a failed hand-over are quarantined until the writer says that nothing is in flight.
+    on its word only, and spans of a failed hand-over are quarantined until the writer says that nothing is in flight.
     """
 
     def __init__(
@@ -157,10 +157,8 @@ class DecodeHandovers:
         """A prefill worker is linked, `writes_ended` will name it by `link`. Raises UnfitPairError: block sizes."""
         negotiated_unit(self._geometry.block_tokens, block_tokens)
         self._peers[peer] = LinkedPeer(block_tokens, self._one_sided if one_sided is None else one_sided, link, leg)
-        actions: list[DecodeAction] = []
-        for handover in self._ledger.of_peer(peer, DecodeState.LINKING):
-            actions += self._stand_in_line(handover, now)
-        return actions
+        linking = self._ledger.of_peer(peer, DecodeState.LINKING)
+        return [action for handover in linking for action in self._stand_in_line(handover, now)]
 
     def link_down(self, peer: bytes, detail: str, now: float) -> list[DecodeAction]:
         """The link broke. What was sealed no longer needs it; all else that was under way fails."""
@@ -193,12 +191,23 @@ class DecodeHandovers:
         match message:
             case Heartbeat():
                 return []
+            case Standing():
+                return self._standing(peer, message, now)
             case Seal():
                 return self._seal(peer, message, now)
             case Abandon():
                 return self._abandon(peer, message, now)
             case _:
                 raise BadMessageError(f"{type(message).__name__}: not a prefill worker's message")
+
+    def _standing(self, peer: bytes, word: Standing, now: float) -> list[DecodeAction]:
+        handover = self._ledger.get(key_of(word, self._peers.get(peer)))
+        if handover is None or (handover.peer, handover.transfer) != (peer, word.transfer):
+            self._ledger.refuse("standing")
+            return []
+        if handover.one_sided:
+            handover.standing_groups = max(handover.standing_groups, word.groups)
+        return self._advance(handover, now)
 
     def _seal(self, peer: bytes, seal: Seal, now: float) -> list[DecodeAction]:
         key = key_of(seal, self._peers.get(peer))
@@ -318,16 +327,9 @@ class DecodeHandovers:
             return []
         assert handover.layout is not None
         if any(unit < handover.layout.end_unit for unit in handover.next_units):
-            return self._scatter_next(handover, handover.layout)
+            scatter = next_scatter(handover, handover.layout, self._landing, self._config.max_put_bytes)
+            return [] if scatter is None else [scatter]
         return self._verify(handover, now) if handover.state is DecodeState.SEALED else []
-
-    def _scatter_next(self, handover: DecodeHandover, layout: StreamLayout) -> list[DecodeAction]:
-        scatter = next_scatter(handover, layout, self._landing, self._config.max_put_bytes)
-        if scatter is None:
-            return []
-        group = scatter.part.first_layer // layout.group_layers
-        handover.next_units[group], handover.scattering = scatter.end_unit, (group, scatter.first_unit)
-        return [scatter]
 
     def _verify(self, handover: DecodeHandover, now: float) -> list[DecodeAction]:
         assert handover.seal is not None
@@ -357,9 +359,7 @@ class DecodeHandovers:
             self._landing.stop_writes(handover.transfer)
         handover.failure = (reason, detail)
         self._enter(handover, DecodeState.CLOSING, now)
-        if handover.scattering is None:
-            actions += self._finish(handover, now)
-        return actions
+        return actions if handover.scattering else actions + self._finish(handover, now)
 
     def _finish(self, handover: DecodeHandover, now: float) -> list[DecodeAction]:
         assert handover.failure is not None

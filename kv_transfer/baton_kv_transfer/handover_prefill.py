@@ -30,7 +30,7 @@ from baton_kv_transfer.prefill_records import (
     Release,
     Report,
 )
-from baton_kv_transfer.putting import next_units, put_of
+from baton_kv_transfer.putting import next_units, put_of, word_of_groups
 from baton_kv_transfer.wire.pair_link import Done, FirstToken, Grant, Heartbeat, PairMessage, Reject, Seal, Wait
 from baton_kv_transfer.wire.values import Reason
 
@@ -317,10 +317,10 @@ class PrefillHandovers:
             return [] if handover.in_flight else self._finish(handover, now)
         if handover.state is not PrefillState.SENDING or handover.layout is None or handover.grant is None:
             return []
-        layout = handover.layout
-        actions: list[PrefillAction] = []
-        for units in next_units(handover, layout, self._config.max_put_bytes):
-            actions.append(self._put(handover, layout, handover.grant, units))
+        layout, config = handover.layout, self._config
+        found = next_units(handover, layout, config.max_put_bytes)
+        actions: list[PrefillAction] = [self._put(handover, layout, handover.grant, units) for units in found]
+        actions += word_of_groups(handover, layout, config.portion_bytes)
         is_put = all(unit == layout.end_unit for unit in handover.next_units)
         if is_put and not handover.in_flight and handover.is_computed:
             actions.append(self._seal(handover, handover.grant))

@@ -132,6 +132,8 @@ class PrefillHandover:
     layout: StreamLayout | None = None
     next_units: list[int] = field(default_factory=list)
     """The first unit that was not put yet, by layer group."""
+    told_groups: int = 0
+    """Layer groups of which the decode worker knows that they stand."""
     in_flight: dict[int, GroupUnits] = field(default_factory=dict)
     checksums: dict[tuple[int, int], bytes] = field(default_factory=dict)
     """By layer group and first unit."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from baton_kv_transfer.handover import Send
 from baton_kv_transfer.layout import StreamLayout, landing_extents
 from baton_kv_transfer.prefill_records import GroupUnits, PrefillHandover, Put
-from baton_kv_transfer.wire.pair_link import Grant
+from baton_kv_transfer.wire.pair_link import Grant, Standing
 
 
 def next_units(handover: PrefillHandover, layout: StreamLayout, max_bytes: int) -> list[GroupUnits]:
@@ -35,3 +36,20 @@ def put_of(handover: PrefillHandover, put: int, layout: StreamLayout, grant: Gra
         layout.part(units.group),
         tuple(landing_extents(grant.spans, stream)),
     )
+
+
+def word_of_groups(handover: PrefillHandover, layout: StreamLayout, portion_bytes: int | None) -> list[Send]:
+    """Tell of the first layer groups whose puts are all done, once they are a portion more than was told.
+
+    Not when less than a portion is left: the decode worker would still be scattering when the Seal comes.
+    """
+    group_bytes = layout.units * layout.group_unit_bytes
+    flying = min((units.group for units in handover.in_flight.values()), default=layout.groups)
+    put = next((group for group, unit in enumerate(handover.next_units) if unit < layout.end_unit), layout.groups)
+    stand = min(flying, put)
+    if portion_bytes is None or min(stand - handover.told_groups, layout.groups - stand) * group_bytes < portion_bytes:
+        return []
+    handover.told_groups = stand
+    assert handover.grant is not None
+    key, transfer = handover.key, handover.grant.transfer
+    return [Send(handover.peer, Standing(request=key.request, attempt=key.attempt, transfer=transfer, groups=stand))]

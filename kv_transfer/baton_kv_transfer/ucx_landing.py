@@ -1,7 +1,7 @@
 """The decode worker's side of UCX: landing memory that peers write without asking, and proofs that they stopped.
 
-Only the landing region, and a few bytes that nobody reads, are registered. What arrives is known from the Seal. Spans
-of failed hand-overs stay quarantined until their link's life line ended (see `ucx_writer`): then the peer's process is
+Only the landing region, and a few bytes that nobody reads, are registered. What arrives is known from its peer's word.
+Spans of failed hand-overs stay quarantined until their link's life line ended (see `ucx_writer`): then the process is
 gone, or has said that all it posted is done.
 """
 

@@ -98,9 +98,7 @@ class UcxWriter:
         `source` is asked on the UCX thread; what it gives must be as long as `landing`, or the link is lost.
         """
         length = sum(extent.length for extent in landing)
-        self._start(
-            lambda: self._pieces(memory, source(), landing), length, memory.device, None, memoryview(b""), done
-        )
+        self._start(lambda: self._pieces(memory, source(), landing), length, memory.device, None, memoryview(b""), done)
 
     def probe(self, source: Memory, length: int, done: WriteDone) -> None:
         """Write `length` bytes of registered memory to where nobody reads; not counted as sent."""

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from baton_kv_transfer.decode_records import DecodeAction, DecodeState, Failed, Landed
+from baton_kv_transfer.decode_records import DecodeAction, DecodeState, Failed, Landed, Scatter
 from baton_kv_transfer.handover import Send, Verify
 from baton_kv_transfer.landing import ClaimRefusal, LandingWindow, SpanState
 from baton_kv_transfer.layout import Extent
-from baton_kv_transfer.wire.pair_link import Done, FirstToken, Grant
+from baton_kv_transfer.wire.pair_link import Done, FirstToken, Grant, Standing
 from baton_kv_transfer.wire.values import Reason
 from baton_testing.decode_machine import (
     BLOCKS,
@@ -221,6 +221,53 @@ def test_one_sided_bytes_are_scattered_after_the_seal() -> None:
     assert d.scattered(0, 2) == [replace(scatter(2, 4), one_sided=True)]
     assert d.scattered(2, 4)[0] == Landed(KEY, FIRST, 0.0)
     assert d.is_empty
+
+
+def in_groups() -> Decode:
+    """Two layer groups of a layer each."""
+    return granted(config=replace(CONFIG, max_put_bytes=4 * UNIT, group_bytes=1, max_groups=2), one_sided=True)
+
+
+def standing(groups: int, transfer: int = 1) -> Standing:
+    return Standing(request=KEY.request, attempt=KEY.attempt, transfer=transfer, groups=groups)
+
+
+def test_groups_that_stand_are_scattered_before_the_seal_and_landed_after_it() -> None:
+    d = in_groups()
+    (early,) = d.hear(standing(1))
+    assert isinstance(early, Scatter)
+    assert (early.part.first_layer, early.part.end_layer, early.first_unit, early.end_unit) == (0, 1, 0, 4)
+    assert (early.landing, early.groups, early.one_sided) == (Extent(0, 2 * UNIT), 1, True)
+    assert d.hear(standing(1)) == []
+    assert d.hear(seal()) == [], "one scatter at a time"
+    (late,) = d.scattered(0, 4, sums()[: len(sums()) // 2])
+    assert isinstance(late, Scatter)
+    assert (late.part.first_layer, late.part.end_layer, late.landing) == (1, 2, Extent(2 * UNIT, 2 * UNIT))
+    assert d.ends == []
+    assert d.scattered(0, 4, sums()[len(sums()) // 2 :])[0] == Landed(KEY, FIRST, 0.0)
+    assert d.is_empty
+
+
+def test_nothing_ends_while_groups_that_stood_are_scattered() -> None:
+    d = in_groups()
+    assert len(d.hear(standing(2))) == 1
+    d.cancel()
+    assert d.ends == []
+    assert d.machine.stats().landing.free_bytes == 12 * UNIT
+    d.scattered(0, 4)
+    assert d.ends == [Failed(KEY, Reason.CANCELLED, "")]
+    assert d.machine.stats().landing.by_state[SpanState.QUARANTINED] == 4 * UNIT
+    assert d.hear(standing(2)) == []
+    assert d.refused_count("standing") == 1
+
+
+def test_a_word_of_groups_counts_from_the_peer_and_for_the_transfer_that_it_is_about() -> None:
+    d = in_groups()
+    d.link(P2)
+    assert d.hear(standing(2), P2) == d.hear(standing(2, transfer=2)) == []
+    assert d.refused_count("standing") == 2
+    d = granted()
+    assert d.hear(standing(1)) == [], "here it is seen what arrives"
 
 
 @pytest.mark.parametrize("name", ["cancel", "link lost", "deadline"])

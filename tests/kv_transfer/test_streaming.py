@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from baton_kv_transfer.handover import Send
 from baton_kv_transfer.layout import Extent, PoolPart
 from baton_kv_transfer.prefill_records import PrefillAction, Put
+from baton_kv_transfer.wire.pair_link import Seal, Standing
 from baton_testing import decode_machine
 from baton_testing.decode_machine import Decode
-from baton_testing.prefill_machine import CONFIG, FIRST, KEY, UNIT, Prefill, grant
+from baton_testing.prefill_machine import CONFIG, D1, FIRST, KEY, UNIT, Prefill, grant
 
 HALF = UNIT // 2
 """Bytes of one unit in one of the two layers."""
@@ -70,6 +72,21 @@ def test_the_seal_lists_checksums_in_stream_order_and_comes_after_every_layer() 
     (seal,) = p.machine.put_done(KEY, 1, b"first layer, ", 1.0)
     assert seal.message.checksums == b"first layer, second layer"  # type: ignore[union-attr]
     assert seal.message.first_tokens == FIRST  # type: ignore[union-attr]
+
+
+def test_groups_are_told_of_once_all_their_puts_are_done_and_a_portion_is_left() -> None:
+    p = Prefill(replace(CONFIG, max_put_bytes=UNIT, portion_bytes=4 * HALF))
+    p.link()
+    p.open()
+    p.hear(grant(groups=2))
+    p.compute_layers(14, 1)
+    p.compute()
+    assert p.put_done(1) == []
+    assert p.put_done(3) == []
+    assert p.put_done(2) == [Send(D1, Standing(request=KEY.request, attempt=1, transfer=7, groups=1))]
+    p.draw()
+    (last,) = p.put_done(4)
+    assert isinstance(last.message, Seal)  # type: ignore[union-attr]
 
 
 def test_bytes_that_stood_before_the_first_token_are_counted() -> None:

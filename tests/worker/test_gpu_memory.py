@@ -112,14 +112,21 @@ class Flipping(LandingDevice):
 
 @NEEDS_UCX
 @pytest.mark.parametrize(
-    ("verify", "flips", "at_once"),
-    [(Verify.FULL, False, 2), (Verify.FULL, False, 3), (Verify.FULL, True, 3), (Verify.STAMPS, True, 2)],
+    ("verify", "flips", "at_once", "early"),
+    [
+        (Verify.FULL, False, 2, False),
+        (Verify.FULL, False, 3, False),
+        (Verify.FULL, False, 3, True),
+        (Verify.FULL, True, 3, True),
+        (Verify.STAMPS, True, 2, False),
+    ],
 )
 async def test_kv_goes_from_pool_memory_to_a_landing_region_and_into_blocks(
-    tmp_path: Path, verify: Verify, flips: bool, at_once: int, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, verify: Verify, flips: bool, at_once: int, early: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG", logger=handover_steps.log.name)
     config = replace(CONFIG, verify=verify, max_put_bytes=at_once * GEOMETRY.block_bytes)
+    config = replace(config, portion_bytes=1 if early else None)
     keys = key_directory(tmp_path / "keys")
     Counting.calls.clear()
     source, target = Unreachable(random_pool(1)), Unreachable(random_pool(2))
@@ -164,7 +171,7 @@ async def test_kv_goes_from_pool_memory_to_a_landing_region_and_into_blocks(
     assert moved.nonzero().flatten().tolist() == sorted(places[1:])
     if not flips:
         half = 3 * GEOMETRY.block_bytes // 2
-        assert Counting.calls == ([(half, 1), (half, 1)] if at_once == 2 else [(2 * half, 2)])
+        assert Counting.calls == ([(half, 1), (half, 1)] if early or at_once == 2 else [(2 * half, 2)])
     equal = torch.equal(target.pool.tensor[list(places[1:])], source.pool.tensor[list(blocks[1:])])
     assert equal is not flips
     steps = [re.fullmatch(r"step [0-9a-f]{32}/1 \d+\.\d{6} (.*)", line) for line in caplog.messages]

@@ -1,6 +1,6 @@
 """Messages between a prefill worker P and a decode worker D: one authenticated control link per pair, dialled by P.
 
-P → D: PairHello, Seal, Abandon, Heartbeat. D → P: PairHello, Grant, Wait, Reject, Done, Heartbeat.
+P → D: PairHello, Standing, Seal, Abandon, Heartbeat. D → P: PairHello, Grant, Wait, Reject, Done, Heartbeat.
 """
 
 from __future__ import annotations
@@ -138,4 +138,13 @@ class Heartbeat(Message, frozen=True, tag=8):
     """Sent every 0.5 s by both sides when nothing else was."""
 
 
-PairMessage = PairHello | Grant | Wait | Reject | Seal | Abandon | Done | Heartbeat
+class Standing(Message, frozen=True, tag=9):
+    """Every write of the stream's first `groups` layer groups has completed remotely: D may scatter them already."""
+
+    request: RequestId
+    attempt: Attempt
+    transfer: TransferId
+    groups: Annotated[int, Meta(ge=1, le=256)]
+
+
+PairMessage = PairHello | Grant | Wait | Reject | Seal | Abandon | Done | Heartbeat | Standing

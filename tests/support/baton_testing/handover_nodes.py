@@ -33,6 +33,7 @@ CONFIG = TransferConfig(
     closing_s=1.0,
     max_put_bytes=256,
     group_bytes=64,
+    portion_bytes=64,
     quarantine_share=0.9,
     tick_s=0.25,
 )
@@ -263,8 +264,7 @@ class SimDecode(SimWorker):
 
     def __init__(self, world: Surroundings, name: str, epoch: bytes, block_tokens: int) -> None:
         super().__init__(world, name, epoch, block_tokens, 16, world.faults.decode_ranks or world.faults.ranks)
-        one_sided = world.faults.one_sided
-        machines = [world.make_decode(shape, 2_048, CONFIG, one_sided=one_sided) for shape in self.shapes]
+        machines = [world.make_decode(shape, 2_048, CONFIG, one_sided=world.faults.one_sided) for shape in self.shapes]
         self.machine = world.make_decode_group(self.geometry, machines, CONFIG)
         self.landings = [LandingRank(self, rank) for rank in range(self.ranks)]
         self.line: deque[Request] = deque()

@@ -34,6 +34,7 @@ TRANSFER = TransferConfig(
     closing_s=1.0,
     max_put_bytes=96,
     group_bytes=32,
+    portion_bytes=32,
     quarantine_share=0.9,
     tick_s=0.25,
 )

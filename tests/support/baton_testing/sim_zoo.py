@@ -94,6 +94,7 @@ ONE_SIDED: dict[str, Any] = {"one_sided": True}
 ZOO = (
     _prefill("F14 F15", transfer.ReleasesUnderOpenPuts),
     _prefill("F20", transfer.SealsBeforePutsEnd),
+    _prefill("F20", transfer.TellsOfOpenPuts, shape=ONE_SIDED),
     _prefill("F12", transfer.KeepsBlocksWhenRejected, first=28),
     _prefill("F6", transfer.KeepsBlocksWhenPeerDies),
     _prefill("F2 F4", transfer.IgnoresDeadPeers),
@@ -122,8 +123,8 @@ ZOO = (
     _decode("F11", transfer.GrantsWithoutVerdict, only=GENTLE),
     _decode("F18", transfer.MarksCorruptAsLanded),
     _keeper("F14 F15", keeper.FreesWhatItKeeps),
-    _keeper("F6 F13", keeper.KeepsForEver),
-    _keeper("F14", keeper.SendsOnUnderOpenPuts, first=40),
+    _keeper("F6 F13", keeper.KeepsForEver, first=250),
+    _keeper("F14", keeper.SendsOnUnderOpenPuts, first=100),
     _keeper("F7", keeper.LosesFirstTokens),
     _keeper("F5 F15", keeper.LosesProgress),
     _scheduler("one step ahead", engine.UsesAfterFinish, shape={"ahead": 0.9}),

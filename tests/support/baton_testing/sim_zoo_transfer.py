@@ -15,7 +15,7 @@ from baton_kv_transfer.handover_prefill import PrefillHandovers
 from baton_kv_transfer.landing import LandingRegion, SpanState
 from baton_kv_transfer.layout import KvGeometry
 from baton_kv_transfer.prefill_records import GroupUnits, PrefillAction, Put, Release
-from baton_kv_transfer.wire.pair_link import Abandon, Done, FirstToken, Grant, PairMessage, Reject, Seal, Wait
+from baton_kv_transfer.wire.pair_link import Abandon, Done, FirstToken, Grant, PairMessage, Reject, Seal, Standing, Wait
 from baton_kv_transfer.wire.values import Reason
 
 # Prefill side ---------------------------------------------------------------------------------------------------------
@@ -52,6 +52,21 @@ class SealsBeforePutsEnd(PrefillHandovers):
         actions = super()._advance(handover, now)
         handover.in_flight = {**held, **handover.in_flight}
         return actions
+
+
+class TellsOfOpenPuts(PrefillHandovers):
+    """vllm#50754 again, before the end: layers are said to stand while they are written."""
+
+    def _advance(self, handover: Any, now: float) -> list[PrefillAction]:
+        actions = super()._advance(handover, now)
+        puts = [action for action in actions if isinstance(action, Put)]
+        words = [_standing(put, handover.layout.groups) for put in puts]
+        return actions + words
+
+
+def _standing(put: Put, groups: int) -> Send:
+    key = put.key
+    return Send(put.peer, Standing(request=key.request, attempt=key.attempt, transfer=put.transfer, groups=groups))
 
 
 class KeepsBlocksWhenRejected(PrefillHandovers):
@@ -265,12 +280,11 @@ class LosesFailures(DecodeHandovers):
 class ScattersFirstBlocks(DecodeHandovers):
     """vllm#48633 C3 at the receiver: arriving KV goes to the first blocks, cached ones included."""
 
-    def _scatter_next(self, handover: Any, layout: Any) -> list[DecodeAction]:
-        actions = super()._scatter_next(handover, layout)
-        shift = layout.start_tokens // self._geometry.block_tokens
+    def _advance(self, handover: Any, now: float) -> list[DecodeAction]:
+        shift = handover.layout.start_tokens // self._geometry.block_tokens if handover.layout else 0
         return [
             replace(a, blocks=(*a.blocks[:shift], *a.blocks[: len(a.blocks) - shift])) if isinstance(a, Scatter) else a
-            for a in actions
+            for a in super()._advance(handover, now)
         ]
 
 
