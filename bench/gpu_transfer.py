@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import secrets
 import socket
 import subprocess
@@ -53,9 +52,8 @@ class Kind:
 
     halves: int
     """Of the pool: 1 or 2 GiB."""
-    streams: int = 2
-    batched: bool = False
-    """Whether NIXL hands a request's descriptors to UCX, and that to CUDA, as one batch (`NIXL_UCX_SGL_ENABLE`)."""
+    batched: bool = True
+    """Whether UCX, and through it CUDA, get a write's pieces as one list."""
     piece: float = 1.0
     """Contiguous blocks, a descriptor each; a fraction: blocks in so many parts, as of layer groups."""
     put: int = 4
@@ -66,15 +64,14 @@ class Kind:
 
 
 CHANGES: Final[tuple[dict[str, Any], ...]] = (
-    *({"streams": streams, "batched": batched} for streams in (1, 2, 3) for batched in (False, True)),
+    *({"batched": batched} for batched in (False, True)),
     *({"put": put, "in_flight": flying} for put in (1, 2) for flying in (8, 16, 32)),
     *({"in_flight": flying} for flying in (4, 16, 32)),
-    *({"put": 8, "in_flight": flying, "batched": flying == 16} for flying in (4, 8, 16)),
-    *({"piece": piece, "put": piece, "streams": streams} for piece in (2, 4) for streams in (1, 2)),
+    *({"put": 8, "in_flight": flying} for flying in (4, 8, 16)),
+    *({"piece": piece, "put": 4, "batched": batched} for piece in (1, 4) for batched in (False, True)),
     *({"portion": portion} for portion in (1, 2, 8, 16, 32, WHOLE)),
-    *({"piece": 1 / 16, "put": 8, "batched": batched, "streams": streams}
-      for batched in (False, True) for streams in (1, 2)),
-)  # fmt: skip
+    *({"piece": 1 / 16, "put": 8, "batched": batched} for batched in (False, True)),
+)
 HANDOVERS: Final = tuple(Kind(halves, **changes) for halves in (1, 2) for changes in CHANGES)
 
 
@@ -144,7 +141,7 @@ class Watched(UcxAgent):
 
 @dataclass(slots=True)
 class Way:
-    """A UCX thread of so many streams, and a writer on it."""
+    """A UCX thread and a writer on it."""
 
     thread: UcxThread
     agent: Watched
@@ -157,14 +154,13 @@ class Way:
         await self.thread.stop()
 
 
-async def open_way(place: Place, target: UcxDescriptor, streams: int, batched: bool) -> Way:
+async def open_way(place: Place, target: UcxDescriptor, batched: bool) -> Way:
     """Raises UcxError."""
     made: list[Watched] = []
 
     def make() -> UcxAgent:
         place.enter()
-        os.environ["NIXL_UCX_SGL_ENABLE"] = "y" if batched else "n"
-        made.append(Watched(f"prefill-{secrets.token_hex(8)}", progress=False, streams=streams))
+        made.append(Watched(f"prefill-{secrets.token_hex(8)}", progress=False, batched=batched))
         made[0].register(place.memory(place.pool))
         return made[0]
 
@@ -243,12 +239,12 @@ async def one(place: Place, way: Way, sock: socket.socket, kind: Kind) -> list[f
     return steps
 
 
-async def in_turn(place: Place, ways: dict[int, Way], sock: socket.socket, kinds: list[Kind]) -> list[list[float]]:
+async def in_turn(place: Place, way: Way, sock: socket.socket, kinds: list[Kind]) -> list[list[float]]:
     """A row of each kind: medians over rounds in which each has its turn, so that what changes changes for all."""
     times: dict[Kind, list[list[float]]] = {kind: [] for kind in kinds}
     for number in range(place.rounds + 2):
         for kind, found in times.items():
-            steps = await one(place, ways[kind.streams], sock, kind)
+            steps = await one(place, way, sock, kind)
             if number >= 2:
                 found.append(steps)
     rows = []
@@ -269,21 +265,18 @@ async def prefill(place: Place, sock: socket.socket) -> dict[str, Any]:
     puts: list[dict[str, float]] = []
     handovers: list[list[float]] = []
     lane = ""
-    print("GiB, streams, batched, piece, put, in flight, portion, GB/s | start, puts, told, word, tail, ms")
-    for batched in (False, True):  # by itself and last: of all this it is what nobody has run yet
-        kinds = [kind for kind in dict.fromkeys(HANDOVERS) if kind.batched is batched]
-        numbers = sorted({kind.streams for kind in kinds})
-        ways = {streams: await open_way(place, target, streams, batched) for streams in numbers}
-        for streams, size in [(streams, size) for streams in (1, 2) for size in place.sizes if not batched]:
-            rate = rate_of(place, place.memory(place.pool), target, size)
-            puts.append({"streams": streams, **await ways[streams].thread.run(rate, 120.0)})
+    print("GiB, batched, piece, put, in flight, portion, GB/s | start, puts, told, word, tail, ms")
+    for batched in (False, True):
+        way = await open_way(place, target, batched)
+        for size in place.sizes if batched else ():
+            puts.append(await way.thread.run(rate_of(place, place.memory(place.pool), target, size), 120.0))
             print(puts[-1], flush=True)
-        for row in await in_turn(place, ways, sock, kinds):
+        kinds = [kind for kind in dict.fromkeys(HANDOVERS) if kind.batched is batched]
+        for row in await in_turn(place, way, sock, kinds):
             handovers.append(row)
             print(*row, flush=True)
-        lane = lane or ways[1].writer.lane
-        for way in ways.values():
-            await way.close()
+        lane = way.writer.lane
+        await way.close()
     sock.sendall(WORD.pack(0, 0))
     result = {
         "machine": this_machine().as_json(),

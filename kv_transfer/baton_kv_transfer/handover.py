@@ -77,8 +77,6 @@ class TransferConfig:
     max_groups: int = 16
     lanes: int = 1
     """Data connections per pair (tcp)."""
-    streams: int = 1
-    """Of a prefill worker, to write on in turn (ucx): between two GPUs one of them leaves gaps between its copies."""
     quarantine_share: float = 0.25
     """Share of the landing region that may be quarantined before the worker should drain and come back."""
     tick_s: float = 0.05

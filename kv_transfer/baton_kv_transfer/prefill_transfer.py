@@ -83,9 +83,7 @@ class PrefillTransfer:
             transports=offered_here(self._config.transport),
             descriptor=b"",
         )
-        self._writers = Writers(
-            epoch, hello.transports, self._config.lanes, source.region(), device, self._config.streams
-        )
+        self._writers = Writers(epoch, hello.transports, self._config.lanes, source.region(), device)
         self._dialler = Dialler(hello, keys, self._config, self._writers, self)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="baton-checksums")
         self._carrier = PutCarrier(

@@ -11,9 +11,10 @@ from __future__ import annotations
 import enum
 import functools
 import importlib.util
-import itertools
 import logging
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -29,6 +30,7 @@ BACKEND = "UCX"
 PROGRESS_PAUSE_US = 20_000
 """Longest sleep of the progress thread; arriving data wakes it at once. Zero would spin."""
 PACKAGE = "nixl_cu13"
+BATCHED = "NIXL_UCX_SGL_ENABLE"
 
 T = TypeVar("T")
 
@@ -74,43 +76,51 @@ def is_installed() -> bool:
     return importlib.util.find_spec(PACKAGE) is not None
 
 
+@contextmanager
+def _setting(name: str, value: str) -> Iterator[None]:
+    """NIXL reads it when a backend is made; somebody's own choice stays."""
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]
+
+
 class UcxAgent:
-    """One UCX endpoint of this process under a name that no other process ever has. Raises UcxError throughout.
+    """One UCX endpoint of this process under a name that no other process ever has. Raises UcxError throughout."""
 
-    With several `streams` it is as many agents that write in turn: UCX copies between two GPUs on one CUDA stream per
-    endpoint, where the start of each copy is a gap of 2 µs; those of two fill each other's gaps.
-    """
+    def __init__(self, name: str, *, progress: bool, batched: bool = False) -> None:
+        """`progress`: peers write to this agent's memory, so it must make progress when nobody here calls it.
 
-    def __init__(self, name: str, *, progress: bool, streams: int = 1) -> None:
-        """`progress`: peers write to this agent's memory, so it must make progress when nobody here calls it."""
+        `batched`: UCX, and through it CUDA, get a write's pieces as one list instead of one by one.
+        """
         self._binding, self.lanes = _load()
         config = self._binding.nixlAgentConfig()
         config.useProgThread = progress
         config.useListenThread = False
         config.pthrDelay = PROGRESS_PAUSE_US if progress else 0
         config.syncMode = self._binding.NIXL_THREAD_SYNC_NONE
-        names = [name, *(f"{name}-{number}" for number in range(1, streams))]
-        agents = self._do(lambda: [self._binding.nixlAgent(each, config) for each in names])
-        with self.lanes.environment():
-            self._streams = self._do(lambda: [(each, each.createBackend(BACKEND, {})) for each in agents])
-        self._turns = itertools.cycle(self._streams)
-        self._posted: dict[int, Any] = {}
-        """Whose write a handle is."""
+        self._agent = self._do(lambda: self._binding.nixlAgent(name, config))
+        with self.lanes.environment(), _setting(BATCHED, "y" if batched else "n"):
+            self._backend = self._do(lambda: self._agent.createBackend(BACKEND, {}))
         self._uses: dict[str, int] = {}
 
     def register(self, *memories: Memory) -> object:
         """Make memory usable for writes from and to it; returns what `deregister` takes."""
         entries = [(memory.address, memory.length, memory.device or 0, "") for memory in memories]
         registered = self._binding.nixlRegDList(self._kind(memories[0].device), entries)
-        self._do(lambda: [agent.registerMem(registered, [backend]) for agent, backend in self._streams])
+        self._do(lambda: self._agent.registerMem(registered, [self._backend]))
         return registered
 
     def deregister(self, registered: object) -> None:
-        self._do(lambda: [agent.deregisterMem(registered, [backend]) for agent, backend in self._streams])
+        self._do(lambda: self._agent.deregisterMem(registered, [self._backend]))
 
     def metadata(self) -> bytes:
-        """What peers need to reach the memory registered so far, through the first stream."""
-        return bytes(self._do(self._streams[0][0].getLocalMD))
+        """What peers need to reach the memory registered so far."""
+        return bytes(self._do(self._agent.getLocalMD))
 
     def connect(self, name: str, metadata: bytes) -> None:
         """Make the agent `name` a peer; each call wants a `disconnect`.
@@ -122,13 +132,12 @@ class UcxAgent:
             return
 
         def load() -> None:
-            for agent, backend in self._streams:
-                found = agent.loadRemoteMD(metadata)
-                found = found.decode() if isinstance(found, bytes) else found
-                if found != name:
-                    agent.invalidateRemoteMD(found)
-                    raise UcxError(f"metadata: agent {found!r}, the descriptor names {name!r}")
-                agent.makeConnection(name, [backend])
+            found = self._agent.loadRemoteMD(metadata)
+            found = found.decode() if isinstance(found, bytes) else found
+            if found != name:
+                self._agent.invalidateRemoteMD(found)
+                raise UcxError(f"metadata: agent {found!r}, the descriptor names {name!r}")
+            self._agent.makeConnection(name, [self._backend])
 
         self._uses[name] = 1
         try:
@@ -143,11 +152,10 @@ class UcxAgent:
         if self._uses[name]:
             return
         del self._uses[name]
-        for agent, _ in self._streams:
-            try:
-                self._do(functools.partial(agent.invalidateRemoteMD, name))
-            except UcxError as error:
-                log.debug("dropping %s: %s", name, error)
+        try:
+            self._do(lambda: self._agent.invalidateRemoteMD(name))
+        except UcxError as error:
+            log.debug("dropping %s: %s", name, error)
 
     def post(
         self, name: str, pieces: Sequence[Piece], source_device: int | None = None, target_device: int | None = None
@@ -159,29 +167,26 @@ class UcxAgent:
         binding = self._binding
         sources = [(source, length, source_device or 0) for source, _, length in pieces]
         targets = [(target, length, target_device or 0) for _, target, length in pieces]
-        agent, backend = next(self._turns)
         handle: int = self._do(
-            lambda: agent.createXferReq(
+            lambda: self._agent.createXferReq(
                 binding.NIXL_WRITE,
                 binding.nixlXferDList(self._kind(source_device), sources),
                 binding.nixlXferDList(self._kind(target_device), targets),
                 name,
                 b"",
-                [backend],
+                [self._backend],
             )
         )
-        self._posted[handle] = agent
-        return handle, self._state_of(lambda: agent.postXferReq(handle, b""))
+        return handle, self._state_of(lambda: self._agent.postXferReq(handle, b""))
 
     def state(self, handle: int) -> WriteState:
         """How a posted write stands; with an agent without progress thread this is what moves it on."""
-        return self._state_of(lambda: self._posted[handle].getXferStatus(handle))
+        return self._state_of(lambda: self._agent.getXferStatus(handle))
 
     def release(self, handle: int) -> None:
         """Forget a write that is no longer pending. Its handle must not be used again."""
-        agent = self._posted.pop(handle)
         try:
-            self._do(lambda: agent.releaseXferReq(handle))
+            self._do(lambda: self._agent.releaseXferReq(handle))
         except UcxError as error:
             log.warning("releasing a write: %s", error)
 

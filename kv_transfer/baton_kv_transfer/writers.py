@@ -38,16 +38,13 @@ class Writers:
         tcp_lanes: int,
         region: memoryview | None,
         device: DeviceMemory | None = None,
-        streams: int = 1,
     ) -> None:
         """`region`: the pool, registered once so that writes go straight from it; None when it is not host memory.
 
-        `device`: the pool where it is a GPU's memory, registered too, with bytes to measure with; `streams`: to write
-        from there on in turn.
+        `device`: the pool where it is a GPU's memory, registered too, with bytes to measure with.
         """
         self.transports = transports
         self._device = device
-        self._streams = 1 if device is None else streams
         self.probe_source = memoryview(mmap.mmap(-1, PROBE_BYTES))
         self._tcp_lanes = tcp_lanes
         self._region = region
@@ -70,7 +67,7 @@ class Writers:
     def _make(self, epoch: bytes) -> UcxAgent:
         if self._device is not None:
             self._device.enter()
-        return UcxAgent(f"baton-{epoch.hex()}", progress=False, streams=self._streams)
+        return UcxAgent(f"baton-{epoch.hex()}", progress=False, batched=self._device is not None)
 
     async def stop(self) -> None:
         """After the writers were closed."""
@@ -100,7 +97,7 @@ class Writers:
     ) -> Writer:
         """A writer to the worker that said `hello`. Raises TransferError; the connections are the caller's then.
 
-        UCX calls a peer connected before a byte has reached it, so its writer is proven with a first write a stream.
+        UCX calls a peer connected before a byte has reached it, so its writer is proven with a first write.
         """
         if transport == tcp.NAME:
             return tcp.TcpWriter(connections, lambda detail: on_lost(f"data connection: {detail}"))
@@ -128,9 +125,7 @@ class Writers:
         )
         self._ucx_writers = [each for each in self._ucx_writers if not each.has_ended] + [writer]
         try:
-            for _ in range(self._streams):
-                if (failure := await first_bytes(self.probe(writer), timeout_s)) is not None:
-                    break
+            failure = await first_bytes(self.probe(writer), timeout_s)
         except asyncio.CancelledError:
             writer.close("the dial was given up")
             raise

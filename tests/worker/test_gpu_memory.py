@@ -50,7 +50,6 @@ CONFIG = replace(
     group_bytes=1,
     max_groups=2,
     max_put_bytes=2 * GEOMETRY.block_bytes,
-    streams=2,
 )
 
 
