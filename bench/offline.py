@@ -1,8 +1,9 @@
 """Throughput without latency targets: sets of requests through `baton batch`'s own run, on one engine.
 
-`python -m bench.offline [--device cuda] [--model CONFIG.json] [--sets chat long] [--transformers]`. Without --model the
-shape is Llama-3.1-8B's on a GPU and the tiny model's here. Prompts are random ids, outputs have a fixed length (end ids
-are ignored), the prefix cache cannot hit. A first small set warms up; loading and capturing are reported apart.
+`python -m bench.offline [--device cuda] [--model CONFIG.json] [--sets chat long] [--block-tokens N] [--transformers]`.
+Without --model the shape is Llama-3.1-8B's on a GPU and the tiny model's here. Prompts are random ids, outputs have a
+fixed length (end ids are ignored), the prefix cache cannot hit. A first small set warms up; loading and capturing are
+reported apart.
 
 --transformers computes a part of the same set with `generate` on the same device: one request at a time, in padded
 batches, and with its continuous batching.
@@ -31,7 +32,7 @@ from baton_gateway.text import load_text_model
 from baton_kv_transfer.wire.values import Role
 from baton_local.batch_jobs import Desk
 from baton_local.batch_lines import BatchLine
-from baton_local.batch_run import BatchRun
+from baton_local.batch_run import GPU_BLOCK_TOKENS, BatchRun
 from baton_worker.assembly import Engine, build_engine
 from baton_worker.config import parse
 from bench.gpu import LLAMA_8B
@@ -158,14 +159,16 @@ def model_folder(config: dict[str, object], folder: Path) -> str:
     return f"random://{folder / 'config.json'}"
 
 
-def measure(names: Sequence[str], config: dict[str, object], device: str, share: float, rivals: bool) -> None:
+def measure(
+    names: Sequence[str], config: dict[str, object], device: str, share: float, rivals: bool, block_tokens: int
+) -> None:
     rows: list[dict[str, Cell]] = []
     notes = [torch.cuda.get_device_name() if device == "cuda" else "float32, one thread"]
     with tempfile.TemporaryDirectory() as place:
         source = model_folder(config, Path(place))
         flags = [f"--model={source}", f"--served-name={NAME}", "--listen=127.0.0.1:0", "--keys=.", f"--device={device}"]
         flags += [f"--dtype={'float32' if device == 'cpu' else 'bfloat16'}", "--max-context-tokens=4096"]
-        flags += [f"--max-sequences={64 if device == 'cpu' else 512}"]
+        flags += [f"--max-sequences={64 if device == 'cpu' else 512}", f"--block-tokens={block_tokens}"]
         meter = Meter()
         began = time.perf_counter()
         engine = build_engine(parse(Role.PREFILL, flags), meter.add)
@@ -185,8 +188,8 @@ def measure(names: Sequence[str], config: dict[str, object], device: str, share:
             seconds = timed(engine, desk, requests)
             note = (
                 f"{steps.steps:,} steps, device {steps.prefill_s:.2f} s with prefill + {steps.decode_s:.2f} s decode, "
-                f"{steps.rows / max(1, steps.steps):.0f} decode rows a step; of held KV places "
-                f"{unused(steps.held, steps.filled)} unused, {unused(*steps.fullest)} when most were held"
+                f"{steps.rows / max(1, steps.steps):.0f} decode rows a step; of held KV places, blocks of "
+                f"{block_tokens}, {unused(steps.held, steps.filled)} unused, {unused(*steps.fullest)} at most held"
             )
             rows.append(row(name, "baton", lengths, seconds, note))
             print(rows[-1], flush=True)
@@ -226,13 +229,15 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", choices=sorted(SETS), default=["chat", "long"])
     parser.add_argument("--share", type=float, default=1.0, help="part of each set")
     parser.add_argument("--transformers", action="store_true")
+    parser.add_argument("--block-tokens", type=int, help="default: `baton batch`'s")
     options = parser.parse_args()
     if options.model:
         config = json.loads(options.model.read_text())
     else:
         config = dict(LLAMA_8B) if options.device == "cuda" else json.loads(TINY.read_text())
     config = {**config, "max_position_embeddings": max(4096, int(config["max_position_embeddings"]))}
-    measure(options.sets, config, options.device, options.share, options.transformers)
+    blocks = options.block_tokens or (GPU_BLOCK_TOKENS if options.device == "cuda" else 16)
+    measure(options.sets, config, options.device, options.share, options.transformers, blocks)
 
 
 if __name__ == "__main__":

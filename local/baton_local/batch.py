@@ -19,13 +19,13 @@ from baton_gateway.text import load_text_model
 from baton_kv_transfer.wire.values import Role as WorkerRole
 from baton_local.batch_jobs import Desk
 from baton_local.batch_lines import answered_ids, read_lines
-from baton_local.batch_run import BatchRun, Progress
+from baton_local.batch_run import GPU_BLOCK_TOKENS, BatchRun, Progress
 from baton_local.errors import RefusedError
 from baton_local.machine import devices, gpu_ids, model_argument
 from baton_local.options import device, integer, volume
 from baton_operator.manifest import read_manifest
 from baton_operator.names import Role
-from baton_operator.workers import Device, Site, pool_spec, worker_spec
+from baton_operator.workers import Device, Site, worker_spec
 from baton_worker.assembly import Engine, build_engine
 from baton_worker.config import WorkerConfig, parse
 from baton_worker.errors import ConfigError
@@ -96,8 +96,8 @@ def _manifest_arguments(options: argparse.Namespace) -> list[str]:
         decode_device=computed_on,
         drain_s=None,
     )
-    chosen = [] if pool_spec(deployment, Role.DECODE).engine.max_sequences else [_batch_size(computed_on)]
-    return [*worker_spec(deployment, Role.DECODE, site).argv[3:], *chosen]
+    # A flag that stands twice means what it means last.
+    return [*_batch_sizes(computed_on), *worker_spec(deployment, Role.DECODE, site).argv[3:]]
 
 
 def _plain_arguments(options: argparse.Namespace) -> list[str]:
@@ -111,13 +111,14 @@ def _plain_arguments(options: argparse.Namespace) -> list[str]:
         f"--device={computed_on}",
         f"--dtype={dtype}",
         "--keys=.",
-        _batch_size(computed_on),
+        *_batch_sizes(computed_on),
         *context,
     ]
 
 
-def _batch_size(computed_on: Device) -> str:
-    return f"--max-sequences={MAX_SEQUENCES[computed_on]}"
+def _batch_sizes(computed_on: Device) -> list[str]:
+    blocks = [f"--block-tokens={GPU_BLOCK_TOKENS}"] if computed_on is Device.CUDA else []
+    return [f"--max-sequences={MAX_SEQUENCES[computed_on]}", *blocks]
 
 
 def _desk(served_name: str, engine: Engine) -> Desk:

@@ -28,6 +28,8 @@ AHEAD: Final = 256
 BURSTS: Final = 8
 """Freed slots are filled together, once this part of the batch is free: a step with prompts in it costs more than one
 that only decodes, however few they are."""
+GPU_BLOCK_TOKENS: Final = 32
+"""Half of each sequence's last block is unused, and nothing is handed over, for which larger blocks are better."""
 UNREAD_STEPS: Final = 64
 """Steps whose tokens wait to become text; beyond that the engine waits."""
 POLL_S: Final = 0.05

@@ -17,7 +17,7 @@ on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), rea
 
 def fp8_kv(contexts: list[int], kv_heads: int, head_dim: int) -> tuple[PagedKv, Tensor, Tensor]:
     """The pool of `paged_kv` in float8 (its inf becomes NaN: e4m3 has none), random scales, tables."""
-    kv = paged_kv(contexts, kv_heads=kv_heads, head_dim=head_dim, block_tokens=64, dtype=torch.bfloat16)
+    kv = paged_kv(contexts, kv_heads=kv_heads, head_dim=head_dim, block_tokens=32, dtype=torch.bfloat16)
     scales = torch.exp2(torch.randint(-4, 3, (2, 2, kv_heads), generator=torch.Generator().manual_seed(3)).float())
     pool = (kv.pool.float() / scales[None, :, :, :, None, None]).to(KV_FP8)
     return kv, pool.cuda(), scales.cuda()

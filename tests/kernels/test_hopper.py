@@ -13,7 +13,9 @@ IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not IS_HOPPER, reason="needs a Hopper GPU")]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("dtype", "block_tokens"), [(torch.bfloat16, 16), (torch.bfloat16, 32), (torch.float16, 64)], ids=str
+)
 @pytest.mark.parametrize("heads", [(8, 2, 128), (7, 1, 128), (4, 4, 64), (12, 2, 64), (16, 1, 128)], ids=str)
 @pytest.mark.parametrize(
     ("query_lens", "contexts"),
@@ -28,13 +30,13 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not IS_HOPPER, reason="needs a
     ids=str,
 )
 def test_prefill_attention_equals_reference(
-    query_lens: list[int], contexts: list[int], heads: tuple[int, int, int], dtype: torch.dtype
+    query_lens: list[int], contexts: list[int], heads: tuple[int, int, int], dtype: torch.dtype, block_tokens: int
 ) -> None:
     """Lengths at and around every border; everything outside the contexts is NaN, inf or an impossible block."""
     from baton_kernels.gpu.prefill_attention_hopper import paged_prefill_attention_hopper
 
     q_heads, kv_heads, head_dim = heads
-    kv = paged_kv(contexts, kv_heads=kv_heads, head_dim=head_dim, block_tokens=64, dtype=dtype, device="cuda")
+    kv = paged_kv(contexts, kv_heads=kv_heads, head_dim=head_dim, block_tokens=block_tokens, dtype=dtype, device="cuda")
     starts = torch.tensor([0, *query_lens]).cumsum(0).int().cuda()
     q = torch.randn(sum(query_lens), q_heads, head_dim, generator=torch.Generator().manual_seed(1)).to(dtype).cuda()
     args = (q, kv.pool, 1, kv.block_tables, starts, kv.context_lens, 0.25)

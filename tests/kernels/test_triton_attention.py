@@ -46,7 +46,7 @@ def test_decode_kernel_equals_reference(
     assert_close(paged_decode_attention_triton(*args, splits=splits), paged_decode_attention_reference(*args))
 
 
-@pytest.mark.parametrize("block_tokens", [4, 64])
+@pytest.mark.parametrize("block_tokens", [4, 12, 32, 64])
 def test_decode_kernel_takes_other_block_sizes(triton_device: str, block_tokens: int) -> None:
     from baton_kernels.gpu.decode_attention import paged_decode_attention_triton
 

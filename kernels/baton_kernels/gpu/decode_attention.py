@@ -88,6 +88,13 @@ def _decode_split_kernel(
         if BLOCK_TOKENS % BLOCK_N == 0:  # a tile lies within one block
             block = tl.load(table_ptr + start // BLOCK_TOKENS).to(tl.int64)
             place = block * block_stride + head_offset + (start % BLOCK_TOKENS) * D + tile * D  # [BLOCK_N]
+        elif BLOCK_N % BLOCK_TOKENS == 0:  # of some whole blocks, whose numbers are the same for all threads
+            page = start // BLOCK_TOKENS
+            block = tl.load(table_ptr + page)
+            for nth in tl.static_range(1, BLOCK_N // BLOCK_TOKENS):
+                next_block = tl.load(table_ptr + tl.minimum(page + nth, (end - 1) // BLOCK_TOKENS))
+                block = tl.where(tile < nth * BLOCK_TOKENS, block, next_block)  # [BLOCK_N]
+            place = block.to(tl.int64) * block_stride + head_offset + (tile % BLOCK_TOKENS) * D
         else:
             blocks = tl.load(table_ptr + token // BLOCK_TOKENS, mask=is_seen, other=0)  # [BLOCK_N]
             place = blocks.to(tl.int64) * block_stride + head_offset + (token % BLOCK_TOKENS) * D

@@ -48,6 +48,11 @@ def _fetch(
     for i in range(tiles):
         stage = i % STAGES
         phase = (i // STAGES) & 1
+        # Before the waits, which no load passes.
+        rows = ()
+        for page in gl.static_range(PAGES):
+            block = gl.load(table_ptr + gl.minimum((tiles - 1 - i) * PAGES + page, last_page))
+            rows += (block * BLOCK_ROWS + head_row,)  # type: ignore[assignment]
         for side in gl.static_range(2):
             boxes = v_boxes if side else k_boxes
             ready = (v_ready if side else k_ready).index(stage)
@@ -55,8 +60,7 @@ def _fetch(
             mbarrier.wait(free, phase ^ 1)
             mbarrier.expect(ready, BLOCK_N * D * 2)
             for page in gl.static_range(PAGES):
-                block = gl.load(table_ptr + gl.minimum((tiles - 1 - i) * PAGES + page, last_page))
-                row = block * BLOCK_ROWS + head_row + side * KV_HEADS * BLOCK_TOKENS
+                row = rows[page] + side * KV_HEADS * BLOCK_TOKENS
                 for panel in gl.static_range(PANELS):
                     box = boxes.index((stage * PANELS + panel) * PAGES + page)
                     tma.async_copy_global_to_shared(pool, [row, panel * PANEL], ready, box)
@@ -233,7 +237,7 @@ def suits_hopper(q: Tensor, kv_pool: Tensor, window: int | None) -> bool:
         and q.dtype in (torch.bfloat16, torch.float16)
         and kv_pool.dtype == q.dtype
         and head_dim in HEAD_DIMS
-        and block_tokens in (64, 128)
+        and block_tokens in (16, 32, 64, 128)
         and q.shape[1] // kv_heads <= ROWS.value
         and q.is_cuda
         and torch.cuda.get_device_capability(q.device)[0] == 9
