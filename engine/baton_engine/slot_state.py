@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -112,8 +113,8 @@ class SlotState:
         return DecodeInputs(slots, positions, places)
 
     def _prefill_rows(self, chunks: Sequence[PrefillChunk]) -> tuple[Ints, Ints, Ints, PrefillRows]:
-        ids: Ints = np.array([token for chunk in chunks for token in chunk.tokens], dtype=np.int64)
         counts = np.array([len(chunk.tokens) for chunk in chunks])
+        ids: Ints = np.fromiter(chain.from_iterable(chunk.tokens for chunk in chunks), np.int64, int(counts.sum()))
         lens = np.array([chunk.start for chunk in chunks]) + counts
         starts = np.concatenate(([0], counts.cumsum()))
         slots = np.array([chunk.slot for chunk in chunks])
@@ -133,8 +134,8 @@ class SlotState:
 
     def _places(self, slots: Ints, positions: Ints) -> tuple[Ints, Ints]:
         """Index of each row's block within its table, and the row's token slot within the pool."""
-        block, offset = np.divmod(positions, self._block_tokens)
-        return block, self._tables[slots, block].astype(np.int64) * self._block_tokens + offset
+        block = positions // self._block_tokens
+        return block, (self._tables[slots, block] - block) * self._block_tokens + positions
 
     def _upload(self, array: npt.NDArray[np.int64] | npt.NDArray[np.int32]) -> Tensor:
         return upload(array, self._device)

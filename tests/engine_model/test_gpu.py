@@ -43,6 +43,20 @@ def test_logits_on_a_gpu_are_those_of_transformers(family: str, tiny: Callable[[
     torch.testing.assert_close(mixed.cpu(), torch.cat((expected[:23], expected[40:])), rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_queries_computed_apart_give_the_logits_of_a_step_that_computes_all(
+    family: str, tiny: Callable[[str], Any]
+) -> None:
+    """Three prompts of 240 tokens: of the last layer only three rows are wanted."""
+    model = tiny(family)
+    loaded, tokens = on_gpu(model), (model.tokens * 8)[:240]
+    whole, drawn = (ModelSteps(loaded, slots=3, blocks_per_slot=16) for _ in range(2))
+    plan = StepPlan(0, prefill=tuple(chunk(slot, tokens, sample=(slot,)) for slot in range(3)))
+    expected = whole.forward(plan)[[239, 479, 719]]
+    torch.testing.assert_close(drawn.drawn(plan), expected, rtol=0, atol=1e-4)
+    torch.testing.assert_close(drawn.pool.tensor, whole.pool.tensor, rtol=0, atol=1e-4, equal_nan=True)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_sixteen_bit_logits_on_a_gpu_follow_the_float32_ones(dtype: torch.dtype, tiny: Callable[[str], Any]) -> None:
     model = tiny("qwen3")

@@ -77,6 +77,10 @@ class RowLinear:
     def gated(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias, gated=True)
 
+    def last_features(self, count: int) -> RowLinear:
+        """The same for the last `count` features alone."""
+        return RowLinear(self.weight[-count:], None if self.bias is None else self.bias[-count:])
+
     def add_to(self, total: Tensor, x: Tensor) -> None:
         total.add_(self(x))
 

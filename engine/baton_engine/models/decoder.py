@@ -9,17 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
 from baton_engine.layers.attention import StepRows, attend, attend_last, index_step
-from baton_engine.layers.linear import Linear
+from baton_engine.layers.linear import Linear, RowLinear
 from baton_engine.layers.mlp import GatedMlp
 from baton_engine.layers.norm import RmsNorm
 from baton_engine.layers.rope import RopeTables
 from baton_kernels.kv_scales import KV_FP8
 from baton_kernels.rope_kv_write import rope_kv_write
+
+SPARED_ROWS: Final = 512
+"""On a GPU, so many rows whose queries nobody wants pay for computing the other rows' apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,31 +66,46 @@ class Decoder:
         rope, last = self.rope, rows.last
         scales = self.kv_scales if kv_pool.dtype == KV_FP8 else None
         index = index_step(rows, kv_pool, rope, self.num_q_heads, self.windows, self.layers[-1].window)
-        x = functional.embedding(token_ids, self.embedding)
-        residual, x = x, self.first_norm(x)
-        for number, layer in enumerate(self.layers):
-            q = rope_kv_write(
-                layer.qkv(x),
-                rows.positions,
+
+        def rotated(qkv: Tensor, positions: Tensor, places: Tensor, num_q_heads: int) -> Tensor:
+            return rope_kv_write(
+                qkv,
+                positions,
                 rope.cos,
                 rope.sin,
-                rows.slot_mapping,
+                places,
                 kv_pool,
                 number,
-                self.num_q_heads,
+                num_q_heads,
                 layer.q_norm,
                 layer.k_norm,
                 self.norm_eps,
                 index.rope,
                 scales,
             )
+
+        x = functional.embedding(token_ids, self.embedding)
+        residual, x = x, self.first_norm(x)
+        for number, layer in enumerate(self.layers):
+            ending = last if number == len(self.layers) - 1 else None
+            qkv, num_q_heads = layer.qkv, self.num_q_heads
+            if ending is not None and x.is_cuda and len(x) - len(ending.rows) >= SPARED_ROWS:
+                assert isinstance(qkv, RowLinear)
+                qkv, num_q_heads = qkv.last_features(2 * kv_pool.shape[3] * kv_pool.shape[5]), 0
+            q = rotated(qkv(x), rows.positions, rows.slot_mapping, num_q_heads)
             if written is not None:
                 written(number + 1)
-            if last is not None and number == len(self.layers) - 1:
-                if not last.rows.numel():
+            if ending is not None:
+                if not ending.rows.numel():
                     return x[:0]
-                q, residual = q.index_select(0, last.rows), residual.index_select(0, last.rows)
-                attended = attend_last(q, kv_pool, scales, number, last, index, self.attention_scale, layer.window)
+                residual = residual.index_select(0, ending.rows)
+                if num_q_heads:
+                    q = q.index_select(0, ending.rows)
+                else:
+                    again = layer.qkv(x.index_select(0, ending.rows))
+                    nowhere = torch.full_like(ending.rows, -1)
+                    q = rotated(again, rows.positions.index_select(0, ending.rows), nowhere, self.num_q_heads)
+                attended = attend_last(q, kv_pool, scales, number, ending, index, self.attention_scale, layer.window)
             else:
                 attended = attend(q, kv_pool, scales, number, rows, index, self.attention_scale, layer.window)
             x, residual = layer.mlp_norm.after(layer.output, attended.flatten(1), residual)
