@@ -117,13 +117,20 @@ def test_truncated_draw_kernel_draws_the_same_tokens(triton_device: str, vocab: 
     assert torch.equal(got, truncated_draw_reference(logits, *columns, *keys))
 
 
-def test_draws_are_the_same_over_several_parts(triton_device: str) -> None:
-    """Rejected winners, whose parts are looked through again; and min-p that more tiles reach than are gathered."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_draws_are_the_same_over_several_parts(triton_device: str, dtype: torch.dtype) -> None:
+    """Rejected winners, whose parts are looked through again; min-p and top-p that too many tiles reach."""
     from baton_kernels.gpu.truncated_draw import truncated_draw_triton
 
-    options = [(50.0, 0, 1.0, 0.02), (1.0, 0, 1.0, 0.02), (2.0, 0, 0.5, 0.001), (3.0, 200, 0.6, 0.0)]
+    options = [
+        (50.0, 0, 1.0, 0.02),
+        (1.0, 0, 1.0, 0.02),
+        (2.0, 0, 0.5, 0.001),
+        (3.0, 200, 0.6, 0.0),
+        (50.0, 0, 0.5, 0.0),
+    ]
     options += [(2.0, 0, top_p, 0.0) for top_p in (0.05, 0.3, 0.5, 0.7, 0.8, 0.9)] * 2
-    logits = random_logits(len(options), 17_000, triton_device)  # 5 parts, 133 tiles
+    logits = random_logits(len(options), 17_000, triton_device).to(dtype)  # 5 parts, 2125 tiles
     columns = [torch.tensor(values).to(triton_device) for values in zip(*options, strict=True)]
     columns[1] = columns[1].int()
     keys = [(torch.arange(len(options)) * factor).to(triton_device) for factor in (7, 1, 3)]

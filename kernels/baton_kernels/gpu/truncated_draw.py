@@ -4,9 +4,11 @@ is above it, and one program a row decides and, rarely, redraws.
 A redraw does not only leave out what is at or below the rejected winner: masses above a few pivots between it and the
 greatest logit are taken in the same pass, and the highest pivot with enough mass above it is the next bound.
 
-A row with top-k up to MAX_GATHERED goes another way: the k-th largest maximum among small tiles bounds the k-th largest
+A row with top-k up to MOST_TOP_K goes another way: the k-th largest maximum among small tiles bounds the k-th largest
 logit from below, so the tiles that reach it hold every token in question. They are gathered into registers, where
-thresholds are bisected over float bit patterns. So does a row with min-p alone, whose bound is known from the maximum.
+thresholds are bisected over float bit patterns. So does a row with min-p alone, whose bound is known from the maximum,
+and one with top-p up to MOST_TOP_P, whose first winners would seldom be kept: where the tiles' greatest logits alone
+have the wanted mass, all tokens have.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -25,12 +27,12 @@ from baton_kernels.gpu.truncation import _count_from, _mass_from, _ordered
 
 STEP, STEPS = 512, 8
 PART = STEP * STEPS
-TILE = 128
-"""Logits under one maximum."""
 PIVOTS = 4
 WEIGH_WARPS, DRAW_WARPS = 4, 16
-MAX_GATHERED = 128
-"""Tiles that a row's program keeps in registers."""
+MOST_TOP_K = tl.constexpr(128)
+MOST_TOP_P = tl.constexpr(0.6)
+FEW, MANY = 2048, 16384
+"""Tokens that a row's program keeps in registers; maxima of tiles, too."""
 LEAST_MIN_P = tl.constexpr(0.02)
 """A row with this min-p or more and nothing else is gathered too: winners among all tokens are seldom kept."""
 
@@ -42,17 +44,19 @@ def _pivot(logit, highest, j, PIVOTS: tl.constexpr):
 
 
 @triton.jit
-def _is_gathered(top_k, top_p, min_p, MAX_GATHERED: tl.constexpr):
-    return ((top_k > 0) & (top_k <= MAX_GATHERED)) | ((top_k <= 0) & (top_p >= 1.0) & (min_p >= LEAST_MIN_P))
+def _is_gathered(top_k, top_p, min_p):
+    is_short = (top_p <= MOST_TOP_P) | ((top_p >= 1.0) & (min_p >= LEAST_MIN_P))
+    return ((top_k > 0) & (top_k <= MOST_TOP_K)) | ((top_k <= 0) & is_short)
 
 
 @triton.jit
 def _part_kernel(
     logits_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, seed_ptr, choice_ptr, index_ptr, best_ptr, id_ptr,
     maximum_ptr, peak_ptr, mass_ptr, vocab, tiles, STEPS: tl.constexpr, STEP: tl.constexpr, TILE: tl.constexpr,
-    MAX_GATHERED: tl.constexpr, CHAINED: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """Of each part: its winner (noisy value and id), greatest logit, mass relative to it; or the tiles' maxima."""
+    """Of each part: its winner (noisy value and id), greatest logit, mass relative to it; or no winner, but the tiles'
+    maxima, and the mass if the row's top-p asks for it."""
     after_previous(CHAINED)
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
@@ -60,7 +64,7 @@ def _part_kernel(
     row_ptr = logits_ptr + row * vocab
     temperature = tl.load(temperature_ptr + row)
     top_k, top_p, min_p = tl.load(top_k_ptr + row), tl.load(top_p_ptr + row), tl.load(min_p_ptr + row)
-    if (temperature > 0.0) & (not _is_gathered(top_k, top_p, min_p, MAX_GATHERED)):
+    if (temperature > 0.0) & (not _is_gathered(top_k, top_p, min_p)):
         key = noise_key(tl.load(seed_ptr + row), tl.load(choice_ptr + row), tl.load(index_ptr + row))
         nothing = float("-inf")
         best, winner, peak, mass = noisy_winner(
@@ -73,6 +77,8 @@ def _part_kernel(
     else:
         best = tl.full([], float("-inf"), tl.float32)
         winner = tl.full([], 0, tl.int32) + vocab
+        mass = tl.full([], 0.0, tl.float32)
+        is_weighed = (temperature > 0.0) & (top_k <= 0) & (top_p < 1.0)
         for step in range(STEPS):
             token = (part * STEPS + step) * STEP + tl.arange(0, STEP)
             logits = tl.load(row_ptr + token, mask=token < vocab, other=float("-inf")).to(tl.float32)  # [STEP] of [V]
@@ -80,12 +86,17 @@ def _part_kernel(
             tile = (part * STEPS + step) * (STEP // TILE) + tl.arange(0, STEP // TILE)
             tl.store(maximum_ptr + row * tiles + tile, maxima, mask=tile < tiles)
             greatest = tl.max(maxima, axis=0)
+            if is_weighed & (greatest > float("-inf")):
+                raised = tl.maximum(best, greatest)
+                mass *= tl.exp((best - raised) / temperature)
+                mass += tl.sum(tl.exp((logits - raised) / temperature), axis=0)
             if greatest > best:
                 best = greatest
                 winner = tl.min(tl.where(logits == greatest, token, vocab), axis=0)
         tl.store(best_ptr + place, best)
         tl.store(id_ptr + place, winner)
         tl.store(peak_ptr + place, best)
+        tl.store(mass_ptr + place, mass)
 
 
 @triton.jit
@@ -109,7 +120,7 @@ def _pick_kernel(
 @triton.jit
 def _weigh_kernel(
     logits_ptr, temperature_ptr, top_k_ptr, top_p_ptr, logit_ptr, highest_ptr, peak_ptr, above_ptr, vocab, parts,
-    PART: tl.constexpr, PIVOTS: tl.constexpr, MAX_GATHERED: tl.constexpr, CHAINED: tl.constexpr,
+    PART: tl.constexpr, PIVOTS: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """The part's masses above the row's winner and above the pivots, [rows, PIVOTS, parts]."""
     after_previous(CHAINED)
@@ -117,8 +128,8 @@ def _weigh_kernel(
     part = tl.program_id(1)
     temperature = tl.load(temperature_ptr + row)
     top_k = tl.load(top_k_ptr + row)
-    top_p = tl.load(top_p_ptr + row)  # with less than 1 it is gathered for top-k alone
-    if (temperature > 0.0) & (top_p < 1.0) & (not _is_gathered(top_k, top_p, 0.0, MAX_GATHERED)):
+    top_p = tl.load(top_p_ptr + row)  # with less than 1 min-p does not matter
+    if (temperature > 0.0) & (top_p < 1.0) & (not _is_gathered(top_k, top_p, 0.0)):
         pivot = tl.arange(0, PIVOTS)
         logit = tl.load(logit_ptr + row)
         highest = tl.load(highest_ptr + row)
@@ -180,8 +191,9 @@ def _weigh_row(row_ptr, vocab, bound, highest, inverse, PART: tl.constexpr):
 
 
 @triton.jit
-def _threshold(ordered, weight, wanted, low, high):
-    """The greatest bit pattern at or above which `weight` sums to at least `wanted`, known to be from low to high."""
+def _threshold(ordered, weight, wanted, low, high, LEAST: tl.constexpr):
+    """A bit pattern, known to be from low to high, at or above which lies what does at or above the greatest one from
+    which on `weight` sums to at least `wanted`. Patterns do not differ in bits below LEAST alone."""
     differing = low ^ high
     differing |= differing >> 1
     differing |= differing >> 2
@@ -190,7 +202,7 @@ def _threshold(ordered, weight, wanted, low, high):
     differing |= differing >> 16
     found = low & (differing ^ 0xFFFFFFFF)
     bit = differing ^ (differing >> 1)
-    while bit > 0:
+    while bit >= LEAST:
         candidate = found | bit
         if tl.sum(tl.where(ordered >= candidate, weight, 0.0), axis=0) >= wanted:
             found = candidate
@@ -199,15 +211,44 @@ def _threshold(ordered, weight, wanted, low, high):
 
 
 @triton.jit
+def _draw_gathered(
+    row_ptr, numbers_ptr, count, vocab, top_k, top_p, wanted, gap, highest, inverse, key, bound,
+    SLOTS: tl.constexpr, TILE: tl.constexpr, LEAST: tl.constexpr,
+):  # fmt: skip
+    """The draw among `count` tiles; `bound` bounds the first threshold; `wanted`: of the nucleus, without top-k."""
+    top = _ordered(highest)
+    slot = tl.arange(0, SLOTS)
+    is_slot = slot < count * TILE
+    number = tl.load(numbers_ptr + slot // TILE, mask=is_slot, other=0)
+    token = number * TILE + slot % TILE
+    is_token = is_slot & (token < vocab)
+    logits = tl.load(row_ptr + token, mask=is_token, other=float("-inf")).to(tl.float32)
+    ranks = _ordered(logits)
+    floor = tl.full([], 0, tl.uint32)
+    if top_k > 0:
+        floor = _threshold(ranks, is_token.to(tl.float32), top_k.to(tl.float32), bound, top, LEAST)
+    if top_p < 1.0:
+        mass = tl.where(is_token & (ranks >= floor), tl.exp((logits - highest) * inverse), 0.0)
+        if top_k > 0:
+            wanted = top_p * tl.sum(mass, axis=0)
+        nucleus = _threshold(ranks, mass, wanted, tl.maximum(floor, bound), top, LEAST)
+        floor = tl.minimum(tl.maximum(floor, nucleus), top)
+    is_kept = is_token & (ranks >= floor) & (logits - highest >= gap)
+    noisy = tl.where(is_kept, logits * inverse + gumbel_of(uniform(key, token)), float("-inf"))
+    return tl.min(tl.where(noisy == tl.max(noisy, axis=0), token, vocab), axis=0)
+
+
+@triton.jit
 def _draw_kernel(
     logits_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, seed_ptr, choice_ptr, index_ptr, best_ptr, id_ptr,
     winner_ptr, maximum_ptr, peak_ptr, mass_ptr, above_ptr, gathered_ptr, ids_ptr, vocab, parts, tiles,
-    PART: tl.constexpr, TILE: tl.constexpr, PIVOTS: tl.constexpr, MAX_GATHERED: tl.constexpr,
+    PART: tl.constexpr, TILE: tl.constexpr, PIVOTS: tl.constexpr, FEW: tl.constexpr, MANY: tl.constexpr,
     BLOCK_PARTS: tl.constexpr, BLOCK_TILES: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     after_previous(CHAINED)
     row = tl.program_id(0).to(tl.int64)
     row_ptr = logits_ptr + row * vocab
+    LEAST: tl.constexpr = 65536 if logits_ptr.dtype.element_ty == tl.bfloat16 else 1
     winner = tl.load(winner_ptr + row)
     temperature = tl.load(temperature_ptr + row)
     top_k = tl.load(top_k_ptr + row)
@@ -219,6 +260,9 @@ def _draw_kernel(
         part = tl.arange(0, BLOCK_PARTS)
         peaks = tl.load(peak_ptr + row * parts + part, mask=part < parts, other=float("-inf"))  # [parts]
         highest = tl.max(peaks, axis=0)
+        masses = tl.load(mass_ptr + row * parts + part, mask=part < parts, other=0.0)  # [parts]
+        shrink = tl.where(peaks == float("-inf"), 0.0, tl.exp((peaks - highest) * inverse))
+        wanted = top_p * tl.sum(masses * shrink, axis=0)
         gap = float("-inf")
         if min_p > 0.0:
             gap = tl.minimum(tl.log(min_p), 0.0) * temperature
@@ -227,46 +271,35 @@ def _draw_kernel(
         is_reached = tile < 0
         bound = tl.full([], 0, tl.uint32)
         top = _ordered(highest)
-        is_gathered = _is_gathered(top_k, top_p, min_p, MAX_GATHERED)
+        is_gathered = _is_gathered(top_k, top_p, min_p)
         if is_gathered:
             maxima = tl.load(maximum_ptr + row * tiles + tile, mask=tile < tiles, other=float("-inf"))  # [tiles]
             ranks = _ordered(maxima)
             if top_k > 0:
-                wanted = tl.minimum(top_k, tiles).to(tl.float32)
-                bound = _threshold(ranks, (tile < tiles).to(tl.float32), wanted, bound, top)
+                places = tl.minimum(top_k, tiles).to(tl.float32)
+                bound = _threshold(ranks, (tile < tiles).to(tl.float32), places, bound, top, LEAST)
+                is_reached = (ranks >= bound) & (tile < tiles)
+                if top_k > tiles:  # fewer tiles than tokens wanted: nothing bounds them
+                    bound = tl.full([], 0, tl.uint32)
+            elif top_p < 1.0:
+                bound = _threshold(ranks, tl.exp((maxima - highest) * inverse), wanted, bound, top, LEAST)
                 is_reached = (ranks >= bound) & (tile < tiles)
             else:
                 is_reached = (maxima - highest >= gap) & (tile < tiles)
             count = tl.sum(is_reached.to(tl.int32), axis=0)
-        if (count > 0) & (count <= MAX_GATHERED):
+        if (count > 0) & (count <= MANY // TILE):
             # Numbers of the tiles in question, side by side; then their tokens.
             place = tl.cumsum(is_reached.to(tl.int32), axis=0) - 1
-            tl.store(gathered_ptr + row * MAX_GATHERED + place, tile, mask=is_reached)
+            tl.store(gathered_ptr + row * (MANY // TILE) + place, tile, mask=is_reached)
             tl.debug_barrier()
-            slot = tl.arange(0, MAX_GATHERED * TILE)
-            is_slot = slot < count * TILE
-            number = tl.load(gathered_ptr + row * MAX_GATHERED + slot // TILE, mask=is_slot, other=0)
-            token = number * TILE + slot % TILE
-            is_token = is_slot & (token < vocab)
-            logits = tl.load(row_ptr + token, mask=is_token, other=float("-inf")).to(tl.float32)
-            ranks = _ordered(logits)
-            if top_k > tiles:  # fewer tiles than tokens wanted: nothing bounds them
-                bound = tl.full([], 0, tl.uint32)
-            floor = tl.full([], 0, tl.uint32)
-            if top_k > 0:
-                floor = _threshold(ranks, is_token.to(tl.float32), top_k.to(tl.float32), bound, top)
-            if top_p < 1.0:
-                mass = tl.where(is_token & (ranks >= floor), tl.exp((logits - highest) * inverse), 0.0)
-                nucleus = _threshold(ranks, mass, top_p * tl.sum(mass, axis=0), floor, top)
-                floor = tl.minimum(tl.maximum(floor, nucleus), top)
-            is_kept = is_token & (ranks >= floor) & (logits - highest >= gap)
-            noisy = tl.where(is_kept, logits * inverse + gumbel_of(uniform(key, token)), float("-inf"))
-            winner = tl.min(tl.where(noisy == tl.max(noisy, axis=0), token, vocab), axis=0)
+            numbers_ptr = gathered_ptr + row * (MANY // TILE)
+            options = (row_ptr, numbers_ptr, count, vocab, top_k, top_p, wanted, gap, highest, inverse, key, bound)
+            if count <= FEW // TILE:
+                winner = _draw_gathered(*options, FEW, TILE, LEAST)
+            else:
+                winner = _draw_gathered(*options, MANY, TILE, LEAST)
         else:
             lowest = highest + gap
-            masses = tl.load(mass_ptr + row * parts + part, mask=part < parts, other=0.0)  # [parts]
-            shrink = tl.where(peaks == float("-inf"), 0.0, tl.exp((peaks - highest) * inverse))
-            wanted = top_p * tl.sum(masses * shrink, axis=0)
             logit = tl.load(row_ptr + winner).to(tl.float32)
             above = tl.full([], 0.0, tl.float32)
             low = float("-inf")
@@ -289,12 +322,14 @@ def _draw_kernel(
                 )  # fmt: skip
                 logit = tl.load(row_ptr + winner).to(tl.float32)
                 above = _weigh_row(row_ptr, vocab, logit, highest, inverse, PART)
-            elif is_gathered:  # min-p alone, and too many reach it
+            elif is_gathered:  # without top-k, and too many reach the bound
                 winner = _redraw(
                     row_ptr, vocab, low, lowest, inverse, key, best_row, id_row, peak_row, parts, is_drawn,
                     PART, BLOCK_PARTS,
                 )  # fmt: skip
                 logit = tl.load(row_ptr + winner).to(tl.float32)
+                if top_p < 1.0:
+                    above = _weigh_row(row_ptr, vocab, logit, highest, inverse, PART)
             elif top_p < 1.0:
                 for j in tl.static_range(PIVOTS):
                     at = above_ptr + (row * PIVOTS + j) * parts + part
@@ -333,7 +368,8 @@ def truncated_draw_triton(
     ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if rows == 0:
         return ids
-    parts, tiles = triton.cdiv(vocab, PART), triton.cdiv(vocab, TILE)
+    tile = next(size for size in (8, 16, 32, 64, 128) if size == 128 or vocab <= size * MANY)
+    parts, tiles = triton.cdiv(vocab, PART), triton.cdiv(vocab, tile)
 
     def scratch(columns: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(rows, columns, dtype=dtype, device=logits.device)
@@ -345,7 +381,7 @@ def truncated_draw_triton(
     block_parts = triton.next_power_of_2(parts)
     _part_kernel[(rows, parts)](
         logits, temperature, top_k, top_p, min_p, *keys, best, best_id, maximum, peak, mass, vocab, tiles,
-        STEPS, STEP, TILE, MAX_GATHERED, bool(launch), num_warps=1, **launch,
+        STEPS, STEP, tile, bool(launch), num_warps=1, **launch,
     )  # fmt: skip
     winner, logit, highest = scratch(1, torch.int32), scratch(1), scratch(1)
     _pick_kernel[(rows,)](
@@ -354,11 +390,11 @@ def truncated_draw_triton(
     )  # fmt: skip
     _weigh_kernel[(rows, parts)](
         logits, temperature, top_k, top_p, logit, highest, peak, above, vocab, parts,
-        PART, PIVOTS, MAX_GATHERED, bool(launch), num_warps=WEIGH_WARPS, **launch,
+        PART, PIVOTS, bool(launch), num_warps=WEIGH_WARPS, **launch,
     )  # fmt: skip
     _draw_kernel[(rows,)](
         logits, temperature, top_k, top_p, min_p, *keys, best, best_id, winner, maximum, peak, mass, above,
-        scratch(MAX_GATHERED, torch.int32), ids, vocab, parts, tiles, PART, TILE, PIVOTS, MAX_GATHERED,
+        scratch(MANY // tile, torch.int32), ids, vocab, parts, tiles, PART, tile, PIVOTS, FEW, MANY,
         block_parts, triton.next_power_of_2(tiles), bool(launch), num_warps=DRAW_WARPS, **launch,
     )  # fmt: skip
     return ids
