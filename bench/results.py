@@ -83,9 +83,10 @@ def publish(
 def as_text(record: Mapping[str, object]) -> str:
     """JSON with a line for each entry of a list: short, and a change shows as the rows that changed."""
 
-    def value(held: object) -> str:
-        if isinstance(held, list):
-            return "[\n" + ",\n".join("  " + json.dumps(entry, ensure_ascii=False) for entry in held) + "\n ]"
-        return json.dumps(held, ensure_ascii=False)
+    def line(held: object) -> str:
+        return json.dumps(held, ensure_ascii=False, separators=(",", ":"))
 
-    return "{\n" + ",\n".join(f" {json.dumps(key)}: {value(held)}" for key, held in record.items()) + "\n}\n"
+    def value(held: object) -> str:
+        return "[\n" + ",\n".join(map(line, held)) + "\n]" if isinstance(held, list) else line(held)
+
+    return "{\n" + ",\n".join(f"{line(key)}:{value(held)}" for key, held in record.items()) + "\n}\n"
