@@ -113,7 +113,6 @@ class _Attention:
         self.scores = k.pointer("scratch")
         self.keys = self.scores + k["reach"] * _ROWS
         self.queries = self.keys + k["reach"] * shape.head_dim
-        self.greatest, self.inverse = k.buffer(F32, _ROWS), k.buffer(F32, _ROWS)
         with k.loop(0, k["count"]) as n:
             self.begin = self._at("starts", n)
             self.context = self._at("contexts", n)
@@ -180,12 +179,9 @@ class _Attention:
         self._score(size, first_row, (first, k.least(whole, seen)), greatest, is_mixed=True)
         self._score(size, first_row, (whole, k.least(mixed, seen)), greatest, is_mixed=False)
         self._score(size, first_row, (mixed, seen), greatest, is_mixed=True)
-        for row in range(size):
-            (self.greatest + row).store(k.maximum(greatest[row].value))
-        with k.loop(0, size) as n:
-            self._softmax(n, first, seen)
+        inverses = self._softmax(greatest, first, seen)
         for d in range(0, dim, _KEYS):
-            self._weigh_values(head, first_row, size, first, seen, d)
+            self._weigh_values(head, first_row, inverses, first, seen, d)
 
     def _score(
         self, size: int, first_row: Value, keys: tuple[Value, Value], greatest: list[Variable], *, is_mixed: bool
@@ -225,21 +221,25 @@ class _Attention:
             for total, half in zip(row_sums, halves, strict=True):
                 total.value = k.fma(spread, half, total.value)
 
-    def _softmax(self, n: Value, first: Value, seen: Value) -> None:
-        """Row n's scores become weights, 0 where it sees nothing; their sum's inverse is kept."""
+    def _softmax(self, greatest: list[Variable], first: Value, seen: Value) -> list[Value]:
+        """Scores become weights, 0 where a row sees nothing. Every row's inverse of their sum."""
         k = self.kernel
-        row, total = self.scores + k["reach"] * n, k.variable(k.constant(0.0, VECTOR))
-        top = k.splat((self.greatest + n).load())
+        tops = [k.splat(k.maximum(row.value)) for row in greatest]
+        totals = [k.variable(k.constant(0.0, VECTOR)) for _ in greatest]
         with k.loop(first, seen, LANES) as at:
-            weight = exp(k, (row + at).load(LANES) - top)
-            (row + at).store(weight)
-            total.value = total.value + weight
-        whole = k.total(total.value)
-        (self.inverse + n).store(k.select(whole.equals(0.0), whole, k.constant(1.0, F32) / whole))
+            for row, (top, total) in enumerate(zip(tops, totals, strict=True)):
+                scores = self.scores + k["reach"] * row + at
+                weights = exp(k, scores.load(LANES) - top)
+                scores.store(weights)
+                total.value = total.value + weights
+        sums = [k.total(total.value) for total in totals]
+        return [k.select(whole.equals(0.0), whole, k.constant(1.0, F32) / whole) for whole in sums]
 
-    def _weigh_values(self, head: Value, first_row: Value, size: int, first: Value, seen: Value, d: int) -> None:
+    def _weigh_values(
+        self, head: Value, first_row: Value, inverses: list[Value], first: Value, seen: Value, d: int
+    ) -> None:
         """32 dimensions of the output of all rows."""
-        k, shape, block_tokens = self.kernel, self.shape, self.shape.block_tokens
+        k, shape, block_tokens, size = self.kernel, self.shape, self.shape.block_tokens, len(inverses)
         sums = self._sums(size)
         with k.loop(first // block_tokens * block_tokens, seen, block_tokens) as at:
             values = self._block(at + self.base) + (head + shape.kv_heads) * (block_tokens * shape.head_dim) + d
@@ -251,6 +251,6 @@ class _Attention:
             with k.when(self.rows > first_row + n):
                 token, q_head = self._row(head, first_row + n)
                 target = k.pointer("out") + ((self.begin + token) * shape.q_heads + q_head) * shape.head_dim + d
-                factor = k.splat((self.inverse + n).load())
+                factor = k.splat(inverses[n])
                 for half in (0, 1):
                     (target + LANES * half).store(sums[n][half].value * factor)

@@ -192,8 +192,6 @@ class Kernel:
         return self.select(a < b, a, b)
 
     def greatest(self, a: Value, b: Value | float) -> Value:
-        if a.type == VECTOR:
-            return self.call(VECTOR, "llvm.maxnum.v16f32", a, self.constant(b, VECTOR))
         return self.select(a > b, a, b)
 
     def splat(self, scalar: Value) -> Value:
@@ -225,7 +223,7 @@ class Kernel:
         return self.call(F32, "llvm.vector.reduce.fadd.v16f32", self.constant(0.0, F32), vector, flags="reassoc")
 
     def maximum(self, vector: Value) -> Value:
-        return self.call(F32, "llvm.vector.reduce.fmax.v16f32", vector)
+        return self.call(F32, "llvm.vector.reduce.fmax.v16f32", vector, flags="nnan")
 
     def first_lanes(self, count: Value) -> Value:
         """The mask of the first `count` lanes: none from 0 down, all from LANES up; count fits 32 bits."""
