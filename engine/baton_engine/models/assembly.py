@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from baton_engine.config import ModelConfig
-from baton_engine.layers.linear import Linear, LinearMethod, linear_method
+from baton_engine.layers.linear import Linear, LinearMethod, RowLinear, linear_method
 from baton_engine.layers.mlp import GatedMlp
 from baton_engine.layers.norm import PackedNorm, pack_norm
 from baton_engine.layers.rope import rope_tables
@@ -101,8 +101,15 @@ def _assemble_layer(
     prefix = layer_prefix(layer)
     attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
     mlp_norm = reader.norm(f"{prefix}post_attention_layernorm.weight")
+    qkv = reader.linear(attention, "q_proj", "k_proj", "v_proj", has_bias=config.qkv_bias, norm=input_norm)
+    key_value: Linear | None = None
+    if layer == config.num_layers - 1 and isinstance(qkv, RowLinear):
+        key_value = qkv.last_features(2 * config.num_kv_heads * config.head_dim)
+    elif layer == config.num_layers - 1 and reader.method.reads_norms:
+        key_value = reader.linear(attention, "k_proj", "v_proj", has_bias=config.qkv_bias, norm=input_norm)
     return DecoderLayer(
-        qkv=reader.linear(attention, "q_proj", "k_proj", "v_proj", has_bias=config.qkv_bias, norm=input_norm),
+        qkv=qkv,
+        key_value=key_value,
         q_norm=reader.tensor(f"{attention}q_norm.weight") if config.qk_norm else None,
         k_norm=reader.tensor(f"{attention}k_norm.weight") if config.qk_norm else None,
         output=reader.linear(attention, "o_proj", has_bias=config.output_bias),

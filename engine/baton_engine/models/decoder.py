@@ -16,20 +16,26 @@ from torch import Tensor
 from torch.nn import functional
 
 from baton_engine.layers.attention import StepRows, attend, attend_last, index_step
-from baton_engine.layers.linear import Linear, RowLinear
+from baton_engine.layers.linear import Linear
 from baton_engine.layers.mlp import GatedMlp
 from baton_engine.layers.norm import RmsNorm
 from baton_engine.layers.rope import RopeTables
 from baton_kernels.kv_scales import KV_FP8
-from baton_kernels.rope_kv_write import rope_kv_write
+from baton_kernels.rope_kv_write import RopeIndex, rope_kv_write
 
 SPARED_ROWS: Final = 512
 """On a GPU, so many rows whose queries nobody wants pay for computing the other rows' apart."""
 
 
+def _pays(x: Tensor, wanted: Tensor) -> bool:
+    return len(x) - len(wanted) >= (SPARED_ROWS if x.is_cuda else 1)
+
+
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
     qkv: Linear  # hidden_size → (q_heads + 2 · kv_heads) · head_dim
+    key_value: Linear | None
+    """K and V alone, for rows that need no more: of the last layer, on a GPU or where products are compiled."""
     q_norm: Tensor | None  # [head_dim]
     k_norm: Tensor | None  # [head_dim]
     output: Linear  # q_heads · head_dim → hidden_size
@@ -67,10 +73,10 @@ class Decoder:
         scales = self.kv_scales if kv_pool.dtype == KV_FP8 else None
         index = index_step(rows, kv_pool, rope, self.num_q_heads, self.windows, self.layers[-1].window)
 
-        def rotated(qkv: Tensor, positions: Tensor, places: Tensor, num_q_heads: int) -> Tensor:
+        def rotated(qkv: Tensor, at: Tensor, places: Tensor, num_q_heads: int, index: RopeIndex | None) -> Tensor:
             return rope_kv_write(
                 qkv,
-                positions,
+                at,
                 rope.cos,
                 rope.sin,
                 places,
@@ -80,7 +86,7 @@ class Decoder:
                 layer.q_norm,
                 layer.k_norm,
                 self.norm_eps,
-                index.rope,
+                index,
                 scales,
             )
 
@@ -89,10 +95,9 @@ class Decoder:
         for number, layer in enumerate(self.layers):
             ending = last if number == len(self.layers) - 1 else None
             qkv, num_q_heads = layer.qkv, self.num_q_heads
-            if ending is not None and x.is_cuda and len(x) - len(ending.rows) >= SPARED_ROWS:
-                assert isinstance(qkv, RowLinear)
-                qkv, num_q_heads = qkv.last_features(2 * kv_pool.shape[3] * kv_pool.shape[5]), 0
-            q = rotated(qkv(x), rows.positions, rows.slot_mapping, num_q_heads)
+            if ending is not None and layer.key_value is not None and _pays(x, ending.rows):
+                qkv, num_q_heads = layer.key_value, 0
+            q = rotated(qkv(x), rows.positions, rows.slot_mapping, num_q_heads, index.rope)
             if written is not None:
                 written(number + 1)
             if ending is not None:
@@ -101,10 +106,9 @@ class Decoder:
                 residual = residual.index_select(0, ending.rows)
                 if num_q_heads:
                     q = q.index_select(0, ending.rows)
-                else:
-                    again = layer.qkv(x.index_select(0, ending.rows))
-                    nowhere = torch.full_like(ending.rows, -1)
-                    q = rotated(again, rows.positions.index_select(0, ending.rows), nowhere, self.num_q_heads)
+                else:  # their K and V stand, and may be on their way to another worker: not written twice
+                    again, nowhere = layer.qkv(x.index_select(0, ending.rows)), torch.full_like(ending.rows, -1)
+                    q = rotated(again, rows.positions.index_select(0, ending.rows), nowhere, self.num_q_heads, None)
                 attended = attend_last(q, kv_pool, scales, number, ending, index, self.attention_scale, layer.window)
             else:
                 attended = attend(q, kv_pool, scales, number, rows, index, self.attention_scale, layer.window)
