@@ -122,14 +122,16 @@ class BlockPool:
         """
         if count > self.available:
             raise RuntimeError(f"{count} blocks were asked for, {self.available} are available")
-        for _ in range(count - self._free.count):
-            self._evict()
+        self._evict(count - self._free.count)
         table = self._tables.setdefault(owner, [])
         blocks = self._free.take(count, table[-1] + 1 if table else None) if count else []
+        state = BlockState.RESERVED if reserved else BlockState.IN_USE
         for block in blocks:
             self._generation[block] += 1
             self._references[block] = 1
-            self._set(block, BlockState.RESERVED if reserved else BlockState.IN_USE)
+            self._state[block] = state
+        self._counts[BlockState.FREE] -= len(blocks)
+        self._counts[state] += len(blocks)
         table.extend(blocks)
         return blocks
 
@@ -187,20 +189,28 @@ class BlockPool:
             self._cached[block] = None
         else:
             self._set(block, BlockState.FREE)
-            self._free.add(block)
+            self._free.add((block,))
 
-    def _evict(self) -> None:
-        """Forget the least recently used cached block, or the end of the cached chain that hangs on it."""
-        block = next(iter(self._cached))
-        while (child := self._cached_child(block)) is not None:
-            block = child
-        del self._cached[block]
-        self._index.withdraw(block)
-        self._set(block, BlockState.FREE)
-        self._free.add(block)
+    def _evict(self, count: int) -> None:
+        """Forget so many cached blocks: the least recently used, or the end of the cached chain that hangs on it."""
+        evicted = []
+        for _ in range(count):
+            block = next(iter(self._cached))
+            while (child := self._cached_child(block)) is not None:
+                block = child
+            del self._cached[block]
+            self._index.withdraw(block)
+            self._state[block] = BlockState.FREE
+            evicted.append(block)
+        self._counts[BlockState.CACHED] -= len(evicted)
+        self._counts[BlockState.FREE] += len(evicted)
+        self._free.add(evicted)
 
     def _cached_child(self, block: int) -> int | None:
-        return next((c for c in self._index.children(block) if self._state[c] is BlockState.CACHED), None)
+        for child in self._index.children(block):
+            if self._state[child] is BlockState.CACHED:
+                return child
+        return None
 
     # Checks -----------------------------------------------------------------------------------------------------------
 

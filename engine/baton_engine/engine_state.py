@@ -79,10 +79,11 @@ def announce(state: EngineState, stem: Stem) -> None:
     state.events.append(Computed(stem.request.key, stem.done_tokens, table))
 
 
-def publish(state: EngineState, owner: BlockOwner, digests: list[bytes], root: bytes, index: int) -> None:
-    """Block `index` of the owner's table is full and its KV stands."""
-    parent = digests[index - 1] if index else root
-    state.pool.publish(state.pool.table(owner)[index], digests[index], parent)
+def publish(state: EngineState, owner: BlockOwner, digests: list[bytes], root: bytes, first: int, end: int) -> None:
+    """Blocks [first, end) of the owner's table are full and their KV stands."""
+    table = state.pool.table(owner)
+    for index in range(first, end):
+        state.pool.publish(table[index], digests[index], digests[index - 1] if index else root)
 
 
 def end_sequence(state: EngineState, sequence: Sequence) -> None:

@@ -6,6 +6,8 @@ two of their length; every operation costs a few dictionary steps, whatever the 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class FreeRuns:
     """The free blocks among 0 … num_blocks - 1; all are free at first."""
@@ -21,15 +23,18 @@ class FreeRuns:
         """All of them, for checks."""
         return {block for first, length in self._length.items() for block in range(first, first + length)}
 
-    def add(self, block: int) -> None:
-        """`block` becomes free; runs on both sides are joined."""
-        first, length = block, 1
-        if block in self._first:
-            first = self._first[block]
-            length += self._remove(first)
-        if block + 1 in self._length:
-            length += self._remove(block + 1)
-        self._insert(first, length)
+    def add(self, blocks: Iterable[int]) -> None:
+        """`blocks` become free; what lies side by side is joined, with the runs on both sides too."""
+        first = length = 0
+        for block in sorted(blocks):
+            if length and block == first + length:
+                length += 1
+                continue
+            if length:
+                self._join(first, length)
+            first, length = block, 1
+        if length:
+            self._join(first, length)
 
     def take(self, count: int, near: int | None = None) -> list[int]:
         """Give out `count` free blocks: from `near` on, else from a small run that surely fits, else from several.
@@ -53,6 +58,14 @@ class FreeRuns:
         if length > count:
             self._insert(first + count, length - count)
         return list(range(first, first + count))
+
+    def _join(self, first: int, length: int) -> None:
+        if first + length in self._length:
+            length += self._remove(first + length)
+        if first in self._first:
+            before = self._first[first]
+            length, first = length + self._remove(before), before
+        self._insert(first, length)
 
     def _insert(self, first: int, length: int) -> None:
         self._length[first] = length

@@ -44,8 +44,7 @@ def _advance_stem(state: EngineState, chunk: LaunchedChunk) -> None:
     if stem.stage is StemStage.GONE:
         owner = _heir(stem) or owner
     if state.config.prefix_cache and state.pool.table(owner):
-        for index in range(first, last):
-            publish(state, owner, stem.digests, stem.request.root, index)
+        publish(state, owner, stem.digests, stem.request.root, first, last)
     if stem.request.spec.hold and not stem.request.is_stopped and stem.request.live:
         announce(state, stem)
 
@@ -86,7 +85,7 @@ def _publish_rows(state: EngineState, sequence: Sequence, full_blocks: int) -> N
     for index in range(len(sequence.digests), full_blocks):
         parent = sequence.digests[-1] if sequence.digests else sequence.request.root
         sequence.digests.append(block_digest(parent, sequence.block_ids(index, state.config.block_tokens)))
-        publish(state, sequence.owner, sequence.digests, sequence.request.root, index)
+        publish(state, sequence.owner, sequence.digests, sequence.request.root, index, index + 1)
 
 
 def _complete_held(state: EngineState, stem: Stem) -> None:

@@ -257,8 +257,7 @@ class Scheduler:
         first, stem.done_tokens = stem.done_tokens // block_tokens, len(stem.tokens)
         stem.planned_tokens = len(stem.tokens)
         if self.config.prefix_cache:
-            for index in range(first, len(stem.tokens) // block_tokens):
-                publish(self._state, stem.owner, stem.digests, request.root, index)
+            publish(self._state, stem.owner, stem.digests, request.root, first, len(stem.tokens) // block_tokens)
 
     def _take_first(self, request: Request, choice: int, first: FirstToken) -> None:
         """The token drawn where the KV was computed; repeated so that it reaches the client if that worker dies."""

@@ -25,7 +25,7 @@ def test_a_lone_block_comes_from_the_smallest_run() -> None:
     runs = FreeRuns(10)
     runs.take(10)
     for block in (7, 1, 2, 3):
-        runs.add(block)
+        runs.add((block,))
     assert runs.take(1) == [7]
 
 
@@ -33,7 +33,7 @@ def test_a_run_that_fits_is_preferred_to_pieces() -> None:
     runs = FreeRuns(20)
     runs.take(20)
     for block in (0, 2, 4, 10, 11, 12, 13):
-        runs.add(block)
+        runs.add((block,))
     assert runs.take(4) == [10, 11, 12, 13]
 
 
@@ -41,7 +41,7 @@ def test_pieces_are_joined_when_no_run_is_long_enough() -> None:
     runs = FreeRuns(8)
     runs.take(8)
     for block in (0, 2, 3, 6):
-        runs.add(block)
+        runs.add((block,))
     assert sorted(runs.take(4)) == [0, 2, 3, 6]
     assert runs.count == 0
 
@@ -50,7 +50,7 @@ def test_neighbours_that_come_back_in_any_order_are_one_run_again() -> None:
     runs = FreeRuns(6)
     runs.take(6)
     for block in (4, 0, 2, 5, 1, 3):
-        runs.add(block)
+        runs.add((block,))
     assert runs.take(6) == [0, 1, 2, 3, 4, 5]
 
 
@@ -63,7 +63,7 @@ def test_every_block_is_either_free_once_or_taken_once(num_blocks: int, moves: l
         if takes and count <= runs.count:
             taken += runs.take(count, near=place)
         elif not takes and taken:
-            runs.add(taken.pop(place % len(taken)))
+            runs.add([taken.pop(place % len(taken)) for _ in range(min(count, len(taken)))])
         assert len(set(taken)) == len(taken)
         assert runs.count == num_blocks - len(taken)
         assert runs.blocks() == set(range(num_blocks)) - set(taken)

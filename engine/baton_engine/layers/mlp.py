@@ -10,7 +10,7 @@ from torch import Tensor
 
 from baton_engine.layers.linear import Linear
 
-TILE_BYTES: Final = 1 << 20
+TILE_BYTES: Final = 3 << 19
 """Most of gate and up that is computed at a time on the CPU: the next product finds it in the cache."""
 
 LEAST_TILE_ROWS: Final = 256
