@@ -17,7 +17,8 @@ from baton_engine.plan import OpenSlot
 from baton_engine.sampler import Sampler
 from baton_kv_transfer.wire.values import SamplingParams
 
-GPU_PROMPTS: Final = (1, 16, 128, 1024)
+GPU_PROMPTS: Final = (1, 16, 37, 128, 1024, 2001)
+"""Triton compiles anew for arguments that are 1 or multiples of 16; long ones are attended to in splits."""
 CPU_PROMPTS: Final = (1,)
 """One token is enough for what is compiled."""
 DRAWS: Final = (
