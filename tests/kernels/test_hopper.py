@@ -48,7 +48,7 @@ def test_prefill_attention_equals_reference(
 
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize("rows", [1, 3, 8, 17, 33, 64, 65, 128, 300])
+@pytest.mark.parametrize("rows", [1, 3, 8, 17, 33, 64, 65, 128])
 @pytest.mark.parametrize(("features", "columns"), [(96, 72), (400, 136), (6144, 1024), (1000, 3080)])
 def test_streamed_linear_equals_reference(features: int, columns: int, rows: int, has_bias: bool, gated: bool) -> None:
     from baton_kernels.gpu.linear import default_config

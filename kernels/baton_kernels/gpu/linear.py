@@ -1,8 +1,8 @@
 """Which way a linear layer goes on a GPU: streamed (Gluon), cuBLAS or cuBLASLt, by shape and rows.
 
 Measured choices lie in `measured/<gpu>.json` under "linear": for each "NxK" ("NxK gated") a list of [up to rows, way,
-…] ascending; what is not listed goes by `default_config`. Up to MAX_ROWS the streamed kernel is used while a graph is
-recorded only: its launch costs the host more than a library call, a replay nothing.
+…] ascending; what is not listed goes by `default_config`. The streamed kernel is used while a graph is recorded only:
+its launch costs the host more than a library call, a replay nothing.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def linear_cuda(x: Tensor, weight: Tensor, bias: Tensor | None, gated: bool) -> 
 def choose(rows: int, features: int, columns: int, dtype: torch.dtype, gated: bool, device: int, recorded: bool) -> Way:
     """The way of a product of `rows` rows with a weight [features, columns]."""
     streams = (
-        (recorded or rows > MAX_ROWS)
-        and rows > 0
+        recorded
+        and 0 < rows <= MAX_ROWS
         and columns % 8 == 0
         and dtype in (torch.bfloat16, torch.float16)
         and torch.cuda.get_device_capability(device)[0] == 9
@@ -65,7 +65,7 @@ def choose(rows: int, features: int, columns: int, dtype: torch.dtype, gated: bo
         for up_to, way, *numbers in tuned(device, "linear", f"{features}x{columns}{' gated' if gated else ''}"):
             if rows <= int(up_to) and (streams or way != "streamed"):
                 return StreamedConfig(*map(int, numbers)) if way == "streamed" else str(way)
-    if not streams or rows > MAX_ROWS // (1 if gated else 2):
+    if not streams or (rows > MAX_ROWS // 2 and not gated):
         return "cublas"
     return default_config(rows, features, columns, gated)
 

@@ -1,8 +1,8 @@
-"""y = x Wᵀ for few rows on Hopper, in Gluon: the weights stream through shared memory at the memory's speed.
+"""y = x Wᵀ for up to 128 rows on Hopper, in Gluon: the weights stream through shared memory at the memory's speed.
 
-A program computes BLOCK_N features of up to 128 rows (gated: BLOCK_N of gate and the same of up). One warp fetches
-tiles of W and x by TMA, a warpgroup for each 64 rows multiplies. The fetching warp fills its ring with weights before
-it waits for the kernel that makes x: the memory stays busy while small kernels run between two products.
+A program computes BLOCK_N features of all rows (gated: BLOCK_N of gate and the same of up). One warp fetches tiles of W
+and x by TMA, a warpgroup for each 64 rows multiplies. The fetching warp fills its whole ring with weights before it
+waits for the kernel that makes x: the memory stays busy while small kernels run between two products.
 
 The matrix unit takes 64 rows of x. Shared memory holds X_ROWS of each tile; up to 64, the rows behind them are whatever
 lies there, of other tiles or nothing's, and what comes of them is not stored.
@@ -30,8 +30,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 MAX_ROWS = 128
-"""Of a program. Each reads all of x from L2: beyond 64 rows this pays only where it has many features. Beyond MAX_ROWS
-there are several programs for the same features, side by side."""
+"""Every program reads all of x from L2: beyond 64 rows this pays only where a program has many features."""
 ROWS = gl.constexpr(64)
 """Of a warpgroup."""
 PANEL = gl.constexpr(64)
@@ -71,16 +70,16 @@ def _copy_weight(
 
 
 @gluon.jit
-def _copy_x(x, x_boxes, ready, i, first_row, PANELS: gl.constexpr, STAGES: gl.constexpr):
+def _copy_x(x, x_boxes, ready, i, PANELS: gl.constexpr, STAGES: gl.constexpr):
     stage = i % STAGES
     for panel in gl.static_range(PANELS):
         box = x_boxes.index(stage * PANELS + panel)
-        tma.async_copy_global_to_shared(x, [first_row, (i * PANELS + panel) * PANEL], ready.index(stage), box)
+        tma.async_copy_global_to_shared(x, [0, (i * PANELS + panel) * PANEL], ready.index(stage), box)
 
 
 @gluon.jit
 def _fetch(
-    weight, x, w_boxes, x_boxes, ready, free, first_row, feature, features, steps,
+    weight, x, w_boxes, x_boxes, ready, free, feature, features, steps,
     BLOCK_N: gl.constexpr, PANELS: gl.constexpr, STAGES: gl.constexpr, SIDES: gl.constexpr, BYTES: gl.constexpr,
 ):  # fmt: skip
     ahead = gl.minimum(steps, STAGES)
@@ -88,16 +87,16 @@ def _fetch(
         _copy_weight(weight, w_boxes, ready, i, feature, features, BLOCK_N, PANELS, STAGES, SIDES, BYTES)
     gdc_wait()
     for i in range(ahead):
-        _copy_x(x, x_boxes, ready, i, first_row, PANELS, STAGES)
+        _copy_x(x, x_boxes, ready, i, PANELS, STAGES)
     for i in range(ahead, steps):
         mbarrier.wait(free.index(i % STAGES), ((i // STAGES) & 1) ^ 1)
         _copy_weight(weight, w_boxes, ready, i, feature, features, BLOCK_N, PANELS, STAGES, SIDES, BYTES)
-        _copy_x(x, x_boxes, ready, i, first_row, PANELS, STAGES)
+        _copy_x(x, x_boxes, ready, i, PANELS, STAGES)
 
 
 @gluon.jit
 def _multiply(
-    bias_ptr, out_ptr, w_boxes, x_boxes, ready, free, first_row, feature, features, rows, steps, HALF: gl.constexpr,
+    bias_ptr, out_ptr, w_boxes, x_boxes, ready, free, feature, features, rows, steps, HALF: gl.constexpr,
     BLOCK_N: gl.constexpr, PANELS: gl.constexpr, STAGES: gl.constexpr, SIDES: gl.constexpr, BIAS: gl.constexpr,
 ):  # fmt: skip
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
@@ -130,7 +129,7 @@ def _multiply(
         total = warpgroup_mma_wait(0, [total])
 
     column = feature + gl.arange(0, BLOCK_N, gl.SliceLayout(0, LAYOUT))
-    row = first_row + HALF * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
+    row = HALF * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
     is_column = column < features
     if BIAS:
         total += gl.load(bias_ptr + column, mask=is_column, other=0.0).to(gl.float32)[None, :]
@@ -164,16 +163,15 @@ def _streamed_kernel(
         mbarrier.init(ready.index(stage), count=1)
         mbarrier.init(free.index(stage), count=HALVES)
     fence_async_shared()
-    first_row = gl.program_id(0) * X_ROWS
-    feature = gl.program_id(1) * BLOCK_N
+    feature = gl.program_id(0) * BLOCK_N
     if HALVES == 2:
         gl.warp_specialize(
             [
-                (_multiply, (bias_ptr, out_ptr, w_boxes, x_boxes, ready, free, first_row, feature, features, rows,
-                             steps, 0, BLOCK_N, PANELS, STAGES, SIDES, BIAS)),
-                (_multiply, (bias_ptr, out_ptr, w_boxes, x_boxes, ready, free, first_row, feature, features, rows,
-                             steps, 1, BLOCK_N, PANELS, STAGES, SIDES, BIAS)),
-                (_fetch, (weight, x, w_boxes, x_boxes, ready, free, first_row, feature, features, steps,
+                (_multiply, (bias_ptr, out_ptr, w_boxes, x_boxes, ready, free, feature, features, rows, steps, 0,
+                             BLOCK_N, PANELS, STAGES, SIDES, BIAS)),
+                (_multiply, (bias_ptr, out_ptr, w_boxes, x_boxes, ready, free, feature, features, rows, steps, 1,
+                             BLOCK_N, PANELS, STAGES, SIDES, BIAS)),
+                (_fetch, (weight, x, w_boxes, x_boxes, ready, free, feature, features, steps,
                           BLOCK_N, PANELS, STAGES, SIDES, BYTES)),
             ],
             [4, 1],
@@ -182,9 +180,9 @@ def _streamed_kernel(
     else:
         gl.warp_specialize(
             [
-                (_multiply, (bias_ptr, out_ptr, w_boxes, x_boxes, ready, free, first_row, feature, features, rows,
-                             steps, 0, BLOCK_N, PANELS, STAGES, SIDES, BIAS)),
-                (_fetch, (weight, x, w_boxes, x_boxes, ready, free, first_row, feature, features, steps,
+                (_multiply, (bias_ptr, out_ptr, w_boxes, x_boxes, ready, free, feature, features, rows, steps, 0,
+                             BLOCK_N, PANELS, STAGES, SIDES, BIAS)),
+                (_fetch, (weight, x, w_boxes, x_boxes, ready, free, feature, features, steps,
                           BLOCK_N, PANELS, STAGES, SIDES, BYTES)),
             ],
             [1],
@@ -195,14 +193,13 @@ def _streamed_kernel(
 def streamed_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, config: StreamedConfig, swiglu: bool = False
 ) -> Tensor:
-    """x Wᵀ + bias, with `swiglu` silu of its first half times the second: x [T, K] contiguous, weight [N, K], K a
-    multiple of 8, both bfloat16 or float16 → [T, N], or [T, N / 2] with `swiglu`."""
+    """x Wᵀ + bias, with `swiglu` silu of its first half times the second: x [T, K] contiguous, T up to MAX_ROWS, weight
+    [N, K], K a multiple of 8, both bfloat16 or float16 → [T, N], or [T, N / 2] with `swiglu`."""
     rows, columns = x.shape
     features = weight.shape[0] // (2 if swiglu else 1)
     out = torch.empty(rows, features, dtype=x.dtype, device=x.device)
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    grid = (triton.cdiv(rows, _x_rows(rows)), triton.cdiv(features, config.block_n))
-    _streamed_kernel[grid](
+    _streamed_kernel[(triton.cdiv(features, config.block_n),)](
         TensorDescriptor.from_tensor(x, [_x_rows(rows), PANEL.value], layout),
         TensorDescriptor.from_tensor(weight, [config.block_n, PANEL.value], layout),
         weight if bias is None else bias, out, rows, features, triton.cdiv(columns, config.panels * PANEL.value),
@@ -213,4 +210,4 @@ def streamed_linear(
 
 
 def _x_rows(rows: int) -> int:
-    return min(MAX_ROWS, max(8, int(triton.next_power_of_2(rows))))
+    return max(8, int(triton.next_power_of_2(rows)))
