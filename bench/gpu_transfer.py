@@ -64,7 +64,6 @@ class Kind:
 
 
 CHANGES: Final[tuple[dict[str, Any], ...]] = (
-    *({"batched": batched} for batched in (False, True)),
     *({"put": put, "in_flight": flying} for put in (1, 2) for flying in (8, 16, 32)),
     *({"in_flight": flying} for flying in (4, 16, 32)),
     *({"put": 8, "in_flight": flying} for flying in (4, 8, 16)),

@@ -16,7 +16,7 @@ import torch
 from baton_engine.plan import StepPlan
 
 NOTICE_BYTES = 1 << 20
-"""KV between two words, at least: a word, its write and its checksums cost both workers a millisecond on a CPU."""
+"""KV between two words, at least: a word, its write and its checksums cost the worker a millisecond on a CPU."""
 
 LayerListener = Callable[[int, int], None]
 """(step, layers): KV of layers [0, layers) of the step's prompts stands in the pool. Must not block."""

@@ -43,11 +43,13 @@ def word_of_groups(handover: PrefillHandover, layout: StreamLayout, portion_byte
 
     Not when less than a portion is left: the decode worker would still be scattering when the Seal comes.
     """
+    if portion_bytes is None:
+        return []
     group_bytes = layout.units * layout.group_unit_bytes
     flying = min((units.group for units in handover.in_flight.values()), default=layout.groups)
     put = next((group for group, unit in enumerate(handover.next_units) if unit < layout.end_unit), layout.groups)
     stand = min(flying, put)
-    if portion_bytes is None or min(stand - handover.told_groups, layout.groups - stand) * group_bytes < portion_bytes:
+    if min(stand - handover.told_groups, layout.groups - stand) * group_bytes < portion_bytes:
         return []
     handover.told_groups = stand
     assert handover.grant is not None

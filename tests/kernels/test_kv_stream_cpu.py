@@ -71,7 +71,7 @@ def test_pack_and_scatter_equal_their_references(
     monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], unit_tokens: int, is_compiled: bool
 ) -> None:
     if not is_compiled:
-        monkeypatch.setattr(kv_copy, "copies", lambda row_words: False)
+        monkeypatch.setattr(kv_copy, "suits_copy", lambda row_words: False)
     pool, blocks = random_pool(shape, torch.bfloat16), torch.tensor([4, 1, 2])
     _, layers, _, heads, block_tokens, head_dim = shape
     first, end = 1, 2 * block_tokens // unit_tokens + 1

@@ -103,10 +103,11 @@ def _assemble_layer(
     mlp_norm = reader.norm(f"{prefix}post_attention_layernorm.weight")
     qkv = reader.linear(attention, "q_proj", "k_proj", "v_proj", has_bias=config.qkv_bias, norm=input_norm)
     key_value: Linear | None = None
-    if layer == config.num_layers - 1 and isinstance(qkv, RowLinear):
-        key_value = qkv.last_features(2 * config.num_kv_heads * config.head_dim)
-    elif layer == config.num_layers - 1 and reader.method.reads_norms:
-        key_value = reader.linear(attention, "k_proj", "v_proj", has_bias=config.qkv_bias, norm=input_norm)
+    if layer == config.num_layers - 1:
+        if isinstance(qkv, RowLinear):
+            key_value = qkv.last_features(2 * config.num_kv_heads * config.head_dim)
+        elif reader.method.reads_norms:
+            key_value = reader.linear(attention, "k_proj", "v_proj", has_bias=config.qkv_bias, norm=input_norm)
     return DecoderLayer(
         qkv=qkv,
         key_value=key_value,

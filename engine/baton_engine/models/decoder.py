@@ -69,27 +69,9 @@ class Decoder:
         The KV of all T rows goes into the pool; `written` is told after each layer's how many layers have theirs there
         (on a GPU: will have, once the kernels launched so far are done).
         """
-        rope, last = self.rope, rows.last
-        scales = self.kv_scales if kv_pool.dtype == KV_FP8 else None
-        index = index_step(rows, kv_pool, rope, self.num_q_heads, self.windows, self.layers[-1].window)
-
-        def rotated(qkv: Tensor, at: Tensor, places: Tensor, num_q_heads: int, index: RopeIndex | None) -> Tensor:
-            return rope_kv_write(
-                qkv,
-                at,
-                rope.cos,
-                rope.sin,
-                places,
-                kv_pool,
-                number,
-                num_q_heads,
-                layer.q_norm,
-                layer.k_norm,
-                self.norm_eps,
-                index,
-                scales,
-            )
-
+        last = rows.last
+        scales = self._scales(kv_pool)
+        index = index_step(rows, kv_pool, self.rope, self.num_q_heads, self.windows, self.layers[-1].window)
         x = functional.embedding(token_ids, self.embedding)
         residual, x = x, self.first_norm(x)
         for number, layer in enumerate(self.layers):
@@ -97,7 +79,7 @@ class Decoder:
             qkv, num_q_heads = layer.qkv, self.num_q_heads
             if ending is not None and layer.key_value is not None and _pays(x, ending.rows):
                 qkv, num_q_heads = layer.key_value, 0
-            q = rotated(qkv(x), rows.positions, rows.slot_mapping, num_q_heads, index.rope)
+            q = self._rotated(number, qkv(x), rows.positions, rows.slot_mapping, kv_pool, num_q_heads, index.rope)
             if written is not None:
                 written(number + 1)
             if ending is not None:
@@ -108,13 +90,45 @@ class Decoder:
                     q = q.index_select(0, ending.rows)
                 else:  # their K and V stand, and may be on their way to another worker: not written twice
                     again, nowhere = layer.qkv(x.index_select(0, ending.rows)), torch.full_like(ending.rows, -1)
-                    q = rotated(again, rows.positions.index_select(0, ending.rows), nowhere, self.num_q_heads, None)
+                    positions = rows.positions.index_select(0, ending.rows)
+                    q = self._rotated(number, again, positions, nowhere, kv_pool, self.num_q_heads, None)
                 attended = attend_last(q, kv_pool, scales, number, ending, index, self.attention_scale, layer.window)
             else:
                 attended = attend(q, kv_pool, scales, number, rows, index, self.attention_scale, layer.window)
             x, residual = layer.mlp_norm.after(layer.output, attended.flatten(1), residual)
             x, residual = layer.next_norm.after(layer.mlp, x, residual)
         return x
+
+    def _rotated(
+        self,
+        number: int,
+        qkv: Tensor,
+        positions: Tensor,
+        places: Tensor,
+        kv_pool: Tensor,
+        num_q_heads: int,
+        index: RopeIndex | None,
+    ) -> Tensor:
+        """Layer `number`'s queries with their positions in them; its keys and values go to their places."""
+        layer, rope = self.layers[number], self.rope
+        return rope_kv_write(
+            qkv,
+            positions,
+            rope.cos,
+            rope.sin,
+            places,
+            kv_pool,
+            number,
+            num_q_heads,
+            layer.q_norm,
+            layer.k_norm,
+            self.norm_eps,
+            index,
+            self._scales(kv_pool),
+        )
+
+    def _scales(self, kv_pool: Tensor) -> Tensor | None:
+        return self.kv_scales if kv_pool.dtype == KV_FP8 else None
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [N, hidden_size] → float32 logits [N, vocab_size]."""

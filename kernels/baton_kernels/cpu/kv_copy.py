@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from baton_kernels.cpu.compiled.kv_copy import Rows, copies, copy_pieces
+from baton_kernels.cpu.compiled.kv_copy import Rows, copy_pieces, suits_copy
 from baton_kernels.kv_coefficients import coefficients
 from baton_kernels.kv_units import UnitRange, unit_places, unit_view
 
@@ -19,7 +19,7 @@ def kv_checksums_cpu(kv_pool: Tensor, blocks: Tensor, units: UnitRange) -> Tenso
     """[units, layers, 2] int64."""
     out = torch.empty(units.count, kv_pool.shape[1], 2, dtype=torch.int64)
     view, places = _pool_units(kv_pool, blocks, units)
-    if copies(_head_words(view)):
+    if suits_copy(_head_words(view)):
         copy_pieces(Rows.of(view, places), None, _shape(view), _factors(view), out)
     else:
         for place, sums in zip(places, out, strict=True):
@@ -44,7 +44,7 @@ Places = list[tuple[int, ...]]
 
 
 def _copy(source: Tensor, source_places: Places, target: Tensor, target_places: Places, sums: Tensor | None) -> None:
-    if copies(_head_words(source)):
+    if suits_copy(_head_words(source)):
         factors = None if sums is None else _factors(source)
         copy_pieces(Rows.of(source, source_places), Rows.of(target, target_places), _shape(source), factors, sums)
         return

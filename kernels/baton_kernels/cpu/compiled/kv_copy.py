@@ -33,7 +33,7 @@ class Rows:
         return cls(view.data_ptr(), torch.tensor(units, dtype=torch.int64), piece_step, head_step)
 
 
-def copies(row_words: int) -> bool:
+def suits_copy(row_words: int) -> bool:
     """Whether heads of so many words in a piece can be handled here: they are whole vectors, and it compiles."""
     return row_words % LANES == 0 and has_vectors()
 
