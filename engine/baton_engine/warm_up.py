@@ -54,12 +54,13 @@ def _prompt(tokens: int, block_tokens: int, device: torch.device, draws: bool) -
     """A whole prompt that reads whatever block 0 holds."""
     tables = torch.zeros(1, -(-tokens // block_tokens), dtype=torch.int32, device=device)
     starts = torch.tensor([0, tokens], dtype=torch.int32, device=device)
+    lens = torch.tensor([tokens], dtype=torch.int32, device=device)  # aligned, as a step's own: that is compiled in, too
     wanted = torch.tensor([tokens - 1], device=device)
     return StepRows(
         positions=torch.arange(tokens, device=device),
         slot_mapping=torch.full((tokens,), -1, dtype=torch.int64, device=device),
         num_prefill_rows=tokens,
-        prefill=PrefillRows(tables, starts, starts[1:], tokens),
+        prefill=PrefillRows(tables, starts, lens, tokens),
         decode=None,
-        last=LastRows(wanted, DecodeRows(tables, starts[1:])) if draws else None,
+        last=LastRows(wanted, DecodeRows(tables, lens)) if draws else None,
     )

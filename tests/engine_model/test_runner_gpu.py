@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import triton
 from msgspec.structs import replace
 
 from baton_engine.kv_pool import KvPool, kv_geometry
@@ -122,3 +123,17 @@ def test_a_float8_pool_answers_like_float32_and_moves_like_any_other() -> None:
     steps.pool.pack(table, 16, 0, 8, memoryview(stream))
     checksums = other.scatter(memoryview(stream), list(range(8)), 16, 0, 8)
     assert checksums == steps.pool.checksums(table, 16, 0, 8) == other.checksums(list(range(8)), 16, 0, 8)
+
+
+def test_nothing_is_compiled_after_the_runner_is_there(
+    tiny: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny("llama-gqa")
+    steps = without_hook(load_model(model.directory, torch.bfloat16, torch.device("cuda")))
+    compiled: list[str] = []
+    monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", lambda **entry: compiled.append(entry["repr"]))
+    for length in (1, 15, 16, 17, 33, 61, 100):
+        for sampling in (GREEDY, DRAWN):
+            steps.generate((model.tokens * 4)[:length], 6, sampling)
+            steps.execute(closes=[0])
+    assert compiled == []

@@ -35,13 +35,24 @@ def noise_key(seed, choice, index):
 
 
 @triton.jit
-def uniform(key, token):
-    """Of each token [n] int32, in (0, 1): float32."""
+def uniform_or_one(key, token):
+    """Of each token [n] int32, in (0, 1]: float32. Good for comparing; noise needs `uniform`."""
     low = (key & 0xFFFFFFFF).to(tl.uint32)
     high = (key >> 32).to(tl.uint32)
     hashed = mix32(mix32(token.to(tl.uint32), 0) ^ low, high)
-    w = ((hashed & 0x7FFFFFFF).to(tl.int32).to(tl.float32) + 0.5) * (1.0 / 2147483648.0)
+    return tl.fma((hashed & 0x7FFFFFFF).to(tl.int32).to(tl.float32), 1.0 / 2147483648.0, 0.5 / 2147483648.0)
+
+
+@triton.jit
+def below_one(w):
+    """`uniform` of `uniform_or_one`."""
     return tl.minimum(w, 1.0 - 1.0 / 16777216.0)
+
+
+@triton.jit
+def uniform(key, token):
+    """Of each token [n] int32, in (0, 1): float32."""
+    return below_one(uniform_or_one(key, token))
 
 
 @triton.jit

@@ -22,10 +22,10 @@ from torch import Tensor
 
 from baton_kernels.gpu.dependent_launch import after_previous, chain
 from baton_kernels.gpu.integer_hash import gumbel_of, noise_key, uniform
-from baton_kernels.gpu.noisy_winner import noisy_winner
+from baton_kernels.gpu.noisy_winner import LOG2_E, noisy_winner
 from baton_kernels.gpu.truncation import _count_from, _mass_from, _ordered
 
-STEP, STEPS = 512, 8
+STEP, STEPS = 256, 16
 PART = STEP * STEPS
 PIVOTS = 4
 WEIGH_WARPS, DRAW_WARPS = 4, 16
@@ -79,6 +79,7 @@ def _part_kernel(
         winner = tl.full([], 0, tl.int32) + vocab
         mass = tl.full([], 0.0, tl.float32)
         is_weighed = (temperature > 0.0) & (top_k <= 0) & (top_p < 1.0)
+        scale = LOG2_E / temperature
         for step in range(STEPS):
             token = (part * STEPS + step) * STEP + tl.arange(0, STEP)
             logits = tl.load(row_ptr + token, mask=token < vocab, other=float("-inf")).to(tl.float32)  # [STEP] of [V]
@@ -88,8 +89,8 @@ def _part_kernel(
             greatest = tl.max(maxima, axis=0)
             if is_weighed & (greatest > float("-inf")):
                 raised = tl.maximum(best, greatest)
-                mass *= tl.exp((best - raised) / temperature)
-                mass += tl.sum(tl.exp((logits - raised) / temperature), axis=0)
+                mass *= tl.exp2((best - raised) * scale)
+                mass += tl.sum(tl.exp2((logits - raised) * scale), axis=0)
             if greatest > best:
                 best = greatest
                 winner = tl.min(tl.where(logits == greatest, token, vocab), axis=0)
@@ -136,9 +137,9 @@ def _weigh_kernel(
         if tl.load(peak_ptr + row * parts + part) > logit:
             token = part * PART + tl.arange(0, PART)
             logits = tl.load(logits_ptr + row * vocab + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
-            mass = tl.exp((logits - highest) * (1.0 / temperature))
+            mass = tl.exp2((logits - highest) * (LOG2_E / temperature))
             pivots = _pivot(logit, highest, pivot, PIVOTS)
-            above = tl.sum(tl.where(logits[None, :] > pivots[:, None], mass[None, :], 0.0), axis=1)  # [PIVOTS]
+            above = tl.sum(tl.where(logits[None, :] > pivots[:, None], 1.0, 0.0) * mass[None, :], axis=1)  # [PIVOTS]
             tl.store(above_ptr + (row * PIVOTS + pivot) * parts + part, above)
         else:
             tl.store(above_ptr + (row * PIVOTS + pivot) * parts + part, tl.zeros([PIVOTS], tl.float32))
