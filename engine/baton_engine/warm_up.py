@@ -54,7 +54,7 @@ def _prompt(tokens: int, block_tokens: int, device: torch.device, draws: bool) -
     """A whole prompt that reads whatever block 0 holds."""
     tables = torch.zeros(1, -(-tokens // block_tokens), dtype=torch.int32, device=device)
     starts = torch.tensor([0, tokens], dtype=torch.int32, device=device)
-    lens = torch.tensor([tokens], dtype=torch.int32, device=device)  # aligned, as a step's own: that is compiled in, too
+    lens = torch.tensor([tokens], dtype=torch.int32, device=device)  # aligned, as a step's own
     wanted = torch.tensor([tokens - 1], device=device)
     return StepRows(
         positions=torch.arange(tokens, device=device),
