@@ -146,7 +146,7 @@ def write_plot(
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(2, 2, figsize=(11, 6.5), layout="constrained")
+    figure, axes = pyplot.subplots(2, 2, figsize=(10, 6), layout="constrained")
     due = np.array([answer.due_s for answer in answers])
     counts, edges = np.histogram(due, np.arange(0, due.max() + 30, 30))
     top, ttft_axes, tpot_axes, times = axes[0, 0], axes[0, 1], axes[1, 1], axes[1, 0]
@@ -170,7 +170,7 @@ def write_plot(
         panel.set_xlim(0, 2 * limit)
         panel.legend(fontsize=7)
     figure.suptitle("emulated workers, real everything else", fontsize=9)
-    figure.savefig(path, dpi=90)
+    figure.savefig(path, dpi=75)
     shrink_plot(path)
 
 

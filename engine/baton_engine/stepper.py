@@ -46,6 +46,11 @@ class Stepper:
         """Nothing is launched and nothing could be without a word from outside."""
         return not self._launched and not self._scheduler.has_work
 
+    @property
+    def computing_tokens(self) -> int:
+        """Prompt tokens of steps that are launched and whose results are not applied yet."""
+        return sum(load.prefill_tokens for load in self._launched)
+
     def turn(self, now: float) -> bool:
         """Move on by one step. False when there was nothing to do.
 

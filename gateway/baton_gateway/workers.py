@@ -5,6 +5,7 @@ Plain bookkeeping; sockets are `links`' business.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -31,7 +32,9 @@ class LinkedWorker:
     text: TextModel
     send: Callable[[Prefill | Reserve | Retarget | Cancel], bool]
     """Queue a message; False when the link is gone."""
+    clock: Callable[[], float] = time.monotonic
     state: WorkerState | None = None
+    reported_s: float = 0.0
     is_suspect: bool = False
     sent_sequences: int = 0
     """Since the last report."""
@@ -57,7 +60,7 @@ class LinkedWorker:
         return taken
 
     def reported(self, state: WorkerState) -> None:
-        self.state = state
+        self.state, self.reported_s = state, self.clock()
         self.timings.extend(state.timings)
         for timing in state.timings:
             if timing.prefill_tokens and not timing.decode_rows:
@@ -68,6 +71,17 @@ class LinkedWorker:
     def sent(self, tokens: int) -> None:
         self.sent_sequences += 1
         self.sent_tokens += tokens
+
+    @property
+    def token_s(self) -> float | None:
+        """Seconds per prompt token; None: no prompt step was seen."""
+        return self.prefill_s / self.prefill_tokens if self.prefill_tokens else None
+
+    def _computing(self, state: WorkerState) -> int:
+        """Prompt tokens still to be computed in the steps that ran at the last report."""
+        if not self.token_s:
+            return state.computing_tokens
+        return max(0, state.computing_tokens - int((self.clock() - self.reported_s) / self.token_s))
 
     def view(self) -> WorkerView:
         hello, state = self.hello, self.state
@@ -84,8 +98,8 @@ class LinkedWorker:
             blocks_total=hello.blocks_total,
             blocks_free=None if state is None else state.blocks_free - self.sent_tokens // hello.block_tokens,
             load_sequences=self.sent_sequences + (0 if state is None else state.running + state.waiting),
-            load_tokens=self.sent_tokens + (0 if state is None else state.waiting_tokens),
-            token_s=self.prefill_s / self.prefill_tokens if self.prefill_tokens else None,
+            load_tokens=self.sent_tokens + (0 if state is None else state.waiting_tokens + self._computing(state)),
+            token_s=self.token_s,
             step_s=0.0 if state is None else state.step_s,
             allowance_s=self.allowance_s,
             is_draining=state is not None and state.draining,

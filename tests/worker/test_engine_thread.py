@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 
 from baton_engine.engine_config import EngineConfig
 from baton_engine.events import Drawn, Failed, RequestKey, Reserved, SchedulerEvent, SequenceSpec
@@ -13,6 +14,7 @@ from baton_engine.stepper import Stepper
 from baton_kv_transfer.wire.values import Finish, SamplingParams
 from baton_testing.runners import ToyRunner
 from baton_worker.engine_thread import CancelWork, EngineThread, ReserveBlocks, Submit
+from baton_worker.reports import worker_state
 from baton_worker.views import EngineSnapshot
 
 CONFIG = EngineConfig(num_blocks=16, block_tokens=4, max_slots=4, max_context_tokens=32)
@@ -114,3 +116,22 @@ def test_a_broken_loop_is_reported_once() -> None:
 
 def _fail(step: int, load: StepLoad, seconds: float) -> None:
     raise ZeroDivisionError("a bug in the loop")
+
+
+def test_load_is_what_runs_what_waits_and_what_was_not_looked_at_yet() -> None:
+    scheduler, heard = Scheduler(CONFIG), Heard()
+    stepper = Stepper(scheduler, ToyRunner(CONFIG.block_tokens, scheduler.pool, is_ready=lambda: False))
+    thread = EngineThread(scheduler, stepper, heard.events, heard.cancelled, heard.crashed)
+
+    def load() -> tuple[int, int, int]:
+        state = worker_state(thread.snapshot, draining=False)
+        return state.waiting, state.waiting_tokens, state.computing_tokens
+
+    thread.post(Submit(spec()))
+    thread.post(ReserveBlocks(replace(spec(), key=RequestKey(b"r" * 16, 1))))
+    assert load() == (2, 5, 0), "nobody has looked at them"
+    thread.turn()
+    assert load() == (0, 0, 5), "the step runs, the reservation is granted"
+    thread.turn()  # the next step is launched ahead
+    thread.turn()
+    assert load() == (0, 0, 0)

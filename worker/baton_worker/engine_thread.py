@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton_engine.events import RequestKey, SchedulerEvent, SequenceSpec
 from baton_engine.scheduler import Scheduler
@@ -68,6 +68,20 @@ class Drain:
 Command = Submit | ReserveBlocks | Landed | GrantedRoom | Release | CancelWork | Drain
 
 
+@dataclass(frozen=True, slots=True)
+class _Arrivals:
+    """Requests so far, and the tokens of those that are to be computed."""
+
+    requests: int = 0
+    tokens: int = 0
+
+    def and_of(self, command: Command) -> _Arrivals:
+        if not isinstance(command, Submit | ReserveBlocks):
+            return self
+        tokens = len(command.spec.tokens) if isinstance(command, Submit) else 0
+        return _Arrivals(self.requests + 1, self.tokens + tokens)
+
+
 class EngineThread:
     """Owns the scheduler and the stepper; nothing else may touch them once started."""
 
@@ -94,17 +108,21 @@ class EngineThread:
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         now = clock()
-        self._snapshot = EngineSnapshot(scheduler.stats(), 0, 0.0, now, now, now)
+        self._given = self._taken = _Arrivals()
+        self._published = EngineSnapshot(scheduler.stats(), 0, 0.0, now, now, now), self._taken
 
     @property
     def snapshot(self) -> EngineSnapshot:
-        return self._snapshot
+        snapshot, taken = self._published
+        given = self._given
+        return replace(snapshot, arriving=given.requests - taken.requests, arriving_tokens=given.tokens - taken.tokens)
 
     def start(self) -> None:
         self._thread.start()
 
     def post(self, command: Command) -> None:
-        """Queue a command; safe from any thread."""
+        """Queue a command; safe from any thread. Requests come from one."""
+        self._given = self._given.and_of(command)
         self._commands.put(command)
 
     def stop(self, timeout_s: float) -> bool:
@@ -145,7 +163,7 @@ class EngineThread:
 
     def _hand_out_events(self) -> None:
         if events := self._scheduler.events():
-            self._on_events(self._snapshot, events)
+            self._on_events(self._published[0], events)
 
     def _take_commands(self) -> bool:
         now = self._clock()
@@ -169,6 +187,7 @@ class EngineThread:
             self._carry_out(command, self._clock())
 
     def _carry_out(self, command: Command, now: float) -> None:
+        self._taken = self._taken.and_of(command)
         match command:
             case Submit(spec):
                 self._scheduler.submit(spec, now)
@@ -190,9 +209,11 @@ class EngineThread:
 
     def _publish(self) -> None:
         now, steps = self._clock(), self._stepper.steps
-        last = self._snapshot
+        last, _ = self._published
         stats = self._scheduler.stats()
         stepped = now if steps != last.steps else last.stepped_s
         had_work = last.stats.running > 0
         work_since = last.work_since_s if had_work else now
-        self._snapshot = EngineSnapshot(stats, steps, self._stepper.step_s, now, stepped, work_since)
+        computing = self._stepper.computing_tokens
+        snapshot = EngineSnapshot(stats, steps, self._stepper.step_s, now, stepped, work_since, computing)
+        self._published = snapshot, self._taken

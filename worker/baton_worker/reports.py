@@ -25,17 +25,18 @@ def token_entry(event: Drawn) -> TokenEntry:
 
 
 def worker_state(snapshot: EngineSnapshot, draining: bool) -> WorkerState:
-    """Load as of the engine's last turn."""
+    """Load as of the engine's last turn, with what it was given since."""
     stats = snapshot.stats
     return WorkerState(
         draining=draining,
         running=stats.running,
-        waiting=stats.waiting,
-        waiting_tokens=stats.waiting_tokens,
+        waiting=stats.waiting + snapshot.arriving,
+        waiting_tokens=stats.waiting_tokens + snapshot.arriving_tokens,
         blocks_free=stats.blocks_free + stats.blocks_cached,
         blocks_cached=stats.blocks_cached,
         steps=snapshot.steps,
         step_s=snapshot.step_s,
+        computing_tokens=snapshot.computing_tokens,
     )
 
 

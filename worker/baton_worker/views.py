@@ -22,6 +22,12 @@ class EngineSnapshot:
     """Monotonic time of the last completed step; the start time before the first."""
     work_since_s: float
     """Monotonic time since when there has been work without a pause; meaningless while idle."""
+    computing_tokens: int = 0
+    """Prompt tokens of launched steps."""
+    arriving: int = 0
+    """Requests that the engine was given and has not looked at: it may be in a step for a long time."""
+    arriving_tokens: int = 0
+    """Of those that are to be computed."""
 
 
 @dataclass(frozen=True, slots=True)

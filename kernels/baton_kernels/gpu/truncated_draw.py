@@ -79,7 +79,6 @@ def _part_kernel(
         winner = tl.full([], 0, tl.int32) + vocab
         mass = tl.full([], 0.0, tl.float32)
         is_weighed = (temperature > 0.0) & (top_k <= 0) & (top_p < 1.0)
-        scale = LOG2_E / temperature
         for step in range(STEPS):
             token = (part * STEPS + step) * STEP + tl.arange(0, STEP)
             logits = tl.load(row_ptr + token, mask=token < vocab, other=float("-inf")).to(tl.float32)  # [STEP] of [V]
@@ -88,7 +87,7 @@ def _part_kernel(
             tl.store(maximum_ptr + row * tiles + tile, maxima, mask=tile < tiles)
             greatest = tl.max(maxima, axis=0)
             if is_weighed & (greatest > float("-inf")):
-                raised = tl.maximum(best, greatest)
+                raised, scale = tl.maximum(best, greatest), LOG2_E / temperature
                 mass *= tl.exp2((best - raised) * scale)
                 mass += tl.sum(tl.exp2((logits - raised) * scale), axis=0)
             if greatest > best:

@@ -111,6 +111,8 @@ class WorkerState(Message, frozen=True, tag=5):
     """Some of the steps since the last state."""
     lanes: Lanes | None = None
     """None: of a decode worker, or nothing measured."""
+    computing_tokens: Count = 0
+    """Prompt tokens of steps that were running; they are not among `waiting_tokens`."""
 
 
 class Heartbeat(Message, frozen=True, tag=6):

@@ -203,7 +203,9 @@ class SimGateway(SimProcess):
 
     def _linked(self, end: LinkEnd, hello: Hello) -> None:
         address = Address(host=end.other.process.address, port=1)
-        worker = LinkedWorker(hello, address, cast(Any, None), lambda message: end.send(codec.encode(message)))
+        worker = LinkedWorker(
+            hello, address, cast(Any, None), lambda message: end.send(codec.encode(message)), lambda: self.now
+        )
         if not self.table.add(worker):
             end.close("this worker is linked already")
             return

@@ -9,7 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from baton_engine.engine_config import EngineConfig
-from baton_engine.events import Computed, Drawn, Failed, Prefilled, RequestKey, Reserved, SchedulerEvent, SequenceSpec
+from baton_engine.events import (
+    Computed,
+    Computing,
+    Drawn,
+    Failed,
+    Prefilled,
+    RequestKey,
+    Reserved,
+    SchedulerEvent,
+    SequenceSpec,
+)
 from baton_kv_transfer.wire.values import Reason
 from baton_testing.runners import context_kv, reference_tokens
 from baton_testing.toy_engine import Engine, engine, land
@@ -140,6 +150,9 @@ class Workload:
                 assert (finish is not None) == is_end, f"{event}: expected {len(expected)} outputs"
                 if is_end or request.spec.hold:
                     request.open_choices.discard(choice)
+            case Computing():
+                assert request.spec.hold
+                request.is_held = True
             case Computed():
                 assert request.spec.hold
                 assert request.computed is None or event.tokens > request.computed.tokens
