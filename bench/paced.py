@@ -111,7 +111,7 @@ async def run(asked: Asked) -> Ran:
         answers: list[Seen] = []
         before = cpu_s(pid)
         try:
-            endpoint = (await _current(record)).endpoint
+            endpoint = (await current(record)).endpoint
             await replay(endpoint, "paced", arrivals(asked), PATIENCE_S, answers.append)
         finally:
             sampling.cancel()
@@ -141,13 +141,13 @@ def deployment_running(document: dict[str, object], emulate: str, folder: Path) 
         yield RunDir(runtime / "baton" / f"{metadata['namespace']}.{metadata['name']}"), log, process.pid
 
 
-async def _current(run_dir: RunDir) -> RunRecord:
+async def current(run_dir: RunDir) -> RunRecord:
     return await asyncio.to_thread(read_record, run_dir)
 
 
 async def _sample(run_dir: RunDir, began: float, samples: list[Sample]) -> None:
     while True:
-        record = await _current(run_dir)
+        record = await current(run_dir)
         ready = {role: [p.name for p in record.posts if p.role == role and p.phase == "ready"] for role in POOL_ROLES}
         samples.append(
             Sample(

@@ -66,7 +66,7 @@ def shares(ttft_s: Floats, tpot_s: Floats, ttft_limit_s: float, tpot_limit_s: fl
 
 def report(ttft_s: float, tpot_s: float, answers: Sequence[Seen], samples: Sequence[Sample]) -> dict[str, object]:
     """The run as its clients saw it, and what its pools did."""
-    ttft, tpot = _measured(answers)
+    ttft, tpot = measured(answers)
     failures: dict[str, int] = {}
     for answer in answers:
         if answer.failure:
@@ -156,7 +156,7 @@ def write_plot(
         top.step(at, [sample.ready[role.value] for sample in samples], color=colour, label=f"{role.value}, ready")
         top.step(at, [sample.wanted[role.value] for sample in samples], color=colour, ls=":", lw=1)
     top.legend(fontsize=7)
-    ttft, tpot = _measured(answers)
+    ttft, tpot = measured(answers)
     times.plot(due, np.minimum(ttft, 10 * ttft_s), ".", ms=2, color="tab:green", label="TTFT, s")
     times.axhline(ttft_s, color="tab:red", lw=0.8)
     times.set_yscale("log")
@@ -179,7 +179,7 @@ def _ecdf(panel: object, values: Floats, label: str, colour: str) -> None:
     panel.plot(ordered, np.arange(1, len(ordered) + 1) / len(values), label=label, color=colour, lw=1)  # type: ignore[attr-defined]
 
 
-def _measured(answers: Sequence[Seen]) -> tuple[Floats, Floats]:
+def measured(answers: Sequence[Seen]) -> tuple[Floats, Floats]:
     return (
         np.array([answer.ttft_s for answer in answers], dtype=np.float64),
         np.array([answer.tpot_s for answer in answers], dtype=np.float64),

@@ -6,9 +6,11 @@ end ids.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
 
 from baton_gateway.errors import context_exceeded, invalid
 from baton_gateway.openai_types import CompletionRequest, Options
@@ -16,7 +18,12 @@ from baton_gateway.request_events import Prompt
 from baton_gateway.text import TextModel
 from baton_kv_transfer.wire.values import SamplingParams
 
+T = TypeVar("T")
+P = ParamSpec("P")
+
 _SEEDS = 1 << 63
+LARGE_PROMPT_CHARS = 32_768
+"""Longer prompts are tokenised off the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,3 +114,9 @@ def _max_tokens(asked: int | None, prompt_tokens: int, limits: ModelLimits, fiel
     if room < 1 or (asked is not None and asked > room):
         raise context_exceeded(field, limits.max_context_tokens, prompt_tokens, asked)
     return room if asked is None else asked
+
+
+async def in_thread_if_large(size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    if size <= LARGE_PROMPT_CHARS:
+        return function(*args, **kwargs)
+    return await asyncio.to_thread(function, *args, **kwargs)

@@ -1,6 +1,5 @@
 """Carries out what the machine of each request decides: asks admission, prepares prompts, routes, talks to workers,
-turns delivered ids into text for the client's sink, keeps the timers. Everything runs in one event loop; decisions are
-elsewhere.
+turns ids into text for sinks, keeps timers. Everything runs in one event loop; decisions are elsewhere.
 """
 
 from __future__ import annotations
@@ -10,16 +9,16 @@ import random
 import secrets
 import time
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
 
 from baton_gateway import errors
 from baton_gateway.admission import Admission, Verdict
 from baton_gateway.affinity import PrefixAffinity, prefix_keys
 from baton_gateway.errors import Problem, RefusedError
+from baton_gateway.held_runs import HeldRuns
 from baton_gateway.live_request import LiveRequest, RelayRules, tell_failure
 from baton_gateway.metrics import GatewayMetrics
 from baton_gateway.openai_types import ChatRequest, CompletionRequest, Endpoint
-from baton_gateway.prepare import encode_completion, make_prompts
+from baton_gateway.prepare import encode_completion, in_thread_if_large, make_prompts
 from baton_gateway.request import RequestLife
 from baton_gateway.request_events import (
     Action,
@@ -38,6 +37,7 @@ from baton_gateway.request_events import (
     Prepared,
     Prompt,
     Refused,
+    Route,
     Routed,
     RoutesChanged,
     Send,
@@ -57,11 +57,6 @@ from baton_kv_transfer.wire.gateway_link import Cancel, LegFailed, Prefill, Rese
 from baton_kv_transfer.wire.measures import Backlog
 from baton_kv_transfer.wire.values import PairFingerprint
 
-T = TypeVar("T")
-P = ParamSpec("P")
-
-LARGE_PROMPT_CHARS = 32_768
-"""Longer prompts are tokenised off the event loop."""
 RELEASED_PER_S = 500
 """Parked requests are let go spread over a while, so that a pool that woke up is not buried at once."""
 
@@ -84,6 +79,8 @@ class Relay:
         self._rules = rules
         self._budget = RetryBudget()
         self._affinity = PrefixAffinity()
+        self._held = HeldRuns(table, self._let_go)
+        self.worker_reported = self._held.look
         self._by_ticket: dict[int, LiveRequest] = {}
         self._by_run: dict[bytes, LiveRequest] = {}
         self._loop = asyncio.get_running_loop()
@@ -202,7 +199,9 @@ class Relay:
                 case Send():
                     self._send(live, action)
                 case PickRoute():
-                    self._feed(live, self._route(live, action))
+                    route = self._choose(live, action)
+                    if not self._held.takes(live, action, route):
+                        self._feed(live, self._routed(live, action, route))
                 case Prepare():
                     live.preparing = self._loop.create_task(self._prepare(live))
                 case End():
@@ -225,7 +224,11 @@ class Relay:
         elif not isinstance(action.message, Cancel):
             self._loop.call_soon(self._feed, live, WorkerLost(action.worker))
 
-    def _route(self, live: LiveRequest, action: PickRoute) -> Routed | NoRoute:
+    def _let_go(self, live: LiveRequest, action: PickRoute) -> None:
+        if live.ticket in self._by_ticket:
+            self._feed(live, self._routed(live, action, self._choose(live, action)))
+
+    def _choose(self, live: LiveRequest, action: PickRoute) -> Route | Problem:
         assert live.fingerprint is not None
         prefix = live.prefixes[action.prompt]
         query = RouteQuery(
@@ -234,10 +237,13 @@ class Relay:
         policy = self._rules.route
         if policy.targets is not None:
             self._table.refill(self._loop.time(), policy.targets)
-        route = pick(query, self._table.views(), policy, self._affinity, random.random())
+        return pick(query, self._table.views(), policy, self._affinity, random.random())
+
+    def _routed(self, live: LiveRequest, action: PickRoute, route: Route | Problem) -> Routed | NoRoute:
+        prefix = live.prefixes[action.prompt]
         if isinstance(route, Problem):
             self.on_parked()
-            others = revisions(self._table.views(), live.request.options.model, policy)
+            others = revisions(self._table.views(), live.request.options.model, self._rules.route)
             return NoRoute(action.run, route, bool(others) and live.fingerprint not in others)
         if live.life.attempts == 0:
             self._tell_prompt(live, action, prefix)
@@ -302,10 +308,10 @@ class Relay:
         assert limits is not None
         if isinstance(request, ChatRequest):
             rendered = await self._templates.render(text.bundle, request.messages)
-            encoded = [await _maybe_in_thread(len(rendered), text.encode_rendered, rendered)]
+            encoded = [await in_thread_if_large(len(rendered), text.encode_rendered, rendered)]
         else:
             size = sum(len(prompt) for prompt in request.prompts)
-            encoded = await _maybe_in_thread(size, encode_completion, request, text, limits)
+            encoded = await in_thread_if_large(size, encode_completion, request, text, limits)
         field_name = "messages" if isinstance(request, ChatRequest) else "prompt"
         seed = secrets.randbits(63)
         prompts = make_prompts(options, encoded, text, limits, field_name, seed, live.tenant.salt)
@@ -392,9 +398,3 @@ class Relay:
 
 def _echo(prompt: str | tuple[int, ...], text: TextModel) -> str:
     return prompt if isinstance(prompt, str) else text.decode(list(prompt))
-
-
-async def _maybe_in_thread(size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    if size <= LARGE_PROMPT_CHARS:
-        return function(*args, **kwargs)
-    return await asyncio.to_thread(function, *args, **kwargs)

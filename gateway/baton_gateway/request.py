@@ -165,6 +165,7 @@ class RequestLife:
             choices=len(run.choices),
             avoid=run.avoid,
             kept=run.kept,
+            is_first=not run.has_run,
         )
 
     def _forced(self, run: Run) -> list[int]:

@@ -202,6 +202,8 @@ class PickRoute:
     """Workers that failed this run: chosen only if there is no other."""
     kept: bytes | None = None
     """The prefill worker that has the KV already: nobody else prefills as long as it is there."""
+    is_first: bool = False
+    """No worker has had the run yet."""
 
 
 @dataclass(frozen=True, slots=True)

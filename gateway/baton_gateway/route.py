@@ -18,6 +18,8 @@ from baton_gateway.placement import Costs, Targets, goes_to_decode, work_s
 from baton_gateway.request_events import Route
 from baton_kv_transfer.wire.values import Address, PairFingerprint, Role
 
+BUSY_S = 0.5
+"""Work that keeps a prefill worker from falling idle before more can reach it: it reports ten times a second."""
 SEQUENCE_COST_TOKENS = 64
 """One more sequence on a decode worker weighs as much as so many prompt tokens that it would have to receive."""
 
@@ -107,6 +109,13 @@ def pick(
     if _would_fit_if_larger(fitting, large):
         return errors.too_long_for_workers()
     return errors.no_workers()
+
+
+def is_backed_up(workers: Sequence[WorkerView], fingerprint: PairFingerprint) -> bool:
+    """Every prefill worker of the revision has work for longer than it takes to hear of it again; False if unknown."""
+    prefill = [each for each in workers if each.role is Role.PREFILL and each.fingerprint == fingerprint]
+    usable = [worker for worker in prefill if _is_usable(worker)]
+    return bool(usable) and all(worker.load_tokens * (worker.token_s or 0.0) > BUSY_S for worker in usable)
 
 
 def _local(

@@ -1,0 +1,94 @@
+"""Prompts wait at the gateway while every prefill worker is busy, and go in order to whoever has room first."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from baton_gateway import errors
+from baton_gateway.held_runs import HeldRuns
+from baton_gateway.request_events import PickRoute, Route
+from baton_gateway.route import WorkerView, is_backed_up
+from baton_kv_transfer.wire.values import Role
+from baton_testing.gateway_process import until
+
+TOKEN_S = 0.001
+BUSY, FREE = 600, 400
+"""Tokens: more and less than half a second."""
+ROUTE = Route(b"prefill", b"decode", None)
+
+
+def view(load: int, revision: str = "a", token_s: float | None = TOKEN_S, **more: Any) -> WorkerView:
+    fields: dict[str, Any] = {"epoch": b"prefill", "role": Role.PREFILL, "served_name": "m", "fingerprint": revision}
+    fields |= {"pair_address": None, "max_context_tokens": 9, "max_choices": 9, "block_tokens": 9}
+    return WorkerView(**fields, blocks_total=9, blocks_free=9, load_tokens=load, token_s=token_s, **more)
+
+
+def run(number: int, is_first: bool = True) -> PickRoute:
+    return PickRoute(bytes([number]), 0, 100, 200, 1, frozenset(), None, is_first)
+
+
+class Gate:
+    """Held runs over a pool that the test sets; `gone` has those that were let go, each of which makes one busy."""
+
+    def __init__(self, *views: WorkerView) -> None:
+        self.views, self.gone = list(views), list[int]()
+        self.held = HeldRuns(cast(Any, SimpleNamespace(views=lambda: self.views)), self._let_go)
+
+    def _let_go(self, live: Any, action: PickRoute) -> None:
+        self.gone.append(action.run[0])
+        self.views = [view(BUSY, live.fingerprint), *(v for v in self.views if v.fingerprint != live.fingerprint)]
+
+    def takes(self, action: PickRoute, revision: str = "a", route: Any = ROUTE) -> bool:
+        return self.held.takes(cast(Any, SimpleNamespace(fingerprint=revision)), action, route)
+
+
+def test_a_pool_is_backed_up_when_each_of_its_workers_is() -> None:
+    def backed_up(*views: WorkerView) -> bool:
+        return is_backed_up(views, cast(Any, "a"))
+
+    assert backed_up(view(BUSY), view(BUSY))
+    assert not backed_up(view(BUSY), view(FREE))
+    assert not backed_up(view(BUSY, token_s=None)), "nobody knows how long that takes"
+    assert backed_up(view(BUSY), view(0, is_draining=True), view(0, is_suspect=True), view(0, "b"))
+    assert not backed_up(), "nothing to wait for"
+
+
+async def test_runs_go_in_order_one_for_each_room() -> None:
+    gate = Gate(view(BUSY))
+    assert gate.takes(run(1))
+    assert gate.takes(run(2))
+    gate.held.look()
+    assert gate.gone == []
+    gate.views = [view(FREE)]
+    assert gate.takes(run(3)), "others came first"
+    gate.held.look()
+    assert gate.gone == [1], "it made the worker busy"
+    gate.views = [view(FREE)]
+    gate.held.look()
+    gate.views = [view(FREE)]
+    gate.held.look()
+    assert (gate.gone, len(gate.held)) == ([1, 2, 3], 0)
+    gate.views = [view(FREE)]
+    assert not gate.takes(run(4))
+
+
+async def test_only_what_is_new_and_goes_to_a_prefill_worker_waits() -> None:
+    gate = Gate(view(BUSY))
+    assert not gate.takes(run(1, is_first=False)), "its client has waited already"
+    assert not gate.takes(run(1), route=Route(None, b"decode", None)), "computed where it is decoded"
+    assert not gate.takes(run(1), route=errors.no_workers())
+
+
+async def test_revisions_do_not_wait_for_each_other() -> None:
+    gate = Gate(view(BUSY), view(FREE, "b"))
+    assert gate.takes(run(1))
+    assert not gate.takes(run(2), "b")
+
+
+async def test_time_alone_lets_a_run_go() -> None:
+    gate = Gate(view(BUSY))
+    assert gate.takes(run(1))
+    gate.views = [view(FREE)]  # what a worker computes shrinks by the clock, without a report
+    await until(lambda: gate.gone == [1])
+    assert len(gate.held) == 0
