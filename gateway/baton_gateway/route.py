@@ -112,10 +112,15 @@ def pick(
 
 
 def is_backed_up(workers: Sequence[WorkerView], fingerprint: PairFingerprint) -> bool:
-    """Every prefill worker of the revision has work for longer than it takes to hear of it again; False if unknown."""
+    """Every prefill worker of the revision has work for longer than it takes to hear of it again; False if unknown.
+
+    One that has computed nothing yet is taken to be as fast as the others.
+    """
     prefill = [each for each in workers if each.role is Role.PREFILL and each.fingerprint == fingerprint]
     usable = [worker for worker in prefill if _is_usable(worker)]
-    return bool(usable) and all(worker.load_tokens * (worker.token_s or 0.0) > BUSY_S for worker in usable)
+    known = [worker.token_s for worker in usable if worker.token_s is not None]
+    typical_s = sum(known) / max(1, len(known))
+    return bool(usable) and all(worker.load_tokens * (worker.token_s or typical_s) > BUSY_S for worker in usable)
 
 
 def _local(

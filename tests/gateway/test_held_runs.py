@@ -50,6 +50,8 @@ def test_a_pool_is_backed_up_when_each_of_its_workers_is() -> None:
     assert backed_up(view(BUSY), view(BUSY))
     assert not backed_up(view(BUSY), view(FREE))
     assert not backed_up(view(BUSY, token_s=None)), "nobody knows how long that takes"
+    assert backed_up(view(BUSY), view(BUSY, token_s=None)), "a new worker is taken to be as fast as the others"
+    assert not backed_up(view(BUSY), view(FREE, token_s=None))
     assert backed_up(view(BUSY), view(0, is_draining=True), view(0, is_suspect=True), view(0, "b"))
     assert not backed_up(), "nothing to wait for"
 
