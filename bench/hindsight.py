@@ -7,6 +7,8 @@ replacement in time.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -34,7 +36,7 @@ def oracle(scenario: Scenario, needs: Needs) -> Outcome:
     return min(seen, key=lambda outcome: outcome.misses)
 
 
-def _followed(scenario: Scenario, needs: Needs):
+def _followed(scenario: Scenario, needs: Needs) -> Callable[[float], Sizes]:
     ahead_s = AHEAD * scenario.startup_s + 2 * LOOK_S
 
     def sizes(now: float) -> Sizes:
@@ -57,9 +59,11 @@ def _raised(scenario: Scenario, needs: Needs, outcome: Outcome) -> Needs | None:
             for prompt, cached in zip(workload.prompt_tokens.tolist(), workload.cached_tokens.tolist(), strict=True)
         ]
     )
+    # What comes before a first order can be there nobody helps, nor what misses the target alone.
+    helped = workload.arrival_s > AHEAD * scenario.startup_s + 2 * LOOK_S
     missed = {
-        Role.PREFILL: (outcome.ttft_s > targets.ttft_s) & (own_s <= targets.ttft_s),
-        Role.DECODE: outcome.tpot_s > targets.tpot_s,
+        Role.PREFILL: helped & (outcome.ttft_s > targets.ttft_s) & (own_s <= targets.ttft_s),
+        Role.DECODE: helped & (outcome.tpot_s > targets.tpot_s),
     }
     place = np.minimum((workload.arrival_s // LOOK_S).astype(np.int64), len(needs.prefill) - 1)
     raised = {Role.PREFILL: needs.prefill, Role.DECODE: needs.decode}

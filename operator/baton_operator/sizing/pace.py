@@ -18,6 +18,9 @@ SMALL_TURN = 0.25
 
 REGRET_S, REGRET_MARGIN, MAX_WINDOW_S = 600.0, 1.2, 900.0
 """A pool that has to grow again so soon after it shrank should have waited: by how much longer it waits next time."""
+COOLDOWN_SHARE = 1.15
+"""Of the time until a worker started now serves: a pool rests at least so long before it shrinks. What takes long to
+come back is not sent away twice before anybody knows whether the first time was right."""
 REGRET_GROWTH = 2.0
 """If it has to grow to more than this times what it was, keeping that would hardly have helped."""
 
@@ -45,6 +48,7 @@ def paced(
     shrunk: int,
     is_late: bool,
     known_since_s: float | None,
+    horizon_s: float,
     now: float,
 ) -> tuple[int, str, PoolMemory]:
     """Workers to have now, why not fewer, and the pool's memory.
@@ -65,7 +69,7 @@ def paced(
         return workers, "", memory
     if is_late:
         return workers, f"could be {most}, but requests wait", memory
-    why = _obstacle(spec, pool, memory, most, known_since_s, now)
+    why = _obstacle(spec, pool, memory, most, known_since_s, horizon_s, now)
     if why:
         return workers, f"could be {most}, {why}", memory
     after = max(most, workers - spec.max_step_down)
@@ -73,14 +77,20 @@ def paced(
 
 
 def _obstacle(
-    spec: SizingSpec, pool: PoolSeen, memory: PoolMemory, most: int, known_since_s: float | None, now: float
+    spec: SizingSpec,
+    pool: PoolSeen,
+    memory: PoolMemory,
+    most: int,
+    known_since_s: float | None,
+    horizon_s: float,
+    now: float,
 ) -> str:
     """Why the pool may not shrink now; empty when it may."""
     if pool.routable is None:
         return "but it is unknown which workers are routable"
     if known_since_s is None or now - known_since_s < spec.stabilisation_s:
         return "but arrivals have not been known for long enough"
-    if memory.changed_s is not None and now - memory.changed_s < spec.cooldown_s:
+    if memory.changed_s is not None and now - memory.changed_s < max(spec.cooldown_s, COOLDOWN_SHARE * horizon_s):
         return "but it changed a moment ago"
     small = pool.workers - most <= max(1, int(SMALL_TURN * pool.workers))
     if small and memory.direction > 0 and len(memory.turns) > spec.max_reversals_per_hour - 2:

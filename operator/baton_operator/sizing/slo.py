@@ -132,7 +132,9 @@ def _decide_pool(
     floor, ceiling = spec.floor(role, epoch_s), spec.bounds_of[role].maximum
     target = min(ceiling, max(floor, needed))
     shrunk = min(ceiling, max(floor, relaxed))
-    workers, why, kept = paced(spec, pool, memory.pools[role], target, shrunk, demand.is_late, memory.since_s, now)
+    workers, why, kept = paced(
+        spec, pool, memory.pools[role], target, shrunk, demand.is_late, memory.since_s, demand.horizon_s, now
+    )
     enough = pool.workers >= needed and pool.routable == pool.workers and not demand.is_late
     kept = ordered(kept, workers - pool.workers, demand.horizon_s, now)
     kept = judged(kept, pool, spec.targets.share(role), enough, now)

@@ -53,8 +53,8 @@ class SizingSpec:
     """Until a start has been measured."""
     stabilisation_s: float = 180.0
     """A pool shrinks only to what it needed at most during this time."""
-    cooldown_s: float = 60.0
-    """Between a change of a pool and its next step down."""
+    cooldown_s: float = 30.0
+    """Between a change of a pool and its next step down, at least."""
     drain_s: float = 20.0
     """In what time a backlog that is still there at the horizon shall be gone."""
     max_step_up: int = 64
