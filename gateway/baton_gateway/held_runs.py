@@ -40,11 +40,18 @@ class HeldRuns:
             return False
         fingerprint = live.fingerprint
         assert fingerprint is not None
-        if fingerprint not in self._queues and not is_backed_up(self._table.views(), fingerprint):
+        if fingerprint not in self._queues and self._has_room(route.prefill, fingerprint):
             return False
         self._queues.setdefault(fingerprint, deque()).append((live, action))
         self._look_later()
         return True
+
+    def _has_room(self, chosen: bytes, fingerprint: PairFingerprint) -> bool:
+        """The chosen worker or any other has; mostly it is the chosen one, which is cheaper to look at alone."""
+        worker = self._table.get(chosen)
+        if worker is not None and worker.token_s and not is_backed_up((worker.view(),), fingerprint):
+            return True
+        return not is_backed_up(self._table.views(), fingerprint)
 
     def look(self) -> None:
         """Let go whose turn has come: a worker reported, came or went, or time has passed."""

@@ -29,15 +29,22 @@ def run(number: int, is_first: bool = True) -> PickRoute:
 
 
 class Gate:
-    """Held runs over a pool that the test sets; `gone` has those that were let go, each of which makes one busy."""
+    """Held runs over workers that the test sets; `gone` has those that were let go, each of which makes one busy."""
 
     def __init__(self, *views: WorkerView) -> None:
-        self.views, self.gone = list(views), list[int]()
-        self.held = HeldRuns(cast(Any, SimpleNamespace(views=lambda: self.views)), self._let_go)
+        self.pool, self.gone = list(views), list[int]()
+        self.held = HeldRuns(cast(Any, self), self._let_go)
+
+    def get(self, epoch: bytes) -> Any:
+        chosen = next((each for each in self.pool if each.epoch == epoch), None)
+        return chosen and SimpleNamespace(token_s=chosen.token_s, view=lambda: chosen)
+
+    def views(self) -> list[WorkerView]:
+        return self.pool
 
     def _let_go(self, live: Any, action: PickRoute) -> None:
         self.gone.append(action.run[0])
-        self.views = [view(BUSY, live.fingerprint), *(v for v in self.views if v.fingerprint != live.fingerprint)]
+        self.pool = [view(BUSY, live.fingerprint), *(v for v in self.pool if v.fingerprint != live.fingerprint)]
 
     def takes(self, action: PickRoute, revision: str = "a", route: Any = ROUTE) -> bool:
         return self.held.takes(cast(Any, SimpleNamespace(fingerprint=revision)), action, route)
@@ -62,16 +69,16 @@ async def test_runs_go_in_order_one_for_each_room() -> None:
     assert gate.takes(run(2))
     gate.held.look()
     assert gate.gone == []
-    gate.views = [view(FREE)]
+    gate.pool = [view(FREE)]
     assert gate.takes(run(3)), "others came first"
     gate.held.look()
     assert gate.gone == [1], "it made the worker busy"
-    gate.views = [view(FREE)]
+    gate.pool = [view(FREE)]
     gate.held.look()
-    gate.views = [view(FREE)]
+    gate.pool = [view(FREE)]
     gate.held.look()
     assert (gate.gone, len(gate.held)) == ([1, 2, 3], 0)
-    gate.views = [view(FREE)]
+    gate.pool = [view(FREE)]
     assert not gate.takes(run(4))
 
 
@@ -91,6 +98,6 @@ async def test_revisions_do_not_wait_for_each_other() -> None:
 async def test_time_alone_lets_a_run_go() -> None:
     gate = Gate(view(BUSY))
     assert gate.takes(run(1))
-    gate.views = [view(FREE)]  # what a worker computes shrinks by the clock, without a report
+    gate.pool = [view(FREE)]  # what a worker computes shrinks by the clock, without a report
     await until(lambda: gate.gone == [1])
     assert len(gate.held) == 0
