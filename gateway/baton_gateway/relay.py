@@ -79,8 +79,8 @@ class Relay:
         self._rules = rules
         self._budget = RetryBudget()
         self._affinity = PrefixAffinity()
-        self._held = HeldRuns(table, self._let_go)
-        self.worker_reported = self._held.look
+        self.held = HeldRuns(table, self._let_go)
+        self.worker_reported = self.held.look
         self._by_ticket: dict[int, LiveRequest] = {}
         self._by_run: dict[bytes, LiveRequest] = {}
         self._loop = asyncio.get_running_loop()
@@ -200,7 +200,7 @@ class Relay:
                     self._send(live, action)
                 case PickRoute():
                     route = self._choose(live, action)
-                    if not self._held.takes(live, action, route):
+                    if not self.held.takes(live, action, route):
                         self._feed(live, self._routed(live, action, route))
                 case Prepare():
                     live.preparing = self._loop.create_task(self._prepare(live))

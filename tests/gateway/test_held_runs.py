@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
+
+import aiohttp
 
 from baton_gateway import errors
 from baton_gateway.held_runs import HeldRuns
 from baton_gateway.request_events import PickRoute, Route
 from baton_gateway.route import WorkerView, is_backed_up
+from baton_kv_transfer.wire.measures import StepTiming
 from baton_kv_transfer.wire.values import Role
-from baton_testing.gateway_process import until
+from baton_testing.gateway_process import RunningGateway, until
 
 TOKEN_S = 0.001
 BUSY, FREE = 600, 400
@@ -101,3 +105,25 @@ async def test_time_alone_lets_a_run_go() -> None:
     gate.pool = [view(FREE)]  # what a worker computes shrinks by the clock, without a report
     await until(lambda: gate.gone == [1])
     assert len(gate.held) == 0
+
+
+async def test_clients_wait_while_the_pool_is_busy_and_are_answered_when_it_reports_room(
+    gateway: RunningGateway,
+) -> None:
+    worker = gateway.pool.prefill[0]
+    worker.timings = (StepTiming(1, 1000, 5e5, 0, 0, 1000 * TOKEN_S),)
+    worker.waiting_tokens = BUSY
+    await worker.report()
+    await until(lambda: any(each.load_tokens == BUSY for each in gateway.server.table.views()))
+    body = {"model": "tiny", "prompt": "x", "max_tokens": 2}
+    async with aiohttp.ClientSession() as http:
+        asking = [asyncio.create_task(http.post(gateway.url("/v1/completions"), json=body)) for _ in range(3)]
+        await until(lambda: len(gateway.server.relay.held) == 3)
+        assert worker.received == []
+        assert gateway.server.relay.backlog().waiting == 3
+        asking[1].cancel()
+        await until(lambda: gateway.server.relay.num_live == 2)
+        worker.waiting_tokens, worker.timings = 0, ()
+        await worker.report()
+        assert [(await asked).status for asked in (asking[0], asking[2])] == [200, 200]
+    assert len([message for message in worker.received if type(message).__name__ == "Prefill"]) == 2

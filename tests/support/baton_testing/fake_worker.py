@@ -33,6 +33,7 @@ from baton_kv_transfer.wire.gateway_link import (
     ToWorker,
     WorkerState,
 )
+from baton_kv_transfer.wire.measures import StepTiming
 from baton_kv_transfer.wire.values import (
     WIRE_VERSION,
     Finish,
@@ -86,6 +87,9 @@ class FakeWorker:
     block_tokens: int = 16
     blocks_total: int = 1_024
     step_s: float = 0.0
+    waiting_tokens: int = 0
+    timings: tuple[StepTiming, ...] = ()
+    """What it reports of its load."""
     tokens_per_step: int = 1
     model_hash: str = "ab" * 32
     epoch: bytes = field(default_factory=lambda: secrets.token_bytes(16))
@@ -171,7 +175,10 @@ class FakeWorker:
         )
 
     def state(self, draining: bool = False) -> WorkerState:
-        return WorkerState(draining, len(self.running), 0, 0, self.blocks_total, 0, self._steps, self.step_s)
+        return WorkerState(
+            draining, len(self.running), 0, self.waiting_tokens, self.blocks_total, 0, self._steps, self.step_s,
+            timings=self.timings,
+        )  # fmt: skip
 
     async def _serve(self, request: web.Request) -> web.WebSocketResponse:
         link = web.WebSocketResponse(max_msg_size=4 << 20)
