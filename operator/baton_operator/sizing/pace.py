@@ -18,7 +18,7 @@ SMALL_TURN = 0.25
 
 REGRET_S, REGRET_MARGIN, MAX_WINDOW_S = 600.0, 1.2, 900.0
 """A pool that has to grow again so soon after it shrank should have waited: by how much longer it waits next time."""
-COOLDOWN_SHARE = 1.15
+COOLDOWN_SHARE = 1.05
 """Of the time until a worker started now serves: a pool rests at least so long before it shrinks. What takes long to
 come back is not sent away twice before anybody knows whether the first time was right."""
 REGRET_GROWTH = 2.0
