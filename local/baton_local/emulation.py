@@ -21,6 +21,8 @@ FORM = re.compile(
     r"(?P<accelerator>[a-z0-9]+?)(x(?P<count>[1-8]))?:(?P<model>[^@]+?)(/(?P<slower>[1-9][0-9]?))?(@(?P<startup>[0-9.]+))?"
 )
 DEFAULT_STARTUP_S = 30.0
+HOLD_S = 0.5
+"""The gateway's own, whatever steps take: `baton_gateway.route.BUSY_S`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,9 @@ def emulated(text: str, deployment: LLMDeployment) -> Emulation:
     label = f"steps take {times} as {shape.name} on {count} {accelerator.name} by its measured rates"
     # Few bytes of KV really move here, so the links that sizing reckons with must be as good as free.
     return Emulation(
-        label, replace(model.slowed(slower, slower), link_bytes_per_s=1e15, accelerators=(1, 1)), startup_s
+        label,
+        replace(model.slowed(slower, slower), link_bytes_per_s=1e15, hold_s=HOLD_S, accelerators=(1, 1)),
+        startup_s,
     )
 
 

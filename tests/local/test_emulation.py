@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from baton_gateway.route import BUSY_S
 from baton_local.emulation import emulated, write_paced
 from baton_local.errors import RefusedError
 from baton_testing.manifests import deployment
@@ -21,6 +22,7 @@ def test_workers_take_the_time_that_sizing_believes_in(tmp_path: Path) -> None:
     assert times.startup_s == 12.5
     assert times.prefill_token_s == emulation.model.prefill.per_token_s == 4 * plain.model.prefill.per_token_s
     assert times.decode_fixed_s == emulation.model.decode.fixed_s
+    assert emulation.model.hold_s == BUSY_S
     assert "4 times as long as llama-3.1-70b on 2 h200" in times.label
 
 

@@ -44,6 +44,18 @@ def test_prompts_that_queue_share_a_step_within_the_budget() -> None:
     assert twin.first_s == pytest.approx([first_step, second, second, third])
 
 
+def test_prompts_that_wait_at_the_gateway_go_to_a_worker_that_comes() -> None:
+    first_s = []
+    for hold_s in (None, 0.05):
+        twin = started(requests([(1.0, 1000, 1), (1.01, 800, 1)]), model=replace(ROUND_WORKER, hold_s=hold_s))
+        twin.run_until(1.02)
+        twin.add(Role.PREFILL, 1.02)
+        twin.run_out()
+        first_s.append(twin.first_s[1])
+    own = 0.01 + 0.08
+    assert first_s == pytest.approx([1.11 + own, 1.02 + own])
+
+
 def test_many_steps_at_once_end_when_single_steps_would() -> None:
     rows = [(0.1 * i, 200 + 37 * i, 5 + 11 * (i % 7)) for i in range(30)]
     twin = Twin(ROUND_WORKER, requests(rows), Stage.DECODE)

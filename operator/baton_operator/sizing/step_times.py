@@ -68,6 +68,9 @@ class WorkerModel:
     """Seal, scatter and verify after the last bytes, and the messages around them."""
     gateway_s: float = 4e-3
     """Tokenising, routing and delivery, added to every first token."""
+    hold_s: float | None = None
+    """Prompts wait at the gateway while every prefill worker has more work than this; None: than fills its next step,
+    which at the speed of real hardware is about the same."""
     accelerators: tuple[int, int] = (1, 1)
     """Of one prefill and of one decode worker."""
 

@@ -200,7 +200,7 @@ class Twin:
                 continue
             worker = least_loaded(self.routable_prefill, now)
             tokens, cached = self._uncached(request)
-            if worker.queue and worker.queued_tokens + tokens > self.model.max_step_tokens:
+            if worker.is_backed_up(tokens, now, self.model):
                 return
             self._take()
             self._prefill_of[request] = worker

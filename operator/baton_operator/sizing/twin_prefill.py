@@ -59,6 +59,12 @@ class PrefillWorker:
         """Seconds of work before a new prompt could start."""
         return self.queued_s + (self.busy_until - now if self.batch else 0.0)
 
+    def is_backed_up(self, tokens: int, now: float, model: WorkerModel) -> bool:
+        """A prompt of so many tokens waits at the gateway rather than here."""
+        if model.hold_s is not None:
+            return self.load_s(now) > model.hold_s
+        return bool(self.queue) and self.queued_tokens + tokens > model.max_step_tokens
+
     def start_batch(self, now: float, model: WorkerModel) -> float | None:
         """Take prompts up to the budget; returns when they are done, None when there is nothing or no room."""
         if self.batch or not self.queue:
