@@ -34,7 +34,8 @@ class LinkedWorker:
     """Queue a message; False when the link is gone."""
     clock: Callable[[], float] = time.monotonic
     state: WorkerState | None = None
-    reported_s: float = 0.0
+    computing_since_s: float = 0.0
+    """When the oldest step that it told of and that is not over was first told of."""
     is_suspect: bool = False
     sent_sequences: int = 0
     """Since the last report."""
@@ -60,7 +61,9 @@ class LinkedWorker:
         return taken
 
     def reported(self, state: WorkerState) -> None:
-        self.state, self.reported_s = state, self.clock()
+        before, self.state = self.state, state
+        if before is None or state.steps != before.steps or not before.computing_tokens:
+            self.computing_since_s = self.clock()
         self.timings.extend(state.timings)
         for timing in state.timings:
             if timing.prefill_tokens and not timing.decode_rows:
@@ -78,10 +81,10 @@ class LinkedWorker:
         return self.prefill_s / self.prefill_tokens if self.prefill_tokens else None
 
     def _computing(self, state: WorkerState) -> int:
-        """Prompt tokens still to be computed in the steps that ran at the last report."""
+        """Prompt tokens still to be computed in the steps that ran at the last report, as time has passed since."""
         if not self.token_s:
             return state.computing_tokens
-        return max(0, state.computing_tokens - int((self.clock() - self.reported_s) / self.token_s))
+        return max(0, state.computing_tokens - int((self.clock() - self.computing_since_s) / self.token_s))
 
     def view(self) -> WorkerView:
         hello, state = self.hello, self.state

@@ -14,7 +14,8 @@ from baton_gateway.request_events import PickRoute, Route
 from baton_gateway.route import WorkerView, is_backed_up
 from baton_kv_transfer.wire.measures import StepTiming
 from baton_kv_transfer.wire.values import Role
-from baton_testing.gateway_process import RunningGateway, until
+from baton_testing.fake_worker import FakePool
+from baton_testing.gateway_process import RunningGateway, running_gateway, until
 
 TOKEN_S = 0.001
 BUSY, FREE = 600, 400
@@ -107,14 +108,29 @@ async def test_time_alone_lets_a_run_go() -> None:
     assert len(gate.held) == 0
 
 
-async def test_clients_wait_while_the_pool_is_busy_and_are_answered_when_it_reports_room(
-    gateway: RunningGateway,
-) -> None:
+async def test_a_client_that_waits_is_told_when_its_deadline_has_passed(pool: FakePool) -> None:
+    async with running_gateway(pool, "--max-request-duration-s=1") as gateway, aiohttp.ClientSession() as http:
+        await busy(gateway)
+        body = {"model": "tiny", "prompt": "x", "max_tokens": 2}
+        async with http.post(gateway.url("/v1/completions"), json=body) as answer:
+            assert answer.status == 504
+        assert gateway.pool.prefill[0].received == []
+
+
+async def busy(gateway: RunningGateway) -> None:
+    """The prefill worker says that it is, and how fast it is."""
     worker = gateway.pool.prefill[0]
     worker.timings = (StepTiming(1, 1000, 5e5, 0, 0, 1000 * TOKEN_S),)
     worker.waiting_tokens = BUSY
     await worker.report()
     await until(lambda: any(each.load_tokens == BUSY for each in gateway.server.table.views()))
+
+
+async def test_clients_wait_while_the_pool_is_busy_and_are_answered_when_it_reports_room(
+    gateway: RunningGateway,
+) -> None:
+    worker = gateway.pool.prefill[0]
+    await busy(gateway)
     body = {"model": "tiny", "prompt": "x", "max_tokens": 2}
     async with aiohttp.ClientSession() as http:
         asking = [asyncio.create_task(http.post(gateway.url("/v1/completions"), json=body)) for _ in range(3)]

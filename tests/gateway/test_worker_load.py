@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+from msgspec.structs import replace
+
 from baton_gateway.workers import LinkedWorker
 from baton_kv_transfer.wire.gateway_link import WorkerState
 from baton_kv_transfer.wire.measures import StepTiming
@@ -39,6 +41,20 @@ def test_a_prompt_that_is_computed_is_load_until_it_should_be_done() -> None:
     assert worker.view().load_tokens == 300 + 500 + 50
     now[0] += 5.0
     assert worker.view().load_tokens == 300 + 50, "slower than thought, but never less than what waits"
+
+
+def test_another_report_in_the_middle_of_a_step_does_not_begin_it_anew() -> None:
+    now = [10.0]
+    worker = linked(now)
+    worker.reported(state(waiting=0, computing=0))
+    worker.reported(state(waiting=0, computing=2000))
+    now[0] += 1.5
+    worker.reported(state(waiting=300, computing=2000))
+    assert worker.view().load_tokens == 300 + 500
+    worker.reported(state(waiting=0, computing=2300))  # the next step is launched ahead
+    assert worker.view().load_tokens == 800
+    worker.reported(replace(state(waiting=0, computing=300), steps=6))
+    assert worker.view().load_tokens == 300
 
 
 def test_it_is_load_in_full_while_no_step_has_told_how_fast_it_is() -> None:

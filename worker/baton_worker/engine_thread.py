@@ -75,9 +75,7 @@ class _Arrivals:
     requests: int = 0
     tokens: int = 0
 
-    def and_of(self, command: Command) -> _Arrivals:
-        if not isinstance(command, Submit | ReserveBlocks):
-            return self
+    def and_of(self, command: Submit | ReserveBlocks) -> _Arrivals:
         tokens = len(command.spec.tokens) if isinstance(command, Submit) else 0
         return _Arrivals(self.requests + 1, self.tokens + tokens)
 
@@ -121,8 +119,9 @@ class EngineThread:
         self._thread.start()
 
     def post(self, command: Command) -> None:
-        """Queue a command; safe from any thread. Requests come from one."""
-        self._given = self._given.and_of(command)
+        """Queue a command; safe from any thread. Requests come from one: only that one may count them."""
+        if isinstance(command, Submit | ReserveBlocks):
+            self._given = self._given.and_of(command)
         self._commands.put(command)
 
     def stop(self, timeout_s: float) -> bool:
@@ -187,7 +186,8 @@ class EngineThread:
             self._carry_out(command, self._clock())
 
     def _carry_out(self, command: Command, now: float) -> None:
-        self._taken = self._taken.and_of(command)
+        if isinstance(command, Submit | ReserveBlocks):
+            self._taken = self._taken.and_of(command)
         match command:
             case Submit(spec):
                 self._scheduler.submit(spec, now)
