@@ -64,8 +64,8 @@ def main() -> int:
     parser.add_argument("trace", type=Path)
     parser.add_argument("--emulate", default="h200x2:llama-3.1-70b/16@2", help="as of baton up (default %(default)s)")
     parser.add_argument("--pools", nargs=2, type=int, default=(5, 3), metavar=("PREFILL", "DECODE"))
-    parser.add_argument("--rates", nargs="+", type=float, default=(0.2, 0.3, 0.4, 0.5), help="of the trace's")
-    parser.add_argument("--minutes", type=float, default=4.0, help="of arrivals, each")
+    parser.add_argument("--rates", nargs="+", type=float, default=(0.2, 0.35, 0.5), help="of the trace's")
+    parser.add_argument("--minutes", type=float, default=2.5, help="of arrivals, each")
     options = parser.parse_args()
     pools = (options.pools[0], options.pools[1])
     asked = Asked(options.trace, options.emulate, 16.0, 0.6, max(pools), 0.0, 0.0, options.minutes)
@@ -85,7 +85,8 @@ def main() -> int:
         }
         rows.append(row)
         print(json.dumps(row), flush=True)
-    command = f"python -m bench.paced_fixed TRACE --emulate {asked.emulate}"
+    rates = " ".join(f"{rate:g}" for rate in options.rates)
+    command = f"python -m bench.paced_fixed TRACE --emulate {asked.emulate} --rates {rates} --minutes {asked.minutes:g}"
     result = {"command": command, "emulated": emulation.label, "pools": pools, "rows": rows}
     (FOLDER / "paced_fixed.json").write_text(json.dumps(result) + "\n")
     return 0

@@ -70,7 +70,7 @@ class WorkerModel:
     """Tokenising, routing and delivery, added to every first token."""
     hold_s: float | None = None
     """Prompts wait at the gateway while every prefill worker has more work than this; None: than fills its next step,
-    which at the speed of real hardware is about the same."""
+    which at the speed of real hardware makes no difference (docs/sizing.md)."""
     accelerators: tuple[int, int] = (1, 1)
     """Of one prefill and of one decode worker."""
 
