@@ -50,8 +50,8 @@ async def run(asked: Asked, pools: tuple[int, int], workload: Workload) -> list[
         return answers
 
 
-def predicted(emulation: Emulation, pools: tuple[int, int], workload: Workload) -> Twin:
-    twin = Twin(emulation.model, workload)
+def predicted(emulation: Emulation, pools: tuple[int, int], workload: Workload, ttft_s: float) -> Twin:
+    twin = Twin(emulation.model, workload, ttft_s=ttft_s)
     for role, count in zip(POOL_ROLES, pools, strict=True):
         for _ in range(count):
             twin.add(role, 0.0)
@@ -75,7 +75,7 @@ def main() -> int:
         part = trace.between(START_S, START_S + 60.0 * asked.minutes)
         workload = part.rate_scaled(rate, np.random.default_rng(3))
         answers = asyncio.run(run(asked, pools, workload))
-        twin = predicted(emulation, pools, workload)
+        twin = predicted(emulation, pools, workload, asked.ttft_s)
         busy = sum(worker.seconds_batched for worker in twin.prefill) / pools[0] / workload.duration_s
         row = {
             "rate_per_s": round(len(workload) / workload.duration_s, 2),

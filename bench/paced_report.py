@@ -101,7 +101,7 @@ def prediction(
     startup_s: float,
 ) -> dict[str, Predicted]:
     """`same pools`: the twin's latencies on the pools as they really were; `closed loop`: its own decisions too."""
-    twin = Twin(emulation.model, workload)
+    twin = Twin(emulation.model, workload, ttft_s=ttft_s)
     points = []
     for role in POOL_ROLES:
         for _ in range(samples[0].ready[role.value]):

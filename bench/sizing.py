@@ -43,7 +43,7 @@ class Row:
 Key = tuple[str, float, str]
 
 
-def run(traces: Path, limit_s: float, only: str, policies: tuple[str, ...], path: Path) -> None:
+def run(traces: Path, limit_s: float, only: str, policies: tuple[str, ...], path: Path, one_queue: bool) -> None:
     done = {(row.scenario, row.startup_s, row.policy) for row in rows(path)}
     started = time.monotonic()
     RESULTS.mkdir(exist_ok=True)
@@ -57,7 +57,15 @@ def run(traces: Path, limit_s: float, only: str, policies: tuple[str, ...], path
             if time.monotonic() - started > limit_s:
                 return
             scenario = Scenario(
-                case.name, case.workload, case.true, case.spec, startup_s, initial, case.lost, case.deaths
+                case.name,
+                case.workload,
+                case.true,
+                case.spec,
+                startup_s,
+                initial,
+                case.lost,
+                case.deaths,
+                in_turn=policy in PEERS and not one_queue,
             )
             if policy == "oracle":
                 out = oracle(scenario, needs)
@@ -197,11 +205,12 @@ def main() -> int:
     runner.add_argument("--only", default="", help="part of a scenario's name")
     runner.add_argument("--policies", default=",".join(POLICIES), help="comma-separated")
     runner.add_argument("--table", type=Path, default=TABLE)
+    runner.add_argument("--one-queue", action="store_true", help="prompts wait by the target under peers' rules too")
     reporter = commands.add_parser("report")
     reporter.add_argument("--table", type=Path, default=TABLE)
     options = parser.parse_args()
     if options.command == "run":
-        run(options.traces, options.limit_s, options.only, tuple(options.policies.split(",")), options.table)
+        run(options.traces, options.limit_s, options.only, tuple(options.policies.split(",")), options.table, options.one_queue)
     else:
         report(options.table)
     return 0

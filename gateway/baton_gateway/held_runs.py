@@ -1,14 +1,20 @@
-"""Runs that wait for a prefill worker to be nearly done, first come first served.
+"""Runs that wait for a prefill worker to be nearly done: those first whose target is nearest, late ones last.
 
 A prompt that waits at a worker is bound to it: it stays behind a long one although a neighbour falls idle or a new
 worker comes. So while all are busy prompts wait here instead, and go to whoever has room first.
+
+Whose first token has to start soonest to come within the TTFT target goes first (least slack first, Dertouzos 1974).
+What is late already goes last, in the order in which it became so: in turn a backlog would make everybody behind it
+late as well.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from baton_gateway.errors import Problem
 from baton_gateway.live_request import LiveRequest
@@ -20,6 +26,38 @@ from baton_kv_transfer.wire.values import PairFingerprint
 LOOK_S = 0.05
 """How often held runs are looked at without a report: what a worker computes shrinks by the clock."""
 
+Held = tuple[LiveRequest, PickRoute]
+
+
+def latest_start_s(arrived_s: float, own_s: float, ttft_s: float) -> float:
+    """When a prompt has to be begun for its first token to be in time.
+
+    One that takes longer than the target by itself waits as if it took no time: it is not worse off than others.
+    """
+    return arrived_s + (ttft_s - own_s if own_s <= ttft_s else ttft_s)
+
+
+@dataclass(slots=True)
+class Turns:
+    """Held runs of one revision."""
+
+    in_time: list[tuple[float, int, Held]] = field(default_factory=list)
+    """(latest start, number, run), a heap"""
+    late: deque[Held] = field(default_factory=deque)
+    pushed: int = 0
+
+    def __len__(self) -> int:
+        return len(self.in_time) + len(self.late)
+
+    def push(self, run: Held, latest_s: float) -> None:
+        self.pushed += 1
+        heapq.heappush(self.in_time, (latest_s, self.pushed, run))
+
+    def pop(self, now: float) -> Held:
+        while self.in_time and self.in_time[0][0] < now:
+            self.late.append(heapq.heappop(self.in_time)[2])
+        return heapq.heappop(self.in_time)[2] if self.in_time else self.late.popleft()
+
 
 class HeldRuns:
     """A queue for each revision: one that has room does not wait for another."""
@@ -28,13 +66,13 @@ class HeldRuns:
         """`let_go` routes a run whose turn has come, or drops it if its request is over."""
         self._table = table
         self._let_go = let_go
-        self._queues: dict[PairFingerprint, deque[tuple[LiveRequest, PickRoute]]] = {}
+        self._queues: dict[PairFingerprint, Turns] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         return sum(len(queue) for queue in self._queues.values())
 
-    def takes(self, live: LiveRequest, action: PickRoute, route: Route | Problem) -> bool:
+    def takes(self, live: LiveRequest, action: PickRoute, route: Route | Problem, ttft_s: float) -> bool:
         """Whether the run waits its turn. What ran before, or is computed where it is decoded, does not."""
         if not action.is_first or isinstance(route, Problem) or route.prefill is None:
             return False
@@ -42,7 +80,8 @@ class HeldRuns:
         assert fingerprint is not None
         if fingerprint not in self._queues and self._has_room(route.prefill, fingerprint):
             return False
-        self._queues.setdefault(fingerprint, deque()).append((live, action))
+        latest_s = latest_start_s(live.life.arrived_s, route.own_s, ttft_s)
+        self._queues.setdefault(fingerprint, Turns()).push((live, action), latest_s)
         self._look_later()
         return True
 
@@ -55,9 +94,10 @@ class HeldRuns:
 
     def look(self) -> None:
         """Let go whose turn has come: a worker reported, came or went, or time has passed."""
+        now = asyncio.get_running_loop().time()
         for fingerprint, queue in list(self._queues.items()):
             while queue and not is_backed_up(self._table.views(), fingerprint):
-                self._let_go(*queue.popleft())
+                self._let_go(*queue.pop(now))
             if not queue:
                 self._queues.pop(fingerprint, None)
         self._look_later()

@@ -27,6 +27,8 @@ class RelayRules:
     life: LifeRules = field(default_factory=LifeRules)
     route: RoutePolicy = field(default_factory=RoutePolicy)
     max_duration_s: float = 600.0
+    ttft_s: float = 0.5
+    """The target by which prompts wait their turn."""
     max_parked: int = 4_096
     """Requests that may wait for a first pair of workers; more are told to come again."""
 

@@ -200,7 +200,7 @@ class Relay:
                     self._send(live, action)
                 case PickRoute():
                     route = self._choose(live, action)
-                    if not self.held.takes(live, action, route):
+                    if not self.held.takes(live, action, route, self._rules.ttft_s):
                         self._feed(live, self._routed(live, action, route))
                 case Prepare():
                     live.preparing = self._loop.create_task(self._prepare(live))

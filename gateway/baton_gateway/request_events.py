@@ -57,6 +57,8 @@ class Route:
     """Where `prefill` reaches `decode`; not None when `prefill` is given."""
     local_s: float = 0.0
     """Seconds that the decode worker gives to a prompt that might have been computed elsewhere."""
+    own_s: float = 0.0
+    """Seconds that `prefill` computes it; 0 while nobody knows."""
 
 
 class Outcome(enum.StrEnum):

@@ -103,7 +103,8 @@ def pick(
         return Route(kept.epoch, decode.epoch, decode.pair_address)
     if decode is not None and policy.disaggregate and prefill is not None:
         local = None if policy.targets is None else _local(query, prefill, decode, affinity, policy.targets)
-        return local or Route(prefill.epoch, decode.epoch, decode.pair_address)
+        own_s = _missing(prefill, query, affinity) * (prefill.token_s or 0.0)
+        return local or Route(prefill.epoch, decode.epoch, decode.pair_address, own_s=own_s)
     if decode is not None and _may_go_local(policy):
         return Route(None, decode.epoch, None)
     if _would_fit_if_larger(fitting, large):

@@ -218,7 +218,8 @@ def _policy(settings: Settings) -> RoutePolicy:
 
 def _rules(settings: Settings) -> RelayRules:
     life = LifeRules(park_s=settings.park_s)
-    return RelayRules(life, _policy(settings), settings.max_request_duration_s, settings.max_queued)
+    duration_s = settings.max_request_duration_s
+    return RelayRules(life, _policy(settings), duration_s, settings.slo_ttft_s, settings.max_queued)
 
 
 def _limits(settings: Settings) -> AdmissionLimits:

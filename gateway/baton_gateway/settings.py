@@ -80,7 +80,7 @@ def _parser() -> _Parser:
     add("--tls", type=Path, metavar="DIR", help="folder with tls.crt and tls.key: serve HTTPS (default: HTTP)")
     add("--disaggregation", choices=("always", "never", "auto"), default="always", help="(default %(default)s)")
     add("--prefill-unavailable", choices=("fail", "decode-locally"), default="fail", help="(default %(default)s)")
-    add("--slo-ttft-s", type=float, default=0.5, metavar="S", help="target, for auto (default %(default)s)")
+    add("--slo-ttft-s", type=float, default=0.5, metavar="S", help="target, for waiting and auto (default %(default)s)")
     add("--slo-tpot-s", type=float, default=0.05, metavar="S", help="target, for auto (default %(default)s)")
     add("--max-request-duration-s", type=float, default=600.0, metavar="S", help="(default %(default)s)")
     add("--max-running", type=int, default=1024, metavar="N", help="at work, per process (default %(default)s)")

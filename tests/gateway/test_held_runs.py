@@ -1,4 +1,6 @@
-"""Prompts wait at the gateway while every prefill worker is busy, and go in order to whoever has room first."""
+"""Prompts wait at the gateway while every prefill worker is busy, and go to whoever has room first: those first whose
+target is nearest, late ones last.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +9,21 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import aiohttp
+from hypothesis import given
+from hypothesis import strategies as st
 
 from baton_gateway import errors
-from baton_gateway.held_runs import HeldRuns
+from baton_gateway.held_runs import HeldRuns, Turns, latest_start_s
 from baton_gateway.request_events import PickRoute, Route
 from baton_gateway.route import WorkerView, is_backed_up
 from baton_kv_transfer.wire.measures import StepTiming
 from baton_kv_transfer.wire.values import Role
+from baton_operator.sizing.twin_queue import PromptQueue
 from baton_testing.fake_worker import FakePool
 from baton_testing.gateway_process import RunningGateway, running_gateway, until
 
 TOKEN_S = 0.001
+TTFT_S = 100.0
 BUSY, FREE = 600, 400
 """Tokens: more and less than half a second."""
 ROUTE = Route(b"prefill", b"decode", None)
@@ -51,8 +57,15 @@ class Gate:
         self.gone.append(action.run[0])
         self.pool = [view(BUSY, live.fingerprint), *(v for v in self.pool if v.fingerprint != live.fingerprint)]
 
-    def takes(self, action: PickRoute, revision: str = "a", route: Any = ROUTE) -> bool:
-        return self.held.takes(cast(Any, SimpleNamespace(fingerprint=revision)), action, route)
+    def takes(self, action: PickRoute, revision: str = "a", route: Any = ROUTE, age_s: float = 0.0) -> bool:
+        life = SimpleNamespace(arrived_s=asyncio.get_running_loop().time() - age_s)
+        return self.held.takes(cast(Any, SimpleNamespace(fingerprint=revision, life=life)), action, route, TTFT_S)
+
+    def free_one_at_a_time(self, times: int) -> list[int]:
+        for _ in range(times):
+            self.pool = [view(FREE)]
+            self.held.look()
+        return self.gone
 
 
 def test_a_pool_is_backed_up_when_each_of_its_workers_is() -> None:
@@ -85,6 +98,26 @@ async def test_runs_go_in_order_one_for_each_room() -> None:
     assert (gate.gone, len(gate.held)) == ([1, 2, 3], 0)
     gate.pool = [view(FREE)]
     assert not gate.takes(run(4))
+
+
+async def test_the_nearest_target_goes_first_and_late_runs_last() -> None:
+    gate = Gate(view(BUSY))
+    for number, age_s, own_s in ((1, 130, 1), (2, 120, 1), (3, 0, 10), (4, 10, 1), (5, 0, 50), (6, 60, 101), (7, 0, 0)):
+        assert gate.takes(run(number), route=Route(b"prefill", b"decode", None, own_s=own_s), age_s=age_s)
+    assert gate.free_one_at_a_time(7) == [6, 5, 4, 3, 7, 1, 2]
+
+
+@given(st.lists(st.tuples(st.floats(0, 2), st.floats(0, 3), st.booleans()), min_size=1, max_size=60), st.floats(0.1, 2))
+def test_the_twin_has_the_same_order(steps: list[tuple[float, float, bool]], ttft_s: float) -> None:
+    real, twin, now = Turns(), PromptQueue(ttft_s), 0.0
+    for number, (seconds, own_s, is_push) in enumerate(steps):
+        now += seconds
+        if is_push:
+            real.push(cast(Any, number), latest_start_s(now, own_s, ttft_s))
+            twin.push(number, now, own_s)
+        elif len(real):
+            due = twin.first(now)
+            assert (real.pop(now), twin.pop(), len(real)) == (due, due, len(twin))
 
 
 async def test_only_what_is_new_and_goes_to_a_prefill_worker_waits() -> None:

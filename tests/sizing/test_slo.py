@@ -10,7 +10,6 @@ from baton_operator.names import Role
 from baton_operator.sizing.budget import fitted
 from baton_operator.sizing.decision import Known, ProvenZero, Unknown
 from baton_operator.sizing.memory import MAX_SAVED_BYTES, Memory, PoolMemory, restored, saved
-from baton_operator.sizing.pace import window_s
 from baton_operator.sizing.slo import SloDecision, decide
 from baton_operator.sizing.spec import Bounds, Schedule, SizingSpec
 from baton_operator.sizing.telemetry import ArrivalReading, Arrivals
@@ -28,8 +27,8 @@ def arrivals(per_s: float, seconds: float = 10.0) -> ArrivalReading:
 class Walk:
     """Feeds a decision its own answers, one interval at a time."""
 
-    def __init__(self, a_spec: SizingSpec, workers: int = 1) -> None:
-        self.spec = a_spec
+    def __init__(self, a_spec: SizingSpec, workers: int = 1, startup_s: float = 30.0) -> None:
+        self.spec, self.startup_s = a_spec, startup_s
         self.memory = Memory()
         self.now = 1000.0
         self.workers = (workers, workers)
@@ -38,7 +37,7 @@ class Walk:
         for _ in range(count):
             self.now += 10.0
             waiting = Known(queued) if queued else ProvenZero()
-            observed = seen(reading, self.workers, waiting)
+            observed = seen(reading, self.workers, waiting, self.startup_s)
             decision = decide(self.spec, observed, self.memory, self.now, PerWorker(), epoch_s=self.now)
             self.memory = decision.memory
             self.workers = (decision.pools[Role.PREFILL].workers, decision.pools[Role.DECODE].workers)
@@ -74,7 +73,7 @@ def test_unknown_arrivals_hold_every_pool_and_alarm_after_some_time() -> None:
     assert not decision.alarm
     assert walk.step(Unknown("no report")).alarm
     assert walk.workers == before
-    walk.step(arrivals(4), 10)
+    walk.step(arrivals(4), 6)
     assert walk.workers == before, "the window starts anew behind a gap"
 
 
@@ -181,24 +180,14 @@ def test_what_clients_saw_of_a_burst_is_no_error_of_the_twin() -> None:
     assert _judged(500_000.0, 30).pools[Role.DECODE].correction == 1.0, "they waited"
 
 
-def test_a_pool_that_shrank_too_early_waits_longer_the_next_time() -> None:
-    walk = Walk(spec(stabilisation_s=180.0))
-    sizes = []
-    for _ in range(4):  # a minute of much every five minutes
-        walk.step(arrivals(5), 24)
-        sizes.append(walk.workers[0])
-        walk.step(arrivals(40), 6)
-    assert sizes[1] < 8, "it shrank between the first two"
-    assert min(sizes[2:]) >= 8, "and not after that"
-    walk.step(arrivals(5), 60)
-    assert walk.workers[0] < 8, "but does in the end"
-
-
-def test_only_a_size_that_would_have_helped_is_missed() -> None:
-    a_spec = spec(stabilisation_s=180.0)
-    helped, too_small = ((0.0, -8), (300.0, 7)), ((0.0, -2), (300.0, 12))
-    assert window_s(a_spec, PoolMemory(turns=helped)) > 400.0
-    assert window_s(a_spec, PoolMemory(turns=too_small)) == 180.0
+def test_a_pool_rests_for_as_long_as_a_new_worker_takes_before_it_shrinks() -> None:
+    walk = Walk(spec(), startup_s=200.0)
+    walk.step(arrivals(40), 6)
+    grown = walk.workers
+    walk.step(arrivals(5), 10)
+    assert walk.workers == grown, "nobody knows yet whether they were needed"
+    walk.step(arrivals(5), 10)
+    assert walk.workers[0] < grown[0]
 
 
 def test_prompts_that_become_much_longer_are_a_new_mix_at_once() -> None:

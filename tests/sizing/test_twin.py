@@ -56,6 +56,18 @@ def test_prompts_that_wait_at_the_gateway_go_to_a_worker_that_comes() -> None:
     assert first_s == pytest.approx([1.11 + own, 1.02 + own])
 
 
+def test_prompts_that_can_be_in_time_go_before_those_that_are_late() -> None:
+    rows = [(1.0, 10_000, 1), (1.05, 100, 1), (1.8, 100, 1), (1.9, 100, 1), (1.95, 2000, 1)]
+    order = []
+    for ttft_s in (None, 0.5):
+        twin = Twin(replace(ROUND_WORKER, hold_s=0.0), requests(rows), ttft_s=ttft_s)
+        twin.add(Role.PREFILL, 0.0)
+        twin.add(Role.DECODE, 0.0)
+        twin.run_out()
+        order.append(np.argsort(twin.first_s).tolist())
+    assert order == [[0, 1, 2, 3, 4], [0, 4, 2, 3, 1]], "the longest has the least slack"
+
+
 def test_many_steps_at_once_end_when_single_steps_would() -> None:
     rows = [(0.1 * i, 200 + 37 * i, 5 + 11 * (i % 7)) for i in range(30)]
     twin = Twin(ROUND_WORKER, requests(rows), Stage.DECODE)

@@ -140,7 +140,7 @@ class TwinSizer:
         prefill, decode = thinned_pair(*workers)
         load = rate_per_s * min(prefill / workers[0], decode / workers[1])
         workload = draw(mix, load, self._decode_requests(mix, load))
-        twin = Twin(self.model, workload, Stage.BOTH, prefix_affinity=self.prefix_affinity)
+        twin = self._twin(workload, Stage.BOTH)
         for role, count in ((Role.PREFILL, prefill), (Role.DECODE, decode)):
             for _ in range(count):
                 twin.add(role, 0.0)
@@ -157,9 +157,7 @@ class TwinSizer:
         fewest, most = PREFILL_REQUESTS
         count = int(min(most, max(fewest, load * PREFILL_SECONDS))) if prefill else self._decode_requests(mix, load)
         workload = draw(mix, load, count)
-        twin = Twin(
-            self.model, workload, Stage.PREFILL if prefill else Stage.DECODE, prefix_affinity=self.prefix_affinity
-        )
+        twin = self._twin(workload, Stage.PREFILL if prefill else Stage.DECODE)
         for _ in range(group):
             twin.add(role, 0.0)
         twin.run_until(0.0)
@@ -168,6 +166,9 @@ class TwinSizer:
         warm = len(workload) // (5 if prefill else 2)
         met = ttft <= self.targets.ttft_s if prefill else tpot <= self.targets.tpot_s
         return float(np.mean(met[warm:]))
+
+    def _twin(self, workload: Workload, stage: Stage) -> Twin:
+        return Twin(self.model, workload, stage, prefix_affinity=self.prefix_affinity, ttft_s=self.targets.ttft_s)
 
     def _decode_requests(self, mix: Mix, load: float) -> int:
         """Enough that the second half starts with as many sequences running as there will be."""

@@ -26,9 +26,9 @@ DISPERSIONS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 CORRECTION_STEP, CORRECTION_DECAY, MAX_CORRECTION = 0.04, 0.005, 1.5
 JUDGED_AFTER_S = 90.0
 """What clients saw is a window of a minute, and answers of half a minute end in it."""
-DRAIN_SHARE = 0.3
-"""A backlog may take this share of a start-up to drain: it was late before any worker could help, and the workers that
-drain it are paid for as long as they take to come and go."""
+DRAIN_SHARE = 1.5
+"""Start-ups that a backlog may take to drain: it was late before any worker could help, what comes now does not wait
+behind it, and workers that drain it are paid for as long as they take to come and go."""
 TOLERANCE = 0.02
 """By how much clients may see less than the wanted share before the twin is corrected."""
 

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import isfinite
+from typing import Any
 
 from baton_operator.names import POOL_ROLES, Role
 from baton_operator.sizing.backlog import Orders
@@ -40,9 +41,8 @@ class PoolMemory:
     needs: tuple[tuple[float, int], ...] = ()
     """(when, workers that it needed with the margin for shrinking), over the stabilisation window"""
     changed_s: float | None = None
-    turns: tuple[tuple[float, int], ...] = ()
-    """(when, the size it began to grow to, or minus the size it began to shrink from) of changes of direction, over an
-    hour"""
+    turns: tuple[float, ...] = ()
+    """When its direction changed, over an hour."""
     direction: int = 0
     orders: Orders = ()
     """Workers asked for lately and when they should be routable."""
@@ -84,7 +84,7 @@ def saved(memory: Memory, now: float, epoch_s: float | None = None, limit: int =
 
     stride = max(1, len(memory.shapes) // SAVED_SHAPES)
     fixed: dict[str, object] = {
-        "v": 1,
+        "v": 2,
         "at": round(now if epoch_s is None else epoch_s),
         "last": ago(memory.last_arrival_s),
         "mix": [
@@ -92,7 +92,7 @@ def saved(memory: Memory, now: float, epoch_s: float | None = None, limit: int =
             for shape in memory.shapes[::stride][:SAVED_SHAPES]
         ],
         "pools": {
-            role.value: [ago(pool.changed_s), [[ago(at), turn] for at, turn in pool.turns], pool.direction, pool.wanted]
+            role.value: [ago(pool.changed_s), [ago(at) for at in pool.turns], pool.direction, pool.wanted]
             for role, pool in memory.pools.items()
         },
     }
@@ -117,7 +117,7 @@ def restored(text: str, now: float, epoch_s: float | None = None) -> Memory:
 
 
 def _restored(document: dict[str, object], now: float, epoch_s: float) -> Memory:
-    if document["v"] != 1:
+    if document["v"] != 2:
         return Memory()
     gap = epoch_s - _number(document["at"])
     if not 0 <= gap < HOUR_S:
@@ -127,20 +127,20 @@ def _restored(document: dict[str, object], now: float, epoch_s: float) -> Memory
         return None if ago is None else now - gap - _number(ago)
 
     shapes = tuple(
-        RequestShape(int(_number(p)), int(_number(o)), int(_number(c))) for p, o, c in _rows(document["mix"])
+        RequestShape(int(_number(p)), int(_number(o)), int(_number(c))) for p, o, c in _list(document["mix"])
     )
     pools = dict(Memory().pools)
     for name, (changed, turns, direction, wanted) in _entries(document["pools"]):
-        rows = ((when(at), int(_number(turn))) for at, turn in _rows(turns))
+        times = (when(at) for at in _list(turns))
         pools[Role(name)] = PoolMemory(
             changed_s=when(changed),
-            turns=tuple((at, turn) for at, turn in rows if at is not None),
+            turns=tuple(at for at in times if at is not None),
             direction=int(_number(direction)),
             wanted=None if wanted is None else int(_number(wanted)),
         )
     history = tuple(
         Interval(_number(requests), _number(tokens))
-        for requests, tokens in zip(_rows(document["req"]), _rows(document["tok"]), strict=True)
+        for requests, tokens in zip(_list(document["req"]), _list(document["tok"]), strict=True)
     )
     return Memory(
         last_arrival_s=when(document["last"]), history=history[-HISTORY:], shapes=shapes[:RECENT], pools=pools
@@ -153,7 +153,7 @@ def _number(value: object) -> float:
     return float(value)
 
 
-def _rows(value: object) -> list[list[object]]:
+def _list(value: object) -> list[Any]:
     if not isinstance(value, list):
         raise TypeError("not a list")
     return value

@@ -5,8 +5,6 @@ Pure.
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
-from math import inf
 
 from baton_operator.sizing.memory import HOUR_S, PoolMemory
 from baton_operator.sizing.spec import SizingSpec
@@ -14,30 +12,6 @@ from baton_operator.sizing.telemetry import PoolSeen
 
 SMALL_TURN = 0.25
 """A pool that would shrink by no more than this share is near a threshold; its turns are counted."""
-
-
-REGRET_S, REGRET_MARGIN, MAX_WINDOW_S = 600.0, 1.2, 900.0
-"""A pool that has to grow again so soon after it shrank should have waited: by how much longer it waits next time."""
-COOLDOWN_SHARE = 1.05
-"""Of the time until a worker started now serves: a pool rests at least so long before it shrinks. What takes long to
-come back is not sent away twice before anybody knows whether the first time was right."""
-REGRET_GROWTH = 2.0
-"""If it has to grow to more than this times what it was, keeping that would hardly have helped."""
-
-
-def window_s(spec: SizingSpec, memory: PoolMemory) -> float:
-    """Over what time a pool keeps what it needed: the stabilisation window, longer where shrinking was regretted.
-
-    `turns` alternate: after a turn downwards comes the turn upwards that regrets it, unless it goes far beyond the
-    former size. Sending away what worked off a backlog, soon after it came, is no such turn.
-    """
-    longest, grown_s = spec.stabilisation_s, -inf
-    for (at, size), (next_s, next_size) in pairwise(memory.turns):
-        if size > 0:
-            grown_s = at
-        elif next_s - at < REGRET_S and at - grown_s >= spec.stabilisation_s and next_size <= REGRET_GROWTH * -size:
-            longest = max(longest, min(MAX_WINDOW_S, REGRET_MARGIN * (next_s - at + spec.stabilisation_s)))
-    return longest
 
 
 def paced(
@@ -56,14 +30,13 @@ def paced(
     `target`: needed now, a backlog included; `shrunk`: for the forecast alone with the margin. Only the latter is
     remembered: what worked off a backlog is free as soon as that is gone.
     """
-    memory = replace(memory, turns=tuple(turn for turn in memory.turns if now - turn[0] < HOUR_S))
-    kept_s = window_s(spec, memory)
-    needs = tuple((at, need) for at, need in memory.needs if now - at < kept_s)
+    memory = replace(memory, turns=tuple(at for at in memory.turns if now - at < HOUR_S))
+    needs = tuple((at, need) for at, need in memory.needs if now - at < spec.stabilisation_s)
     memory = replace(memory, needs=(*needs, (now, shrunk)))
     workers = pool.workers
     if target > workers:
         after = min(target, workers + spec.max_step_up)
-        return after, "", _moved(memory, after, now)
+        return after, "", _moved(memory, 1, now)
     most = max(target, *(need for _, need in memory.needs))
     if most >= workers:
         return workers, "", memory
@@ -73,7 +46,7 @@ def paced(
     if why:
         return workers, f"could be {most}, {why}", memory
     after = max(most, workers - spec.max_step_down)
-    return after, f"needed at most {most} for {kept_s:.0f} s", _moved(memory, -workers, now)
+    return after, f"needed at most {most} for {spec.stabilisation_s:.0f} s", _moved(memory, -1, now)
 
 
 def _obstacle(
@@ -90,7 +63,8 @@ def _obstacle(
         return "but it is unknown which workers are routable"
     if known_since_s is None or now - known_since_s < spec.stabilisation_s:
         return "but arrivals have not been known for long enough"
-    if memory.changed_s is not None and now - memory.changed_s < max(spec.cooldown_s, COOLDOWN_SHARE * horizon_s):
+    # What takes long to come back is not sent away twice before anybody knows whether the first time was right.
+    if memory.changed_s is not None and now - memory.changed_s < max(spec.cooldown_s, horizon_s):
         return "but it changed a moment ago"
     small = pool.workers - most <= max(1, int(SMALL_TURN * pool.workers))
     if small and memory.direction > 0 and len(memory.turns) > spec.max_reversals_per_hour - 2:
@@ -98,11 +72,10 @@ def _obstacle(
     return ""
 
 
-def _moved(memory: PoolMemory, size: int, now: float) -> PoolMemory:
-    """`size`: what it grows to, or minus what it shrinks from."""
-    direction = 1 if size > 0 else -1
+def _moved(memory: PoolMemory, direction: int, now: float) -> PoolMemory:
+    """`direction`: 1 when it grows, -1 when it shrinks."""
     turned = memory.direction == -direction
-    turns = (*memory.turns, (now, size)) if turned else memory.turns
+    turns = (*memory.turns, now) if turned else memory.turns
     return replace(memory, changed_s=now, direction=direction, turns=turns)
 
 

@@ -38,6 +38,8 @@ class Scenario:
     """Times without metrics."""
     deaths: tuple[tuple[float, Role], ...] = ()
     seed: int = 1
+    in_turn: bool = False
+    """Prompts wait in order of arrival, as in other systems, instead of by the target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,8 @@ def replay(
 ) -> Outcome:
     """One run from the first arrival until everything ended; billed until the last arrival."""
     workload = scenario.workload
-    twin = Twin(scenario.model, workload, patience_s=PATIENCE_S)
+    ttft_s = None if scenario.in_turn else scenario.spec.targets.ttft_s
+    twin = Twin(scenario.model, workload, patience_s=PATIENCE_S, ttft_s=ttft_s)
     views = Views(twin, scenario)
     random = np.random.default_rng(scenario.seed)
     wanted = dict(scenario.initial)

@@ -21,7 +21,7 @@ from baton_operator.sizing.pace import ordered, paced
 from baton_operator.sizing.spec import SizingSpec
 from baton_operator.sizing.telemetry import Arrivals, Observed, PoolSeen
 
-SHRINK_MARGIN = 1.05
+SHRINK_MARGIN = 1.15
 """A smaller pool must carry this much more than the forecast, so that it does not have to grow again at once."""
 
 

@@ -51,10 +51,10 @@ class SizingSpec:
     """Of the forecast: how sure an interval's load shall be covered."""
     startup_s: float = 120.0
     """Until a start has been measured."""
-    stabilisation_s: float = 180.0
+    stabilisation_s: float = 60.0
     """A pool shrinks only to what it needed at most during this time."""
     cooldown_s: float = 30.0
-    """Between a change of a pool and its next step down, at least."""
+    """Between a change of a pool and its next step down, at least; no less than a worker takes to serve."""
     drain_s: float = 20.0
     """In what time a backlog that is still there at the horizon shall be gone."""
     max_step_up: int = 64

@@ -9,7 +9,6 @@ outside and passed in. Left out: single layers, network faults, the gateway's fa
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from collections.abc import Sequence
 from math import inf, nan
 
@@ -18,6 +17,7 @@ from baton_operator.sizing.step_times import WorkerModel
 from baton_operator.sizing.twin_decode import DecodeWorker, least_room
 from baton_operator.sizing.twin_events import Kind, Stage
 from baton_operator.sizing.twin_prefill import PrefillWorker, least_loaded
+from baton_operator.sizing.twin_queue import PromptQueue
 from baton_operator.sizing.workload import Workload
 
 Worker = PrefillWorker | DecodeWorker
@@ -33,7 +33,9 @@ class Twin:
         stage: Stage = Stage.BOTH,
         patience_s: float = inf,
         prefix_affinity: float = 0.9,
+        ttft_s: float | None = None,
     ) -> None:
+        """`ttft_s`: the target by which prompts wait their turn; without one they go in order of arrival."""
         self.model = model
         self.stage = stage
         self.patience_s = patience_s
@@ -50,7 +52,7 @@ class Twin:
         self.retries = 0
         self.rejected = 0
         self.next_arrival = 0
-        self.gateway: deque[int] = deque()
+        self.gateway = PromptQueue(ttft_s)
         self.gateway_tokens = 0
         self.prefill: list[PrefillWorker] = []
         self.decode: list[DecodeWorker] = []
@@ -184,7 +186,8 @@ class Twin:
             self.first_s[request] = self.now
             self._reserve(request)
             return
-        self.gateway.append(request)
+        prefill = self.model.prefill
+        self.gateway.push(request, self.now, prefill.fixed_s + prefill.prompt_s(*self._uncached(request)))
         self.gateway_tokens += self._prompt_now[request]
         self._dispatch()
 
@@ -192,7 +195,7 @@ class Twin:
         """Give queued prompts to prefill workers that can start them with their next step."""
         gateway, now = self.gateway, self.now
         while gateway and self.routable_prefill and (self.routable_decode or self.stage is Stage.PREFILL):
-            request = gateway[0]
+            request = gateway.first(now)
             if now - self.arrival_s[request] > self.patience_s and self.first_s[request] != self.first_s[request]:
                 self._take()
                 self.rejected += 1
@@ -212,7 +215,7 @@ class Twin:
             self._start(worker)
 
     def _take(self) -> None:
-        self.gateway_tokens -= self._prompt_now[self.gateway.popleft()]
+        self.gateway_tokens -= self._prompt_now[self.gateway.pop()]
 
     def _uncached(self, request: int) -> tuple[int, int]:
         """Tokens to compute and tokens found: affinity finds a prefix, chance finds it on one worker of n."""
@@ -320,7 +323,7 @@ class Twin:
         if self.stage is Stage.DECODE:
             self._reserve(request)
             return
-        self.gateway.appendleft(request)
+        self.gateway.push_front(request)
         self.gateway_tokens += self._prompt_now[request]
 
     def _release_legs(self, request: int) -> None:
