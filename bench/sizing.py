@@ -210,7 +210,14 @@ def main() -> int:
     reporter.add_argument("--table", type=Path, default=TABLE)
     options = parser.parse_args()
     if options.command == "run":
-        run(options.traces, options.limit_s, options.only, tuple(options.policies.split(",")), options.table, options.one_queue)
+        run(
+            options.traces,
+            options.limit_s,
+            options.only,
+            tuple(options.policies.split(",")),
+            options.table,
+            options.one_queue,
+        )
     else:
         report(options.table)
     return 0

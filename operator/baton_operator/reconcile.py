@@ -36,7 +36,7 @@ from baton_operator.telemetry import Heard, Telemetry
 from baton_operator.templates import Record
 from baton_operator.templates import manifest as record_manifest
 from baton_operator.verdict import Trouble, View, refused, status_of
-from baton_operator.worker_pods import Crew, Readiness
+from baton_operator.worker_pods import Crew, Readiness, placement_s
 
 log = logging.getLogger(__name__)
 TROUBLE_S, SIZING_S, LEAVING_S = 30.0, 10.0, 5.0
@@ -209,7 +209,10 @@ class Reconciler:
         published = {role: None if pool is None else pool.desired for role, pool in statuses.items()}
         running = {role: sum(group.workers for group in groups if group.role is role) for role in POOL_ROLES}
         before = standing(deployment, facades, published, running)
-        now = {role: PoolNow(running[role], _sum_routable(groups, role)) for role in POOL_ROLES}
+        now = {
+            role: PoolNow(running[role], _sum_routable(groups, role), placement_s(seen.pods, role))
+            for role in POOL_ROLES
+        }
         sized: Sized | None = None
         if deployment.spec.autoscaling.mode is ScalingMode.SLO:
             pools = {role: replace(now[role], workers=before[role]) for role in POOL_ROLES}

@@ -19,6 +19,8 @@ class PoolNow:
     """Wanted of all revisions together: started and not told to stop."""
     routable: int | None
     """None: unknown."""
+    placement_s: float | None = None
+    """What workers lately waited for before their processes started: nodes, images; None: unknown, or they do not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ one; what it knows of a deployment stays in this process, the part worth keeping
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from baton_operator.api import LLMDeployment
 from baton_operator.names import POOL_ROLES, Key, Role
@@ -46,6 +46,13 @@ class _Deployment:
     sized: Sized | None = None
     alarm: bool = False
     saved_s: float = float("-inf")
+    placement_s: dict[Role, float] = field(default_factory=dict)
+    """Last known of each pool: an empty one will need it, too."""
+
+    def startup_s(self, store: TelemetryStore, role: Role) -> float | None:
+        """From an order until the worker is ready; None: no worker has started yet."""
+        own_s = store.startup_s(role)
+        return None if own_s is None else own_s * STARTUP_SAFETY + self.placement_s.get(role, 0.0)
 
 
 class SloSizing:
@@ -71,11 +78,12 @@ class SloSizing:
         now = self._clock()
         store = self._stores(key)
         known = self._of(key, deployment, store, memory, now, epoch_s)
+        known.placement_s |= {role: pool.placement_s for role, pool in pools.items() if pool.placement_s is not None}
         expected = deployment.spec.gateway.replicas * deployment.spec.gateway.processes
         asleep = any(pools[role].workers == 0 for role in POOL_ROLES)
         parked = store.parked if asleep else 0
         if parked and (known.sized is None or not all(known.sized.workers.values())):
-            seen = sizing.unknown("requests wait for a first pair of workers", _observed(known.spec, store, pools, now))
+            seen = sizing.unknown("requests wait for a first pair of workers", _observed(known, store, pools, now))
             return self._decided(known, store, seen, parked, now, epoch_s)
         since = now - known.decided_s
         if since < known.spec.interval_s:
@@ -83,7 +91,7 @@ class SloSizing:
         if not store.is_complete(now, expected) and since < known.spec.interval_s + WAIT_FOR_REPORTS_S:
             return known.sized or _first(known.spec, pools, epoch_s)
         seen = replace(
-            _observed(known.spec, store, pools, now),
+            _observed(known, store, pools, now),
             queued_tokens=store.queued_tokens(now, expected),
             running=store.running(now, expected),
             arrivals=store.take_arrivals(now, expected),
@@ -183,18 +191,18 @@ def _first(spec: SizingSpec, pools: Mapping[Role, PoolNow], epoch_s: float) -> S
     return Sized(workers, {role: f"{role.value} {workers[role]}: nothing told yet" for role in POOL_ROLES}, holds=True)
 
 
-def _observed(spec: SizingSpec, store: TelemetryStore, pools: Mapping[Role, PoolNow], now: float) -> Observed:
+def _observed(known: _Deployment, store: TelemetryStore, pools: Mapping[Role, PoolNow], now: float) -> Observed:
     """The pools as they are; demand is filled in by whoever takes it."""
-    prefill, decode = (_seen(spec, store, role, pools[role], now) for role in POOL_ROLES)
+    prefill, decode = (_seen(known, store, role, pools[role], now) for role in POOL_ROLES)
     return Observed(Unknown("not taken yet"), prefill, decode)
 
 
-def _seen(spec: SizingSpec, store: TelemetryStore, role: Role, pool: PoolNow, now: float) -> PoolSeen:
-    startup_s = store.startup_s(role)
-    limit_s = spec.targets.ttft_s if role is Role.PREFILL else spec.targets.tpot_s
+def _seen(known: _Deployment, store: TelemetryStore, role: Role, pool: PoolNow, now: float) -> PoolSeen:
+    targets = known.spec.targets
+    limit_s = targets.ttft_s if role is Role.PREFILL else targets.tpot_s
     met = store.latencies(now).share_met(role, limit_s)
     share: Reading = Unknown("too few requests") if met is None or met[1] < MIN_JUDGED else Known(met[0])
-    return PoolSeen(pool.workers, pool.routable, None if startup_s is None else startup_s * STARTUP_SAFETY, share)
+    return PoolSeen(pool.workers, pool.routable, known.startup_s(store, role), share)
 
 
 def _steps(store: TelemetryStore) -> list[StepSeen]:
@@ -216,7 +224,7 @@ def _inputs(decision: SloDecision, store: TelemetryStore, known: _Deployment, no
         if value is not None:
             parts.append(f"{name}_p{100 * target:g}_ms {value * 1e3:.4g}")
     for role in POOL_ROLES:
-        startup_s = store.startup_s(role)
+        startup_s = known.startup_s(store, role)
         if startup_s is not None:
             parts.append(f"{role.value}_startup_s {startup_s:.3g}")
     parts.append(f"oldest_wait_s {store.oldest_s():.3g}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 
 from baton_operator.names import POOL_ROLES, Role, gateway_name, workers_name
 from baton_operator.objects.cluster import Manifest
@@ -11,6 +12,7 @@ from baton_operator.objects.metadata import ROLE_LABEL, TEMPLATE_LABEL
 from baton_operator.plain import integer, is_leaving, mapping, mappings, metadata_of, uid_of
 
 MANY_RESTARTS = 2
+PLACEMENTS = 8
 _NO_IMAGE = frozenset({"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull"})
 _STUCK = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 
@@ -28,6 +30,9 @@ class WorkerPod:
     """Why it does not come up by itself; empty: it may."""
     unschedulable: str = ""
     """Why no node takes it; empty: one did, or none has been tried."""
+    made: str = ""
+    placed_s: float | None = None
+    """From when it was made until its container ran: a node, the image; None: it does not run, or was restarted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,16 @@ def worker_pods(pods: Iterable[Manifest], deployment: str) -> tuple[WorkerPod, .
     labels, is left out."""
     found = (_worker_pod(pod, deployment) for pod in pods)
     return tuple(sorted((each for each in found if each is not None), key=lambda each: each.uid))
+
+
+def placement_s(pods: Iterable[WorkerPod], role: Role) -> float | None:
+    """What workers of a pool wait for before their processes start: the slowest but one of the newest eight (the
+    slowest of few); None: none runs."""
+    newest = sorted((pod for pod in pods if pod.role is role), key=lambda pod: pod.made)
+    known = sorted([pod.placed_s for pod in newest if pod.placed_s is not None][-PLACEMENTS:])
+    if not known:
+        return None
+    return known[-2] if len(known) == PLACEMENTS else known[-1]
 
 
 def gateway_failure(pods: Iterable[Manifest], deployment: str) -> str:
@@ -110,7 +125,21 @@ def _worker_pod(pod: Manifest, deployment: str) -> WorkerPod | None:
         leaving=is_leaving(pod),
         failure="" if ready else _failure(status),
         unschedulable=str(placed.get("message", "no node")) if is_refused else "",
+        made=str(metadata.get("creationTimestamp", "")),
+        placed_s=_placed_s(metadata, status),
     )
+
+
+def _placed_s(metadata: Manifest, status: Manifest) -> float | None:
+    containers = mappings(status.get("containerStatuses"))
+    times = [mapping(mapping(each.get("state")).get("running")).get("startedAt") for each in containers]
+    if not times or any(integer(each.get("restartCount")) for each in containers):
+        return None
+    try:
+        made, *started = (datetime.fromisoformat(str(each)) for each in (metadata.get("creationTimestamp"), *times))
+        return max(0.0, (max(started) - made).total_seconds())
+    except (ValueError, TypeError):
+        return None  # it does not run yet, or its times are of another form
 
 
 def _failure(status: Manifest) -> str:

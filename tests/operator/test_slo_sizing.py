@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from baton_kv_transfer.wire.measures import Arrived, Backlog, RequestLengths, Served, Sketch
+from baton_kv_transfer.wire.measures import (
+    Arrived,
+    Backlog,
+    Condition,
+    RequestLengths,
+    Served,
+    Sketch,
+    WorkerMeasures,
+)
 from baton_kv_transfer.wire.operator_link import GatewayHello, Summary
+from baton_kv_transfer.wire.values import Address
+from baton_kv_transfer.wire.values import Role as WireRole
 from baton_operator.api import LLMDeployment
 from baton_operator.names import POOL_ROLES, Key, Role
 from baton_operator.scaling import PoolNow, Sized
@@ -17,6 +27,9 @@ from baton_testing.sizing import ROUND_WORKER
 KEY = Key("default", "chat")
 GATEWAY = b"g" * 16
 EMPTY = Sketch()
+STARTED = WorkerMeasures(
+    WireRole.PREFILL, b"w" * 16, "t", Address("127.0.0.1", 1), Condition.LIVE, True, 0, 0, 0, 16, 99, 99, 0, 20.0
+)
 
 
 def chat(minimum: int = 1, **fields: object) -> LLMDeployment:
@@ -34,6 +47,8 @@ class Run:
     store: TelemetryStore = field(default_factory=TelemetryStore)
     memory: str | None = None
     number: int = 0
+    placement_s: float | None = None
+    linked: tuple[WorkerMeasures, ...] = ()
 
     def __post_init__(self) -> None:
         self.sizing = SloSizing(lambda key: self.store, lambda: self.now, lambda each, config: ROUND_WORKER)
@@ -44,11 +59,11 @@ class Run:
         sample = (RequestLengths(1000, 100, 0),) * min(count if lengths is None else lengths, 8)
         arrived = Arrived(count, 0, 0, EMPTY, EMPTY, EMPTY, sample)
         backlog = Backlog(parked, parked, 0.0, 1000 * parked)
-        summary = Summary(self.number, 1e9, seconds, arrived, Served(EMPTY, EMPTY, 0), backlog, (), 0, "")
+        summary = Summary(self.number, 1e9, seconds, arrived, Served(EMPTY, EMPTY, 0), backlog, self.linked, 0, "")
         self.store.told(GATEWAY, summary, self.now)
 
     def decide(self) -> Sized:
-        pools = {role: PoolNow(self.workers, self.workers) for role in POOL_ROLES}
+        pools = {role: PoolNow(self.workers, self.workers, self.placement_s) for role in POOL_ROLES}
         sized = self.sizing.decide(KEY, self.deployment, pools, self.memory, 1.7e9 + self.now)
         self.workers = max(sized.workers.values())
         return sized
@@ -72,6 +87,16 @@ def test_pools_follow_the_load_and_say_why() -> None:
     assert "arrivals_per_s 40" in more.inputs
     assert more.memory is not None
     assert len(more.memory) <= 4096
+
+
+def test_who_has_to_wait_for_nodes_and_images_looks_further_ahead() -> None:
+    run = Run(chat(), placement_s=100.0, linked=(STARTED,))
+    run.step(40)
+    assert "prefill_startup_s 123" in (run.step(40).inputs or ""), "1.15 times its own start behind what it waited for"
+    run.placement_s = None
+    sized = run.step(40)
+    assert "prefill_startup_s 123" in (sized.inputs or ""), "an empty pool will need it, too"
+    assert "at +133 s" in sized.reasons[Role.PREFILL]
 
 
 def test_asked_again_with_nothing_new_it_answers_the_same() -> None:

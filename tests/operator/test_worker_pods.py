@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from baton_operator.names import Role
-from baton_operator.worker_pods import Crew, Readiness, WorkerPod, crews, gateway_failure, worker_pods
+from baton_operator.worker_pods import Crew, Readiness, WorkerPod, crews, gateway_failure, placement_s, worker_pods
 
 KEY = (Role.DECODE, "abc")
 
@@ -55,6 +55,28 @@ def test_a_crash_keeps_its_words_while_the_container_waits_and_tries() -> None:
     texts = {only(pod(ready=False, containerStatuses=[each])).failure for each in (waits, tries)}
     assert texts == {"Error, exit code 3: no such model"}
     assert only(pod(ready=True, containerStatuses=[tries])).failure == "", "it has come up"
+
+
+def placed(number: int, started: str | None, restarts: int = 0, role: str = "decode") -> WorkerPod:
+    state: dict[str, Any] = (
+        {"waiting": {}} if started is None else {"running": {"startedAt": f"2026-11-22T10:{started}Z"}}
+    )
+    raw = pod(str(number), role=role, containerStatuses=[{"restartCount": restarts, "state": state}])
+    raw["metadata"]["creationTimestamp"] = f"2026-11-22T10:{number:02}:00Z"
+    return only(raw)
+
+
+def test_what_a_worker_waits_for_before_it_runs_is_the_slowest_but_one_of_the_newest() -> None:
+    slow, quick = placed(0, "02:30"), placed(1, "01:04")
+    assert (slow.placed_s, quick.placed_s) == (150.0, 4.0)
+    other = (placed(2, None), placed(3, "59:00", restarts=1), placed(4, "05:00", role="prefill"), only(pod()))
+    assert [each.placed_s for each in other] == [None, None, 60.0, None], "started again, or of unknown age"
+    assert placement_s((slow, quick, *other), Role.DECODE) == 150.0
+    newer = [
+        placed(10 + place, f"{10 + place}:{seconds:02}") for place, seconds in enumerate((3, 4, 5, 6, 7, 8, 9, 58))
+    ]
+    assert placement_s((*newer, slow, quick), Role.DECODE) == 9.0
+    assert placement_s(other, Role.DECODE) is None
 
 
 def test_a_pod_without_a_node_says_why() -> None:

@@ -9,7 +9,7 @@ import pytest
 from baton_operator.names import Role
 from baton_operator.sizing.budget import fitted
 from baton_operator.sizing.decision import Known, ProvenZero, Unknown
-from baton_operator.sizing.memory import MAX_SAVED_BYTES, Memory, PoolMemory, restored, saved
+from baton_operator.sizing.memory import MAX_SAVED_BYTES, Memory, restored, saved
 from baton_operator.sizing.slo import SloDecision, decide
 from baton_operator.sizing.spec import Bounds, Schedule, SizingSpec
 from baton_operator.sizing.telemetry import ArrivalReading, Arrivals
