@@ -88,7 +88,7 @@ def main() -> int:
     rates = " ".join(f"{rate:g}" for rate in options.rates)
     command = f"python -m bench.paced_fixed TRACE --emulate {asked.emulate} --rates {rates} --minutes {asked.minutes:g}"
     result = {"command": command, "emulated": emulation.label, "pools": pools, "rows": rows}
-    (FOLDER / "paced_fixed.json").write_text(json.dumps(result) + "\n")
+    (FOLDER / "paced_fixed.json").write_text(json.dumps(result, separators=(",", ":")) + "\n")
     return 0
 
 

@@ -89,7 +89,7 @@ def _append(row: Row, path: Path) -> None:
         writer = csv.DictWriter(file, [field.name for field in fields(Row)], lineterminator="\n")
         if is_new:
             writer.writeheader()
-        writer.writerow(asdict(row))
+        writer.writerow({**asdict(row), "startup_s": f"{row.startup_s:g}"})
 
 
 def rows(path: Path) -> list[Row]:
