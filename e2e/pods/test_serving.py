@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -20,7 +21,9 @@ from pathlib import Path
 
 import pytest
 
+from baton_operator.names import Role
 from baton_operator.objects.cluster import KEYS_PATH
+from baton_operator.worker_pods import placement_s, worker_pods
 from baton_testing.pods.generator import Load
 from baton_testing.pods.kubectl import Json, is_ready, until
 from baton_testing.pods.operator_release import ROOT
@@ -47,6 +50,27 @@ def test_each_pool_scales_alone(world: World) -> None:
         for role, prefill, decode in (("prefill", 2, 1), ("decode", 2, 2)):
             world.kubectl.run("scale", f"llmpool/{NAME}-{role}", "--replicas=2")
             world.note(f"scale {role} to 2", seconds=round(world.wait_until_settled(prefill, decode), 1))
+
+
+def test_a_pool_that_sizes_itself_knows_what_its_pods_waited_for(world: World) -> None:
+    bounds = {"min": 2, "max": 2}
+    sized = world.deployment(autoscaling__mode="SLO", prefill__replicas=bounds, decode__replicas=bounds)
+    with serving(world, "sizing"):
+        world.kubectl.apply(sized)
+        until("start-ups of both pools are weighed", lambda: len(startups(world)) == 2, 120)
+        for role, seconds in startups(world).items():
+            placed_s = placement_s(worker_pods(world.kubectl.pods(workers(role)), NAME), Role(role))
+            assert placed_s is not None
+            assert seconds > placed_s, "a worker starts behind it"
+            world.note(f"start-up of a {role} worker", seconds=seconds, before_its_process=placed_s)
+        world.kubectl.apply(world.deployment())
+        world.wait_until_settled(2, 2)
+
+
+def startups(world: World) -> dict[str, float]:
+    """By role, what the last decision weighed."""
+    inputs = world.status().get("lastScaling", {}).get("inputs", "")
+    return {role: float(seconds) for role, seconds in re.findall(r"(prefill|decode)_startup_s ([0-9.]+)", inputs)}
 
 
 def test_a_new_template_rolls_without_a_failed_request(world: World) -> None:

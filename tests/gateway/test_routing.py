@@ -78,6 +78,13 @@ def test_the_pair_is_the_least_loaded_that_fits(workers: list[WorkerView], expec
     assert choose(*workers) == expected
 
 
+def test_a_route_says_how_long_its_prompt_takes_without_what_is_cached() -> None:
+    prefix, affinity, workers = prefix_keys(range(64), ""), PrefixAffinity(), (worker("P1", token_s=0.01), worker("D1"))
+    affinity.sent([b"P1"], prefix)
+    routes = [pick(query(prefix=keys), workers, POLICY, affinity, 0.0) for keys in ((), prefix)]
+    assert [route.own_s for route in routes if isinstance(route, Route)] == pytest.approx([1.0, 0.36])
+
+
 def test_who_failed_the_run_is_taken_only_when_there_is_no_other() -> None:
     asked = query(avoid=frozenset({b"P1", b"D1"}))
     assert choose(worker("P1"), worker("P2", load_tokens=900), worker("D1"), asked=asked) == "P2 D1"
