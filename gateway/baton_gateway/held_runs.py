@@ -26,15 +26,20 @@ from baton_kv_transfer.wire.values import PairFingerprint
 LOOK_S = 0.05
 """How often held runs are looked at without a report: what a worker computes shrinks by the clock."""
 
+BEGIN_SHARE = 0.6
+"""Of the target, by when a prompt shall have been computed if it were alone. The rest is for what it meets at the
+worker: the step that runs there ends first. In simulated runs 0.6 misses a third less than 1, 0.8 a tenth less."""
+
 Held = tuple[LiveRequest, PickRoute]
 
 
 def latest_start_s(arrived_s: float, own_s: float, ttft_s: float) -> float:
-    """When a prompt has to be begun for its first token to be in time.
+    """When a prompt has to be let go for its first token to be in time.
 
-    One that takes longer than the target by itself waits as if it took no time: it is not worse off than others.
+    One that takes longer than that by itself waits as if it took no time: it is not worse off than others.
     """
-    return arrived_s + (ttft_s - own_s if own_s <= ttft_s else ttft_s)
+    by_s = BEGIN_SHARE * ttft_s
+    return arrived_s + (by_s - own_s if own_s <= by_s else by_s)
 
 
 @dataclass(slots=True)

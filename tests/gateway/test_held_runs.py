@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton_gateway import errors
-from baton_gateway.held_runs import Held, HeldRuns, Turns, latest_start_s
+from baton_gateway.held_runs import BEGIN_SHARE, Held, HeldRuns, Turns, latest_start_s
 from baton_gateway.request_events import PickRoute, Route
 from baton_gateway.route import WorkerView, is_backed_up
 from baton_kv_transfer.wire.measures import StepTiming
@@ -23,7 +23,7 @@ from baton_testing.fake_worker import FakePool
 from baton_testing.gateway_process import RunningGateway, running_gateway, until
 
 TOKEN_S = 0.001
-TTFT_S = 100.0
+TTFT_S = 100.0 / BEGIN_SHARE
 BUSY, FREE = 600, 400
 """Tokens: more and less than half a second."""
 ROUTE = Route(b"prefill", b"decode", None)

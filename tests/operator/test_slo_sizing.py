@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from baton_kv_transfer.wire.measures import (
     Arrived,
@@ -157,9 +158,9 @@ def test_another_process_goes_on_from_the_memory() -> None:
 
 def test_what_is_kept_over_a_restart_is_not_rewritten_every_interval() -> None:
     run = Run(chat())
-    run.step(40)
-    kept = [run.step(40).memory for _ in range(30)]
-    assert len(set(kept)) <= 10, "once a minute, and when a pool moved"
+    sized = [run.step(40) for _ in range(31)][1:]
+    moves = sum(one.workers != other.workers for one, other in pairwise(sized))
+    assert len({each.memory for each in sized}) <= 6 + moves, "once a minute, and when a pool moved"
     assert None not in kept
 
 

@@ -59,7 +59,7 @@ def test_prompts_that_wait_at_the_gateway_go_to_a_worker_that_comes() -> None:
 def test_prompts_that_can_be_in_time_go_before_those_that_are_late() -> None:
     rows = [(1.0, 10_000, 1), (1.05, 100, 1), (1.8, 100, 1), (1.9, 100, 1), (1.95, 2000, 1)]
     order = []
-    for ttft_s in (None, 0.5):
+    for ttft_s in (None, 0.8):
         twin = Twin(replace(ROUND_WORKER, hold_s=0.0), requests(rows), ttft_s=ttft_s)
         twin.add(Role.PREFILL, 0.0)
         twin.add(Role.DECODE, 0.0)

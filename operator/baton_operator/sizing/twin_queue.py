@@ -5,6 +5,9 @@ from __future__ import annotations
 import heapq
 from collections import deque
 
+BEGIN_SHARE = 0.6
+"""As in the gateway."""
+
 
 class PromptQueue:
     """Least slack first, what is late already last; in order of arrival without a target."""
@@ -24,7 +27,8 @@ class PromptQueue:
         """`own_s`: seconds that a worker computes it; one that is too long for the target waits as if it took none."""
         slack_s = 0.0
         if self._ttft_s is not None:
-            slack_s = self._ttft_s - own_s if own_s <= self._ttft_s else self._ttft_s
+            by_s = BEGIN_SHARE * self._ttft_s
+            slack_s = by_s - own_s if own_s <= by_s else by_s
         heapq.heappush(self._waiting, (arrival_s + slack_s, request))
 
     def push_front(self, request: int) -> None:
