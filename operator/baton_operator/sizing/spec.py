@@ -51,7 +51,7 @@ class SizingSpec:
     """Of the forecast: how sure an interval's load shall be covered."""
     startup_s: float = 120.0
     """Until a start has been measured."""
-    stabilisation_s: float = 90.0
+    stabilisation_s: float = 60.0
     """A pool shrinks only to what it needed at most during this time."""
     cooldown_s: float = 30.0
     """Between a change of a pool and its next step down, at least; no less than a worker takes to serve."""
