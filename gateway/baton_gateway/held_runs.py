@@ -18,11 +18,14 @@ from dataclasses import dataclass, field
 
 from baton_gateway.errors import Problem
 from baton_gateway.live_request import LiveRequest
+from baton_gateway.request import Stage
 from baton_gateway.request_events import PickRoute, Route
 from baton_gateway.route import is_backed_up
 from baton_gateway.workers import WorkerTable
 from baton_kv_transfer.wire.values import PairFingerprint
 
+SWEEP_S = 1.0
+"""How often late runs whose requests ended meanwhile are dropped: their turn may be far away."""
 LOOK_S = 0.05
 """How often held runs are looked at without a report: what a worker computes shrinks by the clock."""
 
@@ -63,6 +66,9 @@ class Turns:
             self.late.append(heapq.heappop(self.in_time)[2])
         return heapq.heappop(self.in_time)[2] if self.in_time else self.late.popleft()
 
+    def sweep(self) -> None:
+        self.late = deque(run for run in self.late if run[0].life.stage is not Stage.ENDED)
+
 
 class HeldRuns:
     """A queue for each revision: one that has room does not wait for another."""
@@ -73,6 +79,7 @@ class HeldRuns:
         self._let_go = let_go
         self._queues: dict[PairFingerprint, Turns] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._swept_s = 0.0
 
     def __len__(self) -> int:
         return sum(len(queue) for queue in self._queues.values())
@@ -100,7 +107,11 @@ class HeldRuns:
     def look(self) -> None:
         """Let go whose turn has come: a worker reported, came or went, or time has passed."""
         now = asyncio.get_running_loop().time()
+        is_due = now - self._swept_s >= SWEEP_S
+        self._swept_s = now if is_due else self._swept_s
         for fingerprint, queue in list(self._queues.items()):
+            if is_due:
+                queue.sweep()
             while queue and not is_backed_up(self._table.views(), fingerprint):
                 self._let_go(*queue.pop(now))
             if not queue:

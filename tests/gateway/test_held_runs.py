@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from baton_gateway import errors
 from baton_gateway.held_runs import BEGIN_SHARE, Held, HeldRuns, Turns, latest_start_s
+from baton_gateway.request import Stage
 from baton_gateway.request_events import PickRoute, Route
 from baton_gateway.route import WorkerView, is_backed_up
 from baton_kv_transfer.wire.measures import StepTiming
@@ -57,8 +58,15 @@ class Gate:
         self.gone.append(action.run[0])
         self.pool = [view(BUSY, live.fingerprint), *(v for v in self.pool if v.fingerprint != live.fingerprint)]
 
-    def takes(self, action: PickRoute, revision: str = "a", route: Any = ROUTE, age_s: float = 0.0) -> bool:
-        life = SimpleNamespace(arrived_s=asyncio.get_running_loop().time() - age_s)
+    def takes(
+        self,
+        action: PickRoute,
+        revision: str = "a",
+        route: Any = ROUTE,
+        age_s: float = 0.0,
+        stage: Stage = Stage.RUNNING,
+    ) -> bool:
+        life = SimpleNamespace(arrived_s=asyncio.get_running_loop().time() - age_s, stage=stage)
         return self.held.takes(cast(Any, SimpleNamespace(fingerprint=revision, life=life)), action, route, TTFT_S)
 
     def free_one_at_a_time(self, times: int) -> list[int]:
@@ -105,6 +113,16 @@ async def test_the_nearest_target_goes_first_and_late_runs_last() -> None:
     for number, age_s, own_s in ((1, 130, 1), (2, 120, 1), (3, 0, 10), (4, 10, 1), (5, 0, 50), (6, 60, 101), (7, 0, 0)):
         assert gate.takes(run(number), route=Route(b"prefill", b"decode", None, own_s=own_s), age_s=age_s)
     assert gate.free_one_at_a_time(7) == [6, 5, 4, 3, 7, 1, 2]
+
+
+async def test_late_runs_whose_requests_ended_are_not_kept() -> None:
+    gate = Gate(view(BUSY))
+    for number, stage in ((1, Stage.RUNNING), (2, Stage.ENDED), (3, Stage.RUNNING)):
+        assert gate.takes(run(number), age_s=200, stage=stage)
+    assert gate.free_one_at_a_time(1) == [1], "all are found to be late"
+    gate.pool = [view(BUSY)]
+    await until(lambda: len(gate.held) == 1)
+    assert gate.free_one_at_a_time(1) == [1, 3]
 
 
 @given(st.lists(st.tuples(st.floats(0, 2), st.floats(0, 3), st.booleans()), min_size=1, max_size=60), st.floats(0.1, 2))
