@@ -59,7 +59,8 @@ async def test_messages_arrive_once_and_in_order_both_ways() -> None:
     assert [m for m in got[0] if not isinstance(m, Heartbeat)] == [wait(1_000 + n) for n in range(200)]
     links[0].close("enough")
     assert await runs[0] == "enough"
-    assert "LinkLostError" in await runs[1]
+    # It reads the end, or a heartbeat of its own was written before.
+    assert (await runs[1]).startswith(("LinkLostError", "BrokenPipeError", "ConnectionResetError"))
     assert all(link.state is PeerState.DEAD for link in links)
 
 
