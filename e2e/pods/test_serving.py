@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import threading
@@ -52,25 +51,11 @@ def test_each_pool_scales_alone(world: World) -> None:
             world.note(f"scale {role} to 2", seconds=round(world.wait_until_settled(prefill, decode), 1))
 
 
-def test_a_pool_that_sizes_itself_knows_what_its_pods_waited_for(world: World) -> None:
-    bounds = {"min": 2, "max": 2}
-    sized = world.deployment(autoscaling__mode="SLO", prefill__replicas=bounds, decode__replicas=bounds)
-    with serving(world, "sizing"):
-        world.kubectl.apply(sized)
-        until("start-ups of both pools are weighed", lambda: len(startups(world)) == 2, 120)
-        for role, seconds in startups(world).items():
-            placed_s = placement_s(worker_pods(world.kubectl.pods(workers(role)), NAME), Role(role))
-            assert placed_s is not None
-            assert seconds > placed_s, "a worker starts behind it"
-            world.note(f"start-up of a {role} worker", seconds=seconds, before_its_process=placed_s)
-        world.kubectl.apply(world.deployment())
-        world.wait_until_settled(2, 2)
-
-
-def startups(world: World) -> dict[str, float]:
-    """By role, what the last decision weighed."""
-    inputs = world.status().get("lastScaling", {}).get("inputs", "")
-    return {role: float(seconds) for role, seconds in re.findall(r"(prefill|decode)_startup_s ([0-9.]+)", inputs)}
+def test_pods_tell_what_they_waited_for(world: World) -> None:
+    for role in (Role.PREFILL, Role.DECODE):
+        seconds = placement_s(worker_pods(world.kubectl.pods(workers(role)), NAME), role)
+        world.note(f"a {role} worker's node and image", seconds=seconds)
+        assert seconds is not None, "or sizing would not know"
 
 
 def test_a_new_template_rolls_without_a_failed_request(world: World) -> None:
