@@ -58,7 +58,7 @@ class Route:
     local_s: float = 0.0
     """Seconds that the decode worker gives to a prompt that might have been computed elsewhere."""
     own_s: float = 0.0
-    """Seconds that `prefill` computes it; 0 while nobody knows."""
+    """Seconds that `prefill` computes it; 0 while no prompt step was seen, when nothing waits by it."""
 
 
 class Outcome(enum.StrEnum):

@@ -103,7 +103,7 @@ def pick(
         return Route(kept.epoch, decode.epoch, decode.pair_address)
     if decode is not None and policy.disaggregate and prefill is not None:
         local = None if policy.targets is None else _local(query, prefill, decode, affinity, policy.targets)
-        own_s = _missing(prefill, query, affinity) * (prefill.token_s or 0.0)
+        own_s = _missing(prefill, query, affinity) * _token_s(prefill, fitting)
         return local or Route(prefill.epoch, decode.epoch, decode.pair_address, own_s=own_s)
     if decode is not None and _may_go_local(policy):
         return Route(None, decode.epoch, None)
@@ -119,9 +119,15 @@ def is_backed_up(workers: Sequence[WorkerView], fingerprint: PairFingerprint) ->
     """
     prefill = [each for each in workers if each.role is Role.PREFILL and each.fingerprint == fingerprint]
     usable = [worker for worker in prefill if _is_usable(worker)]
-    known = [worker.token_s for worker in usable if worker.token_s is not None]
-    typical_s = sum(known) / max(1, len(known))
-    return bool(usable) and all(worker.load_tokens * (worker.token_s or typical_s) > BUSY_S for worker in usable)
+    return bool(usable) and all(worker.load_tokens * _token_s(worker, usable) > BUSY_S for worker in usable)
+
+
+def _token_s(worker: WorkerView, others: Sequence[WorkerView]) -> float:
+    """Seconds per prompt token; until its first step as other prefill workers take, 0 while none was seen of any."""
+    if worker.token_s is not None:
+        return worker.token_s
+    known = [each.token_s for each in others if each.role is Role.PREFILL and each.token_s is not None]
+    return sum(known) / max(1, len(known))
 
 
 def _local(

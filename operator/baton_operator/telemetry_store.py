@@ -21,10 +21,12 @@ from baton_operator.sizing.decision import Reading, Unknown
 from baton_operator.sizing.sketch import NOTHING, Sketch
 from baton_operator.sizing.telemetry import (
     MAX_SAMPLE,
+    STARTUPS,
     ArrivalReading,
     arrivals_reading,
     merged,
     number_reading,
+    slow_start_s,
 )
 from baton_operator.sizing.workload import RequestShape
 
@@ -34,7 +36,6 @@ LATENCY_WINDOW_S = 60.0
 WORKER_MEMORY_S = 600.0
 MAX_TIMINGS = 4_096
 MAX_NUMBERS = 2_048
-STARTUPS = 8
 ROLES = {WireRole.PREFILL: Role.PREFILL, WireRole.DECODE: Role.DECODE}
 
 
@@ -273,11 +274,8 @@ class TelemetryStore:
         return frozenset(str(w.address) for w in workers if w.condition is Condition.LIVE and w.has_partner)
 
     def startup_s(self, role: Role) -> float | None:
-        """The slowest but one of the last start-ups (the slowest of few); None: none was measured."""
-        known = sorted(self._startups.get(role, ()))
-        if not known:
-            return None
-        return known[-2] if len(known) == STARTUPS else known[-1]
+        """From the start of a process until it was ready; None: none was measured."""
+        return slow_start_s(tuple(self._startups.get(role, ())))
 
     def kv_capacity_tokens(self, role: Role) -> int | None:
         """KV that the smallest worker of a pool holds."""

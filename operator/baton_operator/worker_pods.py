@@ -10,9 +10,9 @@ from baton_operator.names import POOL_ROLES, Role, gateway_name, workers_name
 from baton_operator.objects.cluster import Manifest
 from baton_operator.objects.metadata import ROLE_LABEL, TEMPLATE_LABEL
 from baton_operator.plain import integer, is_leaving, mapping, mappings, metadata_of, uid_of
+from baton_operator.sizing.telemetry import slow_start_s
 
 MANY_RESTARTS = 2
-PLACEMENTS = 8
 _NO_IMAGE = frozenset({"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull"})
 _STUCK = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 
@@ -31,6 +31,7 @@ class WorkerPod:
     unschedulable: str = ""
     """Why no node takes it; empty: one did, or none has been tried."""
     made: str = ""
+    """When, as the API server wrote it: texts in the order of time."""
     placed_s: float | None = None
     """From when it was made until its container ran: a node, the image; None: it does not run, or was restarted."""
 
@@ -57,13 +58,9 @@ def worker_pods(pods: Iterable[Manifest], deployment: str) -> tuple[WorkerPod, .
 
 
 def placement_s(pods: Iterable[WorkerPod], role: Role) -> float | None:
-    """What workers of a pool wait for before their processes start: the slowest but one of the newest eight (the
-    slowest of few); None: none runs."""
+    """What workers of a pool wait for before their processes start; None: none runs."""
     newest = sorted((pod for pod in pods if pod.role is role), key=lambda pod: pod.made)
-    known = sorted([pod.placed_s for pod in newest if pod.placed_s is not None][-PLACEMENTS:])
-    if not known:
-        return None
-    return known[-2] if len(known) == PLACEMENTS else known[-1]
+    return slow_start_s([pod.placed_s for pod in newest if pod.placed_s is not None])
 
 
 def gateway_failure(pods: Iterable[Manifest], deployment: str) -> str:

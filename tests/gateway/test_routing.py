@@ -82,7 +82,9 @@ def test_a_route_says_how_long_its_prompt_takes_without_what_is_cached() -> None
     prefix, affinity, workers = prefix_keys(range(64), ""), PrefixAffinity(), (worker("P1", token_s=0.01), worker("D1"))
     affinity.sent([b"P1"], prefix)
     routes = [pick(query(prefix=keys), workers, POLICY, affinity, 0.0) for keys in ((), prefix)]
-    assert [route.own_s for route in routes if isinstance(route, Route)] == pytest.approx([1.0, 0.36])
+    new = (worker("P1", load_tokens=9, token_s=0.02), worker("P2"), worker("D1", token_s=9.0))
+    routes.append(pick(query(), new, POLICY, PrefixAffinity(), 0.0))
+    assert [route.own_s for route in routes if isinstance(route, Route)] == pytest.approx([1.0, 0.36, 2.0])
 
 
 def test_who_failed_the_run_is_taken_only_when_there_is_no_other() -> None:

@@ -6,7 +6,7 @@ reason, never a number. Who may send is decided before (authenticated links), ho
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
@@ -17,6 +17,8 @@ MAX_RATE_PER_S = 1e5
 MAX_TOKENS = 1 << 21
 MAX_SAMPLE = 64
 STALE_S = 30.0
+STARTUPS = 8
+"""So many of the last starts are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,14 @@ def number_reading(value: float | None, what: str, low: float = 0.0, high: float
     if value is None or not isfinite(value) or not low <= value <= high:
         return Unknown(f"{what}: {'not reported' if value is None else 'out of bounds'}")
     return ProvenZero() if value == 0 else Known(value)
+
+
+def slow_start_s(last: Sequence[float]) -> float | None:
+    """The slowest but one of the last `STARTUPS` (the slowest of fewer), in seconds; None: none was measured."""
+    known = sorted(last[-STARTUPS:])
+    if not known:
+        return None
+    return known[-2] if len(known) == STARTUPS else known[-1]
 
 
 def merged(readings: Iterable[ArrivalReading]) -> ArrivalReading:
