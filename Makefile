@@ -46,9 +46,9 @@ check: install ## Formatting, lint, types, import contracts, generated files
 
 verify: install ## Generated files are what their sources say
 	$(BIN)/python scripts/freeze.py --check
-	$(BIN)/python -m baton_operator.reference --check docs/api.md
-	$(BIN)/python -m baton_operator.crd --check crds
-	$(BIN)/python -m baton_operator.crd --check charts/baton/files/crds
+	$(BIN)/python -m baton_operator.schema.reference --check docs/api.md
+	$(BIN)/python -m baton_operator.schema.crd --check crds
+	$(BIN)/python -m baton_operator.schema.crd --check charts/baton/files/crds
 	$(BIN)/python scripts/render.py --check
 
 manifests: install ## Write charts/manifests from the chart (needs Helm, or fetches it)
@@ -58,14 +58,14 @@ bench: install ## Measure on this machine (BENCH_ARGS=… is passed on)
 	$(BIN)/python -m bench $(BENCH_ARGS)
 
 bench-gpu: install ## Measure the engine on this machine's GPU beside the targets (BENCH_ARGS=decode|prefill|timeline|kernels|models)
-	BATON_COMMIT=$$(git rev-parse --short HEAD) $(BIN)/python -m bench.gpu $(BENCH_ARGS)
+	BATON_COMMIT=$$(git rev-parse --short HEAD) $(BIN)/python -m bench.engine.gpu $(BENCH_ARGS)
 
 format: install ## Format, fix what can be fixed, write generated files
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
-	$(BIN)/python -m baton_operator.reference docs/api.md
-	$(BIN)/python -m baton_operator.crd crds
-	$(BIN)/python -m baton_operator.crd charts/baton/files/crds
+	$(BIN)/python -m baton_operator.schema.reference docs/api.md
+	$(BIN)/python -m baton_operator.schema.crd crds
+	$(BIN)/python -m baton_operator.schema.crd charts/baton/files/crds
 
 clean: ## Remove .venv and caches
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

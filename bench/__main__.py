@@ -1,6 +1,6 @@
 """Benchmarks of the CPU path, one after another: `python -m bench`, or only those named: `python -m bench engine`.
 
-Each also runs alone, with options of its own: `python -m bench.engine_speed --help`.
+Each also runs alone, with options of its own: `python -m bench.engine.speed --help`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from bench import disaggregation, engine_speed, gateway_cost, transfer
+from bench.engine import speed as engine_speed
+from bench.serving import disaggregation, gateway_cost
+from bench.transfer import transports as transfer
 
 BENCHMARKS: dict[str, Callable[[], None]] = {
     "gateway": gateway_cost.run,

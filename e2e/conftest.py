@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from baton_testing.api_server import HOW, ApiServer, find_binaries, running
+from baton_testing.kube.api_server import HOW, ApiServer, find_binaries, running
 
 CRDS = sorted((Path(__file__).parents[1] / "crds").glob("*.yaml"))
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"

@@ -1,4 +1,4 @@
-"""The cases of the API server in memory (`baton_testing.kube_conformance`) on the real one in KUBECONFIG.
+"""The cases of the API server in memory (`baton_testing.kube.conformance`) on the real one in KUBECONFIG.
 
 The definitions of Baton have to be there. Every case gets a namespace of its own, which is deleted after it.
 """
@@ -14,10 +14,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from baton_operator.kube import Resource
-from baton_operator.kube_config import Connection, load
-from baton_operator.kube_http import HttpKubeApi
-from baton_testing.kube_conformance import CASES, Case
+from baton_operator.kube.client import Resource
+from baton_operator.kube.http_client import HttpKubeApi
+from baton_operator.kube.kubeconfig import Connection, load
+from baton_testing.kube.conformance import CASES, Case
 
 
 class Raw:

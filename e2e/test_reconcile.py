@@ -19,20 +19,20 @@ from typing import Any
 import pytest
 import yaml
 
-from baton_operator.kinds import DEPLOYMENTS, PODS, POOLS, RECORDS, SECRETS, SERVICES, WORKERS
-from baton_operator.kube import KubeApi, Resource
-from baton_operator.kube_config import from_kubeconfig
-from baton_operator.kube_http import HttpKubeApi
-from baton_operator.names import Key, Role
+from baton_control.names import Key, Role
+from baton_operator.kube.client import KubeApi, Resource
+from baton_operator.kube.http_client import HttpKubeApi
+from baton_operator.kube.kinds import DEPLOYMENTS, PODS, POOLS, RECORDS, SECRETS, SERVICES, WORKERS
+from baton_operator.kube.kubeconfig import from_kubeconfig
 from baton_operator.objects.cluster import Platform
 from baton_operator.objects.metadata import ROLE_LABEL, TEMPLATE_LABEL
-from baton_operator.reconcile import Site
+from baton_operator.passes.reconcile import Site
 from baton_operator.runtime import Pace, Runtime
 from baton_operator.telemetry import Heard
-from baton_testing import external_metrics
-from baton_testing.api_server import ApiServer
-from baton_testing.control_plane import HOW, ControlPlane, control_plane, find_programs
-from baton_testing.manifests import manifest, set_at
+from baton_testing.kube import external_metrics
+from baton_testing.kube.api_server import ApiServer
+from baton_testing.kube.control_plane import HOW, ControlPlane, control_plane, find_programs
+from baton_testing.kube.manifests import manifest, set_at
 
 Json = dict[str, Any]
 CRDS = sorted((Path(__file__).parents[1] / "crds").glob("*.yaml"))

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from baton_operator.errors import ManifestError
-from baton_operator.manifest import parse_object
-from baton_testing.api_server import ApiServer, Json, Reply
-from baton_testing.manifests import manifest
+from baton_control.errors import ManifestError
+from baton_control.spec.manifest import parse_object
+from baton_testing.kube.api_server import ApiServer, Json, Reply
+from baton_testing.kube.manifests import manifest
 
 DEPLOYMENTS = "/apis/baton.dev/v1alpha1/namespaces/default/llmdeployments"
 POOLS = "/apis/baton.dev/v1alpha1/namespaces/default/llmpools"

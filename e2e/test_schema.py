@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from baton_operator.api import LLMDeployment
-from baton_operator.errors import ManifestError
-from baton_operator.manifest import parse_live, parse_object
-from baton_operator.reference import rows
-from baton_operator.status import DeploymentStatus
-from baton_operator.status_writer import as_applied
-from baton_testing.api_server import ApiServer, Json
-from baton_testing.manifests import manifest, set_at
+from baton_control.errors import ManifestError
+from baton_control.spec.api import LLMDeployment
+from baton_control.spec.manifest import parse_live, parse_object
+from baton_operator.passes.status_writer import as_applied
+from baton_operator.schema.reference import rows
+from baton_operator.schema.status import DeploymentStatus
+from baton_testing.kube.api_server import ApiServer, Json
+from baton_testing.kube.manifests import manifest, set_at
 
 GROUP = "/apis/baton.dev/v1alpha1/namespaces/default"
 DEPLOYMENTS, POOLS = f"{GROUP}/llmdeployments", f"{GROUP}/llmpools"

@@ -20,16 +20,24 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = (
-    "operator", "gateway", "engine", "worker", "prefill_worker", "decode_worker", "kv_transfer", "kernels", "local",
+    "wire", "control", "simulate", "operator", "gateway", "kernels", "kv_transfer", "engine", "worker",
+    "prefill_worker", "decode_worker", "model_fetch", "local",
 )  # fmt: skip
-MAX_LINES = 400
-MAX_TREE_BYTES = 6 << 20
+RULE_OF_THUMB_LINES = 400
+MAX_LINES = 600
+LONGER: dict[str, str] = {
+    "kv_transfer/baton_kv_transfer/prefill/machine.py": "one machine: every event of a hand-over and what follows from it",
+    "tests/support/baton_testing/ranks/nodes.py": "both simulated roles, read side by side",
+}
+"""Files over the rule of thumb, each with the reason why it is one thought."""
+MAX_TREE_BYTES = 24 << 20
+"""What travels to a machine that runs a part of the work stays quick to copy."""
 BANNED_NAMES = {"utils", "util", "common", "helpers", "helper", "manager", "managers", "misc", "lib", "base"}
 DANGEROUS_MODULES = {"pickle", "cPickle", "_pickle", "marshal", "dill", "cloudpickle", "shelve", "joblib"}
 DANGEROUS_CALLS = {"eval", "exec", "compile", "__import__"}
 DANGEROUS_METHODS = {("torch", "load"), ("np", "load"), ("numpy", "load"), ("yaml", "load"), ("yaml", "unsafe_load")}
 DANGEROUS_ARGUMENTS = {"object_hook", "ext_hook", "trust_remote_code", "shell"}
-SAFE_YAML_LOADER = Path("operator/baton_operator/manifest.py")
+SAFE_YAML_LOADER = Path("control/baton_control/spec/manifest.py")
 """Calls yaml.load_all with its own subclass of the safe loader."""
 
 
@@ -88,9 +96,10 @@ def test_no_module_is_named_like_one_of_the_standard_library_or_after_nothing() 
     assert bad == []
 
 
-def test_no_python_file_is_longer_than_400_lines() -> None:
+def test_a_long_python_file_has_its_reason() -> None:
     lengths = {str(path): len((ROOT / path).read_bytes().splitlines()) for path in python_files()}
     assert {path: lines for path, lines in lengths.items() if lines > MAX_LINES} == {}
+    assert {path for path, lines in lengths.items() if lines > RULE_OF_THUMB_LINES} == set(LONGER)
 
 
 def test_every_module_says_what_it_owns() -> None:

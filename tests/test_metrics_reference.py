@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from baton_engine.engine_config import EngineConfig
-from baton_engine.scheduler import Scheduler
-from baton_engine.step_cost import CostModel
-from baton_engine.step_load import StepLoad
-from baton_gateway.metrics import GatewayMetrics
-from baton_kv_transfer.bandwidth import LinkReport
-from baton_kv_transfer.wire.values import Role
-from baton_operator.names import POOL_ROLES, Key
-from baton_operator.scaling import PoolNow, Sized
-from baton_operator.sizing_metrics import SizingMetrics
-from baton_worker.accelerator import Peak
-from baton_worker.metrics import WorkerMetrics
-from baton_worker.views import EngineSnapshot, TransferView
+from baton_control.names import POOL_ROLES, Key
+from baton_control.sizing.metrics import SizingMetrics
+from baton_control.sizing.scaling import PoolNow, Sized
+from baton_engine.model.step_cost import CostModel
+from baton_engine.running.step_load import StepLoad
+from baton_engine.scheduling.engine_config import EngineConfig
+from baton_engine.scheduling.scheduler import Scheduler
+from baton_gateway.reporting.metrics import GatewayMetrics
+from baton_kv_transfer.transports.bandwidth import LinkReport
+from baton_wire.messages.values import Role
+from baton_worker.building.accelerator import Peak
+from baton_worker.reporting.metrics import WorkerMetrics
+from baton_worker.reporting.views import EngineSnapshot, TransferView
 
 PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
 ROW = re.compile(r"^\| `(\w+)` \| (\w+) \|([^|]*)\|", re.MULTILINE)

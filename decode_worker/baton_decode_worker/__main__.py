@@ -6,20 +6,20 @@ import asyncio
 import sys
 
 from baton_decode_worker.service import DecodeService
-from baton_kv_transfer.decode_transfer import DecodeTransfer
+from baton_kv_transfer.decode.transfer import DecodeTransfer
 from baton_kv_transfer.landing import full_quarantine
-from baton_kv_transfer.transports import offered_here
-from baton_kv_transfer.wire.values import Role
-from baton_worker import process, serving
-from baton_worker.assembly import transfer_config
+from baton_kv_transfer.transports.table import offered_here
+from baton_wire.messages.values import Role
+from baton_worker.building.assembly import transfer_config
+from baton_worker.building.gpu_memory import landing_device
+from baton_worker.building.parts import EngineParts
 from baton_worker.config import Endpoint, WorkerConfig
-from baton_worker.gpu_memory import landing_device
-from baton_worker.metrics import WorkerMetrics
-from baton_worker.parts import EngineParts
-from baton_worker.views import TransferView
+from baton_worker.reporting.metrics import WorkerMetrics
+from baton_worker.reporting.views import TransferView
+from baton_worker.serving import lifecycle, process
 
 
-def build_role(config: WorkerConfig, parts: EngineParts, epoch: bytes, metrics: WorkerMetrics) -> serving.RoleParts:
+def build_role(config: WorkerConfig, parts: EngineParts, epoch: bytes, metrics: WorkerMetrics) -> lifecycle.RoleParts:
     """The decode side: its messenger, and the transfer that prefill workers dial and write to."""
     service = DecodeService(parts.limits, metrics, asyncio.get_running_loop())
     listen = config.pair_listen or Endpoint("127.0.0.1", 0)
@@ -51,7 +51,7 @@ def build_role(config: WorkerConfig, parts: EngineParts, epoch: bytes, metrics: 
             kv_bytes_received=stats.bytes_received,
         )
 
-    return serving.RoleParts(
+    return lifecycle.RoleParts(
         service=service,
         mover=transfer,
         pair_port=lambda: transfer.port,
@@ -62,7 +62,7 @@ def build_role(config: WorkerConfig, parts: EngineParts, epoch: bytes, metrics: 
 
 
 async def serve(config: WorkerConfig, stop: process.Stop) -> None:
-    await serving.serve(config, stop, build_role)
+    await lifecycle.serve(config, stop, build_role)
 
 
 if __name__ == "__main__":

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from baton_decode_worker.policy import AwaitHandover, Condition, PrefillHere, decide
-from baton_engine.events import Drawn, Failed, Queued, RequestKey, Reserved, SchedulerEvent
+from baton_engine.scheduling.events import Drawn, Failed, Queued, RequestKey, Reserved, SchedulerEvent
 from baton_kv_transfer.handover_steps import mark
-from baton_kv_transfer.wire.gateway_link import (
+from baton_wire.messages.gateway_link import (
     Cancel,
     LegFailed,
     Message,
@@ -27,9 +27,12 @@ from baton_kv_transfer.wire.gateway_link import (
     Tokens,
     WorkerState,
 )
-from baton_kv_transfer.wire.pair_link import FirstToken
-from baton_kv_transfer.wire.values import Reason, TokenEntry
-from baton_worker.engine_thread import (
+from baton_wire.messages.pair_link import FirstToken
+from baton_wire.messages.values import Reason, TokenEntry
+from baton_worker.reporting.metrics import WorkerMetrics
+from baton_worker.reporting.reports import token_entry, worker_state
+from baton_worker.reporting.views import EngineSnapshot
+from baton_worker.serving.engine_thread import (
     CancelWork,
     Command,
     Drain,
@@ -38,12 +41,9 @@ from baton_worker.engine_thread import (
     ReserveBlocks,
     Submit,
 )
-from baton_worker.gateway_links import GatewayLink
-from baton_worker.intake import Limits, Refusal
-from baton_worker.metrics import WorkerMetrics
-from baton_worker.open_requests import OpenRequests
-from baton_worker.reports import token_entry, worker_state
-from baton_worker.views import EngineSnapshot
+from baton_worker.serving.gateway_links import GatewayLink
+from baton_worker.serving.intake import Limits, Refusal
+from baton_worker.serving.open_requests import OpenRequests
 
 SILENT = (Reason.FINISHED, Reason.CANCELLED)
 """Endings that the gateway already knows of."""

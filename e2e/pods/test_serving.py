@@ -20,9 +20,9 @@ from pathlib import Path
 
 import pytest
 
-from baton_operator.names import Role
+from baton_control.names import Role
 from baton_operator.objects.cluster import KEYS_PATH
-from baton_operator.worker_pods import placement_s, worker_pods
+from baton_operator.passes.worker_pods import placement_s, worker_pods
 from baton_testing.pods.generator import Load
 from baton_testing.pods.kubectl import Json, is_ready, until
 from baton_testing.pods.operator_release import ROOT

@@ -1,4 +1,6 @@
-"""The engine: model, paged KV blocks, prefix cache, schedulers, sampling.
+"""The engine of a worker: scheduling, running, model and memory.
 
-Knows token ids, not text and not networks.
+Owns what a step computes, from requests to tokens.
+Never opens a socket and knows neither gateways nor other workers.
+Called by `baton_worker`, and by `baton batch` in one process.
 """

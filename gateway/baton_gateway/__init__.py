@@ -1,1 +1,6 @@
-"""The gateway: owns text. OpenAI API, chat templates, (de)tokenising, admission, routing, retries, migration."""
+"""The gateway: the OpenAI API, text, admission, routing, retries and migration.
+
+Owns text and the life of a client's request.
+Never handles a GPU or the Kubernetes API, and knows workers by their messages alone.
+Called as a process: `python -m baton_gateway`.
+"""

@@ -15,17 +15,17 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from baton_gateway.admin import AdminServer
-from baton_gateway.certificate import Certificate, CertificateError
+from baton_gateway.http_api.certificate import Certificate, CertificateError
+from baton_gateway.http_api.tenants import Tenants
 from baton_gateway.lifeline import die_with_parent
-from baton_gateway.metrics import shared_page
 from baton_gateway.processes import ChildSockets, Processes, answer_parent, child_sockets
+from baton_gateway.reporting.admin import AdminServer
+from baton_gateway.reporting.metrics import shared_page
+from baton_gateway.reporting.state import ProcessReport
 from baton_gateway.server import GatewayServer, bind
 from baton_gateway.settings import Settings, SettingsError, parse_settings
-from baton_gateway.state import ProcessReport
-from baton_gateway.tenants import Tenants
-from baton_kv_transfer.errors import AuthenticationError
-from baton_kv_transfer.keys import KeyDirectory
+from baton_wire.errors import AuthenticationError
+from baton_wire.keys import KeyDirectory
 
 BACKLOG = 1_024
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import msgspec
 
 from baton_gateway.lifeline import PARENT_VARIABLE
-from baton_gateway.state import ProcessReport
+from baton_gateway.reporting.state import ProcessReport
 
 _log = logging.getLogger("baton.gateway.processes")
 CHILD_VARIABLE = "BATON_GATEWAY_CHILD_SOCKETS"

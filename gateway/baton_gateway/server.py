@@ -17,27 +17,27 @@ from collections.abc import Callable, Iterable
 import aiohttp.web
 from prometheus_client import CollectorRegistry
 
-from baton_gateway.admission import Admission, AdmissionLimits
-from baton_gateway.certificate import Certificate, CertificateError
-from baton_gateway.connections import ClientServer
-from baton_gateway.http_api import HttpApi
-from baton_gateway.links import LinkTimes, WorkerLinks
-from baton_gateway.live_request import RelayRules
-from baton_gateway.metrics import GatewayMetrics
-from baton_gateway.operator_link import OperatorLink, OperatorSources
-from baton_gateway.placement import Targets
-from baton_gateway.relay import Relay
-from baton_gateway.request_events import LifeRules
-from baton_gateway.route import RoutePolicy
+from baton_gateway.http_api.certificate import Certificate, CertificateError
+from baton_gateway.http_api.connections import ClientServer
+from baton_gateway.http_api.routes import HttpApi
+from baton_gateway.http_api.tenants import Tenants
+from baton_gateway.reporting.metrics import GatewayMetrics
+from baton_gateway.reporting.operator_link import OperatorLink, OperatorSources
+from baton_gateway.reporting.state import ProcessReport, worker_report
+from baton_gateway.requests.admission import Admission, AdmissionLimits
+from baton_gateway.requests.live_request import RelayRules
+from baton_gateway.requests.relay import Relay
+from baton_gateway.requests.request_events import LifeRules
 from baton_gateway.settings import Settings, SettingsError, config_hash
-from baton_gateway.state import ProcessReport, worker_report
-from baton_gateway.templates import TemplateRenderer
-from baton_gateway.tenants import Tenants
-from baton_gateway.workers import WorkerTable
-from baton_kv_transfer.discovery import Endpoint, watch
-from baton_kv_transfer.keys import KeyDirectory
-from baton_kv_transfer.wire.operator_link import GatewayHello, Summary
-from baton_kv_transfer.wire.values import Address, Role
+from baton_gateway.text.template_renderer import TemplateRenderer
+from baton_gateway.workers.linked_workers import WorkerTable
+from baton_gateway.workers.links import LinkTimes, WorkerLinks
+from baton_gateway.workers.placement import Targets
+from baton_gateway.workers.route import RoutePolicy
+from baton_wire.discovery import Endpoint, watch
+from baton_wire.keys import KeyDirectory
+from baton_wire.messages.operator_link import GatewayHello, Summary
+from baton_wire.messages.values import Address, Role
 
 _log = logging.getLogger("baton.gateway")
 SHUTDOWN_S = 1.0

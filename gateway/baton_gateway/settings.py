@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 from urllib.parse import urlsplit
 
-from baton_kv_transfer.discovery import Source, parse_source
+from baton_wire.discovery import Source, parse_source
 
 N = TypeVar("N", int, float)
 

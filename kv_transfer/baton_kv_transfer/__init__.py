@@ -1,1 +1,6 @@
-"""KV hand-over between prefill and decode workers: messages, protocol machines, layout, landing, transports."""
+"""The hand-over of KV from a prefill to a decode worker: layout, machines of both sides, drivers, transports.
+
+Owns every byte of KV between two pools, its coverage and its proof.
+Never computes KV, picks workers or talks to gateways.
+Called by the two workers.
+"""

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from baton_kv_transfer.handover import HandoverKey, TransferConfig
-from baton_kv_transfer.layout import ALL, KvGeometry, Leg, StreamLayout, layer_groups, negotiated_unit
-from baton_kv_transfer.wire.pair_link import Abandon, Done, Grant, Reject, Seal, Span, Standing, Wait
+from baton_kv_transfer.layout import ALL, Leg, StreamLayout, layer_groups, negotiated_unit
+from baton_wire.kv_shape import KvGeometry
+from baton_wire.messages.pair_link import Abandon, Done, Grant, Reject, Seal, Span, Standing, Wait
 
 MAX_FORMER_PEERS = 4_096
 _AboutOne = Grant | Wait | Reject | Done | Seal | Abandon | Standing

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from baton_kv_transfer.layout import PoolPart
-from baton_kv_transfer.transports import TransportChoice
-from baton_kv_transfer.wire.pair_link import FirstToken, PairMessage
-from baton_kv_transfer.wire.values import Reason
+from baton_kv_transfer.transports.table import TransportChoice
+from baton_wire.kv_shape import PoolPart
+from baton_wire.messages.pair_link import FirstToken, PairMessage
+from baton_wire.messages.values import Reason
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -10,9 +10,9 @@ import enum
 from dataclasses import dataclass, field
 
 from baton_kv_transfer.coverage import Coverage
-from baton_kv_transfer.errors import LandingFullError
 from baton_kv_transfer.layout import Extent, stream_offset
-from baton_kv_transfer.wire.pair_link import Span
+from baton_wire.errors import LandingFullError
+from baton_wire.messages.pair_link import Span
 
 MAX_SPANS = 64
 ALIGNMENT_BYTES = 256

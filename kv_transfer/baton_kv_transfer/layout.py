@@ -12,53 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from baton_kv_transfer.errors import UnfitPairError
-from baton_kv_transfer.wire.pair_link import Span
+from baton_wire.errors import UnfitPairError
+from baton_wire.kv_shape import KvGeometry, PoolPart
+from baton_wire.messages.pair_link import Span
 
 CHECKSUM_BYTES = 8
-
-
-@dataclass(frozen=True, slots=True)
-class KvGeometry:
-    """Shape of a pool's blocks, `[layers, 2, kv_heads, block_tokens, head_dim]` elements each.
-
-    Raises ValueError naming the field when one is not positive.
-    """
-
-    layers: int
-    kv_heads: int
-    head_dim: int
-    element_bytes: int
-    block_tokens: int
-
-    def __post_init__(self) -> None:
-        for field in ("layers", "kv_heads", "head_dim", "element_bytes", "block_tokens"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field}: {getattr(self, field)} is not positive")
-
-    @property
-    def token_bytes(self) -> int:
-        """KV bytes of one token over all layers."""
-        return self.layers * 2 * self.kv_heads * self.head_dim * self.element_bytes
-
-    @property
-    def block_bytes(self) -> int:
-        return self.token_bytes * self.block_tokens
-
-    @property
-    def layer_bytes(self) -> int:
-        """Bytes of one layer (K and V) of one block."""
-        return self.block_bytes // self.layers
-
-
-@dataclass(frozen=True, slots=True)
-class PoolPart:
-    """Layers [first_layer, end_layer) and heads [first_head, end_head) of a pool's blocks."""
-
-    first_layer: int
-    end_layer: int
-    first_head: int
-    end_head: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,13 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from baton_kv_transfer.errors import BadMessageError, LinkLostError
-from baton_kv_transfer.link_auth import LinkIdentity
-from baton_kv_transfer.liveness import Liveness, LivenessConfig, PeerState
-from baton_kv_transfer.reset import reset_on_close
-from baton_kv_transfer.wire.codec import decode, encode
-from baton_kv_transfer.wire.pair_link import Heartbeat, PairMessage
-from baton_kv_transfer.wire.values import MAX_FRAME_BYTES
+from baton_wire.errors import BadMessageError, LinkLostError
+from baton_wire.handshake import LinkIdentity
+from baton_wire.liveness import Liveness, LivenessConfig, PeerState
+from baton_wire.messages.codec import decode, encode
+from baton_wire.messages.pair_link import Heartbeat, PairMessage
+from baton_wire.messages.values import MAX_FRAME_BYTES
+from baton_wire.reset import reset_on_close
 
 _LENGTH = struct.Struct("!I")
 MAX_QUEUED_BYTES = 64 << 20

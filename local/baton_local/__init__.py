@@ -1,1 +1,6 @@
-"""The laptop runtime: an LLMDeployment file becomes local processes. Also the command line tool `baton`."""
+"""The laptop runtime and the command line `baton`.
+
+Owns local processes and everything that a person types.
+Never decides what should run (that is `baton_control`) and never needs Kubernetes.
+Called from a shell.
+"""

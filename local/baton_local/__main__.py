@@ -12,15 +12,15 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from baton_local.ask import AskOptions, run_ask
+from baton_control.errors import ManifestError, OperatorError
+from baton_local.commands.ask import AskOptions, run_ask
+from baton_local.commands.show_logs import run_logs
+from baton_local.commands.status import as_json, as_text
 from baton_local.errors import LocalError, NotRunningError, RefusedError
-from baton_local.observe import observe
+from baton_local.fleet.observation import observe
+from baton_local.fleet.record import read_record
+from baton_local.fleet.run_dir import base_directory, find_run
 from baton_local.options import parse_options
-from baton_local.record import read_record
-from baton_local.run_dir import base_directory, find_run
-from baton_local.show_logs import run_logs
-from baton_local.status import as_json, as_text
-from baton_operator.errors import ManifestError, OperatorError
 
 FAILED = 1
 REFUSED = 2
@@ -56,25 +56,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _batch(options: argparse.Namespace) -> int:
-    from baton_local.batch import run_batch
+    from baton_local.batch.command import run_batch
 
     return run_batch(options)
 
 
 def _simulate(options: argparse.Namespace) -> int:
-    from baton_local.simulate import run_simulate
+    from baton_local.commands.simulate import run_simulate
 
     return run_simulate(options)
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from baton_local.plan import run_plan
+    from baton_local.commands.plan import run_plan
 
     return run_plan(options)
 
 
 def _up(options: argparse.Namespace) -> int:
-    from baton_local.up import UpOptions, run_up
+    from baton_local.commands.up import UpOptions, run_up
 
     up = UpOptions(
         manifest=options.file,
@@ -89,7 +89,7 @@ def _up(options: argparse.Namespace) -> int:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    from baton_local.demo import DemoOptions, run_demo
+    from baton_local.commands.demo import DemoOptions, run_demo
 
     passed = ["--port", str(options.port), "--host", options.host, "--ready-timeout", str(options.ready_timeout)]
     passed += [text for name, path in options.volume for text in ("--volume", f"{name}={path}")]

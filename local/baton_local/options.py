@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from baton_operator.workers import Device
+from baton_control.worker_specs import Device
 
 DEFAULT_PORT = 8000
 
@@ -39,15 +39,15 @@ def _add_late(
 ) -> None:
     """Options of the commands that need numpy or torch, imported only when one of them was asked for."""
     if "batch" in arguments[:1]:
-        from baton_local.batch import add_options as add_batch
+        from baton_local.batch.command import add_options as add_batch
 
         add_batch(batch)
     if "simulate" in arguments[:1]:
-        from baton_local.simulate import add_options as add_simulate
+        from baton_local.commands.simulate import add_options as add_simulate
 
         add_simulate(simulate)
     if "plan" in arguments[:1]:
-        from baton_local.plan import add_options as add_plan
+        from baton_local.commands.plan import add_options as add_plan
 
         add_plan(plan)
 

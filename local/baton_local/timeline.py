@@ -10,9 +10,9 @@ import numpy as np
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
-from baton_operator.sizing.replay import Outcome
-from baton_operator.sizing.spec import SizingSpec
-from baton_operator.sizing.workload import Floats, Workload
+from baton_control.sizing.spec import SizingSpec
+from baton_control.sizing.workload import Floats, Workload
+from baton_simulate.replay import Outcome
 
 BUCKET_S = 20.0
 

@@ -15,19 +15,19 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 
+from baton_control.sizing.metrics import SizingMetrics
 from baton_operator import health, metrics
 from baton_operator.gateway_links import GatewayLinks
-from baton_operator.handlers import Shell
-from baton_operator.informer import Informer
-from baton_operator.kube import KubeApi
-from baton_operator.kube_config import KubeConfigError, load
-from baton_operator.kube_http import HttpKubeApi
-from baton_operator.lease import Lease, LeaseLost
+from baton_operator.kube.client import KubeApi
+from baton_operator.kube.handlers import Shell
+from baton_operator.kube.http_client import HttpKubeApi
+from baton_operator.kube.informer import Informer
+from baton_operator.kube.kubeconfig import KubeConfigError, load
+from baton_operator.kube.lease import Lease, LeaseLost
 from baton_operator.master_keys import MasterKeys, MasterKeysError
-from baton_operator.reconcile import Site
+from baton_operator.passes.reconcile import Site
 from baton_operator.runtime import Pace, Runtime
 from baton_operator.settings import RoutableFrom, Settings, parse
-from baton_operator.sizing_metrics import SizingMetrics
 
 log = logging.getLogger("baton_operator")
 KEYS_S = 10.0

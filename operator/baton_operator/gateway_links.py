@@ -15,19 +15,19 @@ from collections.abc import AsyncIterator, Callable, Mapping
 
 from aiohttp import web
 
-from baton_operator.api import LLMDeployment
-from baton_operator.cache import Cache
-from baton_operator.errors import ManifestError
-from baton_operator.gateway_server import DerivedKeys, GatewayServer, address
+from baton_control.errors import ManifestError
+from baton_control.names import Key
+from baton_control.sizing.deployment import sizing_spec
+from baton_control.sizing.slo_sizing import SloSizing
+from baton_control.sizing.spec import SizingSpec
+from baton_control.spec.api import LLMDeployment
+from baton_control.spec.manifest import parse_live
+from baton_control.telemetry.gateway_server import DerivedKeys, GatewayServer, address
 from baton_operator.gateway_telemetry import GatewayTelemetry
-from baton_operator.kinds import DEPLOYMENTS
-from baton_operator.manifest import parse_live
-from baton_operator.names import Key
+from baton_operator.kube.cache import Cache
+from baton_operator.kube.kinds import DEPLOYMENTS
+from baton_operator.kube.object_fields import is_leaving, metadata_of, uid_of
 from baton_operator.objects.cluster import Manifest
-from baton_operator.plain import is_leaving, metadata_of, uid_of
-from baton_operator.sizing.deployment import sizing_spec
-from baton_operator.sizing.spec import SizingSpec
-from baton_operator.slo_sizing import SloSizing
 
 log = logging.getLogger(__name__)
 EPOCH_BYTES = 16

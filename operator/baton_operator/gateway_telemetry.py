@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from baton_operator.names import Key, Role
-from baton_operator.sizing.sketch import Sketch
-from baton_operator.sizing.spec import SizingSpec
-from baton_operator.status import LaneStatus, SloStatus
+from baton_control.names import Key, Role
+from baton_control.sizing.spec import SizingSpec
+from baton_control.telemetry.store import Latencies, TelemetryStore, Ways
+from baton_operator.schema.status import LaneStatus, SloStatus
 from baton_operator.telemetry import Heard
-from baton_operator.telemetry_store import Latencies, TelemetryStore, Ways
+from baton_wire.sketch import Sketch
 
 MIN_JUDGED = 20
 """Requests in the last minute before a target counts as met or missed."""

@@ -13,18 +13,18 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from baton_control.names import Key
+from baton_control.sizing.metrics import SizingMetrics
+from baton_control.sizing.scaling import Sizing
 from baton_operator import metrics
-from baton_operator.cache import Cache
-from baton_operator.informer import RELIST_S, WATCH_S, Informer
-from baton_operator.kinds import DEPLOYMENTS, OPTIONAL, WATCHED
-from baton_operator.kube import Forbidden, KubeApi, KubeError, Resource, TooManyRequests
-from baton_operator.names import Key
+from baton_operator.kube.cache import Cache
+from baton_operator.kube.client import Forbidden, KubeApi, KubeError, Resource, TooManyRequests
+from baton_operator.kube.informer import RELIST_S, WATCH_S, Informer
+from baton_operator.kube.kinds import DEPLOYMENTS, OPTIONAL, WATCHED
+from baton_operator.kube.work_queue import WorkQueue
 from baton_operator.objects.metadata import DEPLOYMENT_LABEL
-from baton_operator.reconcile import Reconciler, Site
-from baton_operator.scaling import Sizing
-from baton_operator.sizing_metrics import SizingMetrics
+from baton_operator.passes.reconcile import Reconciler, Site
 from baton_operator.telemetry import Telemetry
-from baton_operator.work_queue import WorkQueue
 
 log = logging.getLogger(__name__)
 _NOBODY = "no_body"

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from baton_operator.names import Key
-from baton_operator.observe import RoutableCounts
-from baton_operator.status import LaneStatus, SloStatus
+from baton_control.names import Key
+from baton_operator.passes.observe import RoutableCounts
+from baton_operator.schema.status import LaneStatus, SloStatus
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,21 +5,21 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from baton_kv_transfer.discovery import watch
-from baton_kv_transfer.prefill_transfer import PrefillTransfer
-from baton_kv_transfer.transports import offered_here
-from baton_kv_transfer.wire.values import Role
+from baton_kv_transfer.prefill.transfer import PrefillTransfer
+from baton_kv_transfer.transports.table import offered_here
 from baton_prefill_worker.service import PrefillService
-from baton_worker import process, serving
-from baton_worker.assembly import transfer_config
+from baton_wire.discovery import watch
+from baton_wire.messages.values import Role
+from baton_worker.building.assembly import transfer_config
+from baton_worker.building.gpu_memory import pool_device, staging
+from baton_worker.building.parts import EngineParts
 from baton_worker.config import WorkerConfig
-from baton_worker.gpu_memory import pool_device, staging
-from baton_worker.metrics import WorkerMetrics
-from baton_worker.parts import EngineParts
-from baton_worker.views import TransferView
+from baton_worker.reporting.metrics import WorkerMetrics
+from baton_worker.reporting.views import TransferView
+from baton_worker.serving import lifecycle, process
 
 
-def build_role(config: WorkerConfig, parts: EngineParts, epoch: bytes, metrics: WorkerMetrics) -> serving.RoleParts:
+def build_role(config: WorkerConfig, parts: EngineParts, epoch: bytes, metrics: WorkerMetrics) -> lifecycle.RoleParts:
     """The prefill side: its messenger, and the transfer that dials decode workers and sends to them."""
     service = PrefillService(parts.limits, metrics, asyncio.get_running_loop())
     settings, pool = transfer_config(config), parts.memory.pool
@@ -53,7 +53,7 @@ def build_role(config: WorkerConfig, parts: EngineParts, epoch: bytes, metrics: 
         if config.decode_discovery is not None:
             await watch(config.decode_discovery, transfer.discovered)
 
-    return serving.RoleParts(
+    return lifecycle.RoleParts(
         service=service,
         mover=transfer,
         pair_port=lambda: None,
@@ -64,7 +64,7 @@ def build_role(config: WorkerConfig, parts: EngineParts, epoch: bytes, metrics: 
 
 
 async def serve(config: WorkerConfig, stop: process.Stop) -> None:
-    await serving.serve(config, stop, build_role)
+    await lifecycle.serve(config, stop, build_role)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton_engine.events import SequenceSpec
-from baton_kv_transfer.wire.gateway_link import Prefill
-from baton_kv_transfer.wire.values import Reason
-from baton_worker.intake import Limits, Refusal, sequence_spec
+from baton_engine.scheduling.events import SequenceSpec
+from baton_wire.messages.gateway_link import Prefill
+from baton_wire.messages.values import Reason
+from baton_worker.serving.intake import Limits, Refusal, sequence_spec
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
-from baton_engine.events import Computed, Computing, Drawn, Failed, Prefilled, RequestKey, SchedulerEvent
-from baton_kv_transfer.wire.gateway_link import (
+from baton_engine.scheduling.events import Computed, Computing, Drawn, Failed, Prefilled, RequestKey, SchedulerEvent
+from baton_prefill_worker.policy import Condition, decide
+from baton_wire.messages.gateway_link import (
     Cancel,
     LegFailed,
     Message,
@@ -24,16 +25,15 @@ from baton_kv_transfer.wire.gateway_link import (
     Tokens,
     WorkerState,
 )
-from baton_kv_transfer.wire.pair_link import FirstToken
-from baton_kv_transfer.wire.values import PeerRef, Reason, TokenEntry
-from baton_prefill_worker.policy import Condition, decide
-from baton_worker.engine_thread import CancelWork, Command, Drain, GrantedRoom, Release, Submit
-from baton_worker.gateway_links import GatewayLink
-from baton_worker.intake import Limits, Refusal
-from baton_worker.metrics import WorkerMetrics
-from baton_worker.open_requests import OpenRequests
-from baton_worker.reports import token_entry, worker_state
-from baton_worker.views import EngineSnapshot
+from baton_wire.messages.pair_link import FirstToken
+from baton_wire.messages.values import PeerRef, Reason, TokenEntry
+from baton_worker.reporting.metrics import WorkerMetrics
+from baton_worker.reporting.reports import token_entry, worker_state
+from baton_worker.reporting.views import EngineSnapshot
+from baton_worker.serving.engine_thread import CancelWork, Command, Drain, GrantedRoom, Release, Submit
+from baton_worker.serving.gateway_links import GatewayLink
+from baton_worker.serving.intake import Limits, Refusal
+from baton_worker.serving.open_requests import OpenRequests
 
 STEPS_KEPT = 4
 """At most two are launched at once; a word about the older one may come late."""

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from baton_testing import tiny_llama
+from baton_testing.engine import tiny_llama
 
 MAX_BYTES = 4_000_000
 

@@ -9,9 +9,9 @@ import aiohttp
 import pytest
 from hypothesis import settings
 
-from baton_kv_transfer.wire.values import Role
-from baton_testing.fake_worker import FakePool
-from baton_testing.gateway_process import RunningGateway, answer, running_gateway, tokenizer
+from baton_testing.gateway.fake_worker import FakePool
+from baton_testing.gateway.gateway_process import RunningGateway, answer, running_gateway, tokenizer
+from baton_wire.messages.values import Role
 
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")

@@ -10,8 +10,8 @@ import aiohttp
 
 from baton_gateway.server import GatewayServer, bind
 from baton_gateway.settings import config_hash, parse_settings
-from baton_kv_transfer.keys import write_new_key
-from baton_testing.gateway_process import until
+from baton_testing.gateway.gateway_process import until
+from baton_wire.keys import write_new_key
 
 
 async def test_a_changed_file_is_applied_and_a_wrong_one_changes_nothing(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from baton_kernels.cpu.decode_attention import length_groups
 from baton_kernels.decode_attention import decode_index, paged_decode_attention, paged_decode_attention_reference
 from baton_kernels.prefill_attention import paged_prefill_attention, paged_prefill_attention_reference, prefill_index
-from baton_testing.paged_kv import dense_attention, paged_kv
+from baton_testing.engine.paged_kv import dense_attention, paged_kv
 
 TOLERANCE = {torch.float32: (2e-5, 0.0), torch.bfloat16: (2e-2, 2**-7), torch.float16: (2e-3, 2**-9)}
 """(absolute, relative). float32: sums of up to 300 terms in another order. bfloat16, float16: the probabilities may

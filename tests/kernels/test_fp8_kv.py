@@ -10,7 +10,7 @@ from baton_kernels.decode_attention import paged_decode_attention, paged_decode_
 from baton_kernels.kv_scales import KV_FP8, check_scales, to_pool
 from baton_kernels.prefill_attention import paged_prefill_attention, paged_prefill_attention_reference
 from baton_kernels.rope_kv_write import rope_kv_write, rope_kv_write_reference
-from baton_testing.paged_kv import PagedKv, paged_kv
+from baton_testing.engine.paged_kv import PagedKv, paged_kv
 
 on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 

@@ -7,7 +7,7 @@ import torch
 
 from baton_kernels.linear import linear_reference
 from baton_kernels.prefill_attention import paged_prefill_attention_reference
-from baton_testing.paged_kv import paged_kv
+from baton_testing.engine.paged_kv import paged_kv
 
 IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not IS_HOPPER, reason="needs a Hopper GPU")]

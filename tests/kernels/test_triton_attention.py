@@ -8,7 +8,7 @@ from torch import Tensor
 
 from baton_kernels.decode_attention import paged_decode_attention_reference
 from baton_kernels.prefill_attention import paged_prefill_attention_reference
-from baton_testing.paged_kv import paged_kv
+from baton_testing.engine.paged_kv import paged_kv
 
 CASES = [
     ((1, 1, 8), torch.float32),

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from baton_testing.kv_transfer import key_directory
-from baton_testing.transfer_pair import Pair, pairs
+from baton_testing.kv_transfer.builders import key_directory
+from baton_testing.kv_transfer.transfer_pair import Pair, pairs
 
 
 @pytest.fixture

@@ -6,11 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_kv_transfer.errors import UnfitPairError
 from baton_kv_transfer.layout import (
     Extent,
-    KvGeometry,
-    PoolPart,
     StreamLayout,
     joined,
     landing_extents,
@@ -19,7 +16,9 @@ from baton_kv_transfer.layout import (
     source_extents,
     stream_offset,
 )
-from baton_kv_transfer.wire.pair_link import Span
+from baton_wire.errors import UnfitPairError
+from baton_wire.kv_shape import KvGeometry, PoolPart
+from baton_wire.messages.pair_link import Span
 
 LLAMA_8B = KvGeometry(layers=32, kv_heads=8, head_dim=128, element_bytes=2, block_tokens=64)
 

@@ -10,13 +10,13 @@ import struct
 import pytest
 
 from baton_kv_transfer import link as link_module
-from baton_kv_transfer.errors import BadMessageError, LinkLostError
 from baton_kv_transfer.link import Connection, Link, connect
-from baton_kv_transfer.link_auth import Channel, LinkIdentity, LinkRole
-from baton_kv_transfer.liveness import LivenessConfig, PeerState
-from baton_kv_transfer.wire.codec import encode
-from baton_kv_transfer.wire.pair_link import Heartbeat, PairMessage, Seal, Wait
-from baton_testing.kv_transfer import eventually, first_tokens
+from baton_testing.kv_transfer.builders import eventually, first_tokens
+from baton_wire.errors import BadMessageError, LinkLostError
+from baton_wire.handshake import Channel, LinkIdentity, LinkRole
+from baton_wire.liveness import LivenessConfig, PeerState
+from baton_wire.messages.codec import encode
+from baton_wire.messages.pair_link import Heartbeat, PairMessage, Seal, Wait
 
 PEER = LinkIdentity(LinkRole.PREFILL, b"p" * 16, 1, "k1", Channel.CONTROL)
 ID = secrets.token_bytes(16)

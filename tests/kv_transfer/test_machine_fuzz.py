@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from baton_testing.machine_fuzz import DecodeFuzz, PrefillFuzz
+from baton_testing.kv_transfer.machine_fuzz import DecodeFuzz, PrefillFuzz
 
 RUNS, STEPS = 150, 120
 

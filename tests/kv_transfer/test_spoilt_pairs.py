@@ -1,14 +1,14 @@
-"""Small runs of the campaigns of `bench.fuzz`: spoilt data, cancels after every event, forgeries, frames of nobody."""
+"""Small runs of the campaign `campaigns.fuzz`: spoilt data, cancels after every event, forgeries, frames of nobody."""
 
 from __future__ import annotations
 
 import pytest
 
-from baton_testing.cancelled_pair import SIDES, CancelledPair
-from baton_testing.defects import Defect
-from baton_testing.forgeries import Forgeries
-from baton_testing.spoilt_pair import SpoiltPair, spoil
-from baton_testing.wire_fuzz import HandshakeFuzz, WireFuzz
+from baton_testing.kv_transfer.cancelled_pair import SIDES, CancelledPair
+from baton_testing.kv_transfer.defects import Defect
+from baton_testing.kv_transfer.spoilt_pair import SpoiltPair, spoil
+from baton_testing.wire.forgeries import Forgeries
+from baton_testing.wire.fuzz import HandshakeFuzz, WireFuzz
 
 EVENTS = 24
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from baton_kv_transfer.handover import Send
-from baton_kv_transfer.layout import Extent, PoolPart
-from baton_kv_transfer.prefill_records import PrefillAction, Put
-from baton_kv_transfer.wire.pair_link import Seal, Standing
-from baton_testing import decode_machine
-from baton_testing.decode_machine import Decode
-from baton_testing.prefill_machine import CONFIG, D1, FIRST, KEY, UNIT, Prefill, grant
+from baton_kv_transfer.layout import Extent
+from baton_kv_transfer.prefill.records import PrefillAction, Put
+from baton_testing.kv_transfer import decode_machine
+from baton_testing.kv_transfer.decode_machine import Decode
+from baton_testing.kv_transfer.prefill_machine import CONFIG, D1, FIRST, KEY, UNIT, Prefill, grant
+from baton_wire.kv_shape import PoolPart
+from baton_wire.messages.pair_link import Seal, Standing
 
 HALF = UNIT // 2
 """Bytes of one unit in one of the two layers."""

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from baton_kv_transfer.decode_transfer import DecodeTransfer
-from baton_kv_transfer.discovery import Endpoint
+from baton_kv_transfer.decode.transfer import DecodeTransfer
 from baton_kv_transfer.handover import Verify
-from baton_kv_transfer.wire.values import Finish, Reason
-from baton_testing.kv_transfer import FAST, GEOMETRY, eventually, fingerprint, first_tokens, key_directory
-from baton_testing.transfer_pair import Pair, Request, decode_worker, prefill_worker
+from baton_testing.kv_transfer.builders import FAST, GEOMETRY, eventually, fingerprint, first_tokens, key_directory
+from baton_testing.kv_transfer.transfer_pair import Pair, Request, decode_worker, prefill_worker
+from baton_wire.discovery import Endpoint
+from baton_wire.messages.values import Finish, Reason
 
 
 @pytest.mark.parametrize("order", ["reserved first", "computed first", "interleaved"])

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from baton_kv_transfer.wire.values import Address, PeerRef, Reason
-from baton_testing.kv_transfer import FAST, GEOMETRY, eventually
-from baton_testing.transfer_pair import Decode, Pair, Request, soon
+from baton_testing.kv_transfer.builders import FAST, GEOMETRY, eventually
+from baton_testing.kv_transfer.transfer_pair import Decode, Pair, Request, soon
+from baton_wire.messages.values import Address, PeerRef, Reason
 
 STEPS = ["open", "expect", "compute 9", "compute all", "draw"]
 

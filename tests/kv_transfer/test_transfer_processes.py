@@ -14,10 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from baton_kv_transfer.prefill_transfer import PrefillTransfer
-from baton_kv_transfer.wire.values import Reason
-from baton_testing.decode_process import DecodeProcess, Ended, Expect, tokens_digest
-from baton_testing.kv_transfer import (
+from baton_kv_transfer.prefill.transfer import PrefillTransfer
+from baton_testing.kv_transfer.builders import (
     FAST,
     GEOMETRY,
     FakePool,
@@ -27,6 +25,8 @@ from baton_testing.kv_transfer import (
     first_tokens,
     key_directory,
 )
+from baton_testing.kv_transfer.decode_process import DecodeProcess, Ended, Expect, tokens_digest
+from baton_wire.messages.values import Reason
 
 TOKENS, BLOCKS = 60, tuple(range(5, 20))
 pytestmark = pytest.mark.processes

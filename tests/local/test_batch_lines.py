@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from baton_local.batch_lines import BatchLine, answer_line, answered_ids, read_lines
+from baton_local.batch.lines import BatchLine, answer_line, answered_ids, read_lines
 from baton_local.errors import RefusedError
 
 GOOD = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from baton_local.batch_lines import BatchLine
-from baton_local.batch_order import LEAST_ROWS, WINDOW, Asked, Balance, asked, windows
+from baton_local.batch.lines import BatchLine
+from baton_local.batch.order import LEAST_ROWS, WINDOW, Asked, Balance, asked, windows
 
 
 def line(name: str, url: str = "/v1/completions", **body: Any) -> BatchLine:

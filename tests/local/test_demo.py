@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from baton_local.process_tree import descendants, is_alive
+from baton_local.fleet.process_tree import descendants, is_alive
 
 pytestmark = pytest.mark.processes
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from baton_gateway.route import BUSY_S
-from baton_local.emulation import emulated, write_paced
+from baton_gateway.workers.route import BUSY_S
 from baton_local.errors import RefusedError
-from baton_testing.manifests import deployment
-from baton_worker.paced import read_times
+from baton_local.fleet.emulation import emulated, write_paced
+from baton_testing.kube.manifests import deployment
+from baton_worker.building.paced import read_times
 
 
 def test_workers_take_the_time_that_sizing_believes_in(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from baton_local.log_tail import last_line, read_from
+from baton_local.fleet.log_tail import last_line, read_from
 
 
 def test_the_last_line_with_text_counts_from_a_start_and_cannot_steer_a_terminal(tmp_path: Path) -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from baton_control.errors import UnsupportedError
+from baton_control.names import Role
+from baton_control.worker_specs import Device
 from baton_local.errors import RefusedError
-from baton_local.machine import devices, free_port, gpu_ids, model_argument, model_directory
-from baton_operator.errors import UnsupportedError
-from baton_operator.names import Role
-from baton_operator.workers import Device
-from baton_testing.manifests import deployment
+from baton_local.fleet.machine import devices, free_port, gpu_ids, model_argument, model_directory
+from baton_testing.kube.manifests import deployment
 
 GPU = {"resource": "nvidia.com/gpu"}
 

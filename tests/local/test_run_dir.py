@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from baton_local.errors import NotRunningError, RefusedError
-from baton_local.run_dir import base_directory, claimed, find_run, is_held, write_json, write_key
+from baton_local.fleet.run_dir import base_directory, claimed, find_run, is_held, write_json, write_key
 
 
 @pytest.fixture

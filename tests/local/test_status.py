@@ -7,11 +7,11 @@ import json
 
 import pytest
 
-from baton_gateway.latency import LatencySketch
-from baton_local.demo import DemoError, Timing, check_moved, is_settled, report
-from baton_local.observe import GatewayState, Link, Observation, Transfer, WorkerState
-from baton_local.record import PostRecord, RunRecord, TargetRecord
-from baton_local.status import as_json, as_text
+from baton_gateway.reporting.latency import LatencySketch
+from baton_local.commands.demo import DemoError, Timing, check_moved, is_settled, report
+from baton_local.commands.status import as_json, as_text
+from baton_local.fleet.observation import GatewayState, Link, Observation, Transfer, WorkerState
+from baton_local.fleet.record import PostRecord, RunRecord, TargetRecord
 
 GATEWAY = PostRecord("chat-gateway", "gateway", "ready", "-g", 1, 10, "127.0.0.1", 8000, 9000)
 PREFILL = PostRecord("chat-prefill-a-0", "prefill", "ready", "f-a", 1, 11, "127.0.0.1", 8001)

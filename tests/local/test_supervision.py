@@ -6,8 +6,9 @@ import signal
 
 import pytest
 
-from baton_local.announcement import Announcement
-from baton_local.supervision import (
+from baton_control.names import Role
+from baton_local.fleet.announcement import Announcement
+from baton_local.fleet.supervision import (
     Action,
     Finish,
     Patience,
@@ -19,7 +20,6 @@ from baton_local.supervision import (
     Start,
     Supervisor,
 )
-from baton_operator.names import Role
 
 PATIENCE = Patience(first_ready_s=100, backoff_s=1, max_backoff_s=8, stable_s=60, gateway_stop_s=5, worker_stop_s=3)
 WORKERS = {"p0": Role.PREFILL, "d0": Role.DECODE}

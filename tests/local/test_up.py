@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from baton_testing.manifests import as_yaml, manifest
-from baton_testing.stand_in import BAD_CONFIGURATION, CRASH, DEAF, PARENT, SILENT, VARIABLE, write_stand_ins
+from baton_testing.kube.manifests import as_yaml, manifest
+from baton_testing.processes.stand_in import BAD_CONFIGURATION, CRASH, DEAF, PARENT, SILENT, VARIABLE, write_stand_ins
 
 pytestmark = pytest.mark.processes
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import aiohttp
 
-from baton_kv_transfer.keys import KeySet
+from baton_control.names import Key
+from baton_control.telemetry.gateway_server import DerivedKeys, address
 from baton_operator.gateway_links import GatewayLinks
-from baton_operator.gateway_server import DerivedKeys, address
-from baton_operator.kube import Change, WatchEvent
-from baton_operator.names import Key
-from baton_operator.objects.link_keys import derived_key
-from baton_testing.manifests import manifest
+from baton_operator.kube.client import Change, WatchEvent
+from baton_testing.kube.manifests import manifest
+from baton_wire.derived_keys import derived_key
+from baton_wire.keys import KeySet
 
 MASTERS = {"first": b"m" * 32, "second": b"n" * 32}
 KEY = Key("team", "chat")

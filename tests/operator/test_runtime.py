@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from baton_operator.kinds import DEPLOYMENTS, MONITORS, OPTIONAL
-from baton_operator.kube import Resource, Unavailable
-from baton_operator.names import Key
+from baton_control.names import Key
+from baton_operator.kube.client import Resource, Unavailable
+from baton_operator.kube.kinds import DEPLOYMENTS, MONITORS, OPTIONAL
 from baton_operator.objects.cluster import Platform
-from baton_operator.reconcile import Reconciler, Site
+from baton_operator.passes.reconcile import Reconciler, Site
 from baton_operator.runtime import PASS_S, STALL_S, Pace, Runtime
-from baton_testing.kube_clock import run_virtual, wall
-from baton_testing.kube_cluster import moment
-from baton_testing.kube_defaults import Kinds
-from baton_testing.kube_memory import MemoryKube
-from baton_testing.kube_store import Store
-from baton_testing.manifests import manifest
+from baton_testing.kube.clock import run_virtual, wall
+from baton_testing.kube.cluster import moment
+from baton_testing.kube.defaults import Kinds
+from baton_testing.kube.manifests import manifest
+from baton_testing.kube.memory import MemoryKube
+from baton_testing.kube.store import Store
 
 DIGEST = "registry.example.com/baton@sha256:"
 PLATFORM = Platform(DIGEST + "a" * 64, DIGEST + "b" * 64)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-from baton_engine.events import Drawn, Prefilled, RequestKey
-from baton_kv_transfer.wire.gateway_link import Prefill, Tokens
-from baton_kv_transfer.wire.pair_link import FirstToken
-from baton_kv_transfer.wire.values import Address, Finish, PeerRef, Reason, Role, SamplingParams, pack_ids
+from baton_engine.scheduling.events import Drawn, Prefilled, RequestKey
 from baton_prefill_worker.service import PrefillService
-from baton_testing.quiet_ends import QuietEngine, RecordingLink
-from baton_worker.intake import Limits
-from baton_worker.metrics import WorkerMetrics
+from baton_testing.processes.quiet_ends import QuietEngine, RecordingLink
+from baton_wire.messages.gateway_link import Prefill, Tokens
+from baton_wire.messages.pair_link import FirstToken
+from baton_wire.messages.values import Address, Finish, PeerRef, Reason, Role, SamplingParams, pack_ids
+from baton_worker.reporting.metrics import WorkerMetrics
+from baton_worker.serving.intake import Limits
 
 REQUEST = bytes(range(16))
 KEY = RequestKey(REQUEST, 1)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-from baton_testing.deployment import Deployment, Shape
+from baton_testing.processes.deployment import Deployment, Shape
 
 CLIENT_S = 60.0
 

@@ -14,8 +14,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from baton_testing import tiny_llama
-from baton_testing.processes import Child, get_text, run_to_end, wait_for
+from baton_testing.engine import tiny_llama
+from baton_testing.processes.child_process import Child, get_text, run_to_end, wait_for
 
 pytestmark = pytest.mark.processes
 

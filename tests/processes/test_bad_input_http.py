@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from baton_testing import tiny_llama
-from baton_testing.deployment import Deployment
+from baton_testing.engine import tiny_llama
+from baton_testing.processes.deployment import Deployment
 
 pytestmark = pytest.mark.processes
 

@@ -15,17 +15,17 @@ import msgspec
 import openai
 import pytest
 
-from baton_kv_transfer.errors import AuthenticationError
-from baton_kv_transfer.keys import write_new_key
-from baton_kv_transfer.link_auth import LinkRole
-from baton_kv_transfer.wire.codec import encode
-from baton_kv_transfer.wire.gateway_link import Cancel, LegFailed, Prefill, Reserve
-from baton_kv_transfer.wire.pair_link import PairHello
-from baton_kv_transfer.wire.values import Address, PeerRef, Reason, Role, SamplingParams, pack_ids
-from baton_testing import tiny_llama
-from baton_testing.deployment import Deployment
-from baton_testing.processes import wait_for
-from baton_testing.raw_peer import gateway_peer, hangs_up, pair_connection, shake_pair_hands
+from baton_testing.engine import tiny_llama
+from baton_testing.processes.child_process import wait_for
+from baton_testing.processes.deployment import Deployment
+from baton_testing.wire.raw_peer import gateway_peer, hangs_up, pair_connection, shake_pair_hands
+from baton_wire.errors import AuthenticationError
+from baton_wire.handshake import LinkRole
+from baton_wire.keys import write_new_key
+from baton_wire.messages.codec import encode
+from baton_wire.messages.gateway_link import Cancel, LegFailed, Prefill, Reserve
+from baton_wire.messages.pair_link import PairHello
+from baton_wire.messages.values import Address, PeerRef, Reason, Role, SamplingParams, pack_ids
 
 pytestmark = pytest.mark.processes
 

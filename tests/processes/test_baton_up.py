@@ -17,8 +17,8 @@ import openai
 import psutil
 import pytest
 
-from baton_testing import tiny_llama
-from baton_testing.processes import Child, Ended, orphans_of, run_to_end, wait_for
+from baton_testing.engine import tiny_llama
+from baton_testing.processes.child_process import Child, Ended, orphans_of, run_to_end, wait_for
 
 pytestmark = pytest.mark.processes
 

@@ -9,8 +9,8 @@ from itertools import pairwise
 
 import pytest
 
-from baton_testing import tiny_llama
-from baton_testing.deployment import Deployment, Worker
+from baton_testing.engine import tiny_llama
+from baton_testing.processes.deployment import Deployment, Worker
 
 pytestmark = pytest.mark.processes
 

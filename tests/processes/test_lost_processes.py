@@ -11,9 +11,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import openai
 import pytest
 
-from baton_testing import tiny_llama
-from baton_testing.deployment import Deployment, Shape, Worker
-from baton_testing.processes import wait_for
+from baton_testing.engine import tiny_llama
+from baton_testing.processes.child_process import wait_for
+from baton_testing.processes.deployment import Deployment, Shape, Worker
 
 pytestmark = pytest.mark.processes
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from baton_kv_transfer.keys import write_new_key
-from baton_testing import tiny_llama
-from baton_testing.processes import Ended, run_to_end
+from baton_testing.engine import tiny_llama
+from baton_testing.processes.child_process import Ended, run_to_end
+from baton_wire.keys import write_new_key
 
 pytestmark = pytest.mark.processes
 

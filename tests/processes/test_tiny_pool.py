@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from baton_testing import tiny_llama
-from baton_testing.deployment import Deployment, Shape
+from baton_testing.engine import tiny_llama
+from baton_testing.processes.deployment import Deployment, Shape
 
 pytestmark = pytest.mark.processes
 

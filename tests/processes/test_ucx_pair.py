@@ -7,10 +7,10 @@ from typing import Any
 import openai
 import pytest
 
-from baton_testing import tiny_llama
-from baton_testing.deployment import MIB, Deployment, Shape
-from baton_testing.nixl import NEEDS_UCX
-from baton_testing.processes import wait_for
+from baton_testing.engine import tiny_llama
+from baton_testing.kv_transfer.nixl import NEEDS_UCX
+from baton_testing.processes.child_process import wait_for
+from baton_testing.processes.deployment import MIB, Deployment, Shape
 
 pytestmark = [pytest.mark.processes, NEEDS_UCX]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from baton_kv_transfer.grant import DecodePeer
 from baton_kv_transfer.handover import HandoverKey, Send, TransferConfig
-from baton_kv_transfer.handover_prefill import PrefillHandovers
-from baton_kv_transfer.prefill_records import Put
-from baton_kv_transfer.wire.pair_link import Abandon, Grant, Reject, Span, Wait
-from baton_kv_transfer.wire.values import Reason
-from baton_testing.sim_kv import geometry
+from baton_kv_transfer.prefill.machine import PrefillHandovers
+from baton_kv_transfer.prefill.records import Put
+from baton_testing.simulation.kv import geometry
+from baton_wire.messages.pair_link import Abandon, Grant, Reject, Span, Wait
+from baton_wire.messages.values import Reason
 
 KEY = HandoverKey(b"r" * 16, 1)
 DECODE = b"d" * 16

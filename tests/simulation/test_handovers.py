@@ -10,19 +10,17 @@ from itertools import product
 
 import pytest
 
-from baton_kv_transfer.decode_records import DecodeAction, DecodeState, Failed
-from baton_kv_transfer.group_decode import DecodeGroup, GroupDecodeAction
-from baton_kv_transfer.group_prefill import PrefillGroup
+from baton_kv_transfer.decode.machine import DecodeHandovers
+from baton_kv_transfer.decode.records import DecodeAction, DecodeState, Failed
 from baton_kv_transfer.handover import HandoverKey
-from baton_kv_transfer.handover_decode import DecodeHandovers
-from baton_kv_transfer.handover_prefill import PrefillHandovers
-from baton_kv_transfer.prefill_records import Release
-from baton_kv_transfer.tensor_parallel import RankPair
-from baton_kv_transfer.wire.pair_link import Seal
-from baton_kv_transfer.wire.values import Reason
-from baton_testing.handover_nodes import Faults
-from baton_testing.handover_world import World
-from baton_testing.sim_zoo_transfer import (
+from baton_kv_transfer.prefill.machine import PrefillHandovers
+from baton_kv_transfer.prefill.records import Release
+from baton_kv_transfer.ranks.decode_group import DecodeGroup, GroupDecodeAction
+from baton_kv_transfer.ranks.prefill_group import PrefillGroup
+from baton_kv_transfer.ranks.tensor_parallel import RankPair
+from baton_testing.ranks.nodes import Faults
+from baton_testing.ranks.world import World
+from baton_testing.simulation.zoo.transfer import (
     FailsWhileScattering,
     FreesUnderOpenWrites,
     IgnoresLostLinks,
@@ -31,6 +29,8 @@ from baton_testing.sim_zoo_transfer import (
     NeverEndsEmptyTransfers,
     SealsBeforePutsEnd,
 )
+from baton_wire.messages.pair_link import Seal
+from baton_wire.messages.values import Reason
 
 SEEDS = range(50)
 WORLDS = {

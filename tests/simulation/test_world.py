@@ -6,11 +6,11 @@ from collections import Counter
 
 import pytest
 
-from baton_testing.sim_process import Violation
-from baton_testing.sim_scenario import Fault, scenario
-from baton_testing.sim_shrink import require_seed, shrink, story
-from baton_testing.sim_world import SimWorld
-from baton_testing.sim_zoo import ZOO
+from baton_testing.simulation.process import Violation
+from baton_testing.simulation.scenario import Fault, scenario
+from baton_testing.simulation.shrink import require_seed, shrink, story
+from baton_testing.simulation.world import SimWorld
+from baton_testing.simulation.zoo.zoo import ZOO
 
 SEEDS, CHUNK = 500, 25
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton_testing.sim_zoo import ZOO, Mutant, hunt
+from baton_testing.simulation.zoo.zoo import ZOO, Mutant, hunt
 
 
 @pytest.mark.parametrize("mutant", ZOO, ids=lambda mutant: mutant.name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton_kv_transfer.wire.values import Role
+from baton_wire.messages.values import Role
 from baton_worker.config import Endpoint, parse
 from baton_worker.errors import ConfigError
 

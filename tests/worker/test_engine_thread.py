@@ -6,16 +6,16 @@ import threading
 import time
 from dataclasses import replace
 
-from baton_engine.engine_config import EngineConfig
-from baton_engine.events import Drawn, Failed, RequestKey, Reserved, SchedulerEvent, SequenceSpec
-from baton_engine.scheduler import Scheduler
-from baton_engine.step_load import StepLoad
-from baton_engine.stepper import Stepper
-from baton_kv_transfer.wire.values import Finish, SamplingParams
-from baton_testing.runners import ToyRunner
-from baton_worker.engine_thread import CancelWork, EngineThread, ReserveBlocks, Submit
-from baton_worker.reports import worker_state
-from baton_worker.views import EngineSnapshot
+from baton_engine.running.step_load import StepLoad
+from baton_engine.running.stepper import Stepper
+from baton_engine.scheduling.engine_config import EngineConfig
+from baton_engine.scheduling.events import Drawn, Failed, RequestKey, Reserved, SchedulerEvent, SequenceSpec
+from baton_engine.scheduling.scheduler import Scheduler
+from baton_testing.engine.runners import ToyRunner
+from baton_wire.messages.values import Finish, SamplingParams
+from baton_worker.reporting.reports import worker_state
+from baton_worker.reporting.views import EngineSnapshot
+from baton_worker.serving.engine_thread import CancelWork, EngineThread, ReserveBlocks, Submit
 
 CONFIG = EngineConfig(num_blocks=16, block_tokens=4, max_slots=4, max_context_tokens=32)
 KEY = RequestKey(b"k" * 16, 1)

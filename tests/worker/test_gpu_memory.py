@@ -16,15 +16,14 @@ from typing import ClassVar
 import pytest
 import torch
 
-from baton_engine.kv_pool import KvPool
+from baton_engine.memory.kv_pool import KvPool
 from baton_kv_transfer import handover_steps
-from baton_kv_transfer.decode_transfer import DecodeTransfer
+from baton_kv_transfer.decode.transfer import DecodeTransfer
 from baton_kv_transfer.handover import Verify
-from baton_kv_transfer.layout import Extent, KvGeometry, PoolPart, paired
-from baton_kv_transfer.prefill_transfer import PrefillTransfer
-from baton_kv_transfer.transports import TransportChoice
-from baton_kv_transfer.wire.values import Address, PeerRef, Reason
-from baton_testing.kv_transfer import (
+from baton_kv_transfer.layout import Extent, paired
+from baton_kv_transfer.prefill.transfer import PrefillTransfer
+from baton_kv_transfer.transports.table import TransportChoice
+from baton_testing.kv_transfer.builders import (
     FAST,
     DecodeRecord,
     PrefillRecord,
@@ -33,9 +32,18 @@ from baton_testing.kv_transfer import (
     first_tokens,
     key_directory,
 )
-from baton_testing.nixl import NEEDS_UCX
-from baton_worker.gpu_memory import LandingDevice, PoolDevice, SideStream, landing_device, memory_of, pool_device
-from baton_worker.pool_memory import PoolMemory
+from baton_testing.kv_transfer.nixl import NEEDS_UCX
+from baton_wire.kv_shape import KvGeometry, PoolPart
+from baton_wire.messages.values import Address, PeerRef, Reason
+from baton_worker.building.gpu_memory import (
+    LandingDevice,
+    PoolDevice,
+    SideStream,
+    landing_device,
+    memory_of,
+    pool_device,
+)
+from baton_worker.building.pool_memory import PoolMemory
 
 CPU = torch.device("cpu")
 GEOMETRY = KvGeometry(layers=4, kv_heads=2, head_dim=8, element_bytes=4, block_tokens=16)

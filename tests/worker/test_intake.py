@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from baton_engine.events import RequestKey, SequenceSpec
-from baton_kv_transfer.wire.gateway_link import Reserve
-from baton_kv_transfer.wire.values import Reason, SamplingParams, pack_ids
-from baton_worker.intake import Limits, Refusal, sequence_spec
+from baton_engine.scheduling.events import RequestKey, SequenceSpec
+from baton_wire.messages.gateway_link import Reserve
+from baton_wire.messages.values import Reason, SamplingParams, pack_ids
+from baton_worker.serving.intake import Limits, Refusal, sequence_spec
 
 LIMITS = Limits(vocab_size=100, max_context_tokens=32, max_choices=4)
 MESSAGE = Reserve(

@@ -7,12 +7,12 @@ import asyncio
 import pytest
 
 from baton_decode_worker.service import DecodeService
-from baton_kv_transfer.wire.gateway_link import LegFailed, Message, Prefill, Reserve
-from baton_kv_transfer.wire.values import Address, PeerRef, Reason, Role, SamplingParams, pack_ids
 from baton_prefill_worker.service import PrefillService
-from baton_testing.quiet_ends import QuietEngine, RecordingLink
-from baton_worker.intake import Limits
-from baton_worker.metrics import WorkerMetrics
+from baton_testing.processes.quiet_ends import QuietEngine, RecordingLink
+from baton_wire.messages.gateway_link import LegFailed, Message, Prefill, Reserve
+from baton_wire.messages.values import Address, PeerRef, Reason, Role, SamplingParams, pack_ids
+from baton_worker.reporting.metrics import WorkerMetrics
+from baton_worker.serving.intake import Limits
 
 SAMPLING = SamplingParams(max_tokens=4, temperature=0)
 

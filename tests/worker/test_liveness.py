@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from baton_engine.engine_config import EngineConfig
-from baton_engine.scheduler import Scheduler
-from baton_worker.endpoints import is_live
-from baton_worker.views import EngineSnapshot
+from baton_engine.scheduling.engine_config import EngineConfig
+from baton_engine.scheduling.scheduler import Scheduler
+from baton_worker.reporting.views import EngineSnapshot
+from baton_worker.serving.endpoints import is_live
 
 STATS = Scheduler(EngineConfig(num_blocks=4, block_tokens=4, max_slots=2, max_context_tokens=8)).stats()
 

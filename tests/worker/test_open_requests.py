@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from baton_engine.events import RequestKey
-from baton_worker.open_requests import OpenRequests
+from baton_engine.scheduling.events import RequestKey
+from baton_worker.serving.open_requests import OpenRequests
 
 KEY = RequestKey(b"k" * 16, 1)
 OTHER = RequestKey(b"o" * 16, 1)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from baton_engine.plan import OpenSlot, PrefillChunk, StepPlan
-from baton_engine.step_load import StepLoad
-from baton_kv_transfer.wire.values import SamplingParams
+from baton_engine.running.step_load import StepLoad
+from baton_engine.scheduling.plan import OpenSlot, PrefillChunk, StepPlan
+from baton_wire.messages.values import SamplingParams
+from baton_worker.building.paced import FIRST_TOKEN, PacedRunner, PacedTimes, read_times
 from baton_worker.errors import ConfigError
-from baton_worker.paced import FIRST_TOKEN, PacedRunner, PacedTimes, read_times
 
 TIMES = PacedTimes(
     label="round figures",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 
-from baton_engine.step_load import StepLoad
-from baton_kv_transfer.wire.gateway_link import MAX_STATE_TIMINGS
-from baton_worker.step_log import KEPT, StepLog
+from baton_engine.running.step_load import StepLoad
+from baton_wire.messages.gateway_link import MAX_STATE_TIMINGS
+from baton_worker.reporting.step_log import KEPT, StepLog
 
 
 def decode(rows: int) -> StepLoad:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from baton_engine.step_cost import CostModel
-from baton_engine.step_load import StepLoad
-from baton_kv_transfer.wire.values import Role
-from baton_worker.accelerator import Peak, peak_of
-from baton_worker.utilisation import SMOOTHING_S, Utilisation
+from baton_engine.model.step_cost import CostModel
+from baton_engine.running.step_load import StepLoad
+from baton_wire.messages.values import Role
+from baton_worker.building.accelerator import Peak, peak_of
+from baton_worker.reporting.utilisation import SMOOTHING_S, Utilisation
 
 COSTS = CostModel(layer_weights=1_000, head_weights=100, pair_flops=4.0, weight_bytes=2_200, kv_token_bytes=8)
 PEAK = Peak(flops=1e6, bytes_per_s=1e5)

@@ -6,21 +6,21 @@ import asyncio
 
 import pytest
 
+from baton_kv_transfer.decode.machine import DecodeHandovers
 from baton_kv_transfer.handover import HandoverKey
-from baton_kv_transfer.handover_decode import DecodeHandovers
 from baton_kv_transfer.landing import full_quarantine
-from baton_testing.decode_machine import BLOCKS, CONFIG, P1, TOKENS, UNIT
-from baton_testing.kv_transfer import GEOMETRY
-from baton_worker import serving
-from baton_worker.process import Stop
+from baton_testing.kv_transfer.builders import GEOMETRY
+from baton_testing.kv_transfer.decode_machine import BLOCKS, CONFIG, P1, TOKENS, UNIT
+from baton_worker.serving import lifecycle
+from baton_worker.serving.process import Stop
 
 
 def test_a_reason_counts_only_when_it_lasts() -> None:
-    wear = serving.Wear(0.0)
-    assert not wear.is_over("full", serving.WORN_S - 0.1)
-    assert not wear.is_over(None, serving.WORN_S + 1.0)
-    assert not wear.is_over("full", 2 * serving.WORN_S)
-    assert wear.is_over("full", 2 * serving.WORN_S + 1.0)
+    wear = lifecycle.Wear(0.0)
+    assert not wear.is_over("full", lifecycle.WORN_S - 0.1)
+    assert not wear.is_over(None, lifecycle.WORN_S + 1.0)
+    assert not wear.is_over("full", 2 * lifecycle.WORN_S)
+    assert wear.is_over("full", 2 * lifecycle.WORN_S + 1.0)
 
 
 def test_a_quarantine_is_full_beyond_its_share_and_not_when_it_was_emptied() -> None:
@@ -37,9 +37,9 @@ def test_a_quarantine_is_full_beyond_its_share_and_not_when_it_was_emptied() -> 
 
 
 def test_a_worker_that_stays_worn_asks_itself_for_a_drain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "WORN_S", 0.0)
+    monkeypatch.setattr(lifecycle, "WORN_S", 0.0)
     stop = Stop()
-    asyncio.run(asyncio.wait_for(serving.wears_out(lambda: "full", stop), 10.0))
+    asyncio.run(asyncio.wait_for(lifecycle.wears_out(lambda: "full", stop), 10.0))
     assert stop.draining.is_set()
     assert not stop.now.is_set()
 
@@ -49,7 +49,7 @@ class Enough(Exception):
 
 
 def test_a_fresh_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "WEAR_POLL_S", 0.0)
+    monkeypatch.setattr(lifecycle, "WEAR_POLL_S", 0.0)
     looks: list[None] = []
     stop = Stop()
 
@@ -59,5 +59,5 @@ def test_a_fresh_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
             raise Enough
 
     with pytest.raises(Enough):
-        asyncio.run(asyncio.wait_for(serving.wears_out(fresh, stop), 10.0))
+        asyncio.run(asyncio.wait_for(lifecycle.wears_out(fresh, stop), 10.0))
     assert not stop.draining.is_set()

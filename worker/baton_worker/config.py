@@ -1,7 +1,7 @@
 """A worker's configuration: command-line flags parsed once, at the edge, into one frozen value.
 
-The operator renders these flags (`baton_operator.workers`) and a test parses what it renders with this parser. Sizes
-that follow from the model (block counts) are decided in `capacity`, not here.
+The operator renders these flags (`baton_control.worker_specs`) and a test parses what it renders with this parser.
+Sizes that follow from the model (block counts) are decided in `capacity`, not here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from baton_kv_transfer.wire.values import Role
+from baton_wire.messages.values import Role
 from baton_worker.errors import ConfigError
 
 KIB = 1024

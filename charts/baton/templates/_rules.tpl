@@ -1,4 +1,4 @@
-{{- /* What the operator may do where LLMDeployments are. tests/operator/test_rights.py holds it against its calls. */ -}}
+{{- /* What the operator may do where LLMDeployments are. tests/operator/objects/test_rights.py holds it against its calls. */ -}}
 {{- define "baton.rules" -}}
 - apiGroups: [baton.dev]
   resources: [llmdeployments]

@@ -6,12 +6,12 @@ import math
 import re
 from dataclasses import dataclass
 
-from baton_operator.api import LLMDeployment, PoolSpec
-from baton_operator.errors import UnsupportedError
-from baton_operator.hashes import content_hash
-from baton_operator.model_source import ModelSource, Scheme, parse_source
-from baton_operator.names import Role, pool_name
-from baton_operator.workers import Device, Site
+from baton_control.errors import UnsupportedError
+from baton_control.hashes import content_hash
+from baton_control.names import Role, pool_name
+from baton_control.spec.api import LLMDeployment, PoolSpec
+from baton_control.spec.model_source import ModelSource, Scheme, parse_source
+from baton_control.worker_specs import Device, Site
 
 Manifest = dict[str, object]
 """One Kubernetes object, or a part of one, as JSON would hold it."""

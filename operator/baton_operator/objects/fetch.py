@@ -1,6 +1,6 @@
 """Models that are fetched: a volume for them, and a Job that alone has the credentials and the way out.
 
-The Job runs `baton_worker.fetch`; its name follows from its template, so that it is never edited and an upgrade
+The Job runs `baton_model_fetch`; its name follows from its template, so that it is never edited and an upgrade
 of the operator starts none. Workers mount the volume read-only.
 """
 
@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from baton_operator.api import LLMDeployment
-from baton_operator.hashes import content_hash
-from baton_operator.model_source import ModelSource, Scheme
-from baton_operator.names import cache_name, fetch_account_name, fetch_name
+from baton_control.hashes import content_hash
+from baton_control.names import cache_name, fetch_account_name, fetch_name
+from baton_control.spec.api import LLMDeployment
+from baton_control.spec.model_source import ModelSource, Scheme
+from baton_operator.kube.object_fields import mapping, mappings, metadata_of
 from baton_operator.objects.cluster import Manifest, Owner, Platform, model_key, model_source
 from baton_operator.objects.metadata import FETCH_ROLE, ROLE_LABEL, owned, selector
-from baton_operator.plain import mapping, mappings, metadata_of
 
 USER = 10_001
 CACHE_PATH, CREDENTIALS_PATH = "/cache", "/etc/baton/credentials"
@@ -146,7 +146,7 @@ def _pod(deployment: LLMDeployment, platform: Platform) -> Manifest:
     container: Manifest = {
         "name": FETCH_ROLE,
         "image": platform.worker_image,
-        "command": [platform.python, "-m", "baton_worker.fetch"],
+        "command": [platform.python, "-m", "baton_model_fetch"],
         "args": [argument.replace("$", "$$") for argument in arguments],
         "env": [{"name": "HOME", "value": "/tmp"}, {"name": "PYTHONDONTWRITEBYTECODE", "value": "1"}],
         "resources": {"requests": {"cpu": "250m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}},

@@ -1,31 +1,15 @@
-"""The keys of internal links: derived from the operator's master keys, so that no Secret ever has to be read.
-
-A deployment's key is HMAC-SHA256(master, "baton link key" ‖ uid): the same again after a restart of the operator, a
-different one for a deployment of the same name made later, and of no use to learn another deployment's key. Rotating
-means to add a master key, wait until every process has read the new set, and drop the old one; nothing restarts.
-"""
+"""The keys of internal links: derived from the operator's master keys, so that no Secret ever has to be read."""
 
 from __future__ import annotations
 
 import base64
-import hashlib
-import hmac
 from collections.abc import Mapping
 
-from baton_operator.api import LLMDeployment
-from baton_operator.names import keys_name
+from baton_control.names import keys_name
+from baton_control.spec.api import LLMDeployment
 from baton_operator.objects.cluster import Manifest, Owner
 from baton_operator.objects.metadata import owned
-
-MIN_MASTER_BYTES = 32
-_PURPOSE = b"baton link key\0"
-
-
-def derived_key(master: bytes, uid: str) -> str:
-    """The link key of the deployment with that uid, as 64 hex digits. Raises ValueError for a short master key."""
-    if len(master) < MIN_MASTER_BYTES:
-        raise ValueError(f"a master key has {len(master)} bytes: must be at least {MIN_MASTER_BYTES}")
-    return hmac.new(master, _PURPOSE + uid.encode(), hashlib.sha256).hexdigest()
+from baton_wire.derived_keys import derived_key
 
 
 def key_secret(deployment: LLMDeployment, owner: Owner, masters: Mapping[str, bytes]) -> Manifest:

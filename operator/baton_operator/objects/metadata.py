@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from baton_operator.api import API_VERSION, KIND, LLMDeployment
-from baton_operator.hashes import Revision
-from baton_operator.names import Role
+from baton_control.hashes import Revision
+from baton_control.names import Role
+from baton_control.spec.api import API_VERSION, KIND, LLMDeployment
 from baton_operator.objects.cluster import Manifest, Owner
 
 DEPLOYMENT_LABEL, ROLE_LABEL = "baton.dev/deployment", "baton.dev/role"

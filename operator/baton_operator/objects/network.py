@@ -6,8 +6,8 @@ prefill ↔ decode, gateway → operator, monitoring → metrics, everybody → 
 
 from __future__ import annotations
 
-from baton_operator.api import LLMDeployment
-from baton_operator.names import POOL_ROLES, Role, gateway_name, pool_name
+from baton_control.names import POOL_ROLES, Role, gateway_name, pool_name
+from baton_control.spec.api import LLMDeployment
 from baton_operator.objects.cluster import HTTP_PORT, OPERATOR_PORT, PAIR_PORT, Manifest, Owner, Platform
 from baton_operator.objects.metadata import owned, selector
 

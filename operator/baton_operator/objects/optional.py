@@ -5,8 +5,8 @@ They are made where they are asked for and served; where they are asked for and 
 
 from __future__ import annotations
 
-from baton_operator.api import LLMDeployment
-from baton_operator.names import POOL_ROLES, Role, gateway_name, pool_name
+from baton_control.names import POOL_ROLES, Role, gateway_name, pool_name
+from baton_control.spec.api import LLMDeployment
 from baton_operator.objects.cluster import Manifest, Owner, Platform
 from baton_operator.objects.metadata import owned, selector
 

@@ -1,0 +1,130 @@
+"""The engine on one GPU beside its goals: decode steps, prefill, other models' shapes, the timeline, the kernels.
+
+`python -m bench.engine.gpu [decode] [prefill] [timeline] [kernels] [models]` (all without arguments; each part takes
+a minute or two) builds models of random bf16 weights on the device, fills pools with random KV and times real runner
+steps, one step ahead. The table goes to `bench/results/gpu.json`; BATON_COMMIT names the commit where git is not at
+hand.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from statistics import median
+from typing import Final
+
+import torch
+from bench.engine.gpu_model import SAMPLED, SHAPES, Bench, gpu_facts
+from bench.kernels import gpu as gpu_kernels
+from bench.kernels.gpu import Row, row
+from bench.machine import this_machine
+from bench.results import publish
+
+from baton_kernels.kv_scales import KV_FP8
+
+LLAMA_8B: Final = SHAPES["Llama-3.1-8B"]
+
+DECODE: Final = {
+    (1, 1024): (4.45, 4.81),
+    (32, 1024): (5.6, 6.18),
+    (128, 1024): (9.1, 10.42),
+    (256, 1024): (15.6, 17.57),
+    (32, 4096): (8.5, 8.87),
+}
+"""(batch, context): ms a step, the goal and vLLM 0.26's."""
+PREFILL: Final = {1024: (25.0, 27.1), 4096: (98.0, 100.4), 8192: (211.0, 216.7), 32768: (1170.0, 1197.4)}
+"""Prompt tokens: ms, the goal and vLLM 0.26's."""
+OTHERS: Final[Mapping[str, Mapping[int, float | None]]] = {
+    "Qwen3-0.6B": {1: 1.25, 64: 3.0},
+    "Llama-3.2-1B": {1: None, 64: None},
+    "Llama-3.2-3B": {1: None, 64: None},
+    "Qwen3-14B": {1: None, 64: None},
+    "Qwen3-32B": {1: None, 32: None},
+}
+"""Batch at 1k context: ms a step."""
+BLOCKS: Final = 5_200
+GAP_GOAL_US: Final = 30.0
+
+
+def decode(bench: Bench) -> Iterator[Row]:
+    for (batch, context), (goal, vllm) in DECODE.items():
+        times = bench.decode(batch, context)
+        host = f"device {times.device_ms:.3f}, host {times.host_ms:.3f}; vLLM {vllm}"
+        yield row("decode step", f"{batch} x {context}", times.step_ms, "ms", goal, host)
+    times = bench.decode(128, 1024, SAMPLED)
+    yield row("decode step, all rows top-p", "128 x 1024", times.step_ms, "ms", None, f"host {times.host_ms:.3f}")
+
+
+def prefill(bench: Bench) -> Iterator[Row]:
+    for tokens, (goal, vllm) in PREFILL.items():
+        yield row("prefill", str(tokens), bench.prefill(tokens), "ms", goal, f"vLLM {vllm}")
+
+
+def timeline(bench: Bench) -> Iterator[Row]:
+    for batch in (1, 32, 128, 256):
+        gaps = bench.gaps_us(batch, 1024)
+        yield row("gap between steps, p50", f"{batch} x 1024", median(gaps), "µs", GAP_GOAL_US, f"max {max(gaps):.0f}")
+
+
+def float8(blocks: int) -> Iterator[Row]:
+    bench = Bench("Llama-3.1-8B", blocks, kv_dtype=KV_FP8)
+    for batch, context in ((32, 4096), (128, 1024), (256, 1024)):
+        times = bench.decode(batch, context)
+        yield row(
+            "decode step, fp8 KV", f"{batch} x {context}", times.step_ms, "ms", None, f"device {times.device_ms:.3f}"
+        )
+
+
+def models() -> Iterator[Row]:
+    for name, goals in OTHERS.items():
+        bench = Bench(name, 1_400, max(goals))
+        for batch, goal in goals.items():
+            weights = sum(tensor.numel() * 2 for tensor in _weights(bench))
+            times = bench.decode(batch, 1024)
+            rate = (weights + batch * 1024 * bench.pool.geometry.token_bytes) / times.step_ms / 1e9
+            yield row(f"decode step {name}", f"{batch} x 1024", times.step_ms, "ms", goal, f"{rate:.2f} TB/s")
+        yield row(f"prefill {name}", "4096", bench.prefill(4096), "ms", None)
+        del bench
+        torch.cuda.empty_cache()
+
+
+def _weights(bench: Bench) -> Iterator[torch.Tensor]:
+    """What a step reads: every matrix but the embedding."""
+    model = bench.loaded.model
+    for linear in (model.head, *(part for layer in model.layers for part in (layer.qkv, layer.output))):
+        yield linear.weight  # type: ignore[attr-defined]
+    for layer in model.layers:
+        yield layer.mlp.gate_up.weight  # type: ignore[attr-defined]
+        yield layer.mlp.down.weight  # type: ignore[attr-defined]
+
+
+def main(parts: list[str]) -> None:
+    rows: list[Row] = []
+    with torch.inference_mode():
+        if {"decode", "prefill", "timeline"} & set(parts):
+            bench = Bench("Llama-3.1-8B", BLOCKS)
+            for name, part in (("decode", decode), ("prefill", prefill), ("timeline", timeline)):
+                if name in parts:
+                    rows += part(bench)
+            del bench
+            torch.cuda.empty_cache()
+        if "decode" in parts:
+            rows += float8(BLOCKS)
+            torch.cuda.empty_cache()
+        if "kernels" in parts:
+            for kv_dtype in (torch.bfloat16, KV_FP8):
+                rows += gpu_kernels.decode_attention(kv_dtype)
+            for kernels in (
+                gpu_kernels.prefill_attention,
+                gpu_kernels.products,
+                gpu_kernels.draws,
+                gpu_kernels.kv_stream,
+            ):
+                rows += kernels()
+        if "models" in parts:
+            rows += models()
+    publish("gpu", this_machine(), gpu_facts(), ["what", "size", "measured", "unit", "goal", "beside"], rows)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:] or ["decode", "prefill", "timeline", "kernels", "models"])

@@ -1,0 +1,199 @@
+"""One model with its pool and runner on a GPU, and timers: what `bench.engine.gpu` measures with."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import torch
+
+from baton_engine.memory.kv_pool import KvPool, kv_geometry
+from baton_engine.model.loading import LoadedModel, load_model
+from baton_engine.running.runner import ModelRunner
+from baton_engine.scheduling.plan import BlockUpdate, OpenSlot, PrefillChunk, StepPlan
+from baton_wire.messages.values import SamplingParams
+
+GPU: Final = torch.device("cuda")
+BLOCK_TOKENS: Final = 64
+GREEDY: Final = SamplingParams(max_tokens=1_000, temperature=0.0)
+SAMPLED: Final = SamplingParams(max_tokens=1_000, temperature=0.8, top_p=0.95, seed=7)
+
+_LLAMA: Final = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 128256,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 33024,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+    "torch_dtype": "bfloat16",
+    "eos_token_id": 128001,
+}
+_QWEN3: Final = {
+    **_LLAMA,
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 151936,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "eos_token_id": 151645,
+}
+
+
+def _shape(base: Mapping[str, Any], hidden: int, inner: int, layers: int, heads: int, **more: object) -> dict[str, Any]:
+    return {
+        **base,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        **more,
+    }
+
+
+SHAPES: Final[Mapping[str, dict[str, Any]]] = {
+    "Llama-3.1-8B": _shape(_LLAMA, 4096, 14336, 32, 32),
+    "Llama-3.2-1B": _shape(_LLAMA, 2048, 8192, 16, 32, head_dim=64, tie_word_embeddings=True),
+    "Llama-3.2-3B": _shape(_LLAMA, 3072, 8192, 28, 24, tie_word_embeddings=True),
+    "Qwen3-0.6B": _shape(_QWEN3, 1024, 3072, 28, 16, tie_word_embeddings=True),
+    "Qwen3-14B": _shape(_QWEN3, 5120, 17408, 40, 40),
+    "Qwen3-32B": _shape(_QWEN3, 5120, 25600, 64, 64),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTimes:
+    step_ms: float
+    """Wall time of a step, one ahead, over many."""
+    device_ms: float
+    """Median between a step's events."""
+    host_ms: float
+    """Median that `launch` takes."""
+
+
+class Bench:
+    """Slot s holds blocks s · n … of the pool, whose contents are random."""
+
+    def __init__(self, shape: str, blocks: int, max_slots: int = 256, kv_dtype: torch.dtype = torch.bfloat16) -> None:
+        begin = time.perf_counter()
+        config = Path(tempfile.mkdtemp()) / "config.json"
+        config.write_text(json.dumps(SHAPES[shape]))
+        self.loaded: LoadedModel = load_model(f"random://{config}", torch.bfloat16, GPU)
+        self.blocks = blocks
+        geometry = kv_geometry(self.loaded.config, kv_dtype, BLOCK_TOKENS)
+        self.pool = KvPool(geometry, blocks, kv_dtype, GPU)
+        for block in self.pool.tensor:
+            block.copy_(torch.randn(block.shape, dtype=torch.bfloat16, device=GPU))
+        torch.cuda.synchronize()
+        built = time.perf_counter()
+        self.runner = ModelRunner(self.loaded, self.pool, max_slots)
+        torch.cuda.synchronize()
+        self.capture_s = time.perf_counter() - built
+        print(f"{shape}: build {built - begin:.1f} s, capture {self.capture_s:.1f} s", flush=True)
+
+    def open(self, slots: int, context: int, sampling: SamplingParams) -> None:
+        blocks = -(-(context + 256) // BLOCK_TOKENS)
+        opens = tuple(OpenSlot(slot, sampling, 0, (1, 2), (3,), context, 7 * slot + 3) for slot in range(slots))
+        updates = tuple(
+            BlockUpdate(slot, index, (slot * blocks + index) % self.blocks)
+            for slot in range(slots)
+            for index in range(blocks)
+        )
+        self.runner.execute(StepPlan(0, opens, updates))
+
+    def decode(self, batch: int, context: int, sampling: SamplingParams = GREEDY, steps: int = 100) -> DecodeTimes:
+        self.open(batch, context, sampling)
+        slots = tuple(range(batch))
+        device_ms, host_ms = [], []
+        self.runner.launch(StepPlan(0, decode=slots))
+        for step in range(steps + 10):
+            if step == 10:
+                begin = time.perf_counter()
+            launched = time.perf_counter()
+            self.runner.launch(StepPlan(0, decode=slots))
+            host_ms.append((time.perf_counter() - launched) * 1e3)
+            device_ms.append(self.runner.collect().duration_s * 1e3)
+        step_ms = (time.perf_counter() - begin) / steps * 1e3
+        self.runner.collect()
+        return DecodeTimes(step_ms, median(device_ms), median(host_ms))
+
+    def prefill(self, tokens: int) -> float:
+        """Median ms of a whole prompt's step, its first token drawn."""
+        self.open(1, tokens, GREEDY)
+        ids = tuple(int(token) for token in torch.randint(5, 100_000, (tokens,)))
+        plan = StepPlan(0, prefill=(PrefillChunk(0, 0, ids, (0,)),))
+        return median(self.runner.execute(plan).duration_s * 1e3 for _ in range(5))
+
+    def gaps_us(self, batch: int, context: int, steps: int = 40) -> list[float]:
+        """From CUPTI's timeline: the device's idle time between the last operation of a step and the first of the
+        next."""
+        from torch.profiler import ProfilerActivity, profile
+
+        self.open(batch, context, GREEDY)
+        plan = StepPlan(0, decode=tuple(range(batch)))
+        self.runner.launch(plan)
+        with profile(activities=[ProfilerActivity.CUDA]) as trace:
+            for _ in range(steps):
+                self.runner.launch(plan)
+                self.runner.collect()
+        self.runner.collect()
+        events = sorted(
+            (event.time_range.start, event.time_range.end, event.name)
+            for event in trace.events() or ()
+            if event.device_type.name == "CUDA"
+        )
+        gaps: list[float] = []
+        busy_until = float("-inf")
+        for begin, end, name in events:
+            # A step begins with the copy of its row numbers.
+            if "HtoD" in name and busy_until > 0:
+                gaps.append(max(0.0, begin - busy_until))
+            busy_until = max(busy_until, end)
+        return gaps[2:]
+
+
+def graph_us(work: Callable[[], object], calls: int, rounds: int = 7) -> float:
+    """Median time of a replay of the work, which makes so many calls, per call."""
+    work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    # Clocks rise under load only: some 50 ms of it before anything is timed.
+    warm_until = time.perf_counter() + 0.05
+    while time.perf_counter() < warm_until:
+        graph.replay()
+        torch.cuda.synchronize()
+    times: list[float] = []
+    for _ in range(rounds):
+        begin, end = (torch.Event("cuda", enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1e3)
+    return median(times) / calls
+
+
+def gpu_facts() -> list[str]:
+    """GPU, driver, versions and commit, as notes of a result."""
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    gpu = subprocess.run(query, capture_output=True, text=True, check=True, timeout=20).stdout.strip().splitlines()[0]
+    import triton
+
+    commit = os.environ.get("BATON_COMMIT") or "unknown"
+    return [
+        f"{gpu}; CUDA {torch.version.cuda}, torch {torch.__version__}, Triton {triton.__version__}; commit {commit}",
+        "random bf16 weights and KV, blocks of 64 tokens, greedy unless said otherwise; medians",
+    ]

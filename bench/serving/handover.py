@@ -1,0 +1,256 @@
+"""(f) What the hand-over costs a client: `python -m bench.serving.handover`.
+
+The same prompts, one after another and in turn, to one prefill and one decode worker and to one worker that does both.
+Cost in TTFT: time to the first token apart less the same time together. Cost in the gap: time from token 1 to token 2
+apart less the usual time between tokens there, and less the same gap together. The prefilling worker has a core for
+itself in both cases; decode worker, gateway and client share the other. Fresh random prompts: nothing is cached.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import re
+import statistics
+import subprocess
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+from bench.engine.subjects import Subject, random_100m, tiny
+from bench.machine import this_machine
+from bench.results import Cell, figure, publish, spread
+from bench.serving.disaggregation import address
+from bench.serving.launch import await_json, await_ok, child, cpu_s
+
+from baton_wire.keys import write_new_key
+
+PROMPTS = (128, 256, 512, 1_024, 2_048, 4_000)
+OUTPUT_TOKENS = 8
+ROUNDS = {128: 16, 256: 12, 512: 10, 1_024: 8, 2_048: 5, 4_000: 4}
+PREFILL_CORE, OTHER_CORE = 0, 1
+EARLY = re.compile(r'^baton_kv_bytes_total\{direction="(\w+)",role="prefill"\} ([0-9.e+]+)$', re.MULTILINE)
+COLUMNS = (
+    *("verify", "prompt", "KV MB", "TTFT together ms", "TTFT apart ms", "TTFT cost ms", "TTFT cost %"),
+    *(
+        "gap 1-2 apart ms",
+        "later gaps apart ms",
+        "gap cost ms",
+        "gap 1-2 together ms",
+        "against together ms",
+        "sent at prefill's end %",
+        "P cpu ms",
+        "alone cpu ms",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A gateway and its workers, to be asked."""
+
+    url: str
+    prefiller: subprocess.Popen[bytes]
+    metrics: str
+    """Of the worker that prefills."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One request, as its client and the prefilling worker saw it."""
+
+    arrivals_s: tuple[float, ...]
+    """Of each token, from when the request was sent."""
+    prefiller_cpu_s: float
+    bytes_sent: float
+    bytes_early: float
+    """Of them, those that stood at the decode worker when the prefill ended."""
+
+    @property
+    def ttft_s(self) -> float:
+        return self.arrivals_s[0]
+
+    @property
+    def first_gap_s(self) -> float:
+        return self.arrivals_s[1] - self.arrivals_s[0]
+
+    @property
+    def later_gap_s(self) -> float:
+        return statistics.median(b - a for a, b in zip(self.arrivals_s[1:], self.arrivals_s[2:], strict=False))
+
+
+def pinned(process: subprocess.Popen[bytes], core: int) -> subprocess.Popen[bytes]:
+    """Before it has threads: they all get what the process has."""
+    if (os.cpu_count() or 1) > 1:
+        os.sched_setaffinity(process.pid, {core})
+    return process
+
+
+@contextmanager
+def serving(
+    name: str, roles: Sequence[str], subject: Subject, verify: str, context_tokens: int, folder: Path
+) -> Iterator[Service]:
+    """A gateway with one worker of each role; the first role is the one that prefills."""
+    folder = folder / name
+    keys = folder / "keys"
+    keys.mkdir(parents=True)
+    write_new_key(keys, "bench")
+    lists = {role: folder / f"{role}.list" for role in ("prefill", "decode")}
+    with ExitStack() as stack:
+        workers = {}
+        for role in reversed(roles):
+            announce = folder / f"{role}.json"
+            pairing = f"--decode-discovery=file:{lists['decode']}" if role == "prefill" else "--pair-listen=127.0.0.1:0"
+            argv = [
+                *("-m", f"baton_{role}_worker", f"--model={subject.folder}", "--served-name=bench"),
+                *("--listen=127.0.0.1:0", f"--keys={keys}", f"--announce={announce}", "--dtype=float32"),
+                *(f"--max-context-tokens={context_tokens}", f"--kv-cache-bytes={512 << 20}", pairing),
+                f"--verify={verify}",
+            ]
+            process = pinned(
+                stack.enter_context(child(argv, folder / f"{role}.log")),
+                PREFILL_CORE if role == roles[0] else OTHER_CORE,
+            )
+            workers[role] = process, await_json(announce, process)
+        for role, path in lists.items():
+            path.write_text(json.dumps([address(workers[role][1])] if role in workers else []))
+        announce = folder / "gateway.json"
+        argv = [
+            *("-m", "baton_gateway", "--listen=127.0.0.1:0", f"--keys={keys}", f"--announce={announce}"),
+            f"--disaggregation={'always' if 'prefill' in roles else 'never'}",
+            *(f"--{role}-discovery=file:{path}" for role, path in lists.items()),
+        ]
+        gateway = pinned(stack.enter_context(child(argv, folder / "gateway.log")), OTHER_CORE)
+        url = f"http://127.0.0.1:{await_json(announce, gateway)['port']}"
+        await_ok(f"{url}/health/routable", gateway)
+        process, announced = workers[roles[0]]
+        yield Service(url, process, f"http://127.0.0.1:{announced['port']}/metrics")
+
+
+async def stream(session: aiohttp.ClientSession, url: str, prompt: Sequence[int]) -> tuple[float, ...]:
+    """Seconds from sending to each token."""
+    body = {"model": "bench", "prompt": list(prompt), "max_tokens": OUTPUT_TOKENS, "temperature": 0}
+    arrivals: list[float] = []
+    sent = time.perf_counter()
+    async with session.post(f"{url}/v1/completions", json=body | {"ignore_eos": True, "stream": True}) as response:
+        if response.status != 200:
+            raise RuntimeError(f"HTTP {response.status}: {(await response.text())[:300]}")
+        async for line in response.content:
+            if line.startswith(b"data: {"):
+                tokens = len(json.loads(line[6:])["choices"])
+                arrivals += [time.perf_counter() - sent] * tokens
+    if len(arrivals) < 3:
+        raise RuntimeError(f"{len(arrivals)} pieces of text came for {OUTPUT_TOKENS} tokens")
+    return tuple(arrivals)
+
+
+def moved(service: Service) -> dict[str, float]:
+    with urllib.request.urlopen(service.metrics, timeout=5) as response:
+        return {name: float(value) for name, value in EARLY.findall(response.read().decode())}
+
+
+async def ask(session: aiohttp.ClientSession, service: Service, prompt: Sequence[int]) -> Timing:
+    before_s, before = cpu_s(service.prefiller.pid), moved(service)
+    arrivals = await stream(session, service.url, prompt)
+    await asyncio.sleep(0.15)  # the worker's counters are looked at every 50 ms
+    after = moved(service)
+    spent_s = cpu_s(service.prefiller.pid) - before_s
+    sent, early = (after.get(name, 0.0) - before.get(name, 0.0) for name in ("sent", "early"))
+    return Timing(arrivals, spent_s, sent, early)
+
+
+async def compare(
+    apart: Service, together: Service, prompts: Sequence[int], vocab_size: int, rounds: int | None, draw: random.Random
+) -> dict[int, list[tuple[Timing, Timing]]]:
+    """By prompt length: (apart, together) of each round, in an order that alternates; the first round warms up."""
+    found: dict[int, list[tuple[Timing, Timing]]] = {}
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as session:
+        for length in prompts:
+            pairs = found.setdefault(length, [])
+            for number in range((rounds or ROUNDS.get(length, 8)) + 1):
+                prompt = [draw.randrange(5, vocab_size) for _ in range(length)]
+                if number % 2:
+                    one, other = await ask(session, apart, prompt), await ask(session, together, prompt)
+                else:
+                    other = await ask(session, together, prompt)
+                    one = await ask(session, apart, prompt)
+                if number:
+                    pairs.append((one, other))
+            print(f"{length} tokens: {', '.join(_told(*pair) for pair in pairs)}", flush=True)
+    return found
+
+
+def _told(apart: Timing, together: Timing) -> str:
+    """One round in milliseconds, apart/together: TTFT, processor time of who prefills, gap between tokens 1 and 2."""
+    ways = [(way.ttft_s, way.prefiller_cpu_s, way.first_gap_s) for way in (apart, together)]
+    return " ".join(f"{1e3 * one:.0f}/{1e3 * other:.0f}" for one, other in zip(*ways, strict=True))
+
+
+def row(verify: str, length: int, pairs: Sequence[tuple[Timing, Timing]]) -> dict[str, Cell]:
+    apart, together = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    cost = [1e3 * (one.ttft_s - other.ttft_s) for one, other in pairs]
+    base_ms = statistics.median(1e3 * each.ttft_s for each in together)
+    sent = statistics.median(each.bytes_sent for each in apart)
+    early = [100 * each.bytes_early / each.bytes_sent for each in apart if each.bytes_sent]
+    return {
+        "verify": verify,
+        "prompt": length,
+        "KV MB": figure(sent / 1e6),
+        "TTFT together ms": str(spread([1e3 * each.ttft_s for each in together])),
+        "TTFT apart ms": str(spread([1e3 * each.ttft_s for each in apart])),
+        "TTFT cost ms": str(spread(cost)),
+        "TTFT cost %": figure(100 * statistics.median(cost) / base_ms),
+        "gap 1-2 apart ms": str(spread([1e3 * each.first_gap_s for each in apart])),
+        "later gaps apart ms": str(spread([1e3 * each.later_gap_s for each in apart])),
+        "gap cost ms": str(spread([1e3 * (each.first_gap_s - each.later_gap_s) for each in apart])),
+        "gap 1-2 together ms": str(spread([1e3 * each.first_gap_s for each in together])),
+        "against together ms": str(spread([1e3 * (one.first_gap_s - other.first_gap_s) for one, other in pairs])),
+        "sent at prefill's end %": str(spread(early)) if early else None,
+        "P cpu ms": str(spread([1e3 * each.prefiller_cpu_s for each in apart])),
+        "alone cpu ms": str(spread([1e3 * each.prefiller_cpu_s for each in together])),
+    }
+
+
+def run(model: str, prompts: Sequence[int], modes: Sequence[str], rounds: int | None, name: str) -> None:
+    machine = this_machine()
+    subject = {"tiny": tiny, "100m": random_100m}[model]()
+    if (os.cpu_count() or 1) > 1:
+        os.sched_setaffinity(0, {OTHER_CORE})
+    context = max(prompts) + 96
+    rows: list[dict[str, Cell]] = []
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        together = stack.enter_context(serving("together", ("decode",), subject, "full", context, Path(folder)))
+        for verify in modes:
+            with serving(verify, ("prefill", "decode"), subject, verify, context, Path(folder)) as apart:
+                draw = random.Random(1)
+                found = asyncio.run(compare(apart, together, prompts, subject.vocab_size, rounds, draw))
+                rows += [row(verify, length, pairs) for length, pairs in found.items()]
+    notes = [
+        f"{subject.name}; median (least–greatest) of the rounds after one warm-up, {OUTPUT_TOKENS} tokens out, one "
+        f"client; load {os.getloadavg()[0]:.1f} at the end. The prefilling worker on core {PREFILL_CORE}, everything "
+        f"else on core {OTHER_CORE}; one torch thread each."
+    ]
+    publish(name, machine, notes, COLUMNS, rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=("tiny", "100m"), default="100m")
+    parser.add_argument("--prompts", nargs="+", type=int, default=PROMPTS)
+    parser.add_argument("--verify", nargs="+", choices=("full", "stamps"), default=("full", "stamps"))
+    parser.add_argument("--rounds", type=int, help="default: more for shorter prompts")
+    parser.add_argument("--name", default="handover", help="of the file under bench/results")
+    options = parser.parse_args()
+    run(options.model, options.prompts, options.verify, options.rounds, options.name)
+
+
+if __name__ == "__main__":
+    main()

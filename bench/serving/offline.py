@@ -1,0 +1,244 @@
+"""Throughput without latency targets: sets of requests through `baton batch`'s own run, on one engine.
+
+`python -m bench.serving.offline [--device cuda] [--model CONFIG.json] [--sets chat long] [--block-tokens N]
+[--transformers]`. Without --model the shape is Llama-3.1-8B's on a GPU and the tiny model's here. Prompts are random
+ids, outputs have a fixed length (end ids are ignored), the prefix cache cannot hit. A first small set warms up;
+loading and capturing are reported apart.
+
+--transformers computes a part of the same set with `generate` on the same device: one request at a time, in padded
+batches, and with its continuous batching.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import random
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+from bench.engine.gpu import LLAMA_8B
+from bench.machine import this_machine
+from bench.results import Cell, publish
+from bench.serving.offline_rivals import measure_transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from baton_engine.memory.blocks import BlockPool, BlockState
+from baton_engine.running.step_load import StepLoad
+from baton_gateway.requests.preparing import ModelLimits
+from baton_gateway.text.revision_text import load_text_model
+from baton_local.batch.jobs import Desk
+from baton_local.batch.lines import BatchLine
+from baton_local.batch.run import GPU_BLOCK_TOKENS, BatchRun
+from baton_wire.messages.values import Role
+from baton_worker.building.assembly import Engine, build_engine
+from baton_worker.config import parse
+
+SEED: Final = 11
+NAME: Final = "model"
+TINY: Final = Path(__file__).resolve().parents[2] / "examples" / "tiny-llama" / "config.json"
+COLUMNS: Final = ("set", "engine", "requests", "prompt tokens", "output tokens", "seconds", "output tokens/s", "note")
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Prompt and output tokens of one request."""
+
+    prompt: int
+    output: int
+
+
+def chat_like(count: int, draw: random.Random) -> list[Lengths]:
+    """Log-normal lengths; a thousand of them have 226,040 prompt and 193,441 output tokens, as the rivals' set has."""
+    prompts = _scaled([draw.lognormvariate(0, 1.0) for _ in range(count)], 226_040 * count // 1000)
+    outputs = _scaled([draw.lognormvariate(0, 0.7) for _ in range(count)], 193_441 * count // 1000)
+    return [Lengths(*pair) for pair in zip(prompts, outputs, strict=True)]
+
+
+def even(count: int, draw: random.Random) -> list[Lengths]:
+    return [Lengths(1000, 500)] * count
+
+
+SETS: Final = {"chat": (chat_like, 1000), "long": (even, 512)}
+
+
+def _scaled(weights: Sequence[float], total: int) -> list[int]:
+    """Whole numbers of at least 4 in proportion to the weights, with that sum."""
+    factor = total / sum(weights)
+    counts = [max(4, round(weight * factor)) for weight in weights]
+    counts[counts.index(max(counts))] += total - sum(counts)
+    return counts
+
+
+@dataclass(slots=True)
+class Steps:
+    """What the engine's steps took."""
+
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    steps: int = 0
+    rows: int = 0
+    held: int = 0
+    """Token places in blocks that sequences held, summed over steps that only decode, …"""
+    filled: int = 0
+    """… and how many of them had a token's KV."""
+    fullest: tuple[int, int] = (0, 0)
+    """Both in the step that held most."""
+
+
+class Meter:
+    """Told by the stepper of every step."""
+
+    pool: BlockPool
+    block_tokens: int
+
+    def __init__(self) -> None:
+        self._steps = Steps()
+
+    def begin(self) -> Steps:
+        """Count anew."""
+        self._steps = Steps()
+        return self._steps
+
+    def add(self, step: int, load: StepLoad, seconds: float) -> None:
+        steps = self._steps
+        if load.prefill_tokens:
+            steps.prefill_s += seconds
+        else:
+            steps.decode_s += seconds
+            held = self.pool.count(BlockState.IN_USE) * self.block_tokens
+            steps.held += held
+            steps.filled += load.kv_tokens
+            steps.fullest = max(steps.fullest, (held, load.kv_tokens))
+        steps.steps += 1
+        steps.rows += load.decode_rows
+
+
+def lines(lengths: Sequence[Lengths], vocab_size: int, draw: random.Random, tag: str) -> Iterator[BatchLine]:
+    for number, each in enumerate(lengths):
+        prompt = draw.choices(range(10, vocab_size), k=each.prompt)
+        body = {"model": NAME, "prompt": prompt, "max_tokens": each.output, "ignore_eos": True, "temperature": 0}
+        yield BatchLine(f"{tag}-{number}", "/v1/completions", body)
+
+
+def timed(engine: Engine, desk: Desk, requests: Sequence[BatchLine]) -> float:
+    """Seconds from the first request to the last answer."""
+    run = BatchRun(engine, desk, requests, _Sink())
+    began = time.perf_counter()
+    run.run()
+    seconds = time.perf_counter() - began
+    if run.progress.refused or run.progress.answered != len(requests):
+        raise RuntimeError(f"{run.progress.refused} of {len(requests)} requests were refused")
+    return seconds
+
+
+class _Sink(io.RawIOBase):
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: object, /) -> int:
+        return len(memoryview(data))  # type: ignore[arg-type]
+
+
+def model_folder(config: dict[str, object], folder: Path) -> str:
+    """A config with a tokenizer of as many ids beside it, as a random model's source."""
+    (folder / "config.json").write_text(json.dumps(config))
+    size = int(str(config["vocab_size"]))
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = [*alphabet, *(f"\u0120w{number}" for number in range(size - len(alphabet)))][:size]
+    tokenizer = Tokenizer(models.BPE({word: number for number, word in enumerate(words)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return f"random://{folder / 'config.json'}"
+
+
+def measure(
+    names: Sequence[str], config: dict[str, object], device: str, share: float, rivals: bool, block_tokens: int
+) -> None:
+    rows: list[dict[str, Cell]] = []
+    notes = [torch.cuda.get_device_name() if device == "cuda" else "float32, one thread"]
+    with tempfile.TemporaryDirectory() as place:
+        source = model_folder(config, Path(place))
+        flags = [f"--model={source}", f"--served-name={NAME}", "--listen=127.0.0.1:0", "--keys=.", f"--device={device}"]
+        flags += [f"--dtype={'float32' if device == 'cpu' else 'bfloat16'}", "--max-context-tokens=4096"]
+        flags += [f"--max-sequences={64 if device == 'cpu' else 512}", f"--block-tokens={block_tokens}"]
+        meter = Meter()
+        began = time.perf_counter()
+        engine = build_engine(parse(Role.PREFILL, flags), meter.add)
+        meter.pool, meter.block_tokens = engine.scheduler.pool, engine.scheduler.config.block_tokens
+        notes.append(f"Engine built, graphs captured: {time.perf_counter() - began:.1f} s.")
+        text = load_text_model(engine.bundle.data, engine.bundle.sha256)
+        limits = ModelLimits(engine.limits.max_context_tokens, engine.limits.vocab_size)
+        desk = Desk(text, limits, NAME, engine.loaded.model_hash, engine.limits.max_choices, 0)
+        draw = random.Random(SEED)
+        vocab = limits.vocab_size
+        timed(engine, desk, list(lines(chat_like(max(8, int(64 * share)), draw), vocab, draw, "warm")))
+        for name in names:
+            make, count = SETS[name]
+            lengths = make(max(2, int(count * share)), draw)
+            requests = list(lines(lengths, vocab, draw, name))
+            steps = meter.begin()
+            seconds = timed(engine, desk, requests)
+            note = (
+                f"{steps.steps:,} steps, device {steps.prefill_s:.2f} s with prefill + {steps.decode_s:.2f} s decode, "
+                f"{steps.rows / max(1, steps.steps):.0f} decode rows a step; of held KV places, blocks of "
+                f"{block_tokens}, {unused(steps.held, steps.filled)} unused, {unused(*steps.fullest)} at most held"
+            )
+            rows.append(row(name, "baton", lengths, seconds, note))
+            print(rows[-1], flush=True)
+        if rivals:
+            del engine, desk
+            torch.cuda.empty_cache()
+            lengths = chat_like(max(2, int(1000 * share)), random.Random(SEED))
+            for result in measure_transformers(config, device, [(e.prompt, e.output) for e in lengths], SEED):
+                part = [Lengths(*pair) for pair in result.lengths]
+                rows.append(row("chat", result.name, part, result.seconds, result.note))
+                print(rows[-1], flush=True)
+    publish("offline", this_machine(), notes, COLUMNS, rows)
+
+
+def unused(held: int, filled: int) -> str:
+    return f"{100 * (1 - filled / max(1, held)):.1f} %"
+
+
+def row(name: str, engine: str, lengths: Sequence[Lengths], seconds: float, note: str) -> dict[str, Cell]:
+    outputs = sum(each.output for each in lengths)
+    return {
+        "set": name,
+        "engine": engine,
+        "requests": len(lengths),
+        "prompt tokens": sum(each.prompt for each in lengths),
+        "output tokens": outputs,
+        "seconds": round(seconds, 3),
+        "output tokens/s": round(outputs / seconds, 1),
+        "note": note,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--model", type=Path, help="a config.json")
+    parser.add_argument("--sets", nargs="+", choices=sorted(SETS), default=["chat", "long"])
+    parser.add_argument("--share", type=float, default=1.0, help="part of each set")
+    parser.add_argument("--transformers", action="store_true")
+    parser.add_argument("--block-tokens", type=int, help="default: `baton batch`'s")
+    options = parser.parse_args()
+    if options.model:
+        config = json.loads(options.model.read_text())
+    else:
+        config = dict(LLAMA_8B) if options.device == "cuda" else json.loads(TINY.read_text())
+    config = {**config, "max_position_embeddings": max(4096, int(config["max_position_embeddings"]))}
+    blocks = options.block_tokens or (GPU_BLOCK_TOKENS if options.device == "cuda" else 16)
+    measure(options.sets, config, options.device, options.share, options.transformers, blocks)
+
+
+if __name__ == "__main__":
+    main()

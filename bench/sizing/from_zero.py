@@ -1,0 +1,87 @@
+"""A flood on a deployment that sleeps: `baton up` with `min: 0`, many requests at the same moment, real processes.
+
+    python -m bench.sizing.from_zero --requests 1000
+
+Workers keep time instead of computing (`--emulate`). Counts who was answered, who was lost, how often pools were woken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from bench.results import FOLDER, percentile
+from bench.serving.open_loop import Seen, replay
+from bench.sizing.paced import MODEL, deployment_running
+
+from baton_control.sizing.workload import Workload
+from baton_local.fleet.record import read_record
+
+PROMPT_TOKENS, OUTPUT_TOKENS = 64, 16
+DEADLINE_S = 300.0
+
+
+def manifest() -> dict[str, object]:
+    pool = {"replicas": {"min": 0, "max": 2}}
+    return {
+        "apiVersion": "baton.dev/v1alpha1",
+        "kind": "LLMDeployment",
+        "metadata": {"name": "zero", "namespace": "bench"},
+        "spec": {
+            "model": {"source": f"file://{MODEL.resolve()}", "servedName": "paced", "maxContextTokens": 4096},
+            "slo": {"ttft": {"target": "2s"}, "tpot": {"target": "50ms"}},
+            "prefill": pool,
+            "decode": pool,
+            "autoscaling": {"scaleToZeroAfter": "10m"},
+        },
+    }
+
+
+async def run(requests: int, emulate: str) -> dict[str, object]:
+    with (
+        tempfile.TemporaryDirectory(prefix="baton-zero-") as folder,
+        deployment_running(manifest(), emulate, Path(folder)) as (run_dir, log, _),
+    ):
+        before = read_record(run_dir)
+        same = np.zeros(requests)
+        lengths = np.full(requests, PROMPT_TOKENS), np.full(requests, OUTPUT_TOKENS)
+        workload = Workload(same, *lengths, np.zeros(requests, dtype=np.int64), "flood")
+        answers: list[Seen] = []
+        await replay(before.endpoint, "paced", workload, DEADLINE_S, answers.append)
+        wakes = [line for line in log.read_text().splitlines() if "for a first pair" in line]
+    failures = [answer.failure for answer in answers if answer.failure]
+    first = [answer.first_s for answer in answers if answer.first_s is not None]
+    return {
+        "requests": requests,
+        "workers_before": len([post for post in before.posts if post.role != "gateway"]),
+        "activations": len(wakes),
+        "lost": len(failures),
+        "failures": sorted(set(failures)),
+        "first_token_s": [round(min(first), 1), round(percentile(first, 50), 1), round(max(first), 1)],
+        "deadline_s": DEADLINE_S,
+        "machine_load": round(os.getloadavg()[0], 1),
+        "said": wakes,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.sizing.from_zero", description=__doc__)
+    parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument("--emulate", default="h200:llama-3.1-8b@10")
+    options = parser.parse_args()
+    result = asyncio.run(run(options.requests, options.emulate))
+    text = json.dumps(
+        {"command": f"python -m bench.sizing.from_zero --requests {options.requests}", **result}, indent=1
+    )
+    (FOLDER / "from_zero.json").write_text(text + "\n")
+    print(text)
+    return 1 if result["lost"] else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,97 @@
+"""What the twin predicts beside what clients measure, on pools that stay as they are: real processes, emulated steps.
+
+    python -m bench.sizing.paced_fixed /path/to/azure_llm_2023_conv.csv
+
+For each load: the same arrivals through `baton up` with paced workers and through the twin; percentiles of both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from bench.results import FOLDER
+from bench.serving.open_loop import Seen, replay
+from bench.sizing.paced import PATIENCE_S, Asked, current, deployment_running, manifest
+from bench.sizing.paced_report import measured, shares
+
+from baton_control.names import POOL_ROLES
+from baton_control.sizing.capacity import latencies
+from baton_control.sizing.workload import Workload
+from baton_control.spec.manifest import parse_object
+from baton_control.twin.twin import Twin
+from baton_local.fleet.emulation import Emulation, emulated
+from baton_simulate.trace_files import read_trace
+
+START_S = 1020.0
+"""Of the part of the trace that is replayed."""
+
+
+async def run(asked: Asked, pools: tuple[int, int], workload: Workload) -> list[Seen]:
+    """The workload on a deployment of its own."""
+    document = manifest(asked)
+    spec = document["spec"]
+    assert isinstance(spec, dict)
+    for role, count in zip(POOL_ROLES, pools, strict=True):
+        spec[role.value] = {"replicas": {"min": count, "max": count}}
+    with (
+        tempfile.TemporaryDirectory(prefix="baton-paced-") as folder,
+        deployment_running(document, asked.emulate, Path(folder)) as (record, _, _),
+    ):
+        async with asyncio.timeout(120):
+            while sum(post.phase == "ready" for post in (await current(record)).posts) <= sum(pools):  # noqa: ASYNC110
+                await asyncio.sleep(0.2)
+        answers: list[Seen] = []
+        await replay((await current(record)).endpoint, "paced", workload, PATIENCE_S, answers.append)
+        return answers
+
+
+def predicted(emulation: Emulation, pools: tuple[int, int], workload: Workload, ttft_s: float) -> Twin:
+    twin = Twin(emulation.model, workload, ttft_s=ttft_s)
+    for role, count in zip(POOL_ROLES, pools, strict=True):
+        for _ in range(count):
+            twin.add(role, 0.0)
+    twin.run_out()
+    return twin
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.sizing.paced_fixed", description=__doc__)
+    parser.add_argument("trace", type=Path)
+    parser.add_argument("--emulate", default="h200x2:llama-3.1-70b/16@2", help="as of baton up (default %(default)s)")
+    parser.add_argument("--pools", nargs=2, type=int, default=(5, 3), metavar=("PREFILL", "DECODE"))
+    parser.add_argument("--rates", nargs="+", type=float, default=(0.2, 0.35, 0.5), help="of the trace's")
+    parser.add_argument("--minutes", type=float, default=2.5, help="of arrivals, each")
+    options = parser.parse_args()
+    pools = (options.pools[0], options.pools[1])
+    asked = Asked(options.trace, options.emulate, 16.0, 0.6, max(pools), 0.0, 0.0, options.minutes)
+    emulation = emulated(asked.emulate, parse_object(manifest(asked)))
+    trace, rows = read_trace(asked.trace), []
+    for rate in options.rates:
+        part = trace.between(START_S, START_S + 60.0 * asked.minutes)
+        workload = part.rate_scaled(rate, np.random.default_rng(3))
+        answers = asyncio.run(run(asked, pools, workload))
+        twin = predicted(emulation, pools, workload, asked.ttft_s)
+        busy = sum(worker.seconds_batched for worker in twin.prefill) / pools[0] / workload.duration_s
+        row = {
+            "rate_per_s": round(len(workload) / workload.duration_s, 2),
+            "prefill_busy": round(busy, 2),
+            "measured": shares(*measured(answers), asked.ttft_s, asked.tpot_s),
+            "twin": shares(*latencies(twin, workload), asked.ttft_s, asked.tpot_s),
+        }
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+    rates = " ".join(f"{rate:g}" for rate in options.rates)
+    flags = f"--emulate {asked.emulate} --rates {rates} --minutes {asked.minutes:g}"
+    command = f"python -m bench.sizing.paced_fixed TRACE {flags}"
+    result = {"command": command, "emulated": emulation.label, "pools": pools, "rows": rows}
+    (FOLDER / "paced_fixed.json").write_text(json.dumps(result, separators=(",", ":")) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

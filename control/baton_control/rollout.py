@@ -1,0 +1,365 @@
+"""The rollout planner: from what runs to what is wanted, one safe step at a time. Pure.
+
+Workers of several template hashes may run side by side in both pools. After every step
+(1) a pool has at most `wanted + max_surge` workers, or no more than before;
+(2) the routable workers of a pool that have a fitting partner in the other one are at least `wanted - max_unavailable`,
+    or as many as before if that was already less. A pool that may go down to no worker at all is no partner that the
+    other one has to keep: without surge a single worker can only be replaced by stopping it first;
+(3) with at most two fits the pools stay in proportion: pairs count as the smaller of the two shares that each fit has
+    of its wanted pools, and their sum does not go under what (2) allows both pools, or under what it was. With more
+    fits (another model, and another one before that was through) the smallest of them goes first, by (1) and (2).
+Workers that are not ready serve nothing and may be removed at any time, and whoever carries a step out stops those
+first. A ready one that is not counted as routable may serve all the same: it is not relied on, and not given up.
+While it is unknown how many are routable, nothing is removed. The planner keeps no memory: progress, revert and
+re-edit all follow from the counts and from which template came first.
+
+A rollout may be told to hold: paused, at its canary share, or because the new template fails. The mix of templates
+then stays; what the pools want in numbers is still followed, with the workers that serve.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from baton_control.hashes import Revision
+from baton_control.names import POOL_ROLES, Role
+
+PARTNERS = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL}
+MOST_FITS_IN_PROPORTION = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The workers of one role and revision."""
+
+    role: Role
+    revision: Revision
+    workers: int
+    """Started and not told to stop, routable or not."""
+    routable: int | None
+    """Of those, how many the gateway can send requests to; None: unknown."""
+    failing: bool = False
+    """Workers of it crash, or did not become ready in time: more of them are not worth starting."""
+    unschedulable: int = 0
+    """Workers that no node has room for."""
+    idle: int | None = None
+    """How many certainly serve nothing, because they are not ready; None: all that are not routable. One that is ready
+    may serve although nobody counts it as routable now: the link that tells is new, or the operator has just begun."""
+    since: str = ""
+    """When the group was made, as text that sorts by time: a group older than all others is no new template."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a pool should become."""
+
+    revision: Revision
+    workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    max_surge: int
+    max_unavailable: int
+    canary: int = 0
+    """Percent of a pool that a new template takes before it is held; 0: it is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Start (`workers` > 0) or stop (< 0) workers of one role and revision."""
+
+    role: Role
+    revision: Revision
+    workers: int
+
+
+class Phase(enum.StrEnum):
+    """Where a rollout stands; each is also the reason of a condition."""
+
+    COMPLETE = "RolloutComplete"
+    STARTING = "StartingWorkers"
+    STOPPING = "StoppingWorkers"
+    WAITING = "WaitingForWorkers"
+    UNKNOWN = "RoutableUnknown"
+    UNSCHEDULABLE = "InsufficientAccelerators"
+    FAILING = "NewTemplateFails"
+    CANARY = "CanaryReached"
+    PAUSED = "Paused"
+
+
+REASONS = {
+    Phase.COMPLETE: "complete",
+    Phase.STARTING: "start workers",
+    Phase.STOPPING: "stop workers",
+    Phase.WAITING: "wait: no worker can be stopped without going under the floor",
+    Phase.UNKNOWN: "wait: it is unknown which workers are routable",
+    Phase.UNSCHEDULABLE: "wait: no node has room for a new worker; the old ones keep serving",
+    Phase.FAILING: "stopped: workers of the new template fail; the old ones keep serving",
+    Phase.CANARY: "hold: the new template has its canary share",
+    Phase.PAUSED: "paused",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What to do now; empty when there is nothing to do or to wait for is all that can be done."""
+
+    changes: tuple[Change, ...]
+    reason: str
+    phase: Phase = Phase.WAITING
+
+
+def next_step(wanted: Mapping[Role, Wanted], groups: tuple[Group, ...], limits: Limits, paused: bool = False) -> Step:
+    """The next step from `groups` towards `wanted`; apply, observe and repeat until it is complete."""
+    if is_complete(wanted, groups):
+        return _step(Phase.COMPLETE)
+    hold = _hold(wanted, groups, paused)
+    mixes = {role: _mix(role, wanted[role], groups, limits, hold) for role in POOL_ROLES}
+    additions = tuple(
+        change for role in POOL_ROLES for change in _additions(role, wanted[role], mixes[role], groups, limits)
+    )
+    if additions:
+        return _step(Phase.STARTING, additions)
+    surplus = {
+        (group.role, group.revision): group.workers - mixes[group.role].get(group.revision, 0) for group in groups
+    }
+    is_settled = all(excess <= 0 for excess in surplus.values())
+    if not is_settled and any(group.routable is None for group in groups):
+        return _step(Phase.UNKNOWN)
+    removals = _removals(wanted, groups, surplus, limits)
+    if removals:
+        return _step(Phase.STOPPING, removals)
+    if hold is not None:
+        return _step(hold)
+    if not is_settled and not any(group.routable != group.workers for group in groups):
+        exchange = _exchange(wanted, groups, limits)
+        if exchange:
+            return _step(Phase.STARTING, exchange)
+    is_target = {(role, pool.revision) for role, pool in wanted.items()}
+    if any(group.unschedulable for group in groups if (group.role, group.revision) in is_target):
+        return _step(Phase.UNSCHEDULABLE)
+    return _step(Phase.CANARY if is_settled else Phase.WAITING)
+
+
+def is_complete(wanted: Mapping[Role, Wanted], groups: tuple[Group, ...]) -> bool:
+    """Whether exactly the wanted workers exist (routable or not)."""
+    have = {(group.role, group.revision): group.workers for group in groups if group.workers}
+    want = {(role, pool.revision): pool.workers for role, pool in wanted.items() if pool.workers}
+    return have == want
+
+
+def usable(groups: tuple[Group, ...], partners: frozenset[Role] = frozenset(POOL_ROLES)) -> dict[Role, int]:
+    """Routable workers of each pool with a fitting, routable partner in the other one, if that is one of `partners`."""
+    fits = {role: {g.revision.fit for g in groups if g.role is role and g.routable} for role in POOL_ROLES}
+    count = dict.fromkeys(POOL_ROLES, 0)
+    for group in groups:
+        partner = PARTNERS[group.role]
+        if partner not in partners or group.revision.fit in fits[partner]:
+            count[group.role] += group.routable or 0
+    return count
+
+
+def pairs(wanted: Mapping[Role, Wanted], groups: tuple[Group, ...]) -> int:
+    """How much of the wanted pools serves in proportion, in parts of `prefill.workers * decode.workers`: the sum over
+    fits of the smaller of the shares that the fit's routable workers are of each pool."""
+    routable: dict[tuple[Role, str], int] = {}
+    for group in groups:
+        key = (group.role, group.revision.fit)
+        routable[key] = routable.get(key, 0) + (group.routable or 0)
+    prefill, decode = wanted[Role.PREFILL].workers, wanted[Role.DECODE].workers
+    fits = {fit for _, fit in routable}
+    return sum(
+        min(routable.get((Role.PREFILL, fit), 0) * decode, routable.get((Role.DECODE, fit), 0) * prefill)
+        for fit in fits
+    )
+
+
+def pairs_floor(wanted: Mapping[Role, Wanted], limits: Limits) -> int:
+    """The least that `pairs` may be: the smaller of the pools at their floors, zero where one may go down to none."""
+    prefill, decode = wanted[Role.PREFILL].workers, wanted[Role.DECODE].workers
+    down = limits.max_unavailable
+    return max(min((prefill - down) * decode, (decode - down) * prefill), 0)
+
+
+def _step(phase: Phase, changes: tuple[Change, ...] = ()) -> Step:
+    return Step(changes, REASONS[phase], phase)
+
+
+def _hold(wanted: Mapping[Role, Wanted], groups: tuple[Group, ...], paused: bool) -> Phase | None:
+    """Why the mix of templates must not move on; None: it may. A pool's new template that fails holds both pools."""
+    if paused:
+        return Phase.PAUSED
+    fails = any(group.failing and group.revision == wanted[group.role].revision for group in groups if group.workers)
+    return Phase.FAILING if fails else None
+
+
+def _mix(
+    role: Role, wanted: Wanted, groups: tuple[Group, ...], limits: Limits, hold: Phase | None
+) -> dict[Revision, int]:
+    """The workers of each revision that a pool should have now; those that are not named should go."""
+    pool = [group for group in groups if group.role is role]
+    fresh = next((group for group in pool if group.revision == wanted.revision), Group(role, wanted.revision, 0, 0))
+    others = [group for group in pool if group.revision != wanted.revision and group.workers]
+    if hold is Phase.PAUSED:
+        running = [group for group in pool if group.workers]
+        if running:
+            return _frozen(running, wanted.workers, limits)
+        return {_begins_with(role, wanted, groups): wanted.workers}
+    if not others or wanted.workers == 0:
+        return {wanted.revision: wanted.workers}
+    if hold is Phase.FAILING:
+        serving = min(fresh.routable or 0, wanted.workers)
+        base = _largest(others)
+        kept = min(max(base.workers, wanted.workers - serving), wanted.workers)
+        return {wanted.revision: min(fresh.workers, wanted.workers), base.revision: kept}
+    share = _canary(wanted.workers, limits)
+    older = [group for group in others if fresh not in pool or group.since < fresh.since]
+    if share is None or fresh.workers > share or not older:
+        return {wanted.revision: wanted.workers}
+    return {wanted.revision: share, _largest(older).revision: max(wanted.workers - share, 1)}
+
+
+def _frozen(pool: list[Group], workers: int, limits: Limits) -> dict[Revision, int]:
+    """What runs, with the largest group made larger or smaller where the pool's size asks for it."""
+    mix = {group.revision: group.workers for group in pool}
+    total = sum(mix.values())
+    if workers <= total <= workers + limits.max_surge and len(pool) > 1:
+        return mix
+    largest = _largest(pool)
+    return mix | {largest.revision: max(largest.workers + workers - total, 0)}
+
+
+def _begins_with(role: Role, wanted: Wanted, groups: tuple[Group, ...]) -> Revision:
+    """Where nothing runs there is no mix to keep, and a pause keeps nobody asleep: the wanted template, unless only an
+    earlier one fits what the other pool runs."""
+    partners = _fits(tuple(group for group in groups if group.role is PARTNERS[role]))
+    fitting = [group for group in groups if group.role is role and group.revision.fit in partners]
+    return _largest(fitting).revision if fitting and wanted.revision.fit not in partners else wanted.revision
+
+
+def _largest(groups: list[Group]) -> Group:
+    return max(groups, key=lambda group: (group.workers, group.revision.template))
+
+
+def _canary(workers: int, limits: Limits) -> int | None:
+    """Workers of a pool that are the canary; None where there is none to hold: it would be the whole pool."""
+    if not 0 < limits.canary < 100 or (workers == 1 and limits.max_surge == 0):
+        return None
+    share = -(-workers * limits.canary // 100)
+    return max(min(share, workers - 1), 1)
+
+
+def _additions(
+    role: Role, wanted: Wanted, mix: Mapping[Revision, int], groups: tuple[Group, ...], limits: Limits
+) -> Iterator[Change]:
+    have = {group.revision: group.workers for group in groups if group.role is role}
+    total = sum(have.values())
+    has_surplus = any(count > mix.get(revision, 0) for revision, count in have.items()) or len(mix) > 1
+    room = wanted.workers + (limits.max_surge if has_surplus else 0) - total
+    for revision, count in mix.items():
+        missing = min(count - have.get(revision, 0), room)
+        if missing > 0:
+            room -= missing
+            yield Change(role, revision, missing)
+
+
+def _removals(
+    wanted: Mapping[Role, Wanted],
+    groups: tuple[Group, ...],
+    surplus: Mapping[tuple[Role, Revision], int],
+    limits: Limits,
+) -> tuple[Change, ...]:
+    """Stop what is too many: first those that serve nothing, then one worker at a time as long as each keeps the
+    floors."""
+    removed = dict.fromkeys(surplus, 0)
+    for place, group in enumerate(groups):
+        idle = min(max(surplus[group.role, group.revision], 0), _idle(group))
+        removed[group.role, group.revision] = idle
+        groups = (*groups[:place], _less(group, idle), *groups[place + 1 :])
+    while (at := _best_to_stop(wanted, groups, surplus, removed, limits)) is not None:
+        removed[groups[at].role, groups[at].revision] += 1
+        groups = (*groups[:at], _less(groups[at], 1), *groups[at + 1 :])
+    return tuple(Change(role, revision, -count) for (role, revision), count in removed.items() if count)
+
+
+def _best_to_stop(
+    wanted: Mapping[Role, Wanted],
+    groups: tuple[Group, ...],
+    surplus: Mapping[tuple[Role, Revision], int],
+    removed: Mapping[tuple[Role, Revision], int],
+    limits: Limits,
+) -> int | None:
+    """The group that can lose a worker; None where none can. Of several fits the one with fewest pairs goes first, so
+    that it goes as a whole; within it, the worker that leaves most pairs."""
+    shares = _shares(wanted, groups)
+    best: tuple[int, int, int] | None = None
+    for at, group in enumerate(groups):
+        if removed[group.role, group.revision] < surplus[group.role, group.revision]:
+            after = (*groups[:at], _less(group, 1), *groups[at + 1 :])
+            if _keeps_floor(wanted, groups, after, limits):
+                choice = (-shares[group.revision.fit], pairs(wanted, after), -at)
+                best = choice if best is None else max(best, choice)
+    return None if best is None else -best[2]
+
+
+def _exchange(wanted: Mapping[Role, Wanted], groups: tuple[Group, ...], limits: Limits) -> tuple[Change, ...]:
+    """The way out of a jam: edits to several models in a row can leave pools full of fits that all need one another,
+    with workers of the new one that have no partner, and no room for any. Then the fit that has most pairs gets another
+    worker, in free room or for one that has no partner, until the rest can go."""
+    shares = _shares(wanted, groups)
+    best = max(shares, key=lambda fit: (shares[fit], fit), default=None)
+    for role in POOL_ROLES:
+        pool = [group for group in groups if group.role is role]
+        grown = [group for group in pool if group.revision.fit == best and group.revision != wanted[role].revision]
+        partners = _fits(tuple(group for group in groups if group.role is PARTNERS[role]))
+        alone = [group for group in pool if group.workers and group.revision.fit not in partners]
+        if not grown:
+            continue
+        more = Change(role, _largest(grown).revision, 1)
+        if sum(group.workers for group in pool) < wanted[role].workers + limits.max_surge:
+            return (more,)
+        if alone:
+            return (Change(role, alone[0].revision, -1), more)
+    return ()
+
+
+def _shares(wanted: Mapping[Role, Wanted], groups: tuple[Group, ...]) -> dict[str, int]:
+    """The pairs of each fit alone."""
+    return {
+        fit: pairs(wanted, tuple(g for g in groups if g.revision.fit == fit))
+        for fit in {g.revision.fit for g in groups}
+    }
+
+
+def _fits(groups: tuple[Group, ...]) -> frozenset[str]:
+    return frozenset(group.revision.fit for group in groups if group.workers)
+
+
+def _keeps_floor(
+    wanted: Mapping[Role, Wanted], before: tuple[Group, ...], after: tuple[Group, ...], limits: Limits
+) -> bool:
+    """Compares what certainly serves afterwards with what may serve now."""
+    before = tuple(replace(group, routable=group.workers - _idle(group)) for group in before)
+    floors = {role: pool.workers - limits.max_unavailable for role, pool in wanted.items()}
+    partners = frozenset(role for role, floor in floors.items() if floor > 0)
+    now, then = usable(before, partners), usable(after, partners)
+    if any(then[role] < min(floors[role], now[role]) for role in POOL_ROLES):
+        return False
+    if len(_fits(before)) > MOST_FITS_IN_PROPORTION:
+        return True
+    return pairs(wanted, after) >= min(pairs_floor(wanted, limits), pairs(wanted, before))
+
+
+def _less(group: Group, removed: int) -> Group:
+    """The group after `removed` workers of it stopped: first those that serve nothing, then at worst routable ones."""
+    idle = _idle(group)
+    routable = max((group.routable or 0) - max(removed - idle, 0), 0)
+    return replace(group, workers=group.workers - removed, routable=routable, idle=max(idle - removed, 0))
+
+
+def _idle(group: Group) -> int:
+    unused = group.workers - (group.routable or 0)
+    return unused if group.idle is None else min(group.idle, unused)

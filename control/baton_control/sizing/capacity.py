@@ -1,0 +1,231 @@
+"""How many workers a pool needs for a load: the twin asked with a thinned representative group, each answer
+remembered.
+
+Pools are searched apart, each with the other taken as free; the joint answer is then verified once. A group of a
+few workers under its share of the load stands for the pool: that is exact for small pools and errs on the safe
+side for large ones (a smaller group smooths bursts less), and makes the cost independent of the pool's size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import ceil, log
+from typing import Protocol
+
+import numpy as np
+
+from baton_control.names import Role
+from baton_control.sizing.step_times import WorkerModel
+from baton_control.sizing.workload import Floats, RequestShape, Workload
+from baton_control.twin.events import Stage
+from baton_control.twin.twin import Twin
+
+GROUP = {Role.PREFILL: 6, Role.DECODE: 3}
+"""Workers of a representative group: prefill gains from sharing a queue, a decode batch is a crowd by itself."""
+GRID = 1.06
+"""Loads are rounded up to powers of this, so that neighbouring questions share an answer."""
+PREFILL_SECONDS = 20.0
+"""A queue near saturation needs time to show; with fewer seconds an overloaded pool looks fine."""
+PREFILL_REQUESTS = (600, 2500)
+DECODE_REQUESTS = (300, 1500)
+MAX_UTILISATION = 0.97
+"""Of the least work that the load is: a pool that never idles never recovers from a burst."""
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """What a request should see, and how many of them should."""
+
+    ttft_s: float
+    tpot_s: float
+    ttft_share: float = 0.95
+    tpot_share: float = 0.95
+
+    def share(self, role: Role) -> float:
+        return self.ttft_share if role is Role.PREFILL else self.tpot_share
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mix:
+    """Requests as they were lately, to draw from, and how bursty their arrivals are.
+
+    Compared by identity: whoever keeps a mix while nothing changed keeps the answers that were computed for it.
+    """
+
+    shapes: tuple[RequestShape, ...]
+    dispersion: float = 1.0
+    """Variance over mean of arrivals per window; 1: Poisson."""
+
+
+class Sizer(Protocol):
+    """Answers how many workers a load needs. The real one asks the twin; tests take a rule of their own."""
+
+    def required(self, role: Role, mix: Mix, rate_per_s: float) -> int: ...
+
+    def share_met(self, role: Role, mix: Mix, rate_per_s: float, workers: int) -> float: ...
+
+    def most_per_s(self, role: Role, mix: Mix) -> float: ...
+
+    def joint(self, mix: Mix, rate_per_s: float, workers: tuple[int, int]) -> tuple[float, float]: ...
+
+
+@dataclass(slots=True)
+class TwinSizer:
+    """The twin of one deployment as a Sizer; remembers what it was asked until the model or the mix changes."""
+
+    model: WorkerModel
+    targets: Targets
+    prefix_affinity: float = 0.9
+    max_workers: int = 1024
+    _seen: dict[tuple[Role, Mix, int, int], float] = field(default_factory=dict)
+    _joint: dict[tuple[Mix, tuple[int, int], int], tuple[float, float]] = field(default_factory=dict)
+
+    def required(self, role: Role, mix: Mix, rate_per_s: float) -> int:
+        """The fewest workers that meet the pool's percentile at this load; `max_workers` when none do."""
+        wanted = self.reachable_share(role, mix)
+        low = max(1, ceil(rate_per_s * _least_work_s(self.model, role, mix) / MAX_UTILISATION))
+        if low >= self.max_workers:
+            return self.max_workers
+        high, stride = low, 1
+        while self.share_met(role, mix, rate_per_s, high) < wanted:
+            if high >= self.max_workers:
+                return self.max_workers
+            low = high + 1
+            high = min(self.max_workers, high + stride)
+            stride *= 2
+        while low < high:
+            middle = (low + high) // 2
+            if self.share_met(role, mix, rate_per_s, middle) >= wanted:
+                high = middle
+            else:
+                low = middle + 1
+        return high
+
+    def reachable_share(self, role: Role, mix: Mix) -> float:
+        """The wanted share of those requests that meet the target when they are alone: more workers help no others."""
+        wanted = self.targets.share(role)
+        return wanted * self.share_met(role, mix, 0.05, 1)
+
+    def share_met(self, role: Role, mix: Mix, rate_per_s: float, workers: int) -> float:
+        """Predicted share of requests within the pool's target."""
+        if rate_per_s <= 0:
+            return 1.0
+        group = min(workers, GROUP[role])
+        step = ceil(log(rate_per_s / workers) / log(GRID) - 1e-9)
+        key = (role, mix, group, step)
+        if key not in self._seen:
+            if len(self._seen) > 4096:
+                self._seen.clear()
+            self._seen[key] = self._simulate(role, mix, group, GRID**step * group)
+        return self._seen[key]
+
+    def most_per_s(self, role: Role, mix: Mix) -> float:
+        """Requests that one worker can do at all, whatever they wait."""
+        return MAX_UTILISATION / max(1e-9, _least_work_s(self.model, role, mix))
+
+    def joint(self, mix: Mix, rate_per_s: float, workers: tuple[int, int]) -> tuple[float, float]:
+        """Predicted shares within TTFT and TPOT with both pools and the links between them, on a thinned pair."""
+        if rate_per_s <= 0:
+            return 1.0, 1.0
+        step = ceil(log(rate_per_s) / log(GRID) - 1e-9)
+        key = (mix, workers, step)
+        if key not in self._joint:
+            if len(self._joint) > 256:
+                self._joint.clear()
+            self._joint[key] = self._simulate_joint(mix, GRID**step, workers)
+        return self._joint[key]
+
+    def _simulate_joint(self, mix: Mix, rate_per_s: float, workers: tuple[int, int]) -> tuple[float, float]:
+        prefill, decode = thinned_pair(*workers)
+        load = rate_per_s * min(prefill / workers[0], decode / workers[1])
+        workload = draw(mix, load, self._decode_requests(mix, load))
+        twin = self._twin(workload, Stage.BOTH)
+        for role, count in ((Role.PREFILL, prefill), (Role.DECODE, decode)):
+            for _ in range(count):
+                twin.add(role, 0.0)
+        twin.run_out()
+        ttft, tpot = latencies(twin, workload)
+        half = len(workload) // 2
+        return (
+            float(np.mean(ttft[half:] <= self.targets.ttft_s)),
+            float(np.mean(tpot[half:] <= self.targets.tpot_s)),
+        )
+
+    def _simulate(self, role: Role, mix: Mix, group: int, load: float) -> float:
+        prefill = role is Role.PREFILL
+        fewest, most = PREFILL_REQUESTS
+        count = int(min(most, max(fewest, load * PREFILL_SECONDS))) if prefill else self._decode_requests(mix, load)
+        workload = draw(mix, load, count)
+        twin = self._twin(workload, Stage.PREFILL if prefill else Stage.DECODE)
+        for _ in range(group):
+            twin.add(role, 0.0)
+        twin.run_until(0.0)
+        twin.run_out()
+        ttft, tpot = latencies(twin, workload)
+        warm = len(workload) // (5 if prefill else 2)
+        met = ttft <= self.targets.ttft_s if prefill else tpot <= self.targets.tpot_s
+        return float(np.mean(met[warm:]))
+
+    def _twin(self, workload: Workload, stage: Stage) -> Twin:
+        return Twin(self.model, workload, stage, prefix_affinity=self.prefix_affinity, ttft_s=self.targets.ttft_s)
+
+    def _decode_requests(self, mix: Mix, load: float) -> int:
+        """Enough that the second half starts with as many sequences running as there will be."""
+        residence_s = float(np.mean([shape.output_tokens for shape in mix.shapes])) * self.targets.tpot_s
+        low, high = DECODE_REQUESTS
+        return int(min(high, max(low, 4 * load * residence_s)))
+
+
+@lru_cache(maxsize=64)
+def _least_work_s(model: WorkerModel, role: Role, mix: Mix) -> float:
+    """Worker seconds per request when every step is as full as it can be: no pool does with less."""
+    if role is Role.PREFILL:
+        return float(
+            np.mean([model.prefill.prompt_s(s.prompt_tokens - s.cached_tokens, s.cached_tokens) for s in mix.shapes])
+        )
+    per_token = model.decode.per_sequence_s
+    kv = model.decode.per_kv_token_s
+    work = [s.output_tokens * (per_token + kv * (s.prompt_tokens + s.output_tokens / 2)) for s in mix.shapes]
+    return float(np.mean(work))
+
+
+def draw(mix: Mix, rate_per_s: float, count: int) -> Workload:
+    """`count` requests at a mean rate; the same draw for the same mix, so that answers differ by the load alone."""
+    gaps, index = _unit_draw(mix, count)
+    arrival_s = gaps / rate_per_s
+    prompt, output, cached = _columns(mix)
+    return Workload(arrival_s, prompt[index], output[index], cached[index])
+
+
+@lru_cache(maxsize=32)
+def _unit_draw(mix: Mix, count: int) -> tuple[Floats, np.ndarray[tuple[int], np.dtype[np.int64]]]:
+    """Arrival times at a mean rate of one; gaps are gamma, with the mix's dispersion."""
+    random = np.random.default_rng(7)
+    shape = 1.0 / min(max(mix.dispersion, 1.0), 20.0)
+    return np.cumsum(random.gamma(shape, 1.0 / shape, count)), random.integers(0, len(mix.shapes), count)
+
+
+@lru_cache(maxsize=32)
+def _columns(mix: Mix) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], ...]:
+    columns = np.array([(s.prompt_tokens, s.output_tokens, s.cached_tokens) for s in mix.shapes], dtype=np.int64)
+    return columns[:, 0], columns[:, 1], columns[:, 2]
+
+
+def latencies(twin: Twin, workload: Workload) -> tuple[Floats, Floats]:
+    """TTFT and TPOT of each request in seconds; infinite for what never ended. One token has no gap: 0."""
+    first = np.array(twin.first_s)
+    ttft = np.where(np.isnan(first), np.inf, first - workload.arrival_s)
+    gaps = np.maximum(1, workload.output_tokens - 1)
+    tpot = (np.array(twin.done_s) - first) / gaps
+    return ttft, np.where(np.isnan(tpot), np.inf, np.where(workload.output_tokens > 1, tpot, 0.0))
+
+
+def thinned_pair(prefill: int, decode: int, limit: int = 8) -> tuple[int, int]:
+    """At most `limit` workers a pool in nearly the same ratio."""
+    if max(prefill, decode) <= limit:
+        return prefill, decode
+    ratio = prefill / decode
+    pairs = [(p, max(1, round(p / ratio))) for p in range(1, limit + 1)]
+    fitting = [pair for pair in pairs if pair[1] <= limit] or [(1, limit)]
+    return min(reversed(fitting), key=lambda pair: round(abs(log(pair[0] / pair[1] / ratio)), 3))

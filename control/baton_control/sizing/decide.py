@@ -1,0 +1,168 @@
+"""One decision of mode SLO from what was told: learn step times, then size the pools. Pure: a state goes in and comes
+out; what it keeps over a restart is one short text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from baton_control.names import Role
+from baton_control.sizing import fitting
+from baton_control.sizing import remembered as memory
+from baton_control.sizing.capacity import TwinSizer
+from baton_control.sizing.decision import Unknown
+from baton_control.sizing.fitting import Fit
+from baton_control.sizing.readings import Observed
+from baton_control.sizing.remembered import MAX_SAVED_BYTES, Memory
+from baton_control.sizing.slo import SloDecision
+from baton_control.sizing.slo import decide as decide_slo
+from baton_control.sizing.slo import wake as wake_slo
+from baton_control.sizing.spec import SizingSpec
+from baton_control.sizing.step_times import WorkerModel
+
+MODEL_MOVED = 0.03
+"""The twin is asked anew when a step that matters takes so much longer or shorter than it thinks."""
+TYPICAL_PROMPT, TYPICAL_BATCH, TYPICAL_CONTEXT = 1000, 32, 1000
+
+
+@dataclass(frozen=True, slots=True)
+class StepSeen:
+    """One engine step that a worker told of."""
+
+    role: Role
+    worker: str
+    prefill_tokens: int
+    prefill_pairs: float
+    decode_rows: int
+    kv_tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SizingState:
+    """Of one deployment."""
+
+    prior: WorkerModel
+    prefill: Fit
+    decode: Fit
+    sizer: TwinSizer
+    """Asks the twin; remembers its answers until the step times change."""
+    memory: Memory = field(default_factory=Memory)
+
+    @property
+    def model(self) -> WorkerModel:
+        """The worker as it is believed to be."""
+        return self.sizer.model
+
+
+def fresh(prior: WorkerModel, spec: SizingSpec) -> SizingState:
+    """Nothing seen yet."""
+    most = max(spec.prefill.maximum, spec.decode.maximum)
+    return SizingState(
+        prior=prior,
+        prefill=fitting.prefill_prior(prior.prefill),
+        decode=fitting.decode_prior(prior.decode),
+        sizer=TwinSizer(prior, spec.targets, max_workers=most + 1),
+    )
+
+
+def decide(
+    spec: SizingSpec,
+    state: SizingState,
+    seen: Observed,
+    steps: Iterable[StepSeen],
+    now: float,
+    epoch_s: float,
+    parked: int = 0,
+) -> tuple[SloDecision, SizingState]:
+    """One decision. `parked`: requests wait without any worker, which is reason enough to start a first pair."""
+    state = learned(spec, state, steps)
+    asleep = seen.prefill.workers == 0 or seen.decode.workers == 0
+    if parked and asleep:
+        decision = wake_slo(spec, seen, state.memory, now, parked)
+    else:
+        decision = decide_slo(spec, seen, state.memory, now, state.sizer, epoch_s)
+    return decision, replace(state, memory=decision.memory)
+
+
+def learned(spec: SizingSpec, state: SizingState, steps: Iterable[StepSeen]) -> SizingState:
+    """The state after these steps; the twin's answers are dropped when its step times moved."""
+    prefill, decode = state.prefill, state.decode
+    for step in steps:
+        if step.prefill_tokens and not step.decode_rows:
+            features = fitting.prefill_features(step.prefill_tokens, step.prefill_pairs)
+            prefill = fitting.observed(prefill, step.worker, features, step.seconds)
+        elif step.decode_rows and not step.prefill_tokens:
+            features = fitting.decode_features(state.prior.decode, step.decode_rows, step.kv_tokens)
+            decode = fitting.observed(decode, step.worker, features, step.seconds)
+    state = replace(state, prefill=prefill, decode=decode)
+    model = replace(
+        state.model,
+        prefill=fitting.fitted_prefill(prefill),
+        decode=fitting.fitted_decode(decode, state.prior.decode),
+    )
+    return _with_model(spec, state, model) if _has_moved(state.model, model) else state
+
+
+def resized(spec: SizingSpec, state: SizingState, kv_capacity_tokens: int) -> SizingState:
+    """The state with the KV room that workers really have."""
+    if state.model.kv_capacity_tokens == kv_capacity_tokens:
+        return state
+    prior = replace(state.prior, kv_capacity_tokens=kv_capacity_tokens)
+    return _with_model(spec, replace(state, prior=prior), replace(state.model, kv_capacity_tokens=kv_capacity_tokens))
+
+
+def saved(state: SizingState, now: float, epoch_s: float) -> str:
+    """What is worth keeping over a restart, at most 4 KiB."""
+    fits = {"p": fitting.saved(state.prefill), "d": fitting.saved(state.decode)}
+    room = MAX_SAVED_BYTES - len(json.dumps({**fits, "m": ""}, separators=(",", ":")))
+    kept = memory.saved(state.memory, now, epoch_s, limit=room * 3 // 4)  # quotes in it are escaped below
+    return json.dumps({**fits, "m": kept}, separators=(",", ":"))
+
+
+def restored(text: str, prior: WorkerModel, spec: SizingSpec, now: float, epoch_s: float) -> SizingState:
+    """A state from `saved` over the same prior; what is not understood starts anew."""
+    state = fresh(prior, spec)
+    try:
+        document = json.loads(text)
+        parts = {name: document[name] for name in ("p", "d", "m")}
+    except (ValueError, KeyError, TypeError):
+        return state
+    if not all(isinstance(part, str) for part in parts.values()):
+        return state
+    state = replace(
+        state,
+        prefill=fitting.restored(parts["p"], state.prefill.prior),
+        decode=fitting.restored(parts["d"], state.decode.prior),
+        memory=memory.restored(parts["m"], now, epoch_s),
+    )
+    return learned(spec, state, ())
+
+
+def unknown(why: str, seen: Observed) -> Observed:
+    """The same pools with demand unknown."""
+    return replace(seen, arrivals=Unknown(why), queued_tokens=Unknown(why), running=Unknown(why))
+
+
+def _with_model(spec: SizingSpec, state: SizingState, model: WorkerModel) -> SizingState:
+    sizer = TwinSizer(model, spec.targets, state.sizer.prefix_affinity, state.sizer.max_workers)
+    return replace(state, sizer=sizer)
+
+
+def _has_moved(before: WorkerModel, after: WorkerModel) -> bool:
+    return any(abs(b / a - 1.0) > MODEL_MOVED for a, b in zip(_typical(before), _typical(after), strict=True))
+
+
+def _typical(model: WorkerModel) -> tuple[float, ...]:
+    """Seconds of steps that tell models apart: small and large ones of each kind."""
+    prefill, decode = model.prefill, model.decode
+    return (
+        prefill.seconds(1, 1),
+        prefill.fixed_s + prefill.prompt_s(TYPICAL_PROMPT),
+        prefill.fixed_s + prefill.prompt_s(8 * TYPICAL_PROMPT),
+        decode.seconds(1, TYPICAL_CONTEXT),
+        decode.seconds(TYPICAL_BATCH, TYPICAL_BATCH * TYPICAL_CONTEXT),
+        decode.seconds(8 * TYPICAL_BATCH, 8 * TYPICAL_BATCH * TYPICAL_CONTEXT),
+    )

@@ -1,0 +1,176 @@
+"""From what arrived to the load that each pool has to be ready for at its horizon. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from baton_control.names import POOL_ROLES, Role
+from baton_control.sizing.backlog import capacity_steps, waiting_at
+from baton_control.sizing.capacity import Mix, Sizer
+from baton_control.sizing.decision import Known, Unknown
+from baton_control.sizing.forecast import forecast
+from baton_control.sizing.readings import ArrivalReading, Arrivals, Observed, PoolSeen
+from baton_control.sizing.remembered import HISTORY, RECENT, Interval, Memory, PoolMemory
+from baton_control.sizing.spec import SizingSpec
+from baton_control.sizing.workload import RequestShape
+
+MIX_REFRESH_S = 120.0
+MIX_CHANGE = 0.1
+"""A mix is replaced when the mean or the tail of its lengths moved by more than this."""
+MIX_SHIFT, SHIFT_REQUESTS = 2.5, 30
+"""It is replaced at once when so many requests of the last interval have prompts longer or shorter by this factor."""
+DISPERSIONS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
+CORRECTION_STEP, CORRECTION_DECAY, MAX_CORRECTION = 0.04, 0.005, 1.5
+JUDGED_AFTER_S = 90.0
+"""What clients saw is a window of a minute, and answers of half a minute end in it."""
+DRAIN_SHARE = 1.5
+"""Start-ups that a backlog may take to drain: it was late before any worker could help, what comes now does not wait
+behind it, and workers that drain it are paid for as long as they take to come and go."""
+TOLERANCE = 0.02
+"""By how much clients may see less than the wanted share before the twin is corrected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Of one pool."""
+
+    rate_per_s: float
+    """Requests of the present mix, the upper quantile at the horizon, with backlog and correction."""
+    lasting_per_s: float
+    """The same without the backlog."""
+    horizon_s: float
+    backlog_per_s: float
+    """What has to be worked off on top of the arrivals when a worker started now is there."""
+    is_late: bool
+    """More waits than can be answered within the target: nobody is sent away now."""
+    predictor: str
+
+
+def learned(
+    memory: Memory, arrivals: ArrivalReading, now: float, interval_s: float, late: tuple[RequestShape, ...] = ()
+) -> Memory:
+    """The memory with one more interval of known arrivals. `late`: lengths of requests that came before it."""
+    assert not isinstance(arrivals, Unknown), "the caller holds on unknown arrivals"
+    known_since = memory.since_s if memory.since_s is not None else now
+    last = memory.last_arrival_s if memory.last_arrival_s is not None else now
+    if not isinstance(arrivals, Arrivals):
+        history = (*memory.history, Interval(0.0, 0.0))[-HISTORY:]
+        memory = replace(memory, history=history, since_s=known_since, last_arrival_s=last, unknown_intervals=0)
+        return (
+            _with_mix(replace(memory, shapes=(*memory.shapes, *late)[-RECENT:]), 0, now, interval_s) if late else memory
+        )
+    shapes = (*memory.shapes, *arrivals.sample)[-RECENT:]
+    tokens = [shape.prompt_tokens - shape.cached_tokens for shape in arrivals.sample or shapes]
+    mean = float(np.mean(tokens)) if tokens else 0.0
+    history = (*memory.history, Interval(arrivals.per_s, arrivals.per_s * mean))[-HISTORY:]
+    memory = replace(
+        memory, history=history, shapes=shapes, since_s=known_since, last_arrival_s=now, unknown_intervals=0
+    )
+    return _with_mix(memory, len(arrivals.sample), now, interval_s)
+
+
+def demands(
+    spec: SizingSpec, seen: Observed, memory: Memory, mix: Mix, sizer: Sizer, now: float
+) -> Mapping[Role, Demand]:
+    """What each pool has to be ready for."""
+    lengths = np.array([shape.prompt_tokens - shape.cached_tokens for shape in mix.shapes], dtype=np.float64)
+    mean_tokens = max(1.0, float(lengths.mean()))
+    spread = {Role.PREFILL: 1.0 + (float(lengths.std()) / mean_tokens) ** 2, Role.DECODE: 1.0}
+    requests = [interval.requests_per_s for interval in memory.history]
+    tokens = [interval.tokens_per_s / mean_tokens for interval in memory.history]
+    result: dict[Role, Demand] = {}
+    draining, is_late = 0.0, False
+    for role in POOL_ROLES:  # prefill first: what it works off arrives at decode
+        pool = seen.prefill if role is Role.PREFILL else seen.decode
+        horizon_s = (pool.startup_s if pool.startup_s is not None else spec.startup_s) + spec.interval_s
+        series = tokens if role is Role.PREFILL else requests
+        ahead = forecast(series, spec.interval_s, horizon_s, spec.quantile, spec.season_s, spread[role])
+        if role is Role.PREFILL:
+            if not ahead.is_step and tokens[-1] > ahead.high:
+                # A step in the number of requests shows sooner than in their lengths, which vary.
+                counted = forecast(requests, spec.interval_s, horizon_s, spec.quantile, spec.season_s)
+                ahead = counted if counted.is_step else ahead
+            one = sizer.most_per_s(role, mix)
+            waiting = _late(spec, seen, one, mix)
+            is_late = waiting > 0
+            ready = capacity_steps(_routable(pool), pool.workers, memory.pools[role].orders, now, horizon_s)
+            left = waiting_at(waiting, ahead.mean, one, ready, horizon_s) if is_late else 0.0
+            draining = left / max(spec.drain_s, DRAIN_SHARE * horizon_s)
+        correction = memory.pools[role].correction
+        rate = max(ahead.high, ahead.mean + draining) * correction
+        result[role] = Demand(rate, ahead.high * correction, horizon_s, draining, is_late, ahead.predictor)
+    return result
+
+
+def judged(memory: PoolMemory, pool: PoolSeen, wanted_share: float, is_enough: bool, now: float) -> PoolMemory:
+    """The memory after an interval: corrected upwards while clients see less than promised by a pool that was enough.
+
+    What clients saw covers the last minute, so the pool has to have been enough for longer: a burst that came
+    before its workers would otherwise be taken for an error of the twin.
+    """
+    since = (memory.enough_s if memory.enough_s is not None else now) if is_enough else None
+    correction = max(1.0, memory.correction - CORRECTION_DECAY)
+    is_short = isinstance(pool.share_met, Known) and pool.share_met.value < wanted_share - TOLERANCE
+    if is_short and since is not None and now - since >= JUDGED_AFTER_S:
+        correction = min(MAX_CORRECTION, memory.correction + CORRECTION_STEP)
+    return replace(memory, enough_s=since, correction=correction)
+
+
+def _late(spec: SizingSpec, seen: Observed, one_per_s: float, mix: Mix) -> float:
+    """Requests that wait for prefill, when they are more than the pool answers within the target; else 0."""
+    if not isinstance(seen.queued_tokens, Known) or seen.prefill.workers == 0:
+        return 0.0
+    waiting = seen.queued_tokens.value / float(np.mean([shape.prompt_tokens for shape in mix.shapes]))
+    return waiting if waiting > _routable(seen.prefill) * one_per_s * spec.targets.ttft_s else 0.0
+
+
+def _routable(pool: PoolSeen) -> int:
+    return pool.workers if pool.routable is None else min(pool.routable, pool.workers)
+
+
+def _with_mix(memory: Memory, latest: int, now: float, interval_s: float) -> Memory:
+    """`latest`: how many of the requests that are kept came in the last interval."""
+    if not memory.shapes:
+        return memory
+    if memory.mix is not None:
+        if latest >= SHIFT_REQUESTS and _has_shifted(memory.mix.shapes, memory.shapes[-latest:]):
+            memory = replace(memory, shapes=memory.shapes[-latest:])
+        elif now - memory.mix_s < MIX_REFRESH_S:
+            return memory
+    mix = Mix(memory.shapes, _dispersion(memory.history, interval_s))
+    if memory.mix is not None and len(memory.mix.shapes) >= RECENT // 2 and _is_alike(memory.mix, mix):
+        return replace(memory, mix_s=now)
+    return replace(memory, mix=mix, mix_s=now)
+
+
+def _has_shifted(before: tuple[RequestShape, ...], latest: tuple[RequestShape, ...]) -> bool:
+    """Whether prompts have become so much longer or shorter, the mean and the median alike, that counting in requests
+    of before misleads: what a prompt costs is not in proportion to its length."""
+    old, new = (np.array([s.prompt_tokens - s.cached_tokens for s in shapes]) for shapes in (before, latest))
+    ratios = [max(1.0, float(of(new))) / max(1.0, float(of(old))) for of in (np.mean, np.median)]
+    return min(ratios) > MIX_SHIFT or max(ratios) < 1 / MIX_SHIFT
+
+
+def _dispersion(history: tuple[Interval, ...], interval_s: float) -> float:
+    """Variance over mean of arrivals per interval, from successive differences so that a trend does not count."""
+    counts = np.array([interval.requests_per_s * interval_s for interval in history[-60:]])
+    if len(counts) < 6 or counts.mean() < 1:
+        return DISPERSIONS[1]
+    squares = np.sort(np.diff(counts) ** 2)[: -max(1, len(counts) // 20)]  # without the steps of the load
+    ratio = float(squares.mean() / 2 / counts.mean())
+    return next((step for step in DISPERSIONS if step >= ratio), DISPERSIONS[-1])
+
+
+def _is_alike(one: Mix, other: Mix) -> bool:
+    if one.dispersion != other.dispersion:
+        return False
+    return all(abs(a - b) <= MIX_CHANGE * max(a, 1.0) for a, b in zip(_features(one), _features(other), strict=True))
+
+
+def _features(mix: Mix) -> tuple[float, ...]:
+    prompts = np.array([shape.prompt_tokens - shape.cached_tokens for shape in mix.shapes], dtype=np.float64)
+    outputs = np.array([shape.output_tokens for shape in mix.shapes], dtype=np.float64)
+    return float(prompts.mean()), float(np.sqrt((prompts**2).mean())), float(outputs.mean())

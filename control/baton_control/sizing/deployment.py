@@ -1,0 +1,93 @@
+"""From an LLMDeployment to what sizing is asked and to what a worker of it can probably do. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from baton_control.errors import ManifestError
+from baton_control.names import Role
+from baton_control.sizing import hardware
+from baton_control.sizing.capacity import Targets
+from baton_control.sizing.hardware import Accelerator
+from baton_control.sizing.model_shape import LLAMA_8B, ModelShape, shape_from_config
+from baton_control.sizing.roofline import decode_times, prefill_times, worker_model
+from baton_control.sizing.spec import Bounds, Schedule, SizingSpec
+from baton_control.sizing.step_times import WorkerModel
+from baton_control.spec.api import LLMDeployment, PoolSpec, ScheduleSpec
+from baton_control.spec.quantities import Weekday
+
+WEEKDAYS = tuple(Weekday)
+DEFAULT_SEQUENCES = 64
+DEFAULT_STEP_TOKENS = 8_192
+"""The workers' own defaults."""
+UNKNOWN_ACCELERATOR = hardware.H100
+"""A GPU of which nothing else is known."""
+
+
+def sizing_spec(deployment: LLMDeployment) -> SizingSpec:
+    """Bounds, targets and budget of a deployment."""
+    spec = deployment.spec
+    counts = spec.prefill.accelerator is not None or spec.decode.accelerator is not None
+    return SizingSpec(
+        prefill=_bounds(spec.prefill),
+        decode=_bounds(spec.decode),
+        targets=Targets(
+            ttft_s=spec.slo.ttft.target,
+            tpot_s=spec.slo.tpot.target,
+            ttft_share=spec.slo.ttft.percentile / 100,
+            tpot_share=spec.slo.tpot.percentile / 100,
+        ),
+        max_accelerators=spec.autoscaling.budget.max_accelerators if counts else None,
+        scale_to_zero_after_s=spec.autoscaling.scale_to_zero_after,
+        schedules=tuple(window for schedule in spec.autoscaling.schedules for window in _windows(schedule)),
+    )
+
+
+def worker_prior(
+    deployment: LLMDeployment, model_config: bytes | None, accelerator: Accelerator | None = None
+) -> WorkerModel:
+    """A worker by roofline. Without the model's config.json it is taken to be of middle size, until steps are seen."""
+    spec = deployment.spec
+    shape = _shape(model_config)
+    if accelerator is None:
+        accelerator = hardware.CPU if spec.decode.accelerator is None else UNKNOWN_ACCELERATOR
+    try:
+        model = worker_model(shape, accelerator, spec.decode.tensor_parallel)
+    except ManifestError:  # too large for the accelerator that is assumed: another one is there
+        model = worker_model(shape, replace(accelerator, memory_bytes=4.0 * shape.weight_bytes))
+    return replace(
+        model,
+        prefill=prefill_times(shape, accelerator, spec.prefill.tensor_parallel),
+        decode=decode_times(shape, accelerator, spec.decode.tensor_parallel),
+        max_sequences=spec.decode.engine.max_sequences or DEFAULT_SEQUENCES,
+        max_step_tokens=spec.prefill.engine.max_step_tokens or DEFAULT_STEP_TOKENS,
+        accelerators=(spec.prefill.tensor_parallel, spec.decode.tensor_parallel),
+    )
+
+
+def _bounds(pool: PoolSpec) -> Bounds:
+    return Bounds(pool.replicas.min, pool.replicas.max, pool.tensor_parallel)
+
+
+def _windows(schedule: ScheduleSpec) -> Iterator[Schedule]:
+    days = frozenset(WEEKDAYS.index(day) for day in schedule.days or WEEKDAYS)
+    for role, workers in ((Role.PREFILL, schedule.prefill), (Role.DECODE, schedule.decode)):
+        if workers is not None:
+            yield Schedule(role, workers, _minute(schedule.start), _minute(schedule.end), days)
+
+
+def _minute(time_of_day: str) -> int:
+    hours, minutes = time_of_day.split(":")
+    return int(hours) * 60 + int(minutes)
+
+
+def _shape(model_config: bytes | None) -> ModelShape:
+    if model_config is None:
+        return LLAMA_8B
+    try:
+        config = json.loads(model_config)
+        return shape_from_config("served", config) if isinstance(config, Mapping) else LLAMA_8B
+    except (ValueError, ManifestError):
+        return LLAMA_8B

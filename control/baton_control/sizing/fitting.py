@@ -1,0 +1,147 @@
+"""Step times learned online from the workers' own timings, starting from a roofline.
+
+The fit is over *multipliers* of the prior's coefficients: each starts at 1 and moves as far as the evidence says,
+so that a coefficient that no step has told apart yet stays what the roofline gave. Least squares on relative
+errors with slow forgetting; a worker's first steps are dropped, later outliers are rejected, and each worker keeps
+its own bias.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import isfinite
+from typing import TypeVar
+
+import numpy as np
+
+from baton_control.sizing.step_times import DecodeTimes, PrefillTimes
+from baton_control.sizing.workload import Floats
+
+WARM_STEPS = 20
+"""Of each worker: caches fill, clocks settle; peers that kept them over-scaled."""
+FORGETTING = 0.999
+PRIOR_STRENGTH = 2.0
+"""Steps that the prior of each coefficient is worth."""
+OUTLIER = 4.0
+MIN_SPREAD = 0.02
+TRUSTED_STEPS = 30
+"""Until then only absurd steps are rejected: the prior may be wrong by more than a spread."""
+ABSURD = 10.0
+BIAS_RATE = 0.05
+MAX_WORKERS = 4_096
+"""Whose warm-up and bias are remembered."""
+MULTIPLIERS = (0.02, 50.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Evidence so far. `gram` [k, k] and `moment` [k] are over features scaled by the prior."""
+
+    prior: tuple[float, ...]
+    gram: Floats
+    moment: Floats
+    steps: int = 0
+    spread: float = 0.3
+    """Mean absolute relative error of accepted steps."""
+    warmed: Mapping[str, int] = field(default_factory=dict)
+    bias: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def multipliers(self) -> Floats:
+        return np.clip(np.linalg.solve(self.gram, self.moment), *MULTIPLIERS)
+
+    @property
+    def coefficients(self) -> tuple[float, ...]:
+        return tuple(float(p * m) for p, m in zip(self.prior, self.multipliers, strict=True))
+
+
+def fresh(prior: Sequence[float]) -> Fit:
+    """Nothing seen: the coefficients are the prior's."""
+    size = len(prior)
+    return Fit(tuple(prior), np.eye(size) * PRIOR_STRENGTH, np.full(size, PRIOR_STRENGTH))
+
+
+def observed(fit: Fit, worker: str, features: Sequence[float], seconds: float) -> Fit:
+    """The fit after one step of a worker: what was in it, and how long it took."""
+    if not (isfinite(seconds) and 0.0 < seconds < 3600.0 and all(isfinite(x) and x >= 0 for x in features)):
+        return fit
+    warmed = fit.warmed.get(worker, 0)
+    if warmed < WARM_STEPS:
+        return replace(fit, warmed={**_latest(fit.warmed, worker), worker: warmed + 1})
+    scaled = np.array(features) * np.array(fit.prior)
+    expected = float(scaled @ fit.multipliers)
+    if expected <= 0:
+        return fit
+    own = fit.bias.get(worker, 1.0)
+    error = abs(seconds / (expected * own) - 1.0)
+    limit = OUTLIER * max(fit.spread, MIN_SPREAD) if fit.steps >= TRUSTED_STEPS else ABSURD
+    if error > limit:
+        return replace(fit, spread=min(1.0, fit.spread * 1.02))  # a true change of speed is believed after a while
+    row, target = scaled / expected, seconds / expected
+    keep = np.eye(len(fit.prior)) * PRIOR_STRENGTH * (1 - FORGETTING)
+    return replace(
+        fit,
+        gram=FORGETTING * fit.gram + keep + np.outer(row, row),
+        moment=FORGETTING * fit.moment + np.diag(keep) + row * target,
+        steps=fit.steps + 1,
+        spread=0.98 * fit.spread + 0.02 * error,
+        bias={**_latest(fit.bias), worker: own + BIAS_RATE * (min(2.0, max(0.5, seconds / expected)) - own)},
+    )
+
+
+T = TypeVar("T", int, float)
+
+
+def _latest(by_worker: Mapping[str, T], keep: str = "") -> Mapping[str, T]:
+    """The entries without those of the oldest workers, when there are too many: workers come and go for months."""
+    if len(by_worker) < MAX_WORKERS or keep in by_worker:
+        return by_worker
+    return dict(list(by_worker.items())[MAX_WORKERS // 4 :])
+
+
+def prefill_features(tokens: float, pairs: float) -> tuple[float, ...]:
+    return (1.0, tokens, pairs)
+
+
+def decode_features(times: DecodeTimes, batch: int, kv_tokens: float) -> tuple[float, ...]:
+    padded = -(-batch // times.pad_to) * times.pad_to
+    return (1.0, padded, max(0.0, padded - times.knee), kv_tokens)
+
+
+def prefill_prior(times: PrefillTimes) -> Fit:
+    return fresh((times.fixed_s, times.per_token_s, times.per_pair_s))
+
+
+def decode_prior(times: DecodeTimes) -> Fit:
+    return fresh((times.fixed_s, times.per_sequence_s, times.over_knee_s, times.per_kv_token_s))
+
+
+def fitted_prefill(fit: Fit) -> PrefillTimes:
+    return PrefillTimes(*fit.coefficients)
+
+
+def fitted_decode(fit: Fit, times: DecodeTimes) -> DecodeTimes:
+    fixed, sequence, knee, kv = fit.coefficients
+    return replace(times, fixed_s=fixed, per_sequence_s=sequence, over_knee_s=knee, per_kv_token_s=kv)
+
+
+def saved(fit: Fit) -> str:
+    """At most some hundred bytes: multipliers and how much evidence stands behind them; biases are learned again."""
+    multipliers = [float(f"{m:.4g}") for m in fit.multipliers]
+    return json.dumps({"m": multipliers, "n": min(fit.steps, 1000), "s": float(f"{fit.spread:.3g}")})
+
+
+def restored(text: str, prior: Sequence[float]) -> Fit:
+    """A fit from `saved` over the same prior; a fresh one when the text is not that."""
+    try:
+        document = json.loads(text)
+        multipliers = np.clip(np.array(document["m"], dtype=np.float64), *MULTIPLIERS)
+        if len(multipliers) != len(prior) or not np.all(np.isfinite(multipliers)):
+            return fresh(prior)
+        weight = PRIOR_STRENGTH + min(1000, int(document["n"])) / 10
+        size = len(prior)
+        return Fit(tuple(prior), np.eye(size) * weight, multipliers * weight, int(document["n"]), float(document["s"]))
+    except (ValueError, KeyError, TypeError):
+        return fresh(prior)

@@ -1,0 +1,223 @@
+"""Arrivals at a horizon, as a mean and an upper quantile. A few plain predictors, the best of them on recent history.
+
+Each predictor is a level (mean of the last seconds) plus a damped trend, or the value one season ago where history
+covers two seasons. All of them are back-tested at the same horizon over the history that there is; the one with
+the smallest pinball loss at the wanted quantile predicts, and the ratios by which it was wrong give the quantile.
+docs/sizing.md has the same back-test over the public traces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton_control.sizing.workload import Floats
+
+Flags = NDArray[np.bool_]
+
+MIN_TESTS = 8
+PRIOR_Z = 1.3
+"""Upper quantile of an unknown load before history allows a back-test, in standard deviations (Poisson plus 10 %)."""
+MAX_RATIO = 2.5
+MAX_GROWTH = 2.0
+"""A trend is believed up to three times its level: the slope right after a step says nothing about later."""
+JUMP_Z, NOISE_DISPERSION, MAX_JUMP = 3.0, 1.5, 2
+"""Up to so many intervals this many standard deviations over the forecast are a step in the load, not chance."""
+ACTUAL_S = 30.0
+"""What a forecast is compared with is a mean over this."""
+STEP_Z, STEP_RATIO, STEP_WEIGHT = 4.0, 1.5, 4.0
+"""From one such mean to the next, a step is this much beyond chance and at least this ratio; one that came once weighs
+as much as so many forecasts."""
+BREAK_RATIO = 2.0
+"""A step of this ratio is no part of a trend."""
+
+
+@dataclass(frozen=True, slots=True)
+class Predictor:
+    name: str
+    level_s: float
+    trend_s: float = 0.0
+    """Window of the slope; 0: no trend."""
+    damping: float = 0.0
+    """Share of the slope that is believed to go on until the horizon."""
+    season_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    mean: float
+    high: float
+    predictor: str
+    tests: int
+    is_step: bool = False
+    """The last intervals were too high to be chance; the forecast is their level."""
+
+
+PREDICTORS = (
+    Predictor("mean 30 s", 30),
+    Predictor("mean 60 s", 60),
+    Predictor("mean 180 s", 180),
+    Predictor("mean 600 s", 600),
+    Predictor("trend 120 s", 40, 120, 0.5),
+    Predictor("trend 300 s", 60, 300, 0.7),
+    Predictor("trend 600 s", 60, 600, 1.0),
+)
+
+
+def forecast(
+    series: Sequence[float],
+    bucket_s: float,
+    horizon_s: float,
+    quantile: float,
+    season_s: float = 0.0,
+    spread: float = 1.0,
+    predictors: Sequence[Predictor] = PREDICTORS,
+) -> Forecast:
+    """The rate around `horizon_s` after the end of `series` (rates per bucket, oldest first, at least one).
+
+    `spread`: variance of a compound Poisson count over a plain one's, E[x²]/E[x]² where each arrival counts x.
+    """
+    expected = _expected(series, bucket_s, horizon_s, quantile, season_s, spread, predictors)
+    return _jumped(expected, series, bucket_s, quantile, spread)
+
+
+def _jumped(expected: Forecast, series: Sequence[float], bucket_s: float, quantile: float, spread: float) -> Forecast:
+    """The last intervals alone, when they are too high to be chance: averages would see a step only much later.
+
+    As many of them as make the step the least likely to be chance.
+    """
+    values = np.asarray(series[-MAX_JUMP:], dtype=np.float64)[::-1]
+    counts = np.arange(1, len(values) + 1)
+    means = np.cumsum(values) / counts
+    noise = np.sqrt(NOISE_DISPERSION * spread * np.maximum(means, 1e-9) / bucket_s / counts)
+    scores = (means - expected.mean) / noise
+    place = int(np.argmax(scores))
+    if scores[place] <= JUMP_Z:
+        return expected
+    level = float(means[place])
+    if values[0] < level - JUMP_Z * sqrt(NOISE_DISPERSION * spread * level / bucket_s):
+        return expected  # over already
+    high = level + NormalDist().inv_cdf(max(0.5, quantile)) * float(noise[place])
+    return Forecast(level, max(expected.high, high), f"{expected.predictor}, jumped", expected.tests, True)
+
+
+def _expected(
+    series: Sequence[float],
+    bucket_s: float,
+    horizon_s: float,
+    quantile: float,
+    season_s: float,
+    spread: float,
+    predictors: Sequence[Predictor],
+) -> Forecast:
+    values = np.asarray(series, dtype=np.float64)
+    ahead = max(1, round(horizon_s / bucket_s))
+    actual = _smoothed(values, max(1, round(ACTUAL_S / bucket_s)))
+    candidates = list(predictors)
+    if season_s and len(values) * bucket_s >= 2 * season_s:
+        candidates.append(Predictor("season", 60, season_s=season_s))
+    tests = len(values) - ahead
+    if tests < MIN_TESTS:
+        level = float(np.mean(values[-6:]))
+        noise = PRIOR_Z * (sqrt(level / (bucket_s * min(6, len(values)))) + 0.1 * level)
+        return Forecast(level, level + noise, "mean 60 s", 0)
+    weights = _weights(_steps(actual, bucket_s, spread, STEP_RATIO), bucket_s, ahead)
+    breaks = _steps(actual, bucket_s, spread, BREAK_RATIO)
+    scored = [_tested(each, values, actual, bucket_s, ahead, quantile, breaks, weights) for each in candidates]
+    _, mean, high, name = min(scored)
+    return Forecast(mean, high, name, tests)
+
+
+def _tested(
+    predictor: Predictor,
+    values: Floats,
+    actual: Floats,
+    bucket_s: float,
+    ahead: int,
+    quantile: float,
+    breaks: Flags,
+    weights: Floats,
+) -> tuple[float, float, float, str]:
+    """(loss, mean now, its upper quantile, name)
+
+    The quantile is the lesser of two readings of the same errors: a load that once rose from 6 to 20 may rise by 14
+    again, or to the 3.3-fold, but after the rise the latter would be asking for 66.
+    """
+    predicted = predictions(predictor, values, bucket_s, ahead, breaks)
+    past, later = predicted[: len(values) - ahead], actual[ahead:]
+    ratio = float(np.clip(_quantile(later / np.maximum(past, 1e-3), weights, quantile), 1.0, MAX_RATIO))
+    more = max(0.0, _quantile(later - past, weights, quantile))
+    high = np.minimum(past * ratio, past + more)
+    loss = np.where(later > high, quantile * (later - high), (1.0 - quantile) * (high - later))
+    now = float(predicted[-1])
+    return float(np.average(loss, weights=weights)), now, min(now * ratio, now + more), predictor.name
+
+
+def _steps(actual: Floats, bucket_s: float, spread: float, ratio: float) -> Flags:
+    """Where a mean over `ACTUAL_S` is a step above the one before it: beyond chance, and by at least this ratio."""
+    width = max(1, round(ACTUAL_S / bucket_s))
+    before, after = actual[:-width], actual[width:]
+    noise = np.sqrt(2 * NOISE_DISPERSION * spread * np.maximum(before, 1e-9) / ACTUAL_S)
+    is_step = (after - before > STEP_Z * noise) & (after > ratio * before)
+    return np.concatenate([np.zeros(len(actual) - len(is_step), dtype=np.bool_), is_step])
+
+
+def _weights(steps: Flags, bucket_s: float, ahead: int) -> Floats:
+    """How much each past forecast counts, by when it was made.
+
+    A single step of the load makes every forecast wrong that stood before it, or in the middle of it, and looked past
+    it: together they count as few, or one step would rule the quantile for as long as it is remembered. Steps that
+    recur are a pattern and count.
+    """
+    width = max(1, round(ACTUAL_S / bucket_s))
+    starts = np.flatnonzero(np.diff(steps.astype(np.int8)) > 0) + 2 - width
+    weights = np.ones(len(steps) - ahead)
+    for start in starts:
+        weights[max(0, start - ahead) : start + width] = min(1.0, STEP_WEIGHT * len(starts) / (ahead + width))
+    return weights
+
+
+def _quantile(values: Floats, weights: Floats, quantile: float) -> float:
+    order = np.argsort(values)
+    sums = np.cumsum(weights[order])
+    return float(values[order][np.searchsorted(sums, quantile * sums[-1])])
+
+
+def predictions(predictor: Predictor, values: Floats, bucket_s: float, ahead: int, breaks: Flags) -> Floats:
+    """What the predictor said, standing at each bucket, about the bucket `ahead` of it.
+
+    A slope over one of the `breaks` says nothing about later: no trend until it has left the window.
+    """
+    level = _smoothed(values, max(1, round(predictor.level_s / bucket_s)))
+    if predictor.season_s:
+        back = round(predictor.season_s / bucket_s) - ahead
+        ago = np.concatenate([level[: len(level) - back] * 0 + level[:1], level])[-len(values) - back : -back or None]
+        return np.asarray(ago[: len(values)])
+    if not predictor.trend_s:
+        return level
+    width = max(2, round(predictor.trend_s / bucket_s))
+    half = max(1, width // 2)
+    slope = (_smoothed(values, half) - _shifted(_smoothed(values, half), half)) / half
+    places = np.arange(len(values))
+    believed = places - np.maximum.accumulate(np.where(breaks, places, 0)) >= width
+    limit = 0.5 * level
+    return np.maximum(
+        0.0, level + np.clip(predictor.damping * slope * (ahead + half / 2) * believed, -limit, MAX_GROWTH * level)
+    )
+
+
+def _smoothed(values: Floats, width: int) -> Floats:
+    """Mean of the last `width` values up to each place (fewer at the start)."""
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    ends = np.arange(1, len(values) + 1)
+    starts = np.maximum(0, ends - width)
+    return np.asarray((sums[ends] - sums[starts]) / (ends - starts))
+
+
+def _shifted(values: Floats, places: int) -> Floats:
+    return np.concatenate([np.full(min(places, len(values)), values[0]), values[:-places]])[: len(values)]

@@ -1,0 +1,101 @@
+"""The sizes of a decoder-only model that decide its cost, read from its Hugging Face `config.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from baton_control.errors import ManifestError, Problem, shown
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Dense decoder with grouped-query attention and a gated feed-forward block."""
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    feed_forward: int
+    vocabulary: int
+    tied_embeddings: bool
+    element_bytes: int = 2
+    max_context_tokens: int = 131_072
+
+    @property
+    def block_parameters(self) -> int:
+        """Parameters of all layers, without embeddings: each is multiplied once per token."""
+        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        return self.layers * (attention + 3 * self.hidden * self.feed_forward + 2 * self.hidden)
+
+    @property
+    def embedding_parameters(self) -> int:
+        return self.vocabulary * self.hidden
+
+    @property
+    def parameters(self) -> int:
+        return self.block_parameters + self.embedding_parameters * (1 if self.tied_embeddings else 2)
+
+    @property
+    def weight_bytes(self) -> int:
+        """What the weights take in memory."""
+        return self.parameters * self.element_bytes
+
+    @property
+    def step_parameters(self) -> int:
+        """Parameters that a decode step reads: all layers and the output projection, not the input embedding."""
+        return self.block_parameters + self.embedding_parameters
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """K and V of one token in all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.element_bytes
+
+
+def shape_from_config(name: str, config: Mapping[str, object]) -> ModelShape:
+    """The shape in a parsed config.json. Raises ManifestError naming each missing or absurd field."""
+    problems: list[Problem] = []
+
+    def integer(field: str, default: int | None = None) -> int:
+        value = config.get(field, default)
+        if value is None and default is not None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 1 << 24:
+            problems.append(Problem(field, f"{shown(value)} is not allowed: must be an integer from 1 to {1 << 24}"))
+            return 1
+        return value
+
+    hidden, heads = integer("hidden_size"), integer("num_attention_heads")
+    dtype = config.get("torch_dtype", config.get("dtype", "bfloat16"))
+    if dtype not in DTYPE_BYTES:
+        problems.append(Problem("torch_dtype", f"{shown(dtype)} is not allowed: one of {', '.join(DTYPE_BYTES)}"))
+    if config.get("num_experts") or config.get("num_local_experts"):
+        problems.append(Problem("num_experts", "mixtures of experts are not modelled yet"))
+    shape = ModelShape(
+        name=name,
+        layers=integer("num_hidden_layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=integer("num_key_value_heads", heads),
+        head_dim=integer("head_dim", max(1, hidden // heads)),
+        feed_forward=integer("intermediate_size"),
+        vocabulary=integer("vocab_size"),
+        tied_embeddings=config.get("tie_word_embeddings", False) is True,
+        element_bytes=DTYPE_BYTES.get(str(dtype), 2),
+        max_context_tokens=integer("max_position_embeddings", 131_072),
+    )
+    if problems:
+        raise ManifestError(tuple(problems))
+    return shape
+
+
+LLAMA_8B = ModelShape("llama-3.1-8b", 32, 4096, 32, 8, 128, 14_336, 128_256, False)
+LLAMA_70B = ModelShape("llama-3.1-70b", 80, 8192, 64, 8, 128, 28_672, 128_256, False)
+LLAMA_1B = ModelShape("llama-3.2-1b", 16, 2048, 32, 8, 64, 8192, 128_256, True)
+QWEN3_8B = ModelShape("qwen3-8b", 36, 4096, 32, 8, 128, 12_288, 151_936, False)
+QWEN3_06B = ModelShape("qwen3-0.6b", 28, 1024, 16, 8, 128, 3072, 151_936, True)
+KNOWN_SHAPES = {shape.name: shape for shape in (LLAMA_8B, LLAMA_70B, LLAMA_1B, QWEN3_8B, QWEN3_06B)}

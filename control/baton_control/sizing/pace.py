@@ -1,0 +1,85 @@
+"""How fast a pool may follow what it needs: at once upwards, with window, cooldown and a bound on turns downwards.
+Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from baton_control.sizing.readings import PoolSeen
+from baton_control.sizing.remembered import HOUR_S, PoolMemory
+from baton_control.sizing.spec import SizingSpec
+
+SMALL_TURN = 0.25
+"""A pool that would shrink by no more than this share is near a threshold; its turns are counted."""
+
+
+def paced(
+    spec: SizingSpec,
+    pool: PoolSeen,
+    memory: PoolMemory,
+    target: int,
+    shrunk: int,
+    is_late: bool,
+    known_since_s: float | None,
+    horizon_s: float,
+    now: float,
+) -> tuple[int, str, PoolMemory]:
+    """Workers to have now, why not fewer, and the pool's memory.
+
+    `target`: needed now, a backlog included; `shrunk`: for the forecast alone with the margin. Only the latter is
+    remembered: what worked off a backlog is free as soon as that is gone.
+    """
+    memory = replace(memory, turns=tuple(at for at in memory.turns if now - at < HOUR_S))
+    needs = tuple((at, need) for at, need in memory.needs if now - at < spec.stabilisation_s)
+    memory = replace(memory, needs=(*needs, (now, shrunk)))
+    workers = pool.workers
+    if target > workers:
+        after = min(target, workers + spec.max_step_up)
+        return after, "", _moved(memory, 1, now)
+    most = max(target, *(need for _, need in memory.needs))
+    if most >= workers:
+        return workers, "", memory
+    if is_late:
+        return workers, f"could be {most}, but requests wait", memory
+    why = _obstacle(spec, pool, memory, most, known_since_s, horizon_s, now)
+    if why:
+        return workers, f"could be {most}, {why}", memory
+    after = max(most, workers - spec.max_step_down)
+    return after, f"needed at most {most} for {spec.stabilisation_s:.0f} s", _moved(memory, -1, now)
+
+
+def _obstacle(
+    spec: SizingSpec,
+    pool: PoolSeen,
+    memory: PoolMemory,
+    most: int,
+    known_since_s: float | None,
+    horizon_s: float,
+    now: float,
+) -> str:
+    """Why the pool may not shrink now; empty when it may."""
+    if pool.routable is None:
+        return "but it is unknown which workers are routable"
+    if known_since_s is None or now - known_since_s < spec.stabilisation_s:
+        return "but arrivals have not been known for long enough"
+    # What takes long to come back is not sent away twice before anybody knows whether the first time was right.
+    if memory.changed_s is not None and now - memory.changed_s < max(spec.cooldown_s, horizon_s):
+        return "but it changed a moment ago"
+    small = pool.workers - most <= max(1, int(SMALL_TURN * pool.workers))
+    if small and memory.direction > 0 and len(memory.turns) > spec.max_reversals_per_hour - 2:
+        return f"but it turned {len(memory.turns)} times in an hour"
+    return ""
+
+
+def _moved(memory: PoolMemory, direction: int, now: float) -> PoolMemory:
+    """`direction`: 1 when it grows, -1 when it shrinks."""
+    turned = memory.direction == -direction
+    turns = (*memory.turns, now) if turned else memory.turns
+    return replace(memory, changed_s=now, direction=direction, turns=turns)
+
+
+def ordered(memory: PoolMemory, more: int, horizon_s: float, now: float) -> PoolMemory:
+    """The memory with `more` workers on their way; those that should be there by now are forgotten."""
+    orders = tuple(order for order in memory.orders if order[0] + horizon_s > now)
+    return replace(memory, orders=(*orders, (now + horizon_s, more)) if more > 0 else orders)

@@ -1,0 +1,62 @@
+"""How many workers each pool shall have: the seam to sizing, and the rule that stands in until load is weighed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from baton_control.names import POOL_ROLES, Key, Role
+from baton_control.spec.api import LLMDeployment
+from baton_control.worker_specs import pool_spec
+
+
+@dataclass(frozen=True, slots=True)
+class PoolNow:
+    """A pool when it is sized."""
+
+    workers: int
+    """Wanted of all revisions together: started and not told to stop."""
+    routable: int | None
+    """None: unknown."""
+    placement_s: float | None = None
+    """What workers lately waited for before their processes started: nodes, images; None: unknown, or they do not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """An answer of sizing."""
+
+    workers: Mapping[Role, int]
+    reasons: Mapping[Role, str]
+    """Per pool, in words that a person on call can use."""
+    holds: bool
+    """No demand was weighed: the numbers are not an answer to the load."""
+    inputs: str | None = None
+    """What was weighed, for `status.lastScaling.inputs`."""
+    memory: str | None = None
+    """At most 4096 bytes, handed in again by the next call; safe to lose."""
+
+
+class Sizing(Protocol):
+    def decide(
+        self, key: Key, deployment: LLMDeployment, pools: Mapping[Role, PoolNow], memory: str | None, epoch_s: float
+    ) -> Sized:
+        """One decision in mode SLO. Quick (a pass waits for it) and repeatable: asked again with nothing new, it
+        answers the same."""
+
+
+class HoldSizing:
+    """Keeps what runs, inside the bounds: a pool is never sized from what is not known."""
+
+    def decide(
+        self, key: Key, deployment: LLMDeployment, pools: Mapping[Role, PoolNow], memory: str | None, epoch_s: float
+    ) -> Sized:
+        workers = {role: _held(deployment, role, pools[role].workers) for role in POOL_ROLES}
+        reasons = {role: f"hold at {workers[role]}: load is not weighed yet" for role in POOL_ROLES}
+        return Sized(workers, reasons, holds=True)
+
+
+def _held(deployment: LLMDeployment, role: Role, workers: int) -> int:
+    bounds = pool_spec(deployment, role).replicas
+    return min(max(workers, bounds.min), bounds.max)

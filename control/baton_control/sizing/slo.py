@@ -1,0 +1,248 @@
+"""The decision of mode SLO: how many workers each pool should have now, and why. Pure: the same inputs, the same
+answer.
+
+Up at once and by several; down only to what was needed at most over the stabilisation window, after a cooldown and
+with a margin; nothing moves on unknown input. Pools are decided apart (a worker that is still starting in one
+never holds up the other), then fitted into the accelerator budget together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from baton_control.names import POOL_ROLES, Role
+from baton_control.sizing.budget import fitted
+from baton_control.sizing.capacity import Mix, Sizer
+from baton_control.sizing.decision import ProvenZero, Unknown
+from baton_control.sizing.demand import Demand, demands, judged, learned
+from baton_control.sizing.pace import ordered, paced
+from baton_control.sizing.readings import Arrivals, Observed, PoolSeen
+from baton_control.sizing.remembered import Memory, PoolMemory
+from baton_control.sizing.spec import SizingSpec
+
+SHRINK_MARGIN = 1.15
+"""A smaller pool must carry this much more than the forecast, so that it does not have to grow again at once."""
+
+
+JOINT_TOLERANCE = 0.02
+"""By how much both pools together may promise less than each apart before one gets more workers …"""
+JOINT_EXTRA = 0.1
+"""… this share of it, at least one."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolDecision:
+    workers: int
+    reason: str
+    """In words, with the numbers; what a person on call reads."""
+    needed: int
+    """Before bounds, budget and pace."""
+
+
+@dataclass(frozen=True, slots=True)
+class SloDecision:
+    pools: Mapping[Role, PoolDecision]
+    memory: Memory
+    holds: bool
+    """Input was unknown: every pool stays as it is."""
+    alarm: bool
+    """Input has been unknown for so long that somebody should know."""
+    inputs: Mapping[str, float]
+
+    @property
+    def reason(self) -> str:
+        return "; ".join(self.pools[role].reason for role in POOL_ROLES)
+
+
+def decide(
+    spec: SizingSpec, seen: Observed, memory: Memory, now: float, sizer: Sizer, epoch_s: float = 0.0
+) -> SloDecision:
+    """One decision. `epoch_s` is the wall clock for schedules; `now` may be any clock that only goes forward."""
+    if isinstance(seen.arrivals, Unknown):
+        return _hold(spec, seen, memory, seen.arrivals.why)
+    memory = learned(memory, seen.arrivals, now, spec.interval_s, seen.late)
+    if not _is_idle(seen):
+        memory = replace(memory, last_arrival_s=now)
+    if _is_quiet(spec, seen, memory, now, epoch_s):
+        return _asleep(spec, memory, now)
+    if memory.mix is None:
+        return _floor(spec, seen, memory, now, epoch_s)
+    wanted = demands(spec, seen, memory, memory.mix, sizer, now)
+    needed = _needed(spec, memory.mix, wanted, sizer)
+    pools: dict[Role, PoolDecision] = {}
+    for role in POOL_ROLES:
+        pool, kept = _decide_pool(spec, role, _of(seen, role), wanted[role], needed[role], memory, now, sizer, epoch_s)
+        pools[role] = pool
+        memory = memory.with_pool(role, kept)
+    pools = _wake_together(spec, pools)
+    rates = {role: wanted[role].rate_per_s for role in POOL_ROLES}
+    pools = _within_budget(spec, seen, pools, rates, memory.mix, sizer)
+    memory = _remembered(memory, pools)
+    inputs = {f"{role.value}_forecast_per_s": wanted[role].rate_per_s for role in POOL_ROLES}
+    inputs["arrivals_per_s"] = seen.arrivals.per_s if isinstance(seen.arrivals, Arrivals) else 0.0
+    return SloDecision(pools, memory, False, False, inputs)
+
+
+def wake(spec: SizingSpec, seen: Observed, memory: Memory, now: float, parked: int) -> SloDecision:
+    """Requests wait and there is no worker: at least one in each pool, whatever else is known."""
+    pools = {}
+    for role in POOL_ROLES:
+        have = _of(seen, role).workers
+        workers = min(spec.bounds_of[role].maximum, max(1, have))
+        move = f"{role.value} {have}→{workers}" if workers != have else f"{role.value} {have}"
+        wait = "1 request waits" if parked == 1 else f"{parked} requests wait"
+        pools[role] = PoolDecision(workers, f"{move}: {wait} for a first pair of workers", workers)
+    memory = replace(_remembered(memory, pools), last_arrival_s=now)
+    return SloDecision(pools, memory, False, False, {"parked": float(parked)})
+
+
+def _of(seen: Observed, role: Role) -> PoolSeen:
+    return seen.prefill if role is Role.PREFILL else seen.decode
+
+
+def _needed(spec: SizingSpec, mix: Mix, wanted: Mapping[Role, Demand], sizer: Sizer) -> dict[Role, int]:
+    """Workers of each pool on its own, then both verified together once: links and shared waits may ask for more."""
+    needed = {role: sizer.required(role, mix, wanted[role].rate_per_s) for role in POOL_ROLES}
+    rate = min(demand.rate_per_s for demand in wanted.values())
+    if rate <= 0 or any(needed[role] > spec.bounds_of[role].maximum for role in POOL_ROLES):
+        return needed
+    shares = sizer.joint(mix, rate, (needed[Role.PREFILL], needed[Role.DECODE]))
+    for role, share in zip(POOL_ROLES, shares, strict=True):
+        promised = min(spec.targets.share(role), sizer.share_met(role, mix, rate, needed[role]))
+        if share < promised - JOINT_TOLERANCE:
+            needed[role] += max(1, int(JOINT_EXTRA * needed[role]))
+    return needed
+
+
+def _decide_pool(
+    spec: SizingSpec,
+    role: Role,
+    pool: PoolSeen,
+    demand: Demand,
+    needed: int,
+    memory: Memory,
+    now: float,
+    sizer: Sizer,
+    epoch_s: float,
+) -> tuple[PoolDecision, PoolMemory]:
+    mix = memory.mix
+    assert mix is not None
+    relaxed = sizer.required(role, mix, demand.lasting_per_s * SHRINK_MARGIN)
+    floor, ceiling = spec.floor(role, epoch_s), spec.bounds_of[role].maximum
+    target = min(ceiling, max(floor, needed))
+    shrunk = min(ceiling, max(floor, relaxed))
+    workers, why, kept = paced(
+        spec, pool, memory.pools[role], target, shrunk, demand.is_late, memory.since_s, demand.horizon_s, now
+    )
+    enough = pool.workers >= needed and pool.routable == pool.workers and not demand.is_late
+    kept = ordered(kept, workers - pool.workers, demand.horizon_s, now)
+    kept = judged(kept, pool, spec.targets.share(role), enough, now)
+    text = _reason(spec, role, pool.workers, workers, demand, mix, sizer, why)
+    return PoolDecision(workers, text, needed), kept
+
+
+def _reason(
+    spec: SizingSpec, role: Role, before: int, after: int, demand: Demand, mix: Mix, sizer: Sizer, why: str
+) -> str:
+    limit = spec.targets.ttft_s if role is Role.PREFILL else spec.targets.tpot_s
+    name = "TTFT" if role is Role.PREFILL else "TPOT"
+    move = f"{role.value} {before}→{after}" if before != after else f"{role.value} {after}"
+    text = f"{move}: forecast {demand.rate_per_s:.3g} req/s at +{demand.horizon_s:.0f} s"
+    if demand.backlog_per_s > 0:
+        text += f" with a backlog of {demand.backlog_per_s:.3g} req/s"
+    if after > before and after > 1:
+        met = sizer.share_met(role, mix, demand.rate_per_s, after - 1)
+        text += f"; {after - 1} would keep {met:.1%} within {name} {limit * 1000:.0f} ms"
+    elif why:
+        text += f"; {why}"
+    return text
+
+
+def _hold(spec: SizingSpec, seen: Observed, memory: Memory, why: str) -> SloDecision:
+    """Nothing moves. History has a gap now, so the stabilisation window starts anew."""
+    unknown = memory.unknown_intervals + 1
+    memory = replace(memory, unknown_intervals=unknown, since_s=None, last_arrival_s=None)
+    pools = {}
+    for role in POOL_ROLES:
+        bounds = spec.bounds_of[role]
+        workers = min(bounds.maximum, max(bounds.minimum, _of(seen, role).workers))
+        pools[role] = PoolDecision(workers, f"{role.value} {workers}: hold, {why}", workers)
+        memory = memory.with_pool(role, replace(memory.pools[role], needs=()))
+    return SloDecision(pools, memory, True, unknown >= spec.alarm_after, {"unknown_intervals": float(unknown)})
+
+
+def _is_quiet(spec: SizingSpec, seen: Observed, memory: Memory, now: float, epoch_s: float) -> bool:
+    """Proven to be without requests for long enough; anything unknown in between starts the wait anew."""
+    after = spec.scale_to_zero_after_s
+    if after is None or any(spec.floor(role, epoch_s) for role in POOL_ROLES):
+        return False
+    if not _is_idle(seen):
+        return False
+    return memory.last_arrival_s is not None and now - memory.last_arrival_s >= after
+
+
+def _is_idle(seen: Observed) -> bool:
+    """Proven: nothing came, nothing waits, nothing is at work."""
+    return all(isinstance(each, ProvenZero) for each in (seen.arrivals, seen.queued_tokens, seen.running))
+
+
+def _asleep(spec: SizingSpec, memory: Memory, now: float) -> SloDecision:
+    since = now - (memory.last_arrival_s or now)
+    pools = {role: PoolDecision(0, f"{role.value} 0: no request for {since:.0f} s", 0) for role in POOL_ROLES}
+    for role in POOL_ROLES:
+        memory = memory.with_pool(role, replace(memory.pools[role], needs=(), wanted=0))
+    return SloDecision(pools, memory, False, False, {"quiet_s": since})
+
+
+def _floor(spec: SizingSpec, seen: Observed, memory: Memory, now: float, epoch_s: float) -> SloDecision:
+    """No request has been seen yet: keep what runs, at least the floor."""
+    pools = {}
+    for role in POOL_ROLES:
+        bounds = spec.bounds_of[role]
+        workers = min(bounds.maximum, max(spec.floor(role, epoch_s), _of(seen, role).workers))
+        pools[role] = PoolDecision(workers, f"{role.value} {workers}: no request seen yet", workers)
+    pools = _within_budget(spec, seen, pools, {}, None, None)
+    return SloDecision(pools, _remembered(memory, pools), False, False, {"arrivals_per_s": 0.0})
+
+
+def _wake_together(spec: SizingSpec, pools: dict[Role, PoolDecision]) -> dict[Role, PoolDecision]:
+    """While there is anything to serve, neither pool is empty."""
+    return {
+        role: pool
+        if pool.workers
+        else PoolDecision(min(1, spec.bounds_of[role].maximum), f"{role.value} 0→1: requests are there", 1)
+        for role, pool in pools.items()
+    }
+
+
+def _within_budget(
+    spec: SizingSpec,
+    seen: Observed,
+    pools: dict[Role, PoolDecision],
+    rates: Mapping[Role, float],
+    mix: Mix | None,
+    sizer: Sizer | None,
+) -> dict[Role, PoolDecision]:
+    wanted = {role: pool.workers for role, pool in pools.items()}
+    floors = {role: _cut_floor(spec, role, _of(seen, role)) for role in POOL_ROLES}
+    workers = fitted(spec, wanted, floors, rates, mix, sizer)
+    cut = f"; cut from {{}} by a budget of {spec.max_accelerators} accelerators"
+    return {
+        role: pool
+        if workers[role] == pool.workers
+        else replace(pool, workers=workers[role], reason=pool.reason + cut.format(pool.workers))
+        for role, pool in pools.items()
+    }
+
+
+def _cut_floor(spec: SizingSpec, role: Role, pool: PoolSeen) -> int:
+    """What the budget may not cut below: the minimum, and what one step down allows when that is known to be safe."""
+    slowest = pool.workers if pool.routable is None else pool.workers - spec.max_step_down
+    return max(spec.bounds_of[role].minimum, slowest)
+
+
+def _remembered(memory: Memory, pools: Mapping[Role, PoolDecision]) -> Memory:
+    for role, pool in pools.items():
+        memory = memory.with_pool(role, replace(memory.pools[role], wanted=pool.workers))
+    return memory

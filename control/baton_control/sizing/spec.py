@@ -1,0 +1,78 @@
+"""What sizing is asked to do for one deployment: bounds, budget, pace. Values of the LLMDeployment, with defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from baton_control.names import Role
+from baton_control.sizing.capacity import Targets
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    minimum: int
+    maximum: int
+    accelerators: int = 1
+    """Per worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """At least `minimum` workers of a pool in a daily window (UTC); a window may cross midnight."""
+
+    role: Role
+    minimum: int
+    start_minute: int
+    end_minute: int
+    days: frozenset[int] = frozenset(range(7))
+    """Monday is 0; of a window that crosses midnight, the day on which it starts."""
+
+    def is_open(self, epoch_s: float) -> bool:
+        minute = int(epoch_s // 60) % 1440
+        day = (int(epoch_s // 86_400) + 3) % 7  # the epoch began on a Thursday
+        if self.start_minute <= self.end_minute:
+            return day in self.days and self.start_minute <= minute < self.end_minute
+        return (day in self.days and minute >= self.start_minute) or (
+            (day - 1) % 7 in self.days and minute < self.end_minute
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SizingSpec:
+    prefill: Bounds
+    decode: Bounds
+    targets: Targets
+    max_accelerators: int | None = None
+    scale_to_zero_after_s: float | None = None
+    schedules: tuple[Schedule, ...] = ()
+    interval_s: float = 10.0
+    """How often a decision is made; also the width of a bucket of history."""
+    quantile: float = 0.8
+    """Of the forecast: how sure an interval's load shall be covered."""
+    startup_s: float = 120.0
+    """Until a start has been measured."""
+    stabilisation_s: float = 60.0
+    """A pool shrinks only to what it needed at most during this time."""
+    cooldown_s: float = 30.0
+    """Between a change of a pool and its next step down, at least; no less than a worker takes to serve."""
+    drain_s: float = 20.0
+    """In what time a backlog that is still there at the horizon shall be gone."""
+    max_step_up: int = 64
+    max_step_down: int = 8
+    max_reversals_per_hour: int = 4
+    """Changes of direction of one pool, as long as it is about small steps."""
+    alarm_after: int = 6
+    """Intervals without known arrivals until it is worth an Event."""
+    season_s: float = 86_400.0
+    bounds_of: dict[Role, Bounds] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bounds_of", {Role.PREFILL: self.prefill, Role.DECODE: self.decode})
+        assert self.prefill.minimum <= self.prefill.maximum, "bounds are ordered"
+        assert self.decode.minimum <= self.decode.maximum, "bounds are ordered"
+
+    def floor(self, role: Role, epoch_s: float) -> int:
+        """The pool's minimum at this time, schedules included, never above its maximum."""
+        bounds = self.bounds_of[role]
+        open_now = (s.minimum for s in self.schedules if s.role is role and s.is_open(epoch_s))
+        return min(bounds.maximum, max((bounds.minimum, *open_now)))

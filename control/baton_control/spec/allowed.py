@@ -1,0 +1,125 @@
+"""What a field allows, in words: read from the API types, so that messages and reference cannot drift from them."""
+
+from __future__ import annotations
+
+import enum
+import types
+import typing
+from collections.abc import Iterable
+
+from annotated_types import Ge, Le, MaxLen
+from pydantic.fields import FieldInfo
+
+from baton_control.spec.api import LLMDeployment
+from baton_control.spec.base_model import Model
+from baton_control.spec.quantities import Allowed, Unit, show_quantity
+
+KEY_WORDS = "named by a Kubernetes key such as example.com/tier"
+
+
+def allowed_at(location: tuple[int | str, ...]) -> str:
+    """What is allowed at a place in an LLMDeployment, in words that fit after "must be"."""
+    annotation: object = LLMDeployment
+    metadata: tuple[object, ...] = ()
+    for part in location:
+        if part == "[key]":  # what pydantic puts after the key of a mapping when the key itself is refused
+            return KEY_WORDS
+        annotation, metadata = _inside(annotation, part)
+    return describe(annotation, metadata)
+
+
+def known_at(location: tuple[int | str, ...]) -> str:
+    """The fields that an LLMDeployment may have at a place."""
+    annotation: object = LLMDeployment
+    for part in location:
+        annotation, _ = _inside(annotation, part)
+    model = model_of(annotation)
+    return ", ".join(fields_of(model)) if model else "none"
+
+
+def fields_of(model: type[Model]) -> dict[str, FieldInfo]:
+    """The fields of a model under the names that manifests use."""
+    return {field.alias or name: field for name, field in model.model_fields.items()}
+
+
+def describe(annotation: object, metadata: Iterable[object] = ()) -> str:
+    """What a type with its annotations allows, in words."""
+    annotation, metadata = unwrapped(annotation, tuple(metadata))
+    words = next((item.text for item in metadata if isinstance(item, Allowed)), None)
+    if words is None:
+        words = _plain(annotation)
+    return words + _bounds(metadata)
+
+
+def model_of(annotation: object) -> type[Model] | None:
+    """The API model that an annotation means (None allowed or not), or None when it is no model."""
+    annotation, _ = unwrapped(annotation, ())
+    return annotation if isinstance(annotation, type) and issubclass(annotation, Model) else None
+
+
+def _inside(annotation: object, part: int | str) -> tuple[object, tuple[object, ...]]:
+    annotation, _ = unwrapped(annotation, ())
+    model = model_of(annotation)
+    if model is not None:
+        field = fields_of(model).get(str(part))
+        return (field.annotation, tuple(field.metadata)) if field else (object, ())
+    arguments = typing.get_args(annotation)
+    if typing.get_origin(annotation) is tuple:
+        return unwrapped(arguments[0], ())
+    if typing.get_origin(annotation) is dict:
+        return unwrapped(arguments[1], ())
+    return annotation, ()
+
+
+def unwrapped(annotation: object, metadata: tuple[object, ...]) -> tuple[object, tuple[object, ...]]:
+    """Strip `Annotated` and `| None`, collecting what is annotated; the outermost first."""
+    while True:
+        arguments = typing.get_args(annotation)
+        if typing.get_origin(annotation) is typing.Annotated:
+            annotation, metadata = arguments[0], (*metadata, *_flat(arguments[1:]))
+        elif typing.get_origin(annotation) in (typing.Union, types.UnionType):
+            annotation = next(argument for argument in arguments if argument is not type(None))
+        else:
+            return annotation, tuple(_flat(metadata))
+
+
+def _flat(metadata: Iterable[object]) -> Iterable[object]:
+    for item in metadata:
+        if isinstance(item, FieldInfo):
+            yield from item.metadata
+        else:
+            yield item
+
+
+def _plain(annotation: object) -> str:
+    if isinstance(annotation, type) and issubclass(annotation, Model):
+        return "a mapping with " + ", ".join(fields_of(annotation))
+    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
+        return "one of " + ", ".join(str(member.value) for member in annotation)
+    if typing.get_origin(annotation) is typing.Literal:
+        choices = typing.get_args(annotation)
+        return f"'{choices[0]}'" if len(choices) == 1 else "one of " + ", ".join(choices)
+    if typing.get_origin(annotation) is tuple:
+        return "a list"
+    if typing.get_origin(annotation) is dict:
+        return "a mapping of text to text"
+    names = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
+    return names.get(annotation, "known") if isinstance(annotation, type) else "known"
+
+
+def _bounds(metadata: Iterable[object]) -> str:
+    items = tuple(metadata)
+    unit = next((item.name for item in items if isinstance(item, Unit)), None)
+    low = next((item.ge for item in items if isinstance(item, Ge)), None)
+    high = next((item.le for item in items if isinstance(item, Le)), None)
+    most = next((item.max_length for item in items if isinstance(item, MaxLen)), None)
+    if low is not None and high is not None:
+        return f" from {_number(low, unit)} to {_number(high, unit)}"
+    if most is not None and not any(isinstance(item, Allowed) for item in items):
+        return f" of at most {most} entries"
+    return ""
+
+
+def _number(value: object, unit: str | None) -> str:
+    assert isinstance(value, int | float)
+    return show_quantity(value, unit) if unit else f"{value}"

@@ -1,0 +1,163 @@
+"""From the text of a file, or a live object, to an LLMDeployment: or every problem with its path and what is allowed.
+
+Files are read strictly. Live objects are read leniently: fields that this version does not know are dropped and
+reported, because another version may have written them. YAML is plain data: no tags, no aliases, no duplicate keys,
+capped in size and depth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from pathlib import Path
+
+import yaml
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from baton_control.errors import ManifestError, Problem, shown
+from baton_control.spec.allowed import allowed_at, known_at
+from baton_control.spec.api import LLMDeployment
+
+MAX_FILE_BYTES = 256 << 10
+MAX_DEPTH = 24
+
+Location = tuple[int | str, ...]
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that refuses what makes two readers of one file disagree."""
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.nodes.Node | None, index: int) -> yaml.nodes.Node | None:
+        if self.check_event(yaml.events.AliasEvent):
+            raise self._refused("aliases are not allowed")
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise self._refused(f"nested deeper than {MAX_DEPTH} levels")
+        node: yaml.nodes.Node | None = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def _refused(self, message: str) -> yaml.YAMLError:
+        event: yaml.events.Event = self.peek_event()  # type: ignore[no-untyped-call]
+        mark = event.start_mark if isinstance(event.start_mark, yaml.error.Mark) else None
+        return yaml.constructor.ConstructorError(None, None, message, mark)
+
+    def construct_mapping(self, node: yaml.nodes.MappingNode, deep: bool = False) -> dict[Hashable, object]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.tag != "tag:yaml.org,2002:str":
+                raise yaml.constructor.ConstructorError(None, None, "keys must be plain text", key.start_mark)
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} is given twice", key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep=deep)
+
+
+def read_manifest(path: Path) -> LLMDeployment:
+    """The LLMDeployment in a file. Raises ManifestError, which names the file where no field can be named."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ManifestError((Problem(str(path), f"cannot be read: {error.strerror or error}"),)) from error
+    if len(data) > MAX_FILE_BYTES:
+        raise ManifestError((Problem(str(path), f"must be at most {MAX_FILE_BYTES} bytes"),))
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise ManifestError((Problem(str(path), f"must be UTF-8: byte {error.start} is not"),)) from error
+    return parse_manifest(text, str(path))
+
+
+def parse_manifest(text: str, name: str = "manifest") -> LLMDeployment:
+    """The one LLMDeployment in YAML text, strictly. Raises ManifestError; `name` stands for the text in messages."""
+    try:
+        documents = [document for document in yaml.load_all(text, Loader=_Loader) if document is not None]
+    except yaml.YAMLError as error:
+        raise ManifestError((Problem(name, _yaml_message(error)),)) from error
+    except (ValueError, RecursionError) as error:
+        raise ManifestError((Problem(name, f"not usable YAML: {error}"),)) from error
+    if not documents:
+        raise ManifestError((Problem(name, "is empty: must hold one LLMDeployment"),))
+    if len(documents) != 1:
+        raise ManifestError((Problem(name, f"must hold exactly one document, has {len(documents)}"),))
+    return parse_object(documents[0])
+
+
+def parse_object(raw: object) -> LLMDeployment:
+    """The LLMDeployment in plain data, strictly. Raises ManifestError with every problem."""
+    try:
+        return LLMDeployment.model_validate(raw)
+    except ValidationError as error:
+        raise ManifestError(_problems(error)) from error
+
+
+def parse_live(raw: Mapping[str, object]) -> tuple[LLMDeployment, tuple[str, ...]]:
+    """A live object's LLMDeployment and the paths of its unknown fields, which are left out. Raises ManifestError."""
+    kept = {key: raw[key] for key in ("apiVersion", "kind", "spec") if key in raw}
+    metadata = raw.get("metadata")
+    names = ("name", "namespace", "labels", "annotations")
+    kept["metadata"] = (
+        {key: metadata[key] for key in names if key in metadata} if isinstance(metadata, Mapping) else metadata
+    )
+    try:
+        return LLMDeployment.model_validate(kept), ()
+    except ValidationError as error:
+        unknown = [detail["loc"] for detail in error.errors() if detail["type"] == "extra_forbidden"]
+    known = kept
+    for location in unknown:
+        known = _without(known, location)
+    return parse_object(known), tuple(_path(location) for location in unknown)
+
+
+def _without(value: object, location: Location) -> dict[str, object]:
+    """A copy of a mapping without the field at `location`; everything off the way is shared."""
+    assert isinstance(value, Mapping)
+    head, rest = location[0], location[1:]
+    copy = dict(value)
+    if not rest:
+        del copy[head]
+    elif isinstance(copy[head], list):
+        items = list(copy[head])
+        items[int(rest[0])] = _without(items[int(rest[0])], rest[1:])
+        copy[head] = items
+    else:
+        copy[head] = _without(copy[head], rest)
+    return copy
+
+
+def _problems(error: ValidationError) -> tuple[Problem, ...]:
+    return tuple(_problem(detail) for detail in error.errors(include_url=False))
+
+
+def _problem(detail: ErrorDetails) -> Problem:
+    location, kind, value = detail["loc"], detail["type"], detail["input"]
+    if kind == "rule":
+        return Problem(_path((*location, detail["ctx"]["field"])), detail["msg"])
+    allowed = allowed_at(location)
+    if kind == "extra_forbidden":
+        return Problem(_path(location), f"unknown field; known here: {known_at(location[:-1])}")
+    if kind == "missing":
+        return Problem(_path(location), f"is missing: must be {allowed}")
+    hint = " (quote it: YAML reads a bare On, Off, Yes or No as true or false)" if isinstance(value, bool) else ""
+    hint = hint if "one of" in allowed else ""
+    return Problem(_path(location), f"{shown(value)} is not allowed: must be {allowed}{hint}")
+
+
+def _path(location: Location) -> str:
+    text = ""
+    for part in location:
+        if part == "[key]":
+            continue
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def _yaml_message(error: yaml.YAMLError) -> str:
+    if isinstance(error, yaml.MarkedYAMLError):
+        mark = error.problem_mark
+        place = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
+        return f"not usable YAML: {error.problem or error.context}{place}"
+    return f"not usable YAML: {' '.join(str(error).split())[:200]}"

@@ -1,0 +1,171 @@
+"""The operator's end of the gateways' links: one authenticated WebSocket per gateway process, typed frames.
+
+The path names the deployment, whose key both sides must prove to hold. What gateways tell goes into the deployment's
+`TelemetryStore`; while this process is a standby, gateways are sent to the one that holds the Lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+from aiohttp import WSMsgType, web
+
+from baton_control.names import Key
+from baton_control.telemetry.store import TelemetryStore
+from baton_wire.derived_keys import derived_key
+from baton_wire.errors import AuthenticationError, BadMessageError
+from baton_wire.handshake import KeySource, LinkRole, Party, accept_handshake
+from baton_wire.keys import KeySet
+from baton_wire.messages.codec import decode, encode
+from baton_wire.messages.measures import Condition
+from baton_wire.messages.operator_link import (
+    GatewayHello,
+    Heartbeat,
+    ModelConfig,
+    Standby,
+    Summary,
+    ToOperator,
+    Wake,
+)
+from baton_wire.messages.values import Address
+
+log = logging.getLogger(__name__)
+
+PATH = "/gateways/{namespace}/{name}"
+HEARTBEAT_S = 3.0
+SILENCE_S = 16.0
+MAX_LINKS = 1_024
+"""Gateway processes of one deployment; more are refused."""
+MAX_FRAME_BYTES = 1 << 20
+
+
+def path_of(key: Key) -> str:
+    return PATH.format(namespace=key.namespace, name=key.name)
+
+
+class DerivedKeys:
+    """The link keys of the deployment with that uid, from the master keys as they are now."""
+
+    def __init__(self, masters: Callable[[], Mapping[str, bytes]], uid: str) -> None:
+        self._masters, self._uid = masters, uid
+
+    def current(self) -> KeySet:
+        masters = self._masters()
+        return KeySet({name: bytes.fromhex(derived_key(master, self._uid)) for name, master in masters.items()})
+
+
+def address(text: str | None) -> Address | None:
+    """`host:port` as a message carries it; None where it is not one."""
+    host, _, port = (text or "").rpartition(":")
+    return Address(host.strip("[]"), int(port)) if host and port.isdigit() else None
+
+
+class GatewayServer:
+    """Takes the links. `keys`: the link keys of a deployment, None when there is no such deployment. `standby`: whether
+    this process does not size pools, and who does (None: not known). `on_wake`: requests wait for workers, or other
+    workers are routable than before.
+    """
+
+    def __init__(
+        self,
+        epoch: bytes,
+        keys: Callable[[Key], KeySource | None],
+        clock: Callable[[], float],
+        on_wake: Callable[[Key], None] = lambda key: None,
+        standby: Callable[[], tuple[bool, Address | None]] = lambda: (False, None),
+    ) -> None:
+        self._party = Party(LinkRole.OPERATOR, epoch)
+        self._keys, self._clock, self._on_wake, self._standby = keys, clock, on_wake, standby
+        self._stores: dict[Key, TelemetryStore] = {}
+        self._links: dict[Key, int] = {}
+
+    def store(self, key: Key) -> TelemetryStore:
+        """What the deployment's gateways told; empty while none did."""
+        return self._stores.setdefault(key, TelemetryStore())
+
+    def forget(self, key: Key) -> None:
+        """The deployment is gone."""
+        self._stores.pop(key, None)
+
+    def application(self) -> web.Application:
+        app = web.Application(client_max_size=0)
+        app.router.add_get(PATH, self.accept, allow_head=False)
+        return app
+
+    async def accept(self, request: web.Request) -> web.StreamResponse:
+        """aiohttp handler: handshake, hello, then frames until the link ends."""
+        key = Key(request.match_info["namespace"], request.match_info["name"])
+        keys = self._keys(key)
+        if keys is None or self._links.get(key, 0) >= MAX_LINKS:
+            return web.Response(status=404 if keys is None else 503)
+        socket = web.WebSocketResponse(max_msg_size=MAX_FRAME_BYTES, compress=False)
+        await socket.prepare(request)
+        self._links[key] = self._links.get(key, 0) + 1
+        try:
+            await self._serve(key, keys, socket)
+        except (AuthenticationError, BadMessageError, ConnectionError, TimeoutError) as error:
+            log.warning("link of a gateway of %s: %s", key, str(error) or "it was silent for too long")
+        finally:
+            self._links[key] -= 1
+            await socket.close()
+        return socket
+
+    async def _serve(self, key: Key, keys: KeySource, socket: web.WebSocketResponse) -> None:
+        peer = await accept_handshake(
+            socket.send_bytes, lambda _: _frame(socket), keys, self._party, accept_roles=(LinkRole.GATEWAY,)
+        )
+        is_standby, holder = self._standby()
+        if is_standby:
+            await socket.send_bytes(encode(Standby(holder)))
+            return
+        hello = decode(await _frame(socket), ToOperator)
+        if not isinstance(hello, GatewayHello):
+            raise BadMessageError(f"{type(hello).__name__} before GatewayHello")
+        store = self.store(key)
+        store.linked(peer.epoch, hello, self._clock())
+        log.info("gateway %s of %s is linked", hello.gateway, key)
+        beating = asyncio.create_task(self._beat(socket))
+        try:
+            await self._read(key, store, peer.epoch, socket)
+        finally:
+            store.gone(peer.epoch)
+            self._on_wake(key)  # what was routable a moment ago is unknown now
+            beating.cancel()
+            await asyncio.gather(beating, return_exceptions=True)
+
+    async def _read(self, key: Key, store: TelemetryStore, epoch: bytes, socket: web.WebSocketResponse) -> None:
+        linked: frozenset[tuple[bytes, Condition, bool]] | None = None
+        while True:
+            async with asyncio.timeout(SILENCE_S):
+                message = decode(await _frame(socket), ToOperator)
+            match message:
+                case Summary():
+                    store.told(epoch, message, self._clock())
+                    before, linked = (
+                        linked,
+                        frozenset((each.epoch, each.condition, each.has_partner) for each in message.workers),
+                    )
+                    if message.backlog.parked or linked != before:  # a rollout waits for what is routable now
+                        self._on_wake(key)
+                case Wake(parked):
+                    store.woken(parked)
+                    self._on_wake(key)
+                case ModelConfig(content):
+                    store.model_config = content
+
+    async def _beat(self, socket: web.WebSocketResponse) -> None:
+        """Heartbeats; a process that became a standby says so."""
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            is_standby, holder = self._standby()
+            await socket.send_bytes(encode(Standby(holder) if is_standby else Heartbeat()))
+
+
+async def _frame(socket: web.WebSocketResponse) -> bytes:
+    message = await socket.receive()
+    if message.type is WSMsgType.BINARY:
+        data: bytes = message.data
+        return data
+    raise ConnectionResetError("the gateway closed the link")

@@ -1,0 +1,327 @@
+"""What the gateways of one deployment told, merged: demand since the last decision, latencies of the last minute,
+workers.
+
+Pure: messages and times go in, readings come out. Every reading is known, proven zero or unknown: while a gateway that
+should report is silent, or a summary was lost, demand is unknown, and so is what is routable.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from baton_control.names import Role
+from baton_control.sizing.decision import Reading, Unknown
+from baton_control.sizing.readings import (
+    MAX_SAMPLE,
+    STARTUPS,
+    ArrivalReading,
+    arrivals_reading,
+    merged,
+    number_reading,
+    slow_start_s,
+)
+from baton_control.sizing.workload import RequestShape
+from baton_wire import sketch
+from baton_wire.messages.measures import Condition, StepTiming, WorkerMeasures
+from baton_wire.messages.measures import Sketch as WireSketch
+from baton_wire.messages.operator_link import GatewayHello, Summary
+from baton_wire.messages.values import Role as WireRole
+from baton_wire.sketch import NOTHING, Sketch
+
+FRESH_S = 16.0
+"""Three summaries may be missing before a gateway counts as silent."""
+LATENCY_WINDOW_S = 60.0
+WORKER_MEMORY_S = 600.0
+MAX_TIMINGS = 4_096
+MAX_NUMBERS = 2_048
+ROLES = {WireRole.PREFILL: Role.PREFILL, WireRole.DECODE: Role.DECODE}
+
+
+@dataclass(slots=True)
+class _Window:
+    """Demand that one gateway process told of since the last decision."""
+
+    count: int = 0
+    seconds: float = 0.0
+    sample: list[RequestShape] = field(default_factory=list)
+    has_gap: bool = False
+
+
+@dataclass(slots=True)
+class _Gateway:
+    """One gateway process behind a live link."""
+
+    hello: GatewayHello
+    since_s: float
+    heard_s: float | None = None
+    last: Summary | None = None
+    window: _Window = field(default_factory=_Window)
+
+    def is_fresh(self, now: float) -> bool:
+        return self.heard_s is not None and now - self.heard_s <= FRESH_S
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    at_s: float
+    ttft: Sketch
+    tpot: Sketch
+    unserved: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """How KV travels between workers, as far as it was measured when their links came up."""
+
+    measured: int
+    too_slow: int
+    """Slower than `spec.kvTransfer.minBandwidth`."""
+    slowest: str
+    bytes_per_s: float
+    """Of the slowest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """What clients saw in the last minute, over all gateways."""
+
+    ttft: Sketch
+    tpot: Sketch
+    unserved: int
+
+    def share_met(self, role: Role, limit_s: float) -> tuple[float, int] | None:
+        """Share of the requests within a target and how many there were; who was not served missed it."""
+        met = self.ttft if role is Role.PREFILL else self.tpot
+        total = met.count + self.unserved
+        share = met.share_within(limit_s)
+        if total == 0:
+            return None
+        return (0.0 if share is None else share * met.count) / total, total
+
+
+@dataclass(slots=True)
+class TelemetryStore:
+    """Of one deployment. `now` is any clock that only goes forward."""
+
+    _gateways: dict[bytes, _Gateway] = field(default_factory=dict)
+    _served: deque[_Served] = field(default_factory=deque)
+    _timings: dict[tuple[bytes, int], tuple[Role, StepTiming]] = field(default_factory=dict)
+    _startups: dict[Role, deque[float]] = field(default_factory=dict)
+    _known: dict[bytes, float] = field(default_factory=dict)
+    """Workers whose start-up time was counted, with when they were last told of."""
+    _numbers: dict[bytes, int] = field(default_factory=dict)
+    """The last summary of each gateway process, also of one whose link was lost a moment ago."""
+    _taken_s: float = float("-inf")
+    _late: list[RequestShape] = field(default_factory=list)
+    parked: int = 0
+    """Requests that were said to wait without a worker since the last decision."""
+    model_config: bytes | None = None
+
+    # From the links ---------------------------------------------------------------------------------------------------
+
+    def linked(self, epoch: bytes, hello: GatewayHello, now: float) -> None:
+        self._gateways[epoch] = _Gateway(hello, now)
+
+    def gone(self, epoch: bytes) -> None:
+        """Its link ended: what it had told last says nothing about now."""
+        self._gateways.pop(epoch, None)
+
+    def woken(self, parked: int) -> None:
+        self.parked = max(self.parked, parked)
+
+    def told(self, epoch: bytes, summary: Summary, now: float) -> None:
+        gateway = self._gateways.get(epoch)
+        if gateway is None:
+            return
+        window = gateway.window
+        window.has_gap |= summary.number != self._numbers.pop(epoch, summary.number - 1) + 1
+        self._numbers[epoch] = summary.number
+        if len(self._numbers) > MAX_NUMBERS:
+            del self._numbers[next(iter(self._numbers))]
+        gateway.last, gateway.heard_s = summary, now
+        self._arrived(window, summary)
+        self._served.append(
+            _Served(now, _sketch(summary.served.ttft), _sketch(summary.served.tpot), summary.served.unserved)
+        )
+        self._forget_old(now)
+        self.parked = max(self.parked, summary.backlog.parked)
+        for worker in summary.workers:
+            self._measured(worker, now)
+        self._known = {worker: at for worker, at in self._known.items() if now - at < WORKER_MEMORY_S}
+
+    def _arrived(self, window: _Window, summary: Summary) -> None:
+        arrived = summary.arrived
+        window.count += arrived.accepted + arrived.queued + arrived.refused
+        window.seconds += summary.seconds
+        window.sample += [
+            RequestShape(each.prompt_tokens, each.output_tokens, min(each.cached_tokens, each.prompt_tokens))
+            for each in arrived.sample
+        ]
+        stride = max(1, -(-len(window.sample) // (2 * MAX_SAMPLE)))
+        window.sample = window.sample[::stride]
+
+    def _forget_old(self, now: float) -> None:
+        while self._served and now - self._served[0].at_s > LATENCY_WINDOW_S:
+            self._served.popleft()
+
+    def _measured(self, worker: WorkerMeasures, now: float) -> None:
+        role = ROLES[worker.role]
+        if worker.epoch not in self._known and worker.startup_s is not None and worker.startup_s > 0:
+            self._startups.setdefault(role, deque(maxlen=STARTUPS)).append(worker.startup_s)
+        if worker.epoch in self._known or worker.startup_s is not None:
+            self._known[worker.epoch] = now
+        for timing in worker.timings:
+            if len(self._timings) < MAX_TIMINGS:
+                self._timings[worker.epoch, timing.step] = (role, timing)
+
+    @property
+    def has_links(self) -> bool:
+        return bool(self._gateways)
+
+    # For decisions ----------------------------------------------------------------------------------------------------
+
+    def is_complete(self, now: float, expected: int) -> bool:
+        """Every gateway process that should report has told something since the last decision."""
+        told = [each for each in self._gateways.values() if each.heard_s is not None and each.heard_s > self._taken_s]
+        return len(told) >= max(1, expected) and len(told) == len(self._gateways)
+
+    def take_arrivals(self, now: float, expected: int) -> ArrivalReading:
+        """Demand since the last call; `expected` gateway processes should report."""
+        self._taken_s, self.parked = now, 0
+        gateways = list(self._gateways.values())
+        windows = [(each, each.window) for each in gateways]
+        for each in gateways:
+            each.window = _Window()
+        missing = self._missing(now, expected)
+        if missing:
+            return Unknown(missing)
+        readings: list[ArrivalReading] = []
+        for each, window in windows:
+            if each.heard_s is None or window.seconds <= 0:
+                return Unknown("a gateway has told nothing since the last decision")
+            if window.has_gap:
+                return Unknown("a summary of a gateway was lost")
+            count, sample = float(window.count), window.sample[:MAX_SAMPLE]
+            self._late += [] if count else sample
+            readings.append(arrivals_reading(count, max(0.1, window.seconds), sample, each.heard_s, now))
+        return merged(readings)
+
+    def take_late(self) -> tuple[RequestShape, ...]:
+        """Lengths told since the last call in intervals without an arrival: of requests that came before."""
+        late, self._late = tuple(self._late[:MAX_SAMPLE]), []
+        return late
+
+    def take_timings(self) -> list[tuple[Role, str, StepTiming]]:
+        """(role, worker, step) since the last call; a step that several gateways told of counts once."""
+        taken = [(role, epoch.hex(), timing) for (epoch, _), (role, timing) in self._timings.items()]
+        self._timings = {}
+        return taken
+
+    def latencies(self, now: float) -> Latencies:
+        self._forget_old(now)
+        ttft, tpot = NOTHING, NOTHING
+        for each in self._served:
+            ttft, tpot = ttft.merged(each.ttft), tpot.merged(each.tpot)
+        return Latencies(ttft, tpot, sum(each.unserved for each in self._served))
+
+    def queued_tokens(self, now: float, expected: int) -> Reading:
+        """Prompt tokens that wait for a prefill step, at gateways and at prefill workers."""
+        missing = self._missing(now, expected)
+        if missing:
+            return Unknown(missing)
+        total = 0
+        for summary in self._summaries():
+            if summary.backlog.tokens is None:
+                return Unknown("requests wait whose length is not known")
+            total += summary.backlog.tokens
+        for worker in self._workers().values():
+            if worker.role is WireRole.PREFILL:
+                if worker.waiting_tokens is None:
+                    return Unknown("a worker has not told what waits there")
+                total += worker.waiting_tokens
+        return number_reading(float(total), "queued tokens")
+
+    def running(self, now: float, expected: int) -> Reading:
+        """Sequences at work in the workers."""
+        missing = self._missing(now, expected)
+        if missing:
+            return Unknown(missing)
+        counts = [worker.running for worker in self._workers().values()]
+        if any(count is None for count in counts):
+            return Unknown("a worker has not told what it works on")
+        return number_reading(float(sum(count or 0 for count in counts)), "running sequences")
+
+    def routable(self, now: float, expected: int = 0) -> Mapping[tuple[Role, str], int] | None:
+        """Live workers with a fitting partner by role and template hash; only those that every gateway process has.
+
+        None: not known, because a gateway is silent.
+        """
+        if self._missing(now, expected):
+            return None
+        sets = [
+            {w.epoch for w in summary.workers if w.condition is Condition.LIVE and w.has_partner}
+            for summary in self._summaries()
+        ]
+        common = set.intersection(*sets) if sets else set()
+        workers = self._workers()
+        return Counter((ROLES[workers[e].role], workers[e].template_hash) for e in common)
+
+    def routable_addresses(self) -> frozenset[str]:
+        """Where the live workers are that any gateway has with a partner."""
+        workers = self._workers().values()
+        return frozenset(str(w.address) for w in workers if w.condition is Condition.LIVE and w.has_partner)
+
+    def startup_s(self, role: Role) -> float | None:
+        """From the start of a process until it was ready; None: none was measured."""
+        return slow_start_s(tuple(self._startups.get(role, ())))
+
+    def kv_capacity_tokens(self, role: Role) -> int | None:
+        """KV that the smallest worker of a pool holds."""
+        sizes = [w.blocks_total * w.block_tokens for w in self._workers().values() if ROLES[w.role] is role]
+        return min(sizes, default=None)
+
+    def kv_bytes(self) -> int | None:
+        """KV that the linked decode workers have received so far; None: unknown."""
+        counts = [w.kv_bytes for w in self._workers().values() if w.role is WireRole.DECODE]
+        return None if any(count is None for count in counts) else sum(count or 0 for count in counts)
+
+    def ways(self) -> Ways | None:
+        """Between all linked workers; None: none was measured."""
+        known = [worker.lanes for worker in self._workers().values() if worker.lanes is not None]
+        if not known:
+            return None
+        slowest = min(known, key=lambda each: each.slowest_bytes_per_s)
+        measured, too_slow = sum(each.measured for each in known), sum(each.too_slow for each in known)
+        return Ways(measured, too_slow, slowest.slowest, slowest.slowest_bytes_per_s)
+
+    def oldest_s(self) -> float:
+        """Age of the oldest request that no worker has been told of; 0 without any."""
+        return max((summary.backlog.oldest_s for summary in self._summaries()), default=0.0)
+
+    def config_hashes(self) -> frozenset[str]:
+        """Of the configurations that the gateways apply."""
+        return frozenset(summary.config_hash for summary in self._summaries())
+
+    def _missing(self, now: float, expected: int) -> str:
+        """Why it is not known what the gateways do; empty when all that should report do."""
+        gateways = list(self._gateways.values())
+        fresh = sum(each.is_fresh(now) for each in gateways)
+        if not self._gateways:
+            return "no gateway reports"
+        if fresh < len(self._gateways):
+            return f"{len(self._gateways) - fresh} of {len(self._gateways)} gateway processes are silent"
+        wanted = max(expected, sum({each.hello.gateway: each.hello.processes for each in gateways}.values()))
+        return f"{fresh} of {wanted} gateway processes report" if fresh < wanted else ""
+
+    def _summaries(self) -> Iterable[Summary]:
+        return [each.last for each in self._gateways.values() if each.last is not None]
+
+    def _workers(self) -> dict[bytes, WorkerMeasures]:
+        return {worker.epoch: worker for summary in self._summaries() for worker in summary.workers}
+
+
+def _sketch(told: WireSketch) -> Sketch:
+    """A gateway that counts in other bins is not understood: its latencies count as none."""
+    return Sketch(dict(told.buckets)) if told.ratio == sketch.RATIO else NOTHING

@@ -1,0 +1,238 @@
+"""WorkerSpec: one process of a pool or the gateway as plain data, for whoever runs it: Pods or local processes.
+
+`worker_spec` and `gateway_spec` are pure. What the manifest decides goes into `argv`; what differs between processes
+of one template (ports, announce file) is appended by the site with `instance_arguments` and stays out of the template
+hash. Manifest text reaches a command line only as the value of `--flag=value`, one argument each, so that it can be
+neither an option nor two.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from baton_control.errors import UnsupportedError
+from baton_control.hashes import Revision, content_hash
+from baton_control.names import Role
+from baton_control.spec.api import Dtype, LLMDeployment, PoolSpec, PrefillUnavailable
+
+MODULES = {Role.PREFILL: "baton_prefill_worker", Role.DECODE: "baton_decode_worker", Role.GATEWAY: "baton_gateway"}
+_PREFILL_UNAVAILABLE = {PrefillUnavailable.FAIL: "fail", PrefillUnavailable.DECODE_LOCALLY: "decode-locally"}
+
+
+class Device(enum.StrEnum):
+    """What a worker computes on, as its --device flag takes it."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What the place that runs the workers decides, equal for all workers of a deployment."""
+
+    python: str
+    """The interpreter that starts the modules."""
+    model_path: str
+    """Where a worker finds the model."""
+    keys_path: str
+    """Directory with the link keys."""
+    prefill_discovery: str
+    decode_discovery: str
+    prefill_device: Device
+    decode_device: Device
+    threads: int | None = None
+    """Compute threads of one worker; None: the worker's own choice."""
+    drain_s: float | None = None
+    """How long a process that is told to stop may finish its requests; None: its own default."""
+    worker_drain_s: float | None = None
+    """The same for workers, when theirs is another."""
+    tls_path: str | None = None
+    """Where a gateway finds the certificate that `gateway.tls` names; None: there are no Secrets here."""
+    operator_url: str | None = None
+    """Where gateways tell their load, `{namespace}/{name}` of the deployment added; None: nowhere."""
+    paced_path: str | None = None
+    """Step times that stand in for a model: only where nothing is served in earnest, never on a cluster."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A directory that a process reads."""
+
+    name: str
+    path: str
+    read_only: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """How to run one process. Equal specs are interchangeable."""
+
+    role: Role
+    argv: tuple[str, ...]
+    env: tuple[tuple[str, str], ...]
+    """Added to a minimal environment that the site chooses."""
+    mounts: tuple[Mount, ...]
+    ports: tuple[str, ...]
+    """Names of the ports that the process listens on."""
+    accelerators: int
+    accelerator_resource: str | None
+    revision: Revision
+
+
+def worker_spec(deployment: LLMDeployment, role: Role, site: Site) -> WorkerSpec:
+    """The worker template of a pool. Raises UnsupportedError for what no worker can do yet."""
+    pool = pool_spec(deployment, role)
+    if pool.tensor_parallel > 1:
+        raise UnsupportedError(f"spec.{role}.tensorParallel", f"{pool.tensor_parallel} is not supported yet: must be 1")
+    argv = (site.python, "-m", MODULES[role], *_arguments(deployment, role, pool, site))
+    mounts = (Mount("model", site.model_path), Mount("keys", site.keys_path))
+    env = (("OMP_NUM_THREADS", str(site.threads or 1)),)
+    ports = ("http", "pair") if role is Role.DECODE else ("http",)
+    fit = content_hash(_fit(deployment, site))
+    resource = pool.accelerator.resource if pool.accelerator else None
+    template = content_hash({"role": role, "argv": argv[1:], "env": env, "resource": resource, "pool": _shape(pool)})
+    return WorkerSpec(
+        role=role,
+        argv=(*argv, f"--template-hash={template}"),
+        env=env,
+        mounts=mounts,
+        ports=ports,
+        accelerators=pool.tensor_parallel if pool.accelerator else 0,
+        accelerator_resource=resource,
+        revision=Revision(fit, template),
+    )
+
+
+def gateway_spec(deployment: LLMDeployment, site: Site) -> WorkerSpec:
+    """The gateway's template. Raises UnsupportedError for a certificate where there are no Secrets."""
+    spec = deployment.spec
+    arguments = (
+        f"--keys={site.keys_path}",
+        f"--prefill-discovery={site.prefill_discovery}",
+        f"--decode-discovery={site.decode_discovery}",
+        f"--processes={spec.gateway.processes}",
+        f"--disaggregation={spec.routing.disaggregation.lower()}",
+        f"--slo-ttft-s={spec.slo.ttft.target:g}",
+        f"--slo-tpot-s={spec.slo.tpot.target:g}",
+        f"--prefill-unavailable={_PREFILL_UNAVAILABLE[spec.routing.prefill_unavailable]}",
+        f"--max-request-duration-s={spec.gateway.limits.max_request_duration:g}",
+        *_operator(deployment, site),
+        *_tls(deployment, site),
+        *_drain(site),
+    )
+    argv = (site.python, "-m", MODULES[Role.GATEWAY], *arguments)
+    template = content_hash({"role": Role.GATEWAY, "argv": argv[1:]})
+    return WorkerSpec(
+        role=Role.GATEWAY,
+        argv=argv,
+        env=(),
+        mounts=(Mount("keys", site.keys_path),),
+        ports=("http", "admin"),
+        accelerators=0,
+        accelerator_resource=None,
+        revision=Revision("", template),
+    )
+
+
+def instance_arguments(role: Role, listen: str, announce: str, second_listen: str | None = None) -> tuple[str, ...]:
+    """What one process of a template gets on top: its addresses (`host:port`, port 0: any) and its announce file.
+
+    `second_listen` is a decode worker's address for prefill workers, or the gateway's for administration.
+    """
+    arguments = (f"--listen={listen}", f"--announce={announce}")
+    if second_listen is None:
+        return arguments
+    flag = "--admin-listen" if role is Role.GATEWAY else "--pair-listen"
+    return (*arguments, f"{flag}={second_listen}")
+
+
+def pool_spec(deployment: LLMDeployment, role: Role) -> PoolSpec:
+    """The part of the manifest that describes a pool."""
+    pools = {Role.PREFILL: deployment.spec.prefill, Role.DECODE: deployment.spec.decode}
+    return pools[role]
+
+
+def _arguments(deployment: LLMDeployment, role: Role, pool: PoolSpec, site: Site) -> tuple[str, ...]:
+    model, transfer, engine = deployment.spec.model, deployment.spec.kv_transfer, pool.engine
+    device = site.prefill_device if role is Role.PREFILL else site.decode_device
+    always = (
+        f"--model={site.model_path}",
+        f"--served-name={model.served_name}",
+        f"--keys={site.keys_path}",
+        f"--device={device}",
+        f"--dtype={_dtype(model.dtype, device)}",
+        f"--max-context-tokens={model.max_context_tokens}",
+        f"--verify={transfer.verify}",
+        f"--transport={transfer.transport.lower()}",
+    )
+    optional = {
+        "--kv-cache-dtype": _kv_cache_dtype(model.kv_cache_dtype, device),
+        "--min-bandwidth": None if transfer.min_bandwidth is None else f"{transfer.min_bandwidth:g}",
+        "--kv-cache-bytes": engine.kv_cache_memory,
+        "--block-tokens": engine.block_tokens,
+        "--max-sequences": engine.max_sequences,
+        "--max-step-tokens": engine.max_step_tokens,
+        "--threads": site.threads,
+        "--decode-discovery": site.decode_discovery if role is Role.PREFILL else None,
+        "--paced": site.paced_path,
+    }
+    return (
+        *always,
+        *(f"{flag}={value}" for flag, value in optional.items() if value is not None),
+        *_drain(site, site.worker_drain_s),
+    )
+
+
+def _operator(deployment: LLMDeployment, site: Site) -> tuple[str, ...]:
+    """Whom the gateway tells, and how long requests wait there for workers that have to be started first."""
+    spec, metadata = deployment.spec, deployment.metadata
+    arguments: tuple[str, ...] = ()
+    if site.operator_url is not None:
+        arguments = (f"--operator={site.operator_url}/{metadata.namespace}/{metadata.name}",)
+        if spec.prefill.replicas.min == 0:
+            arguments += (f"--park-s={spec.gateway.limits.max_request_duration:g}",)
+    return arguments
+
+
+def _tls(deployment: LLMDeployment, site: Site) -> tuple[str, ...]:
+    if deployment.spec.gateway.tls is None:
+        return ()
+    if site.tls_path is None:
+        raise UnsupportedError("spec.gateway.tls", "there are no Secrets without a cluster: must be absent")
+    return (f"--tls={site.tls_path}",)
+
+
+def _drain(site: Site, own_s: float | None = None) -> tuple[str, ...]:
+    seconds = site.drain_s if own_s is None else own_s
+    return () if seconds is None else (f"--drain-s={seconds:g}",)
+
+
+def _dtype(dtype: Dtype, device: Device) -> Dtype:
+    """CPUs compute in float32 unless told otherwise: the smaller types are slower there."""
+    return Dtype.FLOAT32 if dtype is Dtype.AUTO and device is Device.CPU else dtype
+
+
+def _kv_cache_dtype(dtype: str, device: Device) -> str | None:
+    """None where it need not be said. Raises UnsupportedError: no CPU kernel reads float8."""
+    if dtype == "fp8" and device is Device.CPU:
+        raise UnsupportedError("spec.model.kvCacheDtype", "fp8 is not supported on CPUs: must be auto")
+    return None if dtype == "auto" else dtype
+
+
+def _fit(deployment: LLMDeployment, site: Site) -> dict[str, str]:
+    model = deployment.spec.model
+    dtypes = (_dtype(model.dtype, site.prefill_device), _dtype(model.dtype, site.decode_device))
+    return {
+        "source": model.source,
+        "path": site.model_path,
+        "dtype": "/".join(dtypes),
+        "quantization": model.quantization,
+        "kvCacheDtype": model.kv_cache_dtype,
+    }
+
+
+def _shape(pool: PoolSpec) -> object:
+    """Everything of the pool that makes a new template: all but the number of replicas. Defaults stay out, so that a
+    field added later changes no hash."""
+    return pool.model_dump(mode="json", by_alias=True, exclude={"replicas"}, exclude_defaults=True)

@@ -1,0 +1,125 @@
+"""Put a decoder together: read parameters, cast and move them once, fuse QKV and gate/up, pack them for the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baton_engine.model.config import ModelConfig
+from baton_engine.model.decoder import Decoder, DecoderLayer
+from baton_engine.model.layers.linear import Linear, LinearMethod, RowLinear, linear_method
+from baton_engine.model.layers.mlp import GatedMlp
+from baton_engine.model.layers.norm import PackedNorm, pack_norm
+from baton_engine.model.layers.rope import rope_tables
+from baton_engine.model.parameters import EMBEDDING, FINAL_NORM, HEAD, layer_prefix
+from baton_engine.model.weights import WeightSource
+from baton_kernels.kv_scales import GREATEST
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Parameters of one source, in the dtype and on the device of the model."""
+
+    source: WeightSource
+    dtype: torch.dtype
+    device: torch.device
+    method: LinearMethod
+    norm_eps: float
+
+    def tensor(self, *names: str) -> Tensor:
+        """The parameters stacked along dimension 0, in memory of their own (a mapped file may change or go away)."""
+        shapes = [self.source.shapes[name] for name in names]
+        rows = [shape[0] for shape in shapes]
+        stacked = torch.empty(sum(rows), *shapes[0][1:], dtype=self.dtype, device=self.device)
+        for part, name in zip(stacked.split_with_sizes(rows), names, strict=True):
+            part.copy_(self.source.read(name))
+        return stacked
+
+    def norm(self, name: str) -> PackedNorm:
+        return pack_norm(self.tensor(name), self.norm_eps, self.method.reads_norms)
+
+    def linear(
+        self, prefix: str, *projections: str, has_bias: bool, norm: PackedNorm | None = None, gated: bool = False
+    ) -> Linear:
+        """The projections as one; `norm` comes before them."""
+        weight = self.tensor(*(f"{prefix}{name}.weight" for name in projections))
+        if norm is not None and norm.scale is not None:
+            weight.mul_(norm.scale)
+        bias = self.tensor(*(f"{prefix}{name}.bias" for name in projections)) if has_bias else None
+        return self.method.pack(weight, bias, norm.deferred_eps if norm is not None else None, gated)
+
+
+def assemble(
+    config: ModelConfig, source: WeightSource, dtype: torch.dtype, device: torch.device, max_context_tokens: int
+) -> Decoder:
+    """The decoder of a config with the source's (already checked) parameters; RoPE tables reach max_context_tokens."""
+    method = linear_method(dtype, device)
+    reader = _Reader(source, dtype, device, method, config.rms_norm_eps)
+    embedding = reader.tensor(EMBEDDING)
+    # Tied: with rows as in the checkpoint the memory is shared; the CPU's own layout is a second copy, for speed.
+    head = embedding if config.tied_head else reader.tensor(HEAD)
+    input_norms = [reader.norm(f"{layer_prefix(layer)}input_layernorm.weight") for layer in range(config.num_layers)]
+    final_norm = reader.norm(FINAL_NORM)
+    borders = [*input_norms, final_norm]
+    return Decoder(
+        embedding=embedding,
+        first_norm=borders[0].norm,
+        layers=tuple(
+            _assemble_layer(config, reader, layer, borders[layer], borders[layer + 1])
+            for layer in range(config.num_layers)
+        ),
+        windows=frozenset(config.windows),
+        head=method.pack(head if final_norm.scale is None else head * final_norm.scale, None, final_norm.deferred_eps),
+        rope=rope_tables(config.rope, config.head_dim, max_context_tokens, dtype, device),
+        num_q_heads=config.num_q_heads,
+        norm_eps=config.rms_norm_eps,
+        attention_scale=config.head_dim**-0.5,
+        kv_scales=_kv_scales(config, source).to(device),
+    )
+
+
+def _kv_scales(config: ModelConfig, source: WeightSource) -> Tensor:
+    """Scales of a float8 pool, [layers, 2, kv_heads] float32: 1 for keys, 1/8 for values, which are smaller; more where
+    a projection's bias alone would take half of the range (keys of Qwen2). Powers of two, the same on every worker."""
+    scales = torch.ones(config.num_layers, 2, config.num_kv_heads)
+    scales[:, 1] = 1 / 8
+    if config.qkv_bias:
+        for layer in range(config.num_layers):
+            for side, name in enumerate(("k_proj", "v_proj")):
+                bias = source.read(f"{layer_prefix(layer)}self_attn.{name}.bias").float().cpu()
+                greatest = bias.view(config.num_kv_heads, config.head_dim).abs().amax(-1)
+                needed = torch.exp2(torch.ceil(torch.log2((2 * greatest / GREATEST).clamp(min=2.0**-20))))
+                scales[layer, side] = torch.maximum(scales[layer, side], needed)
+    return scales
+
+
+def _assemble_layer(
+    config: ModelConfig, reader: _Reader, layer: int, input_norm: PackedNorm, next_norm: PackedNorm
+) -> DecoderLayer:
+    prefix = layer_prefix(layer)
+    attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
+    mlp_norm = reader.norm(f"{prefix}post_attention_layernorm.weight")
+    qkv = reader.linear(attention, "q_proj", "k_proj", "v_proj", has_bias=config.qkv_bias, norm=input_norm)
+    key_value: Linear | None = None
+    if layer == config.num_layers - 1:
+        if isinstance(qkv, RowLinear):
+            key_value = qkv.last_features(2 * config.num_kv_heads * config.head_dim)
+        elif reader.method.reads_norms:
+            key_value = reader.linear(attention, "k_proj", "v_proj", has_bias=config.qkv_bias, norm=input_norm)
+    return DecoderLayer(
+        qkv=qkv,
+        key_value=key_value,
+        q_norm=reader.tensor(f"{attention}q_norm.weight") if config.qk_norm else None,
+        k_norm=reader.tensor(f"{attention}k_norm.weight") if config.qk_norm else None,
+        output=reader.linear(attention, "o_proj", has_bias=config.output_bias),
+        mlp_norm=mlp_norm.norm,
+        mlp=GatedMlp(
+            reader.linear(mlp, "gate_proj", "up_proj", has_bias=config.mlp_bias, norm=mlp_norm, gated=True),
+            reader.linear(mlp, "down_proj", has_bias=config.mlp_bias),
+            config.intermediate_size,
+        ),
+        next_norm=next_norm.norm,
+        window=config.windows[layer],
+    )

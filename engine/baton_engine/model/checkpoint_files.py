@@ -1,0 +1,89 @@
+"""Which files of a model directory are its weights, decided by names alone, and the hash of their content.
+
+Only safetensors, only inside the directory: nothing is ever unpickled, and neither an index nor a link can name a file
+elsewhere. Opening and checking the tensors is `weights.py`'s business.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from baton_engine.model.config_fields import JsonObject, read_json_object
+from baton_engine.model.errors import WeightsError
+
+SINGLE: Final = "model.safetensors"
+INDEX: Final = "model.safetensors.index.json"
+REFUSED_SUFFIXES: Final = (".bin", ".pt", ".pth", ".pkl", ".ckpt", ".gguf", ".npy", ".npz", ".h5", ".msgpack")
+_VOLATILE_KEYS: Final = ("transformers_version", "_name_or_path")
+_CHUNK_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFiles:
+    """Weight files in name order, and for each tensor of the index (if there is one) the file that must hold it."""
+
+    paths: tuple[Path, ...]
+    index: dict[str, str]
+
+
+def find_checkpoint(directory: Path) -> CheckpointFiles:
+    """The weight files of a directory: model.safetensors, else the shards of its index. Raises WeightsError."""
+    if (directory / SINGLE).exists():
+        return CheckpointFiles((_inside(directory, SINGLE),), {})
+    if (directory / INDEX).exists():
+        index = _read_index(_inside(directory, INDEX))
+        return CheckpointFiles(tuple(_inside(directory, name) for name in sorted(set(index.values()))), index)
+    raise WeightsError(f"{directory}: {_what_is_missing(directory)}")
+
+
+def content_hash(config: JsonObject, paths: tuple[Path, ...]) -> str:
+    """SHA-256 over the canonical config and the content of the weight files in name order, hexadecimal.
+
+    Fields that only say who wrote the config are left out; file names are too, so that a renamed copy is the same
+    model.
+    """
+    kept = {key: value for key, value in config.items() if key not in _VOLATILE_KEYS}
+    digest = hashlib.sha256(json.dumps(kept, sort_keys=True, separators=(",", ":")).encode())
+    for path in paths:
+        with path.open("rb") as file:
+            digest.update(path.stat().st_size.to_bytes(8, "little"))
+            while chunk := file.read(_CHUNK_BYTES):
+                digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    weight_map = read_json_object(path).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise WeightsError(f"{path.name}: weight_map must be a non-empty object of tensor name to shard file")
+    for tensor, shard in weight_map.items():
+        if not isinstance(shard, str) or not shard.endswith(".safetensors"):
+            raise WeightsError(
+                f"{path.name}: weight_map[{tensor!r}]: {shard!r} is refused; allowed: only safetensors files"
+            )
+    return weight_map
+
+
+def _inside(directory: Path, name: str) -> Path:
+    """Path of a file of the directory. Raises WeightsError when its name or a link leads out of it or it is missing."""
+    if Path(name).name != name or name in (".", ".."):
+        raise WeightsError(f"{name!r}: shard names are plain file names; a path out of the model directory is refused")
+    path = directory / name
+    if not path.resolve().is_relative_to(directory.resolve()):
+        raise WeightsError(f"{name}: is a link to {path.resolve()}, outside the model directory, which is refused")
+    if not path.is_file():
+        raise WeightsError(f"{name}: named by {INDEX} but missing from {directory}")
+    return path
+
+
+def _what_is_missing(directory: Path) -> str:
+    refused = sorted(path.name for path in directory.iterdir() if path.suffix in REFUSED_SUFFIXES)
+    if refused:
+        return f"refused: only safetensors weights are loaded, found {', '.join(refused[:4])}"
+    other = sorted(path.name for path in directory.iterdir() if path.suffix == ".safetensors")
+    found = f"; found {', '.join(other[:4])}" if other else ""
+    return f"no weights: neither {SINGLE} nor {INDEX} is there{found}"

@@ -1,0 +1,116 @@
+"""Typed reading of a JSON object: every wrong value becomes a ConfigError that names the field, the value and what is
+allowed.
+
+Knows JSON only; which fields a model has is `config.py`'s business.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Final
+
+from baton_engine.model.errors import ConfigError
+
+MAX_JSON_BYTES: Final = 16 << 20
+"""A config.json has a few KB, the index of a very large model a few hundred; more is a mistake or an attack."""
+
+JsonObject = dict[str, object]
+
+
+def read_json_object(path: Path) -> JsonObject:
+    """The JSON object in a file. Raises ConfigError when it is missing, too large, not JSON, or not an object."""
+    try:
+        size = path.stat().st_size
+        if size > MAX_JSON_BYTES:
+            raise ConfigError(f"{path.name}: {size} bytes is more than the allowed {MAX_JSON_BYTES}")
+        parsed = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: is not valid JSON: {error}") from error
+    if not isinstance(parsed, dict):
+        raise ConfigError(f"{path}: must hold a JSON object, not {type(parsed).__name__}")
+    return parsed
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+class Fields:
+    """A JSON object read field by field; `prefix` is put before names in errors (`rope_scaling.factor`).
+
+    A default is used when the field is absent or null; without a default such a field is an error.
+    """
+
+    def __init__(self, values: JsonObject, prefix: str = "") -> None:
+        self._values = values
+        self._prefix = prefix
+
+    def has(self, name: str) -> bool:
+        """Whether the field is there and not null."""
+        return self._values.get(name) is not None
+
+    def raw(self, name: str) -> object:
+        return self._values.get(name)
+
+    def names(self) -> list[str]:
+        return list(self._values)
+
+    def error(self, name: str, allowed: str) -> ConfigError:
+        """The error for the field's present value."""
+        value = self._values.get(name)
+        if value is None:
+            return ConfigError(f"{self._prefix}{name}: is missing; allowed: {allowed}")
+        return ConfigError(f"{self._prefix}{name}: {_shown(value)} is not supported; allowed: {allowed}")
+
+    def integer(self, name: str, default: int | None = None, minimum: int = 1, maximum: int = 1 << 31) -> int:
+        value = self._values.get(name)
+        if value is None and default is not None:
+            return default
+        if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
+            raise self.error(name, f"an integer from {minimum} to {maximum}")
+        return value
+
+    def number(self, name: str, default: float | None = None, minimum: float = 0.0, maximum: float = 1e12) -> float:
+        """A finite number in (minimum, maximum]."""
+        value = self._values.get(name)
+        if value is None and default is not None:
+            return default
+        if not isinstance(value, int | float) or isinstance(value, bool) or not minimum < value <= maximum:
+            raise self.error(name, f"a number above {minimum:g} and at most {maximum:g}")
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self._values.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.error(name, "true or false")
+        return value
+
+    def text(self, name: str, default: str | None = None) -> str:
+        value = self._values.get(name)
+        if value is None and default is not None:
+            return default
+        if not isinstance(value, str):
+            raise self.error(name, "a string")
+        return value
+
+    def only(self, name: str, expected: object, allowed: str) -> None:
+        """The field must be absent, null or equal to `expected`."""
+        value = self._values.get(name)
+        if value is not None and value != expected:
+            raise self.error(name, allowed)
+
+    def section(self, name: str) -> Fields:
+        value = self._values.get(name)
+        if not isinstance(value, dict):
+            raise self.error(name, "an object")
+        return Fields(value, f"{self._prefix}{name}.")
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=True, default=str)
+    return text if len(text) <= 120 else f"{text[:117]}..."

@@ -1,0 +1,203 @@
+"""Matrix multiplication by a weight, behind the seam at which a quantisation method will plug in.
+
+A `LinearMethod` decides how a weight is stored; what it returns multiplies. Three methods: rows as in the checkpoint
+(GPU, where the kernels' op picks the fastest way, and 16-bit types on the CPU); for float32 on the CPU panels for the
+compiled kernel where the processor suits it, else transposed, which MKL multiplies up to twice as fast (docs/log.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import torch
+from torch import Tensor
+
+from baton_engine.memory.host_memory import HugePageArena
+from baton_kernels.cpu.compiled.linear import ADD, GATE, STORE, PackedLinear, panels, suits_linear
+from baton_kernels.linear import linear
+from baton_kernels.swiglu import swiglu
+
+PANEL_COLUMNS: Final = 384
+"""Width of a column panel: wider ones miss the TLB in packing, narrower ones call MKL too often."""
+
+WHOLE_COLUMNS: Final = 8_192
+"""Up to this many output features a weight is one matrix: panels gain nothing."""
+
+ALIASED_COLUMNS: Final = 256
+PADDING_COLUMNS: Final = 16
+"""Rows whose length is a multiple of ALIASED_COLUMNS fall on few cache sets; padded, they are up to 1.9 × as fast."""
+
+
+class Projection(Protocol):
+    """y = f(x) for x [T, in_features] → [T, out_features], in x's dtype."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+    def add_to(self, total: Tensor, x: Tensor) -> None:
+        """total += y, total [T, out_features]."""
+        ...
+
+
+class Linear(Projection, Protocol):
+    """y = x Wᵀ + b."""
+
+    def gated(self, x: Tensor) -> Tensor:
+        """silu(first half of y) · second half → [T, out_features / 2]."""
+        ...
+
+
+class LinearMethod(Protocol):
+    """How weights are stored on a device and multiplied there."""
+
+    @property
+    def reads_norms(self) -> bool:
+        """Whether a layer can divide its rows by their root mean square itself."""
+        ...
+
+    def pack(self, weight: Tensor, bias: Tensor | None, norm_eps: float | None = None, gated: bool = False) -> Linear:
+        """Take over weight [out_features, in_features] and bias [out_features], which already have device and dtype.
+
+        norm_eps: the rows come as they are before an RMSNorm, whose weight is in the columns already; only where the
+        method reads norms. gated: the layer is called by `gated` alone.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RowLinear:
+    """The weight as the checkpoint has it, [out_features, in_features]."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
+
+    def gated(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias, gated=True)
+
+    def last_features(self, count: int) -> RowLinear:
+        """The same for the last `count` features alone."""
+        return RowLinear(self.weight[-count:], None if self.bias is None else self.bias[-count:])
+
+    def add_to(self, total: Tensor, x: Tensor) -> None:
+        total.add_(self(x))
+
+
+class RowMethod:
+    reads_norms = False
+
+    def pack(self, weight: Tensor, bias: Tensor | None, norm_eps: float | None = None, gated: bool = False) -> Linear:
+        return RowLinear(weight, bias)
+
+
+@dataclass(frozen=True, slots=True)
+class TransposedLinear:
+    """The weight as [in_features, out_features]; rows may be padded."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.bias is None:
+            return torch.mm(x, self.weight)
+        return torch.addmm(self.bias, x, self.weight)
+
+    def gated(self, x: Tensor) -> Tensor:
+        return swiglu(self(x))
+
+    def add_to(self, total: Tensor, x: Tensor) -> None:
+        total.addmm_(x, self.weight)
+        if self.bias is not None:
+            total.add_(self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class PanelLinear:
+    """Several panels, each [in_features, width] contiguous; widths add up to out_features."""
+
+    panels: tuple[Tensor, ...]
+    widths: tuple[int, ...]
+    out_features: int
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out = x.new_empty(x.shape[0], self.out_features)
+        for panel, part in zip(self.panels, out.split_with_sizes(self.widths, 1), strict=True):
+            torch.mm(x, panel, out=part)
+        return out if self.bias is None else out.add_(self.bias)
+
+    def gated(self, x: Tensor) -> Tensor:
+        return swiglu(self(x))
+
+    def add_to(self, total: Tensor, x: Tensor) -> None:
+        total.add_(self(x))
+
+
+class PanelMethod:
+    """Weights of one model lie side by side in huge pages."""
+
+    reads_norms = False
+
+    def __init__(self) -> None:
+        self._arena = HugePageArena()
+
+    def pack(self, weight: Tensor, bias: Tensor | None, norm_eps: float | None = None, gated: bool = False) -> Linear:
+        if weight.shape[0] <= WHOLE_COLUMNS:
+            return TransposedLinear(self._transposed(weight), bias)
+        panels = tuple(map(self._transposed, torch.split(weight, PANEL_COLUMNS)))
+        return PanelLinear(panels, tuple(panel.shape[1] for panel in panels), weight.shape[0], bias)
+
+    def _transposed(self, weight: Tensor) -> Tensor:
+        out_features, in_features = weight.shape
+        padding = 0 if out_features % ALIASED_COLUMNS else PADDING_COLUMNS
+        rows = self._arena.empty((in_features, out_features + padding), weight.dtype)
+        return rows[:, :out_features].copy_(weight.t())
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledLinear:
+    """Panels, multiplied by the compiled kernel, which takes norm and gate along."""
+
+    packed: PackedLinear
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._into(x, STORE)
+
+    def gated(self, x: Tensor) -> Tensor:
+        return self._into(x, GATE)
+
+    def add_to(self, total: Tensor, x: Tensor) -> None:
+        self.packed(x, total, ADD)
+        if self.bias is not None:
+            total.add_(self.bias)
+
+    def _into(self, x: Tensor, mode: int) -> Tensor:
+        out = x.new_empty(x.shape[0], self.packed.columns)
+        self.packed(x, out, mode)
+        return out
+
+
+class CompiledMethod:
+    """Weights of one model lie side by side in huge pages."""
+
+    reads_norms = True
+
+    def __init__(self) -> None:
+        self._arena = HugePageArena()
+
+    def pack(self, weight: Tensor, bias: Tensor | None, norm_eps: float | None = None, gated: bool = False) -> Linear:
+        packed = panels(weight, gated)
+        kept = self._arena.empty(tuple(packed.shape), packed.dtype).copy_(packed)
+        in_panels = None if bias is None else panels(bias[:, None], gated)[:, 0].flatten().contiguous()
+        columns = weight.shape[0] // 2 if gated else weight.shape[0]
+        return CompiledLinear(PackedLinear(kept, columns, in_panels, norm_eps), bias)
+
+
+def linear_method(dtype: torch.dtype, device: torch.device) -> LinearMethod:
+    """The method for unquantised weights of a dtype on a device."""
+    if device.type == "cpu" and dtype == torch.float32:
+        return CompiledMethod() if suits_linear(dtype) else PanelMethod()
+    return RowMethod()

@@ -1,0 +1,36 @@
+"""The gated MLP as one projection: down(silu(gate(x)) · up(x)), hidden_size → hidden_size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from baton_engine.model.layers.linear import Linear
+
+TILE_BYTES: Final = 3 << 19
+"""Most of gate and up that is computed at a time on the CPU: the next product finds it in the cache."""
+
+LEAST_TILE_ROWS: Final = 256
+"""Fewer rows read the weights too often."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatedMlp:
+    gate_up: Linear  # hidden_size → 2 · intermediate_size, gate first
+    down: Linear  # intermediate_size → hidden_size
+    intermediate_size: int
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.down(self.gate_up.gated(x))
+
+    def add_to(self, total: Tensor, x: Tensor) -> None:
+        """total += self(x), some rows at a time."""
+        rows = max(LEAST_TILE_ROWS, TILE_BYTES // (2 * self.intermediate_size * x.element_size()))
+        if x.shape[0] <= rows:
+            self.down.add_to(total, self.gate_up.gated(x))
+            return
+        for part, part_total in zip(torch.split(x, rows), torch.split(total, rows), strict=True):
+            self.down.add_to(part_total, self.gate_up.gated(part))

@@ -1,0 +1,88 @@
+"""RMSNorm before a linear layer and after the residual addition, in the form that the device computes fastest.
+
+    norm(x) = x / sqrt(mean(x²) + eps) · weight = x / sqrt(|x|² + H·eps) · (weight · sqrt(H))
+
+For float32 on the CPU the factor weight · sqrt(H) is multiplied into the columns of the linear layer that reads the
+norm (`scale` of `pack_norm`), and the projection before the norm adds to the residual stream in place: three torch
+calls instead of nine. Where that layer's method reads norms it does the division too, and gets the rows as they are.
+All forms differ by rounding only. Elsewhere the kernels' fused op is used, nothing is folded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from baton_engine.model.layers.linear import Projection
+from baton_kernels.rms_norm import add_rms_norm, rms_norm
+
+
+class RmsNorm(Protocol):
+    """Over the last dimension: x [T, H] contiguous → [T, H] in x's dtype, without the factor that was folded away."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+    def after(self, projection: Projection, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """(norm(residual + projection(x)), residual + projection(x)). `residual` belongs to the op afterwards."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedRmsNorm:
+    """The kernels' op."""
+
+    weight: Tensor  # [H]
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+    def after(self, projection: Projection, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        return add_rms_norm(projection(x), residual, self.weight, self.eps)
+
+
+@dataclass(frozen=True, slots=True)
+class FoldedRmsNorm:
+    """x / sqrt(|x|² + H·eps), float32 on the CPU."""
+
+    floor: Tensor  # []: sqrt(H · eps)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x.div(torch.linalg.vector_norm(x, 2, -1, True).hypot_(self.floor))
+
+    def after(self, projection: Projection, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        projection.add_to(residual, x)
+        return self(residual), residual
+
+
+class DeferredRmsNorm:
+    """Rows as they are: the linear layer that reads them norms them."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x
+
+    def after(self, projection: Projection, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        projection.add_to(residual, x)
+        return residual, residual
+
+
+@dataclass(frozen=True, slots=True)
+class PackedNorm:
+    norm: RmsNorm
+    scale: Tensor | None
+    """[H] by which the columns of the reading linear layer must be multiplied; None when there is nothing to fold."""
+    deferred_eps: float | None = None
+    """Of the norm that the reading linear layer must do itself."""
+
+
+def pack_norm(weight: Tensor, eps: float, deferred: bool = False) -> PackedNorm:
+    """The form for the weight's device and dtype; `deferred` when the linear layers read norms."""
+    if deferred:
+        return PackedNorm(DeferredRmsNorm(), weight, eps)
+    if weight.device.type != "cpu" or weight.dtype != torch.float32:
+        return PackedNorm(WeightedRmsNorm(weight, eps), None)
+    size = float(weight.shape[0])
+    return PackedNorm(FoldedRmsNorm(torch.tensor((size * eps) ** 0.5)), weight * size**0.5)

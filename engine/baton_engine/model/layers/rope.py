@@ -1,0 +1,93 @@
+"""RoPE tables: cos and sin per position, as transformers computes them for each scaling type.
+
+inv_freq_i = theta^(-2i/D) before scaling; angle(p, i) = p · inv_freq_i; the table repeats the D/2 angles twice because
+the rotation pairs dimension i with i + D/2 ("rotate half").
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baton_engine.model.rope_config import LinearScaling, Llama3Scaling, RopeConfig, RopeScaling, YarnScaling
+
+
+@dataclass(frozen=True, slots=True)
+class RopeTables:
+    """cos and sin, each [positions, head_dim]."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+def rope_tables(
+    rope: RopeConfig, head_dim: int, positions: int, dtype: torch.dtype, device: torch.device
+) -> RopeTables:
+    """Tables for positions [0, positions): float32 on the CPU (devices differ in cos and sin), then rounded."""
+    inverse = inverse_frequencies(rope, head_dim)
+    angles = torch.outer(torch.arange(positions, dtype=torch.float32), inverse).repeat(1, 2)
+    factor = attention_factor(rope.scaling)
+    return RopeTables(
+        (angles.cos() * factor).to(device=device, dtype=dtype), (angles.sin() * factor).to(device=device, dtype=dtype)
+    )
+
+
+def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
+    """Rotation per position of each pair of dimensions: [head_dim / 2] float32."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+    powers = rope.theta**exponents
+    match rope.scaling:
+        case None:
+            return 1.0 / powers
+        case LinearScaling(factor):
+            return (1.0 / powers) / factor
+        case Llama3Scaling():
+            return _llama3(1.0 / powers, rope.scaling)
+        case YarnScaling():
+            return _yarn(powers, rope.scaling, rope.theta, head_dim)
+
+
+def attention_factor(scaling: RopeScaling | None) -> float:
+    """What cos and sin are multiplied by: YaRN's correction of the attention's temperature, else 1."""
+    if not isinstance(scaling, YarnScaling):
+        return 1.0
+    if scaling.attention_factor is not None:
+        return scaling.attention_factor
+    if scaling.mscale is not None and scaling.mscale_all_dim is not None:
+        return _mscale(scaling.factor, scaling.mscale) / _mscale(scaling.factor, scaling.mscale_all_dim)
+    return _mscale(scaling.factor, 1.0)
+
+
+def _mscale(factor: float, weight: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+
+def _llama3(inverse: Tensor, scaling: Llama3Scaling) -> Tensor:
+    low_wavelength = scaling.original_positions / scaling.low_freq_factor
+    high_wavelength = scaling.original_positions / scaling.high_freq_factor
+    wavelength = 2 * math.pi / inverse
+    scaled = torch.where(wavelength > low_wavelength, inverse / scaling.factor, inverse)
+    span = scaling.high_freq_factor - scaling.low_freq_factor
+    smooth = (scaling.original_positions / wavelength - scaling.low_freq_factor) / span
+    between = (1 - smooth) * scaled / scaling.factor + smooth * scaled
+    is_between = (wavelength >= high_wavelength) & (wavelength <= low_wavelength)
+    return torch.where(is_between, between, scaled)
+
+
+def _yarn(powers: Tensor, scaling: YarnScaling, theta: float, head_dim: int) -> Tensor:
+    def dimension_of(rotations: float) -> float:
+        """The dimension whose wave makes so many rotations over the original context."""
+        return head_dim * math.log(scaling.original_positions / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = dimension_of(scaling.beta_fast), dimension_of(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001  # as transformers does, against a division by zero
+    kept = 1 - ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    # Written as transformers does: (1 - kept) rounds differently from the ramp, which shows at late positions.
+    return (1.0 / (scaling.factor * powers)) * (1 - kept) + (1.0 / powers) * kept

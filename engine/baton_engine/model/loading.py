@@ -1,0 +1,99 @@
+"""Load a model: from a directory of config.json and safetensors, or `random://CONFIG_JSON?seed=N` for benchmarks and
+tests.
+
+Everything is checked before the first tensor is read; whatever is wrong is a ModelError whose message names it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import parse_qs
+
+import torch
+
+from baton_engine.model.assembly import assemble
+from baton_engine.model.checkpoint_files import content_hash, find_checkpoint
+from baton_engine.model.config import ModelConfig, parse_config, read_config
+from baton_engine.model.config_fields import JsonObject, read_json_object
+from baton_engine.model.decoder import Decoder
+from baton_engine.model.errors import ConfigError, ModelError
+from baton_engine.model.weights import RandomWeights, check_parameters, open_safetensors
+
+RANDOM_SCHEME: Final = "random://"
+DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    config: ModelConfig
+    model: Decoder
+    model_hash: str
+    """SHA-256 of config and weights, hexadecimal: equal exactly when two workers serve the same model."""
+    dtype: torch.dtype
+    device: torch.device
+    max_context_tokens: int
+    """Positions that the RoPE tables cover."""
+
+
+def load_model(
+    path: str | Path, dtype: torch.dtype | None, device: torch.device, max_context_tokens: int | None = None
+) -> LoadedModel:
+    """Load a model in a dtype (None: `default_dtype`) onto a device. Raises ModelError.
+
+    max_context_tokens bounds the RoPE tables; None means all that the config allows, and more than that is refused.
+    """
+    config_path, seed = _parse_source(str(path))
+    if seed is None and not config_path.parent.is_dir():
+        raise ModelError(f"{config_path.parent}: no such model directory")
+    raw = read_json_object(config_path)
+    config = parse_config(raw) if seed is not None else read_config(config_path.parent)
+    context = _context_limit(config, max_context_tokens)
+    dtype = dtype or default_dtype(config, device)
+    with torch.inference_mode():
+        if seed is not None:
+            model = assemble(config, RandomWeights(config, seed, device), dtype, device, context)
+            drawn_on = {} if device.type == "cpu" else {"random_device": device.type}
+            model_hash = content_hash({**raw, "random_seed": seed, **drawn_on}, ())
+        else:
+            model, model_hash = _load_directory(config_path.parent, raw, config, dtype, device, context)
+    return LoadedModel(config, model, model_hash, dtype, device, context)
+
+
+def default_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
+    """float32 on a CPU, which computes 16-bit types slowly; elsewhere the checkpoint's own, else bfloat16."""
+    if device.type == "cpu":
+        return torch.float32
+    return DTYPES[config.dtype] if config.dtype is not None else torch.bfloat16
+
+
+def _load_directory(
+    directory: Path, raw: JsonObject, config: ModelConfig, dtype: torch.dtype, device: torch.device, context: int
+) -> tuple[Decoder, str]:
+    files = find_checkpoint(directory)
+    with open_safetensors(files) as source:
+        check_parameters(source, config)
+        model = assemble(config, source, dtype, device, context)
+    return model, content_hash(raw, files.paths)
+
+
+def _context_limit(config: ModelConfig, asked: int | None) -> int:
+    allowed = config.max_context_tokens
+    if asked is not None and not 1 <= asked <= allowed:
+        raise ConfigError(
+            f"max_context_tokens: {asked} is not supported; allowed: 1 to {allowed}, which the model is made for"
+        )
+    return asked or allowed
+
+
+def _parse_source(source: str) -> tuple[Path, int | None]:
+    """The path of config.json, and the seed when the weights are random."""
+    if not source.startswith(RANDOM_SCHEME):
+        return Path(source) / "config.json", None
+    path, _, query = source.removeprefix(RANDOM_SCHEME).partition("?")
+    options = parse_qs(query, keep_blank_values=True)
+    seed = options.pop("seed", ["0"])
+    if options or len(seed) != 1 or not seed[0].isdecimal():
+        raise ModelError(f"model source {source!r}: allowed: {RANDOM_SCHEME}CONFIG_JSON[?seed=N] with N ≥ 0")
+    return Path(path), int(seed[0])

@@ -1,1 +1,0 @@
-"""The decoder implementation and the configurations of the model families it serves."""

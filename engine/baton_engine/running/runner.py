@@ -1,0 +1,157 @@
+"""The model runner: carries out step plans on one device.
+
+`launch` reads top to bottom as the plan's order of effects; prefill chunks and decode rows go through the model in one
+pass; only rows that draw go through the last layer's output and the head. On a CPU a launched step is done; on a GPU
+it runs behind the host, its results come to pinned memory, and the next step may be launched before they are collected.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baton_engine.memory.host_memory import keep_freed_memory
+from baton_engine.memory.kv_pool import KvPool
+from baton_engine.model.loading import LoadedModel
+from baton_engine.running.decode_graph import DecodeGraphs, graph_sizes
+from baton_engine.running.drawing import DrawingRows
+from baton_engine.running.layer_notices import LayerListener, LayerNotices
+from baton_engine.running.sampler import Draw, LogitsHook, Sampler
+from baton_engine.running.slot_state import SlotState
+from baton_engine.running.step_clock import StepClock, start_clock
+from baton_engine.running.upload import upload
+from baton_engine.running.warm_up import warm_up
+from baton_engine.scheduling.plan import SlotTokens, StepPlan, StepResult
+from baton_kernels.logprobs import Logprobs
+from baton_wire.messages.values import TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    step: int
+    slots: tuple[int, ...]
+    draw: Draw | None
+    """On the host once the clock says that the step is done; None when no slot draws."""
+    clock: StepClock
+
+
+class ModelRunner:
+    """Implements `plan.Runner`. The pool's blocks are the scheduler's to give; slots are numbered [0, max_slots)."""
+
+    def __init__(self, loaded: LoadedModel, pool: KvPool, max_slots: int, hook: LogitsHook | None = None) -> None:
+        self._model = loaded.model
+        self._pool = pool
+        self._device = loaded.device
+        block_tokens = pool.geometry.block_tokens
+        max_blocks = -(-loaded.max_context_tokens // block_tokens)
+        self._slots = SlotState(max_slots, max_blocks, block_tokens, loaded.device)
+        self._sampler = Sampler(loaded.config.vocab_size, max_slots, loaded.device, hook)
+        self._notices: LayerNotices | None = None
+        self._in_flight: deque[_InFlight] = deque()
+        self._graphs: DecodeGraphs | None = None
+        if loaded.device.type == "cpu":
+            keep_freed_memory()
+        else:
+            self._graphs = self._capture(max_slots, max_blocks)
+        warm_up(loaded.model, pool.tensor, loaded.config.vocab_size, loaded.max_context_tokens)
+
+    @torch.inference_mode()
+    def _capture(self, max_slots: int, max_blocks: int) -> DecodeGraphs:
+        last_tokens, sizes = self._slots.last_tokens, graph_sizes(max_slots)
+        return DecodeGraphs(self._model, self._pool.tensor, last_tokens, max_slots, max_blocks, sizes)
+
+    def watch_layers(self, listener: LayerListener) -> None:
+        """From now on tell `listener` while prompts are computed. Before the first step."""
+        geometry = self._pool.geometry
+        layer_token_bytes = geometry.token_bytes // geometry.layers
+        self._notices = LayerNotices(self._device, geometry.layers, layer_token_bytes, listener)
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> None:
+        clock = start_clock(self._device)
+        for opened in plan.opens:
+            self._slots.open(opened)
+            self._sampler.open(opened)
+        self._slots.set_blocks(plan.blocks)
+        if self._graphs is not None:
+            self._graphs.set_blocks(plan.blocks)
+        if plan.copies:
+            self._pool.copy_blocks([copy.source for copy in plan.copies], [copy.target for copy in plan.copies])
+        slots, draw = self._run(plan) if plan.prefill or plan.decode else ((), None)
+        clock.stop()
+        self._in_flight.append(_InFlight(plan.step, slots, draw, clock))
+
+    def is_done(self) -> bool:
+        return bool(self._in_flight) and self._in_flight[0].clock.is_done()
+
+    def collect(self) -> StepResult:
+        if not self._in_flight:
+            raise RuntimeError("collect: no step was launched")
+        oldest = self._in_flight.popleft()
+        duration_s = oldest.clock.wait()
+        tokens = () if oldest.draw is None else _slot_tokens(oldest.slots, oldest.draw)
+        return StepResult(oldest.step, tokens, duration_s)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        if self._in_flight:
+            raise RuntimeError("execute: another step is in flight")
+        self.launch(plan)
+        return self.collect()
+
+    def _run(self, plan: StepPlan) -> tuple[tuple[int, ...], Draw | None]:
+        if self._graphs is not None and not plan.prefill and len(plan.decode) <= self._graphs.largest:
+            slots = self._slots.longest_first(plan.decode)
+            return slots, self._replay(self._graphs, slots)
+        drawing = DrawingRows.of(plan) if plan.prefill else None
+        token_ids, rows = self._slots.rows(plan, drawing)
+        written = None if self._notices is None else self._notices.of(plan)
+        hidden = self._model.hidden_states(token_ids, rows, self._pool.tensor, written)
+        if drawing is None:
+            return plan.decode, self._draw(plan.decode, self._model.head(hidden))
+        if not drawing.slots:
+            return (), None
+        logits = self._model.head(hidden)
+        if len(drawing.slots) > len(drawing.rows):
+            logits = logits.index_select(0, upload(drawing.logits_rows, self._device))
+        return drawing.slots, self._draw(drawing.slots, logits)
+
+    def _replay(self, graphs: DecodeGraphs, slots: tuple[int, ...]) -> Draw:
+        hidden = graphs.run(self._slots.decode_inputs(slots))
+        greedy_slots = self._sampler.count_greedy(slots)
+        if greedy_slots is None:
+            return self._draw(slots, self._model.head(hidden))
+        return _to_host(Draw(graphs.greatest(len(slots)), greedy_slots, None, (), ()))
+
+    def _draw(self, slots: tuple[int, ...], logits: Tensor) -> Draw:
+        draw = self._sampler.draw(slots, logits)
+        self._slots.last_tokens.index_copy_(0, draw.slots, draw.ids)
+        return draw if self._device.type == "cpu" else _to_host(draw)
+
+
+def _to_host(draw: Draw) -> Draw:
+    """Start copying to pinned memory; the values are there when the step's clock says so."""
+    found = draw.logprobs
+    if found is not None:
+        found = Logprobs(*(part.to("cpu", non_blocking=True) for part in (found.chosen, found.top_ids, found.top)))
+    return Draw(draw.ids.to("cpu", non_blocking=True), draw.slots, found, draw.logprob_rows, draw.logprob_counts)
+
+
+def _slot_tokens(slots: tuple[int, ...], draw: Draw) -> tuple[SlotTokens, ...]:
+    ids = draw.ids.tolist()
+    if draw.logprobs is None:
+        return tuple([SlotTokens(slot, (token,)) for slot, token in zip(slots, ids, strict=True)])
+    found = draw.logprobs
+    chosen, top_ids, top = found.chosen.tolist(), found.top_ids.tolist(), found.top.tolist()
+    entries: dict[int, TokenLogprob] = {}
+    for place, (row, count) in enumerate(zip(draw.logprob_rows, draw.logprob_counts, strict=True)):
+        alternatives = tuple(zip(top_ids[place][:count], top[place][:count], strict=True))
+        entries[row] = TokenLogprob(chosen[place], alternatives)
+    return tuple(
+        [
+            SlotTokens(slot, (token,), (entries[row],) if row in entries else None)
+            for row, (slot, token) in enumerate(zip(slots, ids, strict=True))
+        ]
+    )

@@ -1,0 +1,260 @@
+"""Draw the next token of every row: penalties, bias, forbidden stop ids, mask hook, truncation, noise, logprobs.
+
+State per slot is only what the options ask for; a batch of greedy rows without options is one argmax. The noise is a
+function of (seed, choice, token index, vocabulary id), so a sequence draws the same tokens wherever it goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from baton_engine.running.upload import upload
+from baton_engine.scheduling.plan import OpenSlot
+from baton_kernels.logprobs import Logprobs, logprobs
+from baton_kernels.penalties import apply_bias, apply_penalties
+from baton_kernels.sampling import greedy, sample
+from baton_kernels.truncated_draw import truncated_draw
+from baton_wire.messages.values import SamplingParams
+
+LogitsHook = Callable[[Sequence[int], Tensor], Tensor]
+"""(slots, logits [N, vocab] float32) → logits to draw from, -inf where a token is forbidden. Comes after penalties
+and bias and before truncation. Must not change its argument; must leave at least one finite logit per row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Drawn ids [N] int64 of the slots (host and device), and logprobs of the rows that asked for them."""
+
+    ids: Tensor
+    slots: Tensor
+    logprobs: Logprobs | None
+    logprob_rows: tuple[int, ...]
+    logprob_counts: tuple[int, ...]
+    """Per row of `logprobs`: how many alternatives were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Penalties:
+    presence: Tensor  # [N] float32, as the next two
+    frequency: Tensor
+    repetition: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Truncation:
+    top_k: Tensor  # [N] int32, 0 = off
+    top_p: Tensor  # [N] float32, as the next
+    min_p: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Noise:
+    temperature: Tensor  # [N] float32
+    seed: Tensor  # [N] int64, as the next
+    choice: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Bias:
+    rows: Tensor  # [B] int64, as the next
+    ids: Tensor
+    values: Tensor  # [B] float32
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Options of one batch composition, made once and kept while the same slots draw. None: no row needs the stage."""
+
+    slots: tuple[int, ...]
+    host_slots: npt.NDArray[np.int64]
+    device_slots: Tensor
+    penalties: _Penalties | None
+    bias: _Bias | None
+    min_tokens_until: int
+    """No row forbids stop ids from this token index on."""
+    truncation: _Truncation | None
+    noise: _Noise | None
+    logprob_rows: tuple[int, ...]
+    logprob_index: Tensor
+    logprob_counts: tuple[int, ...]
+
+
+class Sampler:
+    """Sampling state of `max_slots` slots over a vocabulary."""
+
+    def __init__(self, vocab_size: int, max_slots: int, device: torch.device, hook: LogitsHook | None = None) -> None:
+        self._vocab_size = vocab_size
+        self._max_slots = max_slots
+        self._device = device
+        self._hook = hook
+        self._params: list[SamplingParams | None] = [None] * max_slots
+        self._choices = np.zeros(max_slots, dtype=np.int64)
+        self._next_index = np.zeros(max_slots, dtype=np.int64)
+        self._counts: tuple[Tensor, Tensor] | None = None
+        self._rows: _Rows | None = None
+
+    def open(self, opened: OpenSlot) -> None:
+        """Begin a slot's sequence: the next token drawn has the index len(outputs)."""
+        self._params[opened.slot] = opened.sampling
+        self._choices[opened.slot] = opened.choice
+        self._next_index[opened.slot] = len(opened.outputs)
+        self._rows = None
+        if _is_penalised(opened.sampling):
+            self._count(opened)
+
+    def count_greedy(self, slots: tuple[int, ...]) -> Tensor | None:
+        """When every slot takes just its greatest raw logit: count a token for each as drawn, return the slots on the
+        device. None when some slot asks for more."""
+        rows = self._described(slots)
+        if self._hook is not None or rows.penalties or rows.bias or rows.noise or rows.logprob_rows:
+            return None
+        indices = self._next_index[rows.host_slots]
+        if rows.min_tokens_until and int(indices.min()) < rows.min_tokens_until:
+            return None
+        self._next_index[rows.host_slots] = indices + 1
+        return rows.device_slots
+
+    def draw(self, slots: tuple[int, ...], logits: Tensor) -> Draw:
+        """One token for each slot from its row of raw logits [N, vocab], in whatever dtype the head leaves them."""
+        rows = self._described(slots)
+        indices = self._next_index[rows.host_slots]
+        ids = self._draw(rows, indices, logits)
+        self._next_index[rows.host_slots] = indices + 1
+        if rows.penalties is not None and self._counts is not None:
+            one = torch.ones((), dtype=torch.int32, device=self._device)
+            self._counts[1].index_put_((rows.device_slots, ids), one, accumulate=True)
+        if not rows.logprob_rows:
+            return Draw(ids, rows.device_slots, None, (), ())
+        wanted = rows.logprob_index
+        found = logprobs(logits.index_select(0, wanted).float(), ids.index_select(0, wanted), max(rows.logprob_counts))
+        return Draw(ids, rows.device_slots, found, rows.logprob_rows, rows.logprob_counts)
+
+    def _draw(self, rows: _Rows, indices: npt.NDArray[np.int64], logits: Tensor) -> Tensor:
+        if not logits.is_cuda or self._is_changed(rows, indices):
+            logits = logits.float()
+        if rows.penalties is not None and self._counts is not None:
+            prompt, outputs = (part.index_select(0, rows.device_slots) for part in self._counts)
+            logits = apply_penalties(
+                logits, prompt, outputs, rows.penalties.presence, rows.penalties.frequency, rows.penalties.repetition
+            )
+        if rows.bias is not None:
+            logits = apply_bias(logits, rows.bias.rows, rows.bias.ids, rows.bias.values)
+        if rows.min_tokens_until and int(indices.min()) < rows.min_tokens_until:
+            logits = self._forbid_stops(rows, indices, logits)
+        if self._hook is not None:
+            logits = self._hook(rows.slots, logits)
+        if rows.noise is None:
+            return greedy(logits)
+        noise, truncation = rows.noise, rows.truncation
+        index = upload(indices, self._device)
+        if truncation is None:
+            return sample(logits, noise.temperature, noise.seed, noise.choice, index)
+        options = (truncation.top_k, truncation.top_p, truncation.min_p)
+        return truncated_draw(logits, noise.temperature, *options, noise.seed, noise.choice, index)
+
+    def _is_changed(self, rows: _Rows, indices: npt.NDArray[np.int64]) -> bool:
+        """Whether anything is added to the logits before the draw; a mere draw takes them as they are."""
+        if rows.penalties is not None or rows.bias is not None or self._hook is not None:
+            return True
+        return rows.min_tokens_until > 0 and int(indices.min()) < rows.min_tokens_until
+
+    def _forbid_stops(self, rows: _Rows, indices: npt.NDArray[np.int64], logits: Tensor) -> Tensor:
+        forbidden = [
+            (row, token, -np.inf)
+            for row, (params, index) in enumerate(zip(self._of(rows.slots), indices.tolist(), strict=True))
+            if index < params.min_tokens
+            for token in params.stop_token_ids
+        ]
+        bias = self._bias(forbidden)
+        return logits if bias is None else apply_bias(logits, bias.rows, bias.ids, bias.values)
+
+    def _of(self, slots: tuple[int, ...]) -> list[SamplingParams]:
+        return [params for params in (self._params[slot] for slot in slots) if params is not None]
+
+    def _count(self, opened: OpenSlot) -> None:
+        """Fill the slot's row of the counts; they take memory only once a request asks for a penalty."""
+        if self._counts is None:
+            shape = (self._max_slots, self._vocab_size)
+            self._counts = (
+                torch.zeros(shape, dtype=torch.bool, device=self._device),
+                torch.zeros(shape, dtype=torch.int32, device=self._device),
+            )
+        prompt = np.bincount(np.array(opened.prompt, dtype=np.int64), minlength=self._vocab_size) > 0
+        outputs = np.bincount(np.array(opened.outputs, dtype=np.int64), minlength=self._vocab_size).astype(np.int32)
+        self._counts[0][opened.slot] = upload(prompt, self._device)
+        self._counts[1][opened.slot] = upload(outputs, self._device)
+
+    def _described(self, slots: tuple[int, ...]) -> _Rows:
+        if self._rows is None or self._rows.slots != slots:
+            self._rows = self._describe(slots)
+        return self._rows
+
+    def _describe(self, slots: tuple[int, ...]) -> _Rows:
+        params = self._of(slots)
+        assert len(params) == len(slots), "only opened slots draw"
+        host_slots = np.array(slots, dtype=np.int64)
+        logprob_rows = tuple(row for row, p in enumerate(params) if p.logprobs is not None)
+        return _Rows(
+            slots=slots,
+            host_slots=host_slots,
+            device_slots=upload(host_slots, self._device),
+            penalties=self._penalties(params),
+            bias=self._bias([(row, token, value) for row, p in enumerate(params) for token, value in p.logit_bias]),
+            min_tokens_until=max((p.min_tokens for p in params if p.stop_token_ids), default=0),
+            truncation=self._truncation(params),
+            noise=self._noise(params, self._choices[host_slots]),
+            logprob_rows=logprob_rows,
+            logprob_index=upload(np.array(logprob_rows, dtype=np.int64), self._device),
+            logprob_counts=tuple(p.logprobs for p in params if p.logprobs is not None),
+        )
+
+    def _penalties(self, params: list[SamplingParams]) -> _Penalties | None:
+        if not any(map(_is_penalised, params)):
+            return None
+        return _Penalties(
+            self._floats([p.presence_penalty for p in params]),
+            self._floats([p.frequency_penalty for p in params]),
+            self._floats([p.repetition_penalty for p in params]),
+        )
+
+    def _truncation(self, params: list[SamplingParams]) -> _Truncation | None:
+        if not any(p.top_k is not None or p.top_p < 1 or p.min_p > 0 for p in params if p.temperature > 0):
+            return None
+        return _Truncation(
+            upload(np.array([p.top_k or 0 for p in params], dtype=np.int32), self._device),
+            self._floats([p.top_p for p in params]),
+            self._floats([p.min_p for p in params]),
+        )
+
+    def _noise(self, params: list[SamplingParams], choices: npt.NDArray[np.int64]) -> _Noise | None:
+        if all(p.temperature == 0 for p in params):
+            return None
+        seeds = np.array([p.seed for p in params], dtype=np.int64)
+        return _Noise(
+            self._floats([p.temperature for p in params]), upload(seeds, self._device), upload(choices, self._device)
+        )
+
+    def _bias(self, entries: list[tuple[int, int, float]]) -> _Bias | None:
+        """Sparse additions to logits; ids outside the vocabulary can never be drawn and are dropped."""
+        known = [entry for entry in entries if entry[1] < self._vocab_size]
+        if not known:
+            return None
+        rows, ids, values = zip(*known, strict=True)
+        return _Bias(
+            upload(np.array(rows, dtype=np.int64), self._device),
+            upload(np.array(ids, dtype=np.int64), self._device),
+            self._floats(values),
+        )
+
+    def _floats(self, values: Sequence[float]) -> Tensor:
+        return upload(np.array(values, dtype=np.float32), self._device)
+
+
+def _is_penalised(params: SamplingParams) -> bool:
+    return params.presence_penalty != 0 or params.frequency_penalty != 0 or params.repetition_penalty != 1

@@ -1,0 +1,141 @@
+"""Per-slot state of the runner: block table, context length, last token; and the rows of a step made from it.
+
+What the host can know without waiting for a step (tables, lengths) lives in numpy arrays on the host, so that a step's
+inputs are a few array operations; what only the device knows (the last drawn token) lives there. On a CPU both are the
+same memory. Which slot belongs to whom is the scheduler's business (`slots.py`), sampling state is in `sampler.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from baton_engine.model.layers.attention import DecodeRows, LastRows, PrefillRows, StepRows
+from baton_engine.running.drawing import DrawingRows
+from baton_engine.running.upload import upload
+from baton_engine.scheduling.plan import BlockUpdate, OpenSlot, PrefillChunk, StepPlan
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeInputs:
+    """One decode row a slot: its position, and its place in the pool (block · block_tokens + slot within it)."""
+
+    slots: Ints
+    positions: Ints
+    places: Ints
+
+
+class SlotState:
+    """State of `max_slots` slots. Positions and blocks are trusted to be the scheduler's own."""
+
+    def __init__(self, max_slots: int, max_blocks: int, block_tokens: int, device: torch.device) -> None:
+        self._block_tokens = block_tokens
+        self._device = device
+        self._tables = np.zeros((max_slots, max_blocks), dtype=np.int32)
+        self._contexts: Ints = np.zeros(max_slots, dtype=np.int64)
+        self.last_tokens = torch.zeros(max_slots + 1, dtype=torch.int64, device=device)
+        """By slot; the entry behind the last slot belongs to padding."""
+        self._decode: tuple[int, ...] = ()
+        self._decode_slots: Ints = np.zeros(0, dtype=np.int64)
+        self._decode_index = torch.zeros(0, dtype=torch.int64, device=device)
+        self._asked: tuple[int, ...] = ()
+        self._ordered: tuple[int, ...] = ()
+
+    def open(self, opened: OpenSlot) -> None:
+        self._contexts[opened.slot] = opened.context_tokens
+        if opened.last_token is not None:
+            self.last_tokens[opened.slot] = opened.last_token
+
+    def set_blocks(self, updates: Sequence[BlockUpdate]) -> None:
+        for update in updates:
+            self._tables[update.slot, update.index] = update.block
+
+    def rows(self, plan: StepPlan, drawing: DrawingRows | None = None) -> tuple[Tensor, StepRows]:
+        """Token ids [T] and metadata of a plan with at least one row. Contexts move on as if it had run.
+
+        `drawing`: the rows whose hidden states are wanted, None for all.
+        """
+        if not plan.prefill:
+            positions, mapping, only_decode = self._decode_rows(plan.decode)
+            ids = self.last_tokens.index_select(0, self._decode_index)
+            return ids, StepRows(self._upload(positions), self._upload(mapping), 0, None, only_decode)
+        chunk_ids, positions, mapping, prefill = self._prefill_rows(plan.prefill)
+        num_prefill, ids = len(positions), self._upload(chunk_ids)
+        decode: DecodeRows | None = None
+        if plan.decode:
+            decode_positions, decode_mapping, decode = self._decode_rows(plan.decode)
+            ids = torch.cat((ids, self.last_tokens.index_select(0, self._decode_index)))
+            positions = np.concatenate((positions, decode_positions))
+            mapping = np.concatenate((mapping, decode_mapping))
+        last = None if drawing is None else self._last_rows(drawing, positions)
+        return ids, StepRows(self._upload(positions), self._upload(mapping), num_prefill, prefill, decode, last)
+
+    def _last_rows(self, drawing: DrawingRows, positions: Ints) -> LastRows:
+        lens = (positions[drawing.rows] + 1).astype(np.int32)
+        blocks = -(-int(lens.max(initial=0)) // self._block_tokens)
+        tables = self._tables[drawing.tables, :blocks]
+        return LastRows(self._upload(drawing.rows), DecodeRows(self._upload(tables), self._upload(lens)))
+
+    def _decode_rows(self, decode: tuple[int, ...]) -> tuple[Ints, Ints, DecodeRows]:
+        if decode != self._decode:
+            self._decode, self._decode_slots = decode, np.array(decode, dtype=np.int64)
+            self._decode_index = self._upload(self._decode_slots)
+        inputs = self._advance(self._decode_slots)
+        lens = (inputs.positions + 1).astype(np.int32)
+        tables = self._tables[inputs.slots, : int(inputs.positions.max()) // self._block_tokens + 1]
+        return inputs.positions, inputs.places, DecodeRows(self._upload(tables), self._upload(lens))
+
+    def longest_first(self, decode: tuple[int, ...]) -> tuple[int, ...]:
+        """The same slots by length of context, as it was when they came together: attention begins rows in their order,
+        and a long one that is begun last keeps the device waiting."""
+        if decode != self._asked:
+            slots = np.array(decode, dtype=np.int64)
+            order = np.argsort(-self._contexts[slots], kind="stable")
+            self._asked, self._ordered = decode, tuple(slots[order].tolist())
+        return self._ordered
+
+    def decode_inputs(self, decode: tuple[int, ...]) -> DecodeInputs:
+        """Rows of a step that only decodes, for a captured graph. Contexts move on as if it had run."""
+        return self._advance(np.array(decode, dtype=np.int64))
+
+    def _advance(self, slots: Ints) -> DecodeInputs:
+        positions = self._contexts[slots]
+        self._contexts[slots] = positions + 1
+        _, places = self._places(slots, positions)
+        return DecodeInputs(slots, positions, places)
+
+    def _prefill_rows(self, chunks: Sequence[PrefillChunk]) -> tuple[Ints, Ints, Ints, PrefillRows]:
+        counts = np.array([len(chunk.tokens) for chunk in chunks])
+        ids: Ints = np.fromiter(chain.from_iterable(chunk.tokens for chunk in chunks), np.int64, int(counts.sum()))
+        lens = np.array([chunk.start for chunk in chunks]) + counts
+        starts = np.concatenate(([0], counts.cumsum()))
+        slots = np.array([chunk.slot for chunk in chunks])
+        # Row r of chunk n is at position lens[n] - (starts[n + 1] - r).
+        positions: Ints = np.arange(len(ids)) + np.repeat(lens - starts[1:], counts)
+        block, mapping = self._places(np.repeat(slots, counts), positions)
+        tables = self._tables[slots, : int(block.max()) + 1]
+        for chunk, length in zip(chunks, lens, strict=True):
+            self._contexts[[chunk.slot, *chunk.sample]] = length
+        rows = PrefillRows(
+            self._upload(tables),
+            self._upload(starts.astype(np.int32)),
+            self._upload(lens.astype(np.int32)),
+            int(counts.max()),
+        )
+        return ids, positions, mapping, rows
+
+    def _places(self, slots: Ints, positions: Ints) -> tuple[Ints, Ints]:
+        """Index of each row's block within its table, and the row's token slot within the pool."""
+        block = positions // self._block_tokens
+        return block, (self._tables[slots, block] - block) * self._block_tokens + positions
+
+    def _upload(self, array: npt.NDArray[np.int64] | npt.NDArray[np.int32]) -> Tensor:
+        return upload(array, self._device)

@@ -1,0 +1,66 @@
+"""Run once what a worker may run later, so that nothing is compiled or loaded after it is ready.
+
+Decode graphs prepare themselves by being captured. Here: prompt steps of a few sizes (a GPU's libraries choose
+by size), the last layer's decode attention outside a graph, and every way to draw.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from baton_engine.model.decoder import Decoder
+from baton_engine.model.layers.attention import DecodeRows, LastRows, PrefillRows, StepRows
+from baton_engine.running.sampler import Sampler
+from baton_engine.scheduling.plan import OpenSlot
+from baton_wire.messages.values import SamplingParams
+
+GPU_PROMPTS: Final = (1, 16, 37, 128, 1024, 2001)
+"""Triton compiles anew for arguments that are 1 or multiples of 16; long ones are attended to in splits."""
+CPU_PROMPTS: Final = (1,)
+"""One token is enough for what is compiled."""
+DRAWS: Final = (
+    SamplingParams(max_tokens=1, temperature=0.0),
+    SamplingParams(max_tokens=1, temperature=0.0, logit_bias=((0, 1.0),)),
+    SamplingParams(max_tokens=1, temperature=1.0, seed=1),
+    SamplingParams(max_tokens=1, temperature=1.0, seed=1, top_p=0.9, logprobs=1),
+    SamplingParams(max_tokens=1, temperature=1.0, seed=1, presence_penalty=1.0),
+    SamplingParams(max_tokens=1, temperature=1.0, seed=1, presence_penalty=1.0, top_k=4, logprobs=2),
+)
+
+
+@torch.inference_mode()
+def warm_up(model: Decoder, kv_pool: Tensor, vocab_size: int, max_context_tokens: int) -> None:
+    """Nothing in the pool changes: every row's place is -1. Waits until all is done."""
+    device = kv_pool.device
+    hidden = torch.empty(0)
+    prompts = GPU_PROMPTS if device.type == "cuda" else CPU_PROMPTS
+    for tokens in (tokens for tokens in prompts if tokens <= max_context_tokens):
+        for draws in (True, False):
+            rows = _prompt(tokens, kv_pool.shape[4], device, draws)
+            hidden = model.hidden_states(torch.zeros(tokens, dtype=torch.int64, device=device), rows, kv_pool)
+    sampler = Sampler(vocab_size, 1, device)
+    logits = model.head(torch.zeros(1, hidden.shape[1], dtype=hidden.dtype, device=device))
+    for sampling in DRAWS:
+        sampler.open(OpenSlot(0, sampling, 0, (0,), (), 1, None))
+        sampler.draw((0,), logits)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _prompt(tokens: int, block_tokens: int, device: torch.device, draws: bool) -> StepRows:
+    """A whole prompt that reads whatever block 0 holds."""
+    tables = torch.zeros(1, -(-tokens // block_tokens), dtype=torch.int32, device=device)
+    starts = torch.tensor([0, tokens], dtype=torch.int32, device=device)
+    lens = torch.tensor([tokens], dtype=torch.int32, device=device)  # aligned, as a step's own
+    wanted = torch.tensor([tokens - 1], device=device)
+    return StepRows(
+        positions=torch.arange(tokens, device=device),
+        slot_mapping=torch.full((tokens,), -1, dtype=torch.int64, device=device),
+        num_prefill_rows=tokens,
+        prefill=PrefillRows(tables, starts, lens, tokens),
+        decode=None,
+        last=LastRows(wanted, DecodeRows(tables, lens)) if draws else None,
+    )

@@ -1,0 +1,6 @@
+"""What the next step computes and for whom: a pure scheduler in parts.
+
+Owns requests, sequences, rows and reservations, and the plan of every step.
+Never touches a device, a clock or a thread, and imports no torch.
+Called by the engine's stepper.
+"""

@@ -1,0 +1,175 @@
+"""What is computed in a step besides the running rows: whole prompts, several a step, within a budget of tokens.
+
+Order: prompts already started, preempted sequences, then new prompts by arrival. A prompt starts when all its blocks
+and slots are there, so that a started one never waits for memory. Prompts are cut only when they exceed the budget.
+"""
+
+from __future__ import annotations
+
+from baton_engine.scheduling.engine_config import EngineConfig
+from baton_engine.scheduling.engine_state import EngineState, announce, close_slot, leave_stage
+from baton_engine.scheduling.events import Computing, SequenceSpec
+from baton_engine.scheduling.plan import PrefillChunk
+from baton_engine.scheduling.sequence import Sequence, Stage, Stem, StemStage
+from baton_engine.scheduling.step_draft import LaunchedChunk, StepDraft
+from baton_wire.messages.values import Reason
+
+
+def refusal(spec: SequenceSpec, config: EngineConfig) -> tuple[Reason, str] | None:
+    """Why the engine can never serve this request, if so; looks at the request alone."""
+    length, forced = len(spec.tokens), len(spec.tokens) - spec.prompt_tokens
+    if not spec.tokens:
+        return Reason.BAD_REQUEST, "tokens: empty"
+    if not 1 <= spec.prompt_tokens <= length:
+        return Reason.BAD_REQUEST, f"prompt_tokens: {spec.prompt_tokens} is not within 1 to {length}"
+    if not spec.choices or len(set(spec.choices)) != len(spec.choices):
+        return Reason.BAD_REQUEST, f"choices: {spec.choices} must be at least one and all different"
+    if forced >= spec.sampling.max_tokens:
+        return Reason.BAD_REQUEST, f"tokens: {forced} outputs already reach max_tokens {spec.sampling.max_tokens}"
+    if length >= config.max_context_tokens:
+        return Reason.TOO_LONG, f"tokens: {length} leave no room in a context of {config.max_context_tokens}"
+    if len(spec.choices) > config.max_slots:
+        return Reason.TOO_LONG, f"choices: {len(spec.choices)} exceed the {config.max_slots} sequences of a batch"
+    return None
+
+
+def fill_step(state: EngineState, draft: StepDraft) -> None:
+    """Add prefill chunks to the step, admitting as many prompts as budget, blocks and slots allow."""
+    for stem in tuple(state.prefilling):
+        _add_chunk(state, draft, stem)
+    for stem in tuple(state.returning):
+        if not stem.tokens and not stem.members[0].is_settled:
+            break  # its last token is still on its way
+        if not _start(state, draft, stem):
+            break
+    if not state.returning and not state.landed:
+        _admit_new(state, draft)
+
+
+def _admit_new(state: EngineState, draft: StepDraft) -> None:
+    queue_head = next(iter(state.queued.values()), None)
+    for stem in tuple(state.waiting.values()):
+        if queue_head is not None and queue_head.order < stem.order:
+            break  # it waits for blocks longer than this one
+        if _exceeds_share(state, stem):
+            continue
+        if not _start(state, draft, stem):
+            break
+
+
+def _exceeds_share(state: EngineState, stem: Stem) -> bool:
+    """Whether a held prompt has to wait because too much KV already waits for grants. One may always be held."""
+    if not stem.request.spec.hold or stem.request.is_granted or state.ungranted_blocks == 0:
+        return False
+    blocks = state.config.blocks_for(len(stem.tokens))
+    return state.ungranted_blocks + blocks > state.config.max_held_blocks
+
+
+def _start(state: EngineState, draft: StepDraft, stem: Stem) -> bool:
+    """Give the stem its blocks and slots and add its first chunk; False when something is missing."""
+    pool, config, floor = state.pool, state.config, state.floor
+    if draft.prefill_tokens >= config.max_step_tokens or stem.failed_at == (pool.gains, floor):
+        return False
+    members = stem.waiting_members
+    if len(members) > state.slots.available:
+        return False
+    if not stem.tokens:
+        stem.tokens = stem.members[0].context()
+    stem.fill_digests(config.block_tokens)
+    # At least one token is computed: its logits are what is drawn from.
+    hits = pool.match(stem.digests, (len(stem.tokens) - 1) // config.block_tokens) if config.prefix_cache else []
+    cached = len(hits) * config.block_tokens
+    if not _chunk_size(state, draft, len(stem.tokens) - cached):
+        return False
+    missing = config.blocks_for(len(stem.tokens)) - len(hits)
+    if pool.available - pool.evictable(hits) - missing < floor:
+        stem.failed_at = (pool.gains, floor)
+        if stem.stage is StemStage.WAITING:
+            state.starved = stem
+        return False
+    _open(state, draft, stem, members, hits, missing)
+    _add_chunk(state, draft, stem)
+    return True
+
+
+def _open(
+    state: EngineState, draft: StepDraft, stem: Stem, members: list[Sequence], hits: list[int], missing: int
+) -> None:
+    leave_stage(state, stem)
+    stem.stage = StemStage.PREFILLING
+    state.pool.share(stem.owner, hits)
+    state.pool.allocate(stem.owner, missing)
+    cached = len(hits) * state.config.block_tokens
+    stem.cached_tokens = stem.planned_tokens = stem.done_tokens = cached
+    state.prompt_tokens += len(stem.tokens)
+    state.cached_prompt_tokens += cached
+    for member in members:
+        member.slot = state.slots.take()
+        draft.open(member, cached, None)
+    stem.slot = members[0].slot
+    assert stem.slot is not None
+    draft.set_blocks(stem.slot, tuple(state.pool.table(stem.owner)))
+    state.prefilling.append(stem)
+    state.prefilling.sort(key=lambda stem: stem.order)
+    request = stem.request
+    if request.spec.hold:
+        if not request.is_granted:
+            request.held_blocks = len(state.pool.table(stem.owner))
+            state.ungranted_blocks += request.held_blocks
+        if cached:
+            announce(state, stem)
+
+
+def _chunk_size(state: EngineState, draft: StepDraft, rest: int) -> int:
+    """How many of a prompt's `rest` tokens go into this step: all, a piece, or none."""
+    config = state.config
+    left = config.max_step_tokens - draft.prefill_tokens
+    if rest <= left:
+        return rest
+    if rest <= config.max_step_tokens and not draft.is_shared:
+        return 0  # whole in the next step
+    others = len(state.prefilling) + len(state.returning) + len(state.waiting)
+    if others <= 1:
+        return left
+    return config.chunk if config.chunk <= left else 0
+
+
+def _add_chunk(state: EngineState, draft: StepDraft, stem: Stem) -> None:
+    rest = len(stem.tokens) - stem.planned_tokens
+    size = _chunk_size(state, draft, rest)
+    if size == 0:
+        return
+    start = stem.planned_tokens
+    stem.planned_tokens = end = start + size
+    draft.prefill_tokens += size
+    is_last = size == rest
+    draft.is_shared = draft.is_shared or not is_last
+    sample = tuple(member.slot for member in stem.waiting_members if member.slot is not None) if is_last else ()
+    assert stem.slot is not None
+    draft.prefill.append(PrefillChunk(stem.slot, start, stem.tokens[start:end], sample))
+    draft.chunks.append(LaunchedChunk(stem, end, is_last))
+    if stem.request.spec.hold:
+        stem.request.is_announced = True  # from now on others may be reading its blocks
+        table = tuple(state.pool.table(stem.owner))
+        state.events.append(Computing(stem.request.key, draft.step, end, table))
+    if is_last:
+        _finish_stem(state, draft, stem)
+
+
+def _finish_stem(state: EngineState, draft: StepDraft, stem: Stem) -> None:
+    """The last chunk is in this step: what happens to the members does not depend on what they draw."""
+    state.prefilling.remove(stem)
+    hold = stem.request.spec.hold
+    for member in stem.waiting_members:
+        assert member.slot is not None
+        draft.samples[member.slot] = member
+        member.kv_tokens = len(stem.tokens)
+        if hold or member.kv_tokens > member.last_row:
+            member.stage = Stage.ENDING
+    if stem.waiting_members:
+        stem.stage = StemStage.BRANCHING
+        state.branching.append(stem)
+        return
+    stem.stage = StemStage.HELD
+    for member in stem.members:
+        close_slot(state, member)

@@ -1,0 +1,169 @@
+"""Everything that one scheduler keeps, and the moves that several of its parts make: closing slots, ending, dropping.
+
+One `EngineState` belongs to one `Scheduler`; the modules `admission`, `reservations`, `branching`, `growth` and
+`results` are its parts and the only others that change it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from baton_engine.memory.blocks import BlockOwner, BlockPool
+from baton_engine.scheduling.decode_batch import DecodeBatch
+from baton_engine.scheduling.engine_config import EngineConfig
+from baton_engine.scheduling.events import Computed, RequestKey, SchedulerEvent
+from baton_engine.scheduling.sequence import Request, Sequence, Stage, Stem, StemStage
+from baton_engine.scheduling.slots import SlotTable
+from baton_engine.scheduling.step_draft import LaunchedStep
+
+
+@dataclass(slots=True, eq=False)
+class EngineState:
+    config: EngineConfig
+    pool: BlockPool
+    slots: SlotTable
+    batch: DecodeBatch = field(default_factory=DecodeBatch)
+    requests: dict[RequestKey, Request] = field(default_factory=dict)
+    waiting: dict[RequestKey, Stem] = field(default_factory=dict)
+    """New prompts in order of arrival."""
+    queued: dict[RequestKey, Stem] = field(default_factory=dict)
+    """Reservations that are not granted, in order of arrival."""
+    returning: list[Stem] = field(default_factory=list)
+    """Preempted, oldest first."""
+    landed: list[Stem] = field(default_factory=list)
+    prefilling: list[Stem] = field(default_factory=list)
+    """Oldest first."""
+    branching: list[Stem] = field(default_factory=list)
+    stalled: list[Sequence] = field(default_factory=list)
+    in_flight: deque[LaunchedStep] = field(default_factory=deque)
+    launched_step: int = 0
+    events: list[SchedulerEvent] = field(default_factory=list)
+    ungranted_blocks: int = 0
+    """Blocks of held prompts that no decode worker has granted room for."""
+    starved: Stem | None = None
+    """The prompt that last lacked blocks: as long as it waits, younger reservations must not take them."""
+    is_draining: bool = False
+    waiting_tokens: int = 0
+    """Of the waiting and returning stems."""
+    preemptions: int = 0
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+
+    @property
+    def is_running(self) -> bool:
+        """Some sequence is moving by itself and will give its blocks back."""
+        return bool(self.batch.rows or self.prefilling or self.branching or self.stalled)
+
+    @property
+    def floor(self) -> int:
+        """Blocks that a new sequence has to leave free."""
+        return self.config.watermark_blocks if self.is_running else 0
+
+
+def close_slot(state: EngineState, sequence: Sequence) -> None:
+    if sequence.slot is not None:
+        state.slots.close(sequence.slot)
+        sequence.slot = None
+
+
+def release_blocks(state: EngineState, owner: BlockOwner, fence: int = 0) -> None:
+    """Give up all blocks of `owner`; they stay untouched until every launched step (and step `fence`) is over."""
+    state.pool.release(owner, max(fence, state.launched_step))
+
+
+def announce(state: EngineState, stem: Stem) -> None:
+    """Tell how much KV of a held prompt stands. From now on others may be reading its blocks."""
+    stem.request.is_announced = True
+    table = tuple(state.pool.table(stem.owner))
+    state.events.append(Computed(stem.request.key, stem.done_tokens, table))
+
+
+def publish(state: EngineState, owner: BlockOwner, digests: list[bytes], root: bytes, first: int, end: int) -> None:
+    """Blocks [first, end) of the owner's table are full and their KV stands."""
+    table = state.pool.table(owner)
+    for index in range(first, end):
+        state.pool.publish(table[index], digests[index], digests[index - 1] if index else root)
+
+
+def end_sequence(state: EngineState, sequence: Sequence) -> None:
+    """The sequence is over (finished, cancelled or failed) and gives back whatever only it holds."""
+    if sequence.stage is Stage.DONE:
+        return
+    if sequence.stage is Stage.RUNNING:
+        state.batch.leave(sequence, Stage.DONE)
+    elif sequence.stage is Stage.STALLED:
+        state.stalled.remove(sequence)
+    sequence.stage = Stage.DONE
+    stem = sequence.stem
+    if stem is None:
+        close_slot(state, sequence)
+        release_blocks(state, sequence.owner, sequence.fence)
+    elif all(member.stage is Stage.DONE for member in stem.members):
+        drop_stem(state, stem)
+    elif sequence.slot != stem.slot:  # the stem's own slot is needed by the other members
+        close_slot(state, sequence)
+    request = sequence.request
+    if not request.spec.hold and not request.live:
+        state.requests.pop(request.key, None)
+
+
+def leave_stage(state: EngineState, stem: Stem) -> None:
+    """Take the stem out of the list of its stage."""
+    match stem.stage:
+        case StemStage.WAITING:
+            del state.waiting[stem.request.key]
+            state.waiting_tokens -= stem.num_tokens
+        case StemStage.QUEUED:
+            del state.queued[stem.request.key]
+        case StemStage.RETURNING:
+            state.returning.remove(stem)
+            state.waiting_tokens -= stem.num_tokens
+        case StemStage.LANDED:
+            state.landed.remove(stem)
+        case StemStage.PREFILLING:
+            state.prefilling.remove(stem)
+        case StemStage.BRANCHING:
+            state.branching.remove(stem)
+        case StemStage.RESERVED | StemStage.HELD | StemStage.GONE:
+            pass
+
+
+def drop_stem(state: EngineState, stem: Stem) -> None:
+    """Give back the stem's slots and blocks."""
+    leave_stage(state, stem)
+    stem.stage = StemStage.GONE
+    for member in stem.members:
+        close_slot(state, member)
+    release_blocks(state, stem.owner)
+
+
+def drop_request(state: EngineState, request: Request) -> None:
+    """Forget the request and give back everything it holds."""
+    state.requests.pop(request.key, None)
+    uncount_held(state, request)
+    for sequence in request.sequences.values():
+        end_sequence(state, sequence)
+    if request.stem is not None and request.stem.stage is not StemStage.GONE:
+        drop_stem(state, request.stem)
+
+
+def stop_request(state: EngineState, request: Request) -> None:
+    """Compute nothing more for the request; blocks that were announced stay until its release."""
+    if not request.is_announced or request.stem is None or request.stem.stage is StemStage.GONE:
+        drop_request(state, request)
+        return
+    request.is_stopped = True
+    stem = request.stem
+    if stem.stage is StemStage.PREFILLING:
+        leave_stage(state, stem)
+        stem.stage = StemStage.HELD
+    for member in stem.members:
+        member.stage = Stage.DONE
+        close_slot(state, member)
+
+
+def uncount_held(state: EngineState, request: Request) -> None:
+    """The request's blocks no longer count as ungranted."""
+    state.ungranted_blocks -= request.held_blocks
+    request.held_blocks = 0

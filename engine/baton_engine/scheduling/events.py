@@ -1,0 +1,122 @@
+"""What goes into the scheduler and what comes out of it: plain values, exchanged with the io and transfer threads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baton_wire.messages.pair_link import FirstToken
+from baton_wire.messages.values import Finish, Reason, SamplingParams, TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class RequestKey:
+    """Identity of one attempt of one request; everything held for it is released by comparing this."""
+
+    request: bytes
+    attempt: int
+
+    def __str__(self) -> str:
+        return f"{self.request.hex()[:12]}/{self.attempt}"
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSpec:
+    """A request as the engine sees it: `choices` sequences that share `tokens` as their beginning."""
+
+    key: RequestKey
+    tokens: tuple[int, ...]
+    """Prompt, then ids that were already generated (migration)."""
+    prompt_tokens: int
+    choices: tuple[int, ...]
+    sampling: SamplingParams
+    salt: str
+    """Separates prefix caches (tenant, adapter)."""
+    deadline_s: float
+    """On the engine's monotonic clock."""
+    hold: bool = False
+    """Prefill worker: stop after the first token of each choice and keep the blocks until `release`."""
+
+
+# Out of the scheduler -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Tokens of one choice; `finish` is set on the last ones, after which the engine holds nothing for the choice."""
+
+    key: RequestKey
+    choice: int
+    first_index: int
+    ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] | None
+    finish: Finish | None
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """KV of [0, tokens) of a held sequence stands in `blocks` (its whole block table so far, logical order).
+
+    `tokens` includes a cached prefix; the event for it comes before the first chunk. Valid until `release` of the key.
+    """
+
+    key: RequestKey
+    tokens: int
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Computing:
+    """Step `step`, about to be launched, computes KV of a held sequence up to `tokens`, into `blocks` (its whole block
+    table so far). Valid until `release` of the key.
+    """
+
+    key: RequestKey
+    step: int
+    tokens: int
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """A held sequence is complete: every choice has its first token.
+
+    Follows the last `Computed` and the `Drawn` events.
+    """
+
+    key: RequestKey
+    first_tokens: tuple[FirstToken, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """Decode worker: blocks for all of the spec's tokens are held; the first `cached_tokens` (whole blocks) already
+    have their KV.
+    """
+
+    key: RequestKey
+    cached_tokens: int
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """Decode worker: the reservation waits behind `position` others."""
+
+    key: RequestKey
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The engine gave the request up and holds nothing for it.
+
+    Except blocks that a transfer may be using (announced by `Computed` or `Reserved`): they stay until `release` of
+    the key.
+    """
+
+    key: RequestKey
+    reason: Reason
+    detail: str = ""
+
+
+SchedulerEvent = Drawn | Computing | Computed | Prefilled | Reserved | Queued | Failed

@@ -1,0 +1,121 @@
+"""One engine step as plain data: what the scheduler asks of the runner and what comes back.
+
+The seam between deciding and computing. A plan holds only changes: the runner keeps per-slot state (block table,
+context length, last token, sampling state) on its device, so that a decode step costs the host a tuple of slot
+numbers. Plans and results are plain integers and frozen values: they can be sent to tensor-parallel ranks, recorded,
+or answered by a paced runner that has no model at all.
+
+A *slot* is a row of the runner's per-sequence state. A *step* has a number, counted up by one; blocks that a step
+references are not given to anyone else before that step's result has been collected.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from baton_wire.messages.values import SamplingParams, TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSlot:
+    """A sequence (one choice of one request) takes a free slot."""
+
+    slot: int
+    sampling: SamplingParams
+    choice: int
+    """Enters the noise, so that the choices of one request differ."""
+    prompt: tuple[int, ...]
+    """The client's prompt ids, for the repetition penalty."""
+    outputs: tuple[int, ...]
+    """Ids generated so far: migration, hand-over (token 1) or return from preemption.
+
+    The next token's index is their count.
+    """
+    context_tokens: int
+    """Tokens whose KV is already in the slot's blocks."""
+    last_token: int | None
+    """Input of the slot's first decode row; None when a prefill chunk comes first."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockUpdate:
+    """block_table[slot][kv_group][index] = block."""
+
+    slot: int
+    index: int
+    block: int
+    kv_group: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Copy a whole block (all layers) before anything of this step runs: copy-on-write of a forked sequence."""
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillChunk:
+    """Compute KV for `tokens` at positions start, start+1, … of `slot`, and draw a token for each slot in `sample`."""
+
+    slot: int
+    start: int
+    tokens: tuple[int, ...]
+    sample: tuple[int, ...] = ()
+    """Slots that draw their next token from the logits of the chunk's last position: none unless it is the
+    sequence's last chunk, several with n > 1. A drawing slot's context becomes start + len(tokens); its blocks come
+    with later plans."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """Everything of one step. Order of effects: opens, blocks, copies, prefill and decode together, closes."""
+
+    step: int
+    opens: tuple[OpenSlot, ...] = ()
+    blocks: tuple[BlockUpdate, ...] = ()
+    copies: tuple[BlockCopy, ...] = ()
+    prefill: tuple[PrefillChunk, ...] = ()
+    decode: tuple[int, ...] = ()
+    """Slots that compute one row: input is the slot's last token (possibly still on the device), position its
+    context length.
+    """
+    closes: tuple[int, ...] = ()
+    """Slots given back after this step."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotTokens:
+    """What one slot drew in one step: 0..k tokens (1 today)."""
+
+    slot: int
+    ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    step: int
+    tokens: tuple[SlotTokens, ...]
+    duration_s: float
+    """Time the device took, for the step-time model and metrics."""
+
+
+class Runner(Protocol):
+    """Computes steps in order. `launch` may return before the step is done; results are collected in the same order."""
+
+    def launch(self, plan: StepPlan) -> None: ...
+
+    def is_done(self) -> bool:
+        """Whether the oldest launched, uncollected step has finished, so that `collect` would not wait."""
+        ...
+
+    def collect(self) -> StepResult:
+        """Result of the oldest launched, uncollected step; waits for it. Raises RuntimeError when none is launched."""
+        ...
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Launch and collect; only valid while nothing else is in flight."""
+        ...

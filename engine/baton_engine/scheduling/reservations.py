@@ -1,0 +1,57 @@
+"""Room for KV that other workers send: whole or not at all, in order of arrival."""
+
+from __future__ import annotations
+
+from baton_engine.scheduling.engine_state import EngineState
+from baton_engine.scheduling.events import Queued, Reserved
+from baton_engine.scheduling.sequence import Stem, StemStage
+
+
+def grant_reservations(state: EngineState) -> None:
+    """Grant from the head of the queue while there is room.
+
+    Preempted sequences, and a prompt that has waited longer for blocks, come first.
+    """
+    is_shorter = False
+    while state.queued and not state.returning:
+        stem = next(iter(state.queued.values()))
+        starved = state.starved
+        if starved is not None and starved.stage is StemStage.WAITING and starved.order < stem.order:
+            break
+        if not _grant(state, stem):
+            break
+        is_shorter = True
+    if is_shorter:
+        report_positions(state)
+
+
+def _grant(state: EngineState, stem: Stem) -> bool:
+    """Take all blocks or none. A hit on whole blocks counts even for the last token: nothing is computed here."""
+    pool, config, floor = state.pool, state.config, state.floor
+    if stem.failed_at == (pool.gains, floor):
+        return False
+    stem.fill_digests(config.block_tokens)
+    hits = pool.match(stem.digests, len(stem.digests)) if config.prefix_cache else []
+    missing = config.blocks_for(len(stem.tokens)) - len(hits)
+    if pool.available - pool.evictable(hits) - missing < floor:
+        stem.failed_at = (pool.gains, floor)
+        return False
+    del state.queued[stem.request.key]
+    stem.stage = StemStage.RESERVED
+    pool.share(stem.owner, hits)
+    pool.allocate(stem.owner, missing, reserved=True)
+    stem.cached_tokens = stem.done_tokens = len(hits) * config.block_tokens
+    stem.request.is_announced = True
+    state.prompt_tokens += len(stem.tokens)
+    state.cached_prompt_tokens += stem.cached_tokens
+    state.events.append(Reserved(stem.request.key, stem.cached_tokens, tuple(pool.table(stem.owner))))
+    return True
+
+
+def report_positions(state: EngineState) -> None:
+    """Tell each waiting reservation its position when first queued and whenever the position has halved since."""
+    for position, stem in enumerate(state.queued.values()):
+        reported = stem.request.reported_position
+        if reported is None or position * 2 <= reported != position:
+            stem.request.reported_position = position
+            state.events.append(Queued(stem.request.key, position))

@@ -1,0 +1,98 @@
+"""Reading a step's result: tokens to their sequences, ends, and which KV stands from now on."""
+
+from __future__ import annotations
+
+from baton_engine.memory.blocks import BlockOwner
+from baton_engine.memory.prefix import block_digest
+from baton_engine.scheduling.engine_state import EngineState, announce, end_sequence, publish
+from baton_engine.scheduling.events import Drawn, Prefilled
+from baton_engine.scheduling.plan import SlotTokens, StepResult
+from baton_engine.scheduling.sequence import Sequence, Stage, Stem, StemStage
+from baton_engine.scheduling.step_draft import LaunchedChunk
+from baton_wire.messages.pair_link import FirstToken
+from baton_wire.messages.values import Finish
+
+
+def read_result(state: EngineState, result: StepResult) -> None:
+    """Take the result of the oldest launched step. Raises RuntimeError when it is another step's."""
+    launched = state.in_flight[0] if state.in_flight else None
+    if launched is None or launched.step != result.step:
+        raise RuntimeError(f"result of step {result.step}, expected {launched and launched.step}")
+    state.in_flight.popleft()
+    state.pool.collected(result.step)
+    state.slots.collected(result.step)
+    for chunk in launched.chunks:
+        _advance_stem(state, chunk)
+    rows, samples = launched.rows, launched.samples
+    for tokens in result.tokens:
+        sequence = rows.get(tokens.slot) or samples.get(tokens.slot)
+        if sequence is None:
+            raise RuntimeError(f"step {result.step}: tokens for slot {tokens.slot}, which had no row in it")
+        if sequence.stage is not Stage.DONE:  # else the surplus row of a sequence that has ended meanwhile
+            _receive(state, sequence, tokens)
+    for chunk in launched.chunks:
+        if chunk.is_last and chunk.stem.request.spec.hold:
+            _complete_held(state, chunk.stem)
+
+
+def _advance_stem(state: EngineState, chunk: LaunchedChunk) -> None:
+    """The chunk's KV stands, unless the stem was preempted or dropped meanwhile: then its table is empty."""
+    stem = chunk.stem
+    owner = stem.owner
+    first, last = stem.done_tokens // state.config.block_tokens, chunk.end // state.config.block_tokens
+    stem.done_tokens = chunk.end
+    if stem.stage is StemStage.GONE:
+        owner = _heir(stem) or owner
+    if state.config.prefix_cache and state.pool.table(owner):
+        publish(state, owner, stem.digests, stem.request.root, first, last)
+    if stem.request.spec.hold and not stem.request.is_stopped and stem.request.live:
+        announce(state, stem)
+
+
+def _heir(stem: Stem) -> BlockOwner | None:
+    """After branching, a member that holds the stem's full blocks."""
+    return next((m.owner for m in stem.members if m.stage is not Stage.DONE and m.stem is None), None)
+
+
+def _receive(state: EngineState, sequence: Sequence, tokens: SlotTokens) -> None:
+    """One more token of the sequence."""
+    (token,) = tokens.ids
+    outputs = sequence.outputs
+    index = len(outputs)
+    outputs.append(token)
+    request = sequence.request
+    spec = request.spec
+    finish: Finish | None = None
+    if token in sequence.stop_ids and index >= spec.sampling.min_tokens:
+        finish = Finish.STOP
+    elif index + 1 >= sequence.limit:
+        finish = Finish.LENGTH
+    state.events.append(Drawn(spec.key, sequence.choice, index, tokens.ids, tokens.logprobs, finish))
+    if spec.hold:
+        logprob = tokens.logprobs[0] if tokens.logprobs else None
+        request.first_tokens.append(FirstToken(sequence.choice, token, logprob, finish))
+        sequence.stage = Stage.DONE
+        return
+    kv_tokens = spec.prompt_tokens + index
+    if kv_tokens % state.config.block_tokens == 0 and sequence.stem is None and state.config.prefix_cache:
+        _publish_rows(state, sequence, kv_tokens // state.config.block_tokens)
+    if finish is not None:
+        end_sequence(state, sequence)
+
+
+def _publish_rows(state: EngineState, sequence: Sequence, full_blocks: int) -> None:
+    """The sequence's first `full_blocks` blocks stand; publish those that its stem did not."""
+    for index in range(len(sequence.digests), full_blocks):
+        parent = sequence.digests[-1] if sequence.digests else sequence.request.root
+        sequence.digests.append(block_digest(parent, sequence.block_ids(index, state.config.block_tokens)))
+        publish(state, sequence.owner, sequence.digests, sequence.request.root, index, index + 1)
+
+
+def _complete_held(state: EngineState, stem: Stem) -> None:
+    """Every choice of a held prompt has its first token."""
+    request = stem.request
+    if request.is_stopped or stem.stage is not StemStage.HELD or not request.first_tokens:
+        return
+    by_choice = {first.choice: first for first in request.first_tokens}
+    firsts = tuple(by_choice[choice] for choice in request.spec.choices if choice in by_choice)
+    state.events.append(Prefilled(request.key, firsts))

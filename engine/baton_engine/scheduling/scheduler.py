@@ -1,0 +1,285 @@
+"""The engine's scheduler: requests in, step plans out, results in, events out. Pure: no clock, no device, no threads.
+
+Prefill workers submit prompts with `hold` and release them after the hand-over. Decode workers reserve room, learn
+that the KV has landed, and decode; or submit prompts to prefill them here. The rules are in the parts: who may start
+(`admission`), who gets room for arriving KV (`reservations`), how choices fork (`branching`), who gets the next block
+(`growth`, `preemption`), and what a result means (`results`). docs/engine.md tells the whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from baton_engine.memory.blocks import BlockPool, BlockState
+from baton_engine.scheduling.admission import fill_step, refusal
+from baton_engine.scheduling.branching import branch_stems
+from baton_engine.scheduling.engine_config import EngineConfig
+from baton_engine.scheduling.engine_state import (
+    EngineState,
+    drop_request,
+    end_sequence,
+    publish,
+    stop_request,
+    uncount_held,
+)
+from baton_engine.scheduling.events import Drawn, Failed, RequestKey, SchedulerEvent, SequenceSpec
+from baton_engine.scheduling.growth import advance_rows
+from baton_engine.scheduling.plan import StepPlan, StepResult
+from baton_engine.scheduling.reservations import grant_reservations, report_positions
+from baton_engine.scheduling.results import read_result
+from baton_engine.scheduling.sequence import Request, Stage, Stem, StemStage, open_request
+from baton_engine.scheduling.slots import SlotTable
+from baton_engine.scheduling.step_draft import StepDraft
+from baton_wire.messages.pair_link import FirstToken
+from baton_wire.messages.values import Finish, Reason
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """Load and counters at one moment. Every block is counted once; counters (the last three) only grow."""
+
+    running: int
+    """Sequences that hold a slot."""
+    waiting: int
+    """Requests accepted that hold no slot yet, reservations and landed ones included, and preempted sequences."""
+    waiting_tokens: int
+    """Tokens of prompts and preempted sequences that have not been started."""
+    blocks_free: int
+    blocks_cached: int
+    """Held by nobody, given out when needed: free as well, but their KV may be hit."""
+    blocks_reserved: int
+    """Held for KV that has not landed."""
+    blocks_in_use: int
+    """Held, or waiting for a launched step to end."""
+    is_draining: bool
+    preemptions: int
+    prompt_tokens: int
+    """Tokens of all started prompts and granted reservations, …"""
+    cached_prompt_tokens: int
+    """… and how many of them were found in the prefix cache."""
+
+
+class Scheduler:
+    """All verbs take `now` on one monotonic clock. Events gather until `events` is called."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.pool = BlockPool(config.num_blocks)
+        self._state = EngineState(config, self.pool, SlotTable(config.max_slots))
+        self._arrivals = 0
+        self._deadlines: list[tuple[float, int, RequestKey]] = []
+
+    # Verbs ------------------------------------------------------------------------------------------------------------
+
+    def submit(self, spec: SequenceSpec, now: float) -> None:
+        """Compute the prompt here. Ends in Drawn with a finish per choice, in Prefilled (`spec.hold`), or in Failed."""
+        if not self._refuse(spec, now, len(self._state.waiting)):
+            request = self._open(spec, StemStage.WAITING)
+            self._state.waiting[spec.key] = _stem(request)
+            self._state.waiting_tokens += len(spec.tokens)
+
+    def reserve(self, spec: SequenceSpec, now: float) -> None:
+        """Hold room for the KV of all of the spec's tokens. Reserved follows, at once or after Queued; or Failed."""
+        state = self._state
+        if not self._refuse(spec, now, len(state.queued)):
+            request = self._open(spec, StemStage.QUEUED)
+            state.queued[spec.key] = _stem(request)
+            if len(state.queued) == 1:
+                grant_reservations(state)
+            if request.key in state.queued:
+                report_positions(state)
+
+    def granted(self, key: RequestKey, now: float) -> None:
+        """A decode worker has granted room for this held prompt: it no longer counts against `max_held_share`."""
+        request = self._state.requests.get(key)
+        if request is not None:
+            request.is_granted = True
+            uncount_held(self._state, request)
+
+    def landed(self, key: RequestKey, first_tokens: tuple[FirstToken, ...], now: float) -> None:
+        """The KV of a granted reservation stands, verified: choices that have not ended are decoded.
+
+        Every first token comes out again as Drawn. No effect on a key that waits for nothing.
+        """
+        state = self._state
+        request = state.requests.get(key)
+        if request is None or _stem(request).stage is not StemStage.RESERVED:
+            return
+        if request.is_stopped:  # cancelled meanwhile: with the landing the transfer is over
+            drop_request(state, request)
+            return
+        by_choice = {first.choice: first for first in first_tokens}
+        missing = [sequence.choice for sequence in request.live if sequence.choice not in by_choice]
+        if missing:
+            self._fail(request, Reason.BAD_REQUEST, f"first_tokens: none for choices {missing}")
+            return
+        stem = _stem(request)
+        stem.stage = StemStage.LANDED
+        state.landed.append(stem)
+        request.is_announced = False
+        state.pool.activate(stem.owner)
+        self._publish_landed(request, stem)
+        for sequence in request.live:
+            self._take_first(request, sequence.choice, by_choice[sequence.choice])
+
+    def release(self, key: RequestKey, now: float) -> None:
+        """Give back whatever the key holds, in any state: no transfer uses its blocks any more."""
+        request = self._state.requests.get(key)
+        if request is not None:
+            drop_request(self._state, request)
+
+    def cancel(self, key: RequestKey, choice: int | None, now: float) -> None:
+        """End the request, or one choice of it, without further events.
+
+        Everything is given back, except blocks that a transfer may be using: those announced by Computed (until
+        `release`) or Reserved (until `release` or `landed`).
+        """
+        request = self._state.requests.get(key)
+        if request is None:
+            return
+        sequence = None if choice is None else request.sequences.get(choice)
+        if choice is None or request.live == [sequence]:
+            stop_request(self._state, request)
+        elif sequence is not None:
+            end_sequence(self._state, sequence)
+
+    def drain(self) -> None:
+        """Refuse new requests; those accepted go on."""
+        self._state.is_draining = True
+
+    # The step ---------------------------------------------------------------------------------------------------------
+
+    def plan(self, now: float) -> StepPlan | None:
+        """The next step, or None when nothing can be computed now. The caller launches it before planning again."""
+        state = self._state
+        self._expire(now)
+        draft = StepDraft(state.launched_step + 1)
+        branch_stems(state, draft)
+        advance_rows(state, draft)
+        grant_reservations(state)
+        fill_step(state, draft)
+        if state.queued:
+            grant_reservations(state)
+        sealed = draft.seal(state.batch, state.slots)
+        if sealed is None:
+            return None
+        plan, launched = sealed
+        state.launched_step = plan.step
+        state.in_flight.append(launched)
+        return plan
+
+    def apply(self, result: StepResult, now: float) -> None:
+        """Take the result of the oldest launched step. Raises RuntimeError when it is another step's."""
+        read_result(self._state, result)
+
+    def events(self) -> list[SchedulerEvent]:
+        """What happened since the last call, in order."""
+        events, self._state.events = self._state.events, []
+        return events
+
+    # Questions --------------------------------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything could move without a word from outside: not so for held prompts and granted reservations."""
+        state = self._state
+        moving = state.is_running or state.in_flight or state.waiting or state.returning or state.landed
+        return bool(moving or state.queued or state.slots.has_closing)
+
+    def knows(self, key: RequestKey) -> bool:
+        return key in self._state.requests
+
+    def stats(self) -> SchedulerStats:
+        """Cheap enough for every turn."""
+        state, count = self._state, self.pool.count
+        return SchedulerStats(
+            running=state.slots.taken,
+            waiting=len(state.waiting) + len(state.returning) + len(state.queued) + len(state.landed),
+            waiting_tokens=state.waiting_tokens,
+            blocks_free=count(BlockState.FREE),
+            blocks_cached=count(BlockState.CACHED),
+            blocks_reserved=count(BlockState.RESERVED),
+            blocks_in_use=count(BlockState.IN_USE) + count(BlockState.FENCED),
+            is_draining=state.is_draining,
+            preemptions=state.preemptions,
+            prompt_tokens=state.prompt_tokens,
+            cached_prompt_tokens=state.cached_prompt_tokens,
+        )
+
+    def check(self) -> None:
+        """Raise AssertionError if the books do not agree: for tests and simulation."""
+        self.pool.check()
+        requests = self._state.requests
+        for owner in self.pool.owners():
+            assert owner.key in requests, f"{owner} holds blocks, but its request is over"
+        if not requests and not self._state.in_flight and not self._state.slots.has_closing:
+            assert self.pool.available == self.pool.num_blocks
+            assert self._state.slots.taken == 0
+        assert self._state.ungranted_blocks == sum(request.held_blocks for request in requests.values())
+        stems = (*self._state.waiting.values(), *self._state.returning)
+        assert self._state.waiting_tokens == sum(stem.num_tokens for stem in stems)
+
+    # Inside -----------------------------------------------------------------------------------------------------------
+
+    def _refuse(self, spec: SequenceSpec, now: float, waiting: int) -> bool:
+        """Emit Failed when the request cannot be taken; a known request under the same key goes on unharmed."""
+        problem: tuple[Reason, str] | None
+        if spec.key in self._state.requests:
+            problem = Reason.BAD_REQUEST, f"key: {spec.key} is already known"
+        elif self._state.is_draining:
+            problem = Reason.DRAINING, ""
+        elif (problem := refusal(spec, self.config)) is None:
+            if spec.deadline_s <= now:
+                problem = Reason.DEADLINE, ""
+            elif waiting >= self.config.max_waiting:
+                problem = Reason.NO_CAPACITY, f"{waiting} requests are waiting already"
+        if problem is not None:
+            self._state.events.append(Failed(spec.key, *problem))
+        return problem is not None
+
+    def _open(self, spec: SequenceSpec, stage: StemStage) -> Request:
+        self._arrivals += 1
+        request = open_request(spec, self._arrivals, self.config.max_context_tokens, stage)
+        self._state.requests[spec.key] = request
+        heappush(self._deadlines, (spec.deadline_s, request.arrival, spec.key))
+        return request
+
+    def _expire(self, now: float) -> None:
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, arrival, key = heappop(self._deadlines)
+            request = self._state.requests.get(key)
+            if request is None or request.arrival != arrival or request.is_stopped:
+                continue
+            if request.live:  # else complete and held: its hand-over has its own deadline
+                self._state.events.append(Failed(key, Reason.DEADLINE))
+                stop_request(self._state, request)
+
+    def _fail(self, request: Request, reason: Reason, detail: str) -> None:
+        self._state.events.append(Failed(request.key, reason, detail))
+        drop_request(self._state, request)
+
+    def _publish_landed(self, request: Request, stem: Stem) -> None:
+        block_tokens = self.config.block_tokens
+        first, stem.done_tokens = stem.done_tokens // block_tokens, len(stem.tokens)
+        stem.planned_tokens = len(stem.tokens)
+        if self.config.prefix_cache:
+            publish(self._state, stem.owner, stem.digests, request.root, first, len(stem.tokens) // block_tokens)
+
+    def _take_first(self, request: Request, choice: int, first: FirstToken) -> None:
+        """The token drawn where the KV was computed; repeated so that it reaches the client if that worker dies."""
+        sequence = request.sequences[choice]
+        index = len(sequence.outputs)
+        sequence.outputs.append(first.token)
+        finish = first.finish or (Finish.LENGTH if index + 1 >= sequence.limit else None)
+        logprobs = None if first.logprob is None else (first.logprob,)
+        self._state.events.append(Drawn(request.key, choice, index, (first.token,), logprobs, finish))
+        if finish is not None:
+            end_sequence(self._state, sequence)
+        else:
+            assert sequence.stage is Stage.STEM
+
+
+def _stem(request: Request) -> Stem:
+    assert request.stem is not None
+    return request.stem

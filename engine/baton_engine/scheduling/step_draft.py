@@ -1,0 +1,94 @@
+"""The step under construction: collects what goes into a StepPlan, and what to remember to read its result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from baton_engine.scheduling.decode_batch import DecodeBatch
+from baton_engine.scheduling.plan import BlockCopy, BlockUpdate, OpenSlot, PrefillChunk, StepPlan
+from baton_engine.scheduling.sequence import Sequence, Stage, Stem
+from baton_engine.scheduling.slots import SlotTable
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedChunk:
+    """A prefill chunk whose result is awaited."""
+
+    stem: Stem
+    end: int
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """What the result of a step means. Slots are looked up here, never in the present: they may have changed hands."""
+
+    step: int
+    rows: dict[int, Sequence]
+    """Sequences by slot as the plan had them; shared between steps, not to be changed."""
+    samples: dict[int, Sequence]
+    """Slots that draw from a prefill chunk."""
+    chunks: tuple[LaunchedChunk, ...]
+    ending: tuple[Sequence, ...]
+    """Rows that ran for the last time: their blocks come back with the result."""
+
+
+@dataclass(slots=True, eq=False)
+class StepDraft:
+    step: int
+    opens: list[OpenSlot] = field(default_factory=list)
+    blocks: list[BlockUpdate] = field(default_factory=list)
+    copies: list[BlockCopy] = field(default_factory=list)
+    prefill: list[PrefillChunk] = field(default_factory=list)
+    chunks: list[LaunchedChunk] = field(default_factory=list)
+    samples: dict[int, Sequence] = field(default_factory=dict)
+    ending: list[Sequence] = field(default_factory=list)
+    """Rows that run for the last time in this step."""
+    claimed_blocks: int = 0
+    """Blocks on their way back that stalled rows already count on."""
+    prefill_tokens: int = 0
+    is_shared: bool = False
+    """A prompt gave up part of this step's budget, although it could use it, to those behind it."""
+
+    def open(self, sequence: Sequence, context_tokens: int, last_token: int | None) -> None:
+        """The sequence takes its slot in this step."""
+        assert sequence.slot is not None
+        spec = sequence.request.spec
+        outputs = tuple(sequence.outputs)
+        self.opens.append(
+            OpenSlot(
+                sequence.slot,
+                spec.sampling,
+                sequence.choice,
+                sequence.request.prompt,
+                outputs,
+                context_tokens,
+                last_token,
+            )
+        )
+
+    def set_blocks(self, slot: int, blocks: list[int] | tuple[int, ...], first_index: int = 0) -> None:
+        """Entries of the slot's block table from `first_index` on."""
+        self.blocks += [BlockUpdate(slot, index, block) for index, block in enumerate(blocks, first_index)]
+
+    def seal(self, batch: DecodeBatch, slots: SlotTable) -> tuple[StepPlan, LaunchedStep] | None:
+        """The finished plan, or None when there is nothing to do. Rows that run for the last time leave the batch."""
+        decode, rows = batch.assemble()
+        for sequence in self.ending:
+            assert sequence.slot is not None
+            batch.leave(sequence, Stage.ENDING)
+            slots.close(sequence.slot)
+            sequence.slot = None
+        closes = slots.close_in(self.step)
+        if not (decode or self.prefill or self.opens or self.blocks or self.copies or closes):
+            return None
+        plan = StepPlan(
+            self.step,
+            tuple(self.opens),
+            tuple(self.blocks),
+            tuple(self.copies),
+            tuple(self.prefill),
+            decode,
+            closes,
+        )
+        return plan, LaunchedStep(self.step, rows, self.samples, tuple(self.chunks), tuple(self.ending))

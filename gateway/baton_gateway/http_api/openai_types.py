@@ -1,0 +1,304 @@
+"""Bodies of the two generating endpoints to typed requests: every field has bounds, everything unknown is refused.
+
+What depends on the model (context length, token counts) is checked in `prepare`. docs/api-http.md lists the fields.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any
+
+from baton_gateway.errors import invalid, unsupported
+from baton_gateway.http_api.openai_fields import Fields, check_integer, check_number, check_text, wrong_type
+
+MAX_CHOICES = 16
+MAX_TOKENS = 1 << 20
+MAX_MESSAGES = 2_048
+MAX_PROMPTS = 64
+MAX_TEXT_CHARS = 8 << 20
+MAX_STOPS = 16
+MAX_STOP_BYTES = 256
+MAX_LOGPROBS = 20
+MAX_LOGIT_BIAS = 1_024
+MAX_TOKEN_ID = (1 << 24) - 1
+MAX_STOP_IDS = 64
+
+_IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
+"""Accepted without effect: they steer the provider's side, not the answer."""
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+"""Templates know nothing of `developer`, which took the place of `system`."""
+
+
+class Endpoint(enum.Enum):
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to generate, alike for both endpoints. None: the default."""
+
+    model: str
+    n: int
+    max_tokens: int | None
+    min_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int | None
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: tuple[tuple[int, float], ...]
+    seed: int | None
+    stop: tuple[str, ...]
+    stop_token_ids: tuple[int, ...]
+    ignore_eos: bool
+    skip_special_tokens: bool
+    logprobs: int | None
+    stream: bool
+    include_usage: bool
+    cache_salt: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    options: Options
+    messages: tuple[dict[str, str], ...]
+    """`role`, `content` and perhaps `name` of each, as templates see them."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    options: Options
+    prompts: tuple[str | tuple[int, ...], ...]
+    echo: bool
+
+
+def parse_chat(raw: dict[str, Any]) -> ChatRequest:
+    """Raises RefusedError that names the offending field."""
+    fields = Fields(raw)
+    messages = _messages(fields.require("messages"))
+    _refuse_chat_features(fields)
+    max_tokens = fields.integer("max_completion_tokens", 1, MAX_TOKENS)
+    legacy = fields.integer("max_tokens", 1, MAX_TOKENS)
+    wants_logprobs = fields.flag("logprobs", False)
+    top = fields.integer("top_logprobs", 0, MAX_LOGPROBS)
+    if top is not None and not wants_logprobs:
+        raise invalid("top_logprobs", "'top_logprobs' needs 'logprobs' to be true.")
+    logprobs = (top or 0) if wants_logprobs else None
+    return ChatRequest(_options(fields, legacy if max_tokens is None else max_tokens, logprobs), messages)
+
+
+def parse_completion(raw: dict[str, Any]) -> CompletionRequest:
+    """Raises RefusedError that names the offending field."""
+    fields = Fields(raw)
+    prompts = _prompts(fields.require("prompt"))
+    fields.refuse("suffix", "text can only be continued at its end", harmless=("",))
+    fields.refuse("prompt_embeds", "prompts are text or token ids")
+    echo = fields.flag("echo", False)
+    logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS)
+    if echo and logprobs is not None:
+        raise unsupported("echo", "log probabilities of prompt tokens are not computed; use 'echo' without 'logprobs'")
+    best_of = fields.integer("best_of", 1, MAX_CHOICES)
+    max_tokens = fields.integer("max_tokens", 1, MAX_TOKENS)
+    options = _options(fields, 16 if max_tokens is None else max_tokens, logprobs)
+    if best_of is not None and best_of != options.n:
+        raise unsupported("best_of", "it must equal 'n'")
+    return CompletionRequest(options, prompts, echo)
+
+
+def _options(fields: Fields, max_tokens: int | None, logprobs: int | None) -> Options:
+    stream = fields.flag("stream", False)
+    options = Options(
+        model=check_text(fields.require("model"), "model", 253),
+        n=fields.integer("n", 1, MAX_CHOICES) or 1,
+        max_tokens=max_tokens,
+        min_tokens=fields.integer("min_tokens", 0, MAX_TOKENS) or 0,
+        temperature=_or(fields.number("temperature", 0, 2), 1.0),
+        top_p=_or(fields.number("top_p", 0, 1, above_low=True), 1.0),
+        top_k=_top_k(fields.integer("top_k", -1, MAX_TOKEN_ID)),
+        min_p=_or(fields.number("min_p", 0, 1), 0.0),
+        presence_penalty=_or(fields.number("presence_penalty", -2, 2), 0.0),
+        frequency_penalty=_or(fields.number("frequency_penalty", -2, 2), 0.0),
+        repetition_penalty=_or(fields.number("repetition_penalty", 0, 10, above_low=True), 1.0),
+        logit_bias=_logit_bias(fields.take("logit_bias")),
+        seed=fields.integer("seed", -(1 << 63), (1 << 63) - 1),
+        stop=_stops(fields.take("stop")),
+        stop_token_ids=_stop_ids(fields.take("stop_token_ids")),
+        ignore_eos=fields.flag("ignore_eos", False),
+        skip_special_tokens=fields.flag("skip_special_tokens", True),
+        logprobs=logprobs,
+        stream=stream,
+        include_usage=_include_usage(fields.take("stream_options"), stream),
+        cache_salt=fields.text("cache_salt", 64) or "",
+    )
+    fields.ignore(*_IGNORED)
+    fields.end()
+    if options.max_tokens is not None and options.min_tokens > options.max_tokens:
+        raise invalid("min_tokens", f"'min_tokens' must not exceed 'max_tokens' ({options.max_tokens}).")
+    return options
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _refuse_chat_features(fields: Fields) -> None:
+    no_tools = "tool and function calling is not available"
+    for name in ("tools", "functions"):
+        fields.refuse(name, no_tools, harmless=([],))
+    for name in ("tool_choice", "function_call"):
+        fields.refuse(name, no_tools, harmless=("none",))
+    fields.ignore("parallel_tool_calls")
+    fields.refuse("response_format", "only plain text is available", harmless=({"type": "text"},))
+    fields.refuse("modalities", "only text is available", harmless=(["text"],))
+    for name in ("audio", "web_search_options", "prediction", "reasoning_effort", "verbosity"):
+        fields.refuse(name, "it is not available for this model")
+    for name in ("chat_template", "chat_template_kwargs"):
+        fields.refuse(name, "the model's own template is used")
+
+
+def _messages(value: Any) -> tuple[dict[str, str], ...]:
+    if not isinstance(value, list):
+        raise wrong_type("messages", "a list of messages")
+    if not 1 <= len(value) <= MAX_MESSAGES:
+        raise invalid("messages", f"'messages' must have 1 to {MAX_MESSAGES} entries.", "out_of_range")
+    return tuple(_message(entry, f"messages[{place}]") for place, entry in enumerate(value))
+
+
+def _message(value: Any, path: str) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise wrong_type(path, "an object")
+    fields = Fields(value, f"{path}.")
+    role = fields.require("role")
+    if role in ("tool", "function"):
+        raise unsupported(f"{path}.role", "tool and function calling is not available")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise invalid(f"{path}.role", f"'{path}.role' must be one of {', '.join(_ROLES)}.")
+    for feature in ("tool_calls", "function_call", "audio"):
+        fields.refuse(feature, "it is not available", harmless=([],))
+    fields.refuse("refusal", "a message has text only", harmless=("",))
+    message = {"role": _ROLES[role], "content": _content(fields.require("content"), f"{path}.content")}
+    name = fields.text("name", 64)
+    fields.end()
+    return message if name is None else message | {"name": name}
+
+
+def _content(value: Any, path: str) -> str:
+    if isinstance(value, str):
+        return check_text(value, path, MAX_TEXT_CHARS)
+    if not isinstance(value, list):
+        raise wrong_type(path, "a string or a list of text parts")
+    if not value:
+        raise invalid(path, f"'{path}' must not be an empty list.")
+    return "\n".join(_part(part, f"{path}[{place}]") for place, part in enumerate(value))
+
+
+def _part(value: Any, path: str) -> str:
+    if not isinstance(value, dict):
+        raise wrong_type(path, "an object")
+    fields = Fields(value, f"{path}.")
+    if (kind := fields.require("type")) != "text":
+        raise unsupported(f"{path}.type", f"only 'text' parts are available, not {str(kind)[:32]!r}")
+    text = check_text(fields.require("text"), f"{path}.text", MAX_TEXT_CHARS)
+    fields.end()
+    return text
+
+
+def _prompts(value: Any) -> tuple[str | tuple[int, ...], ...]:
+    if isinstance(value, str):
+        return (check_text(value, "prompt", MAX_TEXT_CHARS),)
+    if not isinstance(value, list):
+        raise wrong_type("prompt", "a string, a list of strings, a list of token ids, or a list of such lists")
+    if not value:
+        raise invalid("prompt", "'prompt' must not be an empty list.")
+    if isinstance(value[0], str | list):
+        if len(value) > MAX_PROMPTS:
+            raise invalid(
+                "prompt", f"'prompt' has {len(value)} entries; at most {MAX_PROMPTS} are allowed.", "too_long"
+            )
+        return tuple(_one_prompt(entry, f"prompt[{place}]") for place, entry in enumerate(value))
+    return (_token_ids(value, "prompt"),)
+
+
+def _one_prompt(value: Any, path: str) -> str | tuple[int, ...]:
+    if isinstance(value, str):
+        return check_text(value, path, MAX_TEXT_CHARS)
+    if isinstance(value, list):
+        return _token_ids(value, path)
+    raise wrong_type(path, "a string or a list of token ids")
+
+
+def _token_ids(value: list[Any], path: str) -> tuple[int, ...]:
+    if not value:
+        raise invalid(path, f"'{path}' must not be empty.")
+    for place, token in enumerate(value):
+        if type(token) is not int or not 0 <= token <= MAX_TOKEN_ID:
+            check_integer(token, f"{path}[{place}]", 0, MAX_TOKEN_ID)
+    return tuple(value)
+
+
+def _stops(value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    is_one = isinstance(value, str)
+    stops = [value] if is_one else value
+    if not isinstance(stops, list):
+        raise wrong_type("stop", "a string or a list of strings")
+    if len(stops) > MAX_STOPS:
+        raise invalid("stop", f"'stop' has {len(stops)} entries; at most {MAX_STOPS} are allowed.", "too_long")
+    return tuple(_stop(stop, "stop" if is_one else f"stop[{place}]") for place, stop in enumerate(stops))
+
+
+def _stop(value: Any, name: str) -> str:
+    text = check_text(value, name, MAX_STOP_BYTES)
+    if not 1 <= len(text.encode()) <= MAX_STOP_BYTES:
+        raise invalid(name, f"'{name}' must be 1 to {MAX_STOP_BYTES} bytes long.", "out_of_range")
+    return text
+
+
+def _stop_ids(value: Any) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise wrong_type("stop_token_ids", "a list of token ids")
+    if len(value) > MAX_STOP_IDS:
+        raise invalid("stop_token_ids", f"'stop_token_ids' may have at most {MAX_STOP_IDS} entries.", "too_long")
+    return tuple(check_integer(token, f"stop_token_ids[{p}]", 0, MAX_TOKEN_ID) for p, token in enumerate(value))
+
+
+def _logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, dict):
+        raise wrong_type("logit_bias", "an object of token ids to numbers")
+    if len(value) > MAX_LOGIT_BIAS:
+        raise invalid("logit_bias", f"'logit_bias' may have at most {MAX_LOGIT_BIAS} entries.", "too_long")
+    return tuple((_bias_id(token), check_number(bias, "logit_bias", -100, 100)) for token, bias in value.items())
+
+
+def _bias_id(token: str) -> int:
+    if not (token.isascii() and token.isdigit() and len(token) <= 8 and int(token) <= MAX_TOKEN_ID):
+        raise invalid("logit_bias", f"'logit_bias' has a key that is not a token id: {token[:32]!r}.")
+    return int(token)
+
+
+def _top_k(value: int | None) -> int | None:
+    """0 and -1 are how other servers say "off"."""
+    return value if value is not None and value > 0 else None
+
+
+def _include_usage(value: Any, stream: bool) -> bool:
+    if value is None:
+        return False
+    if not stream:
+        raise invalid("stream_options", "'stream_options' needs 'stream' to be true.")
+    if not isinstance(value, dict):
+        raise wrong_type("stream_options", "an object")
+    fields = Fields(value, "stream_options.")
+    include_usage = fields.flag("include_usage", False)
+    fields.flag("include_obfuscation", False)
+    fields.end()
+    return include_usage

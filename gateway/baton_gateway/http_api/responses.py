@@ -1,0 +1,189 @@
+"""What clients read: OpenAI's response objects and stream chunks, as bytes.
+
+The chunk with one piece of text is by far the most frequent message that a gateway writes; its constant parts are
+encoded once per stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from baton_gateway.errors import Problem
+from baton_gateway.http_api.openai_types import Endpoint
+from baton_gateway.text.choice_text import TokenInfo
+from baton_gateway.text.revision_text import TextModel
+
+DONE = b"data: [DONE]\n\n"
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseHead:
+    """What all messages of one response share."""
+
+    endpoint: Endpoint
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+    def fields(self, is_chunk: bool) -> dict[str, Any]:
+        if self.endpoint is Endpoint.CHAT:
+            kind = "chat.completion.chunk" if is_chunk else "chat.completion"
+        else:
+            kind = "text_completion"
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.system_fingerprint,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+
+    def fields(self) -> dict[str, int]:
+        total = self.prompt_tokens + self.completion_tokens
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": total,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedChoice:
+    """One choice of a response that is not streamed."""
+
+    text: str
+    tokens: Sequence[TokenInfo]
+    finish: str
+
+
+def error_body(problem: Problem) -> bytes:
+    error = {"message": problem.message, "type": problem.type, "param": problem.param, "code": problem.code}
+    return _encode({"error": error})
+
+
+def error_event(problem: Problem) -> bytes:
+    return b"data: " + error_body(problem) + b"\n\n"
+
+
+def models_body(names: Sequence[str], created: int) -> bytes:
+    return _encode({"object": "list", "data": [_model(name, created) for name in names]})
+
+
+def model_body(name: str, created: int) -> bytes:
+    return _encode(_model(name, created))
+
+
+def _model(name: str, created: int) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": created, "owned_by": "baton"}
+
+
+def response_body(
+    head: ResponseHead, choices: Sequence[FinishedChoice], usage: Usage, text: TextModel, wants_logprobs: bool
+) -> bytes:
+    """The whole answer of a request that is not streamed."""
+    entries = []
+    for index, choice in enumerate(choices):
+        logprobs = logprobs_fields(head.endpoint, choice.tokens, text) if wants_logprobs else None
+        entry: dict[str, Any] = {"index": index, "logprobs": logprobs, "finish_reason": choice.finish}
+        if head.endpoint is Endpoint.CHAT:
+            entry["message"] = {"role": "assistant", "content": choice.text, "refusal": None}
+        else:
+            entry["text"] = choice.text
+        entries.append(entry)
+    return _encode(head.fields(is_chunk=False) | {"choices": entries, "usage": usage.fields()})
+
+
+class ChunkWriter:
+    """Chunks of one stream."""
+
+    def __init__(self, head: ResponseHead, text: TextModel, include_usage: bool, wants_logprobs: bool) -> None:
+        self._endpoint = head.endpoint
+        self._text = text
+        self._wants_logprobs = wants_logprobs
+        self._usage: dict[str, Any] = {"usage": None} if include_usage else {}
+        self._fields = head.fields(is_chunk=True)
+        self._parts: dict[int, bytes] = {}
+        tail = b'},"logprobs":null,"finish_reason":null}]' if head.endpoint is Endpoint.CHAT else b"}]"
+        self._tail = tail + (b',"usage":null' if include_usage else b"") + b"}\n\n"
+
+    def beginning(self, index: int) -> bytes:
+        """A chat choice begins with the role of who speaks."""
+        if self._endpoint is not Endpoint.CHAT:
+            return b""
+        return self._chunk({"index": index, "delta": {"role": "assistant", "content": ""}, **_OPEN})
+
+    def text(self, index: int, text: str) -> bytes:
+        """The next piece of a choice's text, without logprobs."""
+        part = self._parts.get(index)
+        if part is None:
+            part = self._parts[index] = self._constant_part(index)
+        return part + _encode(text) + self._tail
+
+    def text_with_logprobs(self, index: int, text: str, tokens: Sequence[TokenInfo]) -> bytes:
+        if not self._wants_logprobs or not tokens:
+            return self.text(index, text)
+        entry: dict[str, Any] = {"index": index, "finish_reason": None}
+        entry["logprobs"] = logprobs_fields(self._endpoint, tokens, self._text)
+        return self._chunk(entry | self._text_field(text))
+
+    def finish(self, index: int, reason: str) -> bytes:
+        entry: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": reason}
+        empty: dict[str, Any] = {"delta": {}} if self._endpoint is Endpoint.CHAT else {"text": ""}
+        return self._chunk(entry | empty)
+
+    def usage(self, usage: Usage) -> bytes:
+        return b"data: " + _encode(self._fields | {"choices": [], "usage": usage.fields()}) + b"\n\n"
+
+    def _constant_part(self, index: int) -> bytes:
+        """Everything of a text chunk that stands before the text; written so that only the text need be encoded."""
+        head = _encode(self._fields)[:-1] + b',"choices":[{"index":%d,' % index
+        if self._endpoint is Endpoint.CHAT:
+            return b"data: " + head + b'"delta":{"content":'
+        return b"data: " + head + b'"logprobs":null,"finish_reason":null,"text":'
+
+    def _text_field(self, text: str) -> dict[str, Any]:
+        return {"delta": {"content": text}} if self._endpoint is Endpoint.CHAT else {"text": text}
+
+    def _chunk(self, entry: dict[str, Any]) -> bytes:
+        return b"data: " + _encode(self._fields | {"choices": [entry]} | self._usage) + b"\n\n"
+
+
+_OPEN: dict[str, Any] = {"logprobs": None, "finish_reason": None}
+
+
+def logprobs_fields(endpoint: Endpoint, tokens: Sequence[TokenInfo], text: TextModel) -> dict[str, Any]:
+    """The `logprobs` object of a choice or chunk."""
+    if endpoint is Endpoint.CHAT:
+        return {"content": [_chat_logprob(info, text) for info in tokens], "refusal": None}
+    return {
+        "tokens": [_token_text(info.token, text) for info in tokens],
+        "token_logprobs": [info.logprob.logprob for info in tokens],
+        "top_logprobs": [{_token_text(token, text): logprob for token, logprob in info.logprob.top} for info in tokens],
+        "text_offset": [info.text_offset for info in tokens],
+    }
+
+
+def _chat_logprob(info: TokenInfo, text: TextModel) -> dict[str, Any]:
+    top = [_token_logprob(token, logprob, text) for token, logprob in info.logprob.top]
+    return _token_logprob(info.token, info.logprob.logprob, text) | {"top_logprobs": top}
+
+
+def _token_logprob(token: int, logprob: float, text: TextModel) -> dict[str, Any]:
+    data = text.token_bytes(token)
+    return {"token": data.decode(errors="replace"), "logprob": max(logprob, -9999.0), "bytes": list(data)}
+
+
+def _token_text(token: int, text: TextModel) -> str:
+    return text.token_bytes(token).decode(errors="replace")

@@ -1,0 +1,274 @@
+"""The public HTTP server: raw paths to handlers, bodies within limits, answers and errors as OpenAI's API has them.
+
+Authorisation and routing look at the raw request target, compared as it is: whatever is not exactly a known path does
+not exist. No header of a client steers anything but its own tenant.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from aiohttp import HttpVersion11, StreamReader, web
+
+from baton_gateway import errors
+from baton_gateway.errors import Problem, RefusedError, invalid
+from baton_gateway.http_api.json_body import parse_object
+from baton_gateway.http_api.openai_types import ChatRequest, CompletionRequest, parse_chat, parse_completion
+from baton_gateway.http_api.responses import error_body, model_body, models_body
+from baton_gateway.http_api.sinks import CollectingSink, StreamingSink
+from baton_gateway.http_api.tenants import DEFAULT_TENANT, Tenant, Tenants
+from baton_gateway.reporting.admin import METRICS_TYPE
+from baton_gateway.reporting.metrics import GatewayMetrics
+from baton_gateway.requests.live_request import LiveRequest
+from baton_gateway.requests.relay import Relay
+from baton_gateway.workers.linked_workers import WorkerTable
+from baton_gateway.workers.route import RoutePolicy, revisions
+
+_log = logging.getLogger("baton.gateway.http")
+
+CLIENT_GONE = 499
+"""Only in metrics: the client hung up before its answer was complete."""
+MAX_BODY_BYTES = 8 << 20
+BODY_S = 30.0
+BODY_IDLE_S = 10.0
+_MODELS = "/v1/models"
+_HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{0,255}")
+_SERVER = {"Server": "baton"}
+_JSON = {"Content-Type": "application/json", **_SERVER}
+_STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no", **_SERVER}
+
+Handler = Callable[[web.BaseRequest, Tenant], Awaitable[web.StreamResponse]]
+Parse = Callable[[dict[str, object]], ChatRequest | CompletionRequest]
+
+
+@dataclass(frozen=True, slots=True)
+class _Endpoint:
+    method: str
+    handler: Handler
+    is_open: bool = False
+    """Answered without an API key: probes and monitoring."""
+
+
+class HttpApi:
+    """The request handler of an aiohttp low-level server."""
+
+    def __init__(
+        self,
+        relay: Relay,
+        table: WorkerTable,
+        tenants: Tenants,
+        policy: RoutePolicy,
+        metrics: GatewayMetrics,
+    ) -> None:
+        self._relay = relay
+        self._table = table
+        self._tenants = tenants
+        self._policy = policy
+        self._metrics = metrics
+        self._started = int(time.time())
+        self._streams: set[tuple[LiveRequest, StreamingSink]] = set()
+        self.is_draining = False
+        self._endpoints = {
+            "/v1/chat/completions": _Endpoint("POST", self._chat),
+            "/v1/completions": _Endpoint("POST", self._completions),
+            _MODELS: _Endpoint("GET", self._models),
+            "/health/live": _Endpoint("GET", self._live, is_open=True),
+            "/health/ready": _Endpoint("GET", self._ready, is_open=True),
+            "/health/routable": _Endpoint("GET", self._routable, is_open=True),
+            "/metrics": _Endpoint("GET", self._page, is_open=True),
+        }
+
+    def reconfigure(self, policy: RoutePolicy) -> None:
+        self._policy = policy
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request; every problem becomes an error object."""
+        try:
+            response = await self._answer(request)
+        except (ConnectionError, asyncio.CancelledError):
+            self._metrics.answered(CLIENT_GONE)
+            raise
+        self._metrics.answered(response.status)
+        return response
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            endpoint = self._find(request)
+            tenant = DEFAULT_TENANT if endpoint.is_open else self._tenants.of(request.headers.get("Authorization"))
+            return await endpoint.handler(request, tenant)
+        except RefusedError as refusal:
+            return _error(refusal.problem)
+        except ConnectionError:
+            raise
+        except Exception:  # noqa: BLE001 (the outermost loop of a request; logged and counted)
+            _log.exception("a request failed")
+            return _error(errors.internal_error())
+
+    async def watch_streams(self) -> None:
+        """Cancel requests whose clients stopped reading. Runs for the life of the server."""
+        while True:
+            await asyncio.sleep(1.0)
+            now = asyncio.get_running_loop().time()
+            for live, sink in list(self._streams):
+                if sink.is_stalled(now):
+                    self._metrics.stalled()
+                    self._relay.client_gone(live)
+                    sink.abort()
+
+    # Routing ----------------------------------------------------------------------------------------------------------
+
+    def _find(self, request: web.BaseRequest) -> _Endpoint:
+        if "Upgrade" in request.headers or not _HOST.fullmatch(request.headers.get("Host", "")):
+            raise invalid(None, "This request is not understood.", "bad_request")
+        path = request.raw_path.partition("?")[0]
+        endpoint = self._endpoints.get(path)
+        if endpoint is None and path.startswith(_MODELS + "/"):
+            endpoint = _Endpoint("GET", self._model)
+        if endpoint is None:
+            raise RefusedError(Problem(404, errors.INVALID, "This path does not exist.", None, "unknown_url"))
+        if request.method != endpoint.method:
+            message = f"This path only answers {endpoint.method}."
+            problem = Problem(405, errors.INVALID, message, None, "method_not_allowed", allow=endpoint.method)
+            raise RefusedError(problem)
+        return endpoint
+
+    # Generating -------------------------------------------------------------------------------------------------------
+
+    async def _chat(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
+        return await self._generate(request, tenant, parse_chat)
+
+    async def _completions(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
+        return await self._generate(request, tenant, parse_completion)
+
+    async def _generate(self, request: web.BaseRequest, tenant: Tenant, parse: Parse) -> web.StreamResponse:
+        parsed = parse(parse_object(await _body(request)))
+        if self.is_draining:
+            raise RefusedError(errors.shutting_down())
+        if parsed.options.stream:
+            return await self._stream(request, parsed, tenant)
+        return await self._collect(parsed, tenant)
+
+    async def _collect(self, parsed: ChatRequest | CompletionRequest, tenant: Tenant) -> web.StreamResponse:
+        sink = CollectingSink()
+        live = self._relay.start(parsed, tenant, sink)
+        try:
+            result = await sink.done
+        finally:
+            self._relay.client_gone(live)
+        if isinstance(result, Problem):
+            return _error(result)
+        return web.Response(body=result, headers=_JSON)
+
+    async def _stream(
+        self, request: web.BaseRequest, parsed: ChatRequest | CompletionRequest, tenant: Tenant
+    ) -> web.StreamResponse:
+        sink = StreamingSink()
+        live = self._relay.start(parsed, tenant, sink)
+        entry = (live, sink)
+        try:
+            if (problem := await sink.opened) is not None:
+                return _error(problem)
+            response = web.StreamResponse(headers=_STREAM)
+            is_chunked = request.version >= HttpVersion11
+            if is_chunked:
+                response.enable_chunked_encoding()
+            await response.prepare(request)
+            transport = request.transport
+            if transport is None:
+                raise ConnectionResetError("the client is gone")
+            sink.attach(transport, is_chunked)
+            self._streams.add(entry)
+            await sink.closed
+            if transport.is_closing():
+                raise ConnectionResetError("the client is gone")
+            await response.write_eof()
+            return response
+        finally:
+            self._streams.discard(entry)
+            self._relay.client_gone(live)
+
+    # The rest ---------------------------------------------------------------------------------------------------------
+
+    async def _models(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
+        return web.Response(body=models_body(self._table.served_names(), self._started), headers=_JSON)
+
+    async def _model(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
+        name = request.raw_path.partition("?")[0][len(_MODELS) + 1 :]
+        if name not in self._table.served_names():
+            raise RefusedError(errors.model_not_found(name))
+        return web.Response(body=model_body(name, self._started), headers=_JSON)
+
+    async def _live(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
+        return _text(200, "ok")
+
+    async def _ready(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
+        """Ready to answer, if only with 503: nothing about workers."""
+        return _text(503, "draining") if self.is_draining else _text(200, "ok")
+
+    async def _routable(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
+        views = self._table.views()
+        is_routable = any(revisions(views, name, self._policy) for name in self._table.served_names())
+        if is_routable and not self.is_draining:
+            return _text(200, "ok")
+        return _text(503, "no fitting pair of workers is linked")
+
+    async def _page(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
+        return web.Response(body=self._metrics.page(), headers={"Content-Type": METRICS_TYPE, **_SERVER})
+
+
+async def _body(request: web.BaseRequest) -> bytes:
+    """The body within size and time. Raises RefusedError."""
+    if request.content_type != "application/json":
+        raise invalid(None, "Content-Type must be application/json.", "unsupported_media_type", status=415)
+    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise invalid(None, "Compressed bodies are not accepted.", "unsupported_media_type", status=415)
+    if (request.content_length or 0) > MAX_BODY_BYTES:
+        raise _too_large()
+    content = request.content
+    if content.is_eof():  # as a rule it came together with the head
+        body = content.read_nowait(-1)
+        if len(body) > MAX_BODY_BYTES:
+            raise _too_large()
+        return body
+    return await _late_body(content)
+
+
+async def _late_body(content: StreamReader) -> bytes:
+    parts = []
+    size = 0
+    try:
+        async with asyncio.timeout(BODY_S), asyncio.timeout(BODY_IDLE_S) as idle:
+            while part := await content.readany():
+                idle.reschedule(asyncio.get_running_loop().time() + BODY_IDLE_S)
+                size += len(part)
+                if size > MAX_BODY_BYTES:
+                    raise _too_large()
+                parts.append(part)
+    except TimeoutError as error:
+        raise invalid(None, "The body came too slowly.", "request_timeout", status=408) from error
+    return b"".join(parts)
+
+
+def _too_large() -> RefusedError:
+    return invalid(None, f"The body is larger than {MAX_BODY_BYTES} bytes.", "body_too_large", status=413)
+
+
+def _text(status: int, text: str) -> web.Response:
+    return web.Response(status=status, text=text + "\n", headers=_SERVER)
+
+
+def _error(problem: Problem) -> web.Response:
+    headers = dict(_JSON)
+    if problem.retry_after_s is not None:
+        headers["Retry-After"] = str(problem.retry_after_s)
+    if problem.allow is not None:
+        headers["Allow"] = problem.allow
+    response = web.Response(status=problem.status, body=error_body(problem), headers=headers)
+    if problem.status in (408, 413, 415):
+        response.force_close()
+    return response

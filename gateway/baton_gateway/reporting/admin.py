@@ -1,0 +1,44 @@
+"""The admin listener: `/state` and `/metrics` on loopback, for the local runtime and whoever is logged in on the
+machine. Read only.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from baton_gateway.reporting.state import ProcessReport, state_body
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class AdminServer:
+    """`reports` asks every process of this gateway; `metrics_body` renders their metrics together."""
+
+    def __init__(
+        self, reports: Callable[[], Awaitable[list[ProcessReport]]], metrics_body: Callable[[], bytes]
+    ) -> None:
+        self._reports = reports
+        self._metrics_body = metrics_body
+        self._runner: web.ServerRunner | None = None
+
+    async def start(self, listening: socket.socket) -> None:
+        self._runner = web.ServerRunner(web.Server(self._handle, access_log=None))
+        await self._runner.setup()
+        await web.SockSite(self._runner, listening).start()
+
+    async def stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.method != "GET":
+            return web.Response(status=405, headers={"Allow": "GET"})
+        match request.raw_path:
+            case "/state":
+                return web.Response(body=state_body(await self._reports()), content_type="application/json")
+            case "/metrics":
+                return web.Response(body=self._metrics_body(), headers={"Content-Type": METRICS_TYPE})
+        return web.Response(status=404)

@@ -1,0 +1,167 @@
+"""The gateway's metrics. Label values come from closed sets only; nothing that a client sends becomes one.
+
+Several processes on one port write to shared files (prometheus_client's multiprocess mode, switched on by an
+environment variable before this is imported); a page then shows all of them together.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+
+from baton_gateway.http_api.responses import Usage
+from baton_gateway.processes import METRICS_VARIABLE
+from baton_gateway.reporting.latency import LatencySketch
+from baton_gateway.reporting.telemetry import Telemetry
+from baton_gateway.requests.request_events import Outcome
+from baton_wire.messages.values import Reason, Role
+
+_TIME_BUCKETS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300, 600)
+_GAP_BUCKETS = (0.001, 0.002, 0.004, 0.008, 0.012, 0.016, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 3)
+ROUTES = ("disaggregated", "local")
+STATUSES = ("200", "400", "401", "404", "405", "408", "413", "415", "429", "499", "500", "502", "503", "504", "other")
+
+
+@dataclass(slots=True)
+class RequestTimes:
+    """When things happened to one request, in seconds of the event loop's clock; `first_s` … by choice."""
+
+    arrived_s: float
+    has_token: bool = False
+    first_s: dict[int, float] = field(default_factory=dict)
+    last_s: dict[int, float] = field(default_factory=dict)
+    tokens: dict[int, int] = field(default_factory=dict)
+
+
+class GatewayMetrics:
+    """Every series exists from the start, so that their number never changes. Names: docs/metrics.md."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self.ttft = LatencySketch()
+        self.tpot = LatencySketch()
+        self.telemetry = Telemetry()
+        self._make_histograms(registry)
+        self._make_counters(registry)
+        self._make_gauges(registry)
+
+    def page(self) -> bytes:
+        """The metrics of this process, or of all that share its port."""
+        folder = os.environ.get(METRICS_VARIABLE)
+        return generate_latest(self._registry) if folder is None else shared_page(folder)
+
+    # What happens -----------------------------------------------------------------------------------------------------
+
+    def arrived(self, now: float) -> RequestTimes:
+        return RequestTimes(now)
+
+    def refused(self) -> None:
+        """Refused by admission, before there was a request to speak of."""
+        self.telemetry.refused()
+        self._requests[Outcome.REFUSED].inc()
+
+    def admitted(self, times: RequestTimes, now: float) -> None:
+        self._queue.observe(now - times.arrived_s)
+
+    def routed(self, is_local: bool) -> None:
+        self._routes[is_local].inc()
+
+    def leg_failed(self, reason: Reason) -> None:
+        self._legs[reason].inc()
+
+    def delivered(self, times: RequestTimes, choice: int, tokens: int, now: float) -> None:
+        last_s = times.last_s.get(choice)
+        if last_s is None:
+            times.first_s[choice] = now
+            times.tokens[choice] = tokens
+            if not times.has_token:
+                times.has_token = True
+                self._ttft.observe(now - times.arrived_s)
+                self.ttft.add(now - times.arrived_s)
+                self.telemetry.first_token(now - times.arrived_s)
+        elif tokens:
+            times.tokens[choice] += tokens
+            self._itl.observe((now - last_s) / tokens)
+        times.last_s[choice] = now
+
+    def ended(
+        self, times: RequestTimes, outcome: Outcome, usage: Usage, attempts: int, migrations: int, now: float
+    ) -> None:
+        self._requests[outcome].inc()
+        self._prompt_tokens.inc(usage.prompt_tokens)
+        self._completion_tokens.inc(usage.completion_tokens)
+        self._retries.inc(max(0, attempts - 1))
+        self._migrations.inc(migrations)
+        if outcome is Outcome.FINISHED:
+            self._e2e.observe(now - times.arrived_s)
+        if outcome is Outcome.CANCELLED and not times.has_token:
+            self.telemetry.first_token(now - times.arrived_s)  # it waited for at least so long
+        for choice, tokens in times.tokens.items():
+            self.telemetry.output(tokens)
+            if tokens > 1:
+                gap_s = (times.last_s[choice] - times.first_s[choice]) / (tokens - 1)
+                self._tpot.observe(gap_s)
+                self.tpot.add(gap_s)
+                self.telemetry.gap(gap_s)
+
+    def answered(self, status: int) -> None:
+        self._statuses.get(str(status), self._statuses["other"]).inc()
+
+    def stalled(self) -> None:
+        self._stalled.inc()
+
+    def now_at_work(self, running: int, waiting: int, linked: dict[Role, int]) -> None:
+        """Sampled once a second."""
+        self._running.set(running)
+        self._waiting.set(waiting)
+        for role in Role:
+            self._workers[role].set(linked.get(role, 0))
+
+    # Series -----------------------------------------------------------------------------------------------------------
+
+    def _make_histograms(self, registry: CollectorRegistry) -> None:
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"baton_gateway_{name}_seconds", text, registry=registry, buckets=buckets)
+
+        self._ttft = histogram("ttft", "From the request's arrival to its first token", _TIME_BUCKETS)
+        self._tpot = histogram("tpot", "Mean gap between a choice's tokens, gap 1-2 included", _GAP_BUCKETS)
+        self._itl = histogram("itl", "Gap between one token and the next", _GAP_BUCKETS)
+        self._e2e = histogram("e2e", "From arrival to the end of a finished request", _TIME_BUCKETS)
+        self._queue = histogram("queue", "From arrival to admission", _TIME_BUCKETS)
+
+    def _make_counters(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"baton_gateway_{name}", text, labels, registry=registry)
+
+        requests = counter("requests", "Generating requests by outcome", "outcome")
+        self._requests = {outcome: requests.labels(outcome.value) for outcome in Outcome}
+        legs = counter("leg_failures", "Parts of requests that workers gave up, by reason", "reason")
+        self._legs = {reason: legs.labels(reason.value) for reason in Reason}
+        routes = counter("routed", "Attempts by where they are prefilled", "route")
+        self._routes = [routes.labels(name) for name in ROUTES]
+        statuses = counter("responses", "HTTP responses by status", "status")
+        self._statuses = {status: statuses.labels(status) for status in STATUSES}
+        self._prompt_tokens = counter("prompt_tokens", "Tokens of prompts")
+        self._completion_tokens = counter("completion_tokens", "Generated tokens that were delivered")
+        self._retries = counter("retries", "Attempts after the first")
+        self._migrations = counter("migrations", "Attempts that went on from delivered tokens")
+        self._stalled = counter("stalled_clients", "Streams cancelled because the client did not read")
+
+    def _make_gauges(self, registry: CollectorRegistry) -> None:
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"baton_gateway_{name}", text, labels, registry=registry, multiprocess_mode="livesum")
+
+        self._running = gauge("requests_running", "Requests at work")
+        self._waiting = gauge("requests_waiting", "Requests waiting for their turn")
+        workers = gauge("links", "Live links to workers, counted for every gateway process", "role")
+        self._workers = {role: workers.labels(role.value) for role in Role}
+
+
+def shared_page(folder: str) -> bytes:
+    """The metrics of all processes that write to this folder."""
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, path=folder)  # type: ignore[no-untyped-call]
+    return generate_latest(registry)

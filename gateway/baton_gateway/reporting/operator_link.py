@@ -1,0 +1,180 @@
+"""The gateway's end of its link to whoever sizes the pools: dial, prove the key, tell, dial again.
+
+Nothing that serves a request waits for it: without a link requests go on and counts gather.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import aiohttp
+
+from baton_wire.errors import AuthenticationError, TransferError
+from baton_wire.handshake import LinkRole, Party, dial_handshake
+from baton_wire.keys import KeyDirectory
+from baton_wire.messages.codec import decode, encode
+from baton_wire.messages.operator_link import (
+    GatewayHello,
+    Heartbeat,
+    Message,
+    ModelConfig,
+    Standby,
+    Summary,
+    ToGateway,
+    Wake,
+)
+
+_log = logging.getLogger("baton.gateway.operator")
+
+SUMMARY_S = 5.0
+MAX_DOWN_BYTES = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorTimes:
+    """Seconds."""
+
+    summary_s: float = SUMMARY_S
+    silence_s: float = 15.0
+    """Without a word from the other end the link is given up."""
+    setup_s: float = 10.0
+    first_retry_s: float = 0.5
+    last_retry_s: float = 15.0
+    wake_s: float = 1.0
+    """Between two wakes while requests wait and nobody comes."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorSources:
+    """Where the link gets what it tells."""
+
+    summary: Callable[[], Summary]
+    parked: Callable[[], int]
+    """Requests that wait for a first pair of workers."""
+    model_config: Callable[[], bytes | None]
+    """None: no worker is linked."""
+
+
+class OperatorLink:
+    """One gateway process's link. `url`: http://HOST:PORT/PATH."""
+
+    def __init__(
+        self,
+        url: str,
+        keys: KeyDirectory,
+        epoch: bytes,
+        hello: GatewayHello,
+        sources: OperatorSources,
+        times: OperatorTimes = OperatorTimes(),
+    ) -> None:
+        self._url, self._keys, self._hello, self._sources, self._times = url, keys, hello, sources, times
+        self._party = Party(LinkRole.GATEWAY, epoch)
+        self._waking = asyncio.Event()
+        self._holder: str | None = None
+        self._told_config: bytes | None = None
+        self.is_linked = False
+
+    def wake(self) -> None:
+        """Requests wait and there is no worker: say so at once, or as soon as there is a link."""
+        self._waking.set()
+
+    async def run(self) -> None:
+        """Keep the link until cancelled."""
+        delay_s = self._times.first_retry_s
+        async with aiohttp.ClientSession() as session:
+            while True:
+                url, self._holder = self._holder or self._url, None
+                try:
+                    await self._link_once(session, url)
+                except (aiohttp.ClientError, TransferError, OSError, TimeoutError) as error:
+                    _log.info("link to %s: %s", url, str(error) or type(error).__name__)
+                delay_s = self._times.first_retry_s if self.is_linked else min(self._times.last_retry_s, delay_s * 2)
+                self.is_linked = False
+                if self._holder is None:
+                    await asyncio.sleep(delay_s * random.uniform(0.5, 1.0))
+
+    async def _link_once(self, session: aiohttp.ClientSession, url: str) -> None:
+        async with asyncio.timeout(self._times.setup_s) as setup:
+            async with session.ws_connect(url, max_msg_size=MAX_DOWN_BYTES, compress=0) as socket:
+                await dial_handshake(
+                    socket.send_bytes,
+                    lambda length: _exactly(socket, length),
+                    self._keys,
+                    self._party,
+                    accept_roles=(LinkRole.OPERATOR,),
+                )
+                setup.reschedule(None)
+                await self._send(socket, self._hello)
+                self.is_linked, self._told_config = True, None
+                _log.info("linked to %s", url)
+                telling = asyncio.create_task(self._tell(socket))
+                try:
+                    await self._listen(socket, telling)
+                finally:
+                    telling.cancel()
+                    await asyncio.gather(telling, return_exceptions=True)
+
+    async def _listen(self, socket: aiohttp.ClientWebSocketResponse, telling: asyncio.Task[None]) -> None:
+        while not telling.done():
+            async with asyncio.timeout(self._times.silence_s):
+                message = decode(await _frame(socket), ToGateway)
+            if isinstance(message, Standby):
+                self._standby(message)
+                return
+        telling.result()
+
+    def _standby(self, message: Standby) -> None:
+        _log.info("that end does not size pools now; %s does", message.holder or "nobody known")
+        if message.holder is not None:
+            scheme, _, rest = self._url.partition("://")
+            self._holder = f"{scheme}://{message.holder}/{rest.partition('/')[2]}"
+        else:
+            self.is_linked = False  # back off longer each time
+
+    async def _tell(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        """A summary at once and then regularly; a wake whenever one is asked for."""
+        while True:
+            await self._tell_config(socket)
+            await self._send(socket, self._sources.summary())
+            try:
+                async with asyncio.timeout(self._times.summary_s):
+                    await self._tell_wakes(socket)
+            except TimeoutError:
+                continue
+
+    async def _tell_wakes(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        while True:
+            await self._waking.wait()
+            self._waking.clear()
+            if parked := self._sources.parked():
+                await self._send(socket, Wake(parked))
+                await asyncio.sleep(self._times.wake_s)
+
+    async def _tell_config(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        config = self._sources.model_config()
+        if config is not None and config != self._told_config:
+            await self._send(socket, ModelConfig(config))
+            self._told_config = config
+
+    async def _send(self, socket: aiohttp.ClientWebSocketResponse, message: Message | Heartbeat) -> None:
+        async with asyncio.timeout(self._times.setup_s):
+            await socket.send_bytes(encode(message))
+
+
+async def _exactly(socket: aiohttp.ClientWebSocketResponse, length: int) -> bytes:
+    frame = await _frame(socket)
+    if len(frame) != length:
+        raise AuthenticationError(f"handshake: a frame of {len(frame)} bytes, expected {length}")
+    return frame
+
+
+async def _frame(socket: aiohttp.ClientWebSocketResponse) -> bytes:
+    message = await socket.receive()
+    if message.type is not aiohttp.WSMsgType.BINARY:
+        raise ConnectionResetError(f"the link ended ({message.type.name})")
+    data: bytes = message.data
+    return data

@@ -1,0 +1,95 @@
+"""What a gateway says about itself on its admin listener: linked workers, requests, latencies; of one process or of
+several together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from baton_gateway.reporting.latency import LatencySketch, SketchData, merged
+from baton_gateway.workers.linked_workers import LinkedWorker
+
+PERCENTS = (50, 95, 99)
+
+
+class WorkerReport(msgspec.Struct, frozen=True):
+    """A worker that is linked."""
+
+    role: str
+    epoch: str
+    revision: str
+    """The first half of the pair fingerprint's model hash and the template hash."""
+    served_name: str
+    address: str
+    state: str
+    """live, suspect or draining."""
+    running: int | None
+    waiting: int | None
+    blocks_total: int
+    blocks_free: int | None
+    """None: not reported yet."""
+
+
+class ProcessReport(msgspec.Struct, frozen=True):
+    """One gateway process."""
+
+    pid: int
+    epoch: str
+    requests_running: int
+    requests_waiting: int
+    workers: tuple[WorkerReport, ...]
+    ttft: SketchData
+    tpot: SketchData
+
+
+def worker_report(worker: LinkedWorker) -> WorkerReport:
+    hello, view, state = worker.hello, worker.view(), worker.state
+    condition = "draining" if view.is_draining else "suspect" if view.is_suspect else "live"
+    return WorkerReport(
+        role=hello.role.value,
+        epoch=hello.epoch.hex(),
+        revision=f"{hello.fingerprint.model_hash[:16]}-{hello.template_hash}",
+        served_name=hello.served_name,
+        address=str(worker.address),
+        state=condition,
+        running=None if state is None else state.running,
+        waiting=None if state is None else state.waiting,
+        blocks_total=hello.blocks_total,
+        blocks_free=None if state is None else state.blocks_free,
+    )
+
+
+def state_body(processes: Sequence[ProcessReport]) -> bytes:
+    """The `/state` document. A worker is listed once, as the first process that has linked it sees it."""
+    workers: dict[str, WorkerReport] = {}
+    for process in processes:
+        for worker in process.workers:
+            workers.setdefault(worker.epoch, worker)
+    return msgspec.json.encode(
+        {
+            "role": "gateway",
+            "processes": [
+                {
+                    "pid": process.pid,
+                    "epoch": process.epoch,
+                    "requests_running": process.requests_running,
+                    "requests_waiting": process.requests_waiting,
+                    "workers_linked": len(process.workers),
+                }
+                for process in processes
+            ],
+            "workers": sorted(workers.values(), key=lambda worker: (worker.role, worker.address)),
+            "latency": {
+                "ttft": _latency(merged(process.ttft for process in processes)),
+                "tpot": _latency(merged(process.tpot for process in processes)),
+            },
+        }
+    )
+
+
+def _latency(sketch: LatencySketch) -> dict[str, Any]:
+    percentiles = {f"p{percent}_s": sketch.percentile(percent) for percent in PERCENTS}
+    return percentiles | {"sketch": sketch.data()}

@@ -1,0 +1,73 @@
+"""One request at work in this process, and the rules that it is run by: plain values that `relay` works on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+
+from baton_gateway.errors import Problem
+from baton_gateway.http_api.openai_types import ChatRequest, CompletionRequest
+from baton_gateway.http_api.sinks import Sink
+from baton_gateway.http_api.tenants import Tenant
+from baton_gateway.reporting.metrics import RequestTimes
+from baton_gateway.requests.request import RequestLife
+from baton_gateway.requests.request_events import LifeRules, Prompt
+from baton_gateway.requests.run import Run
+from baton_gateway.text.choice_text import ChoiceText
+from baton_gateway.text.revision_text import TextModel
+from baton_gateway.workers.route import RoutePolicy
+from baton_wire.messages.values import PairFingerprint
+
+_log = logging.getLogger("baton.gateway.requests")
+
+
+@dataclass(frozen=True, slots=True)
+class RelayRules:
+    life: LifeRules = field(default_factory=LifeRules)
+    route: RoutePolicy = field(default_factory=RoutePolicy)
+    max_duration_s: float = 600.0
+    ttft_s: float = 0.5
+    """The target by which prompts wait their turn."""
+    max_parked: int = 4_096
+    """Requests that may wait for a first pair of workers; more are told to come again."""
+
+
+@dataclass(slots=True, eq=False)
+class LiveRequest:
+    """One request at work. `prepared` onwards is filled when its prompts stand."""
+
+    life: RequestLife
+    request: ChatRequest | CompletionRequest
+    tenant: Tenant
+    sink: Sink
+    ticket: int
+    times: RequestTimes
+    preparing: asyncio.Task[None] | None = None
+    timer: asyncio.TimerHandle | None = None
+    run_ids: tuple[bytes, ...] = ()
+    text: TextModel | None = None
+    fingerprint: PairFingerprint | None = None
+    prompts: tuple[Prompt, ...] = ()
+    prefixes: tuple[tuple[bytes, ...], ...] = ()
+    texts: list[ChoiceText] = field(default_factory=list)
+    echoes: tuple[str, ...] = ()
+
+
+def tell_failure(life: RequestLife, problem: Problem | None, now: float) -> None:
+    """A line for whoever has to find out why a client was told of a failure: which workers, in which state, no text."""
+    runs = "; ".join(_account(run, now) for run in life.last_runs) or "no run"
+    code, age_s = problem.code if problem is not None else None, now - life.arrived_s
+    delivered = life.completion_tokens()
+    _log.warning(
+        "failed: %s after %.1f s, %d attempts, %d tokens delivered: %s", code, age_s, life.attempts, delivered, runs
+    )
+
+
+def _account(run: Run, now: float) -> str:
+    prefill, decode, kept = (epoch.hex()[:8] if epoch else "-" for epoch in (run.prefill, run.decode, run.kept))
+    moved = f"moved {now - run.moved_s:.1f} s ago" if run.attempt else "never sent to workers"
+    return (
+        f"{run.state.name.lower()}, attempt {run.attempt}, prefill {prefill}, decode {decode}, kept by {kept}, "
+        f"landed {run.landed}, {run.failures} failures, {run.losses} losses, {moved}"
+    )

@@ -1,0 +1,122 @@
+"""A parsed request and a model revision to prompts that the workers can run. Pure but for the tokenizer's work.
+
+Here stands what depends on the model: token counts against the context, ids against the vocabulary, default lengths,
+end ids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
+
+from baton_gateway.errors import context_exceeded, invalid
+from baton_gateway.http_api.openai_types import CompletionRequest, Options
+from baton_gateway.requests.request_events import Prompt
+from baton_gateway.text.revision_text import TextModel
+from baton_wire.messages.values import SamplingParams
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+_SEEDS = 1 << 63
+LARGE_PROMPT_CHARS = 32_768
+"""Longer prompts are tokenised off the event loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """What every pair of workers of a revision can do."""
+
+    max_context_tokens: int
+    vocab_size: int
+
+
+def encode_completion(request: CompletionRequest, text: TextModel, limits: ModelLimits) -> list[list[int]]:
+    """Ids of every prompt. Raises RefusedError for ids that the model does not have."""
+    prompts = []
+    for place, prompt in enumerate(request.prompts):
+        if isinstance(prompt, str):
+            prompts.append(text.encode_prompt(prompt))
+        else:
+            _check_ids(prompt, limits, "prompt" if len(request.prompts) == 1 else f"prompt[{place}]")
+            prompts.append(list(prompt))
+    return prompts
+
+
+def make_prompts(
+    options: Options,
+    encoded: Sequence[Sequence[int]],
+    text: TextModel,
+    limits: ModelLimits,
+    field: str,
+    seed: int,
+    tenant_salt: str,
+) -> tuple[Prompt, ...]:
+    """Check lengths and fill in defaults; `seed` is used unless the client gave one. `field` names the prompts in
+    errors.
+
+    Raises RefusedError.
+    """
+    _check_ids(options.stop_token_ids, limits, "stop_token_ids")
+    _check_ids([token for token, _ in options.logit_bias], limits, "logit_bias")
+    first_seed = seed if options.seed is None else options.seed
+    salt = cache_salt(tenant_salt, options.cache_salt)
+    return tuple(
+        Prompt(tuple(ids), _sampling(options, ids, text, limits, field, (first_seed + place) % _SEEDS), salt)
+        for place, ids in enumerate(encoded)
+    )
+
+
+def cache_salt(tenant_salt: str, client_salt: str) -> str:
+    """What separates prefix caches: equal only for the same tenant and the same `cache_salt`."""
+    if not tenant_salt and not client_salt:
+        return ""
+    return hashlib.blake2b(client_salt.encode(), digest_size=16, key=tenant_salt.encode()[:64]).hexdigest()
+
+
+def _check_ids(ids: Sequence[int], limits: ModelLimits, field: str) -> None:
+    if ids and max(ids) >= limits.vocab_size:
+        raise invalid(field, f"'{field}' has a token id beyond the vocabulary of {limits.vocab_size}.", "out_of_range")
+
+
+def _sampling(
+    options: Options, ids: Sequence[int], text: TextModel, limits: ModelLimits, field: str, seed: int
+) -> SamplingParams:
+    max_tokens = _max_tokens(options.max_tokens, len(ids), limits, field)
+    if options.min_tokens > max_tokens:
+        raise invalid("min_tokens", f"'min_tokens' must not exceed the {max_tokens} tokens that fit.")
+    end_ids = () if options.ignore_eos else text.eos_ids
+    return SamplingParams(
+        max_tokens=max_tokens,
+        seed=seed,
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        min_p=options.min_p,
+        presence_penalty=options.presence_penalty,
+        frequency_penalty=options.frequency_penalty,
+        repetition_penalty=options.repetition_penalty,
+        min_tokens=options.min_tokens,
+        logit_bias=options.logit_bias,
+        stop_token_ids=tuple(dict.fromkeys((*end_ids, *options.stop_token_ids)))[:128],
+        logprobs=options.logprobs,
+    )
+
+
+def _max_tokens(asked: int | None, prompt_tokens: int, limits: ModelLimits, field: str) -> int:
+    """What was asked for if it fits; without a wish all that fits."""
+    if prompt_tokens == 0:
+        raise invalid(field, f"'{field}' has no tokens.", "empty_prompt")
+    room = limits.max_context_tokens - prompt_tokens
+    if room < 1 or (asked is not None and asked > room):
+        raise context_exceeded(field, limits.max_context_tokens, prompt_tokens, asked)
+    return room if asked is None else asked
+
+
+async def in_thread_if_large(size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    if size <= LARGE_PROMPT_CHARS:
+        return function(*args, **kwargs)
+    return await asyncio.to_thread(function, *args, **kwargs)

@@ -1,0 +1,400 @@
+"""Carries out what the machine of each request decides: asks admission, prepares prompts, routes, talks to workers,
+turns ids into text for sinks, keeps timers. Everything runs in one event loop; decisions are elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+import time
+from collections.abc import Callable
+
+from baton_gateway import errors
+from baton_gateway.errors import Problem, RefusedError
+from baton_gateway.http_api.openai_types import ChatRequest, CompletionRequest, Endpoint
+from baton_gateway.http_api.responses import ResponseHead, Usage
+from baton_gateway.http_api.sinks import Answer, Sink
+from baton_gateway.http_api.tenants import Tenant
+from baton_gateway.reporting.metrics import GatewayMetrics
+from baton_gateway.requests.admission import Admission, Verdict
+from baton_gateway.requests.held_runs import HeldRuns
+from baton_gateway.requests.live_request import LiveRequest, RelayRules, tell_failure
+from baton_gateway.requests.preparing import encode_completion, in_thread_if_large, make_prompts
+from baton_gateway.requests.request import RequestLife
+from baton_gateway.requests.request_events import (
+    Action,
+    Admitted,
+    Arrived,
+    ClientGone,
+    Deliver,
+    End,
+    Event,
+    LegEnded,
+    NoRevision,
+    NoRoute,
+    Outcome,
+    PickRoute,
+    Prepare,
+    Prepared,
+    Prompt,
+    Refused,
+    Route,
+    Routed,
+    RoutesChanged,
+    Send,
+    StopFound,
+    Tick,
+    WorkerLost,
+)
+from baton_gateway.requests.retry_budget import RetryBudget
+from baton_gateway.text.revision_text import TextModel
+from baton_gateway.text.template_renderer import TemplateRenderer
+from baton_gateway.workers.affinity import PrefixAffinity, prefix_keys
+from baton_gateway.workers.linked_workers import WorkerTable
+from baton_gateway.workers.route import RouteQuery, pick, revisions
+from baton_wire.messages.gateway_link import Cancel, LegFailed, Prefill, Reserve, Tokens
+from baton_wire.messages.measures import Backlog
+from baton_wire.messages.values import PairFingerprint
+
+RELEASED_PER_S = 500
+"""Parked requests are let go spread over a while, so that a pool that woke up is not buried at once."""
+
+
+class Relay:
+    """All requests of this process."""
+
+    def __init__(
+        self,
+        table: WorkerTable,
+        admission: Admission,
+        templates: TemplateRenderer,
+        metrics: GatewayMetrics,
+        rules: RelayRules,
+    ) -> None:
+        self._table = table
+        self._admission = admission
+        self._templates = templates
+        self._metrics = metrics
+        self._rules = rules
+        self._budget = RetryBudget()
+        self._affinity = PrefixAffinity()
+        self.held = HeldRuns(table, self._let_go)
+        self.worker_reported = self.held.look
+        self._by_ticket: dict[int, LiveRequest] = {}
+        self._by_run: dict[bytes, LiveRequest] = {}
+        self._loop = asyncio.get_running_loop()
+        self._admission_timer: asyncio.TimerHandle | None = None
+        self._idle = asyncio.Event()
+        self.on_parked: Callable[[], None] = lambda: None
+        """Called when a request finds no pair of workers."""
+
+    def reconfigure(self, rules: RelayRules) -> None:
+        """Other rules, for requests that arrive from now on."""
+        self._rules = rules
+
+    def backlog(self) -> Backlog:
+        """Requests that no worker has been told of."""
+        now = self._loop.time()
+        waiting = [live.life for live in self._by_ticket.values() if live.life.attempts == 0]
+        oldest_s = now - min((life.arrived_s for life in waiting), default=now)
+        parked = sum(life.is_parked for life in waiting)
+        return self._metrics.telemetry.backlog(len(waiting), parked, oldest_s, len(waiting))
+
+    @property
+    def num_parked(self) -> int:
+        return sum(live.life.is_parked for live in self._by_ticket.values())
+
+    # From HTTP --------------------------------------------------------------------------------------------------------
+
+    def start(self, request: ChatRequest | CompletionRequest, tenant: Tenant, sink: Sink) -> LiveRequest:
+        """Begin a request. Raises RefusedError when it may not even wait."""
+        now = self._loop.time()
+        verdict = self._admission.offer(tenant, now)
+        if isinstance(verdict, Problem):
+            self._metrics.refused()
+            raise RefusedError(verdict)
+        ticket, turn = verdict
+        self._metrics.telemetry.offered(waits=turn is Verdict.QUEUED)
+        deadline_s = now + self._rules.max_duration_s
+        rules = self._rules.life.patient_for(self._table.settled_s - now)
+        life = RequestLife(secrets.token_bytes(16), request.options.n, deadline_s, rules, self._budget, now)
+        live = LiveRequest(life, request, tenant, sink, ticket, self._metrics.arrived(now))
+        self._by_ticket[ticket] = live
+        if turn is Verdict.ADMITTED:
+            self._admit_one(ticket)
+        else:
+            self._keep_timer(live)
+            self._keep_admission_timer()
+        return live
+
+    def client_gone(self, live: LiveRequest) -> None:
+        """The client hung up, or does not read."""
+        self._feed(live, ClientGone())
+
+    @property
+    def num_live(self) -> int:
+        return len(self._by_ticket)
+
+    def end_all(self) -> None:
+        """The gateway stops: tell every client, free what the workers hold."""
+        for live in list(self._by_ticket.values()):
+            self._feed(live, Refused(errors.shutting_down()))
+
+    async def until_idle(self) -> None:
+        """No request is left."""
+        if self._by_ticket:
+            self._idle.clear()
+            await self._idle.wait()
+
+    # From the workers -------------------------------------------------------------------------------------------------
+
+    def worker_changed(self) -> None:
+        parked = 0
+        for live in list(self._by_ticket.values()):
+            if live.life.is_parked:
+                parked += 1
+                delay_s = random.uniform(0.0, parked / RELEASED_PER_S)
+                self._loop.call_later(delay_s, self._feed, live, RoutesChanged())
+            else:
+                self._feed(live, RoutesChanged())
+
+    def worker_lost(self, epoch: bytes) -> None:
+        for live in list(self._by_ticket.values()):
+            self._feed(live, WorkerLost(epoch))
+
+    def tokens(self, epoch: bytes, frame: Tokens) -> None:
+        now = self._loop.time()
+        touched: dict[int, LiveRequest] = {}
+        for entry in frame.entries:
+            live = self._by_run.get(entry.request)
+            if live is not None:
+                touched[live.ticket] = live
+                actions = live.life.handle(Arrived(epoch, entry), now)
+                self._carry_out(live, actions, now)
+                if not actions or type(actions[-1]) is not Deliver:
+                    self._keep_timer(live)
+        for live in touched.values():
+            live.sink.flush()
+
+    def leg_failed(self, epoch: bytes, message: LegFailed) -> None:
+        live = self._by_run.get(message.request)
+        if live is not None:
+            self._metrics.leg_failed(message.reason)
+            self._feed(live, LegEnded(epoch, message))
+
+    # Carrying out -----------------------------------------------------------------------------------------------------
+
+    def _feed(self, live: LiveRequest, event: Event) -> None:
+        now = self._loop.time()
+        actions = live.life.handle(event, now)
+        self._carry_out(live, actions, now)
+        self._keep_timer(live)
+
+    def _carry_out(self, live: LiveRequest, actions: list[Action], now: float) -> None:
+        for action in actions:
+            match action:
+                case Deliver():
+                    self._deliver(live, action, now)
+                case Send():
+                    self._send(live, action)
+                case PickRoute():
+                    route = self._choose(live, action)
+                    if not self.held.takes(live, action, route, self._rules.ttft_s):
+                        self._feed(live, self._routed(live, action, route))
+                case Prepare():
+                    live.preparing = self._loop.create_task(self._prepare(live))
+                case End():
+                    self._end(live, action, now)
+
+    def _deliver(self, live: LiveRequest, action: Deliver, now: float) -> None:
+        self._metrics.delivered(live.times, action.choice, len(action.ids), now)
+        increment = live.texts[action.choice].push(action.ids, action.logprobs, action.finish)
+        if action.is_first and live.echoes:
+            increment = increment.after(live.echoes[action.choice // live.request.options.n])
+        live.sink.increment(action.choice, increment)
+        if increment.stopped_after is not None:
+            self._feed(live, StopFound(action.choice, increment.stopped_after))
+
+    def _send(self, live: LiveRequest, action: Send) -> None:
+        worker = self._table.get(action.worker)
+        if worker is not None and worker.send(action.message):
+            if isinstance(action.message, Prefill | Reserve):
+                worker.sent(len(action.message.tokens) // 4)
+        elif not isinstance(action.message, Cancel):
+            self._loop.call_soon(self._feed, live, WorkerLost(action.worker))
+
+    def _let_go(self, live: LiveRequest, action: PickRoute) -> None:
+        if live.ticket in self._by_ticket:
+            self._feed(live, self._routed(live, action, self._choose(live, action)))
+
+    def _choose(self, live: LiveRequest, action: PickRoute) -> Route | Problem:
+        assert live.fingerprint is not None
+        prefix = live.prefixes[action.prompt]
+        query = RouteQuery(
+            live.fingerprint, action.tokens, action.total_tokens, action.choices, action.avoid, prefix, action.kept
+        )
+        policy = self._rules.route
+        if policy.targets is not None:
+            self._table.refill(self._loop.time(), policy.targets)
+        return pick(query, self._table.views(), policy, self._affinity, random.random())
+
+    def _routed(self, live: LiveRequest, action: PickRoute, route: Route | Problem) -> Routed | NoRoute:
+        prefix = live.prefixes[action.prompt]
+        if isinstance(route, Problem):
+            self.on_parked()
+            others = revisions(self._table.views(), live.request.options.model, self._rules.route)
+            return NoRoute(action.run, route, bool(others) and live.fingerprint not in others)
+        if live.life.attempts == 0:
+            self._tell_prompt(live, action, prefix)
+        self._affinity.sent([epoch for epoch in (route.prefill, route.decode) if epoch is not None], prefix)
+        self._table.spent(route.decode, route.local_s)
+        self._metrics.routed(is_local=route.prefill is None)
+        self._by_run[action.run] = live
+        live.run_ids = (*live.run_ids, action.run)
+        return Routed(action.run, route)
+
+    def _tell_prompt(self, live: LiveRequest, action: PickRoute, prefix: tuple[bytes, ...]) -> None:
+        cached = min(action.tokens, self._affinity.seen_tokens(prefix))
+        max_tokens = live.prompts[action.prompt].sampling.max_tokens
+        self._metrics.telemetry.prompt(action.tokens, cached, max_tokens, action.choices)
+
+    def _end(self, live: LiveRequest, action: End, now: float) -> None:
+        del self._by_ticket[live.ticket]
+        for run in live.run_ids:
+            self._by_run.pop(run, None)
+        if live.timer is not None:
+            live.timer.cancel()
+        if live.preparing is not None:
+            live.preparing.cancel()
+        usage = Usage(live.life.prompt_tokens(), live.life.completion_tokens())
+        life = live.life
+        self._metrics.ended(live.times, action.outcome, usage, life.attempts, life.migrations, now)
+        if action.problem is not None and (action.problem.status >= 500 or action.problem.status == 429):
+            self._metrics.telemetry.unserved()
+        if action.outcome is Outcome.FAILED:
+            tell_failure(live.life, action.problem, now)
+        if action.outcome is not Outcome.CANCELLED:
+            live.sink.end(action.problem, usage)
+        self._admit(self._admission.leave(live.ticket))
+        if not self._by_ticket:
+            self._idle.set()
+
+    # Preparing --------------------------------------------------------------------------------------------------------
+
+    async def _prepare(self, live: LiveRequest) -> None:
+        event: Event
+        try:
+            revision = self._choose_revision(live.request.options.model)
+            if isinstance(revision, Problem):
+                event = self._park(revision)
+            else:
+                event = Prepared(await self._make_prompts(live, revision))
+        except RefusedError as refusal:
+            event = Refused(refusal.problem)
+        live.preparing = None
+        self._feed(live, event)
+
+    def _park(self, problem: Problem) -> NoRevision | Refused:
+        if self.num_parked >= self._rules.max_parked:
+            return Refused(errors.no_workers(self._admission.retry_after_s()))
+        self.on_parked()
+        return NoRevision(problem)
+
+    async def _make_prompts(self, live: LiveRequest, fingerprint: PairFingerprint) -> tuple[Prompt, ...]:
+        request, options = live.request, live.request.options
+        text, limits = self._table.text(fingerprint), self._table.limits(fingerprint)
+        assert text is not None
+        assert limits is not None
+        if isinstance(request, ChatRequest):
+            rendered = await self._templates.render(text.bundle, request.messages)
+            encoded = [await in_thread_if_large(len(rendered), text.encode_rendered, rendered)]
+        else:
+            size = sum(len(prompt) for prompt in request.prompts)
+            encoded = await in_thread_if_large(size, encode_completion, request, text, limits)
+        field_name = "messages" if isinstance(request, ChatRequest) else "prompt"
+        seed = secrets.randbits(63)
+        prompts = make_prompts(options, encoded, text, limits, field_name, seed, live.tenant.salt)
+        self._begin(live, text, fingerprint, prompts)
+        return prompts
+
+    def _choose_revision(self, model: str) -> PairFingerprint | Problem:
+        """One that can be served now, in proportion to its decode workers. Raises RefusedError for an unknown model.
+
+        Before the first worker is linked nobody can say which models there are.
+        """
+        found = revisions(self._table.views(), model, self._rules.route)
+        if found:
+            return random.choices(list(found), list(found.values()))[0]
+        served = self._table.served_names()
+        if served and model not in served:
+            raise RefusedError(errors.model_not_found(model))
+        return errors.no_workers()
+
+    def _begin(
+        self, live: LiveRequest, text: TextModel, fingerprint: PairFingerprint, prompts: tuple[Prompt, ...]
+    ) -> None:
+        request, options = live.request, live.request.options
+        is_chat = isinstance(request, ChatRequest)
+        live.text, live.fingerprint, live.prompts = text, fingerprint, prompts
+        live.prefixes = tuple(prefix_keys(prompt.tokens, prompt.salt) for prompt in prompts)
+        if isinstance(request, CompletionRequest) and request.echo:
+            live.echoes = tuple(_echo(prompt, text) for prompt in request.prompts)
+        num_choices = len(prompts) * options.n
+        self._metrics.telemetry.branched(num_choices - 1)
+        live.texts = [
+            text.choice_text(options.stop, options.skip_special_tokens, continues=not is_chat)
+            for _ in range(num_choices)
+        ]
+        head = ResponseHead(
+            endpoint=Endpoint.CHAT if is_chat else Endpoint.COMPLETIONS,
+            id=("chatcmpl-" if is_chat else "cmpl-") + secrets.token_hex(12),
+            created=int(time.time()),
+            model=options.model,
+            system_fingerprint=f"fp_{fingerprint.model_hash[:12]}",
+        )
+        live.sink.begin(Answer(head, text, num_choices, options.include_usage, options.logprobs is not None))
+
+    # Timers -----------------------------------------------------------------------------------------------------------
+
+    def _keep_timer(self, live: LiveRequest) -> None:
+        if live.ticket not in self._by_ticket:
+            return
+        wake_at = live.life.wake_at
+        if live.timer is not None:
+            if live.timer.when() == wake_at and not live.timer.cancelled():
+                return
+            live.timer.cancel()
+        live.timer = self._loop.call_at(wake_at, self._tick, live)
+
+    def _tick(self, live: LiveRequest) -> None:
+        live.timer = None
+        self._feed(live, Tick())
+
+    def _admit(self, tickets: list[int]) -> None:
+        for ticket in tickets:
+            self._loop.call_soon(self._admit_one, ticket)
+
+    def _admit_one(self, ticket: int) -> None:
+        live = self._by_ticket.get(ticket)
+        if live is not None:
+            self._metrics.admitted(live.times, self._loop.time())
+            self._feed(live, Admitted())
+
+    def _keep_admission_timer(self) -> None:
+        if self._admission_timer is not None:
+            self._admission_timer.cancel()
+            self._admission_timer = None
+        if (expiry := self._admission.next_expiry()) < float("inf"):
+            self._admission_timer = self._loop.call_at(expiry, self._expire_waiting)
+
+    def _expire_waiting(self) -> None:
+        self._admission_timer = None
+        problem = errors.queue_timeout(self._admission.retry_after_s())
+        for ticket in self._admission.expired(self._loop.time()):
+            self._feed(self._by_ticket[ticket], Refused(problem))
+        self._keep_admission_timer()
+
+
+def _echo(prompt: str | tuple[int, ...], text: TextModel) -> str:
+    return prompt if isinstance(prompt, str) else text.decode(list(prompt))

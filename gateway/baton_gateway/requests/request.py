@@ -1,0 +1,399 @@
+"""The life of one client request, as a machine `(event, now) → actions`: admitted, prepared, routed, run on two legs,
+retried or migrated when a leg fails, its tokens delivered by index, once, from one attempt; ended exactly once.
+
+No clock, no I/O, no text: `relay` carries the actions out and finds stop strings. A request has one or more prompts and
+`n` choices for each, numbered through (prompt × n + choice). The workers see *runs*: a request id and attempt with the
+choices of one prompt. Before its first token a run is tried again as it is; afterwards each choice goes on alone from
+what was delivered (forced prefix), under an id of its own when `n` > 1.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from baton_gateway import errors
+from baton_gateway.errors import Problem
+from baton_gateway.requests.legs import send_on, start_legs
+from baton_gateway.requests.request_events import (
+    Action,
+    Admitted,
+    Arrived,
+    ClientGone,
+    Deliver,
+    End,
+    Event,
+    LegEnded,
+    LifeRules,
+    NoRevision,
+    NoRoute,
+    Outcome,
+    PickRoute,
+    Prepare,
+    Prepared,
+    Prompt,
+    Refused,
+    Route,
+    Routed,
+    RoutesChanged,
+    Send,
+    StopFound,
+    Tick,
+    WorkerLost,
+)
+from baton_gateway.requests.retry_budget import RetryBudget
+from baton_gateway.requests.run import Run, RunState, blamed, keeper, retry_delay
+from baton_wire.messages.gateway_link import Cancel
+from baton_wire.messages.values import Reason, TokenEntry
+
+
+class Stage(enum.Enum):
+    QUEUED = enum.auto()
+    PREPARING = enum.auto()
+    PARKED = enum.auto()  # until a revision can be served or `_parked_until`
+    RUNNING = enum.auto()
+    ENDED = enum.auto()
+
+
+@dataclass(slots=True, eq=False)
+class _Choice:
+    """`run` is None before the prompts are there and after the end of the choice."""
+
+    ids: list[int] = field(default_factory=list)
+    run: Run | None = None
+
+
+class RequestLife:
+    """One client request from its arrival to its end."""
+
+    def __init__(
+        self, request: bytes, n: int, deadline_s: float, rules: LifeRules, budget: RetryBudget, now: float
+    ) -> None:
+        """`request` is a fresh random id; `deadline_s` and `now` are on the same clock."""
+        self.stage = Stage.QUEUED
+        self.deadline_s = deadline_s
+        self.arrived_s = now
+        self.attempts = 0
+        self.migrations = 0
+        self._request = int.from_bytes(request)
+        self._n = n
+        self._rules = rules
+        self._budget = budget
+        self._prompts: tuple[Prompt, ...] = ()
+        self._choices: list[_Choice] = []
+        self._runs: dict[bytes, Run] = {}
+        self.last_runs: tuple[Run, ...] = ()
+        """Those that were open at the end."""
+        self._num_runs = 0
+        self._open_choices = 0
+        self._parked_until = math.inf
+        budget.request()
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """Take one event; the actions are to be carried out in order."""
+        if self.stage is Stage.ENDED:
+            return []
+        return _HANDLERS[type(event)](self, event, now)
+
+    @property
+    def wake_at(self) -> float:
+        """When a Tick is due. Never in the past of the last event by more than the tick itself."""
+        waits = (min(run.resume_at, run.stalls_at(self._rules)) for run in self._runs.values())
+        parked_until = self._parked_until if self.stage is Stage.PARKED else math.inf
+        return min(self.deadline_s, parked_until, min(waits, default=math.inf))
+
+    @property
+    def is_parked(self) -> bool:
+        """It waits for a pair of workers to appear."""
+        return self.stage is Stage.PARKED or any(run.state is RunState.UNROUTED for run in self._runs.values())
+
+    def completion_tokens(self) -> int:
+        return sum(len(choice.ids) for choice in self._choices)
+
+    def prompt_tokens(self) -> int:
+        return sum(len(prompt.tokens) for prompt in self._prompts)
+
+    # Beginning --------------------------------------------------------------------------------------------------------
+
+    def _admitted(self, event: Admitted, now: float) -> list[Action]:
+        if self.stage is not Stage.QUEUED:
+            return []
+        self.stage = Stage.PREPARING
+        return [Prepare()]
+
+    def _refused(self, event: Refused, now: float) -> list[Action]:
+        return self._end(Outcome.REFUSED if self.attempts == 0 else Outcome.FAILED, event.problem)
+
+    def _prepared(self, event: Prepared, now: float) -> list[Action]:
+        if self.stage is not Stage.PREPARING:
+            return []
+        self.stage = Stage.RUNNING
+        self._prompts = event.prompts
+        self._choices = [_Choice() for _ in range(len(event.prompts) * self._n)]
+        self._open_choices = len(self._choices)
+        runs = [self._new_run(p, set(range(p * self._n, (p + 1) * self._n))) for p in range(len(event.prompts))]
+        return [self._pick(run) for run in runs]
+
+    def _no_revision(self, event: NoRevision, now: float) -> list[Action]:
+        self._parked_until = min(self._parked_until, now + self._rules.park_s)
+        if now >= self._parked_until:
+            return self._end(Outcome.REFUSED, event.problem)
+        self.stage = Stage.PARKED
+        return []
+
+    def _new_run(self, prompt: int, choices: set[int]) -> Run:
+        request = (self._request ^ self._num_runs).to_bytes(16)
+        self._num_runs += 1
+        run = self._runs[request] = Run(request, prompt, choices)
+        for choice in choices:
+            self._choices[choice].run = run
+        return run
+
+    # Routing ----------------------------------------------------------------------------------------------------------
+
+    def _pick(self, run: Run) -> PickRoute:
+        run.state = RunState.ROUTING
+        run.resume_at = math.inf
+        prompt = self._prompts[run.prompt]
+        return PickRoute(
+            run=run.request,
+            prompt=run.prompt,
+            tokens=len(prompt.tokens) + len(self._forced(run)),
+            total_tokens=len(prompt.tokens) + prompt.sampling.max_tokens,
+            choices=len(run.choices),
+            avoid=run.avoid,
+            kept=run.kept,
+            is_first=not run.has_run,
+        )
+
+    def _forced(self, run: Run) -> list[int]:
+        """What the client already has of a run: only ever more than nothing when the run has one choice."""
+        return self._choices[next(iter(run.choices))].ids if len(run.choices) == 1 else []
+
+    def _routed(self, event: Routed, now: float) -> list[Action]:
+        run = self._runs.get(event.run)
+        if run is None or run.state is not RunState.ROUTING:
+            return []
+        route = event.route
+        run.state = RunState.RUNNING
+        run.attempt += 1
+        run.prefill, run.decode = route.prefill, route.decode
+        run.landed = run.progressed = False
+        run.moved_s = now
+        self.attempts += 1
+        self.migrations += bool(self._forced(run))
+        kept, run.kept = run.kept, None
+        if kept is not None and kept == route.prefill:
+            return [*send_on(run, route, self.deadline_s - now), self._start_legs(run, route, now)[0]]
+        cancels = [] if kept is None else [Send(kept, Cancel(run.request, run.attempt - 1))]
+        run.base, run.asked = len(self._forced(run)), frozenset(run.choices)
+        return [*cancels, *self._start_legs(run, route, now)]
+
+    def _start_legs(self, run: Run, route: Route, now: float) -> list[Action]:
+        prompt, forced = self._prompts[run.prompt], self._forced(run)[: run.base]
+        return [*start_legs(run, route, prompt, forced, self._n, self.deadline_s - now)]
+
+    def _no_route(self, event: NoRoute, now: float) -> list[Action]:
+        run = self._runs.get(event.run)
+        if run is None or run.state is not RunState.ROUTING:
+            return []
+        if event.is_outlived and self._is_untold():
+            return self._prepare_again()
+        patience_s = self._rules.reroute_wait_s if run.has_run else self._rules.park_s
+        if patience_s <= 0:
+            return self._end(Outcome.REFUSED if self.attempts == 0 else Outcome.FAILED, event.problem)
+        if run.unrouted_since is None:
+            run.unrouted_since = now
+        if now >= run.unrouted_since + patience_s:
+            return self._end(Outcome.FAILED, event.problem)
+        run.state = RunState.UNROUTED
+        run.resume_at = run.unrouted_since + patience_s
+        return []
+
+    def _is_untold(self) -> bool:
+        """The client has nothing yet and no worker is at it: any revision may answer."""
+        is_running = any(run.state is RunState.RUNNING for run in self._runs.values())
+        return not is_running and not any(choice.ids for choice in self._choices)
+
+    def _prepare_again(self) -> list[Action]:
+        self.stage = Stage.PREPARING
+        self._runs.clear()
+        self._prompts, self._choices, self._open_choices = (), [], 0
+        return [Prepare()]
+
+    def _routes_changed(self, event: RoutesChanged, now: float) -> list[Action]:
+        if self.stage is Stage.PARKED:
+            self.stage = Stage.PREPARING
+            return [Prepare()]
+        return [self._pick(run) for run in self._runs.values() if run.state is RunState.UNROUTED]
+
+    # Tokens -----------------------------------------------------------------------------------------------------------
+
+    def _arrived(self, event: Arrived, now: float) -> list[Action]:
+        entry = event.entry
+        run = self._runs.get(entry.request)
+        if run is None or run.state is not RunState.RUNNING or entry.attempt != run.attempt:
+            return []
+        number = run.prompt * self._n + entry.choice
+        if number not in run.choices or event.worker not in (run.decode, run.prefill):
+            return []
+        run.moved_s = now
+        if event.worker == run.decode:
+            run.landed = True
+        choice = self._choices[number]
+        known = len(choice.ids) - entry.first_index
+        if known < 0:
+            return self._fail(run, event.worker, Reason.INTERNAL, now)
+        if known >= len(entry.ids) and entry.finish is None:
+            return []
+        return self._deliver(run, number, choice, entry, known)
+
+    def _deliver(self, run: Run, number: int, choice: _Choice, entry: TokenEntry, known: int) -> list[Action]:
+        new = entry.ids[known:]
+        logprobs = entry.logprobs[known:] if entry.logprobs is not None else None
+        is_first = not choice.ids
+        choice.ids += new
+        run.progressed = True
+        actions: list[Action] = [Deliver(number, new, logprobs, entry.finish, is_first)]
+        if entry.finish is not None:
+            actions += self._finish_choice(run, number)
+        return actions
+
+    def _stop_found(self, event: StopFound, now: float) -> list[Action]:
+        choice = self._choices[event.choice]
+        del choice.ids[event.tokens :]
+        run = choice.run
+        if run is None:
+            return []
+        if len(run.choices) == 1:
+            return [*self._cancel_legs(run), *self._finish_choice(run, event.choice)]
+        cancel = Send(run.decode, Cancel(run.request, run.attempt, event.choice % self._n))
+        return [cancel, *self._finish_choice(run, event.choice)]
+
+    def _finish_choice(self, run: Run, number: int) -> list[Action]:
+        self._choices[number].run = None
+        run.choices.discard(number)
+        if not run.choices:
+            self._close(run)
+        self._open_choices -= 1
+        return self._end(Outcome.FINISHED) if self._open_choices == 0 else []
+
+    # Failures ---------------------------------------------------------------------------------------------------------
+
+    def _leg_ended(self, event: LegEnded, now: float) -> list[Action]:
+        message = event.message
+        run = self._runs.get(message.request)
+        if run is None or run.attempt != message.attempt:
+            return []
+        if run.kept == event.worker and not message.kept:
+            run.kept = None
+        if not run.uses(event.worker):
+            return []
+        return self._fail(run, event.worker, message.reason, now, is_kept=message.kept)
+
+    def _worker_lost(self, event: WorkerLost, now: float) -> list[Action]:
+        actions: list[Action] = []
+        for run in self._runs.values():
+            run.kept = None if run.kept == event.worker else run.kept
+        for run in [run for run in self._runs.values() if run.uses(event.worker)]:
+            actions += self._fail(run, event.worker, Reason.PEER_LOST, now, is_gone=True)
+            if self.stage is Stage.ENDED:
+                break
+        return actions
+
+    def _fail(
+        self, run: Run, worker: bytes, reason: Reason, now: float, is_gone: bool = False, is_kept: bool = False
+    ) -> list[Action]:
+        """The attempt is over: stop its other leg, then try again within the rules, each choice from where its client
+        stands.
+        """
+        delivered = max(len(self._choices[choice].ids) for choice in run.choices)
+        at_fault = run.decode if is_kept else worker if is_gone else blamed(run, worker, reason)
+        kept = keeper(run, at_fault, reason, delivered)
+        cancels = [action for action in self._cancel_legs(run) if is_kept or action.worker != worker]
+        run.avoid |= {at_fault}
+        verdict = retry_delay(run, reason, self._rules, self._budget, now)
+        if isinstance(verdict, Problem):
+            run.state = RunState.DONE
+            return [*cancels, *self._end(Outcome.FAILED, verdict)]
+        run.kept = kept
+        cancels = [action for action in cancels if action.worker != kept]
+        run.unrouted_since = None
+        runs = self._split(run)
+        if verdict <= 0:
+            return [*cancels, *(self._pick(each) for each in runs)]
+        for each in runs:
+            each.state = RunState.BACKING_OFF
+            each.resume_at = now + verdict
+        return [*cancels]
+
+    def _split(self, run: Run) -> list[Run]:
+        """The run itself, or one run for each of its choices when they no longer begin with the same ids."""
+        begun = any(self._choices[choice].ids for choice in run.choices)
+        if run.kept is not None or len(run.choices) == 1 or not begun:
+            return [run]
+        alone = []
+        for choice in sorted(run.choices):
+            each = self._new_run(run.prompt, {choice})
+            each.failures, each.losses, each.avoid = run.failures, run.losses, run.avoid
+            alone.append(each)
+        self._close(run)
+        return alone
+
+    def _tick(self, event: Tick, now: float) -> list[Action]:
+        if now >= self.deadline_s:
+            return self._end(Outcome.FAILED, errors.deadline_exceeded())
+        if self.stage is Stage.PARKED and now >= self._parked_until:
+            return self._end(Outcome.REFUSED, errors.no_workers())
+        actions: list[Action] = [self._pick(run) for run in self._runs.values() if run.resume_at <= now]
+        for run in [run for run in self._runs.values() if run.stalls_at(self._rules) <= now]:
+            actions += self._stalled(run, now)
+            if self.stage is Stage.ENDED:
+                break
+        return actions
+
+    def _stalled(self, run: Run, now: float) -> list[Action]:
+        """Its workers live, yet no token comes: whoever holds it is told to stop, and others try."""
+        told = Send(run.decode, Cancel(run.request, run.attempt))
+        if not run.landed and run.prefill is not None:
+            run.avoid |= {run.prefill}
+        return [told, *self._fail(run, run.decode, Reason.STALLED, now)]
+
+    # End --------------------------------------------------------------------------------------------------------------
+
+    def _client_gone(self, event: ClientGone, now: float) -> list[Action]:
+        return self._end(Outcome.CANCELLED)
+
+    def _cancel_legs(self, run: Run) -> list[Send]:
+        return [Send(worker, Cancel(run.request, run.attempt)) for worker in run.open_legs()]
+
+    def _close(self, run: Run) -> None:
+        run.state = RunState.DONE
+        del self._runs[run.request]
+
+    def _end(self, outcome: Outcome, problem: Problem | None = None) -> list[Action]:
+        """Every way out passes here, once."""
+        self.stage = Stage.ENDED
+        cancels = [cancel for run in self._runs.values() for cancel in self._cancel_legs(run)]
+        self.last_runs = tuple(self._runs.values())
+        self._runs.clear()
+        return [*cancels, End(outcome, problem)]
+
+
+_HANDLERS: dict[type, Callable[..., list[Action]]] = {
+    Admitted: RequestLife._admitted,
+    Refused: RequestLife._refused,
+    Prepared: RequestLife._prepared,
+    NoRevision: RequestLife._no_revision,
+    Routed: RequestLife._routed,
+    NoRoute: RequestLife._no_route,
+    RoutesChanged: RequestLife._routes_changed,
+    Arrived: RequestLife._arrived,
+    LegEnded: RequestLife._leg_ended,
+    WorkerLost: RequestLife._worker_lost,
+    StopFound: RequestLife._stop_found,
+    ClientGone: RequestLife._client_gone,
+    Tick: RequestLife._tick,
+}

@@ -1,0 +1,126 @@
+"""What the workers see of a request: a run, and the verdict on another attempt of it. Pure."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from baton_gateway import errors
+from baton_gateway.errors import Problem
+from baton_gateway.requests.request_events import LifeRules
+from baton_gateway.requests.retry_budget import RetryBudget
+from baton_wire.messages.values import Reason
+
+
+class RunState(enum.Enum):
+    ROUTING = enum.auto()  # a PickRoute is out
+    RUNNING = enum.auto()  # at least the decode leg is open
+    BACKING_OFF = enum.auto()  # routes again at `resume_at`
+    UNROUTED = enum.auto()  # waits for workers until `resume_at`
+    DONE = enum.auto()
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """A request id of its own on the workers, with the unfinished choices of one prompt."""
+
+    request: bytes
+    prompt: int
+    choices: set[int]
+    attempt: int = 0
+    state: RunState = RunState.ROUTING
+    prefill: bytes | None = None
+    decode: bytes = b""
+    landed: bool = False
+    """The decode worker has produced tokens: the prefill leg has ended well."""
+    progressed: bool = False
+    """A token that is new to the client came in this attempt."""
+    moved_s: float = math.inf
+    """When the attempt began or last brought a token; infinite before the first attempt."""
+    failures: int = 0
+    losses: int = 0
+    avoid: frozenset[bytes] = field(default_factory=frozenset)
+    resume_at: float = math.inf
+    unrouted_since: float | None = None
+
+    base: int = 0
+    """Tokens of each choice that this attempt's prefill began with, beyond the prompt."""
+    asked: frozenset[int] = frozenset()
+    """The choices that this attempt's prefill draws first tokens for."""
+    kept: bytes | None = None
+    """The prefill worker that keeps the KV of `attempt` for another decode worker."""
+
+    @property
+    def has_run(self) -> bool:
+        """Whether workers had it before, perhaps as part of the run that it was split from."""
+        return self.attempt + self.failures + self.losses > 0
+
+    def uses(self, worker: bytes) -> bool:
+        """Whether losing this worker ends the attempt."""
+        if self.state is not RunState.RUNNING:
+            return False
+        return worker == self.decode or (worker == self.prefill and not self.landed)
+
+    def stalls_at(self, rules: LifeRules) -> float:
+        """When the attempt is given up if no token comes."""
+        if self.state is not RunState.RUNNING:
+            return math.inf
+        return self.moved_s + (rules.stall_s if self.landed else rules.first_stall_s)
+
+    def open_legs(self) -> tuple[bytes, ...]:
+        if self.state is not RunState.RUNNING:
+            return () if self.kept is None else (self.kept,)
+        return (self.decode,) if self.landed or self.prefill is None else (self.decode, self.prefill)
+
+
+def retry_delay(run: Run, reason: Reason, rules: LifeRules, budget: RetryBudget, now: float) -> float | Problem:
+    """Seconds until the next attempt after one that ended for `reason`, or what the client is told instead. Counts the
+    attempt.
+    """
+    if reason in _TELL_CLIENT:
+        return _TELL_CLIENT[reason]()
+    if run.progressed:
+        run.failures = run.losses = 0
+    if reason in _WORKER_GONE:
+        run.losses += 1
+        return _backoff(run.losses, rules) if run.losses < rules.max_losses else errors.retries_exhausted()
+    run.failures += 1
+    is_full = reason is Reason.NO_CAPACITY
+    if run.failures >= rules.max_failures or not budget.withdraw(now):
+        return errors.no_capacity() if is_full else errors.retries_exhausted()
+    return _backoff(run.failures + is_full, rules)
+
+
+def keeper(run: Run, at_fault: bytes, reason: Reason, delivered: int) -> bytes | None:
+    """The prefill worker whose KV can go to another decode worker, if so. `delivered`: the most tokens of a choice that
+    the client has; the hand-over brings each choice's first one once more, and nothing beyond it.
+    """
+    begun = run.landed or run.choices != run.asked or delivered > run.base + 1
+    return None if begun or at_fault != run.decode or reason in _SPOILT else run.prefill
+
+
+def blamed(run: Run, worker: bytes, reason: Reason) -> bytes:
+    """Who is avoided next time: a decode worker that lost its prefill worker is not to blame."""
+    if worker == run.decode and run.prefill is not None and reason is Reason.PEER_LOST:
+        return run.prefill
+    return worker
+
+
+def _backoff(times: int, rules: LifeRules) -> float:
+    return 0.0 if times <= 1 else min(rules.max_backoff_s, rules.backoff_s * 2.0 ** (times - 2))
+
+
+_TELL_CLIENT: dict[Reason, Callable[[], Problem]] = {
+    Reason.TOO_LONG: errors.too_long_for_workers,
+    Reason.DEADLINE: errors.deadline_exceeded,
+    Reason.BAD_REQUEST: errors.worker_refused,
+}
+"""Reasons after which another attempt cannot help."""
+
+_WORKER_GONE = frozenset({Reason.PEER_LOST, Reason.DRAINING, Reason.UNKNOWN_REQUEST})
+"""Reasons that say nothing about the request: bounded apart and outside the budget."""
+
+_SPOILT = frozenset({Reason.KV_CORRUPT, Reason.STALLED})
+"""Reasons after which the KV is not used again."""

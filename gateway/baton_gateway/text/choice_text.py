@@ -1,0 +1,98 @@
+"""What one choice's token ids mean as text: increments for the client, where a stop string ends it, logprobs beside
+their tokens.
+
+Pure: ids in, increments out. A token's logprob entry goes out with the increment that completes the token's text;
+tokens that lie wholly behind a stop string's beginning have none.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+
+from baton_gateway.text.detokenizer import Detokenizer
+from baton_gateway.text.stop_strings import StopMatcher
+from baton_wire.messages.values import Finish, TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class TokenInfo:
+    """One delivered token with its logprob; `text_offset` in characters from the beginning of the choice's text."""
+
+    token: int
+    logprob: TokenLogprob
+    text_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Increment:
+    """The next piece of a choice's text. `finish` is set on the last one."""
+
+    text: str
+    tokens: tuple[TokenInfo, ...] = ()
+    finish: Finish | None = None
+    stopped_after: int | None = None
+    """A stop string matched at this many tokens of the choice: the engine need not go on."""
+
+    def after(self, text: str) -> Increment:
+        """The same with `text` put before it."""
+        return replace(self, text=text + self.text)
+
+
+class ChoiceText:
+    """The text of one choice while it grows."""
+
+    __slots__ = ("_detokenizer", "_pending", "_released", "_stop", "_text_end", "_tokens", "finish")
+
+    def __init__(self, detokenizer: Detokenizer, stops: tuple[str, ...], text_offset: int = 0) -> None:
+        self._detokenizer = detokenizer
+        self._stop = StopMatcher(stops)
+        self._tokens = 0
+        self._text_end = text_offset
+        self._released = text_offset
+        self._pending: deque[tuple[TokenInfo, int]] = deque()
+        self.finish: Finish | None = None
+
+    def push(self, ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...] | None, finish: Finish | None) -> Increment:
+        """Take the next ids. With finish STOP the last of them is a stop id, which is not rendered."""
+        rendered = len(ids) - 1 if finish is Finish.STOP else len(ids)
+        text = ""
+        for place in range(rendered):
+            text += self._take(ids[place], logprobs[place] if logprobs else None)
+            if self._stop.matched is not None:
+                return self._end(text, Finish.STOP, stopped_after=self._tokens)
+        if finish is None:
+            return Increment(text, self._release(len(text)))
+        text += self._stop.push(self._grown(self._detokenizer.flush()))
+        if self._stop.matched is not None:
+            return self._end(text, Finish.STOP)
+        return self._end(text + self._stop.flush(), finish)
+
+    def _take(self, token: int, logprob: TokenLogprob | None) -> str:
+        self._tokens += 1
+        start = self._text_end
+        grown = self._grown(self._detokenizer.push(token))
+        if logprob is not None:
+            self._pending.append((TokenInfo(token, logprob, start), self._text_end))
+        return self._stop.push(grown) if grown else ""
+
+    def _grown(self, text: str) -> str:
+        self._text_end += len(text)
+        return text
+
+    def _release(self, length: int) -> tuple[TokenInfo, ...]:
+        self._released += length
+        if not self._pending:
+            return ()
+        ready = []
+        while self._pending and self._pending[0][1] <= self._released:
+            ready.append(self._pending.popleft()[0])
+        return tuple(ready)
+
+    def _end(self, text: str, finish: Finish, stopped_after: int | None = None) -> Increment:
+        self.finish = finish
+        released = self._release(len(text))
+        partly = (info for info, _ in self._pending if info.text_offset < self._released)
+        rest = tuple(info for info, _ in self._pending) if self._stop.matched is None else tuple(partly)
+        self._pending.clear()
+        return Increment(text, released + rest, finish, stopped_after)

@@ -1,0 +1,81 @@
+"""The process that renders chat templates for a gateway: bounded in memory, killed when it takes too long.
+
+Frames on stdin and stdout: four bytes of length, then JSON. A question names a template by key and brings its source
+the first time; an answer has exactly one of text, refusal and failure.
+"""
+
+from __future__ import annotations
+
+import resource
+import signal
+import sys
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from baton_gateway.lifeline import die_with_parent
+from baton_gateway.text.chat_template import TemplateFailureError, TemplateRefusalError, compile_template
+
+MAX_MEMORY_BYTES = 512 << 20
+MAX_TEMPLATES = 8
+Render = Callable[[Sequence[dict[str, str]], dict[str, str]], str]
+
+
+class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    key: str
+    source: str | None
+    """None: this process knows it already."""
+    messages: tuple[dict[str, str], ...]
+    special_tokens: dict[str, str]
+
+
+class RenderAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    text: str | None = None
+    refusal: str | None = None
+    failure: str | None = None
+    is_unknown: bool = False
+    """The template was dropped here: ask again with its source."""
+
+
+class Templates:
+    """Compiled templates by key."""
+
+    def __init__(self) -> None:
+        self._compiled: dict[str, Render] = {}
+
+    def answer(self, question: Question) -> RenderAnswer:
+        try:
+            render = self._template(question)
+            if render is None:
+                return RenderAnswer(is_unknown=True)
+            return RenderAnswer(text=render(question.messages, question.special_tokens))
+        except TemplateRefusalError as error:
+            return RenderAnswer(refusal=str(error))
+        except TemplateFailureError as error:
+            return RenderAnswer(failure=str(error))
+
+    def _template(self, question: Question) -> Render | None:
+        if question.source is not None:
+            if len(self._compiled) >= MAX_TEMPLATES:
+                self._compiled.clear()
+            self._compiled[question.key] = compile_template(question.source)
+        return self._compiled.get(question.key)
+
+
+def main() -> None:
+    """Answer until stdin ends."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the gateway, which still drains
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    templates = Templates()
+    source, target = sys.stdin.buffer, sys.stdout.buffer
+    while length := source.read(4):
+        question = msgspec.json.decode(source.read(int.from_bytes(length)), type=Question)
+        body = msgspec.json.encode(templates.answer(question))
+        target.write(len(body).to_bytes(4) + body)
+        target.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""The linked workers: what each said of itself, what was sent to it since, and the snapshot that routing looks at.
+
+Plain bookkeeping; sockets are `links`' business.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from baton_gateway.requests.preparing import ModelLimits
+from baton_gateway.text.revision_text import TextModel
+from baton_gateway.workers.placement import Targets, refilled
+from baton_gateway.workers.route import WorkerView
+from baton_wire.messages.gateway_link import Cancel, Hello, Prefill, Reserve, Retarget, WorkerState
+from baton_wire.messages.measures import MAX_TIMINGS, StepTiming
+from baton_wire.messages.values import Address, PairFingerprint, Role
+
+FADING = 0.9
+"""What an older prompt step counts against the next one."""
+
+
+@dataclass(slots=True, eq=False)
+class LinkedWorker:
+    """One worker process behind a live link."""
+
+    hello: Hello
+    address: Address
+    """Where the gateway dialled it."""
+    text: TextModel
+    send: Callable[[Prefill | Reserve | Retarget | Cancel], bool]
+    """Queue a message; False when the link is gone."""
+    clock: Callable[[], float] = time.monotonic
+    state: WorkerState | None = None
+    computing_since_s: float = 0.0
+    """When the oldest step that it told of and that is not over was first told of."""
+    is_suspect: bool = False
+    sent_sequences: int = 0
+    """Since the last report."""
+    sent_tokens: int = 0
+    timings: deque[StepTiming] = field(default_factory=lambda: deque(maxlen=MAX_TIMINGS))
+    """Steps that it told of since somebody took them."""
+
+    prefill_s: float = 0.0
+    """Seconds and tokens of its pure prompt steps, older ones fading."""
+    prefill_tokens: float = 0.0
+    allowance_s: float = 0.0
+    """Seconds that it may spend on prompts now (see `placement`)."""
+    refilled_s: float | None = None
+
+    def refill(self, now: float, targets: Targets) -> None:
+        since = 0.0 if self.refilled_s is None else now - self.refilled_s
+        step_s = targets.tpot_s if self.state is None else self.state.step_s
+        self.allowance_s, self.refilled_s = refilled(self.allowance_s, since, step_s, targets), now
+
+    def taken_timings(self) -> tuple[StepTiming, ...]:
+        taken = tuple(self.timings)
+        self.timings.clear()
+        return taken
+
+    def reported(self, state: WorkerState) -> None:
+        before, self.state = self.state, state
+        if before is None or state.steps != before.steps or not before.computing_tokens:
+            self.computing_since_s = self.clock()
+        self.timings.extend(state.timings)
+        for timing in state.timings:
+            if timing.prefill_tokens and not timing.decode_rows:
+                self.prefill_s = FADING * self.prefill_s + timing.seconds
+                self.prefill_tokens = FADING * self.prefill_tokens + timing.prefill_tokens
+        self.sent_sequences = self.sent_tokens = 0
+
+    def sent(self, tokens: int) -> None:
+        self.sent_sequences += 1
+        self.sent_tokens += tokens
+
+    @property
+    def token_s(self) -> float | None:
+        """Seconds per prompt token; None: no prompt step was seen."""
+        return self.prefill_s / self.prefill_tokens if self.prefill_tokens else None
+
+    def _computing(self, state: WorkerState) -> int:
+        """Prompt tokens still to be computed in the steps that ran at the last report, as time has passed since."""
+        if not self.token_s:
+            return state.computing_tokens
+        return max(0, state.computing_tokens - int((self.clock() - self.computing_since_s) / self.token_s))
+
+    def view(self) -> WorkerView:
+        hello, state = self.hello, self.state
+        pair = None if hello.pair_port is None else Address(self.address.host, hello.pair_port)
+        return WorkerView(
+            epoch=hello.epoch,
+            role=hello.role,
+            served_name=hello.served_name,
+            fingerprint=hello.fingerprint,
+            pair_address=pair,
+            max_context_tokens=hello.max_context_tokens,
+            max_choices=hello.max_choices,
+            block_tokens=hello.block_tokens,
+            blocks_total=hello.blocks_total,
+            blocks_free=None if state is None else state.blocks_free - self.sent_tokens // hello.block_tokens,
+            load_sequences=self.sent_sequences + (0 if state is None else state.running + state.waiting),
+            load_tokens=self.sent_tokens + (0 if state is None else state.waiting_tokens + self._computing(state)),
+            token_s=self.token_s,
+            step_s=0.0 if state is None else state.step_s,
+            allowance_s=self.allowance_s,
+            is_draining=state is not None and state.draining,
+            is_suspect=self.is_suspect,
+        )
+
+
+@dataclass(slots=True)
+class WorkerTable:
+    """All linked workers by epoch."""
+
+    _workers: dict[bytes, LinkedWorker] = field(default_factory=dict)
+    settled_s: float = 0.0
+    """Until when an empty table says nothing: a gateway that has just started has not tried all its workers yet."""
+
+    def add(self, worker: LinkedWorker) -> bool:
+        """False when this process is linked already (the same worker under two addresses)."""
+        if worker.hello.epoch in self._workers:
+            return False
+        self._workers[worker.hello.epoch] = worker
+        return True
+
+    def remove(self, epoch: bytes) -> None:
+        self._workers.pop(epoch, None)
+
+    def get(self, epoch: bytes) -> LinkedWorker | None:
+        return self._workers.get(epoch)
+
+    def all(self) -> Iterable[LinkedWorker]:
+        return self._workers.values()
+
+    def refill(self, now: float, targets: Targets) -> None:
+        """Let every decode worker's allowance for prompts grow up to now."""
+        for worker in self._workers.values():
+            if worker.hello.role is Role.DECODE:
+                worker.refill(now, targets)
+
+    def spent(self, epoch: bytes, seconds: float) -> None:
+        """A decode worker gives so much of its allowance to a prompt."""
+        if (worker := self._workers.get(epoch)) is not None:
+            worker.allowance_s -= seconds
+
+    def views(self) -> list[WorkerView]:
+        return [worker.view() for worker in self._workers.values()]
+
+    def served_names(self) -> list[str]:
+        return sorted({worker.hello.served_name for worker in self._workers.values()})
+
+    def text(self, fingerprint: PairFingerprint) -> TextModel | None:
+        """The text side of a revision that some linked worker has."""
+        return next((worker.text for worker in self._of(fingerprint)), None)
+
+    def limits(self, fingerprint: PairFingerprint) -> ModelLimits | None:
+        """What the largest worker of each role can take, as a pair."""
+        largest: dict[Role, int] = {}
+        vocabularies = []
+        for worker in self._of(fingerprint):
+            hello = worker.hello
+            largest[hello.role] = max(largest.get(hello.role, 0), hello.max_context_tokens)
+            vocabularies.append(hello.vocab_size)
+        if not largest:
+            return None
+        return ModelLimits(min(largest.values()), min(vocabularies))
+
+    def _of(self, fingerprint: PairFingerprint) -> list[LinkedWorker]:
+        return [worker for worker in self._workers.values() if worker.hello.fingerprint == fingerprint]

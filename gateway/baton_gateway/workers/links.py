@@ -1,0 +1,358 @@
+"""Links to the workers: dial, prove the key, take Hello and bundle, pass messages on, watch for silence, dial again.
+
+One WebSocket per worker. A link that is lost ends everything that ran over it; the same address with another epoch is
+another worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import aiohttp
+
+from baton_gateway.errors import BundleError
+from baton_gateway.text.revision_text import TextModel, load_text_model
+from baton_gateway.workers.linked_workers import LinkedWorker, WorkerTable
+from baton_wire.errors import AuthenticationError, BadMessageError, TransferError
+from baton_wire.handshake import LinkRole, Party, dial_handshake
+from baton_wire.keys import KeyDirectory
+from baton_wire.liveness import Liveness, LivenessConfig, PeerState
+from baton_wire.messages.codec import decode, encode
+from baton_wire.messages.gateway_link import (
+    BundleChunk,
+    Cancel,
+    Heartbeat,
+    Hello,
+    LegFailed,
+    Prefill,
+    Reserve,
+    Retarget,
+    ToGateway,
+    Tokens,
+    WorkerState,
+)
+from baton_wire.messages.values import MAX_FRAME_BYTES, Address, Role
+from baton_wire.reset import reset
+
+_log = logging.getLogger("baton.gateway.links")
+
+
+class LinkListener(Protocol):
+    """Who hears of workers and of what they produce."""
+
+    def worker_changed(self) -> None: ...
+    def worker_reported(self) -> None: ...
+    def worker_lost(self, epoch: bytes) -> None: ...
+    def tokens(self, epoch: bytes, frame: Tokens) -> None: ...
+    def leg_failed(self, epoch: bytes, message: LegFailed) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTimes:
+    """Seconds. Heartbeats go out after `heartbeat_s` without another message."""
+
+    heartbeat_s: float = 0.5
+    suspect_s: float = 1.5
+    dead_s: float = 2.5
+    setup_s: float = 10.0
+    """From dialling to the complete bundle."""
+    settle_s: float = 2.0
+    """After the start, until discovery that names nobody counts as an answer."""
+    relink_s: float = 3.0
+    """After a lost link, until an address that does not answer counts as nobody."""
+    first_retry_s: float = 0.1
+    last_retry_s: float = 2.0
+
+
+class WorkerLinks:
+    """Keeps one link to every known address, for as long as it is known or lives."""
+
+    def __init__(
+        self,
+        table: WorkerTable,
+        listener: LinkListener,
+        keys: KeyDirectory,
+        epoch: bytes,
+        times: LinkTimes = LinkTimes(),
+    ) -> None:
+        """`epoch` is this gateway process's own."""
+        self._shared = _Shared(table, listener, keys, Party(LinkRole.GATEWAY, epoch), times, TextStore())
+        self._times = times
+        self._wanted: dict[Role, set[Address]] = {}
+        self._tasks: dict[tuple[Role, Address], asyncio.Task[None]] = {}
+        self._session: aiohttp.ClientSession | None = None
+        self._table = table
+        self._untried: set[tuple[Role, Address]] = set()
+        self._nobody_by_s = 0.0
+
+    async def start(self) -> None:
+        self._session = aiohttp.ClientSession()
+        self._nobody_by_s = self._table.settled_s = _now() + self._times.settle_s
+
+    async def stop(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._session is not None:
+            await self._session.close()
+
+    def discovered(self, role: Role, addresses: Iterable[Address]) -> None:
+        """The addresses of a role. A live link to one that is no longer named stays until it ends by itself."""
+        self._wanted[role] = set(addresses)
+        for address in self._wanted[role]:
+            key = (role, address)
+            if key not in self._tasks:
+                self._still_settles(key)
+                task = self._tasks[key] = asyncio.create_task(self._keep(role, address), name=f"link {address}")
+                task.add_done_callback(functools.partial(self._ended, key))
+
+    def _ended(self, key: tuple[Role, Address], task: asyncio.Task[None]) -> None:
+        self._tasks.pop(key, None)
+        self._was_tried(key)
+
+    def _still_settles(self, key: tuple[Role, Address]) -> None:
+        """An address that was found before this process knows whom it can reach."""
+        if _now() < self._table.settled_s:
+            self._untried.add(key)
+            self._table.settled_s = _now() + self._times.setup_s
+
+    def _was_lost(self, key: tuple[Role, Address]) -> None:
+        """Perhaps it was this process that was stopped or cut off: until it has dialled again, nobody can say."""
+        self._untried.add(key)
+        self._table.settled_s = max(self._table.settled_s, _now() + self._times.relink_s)
+
+    def _was_tried(self, key: tuple[Role, Address]) -> None:
+        if key in self._untried:
+            self._untried.discard(key)
+            if not self._untried:
+                self._table.settled_s = _now() if len(self._wanted) > 1 else self._nobody_by_s
+
+    async def _keep(self, role: Role, address: Address) -> None:
+        delay_s = self._times.first_retry_s
+        while address in self._wanted[role]:
+            was_linked = await self._link_once(role, address)
+            delay_s = self._times.first_retry_s if was_linked else min(self._times.last_retry_s, delay_s * 2)
+            await asyncio.sleep(delay_s * random.uniform(0.5, 1.0))
+
+    async def _link_once(self, role: Role, address: Address) -> bool:
+        assert self._session is not None
+        tried, lost = (functools.partial(told, (role, address)) for told in (self._was_tried, self._was_lost))
+        link = Link(self._session, role, address, self._shared, tried, lost)
+        try:
+            await link.run()
+        except (aiohttp.ClientError, TransferError, BundleError, OSError, TimeoutError) as error:
+            _log.info("link to %s worker %s: %s", role, address, str(error) or type(error).__name__)
+        if not link.was_linked:
+            self._was_tried((role, address))
+        return link.was_linked
+
+
+class TextStore:
+    """Text models by bundle hash; the most recently used few are kept, since loading one takes a second."""
+
+    def __init__(self, capacity: int = 4) -> None:
+        self._capacity = capacity
+        self._models: dict[str, TextModel] = {}
+        self._loading = asyncio.Lock()
+
+    async def load(self, data: bytes, bundle_hash: str) -> TextModel:
+        """The model of a bundle. Raises BundleError. Workers of one revision that link at once share one load."""
+        async with self._loading:
+            model = self._models.pop(bundle_hash, None)
+            if model is None:
+                model = await asyncio.to_thread(load_text_model, data, bundle_hash)
+            self._models[bundle_hash] = model
+            while len(self._models) > self._capacity:
+                del self._models[next(iter(self._models))]
+            return model
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What all links of this process have in common."""
+
+    table: WorkerTable
+    listener: LinkListener
+    keys: KeyDirectory
+    party: Party
+    times: LinkTimes
+    texts: TextStore
+
+
+class Link:
+    """One life of one link."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        role: Role,
+        address: Address,
+        shared: _Shared,
+        on_linked: Callable[[], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        self._session = session
+        self._on_linked, self._on_lost = on_linked, on_lost
+        self._role = role
+        self._address = address
+        self._table = shared.table
+        self._listener = shared.listener
+        self._keys = shared.keys
+        self._party = shared.party
+        self._times = shared.times
+        self._texts = shared.texts
+        self._outbox: asyncio.Queue[Prefill | Reserve | Retarget | Cancel] = asyncio.Queue(maxsize=65_536)
+        self._is_open = False
+        self.was_linked = False
+
+    async def run(self) -> None:
+        """Until the link ends. Raises what ended it; the worker is out of the table and its loss is told by then."""
+        async with asyncio.timeout(self._times.setup_s) as setup:
+            socket = await self._session.ws_connect(
+                f"http://{self._address}/link", max_msg_size=MAX_FRAME_BYTES, compress=0, autoclose=False
+            )
+            try:
+                epoch = await self._authenticate(socket)
+                hello = await self._hello(socket, epoch)
+                text = await self._text(socket, hello)
+                setup.reschedule(None)
+                await self._serve(socket, hello, text)
+            finally:
+                await _close(socket)
+
+    async def _authenticate(self, socket: aiohttp.ClientWebSocketResponse) -> bytes:
+        """The epoch of the worker, which has proven that it holds our key."""
+
+        async def receive(length: int) -> bytes:
+            frame = await _frame(socket)
+            if len(frame) != length:
+                raise AuthenticationError(f"handshake: a frame of {len(frame)} bytes, expected {length}")
+            return frame
+
+        roles = (LinkRole[self._role.name],)
+        identity = await dial_handshake(socket.send_bytes, receive, self._keys, self._party, accept_roles=roles)
+        return identity.epoch
+
+    async def _hello(self, socket: aiohttp.ClientWebSocketResponse, epoch: bytes) -> Hello:
+        hello = decode(await _frame(socket), ToGateway)
+        if not isinstance(hello, Hello):
+            raise BadMessageError(f"{type(hello).__name__} before Hello")
+        if hello.role is not self._role or hello.epoch != epoch:
+            raise BadMessageError("Hello: not the role or epoch that was proven")
+        if hello.fingerprint.tokenizer != hello.bundle_hash:
+            raise BadMessageError("Hello: the bundle is not the fingerprint's tokenizer")
+        if (hello.pair_port is None) is (hello.role is Role.DECODE):
+            raise BadMessageError("Hello: pair_port belongs to decode workers")
+        return hello
+
+    async def _text(self, socket: aiohttp.ClientWebSocketResponse, hello: Hello) -> TextModel:
+        data = bytearray()
+        while len(data) < hello.bundle_bytes:
+            message = decode(await _frame(socket), ToGateway)
+            if isinstance(message, BundleChunk):
+                if message.offset != len(data) or len(data) + len(message.data) > hello.bundle_bytes:
+                    raise BundleError(f"bundle chunk at {message.offset} of {len(message.data)} bytes does not follow")
+                data += message.data
+        return await self._texts.load(bytes(data), hello.bundle_hash)
+
+    async def _serve(self, socket: aiohttp.ClientWebSocketResponse, hello: Hello, text: TextModel) -> None:
+        worker = LinkedWorker(hello, self._address, text, self._send)
+        if not self._table.add(worker):
+            raise BadMessageError("this worker is linked already")
+        self._is_open = self.was_linked = True
+        self._on_linked()
+        _log.info("linked %s worker %s epoch %s", hello.role, self._address, hello.epoch.hex()[:12])
+        liveness = Liveness(LivenessConfig(self._times.suspect_s, self._times.dead_s), _now())
+        helpers = [asyncio.create_task(self._write(socket)), asyncio.create_task(self._watch(socket, worker, liveness))]
+        try:
+            self._listener.worker_changed()
+            await self._read(socket, worker, liveness)
+        finally:
+            self._is_open = False
+            for helper in helpers:
+                helper.cancel()
+            self._on_lost()
+            self._table.remove(hello.epoch)
+            self._listener.worker_lost(hello.epoch)
+            await asyncio.gather(*helpers, return_exceptions=True)
+
+    async def _read(self, socket: aiohttp.ClientWebSocketResponse, worker: LinkedWorker, liveness: Liveness) -> None:
+        while True:
+            message = decode(await _frame(socket), ToGateway)
+            liveness.heard(_now())
+            match message:
+                case Tokens():
+                    self._listener.tokens(worker.hello.epoch, message)
+                case WorkerState():
+                    self._reported(worker, message)
+                case LegFailed():
+                    self._listener.leg_failed(worker.hello.epoch, message)
+
+    def _reported(self, worker: LinkedWorker, state: WorkerState) -> None:
+        known = worker.state
+        worker.reported(state)
+        if known is None or known.draining != state.draining:
+            self._listener.worker_changed()
+        self._listener.worker_reported()
+
+    def _send(self, message: Prefill | Reserve | Retarget | Cancel) -> bool:
+        if not self._is_open or self._outbox.full():
+            return False
+        self._outbox.put_nowait(message)
+        return True
+
+    async def _write(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(self._times.heartbeat_s):
+                    message: Prefill | Reserve | Retarget | Cancel | Heartbeat = await self._outbox.get()
+            except TimeoutError:
+                message = Heartbeat()
+            await socket.send_bytes(encode(message))
+
+    async def _watch(self, socket: aiohttp.ClientWebSocketResponse, worker: LinkedWorker, liveness: Liveness) -> None:
+        while True:
+            await asyncio.sleep(min(self._times.suspect_s / 6, liveness.due_in(_now())))
+            state = liveness.state(_now())
+            if state is PeerState.DEAD:
+                _log.warning("%s worker %s is silent: given up", worker.hello.role, self._address)
+                _abort(socket)
+                return
+            is_suspect = state is PeerState.SUSPECT
+            if worker.is_suspect != is_suspect:
+                worker.is_suspect = is_suspect
+                (self._on_lost if is_suspect else self._on_linked)()  # until that is decided, requests may wait
+                self._listener.worker_changed()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def _frame(socket: aiohttp.ClientWebSocketResponse) -> bytes:
+    message = await socket.receive()
+    if message.type is not aiohttp.WSMsgType.BINARY:
+        raise ConnectionResetError(f"the link ended ({message.type.name})")
+    data: bytes = message.data
+    return data
+
+
+def _abort(socket: aiohttp.ClientWebSocketResponse) -> None:
+    """Cut the connection without asking the peer, who may be stopped or unreachable."""
+    connection = socket._response.connection
+    reset(None if connection is None else connection.transport)
+
+
+async def _close(socket: aiohttp.ClientWebSocketResponse) -> None:
+    try:
+        async with asyncio.timeout(0.2):
+            await socket.close()
+    except TimeoutError:
+        _abort(socket)

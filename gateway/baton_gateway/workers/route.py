@@ -1,0 +1,186 @@
+"""Which workers take a run: filter → score → pick over a snapshot of the linked workers. Pure; ties are broken by a
+passed-in draw.
+
+Workers fit when their pair fingerprints are equal; a request is bound to one fingerprint (its *revision*) before it is
+tokenised and never leaves it. Load is what the worker last reported plus what was sent to it since. A prefix that a
+worker probably still holds counts as tokens saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baton_gateway import errors
+from baton_gateway.errors import Problem
+from baton_gateway.requests.request_events import Route
+from baton_gateway.workers.affinity import PrefixAffinity
+from baton_gateway.workers.placement import Costs, Targets, goes_to_decode, work_s
+from baton_wire.messages.values import Address, PairFingerprint, Role
+
+BUSY_S = 0.5
+"""Work that keeps a prefill worker from falling idle before more can reach it: it reports ten times a second."""
+SEQUENCE_COST_TOKENS = 64
+"""One more sequence on a decode worker weighs as much as so many prompt tokens that it would have to receive."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """A linked worker as routing sees it."""
+
+    epoch: bytes
+    role: Role
+    served_name: str
+    fingerprint: PairFingerprint
+    pair_address: Address | None
+    """Where prefill workers reach it; a decode worker has one."""
+    max_context_tokens: int
+    max_choices: int
+    block_tokens: int
+    blocks_total: int
+    blocks_free: int | None
+    """None: not reported yet."""
+    load_sequences: int = 0
+    """Running, waiting, and sent since the last report."""
+    load_tokens: int = 0
+    """Prompt tokens still to be computed or received."""
+    is_draining: bool = False
+    is_suspect: bool = False
+    token_s: float | None = None
+    """Seconds per prompt token; None: no prompt step was seen."""
+    step_s: float = 0.0
+    allowance_s: float = 0.0
+    """Seconds that a decode worker may spend on prompts now."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouteQuery:
+    """What a run needs."""
+
+    fingerprint: PairFingerprint
+    tokens: int
+    total_tokens: int
+    choices: int
+    avoid: frozenset[bytes]
+    prefix: tuple[bytes, ...] = ()
+    """Chained hashes of the prompt's beginning, shortest first (see `affinity`)."""
+    kept: bytes | None = None
+    """The prefill worker that has the KV already."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutePolicy:
+    """`disaggregate` False: decode workers prefill for themselves. `decode_locally`: they also do when no prefill
+    worker is there. `targets`: they also do when that serves these better (see `placement`).
+    """
+
+    disaggregate: bool = True
+    decode_locally: bool = False
+    targets: Targets | None = None
+
+
+def revisions(workers: Sequence[WorkerView], served_name: str, policy: RoutePolicy) -> dict[PairFingerprint, int]:
+    """Fingerprints under which this model can be served now, with the number of their usable decode workers."""
+    usable = [worker for worker in workers if worker.served_name == served_name and _is_usable(worker)]
+    prefill = {worker.fingerprint for worker in usable if worker.role is Role.PREFILL}
+    found: dict[PairFingerprint, int] = {}
+    for worker in usable:
+        if worker.role is Role.DECODE and (worker.fingerprint in prefill or _may_go_local(policy)):
+            found[worker.fingerprint] = found.get(worker.fingerprint, 0) + 1
+    return found
+
+
+def pick(
+    query: RouteQuery, workers: Sequence[WorkerView], policy: RoutePolicy, affinity: PrefixAffinity, draw: float
+) -> Route | Problem:
+    """Choose the pair for a run. `draw` in [0, 1) breaks ties."""
+    fitting = [worker for worker in workers if worker.fingerprint == query.fingerprint and _is_usable(worker)]
+    large = [worker for worker in fitting if _can_hold(worker, query)]
+    decode = _best([worker for worker in large if worker.role is Role.DECODE], query, affinity, draw)
+    prefill = _best([worker for worker in large if worker.role is Role.PREFILL], query, affinity, draw)
+    kept = next((each for each in workers if each.epoch == query.kept and not each.is_suspect), None)
+    if kept is not None and decode is not None:  # a draining one too: it finishes what it has
+        return Route(kept.epoch, decode.epoch, decode.pair_address)
+    if decode is not None and policy.disaggregate and prefill is not None:
+        local = None if policy.targets is None else _local(query, prefill, decode, affinity, policy.targets)
+        own_s = _missing(prefill, query, affinity) * _token_s(prefill, fitting)
+        return local or Route(prefill.epoch, decode.epoch, decode.pair_address, own_s=own_s)
+    if decode is not None and _may_go_local(policy):
+        return Route(None, decode.epoch, None)
+    if _would_fit_if_larger(fitting, large):
+        return errors.too_long_for_workers()
+    return errors.no_workers()
+
+
+def is_backed_up(workers: Sequence[WorkerView], fingerprint: PairFingerprint) -> bool:
+    """Every prefill worker of the revision has work for longer than it takes to hear of it again; False if unknown.
+
+    One that has computed nothing yet is taken to be as fast as the others.
+    """
+    prefill = [each for each in workers if each.role is Role.PREFILL and each.fingerprint == fingerprint]
+    usable = [worker for worker in prefill if _is_usable(worker)]
+    return bool(usable) and all(worker.load_tokens * _token_s(worker, usable) > BUSY_S for worker in usable)
+
+
+def _token_s(worker: WorkerView, others: Sequence[WorkerView]) -> float:
+    """Seconds per prompt token; until its first step as other prefill workers take, 0 while none was seen of any."""
+    if worker.token_s is not None:
+        return worker.token_s
+    known = [each.token_s for each in others if each.role is Role.PREFILL and each.token_s is not None]
+    return sum(known) / max(1, len(known))
+
+
+def _local(
+    query: RouteQuery, prefill: WorkerView, decode: WorkerView, affinity: PrefixAffinity, targets: Targets
+) -> Route | None:
+    """The route without the prefill worker, when it serves the targets better."""
+    there, here = (
+        Costs(each.token_s, each.step_s, each.load_tokens, _missing(each, query, affinity))
+        for each in (prefill, decode)
+    )
+    if not goes_to_decode(there, here, decode.allowance_s, targets):
+        return None
+    return Route(None, decode.epoch, None, local_s=work_s(there, here))
+
+
+def _missing(worker: WorkerView, query: RouteQuery, affinity: PrefixAffinity) -> int:
+    """Tokens that a worker would have to compute; at least one."""
+    return max(1, query.tokens - min(query.tokens, affinity.known_tokens(worker.epoch, query.prefix)))
+
+
+def _is_usable(worker: WorkerView) -> bool:
+    return not worker.is_draining and not worker.is_suspect
+
+
+def _may_go_local(policy: RoutePolicy) -> bool:
+    return policy.decode_locally or not policy.disaggregate
+
+
+def _can_hold(worker: WorkerView, query: RouteQuery) -> bool:
+    tokens = query.total_tokens if worker.role is Role.DECODE else query.tokens
+    blocks = -(-query.tokens // worker.block_tokens)
+    return tokens <= worker.max_context_tokens and query.choices <= worker.max_choices and blocks <= worker.blocks_total
+
+
+def _would_fit_if_larger(fitting: Sequence[WorkerView], large: Sequence[WorkerView]) -> bool:
+    """Every role is there, and one of them only with workers that are too small."""
+    roles = {worker.role for worker in fitting}
+    return roles == {Role.PREFILL, Role.DECODE} and {worker.role for worker in large} != roles
+
+
+def _best(workers: Sequence[WorkerView], query: RouteQuery, affinity: PrefixAffinity, draw: float) -> WorkerView | None:
+    if not workers:
+        return None
+    scores = [(_score(worker, query, affinity), place) for place, worker in enumerate(workers)]
+    best = min(score for score, _ in scores)
+    equal = [place for score, place in scores if score == best]
+    return workers[equal[int(draw * len(equal))]]
+
+
+def _score(worker: WorkerView, query: RouteQuery, affinity: PrefixAffinity) -> tuple[bool, bool, float]:
+    """Smaller is better: not avoided, has room now, least work until this run is served."""
+    missing = query.tokens - min(query.tokens, affinity.known_tokens(worker.epoch, query.prefix))
+    blocks = -(-missing // worker.block_tokens)
+    is_full = worker.blocks_free is not None and worker.blocks_free < blocks
+    sequences = worker.load_sequences * SEQUENCE_COST_TOKENS if worker.role is Role.DECODE else 0
+    return worker.epoch in query.avoid, is_full, float(worker.load_tokens + missing + sequences)

@@ -1,0 +1,117 @@
+"""What the decode machine asks for and what it keeps: states, actions, one hand-over's record, statistics."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field, replace
+
+from baton_kv_transfer.handover import CutLink, HandoverKey, Send
+from baton_kv_transfer.landing import LandingStats
+from baton_kv_transfer.layout import Extent, StreamLayout
+from baton_wire.kv_shape import PoolPart
+from baton_wire.messages.pair_link import FirstToken, Seal, Span
+from baton_wire.messages.values import Reason
+
+
+class DecodeState(enum.StrEnum):
+    QUEUED = "queued"
+    """The engine has no blocks for it yet."""
+    LINKING = "linking"
+    """No link from the prefill worker yet."""
+    WAITING = "waiting"
+    """In the queue for landing bytes."""
+    GRANTED = "granted"
+    SEALED = "sealed"
+    """All bytes are here; the rest of the scatter and the verification are under way."""
+    CLOSING = "closing"
+    """Failed; a scatter into the blocks that already runs is waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """Write `part` of units [first_unit, end_unit), lying at `landing`, into `blocks`; tell `scattered` or
+    `scatter_failed`.
+    """
+
+    key: HandoverKey
+    blocks: tuple[int, ...]
+    unit_tokens: int
+    first_unit: int
+    end_unit: int
+    part: PoolPart
+    landing: Extent
+    one_sided: bool = False
+    """Whether they were written there without this process taking part, which may be other memory."""
+    groups: int = 1
+    """`landing` holds all units of the first of so many equal groups of the part's layers, then those of the next."""
+
+    def by_group(self) -> list[tuple[PoolPart, Extent]]:
+        """The same work group by group, in stream order."""
+        layers = (self.part.end_layer - self.part.first_layer) // self.groups
+        length, found = self.landing.length // self.groups, []
+        for group in range(self.groups):
+            first = self.part.first_layer + group * layers
+            extent = Extent(self.landing.offset + group * length, length)
+            found.append((replace(self.part, first_layer=first, end_layer=first + layers), extent))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    key: HandoverKey
+    first_tokens: tuple[FirstToken, ...]
+    granted_s: float
+    """When the grant was sent: the hand-over's duration counts from here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    key: HandoverKey
+    reason: Reason
+    detail: str
+
+
+DecodeAction = Send | CutLink | Scatter | Landed | Failed
+
+
+@dataclass(slots=True)
+class DecodeHandover:
+    key: HandoverKey
+    peer: bytes
+    deadline_s: float
+    state: DecodeState
+    state_until_s: float
+    total_tokens: int = 0
+    cached_tokens: int = 0
+    blocks: tuple[int, ...] = ()
+    choices: frozenset[int] = frozenset()
+    one_sided: bool = False
+    """The peer writes without this process taking part."""
+    link: int = 0
+    """Which of the links to the peer it was granted over."""
+    transfer: int | None = None
+    layout: StreamLayout | None = None
+    spans: tuple[Span, ...] = ()
+    granted_s: float = 0.0
+    next_units: list[int] = field(default_factory=list)
+    """The first unit that was not scattered yet, by layer group."""
+    standing_groups: int = 0
+    """How many layer groups stand, on the word of a peer that writes without this process."""
+    scattering: tuple[int, int] | None = None
+    """Layer group and first unit of the scatter that runs."""
+    checksums: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    seal: Seal | None = None
+    failure: tuple[Reason, str] | None = None
+    writes_may_follow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeStats:
+    by_state: dict[DecodeState, int]
+    landing: LandingStats
+    sealed_bytes: int
+    """Landed without this process taking part (one-sided), on the word of their Seals."""
+    lingering: int
+    """Ended hand-overs whose writer has not said yet that nothing is in flight."""
+    ended: dict[str, int]
+    refused: dict[str, int]

@@ -1,0 +1,310 @@
+"""The decode worker's transfer: runs `DecodeHandovers` in the transfer thread's loop and carries out its actions.
+
+The engine's thread calls `queued`, `expected`, `refused` and `cancelled`; the worker is told by a `DecodeListener`.
+Owns the landing region's memory and the helper thread that scatters; what happens when is decided by the machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from baton_kv_transfer.decode.machine import DecodeHandovers
+from baton_kv_transfer.decode.peers import Acceptor, PrefillLink
+from baton_kv_transfer.decode.records import DecodeAction, DecodeStats, Failed, Landed, Scatter
+from baton_kv_transfer.handover import CutLink, DecodeListener, HandoverKey, KvSink, Send, TransferConfig
+from baton_kv_transfer.handover_steps import mark
+from baton_kv_transfer.landing import ClaimRefusal, LandingWindow
+from baton_kv_transfer.link import Connection
+from baton_kv_transfer.transports import tcp
+from baton_kv_transfer.transports.bandwidth import PROBE_BYTES
+from baton_kv_transfer.transports.seam import PROBE_TRANSFER
+from baton_kv_transfer.transports.table import offered_here
+from baton_kv_transfer.transports.ucx import binding as ucx
+from baton_kv_transfer.transports.ucx.device_memory import DeviceLanding
+from baton_kv_transfer.transports.ucx.landing import UcxLanding
+from baton_wire.keys import KeyDirectory
+from baton_wire.kv_shape import KvGeometry
+from baton_wire.messages.pair_link import PairHello, PairMessage, Seal
+from baton_wire.messages.values import PairFingerprint, Reason, Role
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTransferStats:
+    handovers: DecodeStats
+    links: int
+    lanes: int
+    """Open data connections."""
+    transports: dict[str, int]
+    """Linked prefill workers by transport."""
+    bytes_received: int
+    refused_connections: int
+
+
+def _ignore_duration(seconds: float) -> None:
+    """Nobody measures."""
+
+
+class DecodeTransfer:
+    """Hand-overs from any number of prefill workers to this decode worker."""
+
+    def __init__(
+        self,
+        *,
+        epoch: bytes,
+        fingerprint: PairFingerprint,
+        geometry: KvGeometry,
+        keys: KeyDirectory,
+        sink: KvSink,
+        listener: DecodeListener,
+        host: str,
+        port: int = 0,
+        landing_bytes: int,
+        landing: memoryview | None = None,
+        config: TransferConfig | None = None,
+        tensor_parallel: int = 1,
+        observe_handover_s: Callable[[float], None] = _ignore_duration,
+        device: DeviceLanding | None = None,
+    ) -> None:
+        """`landing`: memory to land in, at least `landing_bytes` (for example pinned); allocated here when None.
+
+        `device`: where UCX lands instead, on a GPU; at least `landing_bytes` too.
+
+        `observe_handover_s` is told the seconds from grant to verified of each landed hand-over, on the transfer
+        thread.
+        """
+        self._config = config or TransferConfig()
+        self._sink = sink
+        self._listener = listener
+        self._observe_handover_s = observe_handover_s
+        self._where = (host, port)
+        self._handovers = DecodeHandovers(geometry, landing_bytes, self._config)
+        region = memoryview(mmap.mmap(-1, max(1, landing_bytes))) if landing is None else landing.cast("B")
+        if len(region) < landing_bytes:
+            raise ValueError(f"landing: {len(region)} bytes given, landing_bytes is {landing_bytes}")
+        if device is not None and device.memory.length < landing_bytes:
+            raise ValueError(f"device: {device.memory.length} bytes to land in, landing_bytes is {landing_bytes}")
+        self._device = device
+        self._landing = tcp.TcpLanding(region, self)
+        hello = PairHello(
+            role=Role.DECODE,
+            epoch=epoch,
+            fingerprint=fingerprint,
+            block_tokens=geometry.block_tokens,
+            tensor_parallel=tensor_parallel,
+            landing_bytes=self._handovers.landing_bytes,
+            transports=offered_here(self._config.transport),
+            descriptor=self._landing.descriptor,
+        )
+        self._ucx: UcxLanding | None = None
+        if ucx.NAME in hello.transports:
+            region = region[: self._handovers.landing_bytes]
+            self._ucx = UcxLanding(region, epoch, self._writes_ended, device=device)
+        self._acceptor = Acceptor(hello, keys, self._config, self)
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="baton-scatter")
+        self._scatters: set[asyncio.Task[None]] = set()
+        self._port: int | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ticker: asyncio.Task[None] | None = None
+        self._stats = self._look()
+
+    # Life ------------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Listen, in the running loop, which is the transfer thread's.
+
+        Raises OSError when the port is taken, UcxError when UCX does not come up.
+        """
+        self._loop = asyncio.get_running_loop()
+        if self._ucx is not None:
+            await self._ucx.start()
+            self._acceptor.describe(self._ucx.descriptor)
+        self._port = await self._acceptor.start(*self._where)
+        self._ticker = asyncio.create_task(self._tick())
+
+    async def stop(self) -> None:
+        """End every hand-over (each `on_landed` or `on_failed` is told), then the links."""
+        for key in self._handovers.open_keys():
+            self._act(self._handovers.cancelled(key, Reason.DRAINING, "the decode worker stops", time.monotonic()))
+        while self._scatters:
+            await asyncio.wait(self._scatters)
+        await self._acceptor.stop()
+        if self._ucx is not None:
+            await self._ucx.stop()
+        if self._ticker is not None:
+            self._ticker.cancel()
+            await asyncio.gather(self._ticker, return_exceptions=True)
+        self._executor.shutdown(wait=False)
+        self._stats = self._look()
+        self._loop = None
+
+    @property
+    def port(self) -> int:
+        """The port that was bound. Raises RuntimeError before `start`."""
+        if self._port is None:
+            raise RuntimeError("the decode transfer does not listen yet")
+        return self._port
+
+    # From any thread -------------------------------------------------------------------------------------------------
+
+    def queued(self, request: bytes, attempt: int, prefill_epoch: bytes, position: int, deadline_s: float) -> None:
+        """The engine has no blocks for this request yet."""
+        key = HandoverKey(request, attempt)
+        self._post(
+            lambda: self._act(self._handovers.queued(key, prefill_epoch, position, deadline_s, time.monotonic()))
+        )
+
+    def expected(
+        self,
+        request: bytes,
+        attempt: int,
+        prefill_epoch: bytes,
+        total_tokens: int,
+        cached_tokens: int,
+        blocks: tuple[int, ...],
+        choices: tuple[int, ...],
+        deadline_s: float,
+    ) -> None:
+        """`blocks` are reserved for `total_tokens` tokens, the first `cached_tokens` (whole blocks) have their KV."""
+        key = HandoverKey(request, attempt)
+        self._post(
+            lambda: self._act(
+                self._handovers.expected(
+                    key, prefill_epoch, total_tokens, cached_tokens, blocks, choices, deadline_s, time.monotonic()
+                )
+            )
+        )
+
+    def refused(self, request: bytes, attempt: int, prefill_epoch: bytes, reason: Reason, detail: str = "") -> None:
+        """The engine refused a request that was never `expected`."""
+        key = HandoverKey(request, attempt)
+        self._post(lambda: self._act(self._handovers.refused(key, prefill_epoch, reason, detail, time.monotonic())))
+
+    def cancelled(self, request: bytes, attempt: int, reason: Reason = Reason.CANCELLED, detail: str = "") -> None:
+        """The request is no longer wanted, or the engine gave it up. Unknown ones are ignored."""
+        key = HandoverKey(request, attempt)
+        self._post(lambda: self._act(self._handovers.cancelled(key, reason, detail, time.monotonic())))
+
+    def stats(self) -> DecodeTransferStats:
+        """As of the last tick."""
+        return self._stats
+
+    def _post(self, call: Callable[[], None]) -> None:
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(call)
+
+    # Links -----------------------------------------------------------------------------------------------------------
+
+    def on_up(self, linked: PrefillLink) -> None:
+        one_sided = linked.transport == ucx.NAME
+        now = time.monotonic()
+        self._act(
+            self._handovers.link_up(
+                linked.epoch, linked.hello.block_tokens, now, one_sided=one_sided, link=linked.number
+            )
+        )
+
+    def on_message(self, linked: PrefillLink, message: PairMessage) -> None:
+        if isinstance(message, Seal):
+            mark(message, "seal received")
+        self._act(self._handovers.message(linked.epoch, message, time.monotonic()))
+
+    def on_data(self, linked: PrefillLink, connection: Connection) -> None:
+        if linked.transport != ucx.NAME:
+            self._landing.attach(connection, linked.epoch)
+        elif self._ucx is not None:
+            self._ucx.attach(connection, linked.number)
+
+    def on_down(self, linked: PrefillLink, detail: str) -> None:
+        self._landing.drop(linked.epoch)
+        if self._ucx is not None and linked.transport == ucx.NAME:
+            orphaned = self._acceptor.orphaned
+            self._ucx.unlinked(linked.number, self._config.handshake_s, lambda: linked.epoch not in orphaned)
+        self._act(self._handovers.link_down(linked.epoch, detail, time.monotonic()))
+
+    def _writes_ended(self, link: int) -> None:
+        self._act(self._handovers.writes_ended(link, time.monotonic()))
+
+    # Bytes -----------------------------------------------------------------------------------------------------------
+
+    def claim(self, peer: bytes, transfer: int, offset: int, length: int) -> LandingWindow | ClaimRefusal:
+        if transfer == PROBE_TRANSFER and 0 < length <= PROBE_BYTES:
+            return LandingWindow(transfer, offset, length, is_open=False)
+        return self._handovers.claim(peer, transfer, offset, length)
+
+    def arrived(self, peer: bytes, window: LandingWindow) -> None:
+        if window.transfer == PROBE_TRANSFER:
+            return
+        self._act(self._handovers.arrived(window, time.monotonic()))
+
+    def breached(self, peer: bytes, detail: str) -> None:
+        self._acceptor.cut(peer, detail)
+
+    # Inside ----------------------------------------------------------------------------------------------------------
+
+    def _act(self, actions: list[DecodeAction]) -> None:
+        for action in actions:
+            match action:
+                case Send(peer, message):
+                    linked = self._acceptor.links.get(peer)
+                    if linked is not None:
+                        linked.link.send(message)
+                case CutLink(peer, detail):
+                    self._acceptor.cut(peer, detail)
+                case Scatter():
+                    task = asyncio.create_task(self._scatter(action))
+                    self._scatters.add(task)
+                    task.add_done_callback(self._scatter_ended)
+                case Landed(key, first_tokens, granted_s):
+                    mark(key, "landed")
+                    self._observe_handover_s(time.monotonic() - granted_s)
+                    self._listener.on_landed(key.request, key.attempt, first_tokens)
+                case Failed(key, reason, detail):
+                    self._listener.on_failed(key.request, key.attempt, reason, detail)
+
+    async def _scatter(self, scatter: Scatter) -> None:
+        loop = asyncio.get_running_loop()
+        future = loop.run_in_executor(self._executor, self._scatter_now, scatter)
+        await asyncio.wait([future])
+        error = future.exception()
+        now = time.monotonic()
+        if error is None:
+            self._act(self._handovers.scattered(scatter.key, scatter.first_unit, future.result(), now))
+        else:
+            detail = f"{type(error).__name__}: {error}"
+            self._act(self._handovers.scatter_failed(scatter.key, scatter.first_unit, detail, now))
+
+    def _scatter_now(self, scatter: Scatter) -> bytes:
+        units = (scatter.unit_tokens, scatter.first_unit, scatter.end_unit)
+        if scatter.one_sided and self._device is not None:
+            return self._device.scatter(scatter.landing, scatter.blocks, *units, scatter.part, scatter.groups)
+        region, scattered = self._landing.region, self._sink.scatter
+        groups = [(part, region[extent.offset : extent.end]) for part, extent in scatter.by_group()]
+        return b"".join(scattered(stream, scatter.blocks, *units, part) for part, stream in groups)
+
+    def _scatter_ended(self, task: asyncio.Task[None]) -> None:
+        self._scatters.discard(task)
+        if not task.cancelled():
+            task.result()
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.tick_s)
+            self._act(self._handovers.tick(time.monotonic()))
+            self._stats = self._look()
+
+    def _look(self) -> DecodeTransferStats:
+        handovers = self._handovers.stats()
+        return DecodeTransferStats(
+            handovers=handovers,
+            links=len(self._acceptor.links),
+            lanes=self._landing.lanes + (self._ucx.life_lines if self._ucx is not None else 0),
+            transports=dict(Counter(linked.transport for linked in self._acceptor.links.values())),
+            bytes_received=self._landing.bytes_received + handovers.sealed_bytes,
+            refused_connections=self._acceptor.refused,
+        )

@@ -1,0 +1,401 @@
+"""The prefill worker's side of every hand-over: a pure machine `(event, now) → actions`.
+
+It decides when units are put, when the hand-over is sealed or abandoned, and when nothing reads the request's blocks
+any more (`Release`, exactly once for every `opened`). It knows peers by their epoch, touches no socket and no memory.
+docs/protocol.md has the table of states and faults.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from baton_kv_transfer.decode import answers
+from baton_kv_transfer.grant import DecodePeer, FormerGrants, granted_layout, key_of
+from baton_kv_transfer.handover import CutLink, HandoverKey, Send, TransferConfig, Verify
+from baton_kv_transfer.layout import StreamLayout
+from baton_kv_transfer.prefill.ahead import Ahead
+from baton_kv_transfer.prefill.putting import next_units, put_of, word_of_groups
+from baton_kv_transfer.prefill.records import (
+    DropPuts,
+    Granted,
+    GroupUnits,
+    Outcome,
+    PrefillAction,
+    PrefillHandover,
+    PrefillState,
+    PrefillStats,
+    Put,
+    Release,
+    Report,
+)
+from baton_wire.errors import BadMessageError, UnfitPairError
+from baton_wire.expiring import ExpiringMap
+from baton_wire.kv_shape import KvGeometry
+from baton_wire.messages.pair_link import Done, FirstToken, Grant, Heartbeat, PairMessage, Reject, Seal, Wait
+from baton_wire.messages.values import Reason
+
+EARLY_CAPACITY = 4_096
+ENDED_CAPACITY = 16_384
+ENDED_S = 120.0
+_UNREPORTED = (Reason.CANCELLED, Reason.FINISHED)
+
+
+class PrefillHandovers:
+    """All hand-overs of one prefill worker."""
+
+    def __init__(self, geometry: KvGeometry, config: TransferConfig) -> None:
+        self._geometry = geometry
+        self._config = config
+        self._handovers: dict[HandoverKey, PrefillHandover] = {}
+        self._peers: dict[bytes, DecodePeer] = {}
+        self._early: ExpiringMap[tuple[bytes, HandoverKey], Grant | Wait | Reject] = ExpiringMap(
+            config.early_s, EARLY_CAPACITY
+        )
+        self._ahead = Ahead(config.early_s, EARLY_CAPACITY)
+        self._ended: ExpiringMap[HandoverKey, Reason | None] = ExpiringMap(ENDED_S, ENDED_CAPACITY)
+        self._former = FormerGrants()
+        self._next_put = 1
+        self._early_bytes = 0
+        self._ended_by_reason: Counter[str] = Counter()
+        self._refused: Counter[str] = Counter()
+
+    # The engine's events ---------------------------------------------------------------------------------------------
+
+    def opened(
+        self, key: HandoverKey, peer: bytes, total_tokens: int, deadline_s: float, now: float
+    ) -> list[PrefillAction]:
+        """The gateway asked for a prefill whose KV goes to the decode worker with epoch `peer`."""
+        if key in self._handovers:
+            self._refused["duplicate_opened"] += 1
+            return []
+        handover = PrefillHandover(key, peer, total_tokens, deadline_s, opened_s=now)
+        self._handovers[key] = handover
+        if key in self._ended:
+            outcome = Outcome(Reason.BAD_REQUEST, "this attempt already ended here", report=True)
+            return self._close(handover, outcome, now)
+        early = self._early.pop((peer, key))
+        if isinstance(early, Reject):
+            self._ahead.take(key)
+            return self._close(handover, self._rejected_outcome(early, handover), now)
+        if peer not in self._peers:
+            self._enter(handover, PrefillState.LINKING, now + self._config.link_wait_s)
+            return self._catch_up(key, now)
+        self._enter(handover, PrefillState.UNGRANTED, deadline_s)
+        handover.heard = early is not None
+        actions = self._granted(handover, early, now) if isinstance(early, Grant) else []
+        return actions + self._catch_up(key, now)
+
+    def computed(self, key: HandoverKey, tokens: int, blocks: tuple[int, ...], now: float) -> list[PrefillAction]:
+        """KV of [0, tokens) stands in `blocks`, the sequence's block table so far."""
+        handover = self._handovers.get(key)
+        if handover is None:
+            if key not in self._ended:
+                self._ahead.computed(key, tokens, blocks, now)
+            return []
+        if tokens < handover.computed_tokens:
+            return []
+        handover.computed_tokens, handover.blocks = tokens, blocks
+        return self._advance(handover, now)
+
+    def computing(
+        self, key: HandoverKey, tokens: int, layers: int, blocks: tuple[int, ...], now: float
+    ) -> list[PrefillAction]:
+        """KV of [0, tokens) stands in the first `layers` layers, while the others are still computed."""
+        handover = self._handovers.get(key)
+        if handover is None or handover.state is PrefillState.CLOSING or tokens <= handover.computed_tokens:
+            return []
+        if (tokens, layers) <= (handover.partial_tokens, handover.partial_layers):
+            return []
+        handover.partial_tokens, handover.partial_layers, handover.blocks = tokens, layers, blocks
+        return self._advance(handover, now)
+
+    def first_tokens(self, key: HandoverKey, tokens: tuple[FirstToken, ...], now: float) -> list[PrefillAction]:
+        """Every choice has its first token. If all ended with it, there is nothing to hand over."""
+        handover = self._handovers.get(key)
+        if handover is None:
+            if key not in self._ended:
+                self._ahead.first_tokens(key, tokens, now)
+            return []
+        if handover.first_tokens is not None:
+            return []
+        handover.first_tokens = tokens
+        if handover.state is PrefillState.CLOSING:
+            return []  # the KV may go on to another decode worker, with these
+        self._early_bytes += handover.sent_bytes
+        if all(token.finish is not None for token in tokens):
+            return self._close(handover, Outcome(Reason.FINISHED, tell_peer=True), now)
+        if handover.state is PrefillState.UNGRANTED and not handover.heard:
+            self._enter(handover, PrefillState.UNGRANTED, now + self._config.pin_s)
+        return self._advance(handover, now)
+
+    def _catch_up(self, key: HandoverKey, now: float) -> list[PrefillAction]:
+        ahead = self._ahead.take(key)
+        if ahead.over is not None:
+            return self.cancelled(key, ahead.over.reason or Reason.CANCELLED, ahead.over.detail, now)
+        actions = [] if ahead.computed is None else self.computed(key, *ahead.computed, now)
+        return actions if ahead.first_tokens is None else [*actions, *self.first_tokens(key, ahead.first_tokens, now)]
+
+    def cancelled(self, key: HandoverKey, reason: Reason, detail: str, now: float) -> list[PrefillAction]:
+        """The gateway or the engine gave the request up."""
+        handover = self._handovers.get(key)
+        if handover is None:
+            if key not in self._ended:
+                self._ahead.over(key, Outcome(reason, detail, tell_peer=True), now)
+            return []
+        if handover.state is PrefillState.CLOSING:
+            return []
+        tell_peer = handover.state is not PrefillState.SEALED
+        return self._close(handover, Outcome(reason, detail, tell_peer=tell_peer), now)
+
+    def put_done(self, key: HandoverKey, put: int, checksums: bytes, now: float) -> list[PrefillAction]:
+        """The put's bytes stand at the decode worker; `checksums` of its pieces in stream order (empty with stamps)."""
+        handover = self._handovers.get(key)
+        units = None if handover is None else handover.in_flight.pop(put, None)
+        if handover is None or units is None or handover.layout is None:
+            self._refused["unknown_put"] += 1
+            return []
+        handover.checksums[units.group, units.first] = checksums
+        handover.sent_bytes += (units.end - units.first) * handover.layout.group_unit_bytes
+        return self._advance(handover, now)
+
+    def put_failed(self, key: HandoverKey, put: int, reason: Reason, detail: str, now: float) -> list[PrefillAction]:
+        """The put ended without success and will not write any more."""
+        handover = self._handovers.get(key)
+        if handover is None or handover.in_flight.pop(put, None) is None:
+            self._refused["unknown_put"] += 1
+            return []
+        if handover.state is not PrefillState.CLOSING:
+            return self._close(handover, Outcome(reason, detail, report=True, tell_peer=True), now)
+        return self._advance(handover, now)
+
+    # Links -----------------------------------------------------------------------------------------------------------
+
+    def link_up(self, peer: bytes, facts: DecodePeer, now: float) -> list[PrefillAction]:
+        self._peers[peer] = facts
+        actions: list[PrefillAction] = []
+        for handover in self._of(peer, PrefillState.LINKING):
+            waits = handover.is_computed and not handover.heard
+            self._enter(handover, PrefillState.UNGRANTED, now + self._config.pin_s if waits else handover.deadline_s)
+        return actions
+
+    def link_down(self, peer: bytes, reason: Reason, detail: str, now: float) -> list[PrefillAction]:
+        """The link broke or could not be made. What was sealed is the decode worker's business; all else fails."""
+        self._peers.pop(peer, None)
+        self._former.link_down(peer)
+        for early_peer, key in [entry for entry, _ in self._early.items() if entry[0] == peer]:
+            self._early.pop((early_peer, key))
+        actions: list[PrefillAction] = []
+        for handover in self._of(peer):
+            if handover.state is PrefillState.CLOSING:
+                assert handover.outcome is not None
+                handover.outcome = replace(handover.outcome, tell_peer=False)
+                continue
+            sealed = handover.state is PrefillState.SEALED
+            actions += self._close(handover, Outcome(reason, detail, report=not sealed), now)
+        return actions
+
+    # The peer's messages ---------------------------------------------------------------------------------------------
+
+    def message(self, peer: bytes, message: PairMessage, now: float) -> list[PrefillAction]:
+        """A message of the decode worker `peer`. Raises BadMessageError when its kind is not for it to send."""
+        match message:
+            case Heartbeat():
+                return []
+            case Grant() | Wait() | Reject() | Done():
+                key = key_of(message, self._peers.get(peer))
+                handover = self._handovers.get(key)
+                if isinstance(message, Grant) and self._former.has(peer, message.transfer):
+                    self._refused["former_link"] += 1
+                    return []
+                if handover is None or handover.peer != peer:
+                    return self._unknown(peer, key, message, now)
+                return self._known(handover, message, now)
+            case _:
+                raise BadMessageError(f"{type(message).__name__}: not a decode worker's message")
+
+    def _unknown(
+        self, peer: bytes, key: HandoverKey, message: Grant | Wait | Reject | Done, now: float
+    ) -> list[PrefillAction]:
+        if isinstance(message, Done):
+            self._refused["late_done"] += 1
+            return []
+        if key in self._ended or key in self._handovers:
+            self._refused["late" if key in self._ended else "foreign_epoch"] += 1
+            ended = self._ended.get(key) if key in self._ended else Reason.UNKNOWN_REQUEST
+            return [self._abandon(peer, key, ended)] if isinstance(message, Grant) and ended is not None else []
+        actions: list[PrefillAction] = []
+        known = self._early.get((peer, key))
+        if isinstance(known, Reject):  # the last word; what it overtook, or what is repeated, changes nothing
+            return [self._abandon(peer, key, known.reason)] if isinstance(message, Grant) else []
+        if isinstance(known, Grant) and isinstance(message, Wait):
+            return []
+        if isinstance(known, Grant) and isinstance(message, Reject):
+            actions.append(self._abandon(peer, key, message.reason))
+        for (other, dropped), lost in self._early.put((peer, key), message, now):
+            if isinstance(lost, Grant):
+                actions.append(self._abandon(other, dropped, Reason.NO_CAPACITY))
+        return actions
+
+    def _known(
+        self, handover: PrefillHandover, message: Grant | Wait | Reject | Done, now: float
+    ) -> list[PrefillAction]:
+        if handover.state is PrefillState.CLOSING:
+            self._refused["late"] += 1
+            return []
+        match message:
+            case Grant():
+                return self._granted(handover, message, now)
+            case Wait():
+                if handover.state is PrefillState.UNGRANTED:
+                    handover.heard = True
+                    self._enter(handover, PrefillState.UNGRANTED, handover.deadline_s)
+                return []
+            case Reject():
+                return self._close(handover, self._rejected_outcome(message, handover), now)
+            case Done():
+                if handover.state is not PrefillState.SEALED:
+                    self._refused["done_before_seal"] += 1
+                    return []
+                return self._close(handover, Outcome(message.reason, message.detail), now)
+
+    def _rejected_outcome(self, message: Reject, handover: PrefillHandover) -> Outcome:
+        granted = handover.grant is not None and handover.state is not PrefillState.SEALED
+        report = handover.state is not PrefillState.SEALED and message.reason not in _UNREPORTED
+        return Outcome(message.reason, f"rejected by decode: {message.detail}", report=report, tell_peer=granted)
+
+    def _granted(self, handover: PrefillHandover, grant: Grant, now: float) -> list[PrefillAction]:
+        if handover.grant is not None:
+            if handover.grant == grant:
+                self._refused["duplicate_grant"] += 1
+                return []
+            return self._close(handover, self._bad("a second, different grant"), now)
+        try:
+            layout = granted_layout(self._geometry, self._peers[handover.peer], handover.total_tokens, grant)
+        except (ValueError, UnfitPairError) as error:
+            return self._close(handover, self._bad(str(error)), now)
+        handover.grant, handover.layout = grant, layout
+        handover.next_units = [layout.first_unit] * layout.groups
+        self._enter(handover, PrefillState.SENDING, handover.deadline_s)
+        return [Granted(handover.key), *self._advance(handover, now)]
+
+    def _bad(self, detail: str) -> Outcome:
+        self._refused["bad_grant"] += 1
+        return Outcome(Reason.BAD_REQUEST, f"grant: {detail}", report=True, tell_peer=True)
+
+    # Time ------------------------------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> list[PrefillAction]:
+        """Act on deadlines. Call it a few times per second."""
+        actions: list[PrefillAction] = []
+        self._ended.expire(now)
+        self._ahead.expire(now)
+        for (peer, key), message in self._early.expire(now):
+            self._refused["early_expired"] += 1
+            if isinstance(message, Grant):
+                actions.append(self._abandon(peer, key, Reason.UNKNOWN_REQUEST))
+        for handover in list(self._handovers.values()):
+            if now >= handover.state_until_s:
+                actions += self._expired(handover, now)
+        return actions
+
+    def _expired(self, handover: PrefillHandover, now: float) -> list[PrefillAction]:
+        if handover.state is PrefillState.CLOSING:
+            handover.state_until_s = now + self._config.closing_s
+            return [CutLink(handover.peer, f"a write of {handover.key} does not end")]
+        if handover.state is PrefillState.SEALED:
+            return self._close(handover, Outcome(Reason.DEADLINE, "no verdict"), now)
+        reason, detail = Reason.DEADLINE, f"in state {handover.state}"
+        if now < handover.deadline_s:
+            reason, detail = Reason.PEER_LOST, "no link to, or no word from, the decode worker"
+        return self._close(handover, Outcome(reason, detail, report=True, tell_peer=True), now)
+
+    # Inside ----------------------------------------------------------------------------------------------------------
+
+    def _advance(self, handover: PrefillHandover, now: float) -> list[PrefillAction]:
+        """Whatever follows from the state: finish a closing hand-over, put what was computed, seal what was put."""
+        if handover.state is PrefillState.CLOSING:
+            return [] if handover.in_flight else self._finish(handover, now)
+        if handover.state is not PrefillState.SENDING or handover.layout is None or handover.grant is None:
+            return []
+        layout, config = handover.layout, self._config
+        found = next_units(handover, layout, config.max_put_bytes)
+        actions: list[PrefillAction] = [self._put(handover, layout, handover.grant, units) for units in found]
+        actions += word_of_groups(handover, layout, config.portion_bytes)
+        is_put = all(unit == layout.end_unit for unit in handover.next_units)
+        if is_put and not handover.in_flight and handover.is_computed:
+            actions.append(self._seal(handover, handover.grant))
+        return actions
+
+    def _put(self, handover: PrefillHandover, layout: StreamLayout, grant: Grant, units: GroupUnits) -> Put:
+        put, self._next_put = self._next_put, self._next_put + 1
+        handover.in_flight[put] = units
+        return put_of(handover, put, layout, grant, units)
+
+    def _seal(self, handover: PrefillHandover, grant: Grant) -> Send:
+        assert handover.first_tokens is not None
+        self._enter(handover, PrefillState.SEALED, handover.deadline_s)
+        checksums = b"".join(handover.checksums[place] for place in sorted(handover.checksums))
+        if self._config.verify is Verify.STAMPS:
+            checksums = b""
+        return Send(
+            handover.peer,
+            Seal(
+                request=handover.key.request,
+                attempt=handover.key.attempt,
+                transfer=grant.transfer,
+                checksums=checksums,
+                first_tokens=handover.first_tokens,
+            ),
+        )
+
+    def _enter(self, handover: PrefillHandover, state: PrefillState, until_s: float) -> None:
+        handover.state = state
+        handover.state_until_s = min(until_s, handover.deadline_s)
+
+    def _close(self, handover: PrefillHandover, outcome: Outcome, now: float) -> list[PrefillAction]:
+        handover.state, handover.state_until_s = PrefillState.CLOSING, now + self._config.closing_s
+        handover.outcome = outcome
+        if handover.in_flight:
+            return [DropPuts(handover.key)]
+        return self._finish(handover, now)
+
+    def _finish(self, handover: PrefillHandover, now: float) -> list[PrefillAction]:
+        """No write is in flight any more: say so to whom it concerns, and let the blocks go."""
+        outcome = handover.outcome
+        assert outcome is not None
+        assert not handover.in_flight
+        del self._handovers[handover.key]
+        unproven = handover.grant is not None and not outcome.tell_peer  # writes of a lost link may land later
+        self._ended.put(handover.key, None if unproven else outcome.reason or Reason.UNKNOWN_REQUEST, now)
+        self._ended_by_reason[outcome.reason or "done"] += 1
+        actions: list[PrefillAction] = []
+        if outcome.tell_peer and outcome.reason is not None and handover.peer in self._peers:
+            actions.append(self._abandon(handover.peer, handover.key, outcome.reason, outcome.detail))
+        if outcome.report and outcome.reason is not None:
+            actions.append(Report(handover.key, outcome.reason, outcome.detail))
+        actions.append(Release(handover.key, handover.progress, outcome.reason))
+        return actions
+
+    def _abandon(self, peer: bytes, key: HandoverKey, reason: Reason, detail: str = "") -> Send:
+        return Send(peer, answers.abandon(key, reason, detail))
+
+    def _of(self, peer: bytes, state: PrefillState | None = None) -> list[PrefillHandover]:
+        return [h for h in self._handovers.values() if h.peer == peer and (state is None or h.state is state)]
+
+    def open_keys(self) -> list[HandoverKey]:
+        return list(self._handovers)
+
+    def stats(self) -> PrefillStats:
+        by_state = dict.fromkeys(PrefillState, 0)
+        for handover in self._handovers.values():
+            by_state[handover.state] += 1
+        return PrefillStats(
+            by_state=by_state,
+            puts_in_flight=sum(len(handover.in_flight) for handover in self._handovers.values()),
+            early=len(self._early),
+            ahead=len(self._ahead),
+            early_bytes=self._early_bytes,
+            ended=dict(self._ended_by_reason),
+            refused=dict(self._refused),
+        )

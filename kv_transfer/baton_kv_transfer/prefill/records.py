@@ -1,0 +1,173 @@
+"""What the prefill machine asks for and what it keeps: states, actions, one hand-over's record, statistics."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from baton_kv_transfer.handover import CutLink, HandoverKey, Send
+from baton_kv_transfer.layout import Extent, StreamLayout
+from baton_wire.kv_shape import PoolPart
+from baton_wire.messages.pair_link import FirstToken, Grant
+from baton_wire.messages.values import Reason
+
+
+class PrefillState(enum.StrEnum):
+    LINKING = "linking"
+    """No link to the decode worker yet; computing goes on."""
+    UNGRANTED = "ungranted"
+    """Linked, no Grant yet: computing, or finished KV that waits pinned."""
+    SENDING = "sending"
+    SEALED = "sealed"
+    """Everything is there and sealed; the decode worker's verdict is awaited."""
+    CLOSING = "closing"
+    """The outcome is decided, writes in flight are waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Checksum `part` of units [first_unit, end_unit), write it to `landing`, then tell `put_done` or `put_failed`."""
+
+    key: HandoverKey
+    peer: bytes
+    put: int
+    transfer: int
+    blocks: tuple[int, ...]
+    unit_tokens: int
+    first_unit: int
+    end_unit: int
+    part: PoolPart
+    landing: tuple[Extent, ...]
+
+    @property
+    def length(self) -> int:
+        return sum(extent.length for extent in self.landing)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupUnits:
+    """Units [first, end) of one layer group."""
+
+    group: int
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropPuts:
+    """Puts of this hand-over that have not begun may fail now; each still needs its `put_failed`."""
+
+    key: HandoverKey
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The decode worker has room for this hand-over: its blocks wait for nobody any more."""
+
+    key: HandoverKey
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    reason: Reason | None
+    detail: str = ""
+    report: bool = False
+    tell_peer: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the engine is with a request."""
+
+    computed: tuple[int, tuple[int, ...]] | None = None
+    """Tokens whose KV stands, and the block table."""
+    first_tokens: tuple[FirstToken, ...] | None = None
+    over: Outcome | None = None
+    """Nothing more will be said: it was given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Nothing reads the blocks of `key` any more."""
+
+    key: HandoverKey
+    progress: Progress = field(default=Progress(), compare=False)
+    """What another hand-over of the same KV would begin with."""
+    reason: Reason | None = field(default=None, compare=False)
+    """Why the hand-over ended; None: verified."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The gateway should know that the attempt failed."""
+
+    key: HandoverKey
+    reason: Reason
+    detail: str
+    attempt: int = 0
+    """The failed attempt; 0: the key's."""
+    kept: bool = False
+    """The KV is kept for a while and can go to another decode worker."""
+
+
+PrefillAction = Send | CutLink | Put | DropPuts | Granted | Release | Report
+
+
+@dataclass(slots=True)
+class PrefillHandover:
+    key: HandoverKey
+    peer: bytes
+    total_tokens: int
+    deadline_s: float
+    opened_s: float
+    state: PrefillState = PrefillState.LINKING
+    state_until_s: float = 0.0
+    blocks: tuple[int, ...] = ()
+    computed_tokens: int = 0
+    """KV of [0, computed_tokens) stands in every layer, that of [0, partial_tokens) in the first `partial_layers`."""
+    partial_tokens: int = 0
+    partial_layers: int = 0
+    first_tokens: tuple[FirstToken, ...] | None = None
+    heard: bool = False
+    grant: Grant | None = None
+    layout: StreamLayout | None = None
+    next_units: list[int] = field(default_factory=list)
+    """The first unit that was not put yet, by layer group."""
+    told_groups: int = 0
+    """Layer groups of which the decode worker knows that they stand."""
+    in_flight: dict[int, GroupUnits] = field(default_factory=dict)
+    checksums: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    """By layer group and first unit."""
+    sent_bytes: int = 0
+    """Of puts that are done."""
+    outcome: Outcome | None = None
+
+    @property
+    def is_computed(self) -> bool:
+        return self.first_tokens is not None and self.computed_tokens >= self.total_tokens
+
+    @property
+    def progress(self) -> Progress:
+        computed = (self.computed_tokens, self.blocks) if self.computed_tokens else None
+        return Progress(computed, self.first_tokens)
+
+    def standing_tokens(self, end_layer: int) -> int:
+        """How far KV stands in the layers before `end_layer`."""
+        partial = self.partial_tokens if end_layer <= self.partial_layers else 0
+        return max(self.computed_tokens, partial)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillStats:
+    by_state: dict[PrefillState, int]
+    puts_in_flight: int
+    early: int
+    """Messages kept for a request that was not opened yet."""
+    ahead: int
+    """Requests not opened yet of which the engine spoke already."""
+    early_bytes: int
+    """Bytes that stood at decode workers when the prompt's last token was computed."""
+    ended: dict[str, int]
+    """Hand-overs that ended, by reason; 'done' for verified ones."""
+    refused: dict[str, int]
+    """Messages that were not acted on, by cause."""

@@ -1,0 +1,295 @@
+"""The prefill worker's transfer: runs `PrefillHandovers` in the transfer thread's loop and carries out its actions.
+
+The engine's thread calls `opened`, `computed`, `first_tokens` and `cancelled`; the worker is told through a
+`PrefillListener`. What happens when is decided by the machine; links are kept by the dialler, bytes moved by the
+carrier and its writers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from baton_kv_transfer.grant import DecodePeer
+from baton_kv_transfer.handover import CutLink, HandoverKey, KvSource, PrefillListener, Send, TransferConfig
+from baton_kv_transfer.handover_steps import mark
+from baton_kv_transfer.prefill.carrier import PutCarrier, Staging, ordinary_memory
+from baton_kv_transfer.prefill.machine import PrefillHandovers
+from baton_kv_transfer.prefill.peers import DecodeLink, Dialler
+from baton_kv_transfer.prefill.records import DropPuts, Granted, PrefillAction, PrefillStats, Put, Release, Report
+from baton_kv_transfer.prefill.retargeting import PrefillKeeper, Target
+from baton_kv_transfer.prefill.writers import Writers
+from baton_kv_transfer.transports.bandwidth import LinkReport, is_below, measure
+from baton_kv_transfer.transports.seam import Writer
+from baton_kv_transfer.transports.table import offered_here
+from baton_kv_transfer.transports.ucx.device_memory import DeviceMemory
+from baton_wire.discovery import Endpoint
+from baton_wire.keys import KeyDirectory
+from baton_wire.kv_shape import KvGeometry
+from baton_wire.messages.pair_link import FirstToken, PairHello, PairMessage, Seal
+from baton_wire.messages.values import Address, PairFingerprint, PeerRef, Reason, Role
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillTransferStats:
+    handovers: PrefillStats
+    links: int
+    lanes: dict[str, int]
+    """Linked decode workers by the lane that their bytes travel over."""
+    bytes_sent: int
+    """Bytes of KV that decode workers took in, over links that are down among them."""
+    dial_failures: int
+    pairs: tuple[LinkReport, ...]
+    """Every linked decode worker."""
+
+
+class PrefillTransfer:
+    """Hand-overs from this prefill worker to any number of decode workers."""
+
+    def __init__(
+        self,
+        *,
+        epoch: bytes,
+        fingerprint: PairFingerprint,
+        geometry: KvGeometry,
+        keys: KeyDirectory,
+        source: KvSource,
+        listener: PrefillListener,
+        config: TransferConfig | None = None,
+        tensor_parallel: int = 1,
+        device: DeviceMemory | None = None,
+        staging: Staging = ordinary_memory,
+    ) -> None:
+        """`device`: the pool where it is a GPU's memory; UCX then writes straight from it.
+
+        `staging` gives memory to pack into where bytes cannot be sent from where they are.
+        """
+        self._config = config or TransferConfig()
+        self._listener = listener
+        self._handovers = PrefillKeeper(PrefillHandovers(geometry, self._config), self._config)
+        hello = PairHello(
+            role=Role.PREFILL,
+            epoch=epoch,
+            fingerprint=fingerprint,
+            block_tokens=geometry.block_tokens,
+            tensor_parallel=tensor_parallel,
+            landing_bytes=0,
+            transports=offered_here(self._config.transport),
+            descriptor=b"",
+        )
+        self._writers = Writers(epoch, hello.transports, self._config.lanes, source.region(), device)
+        self._dialler = Dialler(hello, keys, self._config, self._writers, self)
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="baton-checksums")
+        self._carrier = PutCarrier(
+            source,
+            geometry,
+            self._config,
+            self._executor,
+            self._writer_to,
+            self._put_done,
+            self._put_failed,
+            device,
+            staging,
+        )
+        self._peers: dict[bytes, Address] = {}
+        self._measuring: dict[bytes, asyncio.Task[None]] = {}
+        self._bytes_before = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ticker: asyncio.Task[None] | None = None
+        self._stats = self._look()
+
+    # Life ------------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Begin in the running loop, which is the transfer thread's. Raises UcxError when UCX does not come up."""
+        await self._writers.start()
+        self._loop = asyncio.get_running_loop()
+        self._ticker = asyncio.create_task(self._tick())
+
+    async def stop(self) -> None:
+        """End every hand-over (each `on_release` is told), then the links."""
+        for key in self._handovers.open_keys():
+            self._act(self._handovers.cancelled(key, Reason.DRAINING, "the prefill worker stops", time.monotonic()))
+        await self._dialler.stop()
+        await self._carrier.drained()
+        await self._writers.stop()
+        if self._ticker is not None:
+            self._ticker.cancel()
+            await asyncio.gather(self._ticker, return_exceptions=True)
+        self._executor.shutdown(wait=False)
+        self._stats = self._look()
+        self._loop = None
+
+    # From any thread -------------------------------------------------------------------------------------------------
+
+    def discovered(self, endpoints: Iterable[Endpoint]) -> None:
+        """Keep links to these decode workers (their pair port, or else their port)."""
+        addresses = [Address(host=each.host, port=each.pair_port or each.port) for each in endpoints]
+        self._post(lambda: self._dialler.discovered(addresses))
+
+    def opened(self, request: bytes, attempt: int, peer: PeerRef, total_tokens: int, deadline_s: float) -> None:
+        """A prefill was accepted whose KV of `total_tokens` tokens goes to `peer`."""
+        self._post(lambda: self._opened(HandoverKey(request, attempt), peer, total_tokens, deadline_s))
+
+    def retargeted(self, request: bytes, attempt: int, next_attempt: int, peer: PeerRef, deadline_s: float) -> None:
+        """The KV of what was opened as `attempt` goes to `peer` from now on, as `next_attempt`."""
+        key, target = HandoverKey(request, attempt), Target(HandoverKey(request, next_attempt), peer.epoch)
+        self._post(lambda: self._retargeted(key, target, peer, deadline_s))
+
+    def computed(self, request: bytes, attempt: int, tokens: int, blocks: tuple[int, ...]) -> None:
+        """KV of [0, tokens) stands in `blocks`."""
+        key = HandoverKey(request, attempt)
+        self._post(lambda: self._act(self._handovers.computed(key, tokens, blocks, time.monotonic())))
+
+    def computing(self, request: bytes, attempt: int, tokens: int, layers: int, blocks: tuple[int, ...]) -> None:
+        """KV of [0, tokens) stands in the first `layers` layers; the others are still computed."""
+        key = HandoverKey(request, attempt)
+        self._post(lambda: self._act(self._handovers.computing(key, tokens, layers, blocks, time.monotonic())))
+
+    def first_tokens(self, request: bytes, attempt: int, first_tokens: tuple[FirstToken, ...]) -> None:
+        """Every choice drew its first token."""
+        key = HandoverKey(request, attempt)
+        mark(key, "first token drawn")
+        self._post(lambda: self._act(self._handovers.first_tokens(key, first_tokens, time.monotonic())))
+
+    def cancelled(self, request: bytes, attempt: int, reason: Reason = Reason.CANCELLED, detail: str = "") -> None:
+        """The request is no longer wanted, or the engine gave it up. Unknown ones are ignored."""
+        key = HandoverKey(request, attempt)
+        self._post(lambda: self._act(self._handovers.cancelled(key, reason, detail, time.monotonic())))
+
+    def stats(self) -> PrefillTransferStats:
+        """As of the last tick."""
+        return self._stats
+
+    def _post(self, call: Callable[[], None]) -> None:
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(call)
+
+    # Links -----------------------------------------------------------------------------------------------------------
+
+    def on_up(self, linked: DecodeLink) -> None:
+        self._peers.pop(linked.epoch, None)
+        facts = DecodePeer(linked.hello.block_tokens, linked.hello.landing_bytes)
+        self._act(self._handovers.link_up(linked.epoch, facts, time.monotonic()))
+        self._measuring[linked.epoch] = asyncio.create_task(self._measure(linked))
+
+    def on_message(self, linked: DecodeLink, message: PairMessage) -> None:
+        self._act(self._handovers.message(linked.epoch, message, time.monotonic()))
+
+    def on_down(self, linked: DecodeLink, detail: str) -> None:
+        self._measuring.pop(linked.epoch).cancel()
+        self._bytes_before += linked.writer.bytes_sent
+        self._act(self._handovers.link_down(linked.epoch, Reason.PEER_LOST, detail, time.monotonic()))
+
+    def on_seen(self, address: Address, epoch: bytes) -> None:
+        gone = [peer for peer, where in self._peers.items() if where == address and peer != epoch]
+        for peer in gone:
+            del self._peers[peer]
+            if peer not in self._dialler.links:
+                detail = f"another process answers at {address}"
+                self._act(self._handovers.link_down(peer, Reason.PEER_LOST, detail, time.monotonic()))
+
+    def on_unfit(self, epoch: bytes, detail: str) -> None:
+        self._act(self._handovers.link_down(epoch, Reason.UNFIT_PAIR, detail, time.monotonic()))
+
+    # Inside ----------------------------------------------------------------------------------------------------------
+
+    async def _measure(self, linked: DecodeLink) -> None:
+        """Once, when the link is new. A slow one is reported, not refused: it is the only way there is."""
+        probe, config = self._writers.probe(linked.writer), self._config
+        linked.bytes_per_s = await measure(probe, config.measure_s, config.dead_s)
+        if is_below(linked.bytes_per_s, config.min_bytes_per_s):
+            rates = f"{linked.bytes_per_s or 0:.3g} B/s, asked for are {config.min_bytes_per_s or 0:.3g} B/s"
+            log.warning("link to decode worker %s over %s: %s", linked.address, linked.writer.lane, rates)
+
+    def _opened(self, key: HandoverKey, peer: PeerRef, total_tokens: int, deadline_s: float) -> None:
+        mark(key, "opened")
+        now = time.monotonic()
+        self._act(self._handovers.opened(key, peer.epoch, total_tokens, deadline_s, now))
+        self._find(peer, deadline_s, now)
+
+    def _find(self, peer: PeerRef, deadline_s: float, now: float) -> None:
+        """Have a link to this very process, or say that there is none."""
+        if peer.epoch in self._dialler.links:
+            return
+        if any(linked.address == peer.address for linked in self._dialler.links.values()):
+            detail = f"another process answers at {peer.address}"
+            self._act(self._handovers.link_down(peer.epoch, Reason.PEER_LOST, detail, now))
+            return
+        self._peers[peer.epoch] = peer.address
+        self._dialler.want(peer.address, min(deadline_s, now + self._config.link_wait_s))
+
+    def _retargeted(self, key: HandoverKey, target: Target, peer: PeerRef, deadline_s: float) -> None:
+        now = time.monotonic()
+        self._act(self._handovers.retargeted(key, target, deadline_s, now))
+        self._find(peer, deadline_s, now)
+
+    def _writer_to(self, peer: bytes) -> Writer | None:
+        linked = self._dialler.links.get(peer)
+        return None if linked is None else linked.writer
+
+    def _put_done(self, put: Put, checksums: bytes) -> None:
+        mark(put.key, "put done")
+        self._act(self._handovers.put_done(put.key, put.put, checksums, time.monotonic()))
+
+    def _put_failed(self, put: Put, reason: Reason, detail: str) -> None:
+        self._act(self._handovers.put_failed(put.key, put.put, reason, detail, time.monotonic()))
+
+    def _act(self, actions: list[PrefillAction]) -> None:
+        for action in actions:
+            match action:
+                case Send(peer, message):
+                    linked = self._dialler.links.get(peer)
+                    if linked is not None:
+                        linked.link.send(message)
+                    if isinstance(message, Seal):
+                        mark(message, "seal sent")
+                case CutLink(peer, detail):
+                    self._dialler.cut(peer, detail)
+                case Put():
+                    self._carrier.add(action)
+                case DropPuts(key):
+                    self._carrier.drop(key)
+                case Granted(key):
+                    mark(key, "granted")
+                    self._listener.on_granted(key.request, key.attempt)
+                case Release(key):
+                    self._listener.on_release(key.request, key.attempt)
+                case Report(key, reason, detail, failed, kept):
+                    attempt = failed or key.attempt
+                    self._listener.on_report(key.request, key.attempt, reason, detail, attempt, kept)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.tick_s)
+            self._act(self._handovers.tick(time.monotonic()))
+            self._stats = self._look()
+
+    def _look(self) -> PrefillTransferStats:
+        links = list(self._dialler.links.values())
+        lanes: dict[str, int] = {}
+        for linked in links:
+            lanes[linked.writer.lane] = lanes.get(linked.writer.lane, 0) + 1
+        return PrefillTransferStats(
+            handovers=self._handovers.stats(),
+            links=len(links),
+            lanes=lanes,
+            bytes_sent=self._bytes_before + sum(linked.writer.bytes_sent for linked in links),
+            dial_failures=self._dialler.failures,
+            pairs=tuple(self._pair(linked) for linked in links),
+        )
+
+    def _pair(self, linked: DecodeLink) -> LinkReport:
+        return LinkReport(
+            peer=str(linked.address),
+            transport=linked.transport,
+            lane=linked.writer.lane,
+            bytes_per_s=linked.bytes_per_s,
+            below_minimum=is_below(linked.bytes_per_s, self._config.min_bytes_per_s),
+        )

@@ -1,0 +1,102 @@
+"""Who sends which heads to whom when prefill and decode workers are split over different numbers of ranks. Pure.
+
+A rank of `ranks` holds kv_heads / ranks heads, adjacent ones in order; with fewer heads than ranks each head is held by
+ranks / kv_heads ranks, adjacent ones too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from baton_wire.errors import UnfitPairError
+
+
+@dataclass(frozen=True, slots=True)
+class RankPeer:
+    """A rank of a worker at the other end of a link."""
+
+    worker: bytes
+    """The worker's epoch."""
+    ranks: int
+    rank: int = 0
+
+    @property
+    def epoch(self) -> bytes:
+        return rank_epoch(self.worker, self.rank)
+
+
+@dataclass(frozen=True, slots=True)
+class RankPair:
+    """Heads of the model that one prefill rank sends to one decode rank."""
+
+    prefill: int
+    decode: int
+    heads: range
+
+
+def rank_epoch(worker: bytes, rank: int) -> bytes:
+    """A name of its own for each rank of a worker, which its peers know without asking; rank 0 has the worker's."""
+    return worker if rank == 0 else hashlib.blake2b(worker + bytes([rank]), digest_size=len(worker)).digest()
+
+
+def heads_of(kv_heads: int, ranks: int, rank: int) -> range:
+    """The model's KV heads that `rank` holds. Raises UnfitPairError unless one of the two numbers divides the other."""
+    if kv_heads < 1 or ranks < 1 or (kv_heads % ranks and ranks % kv_heads):
+        raise UnfitPairError(f"tensor_parallel: {ranks} ranks for {kv_heads} KV heads: one must divide the other")
+    held = max(1, kv_heads // ranks)
+    first = rank * kv_heads // ranks
+    return range(first, first + held)
+
+
+def rank_pairs(kv_heads: int, prefill_ranks: int, decode_ranks: int) -> tuple[RankPair, ...]:
+    """Every head of every decode rank from exactly one prefill rank.
+
+    Of the prefill ranks that hold a head the decode ranks take turns. Raises UnfitPairError.
+    """
+    held = [heads_of(kv_heads, prefill_ranks, rank) for rank in range(prefill_ranks)]
+    pairs: list[RankPair] = []
+    for decode in range(decode_ranks):
+        wanted = heads_of(kv_heads, decode_ranks, decode)
+        for head in wanted:
+            holders = [rank for rank, heads in enumerate(held) if head in heads]
+            sender = holders[decode % len(holders)]
+            last = pairs[-1] if pairs else None
+            if last is not None and (last.prefill, last.decode) == (sender, decode):
+                pairs[-1] = RankPair(sender, decode, range(last.heads.start, head + 1))
+            else:
+                pairs.append(RankPair(sender, decode, range(head, head + 1)))
+    return tuple(pairs)
+
+
+def local_heads(kv_heads: int, ranks: int, rank: int, heads: range) -> range:
+    """Where heads of the model lie in the pool of a rank that holds them."""
+    first = heads_of(kv_heads, ranks, rank).start
+    return range(heads.start - first, heads.stop - first)
+
+
+class RankLinks:
+    """Which ranks of a worker are linked with which of its peers'."""
+
+    def __init__(self) -> None:
+        self._up: dict[bytes, set[tuple[int, int]]] = {}
+        self._ranks: dict[bytes, int] = {}
+
+    def up(self, rank: int, peer: RankPeer) -> None:
+        self._up.setdefault(peer.worker, set()).add((rank, peer.rank))
+        self._ranks[peer.worker] = peer.ranks
+
+    def down(self, rank: int, peer: RankPeer) -> None:
+        standing = self._up.get(peer.worker, set())
+        standing.discard((rank, peer.rank))
+        if not standing:
+            self._up.pop(peer.worker, None)
+            self._ranks.pop(peer.worker, None)
+
+    def ranks_of(self, worker: bytes) -> int | None:
+        """None while no link to this worker stands."""
+        return self._ranks.get(worker)
+
+    def stand(self, worker: bytes, links: set[tuple[int, int]]) -> bool:
+        """Whether all of these (own rank, peer's rank) do."""
+        return links <= self._up.get(worker, set())

@@ -1,0 +1,105 @@
+"""How fast a pair's way carries bytes, measured when the link comes up, and the verdict against what was asked for.
+
+What a library says of its lanes is not what the lanes reach: UCX falls back to TCP without a word. So bytes are moved
+to where nobody reads them and timed until the peer has taken them in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from baton_kv_transfer.transports.seam import WriteDone
+from baton_wire.messages.measures import Lanes
+
+Probe = Callable[[int, WriteDone], None]
+"""Write so many bytes to where nobody reads, then call back as any write does."""
+
+WARM_UP_BYTES = 64 << 10
+PROBE_BYTES = 4 << 20
+IN_FLIGHT = 2
+MAX_PROBES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class LinkReport:
+    """One pair as its prefill worker sees it."""
+
+    peer: str
+    """Address of the decode worker's pair port."""
+    transport: str
+    lane: str
+    """What the bytes travel over; ends in `unknown` when the transport does not say."""
+    bytes_per_s: float | None
+    """Measured when the link came up; None: not known (yet)."""
+    below_minimum: bool | None
+    """Slower than asked for; None: nothing was asked for, or not known."""
+
+
+def lanes(links: Sequence[LinkReport]) -> Lanes | None:
+    """What is told of these links to whoever watches the pools; None when none was measured."""
+    known = [(link.bytes_per_s, link) for link in links if link.bytes_per_s is not None]
+    if not known:
+        return None
+    rate, slowest = min(known, key=lambda each: each[0])
+    too_slow = sum(link.below_minimum is True for _, link in known)
+    return Lanes(measured=len(known), too_slow=too_slow, slowest=slowest.lane[:64], slowest_bytes_per_s=rate)
+
+
+def is_below(bytes_per_s: float | None, minimum: float | None) -> bool | None:
+    """Whether a measured way is too slow. Unknown stays unknown."""
+    return None if bytes_per_s is None or minimum is None else bytes_per_s < minimum
+
+
+async def first_bytes(probe: Probe, timeout_s: float) -> str | None:
+    """Whether bytes arrive at all: None, or why not."""
+    ended: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+    probe(WARM_UP_BYTES, _once(ended))
+    try:
+        return await asyncio.wait_for(asyncio.shield(ended), timeout_s)
+    except TimeoutError:
+        return f"the first bytes did not arrive within {timeout_s:g} s"
+
+
+async def measure(probe: Probe, budget_s: float, timeout_s: float) -> float | None:
+    """Bytes per second of `PROBE_BYTES` writes, two at a time, for about `budget_s`; None when they do not end well.
+
+    Whatever else the link carries meanwhile lowers the figure.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            if await _written(probe, WARM_UP_BYTES) is not None:
+                return None
+            return await _timed(probe, budget_s)
+    except TimeoutError:
+        return None
+
+
+async def _timed(probe: Probe, budget_s: float) -> float | None:
+    begun_s, count = time.monotonic(), 0
+    while count < MAX_PROBES:
+        details = await asyncio.gather(*(_written(probe, PROBE_BYTES) for _ in range(IN_FLIGHT)))
+        if any(detail is not None for detail in details):
+            return None
+        count += IN_FLIGHT
+        if time.monotonic() - begun_s >= budget_s:
+            break
+    return count * PROBE_BYTES / max(time.monotonic() - begun_s, 1e-9)
+
+
+async def _written(probe: Probe, length: int) -> str | None:
+    ended: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+    probe(length, _once(ended))
+    return await ended
+
+
+def _once(future: asyncio.Future[str | None]) -> WriteDone:
+    """The write may end after nobody waits for it any more."""
+
+    def done(detail: str | None) -> None:
+        if not future.done():
+            future.set_result(detail)
+
+    return done

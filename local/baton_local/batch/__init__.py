@@ -1,0 +1,6 @@
+"""`baton batch`: files of requests answered by one engine in one process.
+
+Owns the files' format, order and resumption.
+Never opens a port.
+Called by the command line and the offline benchmark.
+"""

@@ -1,0 +1,198 @@
+"""`baton batch IN OUT`: answers a file of requests with one engine in this process, at full throughput and no latency
+targets. Started again with the same files it goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from baton_control.names import Role
+from baton_control.spec.manifest import read_manifest
+from baton_control.worker_specs import Device, Site, worker_spec
+from baton_engine.model.loading import DTYPES, RANDOM_SCHEME
+from baton_gateway.requests.preparing import ModelLimits
+from baton_gateway.text.revision_text import load_text_model
+from baton_local.batch.jobs import Desk
+from baton_local.batch.lines import answered_ids, read_lines
+from baton_local.batch.run import GPU_BLOCK_TOKENS, BatchRun, Progress
+from baton_local.errors import RefusedError
+from baton_local.fleet.machine import devices, gpu_ids, model_argument
+from baton_local.options import device, integer, volume
+from baton_wire.messages.values import Role as WorkerRole
+from baton_worker.building.assembly import Engine, build_engine
+from baton_worker.config import WorkerConfig, parse
+from baton_worker.errors import ConfigError
+
+SHOWN_EVERY_S: Final = {True: 0.2, False: 10.0}
+"""On a terminal, and in a log."""
+MAX_SEQUENCES: Final = {Device.CPU: 64, Device.CUDA: 512}
+"""Batch size unless the deployment or the command line says otherwise: no latency target bounds it here."""
+BAR: Final = 30
+
+
+def run_batch(options: argparse.Namespace) -> int:
+    """Exit status 0 when every line has an answer. Raises RefusedError, ManifestError, UnsupportedError, LocalError."""
+    done = answered_ids(options.output)
+    total = sum(1 for _ in read_lines(options.input))
+    left = total - sum(1 for line in read_lines(options.input) if line.custom_id in done)
+    config = _config(options)
+    if not left:
+        print(f"baton: {options.output} has an answer for each of the {total:,} requests", file=sys.stderr)
+        return 0
+    if done:
+        print(f"baton: {total - left:,} of {total:,} requests are answered already", file=sys.stderr)
+    try:
+        engine = build_engine(config, lambda step, load, seconds: None)
+    except ConfigError as error:
+        raise RefusedError(str(error)) from error
+    lines = (line for line in read_lines(options.input) if line.custom_id not in done)
+    with options.output.open("ab", buffering=0) as output:
+        run = BatchRun(engine, _desk(config.served_name, engine), lines, output)
+        meter = Meter(run.progress, left, time.monotonic())
+        try:
+            run.run(meter.tick)
+        except KeyboardInterrupt:
+            print(
+                f"\nbaton: stopped after {run.progress.answered:,} answers; the same command goes on", file=sys.stderr
+            )
+            raise
+    _summary(run.progress, time.monotonic() - meter.began_s, options.json)
+    return 0
+
+
+def _config(options: argparse.Namespace) -> WorkerConfig:
+    """The deployment's decode worker, or the options alone, as the configuration of one engine that does both."""
+    arguments = _manifest_arguments(options) if options.file else _plain_arguments(options)
+    optional = {
+        "--max-sequences": options.max_sequences,
+        "--max-step-tokens": options.max_step_tokens,
+        "--kv-cache-bytes": options.kv_cache_bytes,
+    }
+    given = [f"{flag}={value}" for flag, value in optional.items() if value is not None]
+    try:
+        # An engine that prefills for itself: nothing lands, and no link needs a key.
+        return replace(parse(WorkerRole.DECODE, [*arguments, *given, "--listen=127.0.0.1:0"]), role=WorkerRole.PREFILL)
+    except ConfigError as error:
+        raise RefusedError(str(error)) from error
+
+
+def _manifest_arguments(options: argparse.Namespace) -> list[str]:
+    deployment = read_manifest(options.file)
+    computed_on = devices(deployment, options.device, len(gpu_ids(os.environ)))[Role.DECODE]
+    site = Site(
+        python=sys.executable,
+        model_path=model_argument(deployment, options.file, dict(options.volume)),
+        keys_path=".",
+        prefill_discovery="",
+        decode_discovery="",
+        prefill_device=computed_on,
+        decode_device=computed_on,
+        drain_s=None,
+    )
+    # A flag that stands twice means what it means last.
+    return [*_batch_sizes(computed_on), *worker_spec(deployment, Role.DECODE, site).argv[3:]]
+
+
+def _plain_arguments(options: argparse.Namespace) -> list[str]:
+    computed_on = options.device or Device.CPU
+    name = options.served_name or Path(options.model.removeprefix(RANDOM_SCHEME)).stem
+    dtype = options.dtype or ("float32" if computed_on is Device.CPU else "auto")
+    context = [f"--max-context-tokens={options.max_context_tokens}"] if options.max_context_tokens else []
+    return [
+        f"--model={options.model}",
+        f"--served-name={name}",
+        f"--device={computed_on}",
+        f"--dtype={dtype}",
+        "--keys=.",
+        *_batch_sizes(computed_on),
+        *context,
+    ]
+
+
+def _batch_sizes(computed_on: Device) -> list[str]:
+    blocks = [f"--block-tokens={GPU_BLOCK_TOKENS}"] if computed_on is Device.CUDA else []
+    return [f"--max-sequences={MAX_SEQUENCES[computed_on]}", *blocks]
+
+
+def _desk(served_name: str, engine: Engine) -> Desk:
+    text = load_text_model(engine.bundle.data, engine.bundle.sha256)
+    limits = ModelLimits(engine.limits.max_context_tokens, engine.limits.vocab_size)
+    return Desk(text, limits, served_name, engine.loaded.model_hash, engine.limits.max_choices, int(time.time()))
+
+
+@dataclass(slots=True)
+class Meter:
+    """Shows on standard error how far a batch is and how fast it goes."""
+
+    progress: Progress
+    total: int
+    began_s: float
+    shown_s: float = 0.0
+    shown_tokens: int = 0
+
+    def tick(self) -> None:
+        """Called between steps; shows something now and then."""
+        now = time.monotonic()
+        is_terminal = sys.stderr.isatty()
+        if now - (self.shown_s or self.began_s) < SHOWN_EVERY_S[is_terminal]:
+            return
+        line = self.line(now)
+        print(f"\r{line}" if is_terminal else f"baton: {line}", end="" if is_terminal else "\n", file=sys.stderr)
+        sys.stderr.flush()
+
+    def line(self, now: float) -> str:
+        """Bar, answers, tokens a second since the last line, and how long the rest takes at the pace so far."""
+        progress = self.progress
+        since = now - (self.shown_s or self.began_s)
+        rate = (progress.output_tokens - self.shown_tokens) / since if since > 0 else 0.0
+        self.shown_s, self.shown_tokens = now, progress.output_tokens
+        part = progress.answered / self.total
+        left_s = (now - self.began_s) * (1 / part - 1) if progress.answered else None
+        left = "?" if left_s is None else f"{int(left_s // 60)}:{int(left_s % 60):02d}"
+        bar = "#" * int(part * BAR) + "." * (BAR - int(part * BAR))
+        counts = f"{progress.answered:,}/{self.total:,} answers, {progress.running:,} running"
+        return f"[{bar}] {counts}, {rate:,.0f} output tokens/s, {left} left "
+
+
+def _summary(progress: Progress, seconds: float, as_json: bool) -> None:
+    if as_json:
+        fields = {
+            "answers": progress.answered,
+            "refused": progress.refused,
+            "prompt_tokens": progress.prompt_tokens,
+            "output_tokens": progress.output_tokens,
+            "seconds": round(seconds, 3),
+            "output_tokens_per_s": round(progress.output_tokens / seconds, 1),
+        }
+        print(json.dumps(fields))
+        return
+    print(
+        f"{progress.answered:,} answers ({progress.refused:,} refused) in {seconds:,.1f} s: {progress.prompt_tokens:,} "
+        f"prompt tokens, {progress.output_tokens:,} output tokens, {progress.output_tokens / seconds:,.0f} a second"
+    )
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    add = parser.add_argument
+    add("input", type=Path, metavar="IN", help="requests, one JSON object a line (OpenAI's batch format)")
+    add("output", type=Path, metavar="OUT", help="answers; appended to, what it has is not asked again")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("-f", "--file", type=Path, metavar="FILE", help="the LLMDeployment (YAML)")
+    source.add_argument("--model", metavar="DIR", help=f"a model directory, or {RANDOM_SCHEME}CONFIG_JSON to measure")
+    add("--served-name", metavar="NAME", help="with --model: as the requests call it (default: the directory's name)")
+    add("--dtype", choices=sorted(DTYPES), help="with --model")
+    add("--max-context-tokens", type=integer(16, 1 << 20), metavar="N", help="with --model")
+    add("--volume", type=volume, action="append", default=[], metavar="NAME=PATH", help="directory for pvc://NAME/…")
+    add("--device", type=device, metavar="cpu|cuda", help="what to compute on, whatever FILE asks for")
+    add("--max-sequences", type=integer(1, 4_096), metavar="N", help="computed at once")
+    add("--max-step-tokens", type=integer(16, 1 << 20), metavar="N", help="prompt tokens of one step")
+    add("--kv-cache-bytes", type=integer(1 << 16, 1 << 46), metavar="N", help="default: what is free")
+    add("--json", action="store_true", help="print the summary for programs")

@@ -1,0 +1,187 @@
+"""A batch's requests as the engine takes them, and its tokens as answers: the gateway's own parsing, templates, texts
+and response bodies, without a gateway.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from baton_engine.scheduling.events import Drawn, RequestKey, SequenceSpec
+from baton_gateway.errors import Problem, internal_error, model_not_found, unsupported
+from baton_gateway.errors import RefusedError as RefusedRequestError
+from baton_gateway.http_api.openai_types import ChatRequest, CompletionRequest, Endpoint, parse_chat, parse_completion
+from baton_gateway.http_api.responses import FinishedChoice, ResponseHead, Usage, error_body, response_body
+from baton_gateway.requests.preparing import ModelLimits, encode_completion, make_prompts
+from baton_gateway.requests.request_events import Prompt
+from baton_gateway.text.choice_text import ChoiceText, TokenInfo
+from baton_gateway.text.revision_text import TextModel
+from baton_gateway.text.template_renderer import TemplateRenderer
+from baton_local.batch.lines import BatchLine
+
+ATTEMPT = 1
+
+
+@dataclass(slots=True)
+class _Choice:
+    text: ChoiceText
+    parts: list[str]
+    tokens: list[TokenInfo] = field(default_factory=list)
+    drawn: int = 0
+
+
+class Job:
+    """One request while its tokens come: fed with the engine's events, asked for the body at the end."""
+
+    def __init__(
+        self,
+        custom_id: str,
+        request: ChatRequest | CompletionRequest,
+        prompts: Sequence[Prompt],
+        head: ResponseHead,
+        text: TextModel,
+    ) -> None:
+        self.custom_id = custom_id
+        self._options = request.options
+        self._prompts = tuple(prompts)
+        self._head = head
+        self._text = text
+        self._base = hashlib.blake2b(custom_id.encode(), digest_size=12).digest()
+        echoes = _echoes(request, text)
+        is_chat = isinstance(request, ChatRequest)
+        self._choices = [
+            _Choice(
+                text.choice_text(self._options.stop, self._options.skip_special_tokens, continues=not is_chat),
+                [echoes[number // self._options.n]] if echoes else [],
+            )
+            for number in range(len(self._prompts) * self._options.n)
+        ]
+        self._open = set(range(len(self._choices)))
+
+    def specs(self, deadline_s: float) -> tuple[SequenceSpec, ...]:
+        """One for each prompt."""
+        choices = tuple(range(self._options.n))
+        return tuple(
+            SequenceSpec(
+                RequestKey(self._base + number.to_bytes(4, "big"), ATTEMPT),
+                prompt.tokens,
+                len(prompt.tokens),
+                choices,
+                prompt.sampling,
+                prompt.salt,
+                deadline_s,
+            )
+            for number, prompt in enumerate(self._prompts)
+        )
+
+    def take(self, event: Drawn) -> bool:
+        """Take the next tokens of a choice; whether a stop string ended it, so that the engine need not go on."""
+        number = int.from_bytes(event.key.request[-4:], "big") * self._options.n + event.choice
+        choice = self._choices[number]
+        if choice.text.finish is not None:
+            return False
+        increment = choice.text.push(event.ids, event.logprobs, event.finish)
+        choice.drawn += len(event.ids)
+        choice.parts.append(increment.text)
+        choice.tokens += increment.tokens
+        if increment.finish is not None:
+            self._open.discard(number)
+        return increment.stopped_after is not None
+
+    @property
+    def is_done(self) -> bool:
+        return not self._open
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(sum(len(prompt.tokens) for prompt in self._prompts), sum(each.drawn for each in self._choices))
+
+    def body(self) -> bytes:
+        """The response of a done job."""
+        finished = [
+            FinishedChoice("".join(each.parts), each.tokens, each.text.finish.value)
+            for each in self._choices
+            if each.text.finish is not None
+        ]
+        return response_body(self._head, finished, self.usage, self._text, self._options.logprobs is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A request that the engine never sees."""
+
+    custom_id: str
+    status: int
+    body: bytes
+
+    @staticmethod
+    def of(custom_id: str, problem: Problem) -> Refusal:
+        return Refusal(custom_id, problem.status, error_body(problem))
+
+
+class Desk:
+    """Turns lines into jobs for one model."""
+
+    def __init__(
+        self, text: TextModel, limits: ModelLimits, served_name: str, model_hash: str, max_choices: int, created: int
+    ) -> None:
+        """`created`: seconds since 1970, for the answers."""
+        self._text = text
+        self._limits = limits
+        self._served_name = served_name
+        self._model_hash = model_hash
+        self._max_choices = max_choices
+        self._created = created
+        self._templates = TemplateRenderer()
+
+    async def stop(self) -> None:
+        await self._templates.stop()
+
+    async def job(self, line: BatchLine) -> Job | Refusal:
+        """The line as a job, or the answer that says what is wrong with it.
+
+        Without a seed of its own a request gets one from its id: the same batch gives the same answers.
+        """
+        try:
+            is_chat = line.url == "/v1/chat/completions"
+            request = parse_chat(line.body) if is_chat else parse_completion(line.body)
+            options = request.options
+            if options.stream:
+                raise unsupported("stream", "an answer in a file is not streamed")
+            if options.model != self._served_name:
+                raise RefusedRequestError(model_not_found(options.model))
+            if options.n > self._max_choices:
+                raise unsupported("n", f"this engine computes at most {self._max_choices} choices at once")
+            encoded = await self._encode(request)
+            digest = hashlib.blake2b(line.custom_id.encode(), digest_size=16).digest()
+            seed = int.from_bytes(digest[:8], "big") >> 1
+            field_name = "messages" if is_chat else "prompt"
+            prompts = make_prompts(options, encoded, self._text, self._limits, field_name, seed, "")
+        except RefusedRequestError as refusal:
+            return Refusal.of(line.custom_id, refusal.problem)
+        head = ResponseHead(
+            endpoint=Endpoint.CHAT if is_chat else Endpoint.COMPLETIONS,
+            id=("chatcmpl-" if is_chat else "cmpl-") + digest[:12].hex(),
+            created=self._created,
+            model=options.model,
+            system_fingerprint=f"fp_{self._model_hash[:12]}",
+        )
+        return Job(line.custom_id, request, prompts, head, self._text)
+
+    async def _encode(self, request: ChatRequest | CompletionRequest) -> list[list[int]]:
+        if isinstance(request, CompletionRequest):
+            return encode_completion(request, self._text, self._limits)
+        rendered = await self._templates.render(self._text.bundle, request.messages)
+        return [self._text.encode_rendered(rendered)]
+
+
+def failure(custom_id: str) -> Refusal:
+    """The answer to a request that the engine gave up."""
+    return Refusal.of(custom_id, internal_error())
+
+
+def _echoes(request: ChatRequest | CompletionRequest, text: TextModel) -> list[str]:
+    if isinstance(request, ChatRequest) or not request.echo:
+        return []
+    return [prompt if isinstance(prompt, str) else text.decode(list(prompt)) for prompt in request.prompts]

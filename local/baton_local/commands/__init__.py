@@ -1,0 +1,6 @@
+"""The commands of `baton` that work on a deployment: up, demo, ask, status, logs, plan, simulate.
+
+Owns what each prints and its exit status.
+Never keeps a process alive by itself: `fleet` does.
+Called by `baton`'s dispatcher.
+"""

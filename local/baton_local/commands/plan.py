@@ -1,0 +1,139 @@
+"""`baton plan`: what a model on an accelerator can do, from its sizes alone. Formulas: docs/sizing.md."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from baton_control.sizing.hardware import ACCELERATORS, Accelerator
+from baton_control.sizing.model_shape import KNOWN_SHAPES, ModelShape, shape_from_config
+from baton_control.sizing.roofline import balance_batch, worker_model
+from baton_control.sizing.step_times import WorkerModel, attended_pairs
+from baton_local.errors import RefusedError
+
+UTILISATION = 0.8
+"""Of a worker's rate, what a plan counts on."""
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """What is served, on what."""
+    parser.add_argument(
+        "--model",
+        default="llama-3.1-8b",
+        metavar="NAME|DIR",
+        help=f"{', '.join(KNOWN_SHAPES)}, or a folder with config.json",
+    )
+    parser.add_argument("--accelerator", default="h200", metavar="NAME", help=", ".join(ACCELERATORS))
+    parser.add_argument("--tensor-parallel", type=int, default=1, choices=(1, 2, 4, 8), metavar="N")
+    parser.add_argument("--max-step-tokens", type=int, default=4096, metavar="N", help="prefill budget of one step")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `baton plan`."""
+    add_model_options(parser)
+    parser.add_argument("--prompt", type=int, default=1155, metavar="N", help="mean prompt tokens")
+    parser.add_argument("--output", type=int, default=211, metavar="N", help="mean answer tokens")
+    parser.add_argument(
+        "--tpot", type=float, default=25.0, metavar="MS", help="target for the batch of a decode worker"
+    )
+    parser.add_argument("--price", type=float, metavar="X", help="of an accelerator and hour")
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def run_plan(options: argparse.Namespace) -> int:
+    """The command; raises RefusedError and ManifestError."""
+    if min(options.prompt, options.output, options.tpot) <= 0:
+        raise RefusedError("--prompt, --output and --tpot must be over 0")
+    shape, accelerator = shape_named(options.model), accelerator_named(options.accelerator)
+    model = worker_model(shape, accelerator, options.tensor_parallel, max_step_tokens=options.max_step_tokens)
+    price = accelerator.cost_per_hour if options.price is None else options.price
+    figures = plan_figures(shape, accelerator, model, options.prompt, options.output, options.tpot / 1000, price)
+    if options.json:
+        print(json.dumps({name: value for name, _, value in figures}))
+    else:
+        print(f"{shape.name} on {options.tensor_parallel}× {accelerator.name} per worker")
+        for _, text, value in figures:
+            print(f"  {text:<52} {value:>14,.6g}")
+    return 0
+
+
+def plan_figures(
+    shape: ModelShape,
+    accelerator: Accelerator,
+    model: WorkerModel,
+    prompt: int,
+    output: int,
+    tpot_s: float,
+    price: float,
+) -> list[tuple[str, str, float]]:
+    """(name, words with unit, value); formulas in docs/sizing.md#plan."""
+    context = prompt + output / 2
+    batch = decode_batch(model, context, tpot_s)
+    step_s = model.decode.seconds(batch, batch * context)
+    prefill_s = model.prefill.prompt_s(prompt)
+    prefill_rate = UTILISATION / prefill_s
+    decode_rate = UTILISATION * batch / (output * step_s)
+    per_request_gpu_s = sum(
+        accelerators / rate for accelerators, rate in zip(model.accelerators, (prefill_rate, decode_rate), strict=True)
+    )
+    kv_tail_s = prompt * model.kv_bytes_per_token / model.link_bytes_per_s / model.layers + model.hand_over_s
+    return [
+        ("parameters", "parameters, 10^9", shape.parameters / 1e9),
+        ("weight_gb", "weights, GB", shape.weight_bytes / 1e9),
+        ("kv_bytes_per_token", "KV per token, bytes", float(shape.kv_bytes_per_token)),
+        ("kv_capacity_tokens", "KV that fits beside the weights, tokens", float(model.kv_capacity_tokens)),
+        ("sequences", f"sequences of {prompt}+{output} tokens that fit", model.kv_capacity_tokens // (prompt + output)),
+        ("balance_batch", "batch where computing meets reading the weights", balance_batch(shape, accelerator)),
+        ("ttft_floor_ms", "TTFT of a prompt alone, ms", 1e3 * model.prefill.seconds(prompt, attended_pairs(prompt, 0))),
+        ("ttft_expected_ms", "TTFT at 80 % use, one worker, mean, ms", 1e3 * _expected_ttft_s(model, prompt)),
+        ("hand_over_ms", "KV that streaming cannot hide, ms", 1e3 * kv_tail_s),
+        ("tpot_floor_ms", "TPOT of a sequence alone, ms", 1e3 * model.decode.seconds(1, context)),
+        ("decode_batch", f"decode batch within {tpot_s * 1000:g} ms", float(batch)),
+        ("tpot_expected_ms", "TPOT at that batch, ms", 1e3 * step_s),
+        ("prefill_tokens_per_s", "prefill worker, prompt tokens/s", prompt / prefill_s),
+        ("decode_tokens_per_s", "decode worker, tokens/s", batch / step_s),
+        ("prefill_per_decode", "prefill workers per decode worker", decode_rate / prefill_rate),
+        ("requests_per_s_per_accelerator", "req/s per accelerator at 80 % use", 1 / per_request_gpu_s),
+        (
+            "cost_per_million_output_tokens",
+            "cost per 10^6 answer tokens",
+            price / 3600 * per_request_gpu_s / output * 1e6,
+        ),
+    ]
+
+
+def decode_batch(model: WorkerModel, context: float, tpot_s: float) -> int:
+    """The largest batch whose steps stay within the target and whose KV fits; at least 1."""
+    most = int(min(model.max_sequences, model.kv_capacity_tokens / context))
+    batch = 1
+    while batch < most and model.decode.seconds(batch + 1, (batch + 1) * context) <= tpot_s:
+        batch += 1
+    return batch
+
+
+def _expected_ttft_s(model: WorkerModel, prompt: int) -> float:
+    """M/D/1: half a service time times u/(1 - u), behind the prompt's own time."""
+    own = model.prefill.seconds(prompt, attended_pairs(prompt, 0))
+    return own * (1 + UTILISATION / (2 * (1 - UTILISATION))) + model.gateway_s
+
+
+def shape_named(name: str) -> ModelShape:
+    """A known model, or the config.json of a folder. Raises RefusedError, ManifestError."""
+    if name in KNOWN_SHAPES:
+        return KNOWN_SHAPES[name]
+    path = Path(name) / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        known = ", ".join(KNOWN_SHAPES)
+        raise RefusedError(f"--model: {name} is neither one of {known} nor a folder with config.json") from error
+    if not isinstance(config, dict):
+        raise RefusedError(f"--model: {path} is not a JSON object")
+    return shape_from_config(Path(name).resolve().name, config)
+
+
+def accelerator_named(name: str) -> Accelerator:
+    if name not in ACCELERATORS:
+        raise RefusedError(f"--accelerator: {name} is not allowed: one of {', '.join(ACCELERATORS)}")
+    return ACCELERATORS[name]

@@ -1,0 +1,150 @@
+"""`baton status`: a running deployment as JSON for programs and as text for people. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from baton_gateway.reporting.latency import LatencySketch
+from baton_local.fleet.observation import Observation, WorkerState
+from baton_local.fleet.record import PostRecord, TargetRecord
+from baton_local.table import milliseconds, table
+
+SHOWN_PERCENTILES = (50, 95, 99)
+
+
+def as_json(seen: Observation) -> dict[str, object]:
+    """The status as plain data; what is unknown is null."""
+    record = seen.record
+    return {
+        "name": record.name,
+        "namespace": record.namespace,
+        "model": record.served_name,
+        "endpoint": record.endpoint,
+        "ready": record.ready,
+        "pid": record.pid,
+        "mode": record.mode,
+        "decision": record.decision,
+        "wanted": record.wanted,
+        "emulated": record.emulated,
+        "pools": {role: _pool(role, seen) for role in ("prefill", "decode")},
+        "workers": [_worker(post, state, seen) for post, state in seen.workers],
+        "gateway": None if seen.gateway is None else _process(seen.gateway),
+        "slo": {
+            "ttft": _latency(seen.seen_by_gateway.ttft, record.ttft),
+            "tpot": _latency(seen.seen_by_gateway.tpot, record.tpot),
+        },
+    }
+
+
+def as_text(seen: Observation) -> str:
+    """The status for a terminal."""
+    record = seen.record
+    title = f"{record.namespace}/{record.name}  {record.served_name}  {record.endpoint}"
+    title += "" if record.ready else "  (not ready)"
+    posts = ([(seen.gateway, None)] if seen.gateway else []) + list(seen.workers)
+    rows = [_row(post, state, seen) for post, state in posts]
+    header = (
+        "PROCESS",
+        "PHASE",
+        "LINK",
+        "PID",
+        "ADDRESS",
+        "REVISION",
+        "STARTS",
+        "BLOCKS",
+        "FREE",
+        "RUNNING",
+        "WAITING",
+    )
+    return "\n".join(
+        [
+            title,
+            *([f"EMULATED: no model computes; {record.emulated}"] if record.emulated else []),
+            f"pools ({record.mode}): {record.decision}",
+            "",
+            table(header, rows),
+            "",
+            *_lanes(seen),
+            f"TTFT  {_latency_text(seen.seen_by_gateway.ttft, record.ttft)}",
+            f"TPOT  {_latency_text(seen.seen_by_gateway.tpot, record.tpot)}",
+        ]
+    )
+
+
+def _lanes(seen: Observation) -> list[str]:
+    lines = []
+    for post, state in seen.workers:
+        for link in state.transfer.links if state is not None else ():
+            rate = "not measured" if link.bytes_per_s is None else f"{link.bytes_per_s / 1e9:.2f} GB/s"
+            slow = "  below minBandwidth" if link.below_minimum else ""
+            lines.append(f"KV    {post.name} → {link.peer}  {link.lane}  {rate}{slow}")
+    return lines
+
+
+def _pool(role: str, seen: Observation) -> dict[str, object]:
+    posts = [post for post, _ in seen.workers if post.role == role]
+    return {"workers": len(posts), "ready": sum(post.phase == "ready" for post in posts)}
+
+
+def _process(post: PostRecord) -> dict[str, object]:
+    return {
+        "name": post.name,
+        "role": post.role,
+        "pid": post.pid,
+        "address": post.address,
+        "phase": post.phase,
+        "starts": post.starts,
+    }
+
+
+def _worker(post: PostRecord, state: WorkerState | None, seen: Observation) -> dict[str, object]:
+    known = {} if state is None else {name: getattr(state, name) for name in _STATE_FIELDS}
+    transfer = {} if state is None else {name: getattr(state.transfer, name) for name in _TRANSFER_FIELDS}
+    links = [] if state is None else [dataclasses.asdict(link) for link in state.transfer.links]
+    return {
+        **_process(post),
+        "revision": post.revision,
+        "link": _link(post, seen),
+        **dict.fromkeys(_STATE_FIELDS),
+        **known,
+        "transfer": {**dict.fromkeys(_TRANSFER_FIELDS), **transfer, "links": links},
+    }
+
+
+_STATE_FIELDS = ("blocks_total", "blocks_free", "block_bytes", "running", "waiting")
+_TRANSFER_FIELDS = ("transport", "handovers", "bytes_sent", "bytes_received")
+
+
+def _link(post: PostRecord, seen: Observation) -> str | None:
+    """How the gateway sees a worker; None when it does not."""
+    return None if post.address is None else seen.seen_by_gateway.links.get(post.address)
+
+
+def _row(post: PostRecord, state: WorkerState | None, seen: Observation) -> tuple[object, ...]:
+    blocks = (None,) * 4 if state is None else (state.blocks_total, state.blocks_free, state.running, state.waiting)
+    pid, link = str(post.pid or "-"), _link(post, seen)
+    return (post.name, post.phase, link, pid, post.address, post.revision, post.starts, *blocks)
+
+
+def _latency(sketch: LatencySketch, target: TargetRecord) -> dict[str, object]:
+    reached = sketch.percentile(target.percentile)
+    return {
+        "count": sketch.count,
+        **{f"p{percent}_ms": _ms(sketch.percentile(percent)) for percent in SHOWN_PERCENTILES},
+        "target_ms": _ms(target.target_s),
+        "percentile": target.percentile,
+        "met": None if reached is None else reached <= target.target_s,
+    }
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1e3, 3)
+
+
+def _latency_text(sketch: LatencySketch, target: TargetRecord) -> str:
+    goal = f"target p{target.percentile:g} {milliseconds(target.target_s)}"
+    if not sketch.count:
+        return f"no requests yet; {goal}"
+    shown: Iterable[str] = (f"p{p} {milliseconds(sketch.percentile(p))}" for p in SHOWN_PERCENTILES)
+    return f"{'  '.join(shown)}  ({sketch.count} observations; {goal})"

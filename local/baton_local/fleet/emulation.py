@@ -1,0 +1,90 @@
+"""Workers that only keep time (`baton up --emulate`): which step times they get, and how that is said.
+
+For trying out scaling and routing where no GPU is. Only `baton up` can ask for it; the operator renders no such flag.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from baton_control.sizing.deployment import DEFAULT_SEQUENCES, DEFAULT_STEP_TOKENS
+from baton_control.sizing.roofline import worker_model
+from baton_control.sizing.step_times import WorkerModel
+from baton_control.spec.api import LLMDeployment
+from baton_local.commands.plan import accelerator_named, shape_named
+from baton_local.errors import RefusedError
+from baton_local.fleet.run_dir import write_json
+
+FORM = re.compile(
+    r"(?P<accelerator>[a-z0-9]+?)(x(?P<count>[1-8]))?:(?P<model>[^@]+?)(/(?P<slower>[1-9][0-9]?))?(@(?P<startup>[0-9.]+))?"
+)
+DEFAULT_STARTUP_S = 30.0
+HOLD_S = 0.5
+"""The gateway's own, whatever steps take: `baton_gateway.workers.route.BUSY_S`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Emulation:
+    """What emulated workers take their time from."""
+
+    label: str
+    model: WorkerModel
+    startup_s: float
+
+    def prior(self, deployment: LLMDeployment, model_config: bytes | None) -> WorkerModel:
+        """What sizing believes of such a worker before it has seen one; links and gateways are this machine's own."""
+        return self.model
+
+
+def emulated(text: str, deployment: LLMDeployment) -> Emulation:
+    """From `ACCELERATOR[xN]:MODEL[/SLOWER][@STARTUP_S]`. Raises RefusedError.
+
+    SLOWER stretches every step, so that a small machine keeps the pace of many workers.
+    """
+    found = FORM.fullmatch(text)
+    if found is None:
+        raise RefusedError(f"--emulate: {text!r} is not allowed: must be ACCELERATOR[xN]:MODEL[/SLOWER][@SECONDS]")
+    accelerator, shape = accelerator_named(found["accelerator"]), shape_named(found["model"])
+    count = int(found["count"] or 1)
+    startup_s = float(found["startup"] or DEFAULT_STARTUP_S)
+    decode, prefill = deployment.spec.decode.engine, deployment.spec.prefill.engine
+    model = worker_model(
+        shape,
+        accelerator,
+        count,
+        max_sequences=decode.max_sequences or DEFAULT_SEQUENCES,
+        max_step_tokens=prefill.max_step_tokens or DEFAULT_STEP_TOKENS,
+    )
+    slower = int(found["slower"] or 1)
+    times = f"{slower} times as long" if slower > 1 else "as long"
+    label = f"steps take {times} as {shape.name} on {count} {accelerator.name} by its measured rates"
+    # Few bytes of KV really move here, so the links that sizing reckons with must be as good as free.
+    return Emulation(
+        label,
+        replace(model.slowed(slower, slower), link_bytes_per_s=1e15, hold_s=HOLD_S, accelerators=(1, 1)),
+        startup_s,
+    )
+
+
+def write_paced(path: Path, emulation: Emulation) -> None:
+    """The file that workers get with `--paced`."""
+    prefill, decode = emulation.model.prefill, emulation.model.decode
+    write_json(
+        path,
+        {
+            "label": emulation.label,
+            "prefill_fixed_s": prefill.fixed_s,
+            "prefill_token_s": prefill.per_token_s,
+            "prefill_pair_s": prefill.per_pair_s,
+            "decode_fixed_s": decode.fixed_s,
+            "decode_sequence_s": decode.per_sequence_s,
+            "decode_over_knee_s": decode.over_knee_s,
+            "decode_kv_token_s": decode.per_kv_token_s,
+            "decode_knee": decode.knee,
+            "decode_pad_to": decode.pad_to,
+            "kv_capacity_tokens": emulation.model.kv_capacity_tokens,
+            "startup_s": emulation.startup_s,
+        },
+    )

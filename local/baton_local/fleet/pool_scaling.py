@@ -1,0 +1,127 @@
+"""Sizes the pools of the one deployment that runs here: mode SLO by what the gateway tells, the other modes by nobody.
+
+`baton up` plays the operator: it takes the gateway's link on loopback and calls the same sizing. What sizing remembers
+is kept in the run directory and found again by the next run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from pathlib import Path
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, generate_latest
+
+from baton_control.names import POOL_ROLES, Key, Role
+from baton_control.sizing.metrics import SizingMetrics
+from baton_control.sizing.remembered import MAX_SAVED_BYTES
+from baton_control.sizing.scaling import Sized
+from baton_control.sizing.slo_sizing import Prior, SloSizing
+from baton_control.sizing.spec import SizingSpec
+from baton_control.spec.api import LLMDeployment, ScalingMode
+from baton_control.telemetry.gateway_server import GatewayServer
+from baton_control.telemetry.store import TelemetryStore
+from baton_control.worker_specs import pool_spec
+from baton_local.fleet.processes_wanted import PostSpec, Routable, pools_now
+from baton_local.fleet.run_dir import write_private
+from baton_wire.keys import KeyDirectory
+
+log = logging.getLogger(__name__)
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Scaling:
+    """`listening` is a bound socket for the gateway's link; `on_wake` is called when requests wait for workers."""
+
+    def __init__(
+        self,
+        deployment: LLMDeployment,
+        keys: KeyDirectory,
+        epoch: bytes,
+        memory_file: Path,
+        on_wake: Callable[[], None],
+        prior: Prior | None = None,
+        adjust: Callable[[SizingSpec], SizingSpec] = lambda spec: spec,
+    ) -> None:
+        metadata = deployment.metadata
+        self._key = Key(metadata.namespace, metadata.name)
+        self._deployment = deployment
+        self._memory_file = memory_file
+        self._memory = _read(memory_file)
+        self._server = GatewayServer(
+            epoch, lambda key: keys if key == self._key else None, time.monotonic, lambda key: on_wake()
+        )
+        self._sizing = SloSizing(self._server.store, time.monotonic, prior, adjust=adjust)
+        self._registry = CollectorRegistry()
+        self._metrics = SizingMetrics(self._registry)
+
+    @property
+    def mode(self) -> ScalingMode:
+        return self._deployment.spec.autoscaling.mode
+
+    @property
+    def store(self) -> TelemetryStore:
+        return self._server.store(self._key)
+
+    @contextlib.asynccontextmanager
+    async def serving(self, listening: socket.socket) -> AsyncIterator[None]:
+        """Take the gateway's links while the context lasts."""
+        app = self._server.application()
+        app.router.add_get("/metrics", self._page)
+        runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.5)
+        await runner.setup()
+        try:
+            await web.SockSite(runner, listening).start()
+            yield
+        finally:
+            await runner.cleanup()
+
+    def routable(self) -> Routable | None:
+        """Routable workers by role and template; None: not known now."""
+        gateway = self._deployment.spec.gateway
+        return self.store.routable(time.monotonic(), gateway.processes)
+
+    def sized(self, running: Iterable[PostSpec], routable: Routable | None) -> Sized:
+        """How many workers each pool should have now."""
+        pools = pools_now(running, routable)
+        if self.mode is not ScalingMode.SLO:
+            sized = self._untouched({role: pools[role].workers for role in POOL_ROLES})
+        else:
+            sized = self._sizing.decide(self._key, self._deployment, pools, self._memory, time.time())
+            self._keep(sized.memory)
+        self._metrics.saw(self._key, sized, pools)
+        return sized
+
+    def _untouched(self, workers: dict[Role, int]) -> Sized:
+        """Nobody sizes the pools here: they start at their minimum and stay."""
+        kept = {role: max(pool_spec(self._deployment, role).replicas.min, workers[role]) for role in POOL_ROLES}
+        return Sized(
+            kept, {role: f"{role.value} {kept[role]}: mode {self.mode}, nobody sizes it here" for role in kept}, True
+        )
+
+    def _keep(self, memory: str | None) -> None:
+        if memory is None or memory == self._memory:
+            return
+        self._memory = memory
+        try:
+            draft = self._memory_file.with_name(f".{self._memory_file.name}.new")
+            write_private(draft, memory)
+            draft.replace(self._memory_file)
+        except OSError as error:
+            log.warning("what sizing remembers is not kept: %s", error)
+
+    async def _page(self, request: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(self._registry), headers={"Content-Type": METRICS_TYPE})
+
+
+def _read(path: Path) -> str | None:
+    try:
+        with path.open(encoding="utf-8") as file:
+            return file.read(MAX_SAVED_BYTES + 1)
+    except (OSError, UnicodeDecodeError):
+        return None

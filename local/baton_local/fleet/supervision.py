@@ -1,0 +1,251 @@
+"""What to do about the processes of a deployment: start, restart with back-off, publish, stop in order. Pure.
+
+A machine of plain values: events with `now` go in, actions come out; `up` carries them out. A *post* is a place for one
+process; each start of its process is an *incarnation*. Until the deployment was ready once, a process that cannot work
+(bad configuration, or too many crashes) ends everything; afterwards everything is tried again, slower each time.
+"""
+
+from __future__ import annotations
+
+import enum
+import signal
+from dataclasses import dataclass, field
+
+from baton_control.names import Role
+from baton_local.fleet.announcement import Announcement
+
+BAD_CONFIGURATION = 2
+"""Exit status of a process that cannot work with what it was told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long things may take, in seconds."""
+
+    first_ready_s: float = 600.0
+    backoff_s: float = 0.5
+    """Before the first restart; doubles with each failure in a row."""
+    max_backoff_s: float = 30.0
+    stable_s: float = 30.0
+    """A process that was ready for so long starts over with the shortest back-off."""
+    crashes_before_ready: int = 3
+    gateway_stop_s: float = 15.0
+    worker_stop_s: float = 15.0
+    worker_leave_s: float = 630.0
+    """For a worker that is not wanted any more while others go on: its requests end first."""
+
+
+class Phase(enum.Enum):
+    WAITING = "waiting"
+    STARTING = "starting"
+    READY = "ready"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    post: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """Send a signal: to the process itself, or SIGKILL to its whole group."""
+
+    post: str
+    number: signal.Signals
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """The addresses of a role's workers changed."""
+
+    role: Role
+    workers: tuple[Announcement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The deployment answers requests, for the first time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Nothing runs any more: end with this exit status."""
+
+    status: int
+    cause: str | None
+
+
+Action = Start | Signal | Publish | Say | Ready | Finish
+
+
+@dataclass(slots=True)
+class Post:
+    """One process and how it fares. Changed by the supervisor only."""
+
+    name: str
+    role: Role
+    phase: Phase
+    since_s: float
+    """When the phase began; for WAITING when it ends."""
+    incarnation: int = 0
+    failures: int = 0
+    """Failures in a row."""
+    announcement: Announcement | None = None
+    stop_by_s: float | None = None
+    leaving: bool = False
+    """Not wanted any more: goes away after its process ended."""
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """All posts of one deployment. `start_s` is the time at which it was made."""
+
+    start_s: float
+    patience: Patience = Patience()
+    posts: dict[str, Post] = field(default_factory=dict)
+    was_ready: bool = False
+    routable: bool = False
+    stopping: bool = False
+    status: int = 0
+    cause: str | None = None
+    finished: bool = False
+
+    def add(self, name: str, role: Role, now: float) -> list[Action]:
+        """A process is wanted. Adding one that is there already changes nothing."""
+        if name in self.posts or self.stopping:
+            return []
+        post = self.posts[name] = Post(name, role, Phase.WAITING, now)
+        return self._start(post, now)
+
+    def remove(self, name: str, now: float) -> list[Action]:
+        """A process is not wanted any more: it is told to stop and does not come back."""
+        post = self.posts[name]
+        if post.leaving or self.stopping:
+            return []
+        post.leaving = True
+        if post.phase is Phase.WAITING:
+            return self._gone(post)
+        return self._stop(post, now)
+
+    def announced(self, name: str, announcement: Announcement, now: float) -> list[Action]:
+        """A process said where it listens: it is ready."""
+        post = self.posts.get(name)
+        if post is None or post.phase is not Phase.STARTING:
+            return []
+        took = now - post.since_s
+        post.phase, post.since_s, post.announcement = Phase.READY, now, announcement
+        text = f"{name}: ready after {took:.1f} s (pid {announcement.pid}, {announcement.host}:{announcement.port})"
+        return [Say(text), *self._publish(post.role)]
+
+    def exited(self, name: str, status: int, last_line: str, now: float) -> list[Action]:
+        """A process ended by itself or as told; `status` is negative for a signal, `last_line` what it said last."""
+        post = self.posts[name]
+        was, post.announcement, post.stop_by_s = post.phase, None, None
+        actions = self._publish(post.role) if was in (Phase.READY, Phase.STOPPING) else []
+        if self.stopping or post.leaving:
+            return actions + self._gone(post) + self._next_to_stop(now)
+        was_stable = was is Phase.READY and now - post.since_s >= self.patience.stable_s
+        post.failures = 1 if was_stable else post.failures + 1
+        what = f"{name}: {_how(status)}" + (f": {last_line}" if last_line else "")
+        if not self.was_ready and (status == BAD_CONFIGURATION or post.failures >= self.patience.crashes_before_ready):
+            post.phase = Phase.STOPPED
+            return actions + self._give_up(last_line if status == BAD_CONFIGURATION and last_line else what, now)
+        delay = min(self.patience.backoff_s * 2 ** (post.failures - 1), self.patience.max_backoff_s)
+        post.phase, post.since_s = Phase.WAITING, now + delay
+        return [*actions, Say(f"{what}; starting it again in {delay:g} s")]
+
+    def heard_routable(self, routable: bool) -> list[Action]:
+        """Whether the gateway has a fitting pair now."""
+        before, self.routable = self.routable, routable
+        if self.stopping or routable == before:
+            return []
+        if not routable:
+            return [Say("not routable: no prefill and decode worker that fit are linked")]
+        first, self.was_ready = not self.was_ready, True
+        return [Ready()] if first else [Say("routable again")]
+
+    def tick(self, now: float) -> list[Action]:
+        """Everything that is due."""
+        actions: list[Action] = []
+        for post in self.posts.values():
+            if post.phase is Phase.WAITING and now >= post.since_s and not self.stopping:
+                actions += self._start(post, now)
+            elif post.phase is Phase.STOPPING and post.stop_by_s is not None and now >= post.stop_by_s:
+                post.stop_by_s = None
+                actions += [Say(f"{post.name}: did not stop in time, killed"), Signal(post.name, signal.SIGKILL)]
+        if not self.was_ready and not self.stopping and now - self.start_s >= self.patience.first_ready_s:
+            actions += self._give_up(f"not ready after {self.patience.first_ready_s:g} s: {self._missing()}", now)
+        return actions
+
+    def stop(self, now: float) -> list[Action]:
+        """Stop everything: the gateway first, so that its requests can end, then the workers. Asked twice: at once."""
+        if self.finished:
+            return []
+        if self.stopping:
+            running = [post for post in self.posts.values() if post.phase is not Phase.STOPPED]
+            return [Signal(post.name, signal.SIGKILL) for post in running]
+        self.stopping = True
+        actions: list[Action] = [Say("stopping")]
+        for post in self.posts.values():
+            if post.phase is Phase.WAITING:
+                post.phase = Phase.STOPPED
+        return actions + self._next_to_stop(now)
+
+    def _give_up(self, cause: str, now: float) -> list[Action]:
+        self.status, self.cause = 1, cause
+        return self.stop(now)
+
+    def _start(self, post: Post, now: float) -> list[Action]:
+        post.phase, post.since_s, post.incarnation = Phase.STARTING, now, post.incarnation + 1
+        return [Start(post.name, post.incarnation)]
+
+    def _stop(self, post: Post, now: float) -> list[Action]:
+        if self.stopping and post.leaving and post.stop_by_s is not None:
+            post.stop_by_s = min(post.stop_by_s, now + self.patience.worker_stop_s)
+        if post.phase not in (Phase.STARTING, Phase.READY):
+            return []
+        limit = self.patience.gateway_stop_s if post.role is Role.GATEWAY else self.patience.worker_stop_s
+        if post.leaving and not self.stopping:
+            limit = self.patience.worker_leave_s
+        post.phase, post.stop_by_s = Phase.STOPPING, now + limit
+        return [Signal(post.name, signal.SIGTERM)]
+
+    def _next_to_stop(self, now: float) -> list[Action]:
+        """While stopping: the gateways; when they are gone the workers; when those are gone the end."""
+        if not self.stopping or self.finished:
+            return []
+        left = [post for post in self.posts.values() if post.phase is not Phase.STOPPED]
+        if not left:
+            self.finished = True
+            return [Finish(self.status, self.cause)]
+        gateways = [post for post in left if post.role is Role.GATEWAY]
+        return [action for post in gateways or left for action in self._stop(post, now)]
+
+    def _gone(self, post: Post) -> list[Action]:
+        post.phase = Phase.STOPPED
+        if not self.stopping:
+            del self.posts[post.name]
+        return [Say(f"{post.name}: stopped")]
+
+    def _publish(self, role: Role) -> list[Action]:
+        if role is Role.GATEWAY:
+            return []
+        posts = self.posts.values()
+        workers = (post.announcement for post in posts if post.role is role and post.phase is Phase.READY)
+        return [Publish(role, tuple(worker for worker in workers if worker is not None))]
+
+    def _missing(self) -> str:
+        waiting = [post.name for post in self.posts.values() if post.phase is not Phase.READY]
+        return f"{', '.join(waiting)} not ready" if waiting else "the gateway has linked no fitting pair"
+
+
+def _how(status: int) -> str:
+    return f"killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"

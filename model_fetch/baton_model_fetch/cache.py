@@ -1,0 +1,178 @@
+"""The cache volume: a folder per source, which is there whole and read-only, or not at all.
+
+`FOLDER/.fetching-KEY/` is what is being fetched; it becomes `FOLDER/KEY/` by one rename after everything was checked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tarfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from baton_model_fetch.errors import Damaged, Interrupted
+from baton_model_fetch.listing import RemoteFile, is_wanted, safe_path
+
+RECORD = "baton-files.json"
+"""Lists what a folder has to contain; written last."""
+CONFIG = "config.json"
+FILE_MODE, FOLDER_MODE = 0o444, 0o555
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    folder: Path
+    key: str
+
+    @property
+    def model(self) -> Path:
+        """Where workers find the model."""
+        return self.folder / self.key
+
+    @property
+    def draft(self) -> Path:
+        return self.folder / f".fetching-{self.key}"
+
+    def is_whole(self) -> bool:
+        """Whether the model is there with every file that its record lists, in its size."""
+        try:
+            record = json.loads((self.model / RECORD).read_text(encoding="utf-8"))
+            return all((self.model / path).stat().st_size == size for path, size in record["files"].items())
+        except (OSError, ValueError, KeyError, AttributeError, TypeError):
+            return False
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold the model's lock: a Pod that was given up may still run. Raises Interrupted while another has it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / f".fetching-{self.key}.lock").open("a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise Interrupted("another process fetches the same model into this cache") from None
+            yield
+
+    def prepare(self, source: str, files: Iterable[RemoteFile]) -> dict[RemoteFile, Path]:
+        """Where each file goes. Keeps what an earlier try brought of the very same files, where a hash can tell that it
+        did. Raises Interrupted where they have no room."""
+        self.draft.mkdir(exist_ok=True)
+        _make_writable(self.draft)  # a try may have ended just before its rename
+        files = tuple(files)
+        listing = self.draft / "listing"
+        if not listing.is_file() or listing.read_text(encoding="ascii") != _identity(files):
+            shutil.rmtree(self.draft)
+            self.draft.mkdir()
+            listing.write_text(_identity(files), encoding="ascii")
+        wanted = {file: self.draft / ("archives" if file.is_archive else "files") / file.path for file in files}
+        kept = {path for file, path in wanted.items() if file.hash_kind is not None} | {listing}
+        for path in self.draft.rglob("*"):
+            if path.is_symlink() or (path.is_file() and path not in kept):
+                path.unlink()
+        for path in wanted.values():
+            path.parent.mkdir(parents=True, exist_ok=True)
+        self._check_space(sum(file.size for file in wanted), source)
+        return wanted
+
+    def _check_space(self, size: int, source: str) -> None:
+        have = sum(path.stat().st_size for path in self.draft.rglob("*") if path.is_file())
+        free = shutil.disk_usage(self.folder).free
+        if size - have > free:
+            missing = (size - have - free) / (1 << 30)
+            raise Interrupted(f"{source} needs {missing:.1f} GiB more than the cache has: raise spec.model.cache.size")
+
+    def publish(self, source: str, files: Iterable[RemoteFile]) -> int:
+        """Make the fetched files the model; returns their bytes. Raises Damaged without a config.json, OSError."""
+        content = self.draft / "files"
+        content.mkdir(exist_ok=True)
+        for file in files:
+            if file.is_archive:
+                extract(self.draft / "archives" / file.path, content)
+        shutil.rmtree(self.draft / "archives", ignore_errors=True)
+        root = _root(content)
+        sizes = {str(path.relative_to(root)): path.stat().st_size for path in _files(root)}
+        with (root / RECORD).open("w", encoding="utf-8") as record:
+            json.dump({"source": source, "files": sizes}, record, sort_keys=True)
+            record.flush()
+            os.fsync(record.fileno())
+        for path in sorted(root.rglob("*"), reverse=True):
+            path.chmod(FOLDER_MODE if path.is_dir() else FILE_MODE)
+        if self.model.exists():  # not whole, or nobody would be here
+            _remove(self.model)
+        root.rename(self.model)
+        self.model.chmod(FOLDER_MODE)
+        _sync_folder(self.folder)
+        shutil.rmtree(self.draft, ignore_errors=True)
+        return sum(sizes.values())
+
+
+def extract(archive: Path, into: Path) -> None:
+    """Write the files of a tar that Baton reads, without links, devices, owners and modes. Raises Damaged."""
+    try:
+        with tarfile.open(archive, "r:*") as members:
+            for member in members:
+                name = member.name.removeprefix("./")
+                if not member.isreg() or not is_wanted(name):
+                    continue
+                path = into / safe_path(name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                content = members.extractfile(member)
+                assert content is not None
+                with content, path.open("wb") as out:
+                    _copy(content, out)
+    except (tarfile.TarError, EOFError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise Damaged(f"{archive.name}: {error}") from error
+
+
+def _copy(content: IO[bytes], out: IO[bytes]) -> None:
+    shutil.copyfileobj(content, out, 4 << 20)
+    out.flush()
+    os.fsync(out.fileno())
+
+
+def _root(content: Path) -> Path:
+    """The folder with the model's configuration: archives often have it below a folder or two. Raises Damaged."""
+    found = sorted(content.rglob(CONFIG), key=lambda path: (len(path.parts), path))
+    if not found:
+        raise Damaged(f"the source has no {CONFIG}")
+    if len(found) > 1 and len(found[0].parts) == len(found[1].parts):
+        raise Damaged(f"the source has several {CONFIG}: {found[0]} and {found[1]}")
+    return found[0].parent
+
+
+def _files(root: Path) -> Iterator[Path]:
+    return (path for path in root.rglob("*") if path.is_file())
+
+
+def _identity(files: tuple[RemoteFile, ...]) -> str:
+    """Equal for listings of the same content: a bucket's objects may change between two tries."""
+    known = [(file.path, file.size, file.digest, file.headers.get("If-Match", "")) for file in files]
+    return hashlib.sha256(json.dumps(known).encode()).hexdigest()
+
+
+def _make_writable(folder: Path) -> None:
+    folder.chmod(0o755)
+    for path in folder.rglob("*"):
+        if not path.is_symlink():
+            path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+def _remove(folder: Path) -> None:
+    _make_writable(folder)
+    shutil.rmtree(folder)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

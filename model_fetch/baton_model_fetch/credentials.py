@@ -1,0 +1,87 @@
+"""Credentials for fetching, as files of a mounted Secret. Nothing here is ever logged.
+
+| scheme | files |
+|---|---|
+| hf | `HF_TOKEN` |
+| s3 | `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_REGION` |
+| oci | `.dockerconfigjson`, or `username` and `password` |
+
+`endpoint` names another server than the public one: a mirror, an S3-compatible store, a registry's URL.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from baton_model_fetch.errors import Refused
+from baton_model_fetch.sigv4 import AwsKey
+
+MAX_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Empty where nothing is mounted."""
+
+    folder: Path | None
+
+    @property
+    def endpoint(self) -> str | None:
+        """URL without a slash at its end. Raises Refused unless it is http(s)."""
+        url = self._text("endpoint")
+        if url is not None and not url.startswith(("https://", "http://")):
+            raise Refused("the credentials' endpoint is not allowed: must begin with https:// or http://")
+        return None if url is None else url.rstrip("/")
+
+    @property
+    def hf_token(self) -> str | None:
+        return self._text("HF_TOKEN")
+
+    @property
+    def region(self) -> str:
+        return self._text("AWS_REGION") or "us-east-1"
+
+    def aws_key(self) -> AwsKey | None:
+        """None: anonymous. Raises Refused for half a key."""
+        access, secret = self._text("AWS_ACCESS_KEY_ID"), self._text("AWS_SECRET_ACCESS_KEY")
+        if access is None and secret is None:
+            return None
+        if access is None or secret is None:
+            raise Refused("the credentials have one of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY: must be both")
+        return AwsKey(access, secret, self._text("AWS_SESSION_TOKEN"))
+
+    def registry_login(self, registry: str) -> tuple[str, str] | None:
+        """User and password for a registry. Raises Refused for a file that is none of Docker's."""
+        config = self._text(".dockerconfigjson")
+        if config is not None:
+            return _docker_login(config, registry)
+        user, password = self._text("username"), self._text("password")
+        return None if user is None or password is None else (user, password)
+
+    def _text(self, name: str) -> str | None:
+        path = None if self.folder is None else self.folder / name
+        if path is None or not path.is_file():
+            return None
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES)
+        try:
+            return content.decode().strip() or None
+        except UnicodeDecodeError:
+            raise Refused(f"the credentials' {name} is not text") from None
+
+
+def _docker_login(config: str, registry: str) -> tuple[str, str] | None:
+    try:
+        entry = json.loads(config)["auths"].get(registry)
+        if entry is None:
+            return None
+        if "auth" in entry:
+            user, _, password = base64.b64decode(entry["auth"], validate=True).decode().partition(":")
+            return user, password
+        return str(entry["username"]), str(entry["password"])
+    except (ValueError, KeyError, TypeError, AttributeError, binascii.Error):
+        raise Refused("the credentials' .dockerconfigjson is not Docker's: must be {auths: {REGISTRY: …}}") from None

@@ -1,0 +1,86 @@
+"""One file from its URL onto the disk: goes on where an earlier try stopped, and is checked as it lies there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import aiohttp
+
+from baton_model_fetch import web
+from baton_model_fetch.errors import Damaged, Interrupted
+from baton_model_fetch.listing import RemoteFile, hasher
+
+_log = logging.getLogger("baton.fetch")
+
+CHUNK = 4 << 20
+TRIES = 6
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
+
+Sign = Callable[[str, Mapping[str, str]], Mapping[str, str]]
+Told = Callable[[RemoteFile, Mapping[str, str]], RemoteFile]
+
+
+async def download(session: aiohttp.ClientSession, file: RemoteFile, path: Path, sign: Sign, told: Told) -> None:
+    """Have the file's content at `path`, whole and checked. Raises FetchError, OSError."""
+    for attempt in range(1, TRIES + 1):
+        try:
+            known = await _continued(session, file, path, sign, told)
+            await asyncio.to_thread(verify, known, path)
+            return
+        except (Interrupted, Damaged) as error:
+            if isinstance(error, Damaged):
+                await asyncio.to_thread(path.unlink, missing_ok=True)  # nothing says which part of it is wrong
+            if attempt == TRIES:
+                raise
+            pause = min(FIRST_PAUSE_S * 2 ** (attempt - 1), LONGEST_PAUSE_S)
+            _log.warning("%s: %s; try %d of %d in %g s", file.path, error, attempt + 1, TRIES, pause)
+            await asyncio.sleep(pause)
+
+
+async def _continued(
+    session: aiohttp.ClientSession, file: RemoteFile, path: Path, sign: Sign, told: Told
+) -> RemoteFile:
+    have = _size(path)
+    if have > file.size:
+        raise Damaged(f"{file.path}: {have} bytes came, it has {file.size}")
+    if have == file.size and file.hash_kind is not None:
+        return file
+    wanted = {**file.headers, "Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
+    async with web.opened(session, file.url, sign(file.url, wanted), allow=frozenset({412, 416})) as reply:
+        if reply.status in (412, 416):
+            raise Damaged(f"{file.path}: HTTP {reply.status}: it changed since it was listed")
+        goes_on = reply.status == 206
+        if goes_on and not reply.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
+            raise Damaged(f"{file.path}: the server sent another range than the one asked for")
+        with path.open("ab" if goes_on else "wb") as out:
+            size = have if goes_on else 0
+            async for chunk in reply.content.iter_chunked(CHUNK):
+                size += len(chunk)
+                if size > file.size:
+                    raise Damaged(f"{file.path}: over {file.size} bytes came")
+                await asyncio.to_thread(out.write, chunk)
+        if size < file.size:
+            raise Interrupted(f"{file.path}: {size} of {file.size} bytes came")
+        return told(file, reply.headers)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def verify(file: RemoteFile, path: Path) -> None:
+    """Compare size and hash of what lies on the disk, and bring it there for good. Raises Damaged, OSError."""
+    found = hasher(file)
+    with path.open("rb") as content:
+        while found is not None and (chunk := content.read(CHUNK)):
+            found.update(chunk)
+        os.fsync(content.fileno())
+    size = path.stat().st_size
+    if size != file.size:
+        raise Damaged(f"{file.path}: has {size} bytes, must have {file.size}")
+    if found is not None and found.hexdigest() != file.digest:
+        raise Damaged(f"{file.path}: {file.hash_kind} is {found.hexdigest()}, must be {file.digest}")

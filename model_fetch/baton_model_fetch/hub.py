@@ -1,0 +1,61 @@
+"""hf://ORG/NAME@COMMIT over the hub's HTTP API: the tree of a commit, with git's and LFS's hash of every file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from urllib.parse import quote
+
+import aiohttp
+
+from baton_model_fetch import web
+from baton_model_fetch.credentials import Credentials
+from baton_model_fetch.errors import Damaged
+from baton_model_fetch.listing import HashKind, RemoteFile, checked, is_wanted, safe_path
+
+PUBLIC = "https://huggingface.co"
+MAX_PAGES = 100
+
+
+async def list_files(
+    session: aiohttp.ClientSession, repository: str, commit: str, credentials: Credentials
+) -> tuple[RemoteFile, ...]:
+    """The files of the commit that Baton reads. Raises FetchError."""
+    base = credentials.endpoint or PUBLIC
+    headers = {} if credentials.hf_token is None else {"Authorization": f"Bearer {credentials.hf_token}"}
+    url: str | None = f"{base}/api/models/{repository}/tree/{commit}?recursive=true&limit=1000"
+    files: list[RemoteFile] = []
+    for _ in range(MAX_PAGES):
+        if url is None:
+            return checked(files)
+        body, reply = await web.text(session, url, headers)
+        files += read_tree(body, f"{base}/{repository}/resolve/{commit}", headers)
+        url = _next(reply.get("Link", ""), base)
+    raise Damaged(f"the tree has over {MAX_PAGES} pages")
+
+
+def read_tree(body: bytes, base: str, headers: Mapping[str, str]) -> list[RemoteFile]:
+    """The files of one page that Baton reads. Raises Damaged."""
+    found = []
+    try:
+        for entry in json.loads(body):
+            if entry["type"] != "file" or not is_wanted(path := safe_path(str(entry["path"]))):
+                continue
+            lfs = entry.get("lfs")
+            kind = HashKind.GIT_BLOB if lfs is None else HashKind.SHA256
+            digest = str(entry["oid"] if lfs is None else lfs["oid"]).removeprefix("sha256:")
+            size = int(entry["size"] if lfs is None else lfs["size"])
+            found.append(RemoteFile(path, size, f"{base}/{quote(path)}", kind, digest, headers))
+    except (ValueError, KeyError, TypeError) as error:
+        raise Damaged(f"the hub's tree cannot be read: {error}") from error
+    return found
+
+
+def _next(link: str, base: str) -> str | None:
+    """The next page of a Link header, on the same server only: the token goes with it."""
+    for part in link.split(","):
+        target, _, relation = part.partition(";")
+        if 'rel="next"' in relation:
+            url = target.strip().strip("<>")
+            return url if url.startswith(f"{base}/") else None
+    return None

@@ -1,0 +1,129 @@
+"""oci://REGISTRY/NAME@sha256:DIGEST over the registry API: the layers of one manifest, each by its own digest.
+
+Files come as layers that say their path (`org.opencontainers.image.title`, ModelPack's `org.cncf.model.filepath`) or in
+layers that are tar archives. Follows the OCI distribution and image specifications 1.1.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from urllib.parse import urlencode
+
+import aiohttp
+
+from baton_model_fetch import web
+from baton_model_fetch.credentials import Credentials
+from baton_model_fetch.errors import Damaged, Refused
+from baton_model_fetch.listing import HashKind, RemoteFile, checked, is_wanted, safe_path
+
+INDEX_TYPES = (
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+)
+MANIFEST_TYPES = ("application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json")
+TITLES = ("org.cncf.model.filepath", "org.opencontainers.image.title")
+_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+_PARAMETER = re.compile(r'(\w+)="([^"]*)"')
+
+
+async def list_files(
+    session: aiohttp.ClientSession, registry: str, name: str, digest: str, credentials: Credentials
+) -> tuple[RemoteFile, ...]:
+    """The model's layers. Raises FetchError."""
+    base = f"{credentials.endpoint or f'https://{registry}'}/v2/{name}"
+    login = credentials.registry_login(registry)
+    headers = await _authorised(session, f"{base}/manifests/{digest}", name, login)
+    manifest = await _manifest(session, base, digest, headers)
+    if manifest.get("mediaType") in INDEX_TYPES or "manifests" in manifest:
+        manifest = await _manifest(session, base, only_manifest(manifest), headers)
+    return read_layers(manifest, base, headers)
+
+
+async def _manifest(
+    session: aiohttp.ClientSession, base: str, digest: str, headers: Mapping[str, str]
+) -> Mapping[str, object]:
+    accept = {"Accept": ", ".join((*MANIFEST_TYPES, *INDEX_TYPES))}
+    body, _ = await web.text(session, f"{base}/manifests/{digest}", {**headers, **accept})
+    if f"sha256:{hashlib.sha256(body).hexdigest()}" != digest:
+        raise Damaged(f"the manifest that came is not {digest}")
+    try:
+        found = json.loads(body)
+    except ValueError as error:
+        raise Damaged(f"manifest {digest} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise Damaged(f"manifest {digest} is no manifest")
+    return found
+
+
+def only_manifest(index: Mapping[str, object]) -> str:
+    """The digest of an index's manifest: the only one, or the one for amd64. Raises Refused, Damaged."""
+    entries = index.get("manifests")
+    if not isinstance(entries, list) or not all(isinstance(each, dict) for each in entries):
+        raise Damaged("the index has no list of manifests")
+    real = [each for each in entries if "vnd.docker.reference.type" not in (each.get("annotations") or {})]
+    fitting = [each for each in real if (each.get("platform") or {}).get("architecture") == "amd64"]
+    chosen = real if len(real) == 1 else fitting
+    if len(chosen) != 1:
+        raise Refused(f"the index has {len(real)} manifests: name the one with the model by its own digest")
+    return f"sha256:{_hex(chosen[0].get('digest'))}"
+
+
+def read_layers(manifest: Mapping[str, object], base: str, headers: Mapping[str, str]) -> tuple[RemoteFile, ...]:
+    """Files and archives of a manifest. Raises Refused, Damaged."""
+    layers = manifest.get("layers")
+    if not isinstance(layers, list):
+        raise Damaged("the manifest has no layers")
+    found: dict[str, RemoteFile] = {}
+    for number, layer in enumerate(layers):
+        try:
+            digest, size, media = _hex(layer["digest"]), int(layer["size"]), str(layer["mediaType"])
+            annotations = layer.get("annotations") or {}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise Damaged(f"layer {number} cannot be read: {error}") from error
+        title = next((str(annotations[each]) for each in TITLES if each in annotations), None)
+        is_archive = re.search(r"(\.|\+)tar(\+gzip|\.gzip|$)|tar\+gzip$|\.tar$", media) is not None
+        if "zstd" in media or "encrypted" in media:
+            raise Refused(f"layer {number} is {media}: must be a file, a tar or a gzipped tar")
+        if not is_archive and (title is None or not is_wanted(title)):
+            continue
+        path = f"layer-{number}.tar" if is_archive else safe_path(str(title))
+        url = f"{base}/blobs/sha256:{digest}"
+        found[path] = RemoteFile(path, size, url, HashKind.SHA256, digest, headers, is_archive)
+    return checked(found.values())
+
+
+def _hex(digest: object) -> str:
+    match = _DIGEST.fullmatch(str(digest))
+    if match is None:
+        raise Damaged(f"{str(digest)[:80]!r} is not sha256:…")
+    return match.group(1)
+
+
+async def _authorised(
+    session: aiohttp.ClientSession, url: str, name: str, login: tuple[str, str] | None
+) -> dict[str, str]:
+    """What a request to the registry has to carry: nothing, the login itself, or a token that the login buys."""
+    basic = {} if login is None else {"Authorization": f"Basic {base64.b64encode(':'.join(login).encode()).decode()}"}
+    async with web.opened(session, url, {}, allow=frozenset({401, 404})) as reply:
+        challenge = reply.headers.get("WWW-Authenticate", "") if reply.status == 401 else ""
+    if not challenge.lower().startswith("bearer"):
+        return basic if challenge else {}
+    given = dict(_PARAMETER.findall(challenge))
+    realm = given.get("realm", "")
+    if not realm.startswith(("https://", "http://")):
+        raise Refused("the registry's challenge names no place for tokens")
+    if basic and realm.startswith("http://") and url.startswith("https://"):
+        raise Refused("the registry asks for the login without TLS")
+    query = {"scope": given.get("scope", f"repository:{name}:pull")}
+    query |= {"service": given["service"]} if "service" in given else {}
+    body, _ = await web.text(session, f"{realm}{'&' if '?' in realm else '?'}{urlencode(query)}", basic)
+    try:
+        answer = json.loads(body)
+        token = answer.get("token") or answer["access_token"]
+    except (ValueError, KeyError, AttributeError) as error:
+        raise Damaged("the registry's token cannot be read") from error
+    return {"Authorization": f"Bearer {token}"}

@@ -1,0 +1,6 @@
+"""The way to the Kubernetes API: client, credentials, watches, caches, the Lease and the queue of keys.
+
+Owns every request and every open stream, with their deadlines and refusals.
+Never knows what an LLMDeployment means.
+Called by the runtime and the passes.
+"""

@@ -1,0 +1,196 @@
+"""What was last heard of the objects of one kind: a pass reads it instead of asking the API server.
+
+An object is kept as compact JSON without what no pass reads, so that tens of thousands fit into memory. What a write
+brought back counts as heard, and an event that is older than what is known is dropped: a pass never acts on less than
+what it did itself. Resource versions are compared as numbers, which Kubernetes guarantees for its own storage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from baton_control.names import Key
+from baton_operator.kube.client import Change, Listing, Resource, WatchEvent
+from baton_operator.kube.kinds import DEPLOYMENTS, PODS, POOLS
+from baton_operator.kube.object_fields import mapping, mappings, metadata_of
+from baton_operator.objects.cluster import Manifest
+from baton_operator.objects.metadata import DEPLOYMENT_LABEL
+
+Place = tuple[str, str]
+"""Namespace and name."""
+REPLICA_OWNERS = "replicaOwners"
+"""Where a cached LLMPool says who owns its `spec.replicas`; left out when the server did not tell."""
+_POD_STATUS = ("phase", "conditions", "containerStatuses", "startTime")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One object as last heard."""
+
+    uid: str
+    version: int
+    key: Key
+    """The LLMDeployment that its label names, or that it is."""
+    data: bytes
+
+    def manifest(self) -> Manifest:
+        found: Manifest = msgspec.json.decode(self.data)
+        return found
+
+
+class Cache:
+    """The objects of one kind in all watched namespaces; tells `on_change` which LLMDeployment a change concerns."""
+
+    def __init__(self, resource: Resource, on_change: Callable[[Key], None]) -> None:
+        self.resource = resource
+        self._on_change = on_change
+        self._entries: dict[Place, Entry] = {}
+        self._places: dict[Key, set[Place]] = {}
+        self._removed: dict[str, int] = {}
+        """Versions of objects that are known to be gone, by uid: a late event does not bring them back."""
+        self._marks: dict[Place, tuple[Entry, str]] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def deployments(self) -> Iterable[Key]:
+        """Every LLMDeployment that has an object here."""
+        return tuple(self._places)
+
+    def get(self, namespace: str, name: str) -> Manifest | None:
+        entry = self._entries.get((namespace, name))
+        return None if entry is None else entry.manifest()
+
+    def mark(self, namespace: str, name: str, text: str) -> None:
+        """Note something about an object as it is now; the note goes with the next change of the object."""
+        entry = self._entries.get((namespace, name))
+        if entry is not None:
+            self._marks[namespace, name] = (entry, text)
+
+    def marked(self, namespace: str, name: str) -> str | None:
+        """What was noted about the object in its present state."""
+        entry, text = self._marks.get((namespace, name), (None, None))
+        return text if entry is not None and self._entries.get((namespace, name)) is entry else None
+
+    def of(self, key: Key) -> tuple[Manifest, ...]:
+        """The objects that name this LLMDeployment, by name; whether it owns them is not said."""
+        return tuple(self._entries[place].manifest() for place in sorted(self._places.get(key, ())))
+
+    def heard(self, event: WatchEvent) -> None:
+        """An event of a watch."""
+        if event.change is Change.BOOKMARK:
+            return
+        entry = _entry(self.resource, event.object)
+        if entry is None:
+            return
+        if event.change is Change.DELETED:
+            self._drop(_place(event.object), entry.uid, entry.version)
+        else:
+            self._keep(_place(event.object), entry)
+
+    def written(self, manifest: Manifest) -> None:
+        """The answer to a write or to a fresh read. It is a change like any other: a pass that wrote is followed by one
+        that sees what came of it."""
+        entry = _entry(self.resource, manifest)
+        if entry is not None:
+            self._keep(_place(manifest), entry)
+
+    def gone(self, namespace: str, name: str) -> None:
+        """A fresh read did not find it."""
+        entry = self._entries.get((namespace, name))
+        if entry is not None:
+            self._drop((namespace, name), entry.uid, entry.version)
+
+    def listed(self, listing: Listing, namespace: str | None) -> None:
+        """A whole list of one namespace (None: of all): what is not in it and not newer than it is gone."""
+        seen: set[Place] = set()
+        for manifest in listing.items:
+            entry = _entry(self.resource, manifest)
+            if entry is not None:
+                seen.add(_place(manifest))
+                self._keep(_place(manifest), entry)
+        until = _number(listing.resource_version)
+        for place, entry in list(self._entries.items()):
+            if place not in seen and namespace in (None, place[0]) and entry.version <= until:
+                self._drop(place, entry.uid, entry.version)
+        self._removed.clear()
+
+    def _keep(self, place: Place, entry: Entry) -> None:
+        old = self._entries.get(place)
+        if old is not None and old.uid == entry.uid and old.version >= entry.version:
+            return
+        if self._removed.get(entry.uid, -1) >= entry.version:
+            return
+        if old is not None and old.uid != entry.uid and old.version > entry.version:
+            return
+        if old is not None and old.key != entry.key:
+            self._forget(place, old.key)
+        self._entries[place] = entry
+        self._places.setdefault(entry.key, set()).add(place)
+        if old is None or old.data != entry.data:
+            self._on_change(entry.key)
+
+    def _drop(self, place: Place, uid: str, version: int) -> None:
+        self._removed[uid] = max(version, self._removed.get(uid, -1))
+        old = self._entries.get(place)
+        if old is None or old.uid != uid or old.version > version:
+            return
+        del self._entries[place]
+        self._marks.pop(place, None)
+        self._forget(place, old.key)
+        self._on_change(old.key)
+
+    def _forget(self, place: Place, key: Key) -> None:
+        places = self._places.get(key, set())
+        places.discard(place)
+        if not places:
+            self._places.pop(key, None)
+
+
+def _entry(resource: Resource, manifest: Manifest) -> Entry | None:
+    """None for an object that names no LLMDeployment."""
+    metadata = metadata_of(manifest)
+    namespace, name = str(metadata.get("namespace", "")), str(metadata.get("name", ""))
+    label = name if resource == DEPLOYMENTS else mapping(metadata.get("labels")).get(DEPLOYMENT_LABEL)
+    if not isinstance(label, str) or not namespace:
+        return None
+    kept = _pod(manifest) if resource == PODS else {**manifest, "metadata": _without_fields(metadata)}
+    if resource == POOLS and "managedFields" in metadata:
+        kept[REPLICA_OWNERS] = sorted(_owners_of_replicas(metadata))
+    version = _number(metadata.get("resourceVersion"))
+    return Entry(str(metadata.get("uid", "")), version, Key(namespace, label), msgspec.json.encode(kept))
+
+
+def _owners_of_replicas(metadata: Manifest) -> set[str]:
+    """Field managers of `spec.replicas`; what one wrote through `/scale` counts."""
+    entries = mappings(metadata.get("managedFields"))
+    return {
+        str(entry.get("manager"))
+        for entry in entries
+        if "f:replicas" in mapping(mapping(entry.get("fieldsV1")).get("f:spec"))
+    }
+
+
+def _without_fields(metadata: Manifest) -> Manifest:
+    return {name: value for name, value in metadata.items() if name not in ("managedFields", "selfLink")}
+
+
+def _pod(manifest: Manifest) -> Manifest:
+    metadata, status = metadata_of(manifest), mapping(manifest.get("status"))
+    names = ("name", "namespace", "uid", "labels", "ownerReferences", "creationTimestamp", "deletionTimestamp")
+    return {
+        "metadata": {name: metadata[name] for name in names if name in metadata},
+        "status": {name: status[name] for name in _POD_STATUS if name in status},
+    }
+
+
+def _place(manifest: Manifest) -> Place:
+    metadata = metadata_of(manifest)
+    return str(metadata.get("namespace", "")), str(metadata.get("name", ""))
+
+
+def _number(version: object) -> int:
+    return int(version) if isinstance(version, str) and version.isdigit() else 0

@@ -1,0 +1,163 @@
+"""What the operator asks of the Kubernetes API, and how it is refused: the seam between deciding and the network.
+
+Everything above this module runs against the Protocol; `kube_http` talks to a real API server. A write whose answer is
+lost may have happened or not: whoever gets `Unavailable` looks again before it writes again.
+
+KubeError
+├── NotFound, AlreadyExists, Expired (410: list anew), Unauthorized
+├── Conflict          a precondition does not hold, or another manager owns a field that an apply without force sets
+├── Forbidden         not allowed, or a quota is used up (`is_quota`)
+├── Invalid           refused by field
+├── TooManyRequests   come back after `retry_after_s`
+└── Unavailable       no answer, a time-out or a 5xx: the outcome of a write is unknown
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from baton_control.errors import OperatorError, Problem
+from baton_operator.objects.cluster import Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """One kind of namespaced object, at one version of its API."""
+
+    group: str
+    """Empty for the core API."""
+    version: str
+    plural: str
+    kind: str
+
+    @property
+    def api_version(self) -> str:
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+
+class Change(enum.StrEnum):
+    """What a watch tells about an object. A bookmark carries only a resource version."""
+
+    ADDED = "ADDED"
+    MODIFIED = "MODIFIED"
+    DELETED = "DELETED"
+    BOOKMARK = "BOOKMARK"
+
+
+@dataclass(frozen=True, slots=True)
+class WatchEvent:
+    change: Change
+    object: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    items: tuple[Manifest, ...]
+    resource_version: str
+    """From where a watch goes on."""
+
+
+class KubeApi(Protocol):
+    """The calls. Each has a deadline of its own and raises KubeError, nothing else.
+
+    Manifests carry `metadata.name` and `metadata.namespace`. Where a manifest that is applied or replaced carries
+    `metadata.uid` or `metadata.resourceVersion`, these are preconditions: another one raises Conflict; so does a uid
+    where no object exists. Answers are whole objects as stored.
+    """
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> Manifest:
+        """The object now, not from a cache. Raises NotFound."""
+
+    async def list(self, resource: Resource, namespace: str | None, selector: str = "") -> Listing:
+        """All objects of a namespace (None: of all) that the label selector selects, `a=b,c` for instance."""
+
+    def watch(
+        self, resource: Resource, namespace: str | None, resource_version: str, selector: str = "", *, timeout_s: float
+    ) -> AsyncIterator[WatchEvent]:
+        """Changes since `resource_version`, bookmarks included. Ends, normally or by Unavailable, after `timeout_s` at
+        the latest. Raises Expired when changes since then are no longer known. An object that stops to match the
+        selector is DELETED, with its last state."""
+
+    async def apply(
+        self,
+        resource: Resource,
+        manifest: Manifest,
+        *,
+        manager: str,
+        force: bool,
+        subresource: str | None = None,
+        dry_run: bool = False,
+    ) -> Manifest:
+        """Server-side apply: creates what is absent, except through a subresource (NotFound). Fields that this manager
+        applied before and leaves out now are removed unless another manager has them too. Without `force`, a field
+        with another value that another manager owns raises Conflict with that manager in `managers`."""
+
+    async def create(self, resource: Resource, manifest: Manifest, *, manager: str) -> Manifest:
+        """Raises AlreadyExists. `metadata.generateName` is honoured."""
+
+    async def replace(self, resource: Resource, manifest: Manifest, *, manager: str) -> Manifest:
+        """Raises NotFound, or Conflict when `metadata.resourceVersion` is not the stored one."""
+
+    async def delete(
+        self, resource: Resource, namespace: str, name: str, *, uid: str, resource_version: str | None = None
+    ) -> None:
+        """Delete that very object, its dependants in the background. Raises NotFound, or Conflict for another one."""
+
+    async def served(self, group: str, version: str) -> frozenset[str]:
+        """Plurals that the server has in that version of a group; empty when it does not have the version."""
+
+
+class KubeError(OperatorError):
+    """A refusal or a failure of the API server."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class NotFound(KubeError):
+    pass
+
+
+class AlreadyExists(KubeError):
+    pass
+
+
+class Expired(KubeError):
+    pass
+
+
+class Unauthorized(KubeError):
+    pass
+
+
+class Conflict(KubeError):
+    def __init__(self, message: str, managers: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.managers = managers
+        """Who owns the fields in conflict; empty when a precondition failed."""
+
+
+class Forbidden(KubeError):
+    def __init__(self, message: str, is_quota: bool = False) -> None:
+        super().__init__(message)
+        self.is_quota = is_quota
+
+
+class Invalid(KubeError):
+    def __init__(self, message: str, problems: tuple[Problem, ...] = ()) -> None:
+        super().__init__(message)
+        self.problems = problems
+
+
+class TooManyRequests(KubeError):
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Unavailable(KubeError):
+    pass

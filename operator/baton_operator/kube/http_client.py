@@ -1,0 +1,334 @@
+"""The real KubeApi: JSON over HTTPS with aiohttp, a deadline on every call, a limit on calls per second."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import socket
+import weakref
+from collections.abc import AsyncIterator, Mapping
+from types import TracebackType
+from urllib.parse import quote
+
+import aiohttp
+import msgspec
+
+from baton_control.errors import Problem
+from baton_operator.kube.client import (
+    AlreadyExists,
+    Change,
+    Conflict,
+    Expired,
+    Forbidden,
+    Invalid,
+    KubeError,
+    Listing,
+    NotFound,
+    Resource,
+    TooManyRequests,
+    Unauthorized,
+    Unavailable,
+    WatchEvent,
+)
+from baton_operator.kube.kubeconfig import Connection
+from baton_operator.objects.cluster import Manifest
+
+CALL_S, LIST_S = 20.0, 60.0
+_KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
+_UNACKNOWLEDGED_MS = 60_000
+"""A connection whose other end is gone without a word, a quiet watch in particular, ends after a minute."""
+_GOODBYES = 1_000
+"""Looks for connections that are still closing, 5 ms apart."""
+PAGE = 500
+MAX_LINE_BYTES = 8 << 20
+CONNECTIONS = 64
+_OWNER = re.compile(r'conflict with "([^"]*)"')
+
+
+class HttpKubeApi:
+    """One session with an API server; `async with` closes it. Calls beyond `calls_per_s` wait their turn."""
+
+    def __init__(self, connection: Connection, *, calls_per_s: float = 200.0, burst: int = 400) -> None:
+        self._connection = connection
+        self._pace = Pace(calls_per_s, burst)
+        self._session: aiohttp.ClientSession | None = None
+        self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        self.calls: dict[tuple[str, str], int] = {}
+        """Answered and failed calls by (verb, plural)."""
+
+    async def __aenter__(self) -> HttpKubeApi:
+        connector = aiohttp.TCPConnector(
+            limit=CONNECTIONS + 64, ssl=self._connection.ssl or False, socket_factory=self._socket
+        )
+        self._session = aiohttp.ClientSession(connector=connector, headers={"User-Agent": "baton-operator"})
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+        await self._all_closed()
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> Manifest:
+        return await self._call("get", "GET", resource, _path(resource, namespace, name))
+
+    async def list(self, resource: Resource, namespace: str | None, selector: str = "") -> Listing:
+        query = {"limit": str(PAGE)} | ({"labelSelector": selector} if selector else {})
+        items: list[Manifest] = []
+        while True:
+            page = await self._call("list", "GET", resource, _path(resource, namespace), query=query, deadline_s=LIST_S)
+            found, metadata = page.get("items"), page.get("metadata")
+            for each in found if isinstance(found, list) else ():
+                items.append({"apiVersion": resource.api_version, "kind": resource.kind} | each)
+            assert isinstance(metadata, dict)
+            if not metadata.get("continue"):
+                return Listing(tuple(items), str(metadata.get("resourceVersion", "")))
+            query["continue"] = str(metadata["continue"])
+
+    async def watch(
+        self, resource: Resource, namespace: str | None, resource_version: str, selector: str = "", *, timeout_s: float
+    ) -> AsyncIterator[WatchEvent]:
+        query = {
+            "watch": "true",
+            "resourceVersion": resource_version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(max(1, int(timeout_s))),
+        } | ({"labelSelector": selector} if selector else {})
+        self._count("watch", resource)
+        timeout = aiohttp.ClientTimeout(total=timeout_s + 15.0, sock_connect=10.0)
+        try:
+            async with self._open("GET", _path(resource, namespace), query, None, "", timeout) as answer:
+                if answer.status != 200:
+                    raise _error(answer.status, await answer.read(), answer.headers)
+                async for line in _lines(answer.content):
+                    yield _watch_event(line)
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise Unavailable(f"watch {resource.plural}: {_said(error)}") from error
+
+    async def apply(
+        self,
+        resource: Resource,
+        manifest: Manifest,
+        *,
+        manager: str,
+        force: bool,
+        subresource: str | None = None,
+        dry_run: bool = False,
+    ) -> Manifest:
+        namespace, name = _named(manifest)
+        query = {"fieldManager": manager, "force": "true" if force else "false"}
+        query |= {"dryRun": "All"} if dry_run else {}
+        path = _path(resource, namespace, name) + (f"/{subresource}" if subresource else "")
+        return await self._call("patch", "PATCH", resource, path, query, manifest, "application/apply-patch+yaml")
+
+    async def create(self, resource: Resource, manifest: Manifest, *, manager: str) -> Manifest:
+        namespace, _ = _named(manifest)
+        return await self._call(
+            "create", "POST", resource, _path(resource, namespace), {"fieldManager": manager}, manifest
+        )
+
+    async def replace(self, resource: Resource, manifest: Manifest, *, manager: str) -> Manifest:
+        namespace, name = _named(manifest)
+        path = _path(resource, namespace, name)
+        return await self._call("update", "PUT", resource, path, {"fieldManager": manager}, manifest)
+
+    async def delete(
+        self, resource: Resource, namespace: str, name: str, *, uid: str, resource_version: str | None = None
+    ) -> None:
+        conditions = {"uid": uid} | ({"resourceVersion": resource_version} if resource_version else {})
+        options: Manifest = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "preconditions": conditions,
+            "propagationPolicy": "Background",
+        }
+        await self._call("delete", "DELETE", resource, _path(resource, namespace, name), None, options)
+
+    async def served(self, group: str, version: str) -> frozenset[str]:
+        resource = Resource(group, version, "discovery", "APIResourceList")
+        try:
+            found = await self._call("discover", "GET", resource, _root(resource))
+        except NotFound:
+            return frozenset()
+        entries = found.get("resources")
+        return (
+            frozenset(str(each["name"]) for each in entries if isinstance(each, dict) and "name" in each)
+            if (isinstance(entries, list))
+            else frozenset()
+        )
+
+    def _open(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None,
+        body: Manifest | None,
+        kind: str,
+        timeout: aiohttp.ClientTimeout,
+    ) -> contextlib.AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        assert self._session is not None, "used outside of `async with`"
+        headers = {"Accept": "application/json"}
+        token = self._connection.token()
+        if token is not None:
+            headers["Authorization"] = f"Bearer {token}"
+        if body is not None:
+            headers["Content-Type"] = kind
+        data = None if body is None else msgspec.json.encode(body)
+        return self._session.request(
+            method, self._connection.server + path, params=query, data=data, headers=headers, timeout=timeout
+        )
+
+    async def _call(
+        self,
+        verb: str,
+        method: str,
+        resource: Resource,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: Manifest | None = None,
+        kind: str = "application/json",
+        deadline_s: float = CALL_S,
+    ) -> Manifest:
+        await self._pace.wait()
+        self._count(verb, resource)
+        timeout = aiohttp.ClientTimeout(total=deadline_s, sock_connect=10.0)
+        try:
+            async with self._open(method, path, query, body, kind, timeout) as answer:
+                data = await answer.read()
+                if answer.status >= 300:
+                    raise _error(answer.status, data, answer.headers)
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise Unavailable(f"{verb} {resource.plural}: {_said(error)}") from error
+        return _mapping(data)
+
+    def _socket(self, address: tuple[int, int, int, str, tuple[object, ...]]) -> socket.socket:
+        made = _socket(address)
+        self._sockets.add(made)
+        return made
+
+    async def _all_closed(self) -> None:
+        """Wait for connections that their cancelled calls have left, a watch's for one: aiohttp knows no more of them,
+        and TLS says goodbye first, so a loop that ends at once would leave their sockets to the collector."""
+        for _ in range(_GOODBYES):
+            if all(each.fileno() < 0 for each in self._sockets):
+                return
+            await asyncio.sleep(0.005)
+
+    def _count(self, verb: str, resource: Resource) -> None:
+        key = (verb, resource.plural)
+        self.calls[key] = self.calls.get(key, 0) + 1
+
+
+class Pace:
+    """Spreads calls: `burst` at once, then `per_s` in each second, first come first served."""
+
+    def __init__(self, per_s: float, burst: int) -> None:
+        self._gap_s, self._burst_s = 1.0 / per_s, burst / per_s
+        self._next = 0.0
+
+    async def wait(self) -> None:
+        now = asyncio.get_running_loop().time()
+        self._next = max(self._next, now - self._burst_s) + self._gap_s
+        if self._next > now:
+            await asyncio.sleep(self._next - now)
+
+
+def _socket(address: tuple[int, int, int, str, tuple[object, ...]]) -> socket.socket:
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEP_ALIVE:
+        made.setsockopt(socket.IPPROTO_TCP, option, value)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
+    return made
+
+
+def _root(resource: Resource) -> str:
+    return f"/apis/{resource.group}/{resource.version}" if resource.group else f"/api/{resource.version}"
+
+
+def _path(resource: Resource, namespace: str | None, name: str | None = None) -> str:
+    place = f"/namespaces/{quote(namespace, safe='')}" if namespace is not None else ""
+    return f"{_root(resource)}{place}/{resource.plural}" + (f"/{quote(name, safe='')}" if name is not None else "")
+
+
+def _named(manifest: Manifest) -> tuple[str, str]:
+    metadata = manifest["metadata"]
+    assert isinstance(metadata, dict)
+    return str(metadata["namespace"]), str(metadata.get("name", ""))
+
+
+async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    rest = bytearray()
+    async for chunk in content.iter_any():
+        rest += chunk
+        *complete, last = rest.split(b"\n")
+        rest = bytearray(last)
+        if len(rest) > MAX_LINE_BYTES:
+            raise Unavailable(f"a watch event has more than {MAX_LINE_BYTES} bytes")
+        for line in complete:
+            if line.strip():
+                yield bytes(line)
+
+
+def _watch_event(line: bytes) -> WatchEvent:
+    event = _mapping(line)
+    found, kind = event.get("object"), event.get("type")
+    if not isinstance(found, dict):
+        raise Unavailable("a watch brought an event without an object")
+    if kind == "ERROR":
+        code = found.get("code")
+        raise _from_status(code if isinstance(code, int) else 500, found, None)
+    if kind not in set(Change):
+        raise Unavailable(f"a watch brought an event of type {kind!r}")
+    return WatchEvent(Change(str(kind)), found)
+
+
+def _mapping(data: bytes) -> Manifest:
+    try:
+        found = msgspec.json.decode(data)
+    except msgspec.DecodeError as error:
+        raise Unavailable(f"the answer is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise Unavailable("the answer is not an object")
+    return found
+
+
+def _error(status: int, data: bytes, headers: Mapping[str, str]) -> KubeError:
+    try:
+        body = _mapping(data)
+    except Unavailable:
+        body = {"message": data[:200].decode(errors="replace")}
+    return _from_status(status, body, headers.get("Retry-After"))
+
+
+def _from_status(code: int, body: Manifest, retry_after: str | None) -> KubeError:
+    """The typed error of a metav1.Status."""
+    message, reason = str(body.get("message", f"HTTP {code}")), body.get("reason")
+    details = body.get("details")
+    causes = details.get("causes") if isinstance(details, dict) else None
+    found = [each for each in causes if isinstance(each, dict)] if isinstance(causes, list) else []
+    if code == 429 or (code == 503 and retry_after):
+        return TooManyRequests(message, _seconds(retry_after))
+    if code == 409 and reason != "AlreadyExists":
+        owners = [match.group(1) for each in found if (match := _OWNER.search(str(each.get("message"))))]
+        return Conflict(message, tuple(dict.fromkeys(owners)))
+    if code == 403:
+        return Forbidden(message, is_quota="exceeded quota" in message)
+    if code == 422 and any(each.get("field") == "metadata.uid" for each in found):
+        return Conflict(message)  # how servers answer an apply under the uid of a predecessor
+    if code in (400, 405, 406, 413, 415, 422):
+        return Invalid(message, tuple(Problem(str(c.get("field", "")), str(c.get("message", ""))) for c in found))
+    plain = {401: Unauthorized, 404: NotFound, 409: AlreadyExists, 410: Expired}
+    return plain.get(code, Unavailable)(message)
+
+
+def _seconds(retry_after: str | None) -> float:
+    return float(retry_after) if retry_after is not None and retry_after.isdigit() else 1.0
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

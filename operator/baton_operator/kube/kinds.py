@@ -1,0 +1,47 @@
+"""The kinds of objects that the operator works with, and which of them a server may lack."""
+
+from __future__ import annotations
+
+from baton_control.spec.api import KIND
+from baton_operator.kube.client import Resource
+from baton_operator.objects.metadata import DEPLOYMENT_LABEL
+from baton_operator.schema.llm_pool import POOL_KIND
+
+GROUP, VERSION = "baton.dev", "v1alpha1"
+DEPLOYMENTS = Resource(GROUP, VERSION, "llmdeployments", KIND)
+POOLS = Resource(GROUP, VERSION, "llmpools", POOL_KIND)
+WORKERS = Resource("apps", "v1", "deployments", "Deployment")
+RECORDS = Resource("apps", "v1", "controllerrevisions", "ControllerRevision")
+PODS = Resource("", "v1", "pods", "Pod")
+SERVICES = Resource("", "v1", "services", "Service")
+ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
+SECRETS = Resource("", "v1", "secrets", "Secret")
+EVENTS = Resource("", "v1", "events", "Event")
+POLICIES = Resource("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
+BUDGETS = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
+LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
+JOBS = Resource("batch", "v1", "jobs", "Job")
+CLAIMS = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
+ROUTES = Resource("gateway.networking.k8s.io", "v1", "httproutes", "HTTPRoute")
+MONITORS = Resource("monitoring.coreos.com", "v1", "podmonitors", "PodMonitor")
+RULES = Resource("monitoring.coreos.com", "v1", "prometheusrules", "PrometheusRule")
+
+WATCHED = (DEPLOYMENTS, POOLS, WORKERS, RECORDS, PODS, SERVICES, ACCOUNTS, POLICIES, JOBS, CLAIMS)
+"""Without these the operator cannot work. Secrets are not among them: they are written and never read."""
+WITHDRAWN = (ROUTES, MONITORS, RULES)
+"""Not every deployment has these: they are deleted when they are no longer asked for."""
+OPTIONAL = (BUDGETS, *WITHDRAWN)
+"""Watched where they are served, else left out, which a condition says."""
+OWNED_SELECTOR = DEPLOYMENT_LABEL
+"""Selects everything that carries the label, whatever its value."""
+_BY_NAME = {(each.api_version, each.kind): each for each in (*WATCHED, *OPTIONAL, SECRETS, LEASES, EVENTS)}
+
+
+def resource_of(manifest: dict[str, object]) -> Resource:
+    """The resource that a manifest is one of. Raises KeyError for a kind that is none of ours."""
+    return _BY_NAME[str(manifest["apiVersion"]), str(manifest["kind"])]
+
+
+def selector_for(resource: Resource) -> str:
+    """Which objects of a kind are watched: of our own all, of others those with our label."""
+    return "" if resource.group == GROUP else OWNED_SELECTOR

@@ -1,0 +1,164 @@
+"""One active operator at a time: a Lease that is renewed, taken over when it is not, and given back at the end.
+
+Nobody compares wall clocks: who waits takes the Lease over when he has *seen* no change of it for its duration by his
+own monotonic clock. Who holds it gives up a margin before others may take it: a process that cannot renew ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from baton_operator.kube.client import AlreadyExists, Conflict, KubeApi, KubeError, NotFound
+from baton_operator.kube.kinds import LEASES
+from baton_operator.kube.object_fields import annotations_of, mapping, metadata_of, text
+from baton_operator.objects.cluster import Manifest
+
+log = logging.getLogger(__name__)
+MANAGER = "baton-lease"
+ADDRESS = "baton.dev/address"
+"""Annotation: where the holder can be reached."""
+
+
+class LeaseLost(Exception):
+    """Somebody else may be active: this process has to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    duration_s: float = 15.0
+    renew_s: float = 4.0
+    give_up_s: float = 10.0
+    """Without a renewal for so long, it counts as lost; below `duration_s`, so that there are never two."""
+    retry_s: float = 2.0
+
+
+class Lease:
+    """The Lease `name`; `identity` differs for each process, restarts included. `address` is where this process can be
+    reached, for others to read."""
+
+    def __init__(
+        self,
+        api: KubeApi,
+        namespace: str,
+        name: str,
+        identity: str,
+        *,
+        address: str = "",
+        times: Times = Times(),
+        now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
+    ) -> None:
+        self._api, self._namespace, self._name, self._identity = api, namespace, name, identity
+        self._address, self._times, self._now = address, times, now
+        self.holder_address: str | None = None
+        """Where the process that holds the Lease can be reached, as last seen; None: not known."""
+        self._held: Manifest | None = None
+        self._seen: tuple[str, float] | None = None
+        """The version last seen, and since when."""
+
+    async def acquire(self) -> None:
+        """Waits until this process holds the Lease; a server that does not answer only prolongs that."""
+        while True:
+            try:
+                if await self._try():
+                    log.info("holds the Lease %s/%s as %s", self._namespace, self._name, self._identity)
+                    return
+            except KubeError as error:
+                log.warning("Lease %s/%s: %s", self._namespace, self._name, error)
+            await asyncio.sleep(self._times.retry_s)
+
+    async def keep(self) -> None:
+        """Renews until cancelled. Raises LeaseLost."""
+        clock = asyncio.get_running_loop().time
+        renewed = clock()
+        while True:
+            await asyncio.sleep(self._times.renew_s if clock() - renewed < self._times.renew_s else self._times.retry_s)
+            started = clock()
+            try:
+                async with asyncio.timeout(max(renewed + self._times.give_up_s - started, 0.001)):
+                    await self._renew()
+                renewed = started
+            except (KubeError, TimeoutError) as error:
+                log.warning("Lease %s/%s not renewed: %s", self._namespace, self._name, error)
+            if clock() - renewed >= self._times.give_up_s:
+                raise LeaseLost(f"not renewed for {clock() - renewed:.1f} s")
+
+    async def release(self) -> None:
+        """Let another process take over at once. Best effort."""
+        if self._held is None:
+            return
+        spec = {**mapping(self._held.get("spec")), "holderIdentity": "", "leaseDurationSeconds": 1}
+        held, self._held = self._held, None
+        try:
+            await self._api.replace(LEASES, {**held, "spec": spec}, manager=MANAGER)
+        except KubeError as error:
+            log.info("Lease %s/%s not given back: %s", self._namespace, self._name, error)
+
+    async def _try(self) -> bool:
+        try:
+            found = await self._api.get(LEASES, self._namespace, self._name)
+        except NotFound:
+            try:
+                self._held = await self._api.create(LEASES, self._made(), manager=MANAGER)
+            except AlreadyExists:
+                return False
+            return True
+        if not self._may_take(found):
+            self.holder_address = text(annotations_of(found).get(ADDRESS)) or None
+            return False
+        try:
+            self._held = await self._api.replace(LEASES, self._taken(found), manager=MANAGER)
+        except (Conflict, NotFound):
+            return False
+        return True
+
+    def _may_take(self, found: Manifest) -> bool:
+        spec = mapping(found.get("spec"))
+        holder, duration = text(spec.get("holderIdentity")), spec.get("leaseDurationSeconds")
+        if not holder or holder == self._identity:
+            return True
+        clock = asyncio.get_running_loop().time()
+        version = str(metadata_of(found).get("resourceVersion"))
+        if self._seen is None or self._seen[0] != version:
+            self._seen = (version, clock)
+        wait_s = float(duration) if isinstance(duration, int) else self._times.duration_s
+        return clock - self._seen[1] >= wait_s
+
+    async def _renew(self) -> None:
+        assert self._held is not None, "acquired before"
+        spec = {**mapping(self._held.get("spec")), "renewTime": self._stamp()}
+        try:
+            self._held = await self._api.replace(LEASES, {**self._held, "spec": spec}, manager=MANAGER)
+        except (Conflict, NotFound) as error:
+            found = await self._api.get(LEASES, self._namespace, self._name)
+            if text(mapping(found.get("spec")).get("holderIdentity")) != self._identity:
+                raise LeaseLost(f"held by {mapping(found.get('spec')).get('holderIdentity')!r} now") from error
+            self._held = found  # our own renewal whose answer was lost
+            raise
+
+    def _made(self) -> Manifest:
+        metadata = {"name": self._name, "namespace": self._namespace, "annotations": {ADDRESS: self._address}}
+        spec = self._holding(0)
+        return {"apiVersion": LEASES.api_version, "kind": LEASES.kind, "metadata": metadata, "spec": spec}
+
+    def _taken(self, found: Manifest) -> Manifest:
+        before = mapping(found.get("spec")).get("leaseTransitions")
+        transitions = before + 1 if isinstance(before, int) else 1
+        kept = {name: metadata_of(found)[name] for name in ("name", "namespace", "uid", "resourceVersion")}
+        metadata: Manifest = {**kept, "annotations": {**annotations_of(found), ADDRESS: self._address}}
+        return {**found, "metadata": metadata, "spec": self._holding(transitions)}
+
+    def _holding(self, transitions: int) -> Manifest:
+        return {
+            "holderIdentity": self._identity,
+            "leaseDurationSeconds": max(1, round(self._times.duration_s)),
+            "acquireTime": self._stamp(),
+            "renewTime": self._stamp(),
+            "leaseTransitions": transitions,
+        }
+
+    def _stamp(self) -> str:
+        return self._now().astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,0 +1,116 @@
+"""Which LLMDeployment is reconciled next. A machine over keys and times: no clock, no tasks.
+
+A key waits at most once and is never worked on twice at a time; what is offered while it is worked on makes it wait
+again afterwards, for a moment, so that a burst of events becomes one pass. A failed key comes back after a delay that
+doubles with each failure; offers do not shorten it, or a fast stream of events would turn into a fast stream of
+failures.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from dataclasses import dataclass
+
+from baton_control.names import Key
+
+FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 60.0
+GAP_S = 0.25
+"""Between two passes of a key: what happens in a burst is seen by one pass."""
+
+
+@dataclass(slots=True)
+class _State:
+    due: float | None = None
+    """When it may be taken; None: it does not wait."""
+    not_before: float = 0.0
+    failures: int = 0
+    in_work: bool = False
+    again: float | None = None
+    """Offered while in work, for then."""
+
+
+class WorkQueue:
+    def __init__(self, rng: random.Random | None = None) -> None:
+        self._rng = rng or random.Random()
+        self._states: dict[Key, _State] = {}
+        self._heap: list[tuple[float, int, Key]] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        """Keys that wait or are worked on."""
+        return sum(1 for state in self._states.values() if state.in_work or state.due is not None)
+
+    def offer(self, key: Key, at: float) -> None:
+        """Let the key be worked on at that time or sooner."""
+        state = self._states.setdefault(key, _State())
+        if state.in_work:
+            state.again = at if state.again is None else min(at, state.again)
+            return
+        at = max(at, state.not_before)
+        if state.due is None or at < state.due:
+            self._push(key, state, at)
+
+    def take(self, now: float) -> Key | None:
+        """The key that has been due longest, now in work; None: none is due."""
+        while self._heap and self._heap[0][0] <= now:
+            due, _, key = heapq.heappop(self._heap)
+            state = self._states.get(key)
+            if state is not None and state.due == due and not state.in_work:
+                state.due, state.in_work = None, True
+                return key
+        return None
+
+    def next_at(self) -> float | None:
+        """When a key is due next; None: nothing waits."""
+        while self._heap:
+            due, _, key = self._heap[0]
+            state = self._states.get(key)
+            if state is not None and state.due == due and not state.in_work:
+                return due
+            heapq.heappop(self._heap)
+        return None
+
+    def done(self, key: Key, now: float, again_at: float | None = None) -> None:
+        """A pass went well; `again_at`: it asked for another."""
+        state = self._states[key]
+        state.failures, state.not_before = 0, now + GAP_S
+        self._settle(key, state, again_at)
+
+    def failed(self, key: Key, now: float, at_least_s: float = 0.0) -> float:
+        """A pass failed; returns the delay until the next."""
+        state = self._states[key]
+        delay_s = min(FIRST_DELAY_S * 2.0**state.failures, LONGEST_DELAY_S) * self._rng.uniform(0.75, 1.25)
+        delay_s = max(delay_s, at_least_s)
+        state.failures = min(state.failures + 1, 32)
+        state.not_before = now + delay_s
+        self._settle(key, state, state.not_before)
+        return delay_s
+
+    def is_idle(self, now: float) -> bool:
+        """Nothing is in work, and nothing is due."""
+        due = self.next_at()
+        return (due is None or due > now) and not any(state.in_work for state in self._states.values())
+
+    def forget(self, key: Key) -> None:
+        """The deployment is gone: nothing is remembered of it, unless it has been offered again."""
+        state = self._states.get(key)
+        if state is not None and state.due is None and not state.in_work:
+            del self._states[key]
+
+    def waiting_since(self, now: float) -> float:
+        """Since when the key at the head has been due; `now` when nothing is late."""
+        due = self.next_at()
+        return now if due is None else min(due, now)
+
+    def _settle(self, key: Key, state: _State, again_at: float | None) -> None:
+        state.in_work = False
+        offers = [at for at in (state.again, again_at) if at is not None]
+        state.again = None
+        if offers:
+            self._push(key, state, max(min(offers), state.not_before))
+
+    def _push(self, key: Key, state: _State, at: float) -> None:
+        state.due = at
+        self._count += 1
+        heapq.heappush(self._heap, (at, self._count, key))

@@ -1,0 +1,212 @@
+"""Makes live objects what is wanted, with as few requests as possible: none at all for one that already is.
+
+An object that is not in the cache is looked for first: one of that name that somebody else owns is neither adopted nor
+touched. One that is there is applied under the uid that is known, so that a successor of the same name is never meant.
+What a write brings back goes into the cache at once.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from baton_control.errors import OperatorError
+from baton_control.hashes import content_hash
+from baton_operator.kube.cache import Cache
+from baton_operator.kube.client import Conflict, KubeApi, NotFound, Resource
+from baton_operator.kube.kinds import resource_of
+from baton_operator.kube.object_fields import (
+    annotations_of,
+    is_controlled,
+    is_leaving,
+    mapping,
+    mappings,
+    metadata_of,
+    uid_of,
+)
+from baton_operator.objects.cluster import Manifest, Owner
+from baton_operator.objects.metadata import DEPLOYMENT_LABEL, FIELD_MANAGER
+from baton_operator.passes.drift import APPLIED, has_drifted
+
+log = logging.getLogger(__name__)
+_PROBE = "baton-probe"
+_NOBODY = "no_body"
+"""A value that the label never has, as no name has an underscore: whoever owns the label conflicts with it."""
+
+
+class Applied(enum.StrEnum):
+    UNCHANGED = "unchanged"
+    WRITTEN = "written"
+    LEAVING = "leaving"
+    """An older one of that name is still being deleted; to be tried again when it is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """An object as it is wanted, ready to be compared and applied."""
+
+    resource: Resource
+    namespace: str
+    name: str
+    digest: str
+    """Hash of what is wanted."""
+    body: Manifest
+    """With the hash in its annotations."""
+
+
+def wish(wanted: Manifest) -> Wish:
+    digest = content_hash(wanted)
+    return Wish(resource_of(wanted), *place_of(wanted), digest, with_metadata(wanted, annotations={APPLIED: digest}))
+
+
+class NameTaken(OperatorError):
+    """An object of that name exists and belongs to somebody else."""
+
+    def __init__(self, kind: str, name: str) -> None:
+        super().__init__(f"{kind} {name} exists and does not belong to this LLMDeployment: it is left alone")
+
+
+class Applier:
+    """Applies for all deployments; `caches` by resource. Raises KubeError and NameTaken."""
+
+    def __init__(self, api: KubeApi, caches: Mapping[Resource, Cache]) -> None:
+        self._api, self._caches = api, caches
+        self.writes: dict[str, int] = {}
+        """Writes to the objects of each owner, by its uid, since the process began."""
+        self._settled: dict[tuple[Resource, str, str], tuple[str, str]] = {}
+        """What the server made of an applied object, where that is not what was asked for (a mutating webhook, a field
+        that it does not know): applying again would change nothing."""
+
+    async def ensure(self, wish: Wish, owner: Owner, *, at_version: bool = False) -> Applied:
+        """Make the live object say what is wanted. `at_version`: only if it is still as it was last heard of."""
+        cache = self._caches[wish.resource]
+        if cache.marked(wish.namespace, wish.name) == wish.digest:
+            return Applied.UNCHANGED
+        live = await self.find(wish, owner)
+        if live is None:
+            return await self._apply(wish, wish.body, force=False)
+        if is_leaving(live):
+            return Applied.LEAVING
+        if annotations_of(live).get(APPLIED) == wish.digest and not self._differs(wish, live):
+            cache.mark(wish.namespace, wish.name, wish.digest)
+            return Applied.UNCHANGED
+        conditions = {"uid": uid_of(live)}
+        if at_version:
+            conditions["resourceVersion"] = str(metadata_of(live).get("resourceVersion"))
+        return await self._apply(wish, with_metadata(wish.body, None, **conditions), force=True)
+
+    async def find(self, wish: Wish, owner: Owner) -> Manifest | None:
+        """The live object of that name; None: there is none. Raises NameTaken for somebody else's."""
+        cache = self._caches[wish.resource]
+        live = cache.get(wish.namespace, wish.name)
+        if live is None:
+            try:
+                live = await self._api.get(wish.resource, wish.namespace, wish.name)
+            except NotFound:
+                return None
+            if is_controlled(live, owner.uid):
+                cache.written(live)
+        if not is_controlled(live, owner.uid):
+            raise NameTaken(wish.resource.kind, wish.name)
+        return live
+
+    async def apply(self, wanted: Manifest, *, manager: str, force: bool, subresource: str | None = None) -> None:
+        """One server-side apply, the answer into the cache; a Conflict makes the cache look again first."""
+        resource = resource_of(wanted)
+        try:
+            found = await self._api.apply(resource, wanted, manager=manager, force=force, subresource=subresource)
+        except (Conflict, NotFound):
+            await self.refresh(resource, wanted)
+            raise
+        self._caches[resource].written(found)
+        self._count(wanted)
+
+    async def ensure_secret(self, wanted: Manifest, is_known: bool) -> None:
+        """Apply a Secret, which the operator may not read. `is_known`: it was applied before; otherwise a dry run that
+        could only conflict with Baton's own label tells whether one of that name is somebody else's."""
+        resource = resource_of(wanted)
+        namespace, name = place_of(wanted)
+        if not is_known:
+            probe: Manifest = {
+                "apiVersion": resource.api_version,
+                "kind": resource.kind,
+                "metadata": {"name": name, "namespace": namespace, "labels": {DEPLOYMENT_LABEL: _NOBODY}},
+            }
+            try:
+                found = await self._api.apply(resource, probe, manager=_PROBE, force=False, dry_run=True)
+                if len(mapping(metadata_of(found).get("labels"))) > 1 or mapping(found.get("data")):
+                    raise NameTaken(resource.kind, name)
+            except Conflict as error:
+                if FIELD_MANAGER not in error.managers:
+                    raise NameTaken(resource.kind, name) from error
+        await self._api.apply(resource, wanted, manager=FIELD_MANAGER, force=True)
+
+    async def delete(self, resource: Resource, live: Manifest) -> None:
+        """Delete exactly this object in exactly this state. Raises Conflict if it is another by now."""
+        namespace, name = place_of(live)
+        version = str(metadata_of(live).get("resourceVersion"))
+        try:
+            await self._api.delete(resource, namespace, name, uid=uid_of(live), resource_version=version)
+        except NotFound:
+            self._caches[resource].gone(namespace, name)
+        except Conflict:
+            await self.refresh(resource, live)
+            raise
+
+    async def refresh(self, resource: Resource, like: Manifest) -> None:
+        """Read an object anew into the cache: a watch may be late, or have lost an event."""
+        namespace, name = place_of(like)
+        try:
+            self._caches[resource].written(await self._api.get(resource, namespace, name))
+        except NotFound:
+            self._caches[resource].gone(namespace, name)
+
+    async def _apply(self, wish: Wish, body: Manifest, force: bool) -> Applied:
+        try:
+            found = await self._api.apply(wish.resource, body, manager=FIELD_MANAGER, force=force)
+        except Conflict:
+            await self.refresh(wish.resource, wish.body)
+            raise
+        self._caches[wish.resource].written(found)
+        self._count(wish.body)
+        place = (wish.resource, wish.namespace, wish.name)
+        if has_drifted(wish.body, found):
+            log.info("%s %s/%s is not stored as it was applied", wish.resource.kind, wish.namespace, wish.name)
+            self._settled[place] = (wish.digest, _essence(found))
+        else:
+            self._settled.pop(place, None)
+        return Applied.WRITTEN
+
+    def _count(self, wanted: Manifest) -> None:
+        for reference in mappings(metadata_of(wanted).get("ownerReferences")):
+            uid = str(reference.get("uid"))
+            self.writes[uid] = self.writes.get(uid, 0) + 1
+
+    def _differs(self, wish: Wish, live: Manifest) -> bool:
+        if not has_drifted(wish.body, live):
+            return False
+        return self._settled.get((wish.resource, wish.namespace, wish.name)) != (wish.digest, _essence(live))
+
+
+def _essence(live: Manifest) -> str:
+    """Hash of what others could have changed in an object: all but its status and bookkeeping."""
+    metadata = metadata_of(live)
+    kept = {name: metadata.get(name) for name in ("uid", "labels", "annotations", "ownerReferences")}
+    annotations = {name: each for name, each in mapping(kept["annotations"]).items() if name.startswith("baton.dev/")}
+    body = {name: value for name, value in live.items() if name not in ("status", "metadata")}
+    return content_hash({"metadata": kept | {"annotations": annotations}, "body": body})
+
+
+def place_of(manifest: Manifest) -> tuple[str, str]:
+    metadata = metadata_of(manifest)
+    return str(metadata.get("namespace")), str(metadata.get("name"))
+
+
+def with_metadata(manifest: Manifest, annotations: Mapping[str, str] | None = None, **fields: str) -> Manifest:
+    """A copy with more annotations and fields in its metadata."""
+    metadata = {**metadata_of(manifest), **fields}
+    if annotations:
+        metadata["annotations"] = {**mapping(metadata.get("annotations")), **annotations}
+    return {**manifest, "metadata": metadata}

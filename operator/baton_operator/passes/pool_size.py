@@ -1,0 +1,127 @@
+"""How many workers each pool shall have, and who says so: modes SLO, External and Off over the LLMPool facades. Pure.
+
+`LLMPool.spec.replicas` has one writer: field manager `baton-scaler` in mode SLO, an autoscaler in External, anybody in
+Off. In the latter two the operator only ever writes it when it makes the facade. What runs is that number within the
+bounds and the budget; the clamped number is never written back. Switching modes changes nobody's number: each mode
+starts from what the former one left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from baton_control.names import POOL_ROLES, Role
+from baton_control.sizing.scaling import Sized
+from baton_control.spec.api import LLMDeployment, ScalingMode
+from baton_control.worker_specs import pool_spec
+
+SCALER = "baton-scaler"
+WRITTEN = "baton.dev/replicas"
+"""Annotation of an LLMPool: what Baton wrote last. Old servers do not tell who wrote through `/scale`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facade:
+    """The live LLMPool of a role."""
+
+    replicas: int
+    owners: frozenset[str] | None
+    """Field managers that own `spec.replicas`; None: the server does not tell."""
+    mode: str | None
+    """The mode that a pass last recorded in its status; None: none yet."""
+    written: int | None = None
+    """What Baton itself wrote last, as it noted beside it; None: it never did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What becomes of one pool's size."""
+
+    workers: int
+    """Wanted now, within the bounds."""
+    replicas: int | None
+    """What the scaler has to write into the facade; None: nothing."""
+    limit: str = ""
+    """Why `workers` is not what was asked for; empty: it is."""
+    foreign: frozenset[str] = frozenset()
+    """Who else writes the number while Baton should be the only one."""
+
+
+def standing(
+    deployment: LLMDeployment,
+    facades: Mapping[Role, Facade],
+    published: Mapping[Role, int | None],
+    running: Mapping[Role, int],
+) -> dict[Role, int]:
+    """The size that each pool was given last, before anything new is decided: from the facade; where that is lost, or
+    written by somebody who has no say, from what was published, then from what runs; at first the minimum."""
+    return {role: _standing(deployment, role, facades.get(role), published[role], running[role]) for role in POOL_ROLES}
+
+
+def plans(
+    deployment: LLMDeployment, facades: Mapping[Role, Facade], standing: Mapping[Role, int], sized: Sized | None
+) -> dict[Role, Plan]:
+    """`sized` is sizing's answer in mode SLO, and None in the others."""
+    asked = dict(standing) if sized is None else {role: sized.workers[role] for role in POOL_ROLES}
+    bounded = {role: _within(deployment, role, asked[role]) for role in POOL_ROLES}
+    fitting = within_budget(deployment, bounded)
+    return {
+        role: _plan(deployment, role, facades.get(role), asked[role], bounded[role], fitting[role])
+        for role in POOL_ROLES
+    }
+
+
+def within_budget(deployment: LLMDeployment, workers: Mapping[Role, int]) -> dict[Role, int]:
+    """The numbers cut until their accelerators fit the budget; the pool that is further above its minimum gives."""
+    fitting, budget = dict(workers), deployment.spec.autoscaling.budget.max_accelerators
+    if budget is None:
+        return fitting
+    pools = {role: pool_spec(deployment, role) for role in POOL_ROLES}
+    each = {role: pool.tensor_parallel if pool.accelerator else 0 for role, pool in pools.items()}
+    while sum(fitting[role] * each[role] for role in POOL_ROLES) > budget:
+        spare = {role: fitting[role] - pools[role].replicas.min for role in POOL_ROLES if each[role]}
+        giver = max(spare, key=lambda role: (spare[role], role.value))
+        if spare[giver] <= 0:
+            break
+        fitting[giver] -= 1
+    return fitting
+
+
+def is_foreign(mode: ScalingMode, facade: Facade | None) -> bool:
+    """Whether somebody else wrote the facade since Baton did, in the mode in which it is Baton's."""
+    if mode is not ScalingMode.SLO or facade is None or facade.mode != ScalingMode.SLO:
+        return False
+    return facade.written is not None and facade.replicas != facade.written
+
+
+def _standing(deployment: LLMDeployment, role: Role, facade: Facade | None, published: int | None, running: int) -> int:
+    if facade is not None and not is_foreign(deployment.spec.autoscaling.mode, facade):
+        return facade.replicas
+    if published is not None:
+        return published
+    return running or pool_spec(deployment, role).replicas.min
+
+
+def _within(deployment: LLMDeployment, role: Role, workers: int) -> int:
+    bounds = pool_spec(deployment, role).replicas
+    return min(max(workers, bounds.min), bounds.max)
+
+
+def _plan(deployment: LLMDeployment, role: Role, facade: Facade | None, asked: int, bounded: int, fitting: int) -> Plan:
+    bounds, mode = pool_spec(deployment, role).replicas, deployment.spec.autoscaling.mode
+    limit = ""
+    if fitting != bounded:
+        budget = deployment.spec.autoscaling.budget.max_accelerators
+        limit = f"{role}: {fitting} instead of {asked} by autoscaling.budget.maxAccelerators {budget}"
+    elif bounded != asked:
+        edge = f"replicas.max {bounds.max}" if asked > bounded else f"replicas.min {bounds.min}"
+        limit = f"{role}: {bounded} instead of {asked} by {edge}"
+    if facade is None:
+        return Plan(fitting, fitting if mode is ScalingMode.SLO else asked, limit)
+    if mode is not ScalingMode.SLO:
+        return Plan(fitting, None, limit)
+    if is_foreign(mode, facade):
+        return Plan(fitting, None, limit, (facade.owners or frozenset()) - {SCALER} or frozenset({"somebody"}))
+    is_ours = (facade.owners is None or SCALER in facade.owners) and facade.written == fitting
+    return Plan(fitting, None if facade.replicas == fitting and is_ours else fitting, limit)

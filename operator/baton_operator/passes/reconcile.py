@@ -1,0 +1,328 @@
+"""One pass over one LLMDeployment: from what is known to what is wanted, and the status that says how it stands.
+
+`snapshot → parse → size → templates → rollout step → standing objects → facades → workers → status`. A pass acts only
+on what it reads then; what went before does not matter. It stops at the first sign that it knows too little (Conflict,
+no answer) and is run again; a refusal of one object is reported and does not keep the others back.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from baton_control.errors import ManifestError, UnsupportedError
+from baton_control.hashes import Revision
+from baton_control.names import POOL_ROLES, Key, Role
+from baton_control.rollout import Group, Limits, Step, Wanted, next_step
+from baton_control.sizing.metrics import SizingMetrics
+from baton_control.sizing.scaling import HoldSizing, PoolNow, Sized, Sizing
+from baton_control.spec.api import LLMDeployment, ScalingMode
+from baton_operator.kube.client import Forbidden, Invalid, KubeApi, Resource
+from baton_operator.kube.kinds import OPTIONAL
+from baton_operator.kube.object_fields import mapping
+from baton_operator.objects.cluster import Manifest, Platform
+from baton_operator.objects.fetch import fetch_of, former_jobs
+from baton_operator.passes.apply import Applied, Applier, NameTaken, wish
+from baton_operator.passes.cleanup import Cleanup
+from baton_operator.passes.observe import WorkerSet, replicas_after
+from baton_operator.passes.pool_size import Facade, Plan, plans, standing
+from baton_operator.passes.rendering import Rendering, Renderings, inputs_of
+from baton_operator.passes.shared_objects import Standing, trouble
+from baton_operator.passes.snapshot import Caches, Snapshot, facade, snapshot
+from baton_operator.passes.status_writer import StatusWriter
+from baton_operator.passes.template_records import Record
+from baton_operator.passes.template_records import manifest as record_manifest
+from baton_operator.passes.verdict import Trouble, View, refused, status_of
+from baton_operator.passes.worker_pods import Crew, Readiness, placement_s
+from baton_operator.telemetry import Heard, Telemetry
+
+log = logging.getLogger(__name__)
+TROUBLE_S, SIZING_S, LEAVING_S = 30.0, 10.0, 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What the installation decides for all passes."""
+
+    platform: Callable[[], Platform]
+    masters: Callable[[], Mapping[str, bytes]]
+    """The operator's master keys as they are now: they rotate."""
+    served: frozenset[Resource] = frozenset(OPTIONAL)
+    """Which of the optional kinds the API server has."""
+
+
+@dataclass(slots=True)
+class Pass:
+    """What one pass gathers on its way."""
+
+    seen: Snapshot
+    made: Rendering
+    troubles: list[Trouble]
+    notes: list[str]
+    again_s: float | None = None
+
+    @property
+    def deployment(self) -> LLMDeployment:
+        return self.made.deployment
+
+    def again_in(self, seconds: float) -> None:
+        self.again_s = seconds if self.again_s is None else min(seconds, self.again_s)
+
+
+class Reconciler:
+    """Passes for all deployments. `now` is the wall clock, for what people read; `clock` is monotonic, for waiting."""
+
+    def __init__(
+        self,
+        api: KubeApi,
+        caches: Caches,
+        site: Site,
+        *,
+        sizing: Sizing | None = None,
+        telemetry: Telemetry | None = None,
+        measured: SizingMetrics | None = None,
+        now: Callable[[], datetime.datetime],
+        clock: Callable[[], float],
+    ) -> None:
+        self._caches, self._site, self._clock, self._now = caches, site, clock, now
+        self._sizing, self._telemetry, self._measured = sizing or HoldSizing(), telemetry, measured
+        self._applier = Applier(api, caches)
+        self._standing = Standing(self._applier, clock)
+        self._statuses = StatusWriter(api, self._applier, now, clock)
+        self._cleanup = Cleanup(self._applier)
+        self._readiness = Readiness()
+        self._renderings = Renderings()
+        self._told: dict[str, tuple[int, bool]] = {}
+        """By uid: writes when a pass last came to its status, and whether it put it off."""
+
+    async def reconcile(self, key: Key) -> float | None:
+        """One pass; returns in how many seconds another is due, None when only an event can make one necessary.
+
+        Raises KubeError when the pass has to be repeated.
+        """
+        seen = snapshot(key, self._caches)
+        if seen is None:
+            self._statuses.forget(key)
+            if self._measured is not None:
+                self._measured.forget(key)
+            return None
+        given = inputs_of(seen, self._site.platform(), self._site.masters(), self._site.served)
+        try:
+            made = self._renderings.of(given)
+        except ManifestError as error:
+            await self._refuse(seen, refused_by=error, reason="InvalidSpec")
+            return None
+        except UnsupportedError as error:
+            await self._refuse(seen, refused_by=ManifestError((error.problem,)), reason="Unsupported")
+            return None
+        return await self._pass(Pass(seen, made, [], list(made.notes)))
+
+    async def _pass(self, this: Pass) -> float | None:
+        seen, deployment, record = this.seen, this.deployment, this.made.record
+        objects = this.made.objects
+        fetch = fetch_of(objects, seen.fetches)
+        heard, routable, doubtful = self._routable(this)
+        groups = _groups(seen, routable)
+        plan, sized = self._sizes(this, groups)
+        wanted = {role: Wanted(record.rendered[role].revision, plan[role].workers) for role in POOL_ROLES}
+        rollout = deployment.spec.rollout
+        limits = Limits(rollout.max_surge, rollout.max_unavailable, rollout.canary)
+        step = next_step(wanted, _doubted(groups, doubtful), limits, rollout.paused)
+
+        await self._record(this, record)
+        this.troubles += await self._standing.ensure(seen, this.made)
+        await self._facades(this, plan)
+        if not this.troubles:
+            await self._workers(this, step, may_start=fetch.is_done)
+            await self._cleanup.run(seen, {role: each.revision for role, each in wanted.items()})
+            await self._cleanup.withdrawn(seen, this.made.standing)
+            if fetch.is_done:
+                await self._cleanup.jobs(former_jobs(objects, seen.fetches))
+        if fetch.failure:
+            this.troubles.append(Trouble("ModelFetchFailed", f"{fetch.failure}; delete the Job to have it tried again"))
+        elif not fetch.is_done:
+            this.notes.append("the model is being fetched: workers start when it is there")
+        this.troubles += _refusals(seen)
+
+        view = View(
+            deployment=deployment,
+            generation=seen.generation,
+            wanted={role: each.revision for role, each in wanted.items()},
+            plans=plan,
+            sized=sized,
+            sets=tuple(each for each in seen.sets if not each.is_leaving),
+            groups=groups,
+            crews=seen.crews,
+            step=step,
+            gateways_ready=seen.gateways_ready,
+            heard=heard,
+            troubles=tuple(this.troubles),
+            notes=tuple(this.notes),
+        )
+        if self._has_just_acted(seen):
+            this.again_in(0.0)  # what came of it is seen then, and told once
+            return this.again_s
+        wait_s = await self._statuses.write(seen, status_of(view, seen.before, self._now()))
+        if wait_s is not None:
+            this.again_in(wait_s)
+        await self._statuses.write_pools(seen, deployment, plan)
+        if this.troubles:
+            this.again_in(TROUBLE_S)
+        return this.again_s
+
+    def _has_just_acted(self, seen: Snapshot) -> bool:
+        """Whether objects were written since the last status; twice in a row it does not count, so that a status is
+        written even while somebody fights over an object."""
+        uid = seen.owner.uid
+        writes = self._applier.writes.get(uid, 0)
+        before, self._told[uid] = self._told.get(uid, (0, False)), (writes, False)
+        acted = writes != before[0] and not before[1]
+        if acted:
+            self._told[uid] = (writes, True)
+        return acted
+
+    def _routable(
+        self, this: Pass
+    ) -> tuple[Heard | None, Mapping[tuple[Role, str], int] | None, frozenset[tuple[Role, str]]]:
+        """What gateways tell; without a link to them, what readiness lets assume while any gateway is there, and about
+        which templates it leaves a doubt."""
+        seen = this.seen
+        if self._telemetry is not None:
+            heard = self._telemetry.heard(seen.key, seen.owner.uid)
+            return heard, None if heard is None else heard.routable, frozenset()
+        published = {
+            (role, each.revision): each.routable or 0
+            for role, pool in ((Role.PREFILL, seen.before.prefill), (Role.DECODE, seen.before.decode))
+            for each in (pool.revisions if pool is not None else ())
+        }
+        assumed = self._readiness.routable(seen.owner.uid, seen.pods, published, self._clock())
+        if assumed.again_at is not None:
+            this.again_in(max(assumed.again_at - self._clock(), 0.1))
+        return None, assumed.routable if seen.gateways_ready else None, assumed.doubtful
+
+    def _sizes(self, this: Pass, groups: tuple[Group, ...]) -> tuple[dict[Role, Plan], Sized | None]:
+        seen, deployment = this.seen, this.deployment
+        facades: dict[Role, Facade] = {role: facade(pool) for role, pool in seen.pools.items()}
+        statuses = {Role.PREFILL: seen.before.prefill, Role.DECODE: seen.before.decode}
+        published = {role: None if pool is None else pool.desired for role, pool in statuses.items()}
+        running = {role: sum(group.workers for group in groups if group.role is role) for role in POOL_ROLES}
+        before = standing(deployment, facades, published, running)
+        now = {
+            role: PoolNow(running[role], _sum_routable(groups, role), placement_s(seen.pods, role))
+            for role in POOL_ROLES
+        }
+        sized: Sized | None = None
+        if deployment.spec.autoscaling.mode is ScalingMode.SLO:
+            pools = {role: replace(now[role], workers=before[role]) for role in POOL_ROLES}
+            epoch_s = self._now().timestamp()
+            sized = self._sizing.decide(seen.key, deployment, pools, seen.before.sizing_memory, epoch_s)
+            if self._telemetry is not None:
+                this.again_in(SIZING_S)
+        found = plans(deployment, facades, before, sized)
+        if self._measured is not None and sized is not None:
+            self._measured.saw(seen.key, sized, now)
+        elif self._measured is not None:
+            self._measured.saw_pools(seen.key, {role: found[role].workers for role in POOL_ROLES}, now)
+        return found, sized
+
+    async def _record(self, this: Pass, record: Record) -> None:
+        """Store the templates before anything is made from them."""
+        seen = this.seen
+        newest = max(seen.records, key=lambda each: each.number, default=None)
+        if newest is not None and newest.record == record:
+            return
+        number = 1 if newest is None else newest.number + 1
+        wanted = wish(record_manifest(record, number, this.deployment, seen.owner))
+        applied = await self._applier.ensure(wanted, seen.owner)
+        if applied is Applied.LEAVING:
+            this.again_in(LEAVING_S)
+
+    async def _facades(self, this: Pass, plan: Mapping[Role, Plan]) -> None:
+        for role in POOL_ROLES:
+            live = this.seen.pools.get(role)
+            try:
+                await self._standing.facade(
+                    this.made.pools[role], this.seen.owner, None if live is None else facade(live), plan[role].replicas,
+                    this.deployment.spec.autoscaling.mode,
+                )  # fmt: skip
+            except (NameTaken, Forbidden, Invalid) as error:
+                this.troubles.append(trouble(error))
+
+    async def _workers(self, this: Pass, step: Step, may_start: bool) -> None:
+        """Carry out the step; restore worker Deployments that somebody edited. Without `may_start` no template gets its
+        first worker: there is no model for it yet."""
+        seen = this.seen
+        after = replicas_after(seen.sets, step)
+        pods = {**_live_templates(seen), **this.made.pods}
+        now = {(each.role, each.revision): each.wanted for each in seen.sets if not each.is_leaving}
+        for (role, revision), replicas in {**now, **after}.items():
+            pod = pods.get((role, revision))
+            if pod is None or not (may_start or (role, revision) in now):
+                continue  # of an unknown template: nothing but its removal can be asked for, and a record is lost
+            made = this.made.workers(role, revision, pod, replicas, seen.owner)
+            shrinks = replicas < now.get((role, revision), 0)
+            try:
+                applied = await self._applier.ensure(made, seen.owner, at_version=shrinks)
+            except (NameTaken, Forbidden, Invalid) as error:
+                this.troubles.append(trouble(error))
+                continue
+            if applied is Applied.LEAVING:
+                this.again_in(LEAVING_S)
+
+    async def _refuse(self, seen: Snapshot, refused_by: ManifestError, reason: str) -> None:
+        log.info("%s: %s: %s", seen.key, reason, refused_by)
+        status = refused(refused_by.problems, reason, seen.before, seen.generation, self._now())
+        await self._statuses.write(seen, status)
+
+
+def _groups(seen: Snapshot, routable: Mapping[tuple[Role, str], int] | None) -> tuple[Group, ...]:
+    return tuple(_group(each, seen.crews, routable) for each in seen.sets if not each.is_leaving)
+
+
+def _group(
+    each: WorkerSet, crews: Mapping[tuple[Role, str], Crew], routable: Mapping[tuple[Role, str], int] | None
+) -> Group:
+    key = (each.role, each.revision.template)
+    crew = crews.get(key, Crew())
+    known = None if routable is None else min(routable.get(key, 0), each.wanted)
+    is_failing = crew.failing > 0 and crew.failing >= crew.ready
+    return Group(
+        each.role,
+        each.revision,
+        each.wanted,
+        known,
+        failing=is_failing or (each.is_late and not crew.unschedulable and crew.ready == 0),
+        unschedulable=crew.unschedulable,
+        idle=max(each.wanted - crew.ready, 0),
+        since=each.since,
+    )
+
+
+def _doubted(groups: tuple[Group, ...], doubtful: frozenset[tuple[Role, str]]) -> tuple[Group, ...]:
+    """For the planner: where there is a doubt, nothing is known, and nothing is stopped."""
+    return tuple(
+        replace(group, routable=None) if (group.role, group.revision.template) in doubtful else group
+        for group in groups
+    )
+
+
+def _sum_routable(groups: tuple[Group, ...], role: Role) -> int | None:
+    counts = [group.routable for group in groups if group.role is role]
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
+
+
+def _live_templates(seen: Snapshot) -> dict[tuple[Role, Revision], Manifest]:
+    """What the worker Deployments have: of a template whose record is lost nothing else is left."""
+    live = {each.name: mapping(seen.live_sets[each.name].get("spec")) for each in seen.sets}
+    return {(each.role, each.revision): mapping(live[each.name].get("template")) for each in seen.sets}
+
+
+def _refusals(seen: Snapshot) -> list[Trouble]:
+    """Pods that cannot be made, as the Deployments tell."""
+    messages = [each.refusal for each in seen.sets if each.refusal and not each.is_leaving]
+    messages += [seen.gateway_refusal] if seen.gateway_refusal else []
+    found = [Trouble("QuotaExceeded" if "exceeded quota" in text else "FailedCreate", text) for text in messages]
+    return found + ([Trouble("GatewayFails", f"gateway: {seen.gateway_failure}")] if seen.gateway_failure else [])

@@ -1,0 +1,139 @@
+"""Everything that follows from what is wanted alone: parsed, rendered and hashed once for all passes that want it.
+
+Passes outnumber changes by far. Results are kept by their inputs' values, not by versions of objects: equal inputs, the
+same result, whatever happened in between.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from baton_control.hashes import Revision, content_hash
+from baton_control.names import POOL_ROLES, Role, gateway_name
+from baton_control.spec.api import LLMDeployment
+from baton_control.spec.manifest import parse_live
+from baton_operator.kube.client import Resource
+from baton_operator.kube.kinds import ACCOUNTS, OPTIONAL, SECRETS, resource_of
+from baton_operator.kube.object_fields import annotations_of, metadata_of
+from baton_operator.objects.cluster import Manifest, Owner, Platform
+from baton_operator.objects.desired import pool_facade, standing_objects, workers_of
+from baton_operator.passes.apply import Wish, wish, with_metadata
+from baton_operator.passes.snapshot import KEYS_ANNOTATION, Snapshot
+from baton_operator.passes.template_records import UPGRADE_ANNOTATION, Record, Stored, current
+
+KEPT = 256
+"""Deployments whose rendering is kept: those that passes come to again within seconds. One takes some 100 KB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a rendering follows from."""
+
+    text: bytes
+    """The LLMDeployment without status, labels and annotations, as JSON: for Python, true equals 1."""
+    upgrade: str
+    owner: Owner
+    records: tuple[Stored, ...]
+    platform: Platform
+    masters: Mapping[str, bytes]
+    served: frozenset[Resource]
+    """Which of the optional kinds there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    deployment: LLMDeployment
+    record: Record
+    """The templates that the deployment is to be made from."""
+    secret: Manifest
+    """The link keys."""
+    keys: str
+    """Their hash."""
+    standing: tuple[Wish, ...]
+    """All other objects but the workers and the pools, in the order of creation."""
+    pools: Mapping[Role, Wish]
+    """The facades without their replicas."""
+    pods: Mapping[tuple[Role, Revision], Manifest]
+    """Every recorded worker template; the newest record wins, though equal hashes mean equal templates."""
+    notes: tuple[str, ...]
+    """What is left out and harmless."""
+    _workers: dict[tuple[Role, Revision, int], Wish] = field(default_factory=dict, compare=False)
+
+    def workers(self, role: Role, revision: Revision, pod: Manifest, replicas: int, owner: Owner) -> Wish:
+        """The workers of one template, which `pod` is."""
+        key = (role, revision, replicas)
+        if key not in self._workers:
+            self._workers[key] = wish(workers_of(self.deployment, role, revision, pod, replicas, owner))
+        return self._workers[key]
+
+    @property
+    def objects(self) -> tuple[Manifest, ...]:
+        return tuple(each.body for each in self.standing)
+
+
+def inputs_of(seen: Snapshot, platform: Platform, masters: Mapping[str, bytes], served: frozenset[Resource]) -> Inputs:
+    metadata = metadata_of(seen.raw)
+    raw: Manifest = {name: seen.raw[name] for name in ("apiVersion", "kind", "spec") if name in seen.raw}
+    raw["metadata"] = {name: metadata[name] for name in ("name", "namespace") if name in metadata}
+    upgrade = str(annotations_of(seen.raw).get(UPGRADE_ANNOTATION, ""))
+    return Inputs(msgspec.json.encode(raw), upgrade, seen.owner, seen.records, platform, masters, served)
+
+
+def render(given: Inputs) -> Rendering:
+    """Raises ManifestError for a spec that is wrong, UnsupportedError for one that this version cannot run."""
+    deployment, unknown = parse_live(msgspec.json.decode(given.text))
+    record = current(deployment, given.platform, given.upgrade, given.records)
+    platform = replace(given.platform, worker_image=record.worker_image)  # of fetch Jobs too
+    gateway_pod = record.rendered[Role.GATEWAY].pod
+    objects = standing_objects(deployment, platform, given.owner, given.masters, gateway_pod)
+    secret = next(each for each in objects if each["kind"] == SECRETS.kind)
+    keys = content_hash(secret)
+    others = [_with_keys(each, deployment, keys) for each in objects if each is not secret]
+    absent = {each for each in OPTIONAL if each not in given.served}
+    missing = sorted({resource_of(each) for each in others} & absent, key=lambda each: each.plural)
+    notes = [f"unknown fields are ignored: {', '.join(unknown)}"] if unknown else []
+    notes += [f"{each.kind}s are left out: {each.api_version} is not served, or not granted" for each in missing]
+    pods: dict[tuple[Role, Revision], Manifest] = {}
+    for each in (*(each.record for each in sorted(given.records, key=lambda each: each.number)), record):
+        pods |= {(role, each.rendered[role].revision): each.rendered[role].pod for role in POOL_ROLES}
+    return Rendering(
+        deployment=deployment,
+        record=record,
+        secret=secret,
+        keys=keys,
+        standing=tuple(wish(each) for each in others if resource_of(each) not in absent),
+        pools={role: wish(pool_facade(deployment, role, given.owner)) for role in POOL_ROLES},
+        pods=pods,
+        notes=tuple(notes),
+    )
+
+
+class Renderings:
+    """The latest rendering of each of the deployments that had a pass last."""
+
+    def __init__(self, make: Callable[[Inputs], Rendering] = render) -> None:
+        self._make = make
+        self._kept: OrderedDict[str, tuple[Inputs, Rendering]] = OrderedDict()
+
+    def of(self, given: Inputs) -> Rendering:
+        """Raises what `render` raises."""
+        uid = given.owner.uid
+        kept = self._kept.get(uid)
+        if kept is None or kept[0] != given:
+            kept = (given, self._make(given))
+        self._kept[uid] = kept
+        self._kept.move_to_end(uid)
+        if len(self._kept) > KEPT:
+            self._kept.popitem(last=False)
+        return kept[1]
+
+
+def _with_keys(manifest: Manifest, deployment: LLMDeployment, keys: str) -> Manifest:
+    is_marked = manifest["kind"] == ACCOUNTS.kind and metadata_of(manifest)["name"] == gateway_name(
+        deployment.metadata.name
+    )
+    return with_metadata(manifest, annotations={KEYS_ANNOTATION: keys}) if is_marked else manifest

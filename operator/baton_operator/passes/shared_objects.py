@@ -1,0 +1,74 @@
+"""Everything of a deployment but its workers: accounts, policies, Services, keys, the gateway and the pool facades."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from baton_control.errors import OperatorError
+from baton_control.spec.api import ScalingMode
+from baton_operator.kube.client import Forbidden, Invalid
+from baton_operator.kube.object_fields import mapping
+from baton_operator.objects.cluster import Owner
+from baton_operator.passes.apply import Applied, Applier, NameTaken, Wish, with_metadata
+from baton_operator.passes.pool_size import SCALER, WRITTEN, Facade
+from baton_operator.passes.rendering import Rendering
+from baton_operator.passes.snapshot import Snapshot
+from baton_operator.passes.verdict import Trouble
+
+SECRET_AGAIN_S = 300.0
+"""Whether the key Secret still exists cannot be read; while Pods do not come up, it is applied anew this often."""
+
+
+class Standing:
+    def __init__(self, applier: Applier, clock: Callable[[], float]) -> None:
+        self._applier, self._clock = applier, clock
+        self._secret_at: dict[str, float] = {}
+
+    async def ensure(self, seen: Snapshot, made: Rendering) -> list[Trouble]:
+        """Make these objects what they should be, in order; what Pods need comes before them. Stops at the first that
+        is refused, so that no Pod runs without its policies, and says why. Raises KubeError for what can be tried
+        again."""
+        try:
+            if seen.keys != made.keys or self._may_be_missing(seen):
+                await self._applier.ensure_secret(made.secret, is_known=seen.keys is not None)
+            for each in made.standing:
+                if await self._applier.ensure(each, seen.owner) is Applied.LEAVING:
+                    return [Trouble("Replacing", f"an older {each.resource.kind} {each.name} is being deleted")]
+        except (NameTaken, Forbidden, Invalid) as error:
+            return [trouble(error)]
+        return []
+
+    async def facade(
+        self, bare: Wish, owner: Owner, live: Facade | None, replicas: int | None, mode: ScalingMode
+    ) -> None:
+        """Make the LLMPool be there and, where `replicas` is given, say so many. `bare` is the pool without them."""
+        spec = {**mapping(bare.body["spec"]), "replicas": replicas}
+        full = with_metadata({**bare.body, "spec": spec}, annotations={WRITTEN: str(replicas)})
+        if live is None:
+            found = await self._applier.find(bare, owner)
+            if found is None and replicas is not None:
+                await self._applier.apply(full, manager=SCALER, force=False)
+            return
+        await self._applier.ensure(bare, owner)
+        if replicas is not None:
+            await self._applier.apply(full, manager=SCALER, force=live.mode != mode)
+
+    def _may_be_missing(self, seen: Snapshot) -> bool:
+        waiting = any(crew.ready + crew.failing + crew.unschedulable < crew.existing for crew in seen.crews.values())
+        if not waiting and seen.gateways_ready:
+            self._secret_at.pop(seen.owner.uid, None)
+            return False
+        now = self._clock()
+        if now - self._secret_at.setdefault(seen.owner.uid, now) < SECRET_AGAIN_S:
+            return False
+        self._secret_at[seen.owner.uid] = now
+        return True
+
+
+def trouble(error: OperatorError) -> Trouble:
+    """A refusal as it is reported."""
+    if isinstance(error, NameTaken):
+        return Trouble("NameTaken", str(error))
+    if isinstance(error, Forbidden):
+        return Trouble("QuotaExceeded" if error.is_quota else "Forbidden", error.message)
+    return Trouble("Rejected", str(error))

@@ -1,0 +1,142 @@
+"""One deployment as the caches know it, read once at the beginning of a pass. No request is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+from pydantic import ValidationError
+
+from baton_control.names import POOL_ROLES, Key, Role, gateway_name, pool_name
+from baton_operator.kube.cache import REPLICA_OWNERS, Cache
+from baton_operator.kube.client import Resource
+from baton_operator.kube.kinds import ACCOUNTS, DEPLOYMENTS, JOBS, PODS, POOLS, RECORDS, WITHDRAWN, WORKERS
+from baton_operator.kube.object_fields import (
+    annotations_of,
+    integer,
+    is_controlled,
+    is_leaving,
+    mapping,
+    mappings,
+    metadata_of,
+    uid_of,
+)
+from baton_operator.objects.cluster import Manifest, Owner
+from baton_operator.passes.observe import WorkerSet, condition, refusal, worker_sets
+from baton_operator.passes.pool_size import WRITTEN, Facade
+from baton_operator.passes.template_records import Stored, stored
+from baton_operator.passes.worker_pods import Crew, WorkerPod, crews, gateway_failure, worker_pods
+from baton_operator.schema.status import DeploymentStatus, PoolConditionType
+
+KEYS_ANNOTATION = "baton.dev/keys"
+"""On the gateway's account: the hash of the key Secret that was applied, which cannot be read."""
+Caches = Mapping[Resource, Cache]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What is known of one deployment."""
+
+    key: Key
+    raw: Manifest
+    owner: Owner
+    generation: int
+    before: DeploymentStatus
+    """Its status as it stands; empty where it cannot be read."""
+    records: tuple[Stored, ...]
+    live_records: Mapping[str, Manifest]
+    sets: tuple[WorkerSet, ...]
+    live_sets: Mapping[str, Manifest]
+    pods: tuple[WorkerPod, ...]
+    pools: Mapping[Role, Manifest]
+    """The live facades, if they are ours and stay."""
+    gateways_ready: int
+    gateway_refusal: str
+    gateway_failure: str
+    keys: str | None
+    """Hash of the key Secret that was applied last; None: none was."""
+    fetches: tuple[Manifest, ...] = ()
+    """Live Jobs that fetch a model."""
+    withdrawable: tuple[tuple[Resource, Manifest], ...] = ()
+    """Live objects of kinds that not every deployment has."""
+    crews: Mapping[tuple[Role, str], Crew] = field(default_factory=dict)
+
+
+def snapshot(key: Key, caches: Caches) -> Snapshot | None:
+    """None when there is no such deployment, or when it is being deleted: then its objects go with it."""
+    raw = caches[DEPLOYMENTS].get(*key)
+    if raw is None or is_leaving(raw):
+        return None
+    owner = Owner(uid_of(raw))
+    workers = {str(metadata_of(each)["name"]): each for each in caches[WORKERS].of(key)}
+    records = {str(metadata_of(each)["name"]): each for each in _ours(caches[RECORDS].of(key), owner)}
+    pods = worker_pods(caches[PODS].of(key), key.name)
+    gateway = next(iter(_ours((workers.get(gateway_name(key.name), {}),), owner)), {})
+    account = caches[ACCOUNTS].get(key.namespace, gateway_name(key.name)) or {}
+    keys = annotations_of(account).get(KEYS_ANNOTATION) if is_controlled(account, owner.uid) else None
+    facades = {role: caches[POOLS].get(key.namespace, pool_name(key.name, role)) or {} for role in POOL_ROLES}
+    found = (stored(each) for each in records.values())
+    return Snapshot(
+        key=key,
+        raw=raw,
+        owner=owner,
+        generation=integer(metadata_of(raw).get("generation")) or 0,
+        before=read_status(raw),
+        records=tuple(each for each in found if each is not None),
+        live_records=records,
+        sets=worker_sets(workers.values(), owner),
+        live_sets=workers,
+        pods=pods,
+        pools={role: pool for role, pool in facades.items() if _ours((pool,), owner)},
+        gateways_ready=integer(mapping(gateway.get("status")).get("readyReplicas")) or 0,
+        gateway_refusal=refusal(gateway),
+        gateway_failure=gateway_failure(caches[PODS].of(key), key.name) or _lateness(gateway),
+        keys=keys if isinstance(keys, str) else None,
+        fetches=_ours(caches[JOBS].of(key), owner),
+        withdrawable=tuple(
+            (kind, each) for kind in WITHDRAWN if kind in caches for each in _ours(caches[kind].of(key), owner)
+        ),
+        crews=crews(pods),
+    )
+
+
+def _lateness(gateway: Manifest) -> str:
+    """A Pod that waits for a Secret that is not there gives no reason itself."""
+    is_late = condition(gateway, "Progressing").get("reason") == "ProgressDeadlineExceeded"
+    return "new Pods do not get ready; their Events say why (a Secret or volume that is not there?)" if is_late else ""
+
+
+def facade(pool: Manifest) -> Facade:
+    """What counts of a live LLMPool."""
+    owners = pool.get(REPLICA_OWNERS)
+    conditions = mappings(mapping(pool.get("status")).get("conditions"))
+    written = annotations_of(pool).get(WRITTEN)
+    modes = [str(each.get("reason")) for each in conditions if each.get("type") == PoolConditionType.SIZED]
+    return Facade(
+        replicas=integer(mapping(pool.get("spec")).get("replicas")) or 0,
+        owners=frozenset(str(each) for each in owners) if isinstance(owners, list) else None,
+        mode=modes[0] if modes else None,
+        written=int(written) if isinstance(written, str) and written.isdigit() else None,
+    )
+
+
+def read_status(raw: Manifest) -> DeploymentStatus:
+    """The status of a live object; fields that this version cannot read count as absent."""
+    given = mapping(raw.get("status"))
+    try:
+        return DeploymentStatus.model_validate_json(msgspec.json.encode(given))
+    except ValidationError:
+        pass
+    known = DeploymentStatus()
+    for name, value in given.items():
+        try:
+            read = DeploymentStatus.model_validate_json(msgspec.json.encode({name: value}))
+        except ValidationError:
+            continue
+        known = known.model_copy(update={each: getattr(read, each) for each in read.model_fields_set})
+    return known
+
+
+def _ours(manifests: tuple[Manifest, ...], owner: Owner) -> tuple[Manifest, ...]:
+    return tuple(each for each in manifests if is_controlled(each, owner.uid) and not is_leaving(each))

@@ -1,0 +1,144 @@
+"""Writes the status of a deployment and of its facades, when it changed and only then, and tells what turned as Events.
+
+An Event is told after the status that it belongs to is stored, so that a repeated pass does not tell it again; one that
+cannot be told is lost, and the status says the same.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+from collections.abc import Callable, Mapping
+
+from baton_control.hashes import content_hash
+from baton_control.names import POOL_ROLES, Key, Role, pool_name
+from baton_control.spec.api import API_VERSION, KIND, LLMDeployment
+from baton_operator.kube.client import KubeApi, KubeError
+from baton_operator.kube.kinds import EVENTS
+from baton_operator.kube.object_fields import mapping, metadata_of, uid_of
+from baton_operator.objects.cluster import Manifest
+from baton_operator.objects.metadata import selector_text
+from baton_operator.passes.apply import Applier
+from baton_operator.passes.conditions import Finding, Truth, merged, timestamp
+from baton_operator.passes.pool_size import Plan
+from baton_operator.passes.snapshot import Snapshot
+from baton_operator.passes.status_events import EventBudget, Turn, turns
+from baton_operator.schema.llm_pool import POOL_KIND
+from baton_operator.schema.status import Condition, DeploymentStatus, PoolConditionType, PoolFacadeStatus
+
+log = logging.getLogger(__name__)
+STATUS_MANAGER = "baton-status"
+SELDOM_S = 60.0
+"""Numbers that move all the time are written this often at most."""
+_SELDOM = ("slo", "kvTransfer", "sizingMemory")
+
+
+class StatusWriter:
+    def __init__(
+        self, api: KubeApi, applier: Applier, now: Callable[[], datetime.datetime], clock: Callable[[], float]
+    ) -> None:
+        self._api, self._applier, self._now, self._clock = api, applier, now, clock
+        self._written_at: dict[str, float] = {}
+        self._budgets: dict[Key, EventBudget] = {}
+
+    def forget(self, key: Key) -> None:
+        """The deployment is gone."""
+        self._budgets.pop(key, None)
+
+    async def write(self, seen: Snapshot, after: DeploymentStatus) -> float | None:
+        """Store a status that differs from the live one. Returns in how many seconds to come again when only numbers
+        differ that were written a moment ago."""
+        status, live = as_applied(after), mapping(seen.raw.get("status"))
+        if status == live:
+            return None
+        uid, now = seen.owner.uid, self._clock()
+        if all(status.get(name) == live.get(name) for name in {*status, *live} - set(_SELDOM)):
+            left_s = self._written_at.get(uid, now - SELDOM_S) + SELDOM_S - now
+            if left_s > 0:
+                return left_s
+        changed = sorted(name for name in {*status, *live} if status.get(name) != live.get(name))
+        log.debug("%s: status: %s", seen.key, {name: [live.get(name), status.get(name)] for name in changed})
+        await self._apply(API_VERSION, KIND, seen.key.namespace, seen.key.name, uid, status)
+        self._written_at[uid] = now
+        await self._tell(seen, turns(seen.before, after))
+        return None
+
+    async def write_pools(self, seen: Snapshot, deployment: LLMDeployment, plans: Mapping[Role, Plan]) -> None:
+        """The same for the facades, which `/scale` and autoscalers read."""
+        for role in POOL_ROLES:
+            live = seen.pools.get(role)
+            if live is None:
+                continue  # made by this very pass: its event brings the next
+            status = as_applied(self._pool_status(seen, deployment, role, plans[role], live))
+            if status != mapping(live.get("status")):
+                name = pool_name(seen.key.name, role)
+                await self._apply(API_VERSION, POOL_KIND, seen.key.namespace, name, uid_of(live), status)
+
+    def _pool_status(
+        self, seen: Snapshot, deployment: LLMDeployment, role: Role, plan: Plan, live: Manifest
+    ) -> PoolFacadeStatus:
+        mode = deployment.spec.autoscaling.mode
+        generation = metadata_of(live).get("generation")
+        observed = generation if isinstance(generation, int) else 0
+        given = mapping(live.get("status")).get("conditions")
+        before = [Condition.model_validate(each) for each in given] if isinstance(given, list) else []
+        finding = Finding(PoolConditionType.SIZED, Truth.TRUE, mode.value, plan.limit)
+        raw = {
+            "observedGeneration": observed,
+            "replicas": sum(each.existing for each in seen.sets if each.role is role),
+            "selector": selector_text(deployment, role),
+            "effective": plan.workers,
+            "conditions": merged(before, (finding,), observed, self._now()),
+        }
+        return PoolFacadeStatus.model_validate(raw)
+
+    async def _apply(self, api_version: str, kind: str, namespace: str, name: str, uid: str, status: Manifest) -> None:
+        metadata = {"namespace": namespace, "name": name, "uid": uid}
+        body: Manifest = {"apiVersion": api_version, "kind": kind, "metadata": metadata, "status": status}
+        await self._applier.apply(body, manager=STATUS_MANAGER, force=True, subresource="status")
+
+    async def _tell(self, seen: Snapshot, found: tuple[Turn, ...]) -> None:
+        budget = self._budgets.setdefault(seen.key, EventBudget())
+        for turn in found:
+            if not budget.allows(turn, self._clock()):
+                continue
+            try:
+                await self._api.create(EVENTS, self._event(seen, turn), manager=STATUS_MANAGER)
+            except KubeError as error:
+                log.warning("%s: Event %s not told: %s", seen.key, turn.reason, error)
+
+    def _event(self, seen: Snapshot, turn: Turn) -> Manifest:
+        now = timestamp(self._now())
+        namespace, name = seen.key
+        regarding = {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "namespace": namespace,
+            "name": name,
+            "uid": seen.owner.uid,
+        }
+        unique = content_hash({"uid": seen.owner.uid, "reason": turn.reason, "message": turn.message, "at": now})
+        return {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": f"{name}.{unique}", "namespace": namespace},
+            "involvedObject": regarding,
+            "type": "Warning" if turn.warns else "Normal",
+            "reason": turn.reason,
+            "message": turn.message[:1024],
+            "source": {"component": "baton-operator"},
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        }
+
+
+def as_applied(status: DeploymentStatus | PoolFacadeStatus) -> Manifest:
+    """What is sent, without anything empty: of an object whose fields all go a server makes `null`, and refuses the
+    whole status for that (kubernetes#117447); an empty list is not kept by all, and would be written each time."""
+    return _filled(status.model_dump(mode="json", by_alias=True, exclude_none=True))
+
+
+def _filled(manifest: Manifest) -> Manifest:
+    inner = {name: _filled(value) if isinstance(value, dict) else value for name, value in manifest.items()}
+    return {name: value for name, value in inner.items() if value not in ({}, [])}

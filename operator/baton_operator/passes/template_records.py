@@ -1,0 +1,218 @@
+"""The record of rendered templates: why an operator upgrade restarts nothing. Pure.
+
+A deployment's Pod templates are rendered once for what its user wrote, and kept in a ControllerRevision that the
+LLMDeployment owns: the inputs, the rendered Pods, the images and the template version they came from. A pass renders
+again only where the inputs differ from the recorded ones, so that other images, flags or defaults of a newer operator
+move nothing. Images move when the user asks for it (annotation `baton.dev/upgrade` with a new value), or when an edit
+needs a template of a version that the recorded images do not speak: then both pools move together, or P and D would
+not fit. The current record is the one with the highest revision; older ones stay while workers made from them run.
+
+Inputs are compared field by field: a field that only the newer operator knows counts as unchanged while it has its
+default, one that only the older knew is ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from baton_control.hashes import Revision, content_hash
+from baton_control.names import POOL_ROLES, Role, record_name
+from baton_control.spec.api import LLMDeployment, ModelSpec
+from baton_control.worker_specs import pool_spec
+from baton_operator.kube.object_fields import integer, mapping, text
+from baton_operator.objects.cluster import Manifest, Owner, Platform
+from baton_operator.objects.metadata import owned
+from baton_operator.objects.pods import TEMPLATE_VERSION, gateway_template, worker_template
+
+UPGRADE_ANNOTATION = "baton.dev/upgrade"
+ROLES = (*POOL_ROLES, Role.GATEWAY)
+_NOT_IN_PODS = ("replicas", "service", "route")
+"""Fields of the gateway that its Pods do not depend on."""
+KEPT = 8
+"""Older records at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """The template of one role and what it was rendered from."""
+
+    inputs: Manifest
+    revision: Revision
+    pod: Manifest
+    """A PodTemplateSpec."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    version: int
+    """The template version: what the rendering operator and its images agree about."""
+    worker_image: str
+    gateway_image: str
+    upgrade: str
+    """The value of the annotation by which the images were last asked for."""
+    rendered: Mapping[Role, Rendered]
+
+    def data(self) -> Manifest:
+        roles = {
+            role.value: {
+                "inputs": each.inputs,
+                "fit": each.revision.fit,
+                "template": each.revision.template,
+                "pod": each.pod,
+            }
+            for role, each in self.rendered.items()
+        }
+        return {
+            "version": self.version,
+            "workerImage": self.worker_image,
+            "gatewayImage": self.gateway_image,
+            "upgrade": self.upgrade,
+            "roles": roles,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A record as it stands in the cluster."""
+
+    name: str
+    uid: str
+    number: int
+    record: Record
+
+
+def current(
+    deployment: LLMDeployment, platform: Platform, upgrade: str, stored: Iterable[Stored], version: int | None = None
+) -> Record:
+    """What the deployment is to be made from now. Raises UnsupportedError for what this version cannot run."""
+    version = TEMPLATE_VERSION if version is None else version
+    newest_first = [each.record for each in sorted(stored, key=lambda each: -each.number)]
+    wanted = {role: inputs(deployment, role) for role in ROLES}
+    if newest_first and newest_first[0].upgrade == upgrade:
+        base = newest_first[0]
+        kept = {role: _known(role, wanted[role], base, newest_first) for role in ROLES}
+        if all(kept.values()) or base.version == version:
+            pinned = replace(platform, worker_image=base.worker_image, gateway_image=base.gateway_image)
+            rendered = {role: kept[role] or _render(deployment, role, pinned, wanted[role]) for role in ROLES}
+            return replace(base, rendered=rendered)
+    rendered = {role: _render(deployment, role, platform, wanted[role]) for role in ROLES}
+    return Record(version, platform.worker_image, platform.gateway_image, upgrade, rendered)
+
+
+def _known(role: Role, wanted: Manifest, base: Record, records: Iterable[Record]) -> Rendered | None:
+    """What was rendered from these inputs before, for the same images."""
+    source = (base.version, base.worker_image, base.gateway_image, base.upgrade)
+    for record in records:
+        found = record.rendered.get(role)
+        is_alike = (record.version, record.worker_image, record.gateway_image, record.upgrade) == source
+        if found is not None and is_alike and same_inputs(found.inputs, wanted, _DEFAULTS[role]):
+            return found
+    return None
+
+
+def _render(deployment: LLMDeployment, role: Role, platform: Platform, wanted: Manifest) -> Rendered:
+    if role is Role.GATEWAY:
+        pod = gateway_template(deployment, platform)
+        return Rendered(wanted, Revision("", content_hash(pod)), pod)
+    template = worker_template(deployment, role, platform)
+    return Rendered(wanted, template.spec.revision, template.pod)
+
+
+def inputs(deployment: LLMDeployment, role: Role) -> Manifest:
+    """Everything of the spec that a role's template is rendered from, as plain data."""
+    spec = deployment.spec
+    dump = spec.model_dump(mode="json", by_alias=True)
+    shared = {name: dump[name] for name in ("podMetadata", "imagePullSecrets")}
+    longest = spec.gateway.limits.max_request_duration
+    if role is Role.GATEWAY:
+        gateway = {name: value for name, value in dump["gateway"].items() if name not in _NOT_IN_PODS}
+        targets = {name: each["target"] for name, each in dump["slo"].items()}
+        may_sleep = spec.prefill.replicas.min == 0
+        more = {"routing": dump["routing"], "targets": targets, "maySleep": may_sleep}
+        return {**shared, "gateway": gateway, "maxRequestDuration": longest, **more}
+    pool = {name: value for name, value in dump[role.value].items() if name != "replicas"}
+    devices = {each.value: pool_spec(deployment, each).accelerator is not None for each in POOL_ROLES}
+    return {
+        **shared,
+        "model": dump["model"],
+        "pool": pool,
+        "kvTransfer": dump["kvTransfer"],
+        "accelerated": devices,
+        "maxRequestDuration": longest,
+    }
+
+
+def same_inputs(recorded: Manifest, wanted: Manifest, defaults: Manifest) -> bool:
+    """Whether a template rendered from `recorded` serves `wanted`."""
+    for name, value in wanted.items():
+        default = defaults.get(name)
+        before = recorded.get(name, default)
+        if isinstance(default, dict) and default and isinstance(before, dict) and isinstance(value, dict):
+            if not same_inputs(before, value, default):
+                return False
+        elif before != value:
+            return False
+    return True
+
+
+def _of_defaults(role: Role) -> Manifest:
+    model = ModelSpec.model_construct(source="", served_name="", max_context_tokens=0)
+    blank = LLMDeployment.model_validate(
+        {
+            "apiVersion": "baton.dev/v1alpha1",
+            "kind": "LLMDeployment",
+            "metadata": {"name": "x"},
+            "spec": {"model": {"source": "file:///x", "servedName": "x", "maxContextTokens": 16}},
+        }
+    )
+    return inputs(blank.model_copy(update={"spec": blank.spec.model_copy(update={"model": model})}), role)
+
+
+_DEFAULTS = {role: _of_defaults(role) for role in ROLES}
+
+
+def manifest(record: Record, number: int, deployment: LLMDeployment, owner: Owner) -> Manifest:
+    """The ControllerRevision of a record, named by its content."""
+    data = record.data()
+    name = record_name(deployment.metadata.name, content_hash(data))
+    made = owned("apps/v1", "ControllerRevision", name, deployment, owner)
+    return made | {"revision": number, "data": data}
+
+
+def stored(found: Manifest) -> Stored | None:
+    """The record in a live ControllerRevision; None for one that cannot be read, which then counts as absent."""
+    data, metadata = mapping(found.get("data")), mapping(found.get("metadata"))
+    number, version = integer(found.get("revision")), integer(data.get("version"))
+    images = text(data.get("workerImage")), text(data.get("gatewayImage"))
+    rendered = {role: _rendered(mapping(mapping(data.get("roles")).get(role.value))) for role in ROLES}
+    if number is None or version is None or images[0] is None or images[1] is None:
+        return None
+    complete = {role: each for role, each in rendered.items() if each is not None}
+    if len(complete) < len(ROLES):
+        return None
+    record = Record(version, images[0], images[1], text(data.get("upgrade")) or "", complete)
+    return Stored(str(metadata.get("name")), str(metadata.get("uid")), number, record)
+
+
+def _rendered(data: Manifest) -> Rendered | None:
+    fit, template, pod, given = (data.get(name) for name in ("fit", "template", "pod", "inputs"))
+    if not (isinstance(fit, str) and isinstance(template, str) and isinstance(pod, dict) and isinstance(given, dict)):
+        return None
+    return Rendered(given, Revision(fit, template), pod)
+
+
+def outdated(records: Iterable[Stored], live_templates: Iterable[str]) -> tuple[Stored, ...]:
+    """Records that nothing needs any more: not the current one, and every worker left is made from a newer one too."""
+    newest_first = sorted(records, key=lambda each: -each.number)
+    missing = set(live_templates)
+    found = []
+    for place, each in enumerate(newest_first):
+        templates = {
+            rendered.revision.template for role, rendered in each.record.rendered.items() if role in POOL_ROLES
+        }
+        if place > 0 and (not templates & missing or place > KEPT):
+            found.append(each)
+        else:
+            missing -= templates
+    return tuple(found)

@@ -1,0 +1,213 @@
+"""What the Pods of a deployment tell about its workers: who is ready, who fails and why, who finds no node. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from baton_control.names import POOL_ROLES, Role, gateway_name, workers_name
+from baton_control.sizing.readings import slow_start_s
+from baton_operator.kube.object_fields import integer, is_leaving, mapping, mappings, metadata_of, uid_of
+from baton_operator.objects.cluster import Manifest
+from baton_operator.objects.metadata import ROLE_LABEL, TEMPLATE_LABEL
+
+MANY_RESTARTS = 2
+_NO_IMAGE = frozenset({"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull"})
+_STUCK = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPod:
+    """One worker's Pod."""
+
+    uid: str
+    role: Role
+    template: str
+    ready: bool
+    leaving: bool
+    failure: str = ""
+    """Why it does not come up by itself; empty: it may."""
+    unschedulable: str = ""
+    """Why no node takes it; empty: one did, or none has been tried."""
+    made: str = ""
+    """When, as the API server wrote it: texts in the order of time."""
+    placed_s: float | None = None
+    """From when it was made until its container ran: a node, the image; None: it does not run, or was restarted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """The Pods of one template together."""
+
+    existing: int = 0
+    """Those that are being stopped too."""
+    leaving: int = 0
+    ready: int = 0
+    failing: int = 0
+    unschedulable: int = 0
+    message: str = ""
+    """Of one that fails or finds no node."""
+
+
+def worker_pods(pods: Iterable[Manifest], deployment: str) -> tuple[WorkerPod, ...]:
+    """The workers among the Pods that carry the deployment's label. One that no Deployment of ours made, whatever its
+    labels, is left out."""
+    found = (_worker_pod(pod, deployment) for pod in pods)
+    return tuple(sorted((each for each in found if each is not None), key=lambda each: each.uid))
+
+
+def placement_s(pods: Iterable[WorkerPod], role: Role) -> float | None:
+    """What workers of a pool wait for before their processes start; None: none runs."""
+    newest = sorted((pod for pod in pods if pod.role is role), key=lambda pod: pod.made)
+    return slow_start_s([pod.placed_s for pod in newest if pod.placed_s is not None])
+
+
+def gateway_failure(pods: Iterable[Manifest], deployment: str) -> str:
+    """Why a gateway's Pod does not come up by itself; empty: all may."""
+    made_by = f"{gateway_name(deployment)}-"
+    for pod in pods:
+        metadata, status = metadata_of(pod), mapping(pod.get("status"))
+        owners = mappings(metadata.get("ownerReferences"))
+        is_ours = any(each.get("kind") == "ReplicaSet" and str(each.get("name")).startswith(made_by) for each in owners)
+        is_gateway = mapping(metadata.get("labels")).get(ROLE_LABEL) == Role.GATEWAY
+        conditions = {str(each.get("type")): each for each in mappings(status.get("conditions"))}
+        if is_ours and is_gateway and mapping(conditions.get("Ready")).get("status") != "True" and _failure(status):
+            return _failure(status)
+    return ""
+
+
+def crews(pods: Iterable[WorkerPod]) -> dict[tuple[Role, str], Crew]:
+    """By role and template hash."""
+    grouped: dict[tuple[Role, str], list[WorkerPod]] = {}
+    for pod in pods:
+        grouped.setdefault((pod.role, pod.template), []).append(pod)
+    return {key: _crew(members) for key, members in grouped.items()}
+
+
+def _crew(members: list[WorkerPod]) -> Crew:
+    staying = [pod for pod in members if not pod.leaving]
+    messages = [pod.failure for pod in staying if pod.failure] + [p.unschedulable for p in staying if p.unschedulable]
+    return Crew(
+        existing=len(members),
+        leaving=len(members) - len(staying),
+        ready=sum(pod.ready for pod in staying),
+        failing=sum(bool(pod.failure) for pod in staying),
+        unschedulable=sum(bool(pod.unschedulable) for pod in staying),
+        message=messages[0] if messages else "",
+    )
+
+
+def _worker_pod(pod: Manifest, deployment: str) -> WorkerPod | None:
+    metadata, status = metadata_of(pod), mapping(pod.get("status"))
+    labels = mapping(metadata.get("labels"))
+    role, template = labels.get(ROLE_LABEL), labels.get(TEMPLATE_LABEL)
+    if role not in set(POOL_ROLES) or not isinstance(template, str):
+        return None
+    made_by = f"{workers_name(deployment, Role(str(role)), template)}-"
+    owners = mappings(metadata.get("ownerReferences"))
+    if not any(each.get("kind") == "ReplicaSet" and str(each.get("name")).startswith(made_by) for each in owners):
+        return None
+    if status.get("phase") in ("Succeeded", "Failed"):
+        return None
+    conditions = {str(each.get("type")): each for each in mappings(status.get("conditions"))}
+    ready = mapping(conditions.get("Ready")).get("status") == "True"
+    placed = mapping(conditions.get("PodScheduled"))
+    is_refused = placed.get("status") == "False" and placed.get("reason") == "Unschedulable"
+    return WorkerPod(
+        uid=uid_of(pod),
+        role=Role(str(role)),
+        template=template,
+        ready=ready,
+        leaving=is_leaving(pod),
+        failure="" if ready else _failure(status),
+        unschedulable=str(placed.get("message", "no node")) if is_refused else "",
+        made=str(metadata.get("creationTimestamp", "")),
+        placed_s=_placed_s(metadata, status),
+    )
+
+
+def _placed_s(metadata: Manifest, status: Manifest) -> float | None:
+    containers = mappings(status.get("containerStatuses"))
+    times = [mapping(mapping(each.get("state")).get("running")).get("startedAt") for each in containers]
+    if not times or any(integer(each.get("restartCount")) for each in containers):
+        return None
+    try:
+        made, *started = (datetime.fromisoformat(str(each)) for each in (metadata.get("creationTimestamp"), *times))
+        return max(0.0, (max(started) - made).total_seconds())
+    except (ValueError, TypeError):
+        return None  # it does not run yet, or its times are of another form
+
+
+def _failure(status: Manifest) -> str:
+    """Worded so that it stays the same while a container goes back and forth between trying and waiting."""
+    for container in mappings(status.get("containerStatuses")):
+        reason = str(mapping(mapping(container.get("state")).get("waiting")).get("reason"))
+        ended = mapping(mapping(container.get("lastState")).get("terminated"))
+        if reason in _NO_IMAGE:
+            return f"the image {container.get('image')} cannot be pulled"
+        if reason == "CrashLoopBackOff" or (integer(container.get("restartCount")) or 0) >= MANY_RESTARTS:
+            last = " ".join(str(ended.get("message") or "").split())[-300:]
+            return f"{ended.get('reason', 'crashes')}, exit code {ended.get('exitCode', 'unknown')}: {last}"
+        if reason in _STUCK:
+            message = mapping(mapping(container.get("state")).get("waiting")).get("message")
+            return f"{reason}: {' '.join(str(message or '').split())}"[:300]
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Assumed:
+    """What readiness lets assume about routing."""
+
+    routable: Mapping[tuple[Role, str], int]
+    """By role and template hash."""
+    doubtful: frozenset[tuple[Role, str]]
+    """Those with a worker that served a moment ago and is not ready now: it may only be slow to answer."""
+    again_at: float | None
+    """When a worker will have settled, or a doubt ends."""
+
+
+class Readiness:
+    """Stands in for gateways that tell nothing: a worker counts as routable once it has been seen ready for `settle_s`,
+    the time in which gateways find and link it. Ready is not routable; this is the nearest that can be known without
+    them. Times are those of the operator's own monotonic clock: no two clocks are compared."""
+
+    def __init__(self, settle_s: float = 15.0, doubt_s: float = 60.0) -> None:
+        self._settle_s, self._doubt_s = settle_s, doubt_s
+        self._ready_since: dict[str, float] = {}
+        self._lost_at: dict[str, float] = {}
+        self._known: set[str] = set()
+
+    def routable(
+        self, owner: str, pods: Iterable[WorkerPod], published: Mapping[tuple[Role, str], int], now: float
+    ) -> Assumed:
+        """The first time that this process sees a deployment, as many of its workers as its status called routable are
+        taken to have settled."""
+        credit = {} if owner in self._known else dict(published)
+        self._known.add(owner)
+        counts: dict[tuple[Role, str], int] = {}
+        doubtful: set[tuple[Role, str]] = set()
+        later: list[float] = []
+        for pod in pods:
+            key = (pod.role, pod.template)
+            if pod.leaving:
+                self._ready_since.pop(pod.uid, None)
+                self._lost_at.pop(pod.uid, None)
+                continue
+            if pod.uid not in self._ready_since and credit.get(key, 0) > 0:
+                credit[key] -= 1
+                self._ready_since[pod.uid] = now - self._settle_s
+            if not pod.ready:
+                if self._ready_since.pop(pod.uid, now) + self._settle_s <= now:
+                    self._lost_at[pod.uid] = now
+                if (doubt_ends := self._lost_at.get(pod.uid, now - self._doubt_s) + self._doubt_s) > now:
+                    doubtful.add(key)
+                    later.append(doubt_ends)
+                continue
+            settled = self._ready_since.setdefault(pod.uid, now) + self._settle_s
+            if settled <= now:
+                self._lost_at.pop(pod.uid, None)
+                counts[key] = counts.get(key, 0) + 1
+            else:
+                later.append(settled)
+        return Assumed(counts, frozenset(doubtful), min(later, default=None))

@@ -1,0 +1,6 @@
+"""What the API server checks and shows: CustomResourceDefinitions, CEL rules, the status types, the reference page.
+
+Owns the translation of the API's types into structural schemas.
+Never runs while the operator reconciles, but for the types of the status.
+Called by `make format`, `make verify` and the passes.
+"""

@@ -1,0 +1,166 @@
+"""The rules of the API that no single field can say, in CEL, for the API server: they hold while the operator is down.
+
+Rules over several fields say what the validators in `api` say; transition rules (with `oldSelf`) exist only here, for
+a file has no past. Bounds of quantities and keys of mappings become rules too, because a pattern cannot say them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baton_control.spec.api import (
+    RESERVED_METADATA,
+    CacheSpec,
+    DeploymentSpec,
+    LLMDeployment,
+    PodMetadataSpec,
+    PoolSpec,
+    ReplicaSpec,
+    RolloutSpec,
+    ScheduleSpec,
+    TolerationSpec,
+)
+from baton_control.spec.base_model import Model
+from baton_operator.schema.llm_pool import PoolFacadeSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One entry of `x-kubernetes-validations`."""
+
+    rule: str
+    message: str
+    field: str | None = None
+    """Path below the place of the rule that the message is about."""
+
+    def entry(self) -> dict[str, object]:
+        """The entry as the schema holds it."""
+        place = {} if self.field is None else {"fieldPath": self.field}
+        return {"rule": self.rule, "message": self.message, **place}
+
+
+def _accelerators(pool: str) -> str:
+    replicas, ranks = f"self.{pool}.replicas.min", f"self.{pool}.tensorParallel"
+    return f"(has(self.{pool}.accelerator) ? {replicas} * {ranks} : 0)"
+
+
+_RESERVED = "|".join(domain.replace(".", "\\\\.") for domain in RESERVED_METADATA)
+
+NAME = Rule(
+    "self.metadata.name.size() <= 36 && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+    "metadata.name must be 1 to 36 lower-case letters, digits and '-', beginning with a letter and not ending with '-'",
+)
+NO_PARENT = Rule("!self.matches('(^|[/@])[.][.]($|[/@])')", "must have no '..' in a path")
+
+RULES: dict[type[Model], tuple[Rule, ...]] = {
+    LLMDeployment: (NAME,),
+    CacheSpec: (
+        Rule(
+            "has(self.storageClassName) == has(oldSelf.storageClassName) && "
+            "(!has(self.storageClassName) || self.storageClassName == oldSelf.storageClassName)",
+            "cannot be changed: the claim exists already",
+            ".storageClassName",
+        ),
+        Rule("quantity(self.size).compareTo(quantity(oldSelf.size)) >= 0", "cannot shrink", ".size"),
+    ),
+    ReplicaSpec: (Rule("self.min <= self.max", "must be at most replicas.max", ".min"),),
+    PoolSpec: (
+        Rule(
+            "self.tensorParallel == 1 || has(self.accelerator)",
+            "must be 1 without an accelerator",
+            ".tensorParallel",
+        ),
+        Rule(
+            "!has(self.resourceClaims) || "
+            "self.resourceClaims.all(c, self.resourceClaims.exists_one(d, d.name == c.name))",
+            "names must differ",
+            ".resourceClaims",
+        ),
+    ),
+    TolerationSpec: (
+        Rule(
+            "self.operator != 'Exists' || !has(self.value) || self.value == ''",
+            "must be absent while operator is Exists",
+            ".value",
+        ),
+    ),
+    RolloutSpec: (
+        Rule(
+            "self.maxSurge > 0 || self.maxUnavailable > 0", "must be at least 1 while maxUnavailable is 0", ".maxSurge"
+        ),
+    ),
+    ScheduleSpec: (
+        Rule("self.start != self.end", "must differ from start", ".end"),
+        Rule("has(self.prefill) || has(self.decode)", "a schedule names prefill, decode or both"),
+    ),
+    PodMetadataSpec: tuple(
+        Rule(
+            f"!has(self.{field}) || !self.{field}.exists(k, k.matches('^([^/]*[.])?({_RESERVED})/'))",
+            "keys of the domains " + ", ".join(RESERVED_METADATA) + " are reserved",
+            f".{field}",
+        )
+        for field in ("labels", "annotations")
+    ),
+    DeploymentSpec: (
+        Rule(
+            "(self.prefill.replicas.min == 0) == (self.decode.replicas.min == 0)",
+            "replicas.min must be 0 in both pools or in neither, they sleep together",
+        ),
+        Rule(
+            "!has(self.autoscaling.scaleToZeroAfter) || self.prefill.replicas.min == 0",
+            "needs replicas.min 0 in both pools",
+            ".autoscaling.scaleToZeroAfter",
+        ),
+        Rule(
+            "self.model.kvCacheDtype != 'fp8' || (has(self.prefill.accelerator) && has(self.decode.accelerator))",
+            "fp8 needs an accelerator in both pools",
+            ".model.kvCacheDtype",
+        ),
+        *(
+            Rule(
+                "!has(self.autoscaling.schedules) || "
+                f"self.autoscaling.schedules.all(s, !has(s.{role}) || s.{role} <= self.{role}.replicas.max)",
+                f"{role} of a schedule must be at most {role}.replicas.max",
+                ".autoscaling.schedules",
+            )
+            for role in ("prefill", "decode")
+        ),
+        Rule(
+            "!has(self.autoscaling.budget.maxAccelerators) || "
+            f"{_accelerators('prefill')} + {_accelerators('decode')} <= self.autoscaling.budget.maxAccelerators",
+            "must be at least what both pools take at replicas.min",
+            ".autoscaling.budget.maxAccelerators",
+        ),
+    ),
+    PoolFacadeSpec: (
+        Rule("self.deployment == oldSelf.deployment", "cannot be changed", ".deployment"),
+        Rule("self.role == oldSelf.role", "cannot be changed", ".role"),
+    ),
+}
+
+
+def quantity_bounds(unit: str, low: str | None, high: str | None) -> tuple[Rule, ...]:
+    """Bounds of a quantity that is text in a manifest; `low` and `high` are written as a manifest writes them."""
+    convert = {
+        "duration": "duration({})",
+        "memory": "quantity({})",
+        "rate": "(double({0}.substring(0, {0}.size() - 4)) * ({0}.endsWith('GB/s') ? 1000.0 : 1.0))",
+    }[unit]
+    compare = "{}.compareTo({}) {} 0" if unit == "memory" else "{0} {2} {1}"
+    value = convert.format("self")
+    parts = [
+        compare.format(value, convert.format(f"'{bound}'"), operator)
+        for bound, operator in ((low, ">="), (high, "<="))
+        if bound is not None
+    ]
+    words = " and ".join(f"at {side} {bound}" for side, bound in (("least", low), ("most", high)) if bound is not None)
+    return (Rule(" && ".join(parts), f"must be {words}"),) if parts else ()
+
+
+def keys_match(pattern: str, longest: int) -> Rule:
+    """The keys of a mapping: a structural schema has no other way to bound them."""
+    text = pattern.replace("\\", "\\\\").replace("'", "\\'")
+    return Rule(
+        f"self.all(k, k.size() <= {longest} && k.matches('{text}'))",
+        "keys must be Kubernetes keys such as example.com/tier",
+    )

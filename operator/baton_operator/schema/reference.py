@@ -1,0 +1,115 @@
+"""The reference page of the LLMDeployment, written from the API types: every field, what it allows, its default.
+
+`python -m baton_operator.schema.reference FILE` writes it, `--check FILE` fails when the file is not what would be
+written.
+"""
+
+from __future__ import annotations
+
+import enum
+import sys
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from baton_control.spec.allowed import describe, fields_of, model_of
+from baton_control.spec.api import LLMDeployment
+from baton_control.spec.base_model import Model
+from baton_control.spec.quantities import Unit, show_quantity
+
+HEADER = """\
+# LLMDeployment reference
+
+Written from `control/baton_control/spec/api.py` by `make format`; do not edit. A pool's fields are the same for
+`prefill` and `decode` and are listed once.
+
+| field | must be | default | |
+|---|---|---|---|
+"""
+SAME_AS_PREFILL = "spec.decode"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One field of the reference."""
+
+    path: str
+    allowed: str
+    default: str
+    description: str
+
+    def __str__(self) -> str:
+        cells = (f"`{self.path}`", self.allowed, self.default, self.description)
+        return "| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in cells) + " |"
+
+
+def page() -> str:
+    """The whole page."""
+    return HEADER + "".join(f"{row}\n" for row in rows(LLMDeployment, ""))
+
+
+def rows(model: type[Model], prefix: str, default: object = None) -> Iterator[Row]:
+    """The fields of a model and of those inside it, in the order of the types; mappings of fields have no row.
+
+    `default` is what the model itself is when a manifest leaves it out: its fields then have defaults too.
+    """
+    for name, field in fields_of(model).items():
+        path = f"{prefix}.{name}" if prefix else name
+        if path == SAME_AS_PREFILL:
+            yield Row(path, "as `spec.prefill`", "", "The pool that generates.")
+            continue
+        inner = model_of(field.annotation)
+        if inner is not None:
+            yield from rows(inner, path, field.get_default(call_default_factory=False))
+            continue
+        allowed = describe(field.annotation, field.metadata)
+        yield Row(path, allowed, _default(field, _value_in(default, name, model)), field.description or "")
+        item = _item_model(field.annotation)
+        if item is not None:
+            yield from rows(item, f"{path}[]")
+
+
+def _item_model(annotation: object) -> type[Model] | None:
+    arguments = typing.get_args(annotation)
+    return model_of(arguments[0]) if typing.get_origin(annotation) is tuple else None
+
+
+def _value_in(default: object, name: str, model: type[Model]) -> object:
+    """The value of a field, by its name in manifests, in an instance of the model; undefined without one."""
+    if not isinstance(default, model):
+        return PydanticUndefined
+    return next(getattr(default, key) for key, field in model.model_fields.items() if (field.alias or key) == name)
+
+
+def _default(field: FieldInfo, inherited: object) -> str:
+    value: object = field.get_default(call_default_factory=False)
+    value = inherited if value is PydanticUndefined else value
+    if value is PydanticUndefined:
+        return "required"
+    if value is None or value in ((), {}):
+        return "none"
+    unit = next((item.name for item in field.metadata if isinstance(item, Unit)), None)
+    if unit is not None and isinstance(value, int | float):
+        return f"`{show_quantity(value, unit)}`"
+    if isinstance(value, enum.Enum):
+        return f"`{value.value}`"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def main(arguments: list[str]) -> int:
+    is_check, path = arguments[:1] == ["--check"], Path(arguments[-1])
+    if not is_check:
+        path.write_text(page(), encoding="utf-8")
+        return 0
+    if path.read_text(encoding="utf-8") == page():
+        return 0
+    print(f"{path} is not what the API types say: run `make format`", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,160 @@
+"""From the API's pydantic models to structural OpenAPI v3 schemas, as CustomResourceDefinitions want them.
+
+Every model is written out where it is used: structural schemas know no references and no alternatives. Everything is
+bounded, because CEL's cost estimate is made of bounds: a text, list or mapping without one is an error here.
+`| None` means that the field may be absent; the API server drops a null.
+"""
+
+from __future__ import annotations
+
+import enum
+import typing
+from collections.abc import Iterable
+
+from annotated_types import Ge, Le, MaxLen
+from pydantic import StringConstraints
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from baton_control.spec.allowed import fields_of, model_of, unwrapped
+from baton_control.spec.base_model import Model
+from baton_control.spec.model_source import ALLOWED, source_pattern
+from baton_control.spec.quantities import PATTERNS, Allowed, Unit, show_quantity
+from baton_operator.schema.cel import NO_PARENT, RULES, Rule, keys_match, quantity_bounds
+from baton_operator.schema.status import ListKey
+
+Schema = dict[str, object]
+MAX_INT32 = (1 << 31) - 1
+LONGEST_QUANTITY = 18
+
+
+class UnboundedError(TypeError):
+    """A type that cannot be written as a bounded structural schema."""
+
+
+def schema_of(annotation: object, metadata: Iterable[object] = ()) -> Schema:
+    """The schema of a type. Raises UnboundedError, which names the type, for what has no bound or no schema."""
+    annotation, items = unwrapped(annotation, tuple(metadata))
+    model = model_of(annotation)
+    if model is not None:
+        return _with_rules(_object(model), RULES.get(model, ()))
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is tuple:
+        return _list(arguments[0], items)
+    if origin is dict:
+        return _mapping(arguments[0], arguments[1], items)
+    if origin is typing.Literal:
+        return {"type": "string", "enum": list(arguments)}
+    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
+        return {"type": "string", "enum": [str(member.value) for member in annotation]}
+    unit = _first(items, Unit)
+    if unit is not None:
+        return _quantity(unit.name, items)
+    if annotation is bool:
+        return {"type": "boolean"}
+    if annotation in (int, float):
+        return _number(annotation, items)
+    if annotation is str:
+        return _text(items)
+    raise UnboundedError(f"{annotation!r} has no structural schema")
+
+
+def default_of(field: FieldInfo) -> object:
+    """What the API server fills in for an absent field, as a manifest writes it; None for nothing."""
+    return _written(field.get_default(call_default_factory=False), field)
+
+
+def _written(value: object, field: FieldInfo) -> object:
+    if value is PydanticUndefined or value is None or value in ((), {}):
+        return None
+    if isinstance(value, Model):
+        return _whole(value)
+    unit = _first(unwrapped(field.annotation, tuple(field.metadata))[1], Unit)
+    if unit is not None:
+        assert isinstance(value, int | float)
+        return show_quantity(value, unit.name)
+    return value.value if isinstance(value, enum.Enum) else value
+
+
+def _whole(value: Model) -> Schema:
+    """A default value with all that is in it: the API server checks its rules before it fills in inner defaults."""
+    found: Schema = {}
+    for key, field in type(value).model_fields.items():
+        inner = _written(getattr(value, key), field)
+        if inner is not None:
+            found[field.alias or key] = inner
+    return found
+
+
+def _object(model: type[Model]) -> Schema:
+    properties: Schema = {}
+    required = []
+    for name, field in fields_of(model).items():
+        schema = schema_of(field.annotation, field.metadata)
+        description = {"description": " ".join(field.description.split())} if field.description else {}
+        default = default_of(field)
+        properties[name] = {**description, **schema, **({} if default is None else {"default": default})}
+        if field.is_required():
+            required.append(name)
+    return {"type": "object", "properties": properties, **({"required": required} if required else {})}
+
+
+def _list(item: object, items: tuple[object, ...]) -> Schema:
+    most = _first(items, MaxLen)
+    if most is None:
+        raise UnboundedError(f"a list of {item!r} has no most entries")
+    key = _first(items, ListKey)
+    kind: Schema = {"x-kubernetes-list-type": "atomic"}
+    if key is not None:
+        kind = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key.name]}
+    return {"type": "array", "maxItems": most.max_length, **kind, "items": schema_of(item)}
+
+
+def _mapping(key: object, value: object, items: tuple[object, ...]) -> Schema:
+    most = _first(items, MaxLen)
+    constraints = _first(unwrapped(key, ())[1], StringConstraints)
+    if most is None or constraints is None or constraints.max_length is None or constraints.pattern is None:
+        raise UnboundedError(f"a mapping of {value!r} has no most entries or no bounds on its keys")
+    schema: Schema = {"type": "object", "maxProperties": most.max_length, "additionalProperties": schema_of(value)}
+    return _with_rules(schema, (keys_match(str(constraints.pattern), constraints.max_length),))
+
+
+def _number(annotation: object, items: tuple[object, ...]) -> Schema:
+    low, high = _first(items, Ge), _first(items, Le)
+    if low is None or high is None:
+        raise UnboundedError("a number without both bounds")
+    bounds: Schema = {"minimum": low.ge, "maximum": high.le}
+    if annotation is float:
+        return {"type": "number", **bounds}
+    assert isinstance(high.le, int)
+    return {"type": "integer", "format": "int32" if high.le <= MAX_INT32 else "int64", **bounds}
+
+
+def _text(items: tuple[object, ...]) -> Schema:
+    constraints = _first(items, StringConstraints)
+    if constraints is None or constraints.max_length is None:
+        raise UnboundedError("text without a greatest length")
+    low = constraints.min_length
+    schema: Schema = {"type": "string", "maxLength": constraints.max_length, **({"minLength": low} if low else {})}
+    if any(isinstance(item, Allowed) and item.text == ALLOWED for item in items):
+        return _with_rules({**schema, "pattern": source_pattern()}, (NO_PARENT,))
+    return schema if constraints.pattern is None else {**schema, "pattern": str(constraints.pattern)}
+
+
+def _quantity(unit: str, items: tuple[object, ...]) -> Schema:
+    low, high = _first(items, Ge), _first(items, Le)
+    least = None if low is None else show_quantity(typing.cast("float", low.ge), unit)
+    most = None if high is None else show_quantity(typing.cast("float", high.le), unit)
+    schema: Schema = {"type": "string", "maxLength": LONGEST_QUANTITY, "pattern": PATTERNS[unit]}
+    return _with_rules(schema, quantity_bounds(unit, least, most))
+
+
+def _with_rules(schema: Schema, rules: tuple[Rule, ...]) -> Schema:
+    return {**schema, **({"x-kubernetes-validations": [rule.entry() for rule in rules]} if rules else {})}
+
+
+Item = typing.TypeVar("Item")
+
+
+def _first(items: Iterable[object], kind: type[Item]) -> Item | None:
+    return next((item for item in items if isinstance(item, kind)), None)

@@ -1,0 +1,143 @@
+"""What can be measured of a running twin: signals for baseline rules, and the telemetry that sizing gets."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Protocol
+
+from baton_control.names import Role
+from baton_control.sizing.decision import Known, Reading, Unknown
+from baton_control.sizing.readings import (
+    MAX_SAMPLE,
+    ArrivalReading,
+    Observed,
+    PoolSeen,
+    arrivals_reading,
+    number_reading,
+)
+from baton_control.sizing.spec import SizingSpec
+from baton_control.sizing.workload import RequestShape
+from baton_control.twin.twin import Twin
+from baton_simulate.baselines.signals import PoolSignals, Signals
+
+LATENCY_WINDOW_S = 60.0
+MIN_JUDGED = 50
+FIRST_OUTPUT = 200
+"""Tokens that an answer is taken to have until the first has ended."""
+STARTUP_SAFETY = 1.15
+"""A high quantile of start-up times over their median."""
+
+
+class Measured(Protocol):
+    """What a view needs to know of a scenario."""
+
+    @property
+    def spec(self) -> SizingSpec: ...
+
+    @property
+    def startup_s(self) -> float: ...
+
+
+class Views:
+    """Windows over one twin; each reading covers the time since it was last asked for."""
+
+    def __init__(self, twin: Twin, scenario: Measured) -> None:
+        self._twin = twin
+        self._spec = scenario.spec
+        self._startup_s = scenario.startup_s
+        self._arrived = {"signals": (0, 0.0), "observed": (0, 0.0)}
+        self._ended = 0
+        self._outputs: deque[int] = deque(maxlen=256)
+        self._judged: deque[tuple[float, bool, bool]] = deque()
+
+    def signals(self) -> Signals:
+        twin = self._twin
+        first, last, seconds = self._since("signals")
+        recent = range(max(0, last - 200), last)
+        count = max(1, len(recent))
+        return Signals(
+            prefill=self._prefill(),
+            decode=self._decode(),
+            arrivals_per_s=(last - first) / seconds,
+            mean_prompt=sum(twin.prompt[i] for i in recent) / count,
+            mean_uncached=sum(twin.prompt[i] - twin.cached[i] for i in recent) / count,
+            mean_output=sum(twin.output[i] for i in recent) / count,
+        )
+
+    def observed(self) -> Observed:
+        self._judge()
+        waiting = self._twin.gateway_tokens + sum(worker.queued_tokens for worker in self._twin.prefill)
+        return Observed(
+            arrivals=self._arrivals(),
+            prefill=self._seen(Role.PREFILL),
+            decode=self._seen(Role.DECODE),
+            queued_tokens=number_reading(float(waiting), "queued tokens"),
+            running=number_reading(float(self._running()), "running sequences"),
+        )
+
+    def _running(self) -> int:
+        twin = self._twin
+        return sum(len(each.batch) for each in twin.prefill) + sum(len(each.active) for each in twin.decode)
+
+    def _since(self, reader: str) -> tuple[int, int, float]:
+        first, at = self._arrived[reader]
+        self._arrived[reader] = (self._twin.next_arrival, self._twin.now)
+        return first, self._twin.next_arrival, max(0.1, self._twin.now - at)
+
+    def _arrivals(self) -> ArrivalReading:
+        twin = self._twin
+        first, last, seconds = self._since("observed")
+        stride = max(1, -(-(last - first) // MAX_SAMPLE))
+        outputs = list(self._outputs) or [FIRST_OUTPUT]
+        sample = [
+            RequestShape(twin.prompt[i], max(1, outputs[place % len(outputs)]), twin.cached[i])
+            for place, i in enumerate(range(first, last, stride))
+        ]
+        return arrivals_reading(float(last - first), seconds, sample, twin.now, twin.now)
+
+    def _judge(self) -> None:
+        twin, targets = self._twin, self._spec.targets
+        for i in twin.finished[self._ended :]:
+            self._outputs.append(twin.output[i])
+            ttft = twin.first_s[i] - twin.arrival_s[i]
+            tpot = (twin.done_s[i] - twin.first_s[i]) / max(1, twin.output[i] - 1)
+            self._judged.append((twin.now, ttft <= targets.ttft_s, tpot <= targets.tpot_s))
+        self._ended = len(twin.finished)
+        while self._judged and twin.now - self._judged[0][0] > LATENCY_WINDOW_S:
+            self._judged.popleft()
+
+    def _seen(self, role: Role) -> PoolSeen:
+        share: Reading = Unknown("too few requests")
+        if len(self._judged) >= MIN_JUDGED:
+            column = 1 if role is Role.PREFILL else 2
+            share = Known(sum(entry[column] for entry in self._judged) / len(self._judged))
+        twin = self._twin
+        return PoolSeen(twin.workers(role), twin.routable(role), self._startup_s * STARTUP_SAFETY, share)
+
+    def _prefill(self) -> PoolSignals:
+        twin = self._twin
+        pool, ready = twin.routable_prefill, max(1, len(twin.routable_prefill))
+        kv = sum(worker.pinned_tokens for worker in pool)
+        return PoolSignals(
+            workers=twin.workers(Role.PREFILL),
+            ready=len(pool),
+            running=sum(len(worker.batch) for worker in pool),
+            queued=len(twin.gateway) + sum(len(worker.queue) for worker in pool),
+            kv_use=kv / ready / twin.model.kv_capacity_tokens,
+            kv_tokens=kv,
+            queued_tokens=twin.gateway_tokens + sum(worker.queued_tokens for worker in pool),
+        )
+
+    def _decode(self) -> PoolSignals:
+        twin = self._twin
+        pool, ready = twin.routable_decode, max(1, len(twin.routable_decode))
+        kv = sum(worker.kv_tokens + worker.reserved_tokens for worker in pool)
+        return PoolSignals(
+            workers=twin.workers(Role.DECODE),
+            ready=len(pool),
+            running=sum(len(worker.active) for worker in pool),
+            queued=sum(len(worker.waiting) for worker in pool),
+            kv_use=kv / ready / twin.model.kv_capacity_tokens,
+            kv_tokens=kv,
+            queued_tokens=sum(worker.waiting_tokens for worker in pool),
+        )

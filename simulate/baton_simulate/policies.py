@@ -1,0 +1,187 @@
+"""Policies by name: mode SLO, static pools, an oracle, and the baselines with thresholds tuned to the scenario.
+
+A baseline's published defaults are kept; thresholds that its user has to choose are set from the same step times
+as ours, at 70 % of what one worker can hold within the targets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from baton_control.names import POOL_ROLES, Role
+from baton_control.sizing.capacity import Mix, TwinSizer
+from baton_control.sizing.decision import Unknown
+from baton_control.sizing.readings import Observed, PoolSeen
+from baton_control.sizing.remembered import Memory
+from baton_control.sizing.slo import decide
+from baton_control.sizing.spec import SizingSpec
+from baton_control.sizing.step_times import WorkerModel
+from baton_control.sizing.workload import RequestShape, Workload
+from baton_simulate.baselines.apa import Apa
+from baton_simulate.baselines.dynamo import Dynamo
+from baton_simulate.baselines.hpa import Hpa
+from baton_simulate.baselines.kpa import Kpa
+from baton_simulate.baselines.llmd import LlmdV1, LlmdV2
+from baton_simulate.baselines.signals import Policy, Sizes
+from baton_simulate.measuring import Views
+
+PEERS = ("hpa-queue", "hpa-kv", "kpa", "dynamo", "llmd-v1", "llmd-v2", "apa")
+POLICIES = ("slo", "static", "oracle", *PEERS)
+TUNED_SHARE = 0.7
+QUEUE_SHARE = 0.35
+"""Little's law at the edge of the target: 0.8 of a worker's rate times a mean TTFT of 0.4 of its 95th percentile."""
+LOOK_S = 10.0
+
+
+@dataclass(slots=True)
+class Slo:
+    """Mode SLO in a replay: the production decision with its memory."""
+
+    spec: SizingSpec
+    sizer: TwinSizer
+    memory: Memory = field(default_factory=Memory)
+    reasons: dict[Role, str] = field(default_factory=dict)
+    last: Sizes = field(default_factory=dict)
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def interval_s(self) -> float:
+        return self.spec.interval_s
+
+    def decide_from(self, views: Views | None, now: float) -> Sizes | None:
+        if views is None:
+            if not self.last:
+                return None
+            seen = Observed(
+                Unknown("no report"), PoolSeen(self.last[Role.PREFILL], None), PoolSeen(self.last[Role.DECODE], None)
+            )
+        else:
+            seen = views.observed()
+        decision = decide(self.spec, seen, self.memory, now, self.sizer, epoch_s=now)
+        self.memory = decision.memory
+        self.reasons = {role: pool.reason for role, pool in decision.pools.items()}
+        self.last = {role: pool.workers for role, pool in decision.pools.items()}
+        return self.last
+
+
+@dataclass(slots=True)
+class Rule:
+    """A baseline in a replay."""
+
+    policy: Policy
+    reasons: dict[Role, str] = field(default_factory=dict)
+
+    @property
+    def interval_s(self) -> float:
+        return self.policy.interval_s
+
+    def decide_from(self, views: Views | None, now: float) -> Sizes | None:
+        return self.policy.decide(None if views is None else views.signals(), now)
+
+
+@dataclass(slots=True)
+class Scripted:
+    """Sizes by time: static pools and the oracle."""
+
+    sizes: Callable[[float], Sizes]
+    interval_s: float = LOOK_S
+    reasons: dict[Role, str] = field(default_factory=dict)
+
+    def decide_from(self, views: Views | None, now: float) -> Sizes | None:
+        return self.sizes(now)
+
+
+Player = Slo | Rule | Scripted
+
+
+def player(name: str, spec: SizingSpec, believed: WorkerModel, needs: Needs, startup_s: float) -> Player:
+    """The policy of that name. `needs`: what the workload needs when, known to `static` and `oracle` only."""
+    concurrency = tuned_concurrency(believed, spec, needs.mean_shape)
+    share = min(0.8, concurrency[Role.DECODE] * needs.context / believed.kv_capacity_tokens)
+    tuned = {role: max(1.0, TUNED_SHARE * concurrency[role]) for role in POOL_ROLES}
+    makers: dict[str, Callable[[], Player]] = {
+        "slo": lambda: Slo(spec, TwinSizer(believed, spec.targets)),
+        "static": lambda: Scripted(lambda now: needs.most()),
+        "oracle": lambda: Scripted(lambda now: needs.between(now, now + 1.3 * startup_s + 2 * LOOK_S)),
+        "hpa-queue": lambda: Rule(Hpa(spec, tuned)),
+        "hpa-kv": lambda: Rule(Hpa(spec, tuned, kv_target=max(0.02, TUNED_SHARE * share))),
+        "kpa": lambda: Rule(Kpa(spec, concurrency)),
+        "dynamo": lambda: Rule(Dynamo(spec, believed)),
+        "llmd-v1": lambda: Rule(LlmdV1(spec)),
+        "llmd-v2": lambda: Rule(LlmdV2(spec, believed.kv_capacity_tokens, believed.max_sequences)),
+        "apa": lambda: Rule(Apa(spec, tuned[Role.PREFILL], max(0.02, TUNED_SHARE * share))),
+    }
+    return makers[name]()
+
+
+def tuned_concurrency(model: WorkerModel, spec: SizingSpec, shape: RequestShape) -> dict[Role, float]:
+    """Requests that one worker can have at once within the targets, for requests of mean length."""
+    own = model.prefill.prompt_s(shape.prompt_tokens - shape.cached_tokens, shape.cached_tokens)
+    context = shape.prompt_tokens + shape.output_tokens / 2
+    batch = 1
+    while batch < model.max_sequences and model.decode.seconds(batch + 1, (batch + 1) * context) <= spec.targets.tpot_s:
+        batch += 1
+    prefill = QUEUE_SHARE * (spec.targets.ttft_s - model.prefill.fixed_s) / own
+    return {Role.PREFILL: max(1.0, prefill), Role.DECODE: float(batch)}
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a workload needs in each interval of `LOOK_S`, when everything is known."""
+
+    prefill: tuple[int, ...]
+    decode: tuple[int, ...]
+    mean_shape: RequestShape
+
+    @property
+    def context(self) -> float:
+        return self.mean_shape.prompt_tokens + self.mean_shape.output_tokens / 2
+
+    def between(self, start_s: float, end_s: float) -> Sizes:
+        low = min(max(0, int(start_s // LOOK_S) - 1), len(self.prefill) - 1)
+        high = max(low + 1, int(end_s // LOOK_S) + 1)
+        return {Role.PREFILL: max(self.prefill[low:high]), Role.DECODE: max(self.decode[low:high])}
+
+    def most(self) -> Sizes:
+        return {Role.PREFILL: max(self.prefill), Role.DECODE: max(self.decode)}
+
+
+def needs_of(workload: Workload, spec: SizingSpec, sizer: TwinSizer, mix_s: float = 300.0) -> Needs:
+    """Needs from the true arrivals: rates over 30 s around each interval, lengths over `mix_s`."""
+    edges = np.arange(0.0, workload.duration_s + LOOK_S, LOOK_S)
+    counts = np.histogram(workload.arrival_s, edges)[0].astype(np.float64)
+    work = np.histogram(workload.arrival_s, edges, weights=workload.prompt_tokens - workload.cached_tokens)[0]
+    mixes: dict[int, Mix] = {}
+    sizes: dict[Role, list[int]] = {role: [] for role in POOL_ROLES}
+    smooth = np.convolve(np.pad(counts, 1, mode="edge"), np.ones(3) / 3, "valid") / LOOK_S
+    tokens = np.convolve(np.pad(work, 1, mode="edge"), np.ones(3) / 3, "valid") / LOOK_S
+    for place in range(len(counts)):
+        part = int(place * LOOK_S // mix_s)
+        if part not in mixes:
+            mixes[part] = mix_of(workload.between(part * mix_s, (part + 1) * mix_s) or workload)
+        mix = mixes[part]
+        mean = max(1.0, float(np.mean([s.prompt_tokens - s.cached_tokens for s in mix.shapes])))
+        loads = {Role.PREFILL: float(tokens[place]) / mean, Role.DECODE: float(smooth[place])}
+        for role in POOL_ROLES:
+            bounds = spec.bounds_of[role]
+            needed = sizer.required(role, mix, loads[role]) if loads[role] > 0 else 1
+            sizes[role].append(min(bounds.maximum, max(1, bounds.minimum, needed)))
+    mean_shape = RequestShape(
+        int(workload.prompt_tokens.mean()), int(workload.output_tokens.mean()), int(workload.cached_tokens.mean())
+    )
+    return Needs(tuple(sizes[Role.PREFILL]), tuple(sizes[Role.DECODE]), mean_shape)
+
+
+def mix_of(workload: Workload, limit: int = 256) -> Mix:
+    """An even sample of a workload's requests."""
+    stride = max(1, len(workload) // limit)
+    rows = zip(
+        workload.prompt_tokens[::stride].tolist(),
+        workload.output_tokens[::stride].tolist(),
+        workload.cached_tokens[::stride].tolist(),
+        strict=True,
+    )
+    return Mix(tuple(RequestShape(p, o, c) for p, o, c in rows)[: 2 * limit], 1.5)

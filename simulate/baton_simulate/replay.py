@@ -1,0 +1,171 @@
+"""Replays a workload against the twin at full detail while a policy resizes its pools: what `baton simulate` runs.
+
+Every worker is simulated, start-ups take their time, metrics can be lost and workers can die. Replaced workers
+follow the policy's last sizes, as a Deployment would. Policies see readings only, never the twin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from baton_control.names import POOL_ROLES, Role
+from baton_control.sizing.capacity import latencies
+from baton_control.sizing.spec import SizingSpec
+from baton_control.sizing.step_times import WorkerModel
+from baton_control.sizing.workload import Floats, Workload
+from baton_control.twin.twin import Twin
+from baton_simulate.baselines.signals import Sizes
+from baton_simulate.measuring import Views
+from baton_simulate.policies import Player
+
+PATIENCE_S = 120.0
+"""A client gives up when its first token has not come by then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    name: str
+    workload: Workload
+    model: WorkerModel
+    """What the workers really do; a policy may believe otherwise."""
+    spec: SizingSpec
+    startup_s: float
+    initial: Sizes
+    lost: tuple[tuple[float, float], ...] = ()
+    """Times without metrics."""
+    deaths: tuple[tuple[float, Role], ...] = ()
+    seed: int = 1
+    in_turn: bool = False
+    """Prompts wait in order of arrival, as in other systems, instead of by the target."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One change of a pool."""
+
+    at_s: float
+    role: Role
+    before: int
+    after: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The pools at one moment."""
+
+    at_s: float
+    workers: tuple[int, int]
+    routable: tuple[int, int]
+    queued: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    policy: str
+    requests: int
+    slo_attainment: float
+    """Share of requests within both targets; refused ones are outside."""
+    ttft_attainment: float
+    tpot_attainment: float
+    gpu_hours: float
+    goodput_per_gpu: float
+    """Requests within both targets per second and accelerator."""
+    rejected: int
+    retries: int
+    decisions: tuple[Move, ...]
+    points: tuple[Point, ...]
+    ttft_s: Floats
+    tpot_s: Floats
+
+    @property
+    def misses(self) -> float:
+        return 1.0 - self.slo_attainment
+
+
+def replay(
+    scenario: Scenario,
+    name: str,
+    policy: Player,
+    on_tick: Callable[[float], None] | None = None,
+) -> Outcome:
+    """One run from the first arrival until everything ended; billed until the last arrival."""
+    workload = scenario.workload
+    ttft_s = None if scenario.in_turn else scenario.spec.targets.ttft_s
+    twin = Twin(scenario.model, workload, patience_s=PATIENCE_S, ttft_s=ttft_s)
+    views = Views(twin, scenario)
+    random = np.random.default_rng(scenario.seed)
+    wanted = dict(scenario.initial)
+    moves: list[Move] = []
+    points: list[Point] = []
+    for role in POOL_ROLES:
+        for _ in range(wanted[role]):
+            twin.add(role, 0.0)
+    deaths = sorted(scenario.deaths, key=lambda death: death[0])
+    now, end = 0.0, workload.duration_s
+    while now < end:
+        now = min(end, now + policy.interval_s)
+        while deaths and deaths[0][0] <= now:
+            at, role = deaths.pop(0)
+            twin.run_until(at)
+            twin.kill(role)
+        twin.run_until(now)
+        is_lost = any(start <= now < stop for start, stop in scenario.lost)
+        sizes = policy.decide_from(None if is_lost else views, now)
+        if sizes is not None:
+            moves += _moves(now, wanted, sizes, policy.reasons)
+            wanted = dict(sizes)
+        _resize(twin, wanted, scenario.startup_s, random)
+        if not points or now - points[-1].at_s >= 10.0:
+            points.append(_point(twin, now))
+        if on_tick is not None:
+            on_tick(now / end)
+    billed = twin.billed_s()
+    twin.run_out()
+    return _outcome(name, scenario, twin, billed, moves, points)
+
+
+def _resize(twin: Twin, wanted: Sizes, startup_s: float, random: np.random.Generator) -> None:
+    for role in POOL_ROLES:
+        have = twin.workers(role)
+        for _ in range(wanted[role] - have):
+            twin.add(role, twin.now + startup_s * float(np.exp(random.normal(0.0, 0.08))))
+        for _ in range(have - wanted[role]):
+            twin.remove(role)
+
+
+def _moves(now: float, before: Sizes, after: Sizes, reasons: dict[Role, str]) -> list[Move]:
+    changed = [role for role in POOL_ROLES if before[role] != after[role]]
+    return [Move(now, role, before[role], after[role], reasons.get(role, "")) for role in changed]
+
+
+def _point(twin: Twin, now: float) -> Point:
+    workers, routable = ([count(role) for role in POOL_ROLES] for count in (twin.workers, twin.routable))
+    return Point(now, (workers[0], workers[1]), (routable[0], routable[1]), len(twin.gateway))
+
+
+def _outcome(
+    name: str, scenario: Scenario, twin: Twin, billed_s: float, moves: list[Move], points: list[Point]
+) -> Outcome:
+    ttft, tpot = latencies(twin, scenario.workload)
+    targets = scenario.spec.targets
+    first, each = ttft <= targets.ttft_s, tpot <= targets.tpot_s
+    good = int(np.sum(first & each))
+    return Outcome(
+        policy=name,
+        requests=len(ttft),
+        slo_attainment=good / max(1, len(ttft)),
+        ttft_attainment=float(np.mean(first)),
+        tpot_attainment=float(np.mean(each)),
+        gpu_hours=billed_s / 3600.0,
+        goodput_per_gpu=good / max(1.0, billed_s),
+        rejected=twin.rejected,
+        retries=twin.retries,
+        decisions=tuple(moves),
+        points=tuple(points),
+        ttft_s=ttft,
+        tpot_s=tpot,
+    )

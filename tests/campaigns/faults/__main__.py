@@ -1,0 +1,115 @@
+"""Fault campaigns against real processes: `python -m campaigns.faults CAMPAIGN`, from the repository's root.
+
+`kill` SIGKILLs workers and gateway processes of `baton up` under load; `pause` stops and wakes them; `cut` drops
+packets between processes that live in network namespaces (needs root); `cancel` hangs up at many points of a request's
+life. Every whole text is known: a lost, repeated or different token is counted. Rounds are appended to a journal, so
+that a campaign can be run in slices; the summary in `bench/results` covers the whole journal. Exits with 1 when a round
+has a problem.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "support"))
+
+from bench.machine import this_machine
+from bench.results import publish
+
+from campaigns.faults import cancel as faults_cancel
+from campaigns.faults import rounds as faults_rounds
+from campaigns.faults.fleet import Fleet, UpFleet
+from campaigns.faults.load import Load, asks
+from campaigns.faults.network import Cut, NetworkFleet, inside
+from campaigns.faults.rounds import Deck, Harm, Round
+
+HARMS = {"kill": faults_rounds.Kill, "pause": faults_rounds.Pause, "cut": Cut}
+
+
+async def campaign(fleet: Fleet, harm: Harm, count: int, lanes: int, seed: int, journal: Path, until_s: float) -> bool:
+    """`count` rounds, or as many as begin before `until_s` (monotonic). Whether all went well."""
+    draw = random.Random(seed)
+    load = Load(fleet.host, fleet.port, asks(), lanes, draw)
+    deck = Deck(draw)
+    is_good = True
+    try:
+        for number in range(count):
+            if time.monotonic() > until_s:
+                break
+            round_ = await faults_rounds.play(fleet, load, harm, deck, draw)
+            faults_rounds.append(journal, round_)
+            _tell(number + 1, count, round_)
+            is_good &= not round_.problems
+    finally:
+        await load.stop()
+    return is_good
+
+
+def _tell(number: int, count: int, round_: Round) -> None:
+    print(
+        f"{time.strftime('%H:%M:%S')} {number}/{count} {round_.fault} {round_.role}: {round_.verdicts} "
+        f"own {round_.excepted}, noticed {round_.noticed_s}, baseline {round_.baseline_s}, "
+        f"fleet whole after {round_.restarted_s:.1f} s",
+        flush=True,
+    )
+    for problem in round_.problems:
+        print(f"    {problem}", flush=True)
+
+
+async def run(name: str, arguments: argparse.Namespace, folder: Path, journal: Path) -> bool:
+    harm: Harm = HARMS[name](random.Random(arguments.seed + 1))
+    async with NetworkFleet(folder) if name == "cut" else UpFleet(folder) as fleet:
+        until_s = time.monotonic() + arguments.minutes * 60
+        return await campaign(fleet, harm, arguments.count, arguments.lanes, arguments.seed, journal, until_s)
+
+
+async def run_cancels(arguments: argparse.Namespace, folder: Path, journal: Path) -> None:
+    async with UpFleet(folder, each=1) as fleet:
+        until_s = time.monotonic() + arguments.minutes * 60
+        await faults_cancel.points(fleet, arguments.count, journal, until_s)
+        if time.monotonic() < until_s:
+            await faults_cancel.storm(fleet, 10 * arguments.count, journal)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("campaign", choices=sorted((*HARMS, "cancel")))
+    parser.add_argument("--count", type=int, default=200, help="faults (default %(default)s)")
+    parser.add_argument("--minutes", type=float, default=120.0, help="begin no round after so long")
+    parser.add_argument("--lanes", type=int, default=6, help="requests at a time (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--journal", type=Path, help="of rounds; appended to (default: a new one)")
+    parser.add_argument("--keep", type=Path, help="folder for the logs of the processes (default: thrown away)")
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.campaign == "cut" and not arguments.inside:
+        return inside(("-m", "campaigns.faults", *sys.argv[1:], "--inside"))
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    machine = this_machine()
+    with tempfile.TemporaryDirectory(prefix="baton-faults-") as temporary:
+        folder = arguments.keep or Path(temporary)
+        journal = arguments.journal or folder / "journal.jsonl"
+        if arguments.campaign == "cancel":
+            asyncio.run(run_cancels(arguments, folder, journal))
+            rows = faults_cancel.load_journal(journal)
+            notes = [f"{arguments.count} clients hang up at each point; then {10 * arguments.count} in one tick."]
+            publish("faults_cancel", machine, notes, ("point", "cancels", "blocks free after s", "alive"), rows)
+            return 0 if all(map(faults_cancel.is_good, rows)) else 1
+        is_good = asyncio.run(run(arguments.campaign, arguments, folder, journal))
+        rounds = faults_rounds.load_journal(journal)
+    notes = [
+        f"{len(rounds)} faults of the campaign `{arguments.campaign}` under load, {arguments.lanes} requests at a time."
+    ]
+    publish(f"faults_{arguments.campaign}", machine, notes, faults_rounds.COLUMNS, faults_rounds.summary(rounds))
+    return 0 if is_good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,249 @@
+"""A service under a fault campaign: `baton up`, as a rule with two workers of each role and two gateway processes, and
+what its processes say of themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import aiohttp
+import psutil
+
+from baton_local.errors import NotRunningError
+from baton_local.fleet.record import RunRecord, read_record
+from baton_local.fleet.run_dir import RunDir
+from baton_testing.engine import tiny_llama
+from campaigns.faults.load import MODEL
+
+READY_S = 180.0
+POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One process that a fault may hit. `epoch` is empty for gateway processes."""
+
+    name: str
+    role: str
+    pid: int
+    epoch: str = ""
+    host: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerBooks:
+    """A worker's blocks and work, and what its landing region cannot give out."""
+
+    name: str
+    epoch: str
+    free: int
+    total: int
+    running: int
+    waiting: int
+    peers: int
+    """Workers of the other role that it is linked with."""
+    quarantined_bytes: int
+
+    @property
+    def at_baseline(self) -> bool:
+        return self.free == self.total and self.running == self.waiting == 0
+
+
+class Fleet(Protocol):
+    host: str
+    port: int
+
+    async def members(self) -> list[Member]:
+        """Everybody who runs and is known to all gateway processes."""
+        ...
+
+    async def is_complete(self) -> bool: ...
+
+    async def linked(self) -> set[str]:
+        """Epochs that at least one gateway process has linked."""
+        ...
+
+    async def books(self) -> list[WorkerBooks]:
+        """Of every worker that answers."""
+        ...
+
+
+async def wait_until(fleet: Fleet, timeout_s: float = READY_S) -> float:
+    """Wait for a complete fleet; the seconds it took. Raises TimeoutError."""
+    began = time.monotonic()
+    async with asyncio.timeout(timeout_s):
+        while not await fleet.is_complete():  # noqa: ASYNC110 - other processes, no event
+            await asyncio.sleep(0.1)
+    return time.monotonic() - began
+
+
+async def page(session: aiohttp.ClientSession, url: str) -> Any:
+    """A JSON page, or None while nobody answers."""
+    try:
+        async with session.get(url) as response:
+            return await response.json() if response.status == 200 else None
+    except (aiohttp.ClientError, TimeoutError, OSError):
+        return None
+
+
+def books_of(name: str, state: Any) -> WorkerBooks:
+    return WorkerBooks(
+        name,
+        state["epoch"],
+        state["blocks_free"],
+        state["blocks_total"],
+        state["running"],
+        state["waiting"],
+        state["transfer"]["peers"],
+        state["transfer"].get("quarantined_bytes", 0),
+    )
+
+
+class UpFleet:
+    """`baton up` as a child process. A context."""
+
+    def __init__(self, folder: Path, each: int = 2, processes: int = 2, kv_memory: str = "16Mi") -> None:
+        self._folder = folder
+        self._workers = 2 * each
+        self._processes = processes
+        self._manifest = _manifest(folder, each, processes, kv_memory)
+        self._run = RunDir(folder / "runtime" / "baton" / "campaign.faults")
+        self._up: asyncio.subprocess.Process | None = None
+        self._session: aiohttp.ClientSession
+        self.host, self.port = "127.0.0.1", 0
+
+    async def __aenter__(self) -> UpFleet:
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2.0))
+        runtime = self._folder / "runtime"
+        runtime.mkdir(mode=0o700, parents=True, exist_ok=True)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_RUNTIME_DIR": str(runtime)}
+        log = self.log.open("wb")
+        argv = ("-m", "baton_local", "up", "-f", str(self._manifest), "--port", "0")
+        self._up = await asyncio.create_subprocess_exec(sys.executable, *argv, stdout=log, stderr=log, env=environment)
+        log.close()
+        try:
+            async with asyncio.timeout(READY_S):
+                while not (ready := re.search(r"^ready http://\S+:(\d+)$", self.log.read_text(), re.MULTILINE)):
+                    if self._up.returncode is not None:
+                        raise RuntimeError(f"baton up ended:\n{self.log.read_text()[-2000:]}")
+                    await asyncio.sleep(POLL_S)
+            self.port = int(ready[1])
+            await wait_until(self)
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._up is not None and self._up.returncode is None:
+            self._up.send_signal(signal.SIGTERM)
+            try:
+                async with asyncio.timeout(60):
+                    await self._up.wait()
+            except TimeoutError:
+                self._up.kill()
+                await self._up.wait()
+        await self._session.close()
+
+    @property
+    def log(self) -> Path:
+        return self._folder / "up.log"
+
+    @property
+    def logs(self) -> Path:
+        """Of its processes."""
+        return self._run.logs
+
+    async def members(self) -> list[Member]:
+        record = self._record()
+        if record is None:
+            return []
+        found = []
+        for post in record.posts:
+            if post.pid is None or post.phase != "ready":
+                continue
+            if post.role == "gateway":
+                found.append(Member(post.name, "gateway", post.pid))
+                pids = _gateway_children(post.pid)
+                found += [Member(f"{post.name}/{n}", "gateway process", pid) for n, pid in enumerate(pids)]
+            elif (state := await page(self._session, f"http://{post.address}/state")) is not None:
+                found.append(Member(post.name, post.role, post.pid, state["epoch"]))
+        return found
+
+    async def is_complete(self) -> bool:
+        record, state = self._record(), await self._gateway_state()
+        if record is None or state is None or any(post.phase != "ready" for post in record.posts):
+            return False
+        linked = [process["workers_linked"] for process in state["processes"]]
+        if linked != [self._workers] * self._processes:
+            return False
+        books = await self.books()
+        is_linked = {each.epoch for each in books} == {worker["epoch"] for worker in state["workers"]}
+        return is_linked and all(each.peers == self._workers // 2 for each in books)
+
+    async def linked(self) -> set[str]:
+        state = await self._gateway_state()
+        return set() if state is None else {worker["epoch"] for worker in state["workers"]}
+
+    async def books(self) -> list[WorkerBooks]:
+        record = self._record()
+        posts = [] if record is None else [post for post in record.posts if post.role != "gateway" and post.address]
+        states = await asyncio.gather(*(page(self._session, f"http://{post.address}/state") for post in posts))
+        return [books_of(post.name, state) for post, state in zip(posts, states, strict=True) if state is not None]
+
+    async def _gateway_state(self) -> Any:
+        record = self._record()
+        gateway = next((post for post in record.posts if post.role == "gateway"), None) if record else None
+        if gateway is None or gateway.admin_port is None:
+            return None
+        return await page(self._session, f"http://127.0.0.1:{gateway.admin_port}/state")
+
+    def _record(self) -> RunRecord | None:
+        try:
+            return read_record(self._run)
+        except NotRunningError:
+            return None
+
+
+def connections_of(pid: int, port: int) -> set[int]:
+    """The client ports of the connections that a gateway process has taken on `port`."""
+    try:
+        found = psutil.Process(pid).net_connections(kind="tcp")
+    except psutil.NoSuchProcess:
+        return set()
+    return {each.raddr.port for each in found if each.raddr and each.laddr.port == port}
+
+
+def _gateway_children(pid: int) -> list[int]:
+    """The serving processes of a gateway: not what renders its templates."""
+    try:
+        children = psutil.Process(pid).children()
+        return sorted(child.pid for child in children if "baton_gateway" in child.cmdline())
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _manifest(folder: Path, each: int, processes: int, kv_memory: str) -> Path:
+    pool = {"replicas": {"min": each, "max": each}, "engine": {"kvCacheMemory": kv_memory}}
+    spec = {
+        "model": {"source": f"file://{tiny_llama.FOLDER}", "servedName": MODEL, "maxContextTokens": 1024},
+        "slo": {"ttft": {"target": "500ms", "percentile": 95}, "tpot": {"target": "50ms", "percentile": 95}},
+        "prefill": pool,
+        "decode": pool,
+        "gateway": {"processes": processes},
+    }
+    metadata = {"name": "faults", "namespace": "campaign"}
+    body = {"apiVersion": "baton.dev/v1alpha1", "kind": "LLMDeployment", "metadata": metadata, "spec": spec}
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "manifest.yaml"
+    path.write_text(json.dumps(body))
+    return path

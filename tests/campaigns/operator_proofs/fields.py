@@ -1,0 +1,74 @@
+"""Every field of an LLMDeployment mutated, and random sequences of edits, against fresh creates."""
+
+from __future__ import annotations
+
+import logging
+import random
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "support"))
+
+from bench.machine import this_machine
+from bench.results import Cell, publish
+
+from baton_testing.kube.mutations import Bench, base, mutations, names_the_path, paths, refusal, sequence, slipped
+from baton_testing.kube.store import Json
+from campaigns.operator_proofs.tally import Tally
+
+CHUNK = 50
+"""Specs that slip past an older definition, one after the other on one deployment."""
+
+
+def fields(sequences: int, budget_s: float, resume: Path | None) -> int:
+    """All mutations, then as many sequences as asked for or as the budget allows; returns how many went wrong."""
+    logging.disable(logging.CRITICAL)
+    machine, tally = this_machine(), Tally("fields", resume, budget_s)
+    judged = [(mutation, refusal(mutation)) for mutation in mutations()]
+    refused = [mutation for mutation, text in judged if text is not None]
+    good = [mutation for mutation, text in judged if text is None]
+    unnamed = [mutation for mutation, text in judged if text and not names_the_path(mutation, text)]
+    chunks = [refused[first : first + CHUNK] for first in range(0, len(refused), CHUNK)]
+    bench = Bench()
+
+    def edits(name: str, bodies: list[tuple[float, Json]]) -> list[str]:
+        found = bench.complaint(bodies)
+        return [] if found is None else [f"{name}: {found}"]
+
+    for number in tally.numbers(len(chunks) + len(good) + sequences):
+        place = number - len(chunks)
+        try:
+            if place < 0:
+                kind, count, found = "slipped", len(chunks[number]), slipped(chunks[number])
+            elif place < len(good):
+                kind, count = "edits", 1
+                found = edits(str(good[place]), [(30.0, good[place].on(base()))])
+            else:
+                seed = place - len(good)
+                kind, count, found = "sequences", 1, edits(f"sequence {seed}", sequence(random.Random(seed), good))
+        except Exception as error:  # noqa: BLE001 - the outermost loop: what the operator let out is a result
+            found = [f"run {number}: {type(error).__name__}: {error}"]
+        tally.counts[kind] += count
+        for each in found:
+            tally.add(each)
+    rows: list[dict[str, Cell]] = [
+        {"what": "leaf fields", "runs": len(paths()), "of": len(paths())},
+        {"what": "values", "runs": len(judged), "of": len(judged)},
+        {"what": "refused by path", "runs": len(refused) - len(unnamed), "of": len(refused)},
+        {
+            "what": "set as a condition if they slip, old spec serving",
+            "runs": tally.counts["slipped"],
+            "of": len(refused),
+        },
+        {"what": "accepted edits against a fresh create", "runs": tally.counts["edits"], "of": len(good)},
+        {"what": "sequences against a fresh create", "runs": tally.counts["sequences"], "of": sequences},
+    ]
+    wrong = tally.counts["wrong"] + len(unnamed)
+    notes = [
+        f"command: python -m campaigns.operator_proofs fields --sequences {sequences}, in {tally.slices} slices",
+        f"{wrong} went wrong; {tally.cpu_s:.0f} s of CPU",
+        *(f"no path: {mutation}" for mutation in unnamed[:10]),
+        *tally.wrong[:20],
+    ]
+    publish("operator-fields", machine, notes, ["what", "runs", "of"], rows)
+    return wrong

@@ -1,0 +1,286 @@
+"""Many LLMDeployments on a real API server: how long until all their objects are there, and what it costs.
+
+On the server in KUBECONFIG, which has Baton's definitions and on which nothing runs Pods; without one, on an etcd and a
+kube-apiserver of its own. The operator is its own process; this one creates at a steady rate, watches everything and
+counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import psutil
+import yaml
+from bench.machine import this_machine
+from bench.results import Cell, percentile, publish
+
+from baton_operator.kube.client import Change, KubeApi, KubeError, Resource
+from baton_operator.kube.http_client import HttpKubeApi
+from baton_operator.kube.kinds import (
+    ACCOUNTS,
+    BUDGETS,
+    DEPLOYMENTS,
+    EVENTS,
+    POLICIES,
+    POOLS,
+    RECORDS,
+    SECRETS,
+    SERVICES,
+    WORKERS,
+)
+from baton_operator.kube.kubeconfig import load
+from baton_operator.objects.metadata import DEPLOYMENT_LABEL
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "support"))
+from baton_testing.kube.control_plane import HOW, control_plane, find_programs
+from baton_testing.kube.manifests import manifest
+
+OWNED = (POOLS, WORKERS, RECORDS, SERVICES, ACCOUNTS, POLICIES, SECRETS)
+LISTEN = "127.0.0.1:18089"
+OLD_SERVER = Path(__file__).resolve().parents[3] / "e2e" / "old_server.py"
+"""The operator for servers before 1.29, such as the one here: leaves out what they do not know."""
+QUIET_S = 8.0
+RESYNC_S = 60.0
+UP_S = 600.0
+DIGEST = "registry.example.com/baton@sha256:"
+Json = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Seen:
+    """What the watches told."""
+
+    objects: dict[str, set[tuple[str, str]]] = field(default_factory=lambda: defaultdict(set))
+    """Kinds and names of the objects of each deployment."""
+    complete_at: dict[str, float] = field(default_factory=dict)
+    """When the last of them came."""
+    added: Counter[str] = field(default_factory=Counter)
+    statuses: Counter[str] = field(default_factory=Counter)
+    last_at: float = 0.0
+    _before: dict[str, object] = field(default_factory=dict)
+
+    def heard(self, resource: Resource, change: Change, body: Json, now: float) -> None:
+        name = body["metadata"]["name"]
+        self.last_at = now
+        if resource == DEPLOYMENTS:
+            if change is Change.MODIFIED and body.get("status") != self._before.get(name):
+                self.statuses[name] += 1
+            self._before[name] = body.get("status")
+            return
+        of = body["metadata"].get("labels", {}).get(DEPLOYMENT_LABEL)
+        if of is not None and change is Change.ADDED:
+            self.added[resource.plural] += 1
+            self.objects[of].add((resource.plural, name))
+            self.complete_at[of] = now
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """The operator's."""
+
+    handle: psutil.Popen
+
+    @property
+    def rss_mib(self) -> float:
+        return float(self.handle.memory_info().rss) / 2**20
+
+    @property
+    def cpu_s(self) -> float:
+        times = self.handle.cpu_times()
+        return float(times.user + times.system)
+
+
+@contextlib.contextmanager
+def operator(namespace: str, keys: Path, calls_per_s: float) -> Any:
+    """The operator's process, stopped at the end."""
+    command = [sys.executable, str(OLD_SERVER), f"--namespaces={namespace}", f"--own-namespace={namespace}"]
+    command += [f"--worker-image={DIGEST}{'a' * 64}", f"--gateway-image={DIGEST}{'b' * 64}", f"--master-keys={keys}"]
+    command += [f"--listen={LISTEN}", "--gateway-listen=none", "--lease=none", "--routable-from=readiness"]
+    command += [f"--resync-s={RESYNC_S:.0f}", "--log-level=WARNING", f"--calls-per-s={calls_per_s:g}"]
+    process = Process(psutil.Popen(command, stdin=subprocess.DEVNULL))
+    try:
+        yield process
+    finally:
+        process.handle.terminate()
+        process.handle.wait(30)
+
+
+def calls() -> Counter[str]:
+    """The operator's calls to the API server so far, by verb; its passes under `passes`."""
+    found: Counter[str] = Counter()
+    with urlopen(f"http://{LISTEN}/metrics", timeout=10) as answer:
+        for line in answer.read().decode().splitlines():
+            if line.startswith("baton_operator_api_calls_total{"):
+                found[line.split('verb="')[1].split('"')[0]] += int(float(line.split()[-1]))
+            if line.startswith("baton_operator_passes_total{"):
+                found["passes"] += int(float(line.split()[-1]))
+    return found
+
+
+async def _watch(api: KubeApi, resource: Resource, namespace: str, seen: Seen) -> None:
+    version = (await api.list(resource, namespace)).resource_version
+    while True:
+        with contextlib.suppress(KubeError):
+            async for event in api.watch(resource, namespace, version, timeout_s=300):
+                metadata: Any = event.object["metadata"]
+                version = str(metadata["resourceVersion"])
+                if event.change is not Change.BOOKMARK:
+                    seen.heard(resource, event.change, dict(event.object), time.monotonic())
+
+
+@contextlib.asynccontextmanager
+async def _watching(api: KubeApi, namespace: str) -> AsyncIterator[Seen]:
+    seen = Seen()
+    tasks = [asyncio.create_task(_watch(api, each, namespace, seen)) for each in (DEPLOYMENTS, *OWNED)]
+    await asyncio.sleep(2)
+    try:
+        yield seen
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _quiet(seen: Seen, longest_s: float) -> None:
+    await _until(lambda: time.monotonic() - seen.last_at >= QUIET_S, longest_s)
+
+
+async def _create(api: KubeApi, namespace: str, name: str) -> None:
+    body = manifest(model__source="pvc://models/a", autoscaling__mode="Off")
+    body["metadata"] = {"name": name, "namespace": namespace}
+    while True:
+        try:
+            await api.create(DEPLOYMENTS, body, manager="bench")
+            return
+        except KubeError:
+            await asyncio.sleep(0.5)
+
+
+async def _scale(count: int, per_s: float, calls_per_s: float, namespace: str) -> int:
+    machine, run = this_machine(), secrets.token_hex(2)
+    rows: list[dict[str, Cell]] = []
+
+    def row(what: str, value: float, goal: str = "") -> None:
+        rows.append({"what": what, "value": value, "goal": goal})
+
+    with tempfile.TemporaryDirectory() as folder:
+        keys = Path(folder)
+        (keys / "first").write_bytes(b"m" * 32)
+        async with HttpKubeApi(load(), calls_per_s=500) as api, _watching(api, namespace) as seen:
+            with operator(namespace, keys, calls_per_s) as process:
+                await _until_up()
+                await _create(api, namespace, f"pilot-{run}")
+                await asyncio.sleep(5)
+                await _quiet(seen, 120)
+                expected = len(seen.objects[f"pilot-{run}"])
+                began, made, cpu_before = time.monotonic(), {}, process.cpu_s
+                before = calls()
+                for number in range(count):
+                    await asyncio.sleep(max(began + number / per_s - time.monotonic(), 0.0))
+                    name = f"s{run}-{number}"
+                    made[name] = time.monotonic()
+                    await _create(api, namespace, name)
+                created_s = time.monotonic() - began
+                await _quiet(seen, 1800)
+                late = [name for name in made if len(seen.objects[name]) != expected]
+                delays = [seen.complete_at[name] - at for name, at in made.items() if name in seen.complete_at]
+                spent = calls() - before
+                row("deployments", count)
+                row("created per second", count / created_s)
+                row("objects of each", expected)
+                row("deployments without exactly these", len(late), "0")
+                row("created to all objects, p50 s", percentile(delays, 50))
+                row("created to all objects, p99 s", percentile(delays, 99), "<= 30")
+                row("writes of the operator per deployment", (spent["patch"] + spent["create"]) / count)
+                row("reads of the operator per deployment", spent["get"] / count)
+                row("status writes per deployment, most", max(seen.statuses[name] for name in made), "<= 6")
+                events = (await api.list(EVENTS, namespace)).items
+                told = Counter(str(_of(each)) for each in events)
+                row("Events per deployment, most", max((told[name] for name in made), default=0), "<= 2")
+                row("from the last create to the last object, s", max(seen.complete_at.values()) - began - created_s)
+                row("operator CPU s per deployment", (process.cpu_s - cpu_before) / count)
+                row("operator memory MiB", process.rss_mib, "<= 512")
+                await asyncio.sleep(5)
+                idle_from, cpu_from = calls(), process.cpu_s
+                await asyncio.sleep(RESYNC_S + 15)
+                idle = calls() - idle_from
+                row("passes in one resync", idle["passes"])
+                row("calls in one resync, watches aside", sum(idle.values()) - idle["passes"] - idle["watch"], "0")
+                row("operator CPU s of one resync", process.cpu_s - cpu_from)
+            with operator(namespace, keys, calls_per_s) as process:
+                again = time.monotonic()
+                await _until_up()
+                row("restart to the first pass, s", time.monotonic() - again)
+                await _until(lambda: calls()["passes"] >= count, 600)
+                row("restart to every deployment passed, s", time.monotonic() - again)
+                row("writes after a restart", calls()["patch"] + calls()["create"], "0")
+                row("operator memory MiB after a restart", process.rss_mib, "<= 512")
+    notes = [
+        f"command: python -m campaigns.operator_proofs scale --deployments {count} --per-s {per_s:g} "
+        f"--calls-per-s {calls_per_s:g}",
+        "etcd and kube-apiserver 1.20.2 on the same machine, no controllers, no Pods; policy/v1 is not served",
+    ]
+    publish(f"operator-scale-{per_s:g}", machine, notes, ["what", "value", "goal"], rows)
+    return len(late)
+
+
+async def _until(is_so: Callable[[], bool], longest_s: float) -> None:
+    end = time.monotonic() + longest_s
+    for _ in iter(lambda: not is_so() and time.monotonic() < end, False):
+        await asyncio.sleep(0.25)
+
+
+async def _until_up() -> None:
+    end = time.monotonic() + UP_S
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError):
+            if calls()["watch"] >= len(OWNED):
+                return
+        await asyncio.sleep(0.2)
+    raise TimeoutError("the operator does not come up")
+
+
+def _of(event: Json) -> object:
+    return event.get("involvedObject", {}).get("name")
+
+
+@contextlib.contextmanager
+def _server() -> Iterator[None]:
+    """An API server with the definitions, in KUBECONFIG. Raises FileNotFoundError when it cannot be run here."""
+    if "KUBECONFIG" in os.environ:
+        yield
+        return
+    programs = find_programs()
+    if programs is None:
+        raise FileNotFoundError(HOW)
+    with tempfile.TemporaryDirectory() as folder, control_plane(programs, Path(folder), controllers=False) as made:
+        for path in sorted((Path(__file__).resolve().parents[3] / "crds").glob("*.yaml")):
+            body = yaml.safe_load(path.read_text(encoding="utf-8"))
+            reply = made.api.send("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", body)
+            assert reply.status == 201, reply.message
+        made.api.until("GET", "/apis/baton.dev/v1alpha1/namespaces/default/llmpools", deadline_s=UP_S)
+        os.environ["KUBECONFIG"] = str(made.kubeconfig)
+        try:
+            yield
+        finally:
+            del os.environ["KUBECONFIG"]
+
+
+def scale(count: int, per_s: float, calls_per_s: float, namespace: str) -> int:
+    """Create this many at this rate; returns how many did not get their objects."""
+    assert BUDGETS not in OWNED, "the server of the figures does not serve them"
+    with _server():
+        return asyncio.run(_scale(count, per_s, calls_per_s, namespace))

@@ -1,0 +1,173 @@
+"""What comes in: readings that are refused, sketches that merge, forecasts, traces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton_control.errors import ManifestError
+from baton_control.names import Role
+from baton_control.sizing.backlog import capacity_steps, waiting_at
+from baton_control.sizing.capacity import Mix, Targets, TwinSizer, thinned_pair
+from baton_control.sizing.decision import Known, ProvenZero, Unknown
+from baton_control.sizing.forecast import forecast
+from baton_control.sizing.hardware import H200
+from baton_control.sizing.model_shape import LLAMA_8B
+from baton_control.sizing.readings import Arrivals, arrivals_reading, merged, number_reading
+from baton_control.sizing.roofline import worker_model
+from baton_control.sizing.workload import RequestShape
+from baton_simulate.trace_files import read_trace
+from baton_wire.sketch import RELATIVE_ERROR, Sketch, sketch_of
+
+SHAPE = RequestShape(1000, 100)
+
+
+@pytest.mark.parametrize(
+    ("count", "stamp"), [(None, 100.0), (float("nan"), 100.0), (-1.0, 100.0), (1e300, 100.0), (5.0, 10.0), (5.0, 200.0)]
+)
+def test_absurd_or_stale_arrivals_are_unknown(count: float | None, stamp: float) -> None:
+    assert isinstance(arrivals_reading(count, 10.0, (SHAPE,), stamp, 100.0), Unknown)
+
+
+def test_zero_is_proven_only_by_a_fresh_report_and_absurd_lengths_are_left_out() -> None:
+    assert isinstance(arrivals_reading(0.0, 10.0, (), 100.0, 100.0), ProvenZero)
+    reading = arrivals_reading(5.0, 10.0, (SHAPE, RequestShape(1 << 30, 5)), 100.0, 101.0)
+    assert isinstance(reading, Arrivals)
+    assert reading.sample == (SHAPE,)
+    assert isinstance(number_reading(float("inf"), "queue"), Unknown)
+    assert number_reading(3.0, "queue") == Known(3.0)
+
+
+def test_one_unknown_gateway_makes_the_sum_unknown() -> None:
+    some = Arrivals(5, 10.0, (SHAPE,))
+    assert isinstance(merged([some, Unknown("gone")]), Unknown)
+    total = merged([some, ProvenZero(), Arrivals(7, 10.0, (SHAPE, SHAPE))])
+    assert isinstance(total, Arrivals)
+    assert total.count == 12
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.lists(st.floats(1e-4, 1e4), min_size=1, max_size=60), st.integers(0, 60))
+def test_merged_sketches_are_the_sketch_of_everything(values: list[float], cut: int) -> None:
+    whole = sketch_of(values)
+    parts = sketch_of(values[:cut]).merged(sketch_of(values[cut:]))
+    assert parts == whole
+    median = whole.quantile(0.5)
+    assert median is not None
+    exact = sorted(values)[(len(values) + 1) // 2 - 1]
+    assert abs(median - exact) <= 1.01 * RELATIVE_ERROR * exact
+    assert Sketch({}).quantile(0.5) is None
+    with pytest.raises(ValueError, match="finite"):
+        sketch_of([float("nan")])
+
+
+def test_a_steady_load_is_forecast_as_it_is_and_a_step_is_seen_at_once() -> None:
+    steady = forecast([10.0] * 60, 10.0, 60.0, 0.75)
+    assert steady.mean == pytest.approx(10.0)
+    assert steady.high == pytest.approx(10.0)
+    assert forecast([10.0] * 60 + [40.0], 10.0, 60.0, 0.75).mean == pytest.approx(40.0)
+
+
+def test_one_step_does_not_promise_a_next_one_but_steps_that_recur_do() -> None:
+    once = forecast([5.0] * 40 + [20.0] * 20, 10.0, 120.0, 0.75)
+    assert once.high < 24.0
+    often = forecast(([5.0] * 14 + [20.0] * 6) * 6 + [5.0] * 10, 10.0, 120.0, 0.75)
+    assert often.high > 12.0
+
+
+def test_the_slope_of_a_step_is_no_trend() -> None:
+    for after in range(3, 20):
+        assert forecast([4.0] * 40 + [12.0] * after, 10.0, 150.0, 0.8).high < 15.0
+
+
+def test_long_prompts_now_and_then_are_no_step() -> None:
+    prompts = [5.0] * 60 + [17.0]
+    assert forecast(prompts, 10.0, 60.0, 0.75).mean > 15.0
+    assert forecast(prompts, 10.0, 60.0, 0.75, spread=8.0).mean < 8.0
+
+
+def test_a_step_that_is_over_is_not_forecast() -> None:
+    assert forecast([10.0] * 60 + [40.0, 10.0], 10.0, 60.0, 0.75).mean < 22.0
+
+
+def test_a_backlog_is_what_the_workers_on_their_way_leave_of_it() -> None:
+    assert capacity_steps(2, 2, (), 0.0, 100.0) == ((0.0, 2),)
+    orders = ((30.0, 3), (90.0, 2))
+    assert capacity_steps(4, 6, orders, 10.0, 100.0) == ((0.0, 4), (80.0, 6)), "the first order is there already"
+    assert capacity_steps(1, 3, (), 10.0, 100.0) == ((0.0, 1), (50.0, 3)), "nobody knows when: half-way"
+    steps = ((0.0, 1), (50.0, 3))
+    assert waiting_at(100.0, 2.0, 1.0, steps, 100.0) == pytest.approx(100 + 50 * 1 - 50 * 1)
+    assert waiting_at(10.0, 0.5, 1.0, steps, 100.0) == 0.0
+
+
+def test_a_ramp_is_forecast_ahead() -> None:
+    ramp = [5.0 + 0.2 * place for place in range(100)]
+    ahead = forecast(ramp, 10.0, 120.0, 0.75)
+    assert ahead.high > ramp[-1] + 0.2 * 8
+
+
+def test_more_load_never_needs_fewer_workers_and_answers_hold_when_verified() -> None:
+    random = np.random.default_rng(5)
+    rows = zip(random.integers(100, 3000, 100).tolist(), random.integers(2, 400, 100).tolist(), strict=True)
+    mix = Mix(tuple(RequestShape(p, o) for p, o in rows))
+    sizer = TwinSizer(worker_model(LLAMA_8B, H200, max_step_tokens=4096), Targets(0.5, 0.025))
+    for role in (Role.PREFILL, Role.DECODE):
+        sizes = [sizer.required(role, mix, rate) for rate in (5.0, 40.0, 120.0)]
+        assert sizes == sorted(sizes)
+        assert sizes[-1] > 1
+    workers = (sizer.required(Role.PREFILL, mix, 80.0), sizer.required(Role.DECODE, mix, 80.0))
+    assert min(sizer.joint(mix, 80.0, workers)) >= 0.93
+    assert sizer.joint(mix, 80.0, (1, 1))[0] < 0.9
+
+
+def test_an_unreachable_target_does_not_ask_for_every_worker() -> None:
+    mix = Mix((RequestShape(100, 20), RequestShape(30_000, 20)))
+    sizer = TwinSizer(worker_model(LLAMA_8B, H200), Targets(0.5, 0.025))
+    assert sizer.reachable_share(Role.PREFILL, mix) < 0.6
+    assert sizer.required(Role.PREFILL, mix, 2.0) < 20
+
+
+@pytest.mark.parametrize(
+    ("pools", "thinned"), [((3, 2), (3, 2)), ((64, 64), (8, 8)), ((64, 8), (8, 1)), ((40, 20), (8, 4))]
+)
+def test_a_thinned_pair_keeps_the_ratio(pools: tuple[int, int], thinned: tuple[int, int]) -> None:
+    assert thinned_pair(*pools) == thinned
+
+
+def test_the_three_trace_formats_are_told_apart(tmp_path: Path) -> None:
+    azure = tmp_path / "a.csv"
+    rows = "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n"
+    azure.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + rows)
+    workload = read_trace(azure)
+    assert workload.arrival_s.tolist() == pytest.approx([0.0, 4.314579])
+    assert workload.prompt_tokens.tolist() == [374, 396]
+    mooncake = tmp_path / "m.jsonl"
+    mooncake.write_text(
+        '{"timestamp": 0, "input_length": 1200, "output_length": 6, "hash_ids": [0, 1, 2]}\n'
+        '{"timestamp": 500, "input_length": 1300, "output_length": 4, "hash_ids": [0, 1, 9]}\n'
+    )
+    assert read_trace(mooncake).cached_tokens.tolist() == [0, 1024]
+    own = tmp_path / "o.csv"
+    own.write_text("arrival_s,prompt_tokens,output_tokens\n1,10,5\n3,20,6\n")
+    assert read_trace(own).arrival_s.tolist() == [0.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "hello\n",
+        "arrival_s,prompt_tokens,output_tokens\n",
+        "arrival_s,prompt_tokens,output_tokens\n1,-5,2\n",
+        '{"a":1}\n',
+    ],
+)
+def test_a_bad_trace_is_an_error_with_its_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text(text)
+    with pytest.raises(ManifestError, match="line"):
+        read_trace(path)

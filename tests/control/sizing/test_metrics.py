@@ -1,0 +1,55 @@
+"""The cluster's operator shows its pools and decisions as `baton up` does, and nothing of what is gone."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry
+
+from baton_control.names import Key
+from baton_control.sizing.metrics import SizingMetrics
+from baton_operator.kube.kinds import DEPLOYMENTS
+from baton_operator.passes.reconcile import Reconciler, Site
+from baton_testing.kube.campaign import serving
+from baton_testing.kube.clock import run_virtual, wall
+from baton_testing.kube.world import MASTERS, NAME, PLATFORM, SPACE, Promise, World
+
+WORKERS, HOLDS, DECISIONS = "baton_pool_workers", "baton_sizing_holds", "baton_sizing_decisions_total"
+
+
+def test_pools_of_every_mode_are_shown_and_forgotten_with_their_deployment() -> None:
+    registry = CollectorRegistry()
+
+    def shown(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(name, {"namespace": SPACE, "deployment": NAME, **labels})
+
+    async def main() -> None:
+        world = World(promise=Promise(), rest=rest)
+        world.start()
+        await world.settle()
+        assert world.runtime is not None
+        reconciler = Reconciler(
+            world.kube,
+            world.runtime.caches,
+            Site(lambda: PLATFORM, lambda: MASTERS),
+            measured=SizingMetrics(registry),
+            now=lambda: wall(world.clock()),
+            clock=world.clock,
+        )
+        for _ in range(2):
+            await reconciler.reconcile(Key(SPACE, NAME))
+        assert [shown(WORKERS, role="decode", state=state) for state in ("wanted", "running")] == [2, 2]
+        assert shown(HOLDS) == 1
+        assert shown(DECISIONS, role="decode", direction="hold") == 1, "the same answer again is no decision"
+        world.user_edits("autoscaling.mode", "Off")
+        await world.settle()
+        await reconciler.reconcile(Key(SPACE, NAME))
+        assert shown(WORKERS, role="prefill", state="wanted") == 2
+        assert shown(DECISIONS, role="decode", direction="hold") == 1
+        world.user_deletes(DEPLOYMENTS, NAME)
+        await world.settle()
+        await reconciler.reconcile(Key(SPACE, NAME))
+        assert shown(WORKERS, role="decode", state="wanted") is None
+        assert shown(HOLDS) is None
+        await world.end()
+
+    rest = serving()
+    run_virtual(main())

@@ -1,0 +1,263 @@
+"""The decision of mode SLO, walked through time by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from baton_control.names import Role
+from baton_control.sizing.budget import fitted
+from baton_control.sizing.decision import Known, ProvenZero, Unknown
+from baton_control.sizing.readings import ArrivalReading, Arrivals
+from baton_control.sizing.remembered import MAX_SAVED_BYTES, Memory, restored, saved
+from baton_control.sizing.slo import SloDecision, decide
+from baton_control.sizing.spec import Bounds, Schedule, SizingSpec
+from baton_control.sizing.workload import RequestShape
+from baton_testing.sizing.builders import PerWorker, seen, spec
+
+SHAPE = RequestShape(1000, 100)
+
+
+def arrivals(per_s: float, seconds: float = 10.0) -> ArrivalReading:
+    count = round(per_s * seconds)
+    return Arrivals(count, seconds, (SHAPE,) * 8) if count else ProvenZero()
+
+
+class Walk:
+    """Feeds a decision its own answers, one interval at a time."""
+
+    def __init__(self, a_spec: SizingSpec, workers: int = 1, startup_s: float = 30.0) -> None:
+        self.spec, self.startup_s = a_spec, startup_s
+        self.memory = Memory()
+        self.now = 1000.0
+        self.workers = (workers, workers)
+
+    def step(self, reading: ArrivalReading, count: int = 1, queued: float = 0.0) -> SloDecision:
+        for _ in range(count):
+            self.now += 10.0
+            waiting = Known(queued) if queued else ProvenZero()
+            observed = seen(reading, self.workers, waiting, self.startup_s)
+            decision = decide(self.spec, observed, self.memory, self.now, PerWorker(), epoch_s=self.now)
+            self.memory = decision.memory
+            self.workers = (decision.pools[Role.PREFILL].workers, decision.pools[Role.DECODE].workers)
+        return decision
+
+
+def test_a_step_in_the_load_is_followed_at_once_by_several_workers() -> None:
+    walk = Walk(spec())
+    walk.step(arrivals(4), 40)
+    assert walk.workers == (1, 1)
+    decision = walk.step(arrivals(30))
+    assert min(walk.workers) >= 6
+    assert "prefill 1→" in decision.reason
+    assert "req/s at +40 s" in decision.reason
+    assert "would keep" in decision.reason
+
+
+def test_a_pool_shrinks_only_after_the_window_to_what_it_needed_in_it() -> None:
+    walk = Walk(spec(stabilisation_s=180.0), 8)
+    walk.step(arrivals(4), 17)
+    assert walk.workers == (8, 8)
+    decision = walk.step(arrivals(4), 3)
+    assert max(walk.workers) < 8
+    assert "needed at most" in decision.reason or "forecast" in decision.reason
+
+
+def test_unknown_arrivals_hold_every_pool_and_alarm_after_some_time() -> None:
+    walk = Walk(spec(), 6)
+    walk.step(arrivals(4), 10)
+    before = walk.workers
+    decision = walk.step(Unknown("no report"), 5)
+    assert decision.holds
+    assert not decision.alarm
+    assert walk.step(Unknown("no report")).alarm
+    assert walk.workers == before
+    walk.step(arrivals(4), 6)
+    assert walk.workers == before, "the window starts anew behind a gap"
+
+
+def test_zero_needs_proof_over_the_whole_time_and_waking_needs_one_request() -> None:
+    walk = Walk(spec(minimum=0, scale_to_zero_after_s=120.0))
+    walk.step(arrivals(3), 5)
+    walk.step(ProvenZero(), 11)
+    assert min(walk.workers) == 1
+    walk.step(Unknown("gateway restarts"))
+    walk.step(ProvenZero(), 11)
+    assert min(walk.workers) == 1, "an unknown interval starts the wait anew"
+    walk.step(ProvenZero(), 3)
+    assert walk.workers == (0, 0)
+    walk.step(arrivals(0.1))
+    assert min(walk.workers) >= 1, "both pools wake together"
+
+
+def test_queued_prompts_forbid_zero() -> None:
+    walk = Walk(spec(minimum=0, scale_to_zero_after_s=60.0))
+    walk.step(arrivals(3), 5)
+    walk.step(ProvenZero(), 30, queued=500.0)
+    assert min(walk.workers) == 1
+
+
+def test_a_thousand_requests_at_zero_are_one_activation_within_bounds() -> None:
+    walk = Walk(spec(minimum=0, maximum=9, scale_to_zero_after_s=60.0), 0)
+    walk.step(arrivals(100), 1, queued=1e6)
+    assert walk.workers == (9, 9)
+
+
+def test_a_worker_that_is_starting_in_one_pool_never_holds_up_the_other() -> None:
+    observed = seen(arrivals(30), (2, 2))
+    pending = replace(observed, prefill=replace(observed.prefill, routable=0))
+    decision = decide(spec(), pending, Memory(), 10.0, PerWorker())
+    assert decision.pools[Role.DECODE].workers >= 6
+
+
+def test_unknown_routable_workers_forbid_going_down() -> None:
+    walk = Walk(spec(stabilisation_s=60.0), 8)
+    walk.step(arrivals(4), 5)
+    observed = seen(arrivals(4), (8, 8))
+    for _ in range(20):
+        walk.now += 10.0
+        blind = replace(observed, decode=replace(observed.decode, routable=None))
+        decision = decide(walk.spec, blind, walk.memory, walk.now, PerWorker())
+        walk.memory = decision.memory
+    assert decision.pools[Role.DECODE].workers == 8
+    assert "unknown which workers are routable" in decision.pools[Role.DECODE].reason
+
+
+def test_a_budget_takes_from_the_pool_that_loses_least() -> None:
+    a_spec = spec(max_accelerators=8)
+    floors = {Role.PREFILL: 1, Role.DECODE: 1}
+    wanted = {Role.PREFILL: 8, Role.DECODE: 4}
+    rates = {Role.PREFILL: 40.0, Role.DECODE: 20.0}
+    cut = fitted(a_spec, wanted, floors, rates, None, None)
+    assert sum(cut.values()) == 8
+    walk = Walk(a_spec)
+    decision = walk.step(arrivals(60), 3)
+    assert sum(walk.workers) <= 8
+    assert "budget of 8 accelerators" in decision.reason
+
+
+def test_a_schedule_raises_the_floor_while_its_window_is_open() -> None:
+    night = Schedule(Role.DECODE, 5, start_minute=22 * 60, end_minute=6 * 60)
+    a_spec = spec(schedules=(night,))
+    assert a_spec.floor(Role.DECODE, 23 * 3600.0) == 5
+    assert a_spec.floor(Role.DECODE, 12 * 3600.0) == 1
+    assert a_spec.floor(Role.PREFILL, 23 * 3600.0) == 1
+    assert Schedule(Role.DECODE, 5, 0, 60, frozenset({3})).is_open(60.0), "the epoch began on a Thursday"
+
+
+def test_pools_do_not_sleep_in_a_window_and_wake_when_it_opens() -> None:
+    day = Schedule(Role.DECODE, 2, start_minute=8 * 60, end_minute=18 * 60)
+    walk = Walk(spec(0, scale_to_zero_after_s=300.0, schedules=(day,)), 1)
+    walk.now = 8 * 3600.0 - 600.0
+    walk.step(arrivals(1))
+    walk.step(arrivals(0), 40)
+    assert walk.workers == (0, 0)
+    walk.step(arrivals(0), 20)
+    assert walk.workers == (1, 2), "nobody asked, but the window is open"
+    walk.step(arrivals(0), 100)
+    assert walk.workers == (1, 2)
+
+
+def _judged(queued_tokens: float, intervals: int) -> Memory:
+    memory, now = Memory(), 0.0
+    observed = seen(arrivals(5), (4, 4), Known(queued_tokens) if queued_tokens else ProvenZero())
+    poor = replace(observed, decode=replace(observed.decode, share_met=Known(0.7)))
+    for _ in range(intervals):
+        now += 10.0
+        memory = decide(spec(), poor, memory, now, PerWorker()).memory
+    return memory
+
+
+def test_clients_that_see_less_than_promised_correct_the_twin() -> None:
+    memory = _judged(0.0, 14)
+    assert memory.pools[Role.DECODE].correction > 1.1
+    assert memory.pools[Role.PREFILL].correction == 1.0
+
+
+def test_what_clients_saw_of_a_burst_is_no_error_of_the_twin() -> None:
+    assert _judged(0.0, 9).pools[Role.DECODE].correction == 1.0, "the last minute may be that of a smaller pool"
+    assert _judged(500_000.0, 30).pools[Role.DECODE].correction == 1.0, "they waited"
+
+
+def test_a_pool_rests_for_as_long_as_a_new_worker_takes_before_it_shrinks() -> None:
+    walk = Walk(spec(), startup_s=200.0)
+    walk.step(arrivals(40), 6)
+    grown = walk.workers
+    walk.step(arrivals(5), 10)
+    assert walk.workers == grown, "nobody knows yet whether they were needed"
+    walk.step(arrivals(5), 10)
+    assert walk.workers[0] < grown[0]
+
+
+def test_prompts_that_become_much_longer_are_a_new_mix_at_once() -> None:
+    walk = Walk(spec())
+    walk.step(arrivals(6), 20)
+    walk.step(Arrivals(60, 10.0, (RequestShape(9000, 100),) * 60))
+    assert walk.memory.mix is not None
+    assert {shape.prompt_tokens for shape in walk.memory.mix.shapes} == {9000}, "those of before say nothing any more"
+
+
+def test_a_step_in_requests_is_one_in_prompt_tokens_although_their_lengths_vary() -> None:
+    long = RequestShape(8000, 100)
+    short = replace(long, prompt_tokens=100)
+    walk = Walk(spec())
+    walk.step(Arrivals(50, 10.0, (short,) * 7 + (long,)), 40)
+    assert walk.workers[0] <= 2
+    decision = walk.step(Arrivals(200, 10.0, (short,) * 30 + (long,)))
+    assert walk.workers[0] >= 4, decision.reason
+
+
+def test_a_few_very_long_prompts_are_no_new_mix() -> None:
+    walk = Walk(spec())
+    walk.step(arrivals(6), 20)
+    before = walk.memory.mix
+    walk.step(Arrivals(60, 10.0, (RequestShape(30_000, 100),) * 8 + (SHAPE,) * 52))
+    assert walk.memory.mix is before
+
+
+def test_what_waits_is_counted_in_whole_prompts_like_the_queue_is() -> None:
+    cached = RequestShape(10_000, 100, cached_tokens=9000)
+    walk = Walk(spec(), 1)
+    walk.step(Arrivals(40, 10.0, (cached,) * 40), 3)
+    decision = walk.step(Arrivals(40, 10.0, (cached,) * 40), queued=20 * 10_000.0)
+    assert "backlog" not in decision.reason, "20 requests wait, which one worker works off before another is there"
+
+
+def test_a_backlog_is_worked_off_and_only_then_are_its_workers_sent_away() -> None:
+    walk = Walk(spec(stabilisation_s=180.0), 2)
+    walk.step(arrivals(6), 30)
+    before = walk.workers[0]
+    walk.step(arrivals(6), queued=600_000.0)
+    grown = walk.workers
+    assert grown[0] > before
+    assert grown[1] > before, "what prefill works off arrives at decode"
+    decision = walk.step(arrivals(6), 12, queued=300_000.0)
+    assert walk.workers[0] >= grown[0]
+    assert "requests wait" in decision.reason
+    walk.step(arrivals(6), 3)
+    assert walk.workers == (before, before), "the window remembers the load, not the backlog"
+
+
+def test_memory_survives_a_restart_in_four_kilobytes() -> None:
+    walk = Walk(spec(), 3)
+    for per_s in range(1, 200):
+        walk.step(arrivals(per_s * 7.7))
+    text = saved(walk.memory, walk.now)
+    assert len(text.encode()) <= MAX_SAVED_BYTES
+    again = restored(text, walk.now + 30)
+    assert again.pools[Role.DECODE].wanted == walk.memory.pools[Role.DECODE].wanted
+    assert again.history[-1].requests_per_s == pytest.approx(walk.memory.history[-1].requests_per_s, rel=0.01)
+    assert again.since_s is None, "nothing shrinks until a new window was seen"
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"v":1}', '{"v":1,"at":"x"}', "null", '{"v":1,"at":1e999}'])
+def test_a_damaged_memory_is_an_empty_one(text: str) -> None:
+    assert restored(text, 100.0) == Memory()
+
+
+def test_bounds_hold_whatever_is_wanted() -> None:
+    bounds = SizingSpec(Bounds(2, 3), Bounds(4, 4), spec().targets)
+    walk = Walk(bounds, 2)
+    walk.step(arrivals(500), 3)
+    assert walk.workers == (3, 4)

@@ -1,0 +1,182 @@
+"""Mode SLO, connected: decisions come from what gateways told, at their time, and are repeated in between."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from baton_control.names import POOL_ROLES, Key, Role
+from baton_control.sizing.scaling import PoolNow, Sized
+from baton_control.sizing.slo_sizing import SloSizing
+from baton_control.spec.api import LLMDeployment
+from baton_control.telemetry.store import TelemetryStore
+from baton_testing.kube.manifests import deployment
+from baton_testing.sizing.builders import ROUND_WORKER
+from baton_wire.messages.measures import (
+    Arrived,
+    Backlog,
+    Condition,
+    RequestLengths,
+    Served,
+    Sketch,
+    WorkerMeasures,
+)
+from baton_wire.messages.operator_link import GatewayHello, Summary
+from baton_wire.messages.values import Address
+from baton_wire.messages.values import Role as WireRole
+
+KEY = Key("default", "chat")
+GATEWAY = b"g" * 16
+EMPTY = Sketch()
+STARTED = WorkerMeasures(
+    WireRole.PREFILL, b"w" * 16, "t", Address("127.0.0.1", 1), Condition.LIVE, True, 0, 0, 0, 16, 99, 99, 0, 20.0
+)
+
+
+def chat(minimum: int = 1, **fields: object) -> LLMDeployment:
+    pool = {"min": minimum, "max": 20}
+    return deployment(prefill__replicas=pool, decode__replicas=pool, **fields)
+
+
+@dataclass
+class Run:
+    """A deployment whose pools become what is decided at once."""
+
+    deployment: LLMDeployment
+    now: float = 100.0
+    workers: int = 1
+    store: TelemetryStore = field(default_factory=TelemetryStore)
+    memory: str | None = None
+    number: int = 0
+    placement_s: float | None = None
+    linked: tuple[WorkerMeasures, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.sizing = SloSizing(lambda key: self.store, lambda: self.now, lambda each, config: ROUND_WORKER)
+        self.store.linked(GATEWAY, GatewayHello("one", 1), self.now)
+
+    def tell(self, count: int, parked: int = 0, seconds: float = 10.0, lengths: int | None = None) -> None:
+        self.number += 1
+        sample = (RequestLengths(1000, 100, 0),) * min(count if lengths is None else lengths, 8)
+        arrived = Arrived(count, 0, 0, EMPTY, EMPTY, EMPTY, sample)
+        backlog = Backlog(parked, parked, 0.0, 1000 * parked)
+        summary = Summary(self.number, 1e9, seconds, arrived, Served(EMPTY, EMPTY, 0), backlog, self.linked, 0, "")
+        self.store.told(GATEWAY, summary, self.now)
+
+    def decide(self) -> Sized:
+        pools = {role: PoolNow(self.workers, self.workers, self.placement_s) for role in POOL_ROLES}
+        sized = self.sizing.decide(KEY, self.deployment, pools, self.memory, 1.7e9 + self.now)
+        self.workers = max(sized.workers.values())
+        return sized
+
+    def step(self, count: int) -> Sized:
+        self.now += 10.0
+        self.tell(count)
+        return self.decide()
+
+
+def test_pools_follow_the_load_and_say_why() -> None:
+    run = Run(chat())
+    for _ in range(20):
+        sized = run.step(40)
+    assert not sized.holds
+    few = sized.workers[Role.PREFILL]
+    more = run.step(400)
+    assert more.workers[Role.PREFILL] > 2 * few
+    assert "req/s at +" in more.reasons[Role.PREFILL]
+    assert more.inputs is not None
+    assert "arrivals_per_s 40" in more.inputs
+    assert more.memory is not None
+    assert len(more.memory) <= 4096
+
+
+def test_who_has_to_wait_for_nodes_and_images_looks_further_ahead() -> None:
+    run = Run(chat(), placement_s=100.0, linked=(STARTED,))
+    run.step(40)
+    assert "prefill_startup_s 123" in (run.step(40).inputs or ""), "1.15 times its own start behind what it waited for"
+    run.placement_s = None
+    sized = run.step(40)
+    assert "prefill_startup_s 123" in (sized.inputs or ""), "an empty pool will need it, too"
+    assert "at +133 s" in sized.reasons[Role.PREFILL]
+
+
+def test_asked_again_with_nothing_new_it_answers_the_same() -> None:
+    run = Run(chat())
+    run.step(40)
+    first = run.step(40)
+    for _ in range(5):
+        run.now += 1.0
+        assert run.decide() is first
+
+
+def test_a_due_decision_waits_for_the_gateways_and_then_holds() -> None:
+    run = Run(chat())
+    for _ in range(5):
+        known = run.step(40)
+    run.now += 11.0
+    assert run.decide() is known
+    run.now += 12.0
+    held = run.decide()
+    assert held.holds
+    assert "hold" in held.reasons[Role.DECODE]
+    assert held.workers == known.workers
+
+
+def test_a_wake_is_answered_at_once_and_once() -> None:
+    run = Run(chat(0, autoscaling__scaleToZeroAfter="60s"), workers=0)
+    run.now += 1.0
+    assert run.decide().workers == {Role.PREFILL: 0, Role.DECODE: 0}
+    run.store.woken(1000)
+    woken = run.decide()
+    assert woken.workers == {Role.PREFILL: 1, Role.DECODE: 1}
+    run.store.woken(1000)
+    run.now += 1.0
+    assert run.decide() is woken, "one pair is on its way"
+
+
+def test_lengths_that_become_known_only_after_the_wake_are_learned_from() -> None:
+    run = Run(chat(0, autoscaling__scaleToZeroAfter="60s"), workers=0)
+    run.now += 10.0
+    run.tell(1000, parked=1000, lengths=0)
+    assert run.decide().workers == {Role.PREFILL: 1, Role.DECODE: 1}
+    run.now += 10.0
+    run.tell(0, parked=1000)
+    assert "no request seen yet" in run.decide().reasons[Role.PREFILL]
+    run.now += 10.0
+    run.tell(0, lengths=8)
+    assert "req/s at +" in run.decide().reasons[Role.PREFILL]
+
+
+def test_another_process_goes_on_from_the_memory() -> None:
+    run = Run(chat())
+    for _ in range(20):
+        sized = run.step(100)
+    again = Run(chat(), now=5.0, workers=run.workers, memory=sized.memory)
+    after = again.step(100)
+    assert after.workers[Role.PREFILL] == sized.workers[Role.PREFILL], "no shrinking before the window was seen anew"
+
+
+def test_what_is_kept_over_a_restart_is_not_rewritten_every_interval() -> None:
+    run = Run(chat())
+    sized = [run.step(40) for _ in range(31)][1:]
+    moves = sum(one.workers != other.workers for one, other in pairwise(sized))
+    assert len({each.memory for each in sized}) <= 6 + moves, "once a minute, and when a pool moved"
+    assert all(each.memory for each in sized)
+
+
+def test_other_bounds_count_at_once() -> None:
+    run = Run(chat())
+    for _ in range(20):
+        run.step(200)
+    assert run.workers > 3
+    pool = {"min": 1, "max": 2}
+    run.deployment = deployment(prefill__replicas=pool, decode__replicas=pool)
+    assert max(run.decide().workers.values()) <= 2
+
+
+def test_what_stands_before_any_step_is_the_prior() -> None:
+    run = Run(chat())
+    run.step(1)
+    model = run.sizing.model(KEY)
+    assert model is not None
+    assert model.prefill == ROUND_WORKER.prefill

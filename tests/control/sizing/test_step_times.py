@@ -1,0 +1,122 @@
+"""Step times from a model's shape, against runs that were measured on an H200."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from baton_control.errors import ManifestError
+from baton_control.sizing import fitting
+from baton_control.sizing.hardware import A100, H200
+from baton_control.sizing.model_shape import LLAMA_8B, LLAMA_70B, QWEN3_06B, shape_from_config
+from baton_control.sizing.roofline import balance_batch, worker_model
+from baton_control.sizing.step_times import attended_pairs
+
+CONFIG = {
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": 32,
+    "intermediate_size": 14_336,
+    "vocab_size": 128_256,
+    "torch_dtype": "bfloat16",
+}
+
+
+def test_sizes_of_llama_8b_are_the_published_ones() -> None:
+    shape = shape_from_config("llama", CONFIG)
+    assert shape.parameters == LLAMA_8B.parameters == pytest.approx(8.03e9, rel=1e-3)
+    assert shape.weight_bytes == pytest.approx(16.06e9, rel=1e-3)
+    assert shape.kv_bytes_per_token == 131_072
+    assert QWEN3_06B.kv_bytes_per_token == 114_688
+
+
+@pytest.mark.parametrize(("field", "value"), [("hidden_size", None), ("num_hidden_layers", 0), ("vocab_size", "big")])
+def test_a_bad_config_names_the_field(field: str, value: object) -> None:
+    with pytest.raises(ManifestError, match=field):
+        shape_from_config("x", {**CONFIG, field: value})
+
+
+@pytest.mark.parametrize(
+    ("prompt", "measured_ms"), [(1024, 27.1), (4096, 100.4), (8192, 216.7), (16_384, 481.0), (32_768, 1197.4)]
+)
+def test_prefill_is_within_ten_percent_of_a_measured_engine(prompt: int, measured_ms: float) -> None:
+    times = worker_model(LLAMA_8B, H200).prefill
+    assert times.seconds(prompt, attended_pairs(prompt, 0)) * 1000 == pytest.approx(measured_ms, rel=0.10)
+
+
+@pytest.mark.parametrize(
+    ("batch", "context", "measured_ms"),
+    [(1, 1024, 4.81), (32, 1024, 6.18), (128, 1024, 10.42), (256, 1024, 17.57), (32, 4096, 8.87)],
+)
+def test_decode_is_within_ten_percent_of_a_measured_engine(batch: int, context: int, measured_ms: float) -> None:
+    times = worker_model(LLAMA_8B, H200).decode
+    assert times.seconds(batch, batch * context) * 1000 == pytest.approx(measured_ms, rel=0.10)
+
+
+@pytest.mark.parametrize(
+    ("batch", "tokens", "measured_ms"),
+    [
+        (0, 1024, 22.8),
+        (0, 4096, 96.5),
+        (0, 8192, 207.0),
+        (0, 32_768, 1189.0),
+        (1, 1024, 4.05),
+        (32, 1024, 5.34),
+        (128, 1024, 9.30),
+        (256, 1024, 15.65),
+        (32, 4096, 8.18),
+    ],
+)
+def test_the_roofline_is_near_what_the_own_engine_was_measured_to_take(
+    batch: int, tokens: int, measured_ms: float
+) -> None:
+    """Middles of the ranges recorded in docs/log.md; where no step has been seen yet, sizing starts from this."""
+    model = worker_model(LLAMA_8B, H200)
+    predicted = (
+        model.decode.seconds(batch, batch * tokens)
+        if batch
+        else model.prefill.seconds(tokens, attended_pairs(tokens, 0))
+    )
+    assert predicted * 1000 == pytest.approx(measured_ms, rel=0.16)
+
+
+def test_weights_that_do_not_fit_are_refused() -> None:
+    assert balance_batch(LLAMA_8B, H200) == pytest.approx(178, abs=1)
+    with pytest.raises(ManifestError, match="tensorParallel"):
+        worker_model(LLAMA_70B, A100, 1)
+
+
+def test_a_fit_finds_the_true_times_through_warm_up_and_outliers() -> None:
+    believed = worker_model(LLAMA_8B, H200).decode
+    random = np.random.default_rng(3)
+    fit = fitting.decode_prior(believed)
+    for step in range(1500):
+        batch = int(random.integers(1, 300))
+        kv = float(batch * random.integers(200, 3000))
+        true = 1.3 * believed.base_s(batch) + 1.1 * believed.per_kv_token_s * kv
+        slow = 20.0 if step < 15 or step % 50 == 0 else 1.0
+        fit = fitting.observed(fit, "w0", fitting.decode_features(believed, batch, kv), true * slow)
+    fitted = fitting.fitted_decode(fit, believed)
+    for batch, kv in ((8, 8000.0), (100, 150_000.0), (250, 300_000.0)):
+        true = 1.3 * believed.base_s(batch) + 1.1 * believed.per_kv_token_s * kv
+        assert fitted.seconds(batch, kv) == pytest.approx(true, rel=0.03)
+
+
+def test_a_slow_worker_is_a_bias_and_absurd_timings_are_nothing() -> None:
+    believed = worker_model(LLAMA_8B, H200).prefill
+    fit = fitting.prefill_prior(believed)
+    for bad in (float("nan"), -1.0, 0.0, 1e300):
+        assert fitting.observed(fit, "w", (1.0, 10.0, 10.0), bad) is fit
+    random = np.random.default_rng(4)
+    for _ in range(800):
+        tokens = float(random.integers(100, 4000))
+        features = fitting.prefill_features(tokens, attended_pairs(tokens, 0))
+        true = believed.seconds(tokens, attended_pairs(tokens, 0))
+        fit = fitting.observed(fit, "fast", features, true)
+        fit = fitting.observed(fit, "slow", features, true * 1.08)
+    assert fit.bias["slow"] / fit.bias["fast"] == pytest.approx(1.08, rel=0.02)
+    again = fitting.restored(fitting.saved(fit), fit.prior)
+    assert again.multipliers == pytest.approx(fit.multipliers, rel=1e-3)
+    assert len(fitting.saved(fit)) < 200
+    assert fitting.restored("{}", fit.prior).steps == 0

@@ -1,0 +1,192 @@
+"""The link between a gateway and whoever sizes the pools, over real sockets: keys, wakes, standbys, restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from aiohttp import web
+from msgspec.structs import replace
+
+from baton_control.names import Key
+from baton_control.sizing.readings import Arrivals
+from baton_control.telemetry.gateway_server import GatewayServer, path_of
+from baton_gateway.reporting.operator_link import OperatorLink, OperatorSources, OperatorTimes
+from baton_gateway.reporting.telemetry import Telemetry
+from baton_testing.gateway.gateway_process import until
+from baton_wire.keys import KeyDirectory, write_new_key
+from baton_wire.messages.measures import Backlog, Condition, WorkerMeasures
+from baton_wire.messages.operator_link import GatewayHello
+from baton_wire.messages.values import Address, Role
+
+KEY = Key("team", "chat")
+TIMES = OperatorTimes(summary_s=0.05, silence_s=5.0, first_retry_s=0.02, last_retry_s=0.05, wake_s=0.05)
+WORKER = WorkerMeasures(
+    Role.DECODE, b"w" * 16, "1f3a5c7e90", Address("10.0.0.1", 8000), Condition.LIVE, True, 0, 0, 0, 16, 8, 8, 0, 1.0
+)
+
+
+@dataclass
+class Operator:
+    """One operator process's end, on a port of its own."""
+
+    server: GatewayServer
+    port: int
+    woken: list[Key] = field(default_factory=list)
+    holder: Address | None = None
+    is_standby: bool = False
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}{path_of(KEY)}"
+
+
+@asynccontextmanager
+async def operating(keys: Path, epoch: bytes = b"o" * 16, port: int = 0) -> AsyncIterator[Operator]:
+    directory = KeyDirectory(keys)
+    server = GatewayServer(
+        epoch,
+        lambda key: directory if key == KEY else None,
+        time.monotonic,
+        lambda key: operator.woken.append(key),
+        lambda: (operator.is_standby, operator.holder),
+    )
+    runner = web.AppRunner(server.application(), handle_signals=False, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", port)
+    await site.start()
+    operator = Operator(server, runner.addresses[0][1])
+    try:
+        yield operator
+    finally:
+        await runner.cleanup()
+
+
+@dataclass
+class Gateway:
+    telemetry: Telemetry
+    link: OperatorLink
+    parked: int = 0
+    workers: tuple[WorkerMeasures, ...] = ()
+
+
+@asynccontextmanager
+async def linking(keys: Path, url: str) -> AsyncIterator[Gateway]:
+    loop = asyncio.get_running_loop()
+    telemetry = Telemetry(loop.time())
+
+    def backlog() -> Backlog:
+        return telemetry.backlog(gateway.parked, gateway.parked, 0.0, gateway.parked)
+
+    sources = OperatorSources(
+        lambda: replace(telemetry.summary(loop.time(), time.time(), backlog(), (), "c1"), workers=gateway.workers),
+        lambda: gateway.parked,
+        lambda: b'{"vocab_size": 9}',
+    )
+    link = OperatorLink(url, KeyDirectory(keys), b"g" * 16, GatewayHello("one", 1), sources, TIMES)
+    gateway = Gateway(telemetry, link)
+    task = asyncio.create_task(link.run())
+    try:
+        yield gateway
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def keys_in(folder: Path, name: str = "keys") -> Path:
+    folder = folder / name
+    folder.mkdir()
+    write_new_key(folder, "k1")
+    return folder
+
+
+def arrivals(operator: Operator) -> Callable[[], bool]:
+    """Whether any arrival was told; what is told stays counted until then."""
+    store = operator.server.store(KEY)
+    return lambda: store.is_complete(time.monotonic(), 1)
+
+
+async def test_what_a_gateway_counts_arrives_and_the_model_is_named(tmp_path: Path) -> None:
+    keys = keys_in(tmp_path)
+    async with operating(keys) as operator, linking(keys, operator.url) as gateway:
+        for _ in range(7):
+            gateway.telemetry.offered(waits=False)
+        await until(arrivals(operator))
+        reading = operator.server.store(KEY).take_arrivals(time.monotonic(), 1)
+        assert isinstance(reading, Arrivals)
+        assert reading.count == 7
+        assert operator.server.store(KEY).model_config == b'{"vocab_size": 9}'
+        assert operator.server.store(KEY).config_hashes() == {"c1"}
+
+
+async def test_a_wake_does_not_wait_for_the_next_summary(tmp_path: Path) -> None:
+    keys = keys_in(tmp_path)
+    async with operating(keys) as operator, linking(keys, operator.url) as gateway:
+        await until(lambda: gateway.link.is_linked)
+        gateway.parked = 3
+        gateway.link.wake()
+        await until(lambda: operator.server.store(KEY).parked == 3)
+        assert operator.woken == [KEY] * len(operator.woken)
+
+
+async def test_workers_that_become_or_cease_to_be_routable_are_a_reason_for_a_pass(tmp_path: Path) -> None:
+    keys = keys_in(tmp_path)
+    async with operating(keys) as operator, linking(keys, operator.url) as gateway:
+        await until(lambda: len(operator.woken) == 1)  # the first summary: until then nothing was known
+        for number, condition in ((2, Condition.LIVE), (3, Condition.DRAINING)):
+            gateway.workers = (replace(WORKER, condition=condition),)
+            await until(lambda number=number: len(operator.woken) == number)  # type: ignore[misc]
+        told = operator.server.store(KEY).take_arrivals
+        await until(arrivals(operator))
+        told(time.monotonic(), 1)
+        await until(arrivals(operator))  # one more summary, of the same workers
+        assert len(operator.woken) == 3
+    await until(lambda: len(operator.woken) == 4)  # the link is gone, and with it what is known
+
+
+async def test_a_gateway_without_the_key_is_not_heard(tmp_path: Path) -> None:
+    keys, others = keys_in(tmp_path), keys_in(tmp_path, "others")
+    async with operating(keys) as operator, linking(others, operator.url) as gateway:
+        gateway.telemetry.offered(waits=False)
+        await asyncio.sleep(0.3)
+        assert not gateway.link.is_linked
+        assert not operator.server.store(KEY).has_links
+
+
+async def test_nothing_is_lost_while_the_operator_is_away(tmp_path: Path) -> None:
+    keys = keys_in(tmp_path)
+    async with operating(keys) as operator, linking(keys, operator.url) as gateway:
+        await until(lambda: gateway.link.is_linked)
+        port = operator.port
+        await until(arrivals(operator))
+        operator.server.store(KEY).take_arrivals(time.monotonic(), 1)
+    async with linking(keys, operator.url) as gateway:
+        for _ in range(40):
+            gateway.telemetry.offered(waits=True)
+        await asyncio.sleep(0.1)
+        async with operating(keys, b"p" * 16, port) as again:
+            await until(arrivals(again))
+            reading = again.server.store(KEY).take_arrivals(time.monotonic(), 1)
+            assert isinstance(reading, Arrivals)
+            assert reading.count == 40
+
+
+async def test_a_standby_sends_gateways_to_the_holder_also_when_it_becomes_one(tmp_path: Path) -> None:
+    keys = keys_in(tmp_path)
+    async with operating(keys) as standby, operating(keys, b"h" * 16) as holder:
+        standby.is_standby, standby.holder = True, Address("127.0.0.1", holder.port)
+        async with linking(keys, standby.url) as gateway:
+            await until(lambda: holder.server.store(KEY).has_links)
+            assert not standby.server.store(KEY).has_links
+            assert gateway.link.is_linked
+
+
+async def test_a_deployment_that_does_not_exist_has_no_link(tmp_path: Path) -> None:
+    keys = keys_in(tmp_path)
+    async with operating(keys) as operator, linking(keys, operator.url.replace("chat", "other")) as gateway:
+        await asyncio.sleep(0.2)
+        assert not gateway.link.is_linked

@@ -1,0 +1,201 @@
+"""What several gateways tell, merged: unknown while one is silent, zero only when all have proven it."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from baton_control.names import Key, Role
+from baton_control.sizing.decision import Known, ProvenZero, Unknown
+from baton_control.sizing.readings import Arrivals
+from baton_control.telemetry.store import FRESH_S, TelemetryStore, Ways
+from baton_operator.gateway_telemetry import GatewayTelemetry
+from baton_operator.schema.status import LaneStatus
+from baton_testing.sizing.builders import spec
+from baton_wire.messages.measures import (
+    Arrived,
+    Backlog,
+    Condition,
+    Lanes,
+    RequestLengths,
+    Served,
+    Sketch,
+    StepTiming,
+)
+from baton_wire.messages.measures import WorkerMeasures as Measures
+from baton_wire.messages.operator_link import GatewayHello, Summary
+from baton_wire.messages.values import Address
+from baton_wire.messages.values import Role as WireRole
+
+ONE, TWO = b"1" * 16, b"2" * 16
+EMPTY = Sketch()
+
+
+def worker(epoch: bytes, role: WireRole, **changes: object) -> Measures:
+    whole = Measures(
+        role=role,
+        epoch=epoch.ljust(16, b"\0"),
+        template_hash="t1",
+        address=Address("127.0.0.1", 1 + epoch[0]),
+        condition=Condition.LIVE,
+        has_partner=True,
+        running=0,
+        waiting=0,
+        waiting_tokens=0,
+        block_tokens=16,
+        blocks_total=100,
+        blocks_free=90,
+        kv_bytes=0,
+        startup_s=7.0,
+    )
+    return replace(whole, **changes)
+
+
+PAIR = (worker(b"P", WireRole.PREFILL), worker(b"D", WireRole.DECODE))
+
+
+def summary(number: int, count: int = 0, seconds: float = 5.0, **changes: object) -> Summary:
+    sample = (RequestLengths(1000, 100, 200),) * min(count, 3)
+    whole = Summary(
+        number=number,
+        at_s=1e9,
+        seconds=seconds,
+        arrived=Arrived(count, 0, 0, EMPTY, EMPTY, EMPTY, sample),
+        served=Served(EMPTY, EMPTY, 0),
+        backlog=Backlog(0, 0, 0.0, 0),
+        workers=PAIR,
+        workers_left_out=0,
+        config_hash="applied",
+    )
+    return replace(whole, **changes)
+
+
+def linked(*epochs: bytes, processes: int = 1) -> TelemetryStore:
+    store = TelemetryStore()
+    for epoch in epochs:
+        store.linked(epoch, GatewayHello(f"gateway-{epoch.decode()}", processes), 0.0)
+    return store
+
+
+def test_arrivals_of_all_gateways_add_up_over_several_summaries() -> None:
+    store = linked(ONE, TWO)
+    for number, now in ((1, 5.0), (2, 10.0)):
+        store.told(ONE, summary(number, 20), now)
+        store.told(TWO, summary(number, 30), now)
+    reading = store.take_arrivals(10.0, 2)
+    assert isinstance(reading, Arrivals)
+    assert (reading.count, reading.seconds, reading.per_s) == (100, 10.0, 10.0)
+    assert reading.sample[0].cached_tokens == 200
+    store.told(ONE, summary(3), 15.0)
+    store.told(TWO, summary(3), 15.0)
+    assert isinstance(store.take_arrivals(15.0, 2), ProvenZero)
+
+
+def test_nothing_is_known_while_a_gateway_is_missing_or_silent() -> None:
+    assert isinstance(TelemetryStore().take_arrivals(0.0, 1), Unknown)
+    store = linked(ONE)
+    store.told(ONE, summary(1, 20), 5.0)
+    assert isinstance(store.take_arrivals(5.0, 2), Unknown), "two should report"
+    assert store.routable(5.0, 2) is None
+    store.told(ONE, summary(2, 20), 10.0)
+    assert isinstance(store.take_arrivals(10.0 + FRESH_S + 1, 1), Unknown)
+    assert store.routable(10.0 + FRESH_S + 1, 1) is None
+    assert isinstance(store.queued_tokens(10.0 + FRESH_S + 1, 1), Unknown)
+
+
+def test_a_gateway_of_two_processes_is_known_only_with_both() -> None:
+    store = linked(ONE, processes=2)
+    store.told(ONE, summary(1, 20), 5.0)
+    reading = store.take_arrivals(5.0, 1)
+    assert isinstance(reading, Unknown)
+    assert "1 of 2" in reading.why
+
+
+def test_a_lost_summary_makes_the_interval_unknown_even_over_a_new_link() -> None:
+    store = linked(ONE)
+    store.told(ONE, summary(1, 20), 5.0)
+    store.take_arrivals(5.0, 1)
+    store.gone(ONE)
+    store.linked(ONE, GatewayHello("gateway-1", 1), 6.0)
+    store.told(ONE, summary(3, 20), 10.0)
+    reading = store.take_arrivals(10.0, 1)
+    assert isinstance(reading, Unknown)
+    assert "lost" in reading.why
+    store.told(ONE, summary(4, 20), 15.0)
+    assert isinstance(store.take_arrivals(15.0, 1), Arrivals)
+
+
+def test_an_absurd_report_is_unknown() -> None:
+    store = linked(ONE)
+    store.told(ONE, summary(1, 1 << 39), 5.0)
+    assert isinstance(store.take_arrivals(5.0, 1), Unknown)
+
+
+def test_a_worker_is_routable_when_every_gateway_has_it_live_with_a_partner() -> None:
+    store = linked(ONE, TWO)
+    extra = worker(b"E", WireRole.DECODE)
+    alone = worker(b"A", WireRole.PREFILL, has_partner=False)
+    leaving = worker(b"L", WireRole.DECODE, condition=Condition.DRAINING)
+    store.told(ONE, summary(1, workers=(*PAIR, extra, alone, leaving)), 5.0)
+    store.told(TWO, summary(1, workers=(*PAIR, alone)), 5.0)
+    assert store.routable(5.0, 2) == {(Role.PREFILL, "t1"): 1, (Role.DECODE, "t1"): 1}
+
+
+def test_what_waits_is_unknown_as_long_as_any_part_of_it_is() -> None:
+    store = linked(ONE)
+    waiting = worker(b"P", WireRole.PREFILL, waiting_tokens=300)
+    store.told(ONE, summary(1, backlog=Backlog(2, 0, 1.0, 500), workers=(waiting,)), 5.0)
+    assert store.queued_tokens(5.0, 1) == Known(800.0)
+    store.told(ONE, summary(2, backlog=Backlog(2, 2, 1.0, None), workers=(waiting,)), 10.0)
+    assert isinstance(store.queued_tokens(10.0, 1), Unknown)
+    store.told(ONE, summary(3, workers=(replace(waiting, waiting_tokens=None),)), 15.0)
+    assert isinstance(store.queued_tokens(15.0, 1), Unknown)
+    store.told(ONE, summary(4), 20.0)
+    assert isinstance(store.queued_tokens(20.0, 1), ProvenZero)
+    assert isinstance(store.running(20.0, 1), ProvenZero)
+
+
+def test_a_step_that_two_gateways_told_of_counts_once_and_start_ups_once_a_worker() -> None:
+    store = linked(ONE, TWO)
+    told = worker(b"P", WireRole.PREFILL, timings=(StepTiming(4, 100, 5e3, 0, 0, 0.01),))
+    for number in (1, 2):
+        for epoch in (ONE, TWO):
+            store.told(epoch, summary(number, workers=(told,)), 5.0 * number)
+    assert [(role, timing.step) for role, _, timing in store.take_timings()] == [(Role.PREFILL, 4)]
+    assert store.take_timings() == []
+    assert store.startup_s(Role.PREFILL) == 7.0
+    assert store.startup_s(Role.DECODE) is None
+
+
+def test_requests_that_were_not_served_missed_their_target() -> None:
+    store = linked(ONE)
+    fast = Sketch(total=3.0, buckets=((-100, 30),))
+    store.told(ONE, summary(1, served=Served(fast, fast, 10)), 5.0)
+    share, judged = store.latencies(5.0).share_met(Role.PREFILL, 1.0) or (0.0, 0)
+    assert (round(share, 3), judged) == (0.75, 40)
+    assert store.latencies(500.0).share_met(Role.PREFILL, 1.0) is None, "that was long ago"
+
+
+def test_the_slowest_measured_way_of_all_workers_counts_and_unmeasured_ones_do_not() -> None:
+    fast, slow = Lanes(2, 0, "cuda_ipc/cuda", 3e11), Lanes(3, 1, "tcp x1", 9e8)
+    crews = (PAIR, (replace(PAIR[0], lanes=fast), worker(b"Q", WireRole.PREFILL, lanes=slow), PAIR[1]))
+    seen = []
+    for crew in crews:
+        store = linked(ONE)
+        store.told(ONE, summary(1, workers=crew), 1.0)
+        seen.append(store.ways())
+    assert seen == [None, Ways(5, 1, "tcp x1", 9e8)]
+
+
+def test_the_operator_hears_lane_rate_and_verdict() -> None:
+    store = linked(ONE)
+    telemetry = GatewayTelemetry(lambda key: store, lambda: 1.0, lambda key: spec())
+    heard = telemetry.heard(Key("team-a", "chat"), "uid")
+    assert heard is not None
+    assert (heard.lane, heard.transport_verified) == (None, None)
+    slow = worker(b"Q", WireRole.PREFILL, lanes=Lanes(3, 1, "tcp x1", 9.04e8))
+    store.told(ONE, summary(1, workers=(slow, *PAIR)), 1.0)
+    heard = telemetry.heard(Key("team-a", "chat"), "uid")
+    assert heard is not None
+    assert heard.lane == LaneStatus(lane="tcp x1", bandwidth="0.9 GB/s")
+    assert heard.transport_verified is False
+    assert heard.transport_message == "3 measured, 1 below kvTransfer.minBandwidth; the slowest: tcp x1, 0.9 GB/s"

@@ -1,0 +1,136 @@
+"""Rendering worker templates: the flags that workers really take, and text that can never become an option."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton_control.errors import ManifestError, UnsupportedError
+from baton_control.names import POOL_ROLES, Role
+from baton_control.worker_specs import Device, Site, WorkerSpec, gateway_spec, instance_arguments, worker_spec
+from baton_gateway.settings import parse_settings
+from baton_testing.kube.manifests import deployment
+from baton_wire.messages.values import Role as WireRole
+from baton_worker.config import parse
+
+SITE = Site(
+    python="/usr/bin/python3",
+    model_path="/models/tiny",
+    keys_path="/keys",
+    prefill_discovery="file:/run/prefill.json",
+    decode_discovery="file:/run/decode.json",
+    prefill_device=Device.CPU,
+    decode_device=Device.CPU,
+)
+
+
+def flags(spec: WorkerSpec) -> dict[str, str]:
+    return dict(argument.removeprefix("--").split("=", 1) for argument in spec.argv[3:])
+
+
+def test_a_certificate_needs_a_place_with_secrets() -> None:
+    wanted = deployment(gateway__tls={"secretName": "cert"})
+    spec = gateway_spec(wanted, dataclasses.replace(SITE, tls_path="/etc/tls"))
+    arguments = (*spec.argv[3:], *instance_arguments(Role.GATEWAY, "127.0.0.1:0", "/run/a.json"))
+    assert str(parse_settings(list(arguments)).tls) == "/etc/tls"
+    with pytest.raises(UnsupportedError, match=r"spec\.gateway\.tls"):
+        gateway_spec(wanted, SITE)
+
+
+@pytest.mark.parametrize("role", POOL_ROLES)
+def test_a_worker_understands_what_is_rendered_for_it(role: Role) -> None:
+    site = dataclasses.replace(SITE, drain_s=7.5, threads=2)
+    engine = {"kvCacheMemory": "64Mi", "blockTokens": 16, "maxSequences": 8, "maxStepTokens": 512}
+    wanted = deployment(prefill__engine=engine, decode__engine=engine, kvTransfer={"verify": "stamps"})
+    spec = worker_spec(wanted, role, site)
+    second = "127.0.0.1:0" if role is Role.DECODE else None
+    arguments = (*spec.argv[3:], *instance_arguments(role, "127.0.0.1:0", "/run/a.json", second))
+    config = parse(WireRole(role), arguments)
+    assert (config.model, config.served_name, config.max_context_tokens) == ("/models/tiny", "tiny", 512)
+    assert (config.kv_cache_bytes, config.block_tokens, config.max_sequences) == (64 << 20, 16, 8)
+    assert (config.verify, config.transport, config.dtype, config.device) == ("stamps", "auto", "float32", "cpu")
+    assert (config.template_hash, config.threads, config.drain_s) == (spec.revision.template, 2, 7.5)
+    assert (config.max_step_tokens, str(config.announce)) == (512, "/run/a.json")
+    assert config.decode_discovery == ("file:/run/decode.json" if role is Role.PREFILL else None)
+
+
+def test_the_gateway_understands_what_is_rendered_for_it() -> None:
+    wanted = deployment(
+        gateway={"processes": 3, "limits": {"maxRequestDuration": "90s"}},
+        routing={"disaggregation": "Never", "prefillUnavailable": "DecodeLocally"},
+    )
+    spec = gateway_spec(wanted, dataclasses.replace(SITE, drain_s=9.0))
+    instance = instance_arguments(Role.GATEWAY, "127.0.0.1:0", "/run/a.json", "127.0.0.1:0")
+    settings = parse_settings([*spec.argv[3:], *instance])
+    assert (settings.processes, settings.max_request_duration_s, settings.drain_s) == (3, 90.0, 9.0)
+    assert (settings.disaggregation, settings.prefill_unavailable) == ("never", "decode-locally")
+
+
+@given(
+    source=st.text(max_size=40).map(lambda text: f"file://{text}"),
+    served=st.text(max_size=40),
+)
+def test_text_of_a_manifest_stays_inside_one_value(source: str, served: str) -> None:
+    try:
+        wanted = deployment(model__source=source, model__servedName=served)
+    except ManifestError:
+        return
+    for role in POOL_ROLES:
+        spec = worker_spec(wanted, role, SITE)
+        assert len(spec.argv) == len(worker_spec(deployment(), role, SITE).argv)
+        assert all(argument.startswith("--") and "=" in argument for argument in spec.argv[3:])
+        assert flags(spec)["served-name"] == served
+
+
+def test_the_template_hash_follows_the_template_and_nothing_else() -> None:
+    base = worker_spec(deployment(), Role.DECODE, SITE).revision
+    assert worker_spec(deployment(decode__replicas={"min": 2, "max": 9}), Role.DECODE, SITE).revision == base
+    assert worker_spec(deployment(slo__ttft={"target": "1s"}), Role.DECODE, SITE).revision == base
+    assert worker_spec(deployment(prefill__engine={"blockTokens": 8}), Role.DECODE, SITE).revision == base
+    other = worker_spec(deployment(decode__engine={"blockTokens": 8}), Role.DECODE, SITE).revision
+    assert other.template != base.template
+    assert other.fit == base.fit
+
+
+def test_pools_of_one_deployment_fit_and_another_model_does_not() -> None:
+    wanted, other = deployment(), deployment(model__source="file://other")
+    fits = {worker_spec(wanted, role, SITE).revision.fit for role in POOL_ROLES}
+    assert len(fits) == 1
+    elsewhere = dataclasses.replace(SITE, model_path="/models/other")
+    assert worker_spec(other, Role.PREFILL, elsewhere).revision.fit not in fits
+
+
+def test_what_no_worker_can_do_yet_is_refused_by_field() -> None:
+    gpu = {"accelerator": {"resource": "nvidia.com/gpu"}, "tensorParallel": 2}
+    with pytest.raises(UnsupportedError, match=r"spec\.decode\.tensorParallel: 2 is not supported yet: must be 1"):
+        worker_spec(deployment(decode=gpu), Role.DECODE, SITE)
+
+
+def test_transport_and_bandwidth_reach_the_workers() -> None:
+    wanted = deployment(kvTransfer={"transport": "UCX", "minBandwidth": "10GB/s"})
+    for role in POOL_ROLES:
+        argv = worker_spec(wanted, role, SITE).argv
+        assert "--transport=ucx" in argv
+        assert "--min-bandwidth=1e+10" in argv
+
+
+def test_float8_kv_reaches_workers_on_gpus_and_is_refused_on_cpus() -> None:
+    gpus = {"accelerator": {"resource": "nvidia.com/gpu"}}
+    wanted = deployment(model__kvCacheDtype="fp8", prefill=gpus, decode=gpus)
+    on_gpus = dataclasses.replace(SITE, prefill_device=Device.CUDA, decode_device=Device.CUDA)
+    for role in POOL_ROLES:
+        spec, usual = worker_spec(wanted, role, on_gpus), worker_spec(deployment(), role, on_gpus)
+        assert "--kv-cache-dtype=fp8" in spec.argv
+        assert not [argument for argument in usual.argv if "kv-cache-dtype" in argument]
+        assert spec.revision.fit != usual.revision.fit
+        with pytest.raises(UnsupportedError, match=r"spec\.model\.kvCacheDtype: fp8 is not supported on CPUs"):
+            worker_spec(wanted, role, SITE)
+
+
+def test_accelerators_are_counted_per_worker() -> None:
+    spec = worker_spec(deployment(decode__accelerator={"resource": "nvidia.com/gpu"}), Role.DECODE, SITE)
+    assert (spec.accelerators, spec.accelerator_resource) == (1, "nvidia.com/gpu")
+    assert worker_spec(deployment(), Role.DECODE, SITE).accelerators == 0

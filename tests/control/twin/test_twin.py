@@ -1,0 +1,169 @@
+"""The twin on cases worked out by hand, and against a step-by-step reference."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from baton_control.names import Role
+from baton_control.sizing.capacity import latencies
+from baton_control.sizing.step_times import WorkerModel
+from baton_control.sizing.workload import Workload
+from baton_control.twin.events import Stage
+from baton_control.twin.twin import Twin
+from baton_simulate.synthetic import Shape, synthetic
+from baton_testing.sizing.builders import ROUND_WORKER, requests
+
+
+def started(workload: Workload, prefill: int = 1, decode: int = 1, model: WorkerModel = ROUND_WORKER) -> Twin:
+    twin = Twin(model, workload)
+    for role, count in ((Role.PREFILL, prefill), (Role.DECODE, decode)):
+        for _ in range(count):
+            twin.add(role, 0.0)
+    twin.run_until(0.0)
+    return twin
+
+
+def test_one_request_takes_its_prefill_its_hand_over_and_its_steps() -> None:
+    twin = started(requests([(1.0, 1000, 3)]))
+    twin.run_out()
+    assert twin.first_s[0] == pytest.approx(1.0 + 0.01 + 0.1)
+    landed = 1.11 + 1000 * 1e5 / 1e10 / 10 + 0.002  # the last layer, and the hand-over
+    steps = (0.01 + 1e-4 + 1e-7 * 1000) + (0.01 + 1e-4 + 1e-7 * 1001)
+    assert twin.done_s[0] == pytest.approx(landed + steps)
+
+
+def test_prompts_that_queue_share_a_step_within_the_budget() -> None:
+    twin = started(requests([(1.0, 1000, 1), (1.01, 800, 1), (1.02, 800, 1), (1.03, 800, 1)]))
+    twin.run_out()
+    first_step = 1.0 + 0.01 + 0.1
+    second = first_step + 0.01 + 0.16  # two of 800 fit in 2000, a third does not
+    third = second + 0.01 + 0.08
+    assert twin.first_s == pytest.approx([first_step, second, second, third])
+
+
+def test_prompts_that_wait_at_the_gateway_go_to_a_worker_that_comes() -> None:
+    first_s = []
+    for hold_s in (None, 0.05):
+        twin = started(requests([(1.0, 1000, 1), (1.01, 800, 1)]), model=replace(ROUND_WORKER, hold_s=hold_s))
+        twin.run_until(1.02)
+        twin.add(Role.PREFILL, 1.02)
+        twin.run_out()
+        first_s.append(twin.first_s[1])
+    own = 0.01 + 0.08
+    assert first_s == pytest.approx([1.11 + own, 1.02 + own])
+
+
+def test_prompts_that_can_be_in_time_go_before_those_that_are_late() -> None:
+    rows = [(1.0, 10_000, 1), (1.05, 100, 1), (1.8, 100, 1), (1.9, 100, 1), (1.95, 2000, 1)]
+    order = []
+    for ttft_s in (None, 0.8):
+        twin = Twin(replace(ROUND_WORKER, hold_s=0.0), requests(rows), ttft_s=ttft_s)
+        twin.add(Role.PREFILL, 0.0)
+        twin.add(Role.DECODE, 0.0)
+        twin.run_out()
+        order.append(np.argsort(twin.first_s).tolist())
+    assert order == [[0, 1, 2, 3, 4], [0, 4, 2, 3, 1]], "the longest has the least slack"
+
+
+def test_many_steps_at_once_end_when_single_steps_would() -> None:
+    rows = [(0.1 * i, 200 + 37 * i, 5 + 11 * (i % 7)) for i in range(30)]
+    twin = Twin(ROUND_WORKER, requests(rows), Stage.DECODE)
+    twin.add(Role.DECODE, 0.0)
+    twin.run_until(0.0)
+    twin.run_out()
+    assert twin.done_s == pytest.approx(_reference(rows), abs=1e-9)
+
+
+def _reference(rows: list[tuple[float, int, int]]) -> list[float]:
+    times, now = ROUND_WORKER.decode, 0.0
+    landed = [(at + ROUND_WORKER.hand_over_s, i) for i, (at, _, _) in enumerate(rows)]
+    active: dict[int, list[int]] = {}
+    done = [0.0] * len(rows)
+    while landed or active:
+        if not active:
+            now = max(now, landed[0][0])
+        while landed and landed[0][0] <= now + 1e-12:
+            _, i = landed.pop(0)
+            active[i] = [rows[i][1], rows[i][2] - 1]
+        now += times.seconds(len(active), sum(kv for kv, _ in active.values()))
+        for i in list(active):
+            active[i][0] += 1
+            active[i][1] -= 1
+            if active[i][1] == 0:
+                done[i] = now
+                del active[i]
+    return done
+
+
+def test_a_request_waits_for_blocks_and_starts_when_they_are_free() -> None:
+    tight = replace(ROUND_WORKER, kv_capacity_tokens=2500)
+    twin = started(requests([(1.0, 1900, 50), (1.0, 1900, 2)]), prefill=2, model=tight)
+    twin.run_out()
+    assert twin.done_s[1] > twin.done_s[0], "the second could not land beside the first"
+    assert twin.retries == 0
+
+
+def test_a_full_pool_preempts_the_newest_which_still_ends() -> None:
+    tight = replace(ROUND_WORKER, kv_capacity_tokens=2500)
+    twin = started(requests([(1.0, 1000, 700), (1.0, 1000, 700)]), model=tight)
+    twin.run_out()
+    assert twin.retries >= 1
+    assert not np.isnan(twin.done_s).any()
+    assert twin.done_s[0] < twin.done_s[1]
+
+
+def _load(seed: int) -> Workload:
+    return synthetic(Shape.BURST, 12.0, 120.0, np.random.default_rng(seed), prompt=(600, 0.7), output=(60, 0.8))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_nothing_is_lost_or_leaked_when_workers_die_drain_and_join(seed: int) -> None:
+    workload = _load(seed)
+    twin = started(workload, 3, 3)
+    random = np.random.default_rng(seed)
+    for at in range(5, 115, 5):
+        twin.run_until(float(at))
+        role = (Role.PREFILL, Role.DECODE)[int(random.integers(2))]
+        action = int(random.integers(3))
+        if action == 0:
+            twin.kill(role)
+        elif action == 1 and twin.workers(role) > 1:
+            twin.remove(role)
+        while twin.workers(role) < 2 or (action == 2 and twin.workers(role) < 4):
+            twin.add(role, at + 3.0)
+    twin.run_out()
+    ended = ~np.isnan(np.array(twin.done_s))
+    assert ended.all(), f"{np.flatnonzero(~ended)[:10]} never ended"
+    assert sorted(set(twin.finished)) == list(range(len(workload)))
+    assert len(twin.finished) == len(workload), "each ends once"
+    for prefill in twin.prefill:
+        assert (prefill.pinned_tokens, prefill.unsent, prefill.queued_tokens) == (0, 0, 0)
+    for decode in twin.decode:
+        assert (decode.kv_tokens, decode.reserved_tokens, decode.waiting_tokens) == (0, 0, 0)
+    ttft, tpot = latencies(twin, workload)
+    assert (ttft > 0).all()
+    assert (tpot >= 0).all()
+
+
+def test_a_worker_is_billed_from_its_start_until_it_is_gone() -> None:
+    twin = started(requests([(0.5, 100, 2), (90.0, 100, 2)]))
+    twin.run_until(10.0)
+    twin.add(Role.PREFILL, 40.0)
+    twin.run_until(20.0)
+    assert twin.billed_s() == pytest.approx(20 + 20 + 10)
+    twin.remove(Role.PREFILL)  # the one that is still starting goes first
+    twin.run_until(30.0)
+    assert twin.billed_s() == pytest.approx(30 + 30 + 10)
+    assert twin.routable(Role.PREFILL) == 1
+
+
+def test_the_same_load_gives_the_same_run() -> None:
+    runs = []
+    for _ in range(2):
+        twin = started(_load(1), 2, 1)
+        twin.run_out()
+        runs.append((twin.first_s, twin.done_s))
+    assert runs[0] == runs[1]

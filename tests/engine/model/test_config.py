@@ -1,0 +1,279 @@
+"""config.json of every family is understood; everything that would be computed wrongly is refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton_engine.model.config import parse_config, read_config
+from baton_engine.model.config_fields import JsonObject
+from baton_engine.model.errors import ConfigError
+from baton_engine.model.rope_config import LinearScaling, Llama3Scaling, RopeConfig, YarnScaling
+
+LLAMA: JsonObject = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+}
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+
+
+def llama(**fields: Any) -> JsonObject:
+    return {**LLAMA, **fields}
+
+
+def qwen(kind: str, **fields: Any) -> JsonObject:
+    architecture = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}[kind]
+    return llama(model_type=kind, architectures=[architecture], **fields)
+
+
+def mistral(**fields: Any) -> JsonObject:
+    return llama(model_type="mistral", architectures=["MistralForCausalLM"], **fields)
+
+
+def without(config: JsonObject, name: str) -> JsonObject:
+    return {key: value for key, value in config.items() if key != name}
+
+
+def test_a_llama_config_is_read() -> None:
+    config = parse_config(llama(torch_dtype="bfloat16", eos_token_id=[7, 9]), {"eos_token_id": 5})
+    assert (config.num_layers, config.num_q_heads, config.num_kv_heads, config.head_dim) == (2, 4, 2, 16)
+    assert (config.hidden_size, config.intermediate_size, config.vocab_size) == (64, 96, 128)
+    assert (config.rms_norm_eps, config.max_context_tokens, config.dtype) == (1e-5, 4096, "bfloat16")
+    assert config.rope == RopeConfig(10_000.0, None)
+    assert config.windows == (None, None)
+    assert config.eos_token_ids == (5, 7, 9)
+    options = (config.tied_head, config.qkv_bias, config.output_bias, config.mlp_bias, config.qk_norm)
+    assert options == (False,) * 5
+
+
+def test_fields_that_a_llama_config_may_leave_out_have_the_defaults_of_transformers() -> None:
+    config = parse_config({key: LLAMA[key] for key in LLAMA if key not in ("num_key_value_heads", "rms_norm_eps")})
+    assert (config.num_kv_heads, config.rms_norm_eps, config.dtype, config.eos_token_ids) == (4, 1e-6, None, ())
+    assert parse_config(without(LLAMA, "max_position_embeddings")).max_position_embeddings == 2048
+
+
+@pytest.mark.parametrize(
+    ("config", "biases"),
+    [
+        (llama(attention_bias=True), (True, True, False)),
+        (llama(mlp_bias=True), (False, False, True)),
+        (qwen("qwen2"), (True, False, False)),
+        (qwen("qwen3", head_dim=32), (False, False, False)),
+        (qwen("qwen3", attention_bias=True), (True, True, False)),
+        (mistral(), (False, False, False)),
+    ],
+)
+def test_biases_follow_the_family(config: JsonObject, biases: tuple[bool, bool, bool]) -> None:
+    parsed = parse_config(config)
+    assert (parsed.qkv_bias, parsed.output_bias, parsed.mlp_bias) == biases
+
+
+@pytest.mark.parametrize(
+    ("config", "windows"),
+    [
+        (mistral(sliding_window=24), (24, 24)),
+        (mistral(sliding_window=None), (None, None)),
+        (mistral(), (4096, 4096)),
+        (llama(sliding_window=None), (None, None)),
+        (qwen("qwen2", sliding_window=24, max_window_layers=1), (None, None)),
+        (qwen("qwen2", use_sliding_window=True, sliding_window=24, max_window_layers=1), (None, 24)),
+        (qwen("qwen2", use_sliding_window=True, sliding_window=24), (None, None)),
+        (qwen("qwen3", use_sliding_window=True, sliding_window=None, max_window_layers=0), (None, None)),
+        (
+            qwen(
+                "qwen3",
+                use_sliding_window=True,
+                sliding_window=24,
+                layer_types=["sliding_attention", "full_attention"],
+            ),
+            (24, None),
+        ),
+    ],
+)
+def test_windows_follow_the_family(config: JsonObject, windows: tuple[int | None, ...]) -> None:
+    assert parse_config(config).windows == windows
+
+
+def test_head_dim_may_differ_from_the_share_of_the_hidden_size() -> None:
+    assert parse_config(qwen("qwen3")).head_dim == 128
+    assert parse_config(qwen("qwen3", head_dim=24)).head_dim == 24
+    assert parse_config(mistral(head_dim=40)).head_dim == 40
+    assert parse_config(llama(head_dim=None)).head_dim == 16
+
+
+@pytest.mark.parametrize(
+    ("fields", "rope"),
+    [
+        ({"rope_theta": 5e5, "rope_scaling": None}, RopeConfig(5e5, None)),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, RopeConfig(5e5, None)),
+        ({"rope_scaling": {"type": "linear", "factor": 2}}, RopeConfig(1e4, LinearScaling(2.0))),
+        (
+            {"rope_parameters": {"rope_type": "linear", "factor": 2, "rope_theta": 9}, "rope_theta": 5e5},
+            RopeConfig(9, LinearScaling(2.0)),
+        ),
+        (
+            {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", **LLAMA3}},
+            RopeConfig(5e5, Llama3Scaling(8.0, 1.0, 4.0, 8192)),
+        ),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}},
+            RopeConfig(1e4, YarnScaling(4.0, 2048, 32.0, 1.0, True, None, None, None)),
+        ),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 4.0}},
+            RopeConfig(1e4, YarnScaling(4.0, 4096, 32.0, 1.0, True, None, None, None)),
+        ),
+    ],
+)
+def test_both_layouts_of_rope_options_are_read(fields: dict[str, Any], rope: RopeConfig) -> None:
+    assert parse_config(llama(**fields)).rope == rope
+
+
+def test_the_context_of_a_yarn_model_is_the_extended_one() -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+    assert parse_config(qwen("qwen2", rope_scaling=yarn)).max_context_tokens == 16_384
+    longer = parse_config(qwen("qwen2", rope_scaling=yarn, max_position_embeddings=20_000))
+    assert longer.max_context_tokens == 20_000
+
+
+def test_the_rope_digest_tells_options_apart() -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0}
+    linear = {"rope_type": "linear", "factor": 4.0}
+    configs = [llama(), llama(rope_theta=5e5), llama(rope_scaling=yarn), llama(rope_scaling=linear)]
+    digests = [parse_config(config).rope_digest() for config in configs]
+    assert len(set(digests)) == len(digests)
+    assert digests[0] == parse_config(llama(rope_parameters={"rope_type": "default"})).rope_digest()
+    assert all(len(digest) == 64 for digest in digests)
+
+
+BAD: list[tuple[str, JsonObject, str]] = [
+    ("unknown family", llama(model_type="gpt2"), r"model_type: \"gpt2\".*llama, mistral, qwen2, qwen3"),
+    ("no family", without(LLAMA, "model_type"), "model_type: is missing|model_type.*string"),
+    ("mixture of experts", llama(model_type="qwen3_moe"), 'model_type: "qwen3_moe"'),
+    (
+        "not a language model",
+        llama(architectures=["LlamaForSequenceClassification"]),
+        "architectures.*LlamaForCausalLM",
+    ),
+    ("custom code", llama(auto_map={"AutoModel": "evil.Model"}), "auto_map.*never run"),
+    ("quantised", llama(quantization_config={"bits": 4}), "quantization_config.*unquantised"),
+    ("another activation", llama(hidden_act="gelu"), 'hidden_act: "gelu".*allowed: silu'),
+    ("missing size", without(LLAMA, "hidden_size"), "hidden_size: is missing"),
+    ("missing kv heads", without(mistral(), "num_key_value_heads"), "num_key_value_heads: is missing"),
+    ("missing length", without(qwen("qwen2"), "max_position_embeddings"), "max_position_embeddings: is missing"),
+    ("text for a number", llama(vocab_size="128"), 'vocab_size: "128".*an integer'),
+    ("true for a number", llama(vocab_size=True), "vocab_size: true.*an integer"),
+    ("fraction for a number", llama(num_hidden_layers=2.5), "num_hidden_layers: 2.5"),
+    ("no layers", llama(num_hidden_layers=0), "num_hidden_layers: 0.*from 1"),
+    ("too many layers", llama(num_hidden_layers=10_000), "num_hidden_layers: 10000.*to 1024"),
+    ("negative size", llama(intermediate_size=-96), "intermediate_size: -96"),
+    ("uneven groups", llama(num_key_value_heads=3), r"num_key_value_heads: 3.*divisor of num_attention_heads \(4\)"),
+    (
+        "uneven heads",
+        llama(num_attention_heads=3, num_key_value_heads=3),
+        r"num_attention_heads: 3.*hidden_size \(64\)",
+    ),
+    ("odd head", llama(head_dim=17), "head_dim: 17.*even"),
+    ("zero eps", llama(rms_norm_eps=0), "rms_norm_eps: 0"),
+    ("text for a flag", llama(tie_word_embeddings="yes"), 'tie_word_embeddings: "yes".*true or false'),
+    ("bias in mistral", mistral(attention_bias=True), "attention_bias: true.*false for this model_type"),
+    ("no bias in qwen2", qwen("qwen2", attention_bias=False), "attention_bias: false.*true for this model_type"),
+    ("mlp bias in qwen3", qwen("qwen3", mlp_bias=True), "mlp_bias: true"),
+    ("window in llama", llama(sliding_window=24), "sliding_window: 24.*absent"),
+    ("zero window", mistral(sliding_window=0), "sliding_window: 0"),
+    ("layer types in mistral", mistral(layer_types=["full_attention"] * 2), "layer_types"),
+    ("unknown layer type", qwen("qwen3", layer_types=["full_attention", "linear_attention"]), "layer_types.*2 entries"),
+    ("layer types of another depth", qwen("qwen3", layer_types=["full_attention"]), "layer_types.*2 entries"),
+    ("window without size", qwen("qwen2", layer_types=["sliding_attention"] * 2), "layer_types.*use_sliding_window"),
+    ("dynamic rope", llama(rope_scaling={"type": "dynamic", "factor": 2.0}), r"rope_scaling.type: \"dynamic\".*yarn"),
+    ("long rope", llama(rope_scaling={"rope_type": "longrope"}), r"rope_scaling.rope_type: \"longrope\".*llama3"),
+    (
+        "rope of a vision model",
+        llama(rope_scaling={"type": "default", "mrope_section": [1]}),
+        "rope_scaling.mrope_section",
+    ),
+    ("unknown rope", llama(rope_parameters={"rope_type": "axial"}), r"rope_parameters.rope_type: \"axial\""),
+    (
+        "rope per layer type",
+        qwen("qwen3", rope_parameters={"full_attention": {"rope_type": "yarn"}}),
+        "rope_parameters.full",
+    ),
+    ("rope without factor", llama(rope_scaling={"type": "linear"}), "rope_scaling.factor: is missing"),
+    ("infinite factor", llama(rope_scaling={"type": "linear", "factor": float("inf")}), "rope_scaling.factor"),
+    (
+        "llama3 without its factors",
+        llama(rope_scaling={"rope_type": "llama3", "factor": 8}),
+        "low_freq_factor: is missing",
+    ),
+    (
+        "llama3 frequencies the wrong way round",
+        llama(rope_scaling={"rope_type": "llama3", **LLAMA3, "high_freq_factor": 0.5}),
+        r"high_freq_factor: 0.5.*above low_freq_factor \(1\)",
+    ),
+    ("rope scaling as text", llama(rope_scaling="linear"), 'rope_scaling: "linear".*an object'),
+    (
+        "two different rope options",
+        llama(rope_scaling={"type": "linear", "factor": 2}, rope_parameters={"rope_type": "default"}),
+        "rope_scaling.*one of the two",
+    ),
+    ("partial rotation", llama(partial_rotary_factor=0.5), "partial_rotary_factor: 0.5"),
+    (
+        "partial rotation inside",
+        llama(rope_parameters={"partial_rotary_factor": 0.5}),
+        "rope_parameters.partial_rotary",
+    ),
+    ("negative base", llama(rope_theta=-1), "rope_theta: -1"),
+    ("eight-bit dtype", llama(torch_dtype="int8"), 'torch_dtype: "int8".*bfloat16'),
+    ("text for a stop id", llama(eos_token_id="</s>"), "eos_token_id"),
+    ("negative stop id", llama(eos_token_id=[2, -1]), "eos_token_id"),
+]
+
+
+@pytest.mark.parametrize(("config", "message"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
+def test_what_would_be_computed_wrongly_is_refused(config: JsonObject, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config(config)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", "not valid JSON"),
+        (b"[]", "must hold a JSON object, not list"),
+        (b"\xff\xfe", "not valid JSON"),
+        (b'{"vocab_size": NaN}', "NaN is not a JSON number"),
+        (b"[" * 100_000, "not valid JSON"),
+    ],
+)
+def test_a_broken_config_file_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        read_config(tmp_path)
+
+
+def test_a_missing_or_huge_config_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"config\.json: cannot be read: No such file"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_bytes(b" " * (16 << 20) + b"{}")
+    with pytest.raises(ConfigError, match="more than the allowed"):
+        read_config(tmp_path)
+
+
+def test_stop_ids_of_the_generation_config_are_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(llama(eos_token_id=2)))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 3]}))
+    assert read_config(tmp_path).eos_token_ids == (2, 3)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2.5]}))
+    with pytest.raises(ConfigError, match=r"generation_config\.eos_token_id"):
+        read_config(tmp_path)

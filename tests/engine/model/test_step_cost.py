@@ -1,0 +1,44 @@
+"""FLOPs and bytes of steps, against figures worked out apart for Llama-3.1-8B."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton_engine.model.config import parse_config
+from baton_engine.model.step_cost import CostModel, cost_model
+from baton_engine.running.step_load import StepLoad
+
+LLAMA_8B = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 128256,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 8192,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+}
+
+
+@pytest.fixture(name="model", scope="module")
+def fixture_model() -> CostModel:
+    return cost_model(parse_config(LLAMA_8B), 2, 2)
+
+
+def test_a_decode_step_reads_all_weights_once_and_the_kv_of_its_rows(model: CostModel) -> None:
+    cost = model.of(StepLoad(0, 0.0, 0, 32, 32 * 1024))
+    assert model.kv_token_bytes == 131_072
+    assert cost.bytes == pytest.approx(15.009e9 + 131_072 * (32 * 1024 + 32), rel=1e-4)
+    assert cost.flops == pytest.approx(32 * 2 * 7.5045e9 + 4 * 32 * 4096 * 32 * 1024, rel=1e-4)
+
+
+def test_a_prompt_needs_every_layer_for_every_token_and_the_head_once(model: CostModel) -> None:
+    cost = model.of(StepLoad(8192, 8192 * 8192 / 2, 1, 0, 0))
+    assert cost.flops == pytest.approx(2 * 8192 * 6.979e9 + 2 * 0.5253e9 + 4 * 32 * 4096 * 8192**2 / 2, rel=1e-3)
+    assert cost.bytes == pytest.approx(15.009e9 + 131_072 * 8192, rel=1e-4)

@@ -1,0 +1,78 @@
+"""The metrics page: what is counted, and that nothing a client sends makes a new series."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
+from baton_testing.gateway.gateway_process import RunningGateway, until
+
+CHAT = "/v1/chat/completions"
+BODY: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
+
+
+async def samples(gateway: RunningGateway, http: aiohttp.ClientSession) -> dict[str, float]:
+    async with http.get(gateway.url("/metrics")) as got:
+        assert got.status == 200
+        assert got.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+        text = await got.text()
+    return {
+        sample.name + "".join(f"{{{name}={value}}}" for name, value in sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if not sample.name.endswith("_created")
+    }
+
+
+async def test_requests_tokens_and_times_are_counted(gateway: RunningGateway, http: aiohttp.ClientSession) -> None:
+    async with http.post(gateway.url(CHAT), json=BODY | {"max_tokens": 5, "n": 2}) as got:
+        usage = (await got.json())["usage"]
+    async with http.post(gateway.url(CHAT), json=BODY | {"n": 99}) as got:
+        assert got.status == 400
+    found = await samples(gateway, http)
+    expected = {
+        "baton_gateway_requests_total{outcome=finished}": 1,
+        "baton_gateway_requests_total{outcome=failed}": 0,
+        "baton_gateway_prompt_tokens_total": usage["prompt_tokens"],
+        "baton_gateway_completion_tokens_total": 10,
+        "baton_gateway_ttft_seconds_count": 1,
+        "baton_gateway_tpot_seconds_count": 2,
+        "baton_gateway_itl_seconds_count": 8,
+        "baton_gateway_e2e_seconds_count": 1,
+        "baton_gateway_queue_seconds_count": 1,
+        "baton_gateway_routed_total{route=disaggregated}": 1,
+        "baton_gateway_responses_total{status=200}": 1,
+        "baton_gateway_responses_total{status=400}": 1,
+    }
+    assert {name: found[name] for name in expected} == expected
+
+
+async def test_the_number_of_links_is_shown(gateway: RunningGateway, http: aiohttp.ClientSession) -> None:
+    async def links() -> list[float]:
+        found = await samples(gateway, http)
+        return [found[f"baton_gateway_links{{role={role}}}"] for role in ("prefill", "decode")]
+
+    for _ in range(30):
+        if await links() == [1, 1]:
+            break
+        await until(lambda: True)
+        import asyncio
+
+        await asyncio.sleep(0.1)
+    assert await links() == [1, 1]
+
+
+async def test_no_client_can_make_a_series(gateway: RunningGateway, http: aiohttp.ClientSession) -> None:
+    before = set(await samples(gateway, http))
+    for number in range(300):
+        headers = {"X-Request-Id": f"id-{number}", "User-Agent": f"agent-{number}"}
+        body = BODY | {"model": f"model-{number}", "user": f"user-{number}"}
+        async with http.post(gateway.url(CHAT), json=body, headers=headers) as got:
+            assert got.status == 404
+        async with http.get(gateway.url(f"/path-{number}"), headers=headers) as got:
+            assert got.status == 404
+    async with http.post(gateway.url(CHAT), json=BODY) as got:
+        assert got.status == 200
+    assert set(await samples(gateway, http)) == before

@@ -1,0 +1,197 @@
+"""Prompts wait at the gateway while every prefill worker is busy, and go to whoever has room first: those first whose
+target is nearest, late ones last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import aiohttp
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton_control.twin.waiting_prompts import PromptQueue
+from baton_gateway import errors
+from baton_gateway.requests.held_runs import BEGIN_SHARE, Held, HeldRuns, Turns, latest_start_s
+from baton_gateway.requests.request import Stage
+from baton_gateway.requests.request_events import PickRoute, Route
+from baton_gateway.workers.route import WorkerView, is_backed_up
+from baton_testing.gateway.fake_worker import FakePool
+from baton_testing.gateway.gateway_process import RunningGateway, running_gateway, until
+from baton_wire.messages.measures import StepTiming
+from baton_wire.messages.values import Role
+
+TOKEN_S = 0.001
+TTFT_S = 100.0 / BEGIN_SHARE
+BUSY, FREE = 600, 400
+"""Tokens: more and less than half a second."""
+ROUTE = Route(b"prefill", b"decode", None)
+
+
+def view(load: int, revision: str = "a", token_s: float | None = TOKEN_S, **more: Any) -> WorkerView:
+    fields: dict[str, Any] = {"epoch": b"prefill", "role": Role.PREFILL, "served_name": "m", "fingerprint": revision}
+    fields |= {"pair_address": None, "max_context_tokens": 9, "max_choices": 9, "block_tokens": 9}
+    return WorkerView(**fields, blocks_total=9, blocks_free=9, load_tokens=load, token_s=token_s, **more)
+
+
+def run(number: int, is_first: bool = True) -> PickRoute:
+    return PickRoute(bytes([number]), 0, 100, 200, 1, frozenset(), None, is_first)
+
+
+class Gate:
+    """Held runs over workers that the test sets; `gone` has those that were let go, each of which makes one busy."""
+
+    def __init__(self, *views: WorkerView) -> None:
+        self.pool, self.gone = list(views), list[int]()
+        self.held = HeldRuns(cast(Any, self), self._let_go)
+
+    def get(self, epoch: bytes) -> Any:
+        chosen = next((each for each in self.pool if each.epoch == epoch), None)
+        return chosen and SimpleNamespace(token_s=chosen.token_s, view=lambda: chosen)
+
+    def views(self) -> list[WorkerView]:
+        return self.pool
+
+    def _let_go(self, live: Any, action: PickRoute) -> None:
+        self.gone.append(action.run[0])
+        self.pool = [view(BUSY, live.fingerprint), *(v for v in self.pool if v.fingerprint != live.fingerprint)]
+
+    def takes(
+        self,
+        action: PickRoute,
+        revision: str = "a",
+        route: Any = ROUTE,
+        age_s: float = 0.0,
+        stage: Stage = Stage.RUNNING,
+    ) -> bool:
+        life = SimpleNamespace(arrived_s=asyncio.get_running_loop().time() - age_s, stage=stage)
+        return self.held.takes(cast(Any, SimpleNamespace(fingerprint=revision, life=life)), action, route, TTFT_S)
+
+    def free_one_at_a_time(self, times: int) -> list[int]:
+        for _ in range(times):
+            self.pool = [view(FREE)]
+            self.held.look()
+        return self.gone
+
+
+def test_a_pool_is_backed_up_when_each_of_its_workers_is() -> None:
+    def backed_up(*views: WorkerView) -> bool:
+        return is_backed_up(views, cast(Any, "a"))
+
+    assert backed_up(view(BUSY), view(BUSY))
+    assert not backed_up(view(BUSY), view(FREE))
+    assert not backed_up(view(BUSY, token_s=None)), "nobody knows how long that takes"
+    assert backed_up(view(BUSY), view(BUSY, token_s=None)), "a new worker is taken to be as fast as the others"
+    assert not backed_up(view(BUSY), view(FREE, token_s=None))
+    assert backed_up(view(BUSY), view(0, is_draining=True), view(0, is_suspect=True), view(0, "b"))
+    assert not backed_up(), "nothing to wait for"
+
+
+async def test_runs_go_in_order_one_for_each_room() -> None:
+    gate = Gate(view(BUSY))
+    assert gate.takes(run(1))
+    assert gate.takes(run(2))
+    gate.held.look()
+    assert gate.gone == []
+    gate.pool = [view(FREE)]
+    assert gate.takes(run(3)), "others came first"
+    gate.held.look()
+    assert gate.gone == [1], "it made the worker busy"
+    gate.pool = [view(FREE)]
+    gate.held.look()
+    gate.pool = [view(FREE)]
+    gate.held.look()
+    assert (gate.gone, len(gate.held)) == ([1, 2, 3], 0)
+    gate.pool = [view(FREE)]
+    assert not gate.takes(run(4))
+
+
+async def test_the_nearest_target_goes_first_and_late_runs_last() -> None:
+    gate = Gate(view(BUSY))
+    for number, age_s, own_s in ((1, 130, 1), (2, 120, 1), (3, 0, 10), (4, 10, 1), (5, 0, 50), (6, 60, 101), (7, 0, 0)):
+        assert gate.takes(run(number), route=Route(b"prefill", b"decode", None, own_s=own_s), age_s=age_s)
+    assert gate.free_one_at_a_time(7) == [6, 5, 4, 3, 7, 1, 2]
+
+
+async def test_late_runs_whose_requests_ended_are_not_kept() -> None:
+    gate = Gate(view(BUSY))
+    for number, stage in ((1, Stage.RUNNING), (2, Stage.ENDED), (3, Stage.RUNNING)):
+        assert gate.takes(run(number), age_s=200, stage=stage)
+    assert gate.free_one_at_a_time(1) == [1], "all are found to be late"
+    gate.pool = [view(BUSY)]
+    await until(lambda: len(gate.held) == 1)
+    assert gate.free_one_at_a_time(1) == [1, 3]
+
+
+@given(st.lists(st.tuples(st.floats(0, 2), st.floats(0, 3), st.booleans()), min_size=1, max_size=60), st.floats(0.1, 2))
+def test_the_twin_has_the_same_order(steps: list[tuple[float, float, bool]], ttft_s: float) -> None:
+    real, twin, now = Turns(), PromptQueue(ttft_s), 0.0
+    for number, (seconds, own_s, is_push) in enumerate(steps):
+        now += seconds
+        if is_push:
+            real.push(cast(Held, number), latest_start_s(now, own_s, ttft_s))
+            twin.push(number, now, own_s)
+        elif len(real):
+            due = twin.first(now)
+            assert cast(Any, real.pop(now)) == twin.pop() == due
+            assert len(real) == len(twin)
+
+
+async def test_only_what_is_new_and_goes_to_a_prefill_worker_waits() -> None:
+    gate = Gate(view(BUSY))
+    assert not gate.takes(run(1, is_first=False)), "its client has waited already"
+    assert not gate.takes(run(1), route=Route(None, b"decode", None)), "computed where it is decoded"
+    assert not gate.takes(run(1), route=errors.no_workers())
+
+
+async def test_revisions_do_not_wait_for_each_other() -> None:
+    gate = Gate(view(BUSY), view(FREE, "b"))
+    assert gate.takes(run(1))
+    assert not gate.takes(run(2), "b")
+
+
+async def test_time_alone_lets_a_run_go() -> None:
+    gate = Gate(view(BUSY))
+    assert gate.takes(run(1))
+    gate.pool = [view(FREE)]  # what a worker computes shrinks by the clock, without a report
+    await until(lambda: gate.gone == [1])
+    assert len(gate.held) == 0
+
+
+async def test_a_client_that_waits_is_told_when_its_deadline_has_passed(pool: FakePool) -> None:
+    async with running_gateway(pool, "--max-request-duration-s=1") as gateway, aiohttp.ClientSession() as http:
+        await busy(gateway)
+        body = {"model": "tiny", "prompt": "x", "max_tokens": 2}
+        async with http.post(gateway.url("/v1/completions"), json=body) as answer:
+            assert answer.status == 504
+        assert gateway.pool.prefill[0].received == []
+
+
+async def busy(gateway: RunningGateway) -> None:
+    """The prefill worker says that it is, and how fast it is."""
+    worker = gateway.pool.prefill[0]
+    worker.timings = (StepTiming(1, 1000, 5e5, 0, 0, 1000 * TOKEN_S),)
+    worker.waiting_tokens = BUSY
+    await worker.report()
+    await until(lambda: any(each.load_tokens == BUSY for each in gateway.server.table.views()))
+
+
+async def test_clients_wait_while_the_pool_is_busy_and_are_answered_when_it_reports_room(
+    gateway: RunningGateway,
+) -> None:
+    worker = gateway.pool.prefill[0]
+    await busy(gateway)
+    body = {"model": "tiny", "prompt": "x", "max_tokens": 2}
+    async with aiohttp.ClientSession() as http:
+        asking = [asyncio.create_task(http.post(gateway.url("/v1/completions"), json=body)) for _ in range(3)]
+        await until(lambda: len(gateway.server.relay.held) == 3)
+        assert worker.received == []
+        assert gateway.server.relay.backlog().waiting == 3
+        asking[1].cancel()
+        await until(lambda: gateway.server.relay.num_live == 2)
+        worker.waiting_tokens, worker.timings = 0, ()
+        await worker.report()
+        assert [(await asked).status for asked in (asking[0], asking[2])] == [200, 200]
+    assert len([message for message in worker.received if type(message).__name__ == "Prefill"]) == 2

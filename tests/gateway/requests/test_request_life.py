@@ -1,0 +1,108 @@
+"""The machine of one request, alone, when nothing is lost: whole sequences of events and what it does at each."""
+
+from __future__ import annotations
+
+from baton_gateway.requests.request_events import (
+    Admitted,
+    ClientGone,
+    Prepared,
+    Prompt,
+    StopFound,
+)
+from baton_testing.gateway.request_drive import D1, DEADLINE_S, P1, PROMPT, Drive, started
+from baton_wire.messages.gateway_link import Prefill, Reserve
+from baton_wire.messages.values import Finish, SamplingParams, unpack_ids
+
+# The way it should go -------------------------------------------------------------------------------------------------
+
+
+def test_both_legs_start_at_once_and_tokens_are_delivered_once() -> None:
+    drive = Drive(max_tokens=3)
+    assert drive.feed(Admitted()) == ["prepare"]
+    drive.feed(Prepared((Prompt(PROMPT, SamplingParams(max_tokens=3), "s"),)))
+    assert drive.route() == ["reserve D1/1", "prefill P1/1"]
+    assert drive.tokens(P1, 0, 50) == ["deliver 0:50"]
+    assert drive.tokens(D1, 0, 50) == []
+    assert drive.tokens(D1, 1, 51) == ["deliver 0:51"]
+    assert drive.tokens(D1, 2, 52, finish=Finish.LENGTH) == ["deliver 0:52", "end finished"]
+    assert drive.life.completion_tokens() == 3
+
+
+def test_the_messages_say_the_same_to_both_workers() -> None:
+    drive = started()
+    reserve, prefill = drive.last(Reserve), drive.last(Prefill)
+    assert isinstance(reserve, Reserve)
+    assert isinstance(prefill, Prefill)
+    assert reserve.prefill_epoch == P1
+    assert prefill.decode.epoch == D1
+    for message in (reserve, prefill):
+        assert tuple(unpack_ids(message.tokens)) == PROMPT
+        assert (message.prompt_tokens, message.choices, message.timeout_s) == (3, (0,), DEADLINE_S)
+
+
+def test_a_token_of_the_decode_worker_may_come_before_that_of_the_prefill_worker() -> None:
+    drive = started()
+    assert drive.tokens(D1, 0, 50, 51) == ["deliver 0:50,51"]
+    assert drive.tokens(P1, 0, 50) == []
+    assert drive.tokens(D1, 1, 51, 52) == ["deliver 0:52"]
+
+
+def test_a_request_that_ends_at_its_first_token_sends_no_cancel() -> None:
+    drive = started()
+    assert drive.tokens(P1, 0, 2, finish=Finish.STOP) == ["deliver 0:2", "end finished"]
+
+
+def test_a_finish_that_only_the_repetition_carries_counts() -> None:
+    drive = started()
+    drive.tokens(P1, 0, 50)
+    assert drive.tokens(D1, 0, 50, finish=Finish.LENGTH) == ["deliver 0:", "end finished"]
+
+
+def test_a_local_prefill_has_one_leg() -> None:
+    drive = Drive()
+    drive.start(prefill=None)
+    assert [type(send.message) for send in drive.sent] == [Reserve]
+    assert drive.feed(ClientGone()) == ["cancel D1/1", "end cancelled"]
+
+
+def test_choices_finish_one_by_one_and_the_request_with_the_last() -> None:
+    drive = started(n=3)
+    assert drive.last(Reserve).choices == (0, 1, 2)
+    for choice in range(3):
+        drive.tokens(P1, 0, 60 + choice, choice=choice)
+    assert drive.tokens(D1, 1, 70, choice=1, finish=Finish.STOP) == ["deliver 1:70"]
+    assert drive.tokens(D1, 1, 70, choice=0, finish=Finish.STOP) == ["deliver 0:70"]
+    assert drive.tokens(D1, 1, 70, choice=2, finish=Finish.STOP) == ["deliver 2:70", "end finished"]
+
+
+def test_every_prompt_of_a_batch_has_a_run_of_its_own() -> None:
+    drive = started(prompts=2, n=2)
+    runs = [send.message.request for send in drive.sent if isinstance(send.message, Reserve)]
+    assert len(set(runs)) == 2
+    assert drive.tokens(P1, 0, 50, choice=1, run=runs[1]) == ["deliver 3:50"]
+    assert drive.life.prompt_tokens() == 6
+
+
+# Stop strings ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_stop_string_cancels_both_legs_before_the_hand_over_is_known() -> None:
+    drive = started()
+    drive.tokens(P1, 0, 50)
+    assert drive.feed(StopFound(0, 1)) == ["cancel D1/1", "cancel P1/1", "end finished"]
+
+
+def test_a_stop_string_of_one_choice_cancels_only_that_choice() -> None:
+    drive = started(n=2)
+    drive.tokens(D1, 0, 50, 51, 52, choice=1)
+    assert drive.feed(StopFound(1, 2)) == ["cancel D1/1#1"]
+    assert drive.life.completion_tokens() == 2
+    assert drive.tokens(D1, 3, 53, choice=1) == []
+    drive.tokens(D1, 0, 60, choice=0)
+    assert drive.feed(StopFound(0, 1)) == ["cancel D1/1", "end finished"]
+
+
+def test_a_stop_string_in_the_last_tokens_adds_nothing() -> None:
+    drive = started()
+    assert drive.tokens(D1, 0, 50, finish=Finish.LENGTH)[-1] == "end finished"
+    assert drive.feed(StopFound(0, 1)) == []

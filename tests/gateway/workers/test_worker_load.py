@@ -1,0 +1,65 @@
+"""What routing takes a worker's load to be: its last report, what was sent since, and what has been computed since."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from msgspec.structs import replace
+
+from baton_gateway.workers.linked_workers import LinkedWorker
+from baton_wire.messages.gateway_link import WorkerState
+from baton_wire.messages.measures import StepTiming
+from baton_wire.messages.values import Address, Role
+
+SECONDS_A_TOKEN = 0.001
+TIMING = StepTiming(
+    step=1, prefill_tokens=1000, prefill_pairs=5e5, decode_rows=0, kv_tokens=0, seconds=1000 * SECONDS_A_TOKEN
+)
+
+
+def linked(now: list[float]) -> LinkedWorker:
+    hello: dict[str, Any] = dict.fromkeys(("epoch", "served_name", "fingerprint", "max_context_tokens", "max_choices"))
+    hello |= {"role": Role.PREFILL, "pair_port": None, "block_tokens": 16, "blocks_total": 100}
+    address = Address("127.0.0.1", 1)
+    return LinkedWorker(
+        cast(Any, SimpleNamespace(**hello)), address, cast(Any, None), lambda message: True, lambda: now[0]
+    )
+
+
+def state(waiting: int, computing: int, timings: tuple[StepTiming, ...] = (TIMING,)) -> WorkerState:
+    return WorkerState(False, 1, 1, waiting, 90, 0, 5, 0.1, timings=timings, computing_tokens=computing)
+
+
+def test_a_prompt_that_is_computed_is_load_until_it_should_be_done() -> None:
+    now = [10.0]
+    worker = linked(now)
+    worker.reported(state(waiting=300, computing=2000))
+    assert worker.view().load_tokens == 2300
+    worker.sent(50)
+    now[0] += 1.5
+    assert worker.view().load_tokens == 300 + 500 + 50
+    now[0] += 5.0
+    assert worker.view().load_tokens == 300 + 50, "slower than thought, but never less than what waits"
+
+
+def test_another_report_in_the_middle_of_a_step_does_not_begin_it_anew() -> None:
+    now = [10.0]
+    worker = linked(now)
+    worker.reported(state(waiting=0, computing=0))
+    worker.reported(state(waiting=0, computing=2000))
+    now[0] += 1.5
+    worker.reported(state(waiting=300, computing=2000))
+    assert worker.view().load_tokens == 300 + 500
+    worker.reported(state(waiting=0, computing=2300))  # the next step is launched ahead
+    assert worker.view().load_tokens == 800
+    worker.reported(replace(state(waiting=0, computing=300), steps=6))
+    assert worker.view().load_tokens == 300
+
+
+def test_it_is_load_in_full_while_no_step_has_told_how_fast_it_is() -> None:
+    now = [10.0]
+    worker = linked(now)
+    worker.reported(state(waiting=0, computing=2000, timings=()))
+    now[0] += 60.0
+    assert worker.view().load_tokens == 2000

@@ -1,0 +1,135 @@
+"""A cache never goes back in time, whatever a watch, a list or a write brings late."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton_control.names import Key
+from baton_operator.kube.cache import REPLICA_OWNERS, Cache
+from baton_operator.kube.client import Change, Listing, Resource, WatchEvent
+from baton_operator.kube.kinds import DEPLOYMENTS, PODS, POOLS, SERVICES
+
+KEY = Key("ns", "chat")
+
+
+def service(version: int, uid: str = "1", name: str = "chat-gateway", label: str | None = "chat") -> dict[str, Any]:
+    labels = {} if label is None else {"baton.dev/deployment": label}
+    metadata = {"namespace": "ns", "name": name, "uid": uid, "resourceVersion": str(version), "labels": labels}
+    return {"metadata": metadata, "spec": {"version": version}}
+
+
+def cache(resource: Resource = SERVICES) -> tuple[Cache, list[Key]]:
+    heard: list[Key] = []
+    return Cache(resource, heard.append), heard
+
+
+def event(change: Change, body: dict[str, Any]) -> WatchEvent:
+    return WatchEvent(change, body)
+
+
+def version_of(made: Cache) -> int | None:
+    found = made.get("ns", "chat-gateway")
+    return None if found is None else found["spec"]["version"]  # type: ignore[index]
+
+
+def test_what_a_write_brought_back_outlasts_older_events() -> None:
+    made, heard = cache()
+    made.heard(event(Change.ADDED, service(1)))
+    made.written(service(5))
+    made.heard(event(Change.MODIFIED, service(3)))
+    assert version_of(made) == 5
+    assert heard == [KEY, KEY], "the old event changes nothing"
+
+
+def test_a_late_event_does_not_bring_back_what_is_gone() -> None:
+    made, _ = cache()
+    made.heard(event(Change.ADDED, service(1)))
+    made.heard(event(Change.DELETED, service(4)))
+    made.heard(event(Change.MODIFIED, service(3)))
+    assert version_of(made) is None
+    made.heard(event(Change.ADDED, service(6, uid="2")))
+    assert version_of(made) == 6
+
+
+def test_a_late_deletion_does_not_take_the_successor() -> None:
+    made, _ = cache()
+    made.heard(event(Change.ADDED, service(1)))
+    made.written(service(6, uid="2"))
+    made.heard(event(Change.DELETED, service(4, uid="1")))
+    assert version_of(made) == 6
+
+
+def test_a_list_takes_away_what_it_does_not_have_unless_that_is_newer() -> None:
+    made, heard = cache()
+    made.written(service(3, name="a"))
+    made.written(service(9, uid="2", name="b"))
+    heard.clear()
+    made.listed(Listing((service(5),), "7"), "ns")
+    assert made.get("ns", "a") is None
+    assert made.get("ns", "b") is not None
+    assert len(made) == 2
+    assert heard == [KEY, KEY], "one came, one went"
+    made.listed(Listing((), "99"), "elsewhere")
+    assert len(made) == 2, "another namespace's list says nothing"
+
+
+def test_an_object_without_our_label_is_none_of_ours() -> None:
+    made, heard = cache()
+    made.heard(event(Change.ADDED, service(1, label=None)))
+    assert (len(made), heard) == (0, [])
+
+
+def test_a_pod_is_reduced_and_a_change_of_what_is_left_out_is_no_change() -> None:
+    made, heard = cache(PODS)
+    pod = service(1)
+    pod["status"] = {"phase": "Running", "podIP": "10.0.0.1"}
+    made.heard(event(Change.ADDED, pod))
+    made.heard(event(Change.MODIFIED, {**service(2), "status": {"phase": "Running", "podIP": "10.0.0.2"}}))
+    assert heard == [KEY]
+    assert made.of(KEY)[0]["status"] == {"phase": "Running"}
+
+
+def test_the_owners_of_replicas_are_read_from_the_managed_fields() -> None:
+    made, _ = cache(POOLS)
+    pool = service(1)
+    pool["metadata"]["managedFields"] = [
+        {"manager": "baton-scaler", "fieldsV1": {"f:spec": {"f:role": {}}}},
+        {"manager": "kubectl", "subresource": "scale", "fieldsV1": {"f:spec": {"f:replicas": {}}}},
+    ]
+    made.heard(event(Change.ADDED, pool))
+    found = made.of(KEY)[0]
+    assert found[REPLICA_OWNERS] == ["kubectl"]
+    assert "managedFields" not in found["metadata"]  # type: ignore[operator]
+
+
+def test_a_deployment_is_its_own_key() -> None:
+    made, heard = cache(DEPLOYMENTS)
+    made.heard(event(Change.ADDED, service(1, name="chat", label=None)))
+    assert (heard, made.deployments()) == ([KEY], (KEY,))
+
+
+@given(st.permutations(range(1, 9)), st.integers(0, 8))
+def test_any_order_of_events_ends_with_the_newest(order: list[int], deleted_at: int) -> None:
+    made, _ = cache()
+    for version in order:
+        made.heard(event(Change.DELETED if version == deleted_at else Change.MODIFIED, service(version)))
+    assert version_of(made) == (None if deleted_at == 8 else 8)
+
+
+def test_a_note_goes_with_the_next_change_of_the_object() -> None:
+    made, _ = cache()
+    made.mark("ns", "chat-gateway", "as wanted")
+    assert made.marked("ns", "chat-gateway") is None, "there is nothing to note it about"
+    made.heard(event(Change.ADDED, service(1)))
+    made.mark("ns", "chat-gateway", "as wanted")
+    made.heard(event(Change.MODIFIED, service(1)))
+    assert made.marked("ns", "chat-gateway") == "as wanted", "heard twice is no change"
+    made.heard(event(Change.MODIFIED, service(2)))
+    assert made.marked("ns", "chat-gateway") is None
+    made.mark("ns", "chat-gateway", "as wanted")
+    made.heard(event(Change.DELETED, service(3)))
+    made.heard(event(Change.ADDED, service(4, uid="2")))
+    assert made.marked("ns", "chat-gateway") is None

@@ -1,0 +1,67 @@
+"""How a cache is filled: nothing of a list is kept but what the cache keeps, and lists take turns."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import AsyncIterator
+from typing import Any
+
+from baton_operator.kube.cache import Cache
+from baton_operator.kube.client import Listing, Resource, WatchEvent
+from baton_operator.kube.informer import Informer
+from baton_operator.kube.kinds import SERVICES, WORKERS
+from baton_testing.kube.clock import run_virtual
+from baton_testing.kube.defaults import Kinds
+from baton_testing.kube.memory import MemoryKube
+from baton_testing.kube.store import Store
+
+
+class Body(dict[str, Any]):
+    """An object that can be watched dying."""
+
+
+class Lists(MemoryKube):
+    """Counts the lists that are under way, and remembers what they brought."""
+
+    def __init__(self) -> None:
+        super().__init__(Store(Kinds(), lambda: "now"))
+        self.now = self.most = 0
+        self.brought: list[weakref.ref[Body]] = []
+
+    async def list(self, resource: Resource, namespace: str | None, selector: str = "") -> Listing:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        await asyncio.sleep(1.0)
+        self.now -= 1
+        metadata = {"namespace": "ns", "name": "a", "uid": "1", "resourceVersion": "5"}
+        body = Body(metadata={**metadata, "labels": {"baton.dev/deployment": "chat"}})
+        self.brought.append(weakref.ref(body))
+        return Listing((body,), "100")
+
+    async def watch(self, *args: Any, timeout_s: float, **rest: Any) -> AsyncIterator[WatchEvent]:
+        await asyncio.sleep(timeout_s)
+        events: tuple[WatchEvent, ...] = ()
+        for event in events:
+            yield event
+
+
+def test_nothing_of_a_list_stays_in_memory_while_its_watch_goes_on_and_lists_take_turns() -> None:
+    async def main() -> None:
+        api, turn = Lists(), asyncio.Lock()
+        caches = [Cache(each, lambda key: None) for each in (SERVICES, WORKERS)]
+        informers = [Informer(api, cache, None, turn=turn) for cache in caches]
+        tasks = [asyncio.create_task(each.run()) for each in informers]
+        for each in informers:
+            await each.synced.wait()
+        await asyncio.sleep(1.0)
+        gc.collect()
+        assert [len(cache) for cache in caches] == [1, 1]
+        assert [brought() for brought in api.brought] == [None, None]
+        assert api.most == 1
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    run_virtual(main())

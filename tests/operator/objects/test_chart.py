@@ -1,0 +1,109 @@
+"""The chart as Helm renders it: valid for Kubernetes, restricted, refused by its schema where values are wrong."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from find_helm import find
+
+from baton_operator.schema.crd import definitions
+from baton_operator.settings import parse
+from baton_testing.kube.pod_security import violations
+
+Json = dict[str, Any]
+ROOT = Path(__file__).parents[3]
+CHART = ROOT / "charts" / "baton"
+PINNED = {f"images.{name}": f"r.example.com/{name}@sha256:{'a' * 64}" for name in ("operator", "gateway", "worker")}
+FULL = PINNED | {
+    "watch.namespaces": "{team-a,team-b}",
+    "monitoring.namespace": "monitoring",
+    "monitoring.podMonitor": "true",
+    "monitoring.prometheusRule": "true",
+    "images.pullSecrets": "{registry}",
+    "priorityClassName": "system-cluster-critical",
+    "nodeSelector.kubernetes\\.io/os": "linux",
+}
+
+WIDE = PINNED | {"watch.clusterWide": "true"}
+
+
+def render(values: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    helm = find(may_fetch=False)
+    if helm is None:
+        pytest.skip("no Helm: `python scripts/find_helm.py` fetches one")
+    sets = [f"--set={name}={value}" for name, value in values.items()]
+    command = [str(helm), "template", "baton", str(CHART), "--namespace=baton-system", "--kube-version=1.36", *sets]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def objects(values: dict[str, str]) -> list[Json]:
+    done = render(values)
+    assert done.returncode == 0, done.stderr
+    return [each for each in yaml.safe_load_all(done.stdout) if each]
+
+
+@pytest.mark.parametrize("version", ["1.33", "1.36"])
+@pytest.mark.parametrize("values", [PINNED, FULL, WIDE], ids=["least", "full", "wide"])
+def test_everything_is_valid_for_kubernetes(values: dict[str, str], version: str) -> None:
+    for each in objects(values):
+        if not each["apiVersion"].startswith(("monitoring.", "apiextensions.")):
+            kubernetes_validate.validate(each, version, strict=True)
+
+
+def test_the_operators_pod_is_restricted_and_understands_its_flags(tmp_path: Path) -> None:
+    for values in (FULL, WIDE):
+        (made,) = (each for each in objects(values) if each["kind"] == "Deployment")
+        pod = made["spec"]["template"]["spec"]
+        assert violations(pod) == []
+        container = pod["containers"][0]
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        settings = parse(container["args"])
+        assert settings.namespaces == (None if "watch.clusterWide" in values else ("team-a", "team-b"))
+        assert settings.platform.worker_image == PINNED["images.worker"]
+        ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+        assert ports["http"] == settings.listen[1]
+        assert settings.gateway_listen is not None
+        assert ports["gateways"] == settings.gateway_listen[1]
+
+
+def test_definitions_are_those_of_the_api_and_outlive_the_release() -> None:
+    found = {each["metadata"]["name"]: each for each in objects(PINNED) if each["kind"] == "CustomResourceDefinition"}
+    wanted = {str(each["metadata"]["name"]): each for each in definitions().values()}  # type: ignore[index]
+    assert {name: each["spec"] for name, each in found.items()} == {name: each["spec"] for name, each in wanted.items()}
+    for each in found.values():
+        assert each["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    assert not [e for e in objects(PINNED | {"crds.install": "false"}) if e["kind"] == "CustomResourceDefinition"]
+
+
+def test_rights_are_roles_of_the_named_namespaces_unless_asked_for_all() -> None:
+    roles = [each for each in objects(FULL) if each["kind"] == "Role"]
+    assert {each["metadata"]["namespace"] for each in roles} == {"team-a", "team-b", "baton-system"}
+    wide = objects(WIDE)
+    assert [each["metadata"]["namespace"] for each in wide if each["kind"] == "Role"] == ["baton-system"]
+    assert [each["metadata"]["name"] for each in wide if each["kind"] == "ClusterRoleBinding"] == ["baton-operator"]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        PINNED | {"images.worker": "r.example.com/worker:latest"},
+        PINNED | {"images.gatway": "x"},
+        PINNED | {"replicas": "0"},
+        PINNED | {"watch.namespaces": "{}"},
+        PINNED | {"watch.namespaces": "{Team_A}"},
+        PINNED | {"fetch.ports": "{70000}"},
+        PINNED | {"logLevel": "loud"},
+        PINNED | {"resources.limits.memory": "lots"},
+    ],
+    ids=str,
+)
+def test_wrong_values_are_refused(values: dict[str, str]) -> None:
+    done = render(values)
+    assert done.returncode != 0
+    assert "values don't meet the specifications" in done.stderr

@@ -1,0 +1,26 @@
+"""The shipped examples are valid, short, and render."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from baton_control.names import POOL_ROLES
+from baton_control.spec.manifest import read_manifest
+from baton_control.worker_specs import Device, Site, gateway_spec, worker_spec
+
+EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_has_at_most_25_lines_and_renders(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 25
+    deployment = read_manifest(path)
+    site = Site("python3", "/model", "/keys", "file:/p", "file:/d", Device.CPU, Device.CPU)
+    specs = [worker_spec(deployment, role, site) for role in POOL_ROLES] + [gateway_spec(deployment, site)]
+    assert len({spec.revision for spec in specs}) == 3
+
+
+def test_there_are_examples() -> None:
+    assert {"tiny.yaml", "llama-8b-gpu.yaml"} <= {path.name for path in EXAMPLES}

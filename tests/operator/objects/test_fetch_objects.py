@@ -1,0 +1,136 @@
+"""What fetching a model takes on a cluster: its own way out, its own credentials, a volume that workers only read."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import kubernetes_validate
+import pytest
+
+from baton_control.names import POOL_ROLES
+from baton_control.spec.api import LLMDeployment
+from baton_model_fetch import __main__ as program
+from baton_operator.objects.cluster import Owner, Platform
+from baton_operator.objects.fetch import REFUSED, fetch_objects, fetch_state, former_jobs
+from baton_operator.objects.pods import gateway_template, worker_template
+from baton_testing.kube.manifests import deployment
+from baton_testing.kube.pod_security import violations
+
+Json = dict[str, Any]
+IMAGE = "registry.example.com/baton/worker@sha256:" + "a" * 64
+PLATFORM, OWNER = Platform(IMAGE, IMAGE), Owner("6f1c2f0e-8f57-4f7a-9a55-1d3b1c0f7a10")
+SOURCES = (
+    "hf://meta/llama@" + "c" * 40,
+    "s3://models/llama/8b",
+    "oci://registry.example.com:5000/models/llama@sha256:" + "d" * 64,
+)
+
+
+def remote(source: str = SOURCES[0], **fields: object) -> LLMDeployment:
+    return deployment(**{"model__source": source, **fields})
+
+
+def objects(made: LLMDeployment, platform: Platform = PLATFORM) -> dict[str, Json]:
+    return {str(each["kind"]): json.loads(json.dumps(each)) for each in fetch_objects(made, platform, OWNER)}
+
+
+@pytest.mark.parametrize("version", ["1.33", "1.36"])
+@pytest.mark.parametrize("source", SOURCES)
+def test_the_objects_are_valid_restricted_and_without_a_token(source: str, version: str) -> None:
+    made = objects(remote(source, model__credentialsSecret="hub"))
+    for each in made.values():
+        kubernetes_validate.validate(each, version, strict=True)
+    pod = made["Job"]["spec"]["template"]["spec"]
+    assert violations(pod) == []
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["containers"][0]["securityContext"]["readOnlyRootFilesystem"] is True
+
+
+def test_models_that_need_no_fetching_have_none_of_it() -> None:
+    for source in ("pvc://models/llama", "file:///models/llama"):
+        assert fetch_objects(deployment(model__source=source), PLATFORM, OWNER) == ()
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_the_program_understands_the_jobs_arguments(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[object, ...]] = []
+
+    async def remember(*given: object) -> None:
+        seen.append(given)
+
+    monkeypatch.setattr(program, "fetch", remember)
+    container = objects(remote(source, model__credentialsSecret="hub"))["Job"]["spec"]["template"]["spec"][
+        "containers"
+    ][0]
+    assert program.main(container["args"]) == 0
+    assert seen[0][0] == source
+    assert REFUSED == program.REFUSED
+
+
+def test_only_the_job_has_the_credentials() -> None:
+    made = remote(model__credentialsSecret="hub")
+    assert json.dumps(objects(made)["Job"]).count('"secretName": "hub"') == 1
+    for role in POOL_ROLES:
+        assert "hub" not in json.dumps(worker_template(made, role, PLATFORM).pod["spec"])
+    assert "hub" not in json.dumps(gateway_template(made, PLATFORM)["spec"])
+
+
+def test_workers_read_what_the_job_writes_and_cannot_write_it() -> None:
+    made = remote()
+    job = objects(made)["Job"]["spec"]["template"]["spec"]
+    claim = objects(made)["PersistentVolumeClaim"]["metadata"]["name"]
+    assert {"name": "cache", "persistentVolumeClaim": {"claimName": claim}} in job["volumes"]
+    key = next(each for each in job["containers"][0]["args"] if each.startswith("--key=")).removeprefix("--key=")
+    for role in POOL_ROLES:
+        template = worker_template(made, role, PLATFORM)
+        pod = json.loads(json.dumps(template.pod["spec"]))
+        volume = {"name": "model", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
+        assert volume in pod["volumes"]
+        assert {"name": "model", "mountPath": "/model", "readOnly": True} in pod["containers"][0]["volumeMounts"]
+        assert f"--model=/model/{key}" in template.spec.argv
+
+
+def test_only_the_job_reaches_the_source_and_nobody_reaches_it() -> None:
+    for source, ports in ((SOURCES[0], [443]), (SOURCES[2], [443, 5000])):
+        policy = objects(remote(source))["NetworkPolicy"]["spec"]
+        assert [port["port"] for rule in policy["egress"] for port in rule["ports"]] == ports
+        assert policy["policyTypes"] == ["Ingress", "Egress"]
+        assert "ingress" not in policy
+        labels = objects(remote(source))["Job"]["spec"]["template"]["metadata"]["labels"]
+        assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+        assert policy["podSelector"]["matchLabels"]["baton.dev/role"] == "fetch"
+
+
+def test_another_source_or_secret_is_another_job_and_the_same_is_the_same() -> None:
+    names = {
+        objects(made)["Job"]["metadata"]["name"]
+        for made in (remote(), remote(SOURCES[1]), remote(model__credentialsSecret="hub"))
+    }
+    assert len(names) == 3
+    same = remote(prefill__replicas={"min": 3, "max": 3}, slo__ttft={"target": "1s", "percentile": 95})
+    assert objects(same)["Job"]["metadata"]["name"] in names
+
+
+def test_the_cache_has_the_size_and_the_class_that_was_asked_for() -> None:
+    made = remote(model__cache={"size": "20Gi", "storageClassName": "shared"})
+    spec = objects(made)["PersistentVolumeClaim"]["spec"]
+    assert spec["resources"]["requests"] == {"storage": "20Gi"}
+    assert spec["storageClassName"] == "shared"
+    assert "storageClassName" not in objects(remote())["PersistentVolumeClaim"]["spec"]
+
+
+def test_a_job_tells_how_far_it_is() -> None:
+    failed = {"type": "Failed", "status": "True", "reason": "PodFailurePolicy", "message": "exit code 3"}
+    assert not fetch_state(None).is_done
+    assert not fetch_state({"status": {"active": 1}}).is_done
+    assert fetch_state({"status": {"conditions": [{"type": "Complete", "status": "True"}]}}).is_done
+    assert fetch_state({"status": {"conditions": [failed]}}).failure == "PodFailurePolicy: exit code 3"
+    assert not fetch_state({"status": {"conditions": [failed | {"status": "False"}]}}).failure
+
+
+def test_jobs_of_earlier_sources_are_told_apart_from_other_jobs() -> None:
+    current, former = objects(remote())["Job"], objects(remote(SOURCES[1]))["Job"]
+    other: Json = {"metadata": {"name": "mine", "labels": {"baton.dev/deployment": "chat"}}}
+    assert former_jobs((current,), (current, former, other)) == (former,)
+    assert former_jobs((), (current, other)) == (current,)

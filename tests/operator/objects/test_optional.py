@@ -1,0 +1,86 @@
+"""What only some clusters serve: made when asked for, left out with a word when not served, gone when withdrawn."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import msgspec
+import pytest
+
+from baton_control.names import POOL_ROLES, Role
+from baton_operator.kube.kinds import BUDGETS, MONITORS, ROUTES, RULES
+from baton_operator.objects.cluster import Owner
+from baton_operator.objects.optional import optional_objects
+from baton_operator.passes.rendering import Inputs, Rendering, render
+from baton_testing.kube.campaign import run
+from baton_testing.kube.manifests import deployment
+from baton_testing.kube.scenarios import SCENARIOS
+from baton_testing.kube.world import MASTERS, PLATFORM, wish
+
+OWNER = Owner("u1")
+WATCHING = dataclasses.replace(PLATFORM, monitors=True, alerts=True)
+ROUTE = {"parent": "edge", "parentNamespace": "infra", "hostnames": ["chat.example.com"]}
+
+
+def objects(**fields: object) -> dict[tuple[str, str], Any]:
+    made = optional_objects(deployment(**fields), WATCHING, OWNER)
+    return {(str(each["kind"]), each["metadata"]["name"]): each for each in made}  # type: ignore[index]
+
+
+def test_nothing_is_made_that_nobody_asks_for() -> None:
+    assert optional_objects(deployment(), PLATFORM, OWNER) == ()
+
+
+def test_a_route_leads_to_the_gateways_service_and_never_cuts_an_answer() -> None:
+    spec = objects(gateway={"route": ROUTE, "service": {"port": 8080}})["HTTPRoute", "chat-gateway"]["spec"]
+    assert spec["parentRefs"] == [{"name": "edge", "namespace": "infra"}]
+    assert spec["hostnames"] == ["chat.example.com"]
+    assert spec["rules"] == [
+        {"backendRefs": [{"name": "chat-gateway", "port": 8080}], "timeouts": {"request": "0s"}},
+    ]
+
+
+@pytest.mark.parametrize("tls", [None, {"secretName": "cert"}])
+def test_every_role_is_scraped_by_its_own_labels(tls: object) -> None:
+    found = objects(gateway={"tls": tls})
+    for role in (*POOL_ROLES, Role.GATEWAY):
+        spec = found["PodMonitor", f"chat-{role}"]["spec"]
+        assert spec["selector"]["matchLabels"] == {"baton.dev/deployment": "chat", "baton.dev/role": role}
+        scheme = spec["podMetricsEndpoints"][0].get("scheme", "http")
+        assert scheme == ("https" if tls and role is Role.GATEWAY else "http")
+
+
+def test_alerts_are_about_the_targets_that_the_user_set() -> None:
+    slo = {"ttft": {"target": "300ms", "percentile": 99.5}, "tpot": {"target": "20ms"}}
+    rules = objects(slo=slo)["PrometheusRule", "chat"]["spec"]["groups"][0]["rules"]
+    told = {each["alert"]: each["expr"] for each in rules}
+    assert told["BatonTtftMissed"].startswith("histogram_quantile(0.995, ")
+    assert told["BatonTtftMissed"].endswith("> 0.3")
+    assert told["BatonTpotMissed"].endswith("> 0.02")
+    for each in told.values():
+        assert each.count("(") == each.count(")")
+        assert set(re.findall(r'namespace="([^"]*)"', each)) == {"default"}
+
+
+def rendered(*served: Any) -> Rendering:
+    text = msgspec.json.encode(wish(gateway={"route": {"parent": "edge"}}))
+    return render(Inputs(text, "", OWNER, (), WATCHING, MASTERS, frozenset(served)))
+
+
+def test_what_is_asked_for_and_not_served_is_a_word_in_a_condition() -> None:
+    assert rendered(BUDGETS, ROUTES, MONITORS, RULES).notes == ()
+    assert rendered(BUDGETS, MONITORS).notes == (
+        "HTTPRoutes are left out: gateway.networking.k8s.io/v1 is not served, or not granted",
+        "PrometheusRules are left out: monitoring.coreos.com/v1 is not served, or not granted",
+    )
+    assert [each.resource for each in rendered(MONITORS).standing if each.resource in (ROUTES, RULES)] == []
+
+
+def test_what_is_withdrawn_goes() -> None:
+    scenario = next(each for each in SCENARIOS if each.name == "optional objects come and go")
+    ended = run(scenario)
+    for plural, count in (("httproutes", 1), ("podmonitors", 3), ("prometheusrules", 1)):
+        assert len([call for call in ended.calls if call.startswith(f"delete {plural}")]) == count
+        assert not [name for name in ended.outcome if name.startswith(plural)]

@@ -1,0 +1,102 @@
+"""The chart grants what the operator asks for, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from baton_operator.kube.kinds import CLAIMS, DEPLOYMENTS, EVENTS, JOBS, LEASES, OPTIONAL, SECRETS, WATCHED
+from baton_testing.kube import campaign as kube_campaign
+from baton_testing.kube.scenarios import SCENARIOS
+
+Json = dict[str, Any]
+Right = tuple[str, str]
+"""A verb and a resource with its group, `patch llmpools.baton.dev/status` for instance."""
+MANIFESTS = Path(__file__).parents[3] / "charts" / "manifests"
+PLAYED = (
+    "create",
+    "edit a template",
+    "delete and create again",
+    "a surge without room",
+    "optional objects come and go",
+)
+GROUPS = {each.plural: each.group for each in (*WATCHED, *OPTIONAL, SECRETS, EVENTS)}
+UNSEEN = {
+    # Only a Conflict makes it read what it had by the watch.
+    ("get", f"llmdeployments.{DEPLOYMENTS.group}"),
+    # Of models that are fetched, which the scenarios above have none of: test_fetch_objects.py has the objects.
+    *((verb, f"jobs.{JOBS.group}") for verb in ("get", "create", "patch", "delete")),
+    *((verb, CLAIMS.plural) for verb in ("get", "create", "patch")),
+    # Not a call: the API server asks whether an owner that blocks its own deletion may be set.
+    ("update", f"llmdeployments/finalizers.{DEPLOYMENTS.group}"),
+    # The Lease is held by the process, not by the passes that the scenarios run: test_lease.py.
+    *((verb, f"leases.{LEASES.group}") for verb in ("get", "create", "update")),
+}
+
+
+def rights(path: Path) -> set[Right]:
+    found: set[Right] = set()
+    for manifest in yaml.safe_load_all(path.read_text(encoding="utf-8")):
+        for rule in (manifest or {}).get("rules", []):
+            if manifest["metadata"]["name"].endswith(("-view", "-edit")):
+                continue  # of users
+            for group in rule["apiGroups"]:
+                found |= {(verb, named(each, group)) for verb in rule["verbs"] for each in rule["resources"]}
+    return found
+
+
+def named(resource: str, group: str) -> str:
+    return f"{resource}.{group}" if group else resource
+
+
+def used(calls: tuple[str, ...]) -> Iterator[Right]:
+    """What the API server asks the authoriser for a call; an apply that creates asks twice."""
+    for call in calls:
+        verb, place, *subresource = call.split()
+        plural = place.partition("/")[0]
+        full = named("/".join([plural, *subresource]), GROUPS[plural])
+        if verb in ("apply", "try"):
+            yield "patch", full
+            if not subresource:
+                yield "create", full
+        else:
+            yield {"replace": "update"}.get(verb, verb), full
+
+
+@pytest.fixture(scope="module")
+def asked() -> set[Right]:
+    """What the operator asked for in scenarios that between them make every kind of call."""
+    kube_campaign.serving()
+    played = [each for each in SCENARIOS if each.name in PLAYED]
+    assert len(played) == len(PLAYED)
+    return {right for each in played for right in used(kube_campaign.run(each).calls)}
+
+
+@pytest.mark.parametrize("name", ["operator.yaml", "operator-cluster-wide.yaml"])
+def test_what_is_asked_for_is_granted_and_what_is_granted_is_asked_for(asked: set[Right], name: str) -> None:
+    granted = rights(MANIFESTS / name)
+    assert asked - granted == set()
+    assert granted - asked == UNSEEN
+
+
+@pytest.mark.parametrize("name", ["operator.yaml", "operator-cluster-wide.yaml"])
+def test_no_wildcard_no_reading_of_secrets_no_escalation(name: str) -> None:
+    granted = rights(MANIFESTS / name)
+    assert not any("*" in verb or "*" in resource for verb, resource in granted)
+    assert {verb for verb, resource in granted if resource == "secrets"} == {"create", "patch"}
+    forbidden = {"escalate", "bind", "impersonate", "deletecollection", "*"}
+    assert not {verb for verb, _ in granted} & forbidden
+    assert not {resource for _, resource in granted} & {"pods/exec", "nodes", "namespaces", "roles", "rolebindings"}
+
+
+def test_users_may_not_write_status_nor_pools_but_for_their_scale() -> None:
+    found: list[Json] = []
+    for manifest in yaml.safe_load_all((MANIFESTS / "operator.yaml").read_text(encoding="utf-8")):
+        if manifest and manifest["kind"] == "ClusterRole" and manifest["metadata"]["name"].endswith("-edit"):
+            found += manifest["rules"]
+    written = {resource for rule in found for resource in rule["resources"]}
+    assert written == {"llmdeployments", "llmpools/scale"}

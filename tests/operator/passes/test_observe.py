@@ -1,0 +1,148 @@
+"""Rollouts whose only memory is the worker Deployments: observe, plan, apply, again, on rendered objects."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton_control.hashes import Revision
+from baton_control.names import POOL_ROLES, Role
+from baton_control.rollout import Change, Limits, Step, Wanted, next_step
+from baton_control.spec.api import LLMDeployment
+from baton_operator.objects.cluster import Manifest, Owner, Platform
+from baton_operator.objects.desired import standing_objects, worker_deployment
+from baton_operator.objects.pods import WorkerTemplate, worker_template
+from baton_operator.passes.observe import WorkerSet, finished, groups, replicas_after, worker_sets
+from baton_testing.kube.manifests import deployment
+
+OWNER = Owner("uid-1")
+IMAGE = "registry.example.com/baton@sha256:" + "a" * 64
+PLATFORM = Platform(IMAGE, IMAGE)
+Live = dict[str, Manifest]
+
+
+def made(memory: str = "1Gi", path: str = "a", replicas: int = 2) -> LLMDeployment:
+    pool = {"replicas": {"min": replicas, "max": replicas}, "resources": {"memory": memory}}
+    return deployment(model__source=f"pvc://models/{path}", prefill=pool, decode=pool)
+
+
+def settled(live: Live) -> Live:
+    """The Deployments once their controller has done what they ask for."""
+    for each in live.values():
+        spec = each["spec"]
+        assert isinstance(spec, dict)
+        each["status"] = {"replicas": spec["replicas"], "readyReplicas": spec["replicas"]} if spec["replicas"] else {}
+    return live
+
+
+def pass_over(live: Live, wanted: LLMDeployment) -> tuple[Live, bool]:
+    """One pass: observe, plan, write; whether anything was to do."""
+    sets = worker_sets(live.values(), OWNER)
+    templates = {role: worker_template(wanted, role, PLATFORM) for role in POOL_ROLES}
+    count = {role: Wanted(templates[role].spec.revision, wanted.spec.prefill.replicas.min) for role in POOL_ROLES}
+    routable = {(each.role, each.revision.template): each.ready for each in sets}
+    step = next_step(count, groups(sets, routable), Limits(1, 0))
+    after = copy.deepcopy(live)
+    for (role, revision), replicas in replicas_after(sets, step).items():
+        write(after, sets, templates[role], wanted, role, revision, replicas)
+    gone = finished(sets, {role: pool.revision for role, pool in count.items()})
+    for each in gone:
+        del after[each.name]
+    return after, bool(step.changes or gone)
+
+
+def write(
+    live: Live,
+    sets: tuple[WorkerSet, ...],
+    template: WorkerTemplate,
+    wanted: LLMDeployment,
+    role: Role,
+    revision: Revision,
+    replicas: int,
+) -> None:
+    name = next((each.name for each in sets if (each.role, each.revision) == (role, revision)), None)
+    if name is None:
+        assert template.spec.revision == revision
+        new = worker_deployment(wanted, template, replicas, OWNER)
+        metadata = new["metadata"]
+        assert isinstance(metadata, dict)
+        live[metadata["name"]] = new
+    else:
+        spec = live[name]["spec"]
+        assert isinstance(spec, dict)
+        spec["replicas"] = replicas
+
+
+def ready(live: Live, role: Role) -> int:
+    return sum(each.ready for each in worker_sets(live.values(), OWNER) if each.role is role)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["1Gi", "2Gi"]), st.sampled_from(["a", "b"]), st.integers(0, 4)), max_size=5))
+def test_edits_in_the_middle_of_rollouts_end_as_a_fresh_create_does_and_never_stop_serving(
+    edits: list[tuple[str, str, int]],
+) -> None:
+    live: Live = {}
+    goal = made()
+    has_served = False
+    for memory, path, passes in [*edits, ("2Gi", "b", 60)]:
+        goal = made(memory, path)
+        for _ in range(passes):
+            live, is_moving = pass_over(settled(live), goal)
+            has_served = has_served or all(ready(live, role) >= 2 for role in POOL_ROLES)
+            assert not has_served or all(ready(live, role) >= 2 for role in POOL_ROLES)
+            if not is_moving:
+                break
+    fresh: Live = {}
+    for _ in range(3):
+        fresh, is_moving = pass_over(settled(fresh), goal)
+    assert not is_moving
+    assert settled(live) == settled(fresh)
+
+
+def test_what_another_owner_made_is_not_seen() -> None:
+    template = worker_template(made(), Role.DECODE, PLATFORM)
+    ours, theirs = (worker_deployment(made(), template, 1, owner) for owner in (OWNER, Owner("uid-2")))
+    orphan = copy.deepcopy(ours)
+    metadata = orphan["metadata"]
+    assert isinstance(metadata, dict)
+    del metadata["ownerReferences"]
+    assert len(worker_sets([ours], OWNER)) == 1
+    assert worker_sets([theirs, orphan, {}, {"metadata": None}], OWNER) == ()
+
+
+def test_the_gateway_is_no_worker() -> None:
+    assert worker_sets(standing_objects(made(), PLATFORM, OWNER, {"k": b"m" * 32}), OWNER) == ()
+
+
+REVISION = Revision("fit", "hash")
+SET = WorkerSet("chat-decode-hash", Role.DECODE, REVISION, wanted=3, existing=3, ready=3, is_leaving=False)
+
+
+def test_without_word_from_a_gateway_it_is_unknown_what_is_routable() -> None:
+    assert groups([SET], None)[0].routable is None
+    assert groups([SET], {})[0].routable == 0
+    assert groups([SET], {(Role.DECODE, "hash"): 9})[0].routable == 3
+
+
+def test_a_deployment_on_its_way_out_counts_for_nothing() -> None:
+    leaving = dataclasses.replace(SET, is_leaving=True)
+    assert groups([leaving], {}) == ()
+    assert replicas_after([leaving], Step((Change(Role.DECODE, REVISION, 2),), "")) == {(Role.DECODE, REVISION): 2}
+
+
+def test_a_template_is_finished_when_its_last_pod_is_gone() -> None:
+    empty = dataclasses.replace(SET, wanted=0, existing=1, ready=0)
+    other = {role: Revision("fit", "other") for role in POOL_ROLES}
+    assert finished([empty], other) == ()
+    gone = dataclasses.replace(empty, existing=0)
+    assert finished([gone], other) == (gone,)
+    assert finished([gone], dict.fromkeys(POOL_ROLES, REVISION)) == ()
+
+
+def test_no_step_goes_below_zero() -> None:
+    with pytest.raises(ValueError, match="-1 workers"):
+        replicas_after([SET], Step((Change(Role.DECODE, REVISION, -4),), ""))

@@ -1,0 +1,33 @@
+"""What a pass knows at its beginning, from the caches alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from baton_control.names import Key
+from baton_operator.kube.cache import Cache
+from baton_operator.kube.kinds import DEPLOYMENTS, OPTIONAL, WATCHED, WORKERS
+from baton_operator.passes.snapshot import Snapshot, snapshot
+from baton_testing.kube.world import NAME, SPACE, wish
+
+
+def seen(gateway: dict[str, Any]) -> Snapshot:
+    caches = {each: Cache(each, lambda key: None) for each in (*WATCHED, *OPTIONAL)}
+    live = wish()
+    live["metadata"] |= {"uid": "u1", "resourceVersion": "1", "generation": 1}
+    caches[DEPLOYMENTS].written(live)
+    metadata = {"name": f"{NAME}-gateway", "namespace": SPACE, "uid": "u2", "resourceVersion": "2"}
+    labels = {"baton.dev/deployment": NAME, "baton.dev/role": "gateway"}
+    owner = {"uid": "u1", "controller": True}
+    caches[WORKERS].written({**gateway, "metadata": {**metadata, "labels": labels, "ownerReferences": [owner]}})
+    found = snapshot(Key(SPACE, NAME), caches)
+    assert found is not None
+    return found
+
+
+def test_a_gateway_whose_new_pods_never_get_ready_is_noticed_while_the_old_ones_serve() -> None:
+    late = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
+    found = seen({"status": {"readyReplicas": 1, "conditions": [late]}})
+    assert (found.gateways_ready, "Secret" in found.gateway_failure) == (1, True)
+    fine = {"type": "Progressing", "status": "True", "reason": "NewReplicaSetAvailable"}
+    assert seen({"status": {"readyReplicas": 1, "conditions": [fine]}}).gateway_failure == ""

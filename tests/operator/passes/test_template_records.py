@@ -1,0 +1,258 @@
+"""The record of rendered templates: what makes a new one, and all that does not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from baton_control.names import POOL_ROLES, Role
+from baton_control.spec.allowed import fields_of, model_of
+from baton_control.spec.api import DeploymentSpec, LLMDeployment
+from baton_control.spec.base_model import Model
+from baton_operator.objects.cluster import Owner, Platform
+from baton_operator.passes.template_records import (
+    Record,
+    Stored,
+    current,
+    inputs,
+    manifest,
+    outdated,
+    same_inputs,
+    stored,
+)
+from baton_testing.kube.manifests import deployment
+
+DIGEST = "registry.example.com/baton@sha256:"
+OLD = Platform(DIGEST + "a" * 64, DIGEST + "b" * 64)
+NEW = Platform(DIGEST + "c" * 64, DIGEST + "d" * 64, python="python3", cluster_domain="other.local")
+OWNER = Owner("6f1c2f0e")
+
+
+def made(**fields: object) -> LLMDeployment:
+    return deployment(**{"model__source": "pvc://models/llama", **fields})
+
+
+def kept(record: Record, number: int = 1) -> Stored:
+    """The record after a journey through the API server."""
+    body = json.loads(json.dumps(manifest(record, number, made(), OWNER)))
+    body["metadata"]["uid"] = f"uid-{number}"
+    found = stored(body)
+    assert found is not None
+    return found
+
+
+def templates(record: Record) -> dict[Role, str]:
+    return {role: each.revision.template for role, each in record.rendered.items()}
+
+
+def test_a_record_survives_the_journey_through_the_server() -> None:
+    record = current(made(), OLD, "", ())
+    assert kept(record).record == record
+
+
+def test_an_operator_with_other_images_and_flags_changes_nothing() -> None:
+    record = current(made(), OLD, "", ())
+    assert current(made(), NEW, "", [kept(record)]) == record
+    assert current(made(), NEW, "", [kept(record)], version=99) == record
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prefill__replicas": {"min": 3, "max": 9}},
+        {"slo__ttft": {"target": "500ms", "percentile": 90.0}},
+        {"rollout__maxSurge": 3},
+        {"autoscaling__mode": "Off"},
+        {"gateway__replicas": 3},
+        {"gateway__service": {"type": "NodePort"}},
+    ],
+)
+def test_what_moves_no_pod_makes_no_template(fields: dict[str, object]) -> None:
+    record = current(made(), OLD, "", ())
+    assert current(made(**fields), NEW, "", [kept(record)]) == record
+
+
+@pytest.mark.parametrize(
+    ("fields", "moved"),
+    [
+        ({"decode__resources": {"memory": "2Gi"}}, {Role.DECODE}),
+        ({"model__source": "pvc://models/other"}, set(POOL_ROLES)),
+        ({"routing__disaggregation": "Never"}, {Role.GATEWAY}),
+        ({"slo__ttft": {"target": "1s"}}, {Role.GATEWAY}),
+        ({"kvTransfer__minBandwidth": "10GB/s"}, set(POOL_ROLES)),
+        ({"gateway__limits": {"maxRequestDuration": "30s"}}, {*POOL_ROLES, Role.GATEWAY}),
+        ({"podMetadata": {"labels": {"team": "x"}}}, {*POOL_ROLES, Role.GATEWAY}),
+        ({"prefill__accelerator": {"resource": "nvidia.com/gpu"}}, set(POOL_ROLES)),
+    ],
+)
+def test_an_edit_moves_what_it_concerns_and_keeps_the_recorded_images(
+    fields: dict[str, object], moved: set[Role]
+) -> None:
+    record = current(made(), OLD, "", ())
+    after = current(made(**fields), NEW, "", [kept(record)])
+    assert {role for role in after.rendered if templates(after)[role] != templates(record)[role]} == moved
+    assert (after.worker_image, after.gateway_image) == (OLD.worker_image, OLD.gateway_image)
+    assert OLD.worker_image in json.dumps(after.rendered[Role.DECODE].pod)
+
+
+def test_an_edit_that_needs_newer_images_moves_both_pools_together() -> None:
+    record = current(made(), OLD, "", ())
+    after = current(made(decode__resources={"memory": "2Gi"}), NEW, "", [kept(record)], version=99)
+    assert (after.version, after.worker_image) == (99, NEW.worker_image)
+    assert all(templates(after)[role] != templates(record)[role] for role in POOL_ROLES)
+
+
+def test_images_move_when_the_user_asks_for_it_and_once() -> None:
+    record = current(made(), OLD, "", ())
+    after = current(made(), NEW, "2026-11-21", [kept(record)])
+    assert after.worker_image == NEW.worker_image
+    third = replace(NEW, worker_image=DIGEST + "e" * 64)
+    assert current(made(), third, "2026-11-21", [kept(record), kept(after, 2)]) == after
+
+
+def test_going_back_gives_back_the_very_same_templates() -> None:
+    first = current(made(), OLD, "", ())
+    second = current(made(model__source="pvc://models/other"), OLD, "", [kept(first)])
+    back = current(made(), NEW, "", [kept(first), kept(second, 2)])
+    assert back == first
+    assert manifest(back, 3, made(), OWNER)["metadata"] == manifest(first, 1, made(), OWNER)["metadata"]
+
+
+def test_fields_that_one_of_two_versions_does_not_know_change_nothing() -> None:
+    defaults: dict[str, Any] = {"pool": {"engine": {"blocks": None, "speed": 1}, "nodeSelector": {}}}
+    recorded: dict[str, Any] = {"pool": {"engine": {"blocks": None}, "nodeSelector": {"a": "b"}, "former": 3}}
+    wanted: dict[str, Any] = {"pool": {"engine": {"blocks": None, "speed": 1}, "nodeSelector": {"a": "b"}}}
+    assert same_inputs(recorded, wanted, defaults)
+    wanted["pool"]["engine"]["speed"] = 2
+    assert not same_inputs(recorded, wanted, defaults), "set to another value than the default, it is an edit"
+
+
+def test_a_key_that_the_user_takes_away_is_an_edit() -> None:
+    defaults: dict[str, Any] = {"pool": {"nodeSelector": {}}}
+    recorded: dict[str, Any] = {"pool": {"nodeSelector": {"a": "b", "c": "d"}}}
+    assert not same_inputs(recorded, {"pool": {"nodeSelector": {"a": "b"}}}, defaults)
+
+
+def test_a_record_that_cannot_be_read_counts_as_absent() -> None:
+    good = json.loads(json.dumps(manifest(current(made(), OLD, "", ()), 1, made(), OWNER)))
+    assert stored(good) is not None
+    spoils: tuple[Callable[[dict[str, Any]], object], ...] = (
+        lambda body: body.pop("revision"),
+        lambda body: body.pop("data"),
+        lambda body: body["data"].pop("workerImage"),
+        lambda body: body["data"]["roles"].pop("decode"),
+        lambda body: body["data"]["roles"]["prefill"].pop("pod"),
+        lambda body: body["data"]["roles"].__setitem__("prefill", 3),
+    )
+    for spoil in spoils:
+        body = json.loads(json.dumps(good))
+        spoil(body)
+        assert stored(body) is None
+
+
+def test_older_records_stay_while_their_workers_run() -> None:
+    first = current(made(), OLD, "", ())
+    second = current(made(model__source="pvc://models/other"), OLD, "", [kept(first)])
+    records = [kept(first), kept(second, 2)]
+    running = templates(first)[Role.DECODE]
+    assert outdated(records, [running]) == ()
+    assert [each.number for each in outdated(records, [templates(second)[Role.DECODE]])] == [1]
+    assert outdated(records[:1], []) == (), "the newest always stays"
+
+
+def leaves(model: type[Model], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Paths of all fields of a model that hold no further model of fixed fields."""
+    for name, field in fields_of(model).items():
+        inner = model_of(field.annotation)
+        if inner is None or not fields_of(inner):
+            yield (*path, name)
+        else:
+            yield from leaves(inner, (*path, name))
+
+
+GPU = {"accelerator": {"resource": "nvidia.com/gpu"}}
+POOL_VALUES: dict[str, object] = {
+    "replicas.min": 2,
+    "replicas.max": 9,
+    "tensorParallel": None,
+    "accelerator.resource": "example.com/gpu",
+    "engine.kvCacheMemory": "64Mi",
+    "engine.blockTokens": 32,
+    "engine.maxSequences": 7,
+    "engine.maxStepTokens": 99,
+    "placement.nodeSelector": {"a": "b"},
+    "placement.tolerations": [{"key": "gpu"}],
+    "placement.topologyKey": "topology.kubernetes.io/zone",
+    "resources.cpu": "3",
+    "resources.memory": "3Gi",
+    "priorityClassName": "high",
+    "schedulerName": "gang",
+    "runtimeClassName": "nvidia",
+    "resourceClaims": [{"name": "nic", "resourceClaimTemplateName": "nic"}],
+    "queue": "team",
+}
+VALUES: dict[str, object] = {
+    "model.source": "pvc://models/other",
+    "model.servedName": "other",
+    "model.maxContextTokens": 256,
+    "model.dtype": "float32",
+    "model.quantization": None,
+    "model.kvCacheDtype": "fp8",
+    "model.cache.size": "7Gi",
+    "model.cache.storageClassName": "fast",
+    "model.credentialsSecret": "hub",
+    "slo.ttft.target": "2s",
+    "slo.ttft.percentile": 90.0,
+    "slo.tpot.target": "2s",
+    "slo.tpot.percentile": 90.0,
+    "kvTransfer.transport": "TCP",
+    "kvTransfer.minBandwidth": "1GB/s",
+    "kvTransfer.verify": "stamps",
+    "routing.disaggregation": "Never",
+    "routing.prefillUnavailable": "DecodeLocally",
+    "autoscaling.mode": "Off",
+    "autoscaling.budget.maxAccelerators": 64,
+    "autoscaling.scaleToZeroAfter": None,
+    "autoscaling.schedules": [{"start": "08:00", "end": "18:00", "decode": 2}],
+    "rollout.maxSurge": 3,
+    "rollout.maxUnavailable": 3,
+    "rollout.canary": 30,
+    "rollout.paused": True,
+    "gateway.replicas": 5,
+    "gateway.processes": 3,
+    "gateway.service.type": "NodePort",
+    "gateway.service.port": 81,
+    "gateway.tls.secretName": "cert",
+    "gateway.route.parent": "edge",
+    "gateway.route.parentNamespace": None,
+    "gateway.route.hostnames": None,
+    "gateway.limits.maxRequestDuration": "31s",
+    "imagePullSecrets": ["pull"],
+    "podMetadata.labels": {"a": "b"},
+    "podMetadata.annotations": {"a": "b"},
+    **{f"{pool}.{name}": value for pool in POOL_ROLES for name, value in POOL_VALUES.items()},
+}
+"""Another value for each field; None: there is none that a cluster takes yet, or not without another field."""
+
+
+def test_every_field_has_another_value_here() -> None:
+    assert {".".join(path) for path in leaves(DeploymentSpec)} == set(VALUES)
+
+
+@pytest.mark.parametrize("path", sorted(path for path, value in VALUES.items() if value is not None))
+def test_a_field_that_a_template_is_rendered_from_is_among_its_inputs(path: str) -> None:
+    """Otherwise an edit of it would never reach the Pods. The contrary would only roll without need."""
+    pool = {**GPU, "replicas": {"min": 1, "max": 4}}
+    targets = {name: {"target": "500ms", "percentile": 95.0} for name in ("ttft", "tpot")}
+    base = {"prefill": pool, "decode": pool, "slo": targets}
+    before = made(**json.loads(json.dumps(base)))
+    after = made(**json.loads(json.dumps(base)), **{path.replace(".", "__"): VALUES[path]})
+    assert before != after
+    for role in (*POOL_ROLES, Role.GATEWAY):
+        one, other = (current(each, OLD, "", ()).rendered[role].pod for each in (before, after))
+        if one != other:
+            assert not same_inputs(inputs(before, role), inputs(after, role), {}), f"{role} depends on {path}"

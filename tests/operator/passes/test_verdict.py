@@ -1,0 +1,189 @@
+"""The status of a pass: the truth about what serves, in reasons that are stable, and Events that are few."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import replace
+
+import pytest
+
+from baton_control.errors import Problem
+from baton_control.hashes import Revision
+from baton_control.names import POOL_ROLES, Role
+from baton_control.rollout import REASONS, Group, Phase, Step
+from baton_control.sizing.scaling import Sized
+from baton_operator.passes.observe import WorkerSet
+from baton_operator.passes.pool_size import Plan
+from baton_operator.passes.status_events import MOST, SAME_S, EventBudget, Turn, turns
+from baton_operator.passes.verdict import Trouble, View, refused, status_of
+from baton_operator.passes.worker_pods import Crew
+from baton_operator.schema.status import DeploymentStatus, SloStatus
+from baton_operator.telemetry import Heard
+from baton_testing.kube.manifests import deployment
+
+P, D = Role.PREFILL, Role.DECODE
+NEW = Revision("fit", "new")
+NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+LATER = NOW + datetime.timedelta(minutes=5)
+EMPTY = DeploymentStatus()
+
+
+def step(phase: Phase) -> Step:
+    return Step((), REASONS[phase], phase)
+
+
+def view(routable: int | None = 1, workers: int = 1, ready: int = 1, phase: Phase = Phase.COMPLETE) -> View:
+    sets = tuple(
+        WorkerSet(f"chat-{role}-new", role, NEW, wanted=workers, existing=workers, ready=ready, is_leaving=False)
+        for role in POOL_ROLES
+    )
+    return View(
+        deployment=deployment(autoscaling__mode="Off"),
+        generation=3,
+        wanted=dict.fromkeys(POOL_ROLES, NEW),
+        plans={role: Plan(workers, None) for role in POOL_ROLES},
+        sized=None,
+        sets=sets,
+        groups=tuple(Group(role, NEW, workers, routable) for role in POOL_ROLES),
+        crews={},
+        step=step(phase),
+        gateways_ready=1,
+        heard=None,
+        troubles=(),
+    )
+
+
+def condition(status: DeploymentStatus, kind: str) -> tuple[str, str]:
+    found = next(each for each in status.conditions if each.type == kind)
+    return found.status, found.reason
+
+
+def judged(seen: View, kind: str) -> tuple[str, str]:
+    return condition(status_of(seen, EMPTY, NOW), kind)
+
+
+def test_a_deployment_that_serves_says_so() -> None:
+    status = status_of(view(), EMPTY, NOW)
+    assert {each.type: each.status for each in status.conditions} == {
+        "Available": "True",
+        "Progressing": "False",
+        "Degraded": "False",
+        "SLOMet": "Unknown",
+        "TransportVerified": "Unknown",
+        "ScalingLimited": "False",
+    }
+    assert status.observed_generation == 3
+    assert status.decode is not None
+    assert (status.decode.summary, status.decode.routable) == ("1/1", 1)
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        (view(), ("True", "Serving")),
+        (view(workers=0, routable=0), ("True", "ScaledToZero")),
+        (view(routable=0), ("False", "NoRoutableWorkers")),
+        (view(routable=None), ("Unknown", "RoutableUnknown")),
+        (replace(view(), gateways_ready=0), ("False", "NoGateway")),
+        (replace(view(), gateways_ready=None), ("True", "Serving")),
+        (
+            replace(view(), groups=(Group(P, NEW, 1, 1), Group(D, Revision("x", "y"), 1, 1))),
+            ("False", "NoRoutableWorkers"),
+        ),
+    ],
+)
+def test_available_means_that_a_request_would_be_answered(seen: View, expected: tuple[str, str]) -> None:
+    assert judged(seen, "Available") == expected
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+def test_progressing_follows_the_rollout_and_stands_still_where_that_does(phase: Phase) -> None:
+    stands = {Phase.COMPLETE, Phase.PAUSED, Phase.CANARY, Phase.FAILING, Phase.UNSCHEDULABLE}
+    assert judged(view(phase=phase), "Progressing") == ("False" if phase in stands else "True", phase.value)
+
+
+def test_complete_numbers_are_not_complete_until_workers_are_routable() -> None:
+    assert judged(view(routable=0), "Progressing") == ("True", "WaitingForWorkers")
+
+
+@pytest.mark.parametrize(
+    ("seen", "reason"),
+    [
+        (replace(view(), troubles=(Trouble("QuotaExceeded", "no"),)), "QuotaExceeded"),
+        (replace(view(), crews={(D, "new"): Crew(existing=1, failing=1, message="crash")}), "WorkersFail"),
+        (replace(view(phase=Phase.FAILING), crews={(D, "new"): Crew(1, failing=1, message="x")}), "NewTemplateFails"),
+        (replace(view(), crews={(D, "new"): Crew(1, unschedulable=1, message="no GPU")}), "InsufficientAccelerators"),
+    ],
+)
+def test_degraded_names_the_worst_that_is_known(seen: View, reason: str) -> None:
+    assert judged(seen, "Degraded") == ("True", reason)
+
+
+def test_what_is_left_out_is_said_without_alarm() -> None:
+    assert judged(replace(view(), notes=("no budgets",)), "Degraded") == ("False", "SkippedOptional")
+
+
+def test_measurements_are_unknown_until_there_are_any() -> None:
+    heard = Heard({}, SloStatus(ttft="p95 412ms/500ms"), True, None, False, "0.8 GB/s")
+    status = status_of(replace(view(), heard=heard), EMPTY, NOW)
+    assert condition(status, "SLOMet") == ("True", "Met")
+    assert condition(status, "TransportVerified") == ("False", "TooSlow")
+    assert status.slo == heard.slo
+    assert judged(replace(view(), heard=Heard(None)), "SLOMet") == ("Unknown", "NotMeasured")
+
+
+def test_limits_are_told_with_who_and_what() -> None:
+    foreign = replace(view(), plans={P: Plan(1, None), D: Plan(1, None, "", frozenset({"hpa"}))})
+    assert judged(foreign, "ScalingLimited") == ("True", "ForeignWriter")
+    bound = replace(view(), plans={P: Plan(1, None), D: Plan(4, None, "decode: 4 instead of 9 by replicas.max 4")})
+    assert judged(bound, "ScalingLimited") == ("True", "OutOfBounds")
+    held = replace(view(), sized=Sized({P: 1, D: 1}, {P: "hold", D: "hold"}, holds=True))
+    assert judged(held, "ScalingLimited") == ("Unknown", "Holding")
+
+
+def test_the_same_view_gives_the_same_status_whenever_it_is_judged() -> None:
+    first = status_of(view(), EMPTY, NOW)
+    assert status_of(view(), first, LATER) == first
+
+
+def test_a_new_size_is_a_decision_with_its_reason_and_the_first_one_is_none() -> None:
+    first = status_of(view(), EMPTY, NOW)
+    assert first.last_scaling is None
+    sized = Sized({P: 1, D: 3}, {P: "prefill stays", D: "decode 1→3: load"}, holds=False, inputs="9 req/s")
+    grown = replace(view(), plans={P: Plan(1, None), D: Plan(3, 3)}, sized=sized)
+    after = status_of(grown, first, LATER)
+    assert after.last_scaling is not None
+    assert (after.last_scaling.from_, after.last_scaling.to, after.last_scaling.inputs) == (1, 3, "9 req/s")
+    assert after.last_scaling.reason == "decode 1→3: load"
+    assert status_of(grown, after, LATER).last_scaling == after.last_scaling
+
+
+def test_a_refused_spec_keeps_what_is_said_of_the_one_that_serves() -> None:
+    serving = status_of(view(), EMPTY, NOW)
+    after = refused((Problem("spec.x", "too big"),), "InvalidSpec", serving, 4, LATER)
+    assert condition(after, "Available") == ("True", "Serving")
+    assert condition(after, "Degraded") == ("True", "InvalidSpec")
+    assert (after.observed_generation, after.decode) == (4, serving.decode)
+    fresh = refused((Problem("spec.x", "too big"),), "InvalidSpec", EMPTY, 1, NOW)
+    assert condition(fresh, "Available") == ("False", "InvalidSpec")
+
+
+def test_events_tell_turns_and_nothing_twice() -> None:
+    starting = status_of(view(routable=0), EMPTY, NOW)
+    assert turns(EMPTY, starting) == ()
+    serving = status_of(view(), starting, NOW)
+    assert [turn.reason for turn in turns(starting, serving)] == ["Available"]
+    assert turns(serving, serving) == ()
+    lost = status_of(view(routable=0), serving, NOW)
+    assert [(turn.warns, turn.reason) for turn in turns(serving, lost)] == [(True, "NoRoutableWorkers")]
+    other = Revision("fit", "newer")
+    rolled = status_of(replace(view(), wanted=dict.fromkeys(POOL_ROLES, other)), serving, NOW)
+    assert [turn.reason for turn in turns(serving, rolled)] == ["RolloutStarted"]
+
+
+def test_a_flapping_deployment_does_not_flood_anybody() -> None:
+    budget = EventBudget()
+    told = [budget.allows(Turn(True, "A", "x"), second) for second in range(600)]
+    assert sum(told) == 600 // SAME_S
+    many = [budget.allows(Turn(True, f"R{n}", "x"), 600.0) for n in range(50)]
+    assert sum(many) <= MOST

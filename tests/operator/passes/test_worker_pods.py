@@ -1,0 +1,149 @@
+"""What Pods tell about workers, and what readiness lets assume about routing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from baton_control.names import Role
+from baton_operator.passes.worker_pods import (
+    Crew,
+    Readiness,
+    WorkerPod,
+    crews,
+    gateway_failure,
+    placement_s,
+    worker_pods,
+)
+
+KEY = (Role.DECODE, "abc")
+
+
+def pod(uid: str = "1", ready: bool = True, role: str = "decode", **status: object) -> dict[str, Any]:
+    return {
+        "metadata": {
+            "name": f"chat-decode-abc-x-{uid}",
+            "uid": uid,
+            "labels": {"baton.dev/deployment": "chat", "baton.dev/role": role, "baton.dev/template": "abc"},
+            "ownerReferences": [{"kind": "ReplicaSet", "name": f"chat-{role}-abc-5575d8c8c7", "controller": True}],
+        },
+        "status": {"conditions": [{"type": "Ready", "status": "True" if ready else "False"}], **status},
+    }
+
+
+def waiting(reason: str, message: str = "") -> dict[str, Any]:
+    return {"containerStatuses": [{"image": "baton", "state": {"waiting": {"reason": reason, "message": message}}}]}
+
+
+def only(raw: dict[str, Any]) -> WorkerPod:
+    (found,) = worker_pods([raw], "chat")
+    return found
+
+
+def test_a_pod_that_only_wears_our_labels_is_no_worker() -> None:
+    spoof = pod()
+    spoof["metadata"]["ownerReferences"] = []
+    other = pod()
+    other["metadata"]["ownerReferences"][0]["name"] = "chat-decode-abcd-5575d8c8c7"
+    gateway = pod(role="gateway")
+    done = pod(phase="Succeeded")
+    assert worker_pods([spoof, other, gateway, done], "chat") == ()
+
+
+@pytest.mark.parametrize("reason", ["ImagePullBackOff", "ErrImagePull"])
+def test_an_image_that_cannot_be_pulled_is_one_failure_in_the_same_words(reason: str) -> None:
+    assert only(pod(ready=False, **waiting(reason, "changing text"))).failure == "the image baton cannot be pulled"
+
+
+def test_a_crash_keeps_its_words_while_the_container_waits_and_tries() -> None:
+    ended = {"lastState": {"terminated": {"exitCode": 3, "reason": "Error", "message": "no such model\n"}}}
+    waits = {"restartCount": 2, "state": {"waiting": {"reason": "CrashLoopBackOff"}}, **ended}
+    tries = {"restartCount": 2, "state": {"running": {}}, **ended}
+    texts = {only(pod(ready=False, containerStatuses=[each])).failure for each in (waits, tries)}
+    assert texts == {"Error, exit code 3: no such model"}
+    assert only(pod(ready=True, containerStatuses=[tries])).failure == "", "it has come up"
+
+
+def placed(number: int, started: str | None, restarts: int = 0, role: str = "decode") -> WorkerPod:
+    state: dict[str, Any] = (
+        {"waiting": {}} if started is None else {"running": {"startedAt": f"2026-11-22T10:{started}Z"}}
+    )
+    raw = pod(str(number), role=role, containerStatuses=[{"restartCount": restarts, "state": state}])
+    raw["metadata"]["creationTimestamp"] = f"2026-11-22T10:{number:02}:00Z"
+    return only(raw)
+
+
+def test_what_a_worker_waits_for_before_it_runs_is_the_slowest_but_one_of_the_newest() -> None:
+    slow, quick = placed(0, "02:30"), placed(1, "01:04")
+    assert (slow.placed_s, quick.placed_s) == (150.0, 4.0)
+    other = (placed(2, None), placed(3, "59:00", restarts=1), placed(4, "05:00", role="prefill"), only(pod()))
+    assert [each.placed_s for each in other] == [None, None, 60.0, None], "started again, or of unknown age"
+    assert placement_s((slow, quick, *other), Role.DECODE) == 150.0
+    newer = [
+        placed(10 + place, f"{10 + place}:{seconds:02}") for place, seconds in enumerate((3, 4, 5, 6, 7, 8, 9, 58))
+    ]
+    assert placement_s((*newer, slow, quick), Role.DECODE) == 9.0
+    assert placement_s(other, Role.DECODE) is None
+
+
+def test_a_pod_without_a_node_says_why() -> None:
+    placed = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes: no GPU"}
+    raw = pod(ready=False)
+    raw["status"]["conditions"].append(placed)
+    assert only(raw).unschedulable == "0/3 nodes: no GPU"
+    assert only(raw).failure == ""
+
+
+def test_a_gateway_that_crashes_says_why_and_a_worker_or_a_stranger_is_no_gateway() -> None:
+    ended = {"terminated": {"exitCode": 2, "reason": "Error", "message": "unrecognized arguments: --new"}}
+    crash: dict[str, Any] = {
+        "containerStatuses": [{"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": ended}]
+    }
+    gateway = pod(ready=False, role="gateway", **crash)
+    gateway["metadata"]["ownerReferences"][0]["name"] = "chat-gateway-5575d8c8c7"
+    assert gateway_failure([gateway], "chat") == "Error, exit code 2: unrecognized arguments: --new"
+    assert gateway_failure([gateway], "other") == ""
+    assert gateway_failure([pod(ready=False, **crash)], "chat") == ""
+
+
+def test_crews_count_by_template() -> None:
+    leaving = pod("3")
+    leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    found = crews(worker_pods([pod("1"), pod("2", ready=False, **waiting("ErrImagePull")), leaving], "chat"))
+    assert found == {
+        KEY: Crew(existing=3, leaving=1, ready=1, failing=1, message="the image baton cannot be pulled"),
+    }
+
+
+def worker(uid: str, ready: bool = True, leaving: bool = False) -> WorkerPod:
+    return WorkerPod(uid, *KEY, ready=ready, leaving=leaving)
+
+
+def test_a_ready_worker_counts_after_it_has_settled() -> None:
+    readiness = Readiness(settle_s=15.0)
+    first = readiness.routable("o", [worker("1")], {}, 100.0)
+    assert (dict(first.routable), first.again_at) == ({}, 115.0)
+    later = readiness.routable("o", [worker("1")], {}, 115.0)
+    assert (dict(later.routable), later.again_at) == ({KEY: 1}, None)
+
+
+def test_a_restarted_operator_believes_the_status_about_workers_that_are_ready() -> None:
+    readiness = Readiness(settle_s=15.0)
+    now = readiness.routable("o", [worker("1"), worker("2"), worker("3")], {KEY: 2}, 100.0)
+    assert now.routable == {KEY: 2}
+    again = readiness.routable("o", [worker("4")], {KEY: 2}, 101.0)
+    assert dict(again.routable) == {}, "only the first time"
+
+
+def test_a_worker_that_loses_its_readiness_leaves_a_doubt_and_does_not_count() -> None:
+    readiness = Readiness(settle_s=15.0, doubt_s=60.0)
+    readiness.routable("o", [worker("1")], {KEY: 1}, 100.0)
+    lost = readiness.routable("o", [worker("1", ready=False)], {}, 130.0)
+    assert (dict(lost.routable), lost.doubtful, lost.again_at) == ({}, frozenset({KEY}), 190.0)
+    assert not readiness.routable("o", [worker("1", ready=False)], {}, 190.0).doubtful
+    assert not readiness.routable("o", [worker("1", ready=False, leaving=True)], {}, 131.0).doubtful
+
+
+def test_a_worker_that_was_never_ready_leaves_no_doubt() -> None:
+    assert not Readiness().routable("o", [worker("1", ready=False)], {}, 0.0).doubtful

@@ -1,0 +1,200 @@
+"""Any mix of requests on one toy engine, with what every one of them must produce.
+
+Plays the parts outside of the scheduler: gateway (requests, cancels), transfer (landing KV, reading held KV until the
+release) and clock. `Workload` asserts after every move; `finish` brings everything to its end and checks what is left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from baton_engine.scheduling.engine_config import EngineConfig
+from baton_engine.scheduling.events import (
+    Computed,
+    Computing,
+    Drawn,
+    Failed,
+    Prefilled,
+    RequestKey,
+    Reserved,
+    SchedulerEvent,
+    SequenceSpec,
+)
+from baton_testing.engine.runners import context_kv, reference_tokens
+from baton_testing.engine.toy_engine import Engine, engine, land
+from baton_wire.messages.values import Reason
+
+
+@dataclass(slots=True)
+class Expectation:
+    """What is known about one request from outside."""
+
+    spec: SequenceSpec
+    outputs: dict[int, list[int]]
+    """By choice, what a run alone gives."""
+    open_choices: set[int]
+    """Not finished, failed or cancelled."""
+    reserved: Reserved | None = None
+    computed: Computed | None = None
+    prefilled: Prefilled | None = None
+    is_reservation: bool = False
+    has_landed: bool = False
+    is_held: bool = False
+    """Blocks were announced to the transfer and not released yet."""
+    failure: Reason | None = None
+    is_cancelled: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Workload:
+    settings: EngineConfig
+    is_ready: bool = True
+    engine: Engine = field(init=False)
+    requests: dict[RequestKey, Expectation] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.engine = engine(self.settings, lambda: self.is_ready)
+
+    # Moves ------------------------------------------------------------------------------------------------------------
+
+    def submit(self, spec: SequenceSpec) -> None:
+        self._expect(spec)
+        self.engine.scheduler.submit(spec, self.engine.now)
+        self.look()
+
+    def reserve(self, spec: SequenceSpec) -> None:
+        self._expect(spec).is_reservation = True
+        self.engine.scheduler.reserve(spec, self.engine.now)
+        self.look()
+
+    def land(self, request: Expectation) -> None:
+        """The KV of a granted reservation arrives; the prefix that was cached is trusted to be there."""
+        assert request.reserved is not None
+        request.has_landed = True
+        request.is_held = False
+        firsts = land(self.engine.runner, request.spec, request.reserved)
+        self.engine.scheduler.landed(request.spec.key, firsts, self.engine.now)
+        self.look()
+
+    def release(self, request: Expectation) -> None:
+        """The transfer is done with the request's blocks: their content must still be what was announced."""
+        if request.computed is not None:
+            self._assert_kv(request.spec, request.computed)
+        request.is_held = False
+        request.is_cancelled = request.is_cancelled or request.prefilled is None
+        request.open_choices.clear()
+        self.engine.scheduler.release(request.spec.key, self.engine.now)
+        self.look()
+
+    def cancel(self, request: Expectation, choice: int | None) -> None:
+        request.open_choices -= set(request.spec.choices) if choice is None else {choice}
+        request.is_cancelled = request.is_cancelled or not request.open_choices
+        self.engine.scheduler.cancel(request.spec.key, choice, self.engine.now)
+        self.look()
+
+    def turn(self) -> bool:
+        moved = self.engine.stepper.turn(self.engine.now)
+        self.look()
+        return moved
+
+    def pass_time(self, seconds: float) -> None:
+        self.engine.now += seconds
+
+    # Questions --------------------------------------------------------------------------------------------------------
+
+    def awaiting_landing(self) -> list[Expectation]:
+        return [each for each in self.requests.values() if each.reserved is not None and each.is_held]
+
+    def held(self) -> list[Expectation]:
+        return [each for each in self.requests.values() if each.spec.hold and each.is_held]
+
+    def unfinished(self) -> list[Expectation]:
+        return [each for each in self.requests.values() if each.open_choices]
+
+    def finish(self) -> None:
+        """Everything goes to its end: reservations land, held prompts are released, the rest runs out."""
+        for _ in range(10_000):
+            moved = self.turn()
+            self.is_ready = not self.is_ready
+            for request in self.awaiting_landing():
+                self.land(request)
+                moved = True
+            for request in self.held():
+                if request.prefilled is not None or not request.open_choices:
+                    self.release(request)
+                    moved = True
+            if not moved:
+                break
+        assert self.engine.stepper.idle, "work is left, but nothing moves"
+        for request in self.requests.values():
+            assert not request.open_choices, f"{request.spec.key} never ended: {request}"
+        stats = self.engine.scheduler.stats()
+        assert stats.blocks_free + stats.blocks_cached == self.settings.num_blocks
+        assert stats.running == stats.waiting == stats.waiting_tokens == 0
+
+    # Watching ---------------------------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Take new events and compare them with what must come."""
+        for event in self.engine.take_events():
+            self._see(self.requests[event.key], event)
+
+    def _see(self, request: Expectation, event: SchedulerEvent) -> None:
+        assert request.failure is None, f"{event} after {request.failure}"
+        match event:
+            case Drawn(_, choice, first_index, ids, _, finish):
+                expected = request.outputs[choice]
+                assert list(ids) == expected[first_index : first_index + len(ids)], f"{request.spec} drew {event}"
+                assert choice in request.open_choices, f"{event} of a choice that is over"
+                is_end = first_index + len(ids) == len(expected)
+                assert (finish is not None) == is_end, f"{event}: expected {len(expected)} outputs"
+                if is_end or request.spec.hold:
+                    request.open_choices.discard(choice)
+            case Computing():
+                assert request.spec.hold
+                request.is_held = True
+            case Computed():
+                assert request.spec.hold
+                assert request.computed is None or event.tokens > request.computed.tokens
+                request.computed, request.is_held = event, True
+            case Prefilled(_, firsts):
+                assert request.computed is not None
+                assert request.computed.tokens == len(request.spec.tokens)
+                assert [first.choice for first in firsts]
+                request.prefilled = event
+            case Reserved(_, cached_tokens, blocks):
+                assert cached_tokens % self.settings.block_tokens == 0
+                assert len(blocks) == self.settings.blocks_for(len(request.spec.tokens))
+                request.reserved, request.is_held = event, True
+                self._assert_kv(request.spec, Computed(event.key, cached_tokens, blocks))
+            case Failed(_, reason):
+                self._assert_justified(request.spec, reason)
+                request.failure = reason
+                request.open_choices.clear()
+
+    def _assert_justified(self, spec: SequenceSpec, reason: Reason) -> None:
+        settings = self.settings
+        too_long = len(spec.tokens) >= settings.max_context_tokens or len(spec.choices) > settings.max_slots
+        full = sum(bool(each.open_choices) for each in self.requests.values()) > settings.max_waiting
+        reasons = {
+            Reason.TOO_LONG: too_long,
+            Reason.DEADLINE: spec.deadline_s <= self.engine.now,
+            Reason.NO_CAPACITY: full,
+        }
+        assert reasons[reason], f"{spec.key} failed for no reason: {reason}"
+
+    def _assert_kv(self, spec: SequenceSpec, computed: Computed) -> None:
+        """The announced blocks hold exactly this request's KV."""
+        stands = self.engine.runner.read_kv(computed.blocks, computed.tokens)
+        assert stands == context_kv(spec.tokens[: computed.tokens]), f"{spec.key}: announced KV has changed"
+
+    def _expect(self, spec: SequenceSpec) -> Expectation:
+        assert spec.key not in self.requests
+        context = self.settings.max_context_tokens
+        fits = len(spec.tokens) < context
+        outputs = {
+            choice: reference_tokens(spec.tokens, spec.prompt_tokens, spec.sampling, choice, context) if fits else []
+            for choice in spec.choices
+        }
+        self.requests[spec.key] = Expectation(spec, outputs, set(spec.choices))
+        return self.requests[spec.key]

@@ -1,0 +1,394 @@
+"""Workers without an engine, in process: real handshake, real messages over real WebSockets, tokens by script.
+
+A `FakePool` is one prefill and any number of decode workers whose hand-overs always succeed unless told otherwise. What
+a sequence draws is `script(fake request)`: the ids of the whole generation, by index, so that a migrated request goes
+on where it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from aiohttp import WSMsgType, web
+
+from baton_testing.gateway.made_tokenizers import MadeTokenizer, bundle_hash
+from baton_wire.handshake import LinkRole, Party, accept_handshake
+from baton_wire.keys import KeyDirectory, write_new_key
+from baton_wire.messages.codec import decode, encode
+from baton_wire.messages.gateway_link import (
+    BundleChunk,
+    Cancel,
+    Heartbeat,
+    Hello,
+    LegFailed,
+    Prefill,
+    Reserve,
+    Retarget,
+    ToGateway,
+    Tokens,
+    ToWorker,
+    WorkerState,
+)
+from baton_wire.messages.measures import StepTiming
+from baton_wire.messages.values import (
+    WIRE_VERSION,
+    Finish,
+    PairFingerprint,
+    Reason,
+    Role,
+    SamplingParams,
+    TokenEntry,
+    TokenLogprob,
+    unpack_ids,
+)
+
+Key = tuple[bytes, int]
+
+
+@dataclass(frozen=True)
+class FakeRequest:
+    """What a script decides by."""
+
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    choice: int
+
+
+Script = Callable[[FakeRequest], list[int]]
+
+
+@dataclass
+class Sequence:
+    """One choice at work on a decode worker."""
+
+    key: Key
+    choice: int
+    ids: list[int]
+    index: int
+    sampling: SamplingParams
+    link: web.WebSocketResponse
+
+
+@dataclass
+class FakeWorker:
+    """One worker process, as the gateway sees it. Attributes may be set at any time to change what it does."""
+
+    role: Role
+    tokenizer: MadeTokenizer
+    keys: KeyDirectory
+    script: Script
+    served_name: str = "tiny"
+    max_context_tokens: int = 2_048
+    block_tokens: int = 16
+    blocks_total: int = 1_024
+    step_s: float = 0.0
+    waiting_tokens: int = 0
+    timings: tuple[StepTiming, ...] = ()
+    """What it reports of its load."""
+    tokens_per_step: int = 1
+    model_hash: str = "ab" * 32
+    epoch: bytes = field(default_factory=lambda: secrets.token_bytes(16))
+    received: list[Prefill | Reserve | Retarget | Cancel] = field(default_factory=list)
+    fail_next: list[Reason] = field(default_factory=list)
+    """Reasons with which the next accepted legs fail at once."""
+    silent: bool = False
+    """Reads, sends nothing: a process that was stopped."""
+    hold: bool = False
+    """Accepts legs and produces nothing."""
+    peer: FakeWorker | None = None
+    """Whom a prefill worker hands over to, found by epoch in the pool."""
+    pool: list[FakeWorker] = field(default_factory=list)
+    running: dict[tuple[Key, int], Sequence] = field(default_factory=dict)
+    reserved: dict[Key, tuple[Reserve, web.WebSocketResponse]] = field(default_factory=dict)
+    port: int = 0
+    _links: set[web.WebSocketResponse] = field(default_factory=set)
+    _runner: web.AppRunner | None = None
+    _steps: int = 0
+    _stepping: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        app = web.Application()
+        app.router.add_get("/link", self._serve)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port)
+        await site.start()
+        self.port = int(self._runner.addresses[0][1])
+        self._stepping = asyncio.create_task(self._step_forever())
+
+    async def stop(self) -> None:
+        """Like kill -9: links are cut, everything is forgotten."""
+        if self._stepping is not None:
+            self._stepping.cancel()
+        self.cut()
+        self.running.clear()
+        self.reserved.clear()
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    def cut(self) -> None:
+        """Every link breaks; the process goes on and takes new ones."""
+        for link in list(self._links):
+            transport = link._req.transport if link._req is not None else None
+            if transport is not None:
+                transport.abort()
+
+    async def restart(self) -> None:
+        """Another process at the same address."""
+        await self.stop()
+        self.epoch = secrets.token_bytes(16)
+        await self.start()
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.running and not self.reserved
+
+    def of_type(self, kind: type[Prefill | Reserve | Retarget | Cancel]) -> list[Prefill | Reserve | Retarget | Cancel]:
+        return [message for message in self.received if isinstance(message, kind)]
+
+    # The link ---------------------------------------------------------------------------------------------------------
+
+    def hello(self) -> Hello:
+        bundle = self.tokenizer.bundle()
+        digest = bundle_hash(bundle)
+        fingerprint = PairFingerprint(WIRE_VERSION, self.model_hash, "float32", "float32", 2, 2, 8, "cd" * 32, digest)
+        return Hello(
+            role=self.role,
+            epoch=self.epoch,
+            fingerprint=fingerprint,
+            template_hash="t1",
+            pair_port=7_000 if self.role is Role.DECODE else None,
+            served_name=self.served_name,
+            vocab_size=self.tokenizer.tokenizer.get_vocab_size(),
+            max_context_tokens=self.max_context_tokens,
+            max_choices=16,
+            block_tokens=self.block_tokens,
+            blocks_total=self.blocks_total,
+            bundle_hash=digest,
+            bundle_bytes=len(bundle),
+        )
+
+    def state(self, draining: bool = False) -> WorkerState:
+        return WorkerState(
+            draining, len(self.running), 0, self.waiting_tokens, self.blocks_total, 0, self._steps, self.step_s,
+            timings=self.timings,
+        )  # fmt: skip
+
+    async def _serve(self, request: web.Request) -> web.WebSocketResponse:
+        link = web.WebSocketResponse(max_msg_size=4 << 20)
+        await link.prepare(request)
+
+        async def receive(length: int) -> bytes:
+            data: bytes = await link.receive_bytes()
+            return data
+
+        role = LinkRole[self.role.name]
+        await accept_handshake(
+            link.send_bytes, receive, self.keys, Party(role, self.epoch), accept_roles=(LinkRole.GATEWAY,)
+        )
+        self._links.add(link)
+        beating = asyncio.create_task(self._beat(link))
+        try:
+            await self._greet(link)
+            async for frame in link:
+                if frame.type is WSMsgType.BINARY:
+                    await self._take(link, decode(frame.data, ToWorker))
+        finally:
+            beating.cancel()
+            self._links.discard(link)
+            self._forget(link)
+        return link
+
+    async def _greet(self, link: web.WebSocketResponse) -> None:
+        bundle = self.tokenizer.bundle()
+        await self.send(link, self.hello())
+        half = len(bundle) // 2
+        await self.send(link, BundleChunk(0, bundle[:half]))
+        await self.send(link, BundleChunk(half, bundle[half:]))
+        await self.send(link, self.state())
+
+    async def report(self, draining: bool = False) -> None:
+        for link in list(self._links):
+            await self.send(link, self.state(draining))
+
+    async def send(self, link: web.WebSocketResponse, message: ToGateway) -> None:
+        if not self.silent and not link.closed:
+            try:
+                await link.send_bytes(encode(message))
+            except ConnectionError:
+                self._forget(link)
+
+    async def _beat(self, link: web.WebSocketResponse) -> None:
+        while True:
+            await asyncio.sleep(0.2)
+            await self.send(link, Heartbeat())
+
+    def _forget(self, link: web.WebSocketResponse) -> None:
+        for place in [place for place, sequence in self.running.items() if sequence.link is link]:
+            del self.running[place]
+        for key in [key for key, (_, owner) in self.reserved.items() if owner is link]:
+            del self.reserved[key]
+
+    # Work -------------------------------------------------------------------------------------------------------------
+
+    async def _take(
+        self, link: web.WebSocketResponse, message: Prefill | Reserve | Retarget | Cancel | Heartbeat
+    ) -> None:
+        if isinstance(message, Heartbeat):
+            return
+        self.received.append(message)
+        key = (message.request, message.attempt)
+        if isinstance(message, Cancel):
+            self._cancel(key, message.choice)
+        elif isinstance(message, Retarget):
+            await self.send(link, LegFailed(message.request, message.next_attempt, Reason.UNKNOWN_REQUEST, "not kept"))
+        elif self.fail_next:
+            await self.send(link, LegFailed(*key, self.fail_next.pop(0), "scripted"))
+        elif isinstance(message, Reserve):
+            self.reserved[key] = (message, link)
+            if message.prefill_epoch is None:
+                self.land(key, {})
+        elif not self.hold:
+            await self._prefill(link, message)
+
+    def _cancel(self, key: Key, choice: int | None) -> None:
+        if choice is None:
+            self.reserved.pop(key, None)
+        for place in [place for place in self.running if place[0] == key and choice in (None, place[1])]:
+            del self.running[place]
+
+    async def _prefill(self, link: web.WebSocketResponse, message: Prefill) -> None:
+        sequences = self._sequences(message, link)
+        entries = tuple(self._entry(sequence, 1) for sequence in sequences)
+        self._steps += 1
+        await self.send(link, Tokens(self._steps, entries))
+        landed = {sequence.choice: entry for sequence, entry in zip(sequences, entries, strict=True)}
+        decode_worker = next((each for each in self.pool if each.epoch == message.decode.epoch), None)
+        if decode_worker is not None:
+            key = (message.request, message.attempt)
+            for _ in range(200):
+                if key in decode_worker.reserved:
+                    break
+                await asyncio.sleep(0.005)
+            decode_worker.land(key, landed)
+
+    def land(self, key: Key, first: dict[int, TokenEntry]) -> None:
+        """The KV is there: go on after the first tokens, which are repeated."""
+        found = self.reserved.pop(key, None)
+        if found is None:
+            return
+        message, link = found
+        for sequence in self._sequences(message, link):
+            entry = first.get(sequence.choice)
+            if entry is None or entry.finish is None:
+                self.running[key, sequence.choice] = sequence
+
+    def _sequences(self, message: Prefill | Reserve, link: web.WebSocketResponse) -> list[Sequence]:
+        tokens = unpack_ids(message.tokens)
+        prompt = tuple(tokens[: message.prompt_tokens])
+        start = len(tokens) - message.prompt_tokens
+        return [
+            Sequence(
+                key=(message.request, message.attempt),
+                choice=choice,
+                ids=self.script(FakeRequest(prompt, message.sampling, choice)),
+                index=start,
+                sampling=message.sampling,
+                link=link,
+            )
+            for choice in message.choices
+        ]
+
+    def _entry(self, sequence: Sequence, count: int) -> TokenEntry:
+        """The next `count` tokens, or fewer when one of them is the last."""
+        first = sequence.index
+        ids: list[int] = []
+        finish: Finish | None = None
+        while len(ids) < count and finish is None:
+            place = sequence.index
+            token = sequence.ids[place] if place < len(sequence.ids) else self.tokenizer.eos_id
+            ids.append(token)
+            sequence.index += 1
+            if token in sequence.sampling.stop_token_ids and place >= sequence.sampling.min_tokens:
+                finish = Finish.STOP
+            elif sequence.index == sequence.sampling.max_tokens:
+                finish = Finish.LENGTH
+        logprobs = _logprobs(ids, sequence.sampling.logprobs)
+        return TokenEntry(*sequence.key, sequence.choice, first, tuple(ids), logprobs, finish)
+
+    async def _step_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self.step_s or 0.001)
+            if not self.hold and not self.silent:
+                await self._step()
+
+    async def _step(self) -> None:
+        by_link: dict[web.WebSocketResponse, list[TokenEntry]] = {}
+        for place, sequence in list(self.running.items()):
+            entry = self._entry(sequence, self.tokens_per_step)
+            by_link.setdefault(sequence.link, []).append(entry)
+            if entry.finish is not None:
+                del self.running[place]
+        if by_link:
+            self._steps += 1
+        for link, entries in by_link.items():
+            await self.send(link, Tokens(self._steps, tuple(entries)))
+
+
+def _logprobs(ids: list[int], k: int | None) -> tuple[TokenLogprob, ...] | None:
+    if k is None:
+        return None
+    return tuple(TokenLogprob(-0.25, tuple((token + rank, -0.25 - rank) for rank in range(k))) for token in ids)
+
+
+@dataclass
+class FakePool:
+    """Workers with their key directory and discovery files."""
+
+    root: Path
+    tokenizer: MadeTokenizer
+    script: Script
+    prefill: list[FakeWorker] = field(default_factory=list)
+    decode: list[FakeWorker] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        (self.root / "keys").mkdir()
+        write_new_key(self.root / "keys", "k1")
+        self.keys = KeyDirectory(self.root / "keys")
+
+    async def add(self, role: Role, **options: object) -> FakeWorker:
+        worker = FakeWorker(role, self.tokenizer, self.keys, self.script, **options)  # type: ignore[arg-type]
+        await worker.start()
+        (self.prefill if role is Role.PREFILL else self.decode).append(worker)
+        for each in self.workers:
+            each.pool = self.workers
+        self.announce()
+        return worker
+
+    @property
+    def workers(self) -> list[FakeWorker]:
+        return [*self.prefill, *self.decode]
+
+    def announce(self) -> None:
+        for name, workers in (("prefill", self.prefill), ("decode", self.decode)):
+            content = [{"host": "127.0.0.1", "port": worker.port} for worker in workers]
+            (self.root / f"{name}.json").write_text(json.dumps(content))
+
+    @property
+    def flags(self) -> list[str]:
+        """The gateway flags that lead to this pool."""
+        return [
+            f"--keys={self.root / 'keys'}",
+            f"--prefill-discovery=file:{self.root / 'prefill.json'}",
+            f"--decode-discovery=file:{self.root / 'decode.json'}",
+        ]
+
+    async def stop(self) -> None:
+        for worker in self.workers:
+            await worker.stop()

@@ -1,0 +1,374 @@
+"""What the API server in memory has in common with a real one: cases that run against both, through the same seam.
+
+Each case gets a `KubeApi`, a namespace that is empty of what it makes, and the one call that is not the operator's:
+scaling through /scale. It fails by an assertion.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from baton_operator.kube.client import (
+    AlreadyExists,
+    Change,
+    Conflict,
+    Expired,
+    Invalid,
+    KubeApi,
+    KubeError,
+    NotFound,
+    Resource,
+    WatchEvent,
+)
+from baton_operator.kube.kinds import DEPLOYMENTS, LEASES, POOLS, RECORDS, SERVICES, WORKERS
+from baton_testing.kube.manifests import manifest, set_at
+
+Json = dict[str, Any]
+Scale = Callable[[Resource, str, str, int], Awaitable[None]]
+Case = Callable[[KubeApi, str, Scale], Coroutine[Any, Any, None]]
+Error = TypeVar("Error", bound=KubeError)
+A, B = "first-manager", "second-manager"
+
+
+async def refused(kind: type[Error], call: Awaitable[object]) -> Error:
+    """The refusal of a call that has to be refused like this."""
+    try:
+        await call
+    except kind as error:
+        return error
+    raise AssertionError(f"was not refused with {kind.__name__}")
+
+
+def llm(namespace: str, **fields: object) -> Json:
+    return _in(namespace, "chat", manifest(**fields))
+
+
+def pool(namespace: str, **spec: object) -> Json:
+    body = {
+        "apiVersion": POOLS.api_version,
+        "kind": POOLS.kind,
+        "spec": {"deployment": "chat", "role": "decode", **spec},
+    }
+    return _in(namespace, "chat-decode", body)
+
+
+def workers(namespace: str, **env: str) -> Json:
+    """A Deployment without `replicas`."""
+    container = {"name": "main", "image": "none/none:1", "env": [{"name": n, "value": v} for n, v in env.items()]}
+    template = {
+        "metadata": {"labels": {"app": "x"}},
+        "spec": {"nodeSelector": {"no": "node"}, "containers": [container]},
+    }
+    spec = {"selector": {"matchLabels": {"app": "x"}}, "template": template}
+    return _in(namespace, "crew", {"apiVersion": "apps/v1", "kind": "Deployment", "spec": spec})
+
+
+def with_replicas(body: Json, count: int) -> Json:
+    return {**body, "spec": {**body["spec"], "replicas": count}}
+
+
+def _in(namespace: str, name: str, body: Json) -> Json:
+    return {**body, "metadata": {**body.get("metadata", {}), "name": name, "namespace": namespace}}
+
+
+def _version(body: Json) -> str:
+    return str(body["metadata"]["resourceVersion"])
+
+
+def _owners(body: Json, *path: str) -> set[str]:
+    """Managers whose fields include the path."""
+    found = set()
+    for entry in body["metadata"]["managedFields"]:
+        node = entry["fieldsV1"]
+        for step in path:
+            node = node.get(f"f:{step}") if isinstance(node, dict) else None
+        if node is not None:
+            found.add(entry["manager"])
+    return found
+
+
+async def what_is_absent_is_filled_in_and_what_is_unknown_is_dropped(api: KubeApi, space: str, scale: Scale) -> None:
+    body = llm(space, surprise=1, rollout={"paused": None, "maxSurge": 2})
+    made: Json = await api.create(DEPLOYMENTS, {**body, "status": {"revision": "x"}}, manager=A)
+    assert "surprise" not in made["spec"]
+    assert made["spec"]["rollout"] == {"maxSurge": 2, "maxUnavailable": 0, "canary": 0, "paused": False}
+    assert made["spec"]["prefill"]["replicas"] == {"min": 1, "max": 1}
+    assert "status" not in made
+    assert made["metadata"]["generation"] == 1
+    await refused(AlreadyExists, api.create(DEPLOYMENTS, body, manager=A))
+
+
+async def what_the_schema_does_not_allow_is_refused(api: KubeApi, space: str, scale: Scale) -> None:
+    for path, value in (("prefill.replicas.max", 2000), ("slo.ttft.target", "5 minutes"), ("model", None)):
+        body = llm(space)
+        set_at(body, ("spec", *path.split(".")), value)
+        error = await refused(Invalid, api.create(DEPLOYMENTS, body, manager=A))
+        assert path.split(".")[-1] in error.message, error.message
+    await refused(NotFound, api.get(DEPLOYMENTS, space, "chat"))
+
+
+async def an_apply_that_changes_nothing_makes_no_new_version(api: KubeApi, space: str, scale: Scale) -> None:
+    first: Json = await api.apply(WORKERS, with_replicas(workers(space, a="1"), 0), manager=A, force=True)
+    second: Json = await api.apply(WORKERS, with_replicas(workers(space, a="1"), 0), manager=A, force=True)
+    assert second["spec"] == first["spec"]
+    assert second["metadata"]["generation"] == first["metadata"]["generation"]
+    listed = await api.list(WORKERS, space)
+    assert len(listed.items) == 1
+
+
+async def a_field_of_another_manager_conflicts_until_it_is_taken(api: KubeApi, space: str, scale: Scale) -> None:
+    await api.apply(POOLS, pool(space, replicas=2), manager=A, force=False)
+    error = await refused(Conflict, api.apply(POOLS, pool(space, replicas=3), manager=B, force=False))
+    assert error.managers == (A,)
+    taken: Json = await api.apply(POOLS, pool(space, replicas=3), manager=B, force=True)
+    assert taken["spec"]["replicas"] == 3
+    assert _owners(taken, "spec", "replicas") == {B}
+    assert _owners(taken, "spec", "role") == {A, B}
+    error = await refused(Conflict, api.apply(POOLS, pool(space, replicas=2), manager=A, force=False))
+    assert error.managers == (B,)
+    shared: Json = await api.apply(POOLS, pool(space, replicas=3), manager=A, force=False)
+    assert _owners(shared, "spec", "replicas") == {A, B}
+
+
+async def a_field_that_its_owner_leaves_out_falls_back_to_its_default(api: KubeApi, space: str, scale: Scale) -> None:
+    await api.apply(POOLS, pool(space, replicas=4), manager=A, force=False)
+    gone: Json = await api.apply(POOLS, pool(space), manager=A, force=False)
+    assert gone["spec"]["replicas"] == 1
+    await api.apply(WORKERS, with_replicas(workers(space), 0), manager=A, force=True)
+    fallen: Json = await api.apply(WORKERS, workers(space), manager=A, force=True)
+    assert fallen["spec"]["replicas"] == 1
+
+
+async def a_mapping_goes_with_the_last_of_its_fields(api: KubeApi, space: str, scale: Scale) -> None:
+    body = llm(space, gateway__tls={"secretName": "cert"}, prefill__accelerator={"resource": "nvidia.com/gpu"})
+    made: Json = await api.apply(DEPLOYMENTS, body, manager=A, force=False)
+    assert made["spec"]["gateway"]["tls"] == {"secretName": "cert"}
+    left: Json = await api.apply(DEPLOYMENTS, llm(space), manager=A, force=False)
+    assert "tls" not in left["spec"]["gateway"]
+    assert "accelerator" not in left["spec"]["prefill"]
+
+
+async def a_field_that_another_owns_too_stays(api: KubeApi, space: str, scale: Scale) -> None:
+    await api.apply(POOLS, pool(space, replicas=4), manager=A, force=False)
+    await api.apply(POOLS, pool(space, replicas=4), manager=B, force=False)
+    kept: Json = await api.apply(POOLS, pool(space), manager=A, force=False)
+    assert kept["spec"]["replicas"] == 4
+    assert _owners(kept, "spec", "replicas") == {B}
+
+
+async def entries_of_a_list_are_told_apart_by_name(api: KubeApi, space: str, scale: Scale) -> None:
+    def env(body: Json) -> dict[str, str]:
+        container = body["spec"]["template"]["spec"]["containers"][0]
+        return {each["name"]: each["value"] for each in container.get("env", [])}
+
+    await api.apply(WORKERS, with_replicas(workers(space, a="1", b="2"), 0), manager=A, force=True)
+    less: Json = await api.apply(WORKERS, with_replicas(workers(space, b="3", c="4"), 0), manager=A, force=True)
+    assert env(less) == {"b": "3", "c": "4"}
+
+
+async def scaling_takes_the_replicas_away_from_who_applied_them(api: KubeApi, space: str, scale: Scale) -> None:
+    made: Json = await api.apply(POOLS, pool(space, replicas=2), manager=A, force=False)
+    await scale(POOLS, space, "chat-decode", 5)
+    scaled: Json = await api.get(POOLS, space, "chat-decode")
+    assert scaled["spec"]["replicas"] == 5
+    assert scaled["metadata"]["generation"] == made["metadata"]["generation"] + 1
+    if A in _owners(scaled, "spec", "replicas"):
+        return  # Kubernetes before 1.23 writes nothing down for /scale
+    await refused(Conflict, api.apply(POOLS, pool(space, replicas=2), manager=A, force=False))
+    kept: Json = await api.apply(POOLS, pool(space), manager=A, force=False)
+    assert kept["spec"]["replicas"] == 5
+
+
+async def status_and_spec_do_not_reach_each_other(api: KubeApi, space: str, scale: Scale) -> None:
+    made: Json = await api.create(DEPLOYMENTS, llm(space), manager=A)
+    status = {"apiVersion": DEPLOYMENTS.api_version, "kind": DEPLOYMENTS.kind, "metadata": made["metadata"]}
+    status = _in(space, "chat", {**status, "metadata": {}, "status": {"revision": "one"}})
+    error_free: Json = await api.apply(DEPLOYMENTS, status, manager=B, force=True, subresource="status")
+    assert error_free["status"] == {"revision": "one"}
+    assert error_free["metadata"]["generation"] == 1
+    assert error_free["spec"] == made["spec"]
+    body = llm(space, rollout={"paused": True})
+    changed: Json = await api.apply(DEPLOYMENTS, {**body, "status": {"revision": "two"}}, manager=B, force=True)
+    assert changed["status"] == {"revision": "one"}
+    assert changed["metadata"]["generation"] == 2
+    cleared: Json = await api.apply(
+        DEPLOYMENTS, {**status, "status": {"observedGeneration": 2}}, manager=B, force=True, subresource="status"
+    )
+    assert cleared["status"] == {"observedGeneration": 2}
+    absent = {**status, "metadata": {"name": "nobody", "namespace": space}}
+    await refused(NotFound, api.apply(DEPLOYMENTS, absent, manager=B, force=True, subresource="status"))
+
+
+async def an_apply_keeps_its_preconditions(api: KubeApi, space: str, scale: Scale) -> None:
+    body = pool(space)
+    lost = {**body, "metadata": {**body["metadata"], "uid": "11111111-1111-1111-1111-111111111111"}}
+    await refused(Conflict, api.apply(POOLS, lost, manager=A, force=True))
+    made: Json = await api.apply(POOLS, body, manager=A, force=True)
+    await refused(Conflict, api.apply(POOLS, lost, manager=A, force=True))
+    right = {
+        **body,
+        "metadata": {**body["metadata"], "uid": made["metadata"]["uid"], "resourceVersion": _version(made)},
+    }
+    await api.apply(POOLS, {**right, "spec": {**right["spec"], "replicas": 2}}, manager=A, force=True)
+    await refused(
+        Conflict, api.apply(POOLS, {**right, "spec": {**right["spec"], "replicas": 3}}, manager=A, force=True)
+    )
+
+
+async def a_delete_means_one_object_in_one_state(api: KubeApi, space: str, scale: Scale) -> None:
+    made: Json = await api.create(POOLS, pool(space), manager=A)
+    uid = made["metadata"]["uid"]
+    await refused(Conflict, api.delete(POOLS, space, "chat-decode", uid="11111111-1111-1111-1111-111111111111"))
+    changed: Json = await api.apply(POOLS, pool(space, replicas=3), manager=A, force=True)
+    await refused(Conflict, api.delete(POOLS, space, "chat-decode", uid=uid, resource_version=_version(made)))
+    await api.delete(POOLS, space, "chat-decode", uid=uid, resource_version=_version(changed))
+    await refused(NotFound, api.get(POOLS, space, "chat-decode"))
+    await refused(NotFound, api.delete(POOLS, space, "chat-decode", uid=uid))
+    again: Json = await api.create(POOLS, pool(space), manager=A)
+    assert again["metadata"]["uid"] != uid
+
+
+async def a_finalizer_holds_an_object_that_is_deleted(api: KubeApi, space: str, scale: Scale) -> None:
+    body = pool(space)
+    body["metadata"]["finalizers"] = ["baton.dev/test"]
+    made: Json = await api.create(POOLS, body, manager=A)
+    await api.delete(POOLS, space, "chat-decode", uid=made["metadata"]["uid"])
+    leaving: Json = await api.get(POOLS, space, "chat-decode")
+    assert "deletionTimestamp" in leaving["metadata"]
+    await api.delete(POOLS, space, "chat-decode", uid=made["metadata"]["uid"])
+    freed = {**leaving, "metadata": {**leaving["metadata"], "finalizers": []}}
+    await api.replace(POOLS, freed, manager=A)
+    await refused(NotFound, api.get(POOLS, space, "chat-decode"))
+
+
+async def a_replace_of_an_old_version_is_refused(api: KubeApi, space: str, scale: Scale) -> None:
+    lease = {"apiVersion": LEASES.api_version, "kind": LEASES.kind, "spec": {"holderIdentity": "a"}}
+    made: Json = await api.create(LEASES, _in(space, "gate", lease), manager=A)
+    await refused(AlreadyExists, api.create(LEASES, _in(space, "gate", lease), manager=A))
+    second: Json = await api.replace(LEASES, {**made, "spec": {"holderIdentity": "b"}}, manager=A)
+    assert _version(second) != _version(made)
+    await refused(Conflict, api.replace(LEASES, {**made, "spec": {"holderIdentity": "c"}}, manager=B))
+
+
+async def an_update_takes_what_it_changes(api: KubeApi, space: str, scale: Scale) -> None:
+    made: Json = await api.apply(POOLS, pool(space, replicas=2), manager=A, force=True)
+    changed: Json = await api.replace(POOLS, {**made, "spec": {**made["spec"], "replicas": 6}}, manager=B)
+    assert _owners(changed, "spec", "replicas") == {B}
+    assert A in _owners(changed, "spec", "role")
+    error = await refused(Conflict, api.apply(POOLS, pool(space, replicas=2), manager=A, force=False))
+    assert error.managers == (B,)
+
+
+async def a_dry_run_leaves_nothing(api: KubeApi, space: str, scale: Scale) -> None:
+    made: Json = await api.apply(POOLS, pool(space), manager=A, force=True, dry_run=True)
+    assert made["spec"]["replicas"] == 1
+    await refused(NotFound, api.get(POOLS, space, "chat-decode"))
+
+
+async def what_is_fixed_stays(api: KubeApi, space: str, scale: Scale) -> None:
+    made: Json = await api.apply(WORKERS, with_replicas(workers(space), 0), manager=A, force=True)
+    moved = with_replicas(workers(space), 0)
+    moved["spec"]["selector"] = {"matchLabels": {"app": "y"}}
+    moved["spec"]["template"]["metadata"]["labels"] = {"app": "y"}
+    await refused(Invalid, api.apply(WORKERS, moved, manager=A, force=True))
+    assert made["spec"]["selector"] == {"matchLabels": {"app": "x"}}
+    record = {"apiVersion": "apps/v1", "kind": "ControllerRevision", "revision": 1, "data": {"a": {"b": 1}}}
+    await api.apply(RECORDS, _in(space, "kept", record), manager=A, force=True)
+    again = await api.apply(RECORDS, _in(space, "kept", {**record, "revision": 2}), manager=A, force=True)
+    assert again["revision"] == 2
+    await refused(Invalid, api.apply(RECORDS, _in(space, "kept", {**record, "data": {}}), manager=A, force=True))
+
+
+async def names_can_be_made_up(api: KubeApi, space: str, scale: Scale) -> None:
+    body: Json = {"apiVersion": "v1", "kind": "Service", "spec": {"clusterIP": "None", "selector": {"a": "b"}}}
+    body["spec"]["ports"] = [{"port": 80}]
+    body["metadata"] = {"generateName": "made-", "namespace": space}
+    one: Json = await api.create(SERVICES, body, manager=A)
+    two: Json = await api.create(SERVICES, body, manager=A)
+    assert one["metadata"]["name"].startswith("made-")
+    assert one["metadata"]["name"] != two["metadata"]["name"]
+
+
+async def a_list_selects_by_label(api: KubeApi, space: str, scale: Scale) -> None:
+    for name, labels in (("one", {"k": "v"}), ("two", {"k": "w"}), ("three", {})):
+        body = _in(space, name, pool(space))
+        body["metadata"]["labels"] = labels
+        await api.create(POOLS, body, manager=A)
+    for selector, names in (("", 3), ("k", 2), ("k=v", 1), ("k=x", 0)):
+        assert len((await api.list(POOLS, space, selector)).items) == names, selector
+    everywhere = await api.list(POOLS, None, "k=v")
+    assert len([each for each in everywhere.items if _space(each) == space]) == 1
+    assert (await api.list(POOLS, space)).items[0]["kind"] == "LLMPool"
+
+
+def _space(body: Json) -> str:
+    return str(body["metadata"]["namespace"])
+
+
+async def a_watch_tells_everything_once_in_order(api: KubeApi, space: str, scale: Scale) -> None:
+    since = (await api.list(POOLS, space)).resource_version
+    body = pool(space)
+    body["metadata"]["labels"] = {"k": "v"}
+    made: Json = await api.create(POOLS, body, manager=A)
+    await scale(POOLS, space, "chat-decode", 2)
+    unlabelled: Json = await api.get(POOLS, space, "chat-decode")
+    unlabelled["metadata"]["labels"] = {}
+    await api.replace(POOLS, unlabelled, manager=A)
+    await api.delete(POOLS, space, "chat-decode", uid=made["metadata"]["uid"])
+    told = await _watched(api, space, since, "", 4)
+    assert [each.change for each in told] == [Change.ADDED, Change.MODIFIED, Change.MODIFIED, Change.DELETED]
+    versions = [int(_version(each.object)) for each in told]
+    assert versions == sorted(set(versions))
+    selected = await _watched(api, space, since, "k=v", 3)
+    assert [each.change for each in selected] == [Change.ADDED, Change.MODIFIED, Change.DELETED]
+    assert int(_version(selected[2].object)) == versions[2]
+    rest = await _watched(api, space, str(versions[1]), "", 2)
+    assert [int(_version(each.object)) for each in rest] == versions[2:]
+
+
+async def _watched(api: KubeApi, space: str, since: str, selector: str, count: int) -> list[WatchEvent]:
+    found: list[WatchEvent] = []
+    async with asyncio.timeout(20):
+        async for event in api.watch(POOLS, space, since, selector, timeout_s=5):
+            if event.change is not Change.BOOKMARK:
+                found.append(event)
+    assert len(found) == count, [each.change for each in found]
+    return found
+
+
+async def a_watch_from_long_ago_has_to_list_again(api: KubeApi, space: str, scale: Scale) -> None:
+    await api.create(POOLS, pool(space), manager=A)
+
+    async def watch() -> None:
+        async for _ in api.watch(POOLS, space, "1", timeout_s=3):
+            pass
+
+    await refused(Expired, watch())
+
+
+CASES: tuple[Case, ...] = (
+    what_is_absent_is_filled_in_and_what_is_unknown_is_dropped,
+    what_the_schema_does_not_allow_is_refused,
+    an_apply_that_changes_nothing_makes_no_new_version,
+    a_field_of_another_manager_conflicts_until_it_is_taken,
+    a_field_that_its_owner_leaves_out_falls_back_to_its_default,
+    a_field_that_another_owns_too_stays,
+    entries_of_a_list_are_told_apart_by_name,
+    scaling_takes_the_replicas_away_from_who_applied_them,
+    status_and_spec_do_not_reach_each_other,
+    an_apply_keeps_its_preconditions,
+    a_delete_means_one_object_in_one_state,
+    a_finalizer_holds_an_object_that_is_deleted,
+    a_replace_of_an_old_version_is_refused,
+    an_update_takes_what_it_changes,
+    a_dry_run_leaves_nothing,
+    what_is_fixed_stays,
+    names_can_be_made_up,
+    a_list_selects_by_label,
+    a_watch_tells_everything_once_in_order,
+    a_watch_from_long_ago_has_to_list_again,
+)
+NEWER_CASES: tuple[Case, ...] = (a_mapping_goes_with_the_last_of_its_fields,)
+"""What servers of 1.20 do otherwise (they refuse the null that is left): `e2e/test_schema.py` asks one of 1.36."""

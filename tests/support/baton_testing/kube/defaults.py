@@ -1,0 +1,152 @@
+"""What an API server knows of its kinds: which have a status of their own, what it fills in, what it refuses.
+
+Custom resources by their own definitions; of the built-in kinds, what Baton's objects meet.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from baton_control.errors import ManifestError, Problem
+from baton_control.spec.manifest import parse_live
+from baton_operator.kube.client import Invalid, Resource
+from baton_operator.kube.kinds import (
+    ACCOUNTS,
+    BUDGETS,
+    CLAIMS,
+    DEPLOYMENTS,
+    EVENTS,
+    JOBS,
+    LEASES,
+    MONITORS,
+    PODS,
+    POLICIES,
+    POOLS,
+    RECORDS,
+    ROUTES,
+    RULES,
+    SECRETS,
+    SERVICES,
+    WORKERS,
+)
+from baton_operator.schema.crd import deployment_definition, pool_definition
+from baton_testing.kube.schema import fill, problems, prune
+
+Json = dict[str, Any]
+BUILT_IN = (
+    WORKERS,
+    RECORDS,
+    PODS,
+    SERVICES,
+    ACCOUNTS,
+    SECRETS,
+    EVENTS,
+    POLICIES,
+    BUDGETS,
+    LEASES,
+    JOBS,
+    CLAIMS,
+    ROUTES,
+    MONITORS,
+    RULES,
+)
+WITH_STATUS = frozenset({DEPLOYMENTS, POOLS, WORKERS, PODS, SERVICES, BUDGETS, JOBS, CLAIMS})
+POD_DEFAULTS = {
+    "restartPolicy": "Always",
+    "dnsPolicy": "ClusterFirst",
+    "schedulerName": "default-scheduler",
+    "terminationGracePeriodSeconds": 30,
+}
+PER_KIND: dict[Resource, Json] = {
+    WORKERS: {"replicas": 1, "progressDeadlineSeconds": 600, "revisionHistoryLimit": 10},
+    SERVICES: {"type": "ClusterIP", "sessionAffinity": "None", "internalTrafficPolicy": "Cluster"},
+}
+FIXED: dict[Resource, tuple[tuple[str, ...], ...]] = {
+    WORKERS: (("spec", "selector"),),
+    RECORDS: (("data",),),
+    SERVICES: (("spec", "clusterIP"),),
+}
+"""Fields that never change."""
+
+
+@functools.cache
+def _schemas() -> dict[Resource, Json]:
+    found = {}
+    for resource, definition in ((DEPLOYMENTS, deployment_definition()), (POOLS, pool_definition())):
+        spec: Any = definition["spec"]
+        found[resource] = spec["versions"][0]["schema"]["openAPIV3Schema"]
+    return found
+
+
+class Kinds:
+    """The resources of one server; `absent` are not served."""
+
+    def __init__(self, absent: frozenset[Resource] = frozenset()) -> None:
+        self.is_strict = True
+        """Whether custom resources are held to their definitions; an older one let more through."""
+        self.served = tuple(each for each in (DEPLOYMENTS, POOLS, *BUILT_IN) if each not in absent)
+
+    def has_status(self, resource: Resource) -> bool:
+        """Whether its status is a subresource."""
+        return resource in WITH_STATUS
+
+    def drains(self, resource: Resource) -> bool:
+        """Whether its objects take their time to go: a kubelet has to confirm."""
+        return resource is PODS or resource == PODS
+
+    def pruned(self, resource: Resource, body: Json) -> Json:
+        schema = _schemas().get(resource)
+        return body if schema is None else _pruned(body, schema)
+
+    def admit(self, resource: Resource, body: Json, before: Json | None) -> Json:
+        """The body as it is stored. Raises Invalid, with the paths."""
+        schema = _schemas().get(resource)
+        if schema is not None:
+            body = _pruned(body, schema)
+            kept = {name: body[name] for name in ("apiVersion", "kind", "metadata") if name in body}
+            body = kept | fill({name: each for name, each in body.items() if name not in kept}, schema)
+            found = problems({name: each for name, each in body.items() if name != "metadata"}, schema)
+            if not found and resource == DEPLOYMENTS and (before is None or before.get("spec") != body.get("spec")):
+                found = _broken_rules(body, before)
+            if found and self.is_strict:
+                raise Invalid("; ".join(map(str, found)), tuple(found))
+            return body
+        if resource in PER_KIND:
+            spec = body.setdefault("spec", {})
+            for name, value in PER_KIND[resource].items():
+                spec.setdefault(name, value)
+        if resource == WORKERS and "template" in body["spec"]:
+            pod = body["spec"]["template"].setdefault("spec", {})
+            for name, value in POD_DEFAULTS.items():
+                pod.setdefault(name, value)
+        for path in FIXED.get(resource, ()):
+            if before is not None and _at(before, path) not in (None, _at(body, path)):
+                where = ".".join(path)
+                raise Invalid(f"{where}: field is immutable", (Problem(where, "field is immutable"),))
+        return body
+
+
+def _pruned(body: Json, schema: Json) -> Json:
+    found: Json = prune(body, schema)
+    return found | {name: body[name] for name in ("metadata",) if name in body}
+
+
+def _broken_rules(body: Json, before: Json | None) -> list[Problem]:
+    """What the definition's CEL rules say, by the reader of manifests; the transition rules of the cache here."""
+    try:
+        parse_live(body)
+    except ManifestError as error:
+        return list(error.problems)
+    if before is not None:
+        old, new = (_at(each, ("spec", "model", "cache", "storageClassName")) for each in (before, body))
+        if old != new:
+            return [Problem("spec.model.cache.storageClassName", "cannot change")]
+    return []
+
+
+def _at(body: Json, path: tuple[str, ...]) -> Any:
+    value: Any = body
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value

@@ -1,0 +1,142 @@
+"""A client of the API server in memory: the operator's `KubeApi`, or anybody else's, with rights and watch streams."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+
+from baton_operator.kube.client import Change, Expired, Forbidden, Listing, Resource, WatchEvent
+from baton_operator.kube.kinds import SECRETS
+from baton_operator.objects.cluster import Manifest
+from baton_testing.kube.fields import copied
+from baton_testing.kube.store import Json, Store
+
+BOOKMARK_S = 60.0
+UNREADABLE = frozenset({SECRETS})
+"""What the operator has no right to read."""
+
+
+class MemoryKube:
+    """`KubeApi` over a store. Every call lets other tasks run first, as a network does."""
+
+    def __init__(self, store: Store, unreadable: frozenset[Resource] = UNREADABLE) -> None:
+        self._store, self._unreadable = store, unreadable
+        self.calls: Counter[tuple[str, str]] = Counter()
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> Manifest:
+        await self._call("get", resource)
+        self._may_read(resource)
+        return self._store.read(resource, namespace, name)
+
+    async def list(self, resource: Resource, namespace: str | None, selector: str = "") -> Listing:
+        await self._call("list", resource)
+        self._may_read(resource)
+        return listing(self._store, resource, namespace, selector)
+
+    async def watch(
+        self, resource: Resource, namespace: str | None, resource_version: str, selector: str = "", *, timeout_s: float
+    ) -> AsyncIterator[WatchEvent]:
+        await self._call("watch", resource)
+        self._may_read(resource)
+        clock = asyncio.get_running_loop().time
+        until, version, news = clock() + timeout_s, int(resource_version), asyncio.Event()
+        self._store.changes(resource, version)
+        self._store.listen(news)
+        try:
+            while clock() < until:
+                try:
+                    logged = self._store.changes(resource, version)
+                except Expired:
+                    return
+                for each in logged:
+                    version = each.version
+                    event = seen(each.change, each.before, each.after, namespace, selector)
+                    if event is not None:
+                        yield event
+                if logged:
+                    continue
+                news.clear()
+                try:  # wait_for, before Python 3.12, swallows a cancellation that comes together with news
+                    async with asyncio.timeout(min(BOOKMARK_S, until - clock())):
+                        await news.wait()
+                except TimeoutError:
+                    version = max(version, self._store.version)
+                    mark: Json = {"apiVersion": resource.api_version, "kind": resource.kind}
+                    mark["metadata"] = {"resourceVersion": str(version)}
+                    yield WatchEvent(Change.BOOKMARK, mark)
+        finally:
+            self._store.unlisten(news)
+
+    async def apply(
+        self,
+        resource: Resource,
+        manifest: Manifest,
+        *,
+        manager: str,
+        force: bool,
+        subresource: str | None = None,
+        dry_run: bool = False,
+    ) -> Manifest:
+        await self._call("dry run" if dry_run else "apply", resource)
+        with self._store.rehearsal(dry_run):
+            return self._store.apply(resource, manifest, manager, force, subresource or "")
+
+    async def create(self, resource: Resource, manifest: Manifest, *, manager: str) -> Manifest:
+        await self._call("create", resource)
+        return self._store.create(resource, manifest, manager)
+
+    async def replace(self, resource: Resource, manifest: Manifest, *, manager: str) -> Manifest:
+        await self._call("update", resource)
+        return self._store.replace(resource, manifest, manager)
+
+    async def delete(
+        self, resource: Resource, namespace: str, name: str, *, uid: str, resource_version: str | None = None
+    ) -> None:
+        await self._call("delete", resource)
+        self._store.delete(resource, namespace, name, uid, resource_version)
+
+    async def served(self, group: str, version: str) -> frozenset[str]:
+        await asyncio.sleep(0)
+        kinds = self._store.kinds.served
+        return frozenset(each.plural for each in kinds if (each.group, each.version) == (group, version))
+
+    async def _call(self, verb: str, resource: Resource) -> None:
+        self.calls[verb, resource.plural] += 1
+        await asyncio.sleep(0)
+
+    def _may_read(self, resource: Resource) -> None:
+        if resource in self._unreadable:
+            raise Forbidden(f"{resource.plural} is forbidden: cannot read")
+
+
+def listing(store: Store, resource: Resource, namespace: str | None, selector: str) -> Listing:
+    """What a list shows now."""
+    found = []
+    for body in store.all(resource, namespace):
+        if matches(body, selector):
+            metadata = body["metadata"]
+            found.append(store.shown(resource, metadata["namespace"], metadata["name"]))
+    return Listing(tuple(found), str(store.version))
+
+
+def matches(body: Json, selector: str) -> bool:
+    """Whether labels fit a selector of the forms `key` and `key=value`, joined by commas."""
+    labels = body["metadata"].get("labels") or {}
+    for part in filter(None, selector.split(",")):
+        key, equals, value = part.partition("=")
+        if key not in labels or (equals and labels[key] != value):
+            return False
+    return True
+
+
+def seen(change: Change, before: Json | None, after: Json, namespace: str | None, selector: str) -> WatchEvent | None:
+    """A change as a watch with this scope tells it: an object that begins or ceases to match is ADDED or DELETED."""
+    if namespace not in (None, after["metadata"]["namespace"]):
+        return None
+    was = before is not None and matches(before, selector)
+    now = change is not Change.DELETED and matches(after, selector)
+    if not was and not now:
+        return None
+    kind = Change.DELETED if not now else Change.ADDED if not was else Change.MODIFIED
+    return WatchEvent(kind, copied(after))

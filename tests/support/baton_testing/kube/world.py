@@ -1,0 +1,290 @@
+"""An operator, its API server and its cluster together on virtual time, and everything that must hold while they run.
+
+`World` is one run. It can start from the state that another run came to rest in, so that thousands of runs do not each
+begin with an empty cluster. What must hold is checked at every change of any object, not at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import random
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from baton_control.names import POOL_ROLES, Role
+from baton_control.rollout import PARTNERS
+from baton_operator.kube.client import Change, Resource
+from baton_operator.kube.kinds import DEPLOYMENTS, EVENTS, PODS, POOLS, WORKERS
+from baton_operator.objects.cluster import Platform
+from baton_operator.objects.metadata import FIT_LABEL, ROLE_LABEL, TEMPLATE_LABEL
+from baton_operator.passes.reconcile import Site
+from baton_operator.runtime import Pace, Runtime
+from baton_testing.kube.clock import VirtualLoop, wall
+from baton_testing.kube.cluster import Cluster, Times, is_ready, moment
+from baton_testing.kube.defaults import Kinds
+from baton_testing.kube.faults import CALM, NO_FAULT, FaultyKube, Plan, Streams
+from baton_testing.kube.manifests import manifest, set_at
+from baton_testing.kube.memory import MemoryKube
+from baton_testing.kube.store import Json, Store
+
+SPACE, NAME = "team", "chat"
+QUIET_S, LONGEST_S = 75.0, 7200.0
+RELIST_S, HEALING_S = 600.0, 50.0
+"""How often everything is listed again; where events are lost, or change places with one that may never come, often
+enough to heal before quiet is believed."""
+DIGEST = "registry.example.com/baton@sha256:"
+PLATFORM = Platform(DIGEST + "a" * 64, DIGEST + "b" * 64)
+MASTERS = {"first": b"m" * 32}
+VOLATILE = ("uid", "resourceVersion", "creationTimestamp", "managedFields", "generation", "deletionTimestamp")
+
+
+class BrokenPromiseError(AssertionError):
+    """Something that must always hold does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What must hold in a run, for each pool."""
+
+    floor: int = 2
+    """Routable workers with a fitting partner, from when there were first so many."""
+    most: int = 3
+    """Replicas of all worker Deployments together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """A state to begin from."""
+
+    store: Store
+    times: Times
+    at_s: float
+
+
+class World:
+    def __init__(
+        self,
+        *,
+        promise: Promise,
+        plan: Plan = NO_FAULT,
+        streams: Streams = CALM,
+        rest: Rest | None = None,
+        seed: int = 0,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        if rest is not None:
+            loop.skip(rest.at_s - loop.time())
+        self.clock = loop.time
+        self.rng = random.Random(seed)
+        self.store = Store(Kinds(), moment(self.clock))
+        if rest is not None:
+            self.store.adopt(rest.store)
+        self.cluster = Cluster(self.store, self.rng, self.clock, copy.deepcopy(rest.times) if rest else None)
+        self.platform, self.masters, self.promise = PLATFORM, dict(MASTERS), promise
+        self.kube = FaultyKube(MemoryKube(self.store), plan, self._stopped, streams, self.rng)
+        self._relist_s = HEALING_S if streams.lost or streams.swapped else RELIST_S
+        self.runtime: Runtime | None = None
+        self.starts = 0
+        self._operator: asyncio.Task[None] | None = None
+        self._nature = asyncio.create_task(self.cluster.run())
+        self._changed_at = self.clock()
+        self._served = dict.fromkeys(POOL_ROLES, False)
+        self.by_hand = False
+        """The next changes are the user's own: what he does to worker Deployments is no fault of the operator."""
+        self.broken: list[str] = []
+        self.writes: Counter[str] = Counter()
+        self.store.on_commit.append(self._changed)
+
+    # The operator
+
+    def start(self) -> None:
+        """Start an operator's process."""
+        self.starts += 1
+        self.runtime = Runtime(
+            self.kube,
+            Site(lambda: self.platform, lambda: self.masters),
+            (SPACE,),
+            pace=Pace(workers=2, relist_s=self._relist_s),
+            now=lambda: wall(self.clock()),
+            rng=random.Random(self.rng.random()),
+        )
+        self._operator = asyncio.create_task(self.runtime.run())
+
+    async def stop(self) -> None:
+        if self._operator is not None:
+            self._operator.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._operator
+        self._operator = self.runtime = None
+
+    async def restart(self, away_s: float = 5.0) -> None:
+        await self.stop()
+        await asyncio.sleep(away_s)
+        self.start()
+
+    def _stopped(self) -> None:
+        """The fault ends the process; another one comes after a while."""
+        operator = self._operator
+        assert operator is not None
+        operator.cancel()
+        self._restarting = asyncio.create_task(self._again(operator))
+
+    async def _again(self, operator: asyncio.Task[None]) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await operator
+        self.runtime = None
+        await asyncio.sleep(self.rng.uniform(1.0, 20.0))
+        self.start()
+
+    async def end(self) -> None:
+        """Stop everything. Raises what ended the operator, or BrokenPromiseError."""
+        for task in (self._nature, getattr(self, "_restarting", None)):
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+        await self.stop()
+        if self.broken:
+            raise BrokenPromiseError(self.broken[0])
+
+    async def settle(self) -> None:
+        """Until nothing has changed and nothing has been due for a while. Raises BrokenPromiseError if it never is."""
+        until, self._changed_at = self.clock() + LONGEST_S, self.clock()
+        while self.clock() - self._changed_at < QUIET_S or self.runtime is None or not self.runtime.is_idle:
+            if self.clock() > until:
+                raise BrokenPromiseError(f"no rest within {LONGEST_S:.0f} s")
+            if self._operator is not None and self._operator.done() and not self._operator.cancelled():
+                self._operator.result()
+            await asyncio.sleep(5.0)
+
+    def rest(self) -> Rest:
+        return Rest(self.store, copy.deepcopy(self.cluster.times), self.clock())
+
+    def keys_changed(self) -> None:
+        """What the operator's shell does when it finds other master keys."""
+        if self.runtime is not None:
+            self.runtime.offer_all()
+
+    # The user
+
+    def user_applies(self, **fields: object) -> None:
+        """`kubectl apply` of the deployment with these fields (`manifest` says how)."""
+        self.store.apply(DEPLOYMENTS, wish(**fields), "kubectl", force=True)
+
+    def user_edits(self, path: str, value: object) -> None:
+        """`kubectl edit` of one field, `rollout.paused` for instance."""
+        body = self.store.read(DEPLOYMENTS, SPACE, NAME)
+        set_at(body, ("spec", *path.split(".")), value)
+        self.store.replace(DEPLOYMENTS, body, "kubectl-edit")
+
+    def user_deletes(self, resource: Resource, name: str) -> None:
+        self.by_hand = True
+        self.store.delete(resource, SPACE, name)
+        self.by_hand = False
+
+    def user_scales(self, resource: Resource, name: str, replicas: int, manager: str = "kubectl") -> None:
+        self.by_hand = True
+        self.store.scale(resource, SPACE, name, replicas, manager)
+        self.by_hand = False
+
+    def worker_sets(self, role: Role) -> list[Json]:
+        """The pool's worker Deployments, the oldest first."""
+        return [each for each in self.store.all(WORKERS, SPACE) if _label(each, ROLE_LABEL) == role]
+
+    # What must hold
+
+    def _changed(self, resource: Resource, change: Change, before: Json | None, after: Json) -> None:
+        self._changed_at = self.clock()
+        self.writes[f"{change} {resource.plural}"] += 1
+        if self.by_hand:
+            return
+        is_workers = resource == WORKERS and _label(after, ROLE_LABEL) in list(POOL_ROLES)
+        if is_workers and before is not None and before["spec"]["template"] != after["spec"]["template"]:
+            self._break(f"the template of {after['metadata']['name']} was edited")
+        if is_workers and change is not Change.DELETED:
+            role = Role(_label(after, ROLE_LABEL))
+            total = sum(each["spec"]["replicas"] for each in self.worker_sets(role))
+            was = before["spec"]["replicas"] if before else 0
+            if total > self.promise.most and after["spec"]["replicas"] > was:
+                self._break(f"{total} {role} workers, more than {self.promise.most}")
+        if resource in (PODS, WORKERS):
+            self._check_floor()
+
+    def _check_floor(self) -> None:
+        usable = self.usable()
+        deployment = self.store.peek(DEPLOYMENTS, SPACE, NAME)
+        if deployment is None or "deletionTimestamp" in deployment["metadata"]:
+            self._served = dict.fromkeys(POOL_ROLES, False)
+            return
+        for role in POOL_ROLES:
+            if usable[role] < self.promise.floor and self._served[role]:
+                self._break(f"{usable[role]} usable {role} workers, under the floor of {self.promise.floor}")
+        if all(usable[role] >= self.promise.floor for role in POOL_ROLES):
+            self._served = dict.fromkeys(POOL_ROLES, True)
+
+    def usable(self) -> dict[Role, int]:
+        """Ready workers with a ready partner that fits, counted Pod by Pod."""
+        ready: Counter[tuple[Role, str]] = Counter()
+        fits = {_label(each, TEMPLATE_LABEL): _label(each, FIT_LABEL) for each in self.store.all(WORKERS, SPACE)}
+        for pod in self.store.all(PODS, SPACE):
+            if is_ready(pod) and _label(pod, ROLE_LABEL) in list(POOL_ROLES):
+                template = _label(pod, TEMPLATE_LABEL)
+                ready[Role(_label(pod, ROLE_LABEL)), fits.get(template, template)] += 1
+        return {
+            role: sum(n for (each, fit), n in ready.items() if each is role and ready[PARTNERS[role], fit])
+            for role in POOL_ROLES
+        }
+
+    def _break(self, what: str) -> None:
+        deployments = [f"{each['metadata']['name']}={each['spec']['replicas']}" for each in self.store.all(WORKERS)]
+        calls = "; ".join(self.kube.made[-6:])
+        self.broken.append(f"{what}, at {self.clock():.1f} s; {deployments}; last calls: {calls}")
+
+    def outcome(self) -> Json:
+        """The whole end state without what differs between any two runs: identities, times, Events."""
+        found: Json = {}
+        pods: Counter[str] = Counter()
+        for resource, body in self.store.everything():
+            if resource == PODS:
+                pods[f"{_label(body, ROLE_LABEL)} ready={is_ready(body)} {_label(body, TEMPLATE_LABEL)}"] += 1
+            elif resource != EVENTS:
+                found[f"{resource.plural}/{body['metadata']['name']}"] = _essence(resource, body)
+        return found | {"pods": dict(pods)}
+
+
+def wish(**fields: object) -> Json:
+    """The deployment that scenarios start from: two workers in each pool."""
+    two = {"min": 2, "max": 2}
+    body = manifest(**{"model__source": "pvc://models/a", "prefill__replicas": two, "decode__replicas": two, **fields})
+    body["metadata"] = {"name": NAME, "namespace": SPACE}
+    return body
+
+
+def newer(platform: Platform) -> Platform:
+    """What a later version of the operator comes with."""
+    return replace(platform, worker_image=DIGEST + "c" * 64, gateway_image=DIGEST + "d" * 64, python="python3")
+
+
+def _label(body: Json, name: str) -> str:
+    return str(body["metadata"].get("labels", {}).get(name, ""))
+
+
+def _essence(resource: Resource, body: Json) -> Json:
+    metadata = {name: value for name, value in body["metadata"].items() if name not in VOLATILE}
+    metadata["ownerReferences"] = [
+        {name: value for name, value in each.items() if name != "uid"} for each in metadata.get("ownerReferences", ())
+    ]
+    metadata.pop("annotations", None)
+    essence: Json = {name: value for name, value in body.items() if name not in ("metadata", "status", "revision")}
+    status = body.get("status", {})
+    if resource in (DEPLOYMENTS, POOLS):
+        kept = {name: value for name, value in status.items() if name not in ("lastScaling", "observedGeneration")}
+        kept["conditions"] = {each["type"]: (each["status"], each["reason"]) for each in status.get("conditions", ())}
+        essence["status"] = kept
+        essence["is observed"] = status.get("observedGeneration") == body["metadata"]["generation"]
+    if resource == WORKERS:
+        essence["status"] = {name: status.get(name, 0) for name in ("replicas", "readyReplicas")}
+    return {"metadata": metadata, **essence}

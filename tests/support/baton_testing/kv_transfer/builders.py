@@ -1,0 +1,217 @@
+"""Builders for tests of the KV transfer: a KV pool of bytes, key directories, fingerprints, listeners that record."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from baton_kv_transfer.handover import TransferConfig
+from baton_kv_transfer.layout import StreamLayout
+from baton_wire.keys import KeyDirectory, write_new_key
+from baton_wire.kv_shape import KvGeometry, PoolPart
+from baton_wire.messages.pair_link import FirstToken
+from baton_wire.messages.values import WIRE_VERSION, Finish, PairFingerprint, Reason
+
+GEOMETRY = KvGeometry(layers=2, kv_heads=2, head_dim=4, element_bytes=4, block_tokens=4)
+
+WHOLE = PoolPart(0, GEOMETRY.layers, 0, GEOMETRY.kv_heads)
+
+FAST = TransferConfig(
+    heartbeat_s=0.05,
+    suspect_s=0.3,
+    dead_s=0.6,
+    handshake_s=2.0,
+    link_wait_s=2.0,
+    tick_s=0.01,
+    closing_s=0.5,
+    kept_s=0.0,
+)
+
+
+def fingerprint(**changes: object) -> PairFingerprint:
+    values: dict[str, object] = {
+        "wire_version": WIRE_VERSION,
+        "model_hash": "a" * 64,
+        "dtype": "float32",
+        "kv_dtype": "float32",
+        "layers": 2,
+        "kv_heads": 2,
+        "head_dim": 4,
+        "rope": "b" * 64,
+        "tokenizer": "c" * 64,
+    }
+    return PairFingerprint(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def key_directory(path: Path, *key_ids: str) -> KeyDirectory:
+    path.mkdir(exist_ok=True)
+    for key_id in key_ids or ("k1",):
+        write_new_key(path, key_id)
+    return KeyDirectory(path)
+
+
+def first_tokens(*choices: int, finish: Finish | None = None) -> tuple[FirstToken, ...]:
+    return tuple(FirstToken(choice=choice, token=100 + choice, finish=finish) for choice in choices or (0,))
+
+
+class FakePool:
+    """KV pool in a bytearray with the real layout, `[block][layer][K,V][head][slot][dim]`; counts what it does."""
+
+    def __init__(self, geometry: KvGeometry, num_blocks: int, *, host_memory: bool = True) -> None:
+        self.geometry = geometry
+        self.memory = memoryview(bytearray(geometry.block_bytes * num_blocks))
+        self.host_memory = host_memory
+        self.random_bytes: Callable[[int], bytes] = secrets.token_bytes
+        self.spoil: Callable[[memoryview], None] | None = None
+        self.scattered_units = 0
+
+    def fill(self, blocks: Sequence[int]) -> None:
+        """Random bytes in every slot of these blocks."""
+        for block in blocks:
+            size = self.geometry.block_bytes
+            self.memory[block * size : (block + 1) * size] = self.random_bytes(size)
+
+    def block(self, block: int) -> bytes:
+        size = self.geometry.block_bytes
+        return bytes(self.memory[block * size : (block + 1) * size])
+
+    def reveal(
+        self, final: dict[int, bytes], blocks: Sequence[int], start: int, end: int, part: PoolPart | None
+    ) -> None:
+        """Tokens [start, end) get what `final` has for their blocks."""
+        for token in range(start, end):
+            for first, last in self._rows(blocks, 1, token, part):
+                block, inside = divmod(first, self.geometry.block_bytes)
+                self.memory[first:last] = final[block][inside : inside + last - first]
+
+    def region(self) -> memoryview | None:
+        return self.memory if self.host_memory else None
+
+    def unit(self, blocks: Sequence[int], unit_tokens: int, unit: int, part: PoolPart | None = None) -> bytes:
+        """One unit in stream layout."""
+        rows = self._rows(blocks, unit_tokens, unit, part)
+        return b"".join(bytes(self.memory[start:end]) for start, end in rows)
+
+    def pack(
+        self,
+        blocks: Sequence[int],
+        unit_tokens: int,
+        first_unit: int,
+        end_unit: int,
+        out: memoryview,
+        part: PoolPart | None = None,
+        /,
+    ) -> None:
+        packed = b"".join(self.unit(blocks, unit_tokens, unit, part) for unit in range(first_unit, end_unit))
+        out[:] = packed
+
+    def checksums(
+        self, blocks: Sequence[int], unit_tokens: int, first_unit: int, end_unit: int, part: PoolPart | None = None, /
+    ) -> bytes:
+        units = (self.unit(blocks, unit_tokens, unit, part) for unit in range(first_unit, end_unit))
+        return b"".join(piece_checksums(self._of(part), unit_tokens, unit) for unit in units)
+
+    def scatter(
+        self,
+        stream: memoryview,
+        blocks: Sequence[int],
+        unit_tokens: int,
+        first_unit: int,
+        end_unit: int,
+        part: PoolPart | None = None,
+        /,
+    ) -> bytes:
+        if self.spoil is not None:
+            self.spoil(stream)
+        size = self._of(part).token_bytes * unit_tokens
+        sums = b""
+        for index, unit in enumerate(range(first_unit, end_unit)):
+            data = bytes(stream[index * size : (index + 1) * size])
+            sums += piece_checksums(self._of(part), unit_tokens, data)
+            at = 0
+            for start, end in self._rows(blocks, unit_tokens, unit, part):
+                self.memory[start:end] = data[at : at + end - start]
+                at += end - start
+            self.scattered_units += 1
+        return sums
+
+    def tokens(self, blocks: Sequence[int], start: int, end: int) -> list[bytes]:
+        """KV of every token in [start, end), whatever the block size: what two pools must agree on."""
+        return [self.unit(blocks, 1, token) for token in range(start, end)]
+
+    def _of(self, part: PoolPart | None) -> KvGeometry:
+        """The shape of a part of the blocks."""
+        if part is None:
+            return self.geometry
+        layers, heads = part.end_layer - part.first_layer, part.end_head - part.first_head
+        return replace(self.geometry, layers=layers, kv_heads=heads)
+
+    def _rows(self, blocks: Sequence[int], unit_tokens: int, unit: int, part: PoolPart | None) -> list[tuple[int, int]]:
+        geometry = self.geometry
+        row = geometry.head_dim * geometry.element_bytes
+        block, slot = divmod(unit * unit_tokens, geometry.block_tokens)
+        base = blocks[block] * geometry.block_bytes
+        whole = part or PoolPart(0, geometry.layers, 0, geometry.kv_heads)
+        heads = [
+            side * geometry.kv_heads + head
+            for side in range(2 * whole.first_layer, 2 * whole.end_layer)
+            for head in range(whole.first_head, whole.end_head)
+        ]
+        starts = [base + (head * geometry.block_tokens + slot) * row for head in heads]
+        return [(start, start + unit_tokens * row) for start in starts]
+
+
+def piece_checksums(geometry: KvGeometry, unit_tokens: int, unit: bytes) -> bytes:
+    """Stand-in of the kernels' checksum: any 8 bytes per piece that depend on every byte of it."""
+    size = StreamLayout(geometry, unit_tokens, 0, unit_tokens).piece_bytes
+    pieces = [unit[start : start + size] for start in range(0, len(unit), size)]
+    return b"".join(hashlib.blake2b(piece, digest_size=8).digest() for piece in pieces)
+
+
+@dataclass
+class PrefillRecord:
+    calls: list[tuple[str, bytes, int]] = field(default_factory=list)
+    """Every call in order: its name and whom it is about."""
+    granted: list[tuple[bytes, int]] = field(default_factory=list)
+    released: list[tuple[bytes, int]] = field(default_factory=list)
+    reports: list[tuple[bytes, int, Reason, str]] = field(default_factory=list)
+
+    def on_granted(self, request: bytes, attempt: int) -> None:
+        self.calls.append(("granted", request, attempt))
+        self.granted.append((request, attempt))
+
+    def on_release(self, request: bytes, attempt: int) -> None:
+        self.calls.append(("released", request, attempt))
+        self.released.append((request, attempt))
+
+    def on_report(
+        self, request: bytes, attempt: int, reason: Reason, detail: str, failed_attempt: int, kept: bool
+    ) -> None:
+        self.calls.append(("reported", request, attempt))
+        self.reports.append((request, failed_attempt, reason, detail))
+
+
+@dataclass
+class DecodeRecord:
+    landed: list[tuple[bytes, int, tuple[FirstToken, ...]]] = field(default_factory=list)
+    failed: list[tuple[bytes, int, Reason, str]] = field(default_factory=list)
+
+    def on_landed(self, request: bytes, attempt: int, tokens: tuple[FirstToken, ...]) -> None:
+        self.landed.append((request, attempt, tokens))
+
+    def on_failed(self, request: bytes, attempt: int, reason: Reason, detail: str) -> None:
+        self.failed.append((request, attempt, reason, detail))
+
+
+async def eventually(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+    """Wait until the condition holds. Raises TimeoutError."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"still not after {timeout_s} s")
+        await asyncio.sleep(0.002)

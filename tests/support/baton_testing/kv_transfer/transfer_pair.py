@@ -1,0 +1,184 @@
+"""Two transfer drivers over real sockets with fake pools, and one request between them, driven step by step."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+
+from baton_kv_transfer.decode.transfer import DecodeTransfer
+from baton_kv_transfer.handover import TransferConfig
+from baton_kv_transfer.prefill.transfer import PrefillTransfer
+from baton_testing.kv_transfer.builders import (
+    FAST,
+    GEOMETRY,
+    DecodeRecord,
+    FakePool,
+    PrefillRecord,
+    eventually,
+    fingerprint,
+    first_tokens,
+)
+from baton_wire.keys import KeyDirectory
+from baton_wire.kv_shape import KvGeometry
+from baton_wire.messages.values import Address, Finish, PairFingerprint, PeerRef, Reason
+
+CHUNK = 5
+
+
+@dataclass
+class Prefill:
+    transfer: PrefillTransfer
+    pool: FakePool
+    record: PrefillRecord
+    epoch: bytes
+
+
+@dataclass
+class Decode:
+    transfer: DecodeTransfer
+    pool: FakePool
+    record: DecodeRecord
+    epoch: bytes
+
+    @property
+    def ref(self) -> PeerRef:
+        return PeerRef(address=Address(host="127.0.0.1", port=self.transfer.port), epoch=self.epoch)
+
+
+def prefill_worker(
+    keys: KeyDirectory,
+    *,
+    geometry: KvGeometry = GEOMETRY,
+    config: TransferConfig = FAST,
+    model: PairFingerprint | None = None,
+    host_memory: bool = True,
+) -> Prefill:
+    pool, record, epoch = FakePool(geometry, 64, host_memory=host_memory), PrefillRecord(), secrets.token_bytes(16)
+    transfer = PrefillTransfer(
+        epoch=epoch,
+        fingerprint=model or fingerprint(),
+        geometry=geometry,
+        keys=keys,
+        source=pool,
+        listener=record,
+        config=config,
+    )
+    return Prefill(transfer, pool, record, epoch)
+
+
+def decode_worker(
+    keys: KeyDirectory,
+    *,
+    geometry: KvGeometry = GEOMETRY,
+    config: TransferConfig = FAST,
+    landing_bytes: int = 1 << 20,
+) -> Decode:
+    pool, record, epoch = FakePool(geometry, 64), DecodeRecord(), secrets.token_bytes(16)
+    transfer = DecodeTransfer(
+        epoch=epoch,
+        fingerprint=fingerprint(),
+        geometry=geometry,
+        keys=keys,
+        sink=pool,
+        listener=record,
+        host="127.0.0.1",
+        landing_bytes=landing_bytes,
+        config=config,
+    )
+    return Decode(transfer, pool, record, epoch)
+
+
+Pair = Callable[..., AbstractAsyncContextManager[tuple[Prefill, Decode]]]
+
+
+def pairs(keys: KeyDirectory) -> Pair:
+    """Pairs of workers with these keys; options of `prefill_worker` and of `decode_worker`, running inside `with`."""
+
+    @asynccontextmanager
+    async def running(
+        prefill: dict[str, object] | None = None, decode: dict[str, object] | None = None
+    ) -> AsyncIterator[tuple[Prefill, Decode]]:
+        p = prefill_worker(keys, **(prefill or {}))  # type: ignore[arg-type]
+        d = decode_worker(keys, **(decode or {}))  # type: ignore[arg-type]
+        await p.transfer.start()
+        await d.transfer.start()
+        try:
+            yield p, d
+        finally:
+            await p.transfer.stop()
+            await d.transfer.stop()
+
+    return running
+
+
+def soon() -> float:
+    return time.monotonic() + 20.0
+
+
+@dataclass
+class Request:
+    """One request between a prefill and a decode worker, driven step by step."""
+
+    prefill: Prefill
+    decode: Decode
+    tokens: int
+    cached: int = 0
+    choices: tuple[int, ...] = (0,)
+    attempt: int = 1
+    first_block: int = 3
+
+    def __post_init__(self) -> None:
+        self.id = secrets.token_bytes(16)
+        size = self.prefill.pool.geometry.block_tokens
+        self.source = tuple(reversed(range(self.first_block, self.first_block + -(-self.tokens // size))))
+        size = self.decode.pool.geometry.block_tokens
+        start = self.first_block + 4
+        self.target = tuple(range(start, start + 2 * -(-self.tokens // size), 2))
+        self.prefill.pool.fill(self.source)
+
+    @property
+    def key(self) -> tuple[bytes, int]:
+        return self.id, self.attempt
+
+    @property
+    def told(self) -> list[str]:
+        """What the prefill worker was told of this request, in order."""
+        return [call for call, *key in self.prefill.record.calls if tuple(key) == self.key]
+
+    def open(self) -> None:
+        self.prefill.transfer.opened(*self.key, self.decode.ref, self.tokens, soon())
+
+    def expect(self) -> None:
+        self.decode.transfer.expected(
+            *self.key, self.prefill.epoch, self.tokens, self.cached, self.target, self.choices, soon()
+        )
+
+    def compute(self, tokens: int) -> None:
+        size = self.prefill.pool.geometry.block_tokens
+        self.prefill.transfer.computed(*self.key, tokens, self.source[: -(-tokens // size)])
+
+    def compute_all(self) -> None:
+        for tokens in range(CHUNK, self.tokens, CHUNK):
+            self.compute(tokens)
+        self.compute(self.tokens)
+
+    def draw(self, finish: Finish | None = None) -> None:
+        self.prefill.transfer.first_tokens(*self.key, first_tokens(*self.choices, finish=finish))
+
+    async def landed(self) -> None:
+        await eventually(lambda: any(entry[:2] == self.key for entry in self.decode.record.landed))
+        await eventually(lambda: self.key in self.prefill.record.released)
+        assert self.told == ["granted", "released"]
+        assert self.decode.pool.tokens(self.target, self.cached, self.tokens) == self.prefill.pool.tokens(
+            self.source, self.cached, self.tokens
+        )
+
+    async def ended(self) -> Reason:
+        """Not landed, at neither side; the reason that the decode worker was told."""
+        await eventually(lambda: self.key in self.prefill.record.released)
+        await eventually(lambda: any(entry[:2] == self.key for entry in self.decode.record.failed))
+        assert not self.decode.record.landed
+        return next(entry[2] for entry in self.decode.record.failed if entry[:2] == self.key)

@@ -1,0 +1,198 @@
+"""A whole service on loopback for tests: workers and gateway as separate processes, started directly.
+
+What `baton up` does is tested on its own; this builder gives a test control over each process's flags.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from baton_testing.engine import tiny_llama
+from baton_testing.processes.child_process import Child, get_json, get_status, get_text, wait_for
+from baton_wire.keys import write_new_key
+
+START_S = 60.0
+"""Longest time for one process to become ready: importing torch while every core is busy takes most of it."""
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What to start, and the flags that differ from the workers' defaults."""
+
+    prefill: int = 1
+    decode: int = 1
+    gateway_processes: int = 1
+    model: Path = tiny_llama.FOLDER
+    served_name: str = "tiny"
+    prefill_flags: tuple[str, ...] = ()
+    decode_flags: tuple[str, ...] = ()
+    worker_flags: tuple[str, ...] = ("--dtype", "float32", "--kv-cache-bytes", str(24 * MIB))
+    gateway_flags: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Worker:
+    """One worker process and what it announced."""
+
+    role: str
+    child: Child
+    announce: Path
+    port: int = 0
+    """Filled once the worker has announced itself."""
+    pair_port: int | None = None
+    baseline_free: int = field(default=0)
+    """Free blocks when it had served nothing yet."""
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def state(self) -> Any:
+        """`/state` of the worker, or None while it does not answer."""
+        return get_json(f"{self.base_url}/state")
+
+    def metrics(self) -> str:
+        return get_text(f"{self.base_url}/metrics")
+
+
+class Deployment:
+    """Starts everything in `start`, owns it, and leaves nothing behind after `stop`."""
+
+    def __init__(self, folder: Path, shape: Shape = Shape()) -> None:
+        self.folder = folder
+        self.shape = shape
+        self.keys = folder / "keys"
+        self.workers: list[Worker] = []
+        self.gateway: Child
+        self.port = 0
+        self.admin_port: int | None = None
+        self._started = 0
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> Deployment:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        self.keys.mkdir(parents=True)
+        write_new_key(self.keys, "test")
+        for role, count in (("decode", self.shape.decode), ("prefill", self.shape.prefill)):
+            for _ in range(count):
+                self.workers.append(self.start_worker(role))
+        for worker in self.workers:
+            self.await_worker(worker)
+        self.publish()
+        self._start_gateway()
+        self.await_routable()
+
+    def start_worker(self, role: str, flags: Sequence[str] = ()) -> Worker:
+        """Start one worker; it joins once `await_worker` and `publish` were called."""
+        self._started += 1
+        name = f"{role}-{self._started}"
+        announce = self.folder / f"{name}.json"
+        extra = self.shape.prefill_flags if role == "prefill" else self.shape.decode_flags
+        argv = [
+            *("-m", f"baton_{role}_worker", "--model", str(self.shape.model), "--served-name", self.shape.served_name),
+            *("--listen", "127.0.0.1:0", "--keys", str(self.keys), "--announce", str(announce)),
+            *(self._decode_discovery() if role == "prefill" else ("--pair-listen", "127.0.0.1:0")),
+            *(*self.shape.worker_flags, *extra, *flags),
+        ]
+        return Worker(role, Child(name, argv, self.folder), announce)
+
+    def await_worker(self, worker: Worker) -> None:
+        announced = worker.child.await_file(worker.announce, START_S)
+        worker.port, worker.pair_port = announced["port"], announced["pair_port"]
+        state = wait_for(worker.state, f"{worker.child.name} to answer /state", START_S)
+        worker.baseline_free = state["blocks_free"]
+
+    def publish(self) -> None:
+        """Write who is there into the discovery files, each at once."""
+        for role in ("prefill", "decode"):
+            rows = [
+                {"host": "127.0.0.1", "port": w.port, **({"pair_port": w.pair_port} if w.pair_port else {})}
+                for w in self.workers
+                if w.role == role
+            ]
+            target = self._discovery_file(role)
+            draft = target.with_suffix(".draft")
+            draft.write_text(json.dumps(rows))
+            draft.replace(target)
+
+    def of_role(self, role: str) -> list[Worker]:
+        return [worker for worker in self.workers if worker.role == role]
+
+    def replace(self, worker: Worker) -> Worker:
+        """Start a worker in the place of one that has ended or is to end, and publish it."""
+        worker.child.stop()
+        successor = self.start_worker(worker.role)
+        self.workers[self.workers.index(worker)] = successor
+        self.await_worker(successor)
+        self.publish()
+        return successor
+
+    def await_routable(self, timeout_s: float = START_S) -> None:
+        url = f"{self.base_url}/health/routable"
+        wait_for(lambda: get_status(url) == 200 or None, "the gateway to be routable", timeout_s)
+
+    def occupied(self) -> dict[str, int]:
+        """Blocks that each worker holds beyond its baseline (cached blocks count as free), by worker name."""
+        return {w.child.name: w.baseline_free - (w.state() or {"blocks_free": 0})["blocks_free"] for w in self.workers}
+
+    def await_idle(self, timeout_s: float = 2.0) -> None:
+        """Every worker is back at its baseline, with nothing running or waiting."""
+
+        def probe() -> bool | None:
+            states = [(worker, worker.state()) for worker in self.workers]
+            idle = all(
+                s is not None and s["blocks_free"] == w.baseline_free and not s["running"] and not s["waiting"]
+                for w, s in states
+            )
+            return idle or None
+
+        wait_for(probe, "all blocks to be free again", timeout_s)
+
+    def stop(self) -> None:
+        children = [worker.child for worker in self.workers]
+        children += [self.gateway] if hasattr(self, "gateway") else []
+        for child in children:
+            child.family()
+            child.send(signal.SIGTERM)
+        for child in children:
+            child.stop()
+
+    def _start_gateway(self) -> None:
+        announce = self.folder / "gateway.json"
+        argv = [
+            *("-m", "baton_gateway", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"),
+            *("--keys", str(self.keys), "--announce", str(announce)),
+            *("--prefill-discovery", f"file:{self._discovery_file('prefill')}"),
+            *("--decode-discovery", f"file:{self._discovery_file('decode')}"),
+            *("--processes", str(self.shape.gateway_processes), *self.shape.gateway_flags),
+        ]
+        self.gateway = Child("gateway", argv, self.folder)
+        announced = self.gateway.await_file(announce, START_S)
+        self.port = announced["port"]
+        self.admin_port = announced.get("admin_port")
+
+    def _discovery_file(self, role: str) -> Path:
+        return self.folder / f"{role}-workers.json"
+
+    def _decode_discovery(self) -> tuple[str, str]:
+        return ("--decode-discovery", f"file:{self._discovery_file('decode')}")

@@ -1,0 +1,180 @@
+"""What each kind of fault does to a simulated world."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from baton_testing.simulation.decode import SimDecode
+from baton_testing.simulation.gateway import SimGateway
+from baton_testing.simulation.network import Path
+from baton_testing.simulation.prefill import SimPrefill
+from baton_testing.simulation.process import SimProcess
+from baton_testing.simulation.scenario import Fault, FaultPlan
+from baton_testing.simulation.worker import SimWorker
+from baton_wire.messages.values import Role
+from baton_worker.serving.process import LEAVE_S
+
+if TYPE_CHECKING:
+    from baton_testing.simulation.world import SimWorld
+
+T = TypeVar("T")
+LONGEST_S = 5.0
+
+
+def inject(world: SimWorld, fault: FaultPlan) -> None:
+    """Do it, to a victim that the plan picks; a fault without a victim has no effect and is not counted."""
+    match fault.kind:
+        case Fault.KILL_PREFILL:
+            _kill(world, fault, [w for w in world.workers.values() if isinstance(w, SimPrefill) and w.is_alive])
+        case Fault.KILL_DECODE:
+            _kill(world, fault, [w for w in world.workers.values() if isinstance(w, SimDecode) and w.is_alive])
+        case Fault.KILL_GATEWAY:
+            _kill_gateway(world, fault)
+        case Fault.PAUSE:
+            _pause(world, fault)
+        case Fault.CUT | Fault.CUT_ONE_WAY | Fault.SLOW | Fault.DUPLICATE | Fault.DELAY | Fault.LATE_WRITE:
+            _network(world, fault)
+        case Fault.RESET:
+            _reset(world, fault)
+        case Fault.CORRUPT | Fault.SCATTER_ERROR | Fault.SOURCE_ERROR | Fault.HICCUP | Fault.DRAIN:
+            _worker(world, fault)
+        case Fault.CANCEL | Fault.MASS_CANCEL:
+            _clients(world, fault)
+
+
+def _pick(victims: list[T], pick: float) -> T:
+    return victims[int(pick * len(victims))]
+
+
+def _kill(world: SimWorld, fault: FaultPlan, victims: list[SimPrefill] | list[SimDecode]) -> None:
+    if victims:
+        victim: SimWorker = _pick(list(victims), fault.pick)
+        world.count(fault.kind)
+        victim.is_faulted = True
+        world.kill(victim)
+        _start_again(world, victim, 0.1 + fault.amount * 2.0)
+
+
+def _start_again(world: SimWorld, victim: SimWorker, delay_s: float) -> None:
+    role = Role.PREFILL if isinstance(victim, SimPrefill) else Role.DECODE
+    is_skewed = victim.fingerprint != world.parts.fingerprint
+    world.heap.after(delay_s, lambda: world.start_worker(role, victim.address, is_skewed))
+
+
+def _kill_gateway(world: SimWorld, fault: FaultPlan) -> None:
+    victims = [gateway for gateway in world.gateways if gateway.is_alive]
+    if victims:
+        victim = _pick(victims, fault.pick)
+        world.count(fault.kind)
+        world.kill(victim)
+        world.heap.after(0.1 + fault.amount, lambda: world.start_gateway(victim.address))
+
+
+def _pause(world: SimWorld, fault: FaultPlan) -> None:
+    victims: list[SimProcess] = [each for each in (*world.workers.values(), *world.gateways) if each.is_running]
+    if victims:
+        victim = _pick(victims, fault.pick)
+        world.count(fault.kind)
+        _blame(victim)
+        victim.pause()
+        victim.note("is paused")
+        world.heap.after(0.2 + fault.amount * LONGEST_S, lambda: _wake(victim))
+
+
+def _wake(victim: SimProcess) -> None:
+    if victim.is_alive and victim.is_paused:
+        victim.note("is woken")
+        victim.wake()
+
+
+def _blame(victim: SimProcess | None) -> None:
+    if isinstance(victim, SimWorker):
+        victim.is_faulted = True
+
+
+def _network(world: SimWorld, fault: FaultPlan) -> None:
+    path = _pick(list(world.paths.values()), fault.pick)
+    for address in path.name.split("-"):
+        _blame(world.workers.get(address))
+    lasts_s = 0.3 + fault.amount * LONGEST_S
+    match fault.kind:
+        case Fault.CUT | Fault.CUT_ONE_WAY:
+            one = fault.kind is Fault.CUT_ONE_WAY
+            path.out_cut = path.out_cut or not one or fault.amount < 0.5
+            path.back_cut = path.back_cut or not one or fault.amount >= 0.5
+            world.count(fault.kind)
+            world.heap.note(f"{path.name} is cut ({path.out_cut}, {path.back_cut})")
+            world.heap.after(lasts_s, lambda: world.heal(path))
+        case Fault.SLOW:
+            path.slow_s = 0.05 + fault.amount * 0.6
+            world.count(fault.kind)
+            world.heap.after(lasts_s, lambda: _fast_again(path))
+        case Fault.DUPLICATE:
+            path.duplicate_next = True
+        case Fault.DELAY:
+            path.delay_next_s = 0.2 + fault.amount * 1.5
+        case _:
+            path.hold_writes_s = 0.2 + fault.amount * 3.0
+
+
+def _fast_again(path: Path) -> None:
+    path.slow_s = 0.0
+
+
+def _reset(world: SimWorld, fault: FaultPlan) -> None:
+    up = [each for each in world.connections if each.dialler.is_up and each.dialler.process.is_running]
+    if up:
+        victim = _pick(up, fault.pick).dialler
+        world.count(fault.kind)
+        _blame(victim.process)
+        _blame(victim.other.process)
+        victim.process.run(lambda: victim.close("reset"))
+
+
+def _worker(world: SimWorld, fault: FaultPlan) -> None:
+    victim = _pick(list(world.workers.values()), fault.pick)
+    _blame(victim)
+    match fault.kind:
+        case Fault.CORRUPT if isinstance(victim, SimDecode):
+            victim.transfer.corrupt_next.append(fault.amount)
+        case Fault.SCATTER_ERROR if isinstance(victim, SimDecode):
+            victim.transfer.fail_next_scatter = True
+        case Fault.SOURCE_ERROR if isinstance(victim, SimPrefill):
+            victim.transfer.fail_next_put = True
+        case Fault.HICCUP if isinstance(victim, SimDecode | SimPrefill):
+            world.count(fault.kind)
+            victim.engine.hiccup_s = 0.1 + fault.amount * 3.0
+        case Fault.DRAIN:
+            world.count(fault.kind)
+            victim.run(lambda: _drain(world, victim))
+
+
+def _drain(world: SimWorld, victim: SimWorker) -> None:
+    """As a stopping process does: no new work, and gone when the last request is, or at the bound."""
+    victim.note("drains")
+    victim.service.leave()
+    victim.later(LEAVE_S, victim.service.drain)
+    until = world.heap.now + LEAVE_S + 4.0
+
+    def look() -> None:
+        if victim.service.open_requests and world.heap.now < until:
+            victim.later(0.2, look)
+            return
+        world.kill(victim)
+        _start_again(world, victim, 0.3)
+
+    victim.later(LEAVE_S + 0.2, look)
+
+
+def _clients(world: SimWorld, fault: FaultPlan) -> None:
+    gateway = _pick(world.gateways, fault.pick)
+    if not isinstance(gateway, SimGateway) or not gateway.is_alive or not gateway.by_ticket:
+        return
+    here = [live.client for live in gateway.by_ticket.values()]
+    if fault.kind is Fault.CANCEL:
+        here = [_pick(here, fault.amount)]
+    else:
+        world.count(fault.kind)
+    for mine in here:
+        world.count(Fault.CANCEL)
+        gateway.run(lambda mine=mine: gateway.client_gone(mine))  # type: ignore[misc]

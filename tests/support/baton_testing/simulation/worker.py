@@ -1,0 +1,140 @@
+"""What simulated prefill and decode workers share: gateway connections to the production service, discovery facts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+from baton_testing.simulation.network import Connection, End, Network
+from baton_testing.simulation.process import SimProcess, require
+from baton_testing.simulation.scenario import CONTEXT_TOKENS, Shape
+from baton_wire.liveness import Liveness
+from baton_wire.messages import codec
+from baton_wire.messages.gateway_link import Hello, Message, ToWorker, WorkerState
+from baton_wire.messages.values import PairFingerprint, Role
+from baton_worker.reporting.metrics import WorkerMetrics
+from baton_worker.serving.gateway_links import GatewayLink
+from baton_worker.serving.intake import Limits
+
+LIMITS = Limits(vocab_size=50, max_context_tokens=CONTEXT_TOKENS, max_choices=4)
+STATE_S = 0.1
+SERVED = "toy"
+
+
+class SimService(Protocol):
+    draining: bool
+
+    @property
+    def open_requests(self) -> int: ...
+
+    def handle(self, link: GatewayLink, message: Message) -> None: ...
+
+    def link_lost(self, link: GatewayLink) -> None: ...
+
+    def state(self) -> WorkerState: ...
+
+    def leave(self) -> None: ...
+
+    def drain(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _Nothing:
+    """A counter or histogram that nobody reads."""
+
+    def inc(self, amount: float = 1.0) -> None: ...
+
+    def __getitem__(self, label: object) -> _Nothing:
+        return self
+
+    def __getattr__(self, name: str) -> _Nothing:
+        return self
+
+
+def no_metrics() -> WorkerMetrics:
+    return cast(WorkerMetrics, _Nothing())
+
+
+class WorkerWorld(Network, Protocol):
+    shape: Shape
+    parts: Any
+    make_liveness: Callable[..., Liveness]
+    retargets: int
+    """Times that KV was sent on to another decode worker."""
+
+
+class SimGatewayLink:
+    """The worker's end of one gateway connection, as its service sees it."""
+
+    def __init__(self, end: End) -> None:
+        self.end = end
+
+    def send(self, message: Message) -> None:
+        self.end.send(codec.encode(message))
+
+
+class SimWorker(SimProcess):
+    """Also the party of its gateway connections."""
+
+    role: Role
+    service: SimService
+
+    def __init__(
+        self, world: WorkerWorld, name: str, epoch: bytes, address: str, fingerprint: PairFingerprint, block_tokens: int
+    ) -> None:
+        super().__init__(world, name, epoch, address)
+        self.world = world
+        self.fingerprint, self.block_tokens = fingerprint, block_tokens
+        self._links: dict[End, SimGatewayLink] = {}
+        self._told: WorkerState | None = None
+        self.is_faulted = False
+        """Something was injected here: what fails of its requests is explained."""
+
+    def accept_gateway(self, connection: Connection) -> None:
+        end = connection.acceptor
+        link = self._links[end] = SimGatewayLink(end)
+        link.send(self._hello())
+        link.send(self.service.state())
+        if len(self._links) == 1:
+            self.later(STATE_S, self._report)
+
+    def _hello(self) -> Hello:
+        return Hello(
+            role=self.role,
+            epoch=self.epoch,
+            fingerprint=self.fingerprint,
+            template_hash="t",
+            pair_port=1 if self.role is Role.DECODE else None,
+            served_name=SERVED,
+            vocab_size=LIMITS.vocab_size,
+            max_context_tokens=LIMITS.max_context_tokens,
+            max_choices=LIMITS.max_choices,
+            block_tokens=self.block_tokens,
+            blocks_total=self.num_blocks,
+            bundle_hash="0" * 64,
+            bundle_bytes=1,
+        )
+
+    @property
+    def num_blocks(self) -> int:
+        raise NotImplementedError
+
+    def _report(self) -> None:
+        state = self.service.state()
+        if state != self._told:
+            self._told = state
+            for link in self._links.values():
+                link.send(state)
+        if self._links:
+            self.later(STATE_S, self._report)
+
+    def received(self, end: End, message: bytes) -> None:
+        link = cast(GatewayLink, self._links[end])
+        self.service.handle(link, codec.decode(message, ToWorker))
+
+    def lost(self, end: End, detail: str) -> None:
+        link = self._links.pop(end)
+        self.service.link_lost(cast(GatewayLink, link))
+        held = self.service._open.keys_of(link)  # type: ignore[attr-defined]
+        require(not held, "I2", f"{self.name} still holds {held} for a gateway that is gone")

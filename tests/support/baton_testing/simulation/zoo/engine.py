@@ -1,0 +1,312 @@
+"""Faulty variants of scheduler, services, gateway and liveness: defects of the field put back, named after threads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from baton_decode_worker.service import DecodeService
+from baton_engine.memory.blocks import BlockOwner, BlockPool
+from baton_engine.scheduling.engine_config import EngineConfig
+from baton_engine.scheduling.events import Computed, RequestKey, SequenceSpec
+from baton_engine.scheduling.plan import StepPlan
+from baton_engine.scheduling.scheduler import Scheduler
+from baton_gateway.errors import Problem
+from baton_gateway.requests.request import RequestLife
+from baton_gateway.requests.request_events import Action, Arrived, Deliver, End, Event, Outcome, Route, Send, WorkerLost
+from baton_gateway.workers.route import pick
+from baton_prefill_worker.service import PrefillService
+from baton_wire.liveness import Liveness, PeerState
+from baton_wire.messages.gateway_link import Cancel, Prefill, Reserve
+from baton_wire.messages.pair_link import FirstToken
+from baton_wire.messages.values import Reason
+from baton_worker.serving.gateway_links import GatewayLink
+
+# Scheduler ------------------------------------------------------------------------------------------------------------
+
+
+class _UnfencedPool(BlockPool):
+    def release(self, owner: BlockOwner, fence: int) -> None:
+        super().release(owner, 0)
+
+
+class UsesAfterFinish(Scheduler):
+    """Use-after-finish of one-step-ahead: a finished sequence's blocks are given out under the launched step."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        self.pool = self._state.pool = _UnfencedPool(config.num_blocks)
+
+
+class _SharedRootScheduler(Scheduler):
+    def submit(self, spec: SequenceSpec, now: float) -> None:
+        super().submit(replace(spec, salt=""), now)
+
+    def reserve(self, spec: SequenceSpec, now: float) -> None:
+        super().reserve(replace(spec, salt=""), now)
+
+
+class SharesPrefixesOfTenants(_SharedRootScheduler):
+    """vllm#52234 as a leak between tenants: the prefix cache does not know whose KV it is."""
+
+
+class CancelsFreeReservations(Scheduler):
+    """vllm#56104: a cancel frees blocks that the transfer is still writing to."""
+
+    def cancel(self, key: RequestKey, choice: int | None, now: float) -> None:
+        if choice is None:
+            self.release(key, now)
+        else:
+            super().cancel(key, choice, now)
+
+
+class LosesSamplerState(Scheduler):
+    """dynamo#7634: what was generated before a hand-over or a migration is not known to penalties and noise."""
+
+    def plan(self, now: float) -> StepPlan | None:
+        plan = super().plan(now)
+        return plan and replace(plan, opens=tuple(replace(each, outputs=()) for each in plan.opens))
+
+
+class GivesChoicesTheSameNoise(Scheduler):
+    """fak#5278: n > 1 after a hand-over draws every choice with the first one's state."""
+
+    def plan(self, now: float) -> StepPlan | None:
+        plan = super().plan(now)
+        return plan and replace(plan, opens=tuple(replace(each, choice=0) for each in plan.opens))
+
+
+class ForgetsCopies(Scheduler):
+    """vllm#49250: forked choices go on without a copy of the block that they share."""
+
+    def plan(self, now: float) -> StepPlan | None:
+        plan = super().plan(now)
+        return plan and replace(plan, copies=())
+
+
+class SleepsThroughLanding(Scheduler):
+    """local-inference-lab/vllm#191: landed KV does not wake the engine."""
+
+    def landed(self, key: RequestKey, first_tokens: tuple[FirstToken, ...], now: float) -> None:
+        return
+
+
+class NeverReleases(Scheduler):
+    """vllm#46283: what a transfer held is never given back."""
+
+    def release(self, key: RequestKey, now: float) -> None:
+        return
+
+
+class EvictsUnderReaders(Scheduler):
+    """TensorRT-LLM#12542: source blocks are evicted before the send begins."""
+
+    def apply(self, result: Any, now: float) -> None:
+        super().apply(result, now)
+        for event in self._state.events:
+            if isinstance(event, Computed) and event.key.request[-2] % 2:
+                self.release(event.key, now)
+
+
+class AnnouncesTooMuch(Scheduler):
+    """vllm#53095: KV is announced as computed one block ahead of what stands."""
+
+    def events(self) -> list[Any]:
+        done = super().events()
+        return [self._ahead(event) if isinstance(event, Computed) else event for event in done]
+
+    def _ahead(self, event: Computed) -> Computed:
+        request = self._state.requests.get(event.key)
+        whole = event.tokens if request is None else len(request.spec.tokens)
+        size = self.config.block_tokens
+        return replace(event, tokens=min(whole, (event.tokens // size + 1) * size, len(event.blocks) * size))
+
+
+# Services -------------------------------------------------------------------------------------------------------------
+
+
+class FreesBeforeTheTransfer(PrefillService):
+    """vllm#55470: the engine frees on cancel without asking the transfer."""
+
+    def _cancel(self, key: RequestKey) -> None:
+        super()._cancel(key)
+        self.on_release(key.request, key.attempt)
+
+
+class ForgetsTheDeadGatewayAtPrefill(PrefillService):
+    """llm-d operations guide: the router dies and its requests keep their blocks."""
+
+    def link_lost(self, link: GatewayLink) -> None:
+        return
+
+
+class ForgetsTheDeadGatewayAtDecode(DecodeService):
+    """vllm#43226, llm-d#187: clients are gone and nobody tells the engine."""
+
+    def link_lost(self, link: GatewayLink) -> None:
+        return
+
+
+class LeaksFailedReservations(DecodeService):
+    """vllm#46283: a failed hand-over leaves the reservation for the life of the process."""
+
+    def on_failed(self, request: bytes, attempt: int, reason: Reason, detail: str) -> None:
+        key = RequestKey(request, attempt)
+        self._loop.call_soon_threadsafe(self._handover_failed, key, reason, detail)
+
+
+class LeaksReleases(PrefillService):
+    """vllm#41269: the transfer's release does not reach the engine."""
+
+    def on_release(self, request: bytes, attempt: int) -> None:
+        self._loop.call_soon_threadsafe(self._open.close, RequestKey(request, attempt))
+
+
+class CancelsEveryChoice(DecodeService):
+    """fak#5278: with n > 1, what ends one choice ends the others."""
+
+    def _cancel(self, key: RequestKey, choice: int | None) -> None:
+        super()._cancel(key, None)
+
+
+# Gateway --------------------------------------------------------------------------------------------------------------
+
+
+class DeliversTwice(RequestLife):
+    """dynamo#7930: token 1 comes from both workers and reaches the client twice."""
+
+    def _deliver(self, run: Any, number: int, choice: Any, entry: Any, known: int) -> list[Action]:
+        return super()._deliver(run, number, choice, entry, 0)
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        return self._again(event) if isinstance(event, Arrived) else super().handle(event, now)
+
+    def _again(self, event: Arrived) -> list[Action]:
+        run = self._runs.get(event.entry.request)
+        if run is None or event.entry.attempt != run.attempt:
+            return []
+        number = run.prompt * self._n + event.entry.choice
+        if number not in run.choices:
+            return []
+        return self._deliver(run, number, self._choices[number], event.entry, 0)
+
+
+class EndsTwice(RequestLife):
+    """vercel/ai#19165: a stream has two ends."""
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        actions = super().handle(event, now)
+        ends = [action for action in actions if isinstance(action, End)]
+        return [*actions, *ends]
+
+
+class IgnoresTheDeadline(RequestLife):
+    """vllm#26171: nothing ends a request that waits."""
+
+    @property
+    def wake_at(self) -> float:
+        return 1e6
+
+
+class IgnoresLostWorkers(RequestLife):
+    """aibrix#2289: a worker is gone and its requests wait for minutes."""
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        return [] if isinstance(event, WorkerLost) else super().handle(event, now)
+
+
+class LeavesTheSiblingLeg(RequestLife):
+    """sglang#29482: one leg fails and the other is joined for half an hour."""
+
+    def _fail(
+        self, run: Any, worker: bytes, reason: Reason, now: float, is_gone: bool = False, is_kept: bool = False
+    ) -> list[Action]:
+        actions = super()._fail(run, worker, reason, now, is_gone, is_kept)
+        return [a for a in actions if not (isinstance(a, Send) and isinstance(a.message, Cancel))]
+
+
+class CountsForcedTokensAsPrompt(RequestLife):
+    """dynamo#7930: a migrated request counts its delivered tokens as prompt and begins to count anew."""
+
+    def _start_legs(self, run: Any, route: Route, now: float) -> list[Action]:
+        return [self._as_prompt(action) for action in super()._start_legs(run, route, now)]
+
+    def _as_prompt(self, action: Action) -> Action:
+        if isinstance(action, Send) and isinstance(action.message, Prefill | Reserve):
+            message = action.message
+            values = {name: getattr(message, name) for name in message.__struct_fields__}
+            return replace(action, message=type(message)(**{**values, "prompt_tokens": len(message.tokens) // 4}))
+        return action
+
+
+class LeavesWorkersAlone(RequestLife):
+    """llm-d#187, LMCache#3688: the client is gone and the workers go on."""
+
+    def _end(self, outcome: Outcome, problem: Problem | None = None) -> list[Action]:
+        return [action for action in super()._end(outcome, problem) if not isinstance(action, Send)]
+
+
+class LosesFinishReasons(RequestLife):
+    """vllm#19662, sglang#3912: streams end without a finish reason."""
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        actions = super().handle(event, now)
+        return [replace(a, finish=None) if isinstance(a, Deliver) else a for a in actions]
+
+
+class CallsFailuresFinished(RequestLife):
+    """koboldcpp#2481: an error is sent as 200 with a finish."""
+
+    def _end(self, outcome: Outcome, problem: Problem | None = None) -> list[Action]:
+        return super()._end(Outcome.FINISHED if outcome is Outcome.FAILED else outcome, None)
+
+
+class DropsTheSplitChoices(RequestLife):
+    """fak#5278: after a migration only the first of n choices goes on."""
+
+    def _split(self, run: Any) -> list[Any]:
+        return super()._split(run)[:1]
+
+
+class FreesTheNextAttempt(RequestLife):
+    """dynamo#11647: cleanup of attempt A ends attempt B."""
+
+    def _cancel_legs(self, run: Any) -> list[Send]:
+        cancels = super()._cancel_legs(run)
+        return [Send(each.worker, Cancel(run.request, run.attempt + 1)) for each in cancels]
+
+
+def pairs_any_revision(query: Any, workers: Any, policy: Any, affinity: Any, draw: float) -> Any:
+    """vllm#55776, kvcached#391: the model's revision is not compared."""
+    return pick(query, [replace(each, fingerprint=query.fingerprint) for each in workers], policy, affinity, draw)
+
+
+def prefills_on_decode(query: Any, workers: Any, policy: Any, affinity: Any, draw: float) -> Any:
+    """llm-d-router#2427: no prefill worker is there and decode prefills silently."""
+    return pick(query, workers, replace(policy, decode_locally=True), affinity, draw)
+
+
+class RemembersPairs:
+    """dynamo#8965: the router keeps a pairing after its workers are gone."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Route] = {}
+
+    def __call__(self, query: Any, workers: Any, policy: Any, affinity: Any, draw: float) -> Any:
+        known = self._known.get(query.fingerprint)
+        route = known or pick(query, workers, policy, affinity, draw)
+        if isinstance(route, Route):
+            self._known[query.fingerprint] = route
+        return route
+
+
+def keeps_tickets(admission: Any, ticket: int) -> list[int]:
+    """dynamo#11647: what a request was counted under is never given back."""
+    return []
+
+
+class SwallowsSilence(Liveness):
+    """wtdcode/vllm-backport#33: failed heartbeats are swallowed and the link is kept."""
+
+    def state(self, now: float) -> PeerState:
+        return PeerState.LIVE

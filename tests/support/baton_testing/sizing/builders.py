@@ -1,0 +1,66 @@
+"""Builders for sizing tests: a worker with round numbers, workloads in one line, a sizer with a simple rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from baton_control.names import Role
+from baton_control.sizing.capacity import Mix, Targets
+from baton_control.sizing.decision import Known, Reading
+from baton_control.sizing.readings import ArrivalReading, Observed, PoolSeen
+from baton_control.sizing.spec import Bounds, SizingSpec
+from baton_control.sizing.step_times import DecodeTimes, PrefillTimes, WorkerModel
+from baton_control.sizing.workload import RequestShape, Workload, workload_of
+
+ROUND_WORKER = WorkerModel(
+    prefill=PrefillTimes(fixed_s=0.01, per_token_s=1e-4, per_pair_s=0.0),
+    decode=DecodeTimes(0.01, 1e-4, 0.0, 1e-7, knee=128.0, pad_to=1),
+    kv_capacity_tokens=100_000,
+    max_sequences=64,
+    max_step_tokens=2000,
+    kv_bytes_per_token=1e5,
+    link_bytes_per_s=1e10,
+    layers=10,
+    hand_over_s=0.002,
+    gateway_s=0.0,
+)
+
+
+def requests(rows: Sequence[tuple[float, int, int]]) -> Workload:
+    """(arrival_s, prompt tokens, output tokens) each."""
+    return workload_of([row[0] for row in rows], [RequestShape(row[1], row[2]) for row in rows])
+
+
+@dataclass(slots=True)
+class PerWorker:
+    """A sizer by which every worker does so many requests per second."""
+
+    per_s: float = 5.0
+
+    def required(self, role: Role, mix: Mix, rate_per_s: float) -> int:
+        return max(1, ceil(rate_per_s / self.per_s - 1e-9))
+
+    def share_met(self, role: Role, mix: Mix, rate_per_s: float, workers: int) -> float:
+        return min(1.0, workers * self.per_s / max(rate_per_s, 1e-9))
+
+    def most_per_s(self, role: Role, mix: Mix) -> float:
+        return self.per_s
+
+    def joint(self, mix: Mix, rate_per_s: float, workers: tuple[int, int]) -> tuple[float, float]:
+        shares = [self.share_met(role, mix, rate_per_s, count) for role, count in zip(Role, workers, strict=False)]
+        return shares[0], shares[1]
+
+
+def spec(minimum: int = 1, maximum: int = 20, **changes: object) -> SizingSpec:
+    bounds = Bounds(minimum, maximum)
+    return SizingSpec(bounds, bounds, Targets(0.5, 0.025), **changes)  # type: ignore[arg-type]
+
+
+def seen(
+    arrivals: ArrivalReading, workers: tuple[int, int], queued: Reading | None = None, startup_s: float = 30.0
+) -> Observed:
+    pools = [PoolSeen(count, count, startup_s) for count in workers]
+    waiting = Known(0.5) if queued is None else queued
+    return Observed(arrivals, pools[0], pools[1], waiting, waiting)

@@ -1,0 +1,48 @@
+"""Verdicts on silence, in virtual time."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton_wire.liveness import Liveness, LivenessConfig, PeerState
+
+
+def test_silence_makes_suspect_then_dead() -> None:
+    alive = Liveness(LivenessConfig(1.5, 3.0), now=100.0)
+    looks = {100.0 + step / 2: alive.state(100.0 + step / 2) for step in range(8)}
+    assert [time for time, state in looks.items() if state is PeerState.SUSPECT] == [101.5, 102.0, 102.5]
+    assert [time for time, state in looks.items() if state is PeerState.DEAD] == [103.0, 103.5]
+
+
+def test_a_sign_of_life_starts_over() -> None:
+    alive = Liveness(LivenessConfig(), now=0.0)
+    alive.state(1.0)
+    assert alive.state(2.0) is PeerState.SUSPECT
+    alive.heard(2.0)
+    assert alive.state(3.0) is PeerState.LIVE
+    alive.heard(1.0)
+    assert alive.state(3.4) is PeerState.LIVE
+
+
+def test_our_own_pause_is_not_held_against_the_peer() -> None:
+    alive = Liveness(LivenessConfig(), now=0.0)
+    assert alive.state(0.5) is PeerState.LIVE
+    assert alive.state(60.0) is PeerState.LIVE
+    assert alive.state(61.4) is PeerState.LIVE
+    assert alive.state(61.6) is PeerState.SUSPECT
+    assert alive.state(63.0) is PeerState.DEAD
+
+
+@pytest.mark.parametrize(("suspect_s", "dead_s"), [(0.0, 3.0), (-1.0, 3.0), (4.0, 3.0)])
+def test_bounds_that_make_no_sense_are_refused(suspect_s: float, dead_s: float) -> None:
+    with pytest.raises(ValueError, match="suspect_s"):
+        LivenessConfig(suspect_s, dead_s)
+
+
+def test_tells_when_to_look_again() -> None:
+    alive = Liveness(LivenessConfig(1.5, 3.0), 10.0)
+    assert alive.due_in(10.5) == 1.0
+    assert alive.due_in(11.5) == 1.5
+    assert alive.due_in(13.0) == 0.0
+    alive.heard(13.0)
+    assert alive.due_in(13.0) == 1.5

@@ -1,0 +1,174 @@
+"""Messages between a gateway and a worker: one WebSocket per pair, one message a frame.
+
+Down (gateway → worker): Prefill, Reserve, Cancel, Heartbeat. Up: Hello (first), BundleChunk, Tokens, LegFailed,
+WorkerState, Heartbeat.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from baton_wire.messages.measures import Lanes, StepTiming
+from baton_wire.messages.values import (
+    Attempt,
+    Choice,
+    Count,
+    Digest,
+    Epoch,
+    PackedTokenIds,
+    PairFingerprint,
+    PeerRef,
+    Port,
+    PositiveSeconds,
+    Reason,
+    RequestId,
+    Role,
+    Salt,
+    SamplingParams,
+    Seconds,
+    ShortText,
+    TokenCount,
+    TokenEntry,
+)
+
+MAX_STATE_TIMINGS = 8
+
+Choices = Annotated[tuple[Choice, ...], Meta(min_length=1, max_length=128)]
+
+
+class Message(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Base of the messages of this link: an array of the type's number and its fields in order."""
+
+
+class Hello(Message, frozen=True, tag=1):
+    """Who this worker is. Sent once, right after the handshake."""
+
+    role: Role
+    epoch: Epoch
+    fingerprint: PairFingerprint
+    template_hash: Annotated[str, Meta(min_length=1, max_length=64)]
+    pair_port: Port | None
+    """Where a decode worker listens for prefill workers, on the host the gateway dialled; None on a prefill worker."""
+    served_name: Annotated[str, Meta(min_length=1, max_length=253)]
+    vocab_size: Annotated[int, Meta(ge=1, le=1 << 24)]
+    max_context_tokens: Annotated[int, Meta(ge=1, le=1 << 20)]
+    max_choices: Annotated[int, Meta(ge=1, le=128)]
+    block_tokens: Annotated[int, Meta(ge=1, le=4_096)]
+    blocks_total: Count
+    bundle_hash: Digest
+    """SHA-256 of the tokenizer bundle, which follows in BundleChunk messages."""
+    bundle_bytes: Annotated[int, Meta(ge=1, le=64 << 20)]
+
+
+class BundleChunk(Message, frozen=True, tag=2):
+    """A piece of the tokenizer bundle, in order; complete when `bundle_bytes` have come."""
+
+    offset: Annotated[int, Meta(ge=0, le=64 << 20)]
+    data: Annotated[bytes, Meta(min_length=1, max_length=1 << 20)]
+
+
+class Tokens(Message, frozen=True, tag=3):
+    """Everything that one engine step produced for this gateway's requests."""
+
+    step: Count
+    entries: Annotated[tuple[TokenEntry, ...], Meta(min_length=1, max_length=4_096)]
+
+
+class LegFailed(Message, frozen=True, tag=4):
+    """This worker's part of (request, attempt) ended without a finish. It holds nothing for it, unless `kept`."""
+
+    request: RequestId
+    attempt: Attempt
+    reason: Reason
+    detail: ShortText = ""
+    kept: bool = False
+    """A prefill worker's hand-over failed for the decode worker's sake: the KV waits a few seconds for a Retarget."""
+
+
+class WorkerState(Message, frozen=True, tag=5):
+    """Load as routing sees it. Sent on change, at most every 100 ms."""
+
+    draining: bool
+    running: Count
+    """Sequences in the engine's batch."""
+    waiting: Count
+    """Requests accepted and not yet in the batch."""
+    waiting_tokens: Count
+    """Prompt tokens of the waiting requests that are still to be computed."""
+    blocks_free: Count
+    """Blocks that could be given out now; cached ones count."""
+    blocks_cached: Count
+    steps: Count
+    step_s: Seconds
+    """Smoothed duration of recent engine steps; 0 before the first."""
+    startup_s: Seconds | None = None
+    """From the start of the process until it was ready; None: not known."""
+    kv_bytes: Count | None = None
+    """KV sent or received so far; None: not known."""
+    timings: Annotated[tuple[StepTiming, ...], Meta(max_length=MAX_STATE_TIMINGS)] = ()
+    """Some of the steps since the last state."""
+    lanes: Lanes | None = None
+    """None: of a decode worker, or nothing measured."""
+    computing_tokens: Count = 0
+    """Prompt tokens of steps that were running; they are not among `waiting_tokens`."""
+
+
+class Heartbeat(Message, frozen=True, tag=6):
+    """Sent every 0.5 s by both sides when nothing else was."""
+
+
+class Prefill(Message, frozen=True, tag=16):
+    """Compute the KV of `tokens`, draw one first token per choice, hand the KV over to `decode`."""
+
+    request: RequestId
+    attempt: Attempt
+    tokens: PackedTokenIds
+    prompt_tokens: TokenCount
+    """How many of `tokens` are the client's prompt; the rest was already generated (migration)."""
+    choices: Choices
+    sampling: SamplingParams
+    timeout_s: PositiveSeconds
+    salt: Salt
+    decode: PeerRef
+
+
+class Reserve(Message, frozen=True, tag=17):
+    """Make room for `tokens`, receive their KV from `prefill` (None: prefill here), then generate."""
+
+    request: RequestId
+    attempt: Attempt
+    tokens: PackedTokenIds
+    prompt_tokens: TokenCount
+    choices: Choices
+    sampling: SamplingParams
+    timeout_s: PositiveSeconds
+    salt: Salt
+    prefill_epoch: Epoch | None
+
+
+class Retarget(Message, frozen=True, tag=19):
+    """The KV of (request, attempt), computed or not, goes to another decode worker, as `next_attempt`.
+
+    Nothing is computed again, and what is said of it from now on carries the new number. Answered with LegFailed of
+    `next_attempt` when it is not held here any more.
+    """
+
+    request: RequestId
+    attempt: Attempt
+    next_attempt: Attempt
+    timeout_s: PositiveSeconds
+    decode: PeerRef
+
+
+class Cancel(Message, frozen=True, tag=18):
+    """Stop (request, attempt), or one choice of it, and free what it holds. Unknown ones are ignored."""
+
+    request: RequestId
+    attempt: Attempt
+    choice: Choice | None = None
+
+
+ToGateway = Hello | BundleChunk | Tokens | LegFailed | WorkerState | Heartbeat
+ToWorker = Prefill | Reserve | Retarget | Cancel | Heartbeat

@@ -1,0 +1,132 @@
+"""Measurements that travel from workers and gateways to whoever sizes the pools: bounded, mergeable, plain numbers."""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated
+
+from msgspec import Meta
+
+from baton_wire.messages.values import Address, Count, Epoch, Role, Seconds, TokenCount, Value
+
+SKETCH_RATIO = 1.02
+"""Bucket i of a sketch holds values in (SKETCH_RATIO^(i-1), SKETCH_RATIO^i]: any quantile is right within 1 %."""
+MAX_BUCKETS = 1_536
+MAX_TIMINGS = 32
+MAX_SHAPES = 64
+
+Bucket = Annotated[int, Meta(ge=-1_000, le=1_500)]
+Amount = Annotated[float, Meta(ge=0, le=1e18)]
+
+
+class Sketch(Value, frozen=True):
+    """How many values fell into each bucket. Sketches of disjoint values merge by adding counts, in any order."""
+
+    ratio: Annotated[float, Meta(gt=1, le=2)] = SKETCH_RATIO
+    total: Amount = 0.0
+    """Sum of the values."""
+    buckets: Annotated[tuple[tuple[Bucket, Count], ...], Meta(max_length=MAX_BUCKETS)] = ()
+
+
+class StepTiming(Value, frozen=True):
+    """One engine step: what was in it, and how long the device took."""
+
+    step: Count
+    """Its number in the worker, so that the same step told by two gateways counts once."""
+    prefill_tokens: Count
+    prefill_pairs: Amount
+    """(token, attended position) pairs of the prompts' chunks."""
+    decode_rows: Count
+    kv_tokens: Count
+    """Tokens whose KV the decode rows read."""
+    seconds: Seconds
+
+
+class Lanes(Value, frozen=True):
+    """A prefill worker's ways to decode workers, as far as they were measured: at least one was."""
+
+    measured: Annotated[int, Meta(ge=1)]
+    too_slow: Count
+    """Of these, the ones slower than asked for."""
+    slowest: Annotated[str, Meta(max_length=64)]
+    """What the slowest travels over."""
+    slowest_bytes_per_s: Amount
+
+
+class RequestLengths(Value, frozen=True):
+    """What one sequence of a request was made of."""
+
+    prompt_tokens: TokenCount
+    output_tokens: TokenCount
+    cached_tokens: TokenCount
+    """Of the prompt, what some worker probably had in its prefix cache."""
+
+
+class Condition(enum.StrEnum):
+    """How a gateway sees a worker that it has linked."""
+
+    LIVE = "live"
+    SUSPECT = "suspect"
+    DRAINING = "draining"
+
+
+class WorkerMeasures(Value, frozen=True):
+    """One linked worker. What it has not told yet is None."""
+
+    role: Role
+    epoch: Epoch
+    template_hash: Annotated[str, Meta(min_length=1, max_length=64)]
+    address: Address
+    condition: Condition
+    has_partner: bool
+    """A live worker of the other role fits it."""
+    running: Count | None
+    waiting: Count | None
+    waiting_tokens: Count | None
+    """Prompt tokens still to be computed."""
+    block_tokens: Annotated[int, Meta(ge=1, le=4_096)]
+    blocks_total: Count
+    blocks_free: Count | None
+    kv_bytes: Count | None
+    """KV sent or received since the worker started."""
+    startup_s: Seconds | None
+    """From the start of its process until it was ready."""
+    timings: Annotated[tuple[StepTiming, ...], Meta(max_length=MAX_TIMINGS)] = ()
+    """Some of the steps since the last summary, drawn evenly."""
+    lanes: Lanes | None = None
+    """None: of a decode worker, or nothing measured."""
+
+
+class Arrived(Value, frozen=True):
+    """Sequences that came since the last summary, by what became of them at once. Together they are the demand."""
+
+    accepted: Count
+    queued: Count
+    refused: Count
+    prompt_tokens: Sketch
+    output_tokens: Sketch
+    cached_tokens: Sketch
+    """Lengths of those sequences whose lengths became known; outputs are those that ended."""
+    sample: Annotated[tuple[RequestLengths, ...], Meta(max_length=MAX_SHAPES)] = ()
+    """Some of the prompts, drawn evenly, each with the output length of one that ended lately."""
+
+
+class Served(Value, frozen=True):
+    """What clients saw since the last summary, in seconds."""
+
+    ttft: Sketch
+    tpot: Sketch
+    unserved: Count
+    """Requests that were told no, or failed, for want of workers."""
+
+
+class Backlog(Value, frozen=True):
+    """Requests that wait in this gateway now, those without a worker included."""
+
+    waiting: Count
+    parked: Count
+    """Of those, the ones that wait for a first pair of workers."""
+    oldest_s: Seconds
+    """Age of the oldest of them; 0 without any."""
+    tokens: Count | None
+    """Their prompt tokens as far as can be guessed; None: no prompt has been seen yet."""

@@ -1,0 +1,76 @@
+"""Messages between a gateway process and whoever sizes the pools: the operator, or the local runtime.
+
+One WebSocket per gateway process, dialled by the gateway. Up: GatewayHello (first), ModelConfig, Summary every few
+seconds, Wake at once, Heartbeat. Down: Standby, Heartbeat. Nothing that serves a request waits for this link.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from baton_wire.messages.measures import Arrived, Backlog, Served, WorkerMeasures
+from baton_wire.messages.values import Address, Count, Seconds
+
+MAX_WORKERS = 1_024
+"""Workers that one summary describes."""
+
+ConfigHash = Annotated[str, Meta(max_length=64)]
+
+
+class Message(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Base of the messages of this link: an array of the type's number and its fields in order."""
+
+
+class GatewayHello(Message, frozen=True, tag=1):
+    """Who this gateway process is. Sent once, right after the handshake."""
+
+    gateway: Annotated[str, Meta(min_length=1, max_length=253)]
+    """Name of the machine or Pod; processes of one gateway share it."""
+    processes: Annotated[int, Meta(ge=1, le=256)]
+    """How many processes this gateway has, each with a link of its own."""
+
+
+class Summary(Message, frozen=True, tag=2):
+    """Everything since the last summary that was sent, also over a time without a link."""
+
+    number: Count
+    at_s: Annotated[float, Meta(ge=0, le=1e11)]
+    """Wall clock of the gateway."""
+    seconds: Seconds
+    """What the counts cover."""
+    arrived: Arrived
+    served: Served
+    backlog: Backlog
+    workers: Annotated[tuple[WorkerMeasures, ...], Meta(max_length=MAX_WORKERS)]
+    workers_left_out: Count
+    config_hash: ConfigHash
+    """Of the configuration that is applied."""
+
+
+class Wake(Message, frozen=True, tag=3):
+    """Requests wait and there is no pair of workers at all."""
+
+    parked: Count
+
+
+class Heartbeat(Message, frozen=True, tag=4):
+    """Sent by both sides when nothing else was."""
+
+
+class ModelConfig(Message, frozen=True, tag=5):
+    """`config.json` of the model that is served, told when the first worker of a revision was linked."""
+
+    content: Annotated[bytes, Meta(min_length=2, max_length=1 << 16)]
+
+
+class Standby(Message, frozen=True, tag=16):
+    """This end does not size pools now: dial the one that does. The link is closed after it."""
+
+    holder: Address | None
+    """None: not known; try again later."""
+
+
+ToOperator = GatewayHello | Summary | Wake | Heartbeat | ModelConfig
+ToGateway = Standby | Heartbeat

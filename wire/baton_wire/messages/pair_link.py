@@ -1,0 +1,150 @@
+"""Messages between a prefill worker P and a decode worker D: one authenticated control link per pair, dialled by P.
+
+P → D: PairHello, Standing, Seal, Abandon, Heartbeat. D → P: PairHello, Grant, Wait, Reject, Done, Heartbeat.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from baton_wire.messages.values import (
+    Attempt,
+    Choice,
+    Count,
+    Epoch,
+    Finish,
+    PairFingerprint,
+    Reason,
+    RequestId,
+    Role,
+    ShortText,
+    TokenCount,
+    TokenId,
+    TokenLogprob,
+    Value,
+)
+
+TransferId = Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
+Offset = Annotated[int, Meta(ge=0, lt=1 << 48)]
+Length = Annotated[int, Meta(ge=0, lt=1 << 48)]
+
+MAX_CHECKSUM_BYTES = 3 << 20
+"""Checksums that one Seal carries: 8 bytes for each of 393,216 pieces, within the frame cap."""
+
+
+class Message(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Base of the messages of this link: an array of the type's number and its fields in order."""
+
+
+class Span(Value, frozen=True):
+    """Bytes [offset, offset + length) of D's landing region."""
+
+    offset: Offset
+    length: Length
+
+
+class FirstToken(Value, frozen=True):
+    """The token that P drew for a choice, repeated to D so that D need not compute it again."""
+
+    choice: Choice
+    token: TokenId
+    logprob: TokenLogprob | None = None
+    finish: Finish | None = None
+    """Set when this choice already ended; D then only continues the others."""
+
+
+class PairHello(Message, frozen=True, tag=1):
+    """Who this worker is and in which units it can move KV. Sent once by each side, right after the handshake."""
+
+    role: Role
+    epoch: Epoch
+    fingerprint: PairFingerprint
+    block_tokens: Annotated[int, Meta(ge=1, le=4_096)]
+    """The negotiated unit is the smaller of the two; the larger must be a multiple of it."""
+    tensor_parallel: Annotated[int, Meta(ge=1, le=64)]
+    landing_bytes: Count
+    """Size of the landing region; 0 on a prefill worker."""
+    transports: Annotated[tuple[Annotated[str, Meta(max_length=16)], ...], Meta(min_length=1, max_length=8)]
+    """Names of the transports this side can use, best first."""
+    descriptor: Annotated[bytes, Meta(max_length=1 << 16)]
+    """What the chosen transport needs to reach this side's landing region; opaque here."""
+
+
+class Grant(Message, frozen=True, tag=2):
+    """D holds blocks and landing bytes for this hand-over: P may write [start_tokens, end_tokens) of its KV there."""
+
+    request: RequestId
+    attempt: Attempt
+    transfer: TransferId
+    start_tokens: TokenCount
+    """Length of the prefix that D already holds: a multiple of `unit_tokens`."""
+    end_tokens: TokenCount
+    unit_tokens: Annotated[int, Meta(ge=1, le=4_096)]
+    spans: Annotated[tuple[Span, ...], Meta(max_length=64)]
+    """In order; the hand-over's byte stream (see layout) runs through them. Empty when nothing needs to move."""
+    groups: Annotated[int, Meta(ge=1, le=256)] = 1
+    """Layer groups of the byte stream, equally many layers each."""
+
+
+class Wait(Message, frozen=True, tag=3):
+    """Not yet: so many reservations are before this one. A Grant or Reject follows."""
+
+    request: RequestId
+    attempt: Attempt
+    position: Count
+
+
+class Reject(Message, frozen=True, tag=4):
+    """D will not take this hand-over, or no longer: it holds nothing for it."""
+
+    request: RequestId
+    attempt: Attempt
+    reason: Reason
+    detail: ShortText = ""
+
+
+class Seal(Message, frozen=True, tag=5):
+    """Every write of this transfer has completed remotely. D may verify, scatter and admit."""
+
+    request: RequestId
+    attempt: Attempt
+    transfer: TransferId
+    checksums: Annotated[bytes, Meta(max_length=MAX_CHECKSUM_BYTES)]
+    """Little-endian uint64 per piece, in the order of the byte stream; empty with `verify: stamps`."""
+    first_tokens: Annotated[tuple[FirstToken, ...], Meta(min_length=1, max_length=128)]
+
+
+class Abandon(Message, frozen=True, tag=6):
+    """P will not complete this hand-over (FINISHED: token 1 was the last). No write is in flight any more."""
+
+    request: RequestId
+    attempt: Attempt
+    reason: Reason
+    detail: ShortText = ""
+
+
+class Done(Message, frozen=True, tag=7):
+    """D's verdict on a sealed hand-over: reason None is verified and admitted. P may release its blocks."""
+
+    request: RequestId
+    attempt: Attempt
+    reason: Reason | None = None
+    detail: ShortText = ""
+
+
+class Heartbeat(Message, frozen=True, tag=8):
+    """Sent every 0.5 s by both sides when nothing else was."""
+
+
+class Standing(Message, frozen=True, tag=9):
+    """Every write of the stream's first `groups` layer groups has completed remotely: D may scatter them already."""
+
+    request: RequestId
+    attempt: Attempt
+    transfer: TransferId
+    groups: Annotated[int, Meta(ge=1, le=256)]
+
+
+PairMessage = PairHello | Grant | Wait | Reject | Seal | Abandon | Done | Heartbeat | Standing

@@ -1,0 +1,129 @@
+"""A worker's memory on a GPU as UCX sees it: the prefill worker's pool, the decode worker's landing region.
+
+Nothing of it goes through the host: UCX copies from pool blocks to landing bytes, a kernel scatters from there. Both
+classes work on any device; on a CPU they are tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+from baton_engine.memory.kv_pool import KvPool
+from baton_kv_transfer.layout import Extent
+from baton_kv_transfer.prefill.carrier import ordinary_memory
+from baton_kv_transfer.transports.bandwidth import PROBE_BYTES
+from baton_kv_transfer.transports.ucx import binding as ucx
+from baton_kv_transfer.transports.ucx.binding import Memory
+from baton_wire.kv_shape import PoolPart
+
+
+class PoolDevice:
+    """`DeviceMemory` of a prefill worker."""
+
+    def __init__(self, pool: KvPool) -> None:
+        self._device = pool.tensor.device
+        self._probe, self._allocation = apart(PROBE_BYTES, self._device)
+        self.memory = memory_of(pool.tensor)
+        self.probe = memory_of(self._probe)
+
+    def enter(self) -> None:
+        enter(self._device)
+
+
+class LandingDevice:
+    """`DeviceLanding` of a decode worker: its own allocation, since a peer that maps a part of one maps all of it."""
+
+    def __init__(self, pool: KvPool, landing_bytes: int, aside: SideStream) -> None:
+        """Raises MemoryError when it does not fit."""
+        self._pool = pool
+        self._device = pool.tensor.device
+        self._aside = aside
+        try:
+            self._bytes, self._allocation = apart(landing_bytes + PROBE_BYTES, self._device)
+        except RuntimeError as error:  # torch has no narrower type for a failed allocation
+            raise MemoryError(f"landing region: {landing_bytes} bytes do not fit on {self._device}") from error
+        self.memory = memory_of(self._bytes[:landing_bytes])
+        self.probe = memory_of(self._bytes[landing_bytes:])
+
+    def enter(self) -> None:
+        enter(self._device)
+
+    def scatter(
+        self,
+        landing: Extent,
+        blocks: Sequence[int],
+        unit_tokens: int,
+        first_unit: int,
+        end_unit: int,
+        part: PoolPart | None = None,
+        groups: int = 1,
+        /,
+    ) -> bytes:
+        if landing.end > self.memory.length:
+            raise ValueError(f"landing: bytes to {landing.end} of {self.memory.length}")
+        stream = self._bytes[landing.offset : landing.end].view(self._pool.tensor.dtype)
+        with self._aside.entered():
+            return self._pool.scatter_elements(stream, blocks, unit_tokens, first_unit, end_unit, part, groups)
+
+
+class SideStream:
+    """Where a worker's transfer works on its device: beside the engine's kernels, not behind all that were launched.
+
+    What it reads stands before it is asked (a step that was collected, an event that came, a Seal), and what it
+    writes nobody reads before it is done: it needs no events of its own.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+    def entered(self) -> AbstractContextManager[object]:
+        """Kernels and copies of this thread go to the stream meanwhile."""
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+
+def pool_device(pool: KvPool, transports: Sequence[str]) -> PoolDevice | None:
+    """The pool, when it is on a GPU and UCX may be used."""
+    return PoolDevice(pool) if pool.tensor.is_cuda and ucx.NAME in transports else None
+
+
+def landing_device(
+    pool: KvPool, aside: SideStream, landing_bytes: int, transports: Sequence[str]
+) -> LandingDevice | None:
+    """A landing region beside the pool, when that is on a GPU and UCX may be used. Raises MemoryError."""
+    return LandingDevice(pool, landing_bytes, aside) if pool.tensor.is_cuda and ucx.NAME in transports else None
+
+
+def memory_of(tensor: Tensor) -> Memory:
+    """Where a contiguous tensor's bytes lie."""
+    return Memory(tensor.data_ptr(), tensor.nbytes, tensor.device.index if tensor.is_cuda else None)
+
+
+def apart(length: int, device: torch.device) -> tuple[Tensor, object]:
+    """Zero bytes [length] in an allocation that holds nothing else, and what must live as long as they are used.
+
+    Raises RuntimeError when they do not fit.
+    """
+    if device.type == "cpu":
+        return torch.zeros(length, dtype=torch.uint8), None
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool, device):
+        return torch.zeros(length, dtype=torch.uint8, device=device), pool
+
+
+def enter(device: torch.device) -> None:
+    """Give this thread the device's CUDA context."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        torch.zeros(1, device=device)
+        torch.cuda.synchronize(device)
+
+
+def staging(pool: KvPool) -> Callable[[int], memoryview]:
+    """Host memory to pack into: for a GPU pinned, which it reaches without a detour, and used again when dropped."""
+    if not pool.tensor.is_cuda:
+        return ordinary_memory
+    return lambda length: torch.empty(length, dtype=torch.uint8, pin_memory=True).numpy().data

@@ -1,0 +1,222 @@
+"""A worker without a model: real scheduler, protocol and KV hand-over, step durations from given step times.
+
+It stands in for hardware that is not there. Tokens are made up, KV is a few bytes a token, nothing here says anything
+about answers. Its pair fingerprint is its own, so that it never pairs with a worker that computes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import torch
+from msgspec import Meta
+
+from baton_engine.memory.kv_pool import KvPool
+from baton_engine.running.step_load import LoadMeter, StepLoad
+from baton_engine.running.stepper import Stepper
+from baton_engine.scheduling.engine_config import EngineConfig
+from baton_engine.scheduling.plan import OpenSlot, SlotTokens, StepPlan, StepResult
+from baton_engine.scheduling.scheduler import Scheduler
+from baton_wire.keys import KeyDirectory
+from baton_wire.kv_shape import KvGeometry
+from baton_wire.messages.values import WIRE_VERSION, PairFingerprint, Role, TokenLogprob
+from baton_worker.building import capacity
+from baton_worker.building.bundle_files import read_bundle
+from baton_worker.building.parts import EngineParts
+from baton_worker.building.pool_memory import PoolMemory
+from baton_worker.config import WorkerConfig
+from baton_worker.errors import ConfigError
+from baton_worker.serving.intake import Limits
+
+log = logging.getLogger(__name__)
+
+BLOCK_TOKENS = 64
+ELEMENT_BYTES = 4
+HEAD_DIM = 4
+LANDING_SEQUENCES = 32
+"""Hand-overs of full length that the landing region holds: a small part of what it is on a real worker."""
+MAX_CHOICES = 16
+FIRST_TOKEN = 16
+"""Smaller ids are often special ones."""
+
+Positive = Annotated[float, Meta(ge=0, le=1e4)]
+
+
+class PacedTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The file that `--paced` names. Seconds; forms as in docs/sizing.md#step-times."""
+
+    label: str
+    """What stands behind the figures."""
+    prefill_fixed_s: Positive
+    prefill_token_s: Positive
+    prefill_pair_s: Positive
+    decode_fixed_s: Positive
+    decode_sequence_s: Positive
+    decode_over_knee_s: Positive
+    decode_kv_token_s: Positive
+    decode_knee: Positive
+    decode_pad_to: Annotated[int, Meta(ge=1, le=1024)]
+    kv_capacity_tokens: Annotated[int, Meta(ge=1024, le=1 << 26)]
+    startup_s: Positive = 0.0
+    """A worker is not ready before it is so old."""
+
+    def seconds(self, load: StepLoad) -> float:
+        """How long the step takes on the hardware that is emulated."""
+        total = 0.0
+        if load.prefill_tokens:
+            total += self.prefill_fixed_s + self.prefill_token_s * load.prefill_tokens
+            total += self.prefill_pair_s * load.prefill_pairs
+        if load.decode_rows:
+            batch = -(-load.decode_rows // self.decode_pad_to) * self.decode_pad_to
+            total += self.decode_fixed_s + self.decode_sequence_s * batch
+            total += self.decode_over_knee_s * max(0.0, batch - self.decode_knee)
+            total += self.decode_kv_token_s * load.kv_tokens
+        return total
+
+
+def read_times(path: Path) -> PacedTimes:
+    """Raises ConfigError with one line."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=PacedTimes)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"argument --paced: {path}: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    step: int
+    tokens: tuple[SlotTokens, ...]
+    end_s: float
+    seconds: float
+
+
+@dataclass(slots=True)
+class _Slot:
+    opened: OpenSlot
+    drawn: int
+
+
+class PacedRunner:
+    """Implements `plan.Runner`: a step is done when its time is over, one after the other."""
+
+    def __init__(
+        self,
+        times: PacedTimes,
+        max_slots: int,
+        vocabulary: int,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._times, self._clock, self._sleep = times, clock, sleep
+        self._vocabulary = vocabulary
+        self._meter = LoadMeter(max_slots)
+        self._slots: dict[int, _Slot] = {}
+        self._launched: deque[_Launched] = deque()
+        self._end_s = 0.0
+
+    def launch(self, plan: StepPlan) -> None:
+        for opened in plan.opens:
+            self._slots[opened.slot] = _Slot(opened, len(opened.outputs))
+        seconds = self._times.seconds(self._meter.load(plan))
+        self._end_s = max(self._clock(), self._end_s) + seconds
+        drawing = [slot for chunk in plan.prefill for slot in chunk.sample]
+        tokens = tuple([self._drawn(slot) for slot in (*drawing, *plan.decode)])
+        self._launched.append(_Launched(plan.step, tokens, self._end_s, seconds))
+
+    def is_done(self) -> bool:
+        return bool(self._launched) and self._clock() >= self._launched[0].end_s
+
+    def collect(self) -> StepResult:
+        if not self._launched:
+            raise RuntimeError("collect: no step was launched")
+        oldest = self._launched.popleft()
+        while (left := oldest.end_s - self._clock()) > 0:
+            self._sleep(left)
+        return StepResult(oldest.step, oldest.tokens, oldest.seconds)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.launch(plan)
+        return self.collect()
+
+    def _drawn(self, number: int) -> SlotTokens:
+        """A made-up token: follows from seed, choice and index, so that a migrated sequence goes on the same."""
+        slot = self._slots[number]
+        sampling, span = slot.opened.sampling, self._vocabulary - FIRST_TOKEN
+        token = FIRST_TOKEN + (sampling.seed + 7919 * slot.opened.choice + 31 * slot.drawn) % span
+        while token in sampling.stop_token_ids:
+            token = FIRST_TOKEN + (token + 1 - FIRST_TOKEN) % span
+        slot.drawn += 1
+        if sampling.logprobs is None:
+            return SlotTokens(number, (token,))
+        return SlotTokens(number, (token,), (TokenLogprob(-math.log(self._vocabulary), ()),))
+
+
+def build(config: WorkerConfig, times: PacedTimes, observe: Callable[[int, StepLoad, float], None]) -> EngineParts:
+    """An engine that only keeps time. Waits until the worker is as old as the start-up takes. Raises ConfigError."""
+    log.warning("EMULATED: no model computes here; %s", times.label)
+    keys = KeyDirectory(config.keys)
+    keys.current()
+    bundle = read_bundle(Path(config.model))
+    vocabulary, context = _vocabulary(Path(config.model)), config.max_context_tokens or 8_192
+    geometry = KvGeometry(1, 1, HEAD_DIM, ELEMENT_BYTES, config.block_tokens or BLOCK_TOKENS)
+    per_block = capacity.block_bytes(geometry)
+    blocks = max(times.kv_capacity_tokens, context) // geometry.block_tokens + 1
+    landing = LANDING_SEQUENCES * per_block * (context // geometry.block_tokens + 1)
+    sized = capacity.Capacity(blocks, per_block, landing if config.role is Role.DECODE else 0)
+    engine_config = EngineConfig(
+        num_blocks=sized.blocks,
+        block_tokens=geometry.block_tokens,
+        max_slots=config.max_sequences,
+        max_context_tokens=context,
+        max_step_tokens=config.max_step_tokens,
+        chunk_tokens=config.chunk_tokens,
+        max_waiting=config.max_waiting,
+    )
+    scheduler = Scheduler(engine_config)
+    runner = PacedRunner(times, config.max_sequences, vocabulary)
+    return EngineParts(
+        bundle=bundle,
+        geometry=geometry,
+        capacity=sized,
+        keys=keys,
+        memory=PoolMemory(KvPool(geometry, sized.blocks, torch.float32, torch.device("cpu"))),
+        scheduler=scheduler,
+        stepper=Stepper(scheduler, runner, observe),
+        limits=Limits(vocabulary, context, min(MAX_CHOICES, config.max_sequences)),
+        fingerprint=_fingerprint(times, geometry, bundle.sha256),
+    )
+
+
+def _fingerprint(times: PacedTimes, geometry: KvGeometry, tokenizer: str) -> PairFingerprint:
+    digest = hashlib.sha256(b"paced\0" + times.label.encode()).hexdigest()
+    return PairFingerprint(
+        wire_version=WIRE_VERSION,
+        model_hash=digest,
+        dtype="float32",
+        kv_dtype="float32",
+        layers=geometry.layers,
+        kv_heads=geometry.kv_heads,
+        head_dim=geometry.head_dim,
+        rope=digest,
+        tokenizer=tokenizer,
+    )
+
+
+def _vocabulary(model: Path) -> int:
+    try:
+        config = msgspec.json.decode((model / "config.json").read_bytes())
+        size = int(config["vocab_size"])
+    except (OSError, msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"argument --model: {model}/config.json: {error!r}") from error
+    if size <= FIRST_TOKEN:
+        raise ConfigError(f"argument --model: vocab_size {size} is not over {FIRST_TOKEN}")
+    return size

@@ -1,0 +1,49 @@
+"""Engine values as the gateway gets them. Pure conversions."""
+
+from __future__ import annotations
+
+import msgspec
+
+from baton_engine.scheduling.events import Drawn
+from baton_kv_transfer.transports.bandwidth import lanes
+from baton_wire.messages.gateway_link import WorkerState
+from baton_wire.messages.measures import StepTiming
+from baton_wire.messages.values import TokenEntry
+from baton_worker.reporting.views import EngineSnapshot, TransferView
+
+
+def token_entry(event: Drawn) -> TokenEntry:
+    return TokenEntry(
+        request=event.key.request,
+        attempt=event.key.attempt,
+        choice=event.choice,
+        first_index=event.first_index,
+        ids=event.ids,
+        logprobs=event.logprobs,
+        finish=event.finish,
+    )
+
+
+def worker_state(snapshot: EngineSnapshot, draining: bool) -> WorkerState:
+    """Load as of the engine's last turn, with what it was given since."""
+    stats = snapshot.stats
+    return WorkerState(
+        draining=draining,
+        running=stats.running,
+        waiting=stats.waiting + snapshot.arriving,
+        waiting_tokens=stats.waiting_tokens + snapshot.arriving_tokens,
+        blocks_free=stats.blocks_free + stats.blocks_cached,
+        blocks_cached=stats.blocks_cached,
+        steps=snapshot.steps,
+        step_s=snapshot.step_s,
+        computing_tokens=snapshot.computing_tokens,
+    )
+
+
+def with_measures(
+    state: WorkerState, startup_s: float | None, transfer: TransferView, timings: tuple[StepTiming, ...]
+) -> WorkerState:
+    """The state with what sizing needs to know of this worker."""
+    kv_bytes = transfer.kv_bytes_sent + transfer.kv_bytes_received
+    ways = lanes(transfer.links)
+    return msgspec.structs.replace(state, startup_s=startup_s, kv_bytes=kv_bytes, timings=timings, lanes=ways)

@@ -1,0 +1,83 @@
+"""MFU and MBU: what the model's steps needed over what the device could have done in the time they took.
+
+    MFU = FLOPs needed / (seconds · peak FLOP/s)        MBU = bytes needed / (seconds · peak bytes/s)
+
+Numerators are `baton_engine.model.step_cost`'s, peaks are data sheets' (`accelerator`). Idle time does not count: the
+gauges say how well the device is used while it computes, and with the counters' rates anybody can say how well it is
+used in all. The gauges are means over the last seconds of computing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from baton_engine.model.step_cost import CostModel
+from baton_engine.running.step_load import StepLoad
+from baton_wire.messages.values import Role
+from baton_worker.building.accelerator import Peak
+
+SMOOTHING_S: Final = 10.0
+"""Seconds of computing after which a step's weight has fallen to 1/e."""
+
+
+class Utilisation(Collector):
+    """Fed by the engine's thread with every step, read at a scrape."""
+
+    def __init__(self, role: Role, costs: CostModel, peak: Peak | None) -> None:
+        self._labels = [role.value]
+        self._costs = costs
+        self._peak = peak
+        self._flops = self._bytes = self._seconds = 0.0
+        self._weight = self._flops_per_s = self._bytes_per_s = 0.0
+
+    def stepped(self, load: StepLoad, seconds: float) -> None:
+        if seconds <= 0:
+            return
+        cost = self._costs.of(load)
+        self._flops += cost.flops
+        self._bytes += cost.bytes
+        self._seconds += seconds
+        share = 1.0 - math.exp(-seconds / SMOOTHING_S)
+        self._weight += share * (1.0 - self._weight)
+        self._flops_per_s += share * (cost.flops / seconds - self._flops_per_s)
+        self._bytes_per_s += share * (cost.bytes / seconds - self._bytes_per_s)
+
+    @property
+    def mfu(self) -> float | None:
+        """None before the first step, and where the device's peak is unknown."""
+        if self._peak is None or not self._weight:
+            return None
+        return self._flops_per_s / self._weight / self._peak.flops
+
+    @property
+    def mbu(self) -> float | None:
+        """None before the first step, and where the device's peak is unknown."""
+        if self._peak is None or not self._weight:
+            return None
+        return self._bytes_per_s / self._weight / self._peak.bytes_per_s
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        yield self._counter("baton_model_flops", "Floating-point operations that the model's steps needed", self._flops)
+        yield self._counter("baton_model_bytes", "Bytes of weights and KV that the model's steps needed", self._bytes)
+        yield self._counter("baton_busy_seconds", "Time that engine steps took on the device", self._seconds)
+        yield self._gauge("baton_mfu_ratio", "Of the device's peak FLOP/s, while it computes", self.mfu)
+        yield self._gauge("baton_mbu_ratio", "Of the device's peak memory bandwidth, while it computes", self.mbu)
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        family = CounterMetricFamily(name, text, labels=["role"])
+        family.add_metric(self._labels, value)
+        return family
+
+    def _gauge(self, name: str, text: str, value: float | None) -> Metric:
+        family = GaugeMetricFamily(name, text, labels=["role"])
+        if value is not None:
+            family.add_metric(self._labels, value)
+        return family

@@ -1,0 +1,219 @@
+"""The engine thread: takes commands, turns the stepper, hands out events. It never waits for a network.
+
+Commands are plain values put on a queue by the io and transfer threads. Events of a turn leave as one batch through a
+callback that must only post them elsewhere. A snapshot of the scheduler's counts is published after every turn;
+reading it from another thread needs no lock because it is one immutable object.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from baton_engine.running.stepper import Stepper
+from baton_engine.scheduling.events import RequestKey, SchedulerEvent, SequenceSpec
+from baton_engine.scheduling.scheduler import Scheduler
+from baton_wire.messages.pair_link import FirstToken
+from baton_worker.reporting.views import EngineSnapshot
+
+log = logging.getLogger(__name__)
+
+IDLE_WAIT_S = 0.05
+"""Longest sleep of an idle engine: deadlines of waiting requests are looked at this often."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    spec: SequenceSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveBlocks:
+    spec: SequenceSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    key: RequestKey
+    first_tokens: tuple[FirstToken, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GrantedRoom:
+    """A decode worker has room for this held prompt."""
+
+    key: RequestKey
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    key: RequestKey
+
+
+@dataclass(frozen=True, slots=True)
+class CancelWork:
+    key: RequestKey
+    choice: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    pass
+
+
+Command = Submit | ReserveBlocks | Landed | GrantedRoom | Release | CancelWork | Drain
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrivals:
+    """Requests so far, and the tokens of those that are to be computed."""
+
+    requests: int = 0
+    tokens: int = 0
+
+    def and_of(self, command: Submit | ReserveBlocks) -> _Arrivals:
+        tokens = len(command.spec.tokens) if isinstance(command, Submit) else 0
+        return _Arrivals(self.requests + 1, self.tokens + tokens)
+
+
+class EngineThread:
+    """Owns the scheduler and the stepper; nothing else may touch them once started."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        stepper: Stepper,
+        on_events: Callable[[EngineSnapshot, list[SchedulerEvent]], None],
+        on_cancel: Callable[[RequestKey], None],
+        on_crash: Callable[[BaseException], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """All three run in this thread: `on_events` after a turn that produced any, `on_cancel` after a whole
+        request was cancelled (so that the transfer hears of it after everything that was said before), `on_crash`
+        once, if the loop dies. `clock` is what deadlines are set on.
+        """
+        self._clock = clock
+        self._scheduler = scheduler
+        self._stepper = stepper
+        self._on_events = on_events
+        self._on_cancel = on_cancel
+        self._on_crash = on_crash
+        stepper.before_launch = self._hand_out_events
+        self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        now = clock()
+        self._given = self._taken = _Arrivals()
+        self._published = EngineSnapshot(scheduler.stats(), 0, 0.0, now, now, now), self._taken
+
+    @property
+    def snapshot(self) -> EngineSnapshot:
+        snapshot, taken = self._published
+        given = self._given
+        return replace(snapshot, arriving=given.requests - taken.requests, arriving_tokens=given.tokens - taken.tokens)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def post(self, command: Command) -> None:
+        """Queue a command; safe from any thread. Requests come from one: only that one may count them."""
+        if isinstance(command, Submit | ReserveBlocks):
+            self._given = self._given.and_of(command)
+        self._commands.put(command)
+
+    def stop(self, timeout_s: float) -> bool:
+        """Ask the loop to end and wait for it. Returns whether it ended in time."""
+        self._commands.put(None)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while self._turn():
+                pass
+        except BaseException as error:
+            log.exception("engine loop failed")
+            self._on_crash(error)
+
+    def _turn(self) -> bool:
+        if not self._take_commands():
+            return False
+        if not self._move() and self._commands.empty():
+            self._wait()
+        return True
+
+    def turn(self) -> bool:
+        """The loop's body without its waiting: for whoever turns an engine that was not started (simulation).
+
+        Returns whether a step moved.
+        """
+        self._take_commands()
+        return self._move()
+
+    def _move(self) -> bool:
+        """One step and the events that came of it."""
+        busy = self._stepper.turn(self._clock())
+        self._publish()
+        self._hand_out_events()
+        return busy
+
+    def _hand_out_events(self) -> None:
+        if events := self._scheduler.events():
+            self._on_events(self._published[0], events)
+
+    def _take_commands(self) -> bool:
+        now = self._clock()
+        while True:
+            try:
+                command = self._commands.get_nowait()
+            except queue.Empty:
+                return True
+            if command is None:
+                return False
+            self._carry_out(command, now)
+
+    def _wait(self) -> None:
+        try:
+            command = self._commands.get(timeout=IDLE_WAIT_S)
+        except queue.Empty:
+            return
+        if command is None:
+            self._commands.put(None)
+        else:
+            self._carry_out(command, self._clock())
+
+    def _carry_out(self, command: Command, now: float) -> None:
+        if isinstance(command, Submit | ReserveBlocks):
+            self._taken = self._taken.and_of(command)
+        match command:
+            case Submit(spec):
+                self._scheduler.submit(spec, now)
+            case ReserveBlocks(spec):
+                self._scheduler.reserve(spec, now)
+            case Landed(key, first_tokens):
+                self._scheduler.landed(key, first_tokens, now)
+            case GrantedRoom(key):
+                self._scheduler.granted(key, now)
+            case Release(key):
+                self._scheduler.release(key, now)
+            case CancelWork(key, choice):
+                self._hand_out_events()  # what was decided before the cancel is also heard before it
+                self._scheduler.cancel(key, choice, now)
+                if choice is None:
+                    self._on_cancel(key)
+            case Drain():
+                self._scheduler.drain()
+
+    def _publish(self) -> None:
+        now, steps = self._clock(), self._stepper.steps
+        last, _ = self._published
+        stats = self._scheduler.stats()
+        stepped = now if steps != last.steps else last.stepped_s
+        had_work = last.stats.running > 0
+        work_since = last.work_since_s if had_work else now
+        computing = self._stepper.computing_tokens
+        snapshot = EngineSnapshot(stats, steps, self._stepper.step_s, now, stepped, work_since, computing)
+        self._published = snapshot, self._taken

@@ -1,0 +1,201 @@
+"""The worker's ends of its gateway links: one authenticated WebSocket per gateway, typed frames both ways.
+
+Owns connections, their bounded send queues and their liveness. What messages mean is the service's business
+(`Service`): this file hands it typed messages and tells it when a link is gone, after which the service must hold
+nothing for that gateway any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from aiohttp import WSMsgType, web
+
+from baton_wire.errors import AuthenticationError, BadMessageError, LinkLostError
+from baton_wire.handshake import LinkRole, Party, accept_handshake
+from baton_wire.keys import KeyDirectory
+from baton_wire.liveness import Liveness, LivenessConfig, PeerState
+from baton_wire.messages import codec
+from baton_wire.messages.gateway_link import BundleChunk, Heartbeat, Hello, Message, ToWorker, WorkerState
+from baton_wire.messages.values import MAX_FRAME_BYTES, Role
+from baton_wire.reset import reset
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_S = 0.5
+STATE_INTERVAL_S = 0.1
+HANDSHAKE_S = 5.0
+MAX_QUEUED_BYTES = 64 << 20
+"""A gateway that lets this much pile up is treated as lost."""
+CHUNK_BYTES = 512 << 10
+WATCH_S = 0.25
+LIVENESS = LivenessConfig()
+LINK_ROLES = {Role.PREFILL: LinkRole.PREFILL, Role.DECODE: LinkRole.DECODE}
+
+
+class GatewayLink:
+    """One connected gateway. Compared by identity; used in the io thread only."""
+
+    def __init__(self, epoch: bytes) -> None:
+        self.epoch = epoch
+        self._frames: deque[bytes] = deque()
+        self._queued_bytes = 0
+        self._wake = asyncio.Event()
+        self.overflowed = False
+
+    def send(self, message: Message) -> None:
+        """Queue a message. A link whose queue overflows is closed by its writer."""
+        frame = codec.encode(message)
+        self._queued_bytes += len(frame)
+        if self._queued_bytes > MAX_QUEUED_BYTES:
+            self.overflowed = True
+        else:
+            self._frames.append(frame)
+        self._wake.set()
+
+    async def write_all(self, socket: web.WebSocketResponse) -> None:
+        """Write queued frames, and a heartbeat whenever nothing was sent for a while, until cancelled or broken."""
+        while not self.overflowed:
+            if not self._frames:
+                self._wake.clear()
+                try:
+                    async with asyncio.timeout(HEARTBEAT_S):
+                        await self._wake.wait()
+                except TimeoutError:
+                    self.send(Heartbeat())
+                continue
+            frame = self._frames.popleft()
+            self._queued_bytes -= len(frame)
+            await socket.send_bytes(frame)
+        raise LinkLostError(f"gateway does not read: more than {MAX_QUEUED_BYTES} bytes are queued for it")
+
+
+class Service(Protocol):
+    """What a worker does with its gateways' messages. Called in the io thread."""
+
+    def handle(self, link: GatewayLink, message: Message) -> None: ...
+
+    def link_lost(self, link: GatewayLink) -> None: ...
+
+    def state(self) -> WorkerState: ...
+
+
+class GatewayLinks:
+    """All gateways of this worker."""
+
+    def __init__(
+        self,
+        hello: Hello,
+        bundle: bytes,
+        keys: KeyDirectory,
+        service: Service,
+        measured: Callable[[WorkerState], WorkerState] = lambda state: state,
+    ) -> None:
+        """`measured` adds to a state that is about to be sent what only changes with it: step timings and the like."""
+        self._measured = measured
+        self._hello = hello
+        self._bundle = bundle
+        self._keys = keys
+        self._service = service
+        self._links: set[GatewayLink] = set()
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+    async def accept(self, request: web.Request) -> web.StreamResponse:
+        """aiohttp handler of `/link`: handshake, hello, then frames until the link is lost."""
+        socket = web.WebSocketResponse(max_msg_size=MAX_FRAME_BYTES, autoping=True, compress=False)
+        await socket.prepare(request)
+        try:
+            peer = await accept_handshake(
+                socket.send_bytes,
+                lambda _: _receive_bytes(socket),
+                self._keys,
+                Party(LINK_ROLES[self._hello.role], self._hello.epoch),
+                accept_roles=(LinkRole.GATEWAY,),
+                timeout_s=HANDSHAKE_S,
+            )
+        except (AuthenticationError, BadMessageError, LinkLostError) as error:
+            log.warning("gateway link refused: %s", error)
+            await socket.close(code=1008)
+            return socket
+        link = GatewayLink(peer.epoch)
+        self._links.add(link)
+        try:
+            self._greet(link)
+            if not await self._serve(link, socket):
+                reset(request.transport)
+        finally:
+            self._links.discard(link)
+            self._service.link_lost(link)
+            await socket.close()
+        return socket
+
+    async def report_state(self) -> None:
+        """Send the worker's state to every gateway whenever it changed; runs until cancelled."""
+        last: WorkerState | None = None
+        while True:
+            state = self._service.state()
+            if state != last:
+                message = self._measured(state) if self._links else state
+                for link in self._links:
+                    link.send(message)
+                last = state
+            await asyncio.sleep(STATE_INTERVAL_S)
+
+    def _greet(self, link: GatewayLink) -> None:
+        link.send(self._hello)
+        for offset in range(0, len(self._bundle), CHUNK_BYTES):
+            link.send(BundleChunk(offset, self._bundle[offset : offset + CHUNK_BYTES]))
+        link.send(self._service.state())
+
+    async def _serve(self, link: GatewayLink, socket: web.WebSocketResponse) -> bool:
+        """Until the link is lost. False: the gateway may not know, and perhaps cannot be told by a message."""
+        alive = Liveness(LIVENESS, time.monotonic())
+        tasks = [
+            asyncio.create_task(link.write_all(socket)),
+            asyncio.create_task(self._read(link, socket, lambda: alive.heard(time.monotonic()))),
+            asyncio.create_task(_watch(alive)),
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        except (BadMessageError, LinkLostError, ConnectionError) as error:
+            log.warning("gateway link %s closed: %s", link.epoch.hex()[:8], error)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return not link.overflowed and alive.state(time.monotonic()) is not PeerState.DEAD
+
+    async def _read(self, link: GatewayLink, socket: web.WebSocketResponse, heard: Callable[[], None]) -> None:
+        while True:
+            frame = await _receive_bytes(socket)
+            heard()
+            message = codec.decode(frame, ToWorker)
+            if not isinstance(message, Heartbeat):
+                self._service.handle(link, message)
+
+
+async def _watch(alive: Liveness) -> None:
+    while alive.state(time.monotonic()) is not PeerState.DEAD:  # noqa: ASYNC110 - time passes, nobody can tell us
+        await asyncio.sleep(min(WATCH_S, alive.due_in(time.monotonic())))
+    raise LinkLostError(f"gateway was silent for {LIVENESS.dead_s} s")
+
+
+async def _receive_bytes(socket: web.WebSocketResponse) -> bytes:
+    message = await socket.receive()
+    if message.type is WSMsgType.BINARY:
+        data: bytes = message.data
+        return data
+    if message.type in (WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED):
+        raise LinkLostError("gateway closed the link")
+    if message.type is WSMsgType.ERROR:
+        raise LinkLostError(f"gateway link broke: {socket.exception()}")
+    raise BadMessageError(f"frame: {message.type.name} is not a binary message")

@@ -1,0 +1,152 @@
+"""The frame of a worker process: parse, load, listen, announce, wait for a signal, drain, stop.
+
+Roles fill in the middle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+
+from aiohttp import web
+
+from baton_wire.errors import TransferError
+from baton_wire.messages.values import Role
+from baton_worker.config import Endpoint, WorkerConfig, parse
+from baton_worker.errors import ConfigError
+from baton_worker.reporting.announce import Announcement, announce
+
+log = logging.getLogger(__name__)
+
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+SWITCH_INTERVAL_S = 0.001
+"""How long a thread may keep the interpreter while another waits: the default 5 ms would show in every hand-over."""
+DRAIN_POLL_S = 0.05
+LEAVE_S = 2.0
+"""How long a worker that drains still takes what gateways send: they have to be told, and may be slow to read. One that
+refused at once could be the last of its revision for a request whose first token is already with the client."""
+
+Serve = Callable[[WorkerConfig, "Stop"], Awaitable[None]]
+
+
+class Stop:
+    """Why and when a worker process ends. The first signal asks for a drain, the second for an end at once."""
+
+    def __init__(self) -> None:
+        self.draining = asyncio.Event()
+        self.now = asyncio.Event()
+        self.crash: BaseException | None = None
+
+    def signalled(self) -> None:
+        if self.draining.is_set():
+            self.now.set()
+        self.draining.set()
+
+    def crashed(self, error: BaseException) -> None:
+        """The engine or transfer thread died: end at once, with a failing status."""
+        self.crash = error
+        self.draining.set()
+        self.now.set()
+
+    async def until(self, holds: Callable[[], bool], limit_s: float) -> bool:
+        """Wait for it, at most `limit_s` and until the end is asked for at once. Returns whether it came true."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while not holds() and not self.now.is_set():  # noqa: ASYNC110 - three threads, no event
+                    await asyncio.sleep(DRAIN_POLL_S)
+        return holds()
+
+
+def run(role: Role, argv: Sequence[str], serve: Serve) -> int:
+    """Run a worker process to its end and return its exit status: 0 stopped, 1 crashed, 2 bad configuration."""
+    name = f"baton-{role.value}-worker"
+    level = os.environ.get("BATON_LOG_LEVEL", "INFO")
+    if level not in LOG_LEVELS:
+        print(f"{name}: BATON_LOG_LEVEL: {level!r} is none of {', '.join(LOG_LEVELS)}", file=sys.stderr)
+        return 2
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
+    try:
+        config = parse(role, argv)
+        return asyncio.run(_run(config, serve))
+    except ConfigError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 2
+
+
+async def _run(config: WorkerConfig, serve: Serve) -> int:
+    stop = Stop()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.signalled)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    await serve(config, stop)
+    if stop.crash is not None:
+        log.error("stopped because a thread failed: %s", stop.crash)
+        return 1
+    return 0
+
+
+def age_s() -> float | None:
+    """Seconds since this process was started; None where /proc does not say."""
+    try:
+        fields = Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    started_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started_s)
+
+
+def new_epoch() -> bytes:
+    """A fresh random identity for this process."""
+    return secrets.token_bytes(16)
+
+
+@contextlib.asynccontextmanager
+async def listening(application: web.Application, endpoint: Endpoint) -> AsyncIterator[int]:
+    """Serve the application while the context lasts; yields the port.
+
+    Raises ConfigError when the address is not free.
+    """
+    runner = web.AppRunner(application, access_log=None, handle_signals=False)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, endpoint.host, endpoint.port, shutdown_timeout=1.0)
+        try:
+            await site.start()
+        except OSError as error:
+            raise ConfigError(f"argument --listen: {endpoint.host}:{endpoint.port}: {error.strerror}") from error
+        yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()
+
+
+async def bound(config: WorkerConfig, starting: Awaitable[None]) -> None:
+    """Await the start of the KV transfer. Raises ConfigError when its address is not free, or UCX does not come up."""
+    try:
+        await starting
+    except OSError as error:
+        where = config.pair_listen
+        raise ConfigError(f"argument --pair-listen: {where and where.host}:{where and where.port}: {error}") from error
+    except TransferError as error:
+        raise ConfigError(f"argument --transport: {config.transport}: {error}") from error
+
+
+def settle(config: WorkerConfig, epoch: bytes, port: int, pair_port: int | None) -> None:
+    """Everything stands: freeze what start-up allocated and announce the addresses."""
+    gc.collect()
+    gc.freeze()
+    if config.announce is not None:
+        announce(
+            config.announce,
+            Announcement(os.getpid(), config.role.value, epoch.hex(), config.listen.host, port, pair_port),
+        )
+    log.info("ready on %s:%s, epoch %s", config.listen.host, port, epoch.hex()[:8])
