@@ -15,7 +15,7 @@ from aiohttp import ClientSession, WSMsgType, web
 from baton_kv_transfer.link import Connection
 from baton_testing.kv_transfer.builders import key_directory
 from baton_wire import handshake as link_auth
-from baton_wire.errors import AuthenticationError
+from baton_wire.errors import AuthenticationError, VersionError
 from baton_wire.handshake import (
     Channel,
     LinkIdentity,
@@ -32,6 +32,7 @@ from baton_wire.handshake import (
     parse_proof,
 )
 from baton_wire.keys import KeyDirectory, KeySet, write_new_key
+from baton_wire.messages.values import WIRE_VERSION
 
 ACCEPTOR, DIALLER = Party(LinkRole.DECODE, b"d" * 16), Party(LinkRole.PREFILL, b"p" * 16)
 KEYS = KeySet({"k1": b"1" * 32, "k2": b"2" * 32})
@@ -84,6 +85,35 @@ def test_no_common_version_is_named() -> None:
     offer = parse_offer(pack_offer(Party(LinkRole.DECODE, b"d" * 16, 3, 4), KEYS, nonce()))
     with pytest.raises(AuthenticationError, match=r"version: 1\.\.2 here, 3\.\.4 there"):
         pack_proof(offer, Party(LinkRole.PREFILL, b"p" * 16, 1, 2), Channel.DATA, KEYS, nonce())
+
+
+async def test_old_and_new_refuse_each_other_by_name_on_both_ends(tmp_path: Path) -> None:
+    """A process of the next wire version meets one of this version, whichever of them dials."""
+    keys = key_directory(tmp_path / "keys")
+    later = Party(LinkRole.PREFILL, b"p" * 16, WIRE_VERSION + 1, WIRE_VERSION + 1)
+    seen, found = await meet(keys, keys, dialler=later)
+    assert isinstance(seen, VersionError)
+    assert isinstance(found, VersionError)
+    assert str(seen) == f"version: {WIRE_VERSION}..{WIRE_VERSION} here, {WIRE_VERSION + 1}..{WIRE_VERSION + 1} there"
+    assert str(found) == f"version: {WIRE_VERSION + 1}..{WIRE_VERSION + 1} here, {WIRE_VERSION}..{WIRE_VERSION} there"
+
+
+async def test_a_process_that_speaks_both_versions_pairs_with_an_old_one(tmp_path: Path) -> None:
+    keys = key_directory(tmp_path / "keys")
+    both = Party(LinkRole.PREFILL, b"p" * 16, WIRE_VERSION, WIRE_VERSION + 1)
+    seen, found = await meet(keys, keys, dialler=both)
+    assert isinstance(seen, LinkIdentity)
+    assert isinstance(found, LinkIdentity)
+    assert seen.version == found.version == WIRE_VERSION
+
+
+def test_a_refusal_without_the_key_names_nothing() -> None:
+    """Who does not hold the key learns and causes nothing but a failed proof."""
+    offer = parse_offer(pack_offer(ACCEPTOR, KEYS, nonce()))
+    later = Party(LinkRole.PREFILL, b"p" * 16, WIRE_VERSION + 1, WIRE_VERSION + 1)
+    forged = link_auth.pack_refusal(offer, later, Channel.CONTROL, KeySet({"k2": b"x" * 32}), nonce())
+    with pytest.raises(AuthenticationError, match="wrong MAC"):
+        check_proof(offer, parse_proof(forged), KEYS)
 
 
 def test_a_lower_version_than_both_speak_is_refused() -> None:

@@ -3,6 +3,7 @@
 TransferError
 ├── BadMessageError      a peer sent what the protocol does not allow: close the link, count it
 ├── AuthenticationError  a peer could not prove that it holds a key: close the link, count it
+│   └── VersionError     the peer holds the key but speaks no common wire version: an upgrade has to bring them together
 ├── UnfitPairError       the two workers must never exchange KV: report it, choose another pair
 ├── LinkLostError        the peer or the path is gone: retry with another peer
 ├── LandingFullError     no room in the landing region now: wait
@@ -22,6 +23,10 @@ class BadMessageError(TransferError):
 
 class AuthenticationError(TransferError):
     """The handshake of a link failed."""
+
+
+class VersionError(AuthenticationError):
+    """Both ends hold the key but share no wire version; the message names both ranges."""
 
 
 class UnfitPairError(TransferError):

@@ -8,7 +8,8 @@ Three frames of fixed size, over TCP or as binary WebSocket messages:
 
 MAC = HMAC-SHA256(key, label ‖ OFFER ‖ PROOF [‖ PROOF's MAC]), with another label for each side, so that a frame of one
 side never serves as the other's, and both nonces, roles, epochs, version ranges and the key id are covered. Each side
-draws its nonce anew: a recorded handshake proves nothing later. Frames are packed and checked by pure functions; the
+draws its nonce anew: a recorded handshake proves nothing later. Where no version is shared the dialler still sends its
+PROOF, with version 0: so both ends can name both ranges. Frames are packed and checked by pure functions; the
 two small drivers at the end only move them.
 """
 
@@ -24,7 +25,7 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from baton_wire.errors import AuthenticationError
+from baton_wire.errors import AuthenticationError, VersionError
 from baton_wire.keys import MAX_KEY_ID_BYTES, MAX_KEYS, KeySet
 from baton_wire.messages.values import WIRE_VERSION
 
@@ -36,6 +37,8 @@ _PROOF = struct.Struct(f"!8sHHHBB16s{NONCE_BYTES}s{MAX_KEY_ID_BYTES}s")
 OFFER_BYTES = _OFFER.size
 PROOF_BYTES = _PROOF.size + MAC_BYTES
 CONFIRM_BYTES = MAC_BYTES
+NO_VERSION = 0
+"""In a PROOF: the dialler speaks none of the offered versions."""
 _DIALLER, _ACCEPTOR = b"baton link dialler v1\0", b"baton link acceptor v1\0"
 
 Send = Callable[[bytes], Awaitable[None]]
@@ -130,21 +133,21 @@ def parse_offer(frame: bytes) -> Offer:
 
 
 def pack_proof(offer: Offer, party: Party, channel: Channel, keys: KeySet, nonce: bytes) -> bytes:
-    """The dialler's answer. Raises AuthenticationError when no key or no version is shared."""
+    """The dialler's answer. Raises AuthenticationError when no key is shared, VersionError when no version is."""
+    return _proof(offer, party, channel, keys, nonce, common_version(party, offer.party))
+
+
+def pack_refusal(offer: Offer, party: Party, channel: Channel, keys: KeySet, nonce: bytes) -> bytes:
+    """The answer to an acceptor with which no version is shared: `check_proof` raises VersionError there, too."""
+    return _proof(offer, party, channel, keys, nonce, NO_VERSION)
+
+
+def _proof(offer: Offer, party: Party, channel: Channel, keys: KeySet, nonce: bytes, version: int) -> bytes:
     _check_party(party, nonce)
     key_id = keys.choose(offer.key_ids)
-    version = common_version(party, offer.party)
-    frame = _PROOF.pack(
-        MAGIC,
-        party.min_version,
-        party.max_version,
-        version,
-        party.role,
-        channel,
-        party.epoch,
-        nonce,
-        key_id.encode().ljust(MAX_KEY_ID_BYTES, b"\0"),
-    )
+    versions = party.min_version, party.max_version, version
+    padded_id = key_id.encode().ljust(MAX_KEY_ID_BYTES, b"\0")
+    frame = _PROOF.pack(MAGIC, *versions, party.role, channel, party.epoch, nonce, padded_id)
     return frame + _mac(keys.by_id[key_id], _DIALLER, offer.frame, frame)
 
 
@@ -163,13 +166,16 @@ def parse_proof(frame: bytes) -> Proof:
 
 
 def check_proof(offer: Offer, proof: Proof, keys: KeySet) -> LinkIdentity:
-    """Who the dialler is. Raises AuthenticationError when it proved nothing or chose what was not offered."""
+    """Who the dialler is. Raises AuthenticationError when it proved nothing or chose what was not offered.
+
+    Raises VersionError when the dialler proved its key but there is no common version.
+    """
     key = keys.by_id.get(proof.key_id)
     if key is None or proof.key_id not in offer.key_ids:
         raise AuthenticationError(f"proof: key id {proof.key_id!r} is not one that was offered")
     if not hmac.compare_digest(proof.mac, _mac(key, _DIALLER, offer.frame, proof.frame)):
         raise AuthenticationError(f"proof: wrong MAC under key id {proof.key_id!r}")
-    if proof.version != common_version(proof.party, offer.party):
+    if proof.version != common_version(offer.party, proof.party):
         raise AuthenticationError(f"proof: version {proof.version} is not the highest that both sides speak")
     if proof.party.epoch == offer.party.epoch:
         raise AuthenticationError("proof: the dialler claims the acceptor's own epoch")
@@ -189,11 +195,11 @@ def check_confirm(offer: Offer, proof: Proof, frame: bytes, keys: KeySet) -> Lin
 
 
 def common_version(own: Party, peer: Party) -> int:
-    """The highest version that both speak. Raises AuthenticationError naming both ranges when there is none."""
+    """The highest version that both speak. Raises VersionError naming both ranges when there is none."""
     version = min(own.max_version, peer.max_version)
     if version < max(own.min_version, peer.min_version):
         ranges = f"{own.min_version}..{own.max_version} here, {peer.min_version}..{peer.max_version} there"
-        raise AuthenticationError(f"version: {ranges}")
+        raise VersionError(f"version: {ranges}")
     return version
 
 
@@ -241,7 +247,11 @@ async def dial_handshake(
         async with asyncio.timeout(timeout_s):
             held = keys.current()
             offer = parse_offer(await receive(OFFER_BYTES))
-            frame = pack_proof(offer, own, channel, held, secrets.token_bytes(NONCE_BYTES))
+            try:
+                frame = pack_proof(offer, own, channel, held, secrets.token_bytes(NONCE_BYTES))
+            except VersionError:
+                await send(pack_refusal(offer, own, channel, held, secrets.token_bytes(NONCE_BYTES)))
+                raise
             await send(frame)
             identity = check_confirm(offer, parse_proof(frame), await receive(CONFIRM_BYTES), held)
     except TimeoutError as error:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,8 @@ class Shape:
     decode_flags: tuple[str, ...] = ()
     worker_flags: tuple[str, ...] = ("--dtype", "float32", "--kv-cache-bytes", str(24 * MIB))
     gateway_flags: tuple[str, ...] = ()
+    environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """What a role's processes get besides: of `prefill`, `decode` and `gateway`."""
 
 
 @dataclass(slots=True)
@@ -114,7 +116,7 @@ class Deployment:
             *(self._decode_discovery() if role == "prefill" else ("--pair-listen", "127.0.0.1:0")),
             *(*self.shape.worker_flags, *extra, *flags),
         ]
-        return Worker(role, Child(name, argv, self.folder), announce)
+        return Worker(role, Child(name, argv, self.folder, self.shape.environment.get(role)), announce)
 
     def await_worker(self, worker: Worker) -> None:
         announced = worker.child.await_file(worker.announce, START_S)
@@ -186,7 +188,7 @@ class Deployment:
             *("--decode-discovery", f"file:{self._discovery_file('decode')}"),
             *("--processes", str(self.shape.gateway_processes), *self.shape.gateway_flags),
         ]
-        self.gateway = Child("gateway", argv, self.folder)
+        self.gateway = Child("gateway", argv, self.folder, self.shape.environment.get("gateway"))
         announced = self.gateway.await_file(announce, START_S)
         self.port = announced["port"]
         self.admin_port = announced.get("admin_port")
