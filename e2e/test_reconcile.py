@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
-from baton_control.names import Key, Role
+from baton_control.names import Key
 from baton_operator.kube.client import KubeApi, Resource
 from baton_operator.kube.http_client import HttpKubeApi
 from baton_operator.kube.kinds import DEPLOYMENTS, PODS, POOLS, RECORDS, SECRETS, SERVICES, WORKERS
@@ -33,6 +33,7 @@ from baton_testing.kube import external_metrics
 from baton_testing.kube.api_server import ApiServer
 from baton_testing.kube.control_plane import HOW, ControlPlane, control_plane, find_programs
 from baton_testing.kube.manifests import manifest, set_at
+from baton_wire.messages.values import Role
 
 Json = dict[str, Any]
 CRDS = sorted((Path(__file__).parents[1] / "crds").glob("*.yaml"))

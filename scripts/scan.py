@@ -17,12 +17,12 @@ import venv
 from collections.abc import Iterator
 from pathlib import Path
 
-from baton_control.names import POOL_ROLES
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.manifest import read_manifest
 from baton_operator.objects.cluster import Manifest, Owner, Platform
 from baton_operator.objects.desired import pool_facade, standing_objects, worker_deployment
 from baton_operator.objects.pods import worker_template
+from baton_wire.messages.values import POOL_ROLES
 
 ROOT = Path(__file__).resolve().parents[1]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "baton" / "checkov"

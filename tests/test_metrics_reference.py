@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from baton_control.names import POOL_ROLES, Key
+from baton_control.names import Key
 from baton_control.sizing.metrics import SizingMetrics
 from baton_control.sizing.scaling import PoolNow, Sized
 from baton_engine.model.step_cost import CostModel
@@ -17,7 +17,7 @@ from baton_engine.scheduling.engine_config import EngineConfig
 from baton_engine.scheduling.scheduler import Scheduler
 from baton_gateway.reporting.metrics import GatewayMetrics
 from baton_kv_transfer.transports.bandwidth import LinkReport
-from baton_wire.messages.values import Role
+from baton_wire.messages.values import POOL_ROLES, Role
 from baton_worker.building.accelerator import Peak
 from baton_worker.reporting.metrics import WorkerMetrics
 from baton_worker.reporting.views import EngineSnapshot, TransferView

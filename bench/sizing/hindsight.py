@@ -12,10 +12,10 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from baton_control.names import POOL_ROLES, Role
 from baton_simulate.baselines.signals import Sizes
 from baton_simulate.policies import LOOK_S, Needs, Scripted
 from baton_simulate.replay import Outcome, Scenario, replay
+from baton_wire.messages.values import POOL_ROLES, Role
 
 ROUNDS = 12
 AHEAD = 1.3

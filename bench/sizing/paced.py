@@ -28,13 +28,13 @@ from bench.serving.launch import child, cpu_s
 from bench.serving.open_loop import Seen, replay
 from bench.sizing.paced_report import Sample, prediction, report, write_plot
 
-from baton_control.names import POOL_ROLES
 from baton_control.sizing.workload import Workload
 from baton_control.spec.manifest import parse_object
 from baton_local.fleet.emulation import emulated
 from baton_local.fleet.record import RunRecord, read_record
 from baton_local.fleet.run_dir import RunDir
 from baton_simulate.trace_files import read_trace
+from baton_wire.messages.values import POOL_ROLES
 
 READY_S = 180.0
 SAMPLE_S = 2.0

@@ -19,13 +19,13 @@ from bench.serving.open_loop import Seen, replay
 from bench.sizing.paced import PATIENCE_S, Asked, current, deployment_running, manifest
 from bench.sizing.paced_report import measured, shares
 
-from baton_control.names import POOL_ROLES
 from baton_control.sizing.capacity import latencies
 from baton_control.sizing.workload import Workload
 from baton_control.spec.manifest import parse_object
 from baton_control.twin.twin import Twin
 from baton_local.fleet.emulation import Emulation, emulated
 from baton_simulate.trace_files import read_trace
+from baton_wire.messages.values import POOL_ROLES
 
 START_S = 1020.0
 """Of the part of the trace that is replayed."""

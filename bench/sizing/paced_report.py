@@ -11,7 +11,6 @@ import numpy as np
 from bench.results import shrink_plot
 from bench.serving.open_loop import Seen
 
-from baton_control.names import POOL_ROLES, Role
 from baton_control.sizing.capacity import Targets, TwinSizer, latencies
 from baton_control.sizing.spec import Bounds, SizingSpec
 from baton_control.sizing.workload import Floats, Workload
@@ -20,6 +19,7 @@ from baton_local.fleet.emulation import Emulation
 from baton_simulate.policies import Slo
 from baton_simulate.replay import Scenario
 from baton_simulate.replay import replay as replay_policy
+from baton_wire.messages.values import POOL_ROLES, Role
 
 PERCENTS = (50, 95, 99)
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from baton_control.names import Role
 from baton_control.sizing.capacity import Targets
 from baton_control.sizing.hardware import H200
 from baton_control.sizing.model_shape import LLAMA_8B, LLAMA_70B
@@ -18,6 +17,7 @@ from baton_control.sizing.step_times import WorkerModel
 from baton_control.sizing.workload import Workload
 from baton_simulate.synthetic import Shape, synthetic
 from baton_simulate.trace_files import read_trace
+from baton_wire.messages.values import Role
 
 SLOWER = (1.06, 1.04)
 """What workers really take over what policies believe, prefill and decode."""

@@ -5,8 +5,9 @@ A deployment's name has at most 36 characters, so that each derived name stays a
 
 from __future__ import annotations
 
-import enum
 from typing import NamedTuple
+
+from baton_wire.messages.values import Role
 
 
 class Key(NamedTuple):
@@ -17,17 +18,6 @@ class Key(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
-
-
-class Role(enum.StrEnum):
-    """What a process does."""
-
-    PREFILL = "prefill"
-    DECODE = "decode"
-    GATEWAY = "gateway"
-
-
-POOL_ROLES = (Role.PREFILL, Role.DECODE)
 
 
 def pool_name(deployment: str, role: Role) -> str:

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from baton_control.hashes import Revision
-from baton_control.names import POOL_ROLES, Role
+from baton_wire.messages.values import POOL_ROLES, Role
 
 PARTNERS = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL}
 MOST_FITS_IN_PROPORTION = 2

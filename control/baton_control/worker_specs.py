@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from baton_control.errors import UnsupportedError
 from baton_control.hashes import Revision, content_hash
-from baton_control.names import Role
 from baton_control.spec.api import Dtype, LLMDeployment, PoolSpec, PrefillUnavailable
+from baton_wire.messages.values import Role
 
 MODULES = {Role.PREFILL: "baton_prefill_worker", Role.DECODE: "baton_decode_worker", Role.GATEWAY: "baton_gateway"}
 _PREFILL_UNAVAILABLE = {PrefillUnavailable.FAIL: "fail", PrefillUnavailable.DECODE_LOCALLY: "decode-locally"}

@@ -20,13 +20,13 @@ from pathlib import Path
 
 import pytest
 
-from baton_control.names import Role
 from baton_operator.objects.cluster import KEYS_PATH
 from baton_operator.passes.worker_pods import placement_s, worker_pods
 from baton_testing.pods.generator import Load
 from baton_testing.pods.kubectl import Json, is_ready, until
 from baton_testing.pods.operator_release import ROOT
 from baton_testing.pods.served import NAME, World, workers
+from baton_wire.messages.values import Role
 
 pytestmark = pytest.mark.timeout(1200)
 PROBE_LAG_S = 10.0

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from baton_control.names import Key, Role
+from baton_control.names import Key
 from baton_control.sizing.spec import SizingSpec
 from baton_control.telemetry.store import Latencies, TelemetryStore, Ways
 from baton_operator.schema.status import LaneStatus, SloStatus
 from baton_operator.telemetry import Heard
+from baton_wire.messages.values import Role
 from baton_wire.sketch import Sketch
 
 MIN_JUDGED = 20

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from typing import Protocol
 
-from baton_control.names import Role
 from baton_control.sizing.decision import Known, Reading, Unknown
 from baton_control.sizing.readings import (
     MAX_SAMPLE,
@@ -19,6 +18,7 @@ from baton_control.sizing.spec import SizingSpec
 from baton_control.sizing.workload import RequestShape
 from baton_control.twin.twin import Twin
 from baton_simulate.baselines.signals import PoolSignals, Signals
+from baton_wire.messages.values import Role
 
 LATENCY_WINDOW_S = 60.0
 MIN_JUDGED = 50

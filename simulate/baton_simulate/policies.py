@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from baton_control.names import POOL_ROLES, Role
 from baton_control.sizing.capacity import Mix, TwinSizer
 from baton_control.sizing.decision import Unknown
 from baton_control.sizing.readings import Observed, PoolSeen
@@ -27,6 +26,7 @@ from baton_simulate.baselines.kpa import Kpa
 from baton_simulate.baselines.llmd import LlmdV1, LlmdV2
 from baton_simulate.baselines.signals import Policy, Sizes
 from baton_simulate.measuring import Views
+from baton_wire.messages.values import POOL_ROLES, Role
 
 PEERS = ("hpa-queue", "hpa-kv", "kpa", "dynamo", "llmd-v1", "llmd-v2", "apa")
 POLICIES = ("slo", "static", "oracle", *PEERS)

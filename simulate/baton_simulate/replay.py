@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from baton_control.names import POOL_ROLES, Role
 from baton_control.sizing.capacity import latencies
 from baton_control.sizing.spec import SizingSpec
 from baton_control.sizing.step_times import WorkerModel
@@ -20,6 +19,7 @@ from baton_control.twin.twin import Twin
 from baton_simulate.baselines.signals import Sizes
 from baton_simulate.measuring import Views
 from baton_simulate.policies import Player
+from baton_wire.messages.values import POOL_ROLES, Role
 
 PATIENCE_S = 120.0
 """A client gives up when its first token has not come by then."""

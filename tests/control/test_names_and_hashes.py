@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton_control.hashes import HASH_LENGTH, content_hash
-from baton_control.names import Role, gateway_name, pool_name, worker_name
+from baton_control.names import gateway_name, pool_name, worker_name
+from baton_wire.messages.values import Role
 
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 

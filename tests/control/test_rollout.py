@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton_control.hashes import Revision
-from baton_control.names import POOL_ROLES, Role
 from baton_control.rollout import Group, Limits, Phase, Step, Wanted, is_complete, next_step, usable
+from baton_wire.messages.values import POOL_ROLES, Role
 
 OLD, NEW = Revision("fit-a", "one"), Revision("fit-a", "two")
 OTHER_MODEL = Revision("fit-b", "three")

@@ -11,9 +11,9 @@ from collections.abc import Callable
 import pytest
 
 from baton_control.hashes import Revision
-from baton_control.names import POOL_ROLES, Role
 from baton_control.rollout import Change, Group, Limits, Phase, Step, Wanted, is_complete, next_step
 from baton_testing.kube.rollout import BrokenPromiseError, Counts, Planner, RolloutWorld
+from baton_wire.messages.values import POOL_ROLES, Role
 
 OLD, NEW, OTHER = Revision("a", "old"), Revision("a", "new"), Revision("b", "other")
 P, D = Role.PREFILL, Role.DECODE

@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton_control.errors import ManifestError, UnsupportedError
-from baton_control.names import POOL_ROLES, Role
 from baton_control.worker_specs import Device, Site, WorkerSpec, gateway_spec, instance_arguments, worker_spec
 from baton_gateway.settings import parse_settings
 from baton_testing.kube.manifests import deployment
-from baton_wire.messages.values import Role as WireRole
+from baton_wire.messages.values import POOL_ROLES, Role
 from baton_worker.config import parse
 
 SITE = Site(
@@ -48,7 +47,7 @@ def test_a_worker_understands_what_is_rendered_for_it(role: Role) -> None:
     spec = worker_spec(wanted, role, site)
     second = "127.0.0.1:0" if role is Role.DECODE else None
     arguments = (*spec.argv[3:], *instance_arguments(role, "127.0.0.1:0", "/run/a.json", second))
-    config = parse(WireRole(role), arguments)
+    config = parse(role, arguments)
     assert (config.model, config.served_name, config.max_context_tokens) == ("/models/tiny", "tiny", 512)
     assert (config.kv_cache_bytes, config.block_tokens, config.max_sequences) == (64 << 20, 16, 8)
     assert (config.verify, config.transport, config.dtype, config.device) == ("stamps", "auto", "float32", "cpu")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from baton_control.names import Role
 from baton_control.rollout import Change
 from baton_control.worker_specs import Device, Site
 from baton_local.fleet.processes_wanted import PostSpec, leaving_posts, new_posts, plan_fleet, pools_now, roll
 from baton_testing.kube.manifests import deployment
+from baton_wire.messages.values import Role
 
 SITE = Site("python3", "/model", "/keys", "file:/p", "file:/d", Device.CPU, Device.CPU)
 

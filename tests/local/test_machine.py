@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from baton_control.errors import UnsupportedError
-from baton_control.names import Role
 from baton_control.worker_specs import Device
 from baton_local.errors import RefusedError
 from baton_local.fleet.machine import devices, free_port, gpu_ids, model_argument, model_directory
 from baton_testing.kube.manifests import deployment
+from baton_wire.messages.values import Role
 
 GPU = {"resource": "nvidia.com/gpu"}
 

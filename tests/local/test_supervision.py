@@ -6,7 +6,6 @@ import signal
 
 import pytest
 
-from baton_control.names import Role
 from baton_local.fleet.announcement import Announcement
 from baton_local.fleet.supervision import (
     Action,
@@ -20,6 +19,7 @@ from baton_local.fleet.supervision import (
     Start,
     Supervisor,
 )
+from baton_wire.messages.values import Role
 
 PATIENCE = Patience(first_ready_s=100, backoff_s=1, max_backoff_s=8, stable_s=60, gateway_stop_s=5, worker_stop_s=3)
 WORKERS = {"p0": Role.PREFILL, "d0": Role.DECODE}

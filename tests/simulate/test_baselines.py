@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from baton_control.names import Role
 from baton_simulate.baselines import apa, dynamo, hpa, kpa, llmd
 from baton_simulate.baselines.signals import PoolSignals, Signals
 from baton_testing.sizing.builders import ROUND_WORKER, spec
+from baton_wire.messages.values import Role
 
 POOL = PoolSignals(workers=4, ready=4, running=8.0, queued=0.0, kv_use=0.5, kv_tokens=200_000.0, queued_tokens=0.0)
 

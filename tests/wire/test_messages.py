@@ -200,6 +200,15 @@ def test_a_field_of_the_wrong_type_or_range_is_a_typed_error(case: str, fields: 
         decode(msgpack.packb(fields), PairMessage)
 
 
+def test_only_a_worker_says_hello_as_one() -> None:
+    fields = msgpack.unpackb(encode(PAIR[0]))
+    at = fields.index(Role.DECODE.value)
+    assert decode(msgpack.packb(fields), PairMessage) == PAIR[0]
+    fields[at] = Role.GATEWAY.value
+    with pytest.raises(BadMessageError, match="role: gateway is not allowed: one of prefill, decode"):
+        decode(msgpack.packb(fields), PairMessage)
+
+
 def test_the_frame_cap_holds_in_both_directions() -> None:
     with pytest.raises(BadMessageError, match="exceed the cap"):
         decode(bytes(MAX_FRAME_BYTES + 1), PairMessage)

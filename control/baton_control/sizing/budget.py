@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from baton_control.names import POOL_ROLES, Role
 from baton_control.sizing.capacity import Mix, Sizer
 from baton_control.sizing.spec import SizingSpec
+from baton_wire.messages.values import POOL_ROLES, Role
 
 
 def fitted(

@@ -15,11 +15,11 @@ from typing import Protocol
 
 import numpy as np
 
-from baton_control.names import Role
 from baton_control.sizing.step_times import WorkerModel
 from baton_control.sizing.workload import Floats, RequestShape, Workload
 from baton_control.twin.events import Stage
 from baton_control.twin.twin import Twin
+from baton_wire.messages.values import Role
 
 GROUP = {Role.PREFILL: 6, Role.DECODE: 3}
 """Workers of a representative group: prefill gains from sharing a queue, a decode batch is a crowd by itself."""

@@ -8,7 +8,6 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from baton_control.names import Role
 from baton_control.sizing import fitting
 from baton_control.sizing import remembered as memory
 from baton_control.sizing.capacity import TwinSizer
@@ -21,6 +20,7 @@ from baton_control.sizing.slo import decide as decide_slo
 from baton_control.sizing.slo import wake as wake_slo
 from baton_control.sizing.spec import SizingSpec
 from baton_control.sizing.step_times import WorkerModel
+from baton_wire.messages.values import Role
 
 MODEL_MOVED = 0.03
 """The twin is asked anew when a step that matters takes so much longer or shorter than it thinks."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from baton_control.names import POOL_ROLES, Role
 from baton_control.sizing.backlog import capacity_steps, waiting_at
 from baton_control.sizing.capacity import Mix, Sizer
 from baton_control.sizing.decision import Known, Unknown
@@ -16,6 +15,7 @@ from baton_control.sizing.readings import ArrivalReading, Arrivals, Observed, Po
 from baton_control.sizing.remembered import HISTORY, RECENT, Interval, Memory, PoolMemory
 from baton_control.sizing.spec import SizingSpec
 from baton_control.sizing.workload import RequestShape
+from baton_wire.messages.values import POOL_ROLES, Role
 
 MIX_REFRESH_S = 120.0
 MIX_CHANGE = 0.1

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from baton_control.errors import ManifestError
-from baton_control.names import Role
 from baton_control.sizing import hardware
 from baton_control.sizing.capacity import Targets
 from baton_control.sizing.hardware import Accelerator
@@ -17,6 +16,7 @@ from baton_control.sizing.spec import Bounds, Schedule, SizingSpec
 from baton_control.sizing.step_times import WorkerModel
 from baton_control.spec.api import LLMDeployment, PoolSpec, ScheduleSpec
 from baton_control.spec.quantities import Weekday
+from baton_wire.messages.values import Role
 
 WEEKDAYS = tuple(Weekday)
 DEFAULT_SEQUENCES = 64

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from baton_control.names import POOL_ROLES, Key, Role
+from baton_control.names import Key
 from baton_control.sizing.scaling import PoolNow, Sized
+from baton_wire.messages.values import POOL_ROLES, Role
 
 DIRECTIONS = ("up", "down", "hold")
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any
 
-from baton_control.names import POOL_ROLES, Role
 from baton_control.sizing.backlog import Orders
 from baton_control.sizing.capacity import Mix
 from baton_control.sizing.workload import RequestShape
+from baton_wire.messages.values import POOL_ROLES, Role
 
 HISTORY = 180
 """Intervals of arrivals that are kept."""

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from baton_control.names import POOL_ROLES, Key, Role
+from baton_control.names import Key
 from baton_control.spec.api import LLMDeployment
 from baton_control.worker_specs import pool_spec
+from baton_wire.messages.values import POOL_ROLES, Role
 
 
 @dataclass(frozen=True, slots=True)

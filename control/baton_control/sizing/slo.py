@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from baton_control.names import POOL_ROLES, Role
 from baton_control.sizing.budget import fitted
 from baton_control.sizing.capacity import Mix, Sizer
 from baton_control.sizing.decision import ProvenZero, Unknown
@@ -20,6 +19,7 @@ from baton_control.sizing.pace import ordered, paced
 from baton_control.sizing.readings import Arrivals, Observed, PoolSeen
 from baton_control.sizing.remembered import Memory, PoolMemory
 from baton_control.sizing.spec import SizingSpec
+from baton_wire.messages.values import POOL_ROLES, Role
 
 SHRINK_MARGIN = 1.15
 """A smaller pool must carry this much more than the forecast, so that it does not have to grow again at once."""

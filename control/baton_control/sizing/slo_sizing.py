@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from baton_control.names import POOL_ROLES, Key, Role
+from baton_control.names import Key
 from baton_control.sizing import decide as sizing
 from baton_control.sizing.decide import SizingState, StepSeen
 from baton_control.sizing.decision import Known, Reading, Unknown
@@ -22,6 +22,7 @@ from baton_control.sizing.spec import SizingSpec
 from baton_control.sizing.step_times import WorkerModel
 from baton_control.spec.api import LLMDeployment
 from baton_control.telemetry.store import TelemetryStore
+from baton_wire.messages.values import POOL_ROLES, Role
 
 MIN_JUDGED = 50
 """Requests in the last minute before their share within a target says anything."""

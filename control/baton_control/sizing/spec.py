@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from baton_control.names import Role
 from baton_control.sizing.capacity import Targets
+from baton_wire.messages.values import Role
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from baton_control.names import Role
 from baton_control.sizing.decision import Reading, Unknown
 from baton_control.sizing.readings import (
     MAX_SAMPLE,
@@ -27,7 +26,7 @@ from baton_wire import sketch
 from baton_wire.messages.measures import Condition, StepTiming, WorkerMeasures
 from baton_wire.messages.measures import Sketch as WireSketch
 from baton_wire.messages.operator_link import GatewayHello, Summary
-from baton_wire.messages.values import Role as WireRole
+from baton_wire.messages.values import Role
 from baton_wire.sketch import NOTHING, Sketch
 
 FRESH_S = 16.0
@@ -36,7 +35,6 @@ LATENCY_WINDOW_S = 60.0
 WORKER_MEMORY_S = 600.0
 MAX_TIMINGS = 4_096
 MAX_NUMBERS = 2_048
-ROLES = {WireRole.PREFILL: Role.PREFILL, WireRole.DECODE: Role.DECODE}
 
 
 @dataclass(slots=True)
@@ -167,7 +165,7 @@ class TelemetryStore:
             self._served.popleft()
 
     def _measured(self, worker: WorkerMeasures, now: float) -> None:
-        role = ROLES[worker.role]
+        role = worker.role
         if worker.epoch not in self._known and worker.startup_s is not None and worker.startup_s > 0:
             self._startups.setdefault(role, deque(maxlen=STARTUPS)).append(worker.startup_s)
         if worker.epoch in self._known or worker.startup_s is not None:
@@ -237,7 +235,7 @@ class TelemetryStore:
                 return Unknown("requests wait whose length is not known")
             total += summary.backlog.tokens
         for worker in self._workers().values():
-            if worker.role is WireRole.PREFILL:
+            if worker.role is Role.PREFILL:
                 if worker.waiting_tokens is None:
                     return Unknown("a worker has not told what waits there")
                 total += worker.waiting_tokens
@@ -266,7 +264,7 @@ class TelemetryStore:
         ]
         common = set.intersection(*sets) if sets else set()
         workers = self._workers()
-        return Counter((ROLES[workers[e].role], workers[e].template_hash) for e in common)
+        return Counter((workers[e].role, workers[e].template_hash) for e in common)
 
     def routable_addresses(self) -> frozenset[str]:
         """Where the live workers are that any gateway has with a partner."""
@@ -279,12 +277,12 @@ class TelemetryStore:
 
     def kv_capacity_tokens(self, role: Role) -> int | None:
         """KV that the smallest worker of a pool holds."""
-        sizes = [w.blocks_total * w.block_tokens for w in self._workers().values() if ROLES[w.role] is role]
+        sizes = [w.blocks_total * w.block_tokens for w in self._workers().values() if w.role is role]
         return min(sizes, default=None)
 
     def kv_bytes(self) -> int | None:
         """KV that the linked decode workers have received so far; None: unknown."""
-        counts = [w.kv_bytes for w in self._workers().values() if w.role is WireRole.DECODE]
+        counts = [w.kv_bytes for w in self._workers().values() if w.role is Role.DECODE]
         return None if any(count is None for count in counts) else sum(count or 0 for count in counts)
 
     def ways(self) -> Ways | None:

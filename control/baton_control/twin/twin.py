@@ -12,13 +12,13 @@ import heapq
 from collections.abc import Sequence
 from math import inf, nan
 
-from baton_control.names import Role
 from baton_control.sizing.step_times import WorkerModel
 from baton_control.sizing.workload import Workload
 from baton_control.twin.decode import DecodeWorker, least_room
 from baton_control.twin.events import Kind, Stage
 from baton_control.twin.prefill import PrefillWorker, least_loaded
 from baton_control.twin.waiting_prompts import PromptQueue
+from baton_wire.messages.values import Role
 
 Worker = PrefillWorker | DecodeWorker
 

@@ -17,7 +17,7 @@ from baton_gateway.processes import METRICS_VARIABLE
 from baton_gateway.reporting.latency import LatencySketch
 from baton_gateway.reporting.telemetry import Telemetry
 from baton_gateway.requests.request_events import Outcome
-from baton_wire.messages.values import Reason, Role
+from baton_wire.messages.values import POOL_ROLES, Reason, Role
 
 _TIME_BUCKETS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300, 600)
 _GAP_BUCKETS = (0.001, 0.002, 0.004, 0.008, 0.012, 0.016, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 3)
@@ -117,7 +117,7 @@ class GatewayMetrics:
         """Sampled once a second."""
         self._running.set(running)
         self._waiting.set(waiting)
-        for role in Role:
+        for role in POOL_ROLES:
             self._workers[role].set(linked.get(role, 0))
 
     # Series -----------------------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ class GatewayMetrics:
         self._running = gauge("requests_running", "Requests at work")
         self._waiting = gauge("requests_waiting", "Requests waiting for their turn")
         workers = gauge("links", "Live links to workers, counted for every gateway process", "role")
-        self._workers = {role: workers.labels(role.value) for role in Role}
+        self._workers = {role: workers.labels(role.value) for role in POOL_ROLES}
 
 
 def shared_page(folder: str) -> bytes:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from baton_control.names import Role
 from baton_control.spec.manifest import read_manifest
 from baton_control.worker_specs import Device, Site, worker_spec
 from baton_engine.model.loading import DTYPES, RANDOM_SCHEME
@@ -25,7 +24,7 @@ from baton_local.batch.run import GPU_BLOCK_TOKENS, BatchRun, Progress
 from baton_local.errors import RefusedError
 from baton_local.fleet.machine import devices, gpu_ids, model_argument
 from baton_local.options import device, integer, volume
-from baton_wire.messages.values import Role as WorkerRole
+from baton_wire.messages.values import Role
 from baton_worker.building.assembly import Engine, build_engine
 from baton_worker.config import WorkerConfig, parse
 from baton_worker.errors import ConfigError
@@ -78,7 +77,7 @@ def _config(options: argparse.Namespace) -> WorkerConfig:
     given = [f"{flag}={value}" for flag, value in optional.items() if value is not None]
     try:
         # An engine that prefills for itself: nothing lands, and no link needs a key.
-        return replace(parse(WorkerRole.DECODE, [*arguments, *given, "--listen=127.0.0.1:0"]), role=WorkerRole.PREFILL)
+        return replace(parse(Role.DECODE, [*arguments, *given, "--listen=127.0.0.1:0"]), role=Role.PREFILL)
     except ConfigError as error:
         raise RefusedError(str(error)) from error
 

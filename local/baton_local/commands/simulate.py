@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 
-from baton_control.names import POOL_ROLES, Role
 from baton_control.sizing.capacity import Targets, TwinSizer
 from baton_control.sizing.roofline import worker_model
 from baton_control.sizing.spec import Bounds, SizingSpec
@@ -24,6 +23,7 @@ from baton_simulate.policies import POLICIES, mix_of, needs_of, player
 from baton_simulate.replay import Outcome, Scenario, replay
 from baton_simulate.synthetic import Shape, synthetic
 from baton_simulate.trace_files import read_trace
+from baton_wire.messages.values import POOL_ROLES, Role
 
 SHOWN_DECISIONS = 40
 

@@ -22,7 +22,6 @@ from pathlib import Path
 
 import aiohttp
 
-from baton_control.names import POOL_ROLES, Role
 from baton_control.sizing.scaling import Sized
 from baton_control.spec.api import LLMDeployment, TargetSpec
 from baton_control.spec.manifest import read_manifest
@@ -39,6 +38,7 @@ from baton_local.fleet.record import PostRecord, RunRecord, TargetRecord, write_
 from baton_local.fleet.run_dir import RunDir, base_directory, claimed, directory_name, write_json, write_key
 from baton_local.fleet.supervision import Action, Patience, Phase, Supervisor
 from baton_wire.keys import KeyDirectory
+from baton_wire.messages.values import POOL_ROLES, Role
 
 POLL_S = 0.05
 HEALTH_POLL_S = 0.1

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from baton_control.errors import UnsupportedError
-from baton_control.names import POOL_ROLES, Role
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.model_source import Scheme, parse_source
 from baton_control.worker_specs import Device, pool_spec
 from baton_local.errors import RefusedError
+from baton_wire.messages.values import POOL_ROLES, Role
 
 GPU_LIST = Path("/proc/driver/nvidia/gpus")
 SOURCE_FIELD = "spec.model.source"

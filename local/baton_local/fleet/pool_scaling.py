@@ -16,7 +16,7 @@ from pathlib import Path
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 
-from baton_control.names import POOL_ROLES, Key, Role
+from baton_control.names import Key
 from baton_control.sizing.metrics import SizingMetrics
 from baton_control.sizing.remembered import MAX_SAVED_BYTES
 from baton_control.sizing.scaling import Sized
@@ -29,6 +29,7 @@ from baton_control.worker_specs import pool_spec
 from baton_local.fleet.processes_wanted import PostSpec, Routable, pools_now
 from baton_local.fleet.run_dir import write_private
 from baton_wire.keys import KeyDirectory
+from baton_wire.messages.values import POOL_ROLES, Role
 
 log = logging.getLogger(__name__)
 

@@ -10,11 +10,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from baton_control.hashes import Revision
-from baton_control.names import POOL_ROLES, Role, gateway_name, worker_name
+from baton_control.names import gateway_name, worker_name
 from baton_control.rollout import Change, Group, Limits, Step, Wanted, next_step
 from baton_control.sizing.scaling import PoolNow
 from baton_control.spec.api import LLMDeployment
 from baton_control.worker_specs import Site, WorkerSpec, gateway_spec, worker_spec
+from baton_wire.messages.values import POOL_ROLES, Role
 
 Routable = Mapping[tuple[Role, str], int]
 """Routable workers by role and template hash, as the gateway tells."""

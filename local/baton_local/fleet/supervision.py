@@ -11,8 +11,8 @@ import enum
 import signal
 from dataclasses import dataclass, field
 
-from baton_control.names import Role
 from baton_local.fleet.announcement import Announcement
+from baton_wire.messages.values import Role
 
 BAD_CONFIGURATION = 2
 """Exit status of a process that cannot work with what it was told."""

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from baton_control.errors import UnsupportedError
 from baton_control.hashes import content_hash
-from baton_control.names import Role, pool_name
+from baton_control.names import pool_name
 from baton_control.spec.api import LLMDeployment, PoolSpec
 from baton_control.spec.model_source import ModelSource, Scheme, parse_source
 from baton_control.worker_specs import Device, Site
+from baton_wire.messages.values import Role
 
 Manifest = dict[str, object]
 """One Kubernetes object, or a part of one, as JSON would hold it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from baton_control.hashes import Revision
-from baton_control.names import POOL_ROLES, Role, gateway_name, pool_name, workers_name
+from baton_control.names import gateway_name, pool_name, workers_name
 from baton_control.spec.api import API_VERSION, LLMDeployment
 from baton_operator.objects.cluster import Manifest, Owner, Platform
 from baton_operator.objects.fetch import fetch_objects
@@ -15,6 +15,7 @@ from baton_operator.objects.network import gateway_service, policies, pool_servi
 from baton_operator.objects.optional import optional_objects
 from baton_operator.objects.pods import LOAD_S, WorkerTemplate, gateway_template
 from baton_operator.schema.llm_pool import POOL_KIND
+from baton_wire.messages.values import POOL_ROLES, Role
 
 _ROLES = (*POOL_ROLES, Role.GATEWAY)
 _NEVER_EDITED = {"type": "Recreate"}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from baton_control.hashes import Revision
-from baton_control.names import Role
 from baton_control.spec.api import API_VERSION, KIND, LLMDeployment
 from baton_operator.objects.cluster import Manifest, Owner
+from baton_wire.messages.values import Role
 
 DEPLOYMENT_LABEL, ROLE_LABEL = "baton.dev/deployment", "baton.dev/role"
 TEMPLATE_LABEL, FIT_LABEL = "baton.dev/template", "baton.dev/fit"

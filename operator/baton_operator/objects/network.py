@@ -6,10 +6,11 @@ prefill ↔ decode, gateway → operator, monitoring → metrics, everybody → 
 
 from __future__ import annotations
 
-from baton_control.names import POOL_ROLES, Role, gateway_name, pool_name
+from baton_control.names import gateway_name, pool_name
 from baton_control.spec.api import LLMDeployment
 from baton_operator.objects.cluster import HTTP_PORT, OPERATOR_PORT, PAIR_PORT, Manifest, Owner, Platform
 from baton_operator.objects.metadata import owned, selector
+from baton_wire.messages.values import POOL_ROLES, Role
 
 NAMESPACE_LABEL = "kubernetes.io/metadata.name"
 OPERATOR_LABELS = {"app.kubernetes.io/name": "baton-operator"}

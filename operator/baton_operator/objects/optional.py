@@ -5,10 +5,11 @@ They are made where they are asked for and served; where they are asked for and 
 
 from __future__ import annotations
 
-from baton_control.names import POOL_ROLES, Role, gateway_name, pool_name
+from baton_control.names import gateway_name, pool_name
 from baton_control.spec.api import LLMDeployment
 from baton_operator.objects.cluster import Manifest, Owner, Platform
 from baton_operator.objects.metadata import owned, selector
+from baton_wire.messages.values import POOL_ROLES, Role
 
 ROUTE_API, MONITOR_API = "gateway.networking.k8s.io/v1", "monitoring.coreos.com/v1"
 MISSED_FOR, FAILED_SHARE = "10m", 0.01

@@ -10,7 +10,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from baton_control.hashes import Revision, content_hash
-from baton_control.names import Role, cache_name, gateway_name, keys_name, pool_name
+from baton_control.names import cache_name, gateway_name, keys_name, pool_name
 from baton_control.spec.api import LLMDeployment, PoolSpec
 from baton_control.spec.model_source import Scheme
 from baton_control.worker_specs import WorkerSpec, gateway_spec, instance_arguments, pool_spec, worker_spec
@@ -28,6 +28,7 @@ from baton_operator.objects.cluster import (
     site_of,
 )
 from baton_operator.objects.metadata import QUEUE_LABEL, labels, selector
+from baton_wire.messages.values import Role
 
 USER = 10_001
 KEY_FILE_MODE = 0o440

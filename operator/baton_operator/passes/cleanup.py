@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from baton_control.hashes import Revision
-from baton_control.names import Role
 from baton_operator.kube.kinds import JOBS, RECORDS, WORKERS
 from baton_operator.kube.object_fields import metadata_of
 from baton_operator.objects.cluster import Manifest
@@ -14,6 +13,7 @@ from baton_operator.passes.observe import finished
 from baton_operator.passes.snapshot import Snapshot
 from baton_operator.passes.template_records import outdated
 from baton_operator.passes.worker_pods import Crew
+from baton_wire.messages.values import Role
 
 
 class Cleanup:

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from baton_control.hashes import Revision
-from baton_control.names import POOL_ROLES, Role
 from baton_control.rollout import Group, Step
 from baton_operator.objects.cluster import Manifest, Owner
 from baton_operator.objects.metadata import FIT_LABEL, ROLE_LABEL, TEMPLATE_LABEL
+from baton_wire.messages.values import POOL_ROLES, Role
 
 RoutableCounts = Mapping[tuple[Role, str], int]
 """Routable workers by role and template hash, as the gateways tell."""

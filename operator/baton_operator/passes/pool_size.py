@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from baton_control.names import POOL_ROLES, Role
 from baton_control.sizing.scaling import Sized
 from baton_control.spec.api import LLMDeployment, ScalingMode
 from baton_control.worker_specs import pool_spec
+from baton_wire.messages.values import POOL_ROLES, Role
 
 SCALER = "baton-scaler"
 WRITTEN = "baton.dev/replicas"

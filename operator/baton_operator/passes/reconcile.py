@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from baton_control.errors import ManifestError, UnsupportedError
 from baton_control.hashes import Revision
-from baton_control.names import POOL_ROLES, Key, Role
+from baton_control.names import Key
 from baton_control.rollout import Group, Limits, Step, Wanted, next_step
 from baton_control.sizing.metrics import SizingMetrics
 from baton_control.sizing.scaling import HoldSizing, PoolNow, Sized, Sizing
@@ -37,6 +37,7 @@ from baton_operator.passes.template_records import manifest as record_manifest
 from baton_operator.passes.verdict import Trouble, View, refused, status_of
 from baton_operator.passes.worker_pods import Crew, Readiness, placement_s
 from baton_operator.telemetry import Heard, Telemetry
+from baton_wire.messages.values import POOL_ROLES, Role
 
 log = logging.getLogger(__name__)
 TROUBLE_S, SIZING_S, LEAVING_S = 30.0, 10.0, 5.0

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from baton_control.hashes import Revision, content_hash
-from baton_control.names import POOL_ROLES, Role, gateway_name
+from baton_control.names import gateway_name
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.manifest import parse_live
 from baton_operator.kube.client import Resource
@@ -24,6 +24,7 @@ from baton_operator.objects.desired import pool_facade, standing_objects, worker
 from baton_operator.passes.apply import Wish, wish, with_metadata
 from baton_operator.passes.snapshot import KEYS_ANNOTATION, Snapshot
 from baton_operator.passes.template_records import UPGRADE_ANNOTATION, Record, Stored, current
+from baton_wire.messages.values import POOL_ROLES, Role
 
 KEPT = 256
 """Deployments whose rendering is kept: those that passes come to again within seconds. One takes some 100 KB."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 from pydantic import ValidationError
 
-from baton_control.names import POOL_ROLES, Key, Role, gateway_name, pool_name
+from baton_control.names import Key, gateway_name, pool_name
 from baton_operator.kube.cache import REPLICA_OWNERS, Cache
 from baton_operator.kube.client import Resource
 from baton_operator.kube.kinds import ACCOUNTS, DEPLOYMENTS, JOBS, PODS, POOLS, RECORDS, WITHDRAWN, WORKERS
@@ -28,6 +28,7 @@ from baton_operator.passes.pool_size import WRITTEN, Facade
 from baton_operator.passes.template_records import Stored, stored
 from baton_operator.passes.worker_pods import Crew, WorkerPod, crews, gateway_failure, worker_pods
 from baton_operator.schema.status import DeploymentStatus, PoolConditionType
+from baton_wire.messages.values import POOL_ROLES, Role
 
 KEYS_ANNOTATION = "baton.dev/keys"
 """On the gateway's account: the hash of the key Secret that was applied, which cannot be read."""

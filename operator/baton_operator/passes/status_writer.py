@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 from baton_control.hashes import content_hash
-from baton_control.names import POOL_ROLES, Key, Role, pool_name
+from baton_control.names import Key, pool_name
 from baton_control.spec.api import API_VERSION, KIND, LLMDeployment
 from baton_operator.kube.client import KubeApi, KubeError
 from baton_operator.kube.kinds import EVENTS
@@ -25,6 +25,7 @@ from baton_operator.passes.snapshot import Snapshot
 from baton_operator.passes.status_events import EventBudget, Turn, turns
 from baton_operator.schema.llm_pool import POOL_KIND
 from baton_operator.schema.status import Condition, DeploymentStatus, PoolConditionType, PoolFacadeStatus
+from baton_wire.messages.values import POOL_ROLES, Role
 
 log = logging.getLogger(__name__)
 STATUS_MANAGER = "baton-status"

@@ -17,13 +17,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from baton_control.hashes import Revision, content_hash
-from baton_control.names import POOL_ROLES, Role, record_name
+from baton_control.names import record_name
 from baton_control.spec.api import LLMDeployment, ModelSpec
 from baton_control.worker_specs import pool_spec
 from baton_operator.kube.object_fields import integer, mapping, text
 from baton_operator.objects.cluster import Manifest, Owner, Platform
 from baton_operator.objects.metadata import owned
 from baton_operator.objects.pods import TEMPLATE_VERSION, gateway_template, worker_template
+from baton_wire.messages.values import POOL_ROLES, Role
 
 UPGRADE_ANNOTATION = "baton.dev/upgrade"
 ROLES = (*POOL_ROLES, Role.GATEWAY)

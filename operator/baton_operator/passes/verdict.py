@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from baton_control.errors import Problem
 from baton_control.hashes import Revision
-from baton_control.names import POOL_ROLES, Role
 from baton_control.rollout import Group, Phase, Step, usable
 from baton_control.sizing.scaling import Sized
 from baton_control.spec.api import LLMDeployment
@@ -28,6 +27,7 @@ from baton_operator.schema.status import (
     ScalingDecision,
 )
 from baton_operator.telemetry import Heard
+from baton_wire.messages.values import POOL_ROLES, Role
 
 MAX_REVISIONS = 16
 _STUCK = (Phase.UNSCHEDULABLE, Phase.FAILING)

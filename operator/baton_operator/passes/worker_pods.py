@@ -6,11 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from baton_control.names import POOL_ROLES, Role, gateway_name, workers_name
+from baton_control.names import gateway_name, workers_name
 from baton_control.sizing.readings import slow_start_s
 from baton_operator.kube.object_fields import integer, is_leaving, mapping, mappings, metadata_of, uid_of
 from baton_operator.objects.cluster import Manifest
 from baton_operator.objects.metadata import ROLE_LABEL, TEMPLATE_LABEL
+from baton_wire.messages.values import POOL_ROLES, Role
 
 MANY_RESTARTS = 2
 _NO_IMAGE = frozenset({"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull"})

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import ceil, floor
 
-from baton_control.names import POOL_ROLES, Role
 from baton_control.sizing.spec import SizingSpec
 from baton_simulate.baselines.signals import Signals, Sizes, Window, window
+from baton_wire.messages.values import POOL_ROLES, Role
 
 UP_TOLERANCE, DOWN_TOLERANCE, UP_RATE, DOWN_RATE, WINDOW_S = 0.1, 0.2, 2.0, 2.0, 30.0
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import ceil, floor
 
-from baton_control.names import POOL_ROLES, Role
 from baton_control.sizing.spec import SizingSpec
 from baton_control.sizing.step_times import WorkerModel, attended_pairs
 from baton_simulate.baselines.signals import PoolSignals, Signals, Sizes
+from baton_wire.messages.values import POOL_ROLES, Role
 
 THROUGHPUT_S, LOAD_S, SENSITIVITY = 180.0, 5.0, 0.8
 MAX_CANDIDATES = 128

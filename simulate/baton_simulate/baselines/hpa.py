@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import ceil
 
-from baton_control.names import POOL_ROLES, Role
 from baton_control.sizing.spec import SizingSpec
 from baton_simulate.baselines.signals import PoolSignals, Signals, Sizes, Window, window
+from baton_wire.messages.values import POOL_ROLES, Role
 
 TOLERANCE = 0.1
 DOWN_WINDOW_S = 300.0

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import ceil, floor
 
-from baton_control.names import POOL_ROLES, Role
 from baton_control.sizing.spec import SizingSpec
 from baton_simulate.baselines.signals import PoolSignals, Signals, Sizes, Window, window
+from baton_wire.messages.values import POOL_ROLES, Role
 
 STABLE_S, PANIC_S = 60.0, 6.0
 UTILISATION, PANIC_THRESHOLD, UP_RATE, DOWN_RATE = 0.7, 2.0, 1000.0, 2.0

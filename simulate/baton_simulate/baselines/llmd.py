@@ -13,10 +13,10 @@ from collections import deque
 from dataclasses import dataclass, field
 from math import ceil
 
-from baton_control.names import POOL_ROLES, Role
 from baton_control.sizing.spec import SizingSpec
 from baton_simulate.baselines.hpa import DOWN_WINDOW_S, stabilised
 from baton_simulate.baselines.signals import PoolSignals, Signals, Sizes, Window, window
+from baton_wire.messages.values import POOL_ROLES, Role
 
 KV_LIMIT, QUEUE_LIMIT, SPARE_KV, SPARE_QUEUE = 0.80, 5.0, 0.10, 3.0
 UP_SHARE, DOWN_SHARE = 0.85, 0.70

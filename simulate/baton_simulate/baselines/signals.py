@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
-from baton_control.names import Role
+from baton_wire.messages.values import Role
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from baton_control.names import Role
 from baton_control.sizing.decide import StepSeen, decide, fresh, learned, resized, restored, saved
 from baton_control.sizing.decision import ProvenZero, Unknown
 from baton_control.sizing.deployment import sizing_spec
@@ -15,6 +14,7 @@ from baton_control.sizing.remembered import MAX_SAVED_BYTES
 from baton_control.sizing.workload import RequestShape
 from baton_testing.kube.manifests import deployment
 from baton_testing.sizing.builders import ROUND_WORKER, seen, spec
+from baton_wire.messages.values import Role
 
 SHAPE = RequestShape(1000, 100)
 

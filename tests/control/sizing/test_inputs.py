@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton_control.errors import ManifestError
-from baton_control.names import Role
 from baton_control.sizing.backlog import capacity_steps, waiting_at
 from baton_control.sizing.capacity import Mix, Targets, TwinSizer, thinned_pair
 from baton_control.sizing.decision import Known, ProvenZero, Unknown
@@ -21,6 +20,7 @@ from baton_control.sizing.readings import Arrivals, arrivals_reading, merged, nu
 from baton_control.sizing.roofline import worker_model
 from baton_control.sizing.workload import RequestShape
 from baton_simulate.trace_files import read_trace
+from baton_wire.messages.values import Role
 from baton_wire.sketch import RELATIVE_ERROR, Sketch, sketch_of
 
 SHAPE = RequestShape(1000, 100)

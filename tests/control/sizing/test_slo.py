@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from baton_control.names import Role
 from baton_control.sizing.budget import fitted
 from baton_control.sizing.decision import Known, ProvenZero, Unknown
 from baton_control.sizing.readings import ArrivalReading, Arrivals
@@ -15,6 +14,7 @@ from baton_control.sizing.slo import SloDecision, decide
 from baton_control.sizing.spec import Bounds, Schedule, SizingSpec
 from baton_control.sizing.workload import RequestShape
 from baton_testing.sizing.builders import PerWorker, seen, spec
+from baton_wire.messages.values import Role
 
 SHAPE = RequestShape(1000, 100)
 

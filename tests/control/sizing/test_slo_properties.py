@@ -9,13 +9,13 @@ from math import pi, sin
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton_control.names import POOL_ROLES, Role
 from baton_control.sizing.decision import Known, ProvenZero, Unknown
 from baton_control.sizing.readings import ArrivalReading, Arrivals, PoolSeen, arrivals_reading
 from baton_control.sizing.remembered import Memory, restored, saved
 from baton_control.sizing.slo import decide
 from baton_control.sizing.workload import RequestShape
 from baton_testing.sizing.builders import PerWorker, seen, spec
+from baton_wire.messages.values import POOL_ROLES, Role
 
 TRACES = settings(max_examples=2000, deadline=None, derandomize=True, database=None)
 AT_THRESHOLD = settings(max_examples=6, deadline=None, derandomize=True, database=None)

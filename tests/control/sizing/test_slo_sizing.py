@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from baton_control.names import POOL_ROLES, Key, Role
+from baton_control.names import Key
 from baton_control.sizing.scaling import PoolNow, Sized
 from baton_control.sizing.slo_sizing import SloSizing
 from baton_control.spec.api import LLMDeployment
@@ -22,14 +22,13 @@ from baton_wire.messages.measures import (
     WorkerMeasures,
 )
 from baton_wire.messages.operator_link import GatewayHello, Summary
-from baton_wire.messages.values import Address
-from baton_wire.messages.values import Role as WireRole
+from baton_wire.messages.values import POOL_ROLES, Address, Role
 
 KEY = Key("default", "chat")
 GATEWAY = b"g" * 16
 EMPTY = Sketch()
 STARTED = WorkerMeasures(
-    WireRole.PREFILL, b"w" * 16, "t", Address("127.0.0.1", 1), Condition.LIVE, True, 0, 0, 0, 16, 99, 99, 0, 20.0
+    Role.PREFILL, b"w" * 16, "t", Address("127.0.0.1", 1), Condition.LIVE, True, 0, 0, 0, 16, 99, 99, 0, 20.0
 )
 
 

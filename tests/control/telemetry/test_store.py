@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from baton_control.names import Key, Role
+from baton_control.names import Key
 from baton_control.sizing.decision import Known, ProvenZero, Unknown
 from baton_control.sizing.readings import Arrivals
 from baton_control.telemetry.store import FRESH_S, TelemetryStore, Ways
@@ -23,14 +23,13 @@ from baton_wire.messages.measures import (
 )
 from baton_wire.messages.measures import WorkerMeasures as Measures
 from baton_wire.messages.operator_link import GatewayHello, Summary
-from baton_wire.messages.values import Address
-from baton_wire.messages.values import Role as WireRole
+from baton_wire.messages.values import Address, Role
 
 ONE, TWO = b"1" * 16, b"2" * 16
 EMPTY = Sketch()
 
 
-def worker(epoch: bytes, role: WireRole, **changes: object) -> Measures:
+def worker(epoch: bytes, role: Role, **changes: object) -> Measures:
     whole = Measures(
         role=role,
         epoch=epoch.ljust(16, b"\0"),
@@ -50,7 +49,7 @@ def worker(epoch: bytes, role: WireRole, **changes: object) -> Measures:
     return replace(whole, **changes)
 
 
-PAIR = (worker(b"P", WireRole.PREFILL), worker(b"D", WireRole.DECODE))
+PAIR = (worker(b"P", Role.PREFILL), worker(b"D", Role.DECODE))
 
 
 def summary(number: int, count: int = 0, seconds: float = 5.0, **changes: object) -> Summary:
@@ -132,9 +131,9 @@ def test_an_absurd_report_is_unknown() -> None:
 
 def test_a_worker_is_routable_when_every_gateway_has_it_live_with_a_partner() -> None:
     store = linked(ONE, TWO)
-    extra = worker(b"E", WireRole.DECODE)
-    alone = worker(b"A", WireRole.PREFILL, has_partner=False)
-    leaving = worker(b"L", WireRole.DECODE, condition=Condition.DRAINING)
+    extra = worker(b"E", Role.DECODE)
+    alone = worker(b"A", Role.PREFILL, has_partner=False)
+    leaving = worker(b"L", Role.DECODE, condition=Condition.DRAINING)
     store.told(ONE, summary(1, workers=(*PAIR, extra, alone, leaving)), 5.0)
     store.told(TWO, summary(1, workers=(*PAIR, alone)), 5.0)
     assert store.routable(5.0, 2) == {(Role.PREFILL, "t1"): 1, (Role.DECODE, "t1"): 1}
@@ -142,7 +141,7 @@ def test_a_worker_is_routable_when_every_gateway_has_it_live_with_a_partner() ->
 
 def test_what_waits_is_unknown_as_long_as_any_part_of_it_is() -> None:
     store = linked(ONE)
-    waiting = worker(b"P", WireRole.PREFILL, waiting_tokens=300)
+    waiting = worker(b"P", Role.PREFILL, waiting_tokens=300)
     store.told(ONE, summary(1, backlog=Backlog(2, 0, 1.0, 500), workers=(waiting,)), 5.0)
     assert store.queued_tokens(5.0, 1) == Known(800.0)
     store.told(ONE, summary(2, backlog=Backlog(2, 2, 1.0, None), workers=(waiting,)), 10.0)
@@ -156,7 +155,7 @@ def test_what_waits_is_unknown_as_long_as_any_part_of_it_is() -> None:
 
 def test_a_step_that_two_gateways_told_of_counts_once_and_start_ups_once_a_worker() -> None:
     store = linked(ONE, TWO)
-    told = worker(b"P", WireRole.PREFILL, timings=(StepTiming(4, 100, 5e3, 0, 0, 0.01),))
+    told = worker(b"P", Role.PREFILL, timings=(StepTiming(4, 100, 5e3, 0, 0, 0.01),))
     for number in (1, 2):
         for epoch in (ONE, TWO):
             store.told(epoch, summary(number, workers=(told,)), 5.0 * number)
@@ -177,7 +176,7 @@ def test_requests_that_were_not_served_missed_their_target() -> None:
 
 def test_the_slowest_measured_way_of_all_workers_counts_and_unmeasured_ones_do_not() -> None:
     fast, slow = Lanes(2, 0, "cuda_ipc/cuda", 3e11), Lanes(3, 1, "tcp x1", 9e8)
-    crews = (PAIR, (replace(PAIR[0], lanes=fast), worker(b"Q", WireRole.PREFILL, lanes=slow), PAIR[1]))
+    crews = (PAIR, (replace(PAIR[0], lanes=fast), worker(b"Q", Role.PREFILL, lanes=slow), PAIR[1]))
     seen = []
     for crew in crews:
         store = linked(ONE)
@@ -192,7 +191,7 @@ def test_the_operator_hears_lane_rate_and_verdict() -> None:
     heard = telemetry.heard(Key("team-a", "chat"), "uid")
     assert heard is not None
     assert (heard.lane, heard.transport_verified) == (None, None)
-    slow = worker(b"Q", WireRole.PREFILL, lanes=Lanes(3, 1, "tcp x1", 9.04e8))
+    slow = worker(b"Q", Role.PREFILL, lanes=Lanes(3, 1, "tcp x1", 9.04e8))
     store.told(ONE, summary(1, workers=(slow, *PAIR)), 1.0)
     heard = telemetry.heard(Key("team-a", "chat"), "uid")
     assert heard is not None

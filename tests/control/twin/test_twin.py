@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from baton_control.names import Role
 from baton_control.sizing.capacity import latencies
 from baton_control.sizing.step_times import WorkerModel
 from baton_control.sizing.workload import Workload
@@ -15,6 +14,7 @@ from baton_control.twin.events import Stage
 from baton_control.twin.twin import Twin
 from baton_simulate.synthetic import Shape, synthetic
 from baton_testing.sizing.builders import ROUND_WORKER, requests
+from baton_wire.messages.values import Role
 
 
 def started(workload: Workload, prefill: int = 1, decode: int = 1, model: WorkerModel = ROUND_WORKER) -> Twin:

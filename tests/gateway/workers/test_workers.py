@@ -28,7 +28,7 @@ from baton_testing.gateway.gateway_process import (
 from baton_testing.gateway.made_tokenizers import sentencepiece
 from baton_wire.keys import KeyDirectory, write_new_key
 from baton_wire.messages.gateway_link import Hello
-from baton_wire.messages.values import Role
+from baton_wire.messages.values import POOL_ROLES, Role
 
 CHAT = "/v1/chat/completions"
 BODY: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
@@ -53,7 +53,7 @@ def linked(gateway: RunningGateway) -> list[FakeWorker]:
 async def test_a_gateway_that_has_just_started_lets_requests_wait_for_its_links(tmp_path: Path) -> None:
     """Found by kill -9 of a gateway process: its successor told clients that there were no workers."""
     pool = FakePool(tmp_path, tokenizer(), answer)
-    for role in Role:
+    for role in POOL_ROLES:
         await pool.add(role)
     listening = bind("127.0.0.1", 0)
     listening.listen()
@@ -282,7 +282,7 @@ async def test_unfitting_workers_never_pair_and_each_revision_has_its_own_tokeni
     async with running_gateway(pool) as gateway:
         assert (await ask(gateway))[0] == 503
         other = sentencepiece()
-        for role in Role:
+        for role in POOL_ROLES:
             worker = await pool.add(role, model_hash="ef" * 32)
             worker.tokenizer = other
             worker.script = lambda request: list(other.tokenizer.encode("the fox", add_special_tokens=False).ids)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from baton_control.names import POOL_ROLES
 from baton_control.spec.manifest import read_manifest
 from baton_control.worker_specs import Device, Site, gateway_spec, worker_spec
+from baton_wire.messages.values import POOL_ROLES
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.yaml"))
 

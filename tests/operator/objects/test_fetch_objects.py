@@ -8,7 +8,6 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from baton_control.names import POOL_ROLES
 from baton_control.spec.api import LLMDeployment
 from baton_model_fetch import __main__ as program
 from baton_operator.objects.cluster import Owner, Platform
@@ -16,6 +15,7 @@ from baton_operator.objects.fetch import REFUSED, fetch_objects, fetch_state, fo
 from baton_operator.objects.pods import gateway_template, worker_template
 from baton_testing.kube.manifests import deployment
 from baton_testing.kube.pod_security import violations
+from baton_wire.messages.values import POOL_ROLES
 
 Json = dict[str, Any]
 IMAGE = "registry.example.com/baton/worker@sha256:" + "a" * 64

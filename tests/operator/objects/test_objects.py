@@ -12,7 +12,6 @@ import kubernetes_validate
 import pytest
 
 from baton_control.errors import UnsupportedError
-from baton_control.names import POOL_ROLES, Role
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.manifest import read_manifest
 from baton_operator.objects.cluster import Owner, Platform
@@ -22,7 +21,7 @@ from baton_operator.objects.pods import worker_template
 from baton_testing.kube.manifests import deployment
 from baton_testing.kube.pod_security import violations
 from baton_wire.derived_keys import derived_key
-from baton_wire.messages.values import Role as WorkerRole
+from baton_wire.messages.values import POOL_ROLES, Role
 from baton_worker.config import parse as parse_worker
 
 Json = dict[str, Any]
@@ -206,7 +205,7 @@ def test_a_worker_reads_its_own_command_line_and_listens_where_the_services_poin
     [container] = pod_of(objects, role)["spec"]["containers"]
     argv = [*container["command"], *container["args"]]
     assert argv[:3] == ["python", "-m", f"baton_{role}_worker"]
-    config = parse_worker(WorkerRole(role.value), argv[3:])
+    config = parse_worker(role, argv[3:])
     assert (config.listen.port, str(config.keys), str(config.model)) == (8000, "/etc/baton/keys", "/model")
     [service] = of_kind(objects, "Service", role)
     assert service["spec"]["clusterIP"] == "None"

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton_control.errors import ManifestError
-from baton_control.names import POOL_ROLES
 from baton_control.spec.manifest import parse_object
 from baton_operator.objects.cluster import Owner, Platform
 from baton_operator.objects.desired import standing_objects, worker_deployment
 from baton_operator.objects.pods import worker_template
 from baton_testing.kube.manifests import manifest
 from baton_testing.kube.pod_security import violations
+from baton_wire.messages.values import POOL_ROLES
 
 Json = dict[str, Any]
 IMAGE = "registry.example.com/baton@sha256:" + "a" * 64

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton_control.names import POOL_ROLES, Role
 from baton_operator.kube.kinds import BUDGETS, MONITORS, ROUTES, RULES
 from baton_operator.objects.cluster import Owner
 from baton_operator.objects.optional import optional_objects
@@ -18,6 +17,7 @@ from baton_testing.kube.campaign import run
 from baton_testing.kube.manifests import deployment
 from baton_testing.kube.scenarios import SCENARIOS
 from baton_testing.kube.world import MASTERS, PLATFORM, wish
+from baton_wire.messages.values import POOL_ROLES, Role
 
 OWNER = Owner("u1")
 WATCHING = dataclasses.replace(PLATFORM, monitors=True, alerts=True)

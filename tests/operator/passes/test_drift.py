@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from baton_control.names import Role
 from baton_operator.objects.cluster import Owner, Platform
 from baton_operator.objects.desired import standing_objects, worker_deployment
 from baton_operator.objects.pods import worker_template
 from baton_operator.passes.drift import has_drifted
 from baton_testing.kube.manifests import deployment
+from baton_wire.messages.values import Role
 
 IMAGE = "registry.example.com/baton/worker@sha256:" + "a" * 64
 PLATFORM, OWNER = Platform(IMAGE, IMAGE), Owner("6f1c2f0e")

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton_control.hashes import Revision
-from baton_control.names import POOL_ROLES, Role
 from baton_control.rollout import Change, Limits, Step, Wanted, next_step
 from baton_control.spec.api import LLMDeployment
 from baton_operator.objects.cluster import Manifest, Owner, Platform
@@ -18,6 +17,7 @@ from baton_operator.objects.desired import standing_objects, worker_deployment
 from baton_operator.objects.pods import WorkerTemplate, worker_template
 from baton_operator.passes.observe import WorkerSet, finished, groups, replicas_after, worker_sets
 from baton_testing.kube.manifests import deployment
+from baton_wire.messages.values import POOL_ROLES, Role
 
 OWNER = Owner("uid-1")
 IMAGE = "registry.example.com/baton@sha256:" + "a" * 64

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_control.names import POOL_ROLES, Role
 from baton_control.sizing.scaling import Sized
 from baton_control.spec.api import LLMDeployment, ScalingMode
 from baton_operator.passes.pool_size import SCALER, Facade, is_foreign, plans, standing, within_budget
 from baton_testing.kube.manifests import deployment
+from baton_wire.messages.values import POOL_ROLES, Role
 
 P, D = Role.PREFILL, Role.DECODE
 NONE = {P: None, D: None}

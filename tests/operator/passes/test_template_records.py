@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from baton_control.names import POOL_ROLES, Role
 from baton_control.spec.allowed import fields_of, model_of
 from baton_control.spec.api import DeploymentSpec, LLMDeployment
 from baton_control.spec.base_model import Model
@@ -25,6 +24,7 @@ from baton_operator.passes.template_records import (
     stored,
 )
 from baton_testing.kube.manifests import deployment
+from baton_wire.messages.values import POOL_ROLES, Role
 
 DIGEST = "registry.example.com/baton@sha256:"
 OLD = Platform(DIGEST + "a" * 64, DIGEST + "b" * 64)

@@ -9,7 +9,6 @@ import pytest
 
 from baton_control.errors import Problem
 from baton_control.hashes import Revision
-from baton_control.names import POOL_ROLES, Role
 from baton_control.rollout import REASONS, Group, Phase, Step
 from baton_control.sizing.scaling import Sized
 from baton_operator.passes.observe import WorkerSet
@@ -20,6 +19,7 @@ from baton_operator.passes.worker_pods import Crew
 from baton_operator.schema.status import DeploymentStatus, SloStatus
 from baton_operator.telemetry import Heard
 from baton_testing.kube.manifests import deployment
+from baton_wire.messages.values import POOL_ROLES, Role
 
 P, D = Role.PREFILL, Role.DECODE
 NEW = Revision("fit", "new")

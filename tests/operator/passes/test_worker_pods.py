@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from baton_control.names import Role
 from baton_operator.passes.worker_pods import (
     Crew,
     Readiness,
@@ -16,6 +15,7 @@ from baton_operator.passes.worker_pods import (
     placement_s,
     worker_pods,
 )
+from baton_wire.messages.values import Role
 
 KEY = (Role.DECODE, "abc")
 

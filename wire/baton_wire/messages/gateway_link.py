@@ -31,6 +31,7 @@ from baton_wire.messages.values import (
     ShortText,
     TokenCount,
     TokenEntry,
+    check_worker,
 )
 
 MAX_STATE_TIMINGS = 8
@@ -60,6 +61,9 @@ class Hello(Message, frozen=True, tag=1):
     bundle_hash: Digest
     """SHA-256 of the tokenizer bundle, which follows in BundleChunk messages."""
     bundle_bytes: Annotated[int, Meta(ge=1, le=64 << 20)]
+
+    def __post_init__(self) -> None:
+        check_worker(self.role)
 
 
 class BundleChunk(Message, frozen=True, tag=2):

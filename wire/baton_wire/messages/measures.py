@@ -7,7 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from baton_wire.messages.values import Address, Count, Epoch, Role, Seconds, TokenCount, Value
+from baton_wire.messages.values import Address, Count, Epoch, Role, Seconds, TokenCount, Value, check_worker
 
 SKETCH_RATIO = 1.02
 """Bucket i of a sketch holds values in (SKETCH_RATIO^(i-1), SKETCH_RATIO^i]: any quantile is right within 1 %."""
@@ -95,6 +95,9 @@ class WorkerMeasures(Value, frozen=True):
     """Some of the steps since the last summary, drawn evenly."""
     lanes: Lanes | None = None
     """None: of a decode worker, or nothing measured."""
+
+    def __post_init__(self) -> None:
+        check_worker(self.role)
 
 
 class Arrived(Value, frozen=True):

@@ -24,6 +24,7 @@ from baton_wire.messages.values import (
     TokenId,
     TokenLogprob,
     Value,
+    check_worker,
 )
 
 TransferId = Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
@@ -70,6 +71,9 @@ class PairHello(Message, frozen=True, tag=1):
     """Names of the transports this side can use, best first."""
     descriptor: Annotated[bytes, Meta(max_length=1 << 16)]
     """What the chosen transport needs to reach this side's landing region; opaque here."""
+
+    def __post_init__(self) -> None:
+        check_worker(self.role)
 
 
 class Grant(Message, frozen=True, tag=2):

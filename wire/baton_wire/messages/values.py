@@ -49,8 +49,20 @@ class Value(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 
 class Role(enum.StrEnum):
+    """What a process does."""
+
     PREFILL = "prefill"
     DECODE = "decode"
+    GATEWAY = "gateway"
+
+
+POOL_ROLES = (Role.PREFILL, Role.DECODE)
+
+
+def check_worker(role: Role) -> None:
+    """Raises ValueError for the role of a process that is no worker."""
+    if role not in POOL_ROLES:
+        raise ValueError(f"role: {role.value} is not allowed: one of {', '.join(POOL_ROLES)}")
 
 
 class Reason(enum.StrEnum):

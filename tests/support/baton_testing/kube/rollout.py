@@ -16,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from baton_control.hashes import Revision
-from baton_control.names import POOL_ROLES, Role
 from baton_control.rollout import PARTNERS, Group, Limits, Phase, Step, Wanted, is_complete, next_step
+from baton_wire.messages.values import POOL_ROLES, Role
 
 MOST_WORKERS = 8
 CALM_STEPS = 400

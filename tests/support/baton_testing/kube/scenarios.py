@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from baton_control.names import Role
 from baton_operator.kube.kinds import DEPLOYMENTS, MONITORS, PODS, POOLS, RECORDS, SERVICES, WORKERS
 from baton_operator.objects.metadata import ROLE_LABEL
 from baton_testing.kube.store import Json
 from baton_testing.kube.world import NAME, SPACE, Promise, World, newer
+from baton_wire.messages.values import Role
 
 Script = Callable[[World], Awaitable[None]]
 OTHER_MODEL = {"model__source": "pvc://models/b"}

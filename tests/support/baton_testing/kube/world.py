@@ -13,7 +13,6 @@ import random
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from baton_control.names import POOL_ROLES, Role
 from baton_control.rollout import PARTNERS
 from baton_operator.kube.client import Change, Resource
 from baton_operator.kube.kinds import DEPLOYMENTS, EVENTS, PODS, POOLS, WORKERS
@@ -28,6 +27,7 @@ from baton_testing.kube.faults import CALM, NO_FAULT, FaultyKube, Plan, Streams
 from baton_testing.kube.manifests import manifest, set_at
 from baton_testing.kube.memory import MemoryKube
 from baton_testing.kube.store import Json, Store
+from baton_wire.messages.values import POOL_ROLES, Role
 
 SPACE, NAME = "team", "chat"
 QUIET_S, LONGEST_S = 75.0, 7200.0
