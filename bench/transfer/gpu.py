@@ -34,7 +34,7 @@ from bench.transfer.gpu_landing import BLOCK_TOKENS, EPOCH, STAMPS, WORD, Place,
 
 from baton_kernels.kv_checksum import kv_checksums
 from baton_kv_transfer.layout import Extent, joined
-from baton_kv_transfer.link import Connection
+from baton_kv_transfer.network import SocketConnection
 from baton_kv_transfer.transports.ucx.binding import Memory, Piece, UcxAgent, WriteState
 from baton_kv_transfer.transports.ucx.descriptor import UcxDescriptor, unpack
 from baton_kv_transfer.transports.ucx.thread import UcxThread
@@ -167,7 +167,7 @@ async def open_way(place: Place, target: UcxDescriptor, batched: bool) -> Way:
     await thread.start(120.0)
     lane = await thread.run(connect(target), 60.0)
     here, there = socket.socketpair()
-    return Way(thread, made[0], UcxWriter(thread, target, Connection(here), lambda _: True, print, lane), there)
+    return Way(thread, made[0], UcxWriter(thread, target, SocketConnection(here), lambda _: True, print, lane), there)
 
 
 def blocks_of(place: Place, kind: Kind) -> torch.Tensor:

@@ -24,7 +24,7 @@ from bench.transfer.ucx import Transfer, Way, rate
 from baton_kv_transfer.handover import TransferConfig
 from baton_kv_transfer.landing import ClaimRefusal, LandingRegion, LandingWindow
 from baton_kv_transfer.layout import Extent
-from baton_kv_transfer.link import Connection
+from baton_kv_transfer.network import SocketConnection
 from baton_kv_transfer.transports.seam import Write
 from baton_kv_transfer.transports.tcp import SOCKET_BUFFER_BYTES, TcpLanding, TcpWriter
 from baton_kv_transfer.transports.ucx.binding import is_installed
@@ -106,7 +106,7 @@ async def receive() -> None:
     async def accept() -> None:
         while True:
             sock, _ = await loop.sock_accept(lanes)
-            landing.attach(Connection(sock), PEER)
+            landing.attach(SocketConnection(sock), PEER)
 
     accepting = asyncio.create_task(accept())
     await loop.run_in_executor(None, sys.stdin.buffer.read)
@@ -147,7 +147,7 @@ class Numbers:
         return self.last
 
 
-def through_lanes(connections: list[Connection], source: memoryview, numbers: Numbers) -> Transfer:
+def through_lanes(connections: list[SocketConnection], source: memoryview, numbers: Numbers) -> Transfer:
     """Writes as large as the carrier makes them, all of a transfer started at once."""
     writer = TcpWriter(connections, lambda detail: print(f"sender: {detail}", file=sys.stderr))
 
@@ -172,7 +172,7 @@ async def measure(lanes_port: int, plain_port: int, others: dict[str, Way]) -> l
     source, numbers = memoryview(bytearray(REGION_BYTES)), Numbers()
     ways = [rated(plainly(plain_port, source))]
     for count in (1, LANES):
-        connections = [Connection(connect(lanes_port)) for _ in range(count)]
+        connections = [SocketConnection(connect(lanes_port)) for _ in range(count)]
         ways.append(rated(through_lanes(connections, source, numbers)))
     ways += [other.rate for other in others.values()]
     rows: list[dict[str, Cell]] = []

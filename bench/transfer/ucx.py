@@ -21,7 +21,7 @@ import numpy
 
 from baton_kv_transfer.handover import TransferConfig
 from baton_kv_transfer.layout import Extent
-from baton_kv_transfer.link import Connection
+from baton_kv_transfer.network import SocketConnection
 from baton_kv_transfer.transports.seam import Write
 from baton_kv_transfer.transports.ucx.binding import UcxAgent, host_memory
 from baton_kv_transfer.transports.ucx.descriptor import unpack
@@ -118,7 +118,7 @@ async def send_nixl(end: socket.socket) -> None:
     await thread.start()
     await thread.run(lambda agent: agent.register(host_memory(source)))
     lane = await thread.run(connect(target))
-    writer = UcxWriter(thread, target, Connection(end), lambda _: True, print, lane)
+    writer = UcxWriter(thread, target, SocketConnection(end), lambda _: True, print, lane)
     largest = TransferConfig().max_put_bytes
 
     async def transfer(size: int) -> None:

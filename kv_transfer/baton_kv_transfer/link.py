@@ -7,75 +7,21 @@ silence. What the messages mean is the machines' business.
 from __future__ import annotations
 
 import asyncio
-import socket
 import struct
-import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 
+from baton_kv_transfer.network import Connection
 from baton_wire.errors import BadMessageError, LinkLostError
 from baton_wire.handshake import LinkIdentity
 from baton_wire.liveness import Liveness, LivenessConfig, PeerState
 from baton_wire.messages.codec import decode, encode
 from baton_wire.messages.pair_link import Heartbeat, PairMessage
 from baton_wire.messages.values import MAX_FRAME_BYTES
-from baton_wire.reset import reset_on_close
 
 _LENGTH = struct.Struct("!I")
 MAX_QUEUED_BYTES = 64 << 20
 """A peer that lets this much pile up is treated as lost."""
-
-
-class Connection:
-    """A connected non-blocking socket with exact reads; used for handshakes and control links."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        sock.setblocking(False)
-        with suppress(OSError):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.socket = sock
-        self.heard_s = time.monotonic()
-
-    async def send(self, data: bytes) -> None:
-        await asyncio.get_running_loop().sock_sendall(self.socket, data)
-
-    async def receive(self, size: int) -> bytes:
-        """Exactly `size` bytes. Raises EOFError when the peer closed before."""
-        loop = asyncio.get_running_loop()
-        data = bytearray(size)
-        view, done = memoryview(data), 0
-        while done < size:
-            count = await loop.sock_recv_into(self.socket, view[done:])
-            if count == 0:
-                raise EOFError("the peer closed the connection")
-            done += count
-            self.heard_s = time.monotonic()
-        return bytes(data)
-
-    def close(self) -> None:
-        self.socket.close()
-
-
-async def connect(host: str, port: int) -> Connection:
-    """Dial; raises OSError. The caller bounds the time."""
-    loop = asyncio.get_running_loop()
-    infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    failure: OSError = OSError(f"{host} has no address")
-    for family, kind, protocol, _, address in infos:
-        sock = socket.socket(family, kind, protocol)
-        sock.setblocking(False)
-        try:
-            await loop.sock_connect(sock, address)
-        except OSError as error:
-            sock.close()
-            failure = error
-        except BaseException:
-            sock.close()
-            raise
-        else:
-            return Connection(sock)
-    raise failure
 
 
 class Link:
@@ -94,7 +40,8 @@ class Link:
         self._heartbeat_s = heartbeat_s
         liveness = liveness or LivenessConfig()
         self._look_s = liveness.suspect_s / 6
-        self._alive = Liveness(liveness, time.monotonic())
+        self._loop = asyncio.get_running_loop()
+        self._alive = Liveness(liveness, self._loop.time())
         self._frames: deque[bytes] = deque()
         self._queued_bytes = 0
         self._wake = asyncio.Event()
@@ -106,7 +53,7 @@ class Link:
         if self.is_closed:
             return PeerState.DEAD
         self._alive.heard(self._connection.heard_s)
-        return self._alive.state(time.monotonic())
+        return self._alive.state(self._loop.time())
 
     @property
     def is_closed(self) -> bool:
@@ -200,7 +147,7 @@ class Link:
 
     async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(min(self._look_s, self._alive.due_in(time.monotonic())))
+            await asyncio.sleep(min(self._look_s, self._alive.due_in(self._loop.time())))
             if self.state is PeerState.DEAD:
-                reset_on_close(self._connection.socket)
+                self._connection.reset_on_close()
                 raise LinkLostError("the peer was silent for too long")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from aiohttp import ClientSession, WSMsgType, web
 
-from baton_kv_transfer.link import Connection
+from baton_kv_transfer.network import SocketConnection
 from baton_testing.kv_transfer.builders import key_directory
 from baton_wire import handshake as link_auth
 from baton_wire.errors import AuthenticationError, VersionError
@@ -211,9 +211,9 @@ def test_every_truncated_or_random_frame_is_a_typed_error() -> None:
 # Over real connections -----------------------------------------------------------------------------------------------
 
 
-def pipe() -> tuple[Connection, Connection]:
+def pipe() -> tuple[SocketConnection, SocketConnection]:
     here, there = socket.socketpair()
-    return Connection(here), Connection(there)
+    return SocketConnection(here), SocketConnection(there)
 
 
 async def meet(
@@ -226,7 +226,7 @@ async def meet(
 ) -> tuple[LinkIdentity | BaseException, LinkIdentity | BaseException]:
     acceptor_end, dialler_end = pipe()
 
-    async def closing(side: Awaitable[LinkIdentity], end: Connection) -> LinkIdentity:
+    async def closing(side: Awaitable[LinkIdentity], end: SocketConnection) -> LinkIdentity:
         try:
             return await side
         except AuthenticationError:

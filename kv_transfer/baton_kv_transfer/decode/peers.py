@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
-import time
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,7 +16,8 @@ import msgspec
 
 from baton_kv_transfer.handover import TransferConfig
 from baton_kv_transfer.layout import negotiated_unit
-from baton_kv_transfer.link import Connection, Link
+from baton_kv_transfer.link import Link
+from baton_kv_transfer.network import Connection, Listener, Network
 from baton_kv_transfer.transports.table import agreed
 from baton_wire.errors import LinkLostError, TransferError, UnfitPairError
 from baton_wire.fingerprint import require_fit
@@ -66,14 +65,20 @@ class Acceptor:
     """All links of one decode worker."""
 
     def __init__(
-        self, hello: PairHello, keys: KeyDirectory, config: TransferConfig, listener: AcceptorListener
+        self,
+        hello: PairHello,
+        keys: KeyDirectory,
+        config: TransferConfig,
+        listener: AcceptorListener,
+        network: Network,
     ) -> None:
         self._hello = hello
         self._keys = keys
         self._config = config
-        self._listener = listener
+        self._network = network
+        self._told = listener
         self._party = Party(LinkRole.DECODE, hello.epoch)
-        self._socket: socket.socket | None = None
+        self._listener: Listener | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._strangers: OrderedDict[Connection, asyncio.Task[None]] = OrderedDict()
         self._complained_s = 0.0
@@ -89,28 +94,13 @@ class Acceptor:
 
     async def start(self, host: str, port: int) -> int:
         """Listen; returns the port that was bound. Raises OSError when it is taken."""
-        loop = asyncio.get_running_loop()
-        infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = infos[0]
-        sock = socket.socket(family, kind, protocol)
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(address)
-            sock.listen(128)
-        except OSError:
-            sock.close()
-            raise
-        sock.setblocking(False)
-        self._socket = sock
-        loop.add_reader(sock, self._accept, sock)
-        bound: int = sock.getsockname()[1]
-        return bound
+        self._listener = await self._network.listen(host, port, self._accept)
+        return self._listener.port
 
     async def stop(self) -> None:
-        if self._socket is not None:
-            asyncio.get_running_loop().remove_reader(self._socket)
-            self._socket.close()
-            self._socket = None
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -121,16 +111,7 @@ class Acceptor:
         if linked is not None:
             linked.link.close(detail)
 
-    def _accept(self, listening: socket.socket) -> None:
-        """One connection waits. A callback and not a coroutine, whose cancellation could lose an accepted socket."""
-        try:
-            sock, _ = listening.accept()
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError as error:  # the peer was gone before we looked, or out of descriptors
-            log.warning("accepting pair links: %s", error)
-            return
-        connection = Connection(sock)
+    def _accept(self, connection: Connection) -> None:
         task = asyncio.create_task(self._welcome(connection))
         self._strangers[connection] = task
         if len(self._strangers) > MAX_STRANGERS:
@@ -172,7 +153,7 @@ class Acceptor:
     def _refuse(self, error: Exception) -> None:
         """Count, and say so at most once a second: strangers must not fill the log."""
         self.refused += 1
-        now = time.monotonic()
+        now = asyncio.get_running_loop().time()
         if now - self._complained_s >= 1.0:
             self._complained_s = now
             log.warning("pair link refused (%d so far): %s", self.refused, error or type(error).__name__)
@@ -184,7 +165,7 @@ class Acceptor:
             if len(self.orphaned) > MAX_ORPHANED:
                 del self.orphaned[next(iter(self.orphaned))]
             raise LinkLostError("a data connection of a worker that is not linked")
-        self._listener.on_data(linked, connection)
+        self._told.on_data(linked, connection)
         return True
 
     async def _take_control(self, identity: LinkIdentity, connection: Connection) -> None:
@@ -220,12 +201,12 @@ class Acceptor:
         detail = "stopped"
         self.links[linked.epoch] = linked  # before the hello: its answer are data connections
         linked.link.send(self._hello)
-        self._listener.on_up(linked)
+        self._told.on_up(linked)
         try:
-            detail = await linked.link.run(lambda message: self._listener.on_message(linked, message))
+            detail = await linked.link.run(lambda message: self._told.on_message(linked, message))
         finally:
             linked.link.close(detail)
             del self.links[linked.epoch]
             log.info("link from prefill worker %s ended: %s", linked.epoch.hex()[:8], detail)
-            self._listener.on_down(linked, detail)
+            self._told.on_down(linked, detail)
             linked.ended.set()

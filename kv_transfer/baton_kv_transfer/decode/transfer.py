@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import mmap
-import time
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from baton_kv_transfer.decode.machine import DecodeHandovers
@@ -20,7 +19,7 @@ from baton_kv_transfer.decode.records import DecodeAction, DecodeStats, Failed, 
 from baton_kv_transfer.handover import CutLink, DecodeListener, HandoverKey, KvSink, Send, TransferConfig
 from baton_kv_transfer.handover_steps import mark
 from baton_kv_transfer.landing import ClaimRefusal, LandingWindow
-from baton_kv_transfer.link import Connection
+from baton_kv_transfer.network import Connection, Network, Sockets, of_socket
 from baton_kv_transfer.transports import tcp
 from baton_kv_transfer.transports.bandwidth import PROBE_BYTES
 from baton_kv_transfer.transports.seam import PROBE_TRANSFER
@@ -70,10 +69,14 @@ class DecodeTransfer:
         tensor_parallel: int = 1,
         observe_handover_s: Callable[[float], None] = _ignore_duration,
         device: DeviceLanding | None = None,
+        network: Network | None = None,
+        executor: Executor | None = None,
     ) -> None:
         """`landing`: memory to land in, at least `landing_bytes` (for example pinned); allocated here when None.
 
         `device`: where UCX lands instead, on a GPU; at least `landing_bytes` too.
+
+        `network` and `executor`, where KV is scattered, are the operating system's and a thread of its own when None.
 
         `observe_handover_s` is told the seconds from grant to verified of each landed hand-over, on the transfer
         thread.
@@ -105,8 +108,9 @@ class DecodeTransfer:
         if ucx.NAME in hello.transports:
             region = region[: self._handovers.landing_bytes]
             self._ucx = UcxLanding(region, epoch, self._writes_ended, device=device)
-        self._acceptor = Acceptor(hello, keys, self._config, self)
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="baton-scatter")
+        self._acceptor = Acceptor(hello, keys, self._config, self, network or Sockets())
+        self._executor = executor or ThreadPoolExecutor(1, thread_name_prefix="baton-scatter")
+        self._owns_executor = executor is None
         self._scatters: set[asyncio.Task[None]] = set()
         self._port: int | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -130,7 +134,7 @@ class DecodeTransfer:
     async def stop(self) -> None:
         """End every hand-over (each `on_landed` or `on_failed` is told), then the links."""
         for key in self._handovers.open_keys():
-            self._act(self._handovers.cancelled(key, Reason.DRAINING, "the decode worker stops", time.monotonic()))
+            self._act(self._handovers.cancelled(key, Reason.DRAINING, "the decode worker stops", self._now()))
         while self._scatters:
             await asyncio.wait(self._scatters)
         await self._acceptor.stop()
@@ -139,7 +143,8 @@ class DecodeTransfer:
         if self._ticker is not None:
             self._ticker.cancel()
             await asyncio.gather(self._ticker, return_exceptions=True)
-        self._executor.shutdown(wait=False)
+        if self._owns_executor:
+            self._executor.shutdown(wait=False)
         self._stats = self._look()
         self._loop = None
 
@@ -155,9 +160,7 @@ class DecodeTransfer:
     def queued(self, request: bytes, attempt: int, prefill_epoch: bytes, position: int, deadline_s: float) -> None:
         """The engine has no blocks for this request yet."""
         key = HandoverKey(request, attempt)
-        self._post(
-            lambda: self._act(self._handovers.queued(key, prefill_epoch, position, deadline_s, time.monotonic()))
-        )
+        self._post(lambda: self._act(self._handovers.queued(key, prefill_epoch, position, deadline_s, self._now())))
 
     def expected(
         self,
@@ -175,7 +178,7 @@ class DecodeTransfer:
         self._post(
             lambda: self._act(
                 self._handovers.expected(
-                    key, prefill_epoch, total_tokens, cached_tokens, blocks, choices, deadline_s, time.monotonic()
+                    key, prefill_epoch, total_tokens, cached_tokens, blocks, choices, deadline_s, self._now()
                 )
             )
         )
@@ -183,12 +186,12 @@ class DecodeTransfer:
     def refused(self, request: bytes, attempt: int, prefill_epoch: bytes, reason: Reason, detail: str = "") -> None:
         """The engine refused a request that was never `expected`."""
         key = HandoverKey(request, attempt)
-        self._post(lambda: self._act(self._handovers.refused(key, prefill_epoch, reason, detail, time.monotonic())))
+        self._post(lambda: self._act(self._handovers.refused(key, prefill_epoch, reason, detail, self._now())))
 
     def cancelled(self, request: bytes, attempt: int, reason: Reason = Reason.CANCELLED, detail: str = "") -> None:
         """The request is no longer wanted, or the engine gave it up. Unknown ones are ignored."""
         key = HandoverKey(request, attempt)
-        self._post(lambda: self._act(self._handovers.cancelled(key, reason, detail, time.monotonic())))
+        self._post(lambda: self._act(self._handovers.cancelled(key, reason, detail, self._now())))
 
     def stats(self) -> DecodeTransferStats:
         """As of the last tick."""
@@ -202,7 +205,7 @@ class DecodeTransfer:
 
     def on_up(self, linked: PrefillLink) -> None:
         one_sided = linked.transport == ucx.NAME
-        now = time.monotonic()
+        now = self._now()
         self._act(
             self._handovers.link_up(
                 linked.epoch, linked.hello.block_tokens, now, one_sided=one_sided, link=linked.number
@@ -212,23 +215,23 @@ class DecodeTransfer:
     def on_message(self, linked: PrefillLink, message: PairMessage) -> None:
         if isinstance(message, Seal):
             mark(message, "seal received")
-        self._act(self._handovers.message(linked.epoch, message, time.monotonic()))
+        self._act(self._handovers.message(linked.epoch, message, self._now()))
 
     def on_data(self, linked: PrefillLink, connection: Connection) -> None:
         if linked.transport != ucx.NAME:
-            self._landing.attach(connection, linked.epoch)
+            self._landing.attach(of_socket(connection), linked.epoch)
         elif self._ucx is not None:
-            self._ucx.attach(connection, linked.number)
+            self._ucx.attach(of_socket(connection), linked.number)
 
     def on_down(self, linked: PrefillLink, detail: str) -> None:
         self._landing.drop(linked.epoch)
         if self._ucx is not None and linked.transport == ucx.NAME:
             orphaned = self._acceptor.orphaned
             self._ucx.unlinked(linked.number, self._config.handshake_s, lambda: linked.epoch not in orphaned)
-        self._act(self._handovers.link_down(linked.epoch, detail, time.monotonic()))
+        self._act(self._handovers.link_down(linked.epoch, detail, self._now()))
 
     def _writes_ended(self, link: int) -> None:
-        self._act(self._handovers.writes_ended(link, time.monotonic()))
+        self._act(self._handovers.writes_ended(link, self._now()))
 
     # Bytes -----------------------------------------------------------------------------------------------------------
 
@@ -240,12 +243,15 @@ class DecodeTransfer:
     def arrived(self, peer: bytes, window: LandingWindow) -> None:
         if window.transfer == PROBE_TRANSFER:
             return
-        self._act(self._handovers.arrived(window, time.monotonic()))
+        self._act(self._handovers.arrived(window, self._now()))
 
     def breached(self, peer: bytes, detail: str) -> None:
         self._acceptor.cut(peer, detail)
 
     # Inside ----------------------------------------------------------------------------------------------------------
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
 
     def _act(self, actions: list[DecodeAction]) -> None:
         for action in actions:
@@ -262,7 +268,7 @@ class DecodeTransfer:
                     task.add_done_callback(self._scatter_ended)
                 case Landed(key, first_tokens, granted_s):
                     mark(key, "landed")
-                    self._observe_handover_s(time.monotonic() - granted_s)
+                    self._observe_handover_s(self._now() - granted_s)
                     self._listener.on_landed(key.request, key.attempt, first_tokens)
                 case Failed(key, reason, detail):
                     self._listener.on_failed(key.request, key.attempt, reason, detail)
@@ -272,7 +278,7 @@ class DecodeTransfer:
         future = loop.run_in_executor(self._executor, self._scatter_now, scatter)
         await asyncio.wait([future])
         error = future.exception()
-        now = time.monotonic()
+        now = self._now()
         if error is None:
             self._act(self._handovers.scattered(scatter.key, scatter.first_unit, future.result(), now))
         else:
@@ -295,7 +301,7 @@ class DecodeTransfer:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(self._config.tick_s)
-            self._act(self._handovers.tick(time.monotonic()))
+            self._act(self._handovers.tick(self._now()))
             self._stats = self._look()
 
     def _look(self) -> DecodeTransferStats:

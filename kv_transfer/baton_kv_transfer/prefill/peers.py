@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,7 +16,8 @@ import msgspec
 
 from baton_kv_transfer.handover import TransferConfig
 from baton_kv_transfer.layout import negotiated_unit
-from baton_kv_transfer.link import Connection, Link, connect
+from baton_kv_transfer.link import Link
+from baton_kv_transfer.network import Connection, Network
 from baton_kv_transfer.prefill.writers import Writers
 from baton_kv_transfer.transports.seam import Writer
 from baton_kv_transfer.transports.table import agreed
@@ -74,11 +74,13 @@ class Dialler:
         config: TransferConfig,
         writers: Writers,
         listener: DiallerListener,
+        network: Network,
     ) -> None:
         self._hello = hello
         self._writers = writers
         self._keys = keys
         self._config = config
+        self._network = network
         self._listener = listener
         self._party = Party(LinkRole.PREFILL, hello.epoch)
         self._discovered: frozenset[Address] = frozenset()
@@ -118,7 +120,7 @@ class Dialler:
     def _is_wanted(self, address: Address) -> bool:
         if address in self._discovered:
             return True
-        if time.monotonic() < self._wanted_until.get(address, 0.0):
+        if asyncio.get_running_loop().time() < self._wanted_until.get(address, 0.0):
             return True
         self._wanted_until.pop(address, None)
         return False
@@ -206,7 +208,7 @@ class Dialler:
 
     async def _handshake(self, address: Address, channel: Channel) -> tuple[Connection, LinkIdentity]:
         async with asyncio.timeout(self._config.handshake_s):
-            connection = await connect(address.host, address.port)
+            connection = await self._network.connect(address.host, address.port)
         try:
             identity = await dial_handshake(
                 connection.send,

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from baton_kv_transfer.grant import DecodePeer
 from baton_kv_transfer.handover import CutLink, HandoverKey, KvSource, PrefillListener, Send, TransferConfig
 from baton_kv_transfer.handover_steps import mark
+from baton_kv_transfer.network import Network, Sockets
 from baton_kv_transfer.prefill.carrier import PutCarrier, Staging, ordinary_memory
 from baton_kv_transfer.prefill.machine import PrefillHandovers
 from baton_kv_transfer.prefill.peers import DecodeLink, Dialler
@@ -65,10 +65,15 @@ class PrefillTransfer:
         tensor_parallel: int = 1,
         device: DeviceMemory | None = None,
         staging: Staging = ordinary_memory,
+        network: Network | None = None,
+        executor: Executor | None = None,
     ) -> None:
         """`device`: the pool where it is a GPU's memory; UCX then writes straight from it.
 
         `staging` gives memory to pack into where bytes cannot be sent from where they are.
+
+        `network` and `executor`, where KV is checksummed and packed, are the operating system's and a thread of its own
+        when None.
         """
         self._config = config or TransferConfig()
         self._listener = listener
@@ -84,8 +89,9 @@ class PrefillTransfer:
             descriptor=b"",
         )
         self._writers = Writers(epoch, hello.transports, self._config.lanes, source.region(), device)
-        self._dialler = Dialler(hello, keys, self._config, self._writers, self)
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="baton-checksums")
+        self._dialler = Dialler(hello, keys, self._config, self._writers, self, network or Sockets())
+        self._executor = executor or ThreadPoolExecutor(1, thread_name_prefix="baton-checksums")
+        self._owns_executor = executor is None
         self._carrier = PutCarrier(
             source,
             geometry,
@@ -115,14 +121,15 @@ class PrefillTransfer:
     async def stop(self) -> None:
         """End every hand-over (each `on_release` is told), then the links."""
         for key in self._handovers.open_keys():
-            self._act(self._handovers.cancelled(key, Reason.DRAINING, "the prefill worker stops", time.monotonic()))
+            self._act(self._handovers.cancelled(key, Reason.DRAINING, "the prefill worker stops", self._now()))
         await self._dialler.stop()
         await self._carrier.drained()
         await self._writers.stop()
         if self._ticker is not None:
             self._ticker.cancel()
             await asyncio.gather(self._ticker, return_exceptions=True)
-        self._executor.shutdown(wait=False)
+        if self._owns_executor:
+            self._executor.shutdown(wait=False)
         self._stats = self._look()
         self._loop = None
 
@@ -145,23 +152,23 @@ class PrefillTransfer:
     def computed(self, request: bytes, attempt: int, tokens: int, blocks: tuple[int, ...]) -> None:
         """KV of [0, tokens) stands in `blocks`."""
         key = HandoverKey(request, attempt)
-        self._post(lambda: self._act(self._handovers.computed(key, tokens, blocks, time.monotonic())))
+        self._post(lambda: self._act(self._handovers.computed(key, tokens, blocks, self._now())))
 
     def computing(self, request: bytes, attempt: int, tokens: int, layers: int, blocks: tuple[int, ...]) -> None:
         """KV of [0, tokens) stands in the first `layers` layers; the others are still computed."""
         key = HandoverKey(request, attempt)
-        self._post(lambda: self._act(self._handovers.computing(key, tokens, layers, blocks, time.monotonic())))
+        self._post(lambda: self._act(self._handovers.computing(key, tokens, layers, blocks, self._now())))
 
     def first_tokens(self, request: bytes, attempt: int, first_tokens: tuple[FirstToken, ...]) -> None:
         """Every choice drew its first token."""
         key = HandoverKey(request, attempt)
         mark(key, "first token drawn")
-        self._post(lambda: self._act(self._handovers.first_tokens(key, first_tokens, time.monotonic())))
+        self._post(lambda: self._act(self._handovers.first_tokens(key, first_tokens, self._now())))
 
     def cancelled(self, request: bytes, attempt: int, reason: Reason = Reason.CANCELLED, detail: str = "") -> None:
         """The request is no longer wanted, or the engine gave it up. Unknown ones are ignored."""
         key = HandoverKey(request, attempt)
-        self._post(lambda: self._act(self._handovers.cancelled(key, reason, detail, time.monotonic())))
+        self._post(lambda: self._act(self._handovers.cancelled(key, reason, detail, self._now())))
 
     def stats(self) -> PrefillTransferStats:
         """As of the last tick."""
@@ -176,16 +183,16 @@ class PrefillTransfer:
     def on_up(self, linked: DecodeLink) -> None:
         self._peers.pop(linked.epoch, None)
         facts = DecodePeer(linked.hello.block_tokens, linked.hello.landing_bytes)
-        self._act(self._handovers.link_up(linked.epoch, facts, time.monotonic()))
+        self._act(self._handovers.link_up(linked.epoch, facts, self._now()))
         self._measuring[linked.epoch] = asyncio.create_task(self._measure(linked))
 
     def on_message(self, linked: DecodeLink, message: PairMessage) -> None:
-        self._act(self._handovers.message(linked.epoch, message, time.monotonic()))
+        self._act(self._handovers.message(linked.epoch, message, self._now()))
 
     def on_down(self, linked: DecodeLink, detail: str) -> None:
         self._measuring.pop(linked.epoch).cancel()
         self._bytes_before += linked.writer.bytes_sent
-        self._act(self._handovers.link_down(linked.epoch, Reason.PEER_LOST, detail, time.monotonic()))
+        self._act(self._handovers.link_down(linked.epoch, Reason.PEER_LOST, detail, self._now()))
 
     def on_seen(self, address: Address, epoch: bytes) -> None:
         gone = [peer for peer, where in self._peers.items() if where == address and peer != epoch]
@@ -193,10 +200,10 @@ class PrefillTransfer:
             del self._peers[peer]
             if peer not in self._dialler.links:
                 detail = f"another process answers at {address}"
-                self._act(self._handovers.link_down(peer, Reason.PEER_LOST, detail, time.monotonic()))
+                self._act(self._handovers.link_down(peer, Reason.PEER_LOST, detail, self._now()))
 
     def on_unfit(self, epoch: bytes, detail: str) -> None:
-        self._act(self._handovers.link_down(epoch, Reason.UNFIT_PAIR, detail, time.monotonic()))
+        self._act(self._handovers.link_down(epoch, Reason.UNFIT_PAIR, detail, self._now()))
 
     # Inside ----------------------------------------------------------------------------------------------------------
 
@@ -210,7 +217,7 @@ class PrefillTransfer:
 
     def _opened(self, key: HandoverKey, peer: PeerRef, total_tokens: int, deadline_s: float) -> None:
         mark(key, "opened")
-        now = time.monotonic()
+        now = self._now()
         self._act(self._handovers.opened(key, peer.epoch, total_tokens, deadline_s, now))
         self._find(peer, deadline_s, now)
 
@@ -226,7 +233,7 @@ class PrefillTransfer:
         self._dialler.want(peer.address, min(deadline_s, now + self._config.link_wait_s))
 
     def _retargeted(self, key: HandoverKey, target: Target, peer: PeerRef, deadline_s: float) -> None:
-        now = time.monotonic()
+        now = self._now()
         self._act(self._handovers.retargeted(key, target, deadline_s, now))
         self._find(peer, deadline_s, now)
 
@@ -236,10 +243,13 @@ class PrefillTransfer:
 
     def _put_done(self, put: Put, checksums: bytes) -> None:
         mark(put.key, "put done")
-        self._act(self._handovers.put_done(put.key, put.put, checksums, time.monotonic()))
+        self._act(self._handovers.put_done(put.key, put.put, checksums, self._now()))
 
     def _put_failed(self, put: Put, reason: Reason, detail: str) -> None:
-        self._act(self._handovers.put_failed(put.key, put.put, reason, detail, time.monotonic()))
+        self._act(self._handovers.put_failed(put.key, put.put, reason, detail, self._now()))
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
 
     def _act(self, actions: list[PrefillAction]) -> None:
         for action in actions:
@@ -268,7 +278,7 @@ class PrefillTransfer:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(self._config.tick_s)
-            self._act(self._handovers.tick(time.monotonic()))
+            self._act(self._handovers.tick(self._now()))
             self._stats = self._look()
 
     def _look(self) -> PrefillTransferStats:

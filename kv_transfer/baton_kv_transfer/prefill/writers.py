@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import mmap
-import time
 from collections.abc import Callable
 
 from baton_kv_transfer.layout import Extent
-from baton_kv_transfer.link import Connection
+from baton_kv_transfer.network import Connection, SocketConnection, of_socket
 from baton_kv_transfer.transports import tcp
 from baton_kv_transfer.transports.bandwidth import PROBE_BYTES, Probe, first_bytes
 from baton_kv_transfer.transports.seam import PROBE_TRANSFER, Write, WriteDone, Writer
@@ -78,7 +77,7 @@ class Writers:
 
     def offered_to(self, address: Address) -> tuple[str, ...]:
         """What a dial to this address names in its hello."""
-        if time.monotonic() < self._without_ucx.get(address, 0.0):
+        if asyncio.get_running_loop().time() < self._without_ucx.get(address, 0.0):
             return tuple(name for name in self.transports if name != ucx.NAME)
         self._without_ucx.pop(address, None)
         return self.transports
@@ -101,21 +100,23 @@ class Writers:
         UCX calls a peer connected before a byte has reached it, so its writer is proven with a first write.
         """
         if transport == tcp.NAME:
-            return tcp.TcpWriter(connections, lambda detail: on_lost(f"data connection: {detail}"))
+            return tcp.TcpWriter(
+                [of_socket(each) for each in connections], lambda detail: on_lost(f"data connection: {detail}")
+            )
         if self._thread is None:
             raise LinkLostError("ucx was not offered")
         try:
-            return await self._open_ucx(self._thread, hello, connections[0], on_lost, timeout_s)
+            return await self._open_ucx(self._thread, hello, of_socket(connections[0]), on_lost, timeout_s)
         except TransferError:
             if tcp.NAME in self.transports:
-                self._without_ucx[address] = time.monotonic() + WITHOUT_UCX_S
+                self._without_ucx[address] = asyncio.get_running_loop().time() + WITHOUT_UCX_S
             raise
 
     async def _open_ucx(
         self,
         thread: UcxThread,
         hello: PairHello,
-        life_line: Connection,
+        life_line: SocketConnection,
         on_lost: Callable[[str], None],
         timeout_s: float,
     ) -> UcxWriter:

@@ -7,7 +7,6 @@ to where nobody reads them and timed until the peer has taken them in.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -78,15 +77,16 @@ async def measure(probe: Probe, budget_s: float, timeout_s: float) -> float | No
 
 
 async def _timed(probe: Probe, budget_s: float) -> float | None:
-    begun_s, count = time.monotonic(), 0
+    loop = asyncio.get_running_loop()
+    begun_s, count = loop.time(), 0
     while count < MAX_PROBES:
         details = await asyncio.gather(*(_written(probe, PROBE_BYTES) for _ in range(IN_FLIGHT)))
         if any(detail is not None for detail in details):
             return None
         count += IN_FLIGHT
-        if time.monotonic() - begun_s >= budget_s:
+        if loop.time() - begun_s >= budget_s:
             break
-    return count * PROBE_BYTES / max(time.monotonic() - begun_s, 1e-9)
+    return count * PROBE_BYTES / max(loop.time() - begun_s, 1e-9)
 
 
 async def _written(probe: Probe, length: int) -> str | None:

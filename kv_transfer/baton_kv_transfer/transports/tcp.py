@@ -17,7 +17,7 @@ from contextlib import suppress
 from itertools import islice
 
 from baton_kv_transfer.landing import ClaimRefusal, LandingWindow
-from baton_kv_transfer.link import Connection
+from baton_kv_transfer.network import SocketConnection
 from baton_kv_transfer.transports.seam import PROBE_TRANSFER, LandingGuard, Write, WriteDone, slices
 
 NAME = "tcp"
@@ -105,7 +105,9 @@ class _Outbox:
 class _SendLane:
     """One data connection of a prefill worker."""
 
-    def __init__(self, connection: Connection, on_ack: Callable[[int], None], on_lost: Callable[[str], None]) -> None:
+    def __init__(
+        self, connection: SocketConnection, on_ack: Callable[[int], None], on_lost: Callable[[str], None]
+    ) -> None:
         self._connection = connection
         self._on_ack = on_ack
         self._on_lost = on_lost
@@ -144,7 +146,7 @@ class _SendLane:
 class TcpWriter:
     """All data connections from here to one decode worker."""
 
-    def __init__(self, connections: Sequence[Connection], on_lost: Callable[[str], None]) -> None:
+    def __init__(self, connections: Sequence[SocketConnection], on_lost: Callable[[str], None]) -> None:
         """`on_lost` is called once when a connection breaks; every open write has then been given up."""
         self._loop = asyncio.get_running_loop()
         self._on_lost = on_lost
@@ -213,7 +215,7 @@ class _OpenWrite:
 class _ReceiveLane:
     """One data connection at a decode worker: PUT frames in, acknowledgements out."""
 
-    def __init__(self, landing: TcpLanding, connection: Connection, peer: bytes) -> None:
+    def __init__(self, landing: TcpLanding, connection: SocketConnection, peer: bytes) -> None:
         self._landing = landing
         self._connection = connection
         self._peer = peer
@@ -308,7 +310,7 @@ class TcpLanding:
     def lanes(self) -> int:
         return sum(len(lanes) for lanes in self._lanes.values())
 
-    def attach(self, connection: Connection, peer: bytes) -> None:
+    def attach(self, connection: SocketConnection, peer: bytes) -> None:
         """Receive from an authenticated data connection. One too many is closed at once."""
         lanes = self._lanes.setdefault(peer, [])
         if len(lanes) >= MAX_LANES:

@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager
 import pytest
 
 from baton_kv_transfer.layout import Extent
-from baton_kv_transfer.link import Connection
+from baton_kv_transfer.network import SocketConnection
 from baton_kv_transfer.transports import tcp
 from baton_kv_transfer.transports.seam import Write
 from baton_testing.kv_transfer.builders import eventually
@@ -235,7 +235,7 @@ async def test_a_one_sided_write_lands_after_the_link_was_cut(name: str) -> None
 async def test_a_write_half_way_when_revoked_touches_no_further_byte() -> None:
     rig = TcpRig(1)
     here, there = socket.socketpair()
-    rig.tcp_landing.attach(Connection(there), P1)
+    rig.tcp_landing.attach(SocketConnection(there), P1)
     rig.guard.landing.grant(1, P1, 4_000, 1_000)
     here.sendall(tcp.PUT.pack(tcp.PUT_MAGIC, 1, 1, 0, 4_000) + bytes(1_500))
     await eventually(lambda: rig.region[1_499] == 0)
@@ -254,7 +254,7 @@ async def test_a_write_half_way_when_revoked_touches_no_further_byte() -> None:
 async def test_garbage_on_a_data_connection_ends_it(garbage: bytes) -> None:
     rig = TcpRig(1)
     here, there = socket.socketpair()
-    rig.tcp_landing.attach(Connection(there), P1)
+    rig.tcp_landing.attach(SocketConnection(there), P1)
     here.sendall(garbage)
     await eventually(lambda: rig.guard.breaches)
     assert rig.tcp_landing.lanes == 0
@@ -266,7 +266,7 @@ async def test_garbage_on_a_data_connection_ends_it(garbage: bytes) -> None:
 async def test_a_false_acknowledgement_loses_the_connection(garbage: bytes) -> None:
     here, there = socket.socketpair()
     lost: list[str] = []
-    writer = tcp.TcpWriter([Connection(here)], lost.append)
+    writer = tcp.TcpWriter([SocketConnection(here)], lost.append)
     there.sendall(garbage)
     await eventually(lambda: lost)
     writer.close("the test ended")

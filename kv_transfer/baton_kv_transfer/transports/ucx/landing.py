@@ -12,7 +12,7 @@ import mmap
 from collections.abc import Callable
 
 from baton_kv_transfer.decode.lingering import REMEMBERED_LINKS
-from baton_kv_transfer.link import Connection
+from baton_kv_transfer.network import SocketConnection
 from baton_kv_transfer.transports.bandwidth import PROBE_BYTES
 from baton_kv_transfer.transports.ucx.binding import Memory, UcxAgent, host_memory
 from baton_kv_transfer.transports.ucx.descriptor import VERSION, UcxDescriptor, digest, pack
@@ -50,7 +50,7 @@ class UcxLanding:
         self._agent_name = f"baton-{epoch.hex()}"
         self._probe = mmap.mmap(-1, PROBE_BYTES)
         self._thread = UcxThread(self._make)
-        self._life_lines: dict[int, Connection] = {}
+        self._life_lines: dict[int, SocketConnection] = {}
         self._had_one: set[int] = set()
         self._settling: dict[int, asyncio.TimerHandle] = {}
         self._descriptor = b""
@@ -81,7 +81,7 @@ class UcxLanding:
     def life_lines(self) -> int:
         return len(self._life_lines)
 
-    def attach(self, connection: Connection, link: int) -> None:
+    def attach(self, connection: SocketConnection, link: int) -> None:
         """Watch the life line of this link. A second one is closed at once."""
         if link in self._life_lines:
             connection.close()

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
 from baton_kv_transfer.layout import Extent, paired
-from baton_kv_transfer.link import Connection
+from baton_kv_transfer.network import SocketConnection
 from baton_kv_transfer.transports.seam import Write, WriteDone
 from baton_kv_transfer.transports.ucx.binding import Memory, Piece, UcxAgent, UcxError, WriteState, host_memory
 from baton_kv_transfer.transports.ucx.descriptor import UcxDescriptor
@@ -34,7 +33,7 @@ class UcxWriter:
         self,
         thread: UcxThread,
         target: UcxDescriptor,
-        life_line: Connection,
+        life_line: SocketConnection,
         registered: Callable[[Memory], bool],
         on_lost: Callable[[str], None],
         lane: Callable[[], str],
@@ -146,7 +145,7 @@ class UcxWriter:
         done: WriteDone,
     ) -> None:
         number, self._next = self._next, self._next + 1
-        self._open[number] = (done, time.monotonic(), length)
+        self._open[number] = (done, self._loop.time(), length)
         self._posted[number] = source
 
         def on_end(state: WriteState | UcxError) -> None:
@@ -181,8 +180,8 @@ class UcxWriter:
             self._settle()
 
     def _look_at_lane(self) -> None:
-        if self._seen_lane == UNKNOWN and time.monotonic() - self._looked_s > 1.0:
-            self._looked_s, self._seen_lane = time.monotonic(), self._lane()
+        if self._seen_lane == UNKNOWN and self._loop.time() - self._looked_s > 1.0:
+            self._looked_s, self._seen_lane = self._loop.time(), self._lane()
 
     def _settle(self) -> None:
         """Closed: end the life line when all writes are known to be done, keep it for good when one broke."""
@@ -214,7 +213,7 @@ class UcxWriter:
 
     def _watch(self) -> None:
         since = min((posted for _, posted, _ in self._open.values()), default=None)
-        if since is not None and time.monotonic() - since > self._stall_s:
+        if since is not None and self._loop.time() - since > self._stall_s:
             self._lost(f"a write did not end within {self._stall_s:g} s")
             return
         self._timer = self._loop.call_later(self._stall_s / 4, self._watch)

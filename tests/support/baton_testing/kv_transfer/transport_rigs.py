@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 from baton_kv_transfer.landing import ClaimRefusal, LandingRegion, LandingWindow
-from baton_kv_transfer.link import Connection
+from baton_kv_transfer.network import SocketConnection
 from baton_kv_transfer.transports import tcp
 from baton_kv_transfer.transports.memory import MemoryLanding, MemoryWriter
 from baton_kv_transfer.transports.seam import Landing, Writer
@@ -74,8 +74,8 @@ class TcpRig:
         ours = []
         for _ in range(self._lanes):
             here, there = socket.socketpair()
-            ours.append(Connection(here))
-            self.tcp_landing.attach(Connection(there), peer)
+            ours.append(SocketConnection(here))
+            self.tcp_landing.attach(SocketConnection(there), peer)
         self.writers.append(tcp.TcpWriter(ours, self.lost.append))
         return self.writers[-1]
 
@@ -136,10 +136,12 @@ class UcxRig:
 
     def writer(self, peer: bytes = P1) -> Writer:
         here, there = socket.socketpair()
-        self.ucx_landing.attach(Connection(there), len(self.writers) + 1)
+        self.ucx_landing.attach(SocketConnection(there), len(self.writers) + 1)
         self.thread.later(connect(self.target))
         self.writers.append(
-            UcxWriter(self.thread, self.target, Connection(here), lambda _: False, self.lost.append, lambda: "test")
+            UcxWriter(
+                self.thread, self.target, SocketConnection(here), lambda _: False, self.lost.append, lambda: "test"
+            )
         )
         return self.writers[-1]
 

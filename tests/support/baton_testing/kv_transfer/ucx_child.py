@@ -13,7 +13,7 @@ import socket
 import sys
 
 from baton_kv_transfer.layout import Extent
-from baton_kv_transfer.link import Connection
+from baton_kv_transfer.network import SocketConnection
 from baton_kv_transfer.transports.seam import Write
 from baton_kv_transfer.transports.ucx.binding import UcxAgent
 from baton_kv_transfer.transports.ucx.descriptor import unpack
@@ -31,7 +31,7 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-async def land(life_line: Connection) -> None:
+async def land(life_line: SocketConnection) -> None:
     region = memoryview(mmap.mmap(-1, REGION))
     landing = UcxLanding(region, EPOCH, lambda link: say(f"ended {link}"), settle_s=0.2)
     await landing.start()
@@ -42,7 +42,7 @@ async def land(life_line: Connection) -> None:
     await landing.stop()
 
 
-async def write(life_line: Connection) -> None:
+async def write(life_line: SocketConnection) -> None:
     line = await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
     target = unpack(bytes.fromhex(line.strip()), EPOCH, REGION)
     thread = UcxThread(lambda: UcxAgent(f"w-{secrets.token_hex(16)}", progress=False))
@@ -72,5 +72,5 @@ async def write(life_line: Connection) -> None:
 
 
 if __name__ == "__main__":
-    end = Connection(socket.socket(fileno=int(sys.argv[2])))
+    end = SocketConnection(socket.socket(fileno=int(sys.argv[2])))
     asyncio.run(land(end) if sys.argv[1] == "landing" else write(end))

@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from baton_kv_transfer.link import Connection, connect
+from baton_kv_transfer.network import SocketConnection, Sockets
 from baton_wire.handshake import LinkRole, Party, dial_handshake
 from baton_wire.keys import KeyDirectory
 from baton_wire.messages.codec import decode, encode
@@ -97,16 +97,16 @@ async def gateway_peer(base_url: str, keys: Path | None = None) -> AsyncIterator
 
 
 @asynccontextmanager
-async def pair_connection(port: int) -> AsyncIterator[Connection]:
+async def pair_connection(port: int) -> AsyncIterator[SocketConnection]:
     """A plain connection to a decode worker's port for prefill workers."""
-    connection = await connect("127.0.0.1", port)
+    connection = await Sockets().connect("127.0.0.1", port)
     try:
         yield connection
     finally:
         connection.close()
 
 
-async def shake_pair_hands(connection: Connection, keys: Path, role: LinkRole = LinkRole.PREFILL) -> None:
+async def shake_pair_hands(connection: SocketConnection, keys: Path, role: LinkRole = LinkRole.PREFILL) -> None:
     """Raises AuthenticationError when the worker refuses."""
     await dial_handshake(
         connection.send,
@@ -118,7 +118,7 @@ async def shake_pair_hands(connection: Connection, keys: Path, role: LinkRole = 
     )
 
 
-async def hangs_up(connection: Connection) -> bool:
+async def hangs_up(connection: SocketConnection) -> bool:
     """Whether the other side closes the connection soon; what it still says is skipped."""
     try:
         async with asyncio.timeout(WAIT_S):
