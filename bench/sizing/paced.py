@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from bench.results import FOLDER
+from bench.results import FOLDER, as_text
 from bench.serving.launch import child, cpu_s
 from bench.serving.open_loop import Seen, replay
 from bench.sizing.paced_report import Sample, prediction, report, write_plot
@@ -194,11 +194,11 @@ def main() -> int:
         **report(asked.ttft_s, asked.tpot_s, ran.answers, ran.samples),
         "decisions": ran.decisions,
     }
-    (FOLDER / f"{options.name}.json").write_text(json.dumps(result, separators=(",", ":")) + "\n")
+    (FOLDER / f"{options.name}.json").write_text(as_text(result))
     startup_s = statistics.median(ran.startups_s)
     predictions = prediction(workload, emulation, ran.samples, asked.ttft_s, asked.tpot_s, asked.most, startup_s)
     result["predicted"] = {name: found.summary for name, found in predictions.items()}
-    (FOLDER / f"{options.name}.json").write_text(json.dumps(result, separators=(",", ":")) + "\n")
+    (FOLDER / f"{options.name}.json").write_text(as_text(result))
     write_plot(FOLDER / f"{options.name}.png", ran.answers, ran.samples, predictions, asked.ttft_s, asked.tpot_s)
     print(json.dumps({name: value for name, value in result.items() if name != "pools"}, indent=1))
     return 0

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from bench.results import FOLDER
+from bench.results import FOLDER, as_text
 from bench.serving.open_loop import Seen, replay
 from bench.sizing.paced import PATIENCE_S, Asked, current, deployment_running, manifest
 from bench.sizing.paced_report import measured, shares
@@ -89,7 +89,7 @@ def main() -> int:
     flags = f"--emulate {asked.emulate} --rates {rates} --minutes {asked.minutes:g}"
     command = f"python -m bench.sizing.paced_fixed TRACE {flags}"
     result = {"command": command, "emulated": emulation.label, "pools": pools, "rows": rows}
-    (FOLDER / "paced_fixed.json").write_text(json.dumps(result, separators=(",", ":")) + "\n")
+    (FOLDER / "paced_fixed.json").write_text(as_text(result))
     return 0
 
 

@@ -71,7 +71,7 @@ def test_decode_is_within_ten_percent_of_a_measured_engine(batch: int, context: 
 def test_the_roofline_is_near_what_the_own_engine_was_measured_to_take(
     batch: int, tokens: int, measured_ms: float
 ) -> None:
-    """Middles of the ranges recorded in docs/log.md; where no step has been seen yet, sizing starts from this."""
+    """Middles of the ranges recorded in docs/log; where no step has been seen yet, sizing starts from this."""
     model = worker_model(LLAMA_8B, H200)
     predicted = (
         model.decode.seconds(batch, batch * tokens)

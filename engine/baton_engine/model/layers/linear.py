@@ -2,7 +2,7 @@
 
 A `LinearMethod` decides how a weight is stored; what it returns multiplies. Three methods: rows as in the checkpoint
 (GPU, where the kernels' op picks the fastest way, and 16-bit types on the CPU); for float32 on the CPU panels for the
-compiled kernel where the processor suits it, else transposed, which MKL multiplies up to twice as fast (docs/log.md).
+compiled kernel where the processor suits it, else transposed, which MKL multiplies up to twice as fast (docs/log).
 """
 
 from __future__ import annotations
