@@ -11,7 +11,7 @@ from baton_wire.messages.gateway_link import Prefill, Tokens
 from baton_wire.messages.pair_link import FirstToken
 from baton_wire.messages.values import Address, Finish, PeerRef, Reason, Role, SamplingParams, pack_ids
 from baton_worker.reporting.metrics import WorkerMetrics
-from baton_worker.serving.intake import Limits
+from baton_worker.serving.intake import RequestLimits
 
 REQUEST = bytes(range(16))
 KEY = RequestKey(REQUEST, 1)
@@ -38,7 +38,7 @@ class HastyTransfer:
 
 
 async def test_a_first_token_that_is_the_last_reaches_the_gateway_before_its_release() -> None:
-    service = PrefillService(Limits(100, 32, 1), WorkerMetrics(Role.PREFILL), asyncio.get_running_loop())
+    service = PrefillService(RequestLimits(100, 32, 1), WorkerMetrics(Role.PREFILL), asyncio.get_running_loop())
     service.attach(QuietEngine())
     service.transfer = HastyTransfer(service)
     link = RecordingLink()

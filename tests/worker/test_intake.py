@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from baton_engine.scheduling.events import RequestKey, SequenceSpec
+from baton_engine.scheduling.events import Failed, RequestKey, SequenceSpec
 from baton_wire.messages.gateway_link import Reserve
 from baton_wire.messages.values import Reason, SamplingParams, pack_ids
-from baton_worker.serving.intake import Limits, Refusal, sequence_spec
+from baton_worker.serving.intake import RequestLimits, sequence_spec
 
-LIMITS = Limits(vocab_size=100, max_context_tokens=32, max_choices=4)
+LIMITS = RequestLimits(vocab_size=100, max_context_tokens=32, max_choices=4)
 MESSAGE = Reserve(
     request=b"r" * 16,
     attempt=1,
@@ -51,7 +51,7 @@ def test_a_message_becomes_a_spec_with_a_deadline_on_the_engines_clock() -> None
 )
 def test_what_breaks_a_rule_is_refused_by_name(change: dict[str, object], reason: Reason, names: str) -> None:
     refusal = sequence_spec(replace(MESSAGE, **change), LIMITS, now=0.0, hold=False)
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, Failed)
     assert refusal.reason is reason
     assert names in refusal.detail
 

@@ -12,7 +12,7 @@ from baton_testing.processes.quiet_ends import QuietEngine, RecordingLink
 from baton_wire.messages.gateway_link import LegFailed, Message, Prefill, Reserve
 from baton_wire.messages.values import Address, PeerRef, Reason, Role, SamplingParams, pack_ids
 from baton_worker.reporting.metrics import WorkerMetrics
-from baton_worker.serving.intake import Limits
+from baton_worker.serving.intake import RequestLimits
 
 SAMPLING = SamplingParams(max_tokens=4, temperature=0)
 
@@ -32,7 +32,7 @@ def leg(role: Role, attempt: int) -> Message:
 async def test_what_was_sent_before_a_drain_was_heard_of_is_taken_and_nothing_after(role: Role) -> None:
     """Found with real Pods: the last decode worker of a revision refused at once, while the request's first token went
     from its prefill worker to the client, who then waited in vain."""
-    limits, metrics, loop = Limits(100, 32, 1), WorkerMetrics(role), asyncio.get_running_loop()
+    limits, metrics, loop = RequestLimits(100, 32, 1), WorkerMetrics(role), asyncio.get_running_loop()
     service: DecodeService | PrefillService
     if role is Role.DECODE:
         service = DecodeService(limits, metrics, loop)

@@ -6,31 +6,11 @@ and slots are there, so that a started one never waits for memory. Prompts are c
 
 from __future__ import annotations
 
-from baton_engine.scheduling.engine_config import EngineConfig
 from baton_engine.scheduling.engine_state import EngineState, announce, close_slot, leave_stage
-from baton_engine.scheduling.events import Computing, SequenceSpec
+from baton_engine.scheduling.events import Computing
 from baton_engine.scheduling.plan import PrefillChunk
 from baton_engine.scheduling.sequence import Sequence, Stage, Stem, StemStage
 from baton_engine.scheduling.step_draft import LaunchedChunk, StepDraft
-from baton_wire.messages.values import Reason
-
-
-def refusal(spec: SequenceSpec, config: EngineConfig) -> tuple[Reason, str] | None:
-    """Why the engine can never serve this request, if so; looks at the request alone."""
-    length, forced = len(spec.tokens), len(spec.tokens) - spec.prompt_tokens
-    if not spec.tokens:
-        return Reason.BAD_REQUEST, "tokens: empty"
-    if not 1 <= spec.prompt_tokens <= length:
-        return Reason.BAD_REQUEST, f"prompt_tokens: {spec.prompt_tokens} is not within 1 to {length}"
-    if not spec.choices or len(set(spec.choices)) != len(spec.choices):
-        return Reason.BAD_REQUEST, f"choices: {spec.choices} must be at least one and all different"
-    if forced >= spec.sampling.max_tokens:
-        return Reason.BAD_REQUEST, f"tokens: {forced} outputs already reach max_tokens {spec.sampling.max_tokens}"
-    if length >= config.max_context_tokens:
-        return Reason.TOO_LONG, f"tokens: {length} leave no room in a context of {config.max_context_tokens}"
-    if len(spec.choices) > config.max_slots:
-        return Reason.TOO_LONG, f"choices: {len(spec.choices)} exceed the {config.max_slots} sequences of a batch"
-    return None
 
 
 def fill_step(state: EngineState, draft: StepDraft) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from baton_engine.memory.blocks import BlockPool, BlockState
-from baton_engine.scheduling.admission import fill_step, refusal
+from baton_engine.scheduling.admission import fill_step
 from baton_engine.scheduling.branching import branch_stems
 from baton_engine.scheduling.engine_config import EngineConfig
 from baton_engine.scheduling.engine_state import (
@@ -26,6 +26,7 @@ from baton_engine.scheduling.engine_state import (
 from baton_engine.scheduling.events import Drawn, Failed, RequestKey, SchedulerEvent, SequenceSpec
 from baton_engine.scheduling.growth import advance_rows
 from baton_engine.scheduling.plan import StepPlan, StepResult
+from baton_engine.scheduling.request_checks import refusal
 from baton_engine.scheduling.reservations import grant_reservations, report_positions
 from baton_engine.scheduling.results import read_result
 from baton_engine.scheduling.sequence import Request, Stage, Stem, StemStage, open_request
@@ -229,7 +230,7 @@ class Scheduler:
             problem = Reason.BAD_REQUEST, f"key: {spec.key} is already known"
         elif self._state.is_draining:
             problem = Reason.DRAINING, ""
-        elif (problem := refusal(spec, self.config)) is None:
+        elif (problem := refusal(spec, self.config.max_context_tokens, self.config.max_slots)) is None:
             if spec.deadline_s <= now:
                 problem = Reason.DEADLINE, ""
             elif waiting >= self.config.max_waiting:

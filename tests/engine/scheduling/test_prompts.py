@@ -212,11 +212,11 @@ def test_a_migrated_request_continues_as_if_it_had_never_moved() -> None:
         (spec(1, ()), Reason.BAD_REQUEST, "tokens: empty"),
         (spec(1, 5, choices=()), Reason.BAD_REQUEST, "choices"),
         (spec(1, 5, choices=(0, 0)), Reason.BAD_REQUEST, "choices"),
-        (spec(1, 5, forced=(1, 2), max_tokens=2), Reason.BAD_REQUEST, "already reach max_tokens 2"),
+        (spec(1, 5, forced=(1, 2), max_tokens=2), Reason.BAD_REQUEST, "max_tokens: 2"),
         (SequenceSpec(key(1), (1, 2), 0, (0,), spec(1, 1).sampling, "", 9.0), Reason.BAD_REQUEST, "prompt_tokens: 0"),
         (SequenceSpec(key(1), (1, 2), 3, (0,), spec(1, 1).sampling, "", 9.0), Reason.BAD_REQUEST, "prompt_tokens: 3"),
         (spec(1, 64), Reason.TOO_LONG, "tokens: 64 leave no room in a context of 64"),
-        (spec(1, 5, choices=range(9)), Reason.TOO_LONG, "choices: 9 exceed the 8"),
+        (spec(1, 5, choices=range(9)), Reason.BAD_REQUEST, "at most 8"),
         (spec(1, 5, deadline_s=0.0), Reason.DEADLINE, ""),
     ],
 )

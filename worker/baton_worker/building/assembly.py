@@ -38,7 +38,7 @@ from baton_worker.building.parts import EngineParts
 from baton_worker.building.pool_memory import PoolMemory
 from baton_worker.config import WorkerConfig
 from baton_worker.errors import ConfigError
-from baton_worker.serving.intake import Limits
+from baton_worker.serving.intake import RequestLimits
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class Engine:
     scheduler: Scheduler
     runner: ModelRunner
     stepper: Stepper
-    limits: Limits
+    limits: RequestLimits
     costs: CostModel
     peak: Peak | None
     stages: dict[str, float]
@@ -138,7 +138,7 @@ def build_engine(config: WorkerConfig, observe_step: Callable[[int, StepLoad, fl
     costs = cost_model(loaded.config, loaded.dtype.itemsize, geometry.element_bytes)
     choices = min(MAX_CHOICES, config.max_sequences)
     log.info("%d blocks of %d tokens, %d landing bytes", sized.blocks, geometry.block_tokens, sized.landing_bytes)
-    limits = Limits(loaded.config.vocab_size, loaded.max_context_tokens, choices)
+    limits = RequestLimits(loaded.config.vocab_size, loaded.max_context_tokens, choices)
     rated = peak(device, loaded.dtype)
     return Engine(
         loaded, bundle, geometry, sized, pool, scheduler, runner, stepper, limits, costs, rated, stages.seconds

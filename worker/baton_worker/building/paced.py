@@ -35,7 +35,7 @@ from baton_worker.building.parts import EngineParts
 from baton_worker.building.pool_memory import PoolMemory
 from baton_worker.config import WorkerConfig
 from baton_worker.errors import ConfigError
-from baton_worker.serving.intake import Limits
+from baton_worker.serving.intake import RequestLimits
 
 log = logging.getLogger(__name__)
 
@@ -191,7 +191,7 @@ def build(config: WorkerConfig, times: PacedTimes, observe: Callable[[int, StepL
         memory=PoolMemory(KvPool(geometry, sized.blocks, torch.float32, torch.device("cpu"))),
         scheduler=scheduler,
         stepper=Stepper(scheduler, runner, observe),
-        limits=Limits(vocabulary, context, min(MAX_CHOICES, config.max_sequences)),
+        limits=RequestLimits(vocabulary, context, min(MAX_CHOICES, config.max_sequences)),
         fingerprint=_fingerprint(times, geometry, bundle.sha256),
     )
 

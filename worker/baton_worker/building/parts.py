@@ -16,7 +16,7 @@ from baton_worker.building.accelerator import Peak
 from baton_worker.building.bundle_files import TokenizerBundle
 from baton_worker.building.capacity import Capacity
 from baton_worker.building.pool_memory import PoolMemory
-from baton_worker.serving.intake import Limits
+from baton_worker.serving.intake import RequestLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class EngineParts:
     memory: PoolMemory
     scheduler: Scheduler
     stepper: Stepper
-    limits: Limits
+    limits: RequestLimits
     fingerprint: PairFingerprint
     watch_layers: Callable[[LayerListener], None] = field(default=lambda listener: None)
     """Have a listener told of layers while prompts are computed; a paced runner has none to tell of."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from baton_engine.scheduling.events import Drawn
+from baton_engine.scheduling.events import Drawn, RequestKey
 from baton_kv_transfer.transports.bandwidth import lanes
 from baton_wire.messages.gateway_link import WorkerState
 from baton_wire.messages.measures import StepTiming
@@ -12,10 +12,11 @@ from baton_wire.messages.values import TokenEntry
 from baton_worker.reporting.views import EngineSnapshot, TransferView
 
 
-def token_entry(event: Drawn) -> TokenEntry:
+def token_entry(event: Drawn, key: RequestKey) -> TokenEntry:
+    """The tokens as those of the attempt `key`, which may be a later one than the engine knows."""
     return TokenEntry(
-        request=event.key.request,
-        attempt=event.key.attempt,
+        request=key.request,
+        attempt=key.attempt,
         choice=event.choice,
         first_index=event.first_index,
         ids=event.ids,

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from baton_engine.running.step_load import StepLoad
-from baton_engine.scheduling.events import RequestKey, SchedulerEvent
 from baton_wire.messages.gateway_link import WorkerState
 from baton_worker.building import assembly, paced
 from baton_worker.building.parts import EngineParts
@@ -27,8 +26,9 @@ from baton_worker.reporting.views import EngineSnapshot, TransferView, WorkerVie
 from baton_worker.serving import process
 from baton_worker.serving.endpoints import application
 from baton_worker.serving.engine_thread import EngineThread
-from baton_worker.serving.gateway_links import GatewayLinks, Service
+from baton_worker.serving.gateway_links import GatewayLinks
 from baton_worker.serving.loop_thread import LoopThread
+from baton_worker.serving.messenger import Messenger
 
 log = logging.getLogger(__name__)
 
@@ -38,25 +38,6 @@ WORN_S = 10.0
 """A process that should make room for a fresh one for so long drains and ends; whoever supervises it starts the next.
 Longer than the proofs that empty a quarantine take."""
 WEAR_POLL_S = 0.5
-
-
-class Messenger(Service, Protocol):
-    """The role's service: gateway messages in, engine and transfer events out (see the roles' `service` modules)."""
-
-    draining: bool
-
-    @property
-    def open_requests(self) -> int: ...
-
-    def on_events(self, snapshot: EngineSnapshot, events: list[SchedulerEvent]) -> None: ...
-
-    def on_cancel(self, key: RequestKey) -> None: ...
-
-    def attach(self, engine: EngineThread) -> None: ...
-
-    def leave(self) -> None: ...
-
-    def drain(self) -> None: ...
 
 
 class Mover(Protocol):

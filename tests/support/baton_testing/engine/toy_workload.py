@@ -174,10 +174,10 @@ class Workload:
 
     def _assert_justified(self, spec: SequenceSpec, reason: Reason) -> None:
         settings = self.settings
-        too_long = len(spec.tokens) >= settings.max_context_tokens or len(spec.choices) > settings.max_slots
         full = sum(bool(each.open_choices) for each in self.requests.values()) > settings.max_waiting
         reasons = {
-            Reason.TOO_LONG: too_long,
+            Reason.BAD_REQUEST: len(spec.choices) > settings.max_slots,
+            Reason.TOO_LONG: len(spec.tokens) >= settings.max_context_tokens,
             Reason.DEADLINE: spec.deadline_s <= self.engine.now,
             Reason.NO_CAPACITY: full,
         }

@@ -15,9 +15,9 @@ from baton_wire.messages.gateway_link import Hello, Message, ToWorker, WorkerSta
 from baton_wire.messages.values import PairFingerprint, Role
 from baton_worker.reporting.metrics import WorkerMetrics
 from baton_worker.serving.gateway_links import GatewayLink
-from baton_worker.serving.intake import Limits
+from baton_worker.serving.intake import RequestLimits
 
-LIMITS = Limits(vocab_size=50, max_context_tokens=CONTEXT_TOKENS, max_choices=4)
+LIMITS = RequestLimits(vocab_size=50, max_context_tokens=CONTEXT_TOKENS, max_choices=4)
 STATE_S = 0.1
 SERVED = "toy"
 

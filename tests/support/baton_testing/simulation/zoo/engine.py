@@ -128,8 +128,8 @@ class AnnouncesTooMuch(Scheduler):
 class FreesBeforeTheTransfer(PrefillService):
     """vllm#55470: the engine frees on cancel without asking the transfer."""
 
-    def _cancel(self, key: RequestKey) -> None:
-        super()._cancel(key)
+    def _cancel(self, key: RequestKey, choice: int | None) -> None:
+        super()._cancel(key, choice)
         self.on_release(key.request, key.attempt)
 
 

@@ -1,0 +1,28 @@
+"""What is wrong with a request, whatever else runs. A worker asks before it opens one, the scheduler before it queues.
+
+Ids beyond the vocabulary are the model's matter, and so the asker's.
+"""
+
+from __future__ import annotations
+
+from baton_engine.scheduling.events import SequenceSpec
+from baton_wire.messages.values import Reason
+
+
+def refusal(spec: SequenceSpec, max_context_tokens: int, max_choices: int) -> tuple[Reason, str] | None:
+    """Why the engine can never serve this request, if so; looks at the request alone."""
+    length, generated = len(spec.tokens), len(spec.tokens) - spec.prompt_tokens
+    if not spec.tokens:
+        return Reason.BAD_REQUEST, "tokens: empty; at least one token is needed"
+    if not 1 <= spec.prompt_tokens <= length:
+        return Reason.BAD_REQUEST, f"prompt_tokens: {spec.prompt_tokens} is not between 1 and {length}"
+    if len(set(spec.choices)) != len(spec.choices) or not 1 <= len(spec.choices) <= max_choices:
+        return (
+            Reason.BAD_REQUEST,
+            f"choices: {spec.choices} must be all different, at least 1 and at most {max_choices}",
+        )
+    if length >= max_context_tokens:
+        return Reason.TOO_LONG, f"tokens: {length} leave no room in a context of {max_context_tokens}"
+    if generated >= spec.sampling.max_tokens:
+        return Reason.BAD_REQUEST, f"max_tokens: {spec.sampling.max_tokens} are already generated"
+    return None

@@ -1,0 +1,176 @@
+"""A worker's messenger: gateway messages, engine events and transfer notices meet here and are passed on.
+
+Holds which gateway owns which request. What both roles do alike is here: admit or refuse, cancel, say how a request
+ends, drain. The roles add what a message means to them, what the transfer hears of the engine, and what it answers.
+Its three threads are drawn in docs/decisions/threads-and-block-ownership.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Protocol
+
+from baton_engine.scheduling.events import Drawn, Failed, RequestKey, SchedulerEvent, SequenceSpec
+from baton_wire.messages.gateway_link import Cancel, LegFailed, Message, Prefill, Reserve, Tokens, WorkerState
+from baton_wire.messages.values import Reason, TokenEntry
+from baton_worker.reporting.metrics import WorkerMetrics
+from baton_worker.reporting.reports import token_entry, worker_state
+from baton_worker.reporting.views import EngineSnapshot
+from baton_worker.serving.engine_thread import CancelWork, Command, Drain
+from baton_worker.serving.gateway_links import GatewayLink
+from baton_worker.serving.intake import RequestLimits, sequence_spec
+from baton_worker.serving.open_requests import OpenRequests
+
+MAX_DETAIL = 256
+"""Characters of a reason that travel."""
+
+
+class RunningEngine(Protocol):
+    """What a messenger needs of the engine thread."""
+
+    @property
+    def snapshot(self) -> EngineSnapshot: ...
+
+    def post(self, command: Command) -> None: ...
+
+
+class Messenger(ABC):
+    """Runs in the io thread, except for `on_events` and `on_cancel` (engine thread)."""
+
+    _engine: RunningEngine
+    """Filled by `attach`: it calls back into the messenger, which therefore has to exist first."""
+
+    def __init__(
+        self,
+        limits: RequestLimits,
+        metrics: WorkerMetrics,
+        loop: asyncio.AbstractEventLoop,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`clock` is the engine's: deadlines of sequences are set on it."""
+        self._limits = limits
+        self._clock = clock
+        self._metrics = metrics
+        self._loop = loop
+        self._open: OpenRequests[GatewayLink] = OpenRequests()
+        self.draining = False
+        """Gateways are told so."""
+        self._is_closed = False
+
+    def attach(self, engine: RunningEngine) -> None:
+        self._engine = engine
+
+    @property
+    def open_requests(self) -> int:
+        return len(self._open)
+
+    # Io thread --------------------------------------------------------------------------------------------------------
+
+    def handle(self, link: GatewayLink, message: Message) -> None:
+        if isinstance(message, Cancel):
+            key = RequestKey(message.request, message.attempt)
+            if self._open.owns(key, link):
+                self._cancel(key, message.choice)
+        else:
+            self.accept(link, message)
+
+    def link_lost(self, link: GatewayLink) -> None:
+        for key in self._open.keys_of(link):
+            self._cancel(key, None)
+
+    def state(self) -> WorkerState:
+        return worker_state(self._engine.snapshot, self.draining)
+
+    def leave(self) -> None:
+        """Gateways are told to send nothing new; what they sent before they read it is still taken."""
+        self.draining = True
+
+    def drain(self) -> None:
+        """Nothing new is taken."""
+        self.draining = self._is_closed = True
+        self._engine.post(Drain())
+
+    @abstractmethod
+    def accept(self, link: GatewayLink, message: Message) -> None:
+        """Do what the role does with any message but a Cancel."""
+
+    def _opened(self, link: GatewayLink, message: Prefill | Reserve, *, hold: bool) -> SequenceSpec | None:
+        """The request for the engine, open from now on; None after it was refused with a typed reason."""
+        key = RequestKey(message.request, message.attempt)
+        spec: SequenceSpec | Failed
+        if self._open.link_of(key) is not None:
+            spec = Failed(key, Reason.BAD_REQUEST, "request and attempt are already open here")
+        elif self._is_closed:
+            spec = Failed(key, Reason.DRAINING, "this worker is draining")
+        else:
+            spec = sequence_spec(message, self._limits, self._clock(), hold=hold)
+        if isinstance(spec, Failed):
+            self._metrics.legs[spec.reason].inc()
+            link.send(leg_failed(key, spec.reason, spec.detail))
+            return None
+        self._open.open(key, spec.choices, link)
+        self._metrics.prompt_tokens.inc(len(spec.tokens))
+        return spec
+
+    def _cancel(self, key: RequestKey, choice: int | None) -> None:
+        """Stop a request, or one choice of it. The transfer hears of it from the engine (`on_cancel`)."""
+        if choice is None:
+            self._open.close(key)
+        elif self._open.choice_ended(key, choice):
+            choice = None
+        self._engine.post(CancelWork(key, choice))
+
+    # Engine thread ----------------------------------------------------------------------------------------------------
+
+    def on_events(self, snapshot: EngineSnapshot, events: list[SchedulerEvent]) -> None:
+        # Gateways first: the transfer may end a request at once, and with that the io thread forgets whom to tell.
+        self._loop.call_soon_threadsafe(self._deliver, snapshot, events)
+        for event in events:
+            self.on_event(event)
+
+    @abstractmethod
+    def on_event(self, event: SchedulerEvent) -> None:
+        """Tell the transfer what concerns it."""
+
+    @abstractmethod
+    def on_cancel(self, key: RequestKey) -> None:
+        """Tell the transfer that the whole request was cancelled."""
+
+    # Io thread again --------------------------------------------------------------------------------------------------
+
+    def _deliver(self, snapshot: EngineSnapshot, events: list[SchedulerEvent]) -> None:
+        entries: defaultdict[GatewayLink, list[TokenEntry]] = defaultdict(list)
+        for event in events:
+            if isinstance(event, Failed):
+                self._report(self.asked_as(event.key), event.reason, event.detail)
+            elif isinstance(event, Drawn):
+                key = self.asked_as(event.key)
+                if (link := self._open.link_of(key)) is not None:
+                    self._metrics.drawn_tokens.inc(len(event.ids))
+                    entries[link].append(token_entry(event, key))
+                    self.on_told(event)
+        for link, batch in entries.items():
+            link.send(Tokens(snapshot.steps, tuple(batch)))
+
+    def asked_as(self, key: RequestKey) -> RequestKey:
+        """The attempt under which the gateway knows what the engine knows as `key`."""
+        return key
+
+    def on_told(self, event: Drawn) -> None:
+        """These tokens are on their way to the request's gateway."""
+        return
+
+    def _report(self, key: RequestKey, reason: Reason, detail: str, kept: bool = False) -> None:
+        """Tell the gateway that its leg failed. `kept`: this worker still holds what was computed for it."""
+        self._metrics.legs[reason].inc()
+        link = self._open.link_of(key) if kept else self._open.close(key)
+        if link is not None:
+            link.send(leg_failed(key, reason, detail, kept))
+
+
+def leg_failed(key: RequestKey, reason: Reason, detail: str, kept: bool = False) -> LegFailed:
+    return LegFailed(key.request, key.attempt, reason, detail[:MAX_DETAIL], kept)
