@@ -1,7 +1,7 @@
 # Commands of the repository. `make help` lists them; everything that needs .venv makes it first.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-k8s check verify manifests scan e2e bench bench-gpu format clean
+.PHONY: help install demo serve test test-k8s check verify manifests scan e2e bench bench-gpu campaign format clean
 
 BIN := .venv/bin
 TEST_WORKERS ?= $(shell n=$$(env -u OMP_NUM_THREADS nproc 2>/dev/null || echo 2); echo $$(( n < 8 ? n : 8 )))
@@ -54,11 +54,14 @@ verify: install ## Generated files are what their sources say
 manifests: install ## Write charts/manifests from the chart (needs Helm, or fetches it)
 	$(BIN)/python scripts/render.py
 
-bench: install ## Measure on this machine (BENCH_ARGS=… is passed on)
+bench: install ## Measure on this machine (BENCH_ARGS=--list names the benches, BENCH_ARGS="NAME …" runs one)
 	$(BIN)/python -m bench $(BENCH_ARGS)
 
 bench-gpu: install ## Measure the engine on this machine's GPU beside the targets (BENCH_ARGS=decode|prefill|timeline|kernels|models)
-	BATON_COMMIT=$$(git rev-parse --short HEAD) $(BIN)/python -m bench.engine.gpu $(BENCH_ARGS)
+	BATON_COMMIT=$$(git rev-parse --short HEAD) $(BIN)/python -m bench gpu $(BENCH_ARGS)
+
+campaign: install ## Run a campaign of tests: RUN="simulation --seeds 2000", faults, fuzz, operator_proofs
+	PYTHONPATH=tests:tests/support $(BIN)/python -m campaigns.$(RUN)
 
 format: install ## Format, fix what can be fixed, write generated files
 	$(BIN)/ruff format .

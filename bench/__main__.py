@@ -1,36 +1,70 @@
-"""Benchmarks of the CPU path, one after another: `python -m bench`, or only those named: `python -m bench engine`.
+"""The door to all benches: `python -m bench --list`, `python -m bench NAME [ARGUMENTS]`.
 
-Each also runs alone, with options of its own: `python -m bench.engine.speed --help`.
+Without a name those of this machine's CPU run one after another. Each prints a table and writes a file under
+`bench/results/`. Each is also a module of its own, which needs `PYTHONPATH=tests/support` where it starts processes.
+`bench.NAME` in prose means the module that `--list` shows behind the name.
 """
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable
+import os
+import subprocess
+import sys
+from pathlib import Path
 
-from bench.engine import speed as engine_speed
-from bench.serving import disaggregation, gateway_cost
-from bench.transfer import transports as transfer
+ROOT = Path(__file__).resolve().parents[1]
 
-BENCHMARKS: dict[str, Callable[[], None]] = {
-    "gateway": gateway_cost.run,
-    "transfer": lambda: transfer.run(None),
-    "disaggregation": lambda: disaggregation.run(("tiny", "100m"), disaggregation.ROUNDS),
-    "engine": lambda: engine_speed.run(("tiny", "100m"), engine_speed.ROUNDS, threads=1),
+BENCHES = {
+    "engine_speed": ("bench.engine.speed", "the engine beside `transformers`: prefill and decode tokens/s on one core"),
+    "gateway_cost": ("bench.serving.gateway_cost", "the gateway: processor time per token, requests/s"),
+    "transfer": ("bench.transfer.transports", "the `tcp` transport beside a plain socket: GB/s"),
+    "disaggregation": ("bench.serving.disaggregation", "prefill and decode apart and together: TTFT, TPOT, tokens/s"),
+    "handover": ("bench.serving.handover", "what the hand-over costs a client: TTFT, the gap behind the first token"),
+    "offline": ("bench.serving.offline", "`baton batch`: tokens/s of whole sets, on the CPU or a GPU"),
+    "kernels": ("bench.kernels.cpu", "the kernels' CPU paths beside what they replace"),
+    "sizing": ("bench.sizing", "scaling policies: SLO misses and GPU-hours over all scenarios"),
+    "paced": ("bench.sizing.paced", "a deployment that sizes itself, with emulated GPUs, under a trace"),
+    "paced_fixed": ("bench.sizing.paced_fixed", "the twin's latencies beside those of real processes, pools fixed"),
+    "from_zero": ("bench.sizing.from_zero", "a flood of requests on a deployment that sleeps"),
+    "gpu": ("bench.engine.gpu", "the engine and its kernels on one GPU beside the targets"),
+    "gpu_serving": (
+        "bench.serving.gpu_serving",
+        "serving on GPUs through gateway and workers: TTFT, TPOT, exact answers",
+    ),
+    "gpu_transfer": ("bench.transfer.gpu", "KV from one GPU into blocks of another through `ucx`"),
+    "kv_precision": ("bench.engine.kv_precision", "what KV in float8 costs in quality, on a GPU"),
 }
-"""`engine` comes last: it pins this process to one core."""
+"""Name: module, what it measures."""
+BY_DEFAULT = ("gateway_cost", "transfer", "disaggregation", "engine_speed")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}; default: all")
-    asked = parser.parse_args().names or list(BENCHMARKS)
-    if unknown := set(asked) - set(BENCHMARKS):
-        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")
-    for name, run in BENCHMARKS.items():
-        if name in asked:
-            run()
+def environment() -> dict[str, str]:
+    """With the tests' support on the path, also for the processes that a bench starts."""
+    paths = [str(ROOT), str(ROOT / "tests" / "support"), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+def listing() -> str:
+    return "\n".join(f"{name:<15} {module:<29} {what}" for name, (module, what) in BENCHES.items())
+
+
+def main(arguments: list[str]) -> int:
+    if arguments[:1] in (["-h"], ["--help"]):
+        print(f"{__doc__}\n{listing()}")
+        return 0
+    if arguments == ["--list"]:
+        print(listing())
+        return 0
+    if arguments and arguments[0] not in BENCHES:
+        print(f"bench: NAME: {arguments[0]!r} is not allowed: must be one of\n{listing()}", file=sys.stderr)
+        return 2
+    runs = [arguments] if arguments else [[name] for name in BY_DEFAULT]
+    for name, *rest in runs:
+        command = (sys.executable, "-m", BENCHES[name][0], *rest)
+        if status := subprocess.run(command, env=environment(), check=False).returncode:
+            return status
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

@@ -75,18 +75,26 @@ def publish(
     print(f"\n## {name}\n{machine}")
     print("\n".join(notes))
     print(table(columns, rows), flush=True)
-    FOLDER.mkdir(exist_ok=True)
-    record = {"machine": machine.as_json(), "notes": list(notes), "rows": [dict(row) for row in rows]}
-    (FOLDER / f"{name}.json").write_text(as_text(record), encoding="utf-8")
+    write(FOLDER / f"{name}.json", {"machine": machine.as_json(), "notes": list(notes), "rows": list(rows)})
+
+
+def write(path: Path, record: Mapping[str, object]) -> None:
+    """A record as JSON that people can read in a diff."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(as_text(record), encoding="utf-8")
 
 
 def as_text(record: Mapping[str, object]) -> str:
-    """JSON with a line for each entry of a list: short, and a change shows as the rows that changed."""
+    """JSON with a line for each entry of the record's lists and objects: a change shows as the rows that changed."""
 
     def line(held: object) -> str:
-        return json.dumps(held, ensure_ascii=False, separators=(",", ":"))
+        return json.dumps(held, ensure_ascii=False)
 
     def value(held: object) -> str:
-        return "[\n" + ",\n".join(map(line, held)) + "\n]" if isinstance(held, list) else line(held)
+        if isinstance(held, list | tuple) and held:
+            return "[\n  " + ",\n  ".join(map(line, held)) + "\n ]"
+        if isinstance(held, dict) and held:
+            return "{\n  " + ",\n  ".join(f"{line(key)}: {line(each)}" for key, each in held.items()) + "\n }"
+        return line(held)
 
-    return "{\n" + ",\n".join(f"{line(key)}:{value(held)}" for key, held in record.items()) + "\n}\n"
+    return "{\n " + ",\n ".join(f"{line(key)}: {value(held)}" for key, held in record.items()) + "\n}\n"

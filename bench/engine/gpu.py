@@ -1,6 +1,6 @@
 """The engine on one GPU beside its goals: decode steps, prefill, other models' shapes, the timeline, the kernels.
 
-`python -m bench.engine.gpu [decode] [prefill] [timeline] [kernels] [models]` (all without arguments; each part takes
+`python -m bench gpu [decode] [prefill] [timeline] [kernels] [models]` (all without arguments; each part takes
 a minute or two) builds models of random bf16 weights on the device, fills pools with random KV and times real runner
 steps, one step ahead. The table goes to `bench/results/gpu.json`; BATON_COMMIT names the commit where git is not at
 hand.
@@ -8,7 +8,7 @@ hand.
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Iterator, Mapping
 from statistics import median
 from typing import Final
@@ -98,7 +98,13 @@ def _weights(bench: Bench) -> Iterator[torch.Tensor]:
         yield layer.mlp.down.weight  # type: ignore[attr-defined]
 
 
-def main(parts: list[str]) -> None:
+PARTS: Final = ("decode", "prefill", "timeline", "kernels", "models")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", default=PARTS, metavar="|".join(PARTS))
+    parts = parser.parse_args().parts
     rows: list[Row] = []
     with torch.inference_mode():
         if {"decode", "prefill", "timeline"} & set(parts):
@@ -127,4 +133,4 @@ def main(parts: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or ["decode", "prefill", "timeline", "kernels", "models"])
+    main()

@@ -1,4 +1,4 @@
-"""One model with its pool and runner on a GPU, and timers: what `bench.engine.gpu` measures with."""
+"""One model with its pool and runner on a GPU, and timers: what `bench gpu` measures with."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What keeping KV in float8 (e4m3) costs in quality: the trained model of `examples/tiny-llama` in bfloat16 on a GPU.
 
-`python -m bench.engine.kv_precision`: greedy answers to 30 questions with a bfloat16 pool; the same tokens forced
+`python -m bench kv_precision`: greedy answers to 30 questions with a bfloat16 pool; the same tokens forced
 with a float8 pool, decode step by decode step, give logit errors, agreement of the greatest logit and perplexity;
 answers drawn freely with the float8 pool are compared as wholes.
 """

@@ -1,4 +1,4 @@
-"""(b) One worker's engine against `transformers` `generate`: prefill and decode tokens per second on one core.
+"""One worker's engine against `transformers` `generate`: prefill and decode tokens per second on one core.
 
 Both run in this process, pinned to the same core with one torch thread, in float32, greedy, on prompts of equal length
 (no padding for either), in interleaved rounds with fresh random prompts. Prefill is the time until every sequence
@@ -185,28 +185,24 @@ def _row(subject: Subject, case: Case, phase: str, timings: list[list[Timing]]) 
     }
 
 
-def run(models: Sequence[str], rounds: int, threads: int) -> None:
-    machine = this_machine()
-    torch.set_num_threads(threads)
-    cores = sorted(os.sched_getaffinity(0))[-threads:]
-    os.sched_setaffinity(0, cores)
-    transformers.utils.logging.set_verbosity_error()
-    subjects = {"tiny": tiny, "100m": random_100m}
-    rows = [row for name in models for case in CASES[name] for row in compare(subjects[name](), case, rounds)]
-    notes = [
-        f"Median (least–greatest) of {rounds} interleaved rounds, both pinned to cores {cores} with "
-        f"{torch.get_num_threads()} torch thread(s), float32, greedy; transformers {transformers.__version__}.",
-    ]
-    publish("engine_speed", machine, notes, COLUMNS, rows)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=sorted(CASES), default=["tiny", "100m"])
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
-    run(options.models, options.rounds, options.threads)
+    rounds, threads, machine = options.rounds, options.threads, this_machine()
+    torch.set_num_threads(threads)
+    cores = sorted(os.sched_getaffinity(0))[-threads:]
+    os.sched_setaffinity(0, cores)
+    transformers.utils.logging.set_verbosity_error()
+    subjects = {"tiny": tiny, "100m": random_100m}
+    rows = [row for name in options.models for case in CASES[name] for row in compare(subjects[name](), case, rounds)]
+    notes = [
+        f"Median (least–greatest) of {rounds} interleaved rounds, both pinned to cores {cores} with "
+        f"{torch.get_num_threads()} torch thread(s), float32, greedy; transformers {transformers.__version__}.",
+    ]
+    publish("engine_speed", machine, notes, COLUMNS, rows)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Times of the kernels' CPU paths on one core, beside what they replace: `python -m bench.kernels.cpu`.
+"""Times of the kernels' CPU paths on one core, beside what they replace: `python -m bench kernels`.
 
 Decode attention stands beside one step of a contiguous cache as `transformers` keeps it (append, then
 scaled_dot_product_attention); prefill attention beside scaled_dot_product_attention on contiguous K and V.

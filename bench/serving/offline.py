@@ -1,12 +1,8 @@
 """Throughput without latency targets: sets of requests through `baton batch`'s own run, on one engine.
 
-`python -m bench.serving.offline [--device cuda] [--model CONFIG.json] [--sets chat long] [--block-tokens N]
-[--transformers]`. Without --model the shape is Llama-3.1-8B's on a GPU and the tiny model's here. Prompts are random
-ids, outputs have a fixed length (end ids are ignored), the prefix cache cannot hit. A first small set warms up;
-loading and capturing are reported apart.
-
---transformers computes a part of the same set with `generate` on the same device: one request at a time, in padded
-batches, and with its continuous batching.
+`python -m bench offline [--device cuda] [--model CONFIG.json] [--sets chat long] [--block-tokens N]`. Without --model
+the shape is Llama-3.1-8B's on a GPU and the tiny model's here. Prompts are random ids, outputs have a fixed length (end
+ids are ignored), the prefix cache cannot hit. A first small set warms up; loading and capturing are reported apart.
 """
 
 from __future__ import annotations
@@ -26,7 +22,6 @@ import torch
 from bench.engine.gpu import LLAMA_8B
 from bench.machine import this_machine
 from bench.results import Cell, publish
-from bench.serving.offline_rivals import measure_transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from baton_engine.memory.blocks import BlockPool, BlockState
@@ -159,9 +154,7 @@ def model_folder(config: dict[str, object], folder: Path) -> str:
     return f"random://{folder / 'config.json'}"
 
 
-def measure(
-    names: Sequence[str], config: dict[str, object], device: str, share: float, rivals: bool, block_tokens: int
-) -> None:
+def measure(names: Sequence[str], config: dict[str, object], device: str, share: float, block_tokens: int) -> None:
     rows: list[dict[str, Cell]] = []
     notes = [torch.cuda.get_device_name() if device == "cuda" else "float32, one thread"]
     with tempfile.TemporaryDirectory() as place:
@@ -191,16 +184,8 @@ def measure(
                 f"{steps.rows / max(1, steps.steps):.0f} decode rows a step; of held KV places, blocks of "
                 f"{block_tokens}, {unused(steps.held, steps.filled)} unused, {unused(*steps.fullest)} at most held"
             )
-            rows.append(row(name, "baton", lengths, seconds, note))
+            rows.append(row(name, lengths, seconds, note))
             print(rows[-1], flush=True)
-        if rivals:
-            del engine, desk
-            torch.cuda.empty_cache()
-            lengths = chat_like(max(2, int(1000 * share)), random.Random(SEED))
-            for result in measure_transformers(config, device, [(e.prompt, e.output) for e in lengths], SEED):
-                part = [Lengths(*pair) for pair in result.lengths]
-                rows.append(row("chat", result.name, part, result.seconds, result.note))
-                print(rows[-1], flush=True)
     publish("offline", this_machine(), notes, COLUMNS, rows)
 
 
@@ -208,11 +193,11 @@ def unused(held: int, filled: int) -> str:
     return f"{100 * (1 - filled / max(1, held)):.1f} %"
 
 
-def row(name: str, engine: str, lengths: Sequence[Lengths], seconds: float, note: str) -> dict[str, Cell]:
+def row(name: str, lengths: Sequence[Lengths], seconds: float, note: str) -> dict[str, Cell]:
     outputs = sum(each.output for each in lengths)
     return {
         "set": name,
-        "engine": engine,
+        "engine": "baton",
         "requests": len(lengths),
         "prompt tokens": sum(each.prompt for each in lengths),
         "output tokens": outputs,
@@ -228,7 +213,6 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="a config.json")
     parser.add_argument("--sets", nargs="+", choices=sorted(SETS), default=["chat", "long"])
     parser.add_argument("--share", type=float, default=1.0, help="part of each set")
-    parser.add_argument("--transformers", action="store_true")
     parser.add_argument("--block-tokens", type=int, help="default: `baton batch`'s")
     options = parser.parse_args()
     if options.model:
@@ -237,7 +221,7 @@ def main() -> None:
         config = dict(LLAMA_8B) if options.device == "cuda" else json.loads(TINY.read_text())
     config = {**config, "max_position_embeddings": max(4096, int(config["max_position_embeddings"]))}
     blocks = options.block_tokens or (GPU_BLOCK_TOKENS if options.device == "cuda" else 16)
-    measure(options.sets, config, options.device, options.share, options.transformers, blocks)
+    measure(options.sets, config, options.device, options.share, blocks)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A flood on a deployment that sleeps: `baton up` with `min: 0`, many requests at the same moment, real processes.
 
-    python -m bench.sizing.from_zero --requests 1000
+    python -m bench from_zero --requests 1000
 
 Workers keep time instead of computing (`--emulate`). Counts who was answered, who was lost, how often pools were woken.
 """
@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import tempfile
 from pathlib import Path
 
 import numpy as np
-from bench.results import FOLDER, percentile
+from bench.results import FOLDER, as_text, percentile, write
 from bench.serving.open_loop import Seen, replay
 from bench.sizing.paced import MODEL, deployment_running
 
@@ -70,16 +69,14 @@ async def run(requests: int, emulate: str) -> dict[str, object]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.sizing.from_zero", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench from_zero", description=__doc__)
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--emulate", default="h200:llama-3.1-8b@10")
     options = parser.parse_args()
     result = asyncio.run(run(options.requests, options.emulate))
-    text = json.dumps(
-        {"command": f"python -m bench.sizing.from_zero --requests {options.requests}", **result}, indent=1
-    )
-    (FOLDER / "from_zero.json").write_text(text + "\n")
-    print(text)
+    result = {"command": f"python -m bench from_zero --requests {options.requests}", **result}
+    write(FOLDER / "from_zero.json", result)
+    print(as_text(result), end="")
     return 1 if result["lost"] else 0
 
 

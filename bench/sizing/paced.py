@@ -1,6 +1,6 @@
 """A real autoscaled deployment without GPUs: `baton up` with workers that keep the time of a given GPU, under a trace.
 
-    python -m bench.sizing.paced /path/to/azure_llm_2023_conv.csv
+    python -m bench paced /path/to/azure_llm_2023_conv.csv
 
 Gateway, workers, scheduler, hand-over, sizing and rollout are the real processes; only steps are emulated. Arrivals are
 low, high and low again, cut from the trace; attainment is measured at the client and compared with what the twin says
@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from bench.results import FOLDER, as_text
+from bench.results import FOLDER, write
 from bench.serving.launch import child, cpu_s
 from bench.serving.open_loop import Seen, replay
 from bench.sizing.paced_report import Sample, prediction, report, write_plot
@@ -161,7 +161,7 @@ async def _sample(run_dir: RunDir, began: float, samples: list[Sample]) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.sizing.paced", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench paced", description=__doc__)
     parser.add_argument("trace", type=Path)
     parser.add_argument("--emulate", default="h200x2:llama-3.1-70b/16@30", help="as of baton up (default %(default)s)")
     parser.add_argument("--ttft", type=float, default=16.0, metavar="S")
@@ -186,7 +186,7 @@ def main() -> int:
     emulation = emulated(asked.emulate, parse_object(manifest(asked)))
     workload = arrivals(asked)
     result = {
-        "command": f"python -m bench.sizing.paced TRACE --emulate {asked.emulate} --minutes {asked.minutes:g}",
+        "command": f"python -m bench paced TRACE --emulate {asked.emulate} --minutes {asked.minutes:g}",
         "emulated": emulation.label,
         "asked": {name: str(value) for name, value in asdict(asked).items() if name != "trace"},
         "processor_s": round(ran.processor_s),
@@ -194,11 +194,11 @@ def main() -> int:
         **report(asked.ttft_s, asked.tpot_s, ran.answers, ran.samples),
         "decisions": ran.decisions,
     }
-    (FOLDER / f"{options.name}.json").write_text(as_text(result))
+    write(FOLDER / f"{options.name}.json", result)
     startup_s = statistics.median(ran.startups_s)
     predictions = prediction(workload, emulation, ran.samples, asked.ttft_s, asked.tpot_s, asked.most, startup_s)
     result["predicted"] = {name: found.summary for name, found in predictions.items()}
-    (FOLDER / f"{options.name}.json").write_text(as_text(result))
+    write(FOLDER / f"{options.name}.json", result)
     write_plot(FOLDER / f"{options.name}.png", ran.answers, ran.samples, predictions, asked.ttft_s, asked.tpot_s)
     print(json.dumps({name: value for name, value in result.items() if name != "pools"}, indent=1))
     return 0

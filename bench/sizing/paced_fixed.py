@@ -1,6 +1,6 @@
 """What the twin predicts beside what clients measure, on pools that stay as they are: real processes, emulated steps.
 
-    python -m bench.sizing.paced_fixed /path/to/azure_llm_2023_conv.csv
+    python -m bench paced_fixed /path/to/azure_llm_2023_conv.csv
 
 For each load: the same arrivals through `baton up` with paced workers and through the twin; percentiles of both.
 """
@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from bench.results import FOLDER, as_text
+from bench.results import FOLDER, write
 from bench.serving.open_loop import Seen, replay
 from bench.sizing.paced import PATIENCE_S, Asked, current, deployment_running, manifest
 from bench.sizing.paced_report import measured, shares
@@ -60,7 +60,7 @@ def predicted(emulation: Emulation, pools: tuple[int, int], workload: Workload, 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.sizing.paced_fixed", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench paced_fixed", description=__doc__)
     parser.add_argument("trace", type=Path)
     parser.add_argument("--emulate", default="h200x2:llama-3.1-70b/16@2", help="as of baton up (default %(default)s)")
     parser.add_argument("--pools", nargs=2, type=int, default=(5, 3), metavar=("PREFILL", "DECODE"))
@@ -87,9 +87,9 @@ def main() -> int:
         print(json.dumps(row), flush=True)
     rates = " ".join(f"{rate:g}" for rate in options.rates)
     flags = f"--emulate {asked.emulate} --rates {rates} --minutes {asked.minutes:g}"
-    command = f"python -m bench.sizing.paced_fixed TRACE {flags}"
+    command = f"python -m bench paced_fixed TRACE {flags}"
     result = {"command": command, "emulated": emulation.label, "pools": pools, "rows": rows}
-    (FOLDER / "paced_fixed.json").write_text(as_text(result))
+    write(FOLDER / "paced_fixed.json", result)
     return 0
 
 

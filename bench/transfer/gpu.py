@@ -1,6 +1,6 @@
 """KV from one GPU into another's landing region through the `ucx` transport, then into blocks there.
 
-`python -m bench.transfer.gpu [--cpu] [--out FILE]`
+`python -m bench gpu_transfer [--cpu] [--out FILE]`
 
 Two processes, a GPU each (`--cpu`: none, to try the script). First single PUT sizes, back to back, eight in flight, by
 the bare agent. Then whole hand-overs of Llama-3.1-8B's KV in blocks of 64 tokens (8 MiB) through the writer that
@@ -14,6 +14,7 @@ end; `told`, until P's loop knew; `word`, until D did; `tail`, until all was sca
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import secrets
@@ -30,6 +31,7 @@ from typing import Any, Final
 
 import torch
 from bench.machine import this_machine
+from bench.results import write
 from bench.transfer.gpu_landing import BLOCK_TOKENS, EPOCH, STAMPS, WORD, Place, decode, receive, receive_message
 
 from baton_kernels.kv_checksum import kv_checksums
@@ -290,20 +292,24 @@ async def prefill(place: Place, sock: socket.socket) -> dict[str, Any]:
 
 def main() -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    cpu = "--cpu" in sys.argv
-    if sys.argv[1:2] == ["decode"]:
-        decode(Place(cpu, 1), socket.socket(fileno=int(sys.argv[2])))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cpu", action="store_true")
+    parser.add_argument("--out", type=Path, help="a JSON file for the figures")
+    parser.add_argument("--decode", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.decode is not None:
+        decode(Place(options.cpu, 1), socket.socket(fileno=options.decode))
         return
     here, there = socket.socketpair()
-    command = [sys.executable, "-m", "bench.transfer.gpu", "decode", str(there.fileno()), *(["--cpu"] if cpu else [])]
+    command = [sys.executable, "-m", "bench.transfer.gpu", "--decode", str(there.fileno())]
+    command += ["--cpu"] if options.cpu else []
     other = subprocess.Popen(command, pass_fds=[there.fileno()])
     there.close()
     here.settimeout(120.0)
-    out = Path(sys.argv[sys.argv.index("--out") + 1]) if "--out" in sys.argv else None
     try:
-        result = json.dumps(asyncio.run(prefill(Place(cpu, 0), here)))
-        if out is not None:
-            out.write_text(result + "\n")
+        result = asyncio.run(prefill(Place(options.cpu, 0), here))
+        if options.out is not None:
+            write(options.out, result)
         here.close()
         other.wait(30)
     finally:

@@ -1,4 +1,4 @@
-"""The side of `bench.transfer.gpu` that bytes come to, what both sides share, and the socket between them."""
+"""The side of `bench gpu_transfer` that bytes come to, what both sides share, and the socket between them."""
 
 from __future__ import annotations
 

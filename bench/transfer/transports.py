@@ -1,25 +1,23 @@
-"""(e) What the transports carry here beside a plain socket: `python -m bench.transfer.transports [--ucxx FOLDER]`.
+"""What the `tcp` transport carries here beside a plain socket: `python -m bench transfer`.
 
 The receiver is a process of its own: a real `TcpLanding` that asks a real `LandingRegion` about every PUT, and a thread
 that reads messages from a plain socket into a buffer. The sender moves the same bytes through a real `TcpWriter`, or
-with `sendall`; both ways a transfer ends when the receiver's acknowledgement is back. NIXL, over shared memory and over
-TCP, is the real `UcxWriter`; there a transfer ends when UCX says that the bytes stand. FOLDER holds ucxx, for
-comparison only: it is never a dependency. No checksums and no scatter.
+with `sendall`; both ways a transfer ends when the receiver's acknowledgement is back. No checksums and no scatter.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 from bench.machine import this_machine
 from bench.results import Cell, publish, spread
-from bench.transfer.ucx import Transfer, Way, rate
 
 from baton_kv_transfer.handover import TransferConfig
 from baton_kv_transfer.landing import ClaimRefusal, LandingRegion, LandingWindow
@@ -27,7 +25,6 @@ from baton_kv_transfer.layout import Extent
 from baton_kv_transfer.network import SocketConnection
 from baton_kv_transfer.transports.seam import Write
 from baton_kv_transfer.transports.tcp import SOCKET_BUFFER_BYTES, TcpLanding, TcpWriter
-from baton_kv_transfer.transports.ucx.binding import is_installed
 
 ROUNDS = 5
 SIZES = tuple(1 << bits for bits in (14, 18, 20, 22, 24, 26))
@@ -39,8 +36,10 @@ LANES = 4
 PEER = b"bench-prefill-01"
 COLUMNS = ("bytes", "plain socket GB/s", "tcp, 1 lane GB/s", f"tcp, {LANES} lanes GB/s")
 RATIO = "tcp, 1 lane / plain"
+ROUND_BYTES, MAX_REPEATS = 16 << 20, 50
+"""A round repeats a transfer until it moved so much, but not more often than that."""
 
-Rate = Callable[[int], Awaitable[float]]
+Transfer = Callable[[int], Awaitable[None]]
 
 
 class OneAtATime:
@@ -164,68 +163,57 @@ def through_lanes(connections: list[SocketConnection], source: memoryview, numbe
     return transfer
 
 
-def rated(transfer: Transfer) -> Rate:
-    return lambda size: rate(transfer, size)
+async def rate(transfer: Transfer, size: int) -> float:
+    """Bytes per nanosecond, which is GB/s."""
+    repeats = max(1, min(ROUND_BYTES // size, MAX_REPEATS))
+    begin = time.perf_counter_ns()
+    for _ in range(repeats):
+        await transfer(size)
+    return repeats * size / (time.perf_counter_ns() - begin)
 
 
-async def measure(lanes_port: int, plain_port: int, others: dict[str, Way]) -> list[dict[str, Cell]]:
+async def measure(lanes_port: int, plain_port: int, rounds: int) -> list[dict[str, Cell]]:
     source, numbers = memoryview(bytearray(REGION_BYTES)), Numbers()
-    ways = [rated(plainly(plain_port, source))]
+    ways = [plainly(plain_port, source)]
     for count in (1, LANES):
         connections = [SocketConnection(connect(lanes_port)) for _ in range(count)]
-        ways.append(rated(through_lanes(connections, source, numbers)))
-    ways += [other.rate for other in others.values()]
+        ways.append(through_lanes(connections, source, numbers))
     rows: list[dict[str, Cell]] = []
     for size in SIZES:
         found: list[list[float]] = [[] for _ in ways]
-        for round_number in range(ROUNDS + 1):
+        for round_number in range(rounds + 1):
             order = range(len(ways)) if round_number % 2 else reversed(range(len(ways)))
             for way in order:
-                reached = await ways[way](size)
+                reached = await rate(ways[way], size)
                 if round_number:  # the first round warms up
                     found[way].append(reached)
         ratio = spread([lane / plain for plain, lane in zip(found[0], found[1], strict=True)])
         cells = [f"{size:,}", *(str(spread(each)) for each in found), str(ratio)]
-        rows.append(dict(zip((*COLUMNS, *others, RATIO), cells, strict=True)))
+        rows.append(dict(zip((*COLUMNS, RATIO), cells, strict=True)))
     return rows
 
 
-def other_ways(ucxx: Path | None) -> dict[str, Way]:
-    """Ways through UCX by column, those that are installed."""
-    ways: dict[str, Way] = {}
-    if is_installed():
-        ways = {"NIXL, shm GB/s": Way("nixl", "all"), "NIXL, tcp GB/s": Way("nixl", "tcp")}
-    if ucxx is not None:
-        try:
-            ways["ucxx, tcp GB/s"] = Way("ucxx", "tcp", ucxx)
-        except EOFError as error:
-            print(f"ucxx: {error}", file=sys.stderr)
-    return ways
-
-
-def run(ucxx: Path | None) -> None:
+def run(rounds: int) -> None:
     machine = this_machine()
-    others = other_ways(ucxx)
     command = [sys.executable, "-m", "bench.transfer.transports", "--receive"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as receiver:
         assert receiver.stdin is not None
         assert receiver.stdout is not None
         lanes_port, plain_port = (int(port) for port in receiver.stdout.readline().split())
-        rows = asyncio.run(measure(lanes_port, plain_port, others))
+        rows = asyncio.run(measure(lanes_port, plain_port, rounds))
         receiver.stdin.close()
-    for other in others.values():
-        other.close()
-    said = "; ".join(f"{column.removesuffix(' GB/s')}: {other.said}" for column, other in others.items())
     notes = [
-        f"Median (least–greatest) of {ROUNDS} interleaved rounds, sender and receiver a process each; a transfer ends "
+        f"Median (least–greatest) of {rounds} interleaved rounds, sender and receiver a process each; a transfer ends "
         f"when the receiver has taken all in, the next begins then; PUTs of at most {CONFIG.max_put_bytes:,} bytes, "
-        f"socket buffers of {SOCKET_BUFFER_BYTES:,} both ways. What the senders say of their lanes: {said or '–'}."
+        f"socket buffers of {SOCKET_BUFFER_BYTES:,} both ways."
     ]
-    publish("transfer", machine, notes, (*COLUMNS, *others, RATIO), rows)
+    publish("transfer", machine, notes, (*COLUMNS, RATIO), rows)
 
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--receive"]:
         asyncio.run(receive())
     else:
-        run(Path(sys.argv[2]) if sys.argv[1:2] == ["--ucxx"] else None)
+        parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        parser.add_argument("--rounds", type=int, default=ROUNDS)
+        run(parser.parse_args().rounds)

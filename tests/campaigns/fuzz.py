@@ -1,4 +1,4 @@
-"""Campaigns against the hand-over in one process: `python -m campaigns.fuzz CAMPAIGN`, from the repository's root.
+"""Campaigns against the hand-over in one process: `make campaign RUN="fuzz CAMPAIGN"`.
 
 `corruption` spoils the data of hand-overs and looks for wrong bytes that were admitted; `wire` decodes frames that no
 honest peer sends; `machines` tells both machines anything at any time; `forgeries` tries forged and replayed keys,
@@ -15,12 +15,8 @@ import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import psutil
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "support"))
-
 from bench.machine import this_machine
 from bench.results import Cell, publish
 

@@ -1,8 +1,8 @@
 """Long runs of the deterministic simulation: many seeds, the faults that took effect by kind, every violation.
 
-`python -m campaigns.simulation --seeds 20000 --jobs 2`, from the repository's root. Exits with 1 when a seed fails;
-each failing seed is printed. With `--journal FILE` every 50 seeds leave a line there, and what stands in it is not run
-again: a long run can be ended and gone on with, at the same commit of code without changes.
+`make campaign RUN="simulation --seeds 20000 --jobs 2"`. Exits with 1 when a seed fails; each failing seed is printed.
+With `--journal FILE` every 50 seeds leave a line there, and what stands in it is not run again: a long run can be ended
+and gone on with, at the same commit of code without changes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "support"))
 
 from bench.machine import this_machine
 from bench.results import Cell, publish

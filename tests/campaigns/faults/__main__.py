@@ -1,4 +1,4 @@
-"""Fault campaigns against real processes: `python -m campaigns.faults CAMPAIGN`, from the repository's root.
+"""Fault campaigns against real processes: `make campaign RUN="faults CAMPAIGN"`.
 
 `kill` SIGKILLs workers and gateway processes of `baton up` under load; `pause` stops and wakes them; `cut` drops
 packets between processes that live in network namespaces (needs root); `cancel` hangs up at many points of a request's
@@ -17,8 +17,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "support"))
 
 from bench.machine import this_machine
 from bench.results import publish

@@ -1,4 +1,4 @@
-"""Proofs of the operator that take longer than tests may: `python -m campaigns.operator_proofs PROOF`.
+"""Proofs of the operator that take longer than tests may: `make campaign RUN="operator_proofs PROOF"`.
 
 PROOF is rollout, crash, fields or scale. Each prints a table and writes `bench/results/operator-*.json`.
 It exits with 1 when something that must hold did not.

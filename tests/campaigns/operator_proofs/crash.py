@@ -7,8 +7,6 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "support"))
-
 from bench.machine import this_machine
 from bench.results import Cell, publish
 
@@ -47,7 +45,7 @@ def crash(budget_s: float, resume: Path | None) -> int:
     wanted = Counter(scenario.name for scenario, _, _, _ in runs)
     whole = sum(tally.counts[f"in {name}"] == count for name, count in wanted.items())
     notes = [
-        f"command: python -m campaigns.operator_proofs crash, in {tally.slices} slices",
+        f"campaign: operator_proofs crash, in {tally.slices} slices",
         f"{len(SCENARIOS)} scenarios with {calls} calls without a fault; every run of {whole} of them",
         f"{tally.next} of {len(runs)} runs, {tally.counts['wrong']} ended elsewhere or broke a promise on the way; "
         f"{tally.cpu_s:.0f} s of CPU",

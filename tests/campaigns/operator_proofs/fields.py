@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-import sys
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "support"))
 
 from bench.machine import this_machine
 from bench.results import Cell, publish
@@ -65,7 +62,7 @@ def fields(sequences: int, budget_s: float, resume: Path | None) -> int:
     ]
     wrong = tally.counts["wrong"] + len(unnamed)
     notes = [
-        f"command: python -m campaigns.operator_proofs fields --sequences {sequences}, in {tally.slices} slices",
+        f"campaign: operator_proofs fields --sequences {sequences}, in {tally.slices} slices",
         f"{wrong} went wrong; {tally.cpu_s:.0f} s of CPU",
         *(f"no path: {mutation}" for mutation in unnamed[:10]),
         *tally.wrong[:20],

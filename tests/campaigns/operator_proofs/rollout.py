@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "support"))
 
 from bench.machine import this_machine
 from bench.results import Cell, publish
@@ -27,7 +24,7 @@ def rollout(sequences: int, budget_s: float, resume: Path | None) -> int:
         tally.counts += counts.seen + Counter({"sequences": counts.sequences, "steps": counts.steps})
     sums = tally.counts
     notes = [
-        f"command: python -m campaigns.operator_proofs rollout --sequences {sequences}, in {tally.slices} slices",
+        f"campaign: operator_proofs rollout --sequences {sequences}, in {tally.slices} slices",
         f"{sums['sequences']} sequences, {sums['steps']} steps, {sums['wrong']} broken promises; "
         f"{tally.cpu_s:.0f} s of CPU",
         *tally.wrong[:5],

@@ -43,8 +43,6 @@ from baton_operator.kube.kinds import (
 )
 from baton_operator.kube.kubeconfig import load
 from baton_operator.objects.metadata import DEPLOYMENT_LABEL
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "support"))
 from baton_testing.kube.control_plane import HOW, control_plane, find_programs
 from baton_testing.kube.manifests import manifest
 
@@ -229,8 +227,7 @@ async def _scale(count: int, per_s: float, calls_per_s: float, namespace: str) -
                 row("writes after a restart", calls()["patch"] + calls()["create"], "0")
                 row("operator memory MiB after a restart", process.rss_mib, "<= 512")
     notes = [
-        f"command: python -m campaigns.operator_proofs scale --deployments {count} --per-s {per_s:g} "
-        f"--calls-per-s {calls_per_s:g}",
+        f"campaign: operator_proofs scale --deployments {count} --per-s {per_s:g} --calls-per-s {calls_per_s:g}",
         "etcd and kube-apiserver 1.20.2 on the same machine, no controllers, no Pods; policy/v1 is not served",
     ]
     publish(f"operator-scale-{per_s:g}", machine, notes, ["what", "value", "goal"], rows)
