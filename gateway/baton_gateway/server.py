@@ -96,8 +96,8 @@ class GatewayServer:
             requests_running=self._admission.num_running,
             requests_waiting=self._admission.num_waiting,
             workers=tuple(worker_report(worker) for worker in self.table.all()),
-            ttft=self.metrics.ttft.data(),
-            tpot=self.metrics.tpot.data(),
+            ttft=self.metrics.ttft.whole.data(),
+            tpot=self.metrics.tpot.whole.data(),
         )
 
     async def start(self, listening: socket.socket) -> None:

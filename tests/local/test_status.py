@@ -7,11 +7,11 @@ import json
 
 import pytest
 
-from baton_gateway.reporting.latency import LatencySketch
 from baton_local.commands.demo import DemoError, Timing, check_moved, is_settled, report
 from baton_local.commands.status import as_json, as_text
 from baton_local.fleet.observation import GatewayState, Link, Observation, Transfer, WorkerState
 from baton_local.fleet.record import PostRecord, RunRecord, TargetRecord
+from baton_wire.sketch import Sketch
 
 GATEWAY = PostRecord("chat-gateway", "gateway", "ready", "-g", 1, 10, "127.0.0.1", 8000, 9000)
 PREFILL = PostRecord("chat-prefill-a-0", "prefill", "ready", "f-a", 1, 11, "127.0.0.1", 8001)
@@ -28,7 +28,7 @@ RECORD = RunRecord(
     tpot=TargetRecord(0.025, 95),
     posts=(GATEWAY, PREFILL, DECODE),
 )
-FAST = LatencySketch()
+FAST = Sketch()
 for _milliseconds in range(1, 101):
     FAST.add(_milliseconds / 1e3)
 SENT = WorkerState(64, 60, 1000, 0, 0, Transfer("tcp", 2, 4500, 0))

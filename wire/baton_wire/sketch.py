@@ -1,72 +1,100 @@
 """Mergeable summaries of many numbers: a histogram with logarithmic bins, small enough for a message every 5 s.
 
-Adding and merging are exact on counts; a quantile is right within `RELATIVE_ERROR`. Two sketches of disjoint
-requests merge into the sketch of all of them in any order, which is what several gateway processes need.
+Adding and merging are exact on counts; a quantile is right within `RELATIVE_ERROR` (DDSketch, Masson et al. 2019).
+Sketches of disjoint requests merge into the sketch of all of them in any order: several gateway processes need that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from math import ceil, isfinite, log
+from typing import Annotated
+
+from msgspec import Meta
+
+from baton_wire.messages.values import Count, Value
 
 RATIO = 1.02
-"""Bin k holds values in (RATIO^(k-1), RATIO^k], as the gateways count them."""
+"""Bin k holds values in (RATIO^(k-1), RATIO^k]."""
 RELATIVE_ERROR = (RATIO - 1) / (RATIO + 1)
-SMALLEST = 1e-6
-LARGEST = 1e12
+SMALLEST, LARGEST = 1e-6, 1e7
+"""What lies outside counts in the outermost bins, so that there are never more than `MAX_BINS`."""
+MAX_BINS = 1_536
+_LOG_RATIO = log(RATIO)
+
+Bin = Annotated[int, Meta(ge=-1_000, le=1_500)]
+Total = Annotated[float, Meta(ge=0, le=1e18)]
 
 
-@dataclass(frozen=True, slots=True)
+class SketchData(Value, frozen=True):
+    """A sketch as it travels."""
+
+    ratio: Annotated[float, Meta(gt=1, le=2)] = RATIO
+    total: Total = 0.0
+    """Sum of the values."""
+    bins: Annotated[tuple[tuple[Bin, Count], ...], Meta(max_length=MAX_BINS)] = ()
+    """(bin, how many values fell into it)"""
+
+
+@dataclass(slots=True)
 class Sketch:
-    """How many values fell into each bin."""
+    """How many values fell into each bin. `total`: their sum."""
 
-    bins: Mapping[int, int]
+    total: float = 0.0
+    bins: dict[int, int] = field(default_factory=dict)
+
+    def add(self, value: float) -> None:
+        """Raises ValueError for what is not finite or negative: it never counts as zero."""
+        if not isfinite(value) or value < 0:
+            raise ValueError(f"{value!r} is not allowed: a sketch holds finite values from 0")
+        number = _bin(value)
+        self.bins[number] = self.bins.get(number, 0) + 1
+        self.total += value
+
+    def merge(self, other: Sketch | SketchData) -> None:
+        """Count the other's values, too. Raises ValueError for bins of another ratio."""
+        if isinstance(other, SketchData) and other.ratio != RATIO:
+            raise ValueError(f"ratio: {other.ratio} is not {RATIO}")
+        for number, count in dict(other.bins).items():
+            self.bins[number] = self.bins.get(number, 0) + count
+        self.total += other.total
+
+    def data(self) -> SketchData:
+        return SketchData(RATIO, self.total, tuple(sorted(self.bins.items())))
+
+    def taken(self) -> SketchData:
+        """What was counted; counting begins anew."""
+        data = self.data()
+        self.total, self.bins = 0.0, {}
+        return data
 
     @property
     def count(self) -> int:
         return sum(self.bins.values())
 
-    def merged(self, other: Sketch) -> Sketch:
-        bins = dict(self.bins)
-        for key, count in other.bins.items():
-            bins[key] = bins.get(key, 0) + count
-        return Sketch(bins)
-
     def quantile(self, share: float) -> float | None:
         """The value that `share` of all values do not exceed; None when there are none."""
-        total = self.count
-        if total == 0:
-            return None
-        rank, seen = max(1, ceil(share * total)), 0
-        for key in sorted(self.bins):
-            seen += self.bins[key]
-            if seen >= rank:
-                return 2.0 * RATIO**key / (1.0 + RATIO)
-        raise AssertionError("counts add up to the total")
+        rank = max(1, ceil(share * self.count))
+        for number in sorted(self.bins):
+            rank -= self.bins[number]
+            if rank <= 0:
+                return 2.0 * RATIO**number / (1.0 + RATIO)
+        return None
 
     def share_within(self, limit: float) -> float | None:
         """Share of the values at or under `limit`; None when there are none."""
-        total = self.count
-        if total == 0:
-            return None
-        last = _bin(limit)
-        return sum(count for key, count in self.bins.items() if key <= last) / total
+        last, total = _bin(limit), self.count
+        return sum(count for number, count in self.bins.items() if number <= last) / total if total else None
 
 
-NOTHING = Sketch({})
-
-
-def sketch_of(values: Iterable[float]) -> Sketch:
-    """A sketch of finite, non-negative values; others are refused with ValueError, never counted as zero."""
-    bins: dict[int, int] = {}
-    for value in values:
-        if not isfinite(value) or value < 0:
-            raise ValueError(f"{value!r} is not allowed: a sketch holds finite values from 0")
-        key = _bin(value)
-        bins[key] = bins.get(key, 0) + 1
-    return Sketch(bins)
+def merged(parts: Iterable[Sketch | SketchData]) -> Sketch:
+    """One sketch of all values. Raises ValueError for bins of another ratio."""
+    whole = Sketch()
+    for part in parts:
+        whole.merge(part)
+    return whole
 
 
 def _bin(value: float) -> int:
-    return ceil(log(min(max(value, SMALLEST), LARGEST)) / log(RATIO))
+    return ceil(log(min(max(value, SMALLEST), LARGEST)) / _LOG_RATIO)

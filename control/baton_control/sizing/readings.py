@@ -100,7 +100,7 @@ def slow_start_s(last: Sequence[float]) -> float | None:
     return known[-2] if len(known) == STARTUPS else known[-1]
 
 
-def merged(readings: Iterable[ArrivalReading]) -> ArrivalReading:
+def merged_arrivals(readings: Iterable[ArrivalReading]) -> ArrivalReading:
     """Arrivals of all gateways: one unknown part makes the whole unknown."""
     total, seconds, sample = 0, 0.0, []
     for reading in readings:

@@ -17,17 +17,15 @@ from baton_control.sizing.readings import (
     STARTUPS,
     ArrivalReading,
     arrivals_reading,
-    merged,
+    merged_arrivals,
     number_reading,
     slow_start_s,
 )
 from baton_control.sizing.workload import RequestShape
-from baton_wire import sketch
 from baton_wire.messages.measures import Condition, StepTiming, WorkerMeasures
-from baton_wire.messages.measures import Sketch as WireSketch
 from baton_wire.messages.operator_link import GatewayHello, Summary
 from baton_wire.messages.values import Role
-from baton_wire.sketch import NOTHING, Sketch
+from baton_wire.sketch import RATIO, Sketch, SketchData, merged
 
 FRESH_S = 16.0
 """Three summaries may be missing before a gateway counts as silent."""
@@ -64,8 +62,8 @@ class _Gateway:
 @dataclass(frozen=True, slots=True)
 class _Served:
     at_s: float
-    ttft: Sketch
-    tpot: Sketch
+    ttft: SketchData
+    tpot: SketchData
     unserved: int
 
 
@@ -140,9 +138,8 @@ class TelemetryStore:
             del self._numbers[next(iter(self._numbers))]
         gateway.last, gateway.heard_s = summary, now
         self._arrived(window, summary)
-        self._served.append(
-            _Served(now, _sketch(summary.served.ttft), _sketch(summary.served.tpot), summary.served.unserved)
-        )
+        served = summary.served
+        self._served.append(_Served(now, served.ttft, served.tpot, served.unserved))
         self._forget_old(now)
         self.parked = max(self.parked, summary.backlog.parked)
         for worker in summary.workers:
@@ -204,7 +201,7 @@ class TelemetryStore:
             count, sample = float(window.count), window.sample[:MAX_SAMPLE]
             self._late += [] if count else sample
             readings.append(arrivals_reading(count, max(0.1, window.seconds), sample, each.heard_s, now))
-        return merged(readings)
+        return merged_arrivals(readings)
 
     def take_late(self) -> tuple[RequestShape, ...]:
         """Lengths told since the last call in intervals without an arrival: of requests that came before."""
@@ -219,10 +216,9 @@ class TelemetryStore:
 
     def latencies(self, now: float) -> Latencies:
         self._forget_old(now)
-        ttft, tpot = NOTHING, NOTHING
-        for each in self._served:
-            ttft, tpot = ttft.merged(each.ttft), tpot.merged(each.tpot)
-        return Latencies(ttft, tpot, sum(each.unserved for each in self._served))
+        served = self._served
+        ttft, tpot = _understood(each.ttft for each in served), _understood(each.tpot for each in served)
+        return Latencies(ttft, tpot, sum(each.unserved for each in served))
 
     def queued_tokens(self, now: float, expected: int) -> Reading:
         """Prompt tokens that wait for a prefill step, at gateways and at prefill workers."""
@@ -320,6 +316,6 @@ class TelemetryStore:
         return {worker.epoch: worker for summary in self._summaries() for worker in summary.workers}
 
 
-def _sketch(told: WireSketch) -> Sketch:
+def _understood(told: Iterable[SketchData]) -> Sketch:
     """A gateway that counts in other bins is not understood: its latencies count as none."""
-    return Sketch(dict(told.buckets)) if told.ratio == sketch.RATIO else NOTHING
+    return merged(each for each in told if each.ratio == RATIO)

@@ -14,10 +14,10 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from baton_gateway.http_api.responses import Usage
 from baton_gateway.processes import METRICS_VARIABLE
-from baton_gateway.reporting.latency import LatencySketch
 from baton_gateway.reporting.telemetry import Telemetry
 from baton_gateway.requests.request_events import Outcome
 from baton_wire.messages.values import POOL_ROLES, Reason, Role
+from baton_wire.sketch import Sketch
 
 _TIME_BUCKETS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300, 600)
 _GAP_BUCKETS = (0.001, 0.002, 0.004, 0.008, 0.012, 0.016, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 3)
@@ -36,13 +36,27 @@ class RequestTimes:
     tokens: dict[int, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """What clients saw of one kind, in seconds: told once, kept for whoever scrapes, asks or sizes."""
+
+    histogram: Histogram
+    recent: Sketch
+    """Since the last summary."""
+    whole: Sketch = field(default_factory=Sketch)
+    """Since the process started."""
+
+    def observe(self, seconds: float) -> None:
+        self.histogram.observe(seconds)
+        self.recent.add(seconds)
+        self.whole.add(seconds)
+
+
 class GatewayMetrics:
     """Every series exists from the start, so that their number never changes. Names: docs/metrics.md."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
-        self.ttft = LatencySketch()
-        self.tpot = LatencySketch()
         self.telemetry = Telemetry()
         self._make_histograms(registry)
         self._make_counters(registry)
@@ -79,9 +93,7 @@ class GatewayMetrics:
             times.tokens[choice] = tokens
             if not times.has_token:
                 times.has_token = True
-                self._ttft.observe(now - times.arrived_s)
-                self.ttft.add(now - times.arrived_s)
-                self.telemetry.first_token(now - times.arrived_s)
+                self.ttft.observe(now - times.arrived_s)
         elif tokens:
             times.tokens[choice] += tokens
             self._itl.observe((now - last_s) / tokens)
@@ -98,14 +110,11 @@ class GatewayMetrics:
         if outcome is Outcome.FINISHED:
             self._e2e.observe(now - times.arrived_s)
         if outcome is Outcome.CANCELLED and not times.has_token:
-            self.telemetry.first_token(now - times.arrived_s)  # it waited for at least so long
+            self.ttft.recent.add(now - times.arrived_s)  # it waited for at least so long
         for choice, tokens in times.tokens.items():
             self.telemetry.output(tokens)
             if tokens > 1:
-                gap_s = (times.last_s[choice] - times.first_s[choice]) / (tokens - 1)
-                self._tpot.observe(gap_s)
-                self.tpot.add(gap_s)
-                self.telemetry.gap(gap_s)
+                self.tpot.observe((times.last_s[choice] - times.first_s[choice]) / (tokens - 1))
 
     def answered(self, status: int) -> None:
         self._statuses.get(str(status), self._statuses["other"]).inc()
@@ -126,8 +135,9 @@ class GatewayMetrics:
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(f"baton_gateway_{name}_seconds", text, registry=registry, buckets=buckets)
 
-        self._ttft = histogram("ttft", "From the request's arrival to its first token", _TIME_BUCKETS)
-        self._tpot = histogram("tpot", "Mean gap between a choice's tokens, gap 1-2 included", _GAP_BUCKETS)
+        ttft = histogram("ttft", "From the request's arrival to its first token", _TIME_BUCKETS)
+        tpot = histogram("tpot", "Mean gap between a choice's tokens, gap 1-2 included", _GAP_BUCKETS)
+        self.ttft, self.tpot = Latency(ttft, self.telemetry.ttft), Latency(tpot, self.telemetry.tpot)
         self._itl = histogram("itl", "Gap between one token and the next", _GAP_BUCKETS)
         self._e2e = histogram("e2e", "From arrival to the end of a finished request", _TIME_BUCKETS)
         self._queue = histogram("queue", "From arrival to admission", _TIME_BUCKETS)

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from baton_gateway.reporting.latency import LatencySketch, SketchData, merged
 from baton_gateway.workers.linked_workers import LinkedWorker
+from baton_wire.sketch import RATIO, Sketch, SketchData, merged
 
 PERCENTS = (50, 95, 99)
 
@@ -90,6 +90,7 @@ def state_body(processes: Sequence[ProcessReport]) -> bytes:
     )
 
 
-def _latency(sketch: LatencySketch) -> dict[str, Any]:
-    percentiles = {f"p{percent}_s": sketch.percentile(percent) for percent in PERCENTS}
-    return percentiles | {"sketch": sketch.data()}
+def _latency(sketch: Sketch) -> dict[str, Any]:
+    percentiles = {f"p{percent}_s": sketch.quantile(percent / 100) for percent in PERCENTS}
+    buckets = sorted(sketch.bins.items())
+    return percentiles | {"sketch": {"ratio": RATIO, "count": sketch.count, "sum_s": sketch.total, "buckets": buckets}}

@@ -6,50 +6,27 @@ its kind, never by traffic. Plain bookkeeping; sending is `operator_link`'s busi
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 
 from baton_gateway.workers.linked_workers import LinkedWorker
 from baton_wire.messages.measures import (
     MAX_SHAPES,
-    SKETCH_RATIO,
     Arrived,
     Backlog,
     Condition,
     RequestLengths,
     Served,
-    Sketch,
     WorkerMeasures,
 )
 from baton_wire.messages.operator_link import MAX_WORKERS, Summary
+from baton_wire.sketch import Sketch
 
 LATEST_OUTPUTS = 256
 FIRST_OUTPUT_TOKENS = 200
 """What an answer is taken to have until the first one has ended."""
-SMALLEST = 1e-6
-_LOG_RATIO = math.log(SKETCH_RATIO)
-
-
-@dataclass(slots=True)
-class Counter:
-    """A sketch that is being filled."""
-
-    total: float = 0.0
-    buckets: dict[int, int] = field(default_factory=dict)
-
-    def add(self, value: float) -> None:
-        number = math.ceil(math.log(max(value, SMALLEST)) / _LOG_RATIO)
-        self.buckets[number] = self.buckets.get(number, 0) + 1
-        self.total += value
-
-    def taken(self) -> Sketch:
-        """What was counted; counting begins anew."""
-        sketch = Sketch(SKETCH_RATIO, self.total, tuple(sorted(self.buckets.items())))
-        self.total, self.buckets = 0.0, {}
-        return sketch
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +48,9 @@ class Telemetry:
         self._num_prompts = 0
         self._mean_prompt: float | None = None
         self._outputs: deque[int] = deque(maxlen=LATEST_OUTPUTS)
-        self._prompt_tokens, self._output_tokens, self._cached_tokens = Counter(), Counter(), Counter()
-        self._ttft, self._tpot = Counter(), Counter()
+        self._prompt_tokens, self._output_tokens, self._cached_tokens = Sketch(), Sketch(), Sketch()
+        self.ttft, self.tpot = Sketch(), Sketch()
+        """What clients saw, in seconds; of a sequence that ended, the mean gap between its tokens."""
 
     # What happens -----------------------------------------------------------------------------------------------------
 
@@ -111,13 +89,6 @@ class Telemetry:
             self._outputs.append(tokens)
             self._output_tokens.add(tokens)
 
-    def first_token(self, seconds: float) -> None:
-        self._ttft.add(seconds)
-
-    def gap(self, seconds: float) -> None:
-        """Mean gap between the tokens of a sequence that ended."""
-        self._tpot.add(seconds)
-
     def unserved(self) -> None:
         """A request failed, or was told no after it had been taken."""
         self._unserved += 1
@@ -141,7 +112,7 @@ class Telemetry:
             at_s=at_s,
             seconds=max(0.0, now - self._since),
             arrived=self._arrived(),
-            served=Served(self._ttft.taken(), self._tpot.taken(), self._unserved),
+            served=Served(self.ttft.taken(), self.tpot.taken(), self._unserved),
             backlog=backlog,
             workers=tuple(measures[:MAX_WORKERS]),
             workers_left_out=max(0, len(measures) - MAX_WORKERS),

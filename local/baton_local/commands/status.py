@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from baton_gateway.reporting.latency import LatencySketch
 from baton_local.fleet.observation import Observation, WorkerState
 from baton_local.fleet.record import PostRecord, TargetRecord
 from baton_local.table import milliseconds, table
+from baton_wire.sketch import Sketch
 
 SHOWN_PERCENTILES = (50, 95, 99)
 
@@ -127,11 +127,11 @@ def _row(post: PostRecord, state: WorkerState | None, seen: Observation) -> tupl
     return (post.name, post.phase, link, pid, post.address, post.revision, post.starts, *blocks)
 
 
-def _latency(sketch: LatencySketch, target: TargetRecord) -> dict[str, object]:
-    reached = sketch.percentile(target.percentile)
+def _latency(sketch: Sketch, target: TargetRecord) -> dict[str, object]:
+    reached = sketch.quantile(target.percentile / 100)
     return {
         "count": sketch.count,
-        **{f"p{percent}_ms": _ms(sketch.percentile(percent)) for percent in SHOWN_PERCENTILES},
+        **{f"p{percent}_ms": _ms(sketch.quantile(percent / 100)) for percent in SHOWN_PERCENTILES},
         "target_ms": _ms(target.target_s),
         "percentile": target.percentile,
         "met": None if reached is None else reached <= target.target_s,
@@ -142,9 +142,9 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds * 1e3, 3)
 
 
-def _latency_text(sketch: LatencySketch, target: TargetRecord) -> str:
+def _latency_text(sketch: Sketch, target: TargetRecord) -> str:
     goal = f"target p{target.percentile:g} {milliseconds(target.target_s)}"
     if not sketch.count:
         return f"no requests yet; {goal}"
-    shown: Iterable[str] = (f"p{p} {milliseconds(sketch.percentile(p))}" for p in SHOWN_PERCENTILES)
+    shown: Iterable[str] = (f"p{p} {milliseconds(sketch.quantile(p / 100))}" for p in SHOWN_PERCENTILES)
     return f"{'  '.join(shown)}  ({sketch.count} observations; {goal})"

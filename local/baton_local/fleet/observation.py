@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from baton_gateway.reporting.latency import LatencySketch, SketchData, merged
 from baton_local.client import get_json
 from baton_local.fleet.record import PostRecord, RunRecord
+from baton_wire.sketch import Sketch, SketchData, merged
 
 Json = dict[str, object]
 
@@ -55,8 +55,8 @@ class GatewayState:
 
     links: dict[str, str] = field(default_factory=dict)
     """Worker address → `live`, `suspect` or `draining`."""
-    ttft: LatencySketch = field(default_factory=LatencySketch)
-    tpot: LatencySketch = field(default_factory=LatencySketch)
+    ttft: Sketch = field(default_factory=Sketch)
+    tpot: Sketch = field(default_factory=Sketch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +93,14 @@ class _LinkedWorker(msgspec.Struct, frozen=True):
     state: str
 
 
+class _Buckets(msgspec.Struct, frozen=True):
+    ratio: float
+    sum_s: float
+    buckets: tuple[tuple[int, int], ...]
+
+
 class _Latency(msgspec.Struct, frozen=True):
-    sketch: SketchData
+    sketch: _Buckets
 
 
 class _GatewayPage(msgspec.Struct, frozen=True):
@@ -104,8 +110,9 @@ class _GatewayPage(msgspec.Struct, frozen=True):
     latency: dict[str, _Latency]
 
 
-def _whole(latency: _Latency | None) -> LatencySketch:
-    return merged([] if latency is None else [latency.sketch])
+def _whole(latency: _Latency | None) -> Sketch:
+    told = [] if latency is None else [latency.sketch]
+    return merged(SketchData(each.ratio, each.sum_s, each.buckets) for each in told)
 
 
 def _worker_state(post: PostRecord) -> WorkerState | None:

@@ -1,4 +1,4 @@
-"""What comes in: readings that are refused, sketches that merge, forecasts, traces."""
+"""What comes in: readings that are refused, forecasts, traces."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from baton_control.errors import ManifestError
 from baton_control.sizing.backlog import capacity_steps, waiting_at
@@ -16,12 +14,11 @@ from baton_control.sizing.decision import Known, ProvenZero, Unknown
 from baton_control.sizing.forecast import forecast
 from baton_control.sizing.hardware import H200
 from baton_control.sizing.model_shape import LLAMA_8B
-from baton_control.sizing.readings import Arrivals, arrivals_reading, merged, number_reading
+from baton_control.sizing.readings import Arrivals, arrivals_reading, merged_arrivals, number_reading
 from baton_control.sizing.roofline import worker_model
 from baton_control.sizing.workload import RequestShape
 from baton_simulate.trace_files import read_trace
 from baton_wire.messages.values import Role
-from baton_wire.sketch import RELATIVE_ERROR, Sketch, sketch_of
 
 SHAPE = RequestShape(1000, 100)
 
@@ -44,25 +41,10 @@ def test_zero_is_proven_only_by_a_fresh_report_and_absurd_lengths_are_left_out()
 
 def test_one_unknown_gateway_makes_the_sum_unknown() -> None:
     some = Arrivals(5, 10.0, (SHAPE,))
-    assert isinstance(merged([some, Unknown("gone")]), Unknown)
-    total = merged([some, ProvenZero(), Arrivals(7, 10.0, (SHAPE, SHAPE))])
+    assert isinstance(merged_arrivals([some, Unknown("gone")]), Unknown)
+    total = merged_arrivals([some, ProvenZero(), Arrivals(7, 10.0, (SHAPE, SHAPE))])
     assert isinstance(total, Arrivals)
     assert total.count == 12
-
-
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(st.lists(st.floats(1e-4, 1e4), min_size=1, max_size=60), st.integers(0, 60))
-def test_merged_sketches_are_the_sketch_of_everything(values: list[float], cut: int) -> None:
-    whole = sketch_of(values)
-    parts = sketch_of(values[:cut]).merged(sketch_of(values[cut:]))
-    assert parts == whole
-    median = whole.quantile(0.5)
-    assert median is not None
-    exact = sorted(values)[(len(values) + 1) // 2 - 1]
-    assert abs(median - exact) <= 1.01 * RELATIVE_ERROR * exact
-    assert Sketch({}).quantile(0.5) is None
-    with pytest.raises(ValueError, match="finite"):
-        sketch_of([float("nan")])
 
 
 def test_a_steady_load_is_forecast_as_it_is_and_a_step_is_seen_at_once() -> None:

@@ -18,15 +18,15 @@ from baton_wire.messages.measures import (
     Condition,
     RequestLengths,
     Served,
-    Sketch,
     WorkerMeasures,
 )
 from baton_wire.messages.operator_link import GatewayHello, Summary
 from baton_wire.messages.values import POOL_ROLES, Address, Role
+from baton_wire.sketch import SketchData
 
 KEY = Key("default", "chat")
 GATEWAY = b"g" * 16
-EMPTY = Sketch()
+EMPTY = SketchData()
 STARTED = WorkerMeasures(
     Role.PREFILL, b"w" * 16, "t", Address("127.0.0.1", 1), Condition.LIVE, True, 0, 0, 0, 16, 99, 99, 0, 20.0
 )

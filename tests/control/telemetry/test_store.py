@@ -18,15 +18,15 @@ from baton_wire.messages.measures import (
     Lanes,
     RequestLengths,
     Served,
-    Sketch,
     StepTiming,
 )
 from baton_wire.messages.measures import WorkerMeasures as Measures
 from baton_wire.messages.operator_link import GatewayHello, Summary
 from baton_wire.messages.values import Address, Role
+from baton_wire.sketch import SketchData
 
 ONE, TWO = b"1" * 16, b"2" * 16
-EMPTY = Sketch()
+EMPTY = SketchData()
 
 
 def worker(epoch: bytes, role: Role, **changes: object) -> Measures:
@@ -167,7 +167,7 @@ def test_a_step_that_two_gateways_told_of_counts_once_and_start_ups_once_a_worke
 
 def test_requests_that_were_not_served_missed_their_target() -> None:
     store = linked(ONE)
-    fast = Sketch(total=3.0, buckets=((-100, 30),))
+    fast = SketchData(total=3.0, bins=((-100, 30),))
     store.told(ONE, summary(1, served=Served(fast, fast, 10)), 5.0)
     share, judged = store.latencies(5.0).share_met(Role.PREFILL, 1.0) or (0.0, 0)
     assert (round(share, 3), judged) == (0.75, 40)

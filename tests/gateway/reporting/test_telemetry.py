@@ -10,8 +10,9 @@ import pytest
 
 from baton_gateway.reporting.telemetry import FIRST_OUTPUT_TOKENS, Telemetry
 from baton_wire.messages.codec import decode, encode
-from baton_wire.messages.measures import MAX_SHAPES, SKETCH_RATIO, Backlog, Sketch
+from baton_wire.messages.measures import MAX_SHAPES, Backlog
 from baton_wire.messages.operator_link import Summary, ToOperator
+from baton_wire.sketch import SketchData, merged
 
 NOTHING = Backlog(0, 0, 0.0, 0)
 
@@ -20,13 +21,10 @@ def told(telemetry: Telemetry, now: float) -> Summary:
     return telemetry.summary(now, 1e9 + now, NOTHING, (), "applied")
 
 
-def quantile(sketch: Sketch, share: float) -> float:
-    rank = share * sum(count for _, count in sketch.buckets)
-    for number, count in sketch.buckets:
-        rank -= count
-        if rank <= 0:
-            return 2 * SKETCH_RATIO**number / (1 + SKETCH_RATIO)
-    raise AssertionError("a quantile of something")
+def quantile(sketch: SketchData, share: float) -> float:
+    value = merged([sketch]).quantile(share)
+    assert value is not None
+    return value
 
 
 def test_accepted_queued_and_refused_requests_all_arrive() -> None:
@@ -76,12 +74,12 @@ def test_a_flood_is_sampled_evenly_within_the_bound() -> None:
 def test_latencies_of_a_window_are_told_once() -> None:
     telemetry = Telemetry()
     for milliseconds in range(1, 101):
-        telemetry.first_token(milliseconds / 1000)
-        telemetry.gap(milliseconds / 10_000)
+        telemetry.ttft.add(milliseconds / 1000)
+        telemetry.tpot.add(milliseconds / 10_000)
     served = told(telemetry, 1).served
     assert quantile(served.ttft, 0.95) == pytest.approx(0.095, rel=0.02)
     assert quantile(served.tpot, 0.5) == pytest.approx(0.005, rel=0.02)
-    assert told(telemetry, 2).served.ttft.buckets == ()
+    assert told(telemetry, 2).served.ttft.bins == ()
 
 
 def test_the_backlog_in_tokens_is_unknown_before_any_prompt_was_seen() -> None:

@@ -8,24 +8,12 @@ from typing import Annotated
 from msgspec import Meta
 
 from baton_wire.messages.values import Address, Count, Epoch, Role, Seconds, TokenCount, Value, check_worker
+from baton_wire.sketch import SketchData
 
-SKETCH_RATIO = 1.02
-"""Bucket i of a sketch holds values in (SKETCH_RATIO^(i-1), SKETCH_RATIO^i]: any quantile is right within 1 %."""
-MAX_BUCKETS = 1_536
 MAX_TIMINGS = 32
 MAX_SHAPES = 64
 
-Bucket = Annotated[int, Meta(ge=-1_000, le=1_500)]
 Amount = Annotated[float, Meta(ge=0, le=1e18)]
-
-
-class Sketch(Value, frozen=True):
-    """How many values fell into each bucket. Sketches of disjoint values merge by adding counts, in any order."""
-
-    ratio: Annotated[float, Meta(gt=1, le=2)] = SKETCH_RATIO
-    total: Amount = 0.0
-    """Sum of the values."""
-    buckets: Annotated[tuple[tuple[Bucket, Count], ...], Meta(max_length=MAX_BUCKETS)] = ()
 
 
 class StepTiming(Value, frozen=True):
@@ -106,9 +94,9 @@ class Arrived(Value, frozen=True):
     accepted: Count
     queued: Count
     refused: Count
-    prompt_tokens: Sketch
-    output_tokens: Sketch
-    cached_tokens: Sketch
+    prompt_tokens: SketchData
+    output_tokens: SketchData
+    cached_tokens: SketchData
     """Lengths of those sequences whose lengths became known; outputs are those that ended."""
     sample: Annotated[tuple[RequestLengths, ...], Meta(max_length=MAX_SHAPES)] = ()
     """Some of the prompts, drawn evenly, each with the output length of one that ended lately."""
@@ -117,8 +105,8 @@ class Arrived(Value, frozen=True):
 class Served(Value, frozen=True):
     """What clients saw since the last summary, in seconds."""
 
-    ttft: Sketch
-    tpot: Sketch
+    ttft: SketchData
+    tpot: SketchData
     unserved: Count
     """Requests that were told no, or failed, for want of workers."""
 
