@@ -37,7 +37,8 @@ from bench.transfer.gpu_landing import BLOCK_TOKENS, EPOCH, STAMPS, WORD, Place,
 from baton_kernels.kv_checksum import kv_checksums
 from baton_kv_transfer.layout import Extent, joined
 from baton_kv_transfer.network import SocketConnection
-from baton_kv_transfer.transports.ucx.binding import Memory, Piece, UcxAgent, WriteState
+from baton_kv_transfer.transports.device import Memory
+from baton_kv_transfer.transports.ucx.binding import Piece, UcxAgent, WriteState
 from baton_kv_transfer.transports.ucx.descriptor import UcxDescriptor, unpack
 from baton_kv_transfer.transports.ucx.thread import UcxThread
 from baton_kv_transfer.transports.ucx.writer import UcxWriter, connect

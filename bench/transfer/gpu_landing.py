@@ -12,7 +12,8 @@ from typing import Final
 import torch
 
 from baton_kernels.kv_copy import scatter_kv
-from baton_kv_transfer.transports.ucx.binding import Memory, UcxAgent
+from baton_kv_transfer.transports.device import Memory
+from baton_kv_transfer.transports.ucx.binding import UcxAgent
 from baton_kv_transfer.transports.ucx.landing import describe
 
 EPOCH: Final = b"gpu-transfer-run"

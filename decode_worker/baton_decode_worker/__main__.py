@@ -8,7 +8,7 @@ import sys
 from baton_decode_worker.service import DecodeService
 from baton_kv_transfer.decode.transfer import DecodeTransfer
 from baton_kv_transfer.landing import full_quarantine
-from baton_kv_transfer.transports.table import offered_here
+from baton_kv_transfer.transports.table import offered
 from baton_wire.messages.values import Role
 from baton_worker.building.assembly import transfer_config
 from baton_worker.building.gpu_memory import landing_device
@@ -36,7 +36,7 @@ def build_role(config: WorkerConfig, parts: EngineParts, epoch: bytes, metrics: 
         landing_bytes=landing_bytes,
         config=settings,
         observe_handover_s=metrics.handover_s.observe,
-        device=landing_device(memory.pool, memory.aside, landing_bytes, offered_here(settings.transport)),
+        device=landing_device(memory.pool, memory.aside, landing_bytes, offered(settings.transport)),
     )
     service.transfer = transfer
 

@@ -16,6 +16,8 @@ from baton_wire.messages.pair_link import Span
 
 MAX_SPANS = 64
 ALIGNMENT_BYTES = 256
+REMEMBERED_LINKS = 1_024
+"""A hand-over whose link ended so many links ago has long been over."""
 
 
 class SpanState(enum.StrEnum):

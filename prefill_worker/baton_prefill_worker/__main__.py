@@ -6,7 +6,7 @@ import asyncio
 import sys
 
 from baton_kv_transfer.prefill.transfer import PrefillTransfer
-from baton_kv_transfer.transports.table import offered_here
+from baton_kv_transfer.transports.table import offered
 from baton_prefill_worker.service import PrefillService
 from baton_wire.discovery import watch
 from baton_wire.messages.values import Role
@@ -31,7 +31,7 @@ def build_role(config: WorkerConfig, parts: EngineParts, epoch: bytes, metrics: 
         source=parts.memory,
         listener=service,
         config=settings,
-        device=pool_device(pool, offered_here(settings.transport)),
+        device=pool_device(pool, offered(settings.transport)),
         staging=staging(pool),
     )
     service.transfer = transfer

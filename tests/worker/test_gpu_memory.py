@@ -23,6 +23,7 @@ from baton_kv_transfer.handover import Verify
 from baton_kv_transfer.layout import Extent, paired
 from baton_kv_transfer.prefill.transfer import PrefillTransfer
 from baton_kv_transfer.transports.table import TransportChoice
+from baton_kv_transfer.transports.ucx.sender import UCX
 from baton_testing.kv_transfer.builders import (
     FAST,
     DecodeRecord,
@@ -209,8 +210,8 @@ def test_memory_is_where_the_tensor_is_and_the_probe_is_no_part_of_it() -> None:
     assert not sent.memory.holds(sent.probe)
     assert landing.memory.length == LANDING
     assert landing.probe.address == landing.memory.address + LANDING
-    assert pool_device(pool, ("ucx",)) is None, "a pool of the host is sent from as it is"
-    assert landing_device(pool, SideStream(CPU), LANDING, ("ucx",)) is None
+    assert pool_device(pool, (UCX,)) is None, "a pool of the host is sent from as it is"
+    assert landing_device(pool, SideStream(CPU), LANDING, (UCX,)) is None
 
 
 def test_warming_up_leaves_the_pool_as_it_is() -> None:

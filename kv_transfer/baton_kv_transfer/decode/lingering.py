@@ -10,10 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from baton_kv_transfer.handover import HandoverKey
-from baton_kv_transfer.landing import LandingRegion
-
-REMEMBERED_LINKS = 1_024
-"""A hand-over whose link ended so many links ago has long been over."""
+from baton_kv_transfer.landing import REMEMBERED_LINKS, LandingRegion
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import mmap
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -19,14 +19,11 @@ from baton_kv_transfer.decode.records import DecodeAction, DecodeStats, Failed, 
 from baton_kv_transfer.handover import CutLink, DecodeListener, HandoverKey, KvSink, Send, TransferConfig
 from baton_kv_transfer.handover_steps import mark
 from baton_kv_transfer.landing import ClaimRefusal, LandingWindow
-from baton_kv_transfer.network import Connection, Network, Sockets, of_socket
-from baton_kv_transfer.transports import tcp
+from baton_kv_transfer.network import Connection, Network, Sockets
 from baton_kv_transfer.transports.bandwidth import PROBE_BYTES
-from baton_kv_transfer.transports.seam import PROBE_TRANSFER
-from baton_kv_transfer.transports.table import offered_here
-from baton_kv_transfer.transports.ucx import binding as ucx
-from baton_kv_transfer.transports.ucx.device_memory import DeviceLanding
-from baton_kv_transfer.transports.ucx.landing import UcxLanding
+from baton_kv_transfer.transports.device import DeviceLanding
+from baton_kv_transfer.transports.seam import PROBE_TRANSFER, LandingParts, Transport
+from baton_kv_transfer.transports.table import offered
 from baton_wire.keys import KeyDirectory
 from baton_wire.kv_shape import KvGeometry
 from baton_wire.messages.pair_link import PairHello, PairMessage, Seal
@@ -69,12 +66,15 @@ class DecodeTransfer:
         tensor_parallel: int = 1,
         observe_handover_s: Callable[[float], None] = _ignore_duration,
         device: DeviceLanding | None = None,
+        transports: Sequence[Transport] | None = None,
         network: Network | None = None,
         executor: Executor | None = None,
     ) -> None:
         """`landing`: memory to land in, at least `landing_bytes` (for example pinned); allocated here when None.
 
-        `device`: where UCX lands instead, on a GPU; at least `landing_bytes` too.
+        `device`: where one-sided writes land instead, on a GPU; at least `landing_bytes` too.
+
+        `transports` are what the configuration offers on this machine when None.
 
         `network` and `executor`, where KV is scattered, are the operating system's and a thread of its own when None.
 
@@ -93,7 +93,10 @@ class DecodeTransfer:
         if device is not None and device.memory.length < landing_bytes:
             raise ValueError(f"device: {device.memory.length} bytes to land in, landing_bytes is {landing_bytes}")
         self._device = device
-        self._landing = tcp.TcpLanding(region, self)
+        self._region = region[: self._handovers.landing_bytes]
+        rows = offered(self._config.transport) if transports is None else transports
+        parts = LandingParts(epoch, self._region, device, self, self._writes_ended, self._config.handshake_s)
+        self._landings = {row.name: row.land(parts) for row in rows}
         hello = PairHello(
             role=Role.DECODE,
             epoch=epoch,
@@ -101,13 +104,9 @@ class DecodeTransfer:
             block_tokens=geometry.block_tokens,
             tensor_parallel=tensor_parallel,
             landing_bytes=self._handovers.landing_bytes,
-            transports=offered_here(self._config.transport),
-            descriptor=self._landing.descriptor,
+            transports=tuple(self._landings),
+            descriptor=b"",
         )
-        self._ucx: UcxLanding | None = None
-        if ucx.NAME in hello.transports:
-            region = region[: self._handovers.landing_bytes]
-            self._ucx = UcxLanding(region, epoch, self._writes_ended, device=device)
         self._acceptor = Acceptor(hello, keys, self._config, self, network or Sockets())
         self._executor = executor or ThreadPoolExecutor(1, thread_name_prefix="baton-scatter")
         self._owns_executor = executor is None
@@ -122,12 +121,13 @@ class DecodeTransfer:
     async def start(self) -> None:
         """Listen, in the running loop, which is the transfer thread's.
 
-        Raises OSError when the port is taken, UcxError when UCX does not come up.
+        Raises OSError when the port is taken, TransferError when a transport does not come up.
         """
         self._loop = asyncio.get_running_loop()
-        if self._ucx is not None:
-            await self._ucx.start()
-            self._acceptor.describe(self._ucx.descriptor)
+        for landing in self._landings.values():
+            await landing.start()
+            if landing.descriptor:  # a hello has room for one
+                self._acceptor.describe(landing.descriptor)
         self._port = await self._acceptor.start(*self._where)
         self._ticker = asyncio.create_task(self._tick())
 
@@ -138,8 +138,8 @@ class DecodeTransfer:
         while self._scatters:
             await asyncio.wait(self._scatters)
         await self._acceptor.stop()
-        if self._ucx is not None:
-            await self._ucx.stop()
+        for landing in self._landings.values():
+            await landing.stop()
         if self._ticker is not None:
             self._ticker.cancel()
             await asyncio.gather(self._ticker, return_exceptions=True)
@@ -204,7 +204,7 @@ class DecodeTransfer:
     # Links -----------------------------------------------------------------------------------------------------------
 
     def on_up(self, linked: PrefillLink) -> None:
-        one_sided = linked.transport == ucx.NAME
+        one_sided = self._landings[linked.transport].one_sided
         now = self._now()
         self._act(
             self._handovers.link_up(
@@ -218,16 +218,11 @@ class DecodeTransfer:
         self._act(self._handovers.message(linked.epoch, message, self._now()))
 
     def on_data(self, linked: PrefillLink, connection: Connection) -> None:
-        if linked.transport != ucx.NAME:
-            self._landing.attach(of_socket(connection), linked.epoch)
-        elif self._ucx is not None:
-            self._ucx.attach(of_socket(connection), linked.number)
+        self._landings[linked.transport].attach(connection, linked.epoch, linked.number)
 
     def on_down(self, linked: PrefillLink, detail: str) -> None:
-        self._landing.drop(linked.epoch)
-        if self._ucx is not None and linked.transport == ucx.NAME:
-            orphaned = self._acceptor.orphaned
-            self._ucx.unlinked(linked.number, self._config.handshake_s, lambda: linked.epoch not in orphaned)
+        orphaned, epoch = self._acceptor.orphaned, linked.epoch
+        self._landings[linked.transport].link_down(epoch, linked.number, lambda: epoch not in orphaned)
         self._act(self._handovers.link_down(linked.epoch, detail, self._now()))
 
     def _writes_ended(self, link: int) -> None:
@@ -289,7 +284,7 @@ class DecodeTransfer:
         units = (scatter.unit_tokens, scatter.first_unit, scatter.end_unit)
         if scatter.one_sided and self._device is not None:
             return self._device.scatter(scatter.landing, scatter.blocks, *units, scatter.part, scatter.groups)
-        region, scattered = self._landing.region, self._sink.scatter
+        region, scattered = self._region, self._sink.scatter
         groups = [(part, region[extent.offset : extent.end]) for part, extent in scatter.by_group()]
         return b"".join(scattered(stream, scatter.blocks, *units, part) for part, stream in groups)
 
@@ -309,8 +304,8 @@ class DecodeTransfer:
         return DecodeTransferStats(
             handovers=handovers,
             links=len(self._acceptor.links),
-            lanes=self._landing.lanes + (self._ucx.life_lines if self._ucx is not None else 0),
+            lanes=sum(landing.lanes for landing in self._landings.values()),
             transports=dict(Counter(linked.transport for linked in self._acceptor.links.values())),
-            bytes_received=self._landing.bytes_received + handovers.sealed_bytes,
+            bytes_received=sum(each.bytes_received for each in self._landings.values()) + handovers.sealed_bytes,
             refused_connections=self._acceptor.refused,
         )

@@ -12,8 +12,6 @@ from baton_kv_transfer.handover import HandoverKey, KvSource, TransferConfig, Ve
 from baton_kv_transfer.layout import Extent, source_extents
 from baton_kv_transfer.prefill.records import Put
 from baton_kv_transfer.transports.seam import Write, WriteDone, Writer
-from baton_kv_transfer.transports.ucx.device_memory import DeviceMemory
-from baton_kv_transfer.transports.ucx.writer import UcxWriter
 from baton_wire.kv_shape import KvGeometry
 from baton_wire.messages.values import Reason
 
@@ -41,14 +39,9 @@ class PutCarrier:
         writer_to: Callable[[bytes], Writer | None],
         on_done: PutDone,
         on_failed: PutFailed,
-        device: DeviceMemory | None = None,
         staging: Staging = ordinary_memory,
     ) -> None:
-        """`device`: the pool where it is registered with UCX as a GPU's memory, to be sent from without a copy.
-
-        `staging` gives memory to pack into.
-        """
-        self._device = device
+        """`staging` gives memory to pack into."""
         self._staging = staging
         self._source = source
         self._geometry = geometry
@@ -116,8 +109,8 @@ class PutCarrier:
             if put.end_unit > len(put.blocks):
                 return f"blocks: {len(put.blocks)} given, unit {put.end_unit - 1} needs {put.end_unit}"
             units = (put.blocks, put.first_unit, put.end_unit, put.part)
-            if self._device is not None and isinstance(writer, UcxWriter):
-                writer.copy(self._device.memory, lambda: source_extents(self._geometry, *units), put.landing, done)
+            if writer.from_device is not None:
+                writer.from_device(lambda: source_extents(self._geometry, *units), put.landing, done)
                 return None
             if (region := self._source.region()) is not None:
                 source = source_extents(self._geometry, *units)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,8 +18,7 @@ from baton_kv_transfer.handover import TransferConfig
 from baton_kv_transfer.layout import negotiated_unit
 from baton_kv_transfer.link import Link
 from baton_kv_transfer.network import Connection, Network
-from baton_kv_transfer.prefill.writers import Writers
-from baton_kv_transfer.transports.seam import Writer
+from baton_kv_transfer.transports.seam import Sender, Writer
 from baton_kv_transfer.transports.table import agreed
 from baton_wire.errors import AuthenticationError, LinkLostError, TransferError, UnfitPairError
 from baton_wire.fingerprint import require_fit
@@ -32,6 +31,8 @@ from baton_wire.messages.values import Address
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
+AVOIDED_S = 60.0
+"""How long a transport that did not come up with a peer is not offered to it, where another one is."""
 
 
 @dataclass(slots=True, eq=False)
@@ -72,12 +73,13 @@ class Dialler:
         hello: PairHello,
         keys: KeyDirectory,
         config: TransferConfig,
-        writers: Writers,
+        senders: Mapping[str, Sender],
         listener: DiallerListener,
         network: Network,
     ) -> None:
         self._hello = hello
-        self._writers = writers
+        self._senders = senders
+        self._avoided_until: dict[tuple[Address, str], float] = {}
         self._keys = keys
         self._config = config
         self._network = network
@@ -176,7 +178,7 @@ class Dialler:
             heartbeat_s=config.heartbeat_s,
             liveness=LivenessConfig(config.suspect_s, config.dead_s),
         )
-        own = msgspec.structs.replace(self._hello, transports=self._writers.offered_to(address))
+        own = msgspec.structs.replace(self._hello, transports=self._offered_to(address))
         async with asyncio.timeout(config.handshake_s):
             await link.send_now(own)
             hello = await link.receive()
@@ -189,18 +191,29 @@ class Dialler:
         except UnfitPairError as error:
             self._listener.on_unfit(identity.epoch, str(error))
             raise
-        writer = await self._writer(transport, address, hello, link)
+        try:
+            writer = await self._writer(self._senders[transport], address, hello, link)
+        except TransferError:
+            if len(own.transports) > 1:
+                self._avoided_until[address, transport] = asyncio.get_running_loop().time() + AVOIDED_S
+            raise
         return DecodeLink(identity.epoch, address, hello, link, writer, transport)
 
-    async def _writer(self, transport: str, address: Address, hello: PairHello, link: Link) -> Writer:
+    def _offered_to(self, address: Address) -> tuple[str, ...]:
+        """What a dial to this address names in its hello."""
+        now = asyncio.get_running_loop().time()
+        self._avoided_until = {place: until for place, until in self._avoided_until.items() if now < until}
+        return tuple(name for name in self._hello.transports if (address, name) not in self._avoided_until)
+
+    async def _writer(self, sender: Sender, address: Address, hello: PairHello, link: Link) -> Writer:
         lanes: list[Connection] = []
         try:
-            while len(lanes) < self._writers.connections(transport):
+            while len(lanes) < sender.connections:
                 connection, found = await self._handshake(address, Channel.DATA)
                 lanes.append(connection)
                 if found.epoch != hello.epoch:
                     raise LinkLostError("another process answered the data connection")
-            return await self._writers.open(transport, address, hello, lanes, link.close, self._config.handshake_s)
+            return await sender.open(hello, lanes, link.close, self._config.handshake_s)
         except BaseException:
             for lane in lanes:
                 lane.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -22,11 +22,10 @@ from baton_kv_transfer.prefill.machine import PrefillHandovers
 from baton_kv_transfer.prefill.peers import DecodeLink, Dialler
 from baton_kv_transfer.prefill.records import DropPuts, Granted, PrefillAction, PrefillStats, Put, Release, Report
 from baton_kv_transfer.prefill.retargeting import PrefillKeeper, Target
-from baton_kv_transfer.prefill.writers import Writers
 from baton_kv_transfer.transports.bandwidth import LinkReport, is_below, measure
-from baton_kv_transfer.transports.seam import Writer
-from baton_kv_transfer.transports.table import offered_here
-from baton_kv_transfer.transports.ucx.device_memory import DeviceMemory
+from baton_kv_transfer.transports.device import DeviceMemory
+from baton_kv_transfer.transports.seam import SenderParts, Transport, Writer
+from baton_kv_transfer.transports.table import offered
 from baton_wire.discovery import Endpoint
 from baton_wire.keys import KeyDirectory
 from baton_wire.kv_shape import KvGeometry
@@ -65,12 +64,15 @@ class PrefillTransfer:
         tensor_parallel: int = 1,
         device: DeviceMemory | None = None,
         staging: Staging = ordinary_memory,
+        transports: Sequence[Transport] | None = None,
         network: Network | None = None,
         executor: Executor | None = None,
     ) -> None:
-        """`device`: the pool where it is a GPU's memory; UCX then writes straight from it.
+        """`device`: the pool where it is a GPU's memory; what reaches that writes straight from it.
 
         `staging` gives memory to pack into where bytes cannot be sent from where they are.
+
+        `transports` are what the configuration offers on this machine when None.
 
         `network` and `executor`, where KV is checksummed and packed, are the operating system's and a thread of its own
         when None.
@@ -78,6 +80,7 @@ class PrefillTransfer:
         self._config = config or TransferConfig()
         self._listener = listener
         self._handovers = PrefillKeeper(PrefillHandovers(geometry, self._config), self._config)
+        rows = offered(self._config.transport) if transports is None else transports
         hello = PairHello(
             role=Role.PREFILL,
             epoch=epoch,
@@ -85,11 +88,12 @@ class PrefillTransfer:
             block_tokens=geometry.block_tokens,
             tensor_parallel=tensor_parallel,
             landing_bytes=0,
-            transports=offered_here(self._config.transport),
+            transports=tuple(row.name for row in rows),
             descriptor=b"",
         )
-        self._writers = Writers(epoch, hello.transports, self._config.lanes, source.region(), device)
-        self._dialler = Dialler(hello, keys, self._config, self._writers, self, network or Sockets())
+        parts = SenderParts(epoch, self._config.lanes, source.region(), device)
+        self._senders = {row.name: row.send(parts) for row in rows}
+        self._dialler = Dialler(hello, keys, self._config, self._senders, self, network or Sockets())
         self._executor = executor or ThreadPoolExecutor(1, thread_name_prefix="baton-checksums")
         self._owns_executor = executor is None
         self._carrier = PutCarrier(
@@ -100,7 +104,6 @@ class PrefillTransfer:
             self._writer_to,
             self._put_done,
             self._put_failed,
-            device,
             staging,
         )
         self._peers: dict[bytes, Address] = {}
@@ -113,8 +116,12 @@ class PrefillTransfer:
     # Life ------------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Begin in the running loop, which is the transfer thread's. Raises UcxError when UCX does not come up."""
-        await self._writers.start()
+        """Begin in the running loop, which is the transfer thread's.
+
+        Raises TransferError when a transport does not come up.
+        """
+        for sender in self._senders.values():
+            await sender.start()
         self._loop = asyncio.get_running_loop()
         self._ticker = asyncio.create_task(self._tick())
 
@@ -124,7 +131,8 @@ class PrefillTransfer:
             self._act(self._handovers.cancelled(key, Reason.DRAINING, "the prefill worker stops", self._now()))
         await self._dialler.stop()
         await self._carrier.drained()
-        await self._writers.stop()
+        for sender in self._senders.values():
+            await sender.stop()
         if self._ticker is not None:
             self._ticker.cancel()
             await asyncio.gather(self._ticker, return_exceptions=True)
@@ -209,8 +217,8 @@ class PrefillTransfer:
 
     async def _measure(self, linked: DecodeLink) -> None:
         """Once, when the link is new. A slow one is reported, not refused: it is the only way there is."""
-        probe, config = self._writers.probe(linked.writer), self._config
-        linked.bytes_per_s = await measure(probe, config.measure_s, config.dead_s)
+        config = self._config
+        linked.bytes_per_s = await measure(linked.writer.probe, config.measure_s, config.dead_s)
         if is_below(linked.bytes_per_s, config.min_bytes_per_s):
             rates = f"{linked.bytes_per_s or 0:.3g} B/s, asked for are {config.min_bytes_per_s or 0:.3g} B/s"
             log.warning("link to decode worker %s over %s: %s", linked.address, linked.writer.lane, rates)

@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 from baton_kv_transfer.landing import ClaimRefusal, LandingWindow
 from baton_kv_transfer.layout import Extent
-from baton_kv_transfer.transports.seam import LandingGuard, Write, WriteDone, slices
+from baton_kv_transfer.network import Connection
+from baton_kv_transfer.transports.seam import FromDevice, LandingGuard, Write, WriteDone, slices
 
 Schedule = Callable[[float, Callable[[], None]], None]
 """Call the function after so many seconds of virtual time; calls of the same moment in the order they were given."""
@@ -38,7 +39,24 @@ class MemoryLanding:
     def descriptor(self) -> bytes:
         return b""
 
-    def attach(self, writer: MemoryWriter) -> None:
+    @property
+    def lanes(self) -> int:
+        return sum(len(writers) for writers in self._writers.values())
+
+    async def start(self) -> None:
+        """Nothing to bring up."""
+
+    async def stop(self) -> None:
+        for peer in list(self._writers):
+            self.drop(peer)
+
+    def attach(self, connection: Connection, peer: bytes, link: int) -> None:
+        """Bytes need no connection here; it stands for the way."""
+
+    def link_down(self, peer: bytes, link: int, is_stranger: Callable[[], bool]) -> None:
+        self.drop(peer)
+
+    def join(self, writer: MemoryWriter) -> None:
         self._writers.setdefault(writer.peer, []).append(writer)
 
     def drop(self, peer: bytes) -> None:
@@ -67,6 +85,8 @@ class _Delivery:
 class MemoryWriter:
     """The way from one prefill worker (`peer` is its epoch) into one landing region; PUTs arrive in order."""
 
+    from_device: FromDevice | None = None
+
     def __init__(
         self,
         peer: bytes,
@@ -86,11 +106,15 @@ class MemoryWriter:
         self._is_moving = False
         self._is_closed = False
         self.bytes_sent = 0
-        landing.attach(self)
+        landing.join(self)
 
     @property
     def lane(self) -> str:
         return "memory, one-sided" if self._landing.one_sided else "memory"
+
+    def probe(self, length: int, done: WriteDone) -> None:
+        """No bytes are spent on it: there is no bandwidth to measure."""
+        self._schedule(self._delay_s(), lambda: done(None))
 
     def write(self, write: Write, done: WriteDone) -> None:
         parts = slices(write)

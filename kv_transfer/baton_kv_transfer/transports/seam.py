@@ -1,17 +1,21 @@
-"""The seam between hand-overs and the way bytes travel: a writer into one peer's landing region, and the landing side.
+"""The seam between hand-overs and the way bytes travel.
 
-`tcp` is the implementation between processes, `memory` the deterministic twin; a one-sided one (UCX) fits the same
-seam: the landing side's `descriptor` is what its writer needs to reach the region, opaque to everybody else.
+A prefill worker has one `Sender` of each transport, which makes a `Writer` for each linked decode worker. A decode
+worker has one `Landing` of each. A `Transport` is the row of the table that makes both. The landing side's `descriptor`
+is what its writers need to reach the region, opaque to everybody else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from baton_kv_transfer.landing import ClaimRefusal, LandingWindow
 from baton_kv_transfer.layout import Extent
+from baton_kv_transfer.network import Connection
+from baton_kv_transfer.transports.device import DeviceLanding, DeviceMemory
+from baton_wire.messages.pair_link import PairHello
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,9 @@ class Write:
 WriteDone = Callable[[str | None], None]
 """None: the bytes stand at the peer. Else why not; nothing reads the source any more. Never called inside `write`."""
 
+FromDevice = Callable[[Callable[[], Sequence[Extent]], Sequence[Extent], WriteDone], None]
+"""Write from these extents of the pool on a GPU to those landing bytes. The source is asked for when it is needed."""
+
 
 class Writer(Protocol):
     """The prefill worker's way into one decode worker's landing region."""
@@ -43,6 +50,15 @@ class Writer(Protocol):
     @property
     def lane(self) -> str:
         """What the bytes really travel over, for reports."""
+        ...
+
+    @property
+    def from_device(self) -> FromDevice | None:
+        """For whole blocks of a pool on a GPU; None where bytes go through the host."""
+        ...
+
+    def probe(self, length: int, done: WriteDone) -> None:
+        """Write at most `bandwidth.PROBE_BYTES` to where nobody reads; not counted as sent."""
         ...
 
     def write(self, write: Write, done: WriteDone) -> None:
@@ -72,6 +88,59 @@ PROBE_TRANSFER = 0
 """Never granted to anybody: what a guarded landing side gets for it, it reads and throws away. For measuring."""
 
 
+@dataclass(frozen=True, slots=True)
+class SenderParts:
+    """What a prefill worker sends from."""
+
+    epoch: bytes
+    lanes: int
+    """Data connections per pair, where a transport may choose."""
+    region: memoryview | None
+    """The pool; None when it is not host memory."""
+    device: DeviceMemory | None
+    """The pool where it is a GPU's."""
+
+
+class Sender(Protocol):
+    """The prefill worker's side: makes writers, in the loop of the transfer's thread."""
+
+    @property
+    def connections(self) -> int:
+        """How many data connections a writer needs."""
+        ...
+
+    async def start(self) -> None:
+        """Raises TransferError when the transport does not come up."""
+        ...
+
+    async def stop(self) -> None:
+        """After the writers were closed."""
+        ...
+
+    async def open(
+        self, hello: PairHello, connections: Sequence[Connection], on_lost: Callable[[str], None], timeout_s: float
+    ) -> Writer:
+        """A writer to the worker that said `hello`. Raises TransferError; the connections are the caller's then.
+
+        `on_lost` is called once when the way breaks; every open write has then been given up.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LandingParts:
+    """Where a decode worker's KV lands, and who is told."""
+
+    epoch: bytes
+    region: memoryview
+    device: DeviceLanding | None
+    """Where one-sided writes land instead of in `region`."""
+    guard: LandingGuard
+    on_writes_ended: Callable[[int], None]
+    """Told of a link that is down when it is proven that nothing granted over it is written any more (one-sided)."""
+    handshake_s: float
+
+
 class Landing(Protocol):
     """The decode worker's side."""
 
@@ -79,16 +148,57 @@ class Landing(Protocol):
     """Writes happen without this process taking part: no guard is asked and nothing can be stopped from here."""
 
     @property
-    def descriptor(self) -> bytes: ...
+    def descriptor(self) -> bytes:
+        """Known once started; empty where writers need none."""
+        ...
 
     @property
     def bytes_received(self) -> int:
         """Payload of the landing extents that came in whole, swallowed ones among them: no headers."""
         ...
 
-    def drop(self, peer: bytes) -> None:
-        """Unless one-sided: nothing of this peer writes any more when this returns."""
+    @property
+    def lanes(self) -> int:
+        """Open data connections."""
         ...
+
+    async def start(self) -> None:
+        """Raises TransferError when the transport does not come up."""
+        ...
+
+    async def stop(self) -> None: ...
+
+    def attach(self, connection: Connection, peer: bytes, link: int) -> None:
+        """An authenticated data connection of a linked worker, closed here from now on."""
+        ...
+
+    def link_down(self, peer: bytes, link: int, is_stranger: Callable[[], bool]) -> None:
+        """The control link is down. Unless one-sided: nothing of this peer writes any more when this returns.
+
+        `is_stranger`: whether no data connection of the peer came without a link, asked after some time.
+        """
+        ...
+
+
+def _always() -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Transport:
+    """A row of the table."""
+
+    name: str
+    """As hellos say it."""
+    send: Callable[[SenderParts], Sender]
+    land: Callable[[LandingParts], Landing]
+    reaches_devices: bool = False
+    """Whether it can use the memory of a GPU."""
+    is_installed: Callable[[], bool] = _always
+    needs: str = ""
+    """What has to be installed."""
+    suits: Callable[[], bool] = _always
+    """Whether this machine has what makes it worth offering unasked."""
 
 
 def slices(write: Write) -> list[tuple[Extent, list[memoryview]]]:

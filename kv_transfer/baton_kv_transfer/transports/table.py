@@ -1,4 +1,6 @@
-"""Which transport a pair uses: what each side offers and what both then agree on. Pure, but for a look at the machine.
+"""Which transport a pair uses: what each side offers and what both then agree on.
+
+This file and the contract in pyproject.toml are all that names a transport outside its own file or room.
 
 Both hellos name transports, best first; the pair uses the decode worker's first that the prefill worker names too, so
 that both come to the same answer without another message.
@@ -7,14 +9,15 @@ that both come to the same answer without another message.
 from __future__ import annotations
 
 import enum
-from pathlib import Path
+from collections.abc import Sequence
 
-from baton_kv_transfer.transports import tcp
-from baton_kv_transfer.transports.ucx import binding as ucx
+from baton_kv_transfer.transports.seam import Transport
+from baton_kv_transfer.transports.tcp import TCP
+from baton_kv_transfer.transports.ucx.sender import UCX
 from baton_wire.errors import UnfitPairError
 
-INFINIBAND = Path("/sys/class/infiniband")
-_ACTIVE = "4: ACTIVE"
+TABLE = (UCX, TCP)
+"""Best first. A new transport is a room beside this file, a row here and a choice below."""
 
 
 class TransportChoice(enum.StrEnum):
@@ -26,22 +29,15 @@ class TransportChoice(enum.StrEnum):
     UCX = "ucx"
 
 
-def offered(choice: TransportChoice, *, has_rdma: bool, has_ucx: bool) -> tuple[str, ...]:
-    """What this worker names in its hello. Raises ValueError when UCX is asked for and not installed."""
-    match choice:
-        case TransportChoice.TCP:
-            return (tcp.NAME,)
-        case TransportChoice.UCX:
-            if not has_ucx:
-                raise ValueError("transport: ucx needs the extra `ucx` (NIXL), which is not installed; allowed: tcp")
-            return (ucx.NAME,)
-        case TransportChoice.AUTO:
-            return (ucx.NAME, tcp.NAME) if has_ucx and has_rdma else (tcp.NAME,)
-
-
-def offered_here(choice: TransportChoice) -> tuple[str, ...]:
-    """`offered` on this machine."""
-    return offered(choice, has_rdma=has_rdma(), has_ucx=ucx.is_installed())
+def offered(choice: TransportChoice, table: Sequence[Transport] = TABLE) -> tuple[Transport, ...]:
+    """What this worker names in its hello, best first. Raises ValueError when what is asked for is not installed."""
+    if choice is TransportChoice.AUTO:
+        return tuple(each for each in table if each.is_installed() and each.suits())
+    (asked,) = (each for each in table if each.name == choice)
+    if not asked.is_installed():
+        allowed = ", ".join(each.name for each in table if each.is_installed())
+        raise ValueError(f"transport: {asked.name} needs {asked.needs}, which is not installed; allowed: {allowed}")
+    return (asked,)
 
 
 def agreed(decode: tuple[str, ...], prefill: tuple[str, ...]) -> str:
@@ -50,14 +46,3 @@ def agreed(decode: tuple[str, ...], prefill: tuple[str, ...]) -> str:
         if name in prefill:
             return name
     raise UnfitPairError(f"transports: {list(prefill)} at the prefill worker, {list(decode)} at the decode worker")
-
-
-def has_rdma(root: Path = INFINIBAND) -> bool:
-    """Whether a port of an InfiniBand or RoCE card is active."""
-    for state in root.glob("*/ports/*/state"):
-        try:
-            if state.read_text(encoding="ascii").startswith(_ACTIVE):
-                return True
-        except (OSError, UnicodeDecodeError):
-            continue
-    return False

@@ -9,6 +9,7 @@ readiness callbacks and gathered writes: no copy in user space, no future that c
 from __future__ import annotations
 
 import asyncio
+import mmap
 import socket
 import struct
 from collections import deque
@@ -17,10 +18,22 @@ from contextlib import suppress
 from itertools import islice
 
 from baton_kv_transfer.landing import ClaimRefusal, LandingWindow
-from baton_kv_transfer.network import SocketConnection
-from baton_kv_transfer.transports.seam import PROBE_TRANSFER, LandingGuard, Write, WriteDone, slices
+from baton_kv_transfer.layout import Extent
+from baton_kv_transfer.network import Connection, SocketConnection, of_socket
+from baton_kv_transfer.transports.bandwidth import PROBE_BYTES
+from baton_kv_transfer.transports.seam import (
+    PROBE_TRANSFER,
+    FromDevice,
+    LandingGuard,
+    LandingParts,
+    SenderParts,
+    Transport,
+    Write,
+    WriteDone,
+    slices,
+)
+from baton_wire.messages.pair_link import PairHello
 
-NAME = "tcp"
 PUT = struct.Struct("!4sQQQQ")
 """Magic, put id, transfer, landing offset, length."""
 ACK = struct.Struct("!4sQ")
@@ -146,8 +159,16 @@ class _SendLane:
 class TcpWriter:
     """All data connections from here to one decode worker."""
 
-    def __init__(self, connections: Sequence[SocketConnection], on_lost: Callable[[str], None]) -> None:
-        """`on_lost` is called once when a connection breaks; every open write has then been given up."""
+    from_device: FromDevice | None = None
+
+    def __init__(
+        self, connections: Sequence[SocketConnection], on_lost: Callable[[str], None], probe: memoryview | None = None
+    ) -> None:
+        """`on_lost` is called once when a connection breaks; every open write has then been given up.
+
+        `probe`: bytes to measure with.
+        """
+        self._probe = memoryview(b"") if probe is None else probe
         self._loop = asyncio.get_running_loop()
         self._on_lost = on_lost
         self._lanes = [_SendLane(connection, self._acked, self._lost) for connection in connections]
@@ -159,6 +180,10 @@ class TcpWriter:
     @property
     def lane(self) -> str:
         return f"tcp x{len(self._lanes)}"
+
+    def probe(self, length: int, done: WriteDone) -> None:
+        extent = (Extent(0, length),)
+        self.write(Write(PROBE_TRANSFER, self._probe, extent, extent), done)
 
     def write(self, write: Write, done: WriteDone) -> None:
         parts = slices(write)
@@ -200,6 +225,26 @@ class TcpWriter:
         if not self._is_closed:
             self.close(detail)
             self._on_lost(detail)
+
+
+class TcpSender:
+    """Writers over plain connections; nothing of it is shared but the bytes to measure with."""
+
+    def __init__(self, lanes: int) -> None:
+        self.connections = lanes
+        self._probe = memoryview(mmap.mmap(-1, PROBE_BYTES))
+
+    async def start(self) -> None:
+        """Nothing to bring up."""
+
+    async def stop(self) -> None:
+        """Nothing is left."""
+
+    async def open(
+        self, hello: PairHello, connections: Sequence[Connection], on_lost: Callable[[str], None], timeout_s: float
+    ) -> TcpWriter:
+        sockets = [of_socket(each) for each in connections]
+        return TcpWriter(sockets, lambda detail: on_lost(f"data connection: {detail}"), self._probe)
 
 
 class _OpenWrite:
@@ -310,13 +355,20 @@ class TcpLanding:
     def lanes(self) -> int:
         return sum(len(lanes) for lanes in self._lanes.values())
 
-    def attach(self, connection: SocketConnection, peer: bytes) -> None:
+    async def start(self) -> None:
+        """Nothing to bring up."""
+
+    async def stop(self) -> None:
+        for peer in list(self._lanes):
+            self.drop(peer)
+
+    def attach(self, connection: Connection, peer: bytes, link: int = 0) -> None:
         """Receive from an authenticated data connection. One too many is closed at once."""
         lanes = self._lanes.setdefault(peer, [])
         if len(lanes) >= MAX_LANES:
             connection.close()
             return
-        lanes.append(_ReceiveLane(self, connection, peer))
+        lanes.append(_ReceiveLane(self, of_socket(connection), peer))
 
     def lost(self, peer: bytes, lane: _ReceiveLane, detail: str) -> None:
         """A data connection ended or must end: all of this peer end with it."""
@@ -324,6 +376,21 @@ class TcpLanding:
             self.drop(peer)
             self.guard.breached(peer, detail)
 
+    def link_down(self, peer: bytes, link: int, is_stranger: Callable[[], bool]) -> None:
+        self.drop(peer)
+
     def drop(self, peer: bytes) -> None:
+        """Close every data connection of this peer."""
         for lane in self._lanes.pop(peer, []):
             lane.close()
+
+
+def _sender(parts: SenderParts) -> TcpSender:
+    return TcpSender(parts.lanes)
+
+
+def _landing(parts: LandingParts) -> TcpLanding:
+    return TcpLanding(parts.region, parts.guard)
+
+
+TCP = Transport("tcp", _sender, _landing)

@@ -12,14 +12,15 @@ import pytest
 
 from baton_kv_transfer.decode.transfer import DecodeTransfer
 from baton_kv_transfer.landing import SpanState
-from baton_kv_transfer.transports import table as transports
 from baton_kv_transfer.transports.bandwidth import is_below, measure
-from baton_kv_transfer.transports.seam import WriteDone
-from baton_kv_transfer.transports.table import TransportChoice, agreed, has_rdma, offered
+from baton_kv_transfer.transports.device import Memory
+from baton_kv_transfer.transports.seam import Transport, WriteDone
+from baton_kv_transfer.transports.table import TransportChoice, agreed, offered
+from baton_kv_transfer.transports.tcp import TCP
 from baton_kv_transfer.transports.ucx import landing as ucx_landing
-from baton_kv_transfer.transports.ucx.binding import Memory
 from baton_kv_transfer.transports.ucx.descriptor import UcxDescriptor, digest, pack, unpack
 from baton_kv_transfer.transports.ucx.lanes import put_lanes
+from baton_kv_transfer.transports.ucx.sender import UCX, has_rdma
 from baton_testing.kv_transfer.builders import FAST, GEOMETRY, eventually
 from baton_testing.kv_transfer.nixl import NEEDS_UCX
 from baton_testing.kv_transfer.transfer_pair import Pair, Request
@@ -29,8 +30,7 @@ from baton_wire.messages.values import Reason
 
 CALM = replace(FAST, suspect_s=1.5, dead_s=3.0)
 """Loading and connecting UCX holds the interpreter for a while, on a busy machine for longer than FAST allows."""
-UCX = replace(CALM, transport=TransportChoice.UCX)
-AUTO = replace(CALM, transport=TransportChoice.AUTO)
+OVER_UCX = replace(CALM, transport=TransportChoice.UCX)
 
 
 # The real library -----------------------------------------------------------------------------------------------------
@@ -39,7 +39,7 @@ AUTO = replace(CALM, transport=TransportChoice.AUTO)
 @NEEDS_UCX
 @pytest.mark.parametrize("host_memory", [True, False])
 async def test_hand_overs_travel_over_ucx_and_both_ends_count_the_same(pair: Pair, host_memory: bool) -> None:
-    async with pair({"config": UCX, "host_memory": host_memory}, {"config": UCX}) as (p, d):
+    async with pair({"config": OVER_UCX, "host_memory": host_memory}, {"config": OVER_UCX}) as (p, d):
         for attempt in range(1, 4):
             request = Request(p, d, tokens=23, cached=4, attempt=attempt)
             for step in (request.open, request.expect, request.compute_all, request.draw):
@@ -59,7 +59,7 @@ async def test_a_cut_link_quarantines_until_the_life_line_has_ended(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ucx_landing, "SETTLE_S", 0.3)
-    async with pair({"config": UCX}, {"config": UCX}) as (p, d):
+    async with pair({"config": OVER_UCX}, {"config": OVER_UCX}) as (p, d):
         request = Request(p, d, tokens=23)
         for step in (request.open, request.expect, lambda: request.compute(9)):
             step()
@@ -83,7 +83,6 @@ def quarantined(decode: DecodeTransfer) -> int:
 async def test_where_ucx_does_not_come_up_a_pair_that_may_uses_tcp(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, spoilt: str
 ) -> None:
-    monkeypatch.setattr(transports, "has_rdma", lambda: True)
     made = ucx_landing.describe
 
     def wrong(agent: str, epoch: bytes, region: Memory, probe: Memory, data: bytes) -> bytes:
@@ -92,7 +91,8 @@ async def test_where_ucx_does_not_come_up_a_pair_that_may_uses_tcp(
         return made(agent, epoch, region, probe, data)[:-1]
 
     monkeypatch.setattr(ucx_landing, "describe", wrong)
-    async with pair({"config": AUTO}, {"config": AUTO}) as (p, d):
+    both = {"config": CALM, "transports": a_table(rdma=True, installed=True)}
+    async with pair(both, both) as (p, d):
         p.transfer.discovered([Endpoint("127.0.0.1", d.transfer.port)])
         await eventually(lambda: p.transfer.stats().links == 1)
         request = Request(p, d, tokens=23)
@@ -109,7 +109,7 @@ async def test_a_link_that_never_had_a_life_line_leaves_nothing_in_quarantine(
 ) -> None:
     monkeypatch.setattr(ucx_landing, "SETTLE_S", 0.1)
     monkeypatch.setattr(ucx_landing, "describe", lambda *_: b"no descriptor")
-    config = replace(UCX, handshake_s=0.5)
+    config = replace(OVER_UCX, handshake_s=0.5)
     async with pair({"config": config}, {"config": config}) as (p, d):
         request = Request(p, d, tokens=23)
         for step in (request.open, request.expect, request.compute_all):
@@ -123,7 +123,8 @@ async def test_a_link_that_never_had_a_life_line_leaves_nothing_in_quarantine(
 async def test_heartbeats_go_on_while_much_is_written(pair: Pair) -> None:
     geometry = replace(GEOMETRY, head_dim=4_096)
     async with pair(
-        {"geometry": geometry, "config": UCX}, {"geometry": geometry, "config": UCX, "landing_bytes": 64 << 20}
+        {"geometry": geometry, "config": OVER_UCX},
+        {"geometry": geometry, "config": OVER_UCX, "landing_bytes": 64 << 20},
     ) as (p, d):
         ends = time.monotonic() + 1.5
         attempt = 0
@@ -151,12 +152,16 @@ async def test_heartbeats_go_on_while_much_is_written(pair: Pair) -> None:
     ],
 )
 def test_what_a_worker_offers(choice: TransportChoice, rdma: bool, installed: bool, names: tuple[str, ...]) -> None:
-    assert offered(choice, has_rdma=rdma, has_ucx=installed) == names
+    assert tuple(row.name for row in offered(choice, a_table(rdma, installed))) == names
+
+
+def a_table(rdma: bool, installed: bool) -> tuple[Transport, ...]:
+    return (replace(UCX, suits=lambda: rdma, is_installed=lambda: installed), TCP)
 
 
 def test_ucx_without_its_library_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="transport: ucx needs the extra `ucx`"):
-        offered(TransportChoice.UCX, has_rdma=True, has_ucx=False)
+        offered(TransportChoice.UCX, a_table(rdma=True, installed=False))
 
 
 def test_a_pair_uses_the_decode_worker_s_first_that_both_have() -> None:

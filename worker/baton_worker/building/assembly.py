@@ -24,7 +24,7 @@ from baton_engine.scheduling.engine_config import EngineConfig
 from baton_engine.scheduling.scheduler import Scheduler
 from baton_kernels.kv_scales import KV_FP8
 from baton_kv_transfer.handover import TransferConfig, Verify
-from baton_kv_transfer.transports.table import TransportChoice, offered_here
+from baton_kv_transfer.transports.table import TransportChoice, offered
 from baton_wire.errors import AuthenticationError
 from baton_wire.keys import KeyDirectory
 from baton_wire.kv_shape import KvGeometry
@@ -180,7 +180,7 @@ def transfer_config(config: WorkerConfig) -> TransferConfig:
     """Settings of the worker's side of the KV transfer. Raises ConfigError when this machine lacks what they need."""
     transport = TransportChoice(config.transport)
     try:
-        offered_here(transport)
+        offered(transport)
     except ValueError as error:
         raise ConfigError(f"argument --transport: {error}") from error
     common = TransferConfig(verify=Verify(config.verify), transport=transport, min_bytes_per_s=config.min_bandwidth)

@@ -1,7 +1,7 @@
-"""A worker's memory on a GPU as UCX sees it: the prefill worker's pool, the decode worker's landing region.
+"""A worker's memory on a GPU as a transport sees it: the prefill worker's pool, the decode worker's landing region.
 
-Nothing of it goes through the host: UCX copies from pool blocks to landing bytes, a kernel scatters from there. Both
-classes work on any device; on a CPU they are tested.
+Nothing of it goes through the host: the transport copies from pool blocks to landing bytes, a kernel scatters from
+there. Both classes work on any device; on a CPU they are tested.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from baton_engine.memory.kv_pool import KvPool
 from baton_kv_transfer.layout import Extent
 from baton_kv_transfer.prefill.carrier import ordinary_memory
 from baton_kv_transfer.transports.bandwidth import PROBE_BYTES
-from baton_kv_transfer.transports.ucx import binding as ucx
-from baton_kv_transfer.transports.ucx.binding import Memory
+from baton_kv_transfer.transports.device import Memory
+from baton_kv_transfer.transports.seam import Transport
 from baton_wire.kv_shape import PoolPart
 
 
@@ -85,16 +85,20 @@ class SideStream:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
 
-def pool_device(pool: KvPool, transports: Sequence[str]) -> PoolDevice | None:
-    """The pool, when it is on a GPU and UCX may be used."""
-    return PoolDevice(pool) if pool.tensor.is_cuda and ucx.NAME in transports else None
+def pool_device(pool: KvPool, transports: Sequence[Transport]) -> PoolDevice | None:
+    """The pool, when it is on a GPU and a transport that reaches it may be used."""
+    return PoolDevice(pool) if pool.tensor.is_cuda and any(each.reaches_devices for each in transports) else None
 
 
 def landing_device(
-    pool: KvPool, aside: SideStream, landing_bytes: int, transports: Sequence[str]
+    pool: KvPool, aside: SideStream, landing_bytes: int, transports: Sequence[Transport]
 ) -> LandingDevice | None:
-    """A landing region beside the pool, when that is on a GPU and UCX may be used. Raises MemoryError."""
-    return LandingDevice(pool, landing_bytes, aside) if pool.tensor.is_cuda and ucx.NAME in transports else None
+    """A landing region beside the pool, when that is on a GPU and a transport that reaches it may be used.
+
+    Raises MemoryError.
+    """
+    is_reached = pool.tensor.is_cuda and any(each.reaches_devices for each in transports)
+    return LandingDevice(pool, landing_bytes, aside) if is_reached else None
 
 
 def memory_of(tensor: Tensor) -> Memory:

@@ -15,17 +15,16 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy
 
+from baton_kv_transfer.transports.device import Memory
 from baton_kv_transfer.transports.ucx.lanes import LaneLog
 from baton_wire.errors import TransferError
 
 log = logging.getLogger(__name__)
 
-NAME = "ucx"
 BACKEND = "UCX"
 PROGRESS_PAUSE_US = 20_000
 """Longest sleep of the progress thread; arriving data wakes it at once. Zero would spin."""
@@ -45,19 +44,6 @@ class WriteState(enum.Enum):
     """All bytes stand at the peer."""
     BROKEN = enum.auto()
     """The connection broke: parts may have been written, parts may still be on their way."""
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """`length` bytes at `address` of this or of another process: of the host, or of the GPU numbered `device`."""
-
-    address: int
-    length: int
-    device: int | None = None
-
-    def holds(self, other: Memory) -> bool:
-        inside = self.address <= other.address and other.address + other.length <= self.address + self.length
-        return inside and self.device == other.device
 
 
 Piece = tuple[int, int, int]

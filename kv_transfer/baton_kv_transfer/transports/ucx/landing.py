@@ -1,7 +1,7 @@
 """The decode worker's side of UCX: landing memory that peers write without asking, and proofs that they stopped.
 
 Only the landing region, and a few bytes that nobody reads, are registered. What arrives is known from its peer's word.
-Spans of failed hand-overs stay quarantined until their link's life line ended (see `ucx_writer`): then the process is
+Spans of failed hand-overs stay quarantined until their link's life line ended (see `writer`): then the process is
 gone, or has said that all it posted is done.
 """
 
@@ -11,12 +11,12 @@ import asyncio
 import mmap
 from collections.abc import Callable
 
-from baton_kv_transfer.decode.lingering import REMEMBERED_LINKS
-from baton_kv_transfer.network import SocketConnection
+from baton_kv_transfer.landing import REMEMBERED_LINKS
+from baton_kv_transfer.network import Connection, SocketConnection, of_socket
 from baton_kv_transfer.transports.bandwidth import PROBE_BYTES
-from baton_kv_transfer.transports.ucx.binding import Memory, UcxAgent, host_memory
+from baton_kv_transfer.transports.device import DeviceMemory, Memory
+from baton_kv_transfer.transports.ucx.binding import UcxAgent, host_memory
 from baton_kv_transfer.transports.ucx.descriptor import VERSION, UcxDescriptor, digest, pack
-from baton_kv_transfer.transports.ucx.device_memory import DeviceMemory
 from baton_kv_transfer.transports.ucx.thread import UcxThread
 
 SETTLE_S = 2.0
@@ -37,16 +37,19 @@ class UcxLanding:
         *,
         device: DeviceMemory | None = None,
         settle_s: float | None = None,
+        handshake_s: float = 0.0,
     ) -> None:
         """`on_writes_ended` is told of links whose writes are proven to have ended.
 
         `device`: where the landing region really is, and the bytes to measure with; `region` is not written to then.
+        `handshake_s`: how long a handshake of a data connection may take.
         """
         self.region = region
         self._device = device
         self._epoch = epoch
         self._on_writes_ended = on_writes_ended
         self._settle_s = SETTLE_S if settle_s is None else settle_s
+        self._handshake_s = handshake_s
         self._agent_name = f"baton-{epoch.hex()}"
         self._probe = mmap.mmap(-1, PROBE_BYTES)
         self._thread = UcxThread(self._make)
@@ -78,29 +81,27 @@ class UcxLanding:
         return 0
 
     @property
-    def life_lines(self) -> int:
+    def lanes(self) -> int:
         return len(self._life_lines)
 
-    def attach(self, connection: SocketConnection, link: int) -> None:
+    def attach(self, connection: Connection, peer: bytes, link: int) -> None:
         """Watch the life line of this link. A second one is closed at once."""
         if link in self._life_lines:
             connection.close()
             return
         self._had_one = {known for known in self._had_one if link - known < REMEMBERED_LINKS} | {link}
-        self._life_lines[link] = connection
-        asyncio.get_running_loop().add_reader(connection.socket, self._on_readable, link)
+        self._life_lines[link] = of_socket(connection)
+        asyncio.get_running_loop().add_reader(self._life_lines[link].socket, self._on_readable, link)
 
-    def unlinked(self, link: int, within_s: float, is_proof: Callable[[], bool]) -> None:
-        """The control link is down. If it never had a life line, its peer never could write: it opens one first.
+    def link_down(self, peer: bytes, link: int, is_stranger: Callable[[], bool]) -> None:
+        """Nothing can be stopped from here; a life line stays until it ends by itself.
 
-        That counts once no handshake of one can be under way any more, after `within_s`, if `is_proof` says so then.
+        If the link never had one, its peer never could write: it opens one first. That counts once no handshake of one
+        can be under way any more, if `is_stranger` says so then.
         """
         if link not in self._had_one:
             loop = asyncio.get_running_loop()
-            self._settling[link] = loop.call_later(within_s + self._settle_s, self._settled, link, is_proof)
-
-    def drop(self, peer: bytes) -> None:
-        """Nothing can be stopped from here; the life line stays until it ends by itself."""
+            self._settling[link] = loop.call_later(self._handshake_s + self._settle_s, self._settled, link, is_stranger)
 
     def _make(self) -> UcxAgent:
         if self._device is not None:

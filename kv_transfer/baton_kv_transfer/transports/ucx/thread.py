@@ -17,7 +17,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
 
-from baton_kv_transfer.transports.ucx.binding import Memory, Piece, UcxAgent, UcxError, WriteState
+from baton_kv_transfer.transports.device import Memory
+from baton_kv_transfer.transports.ucx.binding import Piece, UcxAgent, UcxError, WriteState
 
 log = logging.getLogger(__name__)
 

@@ -11,11 +11,13 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from baton_kv_transfer.layout import Extent, paired
 from baton_kv_transfer.network import SocketConnection
-from baton_kv_transfer.transports.seam import Write, WriteDone
-from baton_kv_transfer.transports.ucx.binding import Memory, Piece, UcxAgent, UcxError, WriteState, host_memory
+from baton_kv_transfer.transports.device import Memory
+from baton_kv_transfer.transports.seam import FromDevice, Write, WriteDone
+from baton_kv_transfer.transports.ucx.binding import Piece, UcxAgent, UcxError, WriteState, host_memory
 from baton_kv_transfer.transports.ucx.descriptor import UcxDescriptor
 from baton_kv_transfer.transports.ucx.lanes import UNKNOWN
 from baton_kv_transfer.transports.ucx.thread import UcxThread, WriteOrder
@@ -38,12 +40,15 @@ class UcxWriter:
         on_lost: Callable[[str], None],
         lane: Callable[[], str],
         *,
+        probe: Memory | None = None,
+        device: Memory | None = None,
         stall_s: float = STALL_S,
     ) -> None:
         """`registered` says whether source bytes are registered with the thread's agent; others are for each write.
 
         `on_lost` is called once when the peer or the way to it is gone; every open write has then been given up. `lane`
-        tells what UCX writes over.
+        tells what UCX writes over. `probe` and `device` are registered: bytes to measure with, and the pool where it is
+        a GPU's.
         """
         self._loop = asyncio.get_running_loop()
         self._thread = thread
@@ -54,6 +59,8 @@ class UcxWriter:
         self._on_lost = on_lost
         self._lane = lane
         self._stall_s = stall_s
+        self._probe = probe or Memory(0, 0)
+        self.from_device: FromDevice | None = None if device is None else partial(self.copy, device)
         self._open: dict[int, tuple[WriteDone, float, int]] = {}
         self._posted: dict[int, memoryview] = {}
         """Writes that UCX has not ended, given up ones among them, and the source bytes that they need alive."""
@@ -99,8 +106,8 @@ class UcxWriter:
         length = sum(extent.length for extent in landing)
         self._start(lambda: self._pieces(memory, source(), landing), length, memory.device, None, memoryview(b""), done)
 
-    def probe(self, source: Memory, length: int, done: WriteDone) -> None:
-        """Write `length` bytes of registered memory to where nobody reads; not counted as sent."""
+    def probe(self, length: int, done: WriteDone) -> None:
+        source = self._probe
         if self._is_closed or length > min(source.length, self._target.probe_length):
             self._loop.call_soon(done, "no place to probe")
             return

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 
 from baton_kv_transfer.decode.transfer import DecodeTransfer
 from baton_kv_transfer.handover import TransferConfig
 from baton_kv_transfer.prefill.transfer import PrefillTransfer
+from baton_kv_transfer.transports.seam import Transport
 from baton_testing.kv_transfer.builders import (
     FAST,
     GEOMETRY,
@@ -55,6 +56,7 @@ def prefill_worker(
     config: TransferConfig = FAST,
     model: PairFingerprint | None = None,
     host_memory: bool = True,
+    transports: Sequence[Transport] | None = None,
 ) -> Prefill:
     pool, record, epoch = FakePool(geometry, 64, host_memory=host_memory), PrefillRecord(), secrets.token_bytes(16)
     transfer = PrefillTransfer(
@@ -65,6 +67,7 @@ def prefill_worker(
         source=pool,
         listener=record,
         config=config,
+        transports=transports,
     )
     return Prefill(transfer, pool, record, epoch)
 
@@ -75,6 +78,7 @@ def decode_worker(
     geometry: KvGeometry = GEOMETRY,
     config: TransferConfig = FAST,
     landing_bytes: int = 1 << 20,
+    transports: Sequence[Transport] | None = None,
 ) -> Decode:
     pool, record, epoch = FakePool(geometry, 64), DecodeRecord(), secrets.token_bytes(16)
     transfer = DecodeTransfer(
@@ -87,6 +91,7 @@ def decode_worker(
         host="127.0.0.1",
         landing_bytes=landing_bytes,
         config=config,
+        transports=transports,
     )
     return Decode(transfer, pool, record, epoch)
 

@@ -89,7 +89,7 @@ class TcpRig:
         for writer in self.writers:
             writer.close("the test ended")
         for peer in (P1, P2):
-            self.landing.drop(peer)
+            self.tcp_landing.drop(peer)
 
 
 class MemoryRig:
@@ -136,7 +136,7 @@ class UcxRig:
 
     def writer(self, peer: bytes = P1) -> Writer:
         here, there = socket.socketpair()
-        self.ucx_landing.attach(SocketConnection(there), len(self.writers) + 1)
+        self.ucx_landing.attach(SocketConnection(there), peer, len(self.writers) + 1)
         self.thread.later(connect(self.target))
         self.writers.append(
             UcxWriter(

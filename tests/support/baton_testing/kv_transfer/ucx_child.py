@@ -35,7 +35,7 @@ async def land(life_line: SocketConnection) -> None:
     region = memoryview(mmap.mmap(-1, REGION))
     landing = UcxLanding(region, EPOCH, lambda link: say(f"ended {link}"), settle_s=0.2)
     await landing.start()
-    landing.attach(life_line, 1)
+    landing.attach(life_line, b"", 1)
     say(landing.descriptor.hex())
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.buffer.read)
     say(f"bytes {sum(region[::4096]) > 0}")

@@ -1,4 +1,4 @@
-"""The seam to a GPU's memory: what UCX registers of a pool or of a landing region there, and who scatters from it.
+"""The seam to a GPU's memory: what a transport uses of a pool or of a landing region there, and who scatters from it.
 
 Workers implement it; nothing here knows PyTorch. With the memory of the host behind it the same code runs without a
 GPU, which is how it is tested.
@@ -7,15 +7,28 @@ GPU, which is how it is tested.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from baton_kv_transfer.layout import Extent
-from baton_kv_transfer.transports.ucx.binding import Memory
 from baton_wire.kv_shape import PoolPart
 
 
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """`length` bytes at `address` of this or of another process: of the host, or of the GPU numbered `device`."""
+
+    address: int
+    length: int
+    device: int | None = None
+
+    def holds(self, other: Memory) -> bool:
+        inside = self.address <= other.address and other.address + other.length <= self.address + self.length
+        return inside and self.device == other.device
+
+
 class DeviceMemory(Protocol):
-    """Bytes that UCX writes from or to. They stay where they are for as long as the transfer runs."""
+    """Bytes that a transport writes from or to. They stay where they are for as long as the transfer runs."""
 
     @property
     def memory(self) -> Memory:
@@ -28,7 +41,7 @@ class DeviceMemory(Protocol):
         ...
 
     def enter(self) -> None:
-        """Called first in a thread that is going to call UCX, which looks for the thread's CUDA context."""
+        """Called first in a thread that is going to call a library that looks for the thread's CUDA context."""
         ...
 
 
