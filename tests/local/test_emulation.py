@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from baton_gateway.workers.route import BUSY_S
 from baton_local.errors import RefusedError
 from baton_local.fleet.emulation import emulated, write_paced
 from baton_testing.kube.manifests import deployment
+from baton_wire.rules.prompt_order import BUSY_S
 from baton_worker.building.paced import read_times
 
 

@@ -17,8 +17,8 @@ from baton_control.sizing.workload import Workload
 from baton_control.twin.decode import DecodeWorker, least_room
 from baton_control.twin.events import Kind, Stage
 from baton_control.twin.prefill import PrefillWorker, least_loaded
-from baton_control.twin.waiting_prompts import PromptQueue
 from baton_wire.messages.values import Role
+from baton_wire.rules.prompt_order import PromptOrder
 
 Worker = PrefillWorker | DecodeWorker
 
@@ -52,7 +52,7 @@ class Twin:
         self.retries = 0
         self.rejected = 0
         self.next_arrival = 0
-        self.gateway = PromptQueue(ttft_s)
+        self.gateway: PromptOrder[int] = PromptOrder(ttft_s)
         self.gateway_tokens = 0
         self.prefill: list[PrefillWorker] = []
         self.decode: list[DecodeWorker] = []

@@ -1,20 +1,13 @@
-"""Runs that wait for a prefill worker to be nearly done: those first whose target is nearest, late ones last.
+"""Runs that wait for a prefill worker to be nearly done, in the order of `baton_wire.rules.prompt_order`.
 
 A prompt that waits at a worker is bound to it: it stays behind a long one although a neighbour falls idle or a new
 worker comes. So while all are busy prompts wait here instead, and go to whoever has room first.
-
-Whose first token has to start soonest to come within the TTFT target goes first (least slack first, Dertouzos 1974).
-What is late already goes last, in the order in which it became so: in turn a backlog would make everybody behind it
-late as well.
 """
 
 from __future__ import annotations
 
 import asyncio
-import heapq
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from baton_gateway.errors import Problem
 from baton_gateway.requests.live_request import LiveRequest
@@ -23,51 +16,14 @@ from baton_gateway.requests.request_events import PickRoute, Route
 from baton_gateway.workers.linked_workers import WorkerTable
 from baton_gateway.workers.route import is_backed_up
 from baton_wire.messages.values import PairFingerprint
+from baton_wire.rules.prompt_order import PromptOrder
 
 SWEEP_S = 1.0
 """How often late runs whose requests ended meanwhile are dropped: their turn may be far away."""
 LOOK_S = 0.05
 """How often held runs are looked at without a report: what a worker computes shrinks by the clock."""
 
-BEGIN_SHARE = 0.6
-"""Of the target, by when a prompt shall have been computed if it were alone. The rest is for what it meets at the
-worker: the step that runs there ends first. In simulated runs 0.6 misses a third less than 1, 0.8 a tenth less."""
-
 Held = tuple[LiveRequest, PickRoute]
-
-
-def latest_start_s(arrived_s: float, own_s: float, ttft_s: float) -> float:
-    """When a prompt has to be let go for its first token to be in time.
-
-    One that takes longer than that by itself waits as if it took no time: it is not worse off than others.
-    """
-    by_s = BEGIN_SHARE * ttft_s
-    return arrived_s + (by_s - own_s if own_s <= by_s else by_s)
-
-
-@dataclass(slots=True)
-class Turns:
-    """Held runs of one revision."""
-
-    in_time: list[tuple[float, int, Held]] = field(default_factory=list)
-    """(latest start, number, run), a heap"""
-    late: deque[Held] = field(default_factory=deque)
-    pushed: int = 0
-
-    def __len__(self) -> int:
-        return len(self.in_time) + len(self.late)
-
-    def push(self, run: Held, latest_s: float) -> None:
-        self.pushed += 1
-        heapq.heappush(self.in_time, (latest_s, self.pushed, run))
-
-    def pop(self, now: float) -> Held:
-        while self.in_time and self.in_time[0][0] < now:
-            self.late.append(heapq.heappop(self.in_time)[2])
-        return heapq.heappop(self.in_time)[2] if self.in_time else self.late.popleft()
-
-    def sweep(self) -> None:
-        self.late = deque(run for run in self.late if run[0].life.stage is not Stage.ENDED)
 
 
 class HeldRuns:
@@ -77,7 +33,7 @@ class HeldRuns:
         """`let_go` routes a run whose turn has come, or drops it if its request is over."""
         self._table = table
         self._let_go = let_go
-        self._queues: dict[PairFingerprint, Turns] = {}
+        self._queues: dict[PairFingerprint, PromptOrder[Held]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._swept_s = 0.0
 
@@ -92,8 +48,8 @@ class HeldRuns:
         assert fingerprint is not None
         if fingerprint not in self._queues and self._has_room(route.prefill, fingerprint):
             return False
-        latest_s = latest_start_s(live.life.arrived_s, route.own_s, ttft_s)
-        self._queues.setdefault(fingerprint, Turns()).push((live, action), latest_s)
+        queue = self._queues.setdefault(fingerprint, PromptOrder(ttft_s))
+        queue.push((live, action), live.life.arrived_s, route.own_s)
         self._look_later()
         return True
 
@@ -111,9 +67,10 @@ class HeldRuns:
         self._swept_s = now if is_due else self._swept_s
         for fingerprint, queue in list(self._queues.items()):
             if is_due:
-                queue.sweep()
+                queue.drop_late(lambda held: held[0].life.stage is Stage.ENDED)
             while queue and not is_backed_up(self._table.views(), fingerprint):
-                self._let_go(*queue.pop(now))
+                queue.first(now)
+                self._let_go(*queue.pop())
             if not queue:
                 self._queues.pop(fingerprint, None)
         self._look_later()

@@ -17,9 +17,8 @@ from baton_gateway.requests.request_events import Route
 from baton_gateway.workers.affinity import PrefixAffinity
 from baton_gateway.workers.placement import Costs, Targets, goes_to_decode, work_s
 from baton_wire.messages.values import Address, PairFingerprint, Role
+from baton_wire.rules.prompt_order import BUSY_S
 
-BUSY_S = 0.5
-"""Work that keeps a prefill worker from falling idle before more can reach it: it reports ten times a second."""
 SEQUENCE_COST_TOKENS = 64
 """One more sequence on a decode worker weighs as much as so many prompt tokens that it would have to receive."""
 

@@ -16,13 +16,12 @@ from baton_control.spec.api import LLMDeployment
 from baton_local.commands.plan import accelerator_named, shape_named
 from baton_local.errors import RefusedError
 from baton_local.fleet.run_dir import write_json
+from baton_wire.rules.prompt_order import BUSY_S
 
 FORM = re.compile(
     r"(?P<accelerator>[a-z0-9]+?)(x(?P<count>[1-8]))?:(?P<model>[^@]+?)(/(?P<slower>[1-9][0-9]?))?(@(?P<startup>[0-9.]+))?"
 )
 DEFAULT_STARTUP_S = 30.0
-HOLD_S = 0.5
-"""The gateway's own, whatever steps take: `baton_gateway.workers.route.BUSY_S`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ def emulated(text: str, deployment: LLMDeployment) -> Emulation:
     # Few bytes of KV really move here, so the links that sizing reckons with must be as good as free.
     return Emulation(
         label,
-        replace(model.slowed(slower, slower), link_bytes_per_s=1e15, hold_s=HOLD_S, accelerators=(1, 1)),
+        replace(model.slowed(slower, slower), link_bytes_per_s=1e15, hold_s=BUSY_S, accelerators=(1, 1)),
         startup_s,
     )
 

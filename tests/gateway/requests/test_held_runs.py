@@ -9,12 +9,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import aiohttp
-from hypothesis import given
-from hypothesis import strategies as st
 
-from baton_control.twin.waiting_prompts import PromptQueue
 from baton_gateway import errors
-from baton_gateway.requests.held_runs import BEGIN_SHARE, Held, HeldRuns, Turns, latest_start_s
+from baton_gateway.requests.held_runs import HeldRuns
 from baton_gateway.requests.request import Stage
 from baton_gateway.requests.request_events import PickRoute, Route
 from baton_gateway.workers.route import WorkerView, is_backed_up
@@ -22,6 +19,7 @@ from baton_testing.gateway.fake_worker import FakePool
 from baton_testing.gateway.gateway_process import RunningGateway, running_gateway, until
 from baton_wire.messages.measures import StepTiming
 from baton_wire.messages.values import Role
+from baton_wire.rules.prompt_order import BEGIN_SHARE
 
 TOKEN_S = 0.001
 TTFT_S = 100.0 / BEGIN_SHARE
@@ -123,20 +121,6 @@ async def test_late_runs_whose_requests_ended_are_not_kept() -> None:
     gate.pool = [view(BUSY)]
     await until(lambda: len(gate.held) == 1)
     assert gate.free_one_at_a_time(1) == [1, 3]
-
-
-@given(st.lists(st.tuples(st.floats(0, 2), st.floats(0, 3), st.booleans()), min_size=1, max_size=60), st.floats(0.1, 2))
-def test_the_twin_has_the_same_order(steps: list[tuple[float, float, bool]], ttft_s: float) -> None:
-    real, twin, now = Turns(), PromptQueue(ttft_s), 0.0
-    for number, (seconds, own_s, is_push) in enumerate(steps):
-        now += seconds
-        if is_push:
-            real.push(cast(Held, number), latest_start_s(now, own_s, ttft_s))
-            twin.push(number, now, own_s)
-        elif len(real):
-            due = twin.first(now)
-            assert cast(Any, real.pop(now)) == twin.pop() == due
-            assert len(real) == len(twin)
 
 
 async def test_only_what_is_new_and_goes_to_a_prefill_worker_waits() -> None:
