@@ -18,7 +18,7 @@ from baton_engine.scheduling.scheduler import Scheduler
 from baton_gateway.reporting.metrics import GatewayMetrics
 from baton_kv_transfer.transports.bandwidth import LinkReport
 from baton_wire.messages.values import POOL_ROLES, Role
-from baton_worker.building.accelerator import Peak
+from baton_wire.rules.hardware import Peak
 from baton_worker.reporting.metrics import WorkerMetrics
 from baton_worker.reporting.views import EngineSnapshot, TransferView
 

@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 
 from baton_control.sizing.capacity import Targets
-from baton_control.sizing.hardware import H200
 from baton_control.sizing.model_shape import LLAMA_8B, LLAMA_70B
 from baton_control.sizing.roofline import worker_model
 from baton_control.sizing.spec import Bounds, SizingSpec
-from baton_control.sizing.step_times import WorkerModel
+from baton_control.sizing.worker_model import WorkerModel
 from baton_control.sizing.workload import Workload
 from baton_simulate.synthetic import Shape, synthetic
 from baton_simulate.trace_files import read_trace
 from baton_wire.messages.values import Role
+from baton_wire.rules.hardware import H200
 
 SLOWER = (1.06, 1.04)
 """What workers really take over what policies believe, prefill and decode."""

@@ -17,7 +17,7 @@ from baton_control.sizing.readings import Observed, PoolSeen
 from baton_control.sizing.remembered import Memory
 from baton_control.sizing.slo import decide
 from baton_control.sizing.spec import SizingSpec
-from baton_control.sizing.step_times import WorkerModel
+from baton_control.sizing.worker_model import WorkerModel
 from baton_control.sizing.workload import RequestShape, Workload
 from baton_simulate.baselines.apa import Apa
 from baton_simulate.baselines.dynamo import Dynamo

@@ -13,7 +13,7 @@ import numpy as np
 
 from baton_control.sizing.capacity import latencies
 from baton_control.sizing.spec import SizingSpec
-from baton_control.sizing.step_times import WorkerModel
+from baton_control.sizing.worker_model import WorkerModel
 from baton_control.sizing.workload import Floats, Workload
 from baton_control.twin.twin import Twin
 from baton_simulate.baselines.signals import Sizes

@@ -20,8 +20,8 @@ def test_workers_take_the_time_that_sizing_believes_in(tmp_path: Path) -> None:
     write_paced(path, emulation)
     times = read_times(path)
     assert times.startup_s == 12.5
-    assert times.prefill_token_s == emulation.model.prefill.per_token_s == 4 * plain.model.prefill.per_token_s
-    assert times.decode_fixed_s == emulation.model.decode.fixed_s
+    assert times.prefill == emulation.model.prefill == plain.model.prefill.slowed(4)
+    assert times.decode == emulation.model.decode == plain.model.decode.slowed(4)
     assert emulation.model.hold_s == BUSY_S
     assert "4 times as long as llama-3.1-70b on 2 h200" in times.label
 

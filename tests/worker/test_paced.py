@@ -10,20 +10,14 @@ import pytest
 from baton_engine.running.step_load import StepLoad
 from baton_engine.scheduling.plan import OpenSlot, PrefillChunk, StepPlan
 from baton_wire.messages.values import SamplingParams
-from baton_worker.building.paced import FIRST_TOKEN, PacedRunner, PacedTimes, read_times
+from baton_wire.rules.step_times import DecodeTimes, PacedTimes, PrefillTimes
+from baton_worker.building.paced import FIRST_TOKEN, PacedRunner, read_times, step_s
 from baton_worker.errors import ConfigError
 
 TIMES = PacedTimes(
     label="round figures",
-    prefill_fixed_s=0.01,
-    prefill_token_s=0.001,
-    prefill_pair_s=0.0,
-    decode_fixed_s=0.02,
-    decode_sequence_s=0.001,
-    decode_over_knee_s=0.01,
-    decode_kv_token_s=0.0001,
-    decode_knee=8.0,
-    decode_pad_to=4,
+    prefill=PrefillTimes(fixed_s=0.01, per_token_s=0.001, per_pair_s=0.0),
+    decode=DecodeTimes(0.02, per_sequence_s=0.001, over_knee_s=0.01, per_kv_token_s=0.0001, knee=8.0, pad_to=4),
     kv_capacity_tokens=4096,
 )
 VOCABULARY = 40
@@ -50,10 +44,10 @@ def runner(clock: Clock) -> PacedRunner:
 
 
 def test_durations_follow_the_figures_with_padding_and_knee() -> None:
-    assert TIMES.seconds(StepLoad(100, 5e3, 1, 0, 0)) == pytest.approx(0.11)
-    assert TIMES.seconds(StepLoad(0, 0.0, 0, 5, 1000)) == pytest.approx(0.02 + 8 * 0.001 + 0.1)
-    assert TIMES.seconds(StepLoad(0, 0.0, 0, 9, 0)) == pytest.approx(0.02 + 12 * 0.001 + 4 * 0.01)
-    assert TIMES.seconds(StepLoad(0, 0.0, 0, 0, 0)) == 0.0
+    assert step_s(TIMES, StepLoad(100, 5e3, 1, 0, 0)) == pytest.approx(0.11)
+    assert step_s(TIMES, StepLoad(0, 0.0, 0, 5, 1000)) == pytest.approx(0.02 + 8 * 0.001 + 0.1)
+    assert step_s(TIMES, StepLoad(0, 0.0, 0, 9, 0)) == pytest.approx(0.02 + 12 * 0.001 + 4 * 0.01)
+    assert step_s(TIMES, StepLoad(0, 0.0, 0, 0, 0)) == 0.0
 
 
 def test_steps_end_one_after_the_other_on_the_clock() -> None:
@@ -91,6 +85,6 @@ def test_tokens_are_of_the_vocabulary_no_stop_ids_and_the_same_after_a_migration
 
 def test_a_file_that_is_not_step_times_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "paced.json"
-    path.write_text('{"label": "x", "prefill_fixed_s": -1}')
+    path.write_text('{"label": "x", "prefill": {"fixed_s": -1}}')
     with pytest.raises(ConfigError, match="--paced"):
         read_times(path)

@@ -7,7 +7,7 @@ import pytest
 from baton_engine.model.step_cost import CostModel
 from baton_engine.running.step_load import StepLoad
 from baton_wire.messages.values import Role
-from baton_worker.building.accelerator import Peak, peak_of
+from baton_wire.rules.hardware import Peak, peak_of
 from baton_worker.reporting.utilisation import SMOOTHING_S, Utilisation
 
 COSTS = CostModel(layer_weights=1_000, head_weights=100, pair_flops=4.0, weight_bytes=2_200, kv_token_bytes=8)

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
-from baton_control.sizing.step_times import WorkerModel
+from baton_control.sizing.worker_model import WorkerModel
 from baton_control.sizing.workload import Floats, RequestShape, Workload
 from baton_control.twin.events import Stage
 from baton_control.twin.twin import Twin

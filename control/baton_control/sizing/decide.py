@@ -19,7 +19,7 @@ from baton_control.sizing.slo import SloDecision
 from baton_control.sizing.slo import decide as decide_slo
 from baton_control.sizing.slo import wake as wake_slo
 from baton_control.sizing.spec import SizingSpec
-from baton_control.sizing.step_times import WorkerModel
+from baton_control.sizing.worker_model import WorkerModel
 from baton_wire.messages.values import Role
 
 MODEL_MOVED = 0.03

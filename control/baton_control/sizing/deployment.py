@@ -7,16 +7,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from baton_control.errors import ManifestError
-from baton_control.sizing import hardware
 from baton_control.sizing.capacity import Targets
-from baton_control.sizing.hardware import Accelerator
 from baton_control.sizing.model_shape import LLAMA_8B, ModelShape, shape_from_config
 from baton_control.sizing.roofline import decode_times, prefill_times, worker_model
 from baton_control.sizing.spec import Bounds, Schedule, SizingSpec
-from baton_control.sizing.step_times import WorkerModel
+from baton_control.sizing.worker_model import WorkerModel
 from baton_control.spec.api import LLMDeployment, PoolSpec, ScheduleSpec
 from baton_control.spec.quantities import Weekday
 from baton_wire.messages.values import Role
+from baton_wire.rules import hardware
+from baton_wire.rules.hardware import Accelerator
 
 WEEKDAYS = tuple(Weekday)
 DEFAULT_SEQUENCES = 64

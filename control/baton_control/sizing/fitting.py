@@ -16,8 +16,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from baton_control.sizing.step_times import DecodeTimes, PrefillTimes
 from baton_control.sizing.workload import Floats
+from baton_wire.rules.step_times import DecodeTimes, PrefillTimes
 
 WARM_STEPS = 20
 """Of each worker: caches fill, clocks settle; peers that kept them over-scaled."""
@@ -106,7 +106,7 @@ def prefill_features(tokens: float, pairs: float) -> tuple[float, ...]:
 
 
 def decode_features(times: DecodeTimes, batch: int, kv_tokens: float) -> tuple[float, ...]:
-    padded = -(-batch // times.pad_to) * times.pad_to
+    padded = times.padded(batch)
     return (1.0, padded, max(0.0, padded - times.knee), kv_tokens)
 
 
@@ -123,8 +123,8 @@ def fitted_prefill(fit: Fit) -> PrefillTimes:
 
 
 def fitted_decode(fit: Fit, times: DecodeTimes) -> DecodeTimes:
-    fixed, sequence, knee, kv = fit.coefficients
-    return replace(times, fixed_s=fixed, per_sequence_s=sequence, over_knee_s=knee, per_kv_token_s=kv)
+    fixed, sequence, over_knee, kv = fit.coefficients
+    return DecodeTimes(fixed, sequence, over_knee, kv, times.knee, times.pad_to)
 
 
 def saved(fit: Fit) -> str:

@@ -6,9 +6,10 @@ Sources of the formulas: docs/sizing.md#step-times. Checked there against measur
 from __future__ import annotations
 
 from baton_control.errors import ManifestError, Problem
-from baton_control.sizing.hardware import Accelerator
 from baton_control.sizing.model_shape import ModelShape
-from baton_control.sizing.step_times import DecodeTimes, PrefillTimes, WorkerModel
+from baton_control.sizing.worker_model import WorkerModel
+from baton_wire.rules.hardware import Accelerator
+from baton_wire.rules.step_times import DecodeTimes, PrefillTimes
 
 KNEE_SHARE = 0.75
 """Products slow down before the batch where compute meets bandwidth: measured knee 135 where the quotient is 178."""

@@ -14,15 +14,15 @@ from baton_control.sizing import decide as sizing
 from baton_control.sizing.decide import SizingState, StepSeen
 from baton_control.sizing.decision import Known, Reading, Unknown
 from baton_control.sizing.deployment import sizing_spec, worker_prior
-from baton_control.sizing.hardware import Accelerator
 from baton_control.sizing.readings import Observed, PoolSeen
 from baton_control.sizing.scaling import PoolNow, Sized
 from baton_control.sizing.slo import SloDecision
 from baton_control.sizing.spec import SizingSpec
-from baton_control.sizing.step_times import WorkerModel
+from baton_control.sizing.worker_model import WorkerModel
 from baton_control.spec.api import LLMDeployment
 from baton_control.telemetry.store import TelemetryStore
 from baton_wire.messages.values import POOL_ROLES, Role
+from baton_wire.rules.hardware import Accelerator
 
 MIN_JUDGED = 50
 """Requests in the last minute before their share within a target says anything."""

@@ -12,7 +12,7 @@ import heapq
 from collections import deque
 from math import ceil, sqrt
 
-from baton_control.sizing.step_times import WorkerModel
+from baton_control.sizing.worker_model import WorkerModel
 
 WATERMARK = 0.98
 """Of the KV pool, what reservations may fill; the rest is for the running sequences to grow."""

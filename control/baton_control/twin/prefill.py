@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Sequence
 from math import inf
 
-from baton_control.sizing.step_times import PrefillTimes, WorkerModel, attended_pairs
+from baton_control.sizing.worker_model import WorkerModel
+from baton_wire.rules.step_times import PrefillTimes, attended_pairs
 
 PINNED_SHARE = 0.8
 """Of the KV pool, what prompts being computed and finished KV may take together."""

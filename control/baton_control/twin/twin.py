@@ -12,7 +12,7 @@ import heapq
 from collections.abc import Sequence
 from math import inf, nan
 
-from baton_control.sizing.step_times import WorkerModel
+from baton_control.sizing.worker_model import WorkerModel
 from baton_control.sizing.workload import Workload
 from baton_control.twin.decode import DecodeWorker, least_room
 from baton_control.twin.events import Kind, Stage

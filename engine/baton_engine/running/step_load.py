@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton_engine.scheduling.plan import StepPlan
+from baton_wire.rules.step_times import attended_pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class LoadMeter:
         for chunk in plan.prefill:
             count = len(chunk.tokens)
             tokens += count
-            pairs += count * (chunk.start + count / 2)
+            pairs += attended_pairs(count, chunk.start)
             contexts[chunk.slot] = chunk.start + count
             for slot in chunk.sample:
                 contexts[slot] = chunk.start + count

@@ -6,11 +6,12 @@ import argparse
 import json
 from pathlib import Path
 
-from baton_control.sizing.hardware import ACCELERATORS, Accelerator
 from baton_control.sizing.model_shape import KNOWN_SHAPES, ModelShape, shape_from_config
 from baton_control.sizing.roofline import balance_batch, worker_model
-from baton_control.sizing.step_times import WorkerModel, attended_pairs
+from baton_control.sizing.worker_model import WorkerModel
 from baton_local.errors import RefusedError
+from baton_wire.rules.hardware import ACCELERATORS, Accelerator
+from baton_wire.rules.step_times import attended_pairs
 
 UTILISATION = 0.8
 """Of a worker's rate, what a plan counts on."""

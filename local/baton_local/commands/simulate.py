@@ -14,7 +14,7 @@ import numpy as np
 from baton_control.sizing.capacity import Targets, TwinSizer
 from baton_control.sizing.roofline import worker_model
 from baton_control.sizing.spec import Bounds, SizingSpec
-from baton_control.sizing.step_times import WorkerModel
+from baton_control.sizing.worker_model import WorkerModel
 from baton_control.sizing.workload import Workload
 from baton_control.spec.quantities import parse_duration
 from baton_local.commands.plan import accelerator_named, add_model_options, shape_named

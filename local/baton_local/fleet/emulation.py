@@ -9,14 +9,17 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
+
 from baton_control.sizing.deployment import DEFAULT_SEQUENCES, DEFAULT_STEP_TOKENS
 from baton_control.sizing.roofline import worker_model
-from baton_control.sizing.step_times import WorkerModel
+from baton_control.sizing.worker_model import WorkerModel
 from baton_control.spec.api import LLMDeployment
 from baton_local.commands.plan import accelerator_named, shape_named
 from baton_local.errors import RefusedError
 from baton_local.fleet.run_dir import write_json
 from baton_wire.rules.prompt_order import BUSY_S
+from baton_wire.rules.step_times import PacedTimes
 
 FORM = re.compile(
     r"(?P<accelerator>[a-z0-9]+?)(x(?P<count>[1-8]))?:(?P<model>[^@]+?)(/(?P<slower>[1-9][0-9]?))?(@(?P<startup>[0-9.]+))?"
@@ -69,21 +72,6 @@ def emulated(text: str, deployment: LLMDeployment) -> Emulation:
 
 def write_paced(path: Path, emulation: Emulation) -> None:
     """The file that workers get with `--paced`."""
-    prefill, decode = emulation.model.prefill, emulation.model.decode
-    write_json(
-        path,
-        {
-            "label": emulation.label,
-            "prefill_fixed_s": prefill.fixed_s,
-            "prefill_token_s": prefill.per_token_s,
-            "prefill_pair_s": prefill.per_pair_s,
-            "decode_fixed_s": decode.fixed_s,
-            "decode_sequence_s": decode.per_sequence_s,
-            "decode_over_knee_s": decode.over_knee_s,
-            "decode_kv_token_s": decode.per_kv_token_s,
-            "decode_knee": decode.knee,
-            "decode_pad_to": decode.pad_to,
-            "kv_capacity_tokens": emulation.model.kv_capacity_tokens,
-            "startup_s": emulation.startup_s,
-        },
-    )
+    model = emulation.model
+    times = PacedTimes(emulation.label, model.prefill, model.decode, model.kv_capacity_tokens, emulation.startup_s)
+    write_json(path, msgspec.to_builtins(times))

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from math import ceil, floor
 
 from baton_control.sizing.spec import SizingSpec
-from baton_control.sizing.step_times import WorkerModel, attended_pairs
+from baton_control.sizing.worker_model import WorkerModel
 from baton_simulate.baselines.signals import PoolSignals, Signals, Sizes
 from baton_wire.messages.values import POOL_ROLES, Role
+from baton_wire.rules.step_times import attended_pairs
 
 THROUGHPUT_S, LOAD_S, SENSITIVITY = 180.0, 5.0, 0.8
 MAX_CANDIDATES = 128

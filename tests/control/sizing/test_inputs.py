@@ -12,13 +12,13 @@ from baton_control.sizing.backlog import capacity_steps, waiting_at
 from baton_control.sizing.capacity import Mix, Targets, TwinSizer, thinned_pair
 from baton_control.sizing.decision import Known, ProvenZero, Unknown
 from baton_control.sizing.forecast import forecast
-from baton_control.sizing.hardware import H200
 from baton_control.sizing.model_shape import LLAMA_8B
 from baton_control.sizing.readings import Arrivals, arrivals_reading, merged_arrivals, number_reading
 from baton_control.sizing.roofline import worker_model
 from baton_control.sizing.workload import RequestShape
 from baton_simulate.trace_files import read_trace
 from baton_wire.messages.values import Role
+from baton_wire.rules.hardware import H200
 
 SHAPE = RequestShape(1000, 100)
 

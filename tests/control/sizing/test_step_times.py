@@ -7,10 +7,10 @@ import pytest
 
 from baton_control.errors import ManifestError
 from baton_control.sizing import fitting
-from baton_control.sizing.hardware import A100, H200
 from baton_control.sizing.model_shape import LLAMA_8B, LLAMA_70B, QWEN3_06B, shape_from_config
 from baton_control.sizing.roofline import balance_batch, worker_model
-from baton_control.sizing.step_times import attended_pairs
+from baton_wire.rules.hardware import A100, H200
+from baton_wire.rules.step_times import attended_pairs
 
 CONFIG = {
     "hidden_size": 4096,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from baton_control.sizing.capacity import latencies
-from baton_control.sizing.step_times import WorkerModel
+from baton_control.sizing.worker_model import WorkerModel
 from baton_control.sizing.workload import Workload
 from baton_control.twin.events import Stage
 from baton_control.twin.twin import Twin

@@ -30,8 +30,9 @@ from baton_wire.keys import KeyDirectory
 from baton_wire.kv_shape import KvGeometry
 from baton_wire.messages.gateway_link import Hello
 from baton_wire.messages.values import WIRE_VERSION, PairFingerprint, Role
+from baton_wire.rules.hardware import Peak
 from baton_worker.building import capacity
-from baton_worker.building.accelerator import Peak, peak
+from baton_worker.building.accelerator import peak
 from baton_worker.building.bundle_files import TokenizerBundle, read_bundle
 from baton_worker.building.memory_limit import free_bytes
 from baton_worker.building.parts import EngineParts

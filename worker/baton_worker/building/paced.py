@@ -14,11 +14,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 import torch
-from msgspec import Meta
 
 from baton_engine.memory.kv_pool import KvPool
 from baton_engine.running.step_load import LoadMeter, StepLoad
@@ -29,6 +27,7 @@ from baton_engine.scheduling.scheduler import Scheduler
 from baton_wire.keys import KeyDirectory
 from baton_wire.kv_shape import KvGeometry
 from baton_wire.messages.values import WIRE_VERSION, PairFingerprint, Role, TokenLogprob
+from baton_wire.rules.step_times import PacedTimes
 from baton_worker.building import capacity
 from baton_worker.building.bundle_files import read_bundle
 from baton_worker.building.parts import EngineParts
@@ -48,39 +47,15 @@ MAX_CHOICES = 16
 FIRST_TOKEN = 16
 """Smaller ids are often special ones."""
 
-Positive = Annotated[float, Meta(ge=0, le=1e4)]
 
-
-class PacedTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The file that `--paced` names. Seconds; forms as in docs/sizing.md#step-times."""
-
-    label: str
-    """What stands behind the figures."""
-    prefill_fixed_s: Positive
-    prefill_token_s: Positive
-    prefill_pair_s: Positive
-    decode_fixed_s: Positive
-    decode_sequence_s: Positive
-    decode_over_knee_s: Positive
-    decode_kv_token_s: Positive
-    decode_knee: Positive
-    decode_pad_to: Annotated[int, Meta(ge=1, le=1024)]
-    kv_capacity_tokens: Annotated[int, Meta(ge=1024, le=1 << 26)]
-    startup_s: Positive = 0.0
-    """A worker is not ready before it is so old."""
-
-    def seconds(self, load: StepLoad) -> float:
-        """How long the step takes on the hardware that is emulated."""
-        total = 0.0
-        if load.prefill_tokens:
-            total += self.prefill_fixed_s + self.prefill_token_s * load.prefill_tokens
-            total += self.prefill_pair_s * load.prefill_pairs
-        if load.decode_rows:
-            batch = -(-load.decode_rows // self.decode_pad_to) * self.decode_pad_to
-            total += self.decode_fixed_s + self.decode_sequence_s * batch
-            total += self.decode_over_knee_s * max(0.0, batch - self.decode_knee)
-            total += self.decode_kv_token_s * load.kv_tokens
-        return total
+def step_s(times: PacedTimes, load: StepLoad) -> float:
+    """How long the step takes on the hardware that is emulated."""
+    seconds = 0.0
+    if load.prefill_tokens:
+        seconds += times.prefill.seconds(load.prefill_tokens, load.prefill_pairs)
+    if load.decode_rows:
+        seconds += times.decode.seconds(load.decode_rows, load.kv_tokens)
+    return seconds
 
 
 def read_times(path: Path) -> PacedTimes:
@@ -126,7 +101,7 @@ class PacedRunner:
     def launch(self, plan: StepPlan) -> None:
         for opened in plan.opens:
             self._slots[opened.slot] = _Slot(opened, len(opened.outputs))
-        seconds = self._times.seconds(self._meter.load(plan))
+        seconds = step_s(self._times, self._meter.load(plan))
         self._end_s = max(self._clock(), self._end_s) + seconds
         drawing = [slot for chunk in plan.prefill for slot in chunk.sample]
         tokens = tuple([self._drawn(slot) for slot in (*drawing, *plan.decode)])

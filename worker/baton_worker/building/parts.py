@@ -12,7 +12,7 @@ from baton_engine.scheduling.scheduler import Scheduler
 from baton_wire.keys import KeyDirectory
 from baton_wire.kv_shape import KvGeometry
 from baton_wire.messages.values import PairFingerprint
-from baton_worker.building.accelerator import Peak
+from baton_wire.rules.hardware import Peak
 from baton_worker.building.bundle_files import TokenizerBundle
 from baton_worker.building.capacity import Capacity
 from baton_worker.building.pool_memory import PoolMemory

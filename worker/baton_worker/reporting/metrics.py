@@ -16,7 +16,7 @@ from baton_engine.model.step_cost import CostModel
 from baton_engine.running.step_load import StepLoad
 from baton_kv_transfer.transports.bandwidth import LinkReport
 from baton_wire.messages.values import Reason, Role
-from baton_worker.building.accelerator import Peak
+from baton_wire.rules.hardware import Peak
 from baton_worker.reporting.utilisation import Utilisation
 from baton_worker.reporting.views import EngineSnapshot, TransferView
 

@@ -2,9 +2,9 @@
 
     MFU = FLOPs needed / (seconds · peak FLOP/s)        MBU = bytes needed / (seconds · peak bytes/s)
 
-Numerators are `baton_engine.model.step_cost`'s, peaks are data sheets' (`accelerator`). Idle time does not count: the
-gauges say how well the device is used while it computes, and with the counters' rates anybody can say how well it is
-used in all. The gauges are means over the last seconds of computing.
+Numerators are `baton_engine.model.step_cost`'s, peaks are data sheets' (`baton_wire.rules.hardware`). Idle
+time does not count: the gauges say how well the device is used while it computes. With the counters' rates anybody can
+say how well it is used in all. The gauges are means over the last seconds of computing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from baton_engine.model.step_cost import CostModel
 from baton_engine.running.step_load import StepLoad
 from baton_wire.messages.values import Role
-from baton_worker.building.accelerator import Peak
+from baton_wire.rules.hardware import Peak
 
 SMOOTHING_S: Final = 10.0
 """Seconds of computing after which a step's weight has fallen to 1/e."""

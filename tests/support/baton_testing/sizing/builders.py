@@ -10,9 +10,10 @@ from baton_control.sizing.capacity import Mix, Targets
 from baton_control.sizing.decision import Known, Reading
 from baton_control.sizing.readings import ArrivalReading, Observed, PoolSeen
 from baton_control.sizing.spec import Bounds, SizingSpec
-from baton_control.sizing.step_times import DecodeTimes, PrefillTimes, WorkerModel
+from baton_control.sizing.worker_model import WorkerModel
 from baton_control.sizing.workload import RequestShape, Workload, workload_of
 from baton_wire.messages.values import Role
+from baton_wire.rules.step_times import DecodeTimes, PrefillTimes
 
 ROUND_WORKER = WorkerModel(
     prefill=PrefillTimes(fixed_s=0.01, per_token_s=1e-4, per_pair_s=0.0),

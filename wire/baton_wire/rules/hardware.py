@@ -1,12 +1,14 @@
-"""What an accelerator can do, as far as sizing needs it. Figures with their source; nothing is probed.
+"""What accelerators can do. Figures with their source; nothing is probed.
 
-`H200` is measured (docs/sizing.md lists each run); other entries scale published data sheets by the same
-efficiencies.
+Two kinds of figures: `Peak`s are the makers' data sheets, the denominators of MFU and MBU. `Accelerator`s are what
+sustained load reaches, which sizing reckons with. `H200` is measured (docs/sizing.md lists each run); other entries
+scale data sheets by the same efficiencies.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +82,29 @@ CPU = Accelerator(
 )
 """One core; a first guess that measured steps replace."""
 ACCELERATORS = {accelerator.name: accelerator for accelerator in (H200, H100, A100, CPU)}
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """Of one device, by its data sheet."""
+
+    flops: float
+    """Dense products in bf16 or fp16, FLOP/s, without sparsity."""
+    bytes_per_s: float
+
+
+PEAKS: Final = {
+    "B200": Peak(2250e12, 8.0e12),
+    "H200": Peak(989.4e12, 4.8e12),
+    "H100 80GB HBM3": Peak(989.4e12, 3.35e12),
+    "H100 PCIe": Peak(756e12, 2.0e12),
+    "A100-SXM4-80GB": Peak(312e12, 2.039e12),
+    "A100 80GB PCIe": Peak(312e12, 1.935e12),
+    "L40S": Peak(362e12, 0.864e12),
+}
+"""By a part of the name that the driver gives the device."""
+
+
+def peak_of(name: str) -> Peak | None:
+    """By the driver's name of a device, such as "NVIDIA H200"; None where it is not known."""
+    return next((found for part, found in PEAKS.items() if part in name), None)
