@@ -14,12 +14,16 @@ import torch
 from bench.machine import this_machine
 from torch.nn.functional import scaled_dot_product_attention
 
-from baton_kernels.decode_attention import decode_index, paged_decode_attention
+from baton_kernels.attention_inputs import DecodeRows, KvLayer, PlacedRows, PrefillRows
+from baton_kernels.cpu.decode_attention import decode_index, paged_decode_attention_cpu
+from baton_kernels.cpu.prefill_attention import paged_prefill_attention_cpu
+from baton_kernels.cpu.rope_kv_write import rope_index, rope_kv_write_cpu
+from baton_kernels.decode_attention import paged_decode_attention
 from baton_kernels.kv_checksum import kv_checksums
 from baton_kernels.kv_copy import pack_kv, scatter_kv
-from baton_kernels.prefill_attention import paged_prefill_attention, prefill_index
-from baton_kernels.rope_kv_write import rope_index, rope_kv_write
-from baton_kernels.sampling import greedy, mask_top_k_top_p_min_p, sample
+from baton_kernels.prefill_attention import paged_prefill_attention
+from baton_kernels.sampling import greedy, sample
+from baton_kernels.truncation import mask_top_k_top_p_min_p
 
 LAYERS, BLOCK_TOKENS = 2, 16
 HEADS = [(12, 12, 64), (12, 4, 64), (4, 4, 32)]
@@ -46,10 +50,10 @@ def decode_times(heads: tuple[int, int, int], batch: int, context: int) -> str:
     tables = torch.randperm(batch * blocks).view(batch, blocks).int()
     lens = torch.full((batch,), context, dtype=torch.int32)
     q = torch.randn(batch, q_heads, head_dim)
-    index = decode_index(pool, tables, lens, q_heads)
-    index_us = time_us(lambda: decode_index(pool, tables, lens, q_heads))
-    layer_us = time_us(lambda: paged_decode_attention(q, pool, 1, tables, lens, 0.1, index=index))
-    compiled_us = time_us(lambda: paged_decode_attention(q, pool, 1, tables, lens, 0.1))
+    kv, rows = KvLayer(pool, 1), DecodeRows(tables, lens)
+    index_us = time_us(lambda: decode_index(pool, rows, q_heads))
+    layer_us = time_us(lambda: paged_decode_attention_cpu(q, kv, rows, 0.1))
+    compiled_us = time_us(lambda: paged_decode_attention(q, kv, rows, 0.1))
     past, new = torch.randn(batch, kv_heads, context - 1, head_dim), torch.randn(batch, kv_heads, 1, head_dim)
 
     def contiguous() -> torch.Tensor:
@@ -69,9 +73,9 @@ def prefill_times(heads: tuple[int, int, int], queries: int, context: int) -> st
     tables = torch.randperm(blocks)[None].int()
     starts, lens = torch.tensor([0, queries]).int(), torch.tensor([context]).int()
     q = torch.randn(queries, q_heads, head_dim)
-    index = prefill_index(pool, tables, starts, lens)
-    paged_us = time_us(lambda: paged_prefill_attention(q, pool, 1, tables, starts, lens, 0.1, index=index), 5)
-    compiled_us = time_us(lambda: paged_prefill_attention(q, pool, 1, tables, starts, lens, 0.1), 5)
+    kv, rows = KvLayer(pool, 1), PrefillRows(tables, starts, lens)
+    paged_us = time_us(lambda: paged_prefill_attention_cpu(q, kv, rows, 0.1), 5)
+    compiled_us = time_us(lambda: paged_prefill_attention(q, kv, rows, 0.1), 5)
     line = f"prefill {heads} queries {queries} context {context}: attention {paged_us:.0f} µs a layer"
     line += f", compiled {compiled_us:.0f}"
     if queries < context:
@@ -87,10 +91,11 @@ def rope_times(heads: tuple[int, int, int], tokens: int) -> str:
     angles = torch.rand(2048, head_dim)
     cos, sin = angles.cos(), angles.sin()
     qkv = torch.randn(tokens, (q_heads + 2 * kv_heads) * head_dim)
-    at = (torch.randint(0, 2048, (tokens,)), cos, sin, torch.randperm(tokens * BLOCK_TOKENS)[:tokens], pool)
-    index = rope_index(*at)
-    layer_us = time_us(lambda: rope_kv_write(qkv, *at, 1, q_heads, index=index))
-    return f"rope {heads} tokens {tokens}: index {time_us(lambda: rope_index(*at)):.0f} µs a step, op {layer_us:.0f}"
+    places = torch.randperm(tokens * BLOCK_TOKENS)[:tokens]
+    rows = PlacedRows(torch.randint(0, 2048, (tokens,)), places, cos, sin)
+    index_us = time_us(lambda: rope_index(pool, rows))
+    layer_us = time_us(lambda: rope_kv_write_cpu(qkv, KvLayer(pool, 1), rows, q_heads))
+    return f"rope {heads} tokens {tokens}: index {index_us:.0f} µs a step, op {layer_us:.0f}"
 
 
 def stream_times(heads: tuple[int, int, int], layers: int, unit_tokens: int) -> str:

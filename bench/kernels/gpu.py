@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from baton_kernels.attention_inputs import DecodeRows, KvLayer, PrefillRows
 from baton_kernels.decode_attention import paged_decode_attention
 from baton_kernels.gpu.linear import choose
 from baton_kernels.gpu.prefill_attention import paged_prefill_attention_triton
@@ -61,11 +62,12 @@ def decode_attention(kv_dtype: torch.dtype) -> Iterator[Row]:
     for (batch, context), goal in DECODE_GOALS.items():
         tables = _tables(batch, context, blocks)
         lens = torch.full((batch,), context, dtype=torch.int32, device=GPU)
+        rows = DecodeRows(tables, lens)
         q = torch.randn(batch, Q_HEADS, HEAD_DIM, dtype=torch.bfloat16, device=GPU)
 
-        def layers(q: Tensor = q, tables: Tensor = tables, lens: Tensor = lens) -> None:
+        def layers(q: Tensor = q, rows: DecodeRows = rows) -> None:
             for layer in range(LAYERS):
-                paged_decode_attention(q, pool, layer, tables, lens, 0.088, kv_scales=scales)
+                paged_decode_attention(q, KvLayer(pool, layer, scales), rows, 0.088)
 
         us = graph_us(layers, LAYERS)
         rate = batch * context * 2 * KV_HEADS * HEAD_DIM * pool.element_size() / us / 1e6
@@ -90,16 +92,16 @@ def prefill_attention() -> Iterator[Row]:
         starts = torch.tensor([0, tokens], dtype=torch.int32, device=GPU)
         q = torch.randn(tokens, Q_HEADS, HEAD_DIM, dtype=torch.bfloat16, device=GPU)
         flop = 4 * (tokens * context - tokens**2 / 2) * Q_HEADS * HEAD_DIM
-        rest = (tables, starts, lens, 0.088)
+        rows = PrefillRows(tables, starts, lens, longest=tokens)
 
         def tflops(attend: Callable[[int], Tensor], flop: float = flop) -> float:
             return flop / graph_us(lambda: [attend(layer) for layer in range(4)], 4) / 1e6
 
-        def ours(layer: int, q: Tensor = q, rest: tuple[Tensor, Tensor, Tensor, float] = rest) -> Tensor:
-            return paged_prefill_attention(q, pool, layer, *rest, max_query_len=q.shape[0])
+        def ours(layer: int, q: Tensor = q, rows: PrefillRows = rows) -> Tensor:
+            return paged_prefill_attention(q, KvLayer(pool, layer), rows, 0.088)
 
-        def plain(layer: int, q: Tensor = q, rest: tuple[Tensor, Tensor, Tensor, float] = rest) -> Tensor:
-            return paged_prefill_attention_triton(q, pool, layer, *rest, max_query_len=q.shape[0])
+        def plain(layer: int, q: Tensor = q, rows: PrefillRows = rows) -> Tensor:
+            return paged_prefill_attention_triton(q, KvLayer(pool, layer), rows, 0.088)
 
         peer = f"plain Triton {tflops(plain):.0f}"
         if context == tokens:

@@ -36,7 +36,7 @@ def logprobs(logits: Tensor, ids: Tensor, k: int) -> Logprobs:
     if logits.is_cuda:
         from baton_kernels.gpu.logprobs import logprobs_triton
 
-        return logprobs_triton(logits, ids, k)
+        return Logprobs(*logprobs_triton(logits, ids, k))
     values = logits.float()
     total = values.logsumexp(-1)
     top, top_ids = torch.topk(values, min(k, logits.shape[1]), dim=-1)

@@ -8,20 +8,16 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from baton_kernels.attention_inputs import KvLayer
 from baton_kernels.kv_scales import as_bytes
 
 
-def read_context(
-    kv_pool: Tensor, layer: int, block_table: Tensor, context_len: int, kv_scales: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def read_context(kv: KvLayer, block_table: Tensor, context_len: int) -> tuple[Tensor, Tensor]:
     """K and V of the first context_len tokens, each a copy [kv_heads, context_len, head_dim]. block_table [>=
     blocks used]."""
-    block_tokens = kv_pool.shape[4]
-    used = -(-context_len // block_tokens)
-    blocks = as_bytes(kv_pool)[block_table[:used].long(), layer].view(
-        kv_pool.dtype
-    )  # [used, 2, kv_heads, block_tokens, head_dim]
-    if kv_scales is not None:
-        blocks = blocks.float() * kv_scales[layer][None, :, :, None, None]
+    used = -(-context_len // kv.pool.shape[4])
+    blocks = as_bytes(kv.pool)[block_table[:used].long(), kv.layer].view(kv.pool.dtype)  # [used, 2, heads, slots, dim]
+    if kv.scales is not None:
+        blocks = blocks.float() * kv.scales[kv.layer][None, :, :, None, None]
     key_value = blocks.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :context_len]
     return key_value[0], key_value[1]

@@ -1,10 +1,10 @@
-"""Drawing one token per row, and the one place to import the sampling pieces from.
+"""Drawing one token per row.
 
     id[n] = argmax_v logits[n, v]                                                  temperature[n] = 0 (greedy)
     id[n] = argmax_v logits[n, v] / temperature[n] + gumbel(seed, choice, index, v)    else
 
-The first of equal maxima wins. Order of the pieces in a step: raw logits → apply_penalties → apply_bias →
-mask_top_k_top_p_min_p → sample; logprobs are taken from the raw logits.
+The first of equal maxima wins. Order of the pieces in a step: raw logits → `penalties` → `truncation` → here;
+`logprobs` are taken from the raw logits.
 
 Bytes: reads N·V logits; noise is made in registers on the GPU.
 """
@@ -15,21 +15,7 @@ import torch
 from torch import Tensor
 
 from baton_kernels.cpu.sampling import draw, greatest
-from baton_kernels.gumbel import gumbel_noise, gumbel_noise_reference
-from baton_kernels.logprobs import Logprobs, logprobs
-from baton_kernels.penalties import apply_bias, apply_penalties
-from baton_kernels.truncation import mask_top_k_top_p_min_p
-
-__all__ = [
-    "Logprobs",
-    "apply_bias",
-    "apply_penalties",
-    "greedy",
-    "gumbel_noise",
-    "logprobs",
-    "mask_top_k_top_p_min_p",
-    "sample",
-]
+from baton_kernels.gumbel import gumbel_noise_reference
 
 
 def sample_reference(logits: Tensor, temperature: Tensor, seed: Tensor, choice: Tensor, index: Tensor) -> Tensor:

@@ -3,12 +3,16 @@ other slot."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch import Tensor
 
-from baton_kernels.cpu.decode_attention import length_groups
-from baton_kernels.decode_attention import decode_index, paged_decode_attention, paged_decode_attention_reference
-from baton_kernels.prefill_attention import paged_prefill_attention, paged_prefill_attention_reference, prefill_index
+from baton_kernels.cpu.decode_attention import length_groups, paged_decode_attention_cpu
+from baton_kernels.cpu.prefill_attention import paged_prefill_attention_cpu
+from baton_kernels.decode_attention import paged_decode_attention, paged_decode_attention_reference
+from baton_kernels.prefill_attention import paged_prefill_attention, paged_prefill_attention_reference
 from baton_testing.engine.paged_kv import dense_attention, paged_kv
 
 TOLERANCE = {torch.float32: (2e-5, 0.0), torch.bfloat16: (2e-2, 2**-7), torch.float16: (2e-3, 2**-9)}
@@ -25,7 +29,7 @@ def test_decode_reference_is_dense_attention(heads: tuple[int, int, int], window
     q_heads, kv_heads, head_dim = heads
     kv = paged_kv([63, 1, 0, 17], kv_heads=kv_heads, head_dim=head_dim)
     q = torch.randn(4, q_heads, head_dim, generator=torch.Generator().manual_seed(1))
-    got = paged_decode_attention_reference(q, kv.pool, 1, kv.block_tables, kv.context_lens, 0.3, window)
+    got = paged_decode_attention_reference(q, kv.layer(1), kv.decode_rows(), 0.3, window)
     for n, context in enumerate(kv.contexts):
         length = context.shape[3]
         expected = dense_attention(q[n : n + 1], context[1], 0.3, length - 1, window) if length else q.new_zeros(1)
@@ -40,7 +44,7 @@ def test_prefill_reference_is_dense_attention(heads: tuple[int, int, int], windo
     kv = paged_kv(contexts, kv_heads=kv_heads, head_dim=head_dim)
     starts = torch.tensor([0, *query_lens]).cumsum(0).int()
     q = torch.randn(23, q_heads, head_dim, generator=torch.Generator().manual_seed(1))
-    got = paged_prefill_attention_reference(q, kv.pool, 0, kv.block_tables, starts, kv.context_lens, 0.3, window)
+    got = paged_prefill_attention_reference(q, kv.layer(0), kv.prefill_rows(starts), 0.3, window)
     for n, context in enumerate(kv.contexts):
         rows = slice(int(starts[n]), int(starts[n + 1]))
         expected = dense_attention(q[rows], context[0], 0.3, contexts[n] - query_lens[n], window)
@@ -54,22 +58,25 @@ def test_decode_cpu_path_equals_reference(lengths: list[int], window: int | None
     for q_heads, kv_heads, head_dim in HEADS:
         kv = paged_kv(lengths, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype, layers=3)
         q = torch.randn(len(lengths), q_heads, head_dim, generator=torch.Generator().manual_seed(1)).to(dtype)
-        index = decode_index(kv.pool, kv.block_tables, kv.context_lens, q_heads, window)
+        rows = kv.decode_rows()
         for layer in (0, 2, 1):
-            args = (q, kv.pool, layer, kv.block_tables, kv.context_lens, 0.25, window)
+            args = (q, kv.layer(layer), rows, 0.25, window)
             expected = paged_decode_attention_reference(*args)
             atol, rtol = TOLERANCE[dtype]
-            for given in (index, None):  # torch's path; the compiled kernel where it suits
-                got = paged_decode_attention(*args, index=given)
-                torch.testing.assert_close(got, expected, atol=atol, rtol=rtol)
+            for attend in (paged_decode_attention_cpu, paged_decode_attention):  # the compiled kernel where it suits
+                torch.testing.assert_close(attend(*args), expected, atol=atol, rtol=rtol)
 
 
-def test_decode_without_index_equals_decode_with_index() -> None:
+def test_what_an_earlier_layer_derived_from_the_rows_serves_the_next() -> None:
     kv = paged_kv([33, 5], kv_heads=2, head_dim=16)
     q = torch.randn(2, 4, 16, generator=torch.Generator().manual_seed(1))
-    args = (q, kv.pool, 1, kv.block_tables, kv.context_lens, 0.25)
-    index = decode_index(kv.pool, kv.block_tables, kv.context_lens, 4)
-    assert torch.equal(paged_decode_attention(*args), paged_decode_attention(*args, index=index))
+    rows = kv.decode_rows()
+    first = paged_decode_attention_cpu(q, kv.layer(0), rows, 0.25)
+    for layer, window in ((1, None), (1, 9), (0, None)):
+        args = (q, kv.layer(layer)), (0.25, window)
+        again = paged_decode_attention_cpu(*args[0], rows, *args[1])
+        assert torch.equal(again, paged_decode_attention_cpu(*args[0], kv.decode_rows(), *args[1]))
+    assert torch.equal(again, first)
 
 
 @pytest.mark.parametrize("block_tokens", [4, 64])
@@ -77,21 +84,20 @@ def test_decode_cpu_path_takes_other_block_sizes(block_tokens: int) -> None:
     kv = paged_kv([63, 130, 4], kv_heads=2, head_dim=16, block_tokens=block_tokens)
     q = torch.randn(3, 4, 16, generator=torch.Generator().manual_seed(1))
     for window in (None, 9):
-        args = (q, kv.pool, 1, kv.block_tables, kv.context_lens, 0.25, window)
+        args = (q, kv.layer(1), kv.decode_rows(), 0.25, window)
         torch.testing.assert_close(
             paged_decode_attention(*args), paged_decode_attention_reference(*args), atol=2e-5, rtol=0
         )
 
 
-@pytest.mark.parametrize("with_index", [True, False])
-def test_a_sequence_with_nan_queries_leaves_its_batch_mates_alone(with_index: bool) -> None:
+@pytest.mark.parametrize("attend", [paged_decode_attention_cpu, paged_decode_attention], ids=["torch", "any"])
+def test_a_sequence_with_nan_queries_leaves_its_batch_mates_alone(attend: Callable[..., Tensor]) -> None:
     kv = paged_kv([33, 20, 40], kv_heads=2, head_dim=32)
     q = torch.randn(3, 4, 32, generator=torch.Generator().manual_seed(1))
-    index = decode_index(kv.pool, kv.block_tables, kv.context_lens, 4) if with_index else None
-    args = (kv.pool, 1, kv.block_tables, kv.context_lens, 0.25)
-    clean = paged_decode_attention(q, *args, index=index)
+    args = (kv.layer(1), kv.decode_rows(), 0.25)
+    clean = attend(q, *args)
     q[1] = float("nan")
-    dirty = paged_decode_attention(q, *args, index=index)
+    dirty = attend(q, *args)
     assert dirty[1].isnan().all()
     assert torch.equal(dirty[[0, 2]], clean[[0, 2]])
 
@@ -126,14 +132,13 @@ def test_prefill_cpu_path_equals_reference(
     for q_heads, kv_heads, head_dim in HEADS:
         kv = paged_kv(contexts, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype)
         q = torch.randn(int(starts[-1]), q_heads, head_dim, generator=torch.Generator().manual_seed(1)).to(dtype)
-        index = prefill_index(kv.pool, kv.block_tables, starts, kv.context_lens, window)
+        rows = kv.prefill_rows(starts)
         for layer in (1, 0):
-            args = (q, kv.pool, layer, kv.block_tables, starts, kv.context_lens, 0.25, window)
+            args = (q, kv.layer(layer), rows, 0.25, window)
             expected = paged_prefill_attention_reference(*args)
             atol, rtol = TOLERANCE[dtype]
-            for given in (index, None):
-                got = paged_prefill_attention(*args, index=given)
-                torch.testing.assert_close(got, expected, atol=atol, rtol=rtol)
+            for attend in (paged_prefill_attention_cpu, paged_prefill_attention):
+                torch.testing.assert_close(attend(*args), expected, atol=atol, rtol=rtol)
 
 
 @pytest.mark.parametrize("block_tokens", [16, 64])
@@ -144,7 +149,7 @@ def test_long_prompts_in_chunks_behind_prefixes(block_tokens: int) -> None:
         kv = paged_kv(contexts, kv_heads=kv_heads, head_dim=head_dim, block_tokens=block_tokens)
         q = torch.randn(201, q_heads, head_dim, generator=torch.Generator().manual_seed(1))
         for window in (None, 33, 200):
-            args = (q, kv.pool, 1, kv.block_tables, starts, kv.context_lens, 0.25, window)
+            args = (q, kv.layer(1), kv.prefill_rows(starts), 0.25, window)
             expected = paged_prefill_attention_reference(*args)
             torch.testing.assert_close(paged_prefill_attention(*args), expected, atol=2e-5, rtol=0)
 
@@ -152,5 +157,5 @@ def test_long_prompts_in_chunks_behind_prefixes(block_tokens: int) -> None:
 def test_prefill_of_no_rows_gives_no_rows() -> None:
     kv = paged_kv([5], kv_heads=1, head_dim=8)
     starts = torch.zeros(2, dtype=torch.int32)
-    got = paged_prefill_attention(torch.zeros(0, 2, 8), kv.pool, 0, kv.block_tables, starts, kv.context_lens, 1.0)
+    got = paged_prefill_attention(torch.zeros(0, 2, 8), kv.layer(0), kv.prefill_rows(starts), 1.0)
     assert got.shape == (0, 2, 8)

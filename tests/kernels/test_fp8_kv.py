@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from baton_kernels.attention_inputs import DecodeRows, KvLayer, PlacedRows, PrefillRows
 from baton_kernels.decode_attention import paged_decode_attention, paged_decode_attention_reference
-from baton_kernels.kv_scales import KV_FP8, check_scales, to_pool
+from baton_kernels.kv_scales import KV_FP8, to_pool
 from baton_kernels.prefill_attention import paged_prefill_attention, paged_prefill_attention_reference
 from baton_kernels.rope_kv_write import rope_kv_write, rope_kv_write_reference
 from baton_testing.engine.paged_kv import PagedKv, paged_kv
@@ -31,19 +32,21 @@ class TestOnGpu:
         q_heads, kv_heads, head_dim = heads
         kv, pool, scales = fp8_kv([63, 1, 0, 17, 130, 700], kv_heads, head_dim)
         q = torch.randn(6, q_heads, head_dim, generator=torch.Generator().manual_seed(1)).bfloat16().cuda()
-        args = (q, pool, 1, kv.block_tables.cuda(), kv.context_lens.cuda(), 0.1)
-        expected = paged_decode_attention_reference(*args, kv_scales=scales)
+        rows = DecodeRows(kv.block_tables.cuda(), kv.context_lens.cuda())
+        args = (q, KvLayer(pool, 1, scales), rows, 0.1)
+        expected = paged_decode_attention_reference(*args)
         # As bfloat16: the result is rounded once to 8 bits, values reach 4 · scale.
-        torch.testing.assert_close(paged_decode_attention(*args, kv_scales=scales), expected, atol=4e-2, rtol=2**-6)
+        torch.testing.assert_close(paged_decode_attention(*args), expected, atol=4e-2, rtol=2**-6)
 
     def test_prefill_attention_equals_reference(self, heads: tuple[int, int, int]) -> None:
         q_heads, kv_heads, head_dim = heads
         kv, pool, scales = fp8_kv([16, 80, 70, 300], kv_heads, head_dim)
         starts = torch.tensor([0, 16, 17, 22, 152], dtype=torch.int32).cuda()
         q = torch.randn(152, q_heads, head_dim, generator=torch.Generator().manual_seed(1)).bfloat16().cuda()
-        args = (q, pool, 1, kv.block_tables.cuda(), starts, kv.context_lens.cuda(), 0.1)
-        expected = paged_prefill_attention_reference(*args, kv_scales=scales)
-        got = paged_prefill_attention(*args, max_query_len=130, kv_scales=scales)
+        rows = PrefillRows(kv.block_tables.cuda(), starts, kv.context_lens.cuda(), longest=130)
+        args = (q, KvLayer(pool, 1, scales), rows, 0.1)
+        expected = paged_prefill_attention_reference(*args)
+        got = paged_prefill_attention(*args)
         torch.testing.assert_close(got, expected, atol=4e-2, rtol=2**-6)
 
     def test_written_bytes_are_those_of_the_reference(self, heads: tuple[int, int, int]) -> None:
@@ -55,9 +58,9 @@ class TestOnGpu:
         slots = torch.tensor([3, 64, -1, 130, 7]).cuda()
         pools = [torch.zeros(3, 2, 2, kv_heads, 64, head_dim, device="cuda").to(KV_FP8) for _ in range(2)]
         positions = torch.arange(5).cuda() * 9
-        rest = (positions, angles.cos(), angles.sin(), slots)
-        q = rope_kv_write(qkv.clone(), *rest, pools[0], 1, q_heads, kv_scales=scales)
-        expected = rope_kv_write_reference(qkv, *rest, pools[1], 1, q_heads, kv_scales=scales)
+        rows = PlacedRows(positions, slots, angles.cos(), angles.sin())
+        q = rope_kv_write(qkv.clone(), KvLayer(pools[0], 1, scales), rows, q_heads)
+        expected = rope_kv_write_reference(qkv, KvLayer(pools[1], 1, scales), rows, q_heads)
         torch.testing.assert_close(q, expected, atol=1e-2, rtol=2**-6)
         stored, wanted = (pool.view(torch.uint8).int() for pool in pools)
         # A sum rounded otherwise in float32 may fall on the other side of a border between two float8 values.
@@ -74,8 +77,8 @@ def test_values_are_clamped_and_scales_are_exact() -> None:
 def test_a_float8_pool_needs_scales_of_its_shape_and_a_gpu() -> None:
     pool = torch.zeros(1, 3, 2, 2, 16, 8).to(KV_FP8)
     with pytest.raises(ValueError, match=r"kv_scales: None .*\(3, 2, 2\) is needed"):
-        check_scales(pool, None)
+        KvLayer(pool, 0)
     with pytest.raises(ValueError, match="read on GPUs only"):
-        check_scales(pool, torch.ones(3, 2, 2))
+        KvLayer(pool, 0, torch.ones(3, 2, 2))
     with pytest.raises(ValueError, match=r"only torch\.float8_e4m3fn has scales"):
-        check_scales(pool.float(), torch.ones(3, 2, 2))
+        KvLayer(pool.float(), 0, torch.ones(3, 2, 2))

@@ -39,7 +39,7 @@ def test_prefill_attention_equals_reference(
     kv = paged_kv(contexts, kv_heads=kv_heads, head_dim=head_dim, block_tokens=block_tokens, dtype=dtype, device="cuda")
     starts = torch.tensor([0, *query_lens]).cumsum(0).int().cuda()
     q = torch.randn(sum(query_lens), q_heads, head_dim, generator=torch.Generator().manual_seed(1)).to(dtype).cuda()
-    args = (q, kv.pool, 1, kv.block_tables, starts, kv.context_lens, 0.25)
+    args = (q, kv.layer(1), kv.prefill_rows(starts), 0.25)
     expected = paged_prefill_attention_reference(*args)
     # Probabilities are rounded to 8 or 11 bits before the product with V, the result once.
     atol, rtol = (2e-2, 2**-7) if dtype == torch.bfloat16 else (2e-3, 2**-9)

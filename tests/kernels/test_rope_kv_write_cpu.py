@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
 
-from baton_kernels.rope_kv_write import rope_index, rope_kv_write, rope_kv_write_reference
+from baton_kernels.attention_inputs import HeadNorms, KvLayer, PlacedRows
+from baton_kernels.cpu.rope_kv_write import rope_kv_write_cpu
+from baton_kernels.rope_kv_write import rope_kv_write, rope_kv_write_reference
 
 SHAPES = [(1, 1, 8), (3, 3, 64), (6, 2, 24), (5, 1, 128)]
 
@@ -36,8 +38,8 @@ def test_reference_is_hugging_face_rope_and_norm(heads: tuple[int, int, int], wi
             q, k = q_norm(q), k_norm(k)
         hf_q, hf_k = apply_rotary_pos_emb(q[None], k[None], cos[positions][None], sin[positions][None], unsqueeze_dim=2)
     pool = torch.full((3, 2, 2, kv_heads, 16, head_dim), float("nan"))
-    q_weight, k_weight = (q_norm.weight.data, k_norm.weight.data) if with_norm else (None, None)
-    got = rope_kv_write_reference(qkv, positions, cos, sin, slots, pool, 1, q_heads, q_weight, k_weight, 1e-5)
+    norms = HeadNorms(q_norm.weight.data, k_norm.weight.data, 1e-5) if with_norm else None
+    got = rope_kv_write_reference(qkv, KvLayer(pool, 1), PlacedRows(positions, slots, cos, sin), q_heads, norms)
     torch.testing.assert_close(got, hf_q[0], atol=1e-6, rtol=1e-6)
     written = pool.isfinite().clone()
     for t, slot in enumerate(slots.tolist()):
@@ -60,24 +62,14 @@ def test_cpu_path_equals_reference(tokens: int, with_norm: bool, dtype: torch.dt
         if padding != "none":
             slots[:: 1 if padding == "all" else 3] = -1
         cos, sin = rope_tables(head_dim)
-        norm = torch.rand(head_dim, generator=random).to(dtype) if with_norm else None
+        weight = torch.rand(head_dim, generator=random).to(dtype)
+        norms = HeadNorms(weight, weight, 1e-5) if with_norm else None
+        rows = PlacedRows(positions, slots, cos, sin)
         expected_pool = torch.zeros(3, 2, 2, kv_heads, 16, head_dim, dtype=dtype)
         got_pool = expected_pool.clone()
-        expected = rope_kv_write_reference(qkv, positions, cos, sin, slots, expected_pool, 1, q_heads, norm, norm, 1e-5)
-        index = rope_index(positions, cos, sin, slots, got_pool)
-        for given in (index, None):
-            got = rope_kv_write(
-                qkv.clone(), positions, cos, sin, slots, got_pool, 1, q_heads, norm, norm, 1e-5, index=given
-            )
+        expected = rope_kv_write_reference(qkv, KvLayer(expected_pool, 1), rows, q_heads, norms)
+        for write in (rope_kv_write_cpu, rope_kv_write):
+            got = write(qkv.clone(), KvLayer(got_pool, 1), rows, q_heads, norms)
             tolerance = 1e-5 if dtype == torch.float32 else 4e-2  # one bfloat16 rounding of values up to 5
             torch.testing.assert_close(got, expected, atol=tolerance, rtol=0)
             torch.testing.assert_close(got_pool, expected_pool, atol=tolerance, rtol=0)
-
-
-def test_one_norm_without_the_other_is_refused() -> None:
-    cos, sin = rope_tables(8)
-    with pytest.raises(ValueError, match="together"):
-        rope_kv_write(
-            torch.zeros(1, 24), torch.tensor([0]), cos, sin, torch.tensor([0]), torch.zeros(1, 1, 2, 1, 16, 8), 0, 1,
-            q_norm=torch.ones(8),
-        )  # fmt: skip

@@ -42,7 +42,7 @@ def test_decode_kernel_equals_reference(
     lengths = [63, 1, 0, 17, 130] if splits is not None else [16, 15]
     kv = paged_kv(lengths, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype, device=triton_device)
     q = torch.randn(len(lengths), q_heads, head_dim, generator=torch.Generator().manual_seed(1))
-    args = (q.to(dtype).to(triton_device), kv.pool, 1, kv.block_tables, kv.context_lens, 0.25, window)
+    args = (q.to(dtype).to(triton_device), kv.layer(1), kv.decode_rows(), 0.25, window)
     assert_close(paged_decode_attention_triton(*args, splits=splits), paged_decode_attention_reference(*args))
 
 
@@ -52,7 +52,7 @@ def test_decode_kernel_takes_other_block_sizes(triton_device: str, block_tokens:
 
     kv = paged_kv([65, 63], kv_heads=2, head_dim=16, block_tokens=block_tokens, device=triton_device)
     q = torch.randn(2, 4, 16, generator=torch.Generator().manual_seed(1)).to(triton_device)
-    args = (q, kv.pool, 1, kv.block_tables, kv.context_lens, 0.25)
+    args = (q, kv.layer(1), kv.decode_rows(), 0.25)
     assert_close(paged_decode_attention_triton(*args, splits=2), paged_decode_attention_reference(*args))
 
 
@@ -77,7 +77,7 @@ def test_prefill_kernel_equals_reference(
     kv = paged_kv(contexts, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype, device=triton_device)
     starts = torch.tensor([0, *query_lens]).cumsum(0).int().to(triton_device)
     q = torch.randn(sum(query_lens), q_heads, head_dim, generator=torch.Generator().manual_seed(1))
-    args = (q.to(dtype).to(triton_device), kv.pool, 1, kv.block_tables, starts, kv.context_lens, 0.25, window)
+    args = (q.to(dtype).to(triton_device), kv.layer(1), kv.prefill_rows(starts), 0.25, window)
     assert_close(paged_prefill_attention_triton(*args), paged_prefill_attention_reference(*args))
 
 
@@ -87,8 +87,8 @@ def test_prefill_kernel_takes_an_upper_bound_of_the_chunks(triton_device: str) -
     kv = paged_kv([20], kv_heads=2, head_dim=16, device=triton_device)
     q = torch.randn(20, 4, 16, generator=torch.Generator().manual_seed(1)).to(triton_device)
     starts = torch.tensor([0, 20], dtype=torch.int32, device=triton_device)
-    args = (q, kv.pool, 0, kv.block_tables, starts, kv.context_lens, 0.25)
-    assert_close(paged_prefill_attention_triton(*args, max_query_len=90), paged_prefill_attention_reference(*args))
+    args = (q, kv.layer(0), kv.prefill_rows(starts, longest=90), 0.25)
+    assert_close(paged_prefill_attention_triton(*args), paged_prefill_attention_reference(*args))
 
 
 def test_too_many_query_heads_per_kv_head_are_refused(triton_device: str) -> None:
@@ -98,4 +98,4 @@ def test_too_many_query_heads_per_kv_head_are_refused(triton_device: str) -> Non
     starts = torch.tensor([0, 1], dtype=torch.int32, device=triton_device)
     q = torch.zeros(1, 65, 16, device=triton_device)
     with pytest.raises(ValueError, match="65 query heads per kv head"):
-        paged_prefill_attention_triton(q, kv.pool, 0, kv.block_tables, starts, kv.context_lens, 1.0)
+        paged_prefill_attention_triton(q, kv.layer(0), kv.prefill_rows(starts), 1.0)

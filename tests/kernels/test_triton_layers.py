@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from baton_kernels.attention_inputs import HeadNorms, KvLayer, PlacedRows
 from baton_kernels.rms_norm import add_rms_norm_reference, rms_norm_reference
 from baton_kernels.rope_kv_write import rope_kv_write_reference
 from baton_kernels.swiglu import swiglu_reference
@@ -66,10 +67,12 @@ def test_rope_kernel_equals_reference(
     slots = slots.to(triton_device)
     angles = torch.rand(64, head_dim // 2, generator=generator) * 6
     cos, sin = (torch.cat((part, part), -1).to(triton_device) for part in (angles.cos(), angles.sin()))
-    norm = random((head_dim,), dtype, triton_device, 1) if with_norm else None
+    weight = random((head_dim,), dtype, triton_device, 1)
+    norms = HeadNorms(weight, weight, 1e-5) if with_norm else None
+    rows = PlacedRows(positions, slots, cos, sin)
     expected_pool = random((3, 2, 2, kv_heads, 16, head_dim), dtype, triton_device, 2)
     got_pool = expected_pool.clone()
-    got = rope_kv_write_triton(qkv, positions, cos, sin, slots, got_pool, 1, q_heads, norm, norm, 1e-5)
-    expected = rope_kv_write_reference(qkv, positions, cos, sin, slots, expected_pool, 1, q_heads, norm, norm, 1e-5)
+    got = rope_kv_write_triton(qkv, KvLayer(got_pool, 1), rows, q_heads, norms)
+    expected = rope_kv_write_reference(qkv, KvLayer(expected_pool, 1), rows, q_heads, norms)
     assert_close(got, expected)
     assert_close(got_pool, expected_pool)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from baton_kernels.gumbel import gumbel_noise_reference
-from baton_kernels.logprobs import logprobs_reference
+from baton_kernels.logprobs import Logprobs, logprobs_reference
 from baton_kernels.penalties import apply_penalties_reference
 from baton_kernels.sampling import sample_reference
 from baton_kernels.truncated_draw import truncated_draw_reference
@@ -145,7 +145,7 @@ def test_logprobs_kernel_equals_reference(triton_device: str, vocab: int, k: int
 
     logits = random_logits(3, vocab, triton_device)
     ids = torch.tensor([0, vocab - 1, vocab // 2]).to(triton_device)
-    got, expected = logprobs_triton(logits, ids, k), logprobs_reference(logits, ids, k)
+    got, expected = Logprobs(*logprobs_triton(logits, ids, k)), logprobs_reference(logits, ids, k)
     torch.testing.assert_close(got.chosen, expected.chosen, atol=1e-5, rtol=0)
     torch.testing.assert_close(got.top, expected.top, atol=1e-5, rtol=0)
     assert torch.equal(got.top_ids, expected.top_ids)
@@ -155,5 +155,5 @@ def test_equal_logits_are_listed_by_ascending_id(triton_device: str) -> None:
     from baton_kernels.gpu.logprobs import logprobs_triton
 
     logits = torch.zeros(1, 1100, device=triton_device)
-    found = logprobs_triton(logits, torch.tensor([3], device=triton_device), 4)
+    found = Logprobs(*logprobs_triton(logits, torch.tensor([3], device=triton_device), 4))
     assert found.top_ids.tolist() == [[0, 1, 2, 3]]

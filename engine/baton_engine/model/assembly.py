@@ -15,6 +15,7 @@ from baton_engine.model.layers.norm import PackedNorm, pack_norm
 from baton_engine.model.layers.rope import rope_tables
 from baton_engine.model.parameters import EMBEDDING, FINAL_NORM, HEAD, layer_prefix
 from baton_engine.model.weights import WeightSource
+from baton_kernels.attention_inputs import HeadNorms
 from baton_kernels.kv_scales import GREATEST
 
 
@@ -39,6 +40,9 @@ class _Reader:
 
     def norm(self, name: str) -> PackedNorm:
         return pack_norm(self.tensor(name), self.norm_eps, self.method.reads_norms)
+
+    def head_norms(self, prefix: str) -> HeadNorms:
+        return HeadNorms(self.tensor(f"{prefix}q_norm.weight"), self.tensor(f"{prefix}k_norm.weight"), self.norm_eps)
 
     def linear(
         self, prefix: str, *projections: str, has_bias: bool, norm: PackedNorm | None = None, gated: bool = False
@@ -70,11 +74,9 @@ def assemble(
             _assemble_layer(config, reader, layer, borders[layer], borders[layer + 1])
             for layer in range(config.num_layers)
         ),
-        windows=frozenset(config.windows),
         head=method.pack(head if final_norm.scale is None else head * final_norm.scale, None, final_norm.deferred_eps),
         rope=rope_tables(config.rope, config.head_dim, max_context_tokens, dtype, device),
         num_q_heads=config.num_q_heads,
-        norm_eps=config.rms_norm_eps,
         attention_scale=config.head_dim**-0.5,
         kv_scales=_kv_scales(config, source).to(device),
     )
@@ -111,8 +113,7 @@ def _assemble_layer(
     return DecoderLayer(
         qkv=qkv,
         key_value=key_value,
-        q_norm=reader.tensor(f"{attention}q_norm.weight") if config.qk_norm else None,
-        k_norm=reader.tensor(f"{attention}k_norm.weight") if config.qk_norm else None,
+        head_norms=reader.head_norms(attention) if config.qk_norm else None,
         output=reader.linear(attention, "o_proj", has_bias=config.output_bias),
         mlp_norm=mlp_norm.norm,
         mlp=GatedMlp(

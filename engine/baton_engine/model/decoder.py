@@ -2,7 +2,7 @@
 family.
 
 What differs between families is which optional weights a layer has (biases inside `Linear`, QK norms) and its window.
-Weights arrive ready from `models/assembly.py`; the KV pool and the rows of the step are passed in. No state of its own.
+Weights arrive ready from `assembly.py`; the KV pool and the rows of the step are passed in. No state of its own.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from baton_engine.model.layers.attention import StepRows, attend, attend_last, index_step
+from baton_engine.model.layers.attention import StepRows, attend
 from baton_engine.model.layers.linear import Linear
 from baton_engine.model.layers.mlp import GatedMlp
 from baton_engine.model.layers.norm import RmsNorm
 from baton_engine.model.layers.rope import RopeTables
+from baton_kernels.attention_inputs import HeadNorms, KvLayer, PlacedRows
+from baton_kernels.decode_attention import paged_decode_attention
 from baton_kernels.kv_scales import KV_FP8
-from baton_kernels.rope_kv_write import RopeIndex, rope_kv_write
+from baton_kernels.rope_kv_write import rope_kv_write
 
 SPARED_ROWS: Final = 512
 """On a GPU, so many rows whose queries nobody wants pay for computing the other rows' apart."""
@@ -36,8 +38,7 @@ class DecoderLayer:
     qkv: Linear  # hidden_size → (q_heads + 2 · kv_heads) · head_dim
     key_value: Linear | None
     """K and V alone, for rows that need no more: of the last layer, on a GPU or where products are compiled."""
-    q_norm: Tensor | None  # [head_dim]
-    k_norm: Tensor | None  # [head_dim]
+    head_norms: HeadNorms | None
     output: Linear  # q_heads · head_dim → hidden_size
     mlp_norm: RmsNorm
     mlp: GatedMlp
@@ -51,12 +52,9 @@ class Decoder:
     embedding: Tensor  # [vocab_size, hidden_size]
     first_norm: RmsNorm
     layers: tuple[DecoderLayer, ...]
-    windows: frozenset[int | None]
-    """Of all layers."""
     head: Linear  # hidden_size → vocab_size
     rope: RopeTables
     num_q_heads: int
-    norm_eps: float
     attention_scale: float
     kv_scales: Tensor
     """[layers, 2, kv_heads] float32 (`kv_scales.py`): what a float8 pool divides keys and values by."""
@@ -69,17 +67,17 @@ class Decoder:
         The KV of all T rows goes into the pool; `written` is told after each layer's how many layers have theirs there
         (on a GPU: will have, once the kernels launched so far are done).
         """
-        last = rows.last
-        scales = self._scales(kv_pool)
-        index = index_step(rows, kv_pool, self.rope, self.num_q_heads, self.windows, self.layers[-1].window)
+        last, scales = rows.last, self._scales(kv_pool)
+        placed = self._placed(rows.positions, rows.slot_mapping)
         x = functional.embedding(token_ids, self.embedding)
         residual, x = x, self.first_norm(x)
         for number, layer in enumerate(self.layers):
+            kv = KvLayer(kv_pool, number, scales)
             ending = last if number == len(self.layers) - 1 else None
             qkv, num_q_heads = layer.qkv, self.num_q_heads
             if ending is not None and layer.key_value is not None and _pays(x, ending.rows):
                 qkv, num_q_heads = layer.key_value, 0
-            q = self._rotated(number, qkv(x), rows.positions, rows.slot_mapping, kv_pool, num_q_heads, index.rope)
+            q = rope_kv_write(qkv(x), kv, placed, num_q_heads, layer.head_norms)
             if written is not None:
                 written(number + 1)
             if ending is not None:
@@ -90,42 +88,17 @@ class Decoder:
                     q = q.index_select(0, ending.rows)
                 else:  # their K and V stand, and may be on their way to another worker: not written twice
                     again, nowhere = layer.qkv(x.index_select(0, ending.rows)), torch.full_like(ending.rows, -1)
-                    positions = rows.positions.index_select(0, ending.rows)
-                    q = self._rotated(number, again, positions, nowhere, kv_pool, self.num_q_heads, None)
-                attended = attend_last(q, kv_pool, scales, number, ending, index, self.attention_scale, layer.window)
+                    unplaced = self._placed(rows.positions.index_select(0, ending.rows), nowhere)
+                    q = rope_kv_write(again, kv, unplaced, self.num_q_heads, layer.head_norms)
+                attended = paged_decode_attention(q, kv, ending.attention, self.attention_scale, layer.window)
             else:
-                attended = attend(q, kv_pool, scales, number, rows, index, self.attention_scale, layer.window)
+                attended = attend(q, kv, rows, self.attention_scale, layer.window)
             x, residual = layer.mlp_norm.after(layer.output, attended.flatten(1), residual)
             x, residual = layer.next_norm.after(layer.mlp, x, residual)
         return x
 
-    def _rotated(
-        self,
-        number: int,
-        qkv: Tensor,
-        positions: Tensor,
-        places: Tensor,
-        kv_pool: Tensor,
-        num_q_heads: int,
-        index: RopeIndex | None,
-    ) -> Tensor:
-        """Layer `number`'s queries with their positions in them; its keys and values go to their places."""
-        layer, rope = self.layers[number], self.rope
-        return rope_kv_write(
-            qkv,
-            positions,
-            rope.cos,
-            rope.sin,
-            places,
-            kv_pool,
-            number,
-            num_q_heads,
-            layer.q_norm,
-            layer.k_norm,
-            self.norm_eps,
-            index,
-            self._scales(kv_pool),
-        )
+    def _placed(self, positions: Tensor, slot_mapping: Tensor) -> PlacedRows:
+        return PlacedRows(positions, slot_mapping, self.rope.cos, self.rope.sin)
 
     def _scales(self, kv_pool: Tensor) -> Tensor | None:
         return self.kv_scales if kv_pool.dtype == KV_FP8 else None

@@ -16,10 +16,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from baton_engine.model.layers.attention import DecodeRows, LastRows, PrefillRows, StepRows
+from baton_engine.model.layers.attention import LastRows, StepRows
 from baton_engine.running.drawing import DrawingRows
 from baton_engine.running.upload import upload
 from baton_engine.scheduling.plan import BlockUpdate, OpenSlot, PrefillChunk, StepPlan
+from baton_kernels.attention_inputs import DecodeRows, PrefillRows
 
 Ints = npt.NDArray[np.int64]
 

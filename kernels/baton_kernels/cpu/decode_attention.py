@@ -5,9 +5,9 @@ pattern lists the row of every visible token, and the output from `embedding_bag
 each K and V element is read once, in place. (Gathering K and V first moves every byte three times: 2–3 × slower at
 12 heads × 64, docs/kernels.md.) Other dtypes gather and use bmm.
 
-The pattern is the same for every layer, because a layer is only an offset into the pool: `decode_index` builds it
-once a step. Sequences of similar length share a group, padded to its longest; padding repeats the sequence's first
-visible row, so that no slot outside a context is ever read.
+The pattern is the same for every layer, because a layer is only an offset into the pool: it is built once a step.
+Sequences of similar length share a group, padded to its longest. Padding repeats the sequence's first visible row, so
+that no slot outside a context is ever read.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from baton_kernels.attention_inputs import DecodeRows, KvLayer
+
 GROUP_SLACK_TOKENS = 64
 """Padding a group of calls costs less than: one more group is about 25 µs a layer, as much as 64 tokens of 12
 heads."""
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeGroup:
+class LengthGroup:
     """Sequences attended together. W is the longest visible length."""
 
     members: Tensor | None
@@ -45,7 +47,7 @@ class DecodeGroup:
 class DecodeIndex:
     """What all layers of one decode step share. Valid until a block table or a context length changes."""
 
-    groups: tuple[DecodeGroup, ...]
+    groups: tuple[LengthGroup, ...]
     reach: int
     """Pool rows from a layer's first K row to its last."""
 
@@ -63,12 +65,10 @@ def length_groups(lengths: list[int]) -> list[list[int]]:
     return [sorted(group) for group in groups]
 
 
-def decode_index(
-    kv_pool: Tensor, block_tables: Tensor, context_lens: Tensor, num_q_heads: int, window: int | None = None
-) -> DecodeIndex:
+def decode_index(kv_pool: Tensor, rows: DecodeRows, num_q_heads: int, window: int | None = None) -> DecodeIndex:
     """Index of one decode step for all layers: arguments as in `paged_decode_attention`."""
     blocks, layers, _, kv_heads, block_tokens, _ = kv_pool.shape
-    contexts = context_lens.tolist()
+    contexts = rows.context_lens.tolist()
     visible = contexts if window is None else [min(context, window) for context in contexts]
     sparse = kv_pool.dtype == torch.float32
     reach = (blocks - 1) * layers * 2 * kv_heads * block_tokens + kv_heads * block_tokens
@@ -76,7 +76,7 @@ def decode_index(
     for chosen in length_groups(visible):
         whole = len(chosen) == len(visible)
         members = None if whole else torch.tensor(chosen)
-        tables = block_tables if members is None else block_tables.index_select(0, members)
+        tables = rows.block_tables if members is None else rows.block_tables.index_select(0, members)
         first = [contexts[i] - visible[i] for i in chosen]
         groups.append(
             _group(
@@ -94,7 +94,7 @@ def _group(
     num_q_heads: int,
     members: Tensor | None,
     reach: int | None,
-) -> DecodeGroup:
+) -> LengthGroup:
     longest = max(visible)
     rows = _token_rows(kv_pool, tables, first, visible)
     hidden = None
@@ -107,7 +107,7 @@ def _group(
     num_rows = len(visible) * num_q_heads
     bounds = torch.arange(0, num_rows * longest + 1, longest, dtype=rows.dtype)
     scores = None if reach is None else _pattern(bounds, columns, (num_rows, reach))
-    return DecodeGroup(members, columns, bounds[:-1], scores, hidden)
+    return LengthGroup(members, columns, bounds[:-1], scores, hidden)
 
 
 def _token_rows(kv_pool: Tensor, tables: Tensor, first: list[int], visible: list[int]) -> Tensor:
@@ -147,14 +147,18 @@ def _announce_sparse_once() -> None:
         torch.sparse_csr_tensor([0, 0], [], torch.zeros(0), size=(1, 1), check_invariants=False)
 
 
-def paged_decode_attention_cpu(q: Tensor, kv_pool: Tensor, layer: int, scale: float, index: DecodeIndex) -> Tensor:
+def paged_decode_attention_cpu(
+    q: Tensor, kv: KvLayer, rows: DecodeRows, scale: float, window: int | None = None
+) -> Tensor:
     """Attention of one layer: q [N, Hq, D] contiguous → [N, Hq, D]."""
-    _, _, _, kv_heads, block_tokens, head_dim = kv_pool.shape
-    rows = kv_pool.view(-1, head_dim)
+    num_q_heads = q.shape[1]
+    index = rows.memo.once((num_q_heads, window), lambda: decode_index(kv.pool, rows, num_q_heads, window))
+    _, _, _, kv_heads, block_tokens, head_dim = kv.pool.shape
+    pool_rows = kv.pool.view(-1, head_dim)
     side = kv_heads * block_tokens
-    keys = rows.narrow(0, 2 * layer * side, index.reach)
-    values = rows.narrow(0, (2 * layer + 1) * side, index.reach)
-    attend = _attend_gathered if kv_pool.dtype != torch.float32 else _attend_sparse
+    keys = pool_rows.narrow(0, 2 * kv.layer * side, index.reach)
+    values = pool_rows.narrow(0, (2 * kv.layer + 1) * side, index.reach)
+    attend = _attend_gathered if kv.pool.dtype != torch.float32 else _attend_sparse
     if len(index.groups) == 1 and index.groups[0].members is None:
         return attend(q.reshape(-1, head_dim), keys, values, scale, index.groups[0]).view(q.shape)
     out = torch.zeros_like(q)
@@ -165,7 +169,7 @@ def paged_decode_attention_cpu(q: Tensor, kv_pool: Tensor, layer: int, scale: fl
     return out
 
 
-def _attend_sparse(q: Tensor, keys: Tensor, values: Tensor, scale: float, group: DecodeGroup) -> Tensor:
+def _attend_sparse(q: Tensor, keys: Tensor, values: Tensor, scale: float, group: LengthGroup) -> Tensor:
     """q [n · Hq, D] → [n · Hq, D]."""
     pattern = group.scores
     torch.sparse.sampled_addmm(pattern, q, keys.t(), beta=0.0, alpha=scale, out=pattern)
@@ -174,7 +178,7 @@ def _attend_sparse(q: Tensor, keys: Tensor, values: Tensor, scale: float, group:
     return torch.embedding_bag(values, group.columns, group.starts, False, 0, False, weights)[0]
 
 
-def _attend_gathered(q: Tensor, keys: Tensor, values: Tensor, scale: float, group: DecodeGroup) -> Tensor:
+def _attend_gathered(q: Tensor, keys: Tensor, values: Tensor, scale: float, group: LengthGroup) -> Tensor:
     """As `_attend_sparse` for dtypes that the sparse kernel lacks; computed in float32."""
     num_rows, head_dim = q.shape
     key = keys.index_select(0, group.columns).view(num_rows, -1, head_dim).float()
@@ -184,7 +188,7 @@ def _attend_gathered(q: Tensor, keys: Tensor, values: Tensor, scale: float, grou
     return torch.bmm(weights.view(num_rows, 1, -1), value).view(num_rows, head_dim).to(q.dtype)
 
 
-def _softmax(scores: Tensor, num_rows: int, group: DecodeGroup) -> Tensor:
+def _softmax(scores: Tensor, num_rows: int, group: LengthGroup) -> Tensor:
     if group.hidden is None:
         return scores.view(num_rows, -1).softmax(-1)
     members, _, longest = group.hidden.shape

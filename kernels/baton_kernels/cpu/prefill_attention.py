@@ -2,8 +2,8 @@
 heads.
 
 Neighbouring sequences of equal shape share one call. A chunk without prefix uses the causal kernel (it skips half
-the work); a prefix or a window takes an additive mask. The gathered rows and masks are the same for every layer:
-`prefill_index`.
+the work); a prefix or a window takes an additive mask. The gathered rows and masks are the same for every layer and
+made once a step.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from itertools import groupby
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+
+from baton_kernels.attention_inputs import KvLayer, PrefillRows
 
 GATHER_BYTES = 16 * 2**20
 """Most K and V gathered for one call of several sequences: below the size at which malloc hands out fresh, unmapped
@@ -47,22 +49,20 @@ class PrefillIndex:
     """Pool chunks from a layer's first K head to its last V head."""
 
 
-def prefill_index(
-    kv_pool: Tensor, block_tables: Tensor, query_starts: Tensor, context_lens: Tensor, window: int | None = None
-) -> PrefillIndex:
+def prefill_index(kv_pool: Tensor, rows: PrefillRows, window: int | None = None) -> PrefillIndex:
     """Index of one prefill step for all layers: arguments as in `paged_prefill_attention`."""
-    starts, contexts = query_starts.tolist(), context_lens.tolist()
+    starts, contexts = rows.query_starts.tolist(), rows.context_lens.tolist()
     shapes = [(end - begin, context) for begin, end, context in zip(starts, starts[1:], contexts, strict=False)]
     token_bytes = kv_pool.stride(0) * kv_pool.element_size() // (kv_pool.shape[1] * kv_pool.shape[4])
     runs = []
     for (queries, context), members in groupby(range(len(shapes)), key=shapes.__getitem__):
         if queries == 0:
             continue
-        rows = list(members)
+        numbers = list(members)
         together = max(1, GATHER_BYTES // (context * token_bytes))
-        for at in range(0, len(rows), together):
-            part = rows[at : at + together]
-            tables = block_tables[part[0] : part[-1] + 1]
+        for at in range(0, len(numbers), together):
+            part = numbers[at : at + together]
+            tables = rows.block_tables[part[0] : part[-1] + 1]
             runs.append(_run(kv_pool, tables, starts[part[0]], queries, context, window))
     layer_chunks = 2 * kv_pool.shape[3]
     return PrefillIndex(tuple(runs), ((kv_pool.shape[0] - 1) * kv_pool.shape[1] + 1) * layer_chunks)
@@ -85,21 +85,24 @@ def _run(kv_pool: Tensor, tables: Tensor, begin: int, queries: int, context: int
     return PrefillRun(begin, tables.shape[0], queries, chunks.view(-1), first, context - seen_from, mask)
 
 
-def paged_prefill_attention_cpu(q: Tensor, kv_pool: Tensor, layer: int, scale: float, index: PrefillIndex) -> Tensor:
+def paged_prefill_attention_cpu(
+    q: Tensor, kv: KvLayer, rows: PrefillRows, scale: float, window: int | None = None
+) -> Tensor:
     """Attention of one layer: q [T, Hq, D] → [T, Hq, D]. Rows of no sequence give zeros."""
+    index = rows.memo.once(window, lambda: prefill_index(kv.pool, rows, window))
     if len(index.runs) == 1 and index.runs[0].members * index.runs[0].queries == q.shape[0]:
-        return _attend(q, kv_pool, layer, scale, index.runs[0], index.reach)
+        return _attend(q, kv, scale, index.runs[0], index.reach)
     out = torch.zeros_like(q)
     for run in index.runs:
         end = run.begin + run.members * run.queries
-        out[run.begin : end] = _attend(q[run.begin : end], kv_pool, layer, scale, run, index.reach)
+        out[run.begin : end] = _attend(q[run.begin : end], kv, scale, run, index.reach)
     return out
 
 
-def _attend(q: Tensor, kv_pool: Tensor, layer: int, scale: float, run: PrefillRun, reach: int) -> Tensor:
+def _attend(q: Tensor, kv: KvLayer, scale: float, run: PrefillRun, reach: int) -> Tensor:
     """q [members · queries, Hq, D] → the same shape."""
-    _, _, _, kv_heads, block_tokens, head_dim = kv_pool.shape
-    chunks = kv_pool.view(-1, block_tokens * head_dim).narrow(0, layer * 2 * kv_heads, reach)
+    _, _, _, kv_heads, block_tokens, head_dim = kv.pool.shape
+    chunks = kv.pool.view(-1, block_tokens * head_dim).narrow(0, kv.layer * 2 * kv_heads, reach)
     gathered = chunks.index_select(0, run.chunks).view(2, run.members, kv_heads, -1, head_dim)
     key, value = gathered.to(q.dtype).narrow(3, run.first, run.keys).unbind(0)
     query = q.reshape(run.members, run.queries, -1, head_dim).transpose(1, 2)

@@ -1,8 +1,7 @@
 """RoPE and KV write on the CPU in few ops: all Q and K heads are rotated at once in place, K and V written by one
 index_copy_.
 
-The gathered cos and sin rows and the pool rows written are the same for every layer: `rope_index` prepares them
-once a step.
+The gathered cos and sin rows and the pool rows written are the same for every layer and made once a step.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from baton_kernels.attention_inputs import HeadNorms, KvLayer, PlacedRows
 from baton_kernels.rms_norm import inverse_rms
 
 
@@ -32,42 +32,36 @@ class RopeIndex:
     """Pool rows from a layer's first K row to its last V row."""
 
 
-def rope_index(positions: Tensor, cos: Tensor, sin: Tensor, slot_mapping: Tensor, kv_pool: Tensor) -> RopeIndex:
+def rope_index(kv_pool: Tensor, rows: PlacedRows) -> RopeIndex:
     """Index of one step for all layers: arguments as in `rope_kv_write`."""
     blocks, layers, _, kv_heads, block_tokens, head_dim = kv_pool.shape
     layer_rows = 2 * kv_heads * block_tokens
     block_rows = layers * layer_rows
-    signed_sin = sin.index_select(0, positions).float()
+    signed_sin = rows.sin.index_select(0, rows.positions).float()
     signed_sin[:, : head_dim // 2].neg_()
-    written = None
+    written, slot_mapping = None, rows.slot_mapping
     if slot_mapping.numel() and int(slot_mapping.min()) < 0:
         written = (slot_mapping >= 0).nonzero()[:, 0]
         slot_mapping = slot_mapping.index_select(0, written)
     # block · block_rows + slot, from block · block_tokens + slot.
     first = torch.add(slot_mapping, slot_mapping // block_tokens, alpha=block_rows - block_tokens)
-    rows = (first[:, None] + torch.arange(0, layer_rows, block_tokens)).view(-1)
-    cos_rows = cos.index_select(0, positions).float()
-    return RopeIndex(cos_rows[:, None], signed_sin[:, None], rows, written, (blocks - 1) * block_rows + layer_rows)
+    pool_rows = (first[:, None] + torch.arange(0, layer_rows, block_tokens)).view(-1)
+    cos = rows.cos.index_select(0, rows.positions).float()
+    return RopeIndex(cos[:, None], signed_sin[:, None], pool_rows, written, (blocks - 1) * block_rows + layer_rows)
 
 
 def rope_kv_write_cpu(
-    qkv: Tensor,
-    kv_pool: Tensor,
-    layer: int,
-    num_q_heads: int,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    eps: float,
-    index: RopeIndex,
+    qkv: Tensor, kv: KvLayer, rows: PlacedRows, num_q_heads: int, norms: HeadNorms | None = None
 ) -> Tensor:
     """Arguments as in `rope_kv_write`; float32 qkv is rotated in place and the result a view of it."""
-    _, _, _, kv_heads, block_tokens, head_dim = kv_pool.shape
+    index = rows.memo.once("rope", lambda: rope_index(kv.pool, rows))
+    _, _, _, kv_heads, block_tokens, head_dim = kv.pool.shape
     heads = qkv.view(qkv.shape[0], num_q_heads + 2 * kv_heads, head_dim)
     rotated = heads[:, : num_q_heads + kv_heads].float()
-    if q_norm is not None and k_norm is not None:
-        rotated.mul_(inverse_rms(rotated, eps))
-        rotated[:, :num_q_heads].mul_(q_norm)
-        rotated[:, num_q_heads:].mul_(k_norm)
+    if norms is not None:
+        rotated.mul_(inverse_rms(rotated, norms.eps))
+        rotated[:, :num_q_heads].mul_(norms.q)
+        rotated[:, num_q_heads:].mul_(norms.k)
     swapped = rotated.roll(head_dim // 2, -1)
     rotated.mul_(index.cos).addcmul_(swapped, index.signed_sin)
     if qkv.dtype != torch.float32:
@@ -76,6 +70,6 @@ def rope_kv_write_cpu(
     if index.written is not None:
         key_value = key_value.index_select(0, index.written)
     layer_rows = 2 * kv_heads * block_tokens
-    target = kv_pool.view(-1, head_dim).narrow(0, layer * layer_rows, index.reach)
-    target.index_copy_(0, index.rows, key_value.reshape(-1, head_dim).to(kv_pool.dtype))
+    target = kv.pool.view(-1, head_dim).narrow(0, kv.layer * layer_rows, index.reach)
+    target.index_copy_(0, index.rows, key_value.reshape(-1, head_dim).to(kv.pool.dtype))
     return heads[:, :num_q_heads]

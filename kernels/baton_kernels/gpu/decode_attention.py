@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from baton_kernels.attention_inputs import DecodeRows, KvLayer
 from baton_kernels.gpu.dependent_launch import after_previous, chain
 from baton_kernels.gpu.dot_dtype import dot_dtype
 
@@ -154,17 +155,15 @@ def _decode_merge_kernel(
 
 def paged_decode_attention_triton(
     q: Tensor,
-    kv_pool: Tensor,
-    layer: int,
-    block_tables: Tensor,
-    context_lens: Tensor,
+    kv: KvLayer,
+    rows: DecodeRows,
     scale: float,
     window: int | None = None,
     splits: int | None = None,
     config: DecodeConfig | None = None,
-    kv_scales: Tensor | None = None,
 ) -> Tensor:
     """As `baton_kernels.decode_attention.paged_decode_attention`; `splits` is chosen from the shapes unless given."""
+    kv_pool, kv_scales, block_tables = kv.pool, kv.scales, rows.block_tables
     sequences, q_heads, head_dim = q.shape
     _, _, _, kv_heads, block_tokens, _ = kv_pool.shape
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -174,24 +173,24 @@ def paged_decode_attention_triton(
     splits = splits or _choose_splits(sequences * kv_heads, wanted, block_tables.shape[1] * block_tokens)
     in_one_wave = sequences * kv_heads * splits <= wanted
     config = config or (ONE_WAVE if in_one_wave or kv_scales is not None else MANY)
-    rows = sequences * q_heads
+    heads = sequences * q_heads
     # Launched ahead, this many programs are spread unevenly: 8.3 ms a step at 32 × 4k against 8.1.
     launch = {} if sequences > FEW and in_one_wave else chain(q)
-    maximum = torch.empty(rows, splits, dtype=torch.float32, device=q.device)
+    maximum = torch.empty(heads, splits, dtype=torch.float32, device=q.device)
     total = torch.empty_like(maximum)
-    partial = out if splits == 1 else torch.empty(rows, splits, head_dim, dtype=torch.float32, device=q.device)
+    partial = out if splits == 1 else torch.empty(heads, splits, head_dim, dtype=torch.float32, device=q.device)
     block_d = max(16, triton.next_power_of_2(head_dim))
     _decode_split_kernel[(kv_heads, sequences, splits)](
-        q.contiguous(), kv_pool, block_tables, context_lens, maximum if kv_scales is None else kv_scales,
+        q.contiguous(), kv_pool, block_tables, rows.context_lens, maximum if kv_scales is None else kv_scales,
         maximum, total, partial,
-        block_tables.stride(0), kv_pool.stride(0), layer, kv_pool.stride(1), scale * LOG2_E, window or 0, splits,
+        block_tables.stride(0), kv_pool.stride(0), kv.layer, kv_pool.stride(1), scale * LOG2_E, window or 0, splits,
         q_heads, kv_heads, head_dim, block_tokens,
         max(16, triton.next_power_of_2(q_heads // kv_heads)), config.block_n, block_d, window is not None,
         dot_dtype(q, kv_pool), splits == 1, kv_scales is not None, bool(launch),
         num_warps=config.warps, num_stages=config.stages, **launch,
     )  # fmt: skip
     if splits > 1:
-        _decode_merge_kernel[(rows,)](
+        _decode_merge_kernel[(heads,)](
             maximum,
             total,
             partial,

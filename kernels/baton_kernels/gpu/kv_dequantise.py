@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from baton_kernels.attention_inputs import KvLayer
+
 
 @triton.jit(do_not_specialize=["table_stride", "max_blocks", "layer"])
 def _dequantise_kernel(
@@ -33,18 +35,19 @@ def _dequantise_kernel(
 
 
 def dequantise_contexts(
-    kv_pool: Tensor, layer: int, block_tables: Tensor, context_lens: Tensor, scales: Tensor, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """(a pool [N · max_blocks, 1, 2, kv_heads, block_tokens, head_dim] in `dtype`, its block tables): the blocks that
-    the contexts use, de-scaled. Blocks beyond them are left as memory was."""
-    _, _, _, heads, block_tokens, head_dim = kv_pool.shape
+    kv: KvLayer, block_tables: Tensor, context_lens: Tensor, dtype: torch.dtype
+) -> tuple[KvLayer, Tensor]:
+    """(layer 0 of a pool [N · max_blocks, 1, 2, kv_heads, block_tokens, head_dim] in `dtype`, its block tables): the
+    blocks that the contexts use, de-scaled. Blocks beyond them are left as memory was."""
+    pool = kv.pool
+    _, _, _, heads, block_tokens, head_dim = pool.shape
     sequences, max_blocks = block_tables.shape
     blocks = sequences * max_blocks
-    out = torch.empty(blocks, 1, 2, heads, block_tokens, head_dim, dtype=dtype, device=kv_pool.device)
+    out = torch.empty(blocks, 1, 2, heads, block_tokens, head_dim, dtype=dtype, device=pool.device)
     region = block_tokens * head_dim
     _dequantise_kernel[(blocks, 2 * heads)](
-        kv_pool, block_tables, context_lens, scales, out, block_tables.stride(0), max_blocks, kv_pool.stride(0), layer,
-        kv_pool.stride(1), 2 * heads, region, block_tokens, min(4096, triton.next_power_of_2(region)),
+        pool, block_tables, context_lens, kv.scales, out, block_tables.stride(0), max_blocks, pool.stride(0), kv.layer,
+        pool.stride(1), 2 * heads, region, block_tokens, min(4096, triton.next_power_of_2(region)),
     )  # fmt: skip
-    tables = torch.arange(blocks, dtype=torch.int32, device=kv_pool.device).view(sequences, max_blocks)
-    return out, tables
+    tables = torch.arange(blocks, dtype=torch.int32, device=pool.device).view(sequences, max_blocks)
+    return KvLayer(out, 0), tables

@@ -7,8 +7,6 @@ its launch costs the host more than a library call, a replay nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 
 import torch
@@ -24,23 +22,10 @@ LIBRARIES = ("cublas", "cublaslt")
 Way = StreamedConfig | str
 """A library's name, or the streamed kernel's configuration."""
 
-_recording = False
 
-
-@contextmanager
-def recording() -> Iterator[None]:
-    """Steps within are recorded in a graph or prepare for it."""
-    global _recording
-    _recording = True
-    try:
-        yield
-    finally:
-        _recording = False
-
-
-def linear_cuda(x: Tensor, weight: Tensor, bias: Tensor | None, gated: bool) -> Tensor:
-    """As `baton_kernels.linear.linear`."""
-    way = choose(x.shape[0], weight.shape[0], weight.shape[1], x.dtype, gated, x.device.index, _recording)
+def linear_cuda(x: Tensor, weight: Tensor, bias: Tensor | None, gated: bool, recorded: bool) -> Tensor:
+    """As `baton_kernels.linear.linear`. `recorded`: in a graph, or to prepare for it."""
+    way = choose(x.shape[0], weight.shape[0], weight.shape[1], x.dtype, gated, x.device.index, recorded)
     if isinstance(way, StreamedConfig):
         return streamed_linear(x, weight, bias, way, gated)
     if way != "cublas":

@@ -5,15 +5,10 @@ before."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from baton_kernels.logprobs import Logprobs
 
 BLOCK = 1024
 
@@ -54,10 +49,9 @@ def _logprobs_kernel(logits_ptr, ids_ptr, chosen_ptr, top_ptr, top_ids_ptr, voca
         tl.store(top_ids_ptr + row * k + rank, last_id.to(tl.int64))
 
 
-def logprobs_triton(logits: Tensor, ids: Tensor, k: int) -> Logprobs:
-    """As `baton_kernels.logprobs.logprobs`; logits contiguous. Equal logits come by ascending id."""
-    from baton_kernels.logprobs import Logprobs
-
+def logprobs_triton(logits: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(chosen, top_ids, top) of `baton_kernels.logprobs.Logprobs`; logits contiguous. Equal logits come by ascending
+    id."""
     rows, vocab = logits.shape
     k = min(k, vocab)
     chosen = torch.empty(rows, dtype=torch.float32, device=logits.device)
@@ -66,4 +60,4 @@ def logprobs_triton(logits: Tensor, ids: Tensor, k: int) -> Logprobs:
     if rows:
         block = min(BLOCK, triton.next_power_of_2(vocab))
         _logprobs_kernel[(rows,)](logits, ids, chosen, top, top_ids, vocab, k, block)
-    return Logprobs(chosen, top_ids, top)
+    return chosen, top_ids, top

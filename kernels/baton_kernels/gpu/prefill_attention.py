@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from baton_kernels.attention_inputs import KvLayer, PrefillRows
 from baton_kernels.gpu.dot_dtype import dot_dtype
 
 LOG2_E = 1.4426950408889634
@@ -141,32 +142,29 @@ def _prefill_kernel(
 
 def paged_prefill_attention_triton(
     q: Tensor,
-    kv_pool: Tensor,
-    layer: int,
-    block_tables: Tensor,
-    query_starts: Tensor,
-    context_lens: Tensor,
+    kv: KvLayer,
+    rows: PrefillRows,
     scale: float,
     window: int | None = None,
-    max_query_len: int | None = None,
     config: PrefillConfig | None = None,
 ) -> Tensor:
     """As `baton_kernels.prefill_attention.paged_prefill_attention`. Raises ValueError when a kv head has more query
     heads than a tile has rows."""
+    kv_pool, block_tables = kv.pool, rows.block_tables
     _, q_heads, head_dim = q.shape
     _, _, _, kv_heads, block_tokens, _ = kv_pool.shape
     group = q_heads // kv_heads
     if group > MAX_GROUP:
         raise ValueError(f"{group} query heads per kv head; the prefill kernel takes at most {MAX_GROUP}")
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    longest = int(query_starts.diff().max()) if max_query_len is None else max_query_len
+    longest = int(rows.query_starts.diff().max()) if rows.longest is None else rows.longest
     if longest == 0:
         return out
-    sequences = context_lens.shape[0]
+    sequences = rows.context_lens.shape[0]
     config = config or _choose(q.dtype, longest)
     _prefill_kernel[(triton.cdiv(longest, config.block_m // group), kv_heads, sequences)](
-        q.contiguous(), kv_pool, block_tables, query_starts, context_lens, out,
-        block_tables.stride(0), kv_pool.stride(0), layer, kv_pool.stride(1), scale * LOG2_E, window or 0,
+        q.contiguous(), kv_pool, block_tables, rows.query_starts, rows.context_lens, out,
+        block_tables.stride(0), kv_pool.stride(0), kv.layer, kv_pool.stride(1), scale * LOG2_E, window or 0,
         q_heads, kv_heads, head_dim, block_tokens,
         config.block_m, config.block_n, max(16, triton.next_power_of_2(head_dim)), window is not None, dot_dtype(q),
         num_warps=config.warps, num_stages=config.stages,

@@ -26,6 +26,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from baton_kernels.attention_inputs import KvLayer, PrefillRows
+
 LOG2_E = 1.4426950408889634
 ROWS = gl.constexpr(64)
 """Of one warpgroup."""
@@ -244,29 +246,21 @@ def suits_hopper(q: Tensor, kv_pool: Tensor, window: int | None) -> bool:
     )
 
 
-def paged_prefill_attention_hopper(
-    q: Tensor,
-    kv_pool: Tensor,
-    layer: int,
-    block_tables: Tensor,
-    query_starts: Tensor,
-    context_lens: Tensor,
-    scale: float,
-    max_query_len: int | None = None,
-) -> Tensor:
+def paged_prefill_attention_hopper(q: Tensor, kv: KvLayer, rows: PrefillRows, scale: float) -> Tensor:
     """As `baton_kernels.prefill_attention.paged_prefill_attention`, for tensors that `suits_hopper` accepts."""
     _, q_heads, head_dim = q.shape
-    _, layers, _, kv_heads, block_tokens, _ = kv_pool.shape
+    _, layers, _, kv_heads, block_tokens, _ = kv.pool.shape
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    longest = int(query_starts.diff().max()) if max_query_len is None else max_query_len
+    longest = int(rows.query_starts.diff().max()) if rows.longest is None else rows.longest
     if longest == 0:
         return out
     tokens = GROUPS * ROWS.value // (q_heads // kv_heads)
     box = [block_tokens, PANEL.value]
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    rows = TensorDescriptor.from_tensor(kv_pool.view(-1, head_dim), box, layout)
-    _prefill_hopper_kernel[(kv_heads, triton.cdiv(longest, tokens), context_lens.shape[0])](
-        q.contiguous(), rows, block_tables, query_starts, context_lens, out, block_tables.stride(0), layer,
+    pool_rows = TensorDescriptor.from_tensor(kv.pool.view(-1, head_dim), box, layout)
+    tables, starts, lens = rows.block_tables, rows.query_starts, rows.context_lens
+    _prefill_hopper_kernel[(kv_heads, triton.cdiv(longest, tokens), lens.shape[0])](
+        q.contiguous(), pool_rows, tables, starts, lens, out, tables.stride(0), kv.layer,
         scale * LOG2_E, q_heads, kv_heads, head_dim, block_tokens, layers, num_warps=4,
     )  # fmt: skip
     return out

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from baton_kernels.attention_inputs import HeadNorms, KvLayer, PlacedRows
 from baton_kernels.gpu.dependent_launch import after_previous, chain
 
 HEADS_A_PROGRAM = 8
@@ -79,20 +80,10 @@ def _rope_kv_write_kernel(
 
 
 def rope_kv_write_triton(
-    qkv: Tensor,
-    positions: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    slot_mapping: Tensor,
-    kv_pool: Tensor,
-    layer: int,
-    num_q_heads: int,
-    q_norm: Tensor | None = None,
-    k_norm: Tensor | None = None,
-    eps: float = 1e-6,
-    kv_scales: Tensor | None = None,
+    qkv: Tensor, kv: KvLayer, rows: PlacedRows, num_q_heads: int, norms: HeadNorms | None = None
 ) -> Tensor:
     """As `baton_kernels.rope_kv_write.rope_kv_write`, leaving qkv as it is."""
+    kv_pool, cos = kv.pool, rows.cos
     _, _, _, kv_heads, block_tokens, head_dim = kv_pool.shape
     q = torch.empty(qkv.shape[0], num_q_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
     if qkv.shape[0] == 0:
@@ -101,13 +92,13 @@ def rope_kv_write_triton(
     heads = num_q_heads + 2 * kv_heads
     block_heads = min(HEADS_A_PROGRAM, triton.next_power_of_2(heads))
     _rope_kv_write_kernel[(qkv.shape[0], triton.cdiv(heads, block_heads))](
-        qkv, positions, cos, sin, slot_mapping,
-        cos if q_norm is None else q_norm, cos if k_norm is None else k_norm,
-        cos if kv_scales is None else kv_scales[layer], q, kv_pool,
-        kv_pool.stride(0), layer * kv_pool.stride(1), eps,
+        qkv, rows.positions, cos, rows.sin, rows.slot_mapping,
+        cos if norms is None else norms.q, cos if norms is None else norms.k,
+        cos if kv.scales is None else kv.scales[kv.layer], q, kv_pool,
+        kv_pool.stride(0), kv.layer * kv_pool.stride(1), 0.0 if norms is None else norms.eps,
         num_q_heads, kv_heads, head_dim, block_tokens,
-        block_heads, triton.next_power_of_2(head_dim // 2), q_norm is not None,
-        kv_scales is not None, bool(launch),
+        block_heads, triton.next_power_of_2(head_dim // 2), norms is not None,
+        kv.scales is not None, bool(launch),
         num_warps=2, **launch,
     )  # fmt: skip
     return q

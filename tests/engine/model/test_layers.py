@@ -9,10 +9,10 @@ from torch.nn import functional
 from baton_engine.model.layers.linear import CompiledMethod, Linear, LinearMethod, PanelMethod, RowMethod
 from baton_engine.model.layers.mlp import TILE_BYTES, GatedMlp
 from baton_engine.model.layers.norm import pack_norm
-from baton_kernels.cpu.compiled.linear import suits_linear
+from baton_kernels.linear import packs_linear
 
 torch.set_num_threads(1)  # compiled kernels compute on one
-needs_vectors = pytest.mark.skipif(not suits_linear(torch.float32), reason="no AVX-512, or no LLVM")
+needs_vectors = pytest.mark.skipif(not packs_linear(torch.float32), reason="no AVX-512, or no LLVM")
 
 METHODS = [RowMethod(), PanelMethod(), pytest.param(CompiledMethod(), marks=needs_vectors)]
 GENERATOR = torch.Generator().manual_seed(0)

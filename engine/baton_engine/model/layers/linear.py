@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from baton_engine.memory.host_memory import HugePageArena
-from baton_kernels.cpu.compiled.linear import ADD, GATE, STORE, PackedLinear, panels, suits_linear
-from baton_kernels.linear import linear
+from baton_kernels.linear import linear, pack_linear, packs_linear
 from baton_kernels.swiglu import swiglu
 
 PANEL_COLUMNS: Final = 384
@@ -156,32 +155,8 @@ class PanelMethod:
         return rows[:, :out_features].copy_(weight.t())
 
 
-@dataclass(frozen=True, slots=True)
-class CompiledLinear:
-    """Panels, multiplied by the compiled kernel, which takes norm and gate along."""
-
-    packed: PackedLinear
-    bias: Tensor | None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self._into(x, STORE)
-
-    def gated(self, x: Tensor) -> Tensor:
-        return self._into(x, GATE)
-
-    def add_to(self, total: Tensor, x: Tensor) -> None:
-        self.packed(x, total, ADD)
-        if self.bias is not None:
-            total.add_(self.bias)
-
-    def _into(self, x: Tensor, mode: int) -> Tensor:
-        out = x.new_empty(x.shape[0], self.packed.columns)
-        self.packed(x, out, mode)
-        return out
-
-
 class CompiledMethod:
-    """Weights of one model lie side by side in huge pages."""
+    """Panels for the compiled kernel, which takes norm and gate along. They lie side by side in huge pages."""
 
     reads_norms = True
 
@@ -189,15 +164,14 @@ class CompiledMethod:
         self._arena = HugePageArena()
 
     def pack(self, weight: Tensor, bias: Tensor | None, norm_eps: float | None = None, gated: bool = False) -> Linear:
-        packed = panels(weight, gated)
-        kept = self._arena.empty(tuple(packed.shape), packed.dtype).copy_(packed)
-        in_panels = None if bias is None else panels(bias[:, None], gated)[:, 0].flatten().contiguous()
-        columns = weight.shape[0] // 2 if gated else weight.shape[0]
-        return CompiledLinear(PackedLinear(kept, columns, in_panels, norm_eps), bias)
+        return pack_linear(weight, bias, norm_eps, gated, self._kept)
+
+    def _kept(self, panels: Tensor) -> Tensor:
+        return self._arena.empty(tuple(panels.shape), panels.dtype).copy_(panels)
 
 
 def linear_method(dtype: torch.dtype, device: torch.device) -> LinearMethod:
     """The method for unquantised weights of a dtype on a device."""
     if device.type == "cpu" and dtype == torch.float32:
-        return CompiledMethod() if suits_linear(dtype) else PanelMethod()
+        return CompiledMethod() if packs_linear(dtype) else PanelMethod()
     return RowMethod()

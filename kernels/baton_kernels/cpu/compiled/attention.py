@@ -13,6 +13,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from baton_kernels.attention_inputs import KvLayer
 from baton_kernels.cpu.compiled.emitter import F32, I64, LANES, VECTOR, Kernel, Pointer, Value, Variable
 from baton_kernels.cpu.compiled.machine_code import compile_kernels, scratch, suits
 from baton_kernels.cpu.compiled.vectors import exp, transpose
@@ -41,15 +42,14 @@ class CompiledAttention:
     def __call__(
         self,
         q: Tensor,
-        kv_pool: Tensor,
-        layer: int,
+        kv: KvLayer,
         block_tables: Tensor,
         starts: Tensor,
         context_lens: Tensor,
         scale: float,
         window: int | None,
     ) -> Tensor:
-        """Arguments as in `paged_prefill_attention`; rows of q may have gaps between them."""
+        """Arguments as `PrefillRows` has them; rows of q may have gaps between them."""
         shape = self._shape
         out = q.new_empty(q.shape)
         reach = (block_tables.shape[1] * shape.block_tokens // _KEYS + 2) * _KEYS + LANES
@@ -59,8 +59,8 @@ class CompiledAttention:
             q.data_ptr(),
             q.stride(0),
             out.data_ptr(),
-            kv_pool.data_ptr() + layer * layer_bytes,
-            kv_pool.stride(0),
+            kv.pool.data_ptr() + kv.layer * layer_bytes,
+            kv.pool.stride(0),
             block_tables.data_ptr(),
             block_tables.stride(0),
             starts.data_ptr(),

@@ -52,23 +52,37 @@ def panels(weight: Tensor, gated: bool) -> Tensor:
 
 
 class PackedLinear:
-    """A weight in panels."""
+    """A weight in panels, as rows are multiplied by it."""
 
-    def __init__(self, packed: Tensor, columns: int, bias: Tensor | None, eps: float | None) -> None:
-        """packed: from `panels`; columns: of the result; bias [panels · 64] in the order of the panels, contiguous,
-        left out in ADD; eps: that of the norm before, if any."""
-        self.columns = columns
+    def __init__(self, packed: Tensor, columns: int, bias: Tensor | None, norm_eps: float | None, gated: bool) -> None:
+        """packed: from `panels`; columns: of the result; bias [out_features]; norm_eps: of the norm before, if any."""
+        self._columns, self._bias = columns, bias
         count, features, _ = packed.shape
-        self._weight, self._bias = packed, packed.new_zeros(count * PANEL) if bias is None else bias
+        in_panels = packed.new_zeros(count * PANEL)
+        if bias is not None:
+            in_panels = panels(bias[:, None], gated)[:, 0].flatten().contiguous()
+        self._kept = packed, in_panels
         self._function = _compiled()
         together = max(_SIZES[0], min(_MOST_ROWS, _CACHED // features) // _SIZES[0] * _SIZES[0])
-        self._fixed = (
-            packed.data_ptr(), count, features, columns, self._bias.data_ptr(), -1.0 if eps is None else eps, together
-        )  # fmt: skip
+        eps = -1.0 if norm_eps is None else norm_eps
+        self._fixed = packed.data_ptr(), count, features, columns, in_panels.data_ptr(), eps, together
 
-    def __call__(self, x: Tensor, out: Tensor, mode: int) -> None:
-        """x [T, features], out [T, columns], rows contiguous."""
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [T, features], rows contiguous → [T, columns]."""
+        return self._into(x, x.new_empty(x.shape[0], self._columns), STORE)
+
+    def gated(self, x: Tensor) -> Tensor:
+        return self._into(x, x.new_empty(x.shape[0], self._columns), GATE)
+
+    def add_to(self, total: Tensor, x: Tensor) -> None:
+        """total += y, total [T, columns], rows contiguous."""
+        self._into(x, total, ADD)
+        if self._bias is not None:
+            total.add_(self._bias)
+
+    def _into(self, x: Tensor, out: Tensor, mode: int) -> Tensor:
         self._function(x.data_ptr(), x.stride(0), x.shape[0], *self._fixed, out.data_ptr(), out.stride(0), mode)
+        return out
 
 
 @lru_cache(maxsize=1)

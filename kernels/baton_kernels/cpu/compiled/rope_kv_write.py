@@ -7,49 +7,50 @@ from functools import lru_cache
 
 from torch import Tensor
 
+from baton_kernels.attention_inputs import HeadNorms, KvLayer, PlacedRows
 from baton_kernels.cpu.compiled.attention import HeadShape, suits_attention
 from baton_kernels.cpu.compiled.emitter import F32, I64, LANES, VECTOR, Kernel, Pointer, Value
-from baton_kernels.cpu.compiled.machine_code import Function, compile_kernels
+from baton_kernels.cpu.compiled.machine_code import compile_kernels
 
 
-def rope_kv_write_compiled(
-    qkv: Tensor,
-    positions: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    slot_mapping: Tensor,
-    kv_pool: Tensor,
-    layer: int,
-    num_q_heads: int,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    eps: float,
-) -> Tensor | None:
-    """Arguments as in `rope_kv_write`; Q is rotated in place. None, nothing touched, where torch's path serves."""
-    if not suits_attention(kv_pool) or qkv.dtype != kv_pool.dtype:
+class CompiledRopeKvWrite:
+    """The write for one shape of heads."""
+
+    def __init__(self, shape: HeadShape, with_norm: bool) -> None:
+        self._shape = shape
+        (self._function,) = compile_kernels([_kernel(shape, with_norm)])
+
+    def __call__(self, qkv: Tensor, kv: KvLayer, rows: PlacedRows, norms: HeadNorms | None) -> Tensor:
+        """Arguments as in `rope_kv_write`; Q is rotated in place."""
+        shape = self._shape
+        layer_bytes = 2 * shape.kv_heads * shape.block_tokens * shape.head_dim * 4
+        self._function(
+            qkv.data_ptr(),
+            qkv.shape[0],
+            rows.positions.data_ptr(),
+            rows.cos.data_ptr(),
+            rows.sin.data_ptr(),
+            rows.slot_mapping.data_ptr(),
+            kv.pool.data_ptr() + kv.layer * layer_bytes,
+            kv.pool.stride(0),
+            *((0, 0, 0.0) if norms is None else (norms.q.data_ptr(), norms.k.data_ptr(), norms.eps)),
+        )
+        return qkv.view(qkv.shape[0], -1, shape.head_dim)[:, : shape.q_heads]
+
+
+def compiled_rope_kv_write(
+    qkv: Tensor, kv_pool: Tensor, num_q_heads: int, with_norm: bool
+) -> CompiledRopeKvWrite | None:
+    """The write for these heads if it suits the pool."""
+    if qkv.dtype != kv_pool.dtype or not suits_attention(kv_pool):
         return None
     _, _, _, kv_heads, block_tokens, head_dim = kv_pool.shape
-    function = _compiled(HeadShape(num_q_heads, kv_heads, head_dim, block_tokens), q_norm is not None)
-    norms = (0, 0) if q_norm is None or k_norm is None else (q_norm.data_ptr(), k_norm.data_ptr())
-    function(
-        qkv.data_ptr(),
-        qkv.shape[0],
-        positions.data_ptr(),
-        cos.data_ptr(),
-        sin.data_ptr(),
-        slot_mapping.data_ptr(),
-        kv_pool.data_ptr() + layer * 2 * kv_heads * block_tokens * head_dim * 4,
-        kv_pool.stride(0),
-        *norms,
-        eps,
-    )
-    return qkv.view(qkv.shape[0], -1, head_dim)[:, :num_q_heads]
+    return _compiled(HeadShape(num_q_heads, kv_heads, head_dim, block_tokens), with_norm)
 
 
 @lru_cache(maxsize=8)
-def _compiled(shape: HeadShape, with_norm: bool) -> Function:
-    (function,) = compile_kernels([_kernel(shape, with_norm)])
-    return function
+def _compiled(shape: HeadShape, with_norm: bool) -> CompiledRopeKvWrite:
+    return CompiledRopeKvWrite(shape, with_norm)
 
 
 def _kernel(shape: HeadShape, with_norm: bool) -> Kernel:

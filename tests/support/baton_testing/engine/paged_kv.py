@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from baton_kernels.attention_inputs import DecodeRows, KvLayer, PrefillRows
+
 FOREIGN_BLOCK = 999_983
 """Stands in block tables beyond a sequence's blocks: no block of any test pool, so using it fails."""
 
@@ -23,6 +25,15 @@ class PagedKv:
     """[N] int32."""
     contexts: tuple[Tensor, ...]
     """Per sequence [layers, 2, kv_heads, context, head_dim], on the CPU."""
+
+    def layer(self, number: int) -> KvLayer:
+        return KvLayer(self.pool, number)
+
+    def decode_rows(self) -> DecodeRows:
+        return DecodeRows(self.block_tables, self.context_lens)
+
+    def prefill_rows(self, query_starts: Tensor, longest: int | None = None) -> PrefillRows:
+        return PrefillRows(self.block_tables, query_starts, self.context_lens, longest)
 
 
 def paged_kv(
