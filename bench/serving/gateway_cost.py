@@ -1,4 +1,4 @@
-"""(c) What the gateway costs: processor time per streamed token and requests per second, beside a bare aiohttp server.
+"""What the gateway costs: processor time per streamed token and requests per second, beside a bare aiohttp server.
 
 The gateway is linked to null workers in one other process; the client is this process. All four share the machine, so
 that requests per second say what fits on it together; processor time per token is the gateway's own.
@@ -6,19 +6,22 @@ that requests per second say what fits on it together; processor time per token 
 
 from __future__ import annotations
 
-import asyncio
+import argparse
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from bench.machine import this_machine
 from bench.results import Cell, publish, spread
-from bench.serving.client import Ask, drive, once, summary
-from bench.serving.launch import await_json, await_ok, child, cpu_s
+from bench.serving.load import drive, summary
 
+from baton_local.client import completion
+from baton_testing.processes.child_process import Child, get_status, wait_for
+from baton_testing.processes.deployment import START_S
 from baton_wire.keys import write_new_key
 
 ROUNDS = 5
@@ -36,7 +39,7 @@ COLUMNS = ("server", "load", "CPU µs per token", "CPU µs per request", "reques
 class Server:
     name: str
     base_url: str
-    pid: int
+    child: Child
 
 
 @contextmanager
@@ -46,34 +49,34 @@ def servers(folder: Path) -> Iterator[list[Server]]:
     keys.mkdir()
     write_new_key(keys, "bench")
     step = ("--step-ms", str(STEP_MS))
-    with ExitStack() as stack:
-        null_announce, echo_announce = folder / "null.json", folder / "echo.json"
-        null_argv = ["-m", "bench.serving.null_worker", "--keys", str(keys), "--announce", str(null_announce), *step]
-        null = stack.enter_context(child(null_argv, folder / "null.log"))
-        ports = await_json(null_announce, null)
+    children: list[Child] = []
+
+    def start(name: str, *argv: str) -> tuple[Child, Any]:
+        announce = folder / f"{name}.json"
+        children.append(Child(name, ("-m", *argv, "--announce", str(announce)), folder))
+        return children[-1], children[-1].await_file(announce, START_S)
+
+    try:
+        _, ports = start("null", "bench.serving.null_worker", "--keys", str(keys), *step)
+        discovery = []
         for role, port in ports.items():
             (folder / f"{role}.list").write_text(f'[{{"host": "127.0.0.1", "port": {port}}}]')
-        echo_argv = ["-m", "bench.serving.echo_server", "--announce", str(echo_announce), *step]
-        echo = stack.enter_context(child(echo_argv, folder / "echo.log"))
-        announce = folder / "gateway.json"
-        gateway_argv = [
-            *("-m", "baton_gateway", "--listen", "127.0.0.1:0", "--keys", str(keys), "--announce", str(announce)),
-            *("--prefill-discovery", f"file:{folder / 'prefill.list'}"),
-            *("--decode-discovery", f"file:{folder / 'decode.list'}"),
-        ]
-        gateway = stack.enter_context(child(gateway_argv, folder / "gateway.log"))
-        gateway_url = f"http://127.0.0.1:{await_json(announce, gateway)['port']}"
-        await_ok(f"{gateway_url}/health/routable", gateway)
-        echo_url = f"http://127.0.0.1:{await_json(echo_announce, echo)['port']}"
-        yield [Server("gateway", gateway_url, gateway.pid), Server("bare aiohttp", echo_url, echo.pid)]
+            discovery.append(f"--{role}-discovery=file:{folder / f'{role}.list'}")
+        echo, echo_at = start("echo", "bench.serving.echo_server", *step)
+        gateway, at = start("gateway", "baton_gateway", "--listen=127.0.0.1:0", f"--keys={keys}", *discovery)
+        url = f"http://127.0.0.1:{at['port']}"
+        wait_for(lambda: get_status(f"{url}/health/routable") == 200 or None, "the gateway to be routable", START_S)
+        yield [Server("gateway", url, gateway), Server("bare aiohttp", f"http://127.0.0.1:{echo_at['port']}", echo)]
+    finally:
+        for child in reversed(children):
+            child.stop()
 
 
 def streamed(server: Server, streams: int) -> dict[str, float]:
     """One round of `streams` concurrent streams, two after another on each."""
-    asks = [Ask(PROMPT, TOKENS)] * (2 * streams)
-    before = cpu_s(server.pid)
-    load = summary(asyncio.run(drive(server.base_url, "null", asks, streams)))
-    used = cpu_s(server.pid) - before
+    before = server.child.cpu_s()
+    load = summary(drive(server.base_url, [completion("null", PROMPT, TOKENS)] * (2 * streams), streams))
+    used = server.child.cpu_s() - before
     return {
         "CPU µs per token": 1e6 * used / load.tokens,
         "requests/s": load.requests_per_s,
@@ -84,14 +87,16 @@ def streamed(server: Server, streams: int) -> dict[str, float]:
 
 def single(server: Server, lanes: int) -> dict[str, float]:
     """One round of one-token answers without streaming: what a request costs."""
-    before = cpu_s(server.pid)
-    wall_s = asyncio.run(once(server.base_url, "null", [Ask(PROMPT, 1)] * SINGLE_REQUESTS, lanes))
-    used = cpu_s(server.pid) - before
-    return {"CPU µs per request": 1e6 * used / SINGLE_REQUESTS, "requests/s": SINGLE_REQUESTS / wall_s}
+    before = server.child.cpu_s()
+    load = summary(drive(server.base_url, [completion("null", PROMPT, 1, stream=False)] * SINGLE_REQUESTS, lanes))
+    used = server.child.cpu_s() - before
+    return {"CPU µs per request": 1e6 * used / SINGLE_REQUESTS, "requests/s": load.requests_per_s}
 
 
-def run() -> None:
-    machine = this_machine()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    rounds_asked, machine = parser.parse_args().rounds, this_machine()
     loads: list[tuple[str, Callable[[Server], dict[str, float]]]] = [
         *((f"{n} streams x {TOKENS} tokens", partial(streamed, streams=n)) for n in STREAMS),
         (f"one token, {LANES} at a time", partial(single, lanes=LANES)),
@@ -100,7 +105,7 @@ def run() -> None:
     with tempfile.TemporaryDirectory() as folder, servers(Path(folder)) as both:
         for name, measure in loads:
             rounds: dict[str, list[dict[str, float]]] = {server.name: [] for server in both}
-            for round_number in range(ROUNDS + 1):
+            for round_number in range(rounds_asked + 1):
                 for server in both if round_number % 2 else reversed(both):
                     figures = measure(server)
                     if round_number:  # the first round warms up
@@ -110,11 +115,11 @@ def run() -> None:
                 cells: dict[str, Cell] = {key: str(spread([f[key] for f in found])) for key in found[0]}
                 rows.append({"server": server.name, "load": name, **cells})
     notes = [
-        f"Median (least–greatest) of {ROUNDS} interleaved rounds; null workers step every {STEP_MS:.0f} ms; "
+        f"Median (least–greatest) of {rounds_asked} interleaved rounds; null workers step every {STEP_MS:.0f} ms; "
         "client, server and null workers share the cores."
     ]
     publish("gateway_cost", machine, notes, COLUMNS, rows)
 
 
 if __name__ == "__main__":
-    run()
+    main()

@@ -1,6 +1,6 @@
 """Serving on GPUs through gateway and separate workers: TTFT, the gap behind the first token, TPOT, and exact answers.
 
-`python -m bench.serving.gpu_serving [check] [alone] [streams] [--transport tcp ucx]`. The prefill worker has the
+`python -m bench gpu_serving [check] [alone] [streams] [--transport tcp ucx]`. The prefill worker has the
 first GPU, the decode worker the last one (the same, where there is one). Llama-3.1-8B's shape with random bf16
 weights, real processes, token ids in, a streaming client on loopback.
 
@@ -14,16 +14,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import random
 import re
 import tempfile
 import threading
 import time
-import urllib.request
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -33,14 +31,15 @@ from bench.engine.gpu import LLAMA_8B
 from bench.engine.subjects import TINY
 from bench.machine import this_machine
 from bench.results import Cell, publish
-from bench.serving.client import Ask, drive
-from bench.serving.handover_steps import timeline
-from bench.serving.launch import await_json, await_ok, child, cpu_s
+from bench.serving.load import drive, random_prompt
 from bench.serving.offline import model_folder
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from baton_wire.keys import write_new_key
+from baton_local.client import AnswerError, Request, ask, completion, open_session, send
+from baton_testing.processes.child_process import wait_for
+from baton_testing.processes.deployment import Deployment, Shape, Worker
 
+MODEL: Final = "bench"
 LENGTHS: Final = (1024, 4096, 8192, 16384)
 ROUNDS: Final = 5
 ALONE_TOKENS: Final = 64
@@ -50,76 +49,48 @@ SAMPLE_S: Final = 0.2
 BUSY: Final = re.compile(r"^baton_busy_seconds_total\{.*\} (\S+)$", re.MULTILINE)
 CHECKED_PROMPTS: Final = 24
 CHECKED_TOKENS: Final = 96
+STEP: Final = re.compile(r"handover_steps step (\w+/\d+) (\d+\.\d+) (.*)$", re.MULTILINE)
+ORIGIN: Final = "first token drawn"
+NAMES: Final = {
+    "opened": "asked for",
+    "granted": "granted",
+    "put done": "last PUT done",
+    "seal sent": "sealed",
+    "seal received": "seal at D",
+    "landed": "scattered and verified",
+    "second token drawn": "second token drawn",
+}
 ALONE_COLUMNS: Final = ("prompt", "workers", "transport", "TTFT ms", "token 1→2 ms", "TPOT ms", "TPOT after ms")
 
 
-@dataclass(frozen=True, slots=True)
-class Stack:
-    """A gateway with its workers."""
-
-    url: str
-    pids: dict[str, int]
-    folder: Path
-    """With the workers' logs."""
-    prefill_port: int | None
-    """Where the prefill worker tells its state."""
-    decode_port: int
+def service(model: str, dtype: str, device: str, transport: str, apart: bool, folder: str) -> Deployment:
+    """1P+1D, or one worker that does both."""
+    gpus = max(1, torch.cuda.device_count())
+    share = 30 << 30 if gpus == 1 else 60 << 30
+    visible = {"prefill": "0", "decode": str(gpus - 1)} if device == "cuda" else {"prefill": "", "decode": ""}
+    shape = Shape(
+        prefill=int(apart),
+        model=model,
+        served_name=MODEL,
+        worker_flags=(
+            *(f"--dtype={dtype}", f"--device={device}", "--max-sequences=256", f"--transport={transport}"),
+            *("--max-step-tokens=16384", f"--kv-cache-bytes={share if device == 'cuda' else 1 << 28}"),
+        ),
+        gateway_flags=(f"--disaggregation={'always' if apart else 'never'}",),
+        environment={role: {"CUDA_VISIBLE_DEVICES": gpu, "BATON_LOG_LEVEL": "DEBUG"} for role, gpu in visible.items()},
+    )
+    return Deployment(Path(folder), shape)
 
 
 @contextmanager
-def serving(model: str, dtype: str, device: str, transport: str, apart: bool, folder: Path) -> Iterator[Stack]:
-    """1P+1D, or one worker that does both."""
-    keys = folder / "keys"
-    keys.mkdir()
-    write_new_key(keys, "bench")
-    lists = {role: folder / f"{role}.list" for role in ("prefill", "decode")}
-    gpus = max(1, torch.cuda.device_count())
-    gpu = {"prefill": 0, "decode": gpus - 1}
-    share = 30 << 30 if gpus == 1 else 60 << 30
-    with ExitStack() as stack:
-        pids, rows = {}, dict[str, list[dict[str, Any]]]({"prefill": [], "decode": []})
-        started = []
-        for role in ("decode", "prefill") if apart else ("decode",):
-            announce = folder / f"{role}.json"
-            pairing = f"--decode-discovery=file:{lists['decode']}" if role == "prefill" else "--pair-listen=127.0.0.1:0"
-            argv = [
-                *("-m", f"baton_{role}_worker", f"--model={model}", "--served-name=bench", "--listen=127.0.0.1:0"),
-                *(f"--keys={keys}", f"--announce={announce}", f"--dtype={dtype}", f"--device={device}", pairing),
-                *("--max-sequences=256", f"--transport={transport}", "--max-step-tokens=16384"),
-                f"--kv-cache-bytes={share if device == 'cuda' else 1 << 28}",
-            ]
-            os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu[role]) if device == "cuda" else ""
-            os.environ["BATON_LOG_LEVEL"] = "DEBUG"
-            log = folder / f"{role}.log"
-            started.append((role, announce, log, stack.enter_context(child(argv, log))))
-        for name in ("CUDA_VISIBLE_DEVICES", "BATON_LOG_LEVEL"):
-            os.environ.pop(name)
-        for role, announce, log, process in started:
-            try:
-                told = await_json(announce, process)
-            except RuntimeError as error:
-                raise RuntimeError(log.read_text()[-3000:]) from error
-            pair = {} if told["pair_port"] is None else {"pair_port": told["pair_port"]}
-            rows[role].append({"host": "127.0.0.1", "port": told["port"], **pair})
-            pids[role] = process.pid
-        for role, path in lists.items():
-            path.write_text(json.dumps(rows[role]))
-        announce = folder / "gateway.json"
-        argv = [
-            *("-m", "baton_gateway", "--listen=127.0.0.1:0", f"--keys={keys}", f"--announce={announce}"),
-            *(f"--disaggregation={'always' if apart else 'never'}", f"--prefill-discovery=file:{lists['prefill']}"),
-            f"--decode-discovery=file:{lists['decode']}",
-        ]
-        gateway = stack.enter_context(child(argv, folder / "gateway.log"))
-        url = f"http://127.0.0.1:{await_json(announce, gateway)['port']}"
-        pids["gateway"] = gateway.pid
-        await_ok(f"{url}/health/routable", gateway)
-        try:
-            yield Stack(url, pids, folder, rows["prefill"][0]["port"] if apart else None, rows["decode"][0]["port"])
-        except (RuntimeError, OSError):
-            for path in folder.glob("*.log"):
-                print(path.name, path.read_text()[-2500:], flush=True)
-            raise
+def told(running: Deployment) -> Iterator[Deployment]:
+    """The logs' ends where it goes wrong."""
+    try:
+        yield running
+    except (AnswerError, OSError):
+        for path in running.folder.glob("*.log"):
+            print(path.name, path.read_text()[-2500:], flush=True)
+        raise
 
 
 def check(device: str, transport: str, dtypes: Sequence[str]) -> list[str]:
@@ -144,12 +115,13 @@ def check(device: str, transport: str, dtypes: Sequence[str]) -> list[str]:
                 wanted.append(tokenizer.decode(drawn[-1], skip_special_tokens=True))
         with (
             tempfile.TemporaryDirectory() as place,
-            serving(str(TINY), dtype, device, transport, True, Path(place)) as s,
+            service(str(TINY), dtype, device, transport, True, place) as running,
+            told(running),
         ):
-            if s.prefill_port is not None:
-                print(_links(s.prefill_port), flush=True)
-            found = [_text(s.url, prompt) for prompt in prompts[:CHECKED_PROMPTS]]
-            together = asyncio.run(_texts(s.url, prompts[:CHECKED_PROMPTS]))
+            print(_links(running), flush=True)
+            requests = [completion(MODEL, prompt, CHECKED_TOKENS, stream=False) for prompt in prompts[:CHECKED_PROMPTS]]
+            found = [ask(running.base_url, request).texts[0] for request in requests]
+            together = asyncio.run(_texts(running.base_url, requests))
         equal = sum(one.strip() == other.strip() for one, other in zip(found, wanted, strict=True))
         same = sum(one == other for one, other in zip(found, together, strict=True))
         lines.append(
@@ -179,28 +151,10 @@ def _lead(model: Any, tokenizer: Any, prompt: list[int], drawn: list[int], other
     return first - second, first
 
 
-def _body(prompt: Sequence[int]) -> bytes:
-    body = {
-        "model": "bench",
-        "prompt": list(prompt),
-        "max_tokens": CHECKED_TOKENS,
-        "temperature": 0,
-        "ignore_eos": True,
-    }
-    return json.dumps(body).encode()
-
-
-def _text(url: str, prompt: Sequence[int]) -> str:
-    request = urllib.request.Request(
-        f"{url}/v1/completions", _body(prompt), {"Content-Type": "application/json"}, method="POST"
-    )
-    with urllib.request.urlopen(request, timeout=120) as response:
-        answer: str = json.load(response)["choices"][0]["text"]
-    return answer
-
-
-async def _texts(url: str, prompts: Sequence[Sequence[int]]) -> list[str]:
-    return await asyncio.gather(*(asyncio.to_thread(_text, url, prompt) for prompt in prompts))
+async def _texts(url: str, requests: Sequence[Request]) -> list[str]:
+    async with open_session(120) as session:
+        answers = await asyncio.gather(*(send(session, url, request) for request in requests))
+    return [answer.checked().texts[0] for answer in answers]
 
 
 def alone(
@@ -219,42 +173,64 @@ def _alone(
     draw = random.Random(5)
     rows: list[dict[str, Cell]] = []
     dtype = "bfloat16" if device == "cuda" else "float32"
-    with tempfile.TemporaryDirectory() as place, serving(model, dtype, device, transport, apart, Path(place)) as stack:
-        if stack.prefill_port is not None:
-            print(_links(stack.prefill_port), flush=True)
+    with (
+        tempfile.TemporaryDirectory() as place,
+        service(model, dtype, device, transport, apart, place) as running,
+        told(running),
+    ):
+        if apart:
+            print(_links(running), flush=True)
         for length in lengths:
-            asks = [Ask(tuple(draw.choices(range(10, 1000), k=length)), ALONE_TOKENS) for _ in range(ROUNDS + 2)]
-            answers = [asyncio.run(drive(stack.url, "bench", [ask], 1))[0] for ask in asks[:2]]
+            asks = [completion(MODEL, random_prompt(length, 1000, draw), ALONE_TOKENS) for _ in range(ROUNDS + 2)]
+            drive(running.base_url, asks[:2], 1)
             since_s = time.monotonic()
-            answers = [asyncio.run(drive(stack.url, "bench", [ask], 1))[0] for ask in asks[2:]]
+            answers = drive(running.base_url, asks[2:], 1)
             rows.append(
                 {
                     "prompt": length,
                     "workers": name,
                     "transport": transport if apart else "–",
                     "TTFT ms": round(1e3 * median(a.ttft_s for a in answers), 2),
-                    "token 1→2 ms": round(1e3 * median(a.gap_s for a in answers), 2),
+                    "token 1→2 ms": round(1e3 * median(a.times_s[1] - a.times_s[0] for a in answers), 2),
                     "TPOT ms": round(1e3 * median(a.tpot_s for a in answers), 3),
-                    "TPOT after ms": round(1e3 * median(a.rest_s for a in answers), 3),
+                    "TPOT after ms": round(
+                        1e3 * median((a.times_s[-1] - a.times_s[1]) / (a.tokens - 2) for a in answers), 3
+                    ),
                 }
             )
             print(rows[-1], flush=True)
             if apart:
-                print(f"  {timeline(stack.folder, since_s)}", flush=True)
+                print(f"  {timeline(running.folder, since_s)}", flush=True)
     return rows
 
 
-def _links(port: int) -> str:
+def _links(running: Deployment) -> str:
     """What the prefill worker says of its links to decode workers, once there is one that it has measured."""
-    told = "[]"
-    for _ in range(50):
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/state", timeout=10) as response:
-            links = json.load(response)["transfer"]["links"]
-        told = json.dumps(links)
-        if links and links[0]["bytes_per_s"] is not None:
-            break
-        time.sleep(0.1)
-    return told
+    (worker,) = running.of_role("prefill")
+
+    def measured() -> str | None:
+        links = worker.state()["transfer"]["links"]
+        return json.dumps(links) if links and links[0]["bytes_per_s"] is not None else None
+
+    return wait_for(measured, "a link that was measured", 10.0)
+
+
+def timeline(folder: Path, since_s: float) -> str:
+    """Medians in milliseconds from the drawing of the first token, over hand-overs that were asked for after `since_s`.
+
+    `since_s` is on CLOCK_MONOTONIC; `folder` has the logs of the workers, all of this machine.
+    """
+    found: defaultdict[str, dict[str, float]] = defaultdict(dict)
+    for path in folder.glob("*.log"):
+        for key, at_s, step in STEP.findall(path.read_text(errors="replace")):
+            found[key][step] = float(at_s)
+    whole = [steps for steps in found.values() if ORIGIN in steps and steps.get("opened", 0.0) >= since_s]
+    texts = []
+    for step, name in NAMES.items():
+        times = [1e3 * (steps[step] - steps[ORIGIN]) for steps in whole if step in steps]
+        if times:
+            texts.append(f"{name} {median(times):+.2f}")
+    return f"{len(whole)} hand-overs, ms from the first token: {', '.join(texts)}"
 
 
 def streams(model: str, device: str, transport: str, count: int) -> list[str]:
@@ -264,17 +240,22 @@ def streams(model: str, device: str, transport: str, count: int) -> list[str]:
     dtype = "bfloat16" if device == "cuda" else "float32"
     prompt, output = STREAM_ASK
     lines = []
-    with tempfile.TemporaryDirectory() as place, serving(model, dtype, device, transport, True, Path(place)) as stack:
+    with (
+        tempfile.TemporaryDirectory() as place,
+        service(model, dtype, device, transport, True, place) as running,
+        told(running),
+    ):
+        children = [*(worker.child for worker in running.workers), running.gateway]
         for streams_now in (count // 8, count):
-            asks = [Ask(tuple(draw.choices(range(10, 1000), k=prompt)), output) for _ in range(streams_now)]
-            before = {role: cpu_s(pid) for role, pid in stack.pids.items()}
-            with sampled_busy_s(stack.decode_port) as samples:
-                answers = asyncio.run(drive(stack.url, "bench", asks, streams_now))
-            wall = max(a.last_s for a in answers) - min(a.sent_s for a in answers)
-            since, until = max(a.second_s for a in answers), min(a.last_s for a in answers)
+            asks = [completion(MODEL, random_prompt(prompt, 1000, draw), output) for _ in range(streams_now)]
+            before = [child.cpu_s() for child in children]
+            with sampled_busy_s(running.of_role("decode")[0]) as samples:
+                answers = drive(running.base_url, asks, streams_now)
+            wall = max(a.times_s[-1] for a in answers) - min(a.sent_s for a in answers)
+            since, until = max(a.times_s[1] for a in answers), min(a.times_s[-1] for a in answers)
             inside = [sample for sample in samples if since <= sample[0] <= until]
-            spent = {role: cpu_s(pid) - before[role] for role, pid in stack.pids.items()}
-            cpu = ", ".join(f"{role} {seconds:.2f} s" for role, seconds in spent.items())
+            spent = zip(children, before, strict=True)
+            cpu = ", ".join(f"{child.name} {child.cpu_s() - before_s:.2f} s" for child, before_s in spent)
             busy = "none"
             if len(inside) > 1:
                 (begin_s, begin_busy_s), (end_s, end_busy_s) = inside[0], inside[-1]
@@ -290,17 +271,15 @@ def streams(model: str, device: str, transport: str, count: int) -> list[str]:
 
 
 @contextmanager
-def sampled_busy_s(port: int) -> Iterator[list[tuple[float, float]]]:
+def sampled_busy_s(worker: Worker) -> Iterator[list[tuple[float, float]]]:
     """(clock, seconds that the worker's device has worked so far), every `SAMPLE_S` until the context ends."""
     found: list[tuple[float, float]] = []
     over = threading.Event()
 
     def sample() -> None:
         while not over.wait(SAMPLE_S):
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
-                told = BUSY.search(response.read().decode())
-            if told is not None:
-                found.append((time.perf_counter(), float(told[1])))
+            if (busy := BUSY.search(worker.metrics())) is not None:
+                found.append((time.monotonic(), float(busy[1])))
 
     thread = threading.Thread(target=sample)
     thread.start()

@@ -1,4 +1,4 @@
-"""(f) What the hand-over costs a client: `python -m bench.serving.handover`.
+"""What the hand-over costs a client: `python -m bench handover`.
 
 The same prompts, one after another and in turn, to one prefill and one decode worker and to one worker that does both.
 Cost in TTFT: time to the first token apart less the same time together. Cost in the gap: time from token 1 to token 2
@@ -10,17 +10,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import random
 import re
 import statistics
-import subprocess
 import tempfile
-import time
-import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,11 +23,13 @@ import aiohttp
 from bench.engine.subjects import Subject, random_100m, tiny
 from bench.machine import this_machine
 from bench.results import Cell, figure, publish, spread
-from bench.serving.disaggregation import address
-from bench.serving.launch import await_json, await_ok, child, cpu_s
+from bench.serving.load import random_prompt
 
-from baton_wire.keys import write_new_key
+from baton_local.client import completion, open_session, send
+from baton_testing.processes.child_process import Child
+from baton_testing.processes.deployment import Deployment, Shape, Worker
 
+MODEL = "bench"
 PROMPTS = (128, 256, 512, 1_024, 2_048, 4_000)
 OUTPUT_TOKENS = 8
 ROUNDS = {128: 16, 256: 12, 512: 10, 1_024: 8, 2_048: 5, 4_000: 4}
@@ -51,16 +48,6 @@ COLUMNS = (
         "alone cpu ms",
     ),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Service:
-    """A gateway and its workers, to be asked."""
-
-    url: str
-    prefiller: subprocess.Popen[bytes]
-    metrics: str
-    """Of the worker that prefills."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,84 +74,49 @@ class Timing:
         return statistics.median(b - a for a, b in zip(self.arrivals_s[1:], self.arrivals_s[2:], strict=False))
 
 
-def pinned(process: subprocess.Popen[bytes], core: int) -> subprocess.Popen[bytes]:
-    """Before it has threads: they all get what the process has."""
-    if (os.cpu_count() or 1) > 1:
-        os.sched_setaffinity(process.pid, {core})
-    return process
+class Service(Deployment):
+    """A gateway and its workers, each on its core; the first role is the one that prefills."""
 
+    def __init__(self, folder: Path, roles: Sequence[str], subject: Subject, verify: str, context_tokens: int) -> None:
+        flags = ("--dtype=float32", f"--max-context-tokens={context_tokens}", f"--kv-cache-bytes={512 << 20}")
+        self._prefills = roles[0]
+        super().__init__(
+            folder,
+            Shape(
+                *(roles.count("prefill"), roles.count("decode")),
+                model=subject.folder,
+                served_name=MODEL,
+                worker_flags=(*flags, f"--verify={verify}"),
+                gateway_flags=(f"--disaggregation={'always' if 'prefill' in roles else 'never'}",),
+            ),
+        )
 
-@contextmanager
-def serving(
-    name: str, roles: Sequence[str], subject: Subject, verify: str, context_tokens: int, folder: Path
-) -> Iterator[Service]:
-    """A gateway with one worker of each role; the first role is the one that prefills."""
-    folder = folder / name
-    keys = folder / "keys"
-    keys.mkdir(parents=True)
-    write_new_key(keys, "bench")
-    lists = {role: folder / f"{role}.list" for role in ("prefill", "decode")}
-    with ExitStack() as stack:
-        workers = {}
-        for role in reversed(roles):
-            announce = folder / f"{role}.json"
-            pairing = f"--decode-discovery=file:{lists['decode']}" if role == "prefill" else "--pair-listen=127.0.0.1:0"
-            argv = [
-                *("-m", f"baton_{role}_worker", f"--model={subject.folder}", "--served-name=bench"),
-                *("--listen=127.0.0.1:0", f"--keys={keys}", f"--announce={announce}", "--dtype=float32"),
-                *(f"--max-context-tokens={context_tokens}", f"--kv-cache-bytes={512 << 20}", pairing),
-                f"--verify={verify}",
-            ]
-            process = pinned(
-                stack.enter_context(child(argv, folder / f"{role}.log")),
-                PREFILL_CORE if role == roles[0] else OTHER_CORE,
-            )
-            workers[role] = process, await_json(announce, process)
-        for role, path in lists.items():
-            path.write_text(json.dumps([address(workers[role][1])] if role in workers else []))
-        announce = folder / "gateway.json"
-        argv = [
-            *("-m", "baton_gateway", "--listen=127.0.0.1:0", f"--keys={keys}", f"--announce={announce}"),
-            f"--disaggregation={'always' if 'prefill' in roles else 'never'}",
-            *(f"--{role}-discovery=file:{path}" for role, path in lists.items()),
-        ]
-        gateway = pinned(stack.enter_context(child(argv, folder / "gateway.log")), OTHER_CORE)
-        url = f"http://127.0.0.1:{await_json(announce, gateway)['port']}"
-        await_ok(f"{url}/health/routable", gateway)
-        process, announced = workers[roles[0]]
-        yield Service(url, process, f"http://127.0.0.1:{announced['port']}/metrics")
+    def launch(self, name: str, argv: Sequence[str], extra: Mapping[str, str] | None) -> Child:
+        """Pinned before it has threads: they all get what the process has."""
+        child = super().launch(name, argv, extra)
+        if (os.cpu_count() or 1) > 1:
+            os.sched_setaffinity(child.pid, {PREFILL_CORE if name.startswith(self._prefills) else OTHER_CORE})
+        return child
 
-
-async def stream(session: aiohttp.ClientSession, url: str, prompt: Sequence[int]) -> tuple[float, ...]:
-    """Seconds from sending to each token."""
-    body = {"model": "bench", "prompt": list(prompt), "max_tokens": OUTPUT_TOKENS, "temperature": 0}
-    arrivals: list[float] = []
-    sent = time.perf_counter()
-    async with session.post(f"{url}/v1/completions", json=body | {"ignore_eos": True, "stream": True}) as response:
-        if response.status != 200:
-            raise RuntimeError(f"HTTP {response.status}: {(await response.text())[:300]}")
-        async for line in response.content:
-            if line.startswith(b"data: {"):
-                tokens = len(json.loads(line[6:])["choices"])
-                arrivals += [time.perf_counter() - sent] * tokens
-    if len(arrivals) < 3:
-        raise RuntimeError(f"{len(arrivals)} pieces of text came for {OUTPUT_TOKENS} tokens")
-    return tuple(arrivals)
+    @property
+    def prefiller(self) -> Worker:
+        return self.of_role(self._prefills)[0]
 
 
 def moved(service: Service) -> dict[str, float]:
-    with urllib.request.urlopen(service.metrics, timeout=5) as response:
-        return {name: float(value) for name, value in EARLY.findall(response.read().decode())}
+    return {name: float(value) for name, value in EARLY.findall(service.prefiller.metrics())}
 
 
 async def ask(session: aiohttp.ClientSession, service: Service, prompt: Sequence[int]) -> Timing:
-    before_s, before = cpu_s(service.prefiller.pid), moved(service)
-    arrivals = await stream(session, service.url, prompt)
+    before_s, before = service.prefiller.child.cpu_s(), moved(service)
+    answer = (await send(session, service.base_url, completion(MODEL, prompt, OUTPUT_TOKENS))).checked()
+    if len(answer.times_s) < 3:
+        raise RuntimeError(f"{len(answer.times_s)} pieces of text came for {OUTPUT_TOKENS} tokens")
     await asyncio.sleep(0.15)  # the worker's counters are looked at every 50 ms
     after = moved(service)
-    spent_s = cpu_s(service.prefiller.pid) - before_s
+    spent_s = service.prefiller.child.cpu_s() - before_s
     sent, early = (after.get(name, 0.0) - before.get(name, 0.0) for name in ("sent", "early"))
-    return Timing(arrivals, spent_s, sent, early)
+    return Timing(tuple(at_s - answer.sent_s for at_s in answer.times_s), spent_s, sent, early)
 
 
 async def compare(
@@ -172,11 +124,11 @@ async def compare(
 ) -> dict[int, list[tuple[Timing, Timing]]]:
     """By prompt length: (apart, together) of each round, in an order that alternates; the first round warms up."""
     found: dict[int, list[tuple[Timing, Timing]]] = {}
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as session:
+    async with open_session(300) as session:
         for length in prompts:
             pairs = found.setdefault(length, [])
             for number in range((rounds or ROUNDS.get(length, 8)) + 1):
-                prompt = [draw.randrange(5, vocab_size) for _ in range(length)]
+                prompt = random_prompt(length, vocab_size, draw)
                 if number % 2:
                     one, other = await ask(session, apart, prompt), await ask(session, together, prompt)
                 else:
@@ -226,10 +178,12 @@ def run(model: str, prompts: Sequence[int], modes: Sequence[str], rounds: int | 
         os.sched_setaffinity(0, {OTHER_CORE})
     context = max(prompts) + 96
     rows: list[dict[str, Cell]] = []
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        together = stack.enter_context(serving("together", ("decode",), subject, "full", context, Path(folder)))
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Service(Path(folder) / "together", ("decode",), subject, "full", context) as together,
+    ):
         for verify in modes:
-            with serving(verify, ("prefill", "decode"), subject, verify, context, Path(folder)) as apart:
+            with Service(Path(folder) / verify, ("prefill", "decode"), subject, verify, context) as apart:
                 draw = random.Random(1)
                 found = asyncio.run(compare(apart, together, prompts, subject.vocab_size, rounds, draw))
                 rows += [row(verify, length, pairs) for length, pairs in found.items()]

@@ -1,6 +1,6 @@
 """A prefill and a decode worker without a model, in one process: they speak the wire protocol on a clock.
 
-For measuring the gateway alone. Run by `bench.serving.gateway_cost`; writes the addresses of both ends to the
+For measuring the gateway alone. Run by `bench gateway_cost`; writes the addresses of both ends to the
 announce file.
 """
 

@@ -12,49 +12,50 @@ import asyncio
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from bench.results import FOLDER, as_text, percentile, write
-from bench.serving.open_loop import Seen, replay
-from bench.sizing.paced import MODEL, deployment_running
+from bench.serving.load import open_loop
 
 from baton_control.sizing.workload import Workload
+from baton_local.client import Answer
 from baton_local.fleet.record import read_record
+from baton_testing.engine import tiny_llama
+from baton_testing.processes.baton_up import Up, manifest
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 64, 16
 DEADLINE_S = 300.0
 
 
-def manifest() -> dict[str, object]:
+def document() -> dict[str, Any]:
     pool = {"replicas": {"min": 0, "max": 2}}
-    return {
-        "apiVersion": "baton.dev/v1alpha1",
-        "kind": "LLMDeployment",
-        "metadata": {"name": "zero", "namespace": "bench"},
-        "spec": {
-            "model": {"source": f"file://{MODEL.resolve()}", "servedName": "paced", "maxContextTokens": 4096},
-            "slo": {"ttft": {"target": "2s"}, "tpot": {"target": "50ms"}},
-            "prefill": pool,
-            "decode": pool,
-            "autoscaling": {"scaleToZeroAfter": "10m"},
-        },
-    }
+    return manifest(
+        "zero",
+        "bench",
+        model={"source": f"file://{tiny_llama.FOLDER}", "servedName": "paced", "maxContextTokens": 4096},
+        slo={"ttft": {"target": "2s"}, "tpot": {"target": "50ms"}},
+        prefill=pool,
+        decode=pool,
+        autoscaling={"scaleToZeroAfter": "10m"},
+    )
 
 
 async def run(requests: int, emulate: str) -> dict[str, object]:
     with (
         tempfile.TemporaryDirectory(prefix="baton-zero-") as folder,
-        deployment_running(manifest(), emulate, Path(folder)) as (run_dir, log, _),
+        Up(Path(folder), document(), "--emulate", emulate) as up,
     ):
-        before = read_record(run_dir)
+        up.await_ready()
+        before = read_record(up.run_dir)
         same = np.zeros(requests)
         lengths = np.full(requests, PROMPT_TOKENS), np.full(requests, OUTPUT_TOKENS)
         workload = Workload(same, *lengths, np.zeros(requests, dtype=np.int64), "flood")
-        answers: list[Seen] = []
-        await replay(before.endpoint, "paced", workload, DEADLINE_S, answers.append)
-        wakes = [line for line in log.read_text().splitlines() if "for a first pair" in line]
+        answers: list[Answer] = []
+        await open_loop(before.endpoint, "paced", workload, DEADLINE_S, answers.append)
+        wakes = [line for line in up.child.output().splitlines() if "for a first pair" in line]
     failures = [answer.failure for answer in answers if answer.failure]
-    first = [answer.first_s for answer in answers if answer.first_s is not None]
+    first = [answer.ttft_s for answer in answers if answer.times_s]
     return {
         "requests": requests,
         "workers_before": len([post for post in before.posts if post.role != "gateway"]),

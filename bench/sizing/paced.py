@@ -11,37 +11,36 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import os
 import re
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from bench.results import FOLDER, write
-from bench.serving.launch import child, cpu_s
-from bench.serving.open_loop import Seen, replay
+from bench.serving.load import open_loop
 from bench.sizing.paced_report import Sample, prediction, report, write_plot
 
 from baton_control.sizing.workload import Workload
 from baton_control.spec.manifest import parse_object
+from baton_local.client import Answer
 from baton_local.fleet.emulation import emulated
 from baton_local.fleet.record import RunRecord, read_record
 from baton_local.fleet.run_dir import RunDir
 from baton_simulate.trace_files import read_trace
+from baton_testing.engine import tiny_llama
+from baton_testing.processes.baton_up import Up, manifest
 from baton_wire.messages.values import POOL_ROLES
 
-READY_S = 180.0
 SAMPLE_S = 2.0
 PATIENCE_S = 1800.0
 """The longest answers of the trace have 1,000 tokens, which take 16 times as long as on the hardware."""
 STARTED = re.compile(r"-(?:prefill|decode)-.*: ready after ([0-9.]+) s")
-MODEL = Path(__file__).parents[2] / "examples" / "tiny-llama"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,23 +57,21 @@ class Asked:
     minutes: float
 
 
-def manifest(asked: Asked) -> dict[str, object]:
+def document(asked: Asked) -> dict[str, Any]:
+    """The LLMDeployment that is run."""
     pool = {"replicas": {"min": 1, "max": asked.most}}
-    return {
-        "apiVersion": "baton.dev/v1alpha1",
-        "kind": "LLMDeployment",
-        "metadata": {"name": "paced", "namespace": "bench"},
-        "spec": {
-            "model": {"source": f"file://{MODEL.resolve()}", "servedName": "paced", "maxContextTokens": 16_384},
-            "slo": {
-                "ttft": {"target": f"{asked.ttft_s * 1000:g}ms", "percentile": 95},
-                "tpot": {"target": f"{asked.tpot_s * 1000:g}ms", "percentile": 95},
-            },
-            "prefill": pool,
-            "decode": pool,
-            "gateway": {"limits": {"maxRequestDuration": f"{PATIENCE_S:g}s"}},
+    return manifest(
+        "paced",
+        "bench",
+        model={"source": f"file://{tiny_llama.FOLDER}", "servedName": "paced", "maxContextTokens": 16_384},
+        slo={
+            "ttft": {"target": f"{asked.ttft_s * 1000:g}ms", "percentile": 95},
+            "tpot": {"target": f"{asked.tpot_s * 1000:g}ms", "percentile": 95},
         },
-    }
+        prefill=pool,
+        decode=pool,
+        gateway={"limits": {"maxRequestDuration": f"{PATIENCE_S:g}s"}},
+    )
 
 
 def arrivals(asked: Asked) -> Workload:
@@ -92,7 +89,7 @@ def arrivals(asked: Asked) -> Workload:
 class Ran:
     """A run, before anything is made of it."""
 
-    answers: list[Seen]
+    answers: list[Answer]
     samples: list[Sample]
     decisions: list[str]
     startups_s: list[float]
@@ -103,42 +100,23 @@ class Ran:
 async def run(asked: Asked) -> Ran:
     with (
         tempfile.TemporaryDirectory(prefix="baton-paced-") as folder,
-        deployment_running(manifest(asked), asked.emulate, Path(folder)) as (record, log, pid),
+        Up(Path(folder), document(asked), "--emulate", asked.emulate) as up,
     ):
+        endpoint = up.await_ready()
         began = time.monotonic()
         samples: list[Sample] = []
-        sampling = asyncio.create_task(_sample(record, began, samples))
-        answers: list[Seen] = []
-        before = cpu_s(pid)
+        sampling = asyncio.create_task(_sample(up.run_dir, began, samples))
+        answers: list[Answer] = []
+        before = up.child.cpu_s()
         try:
-            endpoint = (await current(record)).endpoint
-            await replay(endpoint, "paced", arrivals(asked), PATIENCE_S, answers.append)
+            await open_loop(endpoint, "paced", arrivals(asked), PATIENCE_S, answers.append)
         finally:
             sampling.cancel()
             await asyncio.gather(sampling, return_exceptions=True)
-        lines = log.read_text().splitlines()
+        lines = up.child.output().splitlines()
         said = [line.removeprefix("baton: ") for line in lines if "pools: " in line]
         startups = [float(found[1]) for line in lines if (found := STARTED.search(line))]
-        return Ran(answers, samples, said, startups, cpu_s(pid) - before)
-
-
-@contextlib.contextmanager
-def deployment_running(document: dict[str, object], emulate: str, folder: Path) -> Iterator[tuple[RunDir, Path, int]]:
-    """`baton up` with emulated workers, ready: (its run directory, its output, its process id)."""
-    file, log, runtime = folder / "deployment.yaml", folder / "up.log", folder / "run"
-    file.write_text(json.dumps(document))
-    runtime.mkdir(mode=0o700)
-    os.environ["XDG_RUNTIME_DIR"] = str(runtime)
-    argv = ("-m", "baton_local", "up", "-f", str(file), "--port", "0", "--emulate", emulate)
-    with child(argv, log) as process:
-        deadline = time.monotonic() + READY_S
-        while "\nready http" not in "\n" + log.read_text():
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"baton up did not become ready:\n{log.read_text()}")
-            time.sleep(0.2)
-        metadata = document["metadata"]
-        assert isinstance(metadata, dict)
-        yield RunDir(runtime / "baton" / f"{metadata['namespace']}.{metadata['name']}"), log, process.pid
+        return Ran(answers, samples, said, startups, up.child.cpu_s() - before)
 
 
 async def current(run_dir: RunDir) -> RunRecord:
@@ -183,7 +161,7 @@ def main() -> int:
         options.minutes,
     )
     ran = asyncio.run(run(asked))
-    emulation = emulated(asked.emulate, parse_object(manifest(asked)))
+    emulation = emulated(asked.emulate, parse_object(document(asked)))
     workload = arrivals(asked)
     result = {
         "command": f"python -m bench paced TRACE --emulate {asked.emulate} --minutes {asked.minutes:g}",

@@ -15,38 +15,39 @@ from pathlib import Path
 
 import numpy as np
 from bench.results import FOLDER, write
-from bench.serving.open_loop import Seen, replay
-from bench.sizing.paced import PATIENCE_S, Asked, current, deployment_running, manifest
+from bench.serving.load import open_loop
+from bench.sizing.paced import PATIENCE_S, Asked, current, document
 from bench.sizing.paced_report import measured, shares
 
 from baton_control.sizing.capacity import latencies
 from baton_control.sizing.workload import Workload
 from baton_control.spec.manifest import parse_object
 from baton_control.twin.twin import Twin
+from baton_local.client import Answer
 from baton_local.fleet.emulation import Emulation, emulated
 from baton_simulate.trace_files import read_trace
+from baton_testing.processes.baton_up import Up
 from baton_wire.messages.values import POOL_ROLES
 
 START_S = 1020.0
 """Of the part of the trace that is replayed."""
 
 
-async def run(asked: Asked, pools: tuple[int, int], workload: Workload) -> list[Seen]:
+async def run(asked: Asked, pools: tuple[int, int], workload: Workload) -> list[Answer]:
     """The workload on a deployment of its own."""
-    document = manifest(asked)
-    spec = document["spec"]
-    assert isinstance(spec, dict)
+    service = document(asked)
     for role, count in zip(POOL_ROLES, pools, strict=True):
-        spec[role.value] = {"replicas": {"min": count, "max": count}}
+        service["spec"][role.value] = {"replicas": {"min": count, "max": count}}
     with (
         tempfile.TemporaryDirectory(prefix="baton-paced-") as folder,
-        deployment_running(document, asked.emulate, Path(folder)) as (record, _, _),
+        Up(Path(folder), service, "--emulate", asked.emulate) as up,
     ):
+        endpoint = up.await_ready()
         async with asyncio.timeout(120):
-            while sum(post.phase == "ready" for post in (await current(record)).posts) <= sum(pools):  # noqa: ASYNC110
+            while sum(post.phase == "ready" for post in (await current(up.run_dir)).posts) <= sum(pools):  # noqa: ASYNC110
                 await asyncio.sleep(0.2)
-        answers: list[Seen] = []
-        await replay((await current(record)).endpoint, "paced", workload, PATIENCE_S, answers.append)
+        answers: list[Answer] = []
+        await open_loop(endpoint, "paced", workload, PATIENCE_S, answers.append)
         return answers
 
 
@@ -69,7 +70,7 @@ def main() -> int:
     options = parser.parse_args()
     pools = (options.pools[0], options.pools[1])
     asked = Asked(options.trace, options.emulate, 16.0, 0.6, max(pools), 0.0, 0.0, options.minutes)
-    emulation = emulated(asked.emulate, parse_object(manifest(asked)))
+    emulation = emulated(asked.emulate, parse_object(document(asked)))
     trace, rows = read_trace(asked.trace), []
     for rate in options.rates:
         part = trace.between(START_S, START_S + 60.0 * asked.minutes)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 from bench.results import shrink_plot
-from bench.serving.open_loop import Seen
 
 from baton_control.sizing.capacity import Targets, TwinSizer, latencies
 from baton_control.sizing.spec import Bounds, SizingSpec
 from baton_control.sizing.workload import Floats, Workload
 from baton_control.twin.twin import Twin
+from baton_local.client import Answer
 from baton_local.fleet.emulation import Emulation
 from baton_simulate.policies import Slo
 from baton_simulate.replay import Scenario
@@ -64,7 +64,7 @@ def shares(ttft_s: Floats, tpot_s: Floats, ttft_limit_s: float, tpot_limit_s: fl
     return found
 
 
-def report(ttft_s: float, tpot_s: float, answers: Sequence[Seen], samples: Sequence[Sample]) -> dict[str, object]:
+def report(ttft_s: float, tpot_s: float, answers: Sequence[Answer], samples: Sequence[Sample]) -> dict[str, object]:
     """The run as its clients saw it, and what its pools did."""
     ttft, tpot = measured(answers)
     failures: dict[str, int] = {}
@@ -134,7 +134,7 @@ def prediction(
 
 def write_plot(
     path: Path,
-    answers: Sequence[Seen],
+    answers: Sequence[Answer],
     samples: Sequence[Sample],
     predictions: Mapping[str, Predicted],
     ttft_s: float,
@@ -148,6 +148,7 @@ def write_plot(
 
     figure, axes = pyplot.subplots(2, 2, figsize=(10, 6), layout="constrained")
     due = np.array([answer.due_s for answer in answers])
+    due -= due.min()
     counts, edges = np.histogram(due, np.arange(0, due.max() + 30, 30))
     top, ttft_axes, tpot_axes, times = axes[0, 0], axes[0, 1], axes[1, 1], axes[1, 0]
     top.stairs(counts / 30, edges, color="grey", label="arrivals, req/s")
@@ -179,7 +180,7 @@ def _ecdf(panel: object, values: Floats, label: str, colour: str) -> None:
     panel.plot(ordered, np.arange(1, len(ordered) + 1) / len(values), label=label, color=colour, lw=1)  # type: ignore[attr-defined]
 
 
-def measured(answers: Sequence[Seen]) -> tuple[Floats, Floats]:
+def measured(answers: Sequence[Answer]) -> tuple[Floats, Floats]:
     return (
         np.array([answer.ttft_s for answer in answers], dtype=np.float64),
         np.array([answer.tpot_s for answer in answers], dtype=np.float64),

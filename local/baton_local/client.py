@@ -1,20 +1,26 @@
-"""A small client of the gateway and of the processes' own HTTP pages: plain requests, and one streamed chat answer."""
+"""One client of a served model: plain and streamed requests, when each token came, and how each answer ended.
+
+`baton ask`, the benches, the fault campaigns and the Pods' load generator ask with it. Beside aiohttp it needs
+`errors` alone. Times are seconds of the monotonic clock.
+"""
 
 from __future__ import annotations
 
-import http.client
+import asyncio
+import enum
 import json
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from urllib.parse import urlsplit
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
 
 from baton_local.errors import LocalError
 
 SILENCE_S = 120.0
-"""Longest wait for the next bytes of an answer."""
-PAGE_S = 3.0
-MAX_PAGE_BYTES = 16 << 20
+"""Longest wait for the next bytes of an answer, where no time for the whole was given."""
+MAX_LINE_BYTES = 1 << 20
 
 
 class AnswerError(LocalError):
@@ -22,129 +28,181 @@ class AnswerError(LocalError):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Part of a streamed answer and when it came, in seconds of the monotonic clock."""
+class Request:
+    """What is posted where."""
 
-    text: str
-    at_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    model: str
-    text: str
-    max_tokens: int | None = None
-    temperature: float | None = None
-
-    def body(self, stream: bool) -> bytes:
-        fields: dict[str, object] = {
-            "model": self.model,
-            "messages": [{"role": "user", "content": self.text}],
-            "stream": stream,
-        }
-        if stream:
-            fields["stream_options"] = {"include_usage": True}
-        optional = {"max_tokens": self.max_tokens, "temperature": self.temperature}
-        return json.dumps(fields | {name: value for name, value in optional.items() if value is not None}).encode()
+    path: str
+    body: Mapping[str, Any]
 
 
-class ChatStream:
-    """One streamed answer: iterate over the pieces, then `completion_tokens` and `finish_reason` are known."""
-
-    def __init__(self, endpoint: str, question: Question) -> None:
-        self.completion_tokens: int | None = None
-        self.finish_reason: str | None = None
-        self.started_s = time.monotonic()
-        self._endpoint, self._question = endpoint, question
-
-    def __iter__(self) -> Iterator[Piece]:
-        """The pieces with text, as they come. Raises AnswerError."""
-        connection, response = _post(self._endpoint, self._question.body(stream=True))
-        try:
-            yield from self._pieces(response)
-        except (OSError, http.client.HTTPException) as error:
-            raise AnswerError(f"the answer broke off: {error}") from error
-        finally:
-            connection.close()
-
-    def _pieces(self, response: http.client.HTTPResponse) -> Iterator[Piece]:
-        for line in response:
-            if not line.startswith(b"data:"):
-                continue
-            data = line[len(b"data:") :].strip()
-            if data == b"[DONE]":
-                return
-            chunk = json.loads(data)
-            if "error" in chunk:
-                raise AnswerError(_error_message(chunk))
-            if chunk.get("usage"):
-                self.completion_tokens = int(chunk["usage"]["completion_tokens"])
-            for choice in chunk["choices"]:
-                self.finish_reason = choice.get("finish_reason") or self.finish_reason
-                if text := choice["delta"].get("content"):
-                    yield Piece(text, time.monotonic())
-        raise AnswerError("the answer broke off before its end")
+def chat(model: str, text: str, *, stream: bool = True, **fields: object) -> Request:
+    """One message of a user; fields that are None are left out."""
+    messages = [{"role": "user", "content": text}]
+    return Request("/v1/chat/completions", _body({"model": model, "messages": messages, "stream": stream}, fields))
 
 
-def chat(endpoint: str, question: Question) -> str:
-    """The whole answer. Raises AnswerError."""
-    connection, response = _post(endpoint, question.body(stream=False))
+def completion(model: str, prompt: Sequence[int], max_tokens: int, *, stream: bool = True) -> Request:
+    """Token ids in, exactly `max_tokens` out, greedily."""
+    body = {"model": model, "prompt": list(prompt), "max_tokens": max_tokens, "temperature": 0, "stream": stream}
+    return Request("/v1/completions", _body(body, {"ignore_eos": True}))
+
+
+def _body(body: dict[str, object], fields: Mapping[str, object]) -> dict[str, object]:
+    usage: dict[str, object] = {"stream_options": {"include_usage": True}} if body["stream"] else {}
+    return body | usage | {name: value for name, value in fields.items() if value is not None}
+
+
+class End(enum.Enum):
+    """How an answer ended."""
+
+    WHOLE = "whole"
+    REFUSED = "refused"
+    """The service said so: another status than 200, or an error inside the stream."""
+    BROKEN = "broken"
+    """Nobody answered, the connection broke, or the stream stopped before its end."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """One request as its client saw it. It is filled while the answer comes: what came before a break stays known."""
+
+    due_s: float
+    """When it was to be sent: in an open loop that can be before `sent_s`."""
+    sent_s: float
+    times_s: list[float] = field(default_factory=list)
+    """When each piece came: an event with text, or with the end of a choice."""
+    texts: dict[int, str] = field(default_factory=dict)
+    """By choice."""
+    finished: dict[int, str] = field(default_factory=dict)
+    """The finish reason of each choice that has ended."""
+    tokens: int = 0
+    """As the service counts them at the end; before that, pieces."""
+    fingerprint: str = ""
+    ended_s: float = 0.0
+    end: End = End.BROKEN
+    failure: str = ""
+    """In a word; empty for a whole answer."""
+    detail: str = ""
+
+    @property
+    def ttft_s(self) -> float:
+        """From when it was due: a client that is late does not make the service look better. Infinite: no token."""
+        return self.times_s[0] - self.due_s if self.times_s else float("inf")
+
+    @property
+    def tpot_s(self) -> float:
+        """Mean time between tokens; infinite for an answer that is not whole, 0 for one token."""
+        if self.end is not End.WHOLE:
+            return float("inf")
+        return (self.times_s[-1] - self.times_s[0]) / max(1, self.tokens - 1)
+
+    def checked(self) -> Answer:
+        """Itself, when it is whole. Raises AnswerError."""
+        if self.end is not End.WHOLE:
+            raise AnswerError(self.detail)
+        return self
+
+
+def open_session(total_s: float | None = None, *, fresh: bool = False, **connector: Any) -> aiohttp.ClientSession:
+    """For `send`, with as many connections as there are requests; `fresh` takes a new one for each.
+
+    `total_s` bounds a whole answer. Without it only silence is bounded.
+    """
+    timeout = aiohttp.ClientTimeout(total=total_s, sock_read=SILENCE_S if total_s is None else None)
+    pool = aiohttp.TCPConnector(limit=0, force_close=fresh, **connector)
+    return aiohttp.ClientSession(connector=pool, timeout=timeout, read_bufsize=MAX_LINE_BYTES)
+
+
+async def send(
+    session: aiohttp.ClientSession,
+    endpoint: str,
+    request: Request,
+    *,
+    due_s: float | None = None,
+    on_text: Callable[[str], None] = lambda text: None,
+) -> Answer:
+    """Carry out one request; `on_text` hears each piece of a stream. How it ended stands in the answer."""
+    now = time.monotonic()
+    answer = Answer(now if due_s is None else due_s, now)
     try:
-        answer = json.loads(response.read(MAX_PAGE_BYTES))
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        raise AnswerError(f"the answer broke off: {error}") from error
-    finally:
-        connection.close()
-    return str(answer["choices"][0]["message"]["content"])
+        async with session.post(endpoint + request.path, json=request.body) as response:
+            if response.status != 200:
+                _refused(answer, f"HTTP {response.status}", await response.text())
+            elif request.body.get("stream"):
+                await _read_stream(response.content, answer, on_text)
+            else:
+                _read_whole(json.loads(await response.read()), answer)
+    except aiohttp.ClientConnectorError as error:
+        _broken(answer, type(error).__name__, f"{endpoint} does not answer: {error}")
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+        _broken(answer, type(error).__name__, f"the answer broke off: {type(error).__name__}: {error}")
+    answer.ended_s = time.monotonic()
+    return answer
 
 
-def get_page(base: str, path: str) -> bytes | None:
-    """A page of a process, or None when it does not answer with one."""
-    connection = _connection(base, PAGE_S)
+def ask(endpoint: str, request: Request, on_text: Callable[[str], None] = lambda text: None) -> Answer:
+    """One request from a program without a loop. Raises AnswerError."""
+
+    async def asked() -> Answer:
+        async with open_session() as session:
+            return await send(session, endpoint, request, on_text=on_text)
+
+    return asyncio.run(asked()).checked()
+
+
+async def _read_stream(content: aiohttp.StreamReader, answer: Answer, on_text: Callable[[str], None]) -> None:
+    async for line in content:
+        now = time.monotonic()
+        data = line.removeprefix(b"data:").strip()
+        if not line.startswith(b"data:") or answer.end is not End.BROKEN:
+            continue
+        if data == b"[DONE]":
+            answer.end = End.WHOLE
+            continue
+        chunk = json.loads(data)
+        if "error" in chunk:
+            return _refused(answer, "error event", data.decode())
+        answer.fingerprint = chunk.get("system_fingerprint") or answer.fingerprint
+        for choice in chunk["choices"]:
+            text = _take(choice, answer)
+            if text or choice.get("finish_reason"):
+                answer.times_s.append(now)
+                answer.tokens += 1
+            if text:
+                on_text(text)
+        if usage := chunk.get("usage"):
+            answer.tokens = int(usage["completion_tokens"])
+    if answer.end is End.BROKEN:
+        _broken(answer, "no [DONE]", "the answer broke off before its end")
+
+
+def _read_whole(reply: Mapping[str, Any], answer: Answer) -> None:
+    for choice in reply["choices"]:
+        _take(choice, answer)
+    answer.times_s.append(time.monotonic())
+    answer.tokens = int((reply.get("usage") or {}).get("completion_tokens", 1))
+    answer.fingerprint = reply.get("system_fingerprint") or ""
+    answer.end = End.WHOLE
+
+
+def _take(choice: Mapping[str, Any], answer: Answer) -> str:
+    """Note what an event or a reply says of a choice; its text."""
+    index = choice.get("index", 0)
+    text = str((choice.get("delta") or choice.get("message") or {}).get("content") or choice.get("text") or "")
+    answer.texts[index] = answer.texts.get(index, "") + text
+    if reason := choice.get("finish_reason"):
+        answer.finished[index] = reason
+    return text
+
+
+def _refused(answer: Answer, failure: str, body: str) -> None:
+    answer.end, answer.failure = End.REFUSED, failure
     try:
-        connection.request("GET", path)
-        response = connection.getresponse()
-        return response.read(MAX_PAGE_BYTES) if response.status == http.client.OK else None
-    except (OSError, http.client.HTTPException):
-        return None
-    finally:
-        connection.close()
+        answer.detail = str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        answer.detail = f"{failure}: {body[:300]}"
 
 
-def get_json(base: str, path: str) -> dict[str, object] | None:
-    """A page that is a JSON object, or None."""
-    page = get_page(base, path)
-    if page is None:
-        return None
-    try:
-        value = json.loads(page)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def _post(endpoint: str, body: bytes) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-    connection = _connection(endpoint, SILENCE_S)
-    try:
-        connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
-        response = connection.getresponse()
-        if response.status == http.client.OK:
-            return connection, response
-        message = _error_message(json.loads(response.read(MAX_PAGE_BYTES)))
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        connection.close()
-        raise AnswerError(f"{endpoint} does not answer: {error}") from error
-    connection.close()
-    raise AnswerError(message)
-
-
-def _connection(base: str, timeout_s: float) -> http.client.HTTPConnection:
-    parts = urlsplit(base)
-    assert parts.hostname is not None
-    return http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
-
-
-def _error_message(answer: object) -> str:
-    error = answer.get("error") if isinstance(answer, dict) else None
-    message = error.get("message") if isinstance(error, dict) else None
-    return str(message) if message else "the service answered with an error that it did not explain"
+def _broken(answer: Answer, failure: str, detail: str) -> None:
+    if answer.end is End.BROKEN:  # after its end nothing can break any more
+        answer.failure, answer.detail = failure, detail

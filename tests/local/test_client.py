@@ -9,7 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from baton_local.client import AnswerError, ChatStream, Question, chat, get_json
+from baton_local.client import AnswerError, End, ask, chat, open_session, send
+from baton_local.pages import get_json
 
 DELTAS = [{"role": "assistant"}, {"content": "Once "}, {"content": "upon"}]
 
@@ -61,35 +62,57 @@ def endpoint() -> Iterator[str]:
 
 
 def test_a_stream_gives_pieces_then_the_count_and_the_reason(endpoint: str) -> None:
-    stream = ChatStream(endpoint, Question("ends", "Hi"))
-    assert [piece.text for piece in stream] == ["Once ", "upon"]
-    assert (stream.completion_tokens, stream.finish_reason) == (7, "stop")
+    pieces: list[str] = []
+    answer = ask(endpoint, chat("ends", "Hi"), pieces.append)
+    assert pieces == ["Once ", "upon"]
+    assert (answer.texts, answer.tokens, answer.finished) == ({0: "Once upon"}, 7, {0: "stop"})
+    assert answer.sent_s <= answer.times_s[0] <= answer.times_s[-1] <= answer.ended_s
+    assert answer.ttft_s == answer.times_s[0] - answer.sent_s
+    assert answer.tpot_s == (answer.times_s[-1] - answer.times_s[0]) / 6
 
 
 def test_a_stream_that_breaks_off_is_an_error(endpoint: str) -> None:
     with pytest.raises(AnswerError, match="broke off before its end"):
-        list(ChatStream(endpoint, Question("cut", "Hi")))
+        ask(endpoint, chat("cut", "Hi"))
 
 
 def test_an_error_inside_a_stream_is_shown(endpoint: str) -> None:
     with pytest.raises(AnswerError, match="no worker left"):
-        list(ChatStream(endpoint, Question("failing", "Hi")))
+        ask(endpoint, chat("failing", "Hi"))
 
 
-def test_a_refusal_is_shown_in_the_services_words(endpoint: str) -> None:
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_refusal_is_shown_in_the_services_words(endpoint: str, stream: bool) -> None:
     with pytest.raises(AnswerError, match="no model unknown"):
-        list(ChatStream(endpoint, Question("unknown", "Hi")))
-    with pytest.raises(AnswerError, match="no model unknown"):
-        chat(endpoint, Question("unknown", "Hi"))
+        ask(endpoint, chat("unknown", "Hi", stream=stream))
 
 
 def test_a_whole_answer_needs_no_stream(endpoint: str) -> None:
-    assert chat(endpoint, Question("any", "Echo")) == "Echo"
+    assert ask(endpoint, chat("any", "Echo", stream=False)).texts == {0: "Echo"}
 
 
 def test_nobody_there_is_one_line() -> None:
     with pytest.raises(AnswerError, match=r"http://127\.0\.0\.1:9 does not answer"):
-        chat("http://127.0.0.1:9", Question("any", "Hi"))
+        ask("http://127.0.0.1:9", chat("any", "Hi"))
+
+
+@pytest.mark.parametrize(
+    ("model", "end", "failure", "text"),
+    [
+        ("ends", End.WHOLE, "", "Once upon"),
+        ("cut", End.BROKEN, "no [DONE]", "Once upon"),
+        ("failing", End.REFUSED, "error event", "Once upon"),
+        ("unknown", End.REFUSED, "HTTP 404", ""),
+    ],
+)
+async def test_what_came_before_a_break_stays_known(
+    endpoint: str, model: str, end: End, failure: str, text: str
+) -> None:
+    async with open_session(10.0) as session:
+        answer = await send(session, endpoint, chat(model, "Hi"), due_s=1.0)
+    assert (answer.end, answer.failure, "".join(answer.texts.values())) == (end, failure, text)
+    assert answer.due_s == 1.0
+    assert (answer.tpot_s < float("inf")) == (end is End.WHOLE)
 
 
 def test_pages_that_are_no_json_object_are_unknown(endpoint: str) -> None:

@@ -7,7 +7,8 @@ import json
 
 import pytest
 
-from baton_local.commands.demo import DemoError, Timing, check_moved, is_settled, report
+from baton_local.client import Answer, End
+from baton_local.commands.demo import DemoError, check_moved, is_settled, report
 from baton_local.commands.status import as_json, as_text
 from baton_local.fleet.observation import GatewayState, Link, Observation, Transfer, WorkerState
 from baton_local.fleet.record import PostRecord, RunRecord, TargetRecord
@@ -93,7 +94,8 @@ def test_measured_lanes_are_shown_and_unknown_ones_said_so() -> None:
 
 
 def test_the_demo_shows_blocks_and_bytes_by_direction() -> None:
-    lines = report(observation(), Timing(96, 0.0412, 0.0031)).splitlines()
+    answer = Answer(1.0, 1.0, [1.0412, 1.0412 + 95 * 0.0031], tokens=96, end=End.WHOLE)
+    lines = report(observation(), answer).splitlines()
     assert lines[2].split() == ["prefill", "11", "127.0.0.1:8001", "4", "4,500", "sent"]
     assert lines[3].split() == ["decode", "12", "127.0.0.1:8002", "4", "4,500", "received"]
     assert lines[-1] == "transport tcp   TTFT 41.2 ms   TPOT 3.1 ms   96 tokens"

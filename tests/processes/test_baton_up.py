@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import signal
 import socket
 import threading
@@ -18,79 +16,25 @@ import psutil
 import pytest
 
 from baton_testing.engine import tiny_llama
-from baton_testing.processes.child_process import Child, Ended, orphans_of, run_to_end, wait_for
+from baton_testing.processes.baton_up import BATON, Up, manifest, written
+from baton_testing.processes.child_process import orphans_of, run_to_end, wait_for
 
 pytestmark = pytest.mark.processes
 
-READY_S = 90.0
-BATON = ("-m", "baton_local")
 LONGEST = "Count to one hundred."
 
 
-def manifest(folder: Path, name: str = "chat", **changed: Any) -> Path:
-    """An LLMDeployment of the tiny model, in JSON, which YAML contains."""
-    spec: dict[str, Any] = {
-        "model": {"source": f"file://{tiny_llama.FOLDER}", "servedName": "tiny", "maxContextTokens": 1024},
-        "slo": {"ttft": {"target": "500ms", "percentile": 95}, "tpot": {"target": "50ms", "percentile": 95}},
-        "prefill": {"replicas": {"min": 1, "max": 1}, "engine": {"kvCacheMemory": "16Mi"}},
-        "decode": {"replicas": {"min": 1, "max": 1}, "engine": {"kvCacheMemory": "16Mi"}},
-    }
-    body = {
-        "apiVersion": "baton.dev/v1alpha1",
-        "kind": "LLMDeployment",
-        "metadata": {"name": name, "namespace": "tests"},
-        "spec": spec | changed,
-    }
-    path = folder / f"{name}.yaml"
-    path.write_text(json.dumps(body))
-    return path
+def worker(up: Up, role: str) -> Any:
+    return next(worker for worker in up.status()["workers"] if worker["role"] == role)
 
 
-class Up:
-    """A running `baton up`. As a context it is stopped at the end, whatever a test found."""
-
-    def __init__(self, folder: Path, file: Path) -> None:
-        runtime = folder / "runtime"
-        runtime.mkdir(mode=0o700, exist_ok=True)
-        self.extra = {"XDG_RUNTIME_DIR": str(runtime)}
-        self.child = Child("up", (*BATON, "up", "-f", str(file), "--port", "0"), folder, self.extra)
-        self.endpoint = ""
-
-    def __enter__(self) -> Up:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.child.stop(30)
-
-    def await_ready(self) -> str:
-        def ready() -> str | None:
-            assert self.child.is_running(), self.child.output()
-            found = re.search(r"^ready (http://\S+)$", self.child.output(), re.MULTILINE)
-            return found.group(1) if found else None
-
-        self.endpoint = wait_for(ready, "the ready line", READY_S)
-        self.child.family()
-        return self.endpoint
-
-    def run(self, *arguments: str) -> Ended:
-        return run_to_end((*BATON, *arguments), 60, self.extra)
-
-    def status(self) -> Any:
-        ended = self.run("status", "--json")
-        assert ended.code == 0, ended.stderr
-        return json.loads(ended.stdout)
-
-    def worker(self, role: str) -> Any:
-        return next(worker for worker in self.status()["workers"] if worker["role"] == role)
-
-    def client(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.endpoint}/v1", api_key="unused", max_retries=0, timeout=60)
+def client_of(up: Up) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{up.endpoint}/v1", api_key="unused", max_retries=0, timeout=60)
 
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    folder = tmp_path_factory.mktemp("up")
-    with Up(folder, manifest(folder)) as running:
+    with Up(tmp_path_factory.mktemp("up"), manifest("chat")) as running:
         running.await_ready()
         yield running
 
@@ -107,12 +51,12 @@ def expected(question: str) -> str:
 
 
 def test_the_ready_endpoint_answers_at_once(up: Up) -> None:
-    with up.client() as client:
+    with client_of(up) as client:
         assert greeting(client) == tiny_llama.GREETING[1]
 
 
 def test_status_shows_pools_workers_blocks_and_latencies(up: Up) -> None:
-    with up.client() as client:
+    with client_of(up) as client:
         greeting(client)
     status = up.status()
     assert status["endpoint"] == up.endpoint
@@ -146,14 +90,13 @@ def test_logs_shows_what_the_workers_wrote(up: Up) -> None:
 
 def test_logs_hold_no_prompt_and_no_key(up: Up) -> None:
     secret = "a marker that nobody else writes 8c1f"
-    with up.client() as client:
+    with client_of(up) as client:
         client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": secret}], max_tokens=2)
-    with pytest.raises(openai.BadRequestError), up.client() as client:
+    with pytest.raises(openai.BadRequestError), client_of(up) as client:
         client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": secret}], temperature=9)
-    runtime = Path(up.extra["XDG_RUNTIME_DIR"])
-    keys = [path.read_text() for path in runtime.rglob("keys/*")]
+    keys = [path.read_text() for path in up.runtime.rglob("keys/*")]
     assert keys
-    for log in runtime.rglob("*.log"):
+    for log in up.runtime.rglob("*.log"):
         text = log.read_text(errors="replace")
         assert secret not in text
         assert not any(key in text for key in keys)
@@ -161,8 +104,8 @@ def test_logs_hold_no_prompt_and_no_key(up: Up) -> None:
 
 def test_a_killed_worker_is_restarted_and_the_stream_goes_on(up: Up) -> None:
     for role in ("decode", "prefill"):
-        pid = up.worker(role)["pid"]
-        with up.client() as client:
+        pid = worker(up, role)["pid"]
+        with client_of(up) as client:
             stream = client.chat.completions.create(
                 model="tiny", messages=[{"role": "user", "content": LONGEST}], temperature=0, stream=True
             )
@@ -181,14 +124,14 @@ def test_a_killed_worker_is_restarted_and_the_stream_goes_on(up: Up) -> None:
 
 def served(up: Up) -> bool:
     try:
-        with up.client() as client:
+        with client_of(up) as client:
             return greeting(client) == tiny_llama.GREETING[1]
     except openai.APIError:
         return False
 
 
 def test_a_second_up_of_the_same_name_is_refused(up: Up, tmp_path: Path) -> None:
-    ended = up.run("up", "-f", str(manifest(tmp_path)), "--port", "0")
+    ended = up.run("up", "-f", str(written(tmp_path, manifest("chat"))), "--port", "0")
     assert ended.code == 2
     assert "already running" in ended.stderr
     assert served(up)
@@ -197,7 +140,7 @@ def test_a_second_up_of_the_same_name_is_refused(up: Up, tmp_path: Path) -> None
 def test_a_taken_port_is_refused(up: Up, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as occupant:
         port = occupant.getsockname()[1]
-        ended = up.run("up", "-f", str(manifest(tmp_path, "other")), "--port", str(port))
+        ended = up.run("up", "-f", str(written(tmp_path, manifest("other"))), "--port", str(port))
     assert ended.code == 2
     assert str(port) in ended.stderr
     assert len(ended.stderr.strip().splitlines()) == 1
@@ -225,7 +168,7 @@ BAD_MANIFESTS: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("changed", "word"), BAD_MANIFESTS.values(), ids=BAD_MANIFESTS.keys())
 def test_a_bad_manifest_is_refused_by_field(tmp_path: Path, changed: dict[str, Any], word: str) -> None:
-    with Up(tmp_path, manifest(tmp_path, "bad", **changed)) as running:
+    with Up(tmp_path, manifest("bad", **changed)) as running:
         code = running.child.wait(60)
         assert code != 0
         said = running.child.output()
@@ -269,7 +212,7 @@ def test_commands_without_a_deployment_say_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 def test_a_signal_stops_everything_cleanly(tmp_path: Path, signum: signal.Signals) -> None:
-    with Up(tmp_path, manifest(tmp_path)) as running:
+    with Up(tmp_path, manifest("chat")) as running:
         running.await_ready()
         family = running.child.family()
         assert len(family) >= 4
@@ -279,7 +222,7 @@ def test_a_signal_stops_everything_cleanly(tmp_path: Path, signum: signal.Signal
 
 
 def test_a_signal_before_ready_stops_everything_cleanly(tmp_path: Path) -> None:
-    with Up(tmp_path, manifest(tmp_path)) as running:
+    with Up(tmp_path, manifest("chat")) as running:
         wait_for(lambda: len(running.child.family()) > 2 or None, "workers to be started", 30)
         running.child.send(signal.SIGTERM)
         assert running.child.wait(30) == 0
@@ -287,27 +230,27 @@ def test_a_signal_before_ready_stops_everything_cleanly(tmp_path: Path) -> None:
 
 
 def test_kill_of_up_leaves_no_child(tmp_path: Path) -> None:
-    with Up(tmp_path, manifest(tmp_path)) as running:
+    with Up(tmp_path, manifest("chat")) as running:
         running.await_ready()
         family = running.child.family()
         running.child.send(signal.SIGKILL)
         running.child.wait(5)
         assert not orphans_of(family, 10)
-    with Up(tmp_path, manifest(tmp_path)) as again:  # what it left behind on disk is in nobody's way
+    with Up(tmp_path, manifest("chat")) as again:  # what it left behind on disk is in nobody's way
         again.await_ready()
         assert served(again)
 
 
 def test_several_workers_and_gateway_processes_share_the_work(tmp_path: Path) -> None:
     two = {"replicas": {"min": 2, "max": 2}, "engine": {"kvCacheMemory": "16Mi"}}
-    with Up(tmp_path, manifest(tmp_path, prefill=two, decode=two, gateway={"processes": 2})) as running:
+    with Up(tmp_path, manifest("chat", prefill=two, decode=two, gateway={"processes": 2})) as running:
         running.await_ready()
         assert sorted(worker["role"] for worker in running.status()["workers"]) == ["decode"] * 2 + ["prefill"] * 2
         questions = tiny_llama.LONG_ANSWERS[:8]
         answers: dict[str, str | None] = {}
 
         def ask(question: str) -> None:
-            with running.client() as client:  # a connection of its own, so that both gateway processes get some
+            with client_of(running) as client:  # a connection of its own, so that both gateway processes get some
                 reply = client.chat.completions.create(
                     model="tiny", messages=[{"role": "user", "content": question}], temperature=0
                 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-from baton_local.client import ChatStream, Question, chat
+from baton_local.client import ask, chat
 from baton_local.fleet.record import read_record
 from baton_local.fleet.run_dir import base_directory, find_run
 
@@ -24,12 +24,13 @@ def run_ask(options: AskOptions) -> int:
     """Ask and print the answer. Raises LocalError."""
     record = read_record(find_run(base_directory(), options.name))
     model = options.model or record.served_name
-    question = Question(model, options.text, options.max_tokens, options.temperature)
-    if not options.stream:
-        print(chat(record.endpoint, question))
-        return 0
-    for piece in ChatStream(record.endpoint, question):
-        sys.stdout.write(piece.text)
-        sys.stdout.flush()
-    print()
+    fields = {"max_tokens": options.max_tokens, "temperature": options.temperature}
+    answer = ask(record.endpoint, chat(model, options.text, stream=options.stream, **fields), show)
+    print("" if options.stream else answer.texts[0])
     return 0
+
+
+def show(text: str) -> None:
+    """A piece of an answer, at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()

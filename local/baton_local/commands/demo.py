@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from baton_control.spec.manifest import read_manifest
-from baton_local.client import ChatStream, Question
+from baton_local.client import Answer, ask, chat
+from baton_local.commands.ask import show
 from baton_local.errors import LocalError, NotRunningError
 from baton_local.fleet.log_tail import last_line
 from baton_local.fleet.observation import Observation, WorkerState, observe
@@ -38,15 +39,6 @@ STOP_S = 40.0
 
 class DemoError(LocalError):
     """The demonstration did not show what it should."""
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """What the client measured."""
-
-    tokens: int
-    ttft_s: float
-    tpot_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +73,9 @@ def _show(run: RunDir, processes: Processes, environment: dict[str, str], log: P
     pid = processes.start(UP, command, environment, log)
     record = _ready(run, pid, processes, log, options.ready_s)
     print(f"ready {record.endpoint} after {time.monotonic() - started_s:.1f} s\n", flush=True)
-    timing = _ask(record, options)
+    answer = _ask(record, options)
     seen = _settled(run)
-    print(f"\n\n{report(seen, timing)}\n", flush=True)
+    print(f"\n\n{report(seen, answer)}\n", flush=True)
     started = descendants(pid)
     processes.signal(UP, signal.SIGTERM)
     ended = _ended(processes, log, STOP_S)
@@ -95,7 +87,7 @@ def _show(run: RunDir, processes: Processes, environment: dict[str, str], log: P
     check_moved(seen)
 
 
-def report(seen: Observation, timing: Timing) -> str:
+def report(seen: Observation, answer: Answer) -> str:
     """The table of the demonstration. Pure."""
     rows: list[tuple[object, ...]] = []
     if seen.gateway is not None:
@@ -112,9 +104,9 @@ def report(seen: Observation, timing: Timing) -> str:
     transports = {state.transfer.transport for _, state in seen.workers if state and state.transfer.transport}
     facts = (
         f"transport {', '.join(sorted(transports)) or '-'}",
-        f"TTFT {milliseconds(timing.ttft_s)}",
-        f"TPOT {milliseconds(timing.tpot_s)}",
-        f"{timing.tokens} tokens",
+        f"TTFT {milliseconds(answer.ttft_s)}",
+        f"TPOT {milliseconds(answer.tpot_s if answer.tokens > 1 else None)}",
+        f"{answer.tokens} tokens",
     )
     return f"{table(header, rows)}\n\n{'   '.join(facts)}"
 
@@ -161,19 +153,13 @@ def _ready(run: RunDir, pid: int, processes: Processes, log: Path, limit_s: floa
     return _awaited(ready, limit_s, "the deployment is not ready")
 
 
-def _ask(record: RunRecord, options: DemoOptions) -> Timing:
+def _ask(record: RunRecord, options: DemoOptions) -> Answer:
     print(f"> {options.question}\n", flush=True)
-    stream = ChatStream(record.endpoint, Question(record.served_name, options.question, options.max_tokens, 0.0))
-    times: list[float] = []
-    for piece in stream:
-        times.append(piece.at_s)
-        sys.stdout.write(piece.text)
-        sys.stdout.flush()
-    if not times:
+    question = chat(record.served_name, options.question, max_tokens=options.max_tokens, temperature=0)
+    answer = ask(record.endpoint, question, show)
+    if not any(answer.texts.values()):
         raise DemoError("the answer is empty")
-    tokens = stream.completion_tokens or len(times)
-    tpot = (times[-1] - times[0]) / (tokens - 1) if tokens > 1 else None
-    return Timing(tokens, times[0] - stream.started_s, tpot)
+    return answer
 
 
 def _settled(run: RunDir) -> Observation:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from baton_local.client import get_json
 from baton_local.fleet.record import PostRecord, RunRecord
+from baton_local.pages import get_json
 from baton_wire.sketch import Sketch, SketchData, merged
 
 Json = dict[str, object]

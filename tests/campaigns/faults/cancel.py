@@ -9,15 +9,16 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from bench.results import Cell
 
 from baton_testing.engine import tiny_llama
 from campaigns.faults.fleet import POLL_S, UpFleet
-from campaigns.faults.load import MODEL, REQUEST_S, Answer, Ask, send
+from campaigns.faults.load import REQUEST_S, Ask, question_of, sent
 
 BASELINE_S = 2.0
 BASELINE_WAIT_S = 30.0
@@ -31,7 +32,7 @@ class Client:
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
-    body: dict[str, object]
+    body: Mapping[str, Any]
 
     def head(self) -> bytes:
         size = len(self.payload())
@@ -109,7 +110,7 @@ async def _finish(client: Client) -> None:
 class Spot:
     name: str
     point: Point
-    fields: dict[str, object] = field(default_factory=dict)
+    fields: dict[str, Any] = field(default_factory=dict)
 
 
 DELAYS_MS = (0, 1, 2, 4, 8, 12, 18, 25, 40)
@@ -189,9 +190,7 @@ async def storm(fleet: UpFleet, clients: int, journal: Path) -> None:
 
 async def _connect(fleet: UpFleet, spot: Spot) -> Client:
     reader, writer = await asyncio.open_connection(fleet.host, fleet.port, limit=1 << 20)
-    messages = [{"role": "user", "content": QUESTION}]
-    body = {"model": MODEL, "messages": messages, "max_tokens": 320, "temperature": 0, "stream": True}
-    return Client(reader, writer, body | spot.fields)
+    return Client(reader, writer, question_of(QUESTION, **spot.fields).body)
 
 
 async def _cancel_one(fleet: UpFleet, spot: Spot) -> None:
@@ -216,9 +215,6 @@ async def _until_free(fleet: UpFleet, since: float) -> float | None:
 
 async def _answers(fleet: UpFleet) -> bool:
     """The engine still computes: a whole, exact answer."""
-    text = tiny_llama.GREETING[1]
-    messages = [{"role": "user", "content": tiny_llama.GREETING[0]}]
-    body = {"model": MODEL, "messages": messages, "max_tokens": 64, "temperature": 0, "stream": True}
-    answer = Answer(Ask("greeting", body, (text,)), time.monotonic())
-    await send(fleet.host, fleet.port, answer.ask, answer)
-    return answer.verdict == "exact"
+    question, text = tiny_llama.GREETING
+    judged = await sent(fleet.host, fleet.port, Ask("greeting", question_of(question, max_tokens=64), (text,)))
+    return judged.verdict == "exact"

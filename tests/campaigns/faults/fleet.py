@@ -5,11 +5,6 @@ what its processes say of themselves.
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import re
-import signal
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +15,7 @@ import psutil
 
 from baton_local.errors import NotRunningError
 from baton_local.fleet.record import RunRecord, read_record
-from baton_local.fleet.run_dir import RunDir
-from baton_testing.engine import tiny_llama
-from campaigns.faults.load import MODEL
+from baton_testing.processes.baton_up import Up, manifest
 
 READY_S = 180.0
 POLL_S = 0.05
@@ -115,28 +108,18 @@ class UpFleet:
         self._folder = folder
         self._workers = 2 * each
         self._processes = processes
-        self._manifest = _manifest(folder, each, processes, kv_memory)
-        self._run = RunDir(folder / "runtime" / "baton" / "campaign.faults")
-        self._up: asyncio.subprocess.Process | None = None
+        pool = {"replicas": {"min": each, "max": each}, "engine": {"kvCacheMemory": kv_memory}}
+        spec = {"prefill": pool, "decode": pool, "gateway": {"processes": processes}}
+        self._manifest = manifest("faults", "campaign", **spec)
+        self._up: Up
         self._session: aiohttp.ClientSession
         self.host, self.port = "127.0.0.1", 0
 
     async def __aenter__(self) -> UpFleet:
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2.0))
-        runtime = self._folder / "runtime"
-        runtime.mkdir(mode=0o700, parents=True, exist_ok=True)
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_RUNTIME_DIR": str(runtime)}
-        log = self.log.open("wb")
-        argv = ("-m", "baton_local", "up", "-f", str(self._manifest), "--port", "0")
-        self._up = await asyncio.create_subprocess_exec(sys.executable, *argv, stdout=log, stderr=log, env=environment)
-        log.close()
+        self._up = Up(self._folder, self._manifest)
         try:
-            async with asyncio.timeout(READY_S):
-                while not (ready := re.search(r"^ready http://\S+:(\d+)$", self.log.read_text(), re.MULTILINE)):
-                    if self._up.returncode is not None:
-                        raise RuntimeError(f"baton up ended:\n{self.log.read_text()[-2000:]}")
-                    await asyncio.sleep(POLL_S)
-            self.port = int(ready[1])
+            self.port = int(self._up.await_ready().rpartition(":")[2])
             await wait_until(self)
         except BaseException:
             await self.__aexit__()
@@ -144,24 +127,13 @@ class UpFleet:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._up is not None and self._up.returncode is None:
-            self._up.send_signal(signal.SIGTERM)
-            try:
-                async with asyncio.timeout(60):
-                    await self._up.wait()
-            except TimeoutError:
-                self._up.kill()
-                await self._up.wait()
+        self._up.child.stop(60)
         await self._session.close()
-
-    @property
-    def log(self) -> Path:
-        return self._folder / "up.log"
 
     @property
     def logs(self) -> Path:
         """Of its processes."""
-        return self._run.logs
+        return self._up.run_dir.logs
 
     async def members(self) -> list[Member]:
         record = self._record()
@@ -209,7 +181,7 @@ class UpFleet:
 
     def _record(self) -> RunRecord | None:
         try:
-            return read_record(self._run)
+            return read_record(self._up.run_dir)
         except NotRunningError:
             return None
 
@@ -230,20 +202,3 @@ def _gateway_children(pid: int) -> list[int]:
         return sorted(child.pid for child in children if "baton_gateway" in child.cmdline())
     except psutil.NoSuchProcess:
         return []
-
-
-def _manifest(folder: Path, each: int, processes: int, kv_memory: str) -> Path:
-    pool = {"replicas": {"min": each, "max": each}, "engine": {"kvCacheMemory": kv_memory}}
-    spec = {
-        "model": {"source": f"file://{tiny_llama.FOLDER}", "servedName": MODEL, "maxContextTokens": 1024},
-        "slo": {"ttft": {"target": "500ms", "percentile": 95}, "tpot": {"target": "50ms", "percentile": 95}},
-        "prefill": pool,
-        "decode": pool,
-        "gateway": {"processes": processes},
-    }
-    metadata = {"name": "faults", "namespace": "campaign"}
-    body = {"apiVersion": "baton.dev/v1alpha1", "kind": "LLMDeployment", "metadata": metadata, "spec": spec}
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "manifest.yaml"
-    path.write_text(json.dumps(body))
-    return path

@@ -1,8 +1,8 @@
 """The load of a fault campaign: requests whose whole answers are known, in lanes that a gate opens and closes.
 
 Greedy answers come from `transformers` on the same weights; only questions whose every step leads by `SAFE_MARGIN` are
-asked, so that any other text is a fault of the service. Requests are plain HTTP/1.0 over a fresh connection each, which
-spreads them over the gateway's processes and makes the end of a stream visible by itself.
+asked, so that any other text is a fault of the service. Each request has a fresh connection, which spreads requests
+over the gateway's processes.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ import hashlib
 import json
 import os
 import random
+import socket
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from baton_local.client import Answer, End, Request, chat, open_session, send
 from baton_testing.engine import tiny_llama
 
 MAX_TOKENS = 320
@@ -31,44 +33,34 @@ class Ask:
     """One request and the texts of its choices."""
 
     kind: str
-    body: dict[str, Any]
+    request: Request
     expected: tuple[str, ...]
 
 
-@dataclass(slots=True)
-class Answer:
+@dataclass(frozen=True, slots=True)
+class Judged:
     """How a request went. `verdict`: exact, wrong (another text), failed (an error was told), broken (no end)."""
 
     ask: Ask
-    sent_s: float
-    port: int = 0
-    """The client's end of the connection."""
-    ended_s: float = 0.0
-    verdict: str = "broken"
+    answer: Answer
+    port: int
+    """The client's end of the connection; 0 where there was none."""
+    verdict: str
     detail: str = ""
-    texts: dict[int, str] = field(default_factory=dict)
-    pieces: int = 0
 
 
 def asks() -> list[Ask]:
     """Requests of every kind that may be migrated: streamed and whole, n > 1, stop strings, logprobs."""
     found = []
     for question, text in _texts().items():
-        body = {
-            "model": MODEL,
-            "messages": [{"role": "user", "content": question}],
-            "max_tokens": MAX_TOKENS,
-            "temperature": 0,
-            "stream": True,
-        }
         words = text.split(" ")
         stop = " ".join(words[2 * len(words) // 3 :][:3])
-        found += [Ask("streamed", body, (text,))] * 5
+        found += [Ask("streamed", question_of(question), (text,))] * 5
         found += [
-            Ask("whole", body | {"stream": False}, (text,)),
-            Ask("n=2", body | {"n": 2}, (text, text)),
-            Ask("logprobs", body | {"logprobs": True, "top_logprobs": 2}, (text,)),
-            Ask("stop string", body | {"stop": stop}, (text[: text.index(stop)],)),
+            Ask("whole", question_of(question, stream=False), (text,)),
+            Ask("n=2", question_of(question, n=2), (text, text)),
+            Ask("logprobs", question_of(question, logprobs=True, top_logprobs=2), (text,)),
+            Ask("stop string", question_of(question, stop=stop), (text[: text.index(stop)],)),
         ]
     return found
 
@@ -90,68 +82,34 @@ def _texts() -> dict[str, str]:
     return texts
 
 
-async def send(host: str, port: int, ask: Ask, answer: Answer) -> None:
-    """Carry out one request; fills `answer`. Never raises but for cancellation."""
-    writer = None
-    try:
-        async with asyncio.timeout(REQUEST_S):
-            reader, writer = await asyncio.open_connection(host, port, limit=1 << 20)
-            answer.port = writer.get_extra_info("sockname")[1]
-            body = json.dumps(ask.body).encode()
-            head = "POST /v1/chat/completions HTTP/1.0\r\nHost: x\r\nContent-Type: application/json\r\n"
-            head += f"Content-Length: {len(body)}\r\n\r\n"
-            writer.write(head.encode() + body)
-            status = int((await reader.readline()).split()[1])
-            while (await reader.readline()).strip():
-                pass
-            if status != 200:
-                answer.verdict, answer.detail = "failed", f"HTTP {status}: {(await reader.read(300)).decode()}"
-            elif ask.body["stream"]:
-                await _read_stream(reader, answer)
-            else:
-                _whole(json.loads(await reader.read()), answer)
-    except (OSError, ValueError, IndexError, TimeoutError) as error:
-        answer.detail = answer.detail or f"{type(error).__name__}: {error}"
-    finally:
-        answer.ended_s = time.monotonic()
-        if writer is not None:
-            writer.transport.abort()
+def question_of(question: str, *, stream: bool = True, **fields: object) -> Request:
+    """Greedily, as long as the known answers are."""
+    return chat(MODEL, question, stream=stream, **{"max_tokens": MAX_TOKENS, "temperature": 0, **fields})
 
 
-async def _read_stream(reader: asyncio.StreamReader, answer: Answer) -> None:
-    finished: set[int] = set()
-    async for line in reader:
-        if not line.startswith(b"data: "):
-            continue
-        if line.startswith(b"data: [DONE]"):
-            _judge(answer, finished)
-            return
-        chunk = json.loads(line[6:])
-        if "error" in chunk:
-            answer.verdict, answer.detail = "failed", f"error event: {chunk['error']}"
-            return
-        for choice in chunk["choices"]:
-            index, text = choice["index"], choice["delta"].get("content") or ""
-            answer.texts[index] = answer.texts.get(index, "") + text
-            answer.pieces += bool(text)
-            if choice.get("finish_reason"):
-                finished.add(index)
+async def sent(host: str, port: int, ask: Ask) -> Judged:
+    """Carry out one request and judge what came."""
+    own_port = 0
 
+    def bound(info: tuple[Any, ...]) -> socket.socket:
+        """Its own port is known before it is connected, so also when nothing is ever answered."""
+        nonlocal own_port
+        made = socket.socket(*info[:3])
+        made.bind((host, 0))
+        own_port = made.getsockname()[1]
+        return made
 
-def _whole(reply: dict[str, Any], answer: Answer) -> None:
-    for choice in reply["choices"]:
-        answer.texts[choice["index"]] = choice["message"]["content"]
-    _judge(answer, {choice["index"] for choice in reply["choices"] if choice["finish_reason"]})
-
-
-def _judge(answer: Answer, finished: set[int]) -> None:
-    got = tuple(answer.texts.get(index, "") for index in range(len(answer.ask.expected)))
-    if got == answer.ask.expected and finished == set(range(len(got))):
-        answer.verdict = "exact"
-    else:
-        answer.verdict = "wrong"
-        at = [_first_difference(a, b) for a, b in zip(got, answer.ask.expected, strict=True)]
-        answer.detail = f"differs at characters {at} of {[len(each) for each in answer.ask.expected]}, got {got!r}"
+    async with open_session(REQUEST_S, fresh=True, socket_factory=bound) as session:
+        answer = await send(session, f"http://{host}:{port}", ask.request)
+    if answer.end is not End.WHOLE:
+        told = "failed" if answer.end is End.REFUSED else "broken"
+        return Judged(ask, answer, own_port, told, f"{answer.failure}: {answer.detail}")
+    got = tuple(answer.texts.get(index, "") for index in range(len(ask.expected)))
+    if got == ask.expected and set(answer.finished) == set(range(len(got))):
+        return Judged(ask, answer, own_port, "exact")
+    at = [_first_difference(a, b) for a, b in zip(got, ask.expected, strict=True)]
+    detail = f"differs at characters {at} of {[len(each) for each in ask.expected]}, got {got!r}"
+    return Judged(ask, answer, own_port, "wrong", detail)
 
 
 def _first_difference(one: str, other: str) -> int:
@@ -170,7 +128,7 @@ class Load:
         self._numbers: Iterator[int] = iter(range(1 << 62))
         self._idle = asyncio.Event()
         self._idle.set()
-        self.answers: list[Answer] = []
+        self.answers: list[Judged] = []
         """Ended ones that nobody has taken yet."""
         self.counts: Counter[str] = Counter()
 
@@ -183,7 +141,7 @@ class Load:
         await self._idle.wait()
         return time.monotonic()
 
-    def take(self) -> list[Answer]:
+    def take(self) -> list[Judged]:
         """The answers since the last call."""
         taken, self.answers = self.answers, []
         return taken
@@ -200,13 +158,12 @@ class Load:
             self.open.add(number)
             self._idle.clear()
             ask = self._draw.choice(self._asks)
-            answer = Answer(ask, time.monotonic())
             try:
-                await send(self._host, self._port, ask, answer)
+                judged = await sent(self._host, self._port, ask)
+                self.answers.append(judged)
             finally:
-                self.answers.append(answer)
                 self.counts[ask.kind] += 1
                 self.open.discard(number)
                 if not self.open:
                     self._idle.set()
-            await asyncio.sleep(self._draw.uniform(0.02, 0.3) if answer.verdict == "exact" else 0.5)
+            await asyncio.sleep(self._draw.uniform(0.02, 0.3) if judged.verdict == "exact" else 0.5)

@@ -8,13 +8,12 @@ and asks the workers from a second address, which is never cut.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +21,9 @@ from typing import Any
 
 import aiohttp
 
-from baton_testing.engine import tiny_llama
-from baton_wire.keys import write_new_key
-from campaigns.faults.fleet import POLL_S, READY_S, Fleet, Member, WorkerBooks, books_of, page, wait_until
+from baton_testing.processes.child_process import Child
+from baton_testing.processes.deployment import Deployment, Shape
+from campaigns.faults.fleet import POLL_S, Fleet, Member, WorkerBooks, books_of, page, wait_until
 from campaigns.faults.load import MODEL
 from campaigns.faults.rounds import NOTICE_LIMIT_S, Round, noticed, until_unlinked
 
@@ -89,17 +88,33 @@ def cut(sender: str, receiver: str, *, heal: bool = False) -> None:
     _ip("-n", ROUTER, "rule", "del" if heal else "add", "from", address(sender), "to", address(receiver), "blackhole")
 
 
+class NetworkService(Deployment):
+    """Every process in the namespace of its party."""
+
+    def host_of(self, name: str) -> str:
+        return address(name)
+
+    def launch(self, name: str, argv: Sequence[str], extra: Mapping[str, str] | None) -> Child:
+        return Child(name, argv, self.folder, extra, under=("ip", "netns", "exec", f"{PREFIX}-{name}"))
+
+
+SHAPE = Shape(
+    *(2, 2, 2),
+    served_name=MODEL,
+    worker_flags=("--dtype", "float32", "--kv-cache-bytes", str(16 << 20), "--drain-s", "5"),
+    gateway_flags=("--admin-listen", "127.0.0.1:0", "--drain-s", "2"),
+)
+
+
 class NetworkFleet:
     """Two prefill and two decode workers and a gateway of two processes in their namespaces. A context."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._service = NetworkService(folder, SHAPE)
         self._session: aiohttp.ClientSession
         self._local: aiohttp.ClientSession
-        self._processes: list[asyncio.subprocess.Process] = []
         self._members: dict[str, Member] = {}
         self._pages: dict[str, str] = {}
-        self._admin_port = 0
         self.host, self.port = "127.0.0.1", 0
 
     async def __aenter__(self) -> NetworkFleet:
@@ -116,68 +131,19 @@ class NetworkFleet:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for process in self._processes:
-            if process.returncode is None:
-                process.terminate()
-        for process in self._processes:
-            try:
-                async with asyncio.timeout(15):
-                    await process.wait()
-            except TimeoutError:
-                process.kill()
-                await process.wait()
+        self._service.stop()
         await self._session.close()
         await self._local.close()
 
     async def _start(self) -> None:
-        keys = self._folder / "keys"
-        keys.mkdir(parents=True)
-        write_new_key(keys, "faults")
-        files = {role: self._folder / f"{role}.discovery.json" for role in ("prefill", "decode")}
-        workers = [party for party in PARTIES if party != "gateway"]
-        for party in sorted(workers):  # decode first: prefill dials
-            role, host = party.split("-")[0], address(party)
-            argv = [
-                *(f"baton_{role}_worker", "--model", str(tiny_llama.FOLDER), "--served-name", MODEL),
-                *("--listen", f"{host}:0", "--keys", str(keys), "--dtype", "float32"),
-                *("--kv-cache-bytes", str(16 << 20), "--drain-s", "5"),
-                *(("--pair-listen", f"{host}:0") if role == "decode" else ()),
-                *(("--decode-discovery", f"file:{files['decode']}") if role == "prefill" else ()),
-            ]
-            await self._launch(party, argv)
-        rows: dict[str, list[dict[str, Any]]] = {"prefill": [], "decode": []}
-        for party in workers:
-            role, at = party.split("-")[0], await self._announced(party)
-            pair = {"pair_port": at["pair_port"]} if at.get("pair_port") else {}
-            rows[role].append({"host": address(party), "port": at["port"], **pair})
-            self._pages[party] = f"http://{address(party)}:{at['port']}/state"
+        self._service.start()
+        self.port = self._service.port
+        for worker in self._service.workers:
+            party = worker.child.name
+            self._pages[party] = f"{worker.base_url}/state"
             state = await page(self._session, self._pages[party])
-            self._members[party] = Member(party, role, at["pid"], state["epoch"])
-        for role, path in files.items():
-            path.with_suffix(".draft").write_text(json.dumps(rows[role]))
-            path.with_suffix(".draft").replace(path)
-        flags = ["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--keys", str(keys), "--processes", "2"]
-        flags += [f"--{role}-discovery=file:{path}" for role, path in files.items()]
-        await self._launch("gateway", ["baton_gateway", *flags, "--drain-s", "2"])
-        at = await self._announced("gateway")
-        self.port, self._admin_port = at["port"], at["admin_port"]
+            self._members[party] = Member(party, worker.role, worker.child.pid, state["epoch"])
         await wait_until(self)
-
-    async def _launch(self, party: str, argv: Sequence[str]) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "BATON_PARENT_PID": str(os.getpid())}
-        command = ("ip", "netns", "exec", f"{PREFIX}-{party}", sys.executable, "-m", *argv)
-        with (self._folder / f"{party}.log").open("wb") as log:
-            announce = ("--announce", str(self._folder / f"{party}.json"))
-            self._processes.append(
-                await asyncio.create_subprocess_exec(*command, *announce, stdout=log, stderr=log, env=environment)
-            )
-
-    async def _announced(self, party: str) -> Any:
-        path = self._folder / f"{party}.json"
-        async with asyncio.timeout(READY_S):
-            while not path.exists():  # noqa: ASYNC110 - another process, no event
-                await asyncio.sleep(POLL_S)
-        return json.loads(path.read_text())
 
     async def members(self) -> list[Member]:
         return list(self._members.values())
@@ -200,7 +166,7 @@ class NetworkFleet:
         return [books_of(name, state) for name, state in zip(self._pages, states, strict=True) if state is not None]
 
     async def _gateway_state(self) -> Any:
-        return await page(self._local, f"http://127.0.0.1:{self._admin_port}/state")
+        return await page(self._local, f"http://127.0.0.1:{self._service.admin_port}/state")
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,19 +146,25 @@ async def _baseline(fleet: Fleet, round_: Round, ended: float) -> None:
 
 def _judge(load: Load, round_: Round, own: set[int], victim: Member, struck: float) -> None:
     verdicts: Counter[str] = Counter()
-    for answer in load.take():
-        round_.pieces += answer.pieces
-        is_own = "gateway" in victim.role and round_.fault == "kill" and answer.verdict == "broken"
-        if is_own and answer.sent_s <= struck and (answer.port in own or victim.role == "gateway"):
+    for judged in load.take():
+        round_.pieces += len(judged.answer.times_s)
+        is_own = "gateway" in victim.role and round_.fault == "kill" and judged.verdict == "broken"
+        if is_own and judged.answer.sent_s <= struck and (judged.port in own or victim.role == "gateway"):
             round_.excepted += 1
             continue
-        if victim.role == "gateway" and round_.fault == "kill" and answer.verdict == "broken" and not answer.texts:
+        if (
+            victim.role == "gateway"
+            and round_.fault == "kill"
+            and judged.verdict == "broken"
+            and not judged.answer.texts
+        ):
             round_.excepted += 1  # nobody listened: all processes of the one gateway were killed together
             continue
-        verdicts[answer.verdict] += 1
-        if answer.verdict != "exact":
-            when = f"sent {answer.sent_s - struck:+.2f} s, ended {answer.ended_s - struck:+.2f} s"
-            round_.problems.append(f"{answer.ask.kind} {answer.verdict} ({when}): {answer.detail}"[:600])
+        verdicts[judged.verdict] += 1
+        if judged.verdict != "exact":
+            sent_s, ended_s = judged.answer.sent_s - struck, judged.answer.ended_s - struck
+            when = f"sent {sent_s:+.2f} s, ended {ended_s:+.2f} s"
+            round_.problems.append(f"{judged.ask.kind} {judged.verdict} ({when}): {judged.detail}"[:600])
     round_.verdicts = dict(verdicts)
     round_.requests = sum(verdicts.values()) + round_.excepted
 

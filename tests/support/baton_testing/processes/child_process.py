@@ -1,4 +1,4 @@
-"""One child process of a test: started with its output in a file, awaited by deadline, and never left behind."""
+"""One child process: started with its output in a file, awaited by deadline, and never left behind."""
 
 from __future__ import annotations
 
@@ -87,15 +87,22 @@ def run_to_end(argv: Sequence[str], timeout_s: float, extra: Mapping[str, str] |
 
 
 class Child:
-    """A running `python argv…`, its output in `folder/name.log`."""
+    """A running `python argv…`, its output in `folder/name.log`; `under` is the command that runs it, if any."""
 
-    def __init__(self, name: str, argv: Sequence[str], folder: Path, extra: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        argv: Sequence[str],
+        folder: Path,
+        extra: Mapping[str, str] | None = None,
+        under: Sequence[str] = (),
+    ) -> None:
         self.name = name
         self.log = folder / f"{name}.log"
         self._kin: dict[int, psutil.Process] = {}
         with self.log.open("wb") as log:
             self._popen = subprocess.Popen(
-                [sys.executable, *argv],
+                [*under, sys.executable, *argv],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -125,6 +132,14 @@ class Child:
             return wait_for(probe, f"{self.name} to write {path.name}", timeout_s)
         except NotReadyError as error:
             raise NotReadyError(f"{error}\n{self.output()[-1500:]}") from None
+
+    def cpu_s(self) -> float:
+        """Processor seconds of the process and its descendants so far, by the scheduler's own nanoseconds."""
+        own = psutil.Process(self.pid)
+        tasks = [
+            task for each in (own, *own.children(recursive=True)) for task in Path(f"/proc/{each.pid}/task").iterdir()
+        ]
+        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
     def family(self) -> list[psutil.Process]:
         """The process and all its descendants, those seen earlier included."""

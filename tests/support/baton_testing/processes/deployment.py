@@ -1,4 +1,4 @@
-"""A whole service on loopback for tests: workers and gateway as separate processes, started directly.
+"""A whole service for tests, campaigns and benches: workers and gateway as separate processes, started directly.
 
 What `baton up` does is tested on its own; this builder gives a test control over each process's flags.
 """
@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import json
 import signal
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from baton_testing.engine import tiny_llama
 from baton_testing.processes.child_process import Child, get_json, get_status, get_text, wait_for
 from baton_wire.keys import write_new_key
 
-START_S = 60.0
-"""Longest time for one process to become ready: importing torch while every core is busy takes most of it."""
+START_S = 120.0
+"""Longest time for one process to become ready: on a busy machine importing torch takes most of it."""
 
 MIB = 1 << 20
 
@@ -29,7 +30,7 @@ class Shape:
     prefill: int = 1
     decode: int = 1
     gateway_processes: int = 1
-    model: Path = tiny_llama.FOLDER
+    model: str | Path = tiny_llama.FOLDER
     served_name: str = "tiny"
     prefill_flags: tuple[str, ...] = ()
     decode_flags: tuple[str, ...] = ()
@@ -46,6 +47,7 @@ class Worker:
     role: str
     child: Child
     announce: Path
+    host: str
     port: int = 0
     """Filled once the worker has announced itself."""
     pair_port: int | None = None
@@ -54,7 +56,7 @@ class Worker:
 
     @property
     def base_url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     def state(self) -> Any:
         """`/state` of the worker, or None while it does not answer."""
@@ -75,13 +77,13 @@ class Deployment:
         self.gateway: Child
         self.port = 0
         self.admin_port: int | None = None
-        self._started = 0
+        self._started: Counter[str] = Counter()
 
     @property
     def base_url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def __enter__(self) -> Deployment:
+    def __enter__(self) -> Self:
         try:
             self.start()
         except BaseException:
@@ -106,17 +108,25 @@ class Deployment:
 
     def start_worker(self, role: str, flags: Sequence[str] = ()) -> Worker:
         """Start one worker; it joins once `await_worker` and `publish` were called."""
-        self._started += 1
-        name = f"{role}-{self._started}"
-        announce = self.folder / f"{name}.json"
+        name = f"{role}-{self._started[role]}"
+        self._started[role] += 1
+        announce, host = self.folder / f"{name}.json", self.host_of(name)
         extra = self.shape.prefill_flags if role == "prefill" else self.shape.decode_flags
         argv = [
             *("-m", f"baton_{role}_worker", "--model", str(self.shape.model), "--served-name", self.shape.served_name),
-            *("--listen", "127.0.0.1:0", "--keys", str(self.keys), "--announce", str(announce)),
-            *(self._decode_discovery() if role == "prefill" else ("--pair-listen", "127.0.0.1:0")),
+            *("--listen", f"{host}:0", "--keys", str(self.keys), "--announce", str(announce)),
+            *(self._decode_discovery() if role == "prefill" else ("--pair-listen", f"{host}:0")),
             *(*self.shape.worker_flags, *extra, *flags),
         ]
-        return Worker(role, Child(name, argv, self.folder, self.shape.environment.get(role)), announce)
+        return Worker(role, self.launch(name, argv, self.shape.environment.get(role)), announce, host)
+
+    def host_of(self, name: str) -> str:
+        """Where a worker listens."""
+        return "127.0.0.1"
+
+    def launch(self, name: str, argv: Sequence[str], extra: Mapping[str, str] | None) -> Child:
+        """Start one process, the gateway's too."""
+        return Child(name, argv, self.folder, extra)
 
     def await_worker(self, worker: Worker) -> None:
         announced = worker.child.await_file(worker.announce, START_S)
@@ -128,7 +138,7 @@ class Deployment:
         """Write who is there into the discovery files, each at once."""
         for role in ("prefill", "decode"):
             rows = [
-                {"host": "127.0.0.1", "port": w.port, **({"pair_port": w.pair_port} if w.pair_port else {})}
+                {"host": w.host, "port": w.port, **({"pair_port": w.pair_port} if w.pair_port else {})}
                 for w in self.workers
                 if w.role == role
             ]
@@ -188,7 +198,7 @@ class Deployment:
             *("--decode-discovery", f"file:{self._discovery_file('decode')}"),
             *("--processes", str(self.shape.gateway_processes), *self.shape.gateway_flags),
         ]
-        self.gateway = Child("gateway", argv, self.folder, self.shape.environment.get("gateway"))
+        self.gateway = self.launch("gateway", argv, self.shape.environment.get("gateway"))
         announced = self.gateway.await_file(announce, START_S)
         self.port = announced["port"]
         self.admin_port = announced.get("admin_port")

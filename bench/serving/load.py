@@ -1,0 +1,101 @@
+"""Load on a served model: closed loops in lanes, open loops by arrival times, and what they amounted to."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from bench.results import percentile
+
+from baton_control.sizing.workload import Workload
+from baton_local.client import Answer, Request, completion, open_session, send
+
+FIRST_TOKEN, LAST_TOKEN = 16, 500
+"""Ids that prompts are made of, inside the vocabulary of the tiny model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a run of requests amounted to."""
+
+    requests: int
+    tokens: int
+    wall_s: float
+    ttft_p50_ms: float
+    ttft_p95_ms: float
+    tpot_p50_ms: float
+    tpot_p95_ms: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.wall_s
+
+    @property
+    def requests_per_s(self) -> float:
+        return self.requests / self.wall_s
+
+
+def summary(answers: Sequence[Answer]) -> Load:
+    ttft = [1e3 * a.ttft_s for a in answers]
+    tpot = [1e3 * a.tpot_s for a in answers]
+    return Load(
+        requests=len(answers),
+        tokens=sum(a.tokens for a in answers),
+        wall_s=max(a.ended_s for a in answers) - min(a.sent_s for a in answers),
+        ttft_p50_ms=percentile(ttft, 50),
+        ttft_p95_ms=percentile(ttft, 95),
+        tpot_p50_ms=percentile(tpot, 50),
+        tpot_p95_ms=percentile(tpot, 95),
+    )
+
+
+def random_prompt(tokens: int, vocab_size: int, draw: random.Random) -> list[int]:
+    """Fresh ids, so that no prefix of them is cached."""
+    return draw.choices(range(5, vocab_size), k=tokens)
+
+
+async def closed_loop(endpoint: str, requests: Sequence[Request], lanes: int, timeout_s: float = 300) -> list[Answer]:
+    """All requests, `lanes` at a time: each lane sends the next one when its last has ended. Raises AnswerError."""
+    pending = list(reversed(requests))
+    answers: list[Answer] = []
+    async with open_session(timeout_s) as session:
+
+        async def lane() -> None:
+            while pending:
+                answers.append((await send(session, endpoint, pending.pop())).checked())
+
+        await asyncio.gather(*(lane() for _ in range(lanes)))
+    return answers
+
+
+def drive(endpoint: str, requests: Sequence[Request], lanes: int) -> list[Answer]:
+    """`closed_loop` for a program without a loop."""
+    return asyncio.run(closed_loop(endpoint, requests, lanes))
+
+
+async def open_loop(
+    endpoint: str, model: str, workload: Workload, timeout_s: float, on_answer: Callable[[Answer], None], seed: int = 5
+) -> list[Answer]:
+    """Each request is sent when its time has come, whatever became of those before; waits for every answer."""
+    began = time.monotonic()
+    answers: list[Answer] = []
+    async with open_session(timeout_s) as session:
+
+        async def one(index: int, due_s: float) -> None:
+            draw = random.Random(seed * 1_000_003 + index)
+            prompt = draw.choices(range(FIRST_TOKEN, LAST_TOKEN), k=int(workload.prompt_tokens[index]))
+            request = completion(model, prompt, int(workload.output_tokens[index]))
+            answer = await send(session, endpoint, request, due_s=due_s)
+            answers.append(answer)
+            on_answer(answer)
+
+        tasks = []
+        for index, arrival_s in enumerate(workload.arrival_s):
+            due_s = began + float(arrival_s)
+            await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+            tasks.append(asyncio.create_task(one(index, due_s)))
+        await asyncio.gather(*tasks)
+    return answers

@@ -1,0 +1,87 @@
+"""`baton up` as a child process with its sister commands, as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from baton_local.fleet.run_dir import RunDir
+from baton_testing.engine import tiny_llama
+from baton_testing.processes.child_process import Child, Ended, run_to_end, wait_for
+
+BATON = ("-m", "baton_local")
+READY_S = 180.0
+
+
+def manifest(name: str, namespace: str = "tests", **spec: Any) -> dict[str, Any]:
+    """An LLMDeployment of the tiny model with one small worker of each role, and fields of its spec changed."""
+    pool = {"replicas": {"min": 1, "max": 1}, "engine": {"kvCacheMemory": "16Mi"}}
+    usual = {
+        "model": {"source": f"file://{tiny_llama.FOLDER}", "servedName": "tiny", "maxContextTokens": 1024},
+        "slo": {"ttft": {"target": "500ms", "percentile": 95}, "tpot": {"target": "50ms", "percentile": 95}},
+        "prefill": pool,
+        "decode": pool,
+    }
+    return {
+        "apiVersion": "baton.dev/v1alpha1",
+        "kind": "LLMDeployment",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": usual | spec,
+    }
+
+
+class Up:
+    """A running `baton up` of a manifest, or of a file that may be none. As a context it is stopped at the end."""
+
+    def __init__(self, folder: Path, source: Mapping[str, Any] | Path, *flags: str) -> None:
+        self.runtime = folder / "runtime"
+        self.runtime.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.extra = {"XDG_RUNTIME_DIR": str(self.runtime)}
+        self.endpoint = ""
+        self.child = Child(
+            "up", (*BATON, "up", "-f", str(written(folder, source)), "--port", "0", *flags), folder, self.extra
+        )
+
+    def __enter__(self) -> Up:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.child.stop(60)
+
+    def await_ready(self) -> str:
+        """The endpoint. Raises NotReadyError."""
+
+        def ready() -> str | None:
+            assert self.child.is_running(), self.child.output()
+            found = re.search(r"^ready (http://\S+)$", self.child.output(), re.MULTILINE)
+            return found.group(1) if found else None
+
+        self.endpoint = wait_for(ready, "the ready line", READY_S)
+        self.child.family()
+        return self.endpoint
+
+    @property
+    def run_dir(self) -> RunDir:
+        """Of the only deployment here."""
+        (root,) = (self.runtime / "baton").iterdir()
+        return RunDir(root)
+
+    def run(self, *arguments: str) -> Ended:
+        return run_to_end((*BATON, *arguments), 60, self.extra)
+
+    def status(self) -> Any:
+        ended = self.run("status", "--json")
+        assert ended.code == 0, ended.stderr
+        return json.loads(ended.stdout)
+
+
+def written(folder: Path, source: Mapping[str, Any] | Path) -> Path:
+    """The manifest as a file; JSON is YAML."""
+    if isinstance(source, Path):
+        return source
+    path = folder / f"{source['metadata']['name']}.yaml"
+    path.write_text(json.dumps(source))
+    return path
