@@ -27,7 +27,6 @@ RULE_OF_THUMB_LINES = 400
 MAX_LINES = 600
 LONGER: dict[str, str] = {
     "kv_transfer/baton_kv_transfer/prefill/machine.py": "one machine: a hand-over's events and their effects",
-    "tests/support/baton_testing/ranks/nodes.py": "both simulated roles, read side by side",
 }
 """Files over the rule of thumb, each with the reason why it is one thought."""
 MAX_TREE_BYTES = 24 << 20

@@ -23,20 +23,20 @@ def build_role(config: WorkerConfig, parts: EngineParts, epoch: bytes, metrics: 
     """The decode side: its messenger, and the transfer that prefill workers dial and write to."""
     service = DecodeService(parts.limits, metrics, asyncio.get_running_loop())
     listen = config.pair_listen or Endpoint("127.0.0.1", 0)
-    settings, memory, landing_bytes = transfer_config(config), parts.memory, parts.capacity.landing_bytes
+    settings, landing_bytes = transfer_config(config), parts.capacity.landing_bytes
     transfer = DecodeTransfer(
         epoch=epoch,
         fingerprint=parts.fingerprint,
         geometry=parts.geometry,
         keys=parts.keys,
-        sink=parts.memory,
+        sink=parts.pool,
         listener=service,
         host=listen.host,
         port=listen.port,
         landing_bytes=landing_bytes,
         config=settings,
         observe_handover_s=metrics.handover_s.observe,
-        device=landing_device(memory.pool, memory.aside, landing_bytes, offered(settings.transport)),
+        device=landing_device(parts.pool, landing_bytes, offered(settings.transport)),
     )
     service.transfer = transfer
 

@@ -7,12 +7,11 @@ The machines themselves are in `handover_prefill` and `handover_decode`; carryin
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from baton_kv_transfer.transports.table import TransportChoice
-from baton_wire.kv_shape import PoolPart
+from baton_wire.kv_shape import Units
 from baton_wire.messages.pair_link import FirstToken, PairMessage
 from baton_wire.messages.values import Reason
 
@@ -83,48 +82,27 @@ class TransferConfig:
 
 
 class KvSource(Protocol):
-    """The prefill worker's KV pool. `blocks` is a sequence's block table in logical order, unit u covers tokens
-    [u*unit_tokens, (u+1)*unit_tokens); of these, `part` says which layers and heads. Calls come from one helper thread
-    of the transfer, or for little from the transfer thread itself, never two at once for the same bytes."""
+    """The prefill worker's KV pool. Calls come from one helper thread of the transfer, or for little from the transfer
+    thread itself, never two at once for the same bytes."""
 
     def region(self) -> memoryview | None:
         """The whole pool as bytes, sent from without a copy; None when it is not host memory (then `pack` is used)."""
         ...
 
-    def checksums(
-        self, blocks: Sequence[int], unit_tokens: int, first_unit: int, end_unit: int, part: PoolPart | None = None, /
-    ) -> bytes:
-        """Little-endian uint64 per piece of units [first_unit, end_unit), in stream order."""
+    def checksums(self, units: Units, /) -> bytes:
+        """Little-endian uint64 per piece of the units, in stream order."""
         ...
 
-    def pack(
-        self,
-        blocks: Sequence[int],
-        unit_tokens: int,
-        first_unit: int,
-        end_unit: int,
-        out: memoryview,
-        part: PoolPart | None = None,
-        /,
-    ) -> None:
-        """Write units [first_unit, end_unit) in stream layout to `out`, whose length is exactly theirs."""
+    def pack(self, units: Units, out: memoryview, /) -> None:
+        """Write the units in stream layout to `out`, whose length is exactly theirs."""
         ...
 
 
 class KvSink(Protocol):
     """The decode worker's KV pool, same conventions as `KvSource`."""
 
-    def scatter(
-        self,
-        stream: memoryview,
-        blocks: Sequence[int],
-        unit_tokens: int,
-        first_unit: int,
-        end_unit: int,
-        part: PoolPart | None = None,
-        /,
-    ) -> bytes:
-        """Write units [first_unit, end_unit) from `stream` into the blocks. Returns the checksums of what was read."""
+    def scatter(self, stream: memoryview, units: Units, /) -> bytes:
+        """Write the units from `stream` into their blocks. Returns the checksums of what was read."""
         ...
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from baton_wire.errors import UnfitPairError
-from baton_wire.kv_shape import KvGeometry, PoolPart
+from baton_wire.kv_shape import KvGeometry, PoolPart, Units
 from baton_wire.messages.pair_link import Span
 
 CHECKSUM_BYTES = 8
@@ -162,22 +162,20 @@ def layer_groups(geometry: KvGeometry, stream_bytes: int, group_bytes: int, max_
     return max(count for count in range(1, geometry.layers + 1) if geometry.layers % count == 0 and count <= most)
 
 
-def source_extents(
-    geometry: KvGeometry, blocks: Sequence[int], first_unit: int, end_unit: int, part: PoolPart | None = None
-) -> list[Extent]:
-    """Where units [first_unit, end_unit) lie in the pool when a unit is exactly one block; neighbours are joined.
+def source_extents(geometry: KvGeometry, units: Units) -> list[Extent]:
+    """Where the units lie in the pool when a unit is exactly one block; neighbours are joined.
 
     Raises ValueError when the block table is too short.
     """
-    if end_unit > len(blocks):
-        raise ValueError(f"blocks: {len(blocks)} given, unit {end_unit - 1} needs {end_unit}")
-    part = part or PoolPart(0, geometry.layers, 0, geometry.kv_heads)
+    blocks, part = units.blocks, units.part
+    if units.end > len(blocks):
+        raise ValueError(f"blocks: {len(blocks)} given, unit {units.end - 1} needs {units.end}")
     side = geometry.layer_bytes // 2  # K or V of one layer
     head = side // geometry.kv_heads
     length = (part.end_head - part.first_head) * head
     sides = range(2 * part.first_layer, 2 * part.end_layer)
     inside = joined(Extent(at * side + part.first_head * head, length) for at in sides)  # one with all heads
-    starts = (block * geometry.block_bytes for block in blocks[first_unit:end_unit])
+    starts = (block * geometry.block_bytes for block in blocks[units.first : units.end])
     return joined(Extent(start + each.offset, each.length) for start in starts for each in inside)
 
 

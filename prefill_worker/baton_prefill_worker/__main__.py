@@ -22,17 +22,17 @@ from baton_worker.serving import lifecycle, process
 def build_role(config: WorkerConfig, parts: EngineParts, epoch: bytes, metrics: WorkerMetrics) -> lifecycle.RoleParts:
     """The prefill side: its messenger, and the transfer that dials decode workers and sends to them."""
     service = PrefillService(parts.limits, metrics, asyncio.get_running_loop())
-    settings, pool = transfer_config(config), parts.memory.pool
+    settings = transfer_config(config)
     transfer = PrefillTransfer(
         epoch=epoch,
         fingerprint=parts.fingerprint,
         geometry=parts.geometry,
         keys=parts.keys,
-        source=parts.memory,
+        source=parts.pool,
         listener=service,
         config=settings,
-        device=pool_device(pool, offered(settings.transport)),
-        staging=staging(pool),
+        device=pool_device(parts.pool, offered(settings.transport)),
+        staging=staging(parts.pool),
     )
     service.transfer = transfer
     parts.watch_layers(service.on_layers)

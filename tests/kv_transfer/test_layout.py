@@ -17,7 +17,7 @@ from baton_kv_transfer.layout import (
     stream_offset,
 )
 from baton_wire.errors import UnfitPairError
-from baton_wire.kv_shape import KvGeometry, PoolPart
+from baton_wire.kv_shape import KvGeometry, PoolPart, Units
 from baton_wire.messages.pair_link import Span
 
 LLAMA_8B = KvGeometry(layers=32, kv_heads=8, head_dim=128, element_bytes=2, block_tokens=64)
@@ -115,12 +115,13 @@ def test_groups_have_equally_many_layers() -> None:
 
 def test_a_short_block_table_is_refused() -> None:
     with pytest.raises(ValueError, match="blocks: 2 given, unit 2 needs 3"):
-        source_extents(LLAMA_8B, (4, 5), 0, 3)
+        source_extents(LLAMA_8B, Units((4, 5), 64, 0, 3, LLAMA_8B.whole))
 
 
 def test_neighbouring_blocks_become_one_extent() -> None:
     size = LLAMA_8B.block_bytes
-    assert source_extents(LLAMA_8B, (9, 4, 5, 6, 2), 1, 5) == [Extent(4 * size, 3 * size), Extent(2 * size, size)]
+    units = Units((9, 4, 5, 6, 2), 64, 1, 5, LLAMA_8B.whole)
+    assert source_extents(LLAMA_8B, units) == [Extent(4 * size, 3 * size), Extent(2 * size, size)]
 
 
 def test_bytes_past_the_spans_are_refused() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from baton_kv_transfer.decode.records import Scatter
 from baton_kv_transfer.handover import Send
 from baton_kv_transfer.layout import Extent
 from baton_kv_transfer.prefill.records import PrefillAction, Put
 from baton_testing.kv_transfer import decode_machine
 from baton_testing.kv_transfer.decode_machine import Decode
 from baton_testing.kv_transfer.prefill_machine import CONFIG, D1, FIRST, KEY, UNIT, Prefill, grant
-from baton_wire.kv_shape import PoolPart
+from baton_wire.kv_shape import PoolPart, Units
 from baton_wire.messages.pair_link import Seal, Standing
 
 HALF = UNIT // 2
@@ -20,7 +21,7 @@ FIRST_LAYER, SECOND_LAYER = PoolPart(0, 1, 0, 2), PoolPart(1, 2, 0, 2)
 
 def places(actions: list[PrefillAction]) -> list[tuple[int, int, int]]:
     """(first layer, first unit, end unit) of each put."""
-    return [(a.part.first_layer, a.first_unit, a.end_unit) for a in actions if isinstance(a, Put)]
+    return [(a.units.part.first_layer, a.units.first, a.units.end) for a in actions if isinstance(a, Put)]
 
 
 def granted() -> Prefill:
@@ -35,7 +36,8 @@ def test_a_layer_is_put_while_the_next_is_computed() -> None:
     p = granted()
     (put,) = p.compute_layers(9, 1)
     assert isinstance(put, Put)
-    assert (put.part, put.first_unit, put.end_unit, put.landing) == (FIRST_LAYER, 0, 2, (Extent(1_000, 2 * HALF),))
+    assert put.units == Units(put.units.blocks, 4, 0, 2, FIRST_LAYER)
+    assert put.landing == (Extent(1_000, 2 * HALF),)
     assert places(p.compute(9)) == [(1, 0, 2)]
     assert places(p.compute_layers(14, 1)) == [(0, 2, 4)]
     assert places(p.compute(14)) == [(1, 2, 4)]
@@ -107,8 +109,10 @@ def test_a_decode_worker_scatters_the_layers_that_stand() -> None:
     transfer = d.grants[-1]
     assert transfer.groups == 2
     (scatter,) = d.land_bytes(4 * HALF, HALF)  # the second layer's first unit
-    assert (scatter.part, scatter.first_unit, scatter.end_unit) == (SECOND_LAYER, 0, 1)  # type: ignore[union-attr]
+    assert isinstance(scatter, Scatter)
+    assert (scatter.units.part, scatter.units.first, scatter.units.end) == (SECOND_LAYER, 0, 1)
     assert d.land_bytes(HALF, HALF) == []  # the first layer's second unit: its first is missing
     assert d.machine.scattered(KEY, 0, b"", 0.0) == []
     (scatter,) = d.land_bytes(0, HALF)
-    assert (scatter.part, scatter.first_unit, scatter.end_unit) == (FIRST_LAYER, 0, 2)  # type: ignore[union-attr]
+    assert isinstance(scatter, Scatter)
+    assert (scatter.units.part, scatter.units.first, scatter.units.end) == (FIRST_LAYER, 0, 2)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -34,17 +33,15 @@ from baton_testing.kv_transfer.builders import (
     key_directory,
 )
 from baton_testing.kv_transfer.nixl import NEEDS_UCX
-from baton_wire.kv_shape import KvGeometry, PoolPart
+from baton_wire.kv_shape import KvGeometry, Units
 from baton_wire.messages.values import Address, PeerRef, Reason
 from baton_worker.building.gpu_memory import (
     LandingDevice,
     PoolDevice,
-    SideStream,
     landing_device,
     memory_of,
     pool_device,
 )
-from baton_worker.building.pool_memory import PoolMemory
 
 CPU = torch.device("cpu")
 GEOMETRY = KvGeometry(layers=4, kv_heads=2, head_dim=8, element_bytes=4, block_tokens=16)
@@ -62,7 +59,7 @@ CONFIG = replace(
 )
 
 
-class Unreachable(PoolMemory):
+class Unreachable(KvPool):
     """A pool that the host cannot read, and must not be asked to copy."""
 
     def region(self) -> memoryview | None:
@@ -75,8 +72,8 @@ class Unreachable(PoolMemory):
         raise AssertionError("scattered from the host")
 
 
-def random_pool(seed: int) -> KvPool:
-    pool = KvPool(GEOMETRY, 24, torch.float32, CPU)
+def random_pool(seed: int, made: type[KvPool] = KvPool) -> KvPool:
+    pool = made(GEOMETRY, 24, torch.float32, CPU)
     pool.tensor.copy_(torch.randn(pool.tensor.shape, generator=torch.Generator().manual_seed(seed)))
     return pool
 
@@ -85,37 +82,17 @@ class Counting(LandingDevice):
     calls: ClassVar[list[tuple[int, int]]] = []
     """Bytes and layer groups of each call."""
 
-    def scatter(
-        self,
-        landing: Extent,
-        blocks: Sequence[int],
-        unit_tokens: int,
-        first_unit: int,
-        end_unit: int,
-        part: PoolPart | None = None,
-        groups: int = 1,
-        /,
-    ) -> bytes:
-        self.calls.append((landing.length, groups))
-        return super().scatter(landing, blocks, unit_tokens, first_unit, end_unit, part, groups)
+    def scatter(self, landing: Extent, units: Units, /) -> bytes:
+        self.calls.append((landing.length, units.groups))
+        return super().scatter(landing, units)
 
 
 class Flipping(LandingDevice):
     """One bit of what lands is another one."""
 
-    def scatter(
-        self,
-        landing: Extent,
-        blocks: Sequence[int],
-        unit_tokens: int,
-        first_unit: int,
-        end_unit: int,
-        part: PoolPart | None = None,
-        groups: int = 1,
-        /,
-    ) -> bytes:
+    def scatter(self, landing: Extent, units: Units, /) -> bytes:
         self._bytes[landing.offset + 5] ^= 4
-        return super().scatter(landing, blocks, unit_tokens, first_unit, end_unit, part, groups)
+        return super().scatter(landing, units)
 
 
 @NEEDS_UCX
@@ -137,13 +114,13 @@ async def test_kv_goes_from_pool_memory_to_a_landing_region_and_into_blocks(
     config = replace(config, portion_bytes=1 if early else None)
     keys = key_directory(tmp_path / "keys")
     Counting.calls.clear()
-    source, target = Unreachable(random_pool(1)), Unreachable(random_pool(2))
-    before = target.pool.tensor.clone()
+    source, target = random_pool(1, Unreachable), random_pool(2, Unreachable)
+    before = target.tensor.clone()
     told, heard = PrefillRecord(), DecodeRecord()
     common = {"fingerprint": fingerprint(), "geometry": GEOMETRY, "keys": keys, "config": config}
-    landing = (Flipping if flips else Counting)(target.pool, LANDING, target.aside)
+    landing = (Flipping if flips else Counting)(target, LANDING)
     p_epoch, d_epoch = secrets.token_bytes(16), secrets.token_bytes(16)
-    p = PrefillTransfer(epoch=p_epoch, source=source, listener=told, device=PoolDevice(source.pool), **common)  # type: ignore[arg-type]
+    p = PrefillTransfer(epoch=p_epoch, source=source, listener=told, device=PoolDevice(source), **common)  # type: ignore[arg-type]
     d = DecodeTransfer(
         epoch=d_epoch,
         sink=target,
@@ -175,12 +152,12 @@ async def test_kv_goes_from_pool_memory_to_a_landing_region_and_into_blocks(
     finally:
         await p.stop()
         await d.stop()
-    moved = (target.pool.tensor != before).flatten(1).any(1)
+    moved = (target.tensor != before).flatten(1).any(1)
     assert moved.nonzero().flatten().tolist() == sorted(places[1:])
     if not flips:
         half = 3 * GEOMETRY.block_bytes // 2
         assert Counting.calls == ([(half, 1), (half, 1)] if early or at_once == 2 else [(2 * half, 2)])
-    equal = torch.equal(target.pool.tensor[list(places[1:])], source.pool.tensor[list(blocks[1:])])
+    equal = torch.equal(target.tensor[list(places[1:])], source.tensor[list(blocks[1:])])
     assert equal is not flips
     steps = [re.fullmatch(r"step [0-9a-f]{32}/1 \d+\.\d{6} (.*)", line) for line in caplog.messages]
     assert {found[1] for found in steps if found} == {
@@ -190,34 +167,38 @@ async def test_kv_goes_from_pool_memory_to_a_landing_region_and_into_blocks(
 
 def test_a_landing_region_is_scattered_as_the_same_bytes_from_the_host_are() -> None:
     source, one, other = random_pool(1), random_pool(2), random_pool(2)
-    landing = LandingDevice(one, LANDING, SideStream(CPU))
+    landing = LandingDevice(one, LANDING)
     stream = bytearray(2 * GEOMETRY.block_bytes)
-    source.pack([7, 3], 16, 0, 2, memoryview(stream))
+    source.pack(Units([7, 3], 16, 0, 2, GEOMETRY.whole), memoryview(stream))
     offset = 3 * 256
     landing._bytes[offset : offset + len(stream)] = torch.frombuffer(stream, dtype=torch.uint8)
-    sums = landing.scatter(Extent(offset, len(stream)), [5, 6], 16, 0, 2)
-    assert sums == other.scatter(memoryview(stream), [5, 6], 16, 0, 2) == source.checksums([7, 3], 16, 0, 2)
+    sums = landing.scatter(Extent(offset, len(stream)), Units([5, 6], 16, 0, 2, GEOMETRY.whole))
+    assert (
+        sums
+        == other.scatter(memoryview(stream), Units([5, 6], 16, 0, 2, GEOMETRY.whole))
+        == source.checksums(Units([7, 3], 16, 0, 2, GEOMETRY.whole))
+    )
     assert torch.equal(one.tensor, other.tensor)
     with pytest.raises(ValueError, match="landing: bytes to"):
-        landing.scatter(Extent(LANDING - 256, 512), [5], 16, 0, 1)
+        landing.scatter(Extent(LANDING - 256, 512), Units([5], 16, 0, 1, GEOMETRY.whole))
 
 
 def test_memory_is_where_the_tensor_is_and_the_probe_is_no_part_of_it() -> None:
     pool = random_pool(1)
-    sent, landing = PoolDevice(pool), LandingDevice(pool, LANDING, SideStream(CPU))
+    sent, landing = PoolDevice(pool), LandingDevice(pool, LANDING)
     assert sent.memory == memory_of(pool.tensor)
     assert (sent.memory.address, sent.memory.length) == (pool.tensor.data_ptr(), pool.tensor.nbytes)
     assert not sent.memory.holds(sent.probe)
     assert landing.memory.length == LANDING
     assert landing.probe.address == landing.memory.address + LANDING
     assert pool_device(pool, (UCX,)) is None, "a pool of the host is sent from as it is"
-    assert landing_device(pool, SideStream(CPU), LANDING, (UCX,)) is None
+    assert landing_device(pool, LANDING, (UCX,)) is None
 
 
 def test_warming_up_leaves_the_pool_as_it_is() -> None:
     pool = random_pool(3)
     before = pool.tensor.clone()
-    PoolMemory(pool).warm_up()
+    pool.warm_up()
     assert torch.equal(pool.tensor, before)
 
 

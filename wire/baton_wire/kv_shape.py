@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -37,6 +38,11 @@ class KvGeometry:
         """Bytes of one layer (K and V) of one block."""
         return self.block_bytes // self.layers
 
+    @property
+    def whole(self) -> PoolPart:
+        """All layers and heads."""
+        return PoolPart(0, self.layers, 0, self.kv_heads)
+
 
 @dataclass(frozen=True, slots=True)
 class PoolPart:
@@ -46,3 +52,24 @@ class PoolPart:
     end_layer: int
     first_head: int
     end_head: int
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """Units [first, end) of one sequence: what a hand-over moves at once.
+
+    Unit u covers tokens [u * tokens, (u + 1) * tokens) of the sequence; of these, `part` says which layers and heads.
+    """
+
+    blocks: Sequence[int]
+    """The sequence's block table in logical order."""
+    tokens: int
+    first: int
+    end: int
+    part: PoolPart
+    groups: int = 1
+    """A stream of them holds all units of the first of so many equal groups of the part's layers, then of the next."""
+
+    @property
+    def count(self) -> int:
+        return self.end - self.first

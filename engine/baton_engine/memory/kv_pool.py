@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -16,7 +17,10 @@ from baton_engine.memory.host_memory import HugePageArena
 from baton_engine.model.config import ModelConfig
 from baton_kernels.kv_checksum import kv_checksums
 from baton_kernels.kv_copy import copy_blocks, pack_kv, scatter_kv
-from baton_wire.kv_shape import KvGeometry, PoolPart
+from baton_wire.kv_shape import KvGeometry, PoolPart, Units
+
+WARM_UNITS = (0, 1, 2)
+"""First units: kernels are compiled for 1 and for multiples of 16 apart."""
 
 
 def kv_geometry(config: ModelConfig, dtype: torch.dtype, block_tokens: int) -> KvGeometry:
@@ -27,13 +31,21 @@ def kv_geometry(config: ModelConfig, dtype: torch.dtype, block_tokens: int) -> K
 class KvPool:
     """`tensor` is [num_blocks, layers, 2, kv_heads, block_tokens, head_dim], contiguous, zero at first.
 
-    `blocks` below is a sequence's block table in logical order; unit u covers its tokens [u · unit_tokens, (u + 1) ·
-    unit_tokens), of which `part` (None: all) says the layers and heads. Checksums come as little-endian uint64, one per
-    piece, in stream order. Raises ValueError when units leave the blocks or unit_tokens does not divide the pool's
-    block, MemoryError when the pool does not fit.
+    It is `KvSource` and `KvSink` of the KV transfer. Checksums come as little-endian uint64, one per piece, in stream
+    order. Raises ValueError when units leave the blocks or their tokens do not divide the pool's block. Raises
+    MemoryError when the pool does not fit.
     """
 
-    def __init__(self, geometry: KvGeometry, num_blocks: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        geometry: KvGeometry,
+        num_blocks: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        with_checksums: bool = True,
+    ) -> None:
+        """`with_checksums`: whether anybody looks at those of what is scattered."""
         if geometry.element_bytes != dtype.itemsize:
             raise ValueError(f"element_bytes: {geometry.element_bytes} is not the size of {dtype} ({dtype.itemsize})")
         self.geometry = geometry
@@ -46,83 +58,68 @@ class KvPool:
             raise MemoryError(
                 f"KV cache: {num_blocks} blocks of {geometry.block_bytes} bytes ({total}) do not fit"
             ) from error
+        self.aside = SideStream(device)
+        self._with_checksums = with_checksums
+        self._region = self.tensor.view(torch.uint8).view(-1).numpy().data if device.type == "cpu" else None
 
-    def region(self) -> memoryview:
-        """The whole pool as writable bytes without a copy. Only on the CPU; valid as long as the pool."""
-        if self.tensor.device.type != "cpu":
-            raise ValueError(f"region: a pool on {self.tensor.device} has no bytes on the host")
-        return self.tensor.view(torch.uint8).view(-1).numpy().data
+    def warm_up(self) -> None:
+        """Run once what a hand-over in whole blocks runs, so that nothing is compiled later.
 
-    def checksums(
-        self, blocks: Sequence[int], unit_tokens: int, first_unit: int, end_unit: int, part: PoolPart | None = None
-    ) -> bytes:
-        return _as_bytes(kv_checksums(self._of(part), self._table(blocks), unit_tokens, first_unit, end_unit))
+        Block 0 gets the bytes that it has; nobody may use it meanwhile.
+        """
+        block = memoryview(bytearray(self.geometry.block_bytes))
+        for first in WARM_UNITS:
+            units = Units([0] * (first + 1), self.geometry.block_tokens, first, first + 1, self.geometry.whole)
+            self.pack(units, block)
+            self.checksums(units)
+            self.scatter(block, units)
 
-    def pack(
-        self,
-        blocks: Sequence[int],
-        unit_tokens: int,
-        first_unit: int,
-        end_unit: int,
-        out: memoryview,
-        part: PoolPart | None = None,
-    ) -> None:
+    def region(self) -> memoryview | None:
+        """The whole pool as writable bytes without a copy, valid as long as the pool; None unless it is on the CPU."""
+        return self._region
+
+    def checksums(self, units: Units) -> bytes:
+        with self.aside.entered():
+            return _as_bytes(kv_checksums(self._of(units.part), self._table(units.blocks), *_range(units)))
+
+    def pack(self, units: Units, out: memoryview) -> None:
         """Gather the units into `out`, which must be writable and exactly as long as they are."""
-        host = self._stream(out)
-        stream = torch.empty_like(host, device=self.tensor.device)
-        target = host if self.tensor.device.type == "cpu" else stream
-        pack_kv(self._of(part), self._table(blocks), unit_tokens, first_unit, end_unit, target)
-        if target is not host:
-            host.copy_(target)
+        with self.aside.entered():
+            host = self._stream(out)
+            stream = torch.empty_like(host, device=self.tensor.device)
+            target = host if self.tensor.device.type == "cpu" else stream
+            pack_kv(self._of(units.part), self._table(units.blocks), *_range(units), target)
+            if target is not host:
+                host.copy_(target)
 
-    def scatter(
-        self,
-        stream: memoryview,
-        blocks: Sequence[int],
-        unit_tokens: int,
-        first_unit: int,
-        end_unit: int,
-        part: PoolPart | None = None,
-        with_checksums: bool = True,
-    ) -> bytes:
+    def scatter(self, stream: memoryview, units: Units) -> bytes:
         """Write the stream's units into the blocks and return the checksums of what was read from the stream.
 
-        Without checksums nothing is returned; on a GPU they cost nothing and are computed all the same.
+        On a GPU these cost nothing and are computed even when nobody looks at them.
         """
-        source = self._stream(stream).to(self.tensor.device)
-        if not with_checksums and not source.is_cuda:
-            scatter_kv(source, self._of(part), self._table(blocks), unit_tokens, first_unit, end_unit)
+        with self.aside.entered():
+            source = self._stream(stream).to(self.tensor.device)
+            if self._with_checksums or source.is_cuda:
+                return self.scatter_elements(source, units)
+            pool, table = self._of(units.part), self._table(units.blocks)
+            scatter_kv(source, pool, table, *_range(units), groups=units.groups)
             return b""
-        return self.scatter_elements(source, blocks, unit_tokens, first_unit, end_unit, part)
 
-    def scatter_elements(
-        self,
-        source: Tensor,
-        blocks: Sequence[int],
-        unit_tokens: int,
-        first_unit: int,
-        end_unit: int,
-        part: PoolPart | None = None,
-        groups: int = 1,
-    ) -> bytes:
-        """As `scatter`, from a flat tensor of the pool's dtype on its device; done when it returns.
-
-        The stream holds all units of the first of `groups` equal groups of layers, then those of the next.
-        """
-        pool = self._of(part)
-        shape = (groups, end_unit - first_unit, pool.shape[1] // groups, 2)
-        checksums = torch.empty(shape, dtype=torch.int64, device=self.tensor.device)
-        scatter_kv(source, pool, self._table(blocks), unit_tokens, first_unit, end_unit, checksums, groups)
-        return _as_bytes(checksums)
+    def scatter_elements(self, source: Tensor, units: Units) -> bytes:
+        """As `scatter`, from a flat tensor of the pool's dtype on its device; done when it returns."""
+        with self.aside.entered():
+            pool = self._of(units.part)
+            shape = (units.groups, units.count, pool.shape[1] // units.groups, 2)
+            checksums = torch.empty(shape, dtype=torch.int64, device=self.tensor.device)
+            scatter_kv(source, pool, self._table(units.blocks), *_range(units), checksums, units.groups)
+            return _as_bytes(checksums)
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy whole blocks; none may be source and target at once."""
         copy_blocks(self.tensor, self._table(sources), self._table(targets))
 
-    def _of(self, part: PoolPart | None) -> Tensor:
+    def _of(self, part: PoolPart) -> Tensor:
         """A view of some layers and heads of all blocks. On a GPU all heads: the kernels count on it."""
-        if part is None:
-            return self.tensor
         heads = slice(part.first_head, part.end_head)
         if self.tensor.is_cuda and part.end_head - part.first_head != self.geometry.kv_heads:
             raise ValueError(f"part: heads [{part.first_head}, {part.end_head}) of {self.geometry.kv_heads} on a GPU")
@@ -138,6 +135,26 @@ class KvPool:
         if data.nbytes == 0:
             return torch.empty(0, dtype=self.tensor.dtype)
         return torch.frombuffer(bytearray(data) if data.readonly else data, dtype=self.tensor.dtype)
+
+
+class SideStream:
+    """Where a worker's transfer works on its device: beside the engine's kernels, not behind all that were launched.
+
+    What it reads stands before it is asked (a step that was collected, an event that came, a Seal), and what it
+    writes nobody reads before it is done: it needs no events of its own.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+    def entered(self) -> AbstractContextManager[object]:
+        """Kernels and copies of this thread go to the stream meanwhile."""
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+
+def _range(units: Units) -> tuple[int, int, int]:
+    """As the kernels take it."""
+    return units.tokens, units.first, units.end
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from baton_kv_transfer.handover import CutLink, HandoverKey, Send
 from baton_kv_transfer.landing import LandingStats
 from baton_kv_transfer.layout import Extent, StreamLayout
-from baton_wire.kv_shape import PoolPart
+from baton_wire.kv_shape import Units
 from baton_wire.messages.pair_link import FirstToken, Seal, Span
 from baton_wire.messages.values import Reason
 
@@ -29,31 +29,13 @@ class DecodeState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Scatter:
-    """Write `part` of units [first_unit, end_unit), lying at `landing`, into `blocks`; tell `scattered` or
-    `scatter_failed`.
-    """
+    """Write the units, lying at `landing`, into their blocks; tell `scattered` or `scatter_failed`."""
 
     key: HandoverKey
-    blocks: tuple[int, ...]
-    unit_tokens: int
-    first_unit: int
-    end_unit: int
-    part: PoolPart
+    units: Units
     landing: Extent
     one_sided: bool = False
     """Whether they were written there without this process taking part, which may be other memory."""
-    groups: int = 1
-    """`landing` holds all units of the first of so many equal groups of the part's layers, then those of the next."""
-
-    def by_group(self) -> list[tuple[PoolPart, Extent]]:
-        """The same work group by group, in stream order."""
-        layers = (self.part.end_layer - self.part.first_layer) // self.groups
-        length, found = self.landing.length // self.groups, []
-        for group in range(self.groups):
-            first = self.part.first_layer + group * layers
-            extent = Extent(self.landing.offset + group * length, length)
-            found.append((replace(self.part, first_layer=first, end_layer=first + layers), extent))
-        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from baton_kv_transfer.decode.records import DecodeHandover, Scatter
 from baton_kv_transfer.landing import LandingRegion
 from baton_kv_transfer.layout import Extent, StreamLayout, joined, landing_extents
-from baton_wire.kv_shape import PoolPart
+from baton_wire.kv_shape import PoolPart, Units
 
 
 def next_scatter(
@@ -17,10 +17,11 @@ def next_scatter(
     """
     scatter = _groups(handover, layout, max_bytes) or _units(handover, layout, landing, max_bytes)
     if scatter is not None:
-        group = scatter.part.first_layer // layout.group_layers
-        for each in range(group, group + scatter.groups):
-            handover.next_units[each] = scatter.end_unit
-        handover.scattering = (group, scatter.first_unit)
+        units = scatter.units
+        group = units.part.first_layer // layout.group_layers
+        for each in range(group, group + units.groups):
+            handover.next_units[each] = units.end
+        handover.scattering = (group, units.first)
     return scatter
 
 
@@ -40,9 +41,8 @@ def _units(handover: DecodeHandover, layout: StreamLayout, landing: LandingRegio
         if end > first:
             extent = landing_extents(handover.spans, layout.extent(group, first, end))[0]
             end = first + extent.length // layout.group_unit_bytes
-            part = layout.part(group)
-            units = (layout.unit_tokens, first, end)
-            return Scatter(handover.key, handover.blocks, *units, part, extent, handover.one_sided)
+            units = Units(handover.blocks, layout.unit_tokens, first, end, layout.part(group))
+            return Scatter(handover.key, units, extent, handover.one_sided)
     return None
 
 
@@ -63,5 +63,5 @@ def _groups(handover: DecodeHandover, layout: StreamLayout, max_bytes: int) -> S
         return None
     first, last = layout.part(begin), layout.part(end - 1)
     part = PoolPart(first.first_layer, last.end_layer, first.first_head, first.end_head)
-    units = (layout.unit_tokens, layout.first_unit, layout.end_unit)
-    return Scatter(handover.key, handover.blocks, *units, part, extents[0], one_sided=True, groups=end - begin)
+    unit_tokens, units = layout.unit_tokens, (layout.first_unit, layout.end_unit)
+    return Scatter(handover.key, Units(handover.blocks, unit_tokens, *units, part, end - begin), extents[0], True)

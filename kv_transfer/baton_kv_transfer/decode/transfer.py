@@ -275,18 +275,15 @@ class DecodeTransfer:
         error = future.exception()
         now = self._now()
         if error is None:
-            self._act(self._handovers.scattered(scatter.key, scatter.first_unit, future.result(), now))
+            self._act(self._handovers.scattered(scatter.key, scatter.units.first, future.result(), now))
         else:
             detail = f"{type(error).__name__}: {error}"
-            self._act(self._handovers.scatter_failed(scatter.key, scatter.first_unit, detail, now))
+            self._act(self._handovers.scatter_failed(scatter.key, scatter.units.first, detail, now))
 
     def _scatter_now(self, scatter: Scatter) -> bytes:
-        units = (scatter.unit_tokens, scatter.first_unit, scatter.end_unit)
         if scatter.one_sided and self._device is not None:
-            return self._device.scatter(scatter.landing, scatter.blocks, *units, scatter.part, scatter.groups)
-        region, scattered = self._region, self._sink.scatter
-        groups = [(part, region[extent.offset : extent.end]) for part, extent in scatter.by_group()]
-        return b"".join(scattered(stream, scatter.blocks, *units, part) for part, stream in groups)
+            return self._device.scatter(scatter.landing, scatter.units)
+        return self._sink.scatter(self._region[scatter.landing.offset : scatter.landing.end], scatter.units)
 
     def _scatter_ended(self, task: asyncio.Task[None]) -> None:
         self._scatters.discard(task)

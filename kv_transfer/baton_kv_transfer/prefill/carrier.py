@@ -93,8 +93,7 @@ class PutCarrier:
             return
         checksums: bytes | str = b""
         if self._config.verify is Verify.FULL:
-            units = (put.blocks, put.unit_tokens, put.first_unit, put.end_unit, put.part)
-            checksums = await self._aside(lambda: self._source.checksums(*units))
+            checksums = await self._aside(lambda: self._source.checksums(put.units))
         detail = await sent
         if detail is not None:
             self._on_failed(put, Reason.PEER_LOST, detail)
@@ -105,20 +104,19 @@ class PutCarrier:
 
     async def _start(self, put: Put, writer: Writer, done: WriteDone) -> str | None:
         """Write straight from the pool when a unit is a block of it, else from a packed copy. Or why that cannot be."""
-        if put.unit_tokens == self._geometry.block_tokens:
-            if put.end_unit > len(put.blocks):
-                return f"blocks: {len(put.blocks)} given, unit {put.end_unit - 1} needs {put.end_unit}"
-            units = (put.blocks, put.first_unit, put.end_unit, put.part)
+        units = put.units
+        if units.tokens == self._geometry.block_tokens:
+            if units.end > len(units.blocks):
+                return f"blocks: {len(units.blocks)} given, unit {units.end - 1} needs {units.end}"
             if writer.from_device is not None:
-                writer.from_device(lambda: source_extents(self._geometry, *units), put.landing, done)
+                writer.from_device(lambda: source_extents(self._geometry, units), put.landing, done)
                 return None
             if (region := self._source.region()) is not None:
-                source = source_extents(self._geometry, *units)
+                source = source_extents(self._geometry, units)
                 writer.write(Write(put.transfer, region, tuple(source), put.landing), done)
                 return None
         packed = self._staging(put.length)
-        packing = (put.blocks, put.unit_tokens, put.first_unit, put.end_unit)
-        failure = await self._aside(lambda: self._source.pack(*packing, packed, put.part))
+        failure = await self._aside(lambda: self._source.pack(units, packed))
         if isinstance(failure, str):
             return failure
         writer.write(Write(put.transfer, packed, (Extent(0, put.length),), put.landing), done)

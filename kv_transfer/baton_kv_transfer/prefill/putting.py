@@ -5,6 +5,7 @@ from __future__ import annotations
 from baton_kv_transfer.handover import Send
 from baton_kv_transfer.layout import StreamLayout, landing_extents
 from baton_kv_transfer.prefill.records import GroupUnits, PrefillHandover, Put
+from baton_wire.kv_shape import Units
 from baton_wire.messages.pair_link import Grant, Standing
 
 
@@ -24,18 +25,9 @@ def next_units(handover: PrefillHandover, layout: StreamLayout, max_bytes: int) 
 def put_of(handover: PrefillHandover, put: int, layout: StreamLayout, grant: Grant, units: GroupUnits) -> Put:
     """The action that moves these units to their place in the grant's spans."""
     stream = layout.extent(units.group, units.first, units.end)
-    return Put(
-        handover.key,
-        handover.peer,
-        put,
-        grant.transfer,
-        handover.blocks,
-        layout.unit_tokens,
-        units.first,
-        units.end,
-        layout.part(units.group),
-        tuple(landing_extents(grant.spans, stream)),
-    )
+    landing = tuple(landing_extents(grant.spans, stream))
+    moved = Units(handover.blocks, layout.unit_tokens, units.first, units.end, layout.part(units.group))
+    return Put(handover.key, handover.peer, put, grant.transfer, moved, landing)
 
 
 def word_of_groups(handover: PrefillHandover, layout: StreamLayout, portion_bytes: int | None) -> list[Send]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from baton_kv_transfer.handover import CutLink, HandoverKey, Send
 from baton_kv_transfer.layout import Extent, StreamLayout
-from baton_wire.kv_shape import PoolPart
+from baton_wire.kv_shape import Units
 from baton_wire.messages.pair_link import FirstToken, Grant
 from baton_wire.messages.values import Reason
 
@@ -26,17 +26,13 @@ class PrefillState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Checksum `part` of units [first_unit, end_unit), write it to `landing`, then tell `put_done` or `put_failed`."""
+    """Checksum the units, write them to `landing`, then tell `put_done` or `put_failed`."""
 
     key: HandoverKey
     peer: bytes
     put: int
     transfer: int
-    blocks: tuple[int, ...]
-    unit_tokens: int
-    first_unit: int
-    end_unit: int
-    part: PoolPart
+    units: Units
     landing: tuple[Extent, ...]
 
     @property

@@ -143,7 +143,7 @@ class DecodeGroup:
         done = None if handover is None else handover.scattering.pop((rank, key.rank), None)
         doubled = False
         if handover is not None and done is not None:
-            doubled = not handover.coverage[rank].add(key.rank, done.part, done.first_unit, done.end_unit)
+            doubled = not handover.coverage[rank].add(key.rank, done.units)
         actions = self._at(rank, self.ranks[rank].scattered(key, first_unit, checksums, now), now)
         if doubled and handover is not None and handover.key in self._open:
             actions += self._fail(handover, Reason.INTERNAL, f"{done} a second time, or not this rank's", now)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from baton_wire.kv_shape import PoolPart
+from baton_wire.kv_shape import Units
 
 
 class UnitCoverage:
@@ -18,8 +18,9 @@ class UnitCoverage:
         self._sources = sources
         self._bits: dict[int, dict[tuple[int, int], int]] = {source: {} for source in sources}
 
-    def add(self, source: int, part: PoolPart, first_unit: int, end_unit: int) -> bool:
+    def add(self, source: int, units: Units) -> bool:
         """These units of a layer group stand. False, and no change: not this source's heads, outside, or again."""
+        part, first_unit, end_unit = units.part, units.first, units.end
         groups = self._bits.get(source)
         heads = self._sources.get(source)
         if groups is None or heads != range(part.first_head, part.end_head):

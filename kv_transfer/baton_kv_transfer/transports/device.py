@@ -6,12 +6,11 @@ GPU, which is how it is tested.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from baton_kv_transfer.layout import Extent
-from baton_wire.kv_shape import PoolPart
+from baton_wire.kv_shape import Units
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +47,9 @@ class DeviceMemory(Protocol):
 class DeviceLanding(DeviceMemory, Protocol):
     """A decode worker's landing region on a GPU, beside the pool that it is scattered into."""
 
-    def scatter(
-        self,
-        landing: Extent,
-        blocks: Sequence[int],
-        unit_tokens: int,
-        first_unit: int,
-        end_unit: int,
-        part: PoolPart | None = None,
-        groups: int = 1,
-        /,
-    ) -> bytes:
-        """Write units [first_unit, end_unit), which lie at `landing`, into the blocks; the checksums of what was read.
+    def scatter(self, landing: Extent, units: Units, /) -> bytes:
+        """Write the units, which lie at `landing`, into their blocks; the checksums of what was read.
 
-        As `KvSink.scatter`, with `decode_records.Scatter`'s `groups`; when it returns the blocks may be read.
+        As `KvSink.scatter`; when it returns the blocks may be read.
         """
         ...

@@ -15,6 +15,7 @@ from baton_engine.model.loading import LoadedModel, load_model
 from baton_engine.scheduling.plan import BlockCopy, StepPlan
 from baton_kernels.kv_scales import KV_FP8
 from baton_testing.engine.model_steps import GREEDY, RunnerSteps, blocks_of, chunk, make_pool, opened, updates
+from baton_wire.kv_shape import Units
 from baton_wire.messages.values import SamplingParams
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -118,11 +119,12 @@ def test_a_float8_pool_answers_like_float32_and_moves_like_any_other() -> None:
     prompt = chat_ids("What is Baton?")
     assert steps.generate(list(prompt), 60) == list(greedy(prompt, 60).ids)
 
-    table = blocks_of(0, 4, 8)
+    whole = steps.pool.geometry.whole
+    sent, landed = (Units(blocks, 16, 0, 8, whole) for blocks in (blocks_of(0, 4, 8), list(range(8))))
     stream = bytearray(8 * 16 * steps.pool.geometry.token_bytes)
-    steps.pool.pack(table, 16, 0, 8, memoryview(stream))
-    checksums = other.scatter(memoryview(stream), list(range(8)), 16, 0, 8)
-    assert checksums == steps.pool.checksums(table, 16, 0, 8) == other.checksums(list(range(8)), 16, 0, 8)
+    steps.pool.pack(sent, memoryview(stream))
+    checksums = other.scatter(memoryview(stream), landed)
+    assert checksums == steps.pool.checksums(sent) == other.checksums(landed)
 
 
 def test_nothing_is_compiled_after_the_runner_is_there(

@@ -33,7 +33,7 @@ from baton_testing.kv_transfer.decode_machine import (
     wait,
 )
 from baton_wire.errors import BadMessageError, UnfitPairError
-from baton_wire.kv_shape import KvGeometry
+from baton_wire.kv_shape import KvGeometry, Units
 from baton_wire.messages.pair_link import Grant, Heartbeat, Reject, Span
 from baton_wire.messages.values import Reason
 
@@ -71,7 +71,7 @@ def test_only_the_missing_part_is_asked_for() -> None:
     d = Decode()
     d.link()
     assert d.expect(cached=12) == [grant(start=12)]
-    assert d.land(0, 1) == [Scatter(KEY, BLOCKS, 4, 3, 4, WHOLE, Extent(0, UNIT))]
+    assert d.land(0, 1) == [Scatter(KEY, Units(BLOCKS, 4, 3, 4, WHOLE), Extent(0, UNIT))]
     d.hear(seal(checksums=sums(3, 4)))
     assert d.scattered(3, 4)[0] == Landed(KEY, FIRST, 0.0)
 

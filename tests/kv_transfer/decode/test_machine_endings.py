@@ -32,6 +32,7 @@ from baton_testing.kv_transfer.decode_machine import (
     seal,
     sums,
 )
+from baton_wire.kv_shape import PoolPart, Units
 from baton_wire.messages.pair_link import Done, FirstToken, Grant, Standing
 from baton_wire.messages.values import Reason
 
@@ -236,13 +237,13 @@ def test_groups_that_stand_are_scattered_before_the_seal_and_landed_after_it() -
     d = in_groups()
     (early,) = d.hear(standing(1))
     assert isinstance(early, Scatter)
-    assert (early.part.first_layer, early.part.end_layer, early.first_unit, early.end_unit) == (0, 1, 0, 4)
-    assert (early.landing, early.groups, early.one_sided) == (Extent(0, 2 * UNIT), 1, True)
+    assert early.units == Units(early.units.blocks, 4, 0, 4, PoolPart(0, 1, 0, 2))
+    assert (early.landing, early.one_sided) == (Extent(0, 2 * UNIT), True)
     assert d.hear(standing(1)) == []
     assert d.hear(seal()) == [], "one scatter at a time"
     (late,) = d.scattered(0, 4, sums()[: len(sums()) // 2])
     assert isinstance(late, Scatter)
-    assert (late.part.first_layer, late.part.end_layer, late.landing) == (1, 2, Extent(2 * UNIT, 2 * UNIT))
+    assert (late.units.part.first_layer, late.units.part.end_layer, late.landing) == (1, 2, Extent(2 * UNIT, 2 * UNIT))
     assert d.ends == []
     assert d.scattered(0, 4, sums()[len(sums()) // 2 :])[0] == Landed(KEY, FIRST, 0.0)
     assert d.is_empty

@@ -28,6 +28,7 @@ from baton_testing.kv_transfer.prefill_machine import (
     units,
 )
 from baton_wire.errors import BadMessageError
+from baton_wire.kv_shape import Units
 from baton_wire.messages.pair_link import Abandon, FirstToken, Heartbeat, PairMessage, Seal, Span
 from baton_wire.messages.values import Finish, Reason
 
@@ -38,7 +39,7 @@ def test_units_are_put_as_they_are_computed_and_the_seal_comes_last() -> None:
     assert p.open() == []
     assert p.compute(5) == []
     actions = p.hear(grant())
-    assert actions == [Granted(KEY), Put(KEY, D1, 1, 7, BLOCKS[:2], 4, 0, 1, WHOLE, (Extent(1_000, UNIT),))]
+    assert actions == [Granted(KEY), Put(KEY, D1, 1, 7, Units(BLOCKS[:2], 4, 0, 1, WHOLE), (Extent(1_000, UNIT),))]
     assert units(p.compute(7)) == []
     assert units(p.compute(12)) == [(1, 3)]
     assert units(p.compute(14)) == [(3, 4)]
@@ -88,7 +89,7 @@ def test_only_the_missing_part_is_put() -> None:
     p = Prefill()
     run(p.link, p.open, p.compute, p.draw)
     actions = p.hear(grant(12))
-    assert actions == [Granted(KEY), Put(KEY, D1, 1, 7, BLOCKS, 4, 3, 4, WHOLE, (Extent(1_000, UNIT),))]
+    assert actions == [Granted(KEY), Put(KEY, D1, 1, 7, Units(BLOCKS, 4, 3, 4, WHOLE), (Extent(1_000, UNIT),))]
 
 
 def test_an_empty_transfer_is_sealed_without_a_put() -> None:

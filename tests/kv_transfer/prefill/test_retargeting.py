@@ -63,7 +63,7 @@ def test_rejected_kv_goes_to_another_decode_worker_and_is_released_once(computed
     if not computed:
         actions = k.compute()
     puts = [action for action in actions if isinstance(action, Put)]
-    assert {(put.key, put.peer, put.blocks) for put in puts} == {(NEXT, D2, BLOCKS)}
+    assert {(put.key, put.peer, put.units.blocks) for put in puts} == {(NEXT, D2, BLOCKS)}
     (seal,) = k.put_all(actions)
     assert isinstance(seal, Send)
     assert isinstance(seal.message, Seal)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from baton_kv_transfer.ranks.tensor_parallel import RankLinks, RankPeer, heads_of, local_heads, rank_epoch, rank_pairs
 from baton_kv_transfer.ranks.unit_coverage import UnitCoverage
 from baton_wire.errors import UnfitPairError
-from baton_wire.kv_shape import PoolPart
+from baton_wire.kv_shape import PoolPart, Units
 
 RANKS = (1, 2, 4, 8)
 CASES = list(product(RANKS, RANKS, (1, 2, 4, 8, 16, 40)))
@@ -89,9 +89,13 @@ def test_coverage_is_complete_with_the_last_missing_unit_and_not_before(groups, 
     for source, layer, unit in cells:
         assert coverage.gap() is not None
         part = PoolPart(layer, layer + step, sources[source].start, sources[source].stop)
-        assert coverage.add(source, part, unit, unit + 1)
-        assert not coverage.add(source, part, unit, unit + 1), "twice"
-        assert not coverage.add(source, PoolPart(layer, layer + step, 5, 6), unit, unit + 1), "other heads"
-        assert not coverage.add(7, part, unit, unit + 1), "another rank"
-        assert not coverage.add(source, part, first + units, first + units + 1), "outside"
+        assert coverage.add(source, of(part, unit))
+        assert not coverage.add(source, of(part, unit)), "twice"
+        assert not coverage.add(source, of(PoolPart(layer, layer + step, 5, 6), unit)), "other heads"
+        assert not coverage.add(7, of(part, unit)), "another rank"
+        assert not coverage.add(source, of(part, first + units)), "outside"
     assert coverage.gap() is None
+
+
+def of(part: PoolPart, unit: int) -> Units:
+    return Units((), 1, unit, unit + 1, part)

@@ -36,7 +36,6 @@ from baton_worker.building.accelerator import peak
 from baton_worker.building.bundle_files import TokenizerBundle, read_bundle
 from baton_worker.building.memory_limit import free_bytes
 from baton_worker.building.parts import EngineParts
-from baton_worker.building.pool_memory import PoolMemory
 from baton_worker.config import WorkerConfig
 from baton_worker.errors import ConfigError
 from baton_worker.serving.intake import RequestLimits
@@ -83,14 +82,13 @@ def build(config: WorkerConfig, observe_step: Callable[[int, StepLoad, float], N
     """
     keys = _keys(config.keys)
     engine = build_engine(config, observe_step)
-    memory = PoolMemory(engine.pool, config.verify == Verify.FULL)
-    memory.warm_up()
+    engine.pool.warm_up()
     return EngineParts(
         bundle=engine.bundle,
         geometry=engine.geometry,
         capacity=engine.capacity,
         keys=keys,
-        memory=memory,
+        pool=engine.pool,
         scheduler=engine.scheduler,
         stepper=engine.stepper,
         limits=engine.limits,
@@ -120,7 +118,7 @@ def build_engine(config: WorkerConfig, observe_step: Callable[[int, StepLoad, fl
     sized = capacity.decide(
         geometry, loaded.max_context_tokens, budget, config.landing_bytes, lands=config.role is Role.DECODE
     )
-    pool = KvPool(geometry, sized.blocks, kv_dtype, device)
+    pool = KvPool(geometry, sized.blocks, kv_dtype, device, with_checksums=config.verify == Verify.FULL)
     stages.ended("pool")
     engine_config = EngineConfig(
         num_blocks=sized.blocks,

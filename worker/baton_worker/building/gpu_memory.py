@@ -7,7 +7,6 @@ there. Both classes work on any device; on a CPU they are tested.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from baton_kv_transfer.prefill.carrier import ordinary_memory
 from baton_kv_transfer.transports.bandwidth import PROBE_BYTES
 from baton_kv_transfer.transports.device import Memory
 from baton_kv_transfer.transports.seam import Transport
-from baton_wire.kv_shape import PoolPart
+from baton_wire.kv_shape import Units
 
 
 class PoolDevice:
@@ -37,11 +36,10 @@ class PoolDevice:
 class LandingDevice:
     """`DeviceLanding` of a decode worker: its own allocation, since a peer that maps a part of one maps all of it."""
 
-    def __init__(self, pool: KvPool, landing_bytes: int, aside: SideStream) -> None:
+    def __init__(self, pool: KvPool, landing_bytes: int) -> None:
         """Raises MemoryError when it does not fit."""
         self._pool = pool
         self._device = pool.tensor.device
-        self._aside = aside
         try:
             self._bytes, self._allocation = apart(landing_bytes + PROBE_BYTES, self._device)
         except RuntimeError as error:  # torch has no narrower type for a failed allocation
@@ -52,37 +50,11 @@ class LandingDevice:
     def enter(self) -> None:
         enter(self._device)
 
-    def scatter(
-        self,
-        landing: Extent,
-        blocks: Sequence[int],
-        unit_tokens: int,
-        first_unit: int,
-        end_unit: int,
-        part: PoolPart | None = None,
-        groups: int = 1,
-        /,
-    ) -> bytes:
+    def scatter(self, landing: Extent, units: Units) -> bytes:
         if landing.end > self.memory.length:
             raise ValueError(f"landing: bytes to {landing.end} of {self.memory.length}")
         stream = self._bytes[landing.offset : landing.end].view(self._pool.tensor.dtype)
-        with self._aside.entered():
-            return self._pool.scatter_elements(stream, blocks, unit_tokens, first_unit, end_unit, part, groups)
-
-
-class SideStream:
-    """Where a worker's transfer works on its device: beside the engine's kernels, not behind all that were launched.
-
-    What it reads stands before it is asked (a step that was collected, an event that came, a Seal), and what it
-    writes nobody reads before it is done: it needs no events of its own.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-
-    def entered(self) -> AbstractContextManager[object]:
-        """Kernels and copies of this thread go to the stream meanwhile."""
-        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+        return self._pool.scatter_elements(stream, units)
 
 
 def pool_device(pool: KvPool, transports: Sequence[Transport]) -> PoolDevice | None:
@@ -90,15 +62,13 @@ def pool_device(pool: KvPool, transports: Sequence[Transport]) -> PoolDevice | N
     return PoolDevice(pool) if pool.tensor.is_cuda and any(each.reaches_devices for each in transports) else None
 
 
-def landing_device(
-    pool: KvPool, aside: SideStream, landing_bytes: int, transports: Sequence[Transport]
-) -> LandingDevice | None:
+def landing_device(pool: KvPool, landing_bytes: int, transports: Sequence[Transport]) -> LandingDevice | None:
     """A landing region beside the pool, when that is on a GPU and a transport that reaches it may be used.
 
     Raises MemoryError.
     """
     is_reached = pool.tensor.is_cuda and any(each.reaches_devices for each in transports)
-    return LandingDevice(pool, landing_bytes, aside) if is_reached else None
+    return LandingDevice(pool, landing_bytes) if is_reached else None
 
 
 def memory_of(tensor: Tensor) -> Memory:

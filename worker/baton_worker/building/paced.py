@@ -31,7 +31,6 @@ from baton_wire.rules.step_times import PacedTimes
 from baton_worker.building import capacity
 from baton_worker.building.bundle_files import read_bundle
 from baton_worker.building.parts import EngineParts
-from baton_worker.building.pool_memory import PoolMemory
 from baton_worker.config import WorkerConfig
 from baton_worker.errors import ConfigError
 from baton_worker.serving.intake import RequestLimits
@@ -163,7 +162,7 @@ def build(config: WorkerConfig, times: PacedTimes, observe: Callable[[int, StepL
         geometry=geometry,
         capacity=sized,
         keys=keys,
-        memory=PoolMemory(KvPool(geometry, sized.blocks, torch.float32, torch.device("cpu"))),
+        pool=KvPool(geometry, sized.blocks, torch.float32, torch.device("cpu")),
         scheduler=scheduler,
         stepper=Stepper(scheduler, runner, observe),
         limits=RequestLimits(vocabulary, context, min(MAX_CHOICES, config.max_sequences)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from baton_engine.memory.kv_pool import KvPool
 from baton_engine.model.step_cost import CostModel
 from baton_engine.running.layer_notices import LayerListener
 from baton_engine.running.stepper import Stepper
@@ -15,7 +16,6 @@ from baton_wire.messages.values import PairFingerprint
 from baton_wire.rules.hardware import Peak
 from baton_worker.building.bundle_files import TokenizerBundle
 from baton_worker.building.capacity import Capacity
-from baton_worker.building.pool_memory import PoolMemory
 from baton_worker.serving.intake import RequestLimits
 
 
@@ -25,7 +25,7 @@ class EngineParts:
     geometry: KvGeometry
     capacity: Capacity
     keys: KeyDirectory
-    memory: PoolMemory
+    pool: KvPool
     scheduler: Scheduler
     stepper: Stepper
     limits: RequestLimits

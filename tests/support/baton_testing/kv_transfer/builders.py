@@ -6,20 +6,20 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from baton_kv_transfer.handover import TransferConfig
 from baton_kv_transfer.layout import StreamLayout
 from baton_wire.keys import KeyDirectory, write_new_key
-from baton_wire.kv_shape import KvGeometry, PoolPart
+from baton_wire.kv_shape import KvGeometry, PoolPart, Units
 from baton_wire.messages.pair_link import FirstToken
 from baton_wire.messages.values import WIRE_VERSION, Finish, PairFingerprint, Reason
 
 GEOMETRY = KvGeometry(layers=2, kv_heads=2, head_dim=4, element_bytes=4, block_tokens=4)
 
-WHOLE = PoolPart(0, GEOMETRY.layers, 0, GEOMETRY.kv_heads)
+WHOLE = GEOMETRY.whole
 
 FAST = TransferConfig(
     heartbeat_s=0.05,
@@ -97,48 +97,32 @@ class FakePool:
         rows = self._rows(blocks, unit_tokens, unit, part)
         return b"".join(bytes(self.memory[start:end]) for start, end in rows)
 
-    def pack(
-        self,
-        blocks: Sequence[int],
-        unit_tokens: int,
-        first_unit: int,
-        end_unit: int,
-        out: memoryview,
-        part: PoolPart | None = None,
-        /,
-    ) -> None:
-        packed = b"".join(self.unit(blocks, unit_tokens, unit, part) for unit in range(first_unit, end_unit))
-        out[:] = packed
+    def pack(self, units: Units, out: memoryview, /) -> None:
+        out[:] = b"".join(self._each(units))
 
-    def checksums(
-        self, blocks: Sequence[int], unit_tokens: int, first_unit: int, end_unit: int, part: PoolPart | None = None, /
-    ) -> bytes:
-        units = (self.unit(blocks, unit_tokens, unit, part) for unit in range(first_unit, end_unit))
-        return b"".join(piece_checksums(self._of(part), unit_tokens, unit) for unit in units)
+    def checksums(self, units: Units, /) -> bytes:
+        return b"".join(piece_checksums(self._of(units.part), units.tokens, unit) for unit in self._each(units))
 
-    def scatter(
-        self,
-        stream: memoryview,
-        blocks: Sequence[int],
-        unit_tokens: int,
-        first_unit: int,
-        end_unit: int,
-        part: PoolPart | None = None,
-        /,
-    ) -> bytes:
+    def scatter(self, stream: memoryview, units: Units, /) -> bytes:
         if self.spoil is not None:
             self.spoil(stream)
-        size = self._of(part).token_bytes * unit_tokens
+        return b"".join(self._scatter(group, data) for group, data in by_group(units, stream))
+
+    def _scatter(self, units: Units, stream: memoryview) -> bytes:
+        size = self._of(units.part).token_bytes * units.tokens
         sums = b""
-        for index, unit in enumerate(range(first_unit, end_unit)):
+        for index, unit in enumerate(range(units.first, units.end)):
             data = bytes(stream[index * size : (index + 1) * size])
-            sums += piece_checksums(self._of(part), unit_tokens, data)
+            sums += piece_checksums(self._of(units.part), units.tokens, data)
             at = 0
-            for start, end in self._rows(blocks, unit_tokens, unit, part):
+            for start, end in self._rows(units.blocks, units.tokens, unit, units.part):
                 self.memory[start:end] = data[at : at + end - start]
                 at += end - start
             self.scattered_units += 1
         return sums
+
+    def _each(self, units: Units) -> Iterator[bytes]:
+        return (self.unit(units.blocks, units.tokens, unit, units.part) for unit in range(units.first, units.end))
 
     def tokens(self, blocks: Sequence[int], start: int, end: int) -> list[bytes]:
         """KV of every token in [start, end), whatever the block size: what two pools must agree on."""
@@ -164,6 +148,14 @@ class FakePool:
         ]
         starts = [base + (head * geometry.block_tokens + slot) * row for head in heads]
         return [(start, start + unit_tokens * row) for start in starts]
+
+
+def by_group(units: Units, stream: memoryview) -> list[tuple[Units, memoryview]]:
+    """The same units layer group by layer group, with their part of the stream."""
+    layers, size = (units.part.end_layer - units.part.first_layer) // units.groups, len(stream) // units.groups
+    firsts = [units.part.first_layer + group * layers for group in range(units.groups)]
+    parts = [replace(units.part, first_layer=first, end_layer=first + layers) for first in firsts]
+    return [(replace(units, part=part, groups=1), stream[at * size : (at + 1) * size]) for at, part in enumerate(parts)]
 
 
 def piece_checksums(geometry: KvGeometry, unit_tokens: int, unit: bytes) -> bytes:

@@ -8,6 +8,7 @@ from baton_kv_transfer.handover import HandoverKey, Send, TransferConfig
 from baton_kv_transfer.landing import LandingWindow
 from baton_kv_transfer.layout import Extent, StreamLayout
 from baton_testing.kv_transfer.builders import GEOMETRY, WHOLE, first_tokens
+from baton_wire.kv_shape import Units
 from baton_wire.messages.pair_link import Abandon, Done, FirstToken, Grant, PairMessage, Reject, Seal, Span, Wait
 from baton_wire.messages.values import Reason
 
@@ -144,4 +145,4 @@ def granted(**options: object) -> Decode:
 
 
 def scatter(first: int, end: int, base: int = 0) -> Scatter:
-    return Scatter(KEY, BLOCKS, 4, first, end, WHOLE, Extent(base + first * UNIT, (end - first) * UNIT))
+    return Scatter(KEY, Units(BLOCKS, 4, first, end, WHOLE), Extent(base + first * UNIT, (end - first) * UNIT))

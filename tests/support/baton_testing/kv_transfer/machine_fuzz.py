@@ -262,10 +262,10 @@ class DecodeFuzz:
         if self.scatters:
             scatter = self.scatters.pop(self.chance.randrange(len(self.scatters)))
             if self.chance.random() < 0.9:
-                size = 8 * (scatter.end_unit - scatter.first_unit) * 2 * GEOMETRY.layers
-                self.act(self.machine.scattered(scatter.key, scatter.first_unit, bytes(size), self.now))
+                size = 8 * scatter.units.count * 2 * GEOMETRY.layers
+                self.act(self.machine.scattered(scatter.key, scatter.units.first, bytes(size), self.now))
             else:
-                self.act(self.machine.scatter_failed(scatter.key, scatter.first_unit, "", self.now))
+                self.act(self.machine.scatter_failed(scatter.key, scatter.units.first, "", self.now))
 
     def _hear(self, peer: bytes, key: HandoverKey) -> None:
         if peer not in self.linked:

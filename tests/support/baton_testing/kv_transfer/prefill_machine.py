@@ -83,7 +83,7 @@ class Prefill:
 
     def put_done(self, put: int) -> list[PrefillAction]:
         asked = self.puts[put]
-        sums = b"".join(unit.to_bytes(8) for unit in range(asked.first_unit, asked.end_unit))
+        sums = b"".join(unit.to_bytes(8) for unit in range(asked.units.first, asked.units.end))
         return self._took(self.machine.put_done(KEY, put, sums, self.now))
 
     def put_failed(self, put: int) -> list[PrefillAction]:
@@ -115,7 +115,7 @@ def run(*steps: Callable[[], object]) -> None:
 
 
 def units(actions: list[PrefillAction]) -> list[tuple[int, int]]:
-    return [(action.first_unit, action.end_unit) for action in actions if isinstance(action, Put)]
+    return [(action.units.first, action.units.end) for action in actions if isinstance(action, Put)]
 
 
 def sealed() -> Prefill:

@@ -120,12 +120,12 @@ class SpoiltPair:
             self.calls.popleft()()
 
     def _fill(self, blocks: tuple[int, ...]) -> None:
-        size, memory = GEOMETRY.block_bytes, self.source.region()
+        size, memory = GEOMETRY.block_bytes, bytes_of(self.source)
         for block in blocks:
             memory[block * size : (block + 1) * size] = self.random.randbytes(size)
 
     def _units(self, pool: KvPool, blocks: tuple[int, ...], first: int, end: int) -> bytes:
-        size, memory = GEOMETRY.block_bytes, pool.region()
+        size, memory = GEOMETRY.block_bytes, bytes_of(pool)
         return b"".join(bytes(memory[block * size : (block + 1) * size]) for block in blocks[first:end])
 
     # Link -------------------------------------------------------------------------------------------------------------
@@ -172,13 +172,13 @@ class SpoiltPair:
         self._at_decode(self.decode.message(P, message, self.now))
 
     def _put(self, put: Put) -> None:
-        source = source_extents(GEOMETRY, put.blocks, put.first_unit, put.end_unit)
-        sums = self.source.checksums(put.blocks, put.unit_tokens, put.first_unit, put.end_unit)
-        write = Write(put.transfer, self.source.region(), tuple(source), put.landing)
-        is_last = put.end_unit == -(-self.tokens // GEOMETRY.block_tokens)
+        source = source_extents(GEOMETRY, put.units)
+        sums = self.source.checksums(put.units)
+        write = Write(put.transfer, bytes_of(self.source), tuple(source), put.landing)
+        is_last = put.units.end == -(-self.tokens // GEOMETRY.block_tokens)
         if self.defect is Defect.EARLY_FREE and not self.injected:
             self.injected = True
-            self._fill((self.random.choice(put.blocks[put.first_unit : put.end_unit]),))
+            self._fill((self.random.choice(put.units.blocks[put.units.first : put.units.end]),))
         if self.defect is Defect.SEALED_EARLY and is_last:
             self.injected = True
             self.calls.append(lambda: self._at_prefill(self.prefill.put_done(put.key, put.put, sums, self.now)))
@@ -245,8 +245,8 @@ class SpoiltPair:
         extent = scatter.landing
         self._spoil_landing(extent)
         stream = memoryview(self.region)[extent.offset : extent.end]
-        sums = self.sink.scatter(stream, scatter.blocks, scatter.unit_tokens, scatter.first_unit, scatter.end_unit)
-        self._at_decode(self.decode.scattered(scatter.key, scatter.first_unit, sums, self.now))
+        sums = self.sink.scatter(stream, scatter.units)
+        self._at_decode(self.decode.scattered(scatter.key, scatter.units.first, sums, self.now))
         self._old_bytes = bytes(self.region)
 
     def claim(self, peer: bytes, transfer: int, offset: int, length: int) -> LandingWindow | ClaimRefusal:
@@ -351,3 +351,9 @@ def spoil(count: int, seed: int, *, one_sided: bool) -> Tally:
         chosen = Defect.NONE if pair.random.random() < 0.1 else pair.random.choice(defects)
         tally.add(pair.run(chosen))
     return tally
+
+
+def bytes_of(pool: KvPool) -> memoryview:
+    region = pool.region()
+    assert region is not None
+    return region

@@ -237,14 +237,14 @@ class SimPrefill(SimWorker):
             self._failed(rank, put, Reason.PEER_LOST, "no link")
             return
         pool = self.pools[rank]
-        if put.unit_tokens != PREFILL_GEOMETRY.block_tokens:
+        if put.units.tokens != PREFILL_GEOMETRY.block_tokens:
             packed = memoryview(bytearray(sum(extent.length for extent in put.landing)))
-            pool.pack(put.blocks, put.unit_tokens, put.first_unit, put.end_unit, packed, put.part)
+            pool.pack(put.units, packed)
             write = Write(put.transfer, packed, (Extent(0, len(packed)),), put.landing)
         else:
-            source = source_extents(self.shapes[rank], put.blocks, put.first_unit, put.end_unit, put.part)
+            source = source_extents(self.shapes[rank], put.units)
             write = Write(put.transfer, pool.memory, tuple(source), put.landing)
-        checksums = pool.checksums(put.blocks, put.unit_tokens, put.first_unit, put.end_unit, put.part)
+        checksums = pool.checksums(put.units)
 
         def done(detail: str | None) -> None:
             if not self.alive:
@@ -362,18 +362,15 @@ class SimDecode(SimWorker):
 
     def _scatter(self, rank: int, scatter: Scatter) -> None:
         key, region = replace(scatter.key, rank=0), self.landings[rank].region
-        held = {self.blocks.owner.get(block) for block in scatter.blocks}
+        held = {self.blocks.owner.get(block) for block in scatter.units.blocks}
         assert held == {key}, f"a scatter of {scatter.key} into blocks of {held}"
         if self.world.chance(self.world.faults.corrupt):
             at = scatter.landing.offset + self.world.heap.random.randrange(scatter.landing.length)
             region[at] ^= 1 << self.world.heap.random.randrange(8)
             self.world.corrupted.add(key)
-        units = (scatter.unit_tokens, scatter.first_unit, scatter.end_unit)
-        sums = b"".join(
-            self.pools[rank].scatter(memoryview(region)[extent.offset : extent.end], scatter.blocks, *units, part)
-            for part, extent in scatter.by_group()
-        )
-        self.act(self.machine.scattered(rank, scatter.key, scatter.first_unit, sums, self.world.heap.now))
+        stream = memoryview(region)[scatter.landing.offset : scatter.landing.end]
+        sums = self.pools[rank].scatter(stream, scatter.units)
+        self.act(self.machine.scattered(rank, scatter.key, scatter.units.first, sums, self.world.heap.now))
 
 
 class LandingRank:

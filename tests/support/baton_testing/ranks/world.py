@@ -86,11 +86,10 @@ class World:
                 body = {name: getattr(message, name) for name in message.__struct_fields__[2:]}
                 key = HandoverKey(*(getattr(message, name) for name in message.__struct_fields__[:2]))
                 return f"→ {self._name(peer)} {type(message).__name__} {_short(key)} {body}"
-            case Put(key, peer, put, transfer, _, unit, first, end, part):
-                units = f"units of {unit} [{first}, {end}) of {part}"
+            case Put(key, peer, put, transfer, units):
                 return f"put {put} → {self._name(peer)} {_short(key)} transfer {transfer} {units}"
-            case Scatter(key, blocks, unit, first, end, part, landing):
-                return f"scatter {_short(key)} units of {unit} [{first}, {end}) of {part} from {landing} into {blocks}"
+            case Scatter(key, units, landing):
+                return f"scatter {_short(key)} {units} from {landing}"
             case Release(key) | DropPuts(key) | Landed(key):
                 return f"{type(action).__name__} {_short(key)}"
             case Failed(key, reason, detail) | Report(key, reason, detail):

@@ -243,33 +243,30 @@ class DecodeLinks:
 
     def _held(self, scatter: Scatter) -> list[int]:
         pool = self.worker.engine.scheduler.pool
-        return [pool.generation(block) for block in scatter.blocks]
+        return [pool.generation(block) for block in scatter.units.blocks]
 
     def _scatter(self, scatter: Scatter, generations: list[int]) -> None:
         pool = self.worker.engine.scheduler.pool
         touched = self._touched(scatter)
         for index in touched:
-            block = scatter.blocks[index]
+            block = scatter.units.blocks[index]
             held = pool.generation(block) == generations[index] and pool.state(block) is BlockState.RESERVED
             require(held, "I5", f"{self.worker.name}: {scatter} into a block that is {pool.state(block).name}")
         if self.fail_next_scatter:
             self.fail_next_scatter = False
             self.worker.world.count(Fault.SCATTER_ERROR)
-            self.act(self.machine.scatter_failed(scatter.key, scatter.first_unit, "raised", self._now))
+            self.act(self.machine.scatter_failed(scatter.key, scatter.units.first, "raised", self._now))
             return
         if self.corrupt_next:
             self._spoil(scatter, self.corrupt_next.pop())
-        region, units = memoryview(self.region), (scatter.unit_tokens, scatter.first_unit, scatter.end_unit)
-        sums = b"".join(
-            self.worker.engine.pool.scatter(region[extent.offset : extent.end], scatter.blocks, *units, part)
-            for part, extent in scatter.by_group()
-        )
-        self.act(self.machine.scattered(scatter.key, scatter.first_unit, sums, self._now))
+        stream = memoryview(self.region)[scatter.landing.offset : scatter.landing.end]
+        sums = self.worker.engine.pool.scatter(stream, scatter.units)
+        self.act(self.machine.scattered(scatter.key, scatter.units.first, sums, self._now))
 
     def _touched(self, scatter: Scatter) -> range:
         tokens = self.worker.block_tokens
-        first = scatter.first_unit * scatter.unit_tokens // tokens
-        return range(first, -(-scatter.end_unit * scatter.unit_tokens // tokens))
+        units = scatter.units
+        return range(units.first * units.tokens // tokens, -(-units.end * units.tokens // tokens))
 
     def _spoil(self, scatter: Scatter, how: float) -> None:
         """Flip a bit, tear the end off, swap the halves, or put back what is somewhere else in the region."""

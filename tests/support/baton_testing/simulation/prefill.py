@@ -281,15 +281,14 @@ class PrefillLinks:
             return
         pool, blocks = self.worker.engine.pool, self._blocks_of(put)
         generations = self._generations(blocks)
-        units = (put.blocks, put.unit_tokens, put.first_unit, put.end_unit)
-        if put.unit_tokens == PREFILL_BLOCK_TOKENS:
-            source = source_extents(pool.geometry, put.blocks, put.first_unit, put.end_unit, put.part)
+        if put.units.tokens == PREFILL_BLOCK_TOKENS:
+            source = source_extents(pool.geometry, put.units)
             write = Write(put.transfer, pool.memory, tuple(source), put.landing)
         else:
             packed = memoryview(bytearray(put.length))
-            pool.pack(*units, packed, put.part)
+            pool.pack(put.units, packed)
             write = Write(put.transfer, packed, (Extent(0, len(packed)),), put.landing)
-        checksums = pool.checksums(*units, put.part)
+        checksums = pool.checksums(put.units)
 
         def done(detail: str | None) -> None:
             self.worker.run(lambda: self._put_ended(put, blocks, generations, checksums, detail))
@@ -310,8 +309,8 @@ class PrefillLinks:
         self.act(self.machine.put_failed(put.key, put.put, reason, detail, self._now))
 
     def _blocks_of(self, put: Put) -> tuple[int, ...]:
-        per_block = PREFILL_BLOCK_TOKENS // put.unit_tokens
-        return put.blocks[put.first_unit // per_block : -(-put.end_unit // per_block)]
+        units, per_block = put.units, PREFILL_BLOCK_TOKENS // put.units.tokens
+        return tuple(units.blocks[units.first // per_block : -(-units.end // per_block)])
 
     def _generations(self, blocks: tuple[int, ...]) -> list[int]:
         pool = self.worker.engine.scheduler.pool

@@ -14,7 +14,7 @@ from baton_kv_transfer.handover import HandoverKey, Send, TransferConfig, Verify
 from baton_kv_transfer.landing import LandingRegion, SpanState
 from baton_kv_transfer.prefill.machine import PrefillHandovers
 from baton_kv_transfer.prefill.records import GroupUnits, PrefillAction, Put, Release
-from baton_wire.kv_shape import KvGeometry
+from baton_wire.kv_shape import KvGeometry, Units
 from baton_wire.messages.pair_link import Abandon, Done, FirstToken, Grant, PairMessage, Reject, Seal, Standing, Wait
 from baton_wire.messages.values import Reason
 
@@ -154,6 +154,11 @@ class PutsLayersThatAreNotComputed(PrefillHandovers):
         return super().computing(key, tokens, layers + 1, blocks, now)
 
 
+def shifted(units: Units, shift: int) -> Units:
+    blocks = tuple(units.blocks)
+    return replace(units, blocks=(*blocks[:shift], *blocks[: len(blocks) - shift]))
+
+
 class ShiftsBlocksOnPartialHit(PrefillHandovers):
     """vllm#48633 C3: with a partial prefix hit the first N blocks are sent, not the missing ones."""
 
@@ -166,7 +171,7 @@ class ShiftsBlocksOnPartialHit(PrefillHandovers):
     def _put(self, handover: Any, layout: Any, grant: Any, units: GroupUnits) -> Put:
         put = super()._put(handover, layout, grant, units)
         shift = layout.start_tokens // 4
-        return replace(put, blocks=(*put.blocks[:shift], *put.blocks[: len(put.blocks) - shift]))
+        return replace(put, units=shifted(put.units, shift))
 
 
 class PutsTwice(PrefillHandovers):
@@ -283,7 +288,7 @@ class ScattersFirstBlocks(DecodeHandovers):
     def _advance(self, handover: Any, now: float) -> list[DecodeAction]:
         shift = handover.layout.start_tokens // self._geometry.block_tokens if handover.layout else 0
         return [
-            replace(a, blocks=(*a.blocks[:shift], *a.blocks[: len(a.blocks) - shift])) if isinstance(a, Scatter) else a
+            replace(a, units=shifted(a.units, shift)) if isinstance(a, Scatter) else a
             for a in super()._advance(handover, now)
         ]
 
