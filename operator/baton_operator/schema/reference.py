@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import enum
 import sys
+import textwrap
 import typing
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic.fields import FieldInfo
@@ -31,6 +32,9 @@ Written from `control/baton_control/spec/api.py` by `make format`; do not edit. 
 |---|---|---|---|
 """
 SAME_AS_PREFILL = "spec.decode"
+MAX_CELL = 120
+"""Characters of a cell; what a field must be stands below the table where it is longer."""
+BELOW = "see below"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,20 @@ class Row:
 
 def page() -> str:
     """The whole page."""
-    return HEADER + "".join(f"{row}\n" for row in rows(LLMDeployment, ""))
+    listed = list(rows(LLMDeployment, ""))
+    table = "".join(f"{replace(row, allowed=BELOW) if _is_wide(row) else row}\n" for row in listed)
+    notes = "".join(f"\n{_note(row)}\n" for row in listed if _is_wide(row))
+    return HEADER + table + notes
+
+
+def _is_wide(row: Row) -> bool:
+    return len(row.allowed) > MAX_CELL
+
+
+def _note(row: Row) -> str:
+    """What a field must be, as a sentence of its own."""
+    words = f"`{row.path}` must be: {row.allowed}"
+    return "\n".join(textwrap.wrap(words, MAX_CELL, break_long_words=False, break_on_hyphens=False))
 
 
 def rows(model: type[Model], prefix: str, default: object = None) -> Iterator[Row]:
