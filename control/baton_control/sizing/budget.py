@@ -1,53 +1,47 @@
-"""Fits both pools into the accelerators there are. Pure: what is given up is what costs the fewest requests their
-target.
-"""
+"""Bounds and budget: what of the workers that pools should have there is room for. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-from baton_control.sizing.capacity import Mix, Sizer
-from baton_control.sizing.spec import SizingSpec
+from baton_control.spec.api import LLMDeployment
+from baton_control.worker_specs import pool_spec
 from baton_wire.messages.values import POOL_ROLES, Role
 
 
-def fitted(
-    spec: SizingSpec,
-    wanted: Mapping[Role, int],
-    floors: Mapping[Role, int],
-    rates: Mapping[Role, float],
-    mix: Mix | None,
-    sizer: Sizer | None,
-) -> dict[Role, int]:
-    """`wanted` cut until it fits `spec.max_accelerators`; a pool is never cut under its floor, or under one.
+def within_bounds(deployment: LLMDeployment, role: Role, workers: int) -> int:
+    """The nearest number that `replicas` of the pool allows."""
+    bounds = pool_spec(deployment, role).replicas
+    return min(max(workers, bounds.min), bounds.max)
 
-    Workers go where the predicted loss is least. Without a mix, the larger pool gives.
+
+def accelerators(deployment: LLMDeployment, role: Role) -> int:
+    """What one worker of the pool takes of `autoscaling.budget.maxAccelerators`."""
+    pool = pool_spec(deployment, role)
+    return pool.tensor_parallel if pool.accelerator else 0
+
+
+def within_budget(
+    budget: int | None,
+    wanted: Mapping[Role, int],
+    least: Mapping[Role, int],
+    each: Mapping[Role, int],
+    cost: Callable[[Role, int], tuple[float, ...]],
+    steps: int | None = None,
+) -> dict[Role, int]:
+    """`wanted` cut until its accelerators (`each`: of one worker) fit; no pool is cut under `least`.
+
+    `cost` of a pool with so many workers left: the pool for which it is least gives, and prefill when both are equal.
+    `steps`: in about so many, as a cost may have to be simulated; None: one worker at a time.
     """
     workers = dict(wanted)
-    budget = spec.max_accelerators
     if budget is None:
         return workers
-    while _taken(spec, workers) > budget:
-        givers = [role for role in POOL_ROLES if workers[role] > max(1, floors[role])]
+    while (excess := sum(workers[role] * each[role] for role in POOL_ROLES) - budget) > 0:
+        givers = [role for role in POOL_ROLES if each[role] and workers[role] > least[role]]
         if not givers:
             break
-        giver = min(givers, key=lambda role: _loss(role, workers[role] - 1, wanted[role], rates, mix, sizer))
-        excess = _taken(spec, workers) - budget
-        least = max(1, floors[giver])
-        step = max(1, min(excess // (8 * spec.bounds_of[giver].accelerators), workers[giver] - least))
-        workers[giver] -= step
+        giver = min(givers, key=lambda role: cost(role, workers[role] - 1))
+        most = 1 if steps is None else excess // (steps * each[giver])
+        workers[giver] -= max(1, min(most, workers[giver] - least[giver]))
     return workers
-
-
-def _taken(spec: SizingSpec, workers: Mapping[Role, int]) -> int:
-    return sum(workers[role] * spec.bounds_of[role].accelerators for role in POOL_ROLES)
-
-
-def _loss(
-    role: Role, workers: int, wanted: int, rates: Mapping[Role, float], mix: Mix | None, sizer: Sizer | None
-) -> tuple[float, float]:
-    """Predicted share of requests that miss the pool's target; between equal losses, the fuller pool gives."""
-    fullness = -workers / max(1, wanted)
-    if mix is None or sizer is None or role not in rates:
-        return 0.0, fullness
-    return round(1.0 - sizer.share_met(role, mix, rates[role], workers), 3), fullness

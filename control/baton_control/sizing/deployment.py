@@ -7,13 +7,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from baton_control.errors import ManifestError
+from baton_control.sizing.budget import accelerators
 from baton_control.sizing.capacity import Targets
 from baton_control.sizing.model_shape import LLAMA_8B, ModelShape, shape_from_config
 from baton_control.sizing.roofline import decode_times, prefill_times, worker_model
 from baton_control.sizing.spec import Bounds, Schedule, SizingSpec
 from baton_control.sizing.worker_model import WorkerModel
-from baton_control.spec.api import LLMDeployment, PoolSpec, ScheduleSpec
+from baton_control.spec.api import LLMDeployment, ScheduleSpec
 from baton_control.spec.quantities import Weekday
+from baton_control.worker_specs import pool_spec
 from baton_wire.messages.values import Role
 from baton_wire.rules import hardware
 from baton_wire.rules.hardware import Accelerator
@@ -29,17 +31,16 @@ UNKNOWN_ACCELERATOR = hardware.H100
 def sizing_spec(deployment: LLMDeployment) -> SizingSpec:
     """Bounds, targets and budget of a deployment."""
     spec = deployment.spec
-    counts = spec.prefill.accelerator is not None or spec.decode.accelerator is not None
     return SizingSpec(
-        prefill=_bounds(spec.prefill),
-        decode=_bounds(spec.decode),
+        prefill=_bounds(deployment, Role.PREFILL),
+        decode=_bounds(deployment, Role.DECODE),
         targets=Targets(
             ttft_s=spec.slo.ttft.target,
             tpot_s=spec.slo.tpot.target,
             ttft_share=spec.slo.ttft.percentile / 100,
             tpot_share=spec.slo.tpot.percentile / 100,
         ),
-        max_accelerators=spec.autoscaling.budget.max_accelerators if counts else None,
+        max_accelerators=spec.autoscaling.budget.max_accelerators,
         scale_to_zero_after_s=spec.autoscaling.scale_to_zero_after,
         schedules=tuple(window for schedule in spec.autoscaling.schedules for window in _windows(schedule)),
     )
@@ -67,8 +68,9 @@ def worker_prior(
     )
 
 
-def _bounds(pool: PoolSpec) -> Bounds:
-    return Bounds(pool.replicas.min, pool.replicas.max, pool.tensor_parallel)
+def _bounds(deployment: LLMDeployment, role: Role) -> Bounds:
+    replicas = pool_spec(deployment, role).replicas
+    return Bounds(replicas.min, replicas.max, accelerators(deployment, role))
 
 
 def _windows(schedule: ScheduleSpec) -> Iterator[Schedule]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from baton_control.names import Key
+from baton_control.sizing.budget import within_bounds
 from baton_control.spec.api import LLMDeployment
-from baton_control.worker_specs import pool_spec
 from baton_wire.messages.values import POOL_ROLES, Role
 
 
@@ -53,11 +53,6 @@ class HoldSizing:
     def decide(
         self, key: Key, deployment: LLMDeployment, pools: Mapping[Role, PoolNow], memory: str | None, epoch_s: float
     ) -> Sized:
-        workers = {role: _held(deployment, role, pools[role].workers) for role in POOL_ROLES}
+        workers = {role: within_bounds(deployment, role, pools[role].workers) for role in POOL_ROLES}
         reasons = {role: f"hold at {workers[role]}: load is not weighed yet" for role in POOL_ROLES}
         return Sized(workers, reasons, holds=True)
-
-
-def _held(deployment: LLMDeployment, role: Role, workers: int) -> int:
-    bounds = pool_spec(deployment, role).replicas
-    return min(max(workers, bounds.min), bounds.max)

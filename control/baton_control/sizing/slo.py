@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from baton_control.sizing.budget import fitted
+from baton_control.sizing.budget import within_budget
 from baton_control.sizing.capacity import Mix, Sizer
 from baton_control.sizing.decision import ProvenZero, Unknown
 from baton_control.sizing.demand import Demand, demands, judged, learned
@@ -24,11 +24,12 @@ from baton_wire.messages.values import POOL_ROLES, Role
 SHRINK_MARGIN = 1.15
 """A smaller pool must carry this much more than the forecast, so that it does not have to grow again at once."""
 
-
 JOINT_TOLERANCE = 0.02
 """By how much both pools together may promise less than each apart before one gets more workers …"""
 JOINT_EXTRA = 0.1
 """… this share of it, at least one."""
+BUDGET_STEPS = 8
+"""In about so many steps pools are cut to a budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,6 @@ class SloDecision:
     memory: Memory
     holds: bool
     """Input was unknown: every pool stays as it is."""
-    alarm: bool
-    """Input has been unknown for so long that somebody should know."""
     inputs: Mapping[str, float]
 
     @property
@@ -77,11 +76,11 @@ def decide(
         memory = memory.with_pool(role, kept)
     pools = _wake_together(spec, pools)
     rates = {role: wanted[role].rate_per_s for role in POOL_ROLES}
-    pools = _within_budget(spec, seen, pools, rates, memory.mix, sizer)
+    pools = _affordable(spec, seen, pools, rates, memory.mix, sizer)
     memory = _remembered(memory, pools)
     inputs = {f"{role.value}_forecast_per_s": wanted[role].rate_per_s for role in POOL_ROLES}
     inputs["arrivals_per_s"] = seen.arrivals.per_s if isinstance(seen.arrivals, Arrivals) else 0.0
-    return SloDecision(pools, memory, False, False, inputs)
+    return SloDecision(pools, memory, False, inputs)
 
 
 def wake(spec: SizingSpec, seen: Observed, memory: Memory, now: float, parked: int) -> SloDecision:
@@ -94,7 +93,7 @@ def wake(spec: SizingSpec, seen: Observed, memory: Memory, now: float, parked: i
         wait = "1 request waits" if parked == 1 else f"{parked} requests wait"
         pools[role] = PoolDecision(workers, f"{move}: {wait} for a first pair of workers", workers)
     memory = replace(_remembered(memory, pools), last_arrival_s=now)
-    return SloDecision(pools, memory, False, False, {"parked": float(parked)})
+    return SloDecision(pools, memory, False, {"parked": float(parked)})
 
 
 def _of(seen: Observed, role: Role) -> PoolSeen:
@@ -129,9 +128,7 @@ def _decide_pool(
     mix = memory.mix
     assert mix is not None
     relaxed = sizer.required(role, mix, demand.lasting_per_s * SHRINK_MARGIN)
-    floor, ceiling = spec.floor(role, epoch_s), spec.bounds_of[role].maximum
-    target = min(ceiling, max(floor, needed))
-    shrunk = min(ceiling, max(floor, relaxed))
+    target, shrunk = (spec.clamped(role, workers, epoch_s) for workers in (needed, relaxed))
     workers, why, kept = paced(
         spec, pool, memory.pools[role], target, shrunk, demand.is_late, memory.since_s, demand.horizon_s, now
     )
@@ -165,11 +162,10 @@ def _hold(spec: SizingSpec, seen: Observed, memory: Memory, why: str) -> SloDeci
     memory = replace(memory, unknown_intervals=unknown, since_s=None, last_arrival_s=None)
     pools = {}
     for role in POOL_ROLES:
-        bounds = spec.bounds_of[role]
-        workers = min(bounds.maximum, max(bounds.minimum, _of(seen, role).workers))
+        workers = spec.bounds_of[role].clamped(_of(seen, role).workers)
         pools[role] = PoolDecision(workers, f"{role.value} {workers}: hold, {why}", workers)
         memory = memory.with_pool(role, replace(memory.pools[role], needs=()))
-    return SloDecision(pools, memory, True, unknown >= spec.alarm_after, {"unknown_intervals": float(unknown)})
+    return SloDecision(pools, memory, True, {"unknown_intervals": float(unknown)})
 
 
 def _is_quiet(spec: SizingSpec, seen: Observed, memory: Memory, now: float, epoch_s: float) -> bool:
@@ -192,18 +188,17 @@ def _asleep(spec: SizingSpec, memory: Memory, now: float) -> SloDecision:
     pools = {role: PoolDecision(0, f"{role.value} 0: no request for {since:.0f} s", 0) for role in POOL_ROLES}
     for role in POOL_ROLES:
         memory = memory.with_pool(role, replace(memory.pools[role], needs=(), wanted=0))
-    return SloDecision(pools, memory, False, False, {"quiet_s": since})
+    return SloDecision(pools, memory, False, {"quiet_s": since})
 
 
 def _floor(spec: SizingSpec, seen: Observed, memory: Memory, now: float, epoch_s: float) -> SloDecision:
     """No request has been seen yet: keep what runs, at least the floor."""
     pools = {}
     for role in POOL_ROLES:
-        bounds = spec.bounds_of[role]
-        workers = min(bounds.maximum, max(spec.floor(role, epoch_s), _of(seen, role).workers))
+        workers = spec.clamped(role, _of(seen, role).workers, epoch_s)
         pools[role] = PoolDecision(workers, f"{role.value} {workers}: no request seen yet", workers)
-    pools = _within_budget(spec, seen, pools, {}, None, None)
-    return SloDecision(pools, _remembered(memory, pools), False, False, {"arrivals_per_s": 0.0})
+    pools = _affordable(spec, seen, pools, {}, None, None)
+    return SloDecision(pools, _remembered(memory, pools), False, {"arrivals_per_s": 0.0})
 
 
 def _wake_together(spec: SizingSpec, pools: dict[Role, PoolDecision]) -> dict[Role, PoolDecision]:
@@ -216,7 +211,7 @@ def _wake_together(spec: SizingSpec, pools: dict[Role, PoolDecision]) -> dict[Ro
     }
 
 
-def _within_budget(
+def _affordable(
     spec: SizingSpec,
     seen: Observed,
     pools: dict[Role, PoolDecision],
@@ -225,8 +220,17 @@ def _within_budget(
     sizer: Sizer | None,
 ) -> dict[Role, PoolDecision]:
     wanted = {role: pool.workers for role, pool in pools.items()}
-    floors = {role: _cut_floor(spec, role, _of(seen, role)) for role in POOL_ROLES}
-    workers = fitted(spec, wanted, floors, rates, mix, sizer)
+    least = {role: max(1, _cut_floor(spec, role, _of(seen, role))) for role in POOL_ROLES}
+    each = {role: spec.bounds_of[role].accelerators for role in POOL_ROLES}
+
+    def loss(role: Role, left: int) -> tuple[float, ...]:
+        """Predicted share of requests that miss the pool's target; between equal losses, the fuller pool gives."""
+        fullness = -left / max(1, wanted[role])
+        if mix is None or sizer is None or role not in rates:
+            return 0.0, fullness
+        return round(1.0 - sizer.share_met(role, mix, rates[role], left), 3), fullness
+
+    workers = within_budget(spec.max_accelerators, wanted, least, each, loss, BUDGET_STEPS)
     cut = f"; cut from {{}} by a budget of {spec.max_accelerators} accelerators"
     return {
         role: pool

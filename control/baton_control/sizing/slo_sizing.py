@@ -45,7 +45,6 @@ class _Deployment:
     config: bytes | None
     decided_s: float
     sized: Sized | None = None
-    alarm: bool = False
     saved_s: float = float("-inf")
     placement_s: dict[Role, float] = field(default_factory=dict)
     """Last known of each pool: an empty one will need it, too."""
@@ -100,20 +99,10 @@ class SloSizing:
         )
         return self._decided(known, store, seen, 0, now, epoch_s)
 
-    def next_s(self, key: Key) -> float:
-        """Seconds until a decision is due; 0: now."""
-        known = self._known.get(key)
-        return 0.0 if known is None else max(0.0, known.decided_s + known.spec.interval_s - self._clock())
-
     def model(self, key: Key) -> WorkerModel | None:
         """The worker as it is believed to be."""
         known = self._known.get(key)
         return None if known is None else known.state.model
-
-    def needs_attention(self, key: Key) -> bool:
-        """Demand has been unknown for so long that somebody should know."""
-        known = self._known.get(key)
-        return known is not None and known.alarm
 
     def forget(self, key: Key) -> None:
         """The deployment is gone."""
@@ -123,7 +112,6 @@ class SloSizing:
         self, known: _Deployment, store: TelemetryStore, seen: Observed, parked: int, now: float, epoch_s: float
     ) -> Sized:
         decision, known.state = sizing.decide(known.spec, known.state, seen, _steps(store), now, epoch_s, parked=parked)
-        known.alarm = decision.alarm
         known.decided_s = now
         workers = {role: decision.pools[role].workers for role in POOL_ROLES}
         memory = None if known.sized is None or known.sized.workers != workers else known.sized.memory
@@ -185,10 +173,7 @@ class SloSizing:
 
 def _first(spec: SizingSpec, pools: Mapping[Role, PoolNow], epoch_s: float) -> Sized:
     """Before anything could be told: what runs, inside the bounds."""
-    workers = {
-        role: min(spec.bounds_of[role].maximum, max(spec.floor(role, epoch_s), pools[role].workers))
-        for role in POOL_ROLES
-    }
+    workers = {role: spec.clamped(role, pools[role].workers, epoch_s) for role in POOL_ROLES}
     return Sized(workers, {role: f"{role.value} {workers[role]}: nothing told yet" for role in POOL_ROLES}, holds=True)
 
 

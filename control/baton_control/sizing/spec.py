@@ -15,6 +15,9 @@ class Bounds:
     accelerators: int = 1
     """Per worker."""
 
+    def clamped(self, workers: int) -> int:
+        return min(self.maximum, max(self.minimum, workers))
+
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
@@ -61,8 +64,6 @@ class SizingSpec:
     max_step_down: int = 8
     max_reversals_per_hour: int = 4
     """Changes of direction of one pool, as long as it is about small steps."""
-    alarm_after: int = 6
-    """Intervals without known arrivals until it is worth an Event."""
     season_s: float = 86_400.0
     bounds_of: dict[Role, Bounds] = field(init=False, repr=False, compare=False)
 
@@ -76,3 +77,7 @@ class SizingSpec:
         bounds = self.bounds_of[role]
         open_now = (s.minimum for s in self.schedules if s.role is role and s.is_open(epoch_s))
         return min(bounds.maximum, max((bounds.minimum, *open_now)))
+
+    def clamped(self, role: Role, workers: int, epoch_s: float) -> int:
+        """The nearest number from the floor at this time to the maximum."""
+        return min(self.bounds_of[role].maximum, max(self.floor(role, epoch_s), workers))

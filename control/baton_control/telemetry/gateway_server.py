@@ -41,10 +41,6 @@ MAX_LINKS = 1_024
 MAX_FRAME_BYTES = 1 << 20
 
 
-def path_of(key: Key) -> str:
-    return PATH.format(namespace=key.namespace, name=key.name)
-
-
 class DerivedKeys:
     """The link keys of the deployment with that uid, from the master keys as they are now."""
 

@@ -294,10 +294,6 @@ class TelemetryStore:
         """Age of the oldest request that no worker has been told of; 0 without any."""
         return max((summary.backlog.oldest_s for summary in self._summaries()), default=0.0)
 
-    def config_hashes(self) -> frozenset[str]:
-        """Of the configurations that the gateways apply."""
-        return frozenset(summary.config_hash for summary in self._summaries())
-
     def _missing(self, now: float, expected: int) -> str:
         """Why it is not known what the gateways do; empty when all that should report do."""
         gateways = list(self._gateways.values())

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from baton_control.sizing.budget import accelerators, within_bounds, within_budget
 from baton_control.sizing.scaling import Sized
 from baton_control.spec.api import LLMDeployment, ScalingMode
 from baton_control.worker_specs import pool_spec
@@ -64,28 +65,12 @@ def plans(
 ) -> dict[Role, Plan]:
     """`sized` is sizing's answer in mode SLO, and None in the others."""
     asked = dict(standing) if sized is None else {role: sized.workers[role] for role in POOL_ROLES}
-    bounded = {role: _within(deployment, role, asked[role]) for role in POOL_ROLES}
-    fitting = within_budget(deployment, bounded)
+    bounded = {role: within_bounds(deployment, role, asked[role]) for role in POOL_ROLES}
+    fitting = _fitting(deployment, bounded)
     return {
         role: _plan(deployment, role, facades.get(role), asked[role], bounded[role], fitting[role])
         for role in POOL_ROLES
     }
-
-
-def within_budget(deployment: LLMDeployment, workers: Mapping[Role, int]) -> dict[Role, int]:
-    """The numbers cut until their accelerators fit the budget; the pool that is further above its minimum gives."""
-    fitting, budget = dict(workers), deployment.spec.autoscaling.budget.max_accelerators
-    if budget is None:
-        return fitting
-    pools = {role: pool_spec(deployment, role) for role in POOL_ROLES}
-    each = {role: pool.tensor_parallel if pool.accelerator else 0 for role, pool in pools.items()}
-    while sum(fitting[role] * each[role] for role in POOL_ROLES) > budget:
-        spare = {role: fitting[role] - pools[role].replicas.min for role in POOL_ROLES if each[role]}
-        giver = max(spare, key=lambda role: (spare[role], role.value))
-        if spare[giver] <= 0:
-            break
-        fitting[giver] -= 1
-    return fitting
 
 
 def is_foreign(mode: ScalingMode, facade: Facade | None) -> bool:
@@ -103,9 +88,12 @@ def _standing(deployment: LLMDeployment, role: Role, facade: Facade | None, publ
     return running or pool_spec(deployment, role).replicas.min
 
 
-def _within(deployment: LLMDeployment, role: Role, workers: int) -> int:
-    bounds = pool_spec(deployment, role).replicas
-    return min(max(workers, bounds.min), bounds.max)
+def _fitting(deployment: LLMDeployment, workers: Mapping[Role, int]) -> dict[Role, int]:
+    """The pool that is further above its minimum gives."""
+    least = {role: pool_spec(deployment, role).replicas.min for role in POOL_ROLES}
+    each = {role: accelerators(deployment, role) for role in POOL_ROLES}
+    budget = deployment.spec.autoscaling.budget.max_accelerators
+    return within_budget(budget, workers, least, each, lambda role, left: (least[role] - left,))
 
 
 def _plan(deployment: LLMDeployment, role: Role, facade: Facade | None, asked: int, bounded: int, fitting: int) -> Plan:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from baton_control.sizing.budget import fitted
+from baton_control.sizing.budget import within_budget
 from baton_control.sizing.decision import Known, ProvenZero, Unknown
 from baton_control.sizing.readings import ArrivalReading, Arrivals
 from baton_control.sizing.remembered import MAX_SAVED_BYTES, Memory, restored, saved
@@ -64,14 +64,14 @@ def test_a_pool_shrinks_only_after_the_window_to_what_it_needed_in_it() -> None:
     assert "needed at most" in decision.reason or "forecast" in decision.reason
 
 
-def test_unknown_arrivals_hold_every_pool_and_alarm_after_some_time() -> None:
+def test_unknown_arrivals_hold_every_pool_and_are_counted() -> None:
     walk = Walk(spec(), 6)
     walk.step(arrivals(4), 10)
     before = walk.workers
     decision = walk.step(Unknown("no report"), 5)
     assert decision.holds
-    assert not decision.alarm
-    assert walk.step(Unknown("no report")).alarm
+    assert decision.inputs == {"unknown_intervals": 5.0}
+    assert walk.step(Unknown("no report")).inputs == {"unknown_intervals": 6.0}
     assert walk.workers == before
     walk.step(arrivals(4), 6)
     assert walk.workers == before, "the window starts anew behind a gap"
@@ -128,9 +128,13 @@ def test_a_budget_takes_from_the_pool_that_loses_least() -> None:
     a_spec = spec(max_accelerators=8)
     floors = {Role.PREFILL: 1, Role.DECODE: 1}
     wanted = {Role.PREFILL: 8, Role.DECODE: 4}
-    rates = {Role.PREFILL: 40.0, Role.DECODE: 20.0}
-    cut = fitted(a_spec, wanted, floors, rates, None, None)
-    assert sum(cut.values()) == 8
+    each = {Role.PREFILL: 1, Role.DECODE: 1}
+    losses = {Role.PREFILL: 0.1, Role.DECODE: 0.06}
+    cut = within_budget(8, wanted, floors, each, lambda role, left: (losses[role] / left,))
+    assert cut == {Role.PREFILL: 5, Role.DECODE: 3}
+    assert within_budget(None, wanted, floors, each, lambda role, left: (0.0,)) == wanted
+    cpus = within_budget(3, wanted, floors, {Role.PREFILL: 1, Role.DECODE: 0}, lambda role, left: (0.0,))
+    assert cpus == {Role.PREFILL: 3, Role.DECODE: 4}, "workers without accelerators cost none"
     walk = Walk(a_spec)
     decision = walk.step(arrivals(60), 3)
     assert sum(walk.workers) <= 8

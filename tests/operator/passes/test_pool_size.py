@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from baton_control.sizing.scaling import Sized
 from baton_control.spec.api import LLMDeployment, ScalingMode
-from baton_operator.passes.pool_size import SCALER, Facade, is_foreign, plans, standing, within_budget
+from baton_operator.passes.pool_size import SCALER, Facade, is_foreign, plans, standing
 from baton_testing.kube.manifests import deployment
 from baton_wire.messages.values import POOL_ROLES, Role
 
@@ -98,12 +98,16 @@ def test_a_lost_facade_comes_back_with_what_was_published_and_else_with_what_run
     assert [each.replicas for each in plan.values()] == [3, 2]
 
 
+def fitting(one: LLMDeployment, asked: dict[Role, int]) -> dict[Role, int]:
+    return {role: plan.workers for role, plan in plans(one, {}, asked, None).items()}
+
+
 def test_the_budget_takes_from_the_pool_with_most_to_spare() -> None:
     gpu = {"resource": "nvidia.com/gpu"}
     one = made(
         "Off", 1, 16, prefill__accelerator=gpu, decode__accelerator=gpu, autoscaling__budget={"maxAccelerators": 6}
     )
-    assert within_budget(one, {P: 2, D: 8}) == {P: 2, D: 4}
+    assert fitting(one, {P: 2, D: 8}) == {P: 2, D: 4}
     live = {P: Facade(2, OURS, "Off"), D: Facade(8, OURS, "Off")}
     plan = plans(one, live, {P: 2, D: 8}, None)
     assert "maxAccelerators 6" in plan[D].limit
@@ -119,12 +123,12 @@ def test_the_budget_holds_unless_the_minimum_forbids_it(p: int, d: int, budget: 
         autoscaling={"mode": "Off", "budget": {"maxAccelerators": max(budget, low + width)}},
     )
     asked = {P: max(p, 1), D: max(d, 1)}
-    fitting = within_budget(one, asked)
-    assert all(1 <= fitting[role] <= asked[role] for role in POOL_ROLES)
-    taken = fitting[P] * low + fitting[D] * width
+    left = fitting(one, asked)
+    assert all(1 <= left[role] <= asked[role] for role in POOL_ROLES)
+    taken = left[P] * low + left[D] * width
     assert taken <= max(budget, low + width)
     for role, each in ((P, low), (D, width)):
-        if fitting[role] < asked[role]:
+        if left[role] < asked[role]:
             assert taken + max(low, width) > max(budget, low + width) or taken + each > budget, (
                 "no more is cut than needed"
             )
