@@ -19,7 +19,7 @@ from baton_wire.messages.gateway_link import Message, Prefill, Reserve, Retarget
 from baton_wire.messages.pair_link import FirstToken
 from baton_wire.messages.values import Reason
 from baton_worker.reporting.metrics import WorkerMetrics
-from baton_worker.serving.engine_thread import Landed, Release, ReserveBlocks, Submit
+from baton_worker.serving.engine_thread import HandoverLanded, ReleaseBlocks, ReserveBlocks, Submit
 from baton_worker.serving.gateway_links import GatewayLink
 from baton_worker.serving.intake import RequestLimits
 from baton_worker.serving.messenger import MAX_DETAIL, Messenger, leg_failed
@@ -130,11 +130,11 @@ class DecodeService(Messenger):
 
     def on_landed(self, request: bytes, attempt: int, first_tokens: tuple[FirstToken, ...]) -> None:
         key = RequestKey(request, attempt)
-        self._engine.post(Landed(key, first_tokens))
+        self._engine.post(HandoverLanded(key, first_tokens))
 
     def on_failed(self, request: bytes, attempt: int, reason: Reason, detail: str) -> None:
         key = RequestKey(request, attempt)
-        self._engine.post(Release(key))
+        self._engine.post(ReleaseBlocks(key))
         self._loop.call_soon_threadsafe(self._handover_failed, key, reason, detail)
 
     # Io thread again --------------------------------------------------------------------------------------------------

@@ -19,10 +19,10 @@ from pathlib import Path
 import aiohttp
 
 from baton_model_fetch import bucket, hub, registry, web
-from baton_model_fetch.cache import Cache
+from baton_model_fetch.cache import ModelFolder
 from baton_model_fetch.credentials import Credentials
 from baton_model_fetch.download import Sign, Told, download
-from baton_model_fetch.errors import FetchError, Refused
+from baton_model_fetch.errors import FetchError, SourceRefused
 from baton_model_fetch.listing import RemoteFile
 
 _log = logging.getLogger("baton.fetch")
@@ -50,7 +50,7 @@ async def listed(session: aiohttp.ClientSession, source: str, credentials: Crede
     scheme, _, rest = source.partition("://")
     match = _FORMS[scheme].fullmatch(rest) if scheme in _FORMS else None
     if match is None:
-        raise Refused(
+        raise SourceRefused(
             f"--source: {source!r} is none of hf://ORG/NAME@COMMIT, s3://BUCKET/PATH, oci://IMAGE@sha256:DIGEST"
         )
     part = match.groupdict()
@@ -65,7 +65,7 @@ async def listed(session: aiohttp.ClientSession, source: str, credentials: Crede
     return Listed(files, _as_is, _unchanged)
 
 
-async def fetch(source: str, cache: Cache, credentials: Credentials) -> None:
+async def fetch(source: str, cache: ModelFolder, credentials: Credentials) -> None:
     """Have the model in the cache. Raises FetchError, OSError."""
     with cache.alone():
         if cache.is_whole():
@@ -120,8 +120,8 @@ def main(arguments: list[str] | None = None) -> int:
     if _KEY.fullmatch(options.key) is None:
         parser.error(f"--key: {options.key!r} is not allowed: must be lower-case letters, digits and '-'")
     try:
-        asyncio.run(fetch(options.source, Cache(options.cache, options.key), Credentials(options.credentials)))
-    except Refused as error:
+        asyncio.run(fetch(options.source, ModelFolder(options.cache, options.key), Credentials(options.credentials)))
+    except SourceRefused as error:
         _log.error("refused: %s", error)
         return REFUSED
     except (FetchError, OSError) as error:

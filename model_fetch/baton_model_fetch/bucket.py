@@ -25,7 +25,7 @@ Signer = Callable[[str, Mapping[str, str]], dict[str, str]]
 
 
 def signer(credentials: Credentials, now: Callable[[], datetime.datetime]) -> Signer:
-    """What makes a request's headers, at the time that it is sent: signatures age. Raises Refused."""
+    """What makes a request's headers, at the time that it is sent: signatures age. Raises SourceRefused."""
     key, region = credentials.aws_key(), credentials.region
 
     def sign(url: str, headers: Mapping[str, str]) -> dict[str, str]:

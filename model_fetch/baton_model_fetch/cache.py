@@ -27,7 +27,7 @@ FILE_MODE, FOLDER_MODE = 0o444, 0o555
 
 
 @dataclass(frozen=True, slots=True)
-class Cache:
+class ModelFolder:
     folder: Path
     key: str
 

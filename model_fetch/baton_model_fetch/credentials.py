@@ -17,7 +17,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from baton_model_fetch.errors import Refused
+from baton_model_fetch.errors import SourceRefused
 from baton_model_fetch.sigv4 import AwsKey
 
 MAX_BYTES = 64 << 10
@@ -31,10 +31,10 @@ class Credentials:
 
     @property
     def endpoint(self) -> str | None:
-        """URL without a slash at its end. Raises Refused unless it is http(s)."""
+        """URL without a slash at its end. Raises SourceRefused unless it is http(s)."""
         url = self._text("endpoint")
         if url is not None and not url.startswith(("https://", "http://")):
-            raise Refused("the credentials' endpoint is not allowed: must begin with https:// or http://")
+            raise SourceRefused("the credentials' endpoint is not allowed: must begin with https:// or http://")
         return None if url is None else url.rstrip("/")
 
     @property
@@ -46,16 +46,16 @@ class Credentials:
         return self._text("AWS_REGION") or "us-east-1"
 
     def aws_key(self) -> AwsKey | None:
-        """None: anonymous. Raises Refused for half a key."""
+        """None: anonymous. Raises SourceRefused for half a key."""
         access, secret = self._text("AWS_ACCESS_KEY_ID"), self._text("AWS_SECRET_ACCESS_KEY")
         if access is None and secret is None:
             return None
         if access is None or secret is None:
-            raise Refused("the credentials have one of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY: must be both")
+            raise SourceRefused("the credentials have one of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY: must be both")
         return AwsKey(access, secret, self._text("AWS_SESSION_TOKEN"))
 
     def registry_login(self, registry: str) -> tuple[str, str] | None:
-        """User and password for a registry. Raises Refused for a file that is none of Docker's."""
+        """User and password for a registry. Raises SourceRefused for a file that is none of Docker's."""
         config = self._text(".dockerconfigjson")
         if config is not None:
             return _docker_login(config, registry)
@@ -71,7 +71,7 @@ class Credentials:
         try:
             return content.decode().strip() or None
         except UnicodeDecodeError:
-            raise Refused(f"the credentials' {name} is not text") from None
+            raise SourceRefused(f"the credentials' {name} is not text") from None
 
 
 def _docker_login(config: str, registry: str) -> tuple[str, str] | None:
@@ -84,4 +84,6 @@ def _docker_login(config: str, registry: str) -> tuple[str, str] | None:
             return user, password
         return str(entry["username"]), str(entry["password"])
     except (ValueError, KeyError, TypeError, AttributeError, binascii.Error):
-        raise Refused("the credentials' .dockerconfigjson is not Docker's: must be {auths: {REGISTRY: …}}") from None
+        raise SourceRefused(
+            "the credentials' .dockerconfigjson is not Docker's: must be {auths: {REGISTRY: …}}"
+        ) from None

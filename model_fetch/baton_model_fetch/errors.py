@@ -1,7 +1,7 @@
 """Why a model could not be fetched.
 
 FetchError
-├── Refused       asking again will not help: no such model, no access, a broken source; the Job's message
+├── SourceRefused asking again will not help: no such model, no access, a broken source; the Job's message
 ├── Damaged       what arrived is not what the source said it would be
 └── Interrupted   a time-out, a lost connection or a server's 5xx: worth another try
 """
@@ -13,7 +13,7 @@ class FetchError(Exception):
     pass
 
 
-class Refused(FetchError):
+class SourceRefused(FetchError):
     pass
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from baton_model_fetch.errors import Damaged, Refused
+from baton_model_fetch.errors import Damaged, SourceRefused
 
 MAX_FILES = 10_000
 MAX_PATH = 512
@@ -71,12 +71,12 @@ def is_wanted(path: str) -> bool:
 
 
 def checked(files: Iterable[RemoteFile]) -> tuple[RemoteFile, ...]:
-    """The files in order. Raises Refused when there are none or too many, Damaged for paths that are taken twice."""
+    """The files in order. Raises SourceRefused for none or too many, Damaged for paths that are taken twice."""
     found = tuple(sorted(files, key=lambda each: each.path))
     if not found:
-        raise Refused("the source has no files that Baton reads (safetensors, json, txt)")
+        raise SourceRefused("the source has no files that Baton reads (safetensors, json, txt)")
     if len(found) > MAX_FILES:
-        raise Refused(f"the source has {len(found)} files: at most {MAX_FILES} are allowed")
+        raise SourceRefused(f"the source has {len(found)} files: at most {MAX_FILES} are allowed")
     paths = {each.path for each in found}
     if len(paths) < len(found):
         raise Damaged("the source names a file twice")

@@ -17,7 +17,7 @@ import aiohttp
 
 from baton_model_fetch import web
 from baton_model_fetch.credentials import Credentials
-from baton_model_fetch.errors import Damaged, Refused
+from baton_model_fetch.errors import Damaged, SourceRefused
 from baton_model_fetch.listing import HashKind, RemoteFile, checked, is_wanted, safe_path
 
 INDEX_TYPES = (
@@ -60,7 +60,7 @@ async def _manifest(
 
 
 def only_manifest(index: Mapping[str, object]) -> str:
-    """The digest of an index's manifest: the only one, or the one for amd64. Raises Refused, Damaged."""
+    """The digest of an index's manifest: the only one, or the one for amd64. Raises SourceRefused, Damaged."""
     entries = index.get("manifests")
     if not isinstance(entries, list) or not all(isinstance(each, dict) for each in entries):
         raise Damaged("the index has no list of manifests")
@@ -68,12 +68,12 @@ def only_manifest(index: Mapping[str, object]) -> str:
     fitting = [each for each in real if (each.get("platform") or {}).get("architecture") == "amd64"]
     chosen = real if len(real) == 1 else fitting
     if len(chosen) != 1:
-        raise Refused(f"the index has {len(real)} manifests: name the one with the model by its own digest")
+        raise SourceRefused(f"the index has {len(real)} manifests: name the one with the model by its own digest")
     return f"sha256:{_hex(chosen[0].get('digest'))}"
 
 
 def read_layers(manifest: Mapping[str, object], base: str, headers: Mapping[str, str]) -> tuple[RemoteFile, ...]:
-    """Files and archives of a manifest. Raises Refused, Damaged."""
+    """Files and archives of a manifest. Raises SourceRefused, Damaged."""
     layers = manifest.get("layers")
     if not isinstance(layers, list):
         raise Damaged("the manifest has no layers")
@@ -87,7 +87,7 @@ def read_layers(manifest: Mapping[str, object], base: str, headers: Mapping[str,
         title = next((str(annotations[each]) for each in TITLES if each in annotations), None)
         is_archive = re.search(r"(\.|\+)tar(\+gzip|\.gzip|$)|tar\+gzip$|\.tar$", media) is not None
         if "zstd" in media or "encrypted" in media:
-            raise Refused(f"layer {number} is {media}: must be a file, a tar or a gzipped tar")
+            raise SourceRefused(f"layer {number} is {media}: must be a file, a tar or a gzipped tar")
         if not is_archive and (title is None or not is_wanted(title)):
             continue
         path = f"layer-{number}.tar" if is_archive else safe_path(str(title))
@@ -115,9 +115,9 @@ async def _authorised(
     given = dict(_PARAMETER.findall(challenge))
     realm = given.get("realm", "")
     if not realm.startswith(("https://", "http://")):
-        raise Refused("the registry's challenge names no place for tokens")
+        raise SourceRefused("the registry's challenge names no place for tokens")
     if basic and realm.startswith("http://") and url.startswith("https://"):
-        raise Refused("the registry asks for the login without TLS")
+        raise SourceRefused("the registry asks for the login without TLS")
     query = {"scope": given.get("scope", f"repository:{name}:pull")}
     query |= {"service": given["service"]} if "service" in given else {}
     body, _ = await web.text(session, f"{realm}{'&' if '?' in realm else '?'}{urlencode(query)}", basic)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 
 import aiohttp
 
-from baton_model_fetch.errors import Damaged, Interrupted, Refused
+from baton_model_fetch.errors import Damaged, Interrupted, SourceRefused
 
 CONNECT_S, READ_S = 20.0, 60.0
 MAX_REPLY_BYTES = 32 << 20
@@ -29,7 +29,7 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
 async def opened(
     session: aiohttp.ClientSession, url: str, headers: Mapping[str, str], *, allow: frozenset[int] = frozenset()
 ) -> AsyncIterator[aiohttp.ClientResponse]:
-    """A GET whose status is 2xx or allowed. Raises Refused, Interrupted."""
+    """A GET whose status is 2xx or allowed. Raises SourceRefused, Interrupted."""
     try:
         async with session.get(url, headers=dict(headers), max_redirects=5) as reply:
             if reply.status not in allow:
@@ -42,7 +42,7 @@ async def opened(
 
 
 async def text(session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> tuple[bytes, Mapping[str, str]]:
-    """A small reply and its headers. Raises Refused, Interrupted, Damaged for one over 32 MiB."""
+    """A small reply and its headers. Raises SourceRefused, Interrupted, Damaged for one over 32 MiB."""
     async with opened(session, url, {"Accept-Encoding": "identity", **headers}) as reply:
         body = await reply.content.read(MAX_REPLY_BYTES)
         while len(body) < MAX_REPLY_BYTES and (more := await reply.content.read(MAX_REPLY_BYTES)):
@@ -53,12 +53,12 @@ async def text(session: aiohttp.ClientSession, url: str, headers: Mapping[str, s
 
 
 def check(status: int, url: str) -> None:
-    """Raises Refused or Interrupted for a status that is not 2xx."""
+    """Raises SourceRefused or Interrupted for a status that is not 2xx."""
     if 200 <= status < 300:
         return
     if status in _AGAIN:
         raise Interrupted(f"{place(url)}: HTTP {status}")
-    raise Refused(f"{place(url)}: HTTP {status}: {_WORDS.get(status, 'refused')}")
+    raise SourceRefused(f"{place(url)}: HTTP {status}: {_WORDS.get(status, 'refused')}")
 
 
 def place(url: str) -> str:

@@ -16,7 +16,7 @@ from baton_wire.messages.gateway_link import Message, Prefill, Reserve, Retarget
 from baton_wire.messages.pair_link import FirstToken
 from baton_wire.messages.values import PeerRef, Reason
 from baton_worker.reporting.metrics import WorkerMetrics
-from baton_worker.serving.engine_thread import CancelWork, GrantedRoom, Release, Submit
+from baton_worker.serving.engine_thread import CancelWork, GrantedRoom, ReleaseBlocks, Submit
 from baton_worker.serving.gateway_links import GatewayLink
 from baton_worker.serving.intake import RequestLimits
 from baton_worker.serving.messenger import MAX_DETAIL, Messenger, leg_failed
@@ -133,7 +133,7 @@ class PrefillService(Messenger):
 
     def on_release(self, request: bytes, attempt: int) -> None:
         key = RequestKey(request, attempt)
-        self._engine.post(Release(key))
+        self._engine.post(ReleaseBlocks(key))
         self._loop.call_soon_threadsafe(self._released, key)
 
     def on_report(

@@ -20,9 +20,9 @@ from aiohttp.test_utils import TestServer
 
 from baton_model_fetch import __main__ as program
 from baton_model_fetch import download
-from baton_model_fetch.cache import RECORD, Cache
+from baton_model_fetch.cache import RECORD, ModelFolder
 from baton_model_fetch.credentials import Credentials
-from baton_model_fetch.errors import Damaged, FetchError, Interrupted, Refused
+from baton_model_fetch.errors import Damaged, FetchError, Interrupted, SourceRefused
 
 COMMIT = "c" * 40
 FILES = {
@@ -177,14 +177,14 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "FIRST_PAUSE_S", 0.0)
 
 
-async def fetched(tmp_path: Path, source: Source, text: str, **secret: str) -> Cache:
-    cache = Cache(tmp_path / "cache", "model")
+async def fetched(tmp_path: Path, source: Source, text: str, **secret: str) -> ModelFolder:
+    cache = ModelFolder(tmp_path / "cache", "model")
     async with serving(source) as url:
         await program.fetch(text, cache, credentials(tmp_path / "secret", endpoint=url, **secret))
     return cache
 
 
-def content_of(cache: Cache) -> dict[str, bytes]:
+def content_of(cache: ModelFolder) -> dict[str, bytes]:
     found = {str(path.relative_to(cache.model)): path.read_bytes() for path in cache.model.rglob("*") if path.is_file()}
     found.pop(RECORD)
     return found
@@ -243,7 +243,7 @@ async def test_the_hubs_token_goes_to_the_hub_alone(tmp_path: Path) -> None:
 
 async def test_no_access_is_refused_and_not_tried_again(tmp_path: Path) -> None:
     server = Source(token="secret")
-    with pytest.raises(Refused, match="credentials are missing or not accepted"):
+    with pytest.raises(SourceRefused, match="credentials are missing or not accepted"):
         await fetched(tmp_path, server, HF, HF_TOKEN="wrong")
     assert len(server.seen) == 1
 
@@ -315,14 +315,14 @@ async def test_another_manifest_than_the_pinned_one_is_refused(tmp_path: Path) -
 
 
 async def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="no files that Baton reads"):
+    with pytest.raises(SourceRefused, match="no files that Baton reads"):
         await fetched(tmp_path, Source(files=OTHERS), HF)
     with pytest.raises(Damaged, match=r"no config\.json"):
         await fetched(tmp_path, Source(files={"model.safetensors": b"x"}), HF)
 
 
 async def test_two_do_not_fetch_the_same_model_at_once(tmp_path: Path) -> None:
-    cache = Cache(tmp_path, "model")
+    cache = ModelFolder(tmp_path, "model")
     with cache.alone(), pytest.raises(Interrupted, match="another process"):
         await program.fetch(HF, cache, Credentials(None))
 
@@ -331,7 +331,7 @@ async def test_a_try_that_ended_before_its_rename_is_taken_up(tmp_path: Path) ->
     server = Source(cut=99)
     with pytest.raises(FetchError):
         await fetched(tmp_path, server, HF)
-    cache = Cache(tmp_path / "cache", "model")
+    cache = ModelFolder(tmp_path / "cache", "model")
     for path in cache.draft.rglob("*"):
         path.chmod(0o555 if path.is_dir() else 0o444)
     server.cut = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton_wire.messages.values import Role
-from baton_worker.config import Endpoint, parse
+from baton_worker.config import ListenAddress, parse
 from baton_worker.errors import ConfigError
 
 BASE = ("--model=/m", "--served-name=tiny", "--listen=127.0.0.1:0", "--keys=/k")
@@ -13,15 +13,15 @@ BASE = ("--model=/m", "--served-name=tiny", "--listen=127.0.0.1:0", "--keys=/k")
 
 def test_defaults_leave_model_and_device_decisions_open() -> None:
     config = parse(Role.DECODE, BASE)
-    assert config.listen == Endpoint("127.0.0.1", 0)
-    assert config.pair_listen == Endpoint("127.0.0.1", 0)
+    assert config.listen == ListenAddress("127.0.0.1", 0)
+    assert config.pair_listen == ListenAddress("127.0.0.1", 0)
     assert config.kv_cache_bytes is None
     assert config.chunk_tokens == config.max_step_tokens
     assert config.decode_discovery is None
 
 
 def test_ipv6_endpoints_are_bracketed() -> None:
-    assert parse(Role.PREFILL, (*BASE[:2], "--listen=[::1]:80", BASE[3])).listen == Endpoint("::1", 80)
+    assert parse(Role.PREFILL, (*BASE[:2], "--listen=[::1]:80", BASE[3])).listen == ListenAddress("::1", 80)
 
 
 @pytest.mark.parametrize(

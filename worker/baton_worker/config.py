@@ -19,7 +19,7 @@ KIB = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class ListenAddress:
     """Where to listen; port 0 lets the operating system choose."""
 
     host: str
@@ -33,7 +33,7 @@ class WorkerConfig:
     role: Role
     model: str
     served_name: str
-    listen: Endpoint
+    listen: ListenAddress
     keys: Path
     announce: Path | None
     template_hash: str
@@ -59,7 +59,7 @@ class WorkerConfig:
     drain_s: float
     """How long a drain may take before the process gives up what is left."""
     decode_discovery: str | None
-    pair_listen: Endpoint | None
+    pair_listen: ListenAddress | None
     landing_bytes: int | None
     paced: Path | None
     """Step times that stand in for a model; None: the model computes."""
@@ -70,12 +70,12 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(message)
 
 
-def endpoint(text: str) -> Endpoint:
+def endpoint(text: str) -> ListenAddress:
     """Parse HOST:PORT; IPv6 hosts in brackets. Raises argparse.ArgumentTypeError."""
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
         raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT with a port from 0 to 65535")
-    return Endpoint(host.removeprefix("[").removesuffix("]"), int(port))
+    return ListenAddress(host.removeprefix("[").removesuffix("]"), int(port))
 
 
 def _bounded(low: int, high: int) -> type[int]:
@@ -141,7 +141,7 @@ def parser(role: Role) -> argparse.ArgumentParser:
     if role is Role.PREFILL:
         add("--decode-discovery", metavar="SPEC", help="file:PATH or dns:NAME:PORT of decode workers to link early")
     else:
-        add("--pair-listen", type=endpoint, default=Endpoint("127.0.0.1", 0), metavar="HOST:PORT")
+        add("--pair-listen", type=endpoint, default=ListenAddress("127.0.0.1", 0), metavar="HOST:PORT")
         add("--landing-bytes", type=_bounded(64 * KIB, 1 << 44), metavar="N")
     return flags
 

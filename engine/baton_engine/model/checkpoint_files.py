@@ -43,7 +43,7 @@ def find_checkpoint(directory: Path) -> CheckpointFiles:
 def content_hash(config: JsonObject, paths: tuple[Path, ...]) -> str:
     """SHA-256 over the canonical config and the content of the weight files in name order, hexadecimal.
 
-    Fields that only say who wrote the config are left out; file names are too, so that a renamed copy is the same
+    ConfigFields that only say who wrote the config are left out; file names are too, so that a renamed copy is the same
     model.
     """
     kept = {key: value for key, value in config.items() if key not in _VOLATILE_KEYS}

@@ -13,8 +13,8 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from baton_engine.model.config_fields import Fields, JsonObject, read_json_object
-from baton_engine.model.errors import ConfigError
+from baton_engine.model.config_fields import ConfigFields, JsonObject, read_json_object
+from baton_engine.model.errors import ModelConfigError
 from baton_engine.model.rope_config import RopeConfig, YarnScaling, read_rope
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -83,15 +83,15 @@ class ModelConfig:
 
 
 def read_config(directory: Path) -> ModelConfig:
-    """Config of a model directory: config.json, and stop ids from generation_config.json too. Raises ConfigError."""
+    """Config of a model directory: config.json, stop ids from generation_config.json too. Raises ModelConfigError."""
     generation_path = directory / "generation_config.json"
     generation = read_json_object(generation_path) if generation_path.is_file() else {}
     return parse_config(read_json_object(directory / "config.json"), generation)
 
 
 def parse_config(config: JsonObject, generation: JsonObject | None = None) -> ModelConfig:
-    """Config of a parsed config.json and generation_config.json. Raises ConfigError: field, value, what is allowed."""
-    fields = Fields(config)
+    """Config of both files, parsed. Raises ModelConfigError: field, value, what is allowed."""
+    fields = ConfigFields(config)
     family = _read_family(fields)
     hidden_size, q_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     num_layers = fields.integer("num_hidden_layers", maximum=1_024)
@@ -115,12 +115,12 @@ def parse_config(config: JsonObject, generation: JsonObject | None = None) -> Mo
         mlp_bias=_read_mlp_bias(fields, family),
         qk_norm=family.qk_norm,
         windows=_read_windows(fields, num_layers),
-        eos_token_ids=_read_eos(fields, Fields(generation or {}, "generation_config.")),
+        eos_token_ids=_read_eos(fields, ConfigFields(generation or {}, "generation_config.")),
         dtype=_read_dtype(fields),
     )
 
 
-def _read_family(fields: Fields) -> _Family:
+def _read_family(fields: ConfigFields) -> _Family:
     if fields.has("auto_map"):
         raise fields.error("auto_map", "absent (code from a model's directory is never run)")
     if fields.has("quantization_config"):
@@ -133,7 +133,7 @@ def _read_family(fields: Fields) -> _Family:
     return family
 
 
-def _read_kv_heads(fields: Fields, family: _Family, q_heads: int) -> int:
+def _read_kv_heads(fields: ConfigFields, family: _Family, q_heads: int) -> int:
     # transformers' defaults differ by family and rarely fit a model; only Llama's (no grouping) is taken over.
     kv_heads = fields.integer("num_key_value_heads", None if family.kv_heads_required else q_heads)
     if q_heads % kv_heads:
@@ -141,30 +141,30 @@ def _read_kv_heads(fields: Fields, family: _Family, q_heads: int) -> int:
     return kv_heads
 
 
-def _read_head_dim(fields: Fields, family: _Family, hidden_size: int, q_heads: int) -> int:
+def _read_head_dim(fields: ConfigFields, family: _Family, hidden_size: int, q_heads: int) -> int:
     if not fields.has("head_dim") and family.default_head_dim is None and hidden_size % q_heads:
         raise fields.error(
             "num_attention_heads", f"a divisor of hidden_size ({hidden_size}) when head_dim is not given"
         )
     head_dim = fields.integer("head_dim", family.default_head_dim or hidden_size // q_heads, maximum=4_096)
     if head_dim % 2:
-        raise ConfigError(f"head_dim: {head_dim} is not supported; allowed: an even number (RoPE rotates pairs)")
+        raise ModelConfigError(f"head_dim: {head_dim} is not supported; allowed: an even number (RoPE rotates pairs)")
     return head_dim
 
 
-def _read_attention_bias(fields: Fields, family: _Family) -> bool:
+def _read_attention_bias(fields: ConfigFields, family: _Family) -> bool:
     if family.qkv_bias is not None:
         fields.only("attention_bias", family.qkv_bias, f"{str(family.qkv_bias).lower()} for this model_type")
     return fields.flag("attention_bias", False)
 
 
-def _read_mlp_bias(fields: Fields, family: _Family) -> bool:
+def _read_mlp_bias(fields: ConfigFields, family: _Family) -> bool:
     if not family.has_mlp_bias_field:
         fields.only("mlp_bias", False, "false for this model_type")
     return fields.flag("mlp_bias", False)
 
 
-def _read_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
+def _read_windows(fields: ConfigFields, num_layers: int) -> tuple[int | None, ...]:
     match fields.text("model_type"):
         case "mistral":
             fields.only("layer_types", None, "absent for this model_type")
@@ -176,14 +176,14 @@ def _read_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
     return (None,) * num_layers
 
 
-def _read_window(fields: Fields) -> int | None:
+def _read_window(fields: ConfigFields) -> int | None:
     """Null means no window; a field left out means transformers' default, as in the first Mistral configs."""
     if "sliding_window" in fields.names() and not fields.has("sliding_window"):
         return None
     return fields.integer("sliding_window", 4_096)
 
 
-def _read_qwen_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
+def _read_qwen_windows(fields: ConfigFields, num_layers: int) -> tuple[int | None, ...]:
     window = _read_window(fields) if fields.flag("use_sliding_window", False) else None
     kinds = fields.raw("layer_types")
     if kinds is None:
@@ -199,7 +199,7 @@ def _read_qwen_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...
     return tuple(known[kind] for kind in kinds)
 
 
-def _read_eos(config: Fields, generation: Fields) -> tuple[int, ...]:
+def _read_eos(config: ConfigFields, generation: ConfigFields) -> tuple[int, ...]:
     ids: dict[int, None] = {}
     for fields in (generation, config):
         value = fields.raw("eos_token_id")
@@ -212,7 +212,7 @@ def _read_eos(config: Fields, generation: Fields) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _read_dtype(fields: Fields) -> str | None:
+def _read_dtype(fields: ConfigFields) -> str | None:
     name = "dtype" if fields.has("dtype") else "torch_dtype"
     if not fields.has(name):
         return None

@@ -1,5 +1,5 @@
-"""Typed reading of a JSON object: every wrong value becomes a ConfigError that names the field, the value and what is
-allowed.
+"""Typed reading of a JSON object. Every wrong value becomes a ModelConfigError that names the field, the value and what
+is allowed.
 
 Knows JSON only; which fields a model has is `config.py`'s business.
 """
@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Final
 
-from baton_engine.model.errors import ConfigError
+from baton_engine.model.errors import ModelConfigError
 
 MAX_JSON_BYTES: Final = 16 << 20
 """A config.json has a few KB, the index of a very large model a few hundred; more is a mistake or an attack."""
@@ -19,18 +19,18 @@ JsonObject = dict[str, object]
 
 
 def read_json_object(path: Path) -> JsonObject:
-    """The JSON object in a file. Raises ConfigError when it is missing, too large, not JSON, or not an object."""
+    """The JSON object in a file. Raises ModelConfigError when it is missing, too large, not JSON, or not an object."""
     try:
         size = path.stat().st_size
         if size > MAX_JSON_BYTES:
-            raise ConfigError(f"{path.name}: {size} bytes is more than the allowed {MAX_JSON_BYTES}")
+            raise ModelConfigError(f"{path.name}: {size} bytes is more than the allowed {MAX_JSON_BYTES}")
         parsed = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+        raise ModelConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: is not valid JSON: {error}") from error
+        raise ModelConfigError(f"{path}: is not valid JSON: {error}") from error
     if not isinstance(parsed, dict):
-        raise ConfigError(f"{path}: must hold a JSON object, not {type(parsed).__name__}")
+        raise ModelConfigError(f"{path}: must hold a JSON object, not {type(parsed).__name__}")
     return parsed
 
 
@@ -38,7 +38,7 @@ def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is not a JSON number")
 
 
-class Fields:
+class ConfigFields:
     """A JSON object read field by field; `prefix` is put before names in errors (`rope_scaling.factor`).
 
     A default is used when the field is absent or null; without a default such a field is an error.
@@ -58,12 +58,12 @@ class Fields:
     def names(self) -> list[str]:
         return list(self._values)
 
-    def error(self, name: str, allowed: str) -> ConfigError:
+    def error(self, name: str, allowed: str) -> ModelConfigError:
         """The error for the field's present value."""
         value = self._values.get(name)
         if value is None:
-            return ConfigError(f"{self._prefix}{name}: is missing; allowed: {allowed}")
-        return ConfigError(f"{self._prefix}{name}: {_shown(value)} is not supported; allowed: {allowed}")
+            return ModelConfigError(f"{self._prefix}{name}: is missing; allowed: {allowed}")
+        return ModelConfigError(f"{self._prefix}{name}: {_shown(value)} is not supported; allowed: {allowed}")
 
     def integer(self, name: str, default: int | None = None, minimum: int = 1, maximum: int = 1 << 31) -> int:
         value = self._values.get(name)
@@ -104,11 +104,11 @@ class Fields:
         if value is not None and value != expected:
             raise self.error(name, allowed)
 
-    def section(self, name: str) -> Fields:
+    def section(self, name: str) -> ConfigFields:
         value = self._values.get(name)
         if not isinstance(value, dict):
             raise self.error(name, "an object")
-        return Fields(value, f"{self._prefix}{name}.")
+        return ConfigFields(value, f"{self._prefix}{name}.")
 
 
 def _shown(value: object) -> str:

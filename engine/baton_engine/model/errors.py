@@ -2,7 +2,7 @@
 is allowed.
 
 ModelError
-├── ConfigError    config.json is missing, malformed, or asks for something that this engine does not compute
+├── ModelConfigError    config.json is missing, malformed, or asks for something that this engine does not compute
 └── WeightsError   weight files are missing, refused, truncated, or do not match the config
 """
 
@@ -13,7 +13,7 @@ class ModelError(Exception):
     """Base of every error about a model's files."""
 
 
-class ConfigError(ModelError):
+class ModelConfigError(ModelError):
     """A field of the model's config; the message starts with its name."""
 
 

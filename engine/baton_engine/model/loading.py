@@ -18,7 +18,7 @@ from baton_engine.model.checkpoint_files import content_hash, find_checkpoint
 from baton_engine.model.config import ModelConfig, parse_config, read_config
 from baton_engine.model.config_fields import JsonObject, read_json_object
 from baton_engine.model.decoder import Decoder
-from baton_engine.model.errors import ConfigError, ModelError
+from baton_engine.model.errors import ModelConfigError, ModelError
 from baton_engine.model.weights import RandomWeights, check_parameters, open_safetensors
 
 RANDOM_SCHEME: Final = "random://"
@@ -81,7 +81,7 @@ def _load_directory(
 def _context_limit(config: ModelConfig, asked: int | None) -> int:
     allowed = config.max_context_tokens
     if asked is not None and not 1 <= asked <= allowed:
-        raise ConfigError(
+        raise ModelConfigError(
             f"max_context_tokens: {asked} is not supported; allowed: 1 to {allowed}, which the model is made for"
         )
     return asked or allowed

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton_engine.model.config_fields import Fields
-from baton_engine.model.errors import ConfigError
+from baton_engine.model.config_fields import ConfigFields
+from baton_engine.model.errors import ModelConfigError
 
 DEFAULT_THETA = 10_000.0
 SUPPORTED = "default, linear, llama3, yarn"
@@ -63,12 +63,12 @@ class RopeConfig:
     scaling: RopeScaling | None
 
 
-def read_rope(config: Fields, max_positions: int) -> RopeConfig:
-    """RoPE of a config.json object. Raises ConfigError for types this engine does not compute, by name."""
+def read_rope(config: ConfigFields, max_positions: int) -> RopeConfig:
+    """RoPE of a config.json object. Raises ModelConfigError for types this engine does not compute, by name."""
     config.only("partial_rotary_factor", 1.0, "1.0 (the whole head is rotated)")
     given = [name for name in ("rope_parameters", "rope_scaling") if config.has(name)]
     if len(given) == 2 and config.raw("rope_parameters") != config.raw("rope_scaling"):
-        raise ConfigError("rope_scaling: given beside a different rope_parameters; allowed: one of the two")
+        raise ModelConfigError("rope_scaling: given beside a different rope_parameters; allowed: one of the two")
     theta = config.number("rope_theta", DEFAULT_THETA)
     if not given:
         return RopeConfig(theta, None)
@@ -84,7 +84,7 @@ def read_rope(config: Fields, max_positions: int) -> RopeConfig:
     return RopeConfig(theta, _read_scaling(section, original, max_positions))
 
 
-def _read_scaling(section: Fields, original_positions: int, max_positions: int) -> RopeScaling | None:
+def _read_scaling(section: ConfigFields, original_positions: int, max_positions: int) -> RopeScaling | None:
     key = "rope_type" if section.has("rope_type") or not section.has("type") else "type"
     match section.text(key, "default"):
         case "default":
@@ -107,12 +107,12 @@ def _read_scaling(section: Fields, original_positions: int, max_positions: int) 
     raise section.error(key, SUPPORTED)
 
 
-def _read_llama3(section: Fields, original_positions: int) -> Llama3Scaling:
+def _read_llama3(section: ConfigFields, original_positions: int) -> Llama3Scaling:
     low, high = section.number("low_freq_factor"), section.number("high_freq_factor")
     if high <= low:
         raise section.error("high_freq_factor", f"a number above low_freq_factor ({low:g})")
     return Llama3Scaling(section.number("factor"), low, high, original_positions)
 
 
-def _optional_number(section: Fields, name: str) -> float | None:
+def _optional_number(section: ConfigFields, name: str) -> float | None:
     return section.number(name) if section.has(name) else None

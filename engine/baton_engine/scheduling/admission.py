@@ -9,7 +9,7 @@ from __future__ import annotations
 from baton_engine.scheduling.engine_state import EngineState, announce, close_slot, leave_stage
 from baton_engine.scheduling.events import Computing
 from baton_engine.scheduling.plan import PrefillChunk
-from baton_engine.scheduling.sequence import Sequence, Stage, Stem, StemStage
+from baton_engine.scheduling.sequence import Sequence, SequenceStage, Stem, StemStage
 from baton_engine.scheduling.step_draft import LaunchedChunk, StepDraft
 
 
@@ -145,7 +145,7 @@ def _finish_stem(state: EngineState, draft: StepDraft, stem: Stem) -> None:
         draft.samples[member.slot] = member
         member.kv_tokens = len(stem.tokens)
         if hold or member.kv_tokens > member.last_row:
-            member.stage = Stage.ENDING
+            member.stage = SequenceStage.ENDING
     if stem.waiting_members:
         stem.stage = StemStage.BRANCHING
         state.branching.append(stem)

@@ -6,7 +6,7 @@ steps. A row needs attention only at known steps (it needs a block, or it is its
 
 from __future__ import annotations
 
-from baton_engine.scheduling.sequence import Sequence, Stage
+from baton_engine.scheduling.sequence import Sequence, SequenceStage
 
 
 class DecodeBatch:
@@ -28,11 +28,11 @@ class DecodeBatch:
         """A sequence with `kv_tokens` of context becomes a row; the caller says by `call` when it needs attention."""
         assert sequence.slot is not None
         self.rows[sequence.slot] = sequence
-        sequence.stage = Stage.RUNNING
+        sequence.stage = SequenceStage.RUNNING
         sequence.base = sequence.kv_tokens - self._tick
         self._changed = True
 
-    def leave(self, sequence: Sequence, stage: Stage) -> None:
+    def leave(self, sequence: Sequence, stage: SequenceStage) -> None:
         """The row is in no further step."""
         assert sequence.slot is not None
         del self.rows[sequence.slot]
@@ -51,7 +51,7 @@ class DecodeBatch:
         if due is None:
             return []
         # A sequence that left and came back may stand here twice.
-        return [row for row in dict.fromkeys(due) if row.stage is Stage.RUNNING and row.due == self._tick]
+        return [row for row in dict.fromkeys(due) if row.stage is SequenceStage.RUNNING and row.due == self._tick]
 
     def assemble(self) -> tuple[tuple[int, ...], dict[int, Sequence]]:
         """The slots of this step and their sequences; both are shared between steps while the batch stays the same."""

@@ -13,7 +13,7 @@ from baton_engine.memory.blocks import BlockOwner, BlockPool
 from baton_engine.scheduling.decode_batch import DecodeBatch
 from baton_engine.scheduling.engine_config import EngineConfig
 from baton_engine.scheduling.events import Computed, RequestKey, SchedulerEvent
-from baton_engine.scheduling.sequence import Request, Sequence, Stage, Stem, StemStage
+from baton_engine.scheduling.sequence import Request, Sequence, SequenceStage, Stem, StemStage
 from baton_engine.scheduling.slots import SlotTable
 from baton_engine.scheduling.step_draft import LaunchedStep
 
@@ -88,18 +88,18 @@ def publish(state: EngineState, owner: BlockOwner, digests: list[bytes], root: b
 
 def end_sequence(state: EngineState, sequence: Sequence) -> None:
     """The sequence is over (finished, cancelled or failed) and gives back whatever only it holds."""
-    if sequence.stage is Stage.DONE:
+    if sequence.stage is SequenceStage.DONE:
         return
-    if sequence.stage is Stage.RUNNING:
-        state.batch.leave(sequence, Stage.DONE)
-    elif sequence.stage is Stage.STALLED:
+    if sequence.stage is SequenceStage.RUNNING:
+        state.batch.leave(sequence, SequenceStage.DONE)
+    elif sequence.stage is SequenceStage.STALLED:
         state.stalled.remove(sequence)
-    sequence.stage = Stage.DONE
+    sequence.stage = SequenceStage.DONE
     stem = sequence.stem
     if stem is None:
         close_slot(state, sequence)
         release_blocks(state, sequence.owner, sequence.fence)
-    elif all(member.stage is Stage.DONE for member in stem.members):
+    elif all(member.stage is SequenceStage.DONE for member in stem.members):
         drop_stem(state, stem)
     elif sequence.slot != stem.slot:  # the stem's own slot is needed by the other members
         close_slot(state, sequence)
@@ -159,7 +159,7 @@ def stop_request(state: EngineState, request: Request) -> None:
         leave_stage(state, stem)
         stem.stage = StemStage.HELD
     for member in stem.members:
-        member.stage = Stage.DONE
+        member.stage = SequenceStage.DONE
         close_slot(state, member)
 
 

@@ -6,7 +6,7 @@ from baton_engine.memory.blocks import BlockState
 from baton_engine.scheduling.engine_state import EngineState
 from baton_engine.scheduling.plan import BlockUpdate
 from baton_engine.scheduling.preemption import preempt, youngest
-from baton_engine.scheduling.sequence import Sequence, Stage
+from baton_engine.scheduling.sequence import Sequence, SequenceStage
 from baton_engine.scheduling.step_draft import StepDraft
 
 
@@ -18,19 +18,21 @@ def advance_rows(state: EngineState, draft: StepDraft) -> None:
     if len(due) > 1:
         due.sort(key=lambda row: row.order)
     for row in due:
-        if row.stage is Stage.RUNNING or row.stage is Stage.STALLED:  # else preempted by an older one just now
+        if (
+            row.stage is SequenceStage.RUNNING or row.stage is SequenceStage.STALLED
+        ):  # else preempted by an older one just now
             _attend(state, draft, row)
 
 
 def _attend(state: EngineState, draft: StepDraft, row: Sequence) -> None:
-    is_running = row.stage is Stage.RUNNING
+    is_running = row.stage is SequenceStage.RUNNING
     kv_tokens = state.batch.kv_tokens(row) if is_running else row.kv_tokens
     capacity = len(state.pool.table(row.owner)) * state.config.block_tokens
     if kv_tokens == capacity:
         if not _grow(state, draft, row, capacity // state.config.block_tokens):
             return
         capacity += state.config.block_tokens
-    if row.stage is Stage.STALLED:
+    if row.stage is SequenceStage.STALLED:
         state.stalled.remove(row)
         state.batch.join(row)
     if kv_tokens == row.last_row:
@@ -61,7 +63,7 @@ def _grow(state: EngineState, draft: StepDraft, row: Sequence, index: int) -> bo
 
 def _coming_blocks(state: EngineState) -> int:
     """Blocks that the launched steps' results free (a few less when some are shared: then one step is lost)."""
-    ending = (row for step in state.in_flight for row in step.ending if row.stage is Stage.ENDING)
+    ending = (row for step in state.in_flight for row in step.ending if row.stage is SequenceStage.ENDING)
     return state.pool.count(BlockState.FENCED) + sum(len(state.pool.table(row.owner)) for row in ending)
 
 
@@ -73,6 +75,6 @@ def _is_alone(state: EngineState, row: Sequence) -> bool:
 
 
 def _stall(state: EngineState, row: Sequence) -> None:
-    if row.stage is Stage.RUNNING:
-        state.batch.leave(row, Stage.STALLED)
+    if row.stage is SequenceStage.RUNNING:
+        state.batch.leave(row, SequenceStage.STALLED)
         state.stalled.append(row)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import insort
 
 from baton_engine.scheduling.engine_state import EngineState, close_slot, leave_stage, release_blocks
-from baton_engine.scheduling.sequence import Sequence, Stage, Stem, StemStage
+from baton_engine.scheduling.sequence import Sequence, SequenceStage, Stem, StemStage
 
 
 def youngest(state: EngineState) -> Sequence | Stem | None:
@@ -24,8 +24,8 @@ def preempt(state: EngineState, victim: Sequence | Stem) -> None:
     """Take blocks and slots away; what was generated is kept and becomes the beginning of the next start."""
     state.preemptions += 1
     if isinstance(victim, Sequence):
-        if victim.stage is Stage.RUNNING:
-            state.batch.leave(victim, Stage.STEM)
+        if victim.stage is SequenceStage.RUNNING:
+            state.batch.leave(victim, SequenceStage.STEM)
         else:
             state.stalled.remove(victim)
         return_sequence(state, victim)
@@ -50,7 +50,7 @@ def return_sequence(state: EngineState, sequence: Sequence) -> None:
     """A sequence that has left the batch waits to be computed again from its first token on."""
     close_slot(state, sequence)
     release_blocks(state, sequence.owner, sequence.fence)
-    sequence.stage = Stage.STEM
+    sequence.stage = SequenceStage.STEM
     stem = Stem(sequence.request, (sequence,), sequence.owner, StemStage.RETURNING)
     stem.digests = sequence.digests
     sequence.stem = stem

@@ -7,7 +7,7 @@ from baton_engine.memory.prefix import block_digest
 from baton_engine.scheduling.engine_state import EngineState, announce, end_sequence, publish
 from baton_engine.scheduling.events import Drawn, Prefilled
 from baton_engine.scheduling.plan import SlotTokens, StepResult
-from baton_engine.scheduling.sequence import Sequence, Stage, Stem, StemStage
+from baton_engine.scheduling.sequence import Sequence, SequenceStage, Stem, StemStage
 from baton_engine.scheduling.step_draft import LaunchedChunk
 from baton_wire.messages.pair_link import FirstToken
 from baton_wire.messages.values import Finish
@@ -28,7 +28,7 @@ def read_result(state: EngineState, result: StepResult) -> None:
         sequence = rows.get(tokens.slot) or samples.get(tokens.slot)
         if sequence is None:
             raise RuntimeError(f"step {result.step}: tokens for slot {tokens.slot}, which had no row in it")
-        if sequence.stage is not Stage.DONE:  # else the surplus row of a sequence that has ended meanwhile
+        if sequence.stage is not SequenceStage.DONE:  # else the surplus row of a sequence that has ended meanwhile
             _receive(state, sequence, tokens)
     for chunk in launched.chunks:
         if chunk.is_last and chunk.stem.request.spec.hold:
@@ -51,7 +51,7 @@ def _advance_stem(state: EngineState, chunk: LaunchedChunk) -> None:
 
 def _heir(stem: Stem) -> BlockOwner | None:
     """After branching, a member that holds the stem's full blocks."""
-    return next((m.owner for m in stem.members if m.stage is not Stage.DONE and m.stem is None), None)
+    return next((m.owner for m in stem.members if m.stage is not SequenceStage.DONE and m.stem is None), None)
 
 
 def _receive(state: EngineState, sequence: Sequence, tokens: SlotTokens) -> None:
@@ -71,7 +71,7 @@ def _receive(state: EngineState, sequence: Sequence, tokens: SlotTokens) -> None
     if spec.hold:
         logprob = tokens.logprobs[0] if tokens.logprobs else None
         request.first_tokens.append(FirstToken(sequence.choice, token, logprob, finish))
-        sequence.stage = Stage.DONE
+        sequence.stage = SequenceStage.DONE
         return
     kv_tokens = spec.prompt_tokens + index
     if kv_tokens % state.config.block_tokens == 0 and sequence.stem is None and state.config.prefix_cache:

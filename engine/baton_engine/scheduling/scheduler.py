@@ -29,7 +29,7 @@ from baton_engine.scheduling.plan import StepPlan, StepResult
 from baton_engine.scheduling.request_checks import refusal
 from baton_engine.scheduling.reservations import grant_reservations, report_positions
 from baton_engine.scheduling.results import read_result
-from baton_engine.scheduling.sequence import Request, Stage, Stem, StemStage, open_request
+from baton_engine.scheduling.sequence import Request, SequenceStage, Stem, StemStage, open_request
 from baton_engine.scheduling.slots import SlotTable
 from baton_engine.scheduling.step_draft import StepDraft
 from baton_wire.messages.pair_link import FirstToken
@@ -278,7 +278,7 @@ class Scheduler:
         if finish is not None:
             end_sequence(self._state, sequence)
         else:
-            assert sequence.stage is Stage.STEM
+            assert sequence.stage is SequenceStage.STEM
 
 
 def _stem(request: Request) -> Stem:

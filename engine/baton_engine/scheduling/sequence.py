@@ -17,7 +17,7 @@ from baton_engine.scheduling.events import RequestKey, SequenceSpec
 from baton_wire.messages.pair_link import FirstToken
 
 
-class Stage(enum.Enum):
+class SequenceStage(enum.Enum):
     """Where a sequence is."""
 
     STEM = "stem"
@@ -67,7 +67,7 @@ class Sequence:
     limit: int
     """Outputs at which the sequence ends by length: max_tokens or the context limit."""
     stop_ids: frozenset[int]
-    stage: Stage = Stage.STEM
+    stage: SequenceStage = SequenceStage.STEM
     stem: Stem | None = None
     slot: int | None = None
     kv_tokens: int = 0
@@ -134,7 +134,7 @@ class Stem:
 
     @property
     def waiting_members(self) -> list[Sequence]:
-        return [member for member in self.members if member.stage is Stage.STEM]
+        return [member for member in self.members if member.stage is SequenceStage.STEM]
 
     def fill_digests(self, block_tokens: int) -> None:
         """Digests of all full blocks of `tokens`."""
@@ -169,7 +169,7 @@ class Request:
 
     @property
     def live(self) -> list[Sequence]:
-        return [sequence for sequence in self.sequences.values() if sequence.stage is not Stage.DONE]
+        return [sequence for sequence in self.sequences.values() if sequence.stage is not SequenceStage.DONE]
 
 
 def open_request(spec: SequenceSpec, arrival: int, max_context_tokens: int, stage: StemStage) -> Request:

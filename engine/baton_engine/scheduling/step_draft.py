@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from baton_engine.scheduling.decode_batch import DecodeBatch
 from baton_engine.scheduling.plan import BlockCopy, BlockUpdate, OpenSlot, PrefillChunk, StepPlan
-from baton_engine.scheduling.sequence import Sequence, Stage, Stem
+from baton_engine.scheduling.sequence import Sequence, SequenceStage, Stem
 from baton_engine.scheduling.slots import SlotTable
 
 
@@ -76,7 +76,7 @@ class StepDraft:
         decode, rows = batch.assemble()
         for sequence in self.ending:
             assert sequence.slot is not None
-            batch.leave(sequence, Stage.ENDING)
+            batch.leave(sequence, SequenceStage.ENDING)
             slots.close(sequence.slot)
             sequence.slot = None
         closes = slots.close_in(self.step)

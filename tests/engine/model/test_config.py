@@ -10,7 +10,7 @@ import pytest
 
 from baton_engine.model.config import parse_config, read_config
 from baton_engine.model.config_fields import JsonObject
-from baton_engine.model.errors import ConfigError
+from baton_engine.model.errors import ModelConfigError
 from baton_engine.model.rope_config import LinearScaling, Llama3Scaling, RopeConfig, YarnScaling
 
 LLAMA: JsonObject = {
@@ -242,7 +242,7 @@ BAD: list[tuple[str, JsonObject, str]] = [
 
 @pytest.mark.parametrize(("config", "message"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
 def test_what_would_be_computed_wrongly_is_refused(config: JsonObject, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ModelConfigError, match=message):
         parse_config(config)
 
 
@@ -258,15 +258,15 @@ def test_what_would_be_computed_wrongly_is_refused(config: JsonObject, message: 
 )
 def test_a_broken_config_file_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(content)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ModelConfigError, match=message):
         read_config(tmp_path)
 
 
 def test_a_missing_or_huge_config_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"config\.json: cannot be read: No such file"):
+    with pytest.raises(ModelConfigError, match=r"config\.json: cannot be read: No such file"):
         read_config(tmp_path)
     (tmp_path / "config.json").write_bytes(b" " * (16 << 20) + b"{}")
-    with pytest.raises(ConfigError, match="more than the allowed"):
+    with pytest.raises(ModelConfigError, match="more than the allowed"):
         read_config(tmp_path)
 
 
@@ -275,5 +275,5 @@ def test_stop_ids_of_the_generation_config_are_read(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 3]}))
     assert read_config(tmp_path).eos_token_ids == (2, 3)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2.5]}))
-    with pytest.raises(ConfigError, match=r"generation_config\.eos_token_id"):
+    with pytest.raises(ModelConfigError, match=r"generation_config\.eos_token_id"):
         read_config(tmp_path)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from baton_engine.model.errors import ConfigError, ModelError, WeightsError
+from baton_engine.model.errors import ModelConfigError, ModelError, WeightsError
 from baton_engine.model.loading import LoadedModel, load_model
 from baton_testing.engine.model_steps import ModelSteps, chunk
 from baton_testing.engine.models import edit_config, reference_logits, write_random_model
@@ -136,7 +136,7 @@ def test_rope_tables_are_as_long_as_the_context_that_is_asked_for(directory: Pat
     assert load_model(directory, None, CPU, 100).model.rope.cos.shape[0] == 100
     assert load(directory).max_context_tokens == 256
     for asked in (0, 257):
-        with pytest.raises(ConfigError, match=f"max_context_tokens: {asked}.*1 to 256"):
+        with pytest.raises(ModelConfigError, match=f"max_context_tokens: {asked}.*1 to 256"):
             load_model(directory, None, CPU, asked)
 
 
@@ -266,10 +266,10 @@ BAD: list[tuple[str, Callable[[Path], object], type[ModelError], str]] = [
     ("tensor twice", duplicate_tensor, WeightsError, "lm_head.weight"),
     ("index without map", index_with({}), WeightsError, "weight_map must be"),
     ("index with list", index_with({"weight_map": ["a"]}), WeightsError, "weight_map must be"),
-    ("index as list", index_with([]), ConfigError, "must hold a JSON object"),
+    ("index as list", index_with([]), ModelConfigError, "must hold a JSON object"),
     ("no directory", lambda d: shutil.rmtree(d), ModelError, "no such model directory"),
-    ("no config", lambda d: (d / "config.json").unlink(), ConfigError, "config.json: cannot be read"),
-    ("custom code", lambda d: edit_config(d, auto_map={"AutoConfig": "x.Y"}), ConfigError, "auto_map"),
+    ("no config", lambda d: (d / "config.json").unlink(), ModelConfigError, "config.json: cannot be read"),
+    ("custom code", lambda d: edit_config(d, auto_map={"AutoConfig": "x.Y"}), ModelConfigError, "auto_map"),
 ]
 
 

@@ -48,7 +48,7 @@ class TransferView:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerView:
+class StateView:
     """`/state`: what `baton status` shows. Cached blocks count as free: they are given out when needed."""
 
     role: str

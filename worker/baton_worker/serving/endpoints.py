@@ -12,7 +12,7 @@ from dataclasses import asdict
 from aiohttp import web
 
 from baton_worker.reporting.metrics import WorkerMetrics
-from baton_worker.reporting.views import EngineSnapshot, WorkerView
+from baton_worker.reporting.views import EngineSnapshot, StateView
 from baton_worker.serving.gateway_links import GatewayLinks
 
 STALLED_S = 60.0
@@ -33,7 +33,7 @@ def application(
     links: GatewayLinks,
     metrics: WorkerMetrics,
     snapshot: Callable[[], EngineSnapshot],
-    view: Callable[[], WorkerView],
+    view: Callable[[], StateView],
     ready: Callable[[], bool],
 ) -> web.Application:
     """The aiohttp application of a worker; `/link` is the only route that accepts input, and only after a handshake."""

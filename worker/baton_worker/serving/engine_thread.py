@@ -37,7 +37,7 @@ class ReserveBlocks:
 
 
 @dataclass(frozen=True, slots=True)
-class Landed:
+class HandoverLanded:
     key: RequestKey
     first_tokens: tuple[FirstToken, ...]
 
@@ -50,7 +50,7 @@ class GrantedRoom:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class ReleaseBlocks:
     key: RequestKey
 
 
@@ -65,7 +65,7 @@ class Drain:
     pass
 
 
-Command = Submit | ReserveBlocks | Landed | GrantedRoom | Release | CancelWork | Drain
+Command = Submit | ReserveBlocks | HandoverLanded | GrantedRoom | ReleaseBlocks | CancelWork | Drain
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,11 +193,11 @@ class EngineThread:
                 self._scheduler.submit(spec, now)
             case ReserveBlocks(spec):
                 self._scheduler.reserve(spec, now)
-            case Landed(key, first_tokens):
+            case HandoverLanded(key, first_tokens):
                 self._scheduler.landed(key, first_tokens, now)
             case GrantedRoom(key):
                 self._scheduler.granted(key, now)
-            case Release(key):
+            case ReleaseBlocks(key):
                 self._scheduler.release(key, now)
             case CancelWork(key, choice):
                 self._hand_out_events()  # what was decided before the cancel is also heard before it

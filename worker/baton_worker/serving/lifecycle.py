@@ -22,7 +22,7 @@ from baton_worker.config import WorkerConfig
 from baton_worker.reporting.metrics import WorkerMetrics
 from baton_worker.reporting.reports import with_measures
 from baton_worker.reporting.step_log import StepLog
-from baton_worker.reporting.views import EngineSnapshot, TransferView, WorkerView
+from baton_worker.reporting.views import EngineSnapshot, StateView, TransferView
 from baton_worker.serving import process
 from baton_worker.serving.endpoints import application
 from baton_worker.serving.engine_thread import EngineThread
@@ -105,7 +105,7 @@ async def serve(config: WorkerConfig, stop: process.Stop, build_role: BuildRole)
         engine.start()
         stack.callback(engine.stop, STOP_S)
 
-        def view() -> WorkerView:
+        def view() -> StateView:
             return worker_view(config, parts, epoch, engine.snapshot, service.draining, role.transfer_view())
 
         app = application(links, metrics, lambda: engine.snapshot, view, lambda: not service.draining)
@@ -167,10 +167,10 @@ def worker_view(
     snapshot: EngineSnapshot,
     draining: bool,
     transfer: TransferView,
-) -> WorkerView:
+) -> StateView:
     """What `/state` shows."""
     stats = snapshot.stats
-    return WorkerView(
+    return StateView(
         role=config.role.value,
         epoch=epoch.hex(),
         pid=os.getpid(),

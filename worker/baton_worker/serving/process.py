@@ -21,7 +21,7 @@ from aiohttp import web
 
 from baton_wire.errors import TransferError
 from baton_wire.messages.values import Role
-from baton_worker.config import Endpoint, WorkerConfig, parse
+from baton_worker.config import ListenAddress, WorkerConfig, parse
 from baton_worker.errors import ConfigError
 from baton_worker.reporting.announce import Announcement, announce
 
@@ -111,7 +111,7 @@ def new_epoch() -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def listening(application: web.Application, endpoint: Endpoint) -> AsyncIterator[int]:
+async def listening(application: web.Application, endpoint: ListenAddress) -> AsyncIterator[int]:
     """Serve the application while the context lasts; yields the port.
 
     Raises ConfigError when the address is not free.
