@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from baton_kv_transfer.handover import HandoverKey, TransferConfig
+from baton_kv_transfer.handover import TransferConfig
 from baton_kv_transfer.layout import ALL, Leg, StreamLayout, layer_groups, negotiated_unit
 from baton_wire.kv_shape import KvGeometry
-from baton_wire.messages.pair_link import Abandon, Done, Grant, Reject, Seal, Span, Standing, Wait
+from baton_wire.messages.pair_link import Grant
 
 MAX_FORMER_PEERS = 4_096
-_AboutOne = Grant | Wait | Reject | Done | Seal | Abandon | Standing
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +32,6 @@ class DecodePeer:
     leg: Leg = ALL
 
 
-def key_of(message: _AboutOne, peer: LinkedPeer | DecodePeer | None) -> HandoverKey:
-    """Which hand-over a message of this peer is about."""
-    return HandoverKey(message.request, message.attempt, 0 if peer is None else peer.leg.rank)
-
-
 def wanted_layout(
     geometry: KvGeometry, peer: LinkedPeer, cached_tokens: int, total_tokens: int, config: TransferConfig
 ) -> StreamLayout:
@@ -54,20 +48,6 @@ def leg_layout(
     heads = range(geometry.kv_heads) if leg.heads is None else leg.heads
     part = replace(geometry, kv_heads=len(heads))
     return StreamLayout(part, unit, start_tokens, end_tokens, groups, heads.start)
-
-
-def grant_of(key: HandoverKey, transfer: int, layout: StreamLayout, spans: tuple[Span, ...]) -> Grant:
-    """The decode worker's message: the stream of `layout` may be written through `spans`."""
-    return Grant(
-        request=key.request,
-        attempt=key.attempt,
-        transfer=transfer,
-        start_tokens=layout.start_tokens,
-        end_tokens=layout.end_tokens,
-        unit_tokens=layout.unit_tokens,
-        groups=layout.groups,
-        spans=spans,
-    )
 
 
 def granted_layout(geometry: KvGeometry, peer: DecodePeer, total_tokens: int, grant: Grant) -> StreamLayout:

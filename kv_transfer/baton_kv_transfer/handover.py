@@ -1,7 +1,6 @@
 """What both hand-over machines and their drivers share: identity, settings, the seams to KV pool and worker.
 
-The machines themselves are in `handover_prefill` and `handover_decode`; carrying out their actions is the business of
-`prefill_transfer` and `decode_transfer`.
+Each side has the pure `machine` that decides and the `transfer` that carries out what it decided.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class IgnoresALateSeal(DecodeHandovers):
     """Waits for a word that was already said: a Seal that crossed a cancel."""
 
     def _seal(self, peer: bytes, seal: Seal, now: float) -> list[DecodeAction]:
-        handover = self._ledger.get(HandoverKey(seal.request, seal.attempt))
+        handover = self._handovers.get(HandoverKey(seal.request, seal.attempt))
         closing = handover is None or handover.state is DecodeState.CLOSING
         return [] if closing else super()._seal(peer, seal, now)
 

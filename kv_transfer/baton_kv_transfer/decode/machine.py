@@ -11,21 +11,33 @@ nobody reads them before `Landed`.
 
 from __future__ import annotations
 
-from baton_kv_transfer.decode import answers
-from baton_kv_transfer.decode.landing_line import LandingLine
-from baton_kv_transfer.decode.ledger import DecodeLedger
-from baton_kv_transfer.decode.lingering import Lingering, Owed
-from baton_kv_transfer.decode.records import DecodeAction, DecodeHandover, DecodeState, DecodeStats, Failed, Landed
-from baton_kv_transfer.decode.scattering import next_scatter
+from collections import Counter
+
+from baton_kv_transfer import messages
+from baton_kv_transfer.decode.records import (
+    DecodeAction,
+    DecodeHandover,
+    DecodeState,
+    DecodeStats,
+    Failed,
+    Landed,
+    Scatter,
+)
+from baton_kv_transfer.decode.spans import Owed, SpanQueue, SpanReclaim
 from baton_kv_transfer.decode.verification import first_bad_piece, seal_fault, stream_fault
-from baton_kv_transfer.grant import LinkedPeer, grant_of, key_of, wanted_layout
+from baton_kv_transfer.grant import LinkedPeer, wanted_layout
 from baton_kv_transfer.handover import HandoverKey, Send, TransferConfig, Verify
 from baton_kv_transfer.landing import ClaimRefusal, LandingRegion, LandingWindow
-from baton_kv_transfer.layout import ALL, Extent, Leg, negotiated_unit
+from baton_kv_transfer.layout import ALL, Extent, Leg, StreamLayout, joined, landing_extents, negotiated_unit
 from baton_wire.errors import BadMessageError, UnfitPairError
-from baton_wire.kv_shape import KvGeometry
+from baton_wire.expiring import ExpiringMap
+from baton_wire.kv_shape import KvGeometry, PoolPart, Units
 from baton_wire.messages.pair_link import Abandon, Heartbeat, PairMessage, Seal, Standing
 from baton_wire.messages.values import Reason
+
+EARLY_CAPACITY = 4_096
+ENDED_CAPACITY = 16_384
+ENDED_S = 120.0
 
 
 class DecodeHandovers:
@@ -42,10 +54,16 @@ class DecodeHandovers:
         self._config = config
         self._one_sided = one_sided
         self._landing = LandingRegion(landing_bytes, quarantine_share=config.quarantine_share)
-        self._ledger = DecodeLedger(config.early_s)
-        self._line = LandingLine(self._landing)
+        self._handovers: dict[HandoverKey, DecodeHandover] = {}
+        self._transfers: dict[int, HandoverKey] = {}
+        self._early: ExpiringMap[tuple[bytes, HandoverKey], Abandon] = ExpiringMap(config.early_s, EARLY_CAPACITY)
+        """Abandons of what is not reserved yet."""
+        self._ended: ExpiringMap[HandoverKey, Reason] = ExpiringMap(ENDED_S, ENDED_CAPACITY)
+        self._ended_by_reason: Counter[str] = Counter()
+        self._refused: Counter[str] = Counter()
+        self._queue = SpanQueue(self._landing)
         self._peers: dict[bytes, LinkedPeer] = {}
-        self._lingering = Lingering(self._landing)
+        self._reclaim = SpanReclaim(self._landing)
         self._sealed_bytes = 0
 
     @property
@@ -56,11 +74,11 @@ class DecodeHandovers:
 
     def queued(self, key: HandoverKey, peer: bytes, position: int, deadline_s: float, now: float) -> list[DecodeAction]:
         """The engine has no blocks yet; `position` requests are before this one."""
-        if self._ledger.is_under_way(key):
-            self._ledger.refuse("duplicate_queued")
+        if self._is_under_way(key):
+            self._refused["duplicate_queued"] += 1
             return []
-        self._ledger.add(DecodeHandover(key, peer, deadline_s, DecodeState.QUEUED, deadline_s))
-        return self._tell(peer, answers.wait(key, position))
+        self._handovers[key] = DecodeHandover(key, peer, deadline_s, DecodeState.QUEUED, deadline_s)
+        return self._tell(peer, messages.wait(key, position))
 
     def expected(
         self,
@@ -74,15 +92,15 @@ class DecodeHandovers:
         now: float,
     ) -> list[DecodeAction]:
         """Blocks are reserved and wait for the KV of [cached_tokens, total_tokens) from the prefill worker `peer`."""
-        if self._ledger.is_under_way(key):
-            self._ledger.refuse("duplicate_expected")
+        if self._is_under_way(key):
+            self._refused["duplicate_expected"] += 1
             return []
         handover = DecodeHandover(key, peer, deadline_s, DecodeState.LINKING, 0.0, total_tokens, cached_tokens, blocks)
         handover.choices = frozenset(choices)
-        self._ledger.add(handover)
-        if self._ledger.has_ended(key):
+        self._handovers[key] = handover
+        if key in self._ended:
             return self._fail(handover, Reason.BAD_REQUEST, "this attempt already ended here", now)
-        abandoned = self._ledger.take_early(peer, key)
+        abandoned = self._early.pop((peer, key))
         if abandoned is not None:
             return self._fail(handover, abandoned.reason, abandoned.detail, now)
         if peer not in self._peers:
@@ -92,14 +110,15 @@ class DecodeHandovers:
 
     def refused(self, key: HandoverKey, peer: bytes, reason: Reason, detail: str, now: float) -> list[DecodeAction]:
         """The engine will not reserve for this request: it was never expected, or only queued."""
-        if self._ledger.is_under_way(key):
+        if self._is_under_way(key):
             return self.cancelled(key, reason, detail, now)
-        self._ledger.never_began(key, reason, now)
-        return self._tell(peer, answers.reject(key, reason, detail))
+        self._handovers.pop(key, None)
+        self._ended.put(key, reason, now)  # the worker is told nothing, so no ending is counted
+        return self._tell(peer, messages.reject(key, reason, detail))
 
     def cancelled(self, key: HandoverKey, reason: Reason, detail: str, now: float) -> list[DecodeAction]:
         """The gateway or the engine gave the request up."""
-        handover = self._ledger.get(key)
+        handover = self._handovers.get(key)
         if handover is None or handover.state is DecodeState.CLOSING:
             return []
         if handover.state is DecodeState.QUEUED:
@@ -115,8 +134,8 @@ class DecodeHandovers:
     def arrived(self, window: LandingWindow, now: float) -> list[DecodeAction]:
         """A claimed window's bytes stand."""
         self._landing.arrived(window)
-        handover = self._ledger.of_transfer(window.transfer)
-        return [] if handover is None else self._advance(handover, now)
+        key = self._transfers.get(window.transfer)
+        return [] if key is None else self._advance(self._handovers[key], now)
 
     def scattered(self, key: HandoverKey, first_unit: int, checksums: bytes, now: float) -> list[DecodeAction]:
         """The running scatter of `key` is done; `checksums` of the pieces it read, in stream order."""
@@ -137,9 +156,9 @@ class DecodeHandovers:
 
     def _scattering(self, key: HandoverKey, first_unit: int) -> DecodeHandover | None:
         """The hand-over whose running scatter this is; None, and counted, when there is no such scatter."""
-        handover = self._ledger.get(key)
+        handover = self._handovers.get(key)
         if handover is None or handover.scattering is None or handover.scattering[1] != first_unit:
-            self._ledger.refuse("unknown_scatter")
+            self._refused["unknown_scatter"] += 1
             return None
         return handover
 
@@ -158,31 +177,32 @@ class DecodeHandovers:
         """A prefill worker is linked, `writes_ended` will name it by `link`. Raises UnfitPairError: block sizes."""
         negotiated_unit(self._geometry.block_tokens, block_tokens)
         self._peers[peer] = LinkedPeer(block_tokens, self._one_sided if one_sided is None else one_sided, link, leg)
-        linking = self._ledger.of_peer(peer, DecodeState.LINKING)
+        linking = self._of(peer, DecodeState.LINKING)
         return [action for handover in linking for action in self._stand_in_line(handover, now)]
 
     def link_down(self, peer: bytes, detail: str, now: float) -> list[DecodeAction]:
         """The link broke. What was sealed no longer needs it; all else that was under way fails."""
         self._peers.pop(peer, None)
-        self._ledger.link_down(peer)
-        self._lingering.link_down(peer)
+        for entry in [entry for entry, _ in self._early.items() if entry[0] == peer]:
+            self._early.pop(entry)
+        self._reclaim.link_down(peer)
         actions: list[DecodeAction] = []
-        for handover in self._ledger.of_peer(peer, DecodeState.CLOSING):
+        for handover in self._of(peer, DecodeState.CLOSING):
             handover.writes_may_follow &= handover.one_sided
         for state in (DecodeState.WAITING, DecodeState.GRANTED):
-            for handover in self._ledger.of_peer(peer, state):
+            for handover in self._of(peer, state):
                 handover.writes_may_follow &= handover.one_sided  # the next link may be up before its scatter ends
                 actions += self._fail(handover, Reason.PEER_LOST, detail, now)
         return actions + self._grant_waiting(now)
 
     def peer_gone(self, peer: bytes, now: float) -> list[DecodeAction]:
         """Proof that the process `peer` is gone: nothing of it can still be written."""
-        self._lingering.peer_gone(peer)
+        self._reclaim.peer_gone(peer)
         return self._grant_waiting(now)
 
     def writes_ended(self, link: int, now: float) -> list[DecodeAction]:
         """Proof that nothing granted over this link, which is down, can still be written."""
-        self._lingering.writes_ended(link)
+        self._reclaim.writes_ended(link)
         return self._grant_waiting(now)
 
     # The peer's messages ---------------------------------------------------------------------------------------------
@@ -202,32 +222,32 @@ class DecodeHandovers:
                 raise BadMessageError(f"{type(message).__name__}: not a prefill worker's message")
 
     def _standing(self, peer: bytes, word: Standing, now: float) -> list[DecodeAction]:
-        handover = self._ledger.get(key_of(word, self._peers.get(peer)))
+        handover = self._handovers.get(messages.key_of(word, self._peers.get(peer)))
         if handover is None or (handover.peer, handover.transfer) != (peer, word.transfer):
-            self._ledger.refuse("standing")
+            self._refused["standing"] += 1
             return []
         if handover.one_sided:
             handover.standing_groups = max(handover.standing_groups, word.groups)
         return self._advance(handover, now)
 
     def _seal(self, peer: bytes, seal: Seal, now: float) -> list[DecodeAction]:
-        key = key_of(seal, self._peers.get(peer))
-        handover = self._ledger.get(key)
+        key = messages.key_of(seal, self._peers.get(peer))
+        handover = self._handovers.get(key)
         if handover is None or handover.peer != peer or handover.state is DecodeState.QUEUED:
-            if handover is None and self._ledger.has_ended(key):
-                self._ledger.refuse("late")
-                self._lingering.settle(key, peer)
+            if handover is None and key in self._ended:
+                self._refused["late"] += 1
+                self._reclaim.settle(key, peer)
                 return self._grant_waiting(now)
-            self._ledger.refuse("unknown_seal" if handover is None else "foreign_epoch")
-            return [Send(peer, answers.reject(key, Reason.UNKNOWN_REQUEST, "no such hand-over from this epoch"))]
+            self._refused["unknown_seal" if handover is None else "foreign_epoch"] += 1
+            return [Send(peer, messages.reject(key, Reason.UNKNOWN_REQUEST, "no such hand-over from this epoch"))]
         if handover.state is DecodeState.CLOSING and seal.transfer == handover.transfer:
             handover.writes_may_follow = False
         if handover.state is not DecodeState.GRANTED:
-            self._ledger.refuse("late" if handover.state is not DecodeState.WAITING else "seal_before_grant")
+            self._refused["late" if handover.state is not DecodeState.WAITING else "seal_before_grant"] += 1
             return []
         if seal.transfer != handover.transfer:
-            self._ledger.refuse("wrong_transfer")
-            return [Send(peer, answers.reject(key, Reason.BAD_REQUEST, "seal of another transfer"))]
+            self._refused["wrong_transfer"] += 1
+            return [Send(peer, messages.reject(key, Reason.BAD_REQUEST, "seal of another transfer"))]
         return self._sealed(handover, seal, now)
 
     def _sealed(self, handover: DecodeHandover, seal: Seal, now: float) -> list[DecodeAction]:
@@ -246,22 +266,25 @@ class DecodeHandovers:
 
     def _spoilt(self, handover: DecodeHandover, reason: Reason, detail: str, now: float) -> list[DecodeAction]:
         """A sealed hand-over that is not admitted."""
-        done = answers.spoilt(handover.key, reason, detail)
+        done = messages.spoilt(handover.key, reason, detail)
         return [Send(handover.peer, done), *self._fail(handover, reason, detail, now)]
 
     def _abandon(self, peer: bytes, abandon: Abandon, now: float) -> list[DecodeAction]:
-        key = key_of(abandon, self._peers.get(peer))
-        if self._lingering.settle(key, peer):
+        key = messages.key_of(abandon, self._peers.get(peer))
+        if self._reclaim.settle(key, peer):
             return self._grant_waiting(now)
-        handover = self._ledger.get(key)
+        handover = self._handovers.get(key)
         if handover is None or handover.state is DecodeState.QUEUED:
-            self._ledger.abandoned_early(peer, key, abandon, now)
+            if key in self._ended or (handover is not None and handover.peer != peer):
+                self._refused["late" if handover is None else "foreign_epoch"] += 1
+            else:
+                self._early.put((peer, key), abandon, now)
             return []
         if handover.peer != peer:
-            self._ledger.refuse("foreign_epoch")
+            self._refused["foreign_epoch"] += 1
             return []
         if handover.state is DecodeState.SEALED:
-            self._ledger.refuse("abandon_after_seal")
+            self._refused["abandon_after_seal"] += 1
             return []
         handover.writes_may_follow = False
         if handover.state is DecodeState.CLOSING:
@@ -272,9 +295,10 @@ class DecodeHandovers:
 
     def tick(self, now: float) -> list[DecodeAction]:
         """Act on deadlines. Call it a few times per second."""
-        self._ledger.expire(now)
+        self._ended.expire(now)
+        self._early.expire(now)
         actions: list[DecodeAction] = []
-        for handover in self._ledger.all():
+        for handover in list(self._handovers.values()):
             if handover.state is DecodeState.CLOSING or now < handover.state_until_s:
                 continue
             if handover.state is DecodeState.QUEUED:
@@ -301,22 +325,23 @@ class DecodeHandovers:
         if fault is not None:
             return self._fail(handover, Reason.TOO_LONG, fault, now, tell_peer=True)
         handover.layout, handover.next_units = layout, [layout.first_unit] * layout.groups
-        self._line.join(handover.key, handover.peer, layout.stream_bytes, layout.unit_bytes)
+        self._queue.join(handover.key, handover.peer, layout.stream_bytes, layout.unit_bytes)
         self._enter(handover, DecodeState.WAITING, handover.deadline_s)
         actions = self._grant_waiting(now)
         if handover.state is DecodeState.WAITING:
-            actions += self._tell(handover.peer, answers.wait(handover.key, self._line.position(handover.key)))
+            actions += self._tell(handover.peer, messages.wait(handover.key, self._queue.position(handover.key)))
         return actions
 
     def _grant_waiting(self, now: float) -> list[DecodeAction]:
         actions: list[DecodeAction] = []
-        for served in self._line.serve():
-            handover = self._ledger.granted(served.transfer, served.key)
+        for served in self._queue.serve():
+            handover = self._handovers[served.key]
+            self._transfers[served.transfer] = served.key
             assert handover.layout is not None
             handover.transfer, handover.spans = served.transfer, served.spans
             handover.granted_s, handover.writes_may_follow = now, True
             self._enter(handover, DecodeState.GRANTED, handover.deadline_s)
-            grant = grant_of(served.key, served.transfer, handover.layout, served.spans)
+            grant = messages.grant(served.key, served.transfer, handover.layout, served.spans)
             actions.append(Send(handover.peer, grant))
         return actions
 
@@ -343,10 +368,10 @@ class DecodeHandovers:
                 return self._spoilt(handover, Reason.KV_CORRUPT, bad, now)
         self._landing.scattered(handover.transfer)
         self._landing.release(handover.transfer)
-        self._ledger.end(handover, "landed", Reason.UNKNOWN_REQUEST, now)
+        self._end(handover, "landed", Reason.UNKNOWN_REQUEST, now)
         return [
             Landed(handover.key, handover.seal.first_tokens, handover.granted_s),
-            Send(handover.peer, answers.verified(handover.key)),
+            Send(handover.peer, messages.verified(handover.key)),
             *self._grant_waiting(now),
         ]
 
@@ -354,8 +379,8 @@ class DecodeHandovers:
         self, handover: DecodeHandover, reason: Reason, detail: str, now: float, *, tell_peer: bool = False
     ) -> list[DecodeAction]:
         """Stop everything of this hand-over; `Failed` follows as soon as nothing writes into its blocks."""
-        actions = self._tell(handover.peer, answers.reject(handover.key, reason, detail)) if tell_peer else []
-        self._line.leave(handover.key)
+        actions = self._tell(handover.peer, messages.reject(handover.key, reason, detail)) if tell_peer else []
+        self._queue.leave(handover.key)
         if handover.transfer is not None:
             self._landing.stop_writes(handover.transfer)
         handover.failure = (reason, detail)
@@ -366,14 +391,30 @@ class DecodeHandovers:
         assert handover.failure is not None
         reason, detail = handover.failure
         if handover.transfer is not None:
-            self._lingering.end(
+            self._reclaim.end(
                 handover.key,
                 Owed(handover.peer, handover.transfer, handover.one_sided, handover.link),
                 writes_may_follow=handover.writes_may_follow,
                 linked=handover.peer in self._peers,
             )
-        self._ledger.end(handover, reason, reason, now)
+        self._end(handover, reason, reason, now)
         return [Failed(handover.key, reason, detail), *self._grant_waiting(now)]
+
+    def _end(self, handover: DecodeHandover, outcome: str, reason: Reason, now: float) -> None:
+        """The worker is told that the hand-over is over."""
+        del self._handovers[handover.key]
+        if handover.transfer is not None:
+            del self._transfers[handover.transfer]
+        self._ended.put(handover.key, reason, now)
+        self._ended_by_reason[outcome] += 1
+
+    def _is_under_way(self, key: HandoverKey) -> bool:
+        """Open, and past waiting for blocks."""
+        known = self._handovers.get(key)
+        return known is not None and known.state is not DecodeState.QUEUED
+
+    def _of(self, peer: bytes, state: DecodeState) -> list[DecodeHandover]:
+        return [h for h in self._handovers.values() if h.peer == peer and h.state is state]
 
     def _enter(self, handover: DecodeHandover, state: DecodeState, until_s: float) -> None:
         handover.state = state
@@ -387,14 +428,77 @@ class DecodeHandovers:
         return self._landing.holder_of(extent)
 
     def open_keys(self) -> list[HandoverKey]:
-        return [handover.key for handover in self._ledger.all()]
+        return list(self._handovers)
 
     def stats(self) -> DecodeStats:
+        by_state = dict.fromkeys(DecodeState, 0)
+        for handover in self._handovers.values():
+            by_state[handover.state] += 1
         return DecodeStats(
-            by_state=self._ledger.by_state(),
+            by_state=by_state,
             landing=self._landing.stats(),
             sealed_bytes=self._sealed_bytes,
-            lingering=len(self._lingering),
-            ended=self._ledger.ended_by_reason(),
-            refused=self._ledger.refused_by_cause(),
+            lingering=len(self._reclaim),
+            ended=dict(self._ended_by_reason),
+            refused=dict(self._refused),
         )
+
+
+def next_scatter(
+    handover: DecodeHandover, layout: StreamLayout, landing: LandingRegion, max_bytes: int
+) -> Scatter | None:
+    """The next units of some layer group that stand whole in one stretch of landing bytes; None while there are none.
+
+    They then count as begun. A sealed hand-over's bytes all stand. At most `max_bytes` at once, but always a unit.
+    """
+    scatter = _whole_groups(handover, layout, max_bytes) or _units_of_a_group(handover, layout, landing, max_bytes)
+    if scatter is not None:
+        units = scatter.units
+        group = units.part.first_layer // layout.group_layers
+        for each in range(group, group + units.groups):
+            handover.next_units[each] = units.end
+        handover.scattering = (group, units.first)
+    return scatter
+
+
+def _units_of_a_group(
+    handover: DecodeHandover, layout: StreamLayout, landing: LandingRegion, max_bytes: int
+) -> Scatter | None:
+    assert handover.transfer is not None
+    most = max(1, max_bytes // layout.group_unit_bytes)
+    for group, first in enumerate(handover.next_units):
+        end = layout.end_unit
+        if first == end:
+            continue
+        if handover.seal is None and group >= handover.standing_groups:
+            start = layout.extent(group, first, end).offset
+            standing = landing.arrived_to(handover.transfer, start) - start
+            end = min(first + standing // layout.group_unit_bytes, end)
+        end = min(end, first + most)
+        if end > first:
+            extent = landing_extents(handover.spans, layout.extent(group, first, end))[0]
+            end = first + extent.length // layout.group_unit_bytes
+            units = Units(handover.blocks, layout.unit_tokens, first, end, layout.part(group))
+            return Scatter(handover.key, units, extent, handover.one_sided)
+    return None
+
+
+def _whole_groups(handover: DecodeHandover, layout: StreamLayout, max_bytes: int) -> Scatter | None:
+    """All layer groups at once that stand and were not begun, where nobody saw them arrive one by one.
+
+    A scatter is a call to another thread and a wait for a device, however little it moves.
+    """
+    begin = next(group for group, unit in enumerate(handover.next_units) if unit < layout.end_unit)
+    end = min(handover.standing_groups, layout.groups) if handover.seal is None else layout.groups
+    group_bytes = layout.units * layout.group_unit_bytes
+    is_untouched = all(unit == layout.first_unit for unit in handover.next_units[begin:end])
+    if not handover.one_sided or begin >= end or not is_untouched or (end - begin) * group_bytes > max_bytes:
+        return None
+    stream = Extent(begin * group_bytes, (end - begin) * group_bytes)
+    extents = joined(landing_extents(handover.spans, stream))
+    if len(extents) != 1:
+        return None
+    first, last = layout.part(begin), layout.part(end - 1)
+    part = PoolPart(first.first_layer, last.end_layer, first.first_head, first.end_head)
+    unit_tokens, units = layout.unit_tokens, (layout.first_unit, layout.end_unit)
+    return Scatter(handover.key, Units(handover.blocks, unit_tokens, *units, part, end - begin), extents[0], True)

@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from baton_kv_transfer.decode import answers
-from baton_kv_transfer.grant import DecodePeer, FormerGrants, granted_layout, key_of
+from baton_kv_transfer import messages
+from baton_kv_transfer.grant import DecodePeer, FormerGrants, granted_layout
 from baton_kv_transfer.handover import CutLink, HandoverKey, Send, TransferConfig, Verify
-from baton_kv_transfer.layout import StreamLayout
-from baton_kv_transfer.prefill.ahead import Ahead
-from baton_kv_transfer.prefill.putting import next_units, put_of, word_of_groups
+from baton_kv_transfer.layout import StreamLayout, landing_extents
 from baton_kv_transfer.prefill.records import (
     DropPuts,
+    EarlyProgress,
     Granted,
     GroupUnits,
     Outcome,
@@ -31,8 +30,8 @@ from baton_kv_transfer.prefill.records import (
 )
 from baton_wire.errors import BadMessageError, UnfitPairError
 from baton_wire.expiring import ExpiringMap
-from baton_wire.kv_shape import KvGeometry
-from baton_wire.messages.pair_link import Done, FirstToken, Grant, Heartbeat, PairMessage, Reject, Seal, Wait
+from baton_wire.kv_shape import KvGeometry, Units
+from baton_wire.messages.pair_link import Done, FirstToken, Grant, Heartbeat, PairMessage, Reject, Seal, Standing, Wait
 from baton_wire.messages.values import Reason
 
 EARLY_CAPACITY = 4_096
@@ -52,7 +51,7 @@ class PrefillHandovers:
         self._early: ExpiringMap[tuple[bytes, HandoverKey], Grant | Wait | Reject] = ExpiringMap(
             config.early_s, EARLY_CAPACITY
         )
-        self._ahead = Ahead(config.early_s, EARLY_CAPACITY)
+        self._ahead = EarlyProgress(config.early_s, EARLY_CAPACITY)
         self._ended: ExpiringMap[HandoverKey, Reason | None] = ExpiringMap(ENDED_S, ENDED_CAPACITY)
         self._former = FormerGrants()
         self._next_put = 1
@@ -203,7 +202,7 @@ class PrefillHandovers:
             case Heartbeat():
                 return []
             case Grant() | Wait() | Reject() | Done():
-                key = key_of(message, self._peers.get(peer))
+                key = messages.key_of(message, self._peers.get(peer))
                 handover = self._handovers.get(key)
                 if isinstance(message, Grant) and self._former.has(peer, message.transfer):
                     self._refused["former_link"] += 1
@@ -378,7 +377,7 @@ class PrefillHandovers:
         return actions
 
     def _abandon(self, peer: bytes, key: HandoverKey, reason: Reason, detail: str = "") -> Send:
-        return Send(peer, answers.abandon(key, reason, detail))
+        return Send(peer, messages.abandon(key, reason, detail))
 
     def _of(self, peer: bytes, state: PrefillState | None = None) -> list[PrefillHandover]:
         return [h for h in self._handovers.values() if h.peer == peer and (state is None or h.state is state)]
@@ -399,3 +398,43 @@ class PrefillHandovers:
             ended=dict(self._ended_by_reason),
             refused=dict(self._refused),
         )
+
+
+def next_units(handover: PrefillHandover, layout: StreamLayout, max_bytes: int) -> list[GroupUnits]:
+    """Everything that stands and was not put yet, in pieces of at most `max_bytes` (but always a unit); now it counts
+    as put.
+    """
+    found: list[GroupUnits] = []
+    step = max(1, max_bytes // layout.group_unit_bytes)
+    for group, first in enumerate(handover.next_units):
+        end = layout.whole_units(handover.standing_tokens(layout.part(group).end_layer))
+        found += [GroupUnits(group, at, min(at + step, end)) for at in range(first, end, step)]
+        handover.next_units[group] = max(first, end)
+    return found
+
+
+def put_of(handover: PrefillHandover, put: int, layout: StreamLayout, grant: Grant, units: GroupUnits) -> Put:
+    """The action that moves these units to their place in the grant's spans."""
+    stream = layout.extent(units.group, units.first, units.end)
+    landing = tuple(landing_extents(grant.spans, stream))
+    moved = Units(handover.blocks, layout.unit_tokens, units.first, units.end, layout.part(units.group))
+    return Put(handover.key, handover.peer, put, grant.transfer, moved, landing)
+
+
+def word_of_groups(handover: PrefillHandover, layout: StreamLayout, portion_bytes: int | None) -> list[Send]:
+    """Tell of the first layer groups whose puts are all done, once they are a portion more than was told.
+
+    Not when less than a portion is left: the decode worker would still be scattering when the Seal comes.
+    """
+    if portion_bytes is None:
+        return []
+    group_bytes = layout.units * layout.group_unit_bytes
+    flying = min((units.group for units in handover.in_flight.values()), default=layout.groups)
+    put = next((group for group, unit in enumerate(handover.next_units) if unit < layout.end_unit), layout.groups)
+    stand = min(flying, put)
+    if min(stand - handover.told_groups, layout.groups - stand) * group_bytes < portion_bytes:
+        return []
+    handover.told_groups = stand
+    assert handover.grant is not None
+    key, transfer = handover.key, handover.grant.transfer
+    return [Send(handover.peer, Standing(request=key.request, attempt=key.attempt, transfer=transfer, groups=stand))]

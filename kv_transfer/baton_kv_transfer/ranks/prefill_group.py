@@ -12,9 +12,16 @@ from dataclasses import dataclass, field, replace
 from baton_kv_transfer.grant import DecodePeer
 from baton_kv_transfer.handover import HandoverKey, TransferConfig
 from baton_kv_transfer.layout import Leg
-from baton_kv_transfer.prefill.ahead import Ahead
 from baton_kv_transfer.prefill.machine import EARLY_CAPACITY, PrefillHandovers
-from baton_kv_transfer.prefill.records import Granted, PrefillAction, PrefillStats, Progress, Release, Report
+from baton_kv_transfer.prefill.records import (
+    EarlyProgress,
+    Granted,
+    PrefillAction,
+    PrefillStats,
+    Progress,
+    Release,
+    Report,
+)
 from baton_kv_transfer.ranks.tensor_parallel import RankLinks, RankPair, RankPeer, local_heads, rank_epoch, rank_pairs
 from baton_wire.errors import UnfitPairError
 from baton_wire.kv_shape import KvGeometry
@@ -62,7 +69,7 @@ class PrefillGroup:
         self._config = config
         self._links = RankLinks()
         self._open: dict[HandoverKey, _Handover] = {}
-        self._ahead = Ahead(config.early_s, EARLY_CAPACITY)
+        self._ahead = EarlyProgress(config.early_s, EARLY_CAPACITY)
 
     # The engine's events ---------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 What was measured and shapes this file (docs/decisions/ucx-through-nixl.md): an agent's progress thread spins on a core
 unless it is given a pause, with one it sleeps until its sockets have something; metadata that does not parse spoils the
 peer's name for good; a handle that was released must never be looked at again; a posted write cannot be taken back.
-Every object here belongs to one thread, which is the business of `ucx_thread`.
+Every object here belongs to one thread, which is the business of `thread`.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class UcxAgent:
     def connect(self, name: str, metadata: bytes) -> None:
         """Make the agent `name` a peer; each call wants a `disconnect`.
 
-        `metadata` must be what that agent gave, unchanged: see `ucx_descriptor`.
+        `metadata` must be what that agent gave, unchanged: see `descriptor`.
         """
         if self._uses.get(name, 0):
             self._uses[name] += 1

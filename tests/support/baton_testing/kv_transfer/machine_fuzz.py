@@ -242,7 +242,7 @@ class DecodeFuzz:
 
     def _go_on(self) -> None:
         """What an honest world would do next for one of the open hand-overs."""
-        for handover in self.machine._ledger.all()[:1]:
+        for handover in list(self.machine._handovers.values())[:1]:
             if handover.transfer is None or handover.layout is None or handover.peer not in self.linked:
                 continue
             for span in handover.spans:

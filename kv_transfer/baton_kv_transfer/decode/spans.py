@@ -1,16 +1,55 @@
-"""Spans of ended hand-overs whose writer has not said yet that nothing is in flight. Pure.
-
-Where this process writes itself, the span is free at once and only late writes are swallowed. Where a one-sided write
-may still arrive, the span stays quarantined until the writer says so, or is proven gone.
-"""
+"""Spans of the landing region: who is granted them next, and when those of an ended hand-over are free again. Pure."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from baton_kv_transfer.handover import HandoverKey
 from baton_kv_transfer.landing import REMEMBERED_LINKS, LandingRegion
+from baton_wire.errors import LandingFullError
+from baton_wire.messages.pair_link import Span
+
+
+@dataclass(frozen=True, slots=True)
+class GrantedSpans:
+    key: HandoverKey
+    transfer: int
+    spans: tuple[Span, ...]
+
+
+class SpanQueue:
+    """The line before one landing region. The first that finds no room holds up the rest, so that nobody starves."""
+
+    def __init__(self, landing: LandingRegion) -> None:
+        self._landing = landing
+        self._waiting: OrderedDict[HandoverKey, tuple[bytes, int, int]] = OrderedDict()
+        self._next_transfer = 1
+
+    def join(self, key: HandoverKey, peer: bytes, stream_bytes: int, unit_bytes: int) -> None:
+        self._waiting[key] = (peer, stream_bytes, unit_bytes)
+
+    def leave(self, key: HandoverKey) -> None:
+        self._waiting.pop(key, None)
+
+    def position(self, key: HandoverKey) -> int:
+        """How many are before `key`, which is in the line."""
+        return list(self._waiting).index(key)
+
+    def serve(self) -> list[GrantedSpans]:
+        """Take spans for as many as there is room for; each gets a transfer number that was never used before."""
+        served: list[GrantedSpans] = []
+        while self._waiting:
+            key, (peer, stream_bytes, unit_bytes) = next(iter(self._waiting.items()))
+            try:
+                spans = self._landing.grant(self._next_transfer, peer, stream_bytes, unit_bytes)
+            except LandingFullError:
+                break
+            del self._waiting[key]
+            served.append(GrantedSpans(key, self._next_transfer, spans))
+            self._next_transfer += 1
+        return served
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +62,12 @@ class Owed:
     link: int
 
 
-class Lingering:
-    """Decides what becomes of a span when its hand-over ends, and remembers what is still owed a proof."""
+class SpanReclaim:
+    """Decides what becomes of a span when its hand-over ends, and remembers what is still owed a proof.
+
+    Where this process writes itself, the span is free at once and only late writes are swallowed. Where a one-sided
+    write may still arrive, the span stays quarantined until the writer says so, or is proven gone.
+    """
 
     def __init__(self, landing: LandingRegion) -> None:
         self._landing = landing
