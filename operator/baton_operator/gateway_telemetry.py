@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 from baton_control.names import Key
 from baton_control.sizing.spec import SizingSpec
-from baton_control.telemetry.store import Latencies, TelemetryStore, Ways
+from baton_control.telemetry.store import Latencies, TelemetryStore
 from baton_operator.schema.status import LaneStatus, SloStatus
 from baton_operator.telemetry import Heard
+from baton_wire.messages.measures import Lanes
 from baton_wire.messages.values import Role
 from baton_wire.sketch import Sketch
 
@@ -36,25 +37,25 @@ class GatewayTelemetry:
         if routable is None and not store.has_links:
             return None
         seen = store.latencies(now)
-        ways = store.ways()
+        lanes = store.lanes()
         return Heard(
             routable=routable,
             slo=_slo(seen, spec),
             slo_met=_met(seen, spec),
-            lane=None if ways is None else LaneStatus(lane=ways.slowest, bandwidth=_rate(ways)),
-            transport_verified=None if ways is None else ways.too_slow == 0,
-            transport_message="" if ways is None else _message(ways),
+            lane=None if lanes is None else LaneStatus(lane=lanes.slowest, bandwidth=_rate(lanes)),
+            transport_verified=None if lanes is None else lanes.too_slow == 0,
+            transport_message="" if lanes is None else _message(lanes),
         )
 
 
-def _rate(ways: Ways) -> str:
+def _rate(lanes: Lanes) -> str:
     """Two digits: what is measured anew with every link must not write the status anew each time."""
-    return f"{float(f'{ways.bytes_per_s / 1e9:.2g}'):g} GB/s"
+    return f"{float(f'{lanes.slowest_bytes_per_s / 1e9:.2g}'):g} GB/s"
 
 
-def _message(ways: Ways) -> str:
-    slow = f", {ways.too_slow} below kvTransfer.minBandwidth" if ways.too_slow else ""
-    return f"{ways.measured} measured{slow}; the slowest: {ways.slowest}, {_rate(ways)}"
+def _message(lanes: Lanes) -> str:
+    slow = f", {lanes.too_slow} below kvTransfer.minBandwidth" if lanes.too_slow else ""
+    return f"{lanes.measured} measured{slow}; the slowest: {lanes.slowest}, {_rate(lanes)}"
 
 
 def _slo(seen: Latencies, spec: SizingSpec) -> SloStatus:

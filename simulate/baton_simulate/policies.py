@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from baton_control.sizing.capacity import Mix, TwinSizer
-from baton_control.sizing.decision import Unknown
-from baton_control.sizing.readings import Observed, PoolSeen
+from baton_control.sizing.readings import Observed, PoolSeen, Unknown
 from baton_control.sizing.remembered import Memory
-from baton_control.sizing.slo import decide
+from baton_control.sizing.slo import size
 from baton_control.sizing.spec import SizingSpec
 from baton_control.sizing.worker_model import WorkerModel
 from baton_control.sizing.workload import RequestShape, Workload
@@ -25,7 +24,7 @@ from baton_simulate.baselines.hpa import Hpa
 from baton_simulate.baselines.kpa import Kpa
 from baton_simulate.baselines.llmd import LlmdV1, LlmdV2
 from baton_simulate.baselines.signals import Policy, Sizes
-from baton_simulate.measuring import Views
+from baton_simulate.twin_metrics import TwinMetrics
 from baton_wire.messages.values import POOL_ROLES, Role
 
 PEERS = ("hpa-queue", "hpa-kv", "kpa", "dynamo", "llmd-v1", "llmd-v2", "apa")
@@ -51,16 +50,16 @@ class Slo:
     def interval_s(self) -> float:
         return self.spec.interval_s
 
-    def decide_from(self, views: Views | None, now: float) -> Sizes | None:
-        if views is None:
+    def decide_from(self, metrics: TwinMetrics | None, now: float) -> Sizes | None:
+        if metrics is None:
             if not self.last:
                 return None
             seen = Observed(
                 Unknown("no report"), PoolSeen(self.last[Role.PREFILL], None), PoolSeen(self.last[Role.DECODE], None)
             )
         else:
-            seen = views.observed()
-        decision = decide(self.spec, seen, self.memory, now, self.sizer, epoch_s=now)
+            seen = metrics.observed()
+        decision = size(self.spec, seen, self.memory, now, self.sizer, epoch_s=now)
         self.memory = decision.memory
         self.reasons = {role: pool.reason for role, pool in decision.pools.items()}
         self.last = {role: pool.workers for role, pool in decision.pools.items()}
@@ -78,8 +77,8 @@ class Rule:
     def interval_s(self) -> float:
         return self.policy.interval_s
 
-    def decide_from(self, views: Views | None, now: float) -> Sizes | None:
-        return self.policy.decide(None if views is None else views.signals(), now)
+    def decide_from(self, metrics: TwinMetrics | None, now: float) -> Sizes | None:
+        return self.policy.decide(None if metrics is None else metrics.signals(), now)
 
 
 @dataclass(slots=True)
@@ -90,7 +89,7 @@ class Scripted:
     interval_s: float = LOOK_S
     reasons: dict[Role, str] = field(default_factory=dict)
 
-    def decide_from(self, views: Views | None, now: float) -> Sizes | None:
+    def decide_from(self, metrics: TwinMetrics | None, now: float) -> Sizes | None:
         return self.sizes(now)
 
 

@@ -17,8 +17,8 @@ from baton_control.sizing.worker_model import WorkerModel
 from baton_control.sizing.workload import Floats, Workload
 from baton_control.twin.twin import Twin
 from baton_simulate.baselines.signals import Sizes
-from baton_simulate.measuring import Views
 from baton_simulate.policies import Player
+from baton_simulate.twin_metrics import TwinMetrics
 from baton_wire.messages.values import POOL_ROLES, Role
 
 PATIENCE_S = 120.0
@@ -96,7 +96,7 @@ def replay(
     workload = scenario.workload
     ttft_s = None if scenario.in_turn else scenario.spec.targets.ttft_s
     twin = Twin(scenario.model, workload, patience_s=PATIENCE_S, ttft_s=ttft_s)
-    views = Views(twin, scenario)
+    metrics = TwinMetrics(twin, scenario)
     random = np.random.default_rng(scenario.seed)
     wanted = dict(scenario.initial)
     moves: list[Move] = []
@@ -114,7 +114,7 @@ def replay(
             twin.kill(role)
         twin.run_until(now)
         is_lost = any(start <= now < stop for start, stop in scenario.lost)
-        sizes = policy.decide_from(None if is_lost else views, now)
+        sizes = policy.decide_from(None if is_lost else metrics, now)
         if sizes is not None:
             moves += _moves(now, wanted, sizes, policy.reasons)
             wanted = dict(sizes)

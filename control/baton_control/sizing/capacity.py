@@ -17,8 +17,7 @@ import numpy as np
 
 from baton_control.sizing.worker_model import WorkerModel
 from baton_control.sizing.workload import Floats, RequestShape, Workload
-from baton_control.twin.events import Stage
-from baton_control.twin.twin import Twin
+from baton_control.twin.twin import Stage, Twin
 from baton_wire.messages.values import Role
 
 GROUP = {Role.PREFILL: 6, Role.DECODE: 3}

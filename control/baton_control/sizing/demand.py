@@ -7,12 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from baton_control.sizing.backlog import capacity_steps, waiting_at
 from baton_control.sizing.capacity import Mix, Sizer
-from baton_control.sizing.decision import Known, Unknown
 from baton_control.sizing.forecast import forecast
-from baton_control.sizing.readings import ArrivalReading, Arrivals, Observed, PoolSeen
-from baton_control.sizing.remembered import HISTORY, RECENT, Interval, Memory, PoolMemory
+from baton_control.sizing.readings import ArrivalReading, Arrivals, Known, Observed, PoolSeen, Unknown
+from baton_control.sizing.remembered import HISTORY, RECENT, Interval, Memory, Orders, PoolMemory
 from baton_control.sizing.spec import SizingSpec
 from baton_control.sizing.workload import RequestShape
 from baton_wire.messages.values import POOL_ROLES, Role
@@ -31,6 +29,9 @@ DRAIN_SHARE = 1.5
 behind it, and workers that drain it are paid for as long as they take to come and go."""
 TOLERANCE = 0.02
 """By how much clients may see less than the wanted share before the twin is corrected."""
+
+Steps = tuple[tuple[float, int], ...]
+"""(seconds from now, workers from then on), ascending, the first at 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,32 @@ def demands(
         rate = max(ahead.high, ahead.mean + draining) * correction
         result[role] = Demand(rate, ahead.high * correction, horizon_s, draining, is_late, ahead.predictor)
     return result
+
+
+def capacity_steps(routable: int, workers: int, orders: Orders, now: float, horizon_s: float) -> Steps:
+    """How many workers serve when. Those on their way that no order is known of come after half the horizon."""
+    pending = max(0, workers - routable)
+    coming: list[tuple[float, int]] = []
+    for ready_s, count in reversed(orders):  # the latest are those that are still missing
+        taken = min(count, pending)
+        if taken:
+            coming.append((min(horizon_s, max(0.0, ready_s - now)), taken))
+            pending -= taken
+    if pending:
+        coming.append((horizon_s / 2, pending))
+    steps, total = [(0.0, routable)], routable
+    for at, count in sorted(coming):
+        total += count
+        steps.append((at, total))
+    return tuple(steps)
+
+
+def waiting_at(waiting: float, rate_per_s: float, one_per_s: float, steps: Steps, horizon_s: float) -> float:
+    """Requests that wait after `horizon_s`, when `rate_per_s` arrive and each worker serves `one_per_s`."""
+    ends = [at for at, _ in steps[1:]] + [horizon_s]
+    for (start, workers), end in zip(steps, ends, strict=True):
+        waiting = max(0.0, waiting + (rate_per_s - workers * one_per_s) * max(0.0, end - start))
+    return waiting
 
 
 def judged(memory: PoolMemory, pool: PoolSeen, wanted_share: float, is_enough: bool, now: float) -> PoolMemory:

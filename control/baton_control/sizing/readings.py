@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
-from baton_control.sizing.decision import Known, ProvenZero, Reading, Unknown
 from baton_control.sizing.workload import RequestShape
+from baton_wire.messages.measures import StepTiming
+from baton_wire.messages.values import Role
 
 MAX_RATE_PER_S = 1e5
 MAX_TOKENS = 1 << 21
@@ -19,6 +20,37 @@ MAX_SAMPLE = 64
 STALE_S = 30.0
 STARTUPS = 8
 """So many of the last starts are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A measured value that is not zero, or a zero that says nothing about demand."""
+
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class ProvenZero:
+    """Measured, complete and zero: there is no demand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Not measured, stale or incomplete. Never the same as zero: nothing is scaled down on it."""
+
+    why: str
+
+
+Reading = Known | ProvenZero | Unknown
+
+
+@dataclass(frozen=True, slots=True)
+class StepSeen:
+    """One engine step that a worker told of."""
+
+    role: Role
+    worker: str
+    timing: StepTiming
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +80,7 @@ class PoolSeen:
     """Of those, what the gateway can use; None: unknown."""
     startup_s: float | None = None
     """How long a new worker takes until it is routable, a high quantile of what was measured; None: never measured."""
-    share_met: Reading = Unknown("not measured")  # noqa: RUF009  # frozen
+    share_met: Reading = Unknown("not measured")  # frozen
     """Share of the last minute's requests within this pool's target."""
 
 
@@ -59,9 +91,9 @@ class Observed:
     arrivals: ArrivalReading
     prefill: PoolSeen
     decode: PoolSeen
-    queued_tokens: Reading = Unknown("not measured")  # noqa: RUF009  # frozen
+    queued_tokens: Reading = Unknown("not measured")  # frozen
     """Prompt tokens that wait for a prefill step, at gateways and workers."""
-    running: Reading = Unknown("not measured")  # noqa: RUF009  # frozen
+    running: Reading = Unknown("not measured")  # frozen
     """Sequences at work in the workers."""
     late: tuple[RequestShape, ...] = ()
     """Lengths of requests that came earlier and became known only now: they waited for a first worker."""

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any
 
-from baton_control.sizing.backlog import Orders
 from baton_control.sizing.capacity import Mix
 from baton_control.sizing.workload import RequestShape
 from baton_wire.messages.values import POOL_ROLES, Role
@@ -23,6 +22,9 @@ RECENT = 256
 SAVED_SHAPES = 40
 MAX_SAVED_BYTES = 4096
 HOUR_S = 3600.0
+
+Orders = tuple[tuple[float, int], ...]
+"""(when they should be routable, how many), in the order in which they were asked for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,11 @@ from dataclasses import dataclass, replace
 
 from baton_control.sizing.budget import within_budget
 from baton_control.sizing.capacity import Mix, Sizer
-from baton_control.sizing.decision import ProvenZero, Unknown
 from baton_control.sizing.demand import Demand, demands, judged, learned
-from baton_control.sizing.pace import ordered, paced
-from baton_control.sizing.readings import Arrivals, Observed, PoolSeen
+from baton_control.sizing.readings import Arrivals, Observed, PoolSeen, ProvenZero, Unknown
 from baton_control.sizing.remembered import Memory, PoolMemory
 from baton_control.sizing.spec import SizingSpec
+from baton_control.sizing.stabilisation import stabilised, with_orders
 from baton_wire.messages.values import POOL_ROLES, Role
 
 SHRINK_MARGIN = 1.15
@@ -38,7 +37,7 @@ class PoolDecision:
     reason: str
     """In words, with the numbers; what a person on call reads."""
     needed: int
-    """Before bounds, budget and pace."""
+    """Before bounds, budget and stabilisation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ class SloDecision:
         return "; ".join(self.pools[role].reason for role in POOL_ROLES)
 
 
-def decide(
+def size(
     spec: SizingSpec, seen: Observed, memory: Memory, now: float, sizer: Sizer, epoch_s: float = 0.0
 ) -> SloDecision:
     """One decision. `epoch_s` is the wall clock for schedules; `now` may be any clock that only goes forward."""
@@ -129,11 +128,11 @@ def _decide_pool(
     assert mix is not None
     relaxed = sizer.required(role, mix, demand.lasting_per_s * SHRINK_MARGIN)
     target, shrunk = (spec.clamped(role, workers, epoch_s) for workers in (needed, relaxed))
-    workers, why, kept = paced(
+    workers, why, kept = stabilised(
         spec, pool, memory.pools[role], target, shrunk, demand.is_late, memory.since_s, demand.horizon_s, now
     )
     enough = pool.workers >= needed and pool.routable == pool.workers and not demand.is_late
-    kept = ordered(kept, workers - pool.workers, demand.horizon_s, now)
+    kept = with_orders(kept, workers - pool.workers, demand.horizon_s, now)
     kept = judged(kept, pool, spec.targets.share(role), enough, now)
     text = _reason(spec, role, pool.workers, workers, demand, mix, sizer, why)
     return PoolDecision(workers, text, needed), kept

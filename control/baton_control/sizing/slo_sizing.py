@@ -10,12 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from baton_control.names import Key
-from baton_control.sizing import decide as sizing
-from baton_control.sizing.decide import SizingState, StepSeen
-from baton_control.sizing.decision import Known, Reading, Unknown
+from baton_control.sizing import sizing_state as states
 from baton_control.sizing.deployment import sizing_spec, worker_prior
-from baton_control.sizing.readings import Observed, PoolSeen
+from baton_control.sizing.readings import Known, Observed, PoolSeen, Reading, Unknown
 from baton_control.sizing.scaling import PoolNow, Sized
+from baton_control.sizing.sizing_state import SizingState
 from baton_control.sizing.slo import SloDecision
 from baton_control.sizing.spec import SizingSpec
 from baton_control.sizing.worker_model import WorkerModel
@@ -27,6 +26,7 @@ from baton_wire.rules.hardware import Accelerator
 MIN_JUDGED = 50
 """Requests in the last minute before their share within a target says anything."""
 STARTUP_SAFETY = 1.15
+"""A high quantile of start-up times over their median."""
 SAVE_EVERY_S = 60.0
 """Between two versions of what is kept over a restart, while the pools stay as they are."""
 WAIT_FOR_REPORTS_S = 12.0
@@ -83,7 +83,7 @@ class SloSizing:
         asleep = any(pools[role].workers == 0 for role in POOL_ROLES)
         parked = store.parked if asleep else 0
         if parked and (known.sized is None or not all(known.sized.workers.values())):
-            seen = sizing.unknown("requests wait for a first pair of workers", _observed(known, store, pools, now))
+            seen = states.unknown("requests wait for a first pair of workers", _observed(known, store, pools, now))
             return self._decided(known, store, seen, parked, now, epoch_s)
         since = now - known.decided_s
         if since < known.spec.interval_s:
@@ -111,12 +111,14 @@ class SloSizing:
     def _decided(
         self, known: _Deployment, store: TelemetryStore, seen: Observed, parked: int, now: float, epoch_s: float
     ) -> Sized:
-        decision, known.state = sizing.decide(known.spec, known.state, seen, _steps(store), now, epoch_s, parked=parked)
+        decision, known.state = states.learn_and_size(
+            known.spec, known.state, seen, store.take_steps(), now, epoch_s, parked=parked
+        )
         known.decided_s = now
         workers = {role: decision.pools[role].workers for role in POOL_ROLES}
         memory = None if known.sized is None or known.sized.workers != workers else known.sized.memory
         if memory is None or now - known.saved_s >= SAVE_EVERY_S:
-            memory, known.saved_s = sizing.saved(known.state, now, epoch_s), now
+            memory, known.saved_s = states.saved(known.state, now, epoch_s), now
         known.sized = Sized(
             workers=workers,
             reasons={role: decision.pools[role].reason for role in POOL_ROLES},
@@ -144,7 +146,7 @@ class SloSizing:
             self._changed(known, deployment, store, now, epoch_s)
         capacity = store.kv_capacity_tokens(Role.DECODE)
         if capacity is not None:
-            known.state = sizing.resized(known.spec, known.state, capacity)
+            known.state = states.resized(known.spec, known.state, capacity)
         return known
 
     def _begun(
@@ -152,7 +154,7 @@ class SloSizing:
     ) -> _Deployment:
         spec = self._adjust(sizing_spec(deployment))
         prior = self._prior(deployment, store.model_config)
-        state = sizing.fresh(prior, spec) if memory is None else sizing.restored(memory, prior, spec, now, epoch_s)
+        state = states.fresh(prior, spec) if memory is None else states.restored(memory, prior, spec, now, epoch_s)
         return _Deployment(deployment, spec, state, store.model_config, now)
 
     def _changed(
@@ -161,13 +163,13 @@ class SloSizing:
         """Another manifest, or the model became known: bounds and prior anew; what was learned stays as far as it
         fits.
         """
-        kept = sizing.saved(known.state, now, epoch_s)
+        kept = states.saved(known.state, now, epoch_s)
         memory = known.state.memory
         if known.deployment.spec != deployment.spec:
             known.sized = None
         known.deployment, known.config = deployment, store.model_config
         known.spec = self._adjust(sizing_spec(deployment))
-        known.state = sizing.restored(kept, self._prior(deployment, known.config), known.spec, now, epoch_s)
+        known.state = states.restored(kept, self._prior(deployment, known.config), known.spec, now, epoch_s)
         known.state = replace(known.state, memory=memory)
 
 
@@ -189,13 +191,6 @@ def _seen(known: _Deployment, store: TelemetryStore, role: Role, pool: PoolNow, 
     met = store.latencies(now).share_met(role, limit_s)
     share: Reading = Unknown("too few requests") if met is None or met[1] < MIN_JUDGED else Known(met[0])
     return PoolSeen(pool.workers, pool.routable, known.startup_s(store, role), share)
-
-
-def _steps(store: TelemetryStore) -> list[StepSeen]:
-    return [
-        StepSeen(role, worker, t.prefill_tokens, t.prefill_pairs, t.decode_rows, t.kv_tokens, t.seconds)
-        for role, worker, t in store.take_timings()
-    ]
 
 
 def _inputs(decision: SloDecision, store: TelemetryStore, known: _Deployment, now: float) -> str:

@@ -1,4 +1,25 @@
-"""What sizing is asked to do for one deployment: bounds, budget, pace. Values of the LLMDeployment, with defaults."""
+"""What sizing is asked to do for one deployment: bounds, budget, speed. Values of the LLMDeployment, with defaults.
+
+The words of sizing, in the order in which a decision uses them:
+
+    reading      what was measured: known, proven zero, or unknown (then everything holds)
+    arrivals     requests that came in an interval, refused ones included
+    mix          lengths of recent requests, to draw from, and how bursty they come (dispersion)
+    horizon      seconds until a worker that is ordered now can serve
+    forecast     arrivals at the horizon, a quantile of them
+    backlog      what waits now and will still wait at the horizon; it is spread over the time in which it shall drain
+    late         more waits than can be answered within the target: nothing shrinks
+    correction   how much more load a worker feels than the twin thinks, learned from what clients saw
+    demand       the load that a pool has to be ready for: forecast, backlog and correction together
+    needed       the fewest workers with which the twin meets the target for the demand
+    joint        both pools simulated together, once, to verify what each alone promises
+    relaxed      needed for the forecast alone with a margin: what a pool may shrink to
+    stabilised   upwards at once; downwards only to the most that was needed in a window, after a cooldown
+    turn         a change of direction of a pool; small ones are limited per hour
+    orders       workers asked for that should not be routable yet
+    floor        the minimum at this time, schedules included
+    hold         nothing moves, because input is unknown
+"""
 
 from __future__ import annotations
 

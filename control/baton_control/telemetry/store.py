@@ -11,18 +11,20 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from baton_control.sizing.decision import Reading, Unknown
 from baton_control.sizing.readings import (
     MAX_SAMPLE,
     STARTUPS,
     ArrivalReading,
+    Reading,
+    StepSeen,
+    Unknown,
     arrivals_reading,
     merged_arrivals,
     number_reading,
     slow_start_s,
 )
 from baton_control.sizing.workload import RequestShape
-from baton_wire.messages.measures import Condition, StepTiming, WorkerMeasures
+from baton_wire.messages.measures import Condition, Lanes, WorkerMeasures
 from baton_wire.messages.operator_link import GatewayHello, Summary
 from baton_wire.messages.values import Role
 from baton_wire.sketch import RATIO, Sketch, SketchData, merged
@@ -31,7 +33,7 @@ FRESH_S = 16.0
 """Three summaries may be missing before a gateway counts as silent."""
 LATENCY_WINDOW_S = 60.0
 WORKER_MEMORY_S = 600.0
-MAX_TIMINGS = 4_096
+MAX_STEPS = 4_096
 MAX_NUMBERS = 2_048
 
 
@@ -68,18 +70,6 @@ class _Served:
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
-    """How KV travels between workers, as far as it was measured when their links came up."""
-
-    measured: int
-    too_slow: int
-    """Slower than `spec.kvTransfer.minBandwidth`."""
-    slowest: str
-    bytes_per_s: float
-    """Of the slowest."""
-
-
-@dataclass(frozen=True, slots=True)
 class Latencies:
     """What clients saw in the last minute, over all gateways."""
 
@@ -103,7 +93,7 @@ class TelemetryStore:
 
     _gateways: dict[bytes, _Gateway] = field(default_factory=dict)
     _served: deque[_Served] = field(default_factory=deque)
-    _timings: dict[tuple[bytes, int], tuple[Role, StepTiming]] = field(default_factory=dict)
+    _steps: dict[tuple[bytes, int], StepSeen] = field(default_factory=dict)
     _startups: dict[Role, deque[float]] = field(default_factory=dict)
     _known: dict[bytes, float] = field(default_factory=dict)
     """Workers whose start-up time was counted, with when they were last told of."""
@@ -168,8 +158,8 @@ class TelemetryStore:
         if worker.epoch in self._known or worker.startup_s is not None:
             self._known[worker.epoch] = now
         for timing in worker.timings:
-            if len(self._timings) < MAX_TIMINGS:
-                self._timings[worker.epoch, timing.step] = (role, timing)
+            if len(self._steps) < MAX_STEPS:
+                self._steps[worker.epoch, timing.step] = StepSeen(role, worker.epoch.hex(), timing)
 
     @property
     def has_links(self) -> bool:
@@ -208,10 +198,9 @@ class TelemetryStore:
         late, self._late = tuple(self._late[:MAX_SAMPLE]), []
         return late
 
-    def take_timings(self) -> list[tuple[Role, str, StepTiming]]:
-        """(role, worker, step) since the last call; a step that several gateways told of counts once."""
-        taken = [(role, epoch.hex(), timing) for (epoch, _), (role, timing) in self._timings.items()]
-        self._timings = {}
+    def take_steps(self) -> list[StepSeen]:
+        """Steps told since the last call; one that several gateways told of counts once."""
+        taken, self._steps = list(self._steps.values()), {}
         return taken
 
     def latencies(self, now: float) -> Latencies:
@@ -281,14 +270,14 @@ class TelemetryStore:
         counts = [w.kv_bytes for w in self._workers().values() if w.role is Role.DECODE]
         return None if any(count is None for count in counts) else sum(count or 0 for count in counts)
 
-    def ways(self) -> Ways | None:
-        """Between all linked workers; None: none was measured."""
+    def lanes(self) -> Lanes | None:
+        """All ways between linked workers, as measured when their links came up; None: none was."""
         known = [worker.lanes for worker in self._workers().values() if worker.lanes is not None]
         if not known:
             return None
         slowest = min(known, key=lambda each: each.slowest_bytes_per_s)
         measured, too_slow = sum(each.measured for each in known), sum(each.too_slow for each in known)
-        return Ways(measured, too_slow, slowest.slowest, slowest.slowest_bytes_per_s)
+        return Lanes(measured, too_slow, slowest.slowest, slowest.slowest_bytes_per_s)
 
     def oldest_s(self) -> float:
         """Age of the oldest request that no worker has been told of; 0 without any."""

@@ -8,6 +8,7 @@ outside and passed in. Left out: single layers, network faults, the gateway's fa
 
 from __future__ import annotations
 
+import enum
 import heapq
 from collections.abc import Sequence
 from math import inf, nan
@@ -15,12 +16,28 @@ from math import inf, nan
 from baton_control.sizing.worker_model import WorkerModel
 from baton_control.sizing.workload import Workload
 from baton_control.twin.decode import DecodeWorker, least_room
-from baton_control.twin.events import Kind, Stage
 from baton_control.twin.prefill import PrefillWorker, least_loaded
 from baton_wire.messages.values import Role
 from baton_wire.rules.prompt_order import PromptOrder
 
 Worker = PrefillWorker | DecodeWorker
+
+
+class Stage(enum.Enum):
+    """Which pools take part. One alone is sized with the other taken as free."""
+
+    BOTH = enum.auto()
+    PREFILL = enum.auto()
+    DECODE = enum.auto()
+
+
+class Kind(enum.IntEnum):
+    """Of an event on the heap."""
+
+    PREFILLED = 0
+    LANDED = 1
+    BORDER = 2
+    READY = 3
 
 
 class Twin:

@@ -8,12 +8,19 @@ import numpy as np
 import pytest
 
 from baton_control.errors import ManifestError
-from baton_control.sizing.backlog import capacity_steps, waiting_at
 from baton_control.sizing.capacity import Mix, Targets, TwinSizer, thinned_pair
-from baton_control.sizing.decision import Known, ProvenZero, Unknown
+from baton_control.sizing.demand import capacity_steps, waiting_at
 from baton_control.sizing.forecast import forecast
 from baton_control.sizing.model_shape import LLAMA_8B
-from baton_control.sizing.readings import Arrivals, arrivals_reading, merged_arrivals, number_reading
+from baton_control.sizing.readings import (
+    Arrivals,
+    Known,
+    ProvenZero,
+    Unknown,
+    arrivals_reading,
+    merged_arrivals,
+    number_reading,
+)
 from baton_control.sizing.roofline import worker_model
 from baton_control.sizing.workload import RequestShape
 from baton_simulate.trace_files import read_trace

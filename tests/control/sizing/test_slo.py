@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 
 from baton_control.sizing.budget import within_budget
-from baton_control.sizing.decision import Known, ProvenZero, Unknown
-from baton_control.sizing.readings import ArrivalReading, Arrivals
+from baton_control.sizing.readings import ArrivalReading, Arrivals, Known, ProvenZero, Unknown
 from baton_control.sizing.remembered import MAX_SAVED_BYTES, Memory, restored, saved
-from baton_control.sizing.slo import SloDecision, decide
+from baton_control.sizing.slo import SloDecision, size
 from baton_control.sizing.spec import Bounds, Schedule, SizingSpec
 from baton_control.sizing.workload import RequestShape
 from baton_testing.sizing.builders import PerWorker, seen, spec
@@ -38,7 +37,7 @@ class Walk:
             self.now += 10.0
             waiting = Known(queued) if queued else ProvenZero()
             observed = seen(reading, self.workers, waiting, self.startup_s)
-            decision = decide(self.spec, observed, self.memory, self.now, PerWorker(), epoch_s=self.now)
+            decision = size(self.spec, observed, self.memory, self.now, PerWorker(), epoch_s=self.now)
             self.memory = decision.memory
             self.workers = (decision.pools[Role.PREFILL].workers, decision.pools[Role.DECODE].workers)
         return decision
@@ -107,7 +106,7 @@ def test_a_thousand_requests_at_zero_are_one_activation_within_bounds() -> None:
 def test_a_worker_that_is_starting_in_one_pool_never_holds_up_the_other() -> None:
     observed = seen(arrivals(30), (2, 2))
     pending = replace(observed, prefill=replace(observed.prefill, routable=0))
-    decision = decide(spec(), pending, Memory(), 10.0, PerWorker())
+    decision = size(spec(), pending, Memory(), 10.0, PerWorker())
     assert decision.pools[Role.DECODE].workers >= 6
 
 
@@ -118,7 +117,7 @@ def test_unknown_routable_workers_forbid_going_down() -> None:
     for _ in range(20):
         walk.now += 10.0
         blind = replace(observed, decode=replace(observed.decode, routable=None))
-        decision = decide(walk.spec, blind, walk.memory, walk.now, PerWorker())
+        decision = size(walk.spec, blind, walk.memory, walk.now, PerWorker())
         walk.memory = decision.memory
     assert decision.pools[Role.DECODE].workers == 8
     assert "unknown which workers are routable" in decision.pools[Role.DECODE].reason
@@ -169,7 +168,7 @@ def _judged(queued_tokens: float, intervals: int) -> Memory:
     poor = replace(observed, decode=replace(observed.decode, share_met=Known(0.7)))
     for _ in range(intervals):
         now += 10.0
-        memory = decide(spec(), poor, memory, now, PerWorker()).memory
+        memory = size(spec(), poor, memory, now, PerWorker()).memory
     return memory
 
 

@@ -9,10 +9,17 @@ from math import pi, sin
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton_control.sizing.decision import Known, ProvenZero, Unknown
-from baton_control.sizing.readings import ArrivalReading, Arrivals, PoolSeen, arrivals_reading
+from baton_control.sizing.readings import (
+    ArrivalReading,
+    Arrivals,
+    Known,
+    PoolSeen,
+    ProvenZero,
+    Unknown,
+    arrivals_reading,
+)
 from baton_control.sizing.remembered import Memory, restored, saved
-from baton_control.sizing.slo import decide
+from baton_control.sizing.slo import size
 from baton_control.sizing.workload import RequestShape
 from baton_testing.sizing.builders import PerWorker, seen, spec
 from baton_wire.messages.values import POOL_ROLES, Role
@@ -83,7 +90,7 @@ def test_decisions_stay_within_every_bound_on_any_trace(ticks: list[Tick], minim
         observed = seen(tick.reading, (workers[Role.PREFILL], workers[Role.DECODE]), ProvenZero())
         pools = [_pool(workers[role], tick.routable) for role in POOL_ROLES]
         observed = replace(observed, prefill=pools[0], decode=pools[1])
-        decision = decide(a_spec, observed, memory, now, PerWorker(), epoch_s=now)
+        decision = size(a_spec, observed, memory, now, PerWorker(), epoch_s=now)
         memory = decision.memory
         after = {role: decision.pools[role].workers for role in POOL_ROLES}
         is_unknown = isinstance(tick.reading, Unknown)
@@ -125,7 +132,7 @@ def test_a_load_around_a_threshold_turns_a_pool_at_most_four_times_an_hour(
         now += 10.0
         rate = base * (1 + swing * sin(2 * pi * now / period_s) + noise[place % 30])
         reading = Arrivals(max(1, round(rate * 10)), 10.0, SAMPLE)
-        decision = decide(a_spec, seen(reading, workers, Known(1.0)), memory, now, PerWorker())
+        decision = size(a_spec, seen(reading, workers, Known(1.0)), memory, now, PerWorker())
         memory = decision.memory
         workers = (decision.pools[Role.PREFILL].workers, decision.pools[Role.DECODE].workers)
         if now > 900.0:  # the start is a step, not a threshold

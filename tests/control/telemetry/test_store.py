@@ -5,9 +5,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from baton_control.names import Key
-from baton_control.sizing.decision import Known, ProvenZero, Unknown
-from baton_control.sizing.readings import Arrivals
-from baton_control.telemetry.store import FRESH_S, TelemetryStore, Ways
+from baton_control.sizing.readings import Arrivals, Known, ProvenZero, Unknown
+from baton_control.telemetry.store import FRESH_S, TelemetryStore
 from baton_operator.gateway_telemetry import GatewayTelemetry
 from baton_operator.schema.status import LaneStatus
 from baton_testing.sizing.builders import spec
@@ -159,8 +158,8 @@ def test_a_step_that_two_gateways_told_of_counts_once_and_start_ups_once_a_worke
     for number in (1, 2):
         for epoch in (ONE, TWO):
             store.told(epoch, summary(number, workers=(told,)), 5.0 * number)
-    assert [(role, timing.step) for role, _, timing in store.take_timings()] == [(Role.PREFILL, 4)]
-    assert store.take_timings() == []
+    assert [(seen.role, seen.timing.step) for seen in store.take_steps()] == [(Role.PREFILL, 4)]
+    assert store.take_steps() == []
     assert store.startup_s(Role.PREFILL) == 7.0
     assert store.startup_s(Role.DECODE) is None
 
@@ -181,8 +180,8 @@ def test_the_slowest_measured_way_of_all_workers_counts_and_unmeasured_ones_do_n
     for crew in crews:
         store = linked(ONE)
         store.told(ONE, summary(1, workers=crew), 1.0)
-        seen.append(store.ways())
-    assert seen == [None, Ways(5, 1, "tcp x1", 9e8)]
+        seen.append(store.lanes())
+    assert seen == [None, Lanes(5, 1, "tcp x1", 9e8)]
 
 
 def test_the_operator_hears_lane_rate_and_verdict() -> None:

@@ -10,8 +10,7 @@ import pytest
 from baton_control.sizing.capacity import latencies
 from baton_control.sizing.worker_model import WorkerModel
 from baton_control.sizing.workload import Workload
-from baton_control.twin.events import Stage
-from baton_control.twin.twin import Twin
+from baton_control.twin.twin import Stage, Twin
 from baton_simulate.synthetic import Shape, synthetic
 from baton_testing.sizing.builders import ROUND_WORKER, requests
 from baton_wire.messages.values import Role

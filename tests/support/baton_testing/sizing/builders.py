@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from baton_control.sizing.capacity import Mix, Targets
-from baton_control.sizing.decision import Known, Reading
-from baton_control.sizing.readings import ArrivalReading, Observed, PoolSeen
+from baton_control.sizing.readings import ArrivalReading, Known, Observed, PoolSeen, Reading
 from baton_control.sizing.spec import Bounds, SizingSpec
 from baton_control.sizing.worker_model import WorkerModel
 from baton_control.sizing.workload import RequestShape, Workload, workload_of

@@ -5,31 +5,31 @@ from __future__ import annotations
 from collections import deque
 from typing import Protocol
 
-from baton_control.sizing.decision import Known, Reading, Unknown
 from baton_control.sizing.readings import (
     MAX_SAMPLE,
     ArrivalReading,
+    Known,
     Observed,
     PoolSeen,
+    Reading,
+    Unknown,
     arrivals_reading,
     number_reading,
 )
+from baton_control.sizing.slo_sizing import MIN_JUDGED, STARTUP_SAFETY
 from baton_control.sizing.spec import SizingSpec
 from baton_control.sizing.workload import RequestShape
+from baton_control.telemetry.store import LATENCY_WINDOW_S
 from baton_control.twin.twin import Twin
 from baton_simulate.baselines.signals import PoolSignals, Signals
 from baton_wire.messages.values import Role
 
-LATENCY_WINDOW_S = 60.0
-MIN_JUDGED = 50
 FIRST_OUTPUT = 200
 """Tokens that an answer is taken to have until the first has ended."""
-STARTUP_SAFETY = 1.15
-"""A high quantile of start-up times over their median."""
 
 
 class Measured(Protocol):
-    """What a view needs to know of a scenario."""
+    """What has to be known of a scenario."""
 
     @property
     def spec(self) -> SizingSpec: ...
@@ -38,7 +38,7 @@ class Measured(Protocol):
     def startup_s(self) -> float: ...
 
 
-class Views:
+class TwinMetrics:
     """Windows over one twin; each reading covers the time since it was last asked for."""
 
     def __init__(self, twin: Twin, scenario: Measured) -> None:

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from baton_control.sizing.decide import StepSeen, decide, fresh, learned, resized, restored, saved
-from baton_control.sizing.decision import ProvenZero, Unknown
 from baton_control.sizing.deployment import sizing_spec
-from baton_control.sizing.readings import Arrivals
+from baton_control.sizing.readings import Arrivals, ProvenZero, StepSeen, Unknown
 from baton_control.sizing.remembered import MAX_SAVED_BYTES
+from baton_control.sizing.sizing_state import fresh, learn_and_size, resized, restored, saved, with_steps
 from baton_control.sizing.workload import RequestShape
 from baton_testing.kube.manifests import deployment
 from baton_testing.sizing.builders import ROUND_WORKER, seen, spec
+from baton_wire.messages.measures import StepTiming
 from baton_wire.messages.values import Role
 
 SHAPE = RequestShape(1000, 100)
@@ -24,20 +24,21 @@ def prefill_steps(slower: float, count: int = 200) -> list[StepSeen]:
     for place in range(count):
         tokens = 200 + 150 * (place % 12)
         seconds = ROUND_WORKER.prefill.seconds(tokens, tokens * tokens / 2) * slower
-        steps.append(StepSeen(Role.PREFILL, f"w{place % 2}", tokens, tokens * tokens / 2, 0, 0, seconds))
+        timing = StepTiming(place, tokens, tokens * tokens / 2, 0, 0, seconds)
+        steps.append(StepSeen(Role.PREFILL, f"w{place % 2}", timing))
     return steps
 
 
 def test_slower_steps_are_believed_after_warm_up_and_ask_for_more_workers() -> None:
     a_spec = spec(maximum=40)
     state = fresh(ROUND_WORKER, a_spec)
-    assert learned(a_spec, state, prefill_steps(2.0, count=30)).sizer is state.sizer, "warm-up says nothing"
-    slow = learned(a_spec, state, prefill_steps(2.0))
+    assert with_steps(a_spec, state, prefill_steps(2.0, count=30)).sizer is state.sizer, "warm-up says nothing"
+    slow = with_steps(a_spec, state, prefill_steps(2.0))
     assert slow.model.prefill.seconds(1000, 5e5) == pytest.approx(2 * ROUND_WORKER.prefill.seconds(1000, 5e5), rel=0.05)
     assert slow.model.decode == ROUND_WORKER.decode, "no decode step was seen"
     reading = Arrivals(300, 10.0, (SHAPE,) * 8)
     needs = [
-        decide(a_spec, each, seen(reading, (1, 1)), (), 1000.0, 0.0)[0].pools[Role.PREFILL].needed
+        learn_and_size(a_spec, each, seen(reading, (1, 1)), (), 1000.0, 0.0)[0].pools[Role.PREFILL].needed
         for each in (state, slow)
     ]
     assert needs[1] > 1.5 * needs[0]
@@ -57,18 +58,18 @@ def test_schedules_of_a_manifest_are_floors_by_role_day_and_minute() -> None:
 def test_steps_of_both_kinds_at_once_teach_neither() -> None:
     a_spec = spec()
     state = fresh(ROUND_WORKER, a_spec)
-    mixed = [StepSeen(Role.DECODE, "w", 100, 5e3, 4, 400, 9.0)] * 100
-    assert learned(a_spec, state, mixed).model == ROUND_WORKER
+    mixed = [StepSeen(Role.DECODE, "w", StepTiming(1, 100, 5e3, 4, 400, 9.0))] * 100
+    assert with_steps(a_spec, state, mixed).model == ROUND_WORKER
 
 
 def test_waiting_requests_start_one_pair_whatever_else_is_unknown() -> None:
     a_spec = spec(minimum=0, scale_to_zero_after_s=60.0)
     state = fresh(ROUND_WORKER, a_spec)
     dark = seen(Unknown("no gateway reports"), (0, 0))
-    decision, state = decide(a_spec, state, dark, (), 1000.0, 0.0, parked=1000)
+    decision, state = learn_and_size(a_spec, state, dark, (), 1000.0, 0.0, parked=1000)
     assert {role: pool.workers for role, pool in decision.pools.items()} == {Role.PREFILL: 1, Role.DECODE: 1}
     assert "prefill 0→1: 1000 requests wait" in decision.reason
-    quiet, _ = decide(a_spec, state, seen(ProvenZero(), (1, 1), ProvenZero()), (), 1010.0, 0.0)
+    quiet, _ = learn_and_size(a_spec, state, seen(ProvenZero(), (1, 1), ProvenZero()), (), 1010.0, 0.0)
     assert all(pool.workers == 1 for pool in quiet.pools.values()), "the quiet time begins with the wake"
 
 
@@ -76,24 +77,24 @@ def test_pools_sleep_only_when_nothing_is_at_work_either() -> None:
     a_spec = spec(minimum=0, scale_to_zero_after_s=60.0)
     state = fresh(ROUND_WORKER, a_spec)
     now = 1000.0
-    _, state = decide(a_spec, state, seen(Arrivals(1, 10.0, (SHAPE,)), (1, 1)), (), now, 0.0)
+    _, state = learn_and_size(a_spec, state, seen(Arrivals(1, 10.0, (SHAPE,)), (1, 1)), (), now, 0.0)
     silent = seen(ProvenZero(), (1, 1), ProvenZero())
     for step in range(1, 12):
         working = replace(silent, running=Unknown("a worker has not told what it works on"))
-        decision, state = decide(a_spec, state, working, (), now + 10 * step, 0.0)
+        decision, state = learn_and_size(a_spec, state, working, (), now + 10 * step, 0.0)
     assert all(pool.workers == 1 for pool in decision.pools.values())
-    decision, state = decide(a_spec, state, silent, (), now + 160, 0.0)
+    decision, state = learn_and_size(a_spec, state, silent, (), now + 160, 0.0)
     assert all(pool.workers == 1 for pool in decision.pools.values()), "the quiet time begins when work ended"
-    decision, state = decide(a_spec, state, silent, (), now + 170, 0.0)
+    decision, state = learn_and_size(a_spec, state, silent, (), now + 170, 0.0)
     assert all(pool.workers == 0 for pool in decision.pools.values())
 
 
 def test_a_restart_keeps_fits_and_history_within_4_kib() -> None:
     a_spec = spec(maximum=40)
-    state = learned(a_spec, fresh(ROUND_WORKER, a_spec), prefill_steps(2.0))
+    state = with_steps(a_spec, fresh(ROUND_WORKER, a_spec), prefill_steps(2.0))
     for step in range(200):
         reading = Arrivals(300 + step, 10.0, (SHAPE,) * 8)
-        _, state = decide(a_spec, state, seen(reading, (3, 3)), (), 1000.0 + 10 * step, 0.0)
+        _, state = learn_and_size(a_spec, state, seen(reading, (3, 3)), (), 1000.0 + 10 * step, 0.0)
     text = saved(state, now=3000.0, epoch_s=1.7e9)
     assert len(text.encode()) <= MAX_SAVED_BYTES
     again = restored(text, ROUND_WORKER, a_spec, now=5.0, epoch_s=1.7e9 + 60)

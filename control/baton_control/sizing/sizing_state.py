@@ -1,5 +1,6 @@
-"""One decision of mode SLO from what was told: learn step times, then size the pools. Pure: a state goes in and comes
-out; what it keeps over a restart is one short text.
+"""What sizing knows of one deployment, and one decision from it: learn step times, then size the pools.
+
+Pure: a state goes in and comes out. What it keeps over a restart is one short text.
 """
 
 from __future__ import annotations
@@ -11,33 +12,16 @@ from dataclasses import dataclass, field, replace
 from baton_control.sizing import fitting
 from baton_control.sizing import remembered as memory
 from baton_control.sizing.capacity import TwinSizer
-from baton_control.sizing.decision import Unknown
 from baton_control.sizing.fitting import Fit
-from baton_control.sizing.readings import Observed
+from baton_control.sizing.readings import Observed, StepSeen, Unknown
 from baton_control.sizing.remembered import MAX_SAVED_BYTES, Memory
-from baton_control.sizing.slo import SloDecision
-from baton_control.sizing.slo import decide as decide_slo
-from baton_control.sizing.slo import wake as wake_slo
+from baton_control.sizing.slo import SloDecision, size, wake
 from baton_control.sizing.spec import SizingSpec
 from baton_control.sizing.worker_model import WorkerModel
-from baton_wire.messages.values import Role
 
 MODEL_MOVED = 0.03
 """The twin is asked anew when a step that matters takes so much longer or shorter than it thinks."""
 TYPICAL_PROMPT, TYPICAL_BATCH, TYPICAL_CONTEXT = 1000, 32, 1000
-
-
-@dataclass(frozen=True, slots=True)
-class StepSeen:
-    """One engine step that a worker told of."""
-
-    role: Role
-    worker: str
-    prefill_tokens: int
-    prefill_pairs: float
-    decode_rows: int
-    kv_tokens: int
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +52,7 @@ def fresh(prior: WorkerModel, spec: SizingSpec) -> SizingState:
     )
 
 
-def decide(
+def learn_and_size(
     spec: SizingSpec,
     state: SizingState,
     seen: Observed,
@@ -78,25 +62,26 @@ def decide(
     parked: int = 0,
 ) -> tuple[SloDecision, SizingState]:
     """One decision. `parked`: requests wait without any worker, which is reason enough to start a first pair."""
-    state = learned(spec, state, steps)
+    state = with_steps(spec, state, steps)
     asleep = seen.prefill.workers == 0 or seen.decode.workers == 0
     if parked and asleep:
-        decision = wake_slo(spec, seen, state.memory, now, parked)
+        decision = wake(spec, seen, state.memory, now, parked)
     else:
-        decision = decide_slo(spec, seen, state.memory, now, state.sizer, epoch_s)
+        decision = size(spec, seen, state.memory, now, state.sizer, epoch_s)
     return decision, replace(state, memory=decision.memory)
 
 
-def learned(spec: SizingSpec, state: SizingState, steps: Iterable[StepSeen]) -> SizingState:
+def with_steps(spec: SizingSpec, state: SizingState, steps: Iterable[StepSeen]) -> SizingState:
     """The state after these steps; the twin's answers are dropped when its step times moved."""
     prefill, decode = state.prefill, state.decode
     for step in steps:
-        if step.prefill_tokens and not step.decode_rows:
-            features = fitting.prefill_features(step.prefill_tokens, step.prefill_pairs)
-            prefill = fitting.observed(prefill, step.worker, features, step.seconds)
-        elif step.decode_rows and not step.prefill_tokens:
-            features = fitting.decode_features(state.prior.decode, step.decode_rows, step.kv_tokens)
-            decode = fitting.observed(decode, step.worker, features, step.seconds)
+        held = step.timing
+        if held.prefill_tokens and not held.decode_rows:
+            features = fitting.prefill_features(held.prefill_tokens, held.prefill_pairs)
+            prefill = fitting.observed(prefill, step.worker, features, held.seconds)
+        elif held.decode_rows and not held.prefill_tokens:
+            features = fitting.decode_features(state.prior.decode, held.decode_rows, held.kv_tokens)
+            decode = fitting.observed(decode, step.worker, features, held.seconds)
     state = replace(state, prefill=prefill, decode=decode)
     model = replace(
         state.model,
@@ -138,7 +123,7 @@ def restored(text: str, prior: WorkerModel, spec: SizingSpec, now: float, epoch_
         decode=fitting.restored(parts["d"], state.decode.prior),
         memory=memory.restored(parts["m"], now, epoch_s),
     )
-    return learned(spec, state, ())
+    return with_steps(spec, state, ())
 
 
 def unknown(why: str, seen: Observed) -> Observed:

@@ -1,4 +1,4 @@
-"""How fast a pool may follow what it needs: at once upwards, with window, cooldown and a bound on turns downwards.
+"""How fast a pool may follow what it needs: upwards at once, with window, cooldown and a bound on turns downwards.
 Pure.
 """
 
@@ -14,7 +14,7 @@ SMALL_TURN = 0.25
 """A pool that would shrink by no more than this share is near a threshold; its turns are counted."""
 
 
-def paced(
+def stabilised(
     spec: SizingSpec,
     pool: PoolSeen,
     memory: PoolMemory,
@@ -79,7 +79,7 @@ def _moved(memory: PoolMemory, direction: int, now: float) -> PoolMemory:
     return replace(memory, changed_s=now, direction=direction, turns=turns)
 
 
-def ordered(memory: PoolMemory, more: int, horizon_s: float, now: float) -> PoolMemory:
+def with_orders(memory: PoolMemory, more: int, horizon_s: float, now: float) -> PoolMemory:
     """The memory with `more` workers on their way; those that should be there by now are forgotten."""
     orders = tuple(order for order in memory.orders if order[0] + horizon_s > now)
     return replace(memory, orders=(*orders, (now + horizon_s, more)) if more > 0 else orders)
