@@ -93,8 +93,8 @@ def run_chunk(first: int, end: int) -> Tally:
         tally.events += world.heap.events
         tally.faults.update({str(kind): count for kind, count in world.faults.items()})
         for client in world.clients:
-            end_of = "gateway killed" if client.end is None else client.end.outcome.value
-            code = None if client.end is None or client.end.problem is None else client.end.problem.code
+            end_of = "gateway killed" if client.ending is None else client.ending.outcome.value
+            code = None if client.ending is None or client.ending.problem is None else client.ending.problem.code
             tally.ends[end_of if code is None else f"{end_of}: {code}"] += 1
     tally.cpu_s = time.process_time() - began
     return tally

@@ -15,12 +15,13 @@ from baton_operator.kube.kinds import DEPLOYMENTS, MONITORS, OPTIONAL
 from baton_operator.objects.cluster import Platform
 from baton_operator.passes.reconcile import Reconciler, Site
 from baton_operator.runtime import PASS_S, STALL_S, Pace, Runtime
-from baton_testing.kube.clock import run_virtual, wall
+from baton_testing.kube.clock import wall
 from baton_testing.kube.cluster import moment
 from baton_testing.kube.defaults import Kinds
 from baton_testing.kube.manifests import manifest
 from baton_testing.kube.memory import MemoryKube
 from baton_testing.kube.store import Store
+from baton_testing.virtual_time.loop import run_virtual
 
 DIGEST = "registry.example.com/baton@sha256:"
 PLATFORM = Platform(DIGEST + "a" * 64, DIGEST + "b" * 64)

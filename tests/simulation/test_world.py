@@ -37,7 +37,7 @@ def test_every_kind_of_fault_takes_effect_in_some_world() -> None:
 def test_requests_are_served_in_spite_of_the_faults() -> None:
     ends: Counter[str] = Counter()
     for seed in range(20):
-        ends.update(client.end.outcome.value for client in SimWorld(scenario(seed)).run().clients if client.end)
+        ends.update(client.ending.outcome.value for client in SimWorld(scenario(seed)).run().clients if client.ending)
     assert ends["finished"] > ends["failed"] * 3
 
 

@@ -48,11 +48,11 @@ from baton_gateway.requests.request_events import (
     WorkerLost,
 )
 from baton_gateway.requests.retry_budget import RetryBudget
+from baton_gateway.requests.routing import Routing
 from baton_gateway.text.revision_text import TextModel
 from baton_gateway.text.template_renderer import TemplateRenderer
-from baton_gateway.workers.affinity import PrefixAffinity, prefix_keys
+from baton_gateway.workers.affinity import prefix_keys
 from baton_gateway.workers.linked_workers import WorkerTable
-from baton_gateway.workers.route import RouteQuery, pick, revisions
 from baton_wire.messages.gateway_link import Cancel, LegFailed, Prefill, Reserve, Tokens
 from baton_wire.messages.measures import Backlog
 from baton_wire.messages.values import PairFingerprint
@@ -71,14 +71,17 @@ class Relay:
         templates: TemplateRenderer,
         metrics: GatewayMetrics,
         rules: RelayRules,
+        dice: random.Random | None = None,
     ) -> None:
+        """`dice` are the operating system's when None: requests need ids that nobody can guess."""
         self._table = table
         self._admission = admission
         self._templates = templates
         self._metrics = metrics
         self._rules = rules
         self._budget = RetryBudget()
-        self._affinity = PrefixAffinity()
+        self._dice = dice or random.SystemRandom()
+        self._routing = Routing(table, self._dice)
         self.held = HeldRuns(table, self._let_go)
         self.worker_reported = self.held.look
         self._by_ticket: dict[int, LiveRequest] = {}
@@ -116,9 +119,7 @@ class Relay:
             raise RefusedError(verdict)
         ticket, turn = verdict
         self._metrics.telemetry.offered(waits=turn is Verdict.QUEUED)
-        deadline_s = now + self._rules.max_duration_s
-        rules = self._rules.life.patient_for(self._table.settled_s - now)
-        life = RequestLife(secrets.token_bytes(16), request.options.n, deadline_s, rules, self._budget, now)
+        life = self._new_life(request.options.n, now)
         live = LiveRequest(life, request, tenant, sink, ticket, self._metrics.arrived(now))
         self._by_ticket[ticket] = live
         if turn is Verdict.ADMITTED:
@@ -127,6 +128,10 @@ class Relay:
             self._keep_timer(live)
             self._keep_admission_timer()
         return live
+
+    def _new_life(self, n: int, now: float) -> RequestLife:
+        rules = self._rules.life.patient_for(self._table.settled_s - now)
+        return RequestLife(self._dice.randbytes(16), n, now + self._rules.max_duration_s, rules, self._budget, now)
 
     def client_gone(self, live: LiveRequest) -> None:
         """The client hung up, or does not read."""
@@ -154,7 +159,7 @@ class Relay:
         for live in list(self._by_ticket.values()):
             if live.life.is_parked:
                 parked += 1
-                delay_s = random.uniform(0.0, parked / RELEASED_PER_S)
+                delay_s = self._dice.uniform(0.0, parked / RELEASED_PER_S)
                 self._loop.call_later(delay_s, self._feed, live, RoutesChanged())
             else:
                 self._feed(live, RoutesChanged())
@@ -229,33 +234,23 @@ class Relay:
             self._feed(live, self._routed(live, action, self._choose(live, action)))
 
     def _choose(self, live: LiveRequest, action: PickRoute) -> Route | Problem:
-        assert live.fingerprint is not None
-        prefix = live.prefixes[action.prompt]
-        query = RouteQuery(
-            live.fingerprint, action.tokens, action.total_tokens, action.choices, action.avoid, prefix, action.kept
-        )
-        policy = self._rules.route
-        if policy.targets is not None:
-            self._table.refill(self._loop.time(), policy.targets)
-        return pick(query, self._table.views(), policy, self._affinity, random.random())
+        return self._routing.choose(live, action, self._rules.route, self._loop.time())
 
     def _routed(self, live: LiveRequest, action: PickRoute, route: Route | Problem) -> Routed | NoRoute:
         prefix = live.prefixes[action.prompt]
         if isinstance(route, Problem):
             self.on_parked()
-            others = revisions(self._table.views(), live.request.options.model, self._rules.route)
-            return NoRoute(action.run, route, bool(others) and live.fingerprint not in others)
+            return NoRoute(action.run, route, self._routing.is_outlived(live, self._rules.route))
         if live.life.attempts == 0:
             self._tell_prompt(live, action, prefix)
-        self._affinity.sent([epoch for epoch in (route.prefill, route.decode) if epoch is not None], prefix)
-        self._table.spent(route.decode, route.local_s)
+        self._routing.took(route, prefix)
         self._metrics.routed(is_local=route.prefill is None)
         self._by_run[action.run] = live
         live.run_ids = (*live.run_ids, action.run)
         return Routed(action.run, route)
 
     def _tell_prompt(self, live: LiveRequest, action: PickRoute, prefix: tuple[bytes, ...]) -> None:
-        cached = min(action.tokens, self._affinity.seen_tokens(prefix))
+        cached = min(action.tokens, self._routing.cached_tokens(prefix))
         max_tokens = live.prompts[action.prompt].sampling.max_tokens
         self._metrics.telemetry.prompt(action.tokens, cached, max_tokens, action.choices)
 
@@ -285,7 +280,7 @@ class Relay:
     async def _prepare(self, live: LiveRequest) -> None:
         event: Event
         try:
-            revision = self._choose_revision(live.request.options.model)
+            revision = self._routing.revision(live.request.options.model, self._rules.route)
             if isinstance(revision, Problem):
                 event = self._park(revision)
             else:
@@ -313,23 +308,10 @@ class Relay:
             size = sum(len(prompt) for prompt in request.prompts)
             encoded = await in_thread_if_large(size, encode_completion, request, text, limits)
         field_name = "messages" if isinstance(request, ChatRequest) else "prompt"
-        seed = secrets.randbits(63)
+        seed = self._dice.getrandbits(63)
         prompts = make_prompts(options, encoded, text, limits, field_name, seed, live.tenant.salt)
         self._begin(live, text, fingerprint, prompts)
         return prompts
-
-    def _choose_revision(self, model: str) -> PairFingerprint | Problem:
-        """One that can be served now, in proportion to its decode workers. Raises RefusedError for an unknown model.
-
-        Before the first worker is linked nobody can say which models there are.
-        """
-        found = revisions(self._table.views(), model, self._rules.route)
-        if found:
-            return random.choices(list(found), list(found.values()))[0]
-        served = self._table.served_names()
-        if served and model not in served:
-            raise RefusedError(errors.model_not_found(model))
-        return errors.no_workers()
 
     def _begin(
         self, live: LiveRequest, text: TextModel, fingerprint: PairFingerprint, prompts: tuple[Prompt, ...]

@@ -9,8 +9,9 @@ from baton_control.sizing.metrics import SizingMetrics
 from baton_operator.kube.kinds import DEPLOYMENTS
 from baton_operator.passes.reconcile import Reconciler, Site
 from baton_testing.kube.campaign import serving
-from baton_testing.kube.clock import run_virtual, wall
+from baton_testing.kube.clock import wall
 from baton_testing.kube.world import MASTERS, NAME, PLATFORM, SPACE, Promise, World
+from baton_testing.virtual_time.loop import run_virtual
 
 WORKERS, HOLDS, DECISIONS = "baton_pool_workers", "baton_sizing_holds", "baton_sizing_decisions_total"
 

@@ -12,10 +12,10 @@ from baton_operator.kube.cache import Cache
 from baton_operator.kube.client import Listing, Resource, WatchEvent
 from baton_operator.kube.informer import Informer
 from baton_operator.kube.kinds import SERVICES, WORKERS
-from baton_testing.kube.clock import run_virtual
 from baton_testing.kube.defaults import Kinds
 from baton_testing.kube.memory import MemoryKube
 from baton_testing.kube.store import Store
+from baton_testing.virtual_time.loop import run_virtual
 
 
 class Body(dict[str, Any]):

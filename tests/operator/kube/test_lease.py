@@ -12,11 +12,12 @@ import pytest
 from baton_operator.kube.client import KubeApi, Unavailable
 from baton_operator.kube.kinds import LEASES
 from baton_operator.kube.lease import Lease, LeaseLost
-from baton_testing.kube.clock import run_virtual, wall
+from baton_testing.kube.clock import wall
 from baton_testing.kube.cluster import moment
 from baton_testing.kube.defaults import Kinds
 from baton_testing.kube.memory import MemoryKube
 from baton_testing.kube.store import Store
+from baton_testing.virtual_time.loop import run_virtual
 
 
 class Flaky:

@@ -7,11 +7,12 @@ import asyncio
 import pytest
 
 from baton_operator.kube.client import Resource
-from baton_testing.kube.clock import run_virtual, stamp
+from baton_testing.kube.clock import stamp
 from baton_testing.kube.conformance import CASES, NEWER_CASES, Case
 from baton_testing.kube.defaults import Kinds
 from baton_testing.kube.memory import MemoryKube
 from baton_testing.kube.store import Store
+from baton_testing.virtual_time.loop import run_virtual
 
 
 @pytest.mark.parametrize("case", [*CASES, *NEWER_CASES], ids=lambda case: case.__name__)

@@ -7,11 +7,11 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from baton_testing.kube.clock import run_virtual
 from baton_testing.kube.faults import CALM, NO_FAULT, Fault, Plan, Streams
 from baton_testing.kube.scenarios import Scenario, create
 from baton_testing.kube.store import Json
 from baton_testing.kube.world import BrokenPromiseError, Promise, Rest, World
+from baton_testing.virtual_time.loop import run_virtual
 
 STREAMS = {
     "late": Streams(late_s=8.0),

@@ -20,10 +20,10 @@ from baton_operator.kube.client import Invalid
 from baton_operator.kube.kinds import DEPLOYMENTS, WORKERS
 from baton_operator.schema.crd import deployment_definition
 from baton_testing.kube.campaign import difference
-from baton_testing.kube.clock import run_virtual
 from baton_testing.kube.defaults import Kinds
 from baton_testing.kube.store import Json
 from baton_testing.kube.world import NAME, SPACE, Promise, World, wish
+from baton_testing.virtual_time.loop import run_virtual
 
 ONE = {"min": 1, "max": 1}
 LOOSE = Promise(floor=0, most=2000)

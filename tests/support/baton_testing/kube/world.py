@@ -20,13 +20,14 @@ from baton_operator.objects.cluster import Platform
 from baton_operator.objects.metadata import FIT_LABEL, ROLE_LABEL, TEMPLATE_LABEL
 from baton_operator.passes.reconcile import Site
 from baton_operator.runtime import Pace, Runtime
-from baton_testing.kube.clock import VirtualLoop, wall
+from baton_testing.kube.clock import wall
 from baton_testing.kube.cluster import Cluster, Times, is_ready, moment
 from baton_testing.kube.defaults import Kinds
 from baton_testing.kube.faults import CALM, NO_FAULT, FaultyKube, Plan, Streams
 from baton_testing.kube.manifests import manifest, set_at
 from baton_testing.kube.memory import MemoryKube
 from baton_testing.kube.store import Json, Store
+from baton_testing.virtual_time.loop import VirtualLoop
 from baton_wire.messages.values import POOL_ROLES, Role
 
 SPACE, NAME = "team", "chat"

@@ -21,7 +21,7 @@ from baton_kv_transfer.transports.ucx.landing import UcxLanding
 from baton_kv_transfer.transports.ucx.thread import UcxThread
 from baton_kv_transfer.transports.ucx.writer import UcxWriter, connect
 from baton_testing.kv_transfer.builders import eventually
-from baton_testing.simulation.event_heap import EventHeap
+from baton_testing.virtual_time.event_heap import EventHeap
 
 REGION = 1 << 16
 CANARY = 0xA5

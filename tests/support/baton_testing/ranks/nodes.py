@@ -22,7 +22,7 @@ from baton_kv_transfer.ranks.tensor_parallel import RankPeer, heads_of, rank_epo
 from baton_kv_transfer.transports.memory import MemoryLanding, MemoryWriter
 from baton_kv_transfer.transports.seam import Write
 from baton_testing.kv_transfer.builders import FakePool
-from baton_testing.simulation.event_heap import EventHeap
+from baton_testing.virtual_time.event_heap import EventHeap
 from baton_wire.kv_shape import KvGeometry, PoolPart
 from baton_wire.messages.pair_link import FirstToken, PairMessage
 from baton_wire.messages.values import Reason

@@ -22,7 +22,7 @@ from baton_kv_transfer.ranks.tensor_parallel import rank_pairs
 from baton_testing.kv_transfer.builders import FakePool
 from baton_testing.ranks.links import DETECTION_S, SimLink
 from baton_testing.ranks.nodes import PREFILL_GEOMETRY, Faults, Request, SimDecode, SimPrefill
-from baton_testing.simulation.event_heap import EventHeap
+from baton_testing.virtual_time.event_heap import EventHeap
 from baton_wire.messages.pair_link import FirstToken, PairMessage
 from baton_wire.messages.values import Finish, Reason
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from typing import cast
 
 from baton_engine.memory.blocks import BlockState
 from baton_engine.scheduling.engine_config import EngineConfig
@@ -15,7 +13,7 @@ from baton_kv_transfer.layout import Extent
 from baton_kv_transfer.transports.memory import MemoryLanding
 from baton_testing.simulation.engine import SimEngine
 from baton_testing.simulation.network import Connection, End
-from baton_testing.simulation.process import Inbox, Violation, require
+from baton_testing.simulation.process import Violation, require
 from baton_testing.simulation.scenario import CONTEXT_TOKENS, Fault
 from baton_testing.simulation.worker import LIMITS, SimWorker, WorkerWorld, no_metrics
 from baton_wire.errors import UnfitPairError
@@ -33,7 +31,6 @@ TRANSFER = TransferConfig(
     quarantine_share=0.9,
     tick_s=0.25,
 )
-THREAD_S = 0.003
 
 
 class SimDecode(SimWorker):
@@ -42,9 +39,8 @@ class SimDecode(SimWorker):
     def __init__(self, world: WorkerWorld, name: str, epoch: bytes, address: str, fingerprint: PairFingerprint) -> None:
         parts, shape = world.parts, world.shape
         super().__init__(world, name, epoch, address, fingerprint, shape.decode_block_tokens)
-        self.io, self.thread = Inbox(self, THREAD_S), Inbox(self, THREAD_S)
-        loop = cast(asyncio.AbstractEventLoop, self.io)
-        service = parts.decode_service(LIMITS, no_metrics(), loop, lambda: self.now)
+        self.thread = self.add_loop()
+        service = parts.decode_service(LIMITS, no_metrics(), self.loop, lambda: self.now)
         config = EngineConfig(
             num_blocks=shape.decode_blocks,
             block_tokens=shape.decode_block_tokens,
@@ -139,7 +135,7 @@ class DecodeLinks:
         return self.worker.now
 
     def _post(self, call: Callable[[], None]) -> None:
-        self.worker.thread.post(call)
+        self.worker.thread.call_soon_threadsafe(call)
 
     # Links ------------------------------------------------------------------------------------------------------------
 

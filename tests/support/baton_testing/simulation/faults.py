@@ -168,9 +168,9 @@ def _drain(world: SimWorld, victim: SimWorker) -> None:
 
 def _clients(world: SimWorld, fault: FaultPlan) -> None:
     gateway = _pick(world.gateways, fault.pick)
-    if not isinstance(gateway, SimGateway) or not gateway.is_alive or not gateway.by_ticket:
+    if not isinstance(gateway, SimGateway) or not gateway.is_alive or not gateway.open_clients:
         return
-    here = [live.client for live in gateway.by_ticket.values()]
+    here = gateway.open_clients
     if fault.kind is Fault.CANCEL:
         here = [_pick(here, fault.amount)]
     else:

@@ -1,47 +1,35 @@
-"""A simulated gateway: the production life of a request, admission, routing and retry budget; `relay` without text.
+"""A simulated gateway: the production relay with admission, routing, text and held runs, on a loop of its own.
 
-And its clients, who know what they must get: every delivered token is compared at once with the request computed alone.
+Played are HTTP and the links to the workers. Its clients know what they must get: every piece of text is compared at
+once with the request computed alone.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, cast
+import random
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, cast
 
-from baton_gateway.errors import Problem, queue_timeout, shutting_down
-from baton_gateway.http_api.tenants import Tenant
-from baton_gateway.requests.admission import Admission, AdmissionLimits, Verdict
+from prometheus_client import CollectorRegistry
+
+from baton_gateway.errors import Problem, RefusedError
+from baton_gateway.http_api.openai_types import CompletionRequest, Options
+from baton_gateway.http_api.responses import Usage
+from baton_gateway.http_api.sinks import Answer
+from baton_gateway.http_api.tenants import DEFAULT_TENANT, Tenant
+from baton_gateway.reporting.metrics import GatewayMetrics
+from baton_gateway.requests.admission import AdmissionLimits
+from baton_gateway.requests.live_request import LiveRequest, RelayRules
+from baton_gateway.requests.relay import Relay
 from baton_gateway.requests.request import RequestLife
-from baton_gateway.requests.request_events import (
-    Action,
-    Admitted,
-    Arrived,
-    ClientGone,
-    Deliver,
-    End,
-    Event,
-    LegEnded,
-    LifeRules,
-    NoRoute,
-    Outcome,
-    PickRoute,
-    Prepare,
-    Prepared,
-    Prompt,
-    Refused,
-    Routed,
-    RoutesChanged,
-    Send,
-    StopFound,
-    Tick,
-    WorkerLost,
-)
-from baton_gateway.requests.retry_budget import RetryBudget
+from baton_gateway.requests.request_events import End, LifeRules, Outcome, PickRoute, Route, Routed
 from baton_gateway.requests.run import Run, RunState
-from baton_gateway.workers.affinity import PrefixAffinity, prefix_keys
+from baton_gateway.text.choice_text import Increment
+from baton_gateway.text.pieces import DecoderKind, LeadingSpace, Piece, PieceTable
+from baton_gateway.text.revision_text import TextModel
 from baton_gateway.workers.linked_workers import LinkedWorker, WorkerTable
-from baton_gateway.workers.route import RoutePolicy, RouteQuery, revisions
-from baton_testing.engine.runners import reference_tokens
+from baton_gateway.workers.route import RoutePolicy
+from baton_testing.engine.runners import VOCABULARY, reference_tokens
 from baton_testing.simulation.legs import OpenLegs
 from baton_testing.simulation.network import Connection, Dial, Path
 from baton_testing.simulation.network import End as LinkEnd
@@ -50,128 +38,186 @@ from baton_testing.simulation.scenario import CONTEXT_TOKENS, RequestPlan
 from baton_testing.simulation.worker import SERVED, SimWorker, WorkerWorld
 from baton_wire.liveness import PeerState
 from baton_wire.messages import codec
-from baton_wire.messages.gateway_link import (
-    Cancel,
-    Hello,
-    LegFailed,
-    Prefill,
-    Reserve,
-    ToGateway,
-    Tokens,
-    WorkerState,
-)
-from baton_wire.messages.values import Address, Finish, PairFingerprint
+from baton_wire.messages.gateway_link import Cancel, Hello, LegFailed, Prefill, Reserve, Retarget, ToGateway, Tokens
+from baton_wire.messages.gateway_link import WorkerState as WorkerStateMessage
+from baton_wire.messages.values import Address, Finish
 
 LIMITS = AdmissionLimits(max_running=6, max_queued=32, max_wait_s=6.0)
-RULES = LifeRules(reroute_wait_s=8.0, park_s=2.0)
+RULES = RelayRules(LifeRules(reroute_wait_s=8.0, park_s=2.0))
+PULSE_S = 0.25
+METRICS = GatewayMetrics(CollectorRegistry())
+"""Of all gateways: making them takes longer than a request, and nobody reads them."""
+
+
+def letter(token: int) -> str:
+    """Every token is one character."""
+    return chr(ord("0") + token)
+
+
+def _text_model() -> TextModel:
+    pieces = {token: Piece(letter(token).encode()) for token in range(VOCABULARY)}
+    table = PieceTable(cast(Any, None), DecoderKind.BYTE_LEVEL, LeadingSpace.KEEP, False, True, frozenset(), pieces)
+    return TextModel(cast(Any, None), cast(Any, None), (), table, table)
+
+
+TEXT = _text_model()
 
 
 @dataclass(slots=True, eq=False)
 class SimClient:
-    """One client connection: what it asked, what it got, how it ended."""
+    """One client connection, as the relay's sink: what it asked, what it got, how it ended."""
 
     plan: RequestPlan
-    expected: list[list[int]]
-    got: list[list[int]]
+    stop: tuple[str, ...]
+    expected: list[str]
+    got: list[str]
     finishes: dict[int, Finish] = field(default_factory=dict)
-    stopped: set[int] = field(default_factory=set)
-    end: End | None = None
+    ending: End | None = None
     ended_s: float = 0.0
     is_gone: bool = False
     """It hung up, or its gateway was killed."""
 
-    def deliver(self, action: Deliver) -> None:
-        choice, so_far = action.choice, self.got[action.choice]
-        require(self.end is None, "I1", f"request {self.plan.number}: tokens after the end")
-        require(choice not in self.finishes, "I7", f"request {self.plan.number}: tokens after finish of {choice}")
-        require(action.is_first == (not so_far), "I7", f"request {self.plan.number}: first tokens twice")
-        so_far += action.ids
-        must = self.expected[choice]
-        right = so_far == must[: len(so_far)]
-        require(right, "I4", f"request {self.plan.number} choice {choice}: got {so_far}, expected {must}")
-        if action.finish is not None:
-            self.finishes[choice] = action.finish
-            require(len(so_far) == len(must), "I7", f"request {self.plan.number}: finished after {len(so_far)} tokens")
+    @property
+    def _name(self) -> str:
+        return f"request {self.plan.number}"
+
+    def begin(self, answer: Answer) -> None:
+        """The request is running."""
+
+    def increment(self, choice: int, increment: Increment) -> None:
+        require(self.ending is None, "I1", f"{self._name}: text after the end")
+        require(choice not in self.finishes, "I7", f"{self._name}: text after finish of {choice}")
+        self.got[choice] += increment.text
+        so_far, must = self.got[choice], self.expected[choice]
+        require(must.startswith(so_far), "I4", f"{self._name} choice {choice}: got {so_far}, expected {must}")
+        if increment.finish is not None:
+            self.finishes[choice] = increment.finish
+            require(so_far == must, "I7", f"{self._name}: finished after {len(so_far)} of {len(must)} tokens")
+
+    def flush(self) -> None:
+        """Nothing is written anywhere."""
+
+    def end(self, problem: Problem | None, usage: Usage) -> None:
+        """`ended` has looked at it."""
 
     def ended(self, action: End, now: float) -> None:
-        require(self.end is None, "I1", f"request {self.plan.number} ended twice: {self.end}, {action}")
-        self.end, self.ended_s = action, now
+        require(self.ending is None, "I1", f"{self._name} ended twice: {self.ending}, {action}")
+        self.ending, self.ended_s = action, now
         if action.outcome is Outcome.FINISHED:
-            missing = set(range(self.plan.n)) - set(self.finishes) - self.stopped
-            require(not missing, "I1", f"request {self.plan.number} finished without the ends of {missing}")
+            missing = set(range(self.plan.n)) - set(self.finishes)
+            require(not missing, "I1", f"{self._name} finished without the ends of {missing}")
+
+    def request(self) -> CompletionRequest:
+        plan, sampling = self.plan, self.plan.sampling
+        options = Options(
+            model=SERVED,
+            n=plan.n,
+            max_tokens=sampling.max_tokens,
+            min_tokens=sampling.min_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            repetition_penalty=sampling.repetition_penalty,
+            logit_bias=sampling.logit_bias,
+            seed=sampling.seed,
+            stop=self.stop,
+            stop_token_ids=sampling.stop_token_ids,
+            ignore_eos=False,
+            skip_special_tokens=True,
+            logprobs=None,
+            stream=True,
+            include_usage=False,
+            cache_salt="",
+        )
+        return CompletionRequest(options, (plan.tokens,), echo=False)
 
 
 def client(plan: RequestPlan) -> SimClient:
+    """A stop string is one of the first choice's own letters."""
     sampling = plan.sampling
-    ids = range(plan.n)
-    expected = [reference_tokens(plan.tokens, len(plan.tokens), sampling, i, CONTEXT_TOKENS) for i in ids]
-    return SimClient(plan, expected, [[] for _ in ids])
+    texts = []
+    for choice in range(plan.n):
+        ids = reference_tokens(plan.tokens, len(plan.tokens), sampling, choice, CONTEXT_TOKENS)
+        is_stopped = ids[-1] in sampling.stop_token_ids and len(ids) > sampling.min_tokens
+        texts.append("".join(map(letter, ids[:-1] if is_stopped else ids)))
+    first = texts[0][: plan.stop_after]
+    stop = (first[-1],) if plan.stop_after is not None and first else ()
+    return SimClient(plan, stop, [text.split(stop[0])[0] if stop else text for text in texts], [""] * plan.n)
 
 
-@dataclass(slots=True, eq=False)
-class LiveRequest:
-    life: RequestLife
-    client: SimClient
-    ticket: int
-    run_ids: tuple[bytes, ...] = ()
-    prefix: tuple[bytes, ...] = ()
-    fingerprint: PairFingerprint | None = None
-    timer_s: float | None = None
-    used: set[bytes] = field(default_factory=set)
+class SimRelay(Relay):
+    """The production relay, and what it does with a request is watched."""
+
+    gateway: SimGateway
+
+    def _new_life(self, n: int, now: float) -> RequestLife:
+        rules, make = self._rules, self.gateway.world.parts.life
+        life: RequestLife = make(self._dice.randbytes(16), n, now + rules.max_duration_s, rules.life, self._budget, now)
+        return life
+
+    def _routed(self, live: LiveRequest, action: PickRoute, route: Route | Problem) -> Any:
+        event = super()._routed(live, action, route)
+        self.gateway.routed(live, action, event.route if isinstance(event, Routed) else event.problem)
+        return event
+
+    def _end(self, live: LiveRequest, action: End, now: float) -> None:
+        self.gateway.ended(live, action)
+        super()._end(live, action, now)
+
+
+class GatewayWorld(WorkerWorld, Protocol):
+    def ended(self, mine: SimClient, used: set[bytes]) -> None: ...
 
 
 class SimGateway(SimProcess):
     """Also the party of its worker connections."""
 
-    def __init__(self, world: WorkerWorld, name: str, epoch: bytes, address: str) -> None:
+    def __init__(self, world: GatewayWorld, name: str, epoch: bytes, address: str) -> None:
         super().__init__(world, name, epoch, address)
         self.world = world
+        parts = world.parts
         self.table = WorkerTable()
-        self.admission = Admission(LIMITS)
-        self.budget = RetryBudget()
-        self.affinity = PrefixAffinity()
-        self.policy = RoutePolicy(decode_locally=world.shape.local)
-        self.by_ticket: dict[int, LiveRequest] = {}
-        self.by_run: dict[bytes, LiveRequest] = {}
+        self.admission = parts.admission(LIMITS)
+        self.rules = replace(RULES, route=RoutePolicy(decode_locally=world.shape.local))
+        dice = random.Random(world.heap.random.getrandbits(64))
+        with self.loop.entered():
+            self.relay = SimRelay(self.table, self.admission, cast(Any, None), METRICS, self.rules, dice)
+        self.relay._routing = parts.routing(self.table, dice)
+        self.relay.gateway = self
+        self.used: dict[int, set[bytes]] = {}
+        """Workers of each request, by ticket."""
         self._ends: dict[bytes, LinkEnd] = {}
         self._dials: list[Dial] = []
-        self._num_requests = 0
         self.legs = OpenLegs()
         self._unlinked: dict[tuple[bytes, bytes], float] = {}
-        self.later(0.25, self._pulse)
+        self.later(PULSE_S, self._pulse)
 
     def dial(self, address: str, path: Path) -> None:
         self._dials.append(Dial(self, path, address, _accept, self, lambda peer: cast(SimWorker, peer)))
 
     # Clients ----------------------------------------------------------------------------------------------------------
 
+    @property
+    def open_clients(self) -> list[SimClient]:
+        return [cast(SimClient, live.sink) for live in self.relay._by_ticket.values()]
+
     def start(self, client: SimClient) -> None:
         plan = client.plan
-        tenant = Tenant(plan.tenant or "default", ("0" * 64,) if plan.tenant else ())
-        verdict = self.admission.offer(tenant, self.now)
-        if isinstance(verdict, Problem):
-            client.ended(End(Outcome.REFUSED, verdict), self.now)
-            return
-        ticket, turn = verdict
-        self._num_requests += 1
-        request = self.epoch[:8] + self._num_requests.to_bytes(7) + b"\0"
-        make = self.world.parts.life
-        life = make(request, plan.n, self.now + plan.limit_s, RULES, self.budget, self.now)
-        live = self.by_ticket[ticket] = LiveRequest(life, client, ticket)
-        if turn is Verdict.ADMITTED:
-            self.feed(live, Admitted())
-        else:
-            self._keep_timer(live)
+        tenant = Tenant(plan.tenant, ("0" * 64,)) if plan.tenant else DEFAULT_TENANT
+        self.relay.reconfigure(replace(self.rules, max_duration_s=plan.limit_s))
+        try:
+            self.relay.start(client.request(), tenant, client)
+        except RefusedError as refusal:
+            client.ended(End(Outcome.REFUSED, refusal.problem), self.now)
 
     def client_gone(self, client: SimClient) -> None:
-        live = next((each for each in self.by_ticket.values() if each.client is client), None)
+        live = next((each for each in self.relay._by_ticket.values() if each.sink is client), None)
         if live is not None:
             client.is_gone = True
-            self.feed(live, ClientGone())
-
-    def stop_all(self) -> None:
-        for live in list(self.by_ticket.values()):
-            self.feed(live, Refused(shutting_down()))
+            self.relay.client_gone(live)
 
     # Workers ----------------------------------------------------------------------------------------------------------
 
@@ -181,36 +227,40 @@ class SimGateway(SimProcess):
         match message:
             case Hello():
                 self._linked(end, message)
-            case WorkerState():
-                worker = self.table.get(epoch)
-                if worker is not None:
-                    known, is_new = worker.state, worker.state is None
-                    worker.reported(message)
-                    if is_new or (known is not None and known.draining != message.draining):
-                        self._routes_changed()
+            case WorkerStateMessage():
+                self._reported(epoch, message)
             case Tokens():
                 for entry in message.entries:
                     self.legs.arrived(epoch, entry)
-                    live = self.by_run.get(entry.request)
-                    if live is not None:
-                        self.feed(live, Arrived(epoch, entry))
+                self.relay.tokens(epoch, message)
             case LegFailed():
                 self.legs.failed(epoch, message.request, message.attempt)
-                live = self.by_run.get(message.request)
-                if live is not None:
-                    self.note(f"leg {message.request.hex()[-4:]}/{message.attempt} failed: {message.reason}")
-                    self.feed(live, LegEnded(epoch, message))
+                self.note(f"leg {message.request.hex()[-4:]}/{message.attempt} failed: {message.reason}")
+                self.relay.leg_failed(epoch, message)
 
     def _linked(self, end: LinkEnd, hello: Hello) -> None:
+        def send(message: Prefill | Reserve | Retarget | Cancel) -> bool:
+            is_sent = end.send(codec.encode(message))
+            if is_sent:
+                self.legs.sent(hello.epoch, message)
+            return is_sent
+
         address = Address(host=end.other.process.address, port=1)
-        worker = LinkedWorker(
-            hello, address, cast(Any, None), lambda message: end.send(codec.encode(message)), lambda: self.now
-        )
-        if not self.table.add(worker):
+        if not self.table.add(LinkedWorker(hello, address, TEXT, send, lambda: self.now)):
             end.close("this worker is linked already")
             return
         self._ends[hello.epoch] = end
-        self._routes_changed()
+        self.relay.worker_changed()
+
+    def _reported(self, epoch: bytes, state: WorkerStateMessage) -> None:
+        worker = self.table.get(epoch)
+        if worker is None:
+            return
+        known = worker.state
+        worker.reported(state)
+        if known is None or known.draining != state.draining:
+            self.relay.worker_changed()
+        self.relay.worker_reported()
 
     def lost(self, end: LinkEnd, detail: str) -> None:
         epoch = end.other.process.epoch
@@ -219,12 +269,7 @@ class SimGateway(SimProcess):
         del self._ends[epoch]
         self.table.remove(epoch)
         self.legs.lost(epoch)
-        for live in list(self.by_ticket.values()):
-            self.feed(live, WorkerLost(epoch))
-
-    def _routes_changed(self) -> None:
-        for live in list(self.by_ticket.values()):
-            self.feed(live, RoutesChanged())
+        self.relay.worker_lost(epoch)
 
     def _pulse(self) -> None:
         for epoch, end in list(self._ends.items()):
@@ -232,141 +277,62 @@ class SimGateway(SimProcess):
             is_suspect = end.look(self.now) is PeerState.SUSPECT
             if worker is not None and worker.is_suspect != is_suspect:
                 worker.is_suspect = is_suspect
-                self._routes_changed()
-        for ticket in self.admission.expired(self.now):
-            self.feed(self.by_ticket[ticket], Refused(queue_timeout(1)))
-        self.later(0.25, self._pulse)
+                self.relay.worker_changed()
+        self.later(PULSE_S, self._pulse)
 
-    # Carrying out, as `Relay` does ------------------------------------------------------------------------------------
+    # What the relay does ----------------------------------------------------------------------------------------------
 
-    def feed(self, live: LiveRequest, event: Event) -> None:
-        self._carry_out(live, live.life.handle(event, self.now))
-        self._keep_timer(live)
-
-    def _carry_out(self, live: LiveRequest, actions: list[Action]) -> None:
-        for action in actions:
-            match action:
-                case Deliver():
-                    self._deliver(live, action)
-                case Send():
-                    self._send(live, action)
-                case PickRoute():
-                    self.feed(live, self._route(live, action))
-                case Prepare():
-                    self.later(self.world.delay(0.01), lambda: self._prepare(live))
-                case End():
-                    self._end(live, action)
-
-    def _prepare(self, live: LiveRequest) -> None:
-        if live.ticket not in self.by_ticket:
-            return
-        plan = live.client.plan
-        found = revisions(self.table.views(), SERVED, self.policy)
-        prompt = Prompt(plan.tokens, plan.sampling, plan.tenant)
-        live.prefix = prefix_keys(plan.tokens, plan.tenant)
-        live.fingerprint = next(iter(found), self.world.parts.fingerprint)
-        self.feed(live, Prepared((prompt,)))
-
-    def _deliver(self, live: LiveRequest, action: Deliver) -> None:
-        live.client.deliver(action)
-        first = live.client.plan.stop_after
-        stop = None if first is None else first + 2 * action.choice
-        reached = stop is not None and len(live.client.got[action.choice]) >= stop
-        if reached and action.finish is None and action.choice not in live.client.stopped:
-            assert stop is not None
-            live.client.stopped.add(action.choice)
-            self.feed(live, StopFound(action.choice, stop))
-
-    def _send(self, live: LiveRequest, action: Send) -> None:
-        worker = self.table.get(action.worker)
-        live.used.add(action.worker)
-        if worker is not None and worker.send(action.message):
-            self.legs.sent(action.worker, action.message)
-            if isinstance(action.message, Prefill | Reserve):
-                worker.sent(len(action.message.tokens) // 4)
-        elif not isinstance(action.message, Cancel):
-            self.later(0.0, lambda: self.feed(live, WorkerLost(action.worker)))
-
-    def _route(self, live: LiveRequest, action: PickRoute) -> Routed | NoRoute:
-        assert live.fingerprint is not None
-        size = (action.tokens, action.total_tokens, action.choices, action.avoid, live.prefix, action.kept)
-        query = RouteQuery(live.fingerprint, *size)
-        draw = self.world.heap.random.random()
-        route = self.world.parts.pick(query, self.table.views(), self.policy, self.affinity, draw)
+    def routed(self, live: LiveRequest, action: PickRoute, route: Route | Problem) -> None:
+        number = cast(SimClient, live.sink).plan.number
         if isinstance(route, Problem):
             self.note(f"no route for {action.run.hex()[-4:]}: {route.code}")
-            return NoRoute(action.run, route)
+            return
         workers = [epoch for epoch in (route.prefill, route.decode) if epoch is not None]
-        self.affinity.sent(workers, live.prefix)
+        self.used.setdefault(live.ticket, set()).update(workers)
         for epoch in workers:
             worker = self.table.get(epoch)
             fits = worker is not None and worker.hello.fingerprint == live.fingerprint
-            require(fits, "I6", f"request {live.client.plan.number} is routed to another revision")
-        local = route.prefill is None and not self.policy.decode_locally
-        require(not local, "I9", "a prefill was put on a decode worker against the policy")
-        self.by_run[action.run] = live
-        live.run_ids = (*live.run_ids, action.run)
-        self.note(f"run {action.run.hex()[-4:]} of request {live.client.plan.number} to {self._names(workers)}")
-        return Routed(action.run, route)
+            require(fits, "I6", f"request {number} is routed to another revision")
+        is_local = route.prefill is None and not self.rules.route.decode_locally
+        require(not is_local, "I9", "a prefill was put on a decode worker against the policy")
+        names = " and ".join(self._ends[epoch].other.process.name for epoch in workers)
+        self.note(f"run {action.run.hex()[-4:]} of request {number} to {names}")
 
-    def _names(self, workers: list[bytes]) -> str:
-        return " and ".join(self._ends[epoch].other.process.name for epoch in workers)
-
-    def _end(self, live: LiveRequest, action: End) -> None:
+    def ended(self, live: LiveRequest, action: End) -> None:
+        client = cast(SimClient, live.sink)
         problem = "" if action.problem is None else action.problem.code
-        self.note(f"request {live.client.plan.number} ended: {action.outcome} {problem}")
-        live.client.ended(action, self.now)
+        self.note(f"request {client.plan.number} ended: {action.outcome} {problem}")
+        client.ended(action, self.now)
         self.legs.require_none(live.run_ids)
-        self.world.ended(live)  # type: ignore[attr-defined]
-        del self.by_ticket[live.ticket]
-        for run in live.run_ids:
-            self.by_run.pop(run, None)
-        for ticket in self.world.parts.leave(self.admission, live.ticket):
-            self.later(0.0, lambda ticket=ticket: self._admit(ticket))  # type: ignore[misc]
-
-    def _admit(self, ticket: int) -> None:
-        live = self.by_ticket.get(ticket)
-        if live is not None:
-            self.feed(live, Admitted())
-
-    # Timers -----------------------------------------------------------------------------------------------------------
-
-    def _keep_timer(self, live: LiveRequest) -> None:
-        if live.ticket not in self.by_ticket:
-            return
-        wake_at = live.life.wake_at
-        if live.timer_s != wake_at:
-            live.timer_s = wake_at
-            self.later(wake_at - self.now, lambda: self._tick(live, wake_at))
-
-    def _tick(self, live: LiveRequest, at: float) -> None:
-        if live.timer_s == at and live.ticket in self.by_ticket:
-            live.timer_s = None
-            self.feed(live, Tick())
+        self.world.ended(client, self.used.pop(live.ticket, set()))
 
     # Checks -----------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        for live in self.by_ticket.values():
-            late = self.now - live.life.deadline_s
+        queues = self.relay.held._queues.values()
+        held = {held[1].run for queue in queues for held in (*(entry[2] for entry in queue.in_time), *queue.late)}
+        for live in self.relay._by_ticket.values():
+            late_s = self.now - live.life.deadline_s
+            number = cast(SimClient, live.sink).plan.number
             for run in live.life._runs.values():
-                self._check_linked(live, run)
-            require(late < 1.0, "I3", f"request {live.client.plan.number} is {late:.1f} s beyond its deadline")
+                is_nobodys = run.state is RunState.ROUTING and run.request not in held
+                require(not is_nobodys, "I3", f"{run.request.hex()[-6:]}: nobody works for this run")
+                self._check_linked(number, run)
+            require(late_s < 1.0, "I3", f"request {number} is {late_s:.1f} s beyond its deadline")
 
-    def _check_linked(self, live: LiveRequest, run: Run) -> None:
+    def _check_linked(self, number: int, run: Run) -> None:
         place = run.request, run.decode
-        require(run.state is not RunState.ROUTING, "I3", f"{run.request.hex()[-6:]}: nobody works for this run")
         if run.state is not RunState.RUNNING or self.table.get(run.decode) is not None:
             self._unlinked.pop(place, None)
             return
-        since = self._unlinked.setdefault(place, self.now)
-        lost_s = self.now - since
-        require(lost_s < 0.5, "I3", f"request {live.client.plan.number} waits for a worker that is lost")
+        lost_s = self.now - self._unlinked.setdefault(place, self.now)
+        require(lost_s < 0.5, "I3", f"request {number} waits for a worker that is lost")
 
     def leftovers(self) -> str | None:
-        if self.by_ticket or self.by_run or self.admission.num_running or self.admission.num_waiting:
-            numbers = [live.client.plan.number for live in self.by_ticket.values()]
-            return f"{self.name}: requests {numbers}, runs {len(self.by_run)}, running {self.admission.num_running}"
+        relay, running = self.relay, self.admission.num_running
+        if relay._by_ticket or relay._by_run or running or self.admission.num_waiting:
+            numbers = [client.plan.number for client in self.open_clients]
+            return f"{self.name}: requests {numbers}, runs {len(relay._by_run)}, running {running}"
         return None
 
 

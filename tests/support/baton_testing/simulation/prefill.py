@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import cast
 
@@ -17,7 +16,7 @@ from baton_kv_transfer.transports.seam import Write
 from baton_testing.simulation.decode import SimDecode
 from baton_testing.simulation.engine import SimEngine
 from baton_testing.simulation.network import Connection, Dial, End, Party, Path
-from baton_testing.simulation.process import Inbox, SimProcess, require
+from baton_testing.simulation.process import SimProcess, require
 from baton_testing.simulation.scenario import CONTEXT_TOKENS, Fault
 from baton_testing.simulation.worker import LIMITS, SimWorker, WorkerWorld, no_metrics
 from baton_wire.errors import UnfitPairError
@@ -38,7 +37,6 @@ TRANSFER = TransferConfig(
     quarantine_share=0.9,
     tick_s=0.25,
 )
-THREAD_S = 0.003
 
 
 class SimPrefill(SimWorker):
@@ -47,9 +45,8 @@ class SimPrefill(SimWorker):
     def __init__(self, world: WorkerWorld, name: str, epoch: bytes, address: str, fingerprint: PairFingerprint) -> None:
         super().__init__(world, name, epoch, address, fingerprint, PREFILL_BLOCK_TOKENS)
         parts, shape = world.parts, world.shape
-        self.io, self.thread = Inbox(self, THREAD_S), Inbox(self, THREAD_S)
-        loop = cast(asyncio.AbstractEventLoop, self.io)
-        service = parts.prefill_service(LIMITS, no_metrics(), loop, lambda: self.now)
+        self.thread = self.add_loop()
+        service = parts.prefill_service(LIMITS, no_metrics(), self.loop, lambda: self.now)
         config = EngineConfig(
             num_blocks=shape.prefill_blocks,
             block_tokens=PREFILL_BLOCK_TOKENS,
@@ -138,7 +135,7 @@ class PrefillLinks:
         return self.worker.now
 
     def _post(self, call: Callable[[], None]) -> None:
-        self.worker.thread.post(call)
+        self.worker.thread.call_soon_threadsafe(call)
 
     def _open(self, key: HandoverKey, peer: PeerRef, total_tokens: int, deadline_s: float) -> None:
         self._opened[key] = peer.epoch

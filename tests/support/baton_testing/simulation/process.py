@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
-from baton_testing.simulation.event_heap import EventHeap
 from baton_testing.simulation.scenario import Fault
+from baton_testing.virtual_time.event_heap import EventHeap
+from baton_testing.virtual_time.loop import EXPECTED, VirtualLoop
+from baton_wire.errors import TransferError
 
 
 class Violation(AssertionError):
@@ -36,8 +38,17 @@ class Surroundings(Protocol):
     def count(self, fault: Fault) -> None: ...
 
 
+THREAD_S = 0.003
+"""The most that a word from one thread to another takes."""
+ASIDE_S = 0.03
+"""The most that a call on a helper thread takes."""
+
+
 class SimProcess:
-    """A process: what it does later happens only while it lives, and waits while it is paused."""
+    """A process: what it does later happens only while it lives, and waits while it is paused.
+
+    Its loops are its threads; `run` and `later` are calls in the first one.
+    """
 
     def __init__(self, world: Surroundings, name: str, epoch: bytes, address: str) -> None:
         self.surroundings = world
@@ -46,6 +57,24 @@ class SimProcess:
         self.is_paused = False
         self._slept_s = 0.0
         self.backlog: deque[Callable[[], None]] = deque()
+        self.loops: list[VirtualLoop] = []
+        self.loop = self.add_loop()
+
+    def add_loop(self) -> VirtualLoop:
+        """One more thread with a loop of its own."""
+        world = self.surroundings
+        loop = VirtualLoop(
+            world.heap,
+            expected=(TransferError, *EXPECTED),
+            post_s=lambda: world.delay(THREAD_S),
+            aside_s=lambda: world.delay(ASIDE_S),
+            on_turn=self._touch,
+        )
+        self.loops.append(loop)
+        return loop
+
+    def _touch(self) -> None:
+        self.surroundings.touched[self] = None
 
     @property
     def now(self) -> float:
@@ -61,7 +90,8 @@ class SimProcess:
         return self.is_alive and not self.is_paused
 
     def note(self, text: str) -> None:
-        self.surroundings.heap.note(f"{self.name:<4} {text}")
+        if self.is_alive:
+            self.surroundings.heap.note(f"{self.name:<4} {text}")
 
     def later(self, delay_s: float, call: Callable[[], None]) -> None:
         self.surroundings.heap.after(delay_s, lambda: self.run(call))
@@ -73,11 +103,20 @@ class SimProcess:
         if self.is_paused:
             self.backlog.append(call)
             return
-        self.surroundings.touched[self] = None
-        call()
+        self._touch()
+        with self.loop.entered():
+            call()
+
+    def die(self) -> None:
+        """Nothing that it does from now on has an effect."""
+        self.is_alive = False
+        for loop in self.loops:
+            loop.bury()
 
     def pause(self) -> None:
         self.is_paused = True
+        for loop in self.loops:
+            loop.hold()
         self._slept_s -= self.now
 
     def wake(self) -> None:
@@ -85,6 +124,8 @@ class SimProcess:
         self._slept_s += self.now
         while self.backlog and self.is_running:
             self.run(self.backlog.popleft())
+        for loop in self.loops if self.is_running else ():
+            loop.let_go()
 
     def check(self) -> None:
         """Whatever must hold between events."""
@@ -92,21 +133,3 @@ class SimProcess:
     def leftovers(self) -> str | None:
         """What it still holds, for the check at rest."""
         return None
-
-
-class Inbox:
-    """A thread's queue: calls arrive in the order in which they were posted."""
-
-    def __init__(self, process: SimProcess, most_s: float) -> None:
-        self._process = process
-        self._most_s = most_s
-        self._last_s = 0.0
-
-    def post(self, call: Callable[[], None]) -> None:
-        world = self._process.surroundings
-        self._last_s = max(self._last_s + 1e-6, world.heap.now + world.delay(self._most_s))
-        self._process.later(self._last_s - world.heap.now, call)
-
-    def call_soon_threadsafe(self, call: Callable[..., Any], *arguments: Any) -> None:
-        """As of an event loop."""
-        self.post(lambda: call(*arguments))

@@ -14,7 +14,7 @@ from baton_engine.scheduling.scheduler import Scheduler
 from baton_gateway.requests.admission import Admission
 from baton_gateway.requests.request import RequestLife
 from baton_gateway.requests.request_events import Outcome
-from baton_gateway.workers.route import pick as pick_pair
+from baton_gateway.requests.routing import Routing
 from baton_kv_transfer.decode.machine import DecodeHandovers
 from baton_kv_transfer.prefill.machine import PrefillHandovers
 from baton_kv_transfer.prefill.retargeting import PrefillKeeper
@@ -22,14 +22,14 @@ from baton_prefill_worker.service import PrefillService
 from baton_testing.engine.runners import ToyRunner
 from baton_testing.kv_transfer.builders import fingerprint
 from baton_testing.simulation.decode import SimDecode
-from baton_testing.simulation.event_heap import EventHeap
 from baton_testing.simulation.faults import inject
-from baton_testing.simulation.gateway import LiveRequest, SimClient, SimGateway, client
+from baton_testing.simulation.gateway import SimClient, SimGateway, client
 from baton_testing.simulation.network import PULSE_S, Connection, Path
 from baton_testing.simulation.prefill import SimPrefill
 from baton_testing.simulation.process import SimProcess, Violation, require
 from baton_testing.simulation.scenario import FAULTS_UNTIL_S, Fault, Scenario
 from baton_testing.simulation.worker import SimWorker
+from baton_testing.virtual_time.event_heap import EventHeap
 from baton_wire.fingerprint import require_fit as require_fit_pair
 from baton_wire.liveness import Liveness
 from baton_wire.messages.values import PairFingerprint, Role
@@ -60,9 +60,9 @@ class Parts:
     decode_handovers: Any = DecodeHandovers
     keeper: Any = PrefillKeeper
     life: Any = RequestLife
-    pick: Any = pick_pair
+    routing: Any = Routing
     liveness: Any = Liveness
-    leave: Any = Admission.leave
+    admission: Any = Admission
     require_fit: Any = require_fit_pair
     is_live: Any = is_live
     fingerprint: PairFingerprint = FINGERPRINT
@@ -155,10 +155,11 @@ class SimWorld:
         return found if found is not None and found.is_alive else None
 
     def kill(self, victim: SimProcess) -> None:
-        victim.is_alive = False
         self.heap.note(f"{victim.name} is killed")
+        victim.is_alive = False
         for connection in list(self.connections):
             connection.died(victim)
+        victim.die()
         if isinstance(victim, SimDecode):
             victim.transfer.landing.is_gone = True
         if isinstance(victim, SimPrefill):
@@ -190,26 +191,30 @@ class SimWorld:
             gateway.later(mine.plan.cancel_after_s, lambda: self._hang_up(gateway, mine))
 
     def _hang_up(self, gateway: SimGateway, mine: SimClient) -> None:
-        if mine.end is None:
+        if mine.ending is None:
             self.count(Fault.CANCEL)
             gateway.client_gone(mine)
 
-    def ended(self, live: LiveRequest) -> None:
+    def ended(self, mine: SimClient, used: set[bytes]) -> None:
         """I9: who met no fault fails only for what needs none."""
-        end = live.client.end
+        end = mine.ending
         assert end is not None
         if end.problem is None or end.problem.code in EXPLAINED or end.problem.code == "shutting_down":
             return
-        met = any(self.by_epoch[epoch].is_faulted for epoch in live.used)
+        met = any(self.by_epoch[epoch].is_faulted for epoch in used)
         nobody = end.problem.code == "no_routable_workers" and bool(self.scenario.faults)
-        require(met or nobody, "I9", f"request {live.client.plan.number} failed with {end.problem} and met no fault")
+        require(met or nobody, "I9", f"request {mine.plan.number} failed with {end.problem} and met no fault")
 
     # Running ----------------------------------------------------------------------------------------------------------
 
     def run(self) -> SimWorld:
-        while self.heap.now < REST_S and not self._is_at_rest():
-            self.heap.run(self.heap.now + 1.0, self._after_each)
-        self.check_at_rest()
+        try:
+            while self.heap.now < REST_S and not self._is_at_rest():
+                self.heap.run(self.heap.now + 1.0, self._after_each)
+            self.check_at_rest()
+        finally:
+            for process in self._processes():
+                process.die()
         return self
 
     @property
@@ -229,7 +234,9 @@ class SimWorld:
         self.heap.after(PULSE_S, self._pulse)
 
     def _is_at_rest(self) -> bool:
-        if self.heap.now < FAULTS_UNTIL_S + 1.0 or any(each.end is None and not each.is_gone for each in self.clients):
+        if self.heap.now < FAULTS_UNTIL_S + 1.0 or any(
+            each.ending is None and not each.is_gone for each in self.clients
+        ):
             return False
         if any(path.is_cut for path in self.paths.values()) or any(each.is_paused for each in self._processes()):
             return False
@@ -240,7 +247,7 @@ class SimWorld:
 
     def check_at_rest(self) -> None:
         for mine in self.clients:
-            require(mine.end is not None or mine.is_gone, "I1", f"request {mine.plan.number} never ended")
+            require(mine.ending is not None or mine.is_gone, "I1", f"request {mine.plan.number} never ended")
         for process in self._processes():
             left = process.leftovers()
             require(left is None, "I2", f"held at rest: {left}")
@@ -262,17 +269,17 @@ class SimWorld:
     def _check_drained(self) -> None:
         """I7: where workers only leave in order, nobody's answer is cut, unless nobody else is there."""
         for mine in self.clients:
-            if mine.end is None or mine.end.problem is None:
+            if mine.ending is None or mine.ending.problem is None:
                 continue
-            explained = mine.end.problem.code in EXPLAINED | {"no_routable_workers"}
-            require(explained, "I7", f"request {mine.plan.number} was cut by a drain: {mine.end.problem.code}")
+            explained = mine.ending.problem.code in EXPLAINED | {"no_routable_workers"}
+            require(explained, "I7", f"request {mine.plan.number} was cut by a drain: {mine.ending.problem.code}")
 
     def _check_calm(self) -> None:
         """I8: without faults everybody is served, unless its time or the fleet's room is short."""
         rest_s = self.heap.now - max(self._last_end_s, FAULTS_UNTIL_S)
         require(rest_s <= 3.5, "I2", f"blocks were held for {rest_s:.1f} s after the last request")
         for mine in self.clients:
-            end = mine.end
+            end = mine.ending
             if mine.is_gone or end is None or end.outcome is Outcome.FINISHED or mine.plan.cancel_after_s is not None:
                 continue
             code = None if end.problem is None else end.problem.code

@@ -12,9 +12,11 @@ from baton_engine.scheduling.events import Computed, RequestKey, SequenceSpec
 from baton_engine.scheduling.plan import StepPlan
 from baton_engine.scheduling.scheduler import Scheduler
 from baton_gateway.errors import Problem
+from baton_gateway.requests.admission import Admission
 from baton_gateway.requests.request import RequestLife
 from baton_gateway.requests.request_events import Action, Arrived, Deliver, End, Event, Outcome, Route, Send, WorkerLost
-from baton_gateway.workers.route import pick
+from baton_gateway.requests.routing import Routing
+from baton_gateway.workers.route import RoutePolicy, RouteQuery, pick
 from baton_prefill_worker.service import PrefillService
 from baton_wire.liveness import Liveness, PeerState
 from baton_wire.messages.gateway_link import Cancel, Prefill, Reserve
@@ -276,33 +278,38 @@ class FreesTheNextAttempt(RequestLife):
         return [Send(each.worker, Cancel(run.request, run.attempt + 1)) for each in cancels]
 
 
-def pairs_any_revision(query: Any, workers: Any, policy: Any, affinity: Any, draw: float) -> Any:
+class PairsAnyRevision(Routing):
     """vllm#55776, kvcached#391: the model's revision is not compared."""
-    return pick(query, [replace(each, fingerprint=query.fingerprint) for each in workers], policy, affinity, draw)
+
+    def _pick(self, query: RouteQuery, policy: RoutePolicy) -> Route | Problem:
+        views = [replace(each, fingerprint=query.fingerprint) for each in self._table.views()]
+        return pick(query, views, policy, self._affinity, self._dice.random())
 
 
-def prefills_on_decode(query: Any, workers: Any, policy: Any, affinity: Any, draw: float) -> Any:
+class PrefillsOnDecode(Routing):
     """llm-d-router#2427: no prefill worker is there and decode prefills silently."""
-    return pick(query, workers, replace(policy, decode_locally=True), affinity, draw)
+
+    def _pick(self, query: RouteQuery, policy: RoutePolicy) -> Route | Problem:
+        return super()._pick(query, replace(policy, decode_locally=True))
 
 
-class RemembersPairs:
+class RemembersPairs(Routing):
     """dynamo#8965: the router keeps a pairing after its workers are gone."""
 
-    def __init__(self) -> None:
-        self._known: dict[Any, Route] = {}
+    _known: Route | None = None
 
-    def __call__(self, query: Any, workers: Any, policy: Any, affinity: Any, draw: float) -> Any:
-        known = self._known.get(query.fingerprint)
-        route = known or pick(query, workers, policy, affinity, draw)
+    def _pick(self, query: RouteQuery, policy: RoutePolicy) -> Route | Problem:
+        route = self._known or super()._pick(query, policy)
         if isinstance(route, Route):
-            self._known[query.fingerprint] = route
+            self._known = route
         return route
 
 
-def keeps_tickets(admission: Any, ticket: int) -> list[int]:
+class KeepsTickets(Admission):
     """dynamo#11647: what a request was counted under is never given back."""
-    return []
+
+    def leave(self, ticket: int) -> list[int]:
+        return []
 
 
 class SwallowsSilence(Liveness):

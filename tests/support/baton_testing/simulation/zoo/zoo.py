@@ -34,8 +34,7 @@ class Mutant:
         return SimWorld(self.scenario(seed), self.built())
 
     def built(self) -> Parts:
-        defect: Any = engine.RemembersPairs() if self.defect is engine.RemembersPairs else self.defect
-        changes: dict[str, Any] = dict.fromkeys(self.parts, defect)
+        changes: dict[str, Any] = dict.fromkeys(self.parts, self.defect)
         return replace(Parts(), **changes)
 
     def scenario(self, seed: int) -> Scenario:
@@ -151,10 +150,10 @@ ZOO = (
     _life("F29", engine.CallsFailuresFinished),
     _life("F7", engine.DropsTheSplitChoices),
     _life("F8", engine.FreesTheNextAttempt),
-    Mutant("F23 F24", engine.pairs_any_revision, ("pick",), shape={"skewed": True}),
-    Mutant("F31", engine.prefills_on_decode, ("pick",), shape={"local": False}),
-    Mutant("F9", engine.RemembersPairs, ("pick",)),
-    Mutant("F8", engine.keeps_tickets, ("leave",)),
+    Mutant("F23 F24", engine.PairsAnyRevision, ("routing",), shape={"skewed": True}),
+    Mutant("F31", engine.PrefillsOnDecode, ("routing",), shape={"local": False}),
+    Mutant("F9", engine.RemembersPairs, ("routing",)),
+    Mutant("F8", engine.KeepsTickets, ("admission",)),
     Mutant("F22", engine.SwallowsSilence, ("liveness",)),
     _prefill("F25", links.SpreadsErrorsOfOneWrite, shape={"prefills": 1, "message_s": 0.06}, first=54),
     Mutant("F26", links.answers_while_the_engine_stands, ("is_live",)),

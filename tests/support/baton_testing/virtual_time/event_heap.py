@@ -25,12 +25,20 @@ class EventHeap:
     def note(self, text: str) -> None:
         self.trace.append(f"{self.now:9.4f}  {text}")
 
+    def step(self) -> bool:
+        """Run the next call; False when there is none."""
+        if not self._heap:
+            return False
+        at_s, _, call = heapq.heappop(self._heap)
+        self.now = max(self.now, at_s)
+        self.events += 1
+        call()
+        return True
+
     def run(self, until_s: float = float("inf"), after_each: Callable[[], None] | None = None) -> None:
         """Run calls until none is left or the next lies beyond `until_s`, where the clock then stands."""
         while self._heap and self._heap[0][0] <= until_s:
-            self.now, _, call = heapq.heappop(self._heap)
-            self.events += 1
-            call()
+            self.step()
             if after_each is not None:
                 after_each()
         if until_s != float("inf"):

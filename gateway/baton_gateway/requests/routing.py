@@ -1,0 +1,64 @@
+"""Where the runs of requests go: which revision answers, which pair of workers, and what is remembered of both."""
+
+from __future__ import annotations
+
+import random
+
+from baton_gateway import errors
+from baton_gateway.errors import Problem, RefusedError
+from baton_gateway.requests.live_request import LiveRequest
+from baton_gateway.requests.request_events import PickRoute, Route
+from baton_gateway.workers.affinity import PrefixAffinity
+from baton_gateway.workers.linked_workers import WorkerTable
+from baton_gateway.workers.route import RoutePolicy, RouteQuery, pick, revisions
+from baton_wire.messages.values import PairFingerprint
+
+
+class Routing:
+    """Asks the pure rules of `route` about the workers that are linked now."""
+
+    def __init__(self, table: WorkerTable, dice: random.Random) -> None:
+        self._table = table
+        self._affinity = PrefixAffinity()
+        self._dice = dice
+
+    def revision(self, model: str, policy: RoutePolicy) -> PairFingerprint | Problem:
+        """One that can be served now, in proportion to its decode workers. Raises RefusedError for an unknown model.
+
+        Before the first worker is linked nobody can say which models there are.
+        """
+        found = revisions(self._table.views(), model, policy)
+        if found:
+            return self._dice.choices(list(found), list(found.values()))[0]
+        served = self._table.served_names()
+        if served and model not in served:
+            raise RefusedError(errors.model_not_found(model))
+        return errors.no_workers()
+
+    def choose(self, live: LiveRequest, action: PickRoute, policy: RoutePolicy, now: float) -> Route | Problem:
+        """Workers of the request's revision for this run."""
+        assert live.fingerprint is not None
+        prefix = live.prefixes[action.prompt]
+        query = RouteQuery(
+            live.fingerprint, action.tokens, action.total_tokens, action.choices, action.avoid, prefix, action.kept
+        )
+        if policy.targets is not None:
+            self._table.refill(now, policy.targets)
+        return self._pick(query, policy)
+
+    def _pick(self, query: RouteQuery, policy: RoutePolicy) -> Route | Problem:
+        return pick(query, self._table.views(), policy, self._affinity, self._dice.random())
+
+    def is_outlived(self, live: LiveRequest, policy: RoutePolicy) -> bool:
+        """Whether the request's revision cannot be served any more, but another one of its model can."""
+        others = revisions(self._table.views(), live.request.options.model, policy)
+        return bool(others) and live.fingerprint not in others
+
+    def cached_tokens(self, prefix: tuple[bytes, ...]) -> int:
+        """How much of a prompt some worker has seen before."""
+        return self._affinity.seen_tokens(prefix)
+
+    def took(self, route: Route, prefix: tuple[bytes, ...]) -> None:
+        """A run goes this way."""
+        self._affinity.sent([epoch for epoch in (route.prefill, route.decode) if epoch is not None], prefix)
+        self._table.spent(route.decode, route.local_s)
