@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from baton_gateway import errors
+from baton_gateway.requests.request_events import NoRoute, WorkerLost
 from baton_kv_transfer.grant import DecodePeer
 from baton_kv_transfer.handover import HandoverKey, Send, TransferConfig
 from baton_kv_transfer.prefill.machine import PrefillHandovers
 from baton_kv_transfer.prefill.records import Put
+from baton_testing.gateway.request_drive import D1, D2, P1, P2, started
 from baton_testing.simulation.kv import geometry
 from baton_wire.messages.pair_link import Abandon, Grant, Reject, Span, Wait
 from baton_wire.messages.values import Reason
@@ -90,3 +93,22 @@ def test_a_grant_of_a_lost_link_is_never_written_to_over_the_next() -> None:
     assert machine.stats().refused["former_link"] == 1
     fresh = Grant(**{name: getattr(EARLY_GRANT, name) for name in EARLY_GRANT.__struct_fields__} | {"transfer": 2})
     assert [action for action in machine.message(DECODE, fresh, 2.4) if isinstance(action, Put)]
+
+
+def test_kept_kv_is_let_go_when_the_request_goes_on_with_another_revision() -> None:
+    """Seeds 387, 393, 397: the prefill worker kept it for a decode worker that could not come any more."""
+    drive = started()
+    assert drive.feed(WorkerLost(D1)) == ["pick"]  # P1 keeps the KV
+    no_route = NoRoute(drive.picks.pop(0).run, errors.no_workers(), is_outlived=True)
+    assert drive.feed(no_route) == ["cancel P1/1", "prepare"]
+
+
+def test_a_decode_worker_that_repeats_another_token_is_stopped_and_its_attempt_fails() -> None:
+    """It said 51 where the prefill worker had said 50: the client would read what nobody computed."""
+    drive = started()
+    assert drive.tokens(P1, 0, 50) == ["deliver 0:50"]
+    assert drive.tokens(D1, 0, 51, 60) == ["cancel D1/1", "pick"]
+    assert drive.life.conflicts == 1
+    assert drive.route(P2, D2) == ["reserve D2/2", "prefill P2/2"]
+    assert drive.tokens(D2, 0, 50, 61, attempt=2) == ["deliver 0:61"]
+    assert drive.life.conflicts == 1

@@ -100,13 +100,21 @@ class GatewayMetrics:
         times.last_s[choice] = now
 
     def ended(
-        self, times: RequestTimes, outcome: Outcome, usage: Usage, attempts: int, migrations: int, now: float
+        self,
+        times: RequestTimes,
+        outcome: Outcome,
+        usage: Usage,
+        attempts: int,
+        migrations: int,
+        conflicts: int,
+        now: float,
     ) -> None:
         self._requests[outcome].inc()
         self._prompt_tokens.inc(usage.prompt_tokens)
         self._completion_tokens.inc(usage.completion_tokens)
         self._retries.inc(max(0, attempts - 1))
         self._migrations.inc(migrations)
+        self._conflicts.inc(conflicts)
         if outcome is Outcome.FINISHED:
             self._e2e.observe(now - times.arrived_s)
         if outcome is Outcome.CANCELLED and not times.has_token:
@@ -158,6 +166,7 @@ class GatewayMetrics:
         self._completion_tokens = counter("completion_tokens", "Generated tokens that were delivered")
         self._retries = counter("retries", "Attempts after the first")
         self._migrations = counter("migrations", "Attempts that went on from delivered tokens")
+        self._conflicts = counter("token_conflicts", "Attempts in which a worker repeated a token otherwise")
         self._stalled = counter("stalled_clients", "Streams cancelled because the client did not read")
 
     def _make_gauges(self, registry: CollectorRegistry) -> None:

@@ -264,7 +264,8 @@ class Relay:
             live.preparing.cancel()
         usage = Usage(live.life.prompt_tokens(), live.life.completion_tokens())
         life = live.life
-        self._metrics.ended(live.times, action.outcome, usage, life.attempts, life.migrations, now)
+        counts = life.attempts, life.migrations, life.conflicts
+        self._metrics.ended(live.times, action.outcome, usage, *counts, now)
         if action.problem is not None and (action.problem.status >= 500 or action.problem.status == 429):
             self._metrics.telemetry.unserved()
         if action.outcome is Outcome.FAILED:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from baton_gateway import errors
 from baton_gateway.errors import Problem
@@ -44,7 +43,7 @@ from baton_gateway.requests.request_events import (
     WorkerLost,
 )
 from baton_gateway.requests.retry_budget import RetryBudget
-from baton_gateway.requests.run import Run, RunState, blamed, keeper, retry_delay
+from baton_gateway.requests.run import Choice, Run, RunState, blamed, keeper, retry_delay
 from baton_wire.messages.gateway_link import Cancel
 from baton_wire.messages.values import Reason, TokenEntry
 
@@ -55,14 +54,6 @@ class Stage(enum.Enum):
     PARKED = enum.auto()  # until a revision can be served or `_parked_until`
     RUNNING = enum.auto()
     ENDED = enum.auto()
-
-
-@dataclass(slots=True, eq=False)
-class _Choice:
-    """`run` is None before the prompts are there and after the end of the choice."""
-
-    ids: list[int] = field(default_factory=list)
-    run: Run | None = None
 
 
 class RequestLife:
@@ -77,12 +68,14 @@ class RequestLife:
         self.arrived_s = now
         self.attempts = 0
         self.migrations = 0
+        self.conflicts = 0
+        """Attempts in which a worker repeated a token otherwise than it was delivered."""
         self._request = int.from_bytes(request)
         self._n = n
         self._rules = rules
         self._budget = budget
         self._prompts: tuple[Prompt, ...] = ()
-        self._choices: list[_Choice] = []
+        self._choices: list[Choice] = []
         self._runs: dict[bytes, Run] = {}
         self.last_runs: tuple[Run, ...] = ()
         """Those that were open at the end."""
@@ -131,7 +124,7 @@ class RequestLife:
             return []
         self.stage = Stage.RUNNING
         self._prompts = event.prompts
-        self._choices = [_Choice() for _ in range(len(event.prompts) * self._n)]
+        self._choices = [Choice() for _ in range(len(event.prompts) * self._n)]
         self._open_choices = len(self._choices)
         runs = [self._new_run(p, set(range(p * self._n, (p + 1) * self._n))) for p in range(len(event.prompts))]
         return [self._pick(run) for run in runs]
@@ -218,10 +211,12 @@ class RequestLife:
         return not is_running and not any(choice.ids for choice in self._choices)
 
     def _prepare_again(self) -> list[Action]:
+        """What a prefill worker keeps is of no use to another revision."""
         self.stage = Stage.PREPARING
+        cancels = [cancel for run in self._runs.values() for cancel in self._cancel_legs(run)]
         self._runs.clear()
         self._prompts, self._choices, self._open_choices = (), [], 0
-        return [Prepare()]
+        return [*cancels, Prepare()]
 
     def _routes_changed(self, event: RoutesChanged, now: float) -> list[Action]:
         if self.stage is Stage.PARKED:
@@ -244,13 +239,16 @@ class RequestLife:
             run.landed = True
         choice = self._choices[number]
         known = len(choice.ids) - entry.first_index
-        if known < 0:
-            return self._fail(run, event.worker, Reason.INTERNAL, now)
+        is_same = known < 0 or choice.repeats(entry)
+        if known < 0 or not is_same:
+            self.conflicts += not is_same
+            told = Send(event.worker, Cancel(run.request, run.attempt))
+            return [told, *self._fail(run, event.worker, Reason.INTERNAL if is_same else Reason.KV_CORRUPT, now)]
         if known >= len(entry.ids) and entry.finish is None:
             return []
         return self._deliver(run, number, choice, entry, known)
 
-    def _deliver(self, run: Run, number: int, choice: _Choice, entry: TokenEntry, known: int) -> list[Action]:
+    def _deliver(self, run: Run, number: int, choice: Choice, entry: TokenEntry, known: int) -> list[Action]:
         new = entry.ids[known:]
         logprobs = entry.logprobs[known:] if entry.logprobs is not None else None
         is_first = not choice.ids

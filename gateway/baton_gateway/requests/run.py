@@ -11,7 +11,7 @@ from baton_gateway import errors
 from baton_gateway.errors import Problem
 from baton_gateway.requests.request_events import LifeRules
 from baton_gateway.requests.retry_budget import RetryBudget
-from baton_wire.messages.values import Reason
+from baton_wire.messages.values import Reason, TokenEntry
 
 
 class RunState(enum.Enum):
@@ -73,6 +73,19 @@ class Run:
         if self.state is not RunState.RUNNING:
             return () if self.kept is None else (self.kept,)
         return (self.decode,) if self.landed or self.prefill is None else (self.decode, self.prefill)
+
+
+@dataclass(slots=True, eq=False)
+class Choice:
+    """`run` is None before the prompts are there and after the end of the choice."""
+
+    ids: list[int] = field(default_factory=list)
+    """What was delivered."""
+    run: Run | None = None
+
+    def repeats(self, entry: TokenEntry) -> bool:
+        """Whether those of the entry's tokens that were delivered before are the same. It leaves no gap."""
+        return all(old == new for old, new in zip(self.ids[entry.first_index :], entry.ids, strict=False))
 
 
 def retry_delay(run: Run, reason: Reason, rules: LifeRules, budget: RetryBudget, now: float) -> float | Problem:

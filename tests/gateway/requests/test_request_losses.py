@@ -146,7 +146,7 @@ def test_late_tokens_of_an_old_attempt_are_dropped() -> None:
 
 def test_a_gap_in_the_indexes_fails_the_attempt() -> None:
     drive = started()
-    assert drive.tokens(D1, 2, 52) == ["pick"]
+    assert drive.tokens(D1, 2, 52) == ["cancel D1/1", "pick"]
     assert drive.picks[0].avoid == {D1}
 
 
@@ -258,7 +258,7 @@ def outlived(run: bytes) -> NoRoute:
 def test_a_request_whose_revision_went_before_its_first_token_is_prepared_for_another() -> None:
     drive = started()
     assert drive.leg(D1, Reason.DRAINING)[-1] == "pick"
-    assert drive.feed(outlived(drive.picks.pop(0).run)) == ["prepare"]
+    assert drive.feed(outlived(drive.picks.pop(0).run)) == ["cancel P1/1", "prepare"]
     drive.feed(Prepared((Prompt((21, 22), SamplingParams(max_tokens=1), ""),)))
     run = drive.picks[0].run
     assert run != REQUEST
