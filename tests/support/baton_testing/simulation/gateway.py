@@ -310,7 +310,11 @@ class SimGateway(SimProcess):
 
     def check(self) -> None:
         queues = self.relay.held._queues.values()
-        held = {held[1].run for queue in queues for held in (*(entry[2] for entry in queue._in_time), *queue._late)}
+        held = {
+            held[1].run
+            for queue in queues
+            for held in (*queue._retried, *(entry[2] for entry in queue._in_time), *queue._late)
+        }
         for live in self.relay._by_ticket.values():
             late_s = self.now - live.life.deadline_s
             number = cast(SimClient, live.sink).plan.number
