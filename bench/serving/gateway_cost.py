@@ -20,9 +20,9 @@ from bench.results import Cell, publish, spread
 from bench.serving.load import drive, summary
 
 from baton_local.client import completion
+from baton_testing.gateway.fake_pool import pool_flags
 from baton_testing.processes.child_process import Child, get_status, wait_for
 from baton_testing.processes.deployment import START_S
-from baton_wire.keys import write_new_key
 
 ROUNDS = 5
 STEP_MS = 20.0
@@ -45,9 +45,6 @@ class Server:
 @contextmanager
 def servers(folder: Path) -> Iterator[list[Server]]:
     """The gateway with its null workers, and the bare server."""
-    keys = folder / "keys"
-    keys.mkdir()
-    write_new_key(keys, "bench")
     step = ("--step-ms", str(STEP_MS))
     children: list[Child] = []
 
@@ -57,13 +54,9 @@ def servers(folder: Path) -> Iterator[list[Server]]:
         return children[-1], children[-1].await_file(announce, START_S)
 
     try:
-        _, ports = start("null", "bench.serving.null_worker", "--keys", str(keys), *step)
-        discovery = []
-        for role, port in ports.items():
-            (folder / f"{role}.list").write_text(f'[{{"host": "127.0.0.1", "port": {port}}}]')
-            discovery.append(f"--{role}-discovery=file:{folder / f'{role}.list'}")
+        start("null", "bench.serving.null_worker", str(folder), *step)
         echo, echo_at = start("echo", "bench.serving.echo_server", *step)
-        gateway, at = start("gateway", "baton_gateway", "--listen=127.0.0.1:0", f"--keys={keys}", *discovery)
+        gateway, at = start("gateway", "baton_gateway", "--listen=127.0.0.1:0", *pool_flags(folder))
         url = f"http://127.0.0.1:{at['port']}"
         wait_for(lambda: get_status(f"{url}/health/routable") == 200 or None, "the gateway to be routable", START_S)
         yield [Server("gateway", url, gateway), Server("bare aiohttp", f"http://127.0.0.1:{echo_at['port']}", echo)]

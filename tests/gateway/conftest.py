@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from hypothesis import settings
 
-from baton_testing.gateway.fake_worker import FakePool
+from baton_testing.gateway.fake_pool import FakePool
 from baton_testing.gateway.gateway_process import RunningGateway, answer, running_gateway, tokenizer
 from baton_wire.messages.values import Role
 

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from baton_gateway.settings import SettingsError, parse_settings
-from baton_testing.gateway.fake_worker import FakePool
+from baton_testing.gateway.fake_pool import FakePool
 from baton_testing.gateway.gateway_process import ANSWER, ids_of, until
 
 pytestmark = pytest.mark.processes

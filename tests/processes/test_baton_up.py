@@ -66,8 +66,10 @@ def test_status_shows_pools_workers_blocks_and_latencies(up: Up) -> None:
         assert 0 < worker["blocks_free"] <= worker["blocks_total"]
         assert worker["address"]
         assert worker["revision"]
+        assert worker["link"] == "live"
     assert set(status["pools"]) == {"prefill", "decode"}
-    assert status["slo"]
+    assert status["slo"]["ttft"]["count"] >= 1
+    assert 0 < status["slo"]["tpot"]["p95_ms"] < 10_000
     table = up.run("status")
     assert table.code == 0
     assert "prefill" in table.stdout

@@ -240,6 +240,7 @@ def test_a_bad_parameter_is_named(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model=MODEL, messages=ask("Hello!"), temperature=-1)
     assert caught.value.param == "temperature"
+    assert caught.value.code == "out_of_range"
     assert caught.value.type == "invalid_request_error"
 
 

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from baton_testing.gateway.fake_worker import FakePool
+from baton_testing.gateway.fake_pool import FakePool
 from baton_testing.gateway.gateway_process import ANSWER, RunningGateway, answer, running_gateway, tokenizer
 from baton_wire.messages.values import Role
 
@@ -33,6 +33,8 @@ class Case:
     raw: bytes | None = None
     path: str = CHAT
     status: int = 400
+    word: str = ""
+    """Something that the message says beside what `SAID` wants."""
 
     def body(self) -> bytes:
         if self.raw is not None:
@@ -45,12 +47,14 @@ class Case:
         return f"{self.param}-{self.code}-{str(self.fields or self.raw)[:40]}"
 
 
-def field(name: str, value: Any, code: str, param: str | None = None, path: str = CHAT, **others: Any) -> Case:
-    return Case(param or name, code, {name: value, **others}, path=path)
+def field(
+    name: str, value: Any, code: str, param: str | None = None, path: str = CHAT, word: str = "", **others: Any
+) -> Case:
+    return Case(param or name, code, {name: value, **others}, path=path, word=word)
 
 
-def completion(name: str, value: Any, code: str, param: str | None = None, **others: Any) -> Case:
-    return field(name, value, code, param, path=COMPLETIONS, **others)
+def completion(name: str, value: Any, code: str, param: str | None = None, word: str = "", **others: Any) -> Case:
+    return field(name, value, code, param, path=COMPLETIONS, word=word, **others)
 
 
 def message(content: dict[str, Any], param: str, code: str) -> Case:
@@ -60,17 +64,19 @@ def message(content: dict[str, Any], param: str, code: str) -> Case:
 BODIES = [
     Case(None, "invalid_json", raw=b""),
     Case(None, "invalid_json", raw=b"{"),
-    Case(None, "invalid_json", raw=b"[]"),
+    Case(None, "invalid_json", raw=b"[]", word="object"),
+    Case(None, "invalid_json", raw=b"7", path=COMPLETIONS, word="object"),
     Case(None, "invalid_json", raw=b'"text"'),
     Case(None, "invalid_json", raw=b'{"a": 1} {}'),
     Case(None, "invalid_json", raw=b"\xef\xbb\xbf{}"),
-    Case(None, "invalid_json", raw=b'{"temperature": NaN}'),
-    Case(None, "invalid_json", raw=b'{"temperature": -Infinity}'),
-    Case(None, "invalid_json", raw=b'{"seed": ' + b"9" * 5000 + b"}"),
+    Case(None, "invalid_json", raw=b'{"temperature": NaN}', word="nan"),
+    Case(None, "invalid_json", raw=b'{"temperature": -Infinity}', word="infinity"),
+    Case(None, "invalid_json", raw=b'{"seed": ' + b"9" * 10_000 + b"}", word="number"),
     Case(None, "invalid_utf8", raw=b'{"model": "\xff"}'),
     Case(None, "invalid_utf8", raw=b'{"model": "\xed\xa0\x80"}'),
     Case("model", "duplicate_key", raw=b'{"model": "tiny", "model": "tiny"}'),
     Case("role", "duplicate_key", raw=b'{"messages": [{"role": "user", "role": "user"}]}'),
+    Case("seed", "duplicate_key", raw=b'{"model": "tiny", "seed": 1, "seed": 2}'),
     Case(None, "json_too_deep", raw=DEEP.encode()),
     Case(None, "json_too_deep", raw=b'{"a":' * 20_000 + b"1" + b"}" * 20_000),
 ]
@@ -148,12 +154,18 @@ NUMBERS = [
     *(field("max_completion_tokens", value, "out_of_range") for value in (0, -5, 2**31)),
     field("max_tokens", 2_048, "context_length_exceeded", "messages"),
     completion("max_tokens", 2_047, "context_length_exceeded", "prompt"),
-    field("min_tokens", 9, "invalid_value", max_tokens=8),
+    field("min_tokens", 9, "invalid_value", word="max_tokens", max_tokens=8),
     field("min_tokens", 100_000, "invalid_value"),
     field("min_tokens", -1, "out_of_range"),
     *(field("temperature", value, "out_of_range") for value in (-0.1, 2.1, 10**400)),
     field("temperature", "hot", "invalid_type"),
+    field("temperature", True, "invalid_type"),
     Case("temperature", "invalid_value", raw=b'{"model":"tiny","prompt":"x","temperature":1e999}', path=COMPLETIONS),
+    Case(
+        "temperature",
+        "invalid_value",
+        raw=b'{"model":"tiny","messages":[{"role":"user","content":"x"}],"temperature":1e999}',
+    ),
     *(field("top_p", value, "out_of_range") for value in (0, -1, 1.1)),
     *(field("min_p", value, "out_of_range") for value in (-0.1, 1.5)),
     *(field("top_k", value, "out_of_range") for value in (-2, 2**40)),
@@ -171,6 +183,7 @@ NUMBERS = [
 OTHERS = [
     field("stop", ["x"] * 17, "too_long"),
     field("stop", "", "out_of_range"),
+    field("stop", "\ud800", "invalid_value", word="surrogate"),
     field("stop", ["é" * 129], "out_of_range", "stop[0]"),
     field("stop", [1], "invalid_type", "stop[0]"),
     field("stop", {"a": 1}, "invalid_type"),
@@ -178,10 +191,10 @@ OTHERS = [
     field("stop_token_ids", [1] * 65, "too_long"),
     field("stop_token_ids", [100_000], "out_of_range"),
     field("logit_bias", {"x": 1}, "invalid_value"),
-    field("logit_bias", {"1": 101}, "out_of_range"),
+    field("logit_bias", {"1": 101}, "out_of_range", word="between"),
     field("logit_bias", {"1": "a"}, "invalid_type"),
     field("logit_bias", {str(i): 1 for i in range(1_025)}, "too_long"),
-    field("logit_bias", {"99999": 1}, "out_of_range"),
+    field("logit_bias", {"99999": 1}, "out_of_range", word="vocabulary"),
     field("logit_bias", [1], "invalid_type"),
     field("stream", "yes", "invalid_type"),
     field("stream_options", {"include_usage": True}, "invalid_value"),
@@ -193,13 +206,14 @@ OTHERS = [
 ]
 PROMPTS = [
     completion("prompt", ..., "missing_required_parameter"),
-    completion("prompt", [], "invalid_value"),
+    completion("prompt", [], "invalid_value", word="empty"),
     completion("prompt", 5, "invalid_type"),
     completion("prompt", {"a": 1}, "invalid_type"),
     completion("prompt", [[]], "invalid_value", "prompt[0]"),
-    completion("prompt", [1, "x"], "invalid_type", "prompt[1]"),
+    completion("prompt", [1, "x"], "invalid_type", "prompt[1]", word="integer"),
     completion("prompt", ["x", 1], "invalid_type", "prompt[1]"),
-    completion("prompt", [1, -1], "out_of_range", "prompt[1]"),
+    completion("prompt", [1, -1], "out_of_range", "prompt[1]", word="between"),
+    completion("prompt", [-1], "out_of_range", "prompt[0]", word="between"),
     completion("prompt", [True], "invalid_type", "prompt[0]"),
     completion("prompt", [[1], [2.5]], "invalid_type", "prompt[1][0]"),
     completion("prompt", [100_000], "out_of_range"),
@@ -209,6 +223,28 @@ PROMPTS = [
     completion("prompt", [1] * 2_048, "context_length_exceeded"),
     completion("prompt", [1] * 100_000, "context_length_exceeded"),
 ]
+SAID: dict[tuple[str | None, str], str] = {
+    (None, "invalid_utf8"): "utf-8", (None, "json_too_deep"): "deep", ("model", "invalid_type"): "string",
+    ("messages", "out_of_range"): "entries", ("messages", "invalid_type"): "list",
+    ("messages[0].role", "invalid_value"): "role", ("messages[0].content[0].type", "unsupported_parameter"): "text",
+    ("tools", "unsupported_parameter"): "tool", ("response_format", "unsupported_parameter"): "text",
+    ("temperature", "out_of_range"): "between", ("temperature", "invalid_type"): "number",
+    ("temperature", "invalid_value"): "temperature", ("top_p", "out_of_range"): "above 0 and at most",
+    ("n", "out_of_range"): "between", ("n", "invalid_type"): "integer", ("max_tokens", "out_of_range"): "between",
+    ("stop", "too_long"): "at most", ("stop", "invalid_type"): "string", ("stop[0]", "out_of_range"): "bytes",
+    ("seed", "out_of_range"): "between", ("presence_penalty", "out_of_range"): "between",
+    ("logit_bias", "invalid_value"): "token id", ("top_logprobs", "out_of_range"): "between",
+    ("top_logprobs", "invalid_value"): "logprobs", ("stream", "invalid_type"): "boolean",
+    ("stream_options", "invalid_value"): "stream", ("prompt[0]", "invalid_value"): "empty",
+    ("prompt", "out_of_range"): "vocabulary", ("prompt", "too_long"): "at most",
+    ("echo", "unsupported_parameter"): "logprobs", ("best_of", "unsupported_parameter"): "n",
+    ("suffix", "unsupported_parameter"): "end",
+}  # fmt: skip
+"""What the message of a refusal says, in lower case, by its param and code."""
+SAID_BY_CODE = {
+    "missing_required_parameter": "required", "unknown_parameter": "unknown", "duplicate_key": "twice",
+    "model_not_found": "exist", "context_length_exceeded": "context",
+}  # fmt: skip
 CASES = [*BODIES, *MODELS, *MESSAGES, *UNKNOWN, *UNSUPPORTED, *NUMBERS, *OTHERS, *PROMPTS]
 
 
@@ -237,10 +273,14 @@ async def test_a_bad_body_is_refused_by_field(shared: RunningGateway, case: Case
     assert (status, error["type"], error["param"], error["code"]) == expected, error
     assert set(error) == {"message", "type", "param", "code"}
     assert "127.0.0.1" not in error["message"]
+    said = error["message"].lower()
+    wanted = (case.word, SAID.get((case.param, case.code), ""), SAID_BY_CODE.get(case.code, ""))
+    assert all(word in said for word in wanted), said
 
 
 async def test_the_gateway_still_serves_and_holds_nothing_after_all_of_that(shared: RunningGateway) -> None:
     body = json.dumps({"model": "tiny", "messages": USER}).encode()
+    assert not any(worker.received for worker in shared.pool.workers), "no worker heard of a refused request"
     status, content, _ = await post(shared, CHAT, body)
     assert status == 200
     assert content["choices"][0]["message"]["content"] == ANSWER

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from baton_gateway.http_api import sinks
-from baton_testing.gateway.fake_worker import FakePool
+from baton_testing.gateway.fake_pool import FakePool
 from baton_testing.gateway.gateway_process import ANSWER, RunningGateway, ids_of, running_gateway, until
 from baton_wire.messages.gateway_link import Cancel, Prefill, Reserve
 

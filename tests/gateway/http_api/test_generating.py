@@ -42,6 +42,7 @@ class Client:
         body = self._filled(path, body | {"stream": True})
         async with self.http.post(self.gateway.url(path), json=body) as got:
             assert got.status == 200, await got.text()
+            assert got.content_type == "text/event-stream"
             text = await got.text()
         assert text.endswith("\n\n")
         events = text.removesuffix("\n\n").split("\n\n")
@@ -120,6 +121,8 @@ async def test_streamed_and_whole_answers_are_the_same_text(client: Client, path
     chunks = await client.stream(path, max_tokens=100)
     assert streamed_text(chunks) == ANSWER
     assert finishes(chunks) == ["stop"]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks[-2:]] == [None, "stop"]
+    assert path == COMPLETIONS or chunks[0]["choices"][0]["delta"]["role"] == "assistant"
     assert len({chunk["id"] for chunk in chunks}) == 1
     assert all("usage" not in chunk for chunk in chunks)
     assert len(chunks) > 5, "it was not sent in one piece"
@@ -174,6 +177,8 @@ async def test_a_batch_of_prompts_numbers_its_choices_through(client: Client, st
         texts = [choice["text"] for choice in got["choices"]]
         assert got["usage"]["prompt_tokens"] == sum(len(tokenizer().tokenizer.encode(t).ids) for t in ("one", "two"))
     assert texts == [ANSWER, f"{ANSWER} 1"] * 2
+    echoed = await client.ask(COMPLETIONS, prompt=["a", "b"], max_tokens=50, echo=True)
+    assert [choice["text"] for choice in echoed["choices"]] == ["a" + ANSWER, "b" + ANSWER]
 
 
 @pytest.mark.parametrize("prompt", [[5, 6, 7], [[5, 6, 7]]])
@@ -314,9 +319,16 @@ async def test_a_failed_leg_is_tried_again_unseen(client: Client, role: str, att
 
 
 async def test_workers_without_room_are_told_as_503_with_a_time_to_come_back(client: Client) -> None:
-    client.pool.decode[0].fail_next = [Reason.NO_CAPACITY] * 3
+    client.pool.decode[0].fail_next = [Reason.NO_CAPACITY] * 20
     status, error = await client.refused(CHAT)
     assert (status, error["code"]) == (503, "no_capacity")
+
+
+async def test_when_all_workers_leave_requests_are_refused(client: Client, gateway: RunningGateway) -> None:
+    for worker in client.pool.workers:
+        await worker.report(draining=True)
+    await until(lambda: all(view.is_draining for view in gateway.server.table.views()))
+    assert (await client.refused(CHAT))[0] == 503
 
 
 async def test_a_stream_that_failed_before_its_first_token_is_an_ordinary_error(client: Client) -> None:

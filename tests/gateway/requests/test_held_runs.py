@@ -15,7 +15,7 @@ from baton_gateway.requests.held_runs import HeldRuns
 from baton_gateway.requests.request import Stage
 from baton_gateway.requests.request_events import PickRoute, Route
 from baton_gateway.workers.route import WorkerView, is_backed_up
-from baton_testing.gateway.fake_worker import FakePool
+from baton_testing.gateway.fake_pool import FakePool
 from baton_testing.gateway.gateway_process import RunningGateway, running_gateway, until
 from baton_wire.messages.measures import StepTiming
 from baton_wire.messages.values import Role

@@ -15,7 +15,8 @@ import pytest
 
 from baton_gateway.server import GatewayServer, bind
 from baton_gateway.settings import parse_settings
-from baton_testing.gateway.fake_worker import FakePool, FakeWorker
+from baton_testing.gateway.fake_pool import FakePool
+from baton_testing.gateway.fake_worker import FakeWorker
 from baton_testing.gateway.gateway_process import (
     ANSWER,
     RunningGateway,

@@ -1,24 +1,21 @@
-"""Workers without an engine, in process: real handshake, real messages over real WebSockets, tokens by script.
+"""A worker without an engine, in process: real handshake, real messages over real WebSockets, tokens by script.
 
-A `FakePool` is one prefill and any number of decode workers whose hand-overs always succeed unless told otherwise. What
-a sequence draws is `script(fake request)`: the ids of the whole generation, by index, so that a migrated request goes
-on where it was.
+Hand-overs always succeed unless told otherwise. What a sequence draws is `script(fake request)`: the ids of the whole
+generation, by index, so that a migrated request goes on where it was.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from aiohttp import WSMsgType, web
 
 from baton_testing.gateway.made_tokenizers import MadeTokenizer, bundle_hash
 from baton_wire.handshake import LinkRole, Party, accept_handshake
-from baton_wire.keys import KeyDirectory, write_new_key
+from baton_wire.keys import KeyDirectory
 from baton_wire.messages.codec import decode, encode
 from baton_wire.messages.gateway_link import (
     BundleChunk,
@@ -110,6 +107,7 @@ class FakeWorker:
     _runner: web.AppRunner | None = None
     _steps: int = 0
     _stepping: asyncio.Task[None] | None = None
+    _handing_over: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def start(self) -> None:
         app = web.Application()
@@ -271,12 +269,9 @@ class FakeWorker:
         landed = {sequence.choice: entry for sequence, entry in zip(sequences, entries, strict=True)}
         decode_worker = next((each for each in self.pool if each.epoch == message.decode.epoch), None)
         if decode_worker is not None:
-            key = (message.request, message.attempt)
-            for _ in range(200):
-                if key in decode_worker.reserved:
-                    break
-                await asyncio.sleep(0.005)
-            decode_worker.land(key, landed)
+            task = asyncio.create_task(_hand_over(decode_worker, (message.request, message.attempt), landed))
+            self._handing_over.add(task)
+            task.add_done_callback(self._handing_over.discard)
 
     def land(self, key: Key, first: dict[int, TokenEntry]) -> None:
         """The KV is there: go on after the first tokens, which are repeated."""
@@ -323,8 +318,11 @@ class FakeWorker:
         return TokenEntry(*sequence.key, sequence.choice, first, tuple(ids), logprobs, finish)
 
     async def _step_forever(self) -> None:
+        clock = asyncio.get_running_loop().time
+        due_s = clock()
         while True:
-            await asyncio.sleep(self.step_s or 0.001)
+            due_s = max(due_s + (self.step_s or 0.001), clock())
+            await asyncio.sleep(due_s - clock())
             if not self.hold and not self.silent:
                 await self._step()
 
@@ -341,54 +339,16 @@ class FakeWorker:
             await self.send(link, Tokens(self._steps, tuple(entries)))
 
 
+async def _hand_over(decode_worker: FakeWorker, key: Key, first: dict[int, TokenEntry]) -> None:
+    """Land the KV once there is a reservation for it."""
+    for _ in range(200):
+        if key in decode_worker.reserved:
+            break
+        await asyncio.sleep(0.005)
+    decode_worker.land(key, first)
+
+
 def _logprobs(ids: list[int], k: int | None) -> tuple[TokenLogprob, ...] | None:
     if k is None:
         return None
     return tuple(TokenLogprob(-0.25, tuple((token + rank, -0.25 - rank) for rank in range(k))) for token in ids)
-
-
-@dataclass
-class FakePool:
-    """Workers with their key directory and discovery files."""
-
-    root: Path
-    tokenizer: MadeTokenizer
-    script: Script
-    prefill: list[FakeWorker] = field(default_factory=list)
-    decode: list[FakeWorker] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        (self.root / "keys").mkdir()
-        write_new_key(self.root / "keys", "k1")
-        self.keys = KeyDirectory(self.root / "keys")
-
-    async def add(self, role: Role, **options: object) -> FakeWorker:
-        worker = FakeWorker(role, self.tokenizer, self.keys, self.script, **options)  # type: ignore[arg-type]
-        await worker.start()
-        (self.prefill if role is Role.PREFILL else self.decode).append(worker)
-        for each in self.workers:
-            each.pool = self.workers
-        self.announce()
-        return worker
-
-    @property
-    def workers(self) -> list[FakeWorker]:
-        return [*self.prefill, *self.decode]
-
-    def announce(self) -> None:
-        for name, workers in (("prefill", self.prefill), ("decode", self.decode)):
-            content = [{"host": "127.0.0.1", "port": worker.port} for worker in workers]
-            (self.root / f"{name}.json").write_text(json.dumps(content))
-
-    @property
-    def flags(self) -> list[str]:
-        """The gateway flags that lead to this pool."""
-        return [
-            f"--keys={self.root / 'keys'}",
-            f"--prefill-discovery=file:{self.root / 'prefill.json'}",
-            f"--decode-discovery=file:{self.root / 'decode.json'}",
-        ]
-
-    async def stop(self) -> None:
-        for worker in self.workers:
-            await worker.stop()

@@ -10,7 +10,8 @@ from functools import cache
 
 from baton_gateway.server import GatewayServer, bind
 from baton_gateway.settings import parse_settings
-from baton_testing.gateway.fake_worker import FakePool, FakeRequest
+from baton_testing.gateway.fake_pool import FakePool
+from baton_testing.gateway.fake_worker import FakeRequest
 from baton_testing.gateway.made_tokenizers import MadeTokenizer, byte_level
 
 
