@@ -1,0 +1,79 @@
+"""docs/extending.md is walked: every file that it names exists and every name stands in its file.
+
+For the sections with an example, whichever product file deals with that example has to be named as well.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "extending.md"
+STEP = re.compile(r"`([\w./-]+/[\w.-]+|[\w-]+\.(?:md|toml))(?::\s+(\w+))?`")
+"""A path from the root, and perhaps a name in it."""
+EXAMPLES = {
+    "A model family": r'"qwen3"',
+    "A weight format": r"\bLinearMethod\b",
+    "A transport": r'"ucx"|^UCX =',
+    "A sampling parameter": r"\bmin_p\b",
+    "A field of the CR": r"kv_cache_dtype|kvCacheDtype",
+    "A scaling rule": r"\bSloSizing\(|class SloSizing\b|Sizing\(Protocol\)",
+    "A kernel": r"def rms_norm\b|import rms_norm\b|rms_norm_triton",
+}
+"""Section → what a product file contains when it deals with the section's example."""
+OUTSIDE = ("tests/", "bench/", "e2e/", "examples/", "scripts/", "images/")
+
+
+def sections() -> dict[str, str]:
+    parts = re.split(r"^## (.+)\n", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def steps(text: str) -> list[tuple[str, str]]:
+    return STEP.findall(text)
+
+
+def names_in(path: Path) -> set[str]:
+    """What a module defines, at its top or in its classes, and what it calls or imports by name."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        match node:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                found.add(name)
+            case ast.Name(id=name) | ast.alias(name=name):
+                found.add(name)
+    return found
+
+
+def product_files() -> list[str]:
+    listed = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout: there is no list of tracked files")
+    return [name for name in listed.stdout.splitlines() if not name.startswith(OUTSIDE)]
+
+
+@pytest.mark.parametrize("section", EXAMPLES)
+def test_every_file_and_name_of_a_section_is_there(section: str) -> None:
+    named = steps(sections()[section])
+    assert len(named) >= 5
+    assert [path for path, _ in named if not (ROOT / path).exists()] == []
+    assert [f"{path}: {name}" for path, name in named if name and name not in names_in(ROOT / path)] == []
+
+
+@pytest.mark.parametrize(("section", "example"), EXAMPLES.items(), ids=EXAMPLES)
+def test_whoever_deals_with_the_example_is_named(section: str, example: str) -> None:
+    named = {path for path, _ in steps(sections()[section])}
+    dealing = [
+        name for name in product_files() if re.search(example, (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE)
+    ]
+    assert dealing
+    assert [name for name in dealing if name not in named] == []
+
+
+def test_every_section_is_walked() -> None:
+    assert set(sections()) == set(EXAMPLES)

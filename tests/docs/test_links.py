@@ -1,0 +1,66 @@
+"""Links between pages lead somewhere: the file exists, and the heading that an anchor names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+TREE = (
+    "bench|charts|control|crds|decode_worker|docs|e2e|engine|examples|gateway|images|kernels|kv_transfer|local"
+    "|model_fetch|operator|prefill_worker|scripts|simulate|tests|wire|worker"
+)
+NAMED = re.compile(rf"`((?:{TREE})/[\w./-]*[\w/])(?::\s+\w+)?`")
+"""A path from the root, as pages name files. The log is left out: it names files as they were."""
+
+
+def anchors(page: Path) -> set[str]:
+    """As GitHub makes them of headings."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def broken(page: Path) -> Iterator[str]:
+    for link in LINK.findall(page.read_text(encoding="utf-8")):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            yield link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    assert list(broken(page)) == []
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if page.parent != ROOT / "docs" / "log"],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
+def test_files_that_a_page_names_are_there(page: Path) -> None:
+    named = NAMED.findall(page.read_text(encoding="utf-8"))
+    assert [path for path in named if not (ROOT / path).exists() and not list(ROOT.glob(f"{path}*"))] == []
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    pages = [page.name for page in (ROOT / "docs").glob("*.md") if page.name != "README.md"]
+    folders = [f"{page.parent.name}/README.md" for page in (ROOT / "docs").glob("*/README.md")]
+    assert [page for page in [*pages, *folders] if f"({page})" not in index] == []
+
+
+def test_every_decision_is_in_its_index() -> None:
+    folder = ROOT / "docs" / "decisions"
+    rows = re.findall(r"^\| (\d+) \| ([\d-]+) \|.*\]\(([\w-]+\.md)\)", (folder / "README.md").read_text(), re.MULTILINE)
+    assert {name for _, _, name in rows} == {page.name for page in folder.glob("*.md")} - {"README.md"}
+    assert [int(number) for number, _, _ in rows] == list(range(1, len(rows) + 1))
+    for number, day, name in rows:
+        assert f"*No. {number} · {day} · " in (folder / name).read_text(encoding="utf-8")
