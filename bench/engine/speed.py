@@ -27,9 +27,9 @@ from baton_engine.model.loading import load_model
 from baton_engine.running.runner import ModelRunner
 from baton_engine.running.stepper import Stepper
 from baton_engine.scheduling.engine_config import EngineConfig
-from baton_engine.scheduling.events import Drawn, Failed, RequestKey, SequenceSpec
+from baton_engine.scheduling.events import Drawn, Failed, SequenceSpec
 from baton_engine.scheduling.scheduler import Scheduler
-from baton_wire.messages.values import SamplingParams
+from baton_wire.messages.values import RequestKey, SamplingParams
 
 ROUNDS = 5
 BLOCK_TOKENS = 16

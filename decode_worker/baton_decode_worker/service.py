@@ -13,11 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from baton_engine.scheduling.events import Drawn, Failed, Queued, RequestKey, Reserved, SchedulerEvent
+from baton_engine.scheduling.events import Drawn, Failed, Queued, Reserved, SchedulerEvent
 from baton_kv_transfer.handover_steps import mark
 from baton_wire.messages.gateway_link import Message, Prefill, Reserve, Retarget
 from baton_wire.messages.pair_link import FirstToken
-from baton_wire.messages.values import Reason
+from baton_wire.messages.values import Reason, RequestKey
 from baton_worker.reporting.metrics import WorkerMetrics
 from baton_worker.serving.engine_thread import HandoverLanded, ReleaseBlocks, ReserveBlocks, Submit
 from baton_worker.serving.gateway_links import GatewayLink
@@ -31,12 +31,11 @@ SILENT = (Reason.FINISHED, Reason.CANCELLED)
 class IncomingHandovers(Protocol):
     """The decode side of the hand-overs; every method is safe from any thread."""
 
-    def queued(self, request: bytes, attempt: int, prefill_epoch: bytes, position: int, deadline_s: float) -> None: ...
+    def queued(self, key: RequestKey, prefill_epoch: bytes, position: int, deadline_s: float) -> None: ...
 
     def expected(
         self,
-        request: bytes,
-        attempt: int,
+        key: RequestKey,
         prefill_epoch: bytes,
         total_tokens: int,
         cached_tokens: int,
@@ -45,9 +44,9 @@ class IncomingHandovers(Protocol):
         deadline_s: float,
     ) -> None: ...
 
-    def refused(self, request: bytes, attempt: int, prefill_epoch: bytes, reason: Reason, detail: str = "") -> None: ...
+    def refused(self, key: RequestKey, prefill_epoch: bytes, reason: Reason, detail: str = "") -> None: ...
 
-    def cancelled(self, request: bytes, attempt: int, reason: Reason = Reason.CANCELLED, detail: str = "") -> None: ...
+    def cancelled(self, key: RequestKey, reason: Reason = Reason.CANCELLED, detail: str = "") -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,21 +102,20 @@ class DecodeService(Messenger):
                 self._hand_to_transfer(key, cached_tokens, blocks)
             case Queued(key, position):
                 awaited = self._awaited[key]
-                self.transfer.queued(key.request, key.attempt, awaited.prefill_epoch, position, awaited.deadline_s)
+                self.transfer.queued(key, awaited.prefill_epoch, position, awaited.deadline_s)
             case Failed(key, reason, detail) if (waiting := self._awaited.pop(key, None)) is not None:
-                self.transfer.refused(key.request, key.attempt, waiting.prefill_epoch, reason, detail[:MAX_DETAIL])
+                self.transfer.refused(key, waiting.prefill_epoch, reason, detail[:MAX_DETAIL])
             case Drawn(key) if event.first_index == 1:
                 mark(key, "second token drawn")
 
     def on_cancel(self, key: RequestKey) -> None:
         self._awaited.pop(key, None)
-        self.transfer.cancelled(key.request, key.attempt)
+        self.transfer.cancelled(key)
 
     def _hand_to_transfer(self, key: RequestKey, cached_tokens: int, blocks: tuple[int, ...]) -> None:
         awaited = self._awaited.pop(key)
         self.transfer.expected(
-            key.request,
-            key.attempt,
+            key,
             awaited.prefill_epoch,
             awaited.total_tokens,
             cached_tokens,
@@ -128,12 +126,10 @@ class DecodeService(Messenger):
 
     # Transfer thread --------------------------------------------------------------------------------------------------
 
-    def on_landed(self, request: bytes, attempt: int, first_tokens: tuple[FirstToken, ...]) -> None:
-        key = RequestKey(request, attempt)
+    def on_landed(self, key: RequestKey, first_tokens: tuple[FirstToken, ...]) -> None:
         self._engine.post(HandoverLanded(key, first_tokens))
 
-    def on_failed(self, request: bytes, attempt: int, reason: Reason, detail: str) -> None:
-        key = RequestKey(request, attempt)
+    def on_failed(self, key: RequestKey, reason: Reason, detail: str) -> None:
         self._engine.post(ReleaseBlocks(key))
         self._loop.call_soon_threadsafe(self._handover_failed, key, reason, detail)
 

@@ -12,7 +12,7 @@ from typing import Protocol
 from baton_kv_transfer.transports.table import TransportChoice
 from baton_wire.kv_shape import Units
 from baton_wire.messages.pair_link import FirstToken, PairMessage
-from baton_wire.messages.values import Reason
+from baton_wire.messages.values import Reason, RequestKey
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -23,6 +23,15 @@ class HandoverKey:
     attempt: int
     rank: int = 0
     """Of the peer's ranks, the one that this part of the hand-over is with (tensor parallelism)."""
+
+    @classmethod
+    def of(cls, key: RequestKey) -> HandoverKey:
+        return cls(key.request, key.attempt)
+
+    @property
+    def request_key(self) -> RequestKey:
+        """What the worker calls it."""
+        return RequestKey(self.request, self.attempt)
 
     def __str__(self) -> str:
         return f"{self.request.hex()[:12]}/{self.attempt}" + (f"#{self.rank}" if self.rank else "")
@@ -108,20 +117,18 @@ class KvSink(Protocol):
 class PrefillListener(Protocol):
     """What the prefill worker is told. Called on the transfer thread; must not block."""
 
-    def on_granted(self, request: bytes, attempt: int) -> None:
+    def on_granted(self, key: RequestKey) -> None:
         """A decode worker has room for this request's KV. At most once, before `on_release`."""
         ...
 
-    def on_release(self, request: bytes, attempt: int) -> None:
+    def on_release(self, key: RequestKey) -> None:
         """Nothing reads this request's blocks any more. Exactly once for every `opened`."""
         ...
 
-    def on_report(
-        self, request: bytes, attempt: int, reason: Reason, detail: str, failed_attempt: int, kept: bool
-    ) -> None:
+    def on_report(self, key: RequestKey, reason: Reason, detail: str, failed_attempt: int, kept: bool) -> None:
         """An attempt failed here, the gateway should know. At most once for each attempt, before `on_release`.
 
-        `attempt` is the one that was opened, `failed_attempt` the one under way. `kept`: the KV may go elsewhere.
+        `key` is the one that was opened, `failed_attempt` the one under way. `kept`: the KV may go elsewhere.
         """
         ...
 
@@ -132,11 +139,11 @@ class DecodeListener(Protocol):
     Exactly one of the two comes for every `expected`; until then the reservation's blocks belong to the transfer.
     """
 
-    def on_landed(self, request: bytes, attempt: int, first_tokens: tuple[FirstToken, ...]) -> None:
+    def on_landed(self, key: RequestKey, first_tokens: tuple[FirstToken, ...]) -> None:
         """KV of all tokens stands verified in the reservation's blocks."""
         ...
 
-    def on_failed(self, request: bytes, attempt: int, reason: Reason, detail: str) -> None:
+    def on_failed(self, key: RequestKey, reason: Reason, detail: str) -> None:
         """Nothing was landed, nothing will be written any more. FINISHED and CANCELLED need no word to the gateway."""
         ...
 

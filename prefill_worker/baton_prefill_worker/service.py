@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from baton_engine.scheduling.events import Computed, Computing, Failed, Prefilled, RequestKey, SchedulerEvent
+from baton_engine.scheduling.events import Computed, Computing, Failed, Prefilled, SchedulerEvent
 from baton_wire.messages.gateway_link import Message, Prefill, Reserve, Retarget
 from baton_wire.messages.pair_link import FirstToken
-from baton_wire.messages.values import PeerRef, Reason
+from baton_wire.messages.values import PeerRef, Reason, RequestKey
 from baton_worker.reporting.metrics import WorkerMetrics
 from baton_worker.serving.engine_thread import CancelWork, GrantedRoom, ReleaseBlocks, Submit
 from baton_worker.serving.gateway_links import GatewayLink
@@ -28,17 +28,17 @@ STEPS_KEPT = 4
 class OutgoingHandovers(Protocol):
     """The prefill side of the hand-overs; every method is safe from any thread."""
 
-    def opened(self, request: bytes, attempt: int, peer: PeerRef, total_tokens: int, deadline_s: float) -> None: ...
+    def opened(self, key: RequestKey, peer: PeerRef, total_tokens: int, deadline_s: float) -> None: ...
 
-    def retargeted(self, request: bytes, attempt: int, next_attempt: int, peer: PeerRef, deadline_s: float) -> None: ...
+    def retargeted(self, key: RequestKey, next_attempt: int, peer: PeerRef, deadline_s: float) -> None: ...
 
-    def computed(self, request: bytes, attempt: int, tokens: int, blocks: tuple[int, ...]) -> None: ...
+    def computed(self, key: RequestKey, tokens: int, blocks: tuple[int, ...]) -> None: ...
 
-    def computing(self, request: bytes, attempt: int, tokens: int, layers: int, blocks: tuple[int, ...]) -> None: ...
+    def computing(self, key: RequestKey, tokens: int, layers: int, blocks: tuple[int, ...]) -> None: ...
 
-    def first_tokens(self, request: bytes, attempt: int, first_tokens: tuple[FirstToken, ...]) -> None: ...
+    def first_tokens(self, key: RequestKey, first_tokens: tuple[FirstToken, ...]) -> None: ...
 
-    def cancelled(self, request: bytes, attempt: int, reason: Reason = Reason.CANCELLED, detail: str = "") -> None: ...
+    def cancelled(self, key: RequestKey, reason: Reason = Reason.CANCELLED, detail: str = "") -> None: ...
 
 
 class PrefillService(Messenger):
@@ -78,7 +78,9 @@ class PrefillService(Messenger):
         spec = self._opened(link, message, hold=True)
         if spec is not None:
             self._engine.post(Submit(spec))  # before `opened`: its release must not overtake the submit
-            self.transfer.opened(message.request, message.attempt, message.decode, len(spec.tokens), spec.deadline_s)
+            self.transfer.opened(
+                RequestKey(message.request, message.attempt), message.decode, len(spec.tokens), spec.deadline_s
+            )
 
     def _retarget(self, link: GatewayLink, message: Retarget) -> None:
         old, new = (RequestKey(message.request, number) for number in (message.attempt, message.next_attempt))
@@ -89,7 +91,7 @@ class PrefillService(Messenger):
         opened = self._opened_as.pop(old, old)
         self._opened_as[new], self._current[opened] = opened, new
         deadline_s = self._clock() + message.timeout_s
-        self.transfer.retargeted(opened.request, opened.attempt, new.attempt, message.decode, deadline_s)
+        self.transfer.retargeted(opened, new.attempt, message.decode, deadline_s)
 
     def _cancel(self, key: RequestKey, choice: int | None) -> None:
         """Whichever choice: there is one prompt, and it is held for all of them."""
@@ -106,11 +108,11 @@ class PrefillService(Messenger):
             case Computing():
                 self._start(event)
             case Computed(key, tokens, blocks):
-                self.transfer.computed(key.request, key.attempt, tokens, blocks)
+                self.transfer.computed(key, tokens, blocks)
             case Prefilled(key, first_tokens):
-                self.transfer.first_tokens(key.request, key.attempt, first_tokens)
+                self.transfer.first_tokens(key, first_tokens)
             case Failed(key, reason, detail):
-                self.transfer.cancelled(key.request, key.attempt, reason, detail[:MAX_DETAIL])
+                self.transfer.cancelled(key, reason, detail[:MAX_DETAIL])
 
     def _start(self, prompt: Computing) -> None:
         self._computing.setdefault(prompt.step, []).append(prompt)
@@ -121,25 +123,22 @@ class PrefillService(Messenger):
         """KV of layers [0, layers) of what `step` computes stands. On a GPU, from a thread that watches it."""
         for prompt in self._computing.get(step, ()):
             key = prompt.key
-            self.transfer.computing(key.request, key.attempt, prompt.tokens, layers, prompt.blocks)
+            self.transfer.computing(key, prompt.tokens, layers, prompt.blocks)
 
     def on_cancel(self, key: RequestKey) -> None:
-        self.transfer.cancelled(key.request, key.attempt)
+        self.transfer.cancelled(key)
 
     # Transfer thread --------------------------------------------------------------------------------------------------
 
-    def on_granted(self, request: bytes, attempt: int) -> None:
-        self._engine.post(GrantedRoom(RequestKey(request, attempt)))
+    def on_granted(self, key: RequestKey) -> None:
+        self._engine.post(GrantedRoom(key))
 
-    def on_release(self, request: bytes, attempt: int) -> None:
-        key = RequestKey(request, attempt)
+    def on_release(self, key: RequestKey) -> None:
         self._engine.post(ReleaseBlocks(key))
         self._loop.call_soon_threadsafe(self._released, key)
 
-    def on_report(
-        self, request: bytes, attempt: int, reason: Reason, detail: str, failed_attempt: int, kept: bool
-    ) -> None:
-        self._loop.call_soon_threadsafe(self._report, RequestKey(request, failed_attempt), reason, detail, kept)
+    def on_report(self, key: RequestKey, reason: Reason, detail: str, failed_attempt: int, kept: bool) -> None:
+        self._loop.call_soon_threadsafe(self._report, RequestKey(key.request, failed_attempt), reason, detail, kept)
 
     # Io thread again --------------------------------------------------------------------------------------------------
 

@@ -75,12 +75,12 @@ async def _one(prefill: Prefill, decode: Decode, lane: int, number: int) -> bool
     request.expect()
     request.compute(request.tokens)
     if number % CANCEL_EVERY == CANCEL_EVERY - 1:
-        prefill.transfer.cancelled(*request.key, Reason.CANCELLED)
-        decode.transfer.cancelled(*request.key, Reason.CANCELLED)
+        prefill.transfer.cancelled(request.key, Reason.CANCELLED)
+        decode.transfer.cancelled(request.key, Reason.CANCELLED)
     else:
         request.draw()
     await _ended(request, prefill, decode)
-    return any(entry[:2] == request.key for entry in decode.record.landed)
+    return any(entry[0] == request.key for entry in decode.record.landed)
 
 
 async def _ended(request: Request, prefill: Prefill, decode: Decode) -> None:
@@ -89,7 +89,7 @@ async def _ended(request: Request, prefill: Prefill, decode: Decode) -> None:
     async with asyncio.timeout(60):
         while request.key not in prefill.record.released:  # noqa: ASYNC110 - a listener, no event
             await asyncio.sleep(0.003)
-        while not any(entry[:2] == request.key for entries in ended for entry in entries):  # noqa: ASYNC110
+        while not any(entry[0] == request.key for entries in ended for entry in entries):  # noqa: ASYNC110
             await asyncio.sleep(0.003)
 
 

@@ -35,14 +35,14 @@ async def test_a_cancel_at_every_step_frees_both_sides(pair: Pair, at: int, who:
             do[step]()
         await asyncio.sleep(pause_s)
         if who in ("prefill", "both"):
-            p.transfer.cancelled(*request.key)
+            p.transfer.cancelled(request.key)
         if who in ("decode", "both"):
-            d.transfer.cancelled(*request.key)
+            d.transfer.cancelled(request.key)
         if who == "prefill" and at == 1:
             request.expect()
         expected = at > 1 or (who == "prefill" and at == 1)
         if who == "decode" and at == 1:
-            d.transfer.refused(*request.key, p.epoch, Reason.CANCELLED)
+            d.transfer.refused(request.key, p.epoch, Reason.CANCELLED)
         await eventually(lambda: request.key in p.record.released)
         ends = [*d.record.landed, *d.record.failed]
         if expected:
@@ -66,7 +66,7 @@ async def test_what_can_never_fit_the_landing_region_is_refused(pair: Pair) -> N
         request.open()
         request.expect()
         assert await request.ended() is Reason.TOO_LONG
-        assert [report[2] for report in p.record.reports] == [Reason.TOO_LONG]
+        assert [report[1] for report in p.record.reports] == [Reason.TOO_LONG]
 
 
 async def test_a_refusal_of_the_engine_ends_the_other_side(pair: Pair) -> None:
@@ -74,10 +74,10 @@ async def test_a_refusal_of_the_engine_ends_the_other_side(pair: Pair) -> None:
         request = Request(p, d, tokens=24)
         request.open()
         await eventually(lambda: p.transfer.stats().links)
-        d.transfer.queued(*request.key, p.epoch, 3, soon())
-        d.transfer.refused(*request.key, p.epoch, Reason.NO_CAPACITY, "the queue is full")
+        d.transfer.queued(request.key, p.epoch, 3, soon())
+        d.transfer.refused(request.key, p.epoch, Reason.NO_CAPACITY, "the queue is full")
         await eventually(lambda: request.key in p.record.released)
-        assert p.record.reports == [(*request.key, Reason.NO_CAPACITY, "rejected by decode: the queue is full")]
+        assert p.record.reports == [(request.key, Reason.NO_CAPACITY, "rejected by decode: the queue is full")]
         assert d.record.failed == []
 
 
@@ -89,8 +89,8 @@ async def test_a_dead_decode_worker_is_told_within_the_bound(pair: Pair) -> None
         await eventually(lambda: p.transfer.stats().handovers.by_state["sending"] == 1)  # type: ignore[index]
         await d.transfer.stop()
         await eventually(lambda: request.key in p.record.released, timeout_s=3.0)
-        assert p.record.reports[0][2] in (Reason.PEER_LOST, Reason.DRAINING)
-        assert [entry[2] for entry in d.record.failed] == [Reason.DRAINING]
+        assert p.record.reports[0][1] in (Reason.PEER_LOST, Reason.DRAINING)
+        assert [entry[1] for entry in d.record.failed] == [Reason.DRAINING]
 
 
 async def test_a_dead_prefill_worker_is_told_within_the_bound(pair: Pair) -> None:
@@ -103,7 +103,7 @@ async def test_a_dead_prefill_worker_is_told_within_the_bound(pair: Pair) -> Non
         await p.transfer.stop()
         assert p.record.released == [request.key]
         await eventually(lambda: d.record.failed, timeout_s=3.0)
-        assert d.record.failed[0][2] in (Reason.PEER_LOST, Reason.DRAINING)
+        assert d.record.failed[0][1] in (Reason.PEER_LOST, Reason.DRAINING)
         await eventually(lambda: _is_idle(d))
 
 
@@ -111,12 +111,12 @@ async def test_another_process_at_the_address_is_another_worker(pair: Pair) -> N
     async with pair() as (p, d):
         request = Request(p, d, tokens=24)
         stale = PeerRef(address=d.ref.address, epoch=secrets.token_bytes(16))
-        p.transfer.opened(*request.key, stale, 24, soon())
+        p.transfer.opened(request.key, stale, 24, soon())
         await eventually(lambda: request.key in p.record.released, timeout_s=3.0)
-        assert p.record.reports[0][2] is Reason.PEER_LOST
-        assert "another process" in p.record.reports[0][3]
+        assert p.record.reports[0][1] is Reason.PEER_LOST
+        assert "another process" in p.record.reports[0][2]
         again = Request(p, d, tokens=24)
-        p.transfer.opened(*again.key, stale, 24, soon())
+        p.transfer.opened(again.key, stale, 24, soon())
         await eventually(lambda: again.key in p.record.released, timeout_s=3.0)
 
 
@@ -125,8 +125,8 @@ async def test_nobody_at_the_address_is_told_when_the_wait_for_a_link_is_over(pa
     async with pair({"config": config}, {"config": config}) as (p, d):
         request = Request(p, d, tokens=24)
         nowhere = PeerRef(address=Address(host="127.0.0.1", port=1), epoch=secrets.token_bytes(16))
-        p.transfer.opened(*request.key, nowhere, 24, soon())
-        d.transfer.expected(*request.key, secrets.token_bytes(16), 24, 0, request.target, (0,), soon())
+        p.transfer.opened(request.key, nowhere, 24, soon())
+        d.transfer.expected(request.key, secrets.token_bytes(16), 24, 0, request.target, (0,), soon())
         await eventually(lambda: p.record.released and d.record.failed, timeout_s=3.0)
-        assert p.record.reports[0][2] is Reason.PEER_LOST
-        assert d.record.failed[0][2] is Reason.PEER_LOST
+        assert p.record.reports[0][1] is Reason.PEER_LOST
+        assert d.record.failed[0][1] is Reason.PEER_LOST

@@ -26,7 +26,7 @@ from baton_testing.kv_transfer.builders import (
     key_directory,
 )
 from baton_testing.kv_transfer.decode_process import DecodeProcess, Ended, Expect, tokens_digest
-from baton_wire.messages.values import Reason
+from baton_wire.messages.values import Reason, RequestKey
 
 TOKENS, BLOCKS = 60, tuple(range(5, 20))
 pytestmark = pytest.mark.processes
@@ -44,13 +44,13 @@ class Prefill:
         request = secrets.token_bytes(16)
         self.pool.fill(BLOCKS)
         decode.pipe.send(Expect(request, self.epoch, TOKENS, BLOCKS))
-        self.transfer.opened(request, 1, decode.ref, TOKENS, time.monotonic() + 20.0)
-        self.transfer.computed(request, 1, 30, BLOCKS[:8])
+        self.transfer.opened(RequestKey(request, 1), decode.ref, TOKENS, time.monotonic() + 20.0)
+        self.transfer.computed(RequestKey(request, 1), 30, BLOCKS[:8])
         return request
 
     def end(self, request: bytes) -> None:
-        self.transfer.computed(request, 1, TOKENS, BLOCKS)
-        self.transfer.first_tokens(request, 1, first_tokens(0))
+        self.transfer.computed(RequestKey(request, 1), TOKENS, BLOCKS)
+        self.transfer.first_tokens(RequestKey(request, 1), first_tokens(0))
 
     def state(self, name: str) -> int:
         return self.transfer.stats().handovers.by_state[name]  # type: ignore[index]
@@ -84,7 +84,7 @@ async def hand_over(prefill: Prefill, decode: DecodeProcess) -> None:
     request = prefill.begin(decode)
     prefill.end(request)
     assert await ended(decode) == Ended(request, tokens_digest(prefill.pool, BLOCKS, TOKENS), None)
-    await eventually(lambda: (request, 1) in prefill.record.released)
+    await eventually(lambda: RequestKey(request, 1) in prefill.record.released)
 
 
 async def test_kv_moves_between_two_processes(prefill: Prefill, tmp_path: Path) -> None:
@@ -99,8 +99,8 @@ async def test_a_killed_decode_worker_is_noticed_and_everything_released(prefill
         request = prefill.begin(decode)
         await eventually(lambda: prefill.state("sending"))
         decode.process.kill()
-        await eventually(lambda: prefill.record.released == [(request, 1)], timeout_s=3.0)
-        assert [report[2] for report in prefill.record.reports] == [Reason.PEER_LOST]
+        await eventually(lambda: prefill.record.released == [RequestKey(request, 1)], timeout_s=3.0)
+        assert [report[1] for report in prefill.record.reports] == [Reason.PEER_LOST]
         await eventually(lambda: prefill.transfer.stats().links == 0)
 
 
@@ -112,8 +112,8 @@ async def test_a_stopped_decode_worker_is_noticed_and_is_linked_anew_when_it_wak
         await eventually(lambda: prefill.state("sending"))
         assert decode.process.pid is not None
         os.kill(decode.process.pid, signal.SIGSTOP)
-        await eventually(lambda: prefill.record.released == [(request, 1)], timeout_s=3.0)
-        assert [report[2] for report in prefill.record.reports] == [Reason.PEER_LOST]
+        await eventually(lambda: prefill.record.released == [RequestKey(request, 1)], timeout_s=3.0)
+        assert [report[1] for report in prefill.record.reports] == [Reason.PEER_LOST]
         os.kill(decode.process.pid, signal.SIGCONT)
         assert await ended(decode) == Ended(request, None, Reason.PEER_LOST)
         await hand_over(prefill, decode)

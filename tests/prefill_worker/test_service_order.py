@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from baton_engine.scheduling.events import Drawn, Prefilled, RequestKey
+from baton_engine.scheduling.events import Drawn, Prefilled
 from baton_prefill_worker.service import PrefillService
 from baton_testing.processes.quiet_ends import QuietEngine, RecordingLink
 from baton_wire.messages.gateway_link import Prefill, Tokens
 from baton_wire.messages.pair_link import FirstToken
-from baton_wire.messages.values import Address, Finish, PeerRef, Reason, Role, SamplingParams, pack_ids
+from baton_wire.messages.values import Address, Finish, PeerRef, Reason, RequestKey, Role, SamplingParams, pack_ids
 from baton_worker.reporting.metrics import WorkerMetrics
 from baton_worker.serving.intake import RequestLimits
 
@@ -23,18 +23,18 @@ class HastyTransfer:
     def __init__(self, service: PrefillService) -> None:
         self._service = service
 
-    def opened(self, request: bytes, attempt: int, peer: PeerRef, total_tokens: int, deadline_s: float) -> None: ...
+    def opened(self, key: RequestKey, peer: PeerRef, total_tokens: int, deadline_s: float) -> None: ...
 
-    def retargeted(self, request: bytes, attempt: int, next_attempt: int, peer: PeerRef, deadline_s: float) -> None: ...
+    def retargeted(self, key: RequestKey, next_attempt: int, peer: PeerRef, deadline_s: float) -> None: ...
 
-    def computed(self, request: bytes, attempt: int, tokens: int, blocks: tuple[int, ...]) -> None: ...
+    def computed(self, key: RequestKey, tokens: int, blocks: tuple[int, ...]) -> None: ...
 
-    def computing(self, request: bytes, attempt: int, tokens: int, layers: int, blocks: tuple[int, ...]) -> None: ...
+    def computing(self, key: RequestKey, tokens: int, layers: int, blocks: tuple[int, ...]) -> None: ...
 
-    def first_tokens(self, request: bytes, attempt: int, first_tokens: tuple[FirstToken, ...]) -> None:
-        self._service.on_release(request, attempt)
+    def first_tokens(self, key: RequestKey, first_tokens: tuple[FirstToken, ...]) -> None:
+        self._service.on_release(key)
 
-    def cancelled(self, request: bytes, attempt: int, reason: Reason = Reason.CANCELLED, detail: str = "") -> None: ...
+    def cancelled(self, key: RequestKey, reason: Reason = Reason.CANCELLED, detail: str = "") -> None: ...
 
 
 async def test_a_first_token_that_is_the_last_reaches_the_gateway_before_its_release() -> None:

@@ -9,10 +9,10 @@ from dataclasses import replace
 from baton_engine.running.step_load import StepLoad
 from baton_engine.running.stepper import Stepper
 from baton_engine.scheduling.engine_config import EngineConfig
-from baton_engine.scheduling.events import Drawn, Failed, RequestKey, Reserved, SchedulerEvent, SequenceSpec
+from baton_engine.scheduling.events import Drawn, Failed, Reserved, SchedulerEvent, SequenceSpec
 from baton_engine.scheduling.scheduler import Scheduler
 from baton_testing.engine.runners import ToyRunner
-from baton_wire.messages.values import Finish, SamplingParams
+from baton_wire.messages.values import Finish, RequestKey, SamplingParams
 from baton_worker.reporting.reports import worker_state
 from baton_worker.reporting.views import EngineSnapshot
 from baton_worker.serving.engine_thread import CancelWork, EngineThread, ReserveBlocks, Submit

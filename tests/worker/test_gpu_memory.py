@@ -34,7 +34,7 @@ from baton_testing.kv_transfer.builders import (
 )
 from baton_testing.kv_transfer.nixl import NEEDS_UCX
 from baton_wire.kv_shape import KvGeometry, Units
-from baton_wire.messages.values import Address, PeerRef, Reason
+from baton_wire.messages.values import Address, PeerRef, Reason, RequestKey
 from baton_worker.building.gpu_memory import (
     LandingDevice,
     PoolDevice,
@@ -133,21 +133,21 @@ async def test_kv_goes_from_pool_memory_to_a_landing_region_and_into_blocks(
     await p.start()
     await d.start()
     try:
-        key, until = (secrets.token_bytes(16), 1), time.monotonic() + 60.0
+        key, until = RequestKey(secrets.token_bytes(16), 1), time.monotonic() + 60.0
         blocks, places, tokens, cached = (9, 4, 5, 17), (3, 11, 2, 20), 60, 16
-        p.opened(*key, PeerRef(address=Address(host="127.0.0.1", port=d.port), epoch=d_epoch), tokens, until)
-        d.expected(*key, p_epoch, tokens, cached, places, (0,), until)
+        p.opened(key, PeerRef(address=Address(host="127.0.0.1", port=d.port), epoch=d_epoch), tokens, until)
+        d.expected(key, p_epoch, tokens, cached, places, (0,), until)
         await eventually(lambda: bool(told.granted), 20.0)
-        p.computing(*key, tokens, 2, blocks)
+        p.computing(key, tokens, 2, blocks)
         await eventually(lambda: p.stats().bytes_sent == 3 * GEOMETRY.block_bytes // 2, 30.0)
-        p.computed(*key, tokens, blocks)
-        p.first_tokens(*key, first_tokens(0))
+        p.computed(key, tokens, blocks)
+        p.first_tokens(key, first_tokens(0))
         await eventually(lambda: bool(heard.landed or heard.failed), 30.0)
         await eventually(lambda: bool(told.released), 30.0)
         if flips and verify is Verify.FULL:
-            assert [entry[2] for entry in heard.failed] == [Reason.KV_CORRUPT]
+            assert [entry[1] for entry in heard.failed] == [Reason.KV_CORRUPT]
             return
-        assert [entry[:2] for entry in heard.landed] == [key]
+        assert [entry[0] for entry in heard.landed] == [key]
         await eventually(lambda: d.stats().bytes_received == p.stats().bytes_sent == 3 * GEOMETRY.block_bytes, 30.0)
     finally:
         await p.stop()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from baton_engine.scheduling.events import Failed, RequestKey, SequenceSpec
+from baton_engine.scheduling.events import Failed, SequenceSpec
 from baton_wire.messages.gateway_link import Reserve
-from baton_wire.messages.values import Reason, SamplingParams, pack_ids
+from baton_wire.messages.values import Reason, RequestKey, SamplingParams, pack_ids
 from baton_worker.serving.intake import RequestLimits, sequence_spec
 
 LIMITS = RequestLimits(vocab_size=100, max_context_tokens=32, max_choices=4)

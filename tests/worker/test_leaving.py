@@ -10,7 +10,7 @@ from baton_decode_worker.service import DecodeService
 from baton_prefill_worker.service import PrefillService
 from baton_testing.processes.quiet_ends import QuietEngine, RecordingLink
 from baton_wire.messages.gateway_link import LegFailed, Message, Prefill, Reserve
-from baton_wire.messages.values import Address, PeerRef, Reason, Role, SamplingParams, pack_ids
+from baton_wire.messages.values import Address, PeerRef, Reason, RequestKey, Role, SamplingParams, pack_ids
 from baton_worker.reporting.metrics import WorkerMetrics
 from baton_worker.serving.intake import RequestLimits
 
@@ -18,7 +18,7 @@ SAMPLING = SamplingParams(max_tokens=4, temperature=0)
 
 
 class QuietTransfer:
-    def opened(self, request: bytes, attempt: int, peer: PeerRef, total_tokens: int, deadline_s: float) -> None: ...
+    def opened(self, key: RequestKey, peer: PeerRef, total_tokens: int, deadline_s: float) -> None: ...
 
 
 def leg(role: Role, attempt: int) -> Message:

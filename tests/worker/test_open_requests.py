@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton_engine.scheduling.events import RequestKey
+from baton_wire.messages.values import RequestKey
 from baton_worker.serving.open_requests import OpenRequests
 
 KEY = RequestKey(b"k" * 16, 1)

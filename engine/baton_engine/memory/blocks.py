@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from baton_engine.memory.free_runs import FreeRuns
 from baton_engine.memory.prefix import PrefixIndex
-from baton_engine.scheduling.events import RequestKey
+from baton_wire.messages.values import RequestKey
 
 
 class BlockState(enum.IntEnum):

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from baton_engine.memory.blocks import BlockOwner, BlockPool
 from baton_engine.scheduling.decode_batch import DecodeBatch
 from baton_engine.scheduling.engine_config import EngineConfig
-from baton_engine.scheduling.events import Computed, RequestKey, SchedulerEvent
+from baton_engine.scheduling.events import Computed, SchedulerEvent
 from baton_engine.scheduling.sequence import Request, Sequence, SequenceStage, Stem, StemStage
 from baton_engine.scheduling.slots import SlotTable
 from baton_engine.scheduling.step_draft import LaunchedStep
+from baton_wire.messages.values import RequestKey
 
 
 @dataclass(slots=True, eq=False)

@@ -5,18 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton_wire.messages.pair_link import FirstToken
-from baton_wire.messages.values import Finish, Reason, SamplingParams, TokenLogprob
-
-
-@dataclass(frozen=True, slots=True)
-class RequestKey:
-    """Identity of one attempt of one request; everything held for it is released by comparing this."""
-
-    request: bytes
-    attempt: int
-
-    def __str__(self) -> str:
-        return f"{self.request.hex()[:12]}/{self.attempt}"
+from baton_wire.messages.values import Finish, Reason, RequestKey, SamplingParams, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from baton_engine.scheduling.engine_state import (
     stop_request,
     uncount_held,
 )
-from baton_engine.scheduling.events import Drawn, Failed, RequestKey, SchedulerEvent, SequenceSpec
+from baton_engine.scheduling.events import Drawn, Failed, SchedulerEvent, SequenceSpec
 from baton_engine.scheduling.growth import advance_rows
 from baton_engine.scheduling.plan import StepPlan, StepResult
 from baton_engine.scheduling.request_checks import refusal
@@ -33,7 +33,7 @@ from baton_engine.scheduling.sequence import Request, SequenceStage, Stem, StemS
 from baton_engine.scheduling.slots import SlotTable
 from baton_engine.scheduling.step_draft import StepDraft
 from baton_wire.messages.pair_link import FirstToken
-from baton_wire.messages.values import Finish, Reason
+from baton_wire.messages.values import Finish, Reason, RequestKey
 
 
 @dataclass(frozen=True, slots=True)

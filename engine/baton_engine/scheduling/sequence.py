@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 
 from baton_engine.memory.blocks import BlockOwner
 from baton_engine.memory.prefix import block_digest, root_digest
-from baton_engine.scheduling.events import RequestKey, SequenceSpec
+from baton_engine.scheduling.events import SequenceSpec
 from baton_wire.messages.pair_link import FirstToken
+from baton_wire.messages.values import RequestKey
 
 
 class SequenceStage(enum.Enum):

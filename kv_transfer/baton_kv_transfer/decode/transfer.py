@@ -27,7 +27,7 @@ from baton_kv_transfer.transports.table import offered
 from baton_wire.keys import KeyDirectory
 from baton_wire.kv_shape import KvGeometry
 from baton_wire.messages.pair_link import PairHello, PairMessage, Seal
-from baton_wire.messages.values import PairFingerprint, Reason, Role
+from baton_wire.messages.values import PairFingerprint, Reason, RequestKey, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,15 +157,16 @@ class DecodeTransfer:
 
     # From any thread -------------------------------------------------------------------------------------------------
 
-    def queued(self, request: bytes, attempt: int, prefill_epoch: bytes, position: int, deadline_s: float) -> None:
+    def queued(self, key: RequestKey, prefill_epoch: bytes, position: int, deadline_s: float) -> None:
         """The engine has no blocks for this request yet."""
-        key = HandoverKey(request, attempt)
-        self._post(lambda: self._act(self._handovers.queued(key, prefill_epoch, position, deadline_s, self._now())))
+        handover = HandoverKey.of(key)
+        self._post(
+            lambda: self._act(self._handovers.queued(handover, prefill_epoch, position, deadline_s, self._now()))
+        )
 
     def expected(
         self,
-        request: bytes,
-        attempt: int,
+        key: RequestKey,
         prefill_epoch: bytes,
         total_tokens: int,
         cached_tokens: int,
@@ -174,24 +175,24 @@ class DecodeTransfer:
         deadline_s: float,
     ) -> None:
         """`blocks` are reserved for `total_tokens` tokens, the first `cached_tokens` (whole blocks) have their KV."""
-        key = HandoverKey(request, attempt)
+        handover = HandoverKey.of(key)
         self._post(
             lambda: self._act(
                 self._handovers.expected(
-                    key, prefill_epoch, total_tokens, cached_tokens, blocks, choices, deadline_s, self._now()
+                    handover, prefill_epoch, total_tokens, cached_tokens, blocks, choices, deadline_s, self._now()
                 )
             )
         )
 
-    def refused(self, request: bytes, attempt: int, prefill_epoch: bytes, reason: Reason, detail: str = "") -> None:
+    def refused(self, key: RequestKey, prefill_epoch: bytes, reason: Reason, detail: str = "") -> None:
         """The engine refused a request that was never `expected`."""
-        key = HandoverKey(request, attempt)
-        self._post(lambda: self._act(self._handovers.refused(key, prefill_epoch, reason, detail, self._now())))
+        handover = HandoverKey.of(key)
+        self._post(lambda: self._act(self._handovers.refused(handover, prefill_epoch, reason, detail, self._now())))
 
-    def cancelled(self, request: bytes, attempt: int, reason: Reason = Reason.CANCELLED, detail: str = "") -> None:
+    def cancelled(self, key: RequestKey, reason: Reason = Reason.CANCELLED, detail: str = "") -> None:
         """The request is no longer wanted, or the engine gave it up. Unknown ones are ignored."""
-        key = HandoverKey(request, attempt)
-        self._post(lambda: self._act(self._handovers.cancelled(key, reason, detail, self._now())))
+        handover = HandoverKey.of(key)
+        self._post(lambda: self._act(self._handovers.cancelled(handover, reason, detail, self._now())))
 
     def stats(self) -> DecodeTransferStats:
         """As of the last tick."""
@@ -264,9 +265,9 @@ class DecodeTransfer:
                 case Landed(key, first_tokens, granted_s):
                     mark(key, "landed")
                     self._observe_handover_s(self._now() - granted_s)
-                    self._listener.on_landed(key.request, key.attempt, first_tokens)
+                    self._listener.on_landed(key.request_key, first_tokens)
                 case Failed(key, reason, detail):
-                    self._listener.on_failed(key.request, key.attempt, reason, detail)
+                    self._listener.on_failed(key.request_key, reason, detail)
 
     async def _scatter(self, scatter: Scatter) -> None:
         loop = asyncio.get_running_loop()

@@ -30,7 +30,7 @@ from baton_wire.discovery import Endpoint
 from baton_wire.keys import KeyDirectory
 from baton_wire.kv_shape import KvGeometry
 from baton_wire.messages.pair_link import FirstToken, PairHello, PairMessage, Seal
-from baton_wire.messages.values import Address, PairFingerprint, PeerRef, Reason, Role
+from baton_wire.messages.values import Address, PairFingerprint, PeerRef, Reason, RequestKey, Role
 
 log = logging.getLogger(__name__)
 
@@ -148,35 +148,33 @@ class PrefillTransfer:
         addresses = [Address(host=each.host, port=each.pair_port or each.port) for each in endpoints]
         self._post(lambda: self._dialler.discovered(addresses))
 
-    def opened(self, request: bytes, attempt: int, peer: PeerRef, total_tokens: int, deadline_s: float) -> None:
+    def opened(self, key: RequestKey, peer: PeerRef, total_tokens: int, deadline_s: float) -> None:
         """A prefill was accepted whose KV of `total_tokens` tokens goes to `peer`."""
-        self._post(lambda: self._opened(HandoverKey(request, attempt), peer, total_tokens, deadline_s))
+        self._post(lambda: self._opened(HandoverKey.of(key), peer, total_tokens, deadline_s))
 
-    def retargeted(self, request: bytes, attempt: int, next_attempt: int, peer: PeerRef, deadline_s: float) -> None:
-        """The KV of what was opened as `attempt` goes to `peer` from now on, as `next_attempt`."""
-        key, target = HandoverKey(request, attempt), Target(HandoverKey(request, next_attempt), peer.epoch)
-        self._post(lambda: self._retargeted(key, target, peer, deadline_s))
+    def retargeted(self, key: RequestKey, next_attempt: int, peer: PeerRef, deadline_s: float) -> None:
+        """The KV of what was opened as `key` goes to `peer` from now on, as `next_attempt`."""
+        target = Target(HandoverKey(key.request, next_attempt), peer.epoch)
+        self._post(lambda: self._retargeted(HandoverKey.of(key), target, peer, deadline_s))
 
-    def computed(self, request: bytes, attempt: int, tokens: int, blocks: tuple[int, ...]) -> None:
+    def computed(self, key: RequestKey, tokens: int, blocks: tuple[int, ...]) -> None:
         """KV of [0, tokens) stands in `blocks`."""
-        key = HandoverKey(request, attempt)
-        self._post(lambda: self._act(self._handovers.computed(key, tokens, blocks, self._now())))
+        self._post(lambda: self._act(self._handovers.computed(HandoverKey.of(key), tokens, blocks, self._now())))
 
-    def computing(self, request: bytes, attempt: int, tokens: int, layers: int, blocks: tuple[int, ...]) -> None:
+    def computing(self, key: RequestKey, tokens: int, layers: int, blocks: tuple[int, ...]) -> None:
         """KV of [0, tokens) stands in the first `layers` layers; the others are still computed."""
-        key = HandoverKey(request, attempt)
-        self._post(lambda: self._act(self._handovers.computing(key, tokens, layers, blocks, self._now())))
+        self._post(
+            lambda: self._act(self._handovers.computing(HandoverKey.of(key), tokens, layers, blocks, self._now()))
+        )
 
-    def first_tokens(self, request: bytes, attempt: int, first_tokens: tuple[FirstToken, ...]) -> None:
+    def first_tokens(self, key: RequestKey, first_tokens: tuple[FirstToken, ...]) -> None:
         """Every choice drew its first token."""
-        key = HandoverKey(request, attempt)
         mark(key, "first token drawn")
-        self._post(lambda: self._act(self._handovers.first_tokens(key, first_tokens, self._now())))
+        self._post(lambda: self._act(self._handovers.first_tokens(HandoverKey.of(key), first_tokens, self._now())))
 
-    def cancelled(self, request: bytes, attempt: int, reason: Reason = Reason.CANCELLED, detail: str = "") -> None:
+    def cancelled(self, key: RequestKey, reason: Reason = Reason.CANCELLED, detail: str = "") -> None:
         """The request is no longer wanted, or the engine gave it up. Unknown ones are ignored."""
-        key = HandoverKey(request, attempt)
-        self._post(lambda: self._act(self._handovers.cancelled(key, reason, detail, self._now())))
+        self._post(lambda: self._act(self._handovers.cancelled(HandoverKey.of(key), reason, detail, self._now())))
 
     def stats(self) -> PrefillTransferStats:
         """As of the last tick."""
@@ -276,12 +274,12 @@ class PrefillTransfer:
                     self._carrier.drop(key)
                 case Granted(key):
                     mark(key, "granted")
-                    self._listener.on_granted(key.request, key.attempt)
+                    self._listener.on_granted(key.request_key)
                 case Release(key):
-                    self._listener.on_release(key.request, key.attempt)
+                    self._listener.on_release(key.request_key)
                 case Report(key, reason, detail, failed, kept):
                     attempt = failed or key.attempt
-                    self._listener.on_report(key.request, key.attempt, reason, detail, attempt, kept)
+                    self._listener.on_report(key.request_key, reason, detail, attempt, kept)
 
     async def _tick(self) -> None:
         while True:

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from baton_engine.scheduling.events import Drawn, RequestKey, SequenceSpec
+from baton_engine.scheduling.events import Drawn, SequenceSpec
 from baton_gateway.errors import Problem, internal_error, model_not_found, unsupported
 from baton_gateway.errors import RefusedError as RefusedRequestError
 from baton_gateway.http_api.openai_types import ChatRequest, CompletionRequest, Endpoint, parse_chat, parse_completion
@@ -19,6 +19,7 @@ from baton_gateway.text.choice_text import ChoiceText, TokenInfo
 from baton_gateway.text.revision_text import TextModel
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_local.batch.lines import BatchLine
+from baton_wire.messages.values import RequestKey
 
 ATTEMPT = 1
 

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from io import RawIOBase
 from typing import Final, TypeVar
 
-from baton_engine.scheduling.events import Drawn, Failed, RequestKey, SchedulerEvent
+from baton_engine.scheduling.events import Drawn, Failed, SchedulerEvent
 from baton_local.batch.jobs import Desk, Job, Refusal, failure
 from baton_local.batch.lines import BatchLine, answer_line
 from baton_local.batch.order import Balance, windows
+from baton_wire.messages.values import RequestKey
 from baton_worker.building.assembly import Engine
 
 Drawing = list[tuple[Job, SchedulerEvent]]

@@ -10,6 +10,7 @@ import enum
 import math
 import sys
 from array import array
+from dataclasses import dataclass
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -42,6 +43,17 @@ Count = Annotated[int, Meta(ge=0, le=1 << 40)]
 Seconds = Annotated[float, Meta(ge=0, le=1e7)]
 Seed = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 PositiveSeconds = Annotated[float, Meta(gt=0, le=1e7)]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestKey:
+    """One attempt of one request, in a process; everything held for it is released by comparing this."""
+
+    request: bytes
+    attempt: int
+
+    def __str__(self) -> str:
+        return f"{self.request.hex()[:12]}/{self.attempt}"
 
 
 class Value(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from baton_engine.scheduling.events import Drawn, RequestKey
+from baton_engine.scheduling.events import Drawn
 from baton_kv_transfer.transports.bandwidth import lanes
 from baton_wire.messages.gateway_link import WorkerState
 from baton_wire.messages.measures import StepTiming
-from baton_wire.messages.values import TokenEntry
+from baton_wire.messages.values import RequestKey, TokenEntry
 from baton_worker.reporting.views import EngineSnapshot, TransferView
 
 

@@ -15,9 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from baton_engine.running.stepper import Stepper
-from baton_engine.scheduling.events import RequestKey, SchedulerEvent, SequenceSpec
+from baton_engine.scheduling.events import SchedulerEvent, SequenceSpec
 from baton_engine.scheduling.scheduler import Scheduler
 from baton_wire.messages.pair_link import FirstToken
+from baton_wire.messages.values import RequestKey
 from baton_worker.reporting.views import EngineSnapshot
 
 log = logging.getLogger(__name__)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton_engine.scheduling.events import Failed, RequestKey, SequenceSpec
+from baton_engine.scheduling.events import Failed, SequenceSpec
 from baton_engine.scheduling.request_checks import refusal
 from baton_wire.messages.gateway_link import Prefill, Reserve
-from baton_wire.messages.values import Reason, unpack_ids
+from baton_wire.messages.values import Reason, RequestKey, unpack_ids
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Protocol
 
-from baton_engine.scheduling.events import Drawn, Failed, RequestKey, SchedulerEvent, SequenceSpec
+from baton_engine.scheduling.events import Drawn, Failed, SchedulerEvent, SequenceSpec
 from baton_wire.messages.gateway_link import Cancel, LegFailed, Message, Prefill, Reserve, Tokens, WorkerState
-from baton_wire.messages.values import Reason, TokenEntry
+from baton_wire.messages.values import Reason, RequestKey, TokenEntry
 from baton_worker.reporting.metrics import WorkerMetrics
 from baton_worker.reporting.reports import token_entry, worker_state
 from baton_worker.reporting.views import EngineSnapshot

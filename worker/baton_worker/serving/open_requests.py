@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-from baton_engine.scheduling.events import RequestKey
+from baton_wire.messages.values import RequestKey
 
 L = TypeVar("L", bound=Hashable)
 

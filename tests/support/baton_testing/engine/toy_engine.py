@@ -13,7 +13,6 @@ from baton_engine.scheduling.events import (
     Failed,
     Prefilled,
     Queued,
-    RequestKey,
     Reserved,
     SchedulerEvent,
     SequenceSpec,
@@ -22,7 +21,7 @@ from baton_engine.scheduling.plan import StepPlan
 from baton_engine.scheduling.scheduler import Scheduler
 from baton_testing.engine.runners import ToyRunner, context_kv, draw, reference_tokens
 from baton_wire.messages.pair_link import FirstToken
-from baton_wire.messages.values import Finish, SamplingParams
+from baton_wire.messages.values import Finish, RequestKey, SamplingParams
 
 FAR = 1e9
 """A deadline that no test reaches."""

@@ -15,14 +15,13 @@ from baton_engine.scheduling.events import (
     Drawn,
     Failed,
     Prefilled,
-    RequestKey,
     Reserved,
     SchedulerEvent,
     SequenceSpec,
 )
 from baton_testing.engine.runners import context_kv, reference_tokens
 from baton_testing.engine.toy_engine import Engine, engine, land
-from baton_wire.messages.values import Reason
+from baton_wire.messages.values import Reason, RequestKey
 
 
 @dataclass(slots=True)

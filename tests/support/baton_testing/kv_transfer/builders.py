@@ -15,7 +15,7 @@ from baton_kv_transfer.layout import StreamLayout
 from baton_wire.keys import KeyDirectory, write_new_key
 from baton_wire.kv_shape import KvGeometry, PoolPart, Units
 from baton_wire.messages.pair_link import FirstToken
-from baton_wire.messages.values import WIRE_VERSION, Finish, PairFingerprint, Reason
+from baton_wire.messages.values import WIRE_VERSION, Finish, PairFingerprint, Reason, RequestKey
 
 GEOMETRY = KvGeometry(layers=2, kv_heads=2, head_dim=4, element_bytes=4, block_tokens=4)
 
@@ -167,37 +167,36 @@ def piece_checksums(geometry: KvGeometry, unit_tokens: int, unit: bytes) -> byte
 
 @dataclass
 class PrefillRecord:
-    calls: list[tuple[str, bytes, int]] = field(default_factory=list)
+    calls: list[tuple[str, RequestKey]] = field(default_factory=list)
     """Every call in order: its name and whom it is about."""
-    granted: list[tuple[bytes, int]] = field(default_factory=list)
-    released: list[tuple[bytes, int]] = field(default_factory=list)
-    reports: list[tuple[bytes, int, Reason, str]] = field(default_factory=list)
+    granted: list[RequestKey] = field(default_factory=list)
+    released: list[RequestKey] = field(default_factory=list)
+    reports: list[tuple[RequestKey, Reason, str]] = field(default_factory=list)
+    """By the attempt that failed."""
 
-    def on_granted(self, request: bytes, attempt: int) -> None:
-        self.calls.append(("granted", request, attempt))
-        self.granted.append((request, attempt))
+    def on_granted(self, key: RequestKey) -> None:
+        self.calls.append(("granted", key))
+        self.granted.append(key)
 
-    def on_release(self, request: bytes, attempt: int) -> None:
-        self.calls.append(("released", request, attempt))
-        self.released.append((request, attempt))
+    def on_release(self, key: RequestKey) -> None:
+        self.calls.append(("released", key))
+        self.released.append(key)
 
-    def on_report(
-        self, request: bytes, attempt: int, reason: Reason, detail: str, failed_attempt: int, kept: bool
-    ) -> None:
-        self.calls.append(("reported", request, attempt))
-        self.reports.append((request, failed_attempt, reason, detail))
+    def on_report(self, key: RequestKey, reason: Reason, detail: str, failed_attempt: int, kept: bool) -> None:
+        self.calls.append(("reported", key))
+        self.reports.append((RequestKey(key.request, failed_attempt), reason, detail))
 
 
 @dataclass
 class DecodeRecord:
-    landed: list[tuple[bytes, int, tuple[FirstToken, ...]]] = field(default_factory=list)
-    failed: list[tuple[bytes, int, Reason, str]] = field(default_factory=list)
+    landed: list[tuple[RequestKey, tuple[FirstToken, ...]]] = field(default_factory=list)
+    failed: list[tuple[RequestKey, Reason, str]] = field(default_factory=list)
 
-    def on_landed(self, request: bytes, attempt: int, tokens: tuple[FirstToken, ...]) -> None:
-        self.landed.append((request, attempt, tokens))
+    def on_landed(self, key: RequestKey, tokens: tuple[FirstToken, ...]) -> None:
+        self.landed.append((key, tokens))
 
-    def on_failed(self, request: bytes, attempt: int, reason: Reason, detail: str) -> None:
-        self.failed.append((request, attempt, reason, detail))
+    def on_failed(self, key: RequestKey, reason: Reason, detail: str) -> None:
+        self.failed.append((key, reason, detail))
 
 
 async def eventually(condition: Callable[[], object], timeout_s: float = 10.0) -> None:

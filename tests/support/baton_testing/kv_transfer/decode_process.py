@@ -15,7 +15,7 @@ from baton_kv_transfer.decode.transfer import DecodeTransfer
 from baton_testing.kv_transfer.builders import FAST, GEOMETRY, FakePool, fingerprint
 from baton_wire.keys import KeyDirectory
 from baton_wire.messages.pair_link import FirstToken
-from baton_wire.messages.values import Address, PeerRef, Reason
+from baton_wire.messages.values import Address, PeerRef, Reason, RequestKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +57,12 @@ class _Worker:
             config=FAST,
         )
 
-    def on_landed(self, request: bytes, attempt: int, first_tokens: tuple[FirstToken, ...]) -> None:
-        asked = self.asked[request]
-        self.pipe.send(Ended(request, tokens_digest(self.pool, asked.blocks, asked.tokens), None))
+    def on_landed(self, key: RequestKey, first_tokens: tuple[FirstToken, ...]) -> None:
+        asked = self.asked[key.request]
+        self.pipe.send(Ended(key.request, tokens_digest(self.pool, asked.blocks, asked.tokens), None))
 
-    def on_failed(self, request: bytes, attempt: int, reason: Reason, detail: str) -> None:
-        self.pipe.send(Ended(request, None, reason))
+    def on_failed(self, key: RequestKey, reason: Reason, detail: str) -> None:
+        self.pipe.send(Ended(key.request, None, reason))
 
     async def serve(self) -> None:
         await self.transfer.start()
@@ -71,7 +71,9 @@ class _Worker:
             asked = await asyncio.to_thread(self.pipe.recv)
             self.asked[asked.request] = asked
             until = time.monotonic() + 20.0
-            self.transfer.expected(asked.request, 1, asked.prefill_epoch, asked.tokens, 0, asked.blocks, (0,), until)
+            self.transfer.expected(
+                RequestKey(asked.request, 1), asked.prefill_epoch, asked.tokens, 0, asked.blocks, (0,), until
+            )
 
 
 def _main(pipe: Connection, keys: Path) -> None:

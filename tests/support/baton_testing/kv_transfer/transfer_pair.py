@@ -24,7 +24,7 @@ from baton_testing.kv_transfer.builders import (
 )
 from baton_wire.keys import KeyDirectory
 from baton_wire.kv_shape import KvGeometry
-from baton_wire.messages.values import Address, Finish, PairFingerprint, PeerRef, Reason
+from baton_wire.messages.values import Address, Finish, PairFingerprint, PeerRef, Reason, RequestKey
 
 CHUNK = 5
 
@@ -145,25 +145,25 @@ class Request:
         self.prefill.pool.fill(self.source)
 
     @property
-    def key(self) -> tuple[bytes, int]:
-        return self.id, self.attempt
+    def key(self) -> RequestKey:
+        return RequestKey(self.id, self.attempt)
 
     @property
     def told(self) -> list[str]:
         """What the prefill worker was told of this request, in order."""
-        return [call for call, *key in self.prefill.record.calls if tuple(key) == self.key]
+        return [call for call, key in self.prefill.record.calls if key == self.key]
 
     def open(self) -> None:
-        self.prefill.transfer.opened(*self.key, self.decode.ref, self.tokens, soon())
+        self.prefill.transfer.opened(self.key, self.decode.ref, self.tokens, soon())
 
     def expect(self) -> None:
         self.decode.transfer.expected(
-            *self.key, self.prefill.epoch, self.tokens, self.cached, self.target, self.choices, soon()
+            self.key, self.prefill.epoch, self.tokens, self.cached, self.target, self.choices, soon()
         )
 
     def compute(self, tokens: int) -> None:
         size = self.prefill.pool.geometry.block_tokens
-        self.prefill.transfer.computed(*self.key, tokens, self.source[: -(-tokens // size)])
+        self.prefill.transfer.computed(self.key, tokens, self.source[: -(-tokens // size)])
 
     def compute_all(self) -> None:
         for tokens in range(CHUNK, self.tokens, CHUNK):
@@ -171,10 +171,10 @@ class Request:
         self.compute(self.tokens)
 
     def draw(self, finish: Finish | None = None) -> None:
-        self.prefill.transfer.first_tokens(*self.key, first_tokens(*self.choices, finish=finish))
+        self.prefill.transfer.first_tokens(self.key, first_tokens(*self.choices, finish=finish))
 
     async def landed(self) -> None:
-        await eventually(lambda: any(entry[:2] == self.key for entry in self.decode.record.landed))
+        await eventually(lambda: any(entry[0] == self.key for entry in self.decode.record.landed))
         await eventually(lambda: self.key in self.prefill.record.released)
         assert self.told == ["granted", "released"]
         assert self.decode.pool.tokens(self.target, self.cached, self.tokens) == self.prefill.pool.tokens(
@@ -184,6 +184,6 @@ class Request:
     async def ended(self) -> Reason:
         """Not landed, at neither side; the reason that the decode worker was told."""
         await eventually(lambda: self.key in self.prefill.record.released)
-        await eventually(lambda: any(entry[:2] == self.key for entry in self.decode.record.failed))
+        await eventually(lambda: any(entry[0] == self.key for entry in self.decode.record.failed))
         assert not self.decode.record.landed
-        return next(entry[2] for entry in self.decode.record.failed if entry[:2] == self.key)
+        return next(entry[1] for entry in self.decode.record.failed if entry[0] == self.key)

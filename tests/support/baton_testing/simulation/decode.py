@@ -19,7 +19,7 @@ from baton_testing.simulation.worker import LIMITS, SimWorker, WorkerWorld, no_m
 from baton_wire.errors import UnfitPairError
 from baton_wire.messages import codec
 from baton_wire.messages.pair_link import PairHello, PairMessage
-from baton_wire.messages.values import PairFingerprint, Reason, Role
+from baton_wire.messages.values import PairFingerprint, Reason, RequestKey, Role
 
 TRANSFER = TransferConfig(
     link_wait_s=2.0,
@@ -97,14 +97,13 @@ class DecodeLinks:
 
     # From the service -------------------------------------------------------------------------------------------------
 
-    def queued(self, request: bytes, attempt: int, prefill_epoch: bytes, position: int, deadline_s: float) -> None:
-        key = HandoverKey(request, attempt)
+    def queued(self, of: RequestKey, prefill_epoch: bytes, position: int, deadline_s: float) -> None:
+        key = HandoverKey.of(of)
         self._post(lambda: self.act(self.machine.queued(key, prefill_epoch, position, deadline_s, self._now)))
 
     def expected(
         self,
-        request: bytes,
-        attempt: int,
+        of: RequestKey,
         prefill_epoch: bytes,
         total_tokens: int,
         cached_tokens: int,
@@ -112,7 +111,7 @@ class DecodeLinks:
         choices: tuple[int, ...],
         deadline_s: float,
     ) -> None:
-        key = HandoverKey(request, attempt)
+        key = HandoverKey.of(of)
         facts = (total_tokens, cached_tokens, blocks, choices, deadline_s)
 
         def expect() -> None:
@@ -122,12 +121,12 @@ class DecodeLinks:
 
         self._post(expect)
 
-    def refused(self, request: bytes, attempt: int, prefill_epoch: bytes, reason: Reason, detail: str = "") -> None:
-        key = HandoverKey(request, attempt)
+    def refused(self, of: RequestKey, prefill_epoch: bytes, reason: Reason, detail: str = "") -> None:
+        key = HandoverKey.of(of)
         self._post(lambda: self.act(self.machine.refused(key, prefill_epoch, reason, detail, self._now)))
 
-    def cancelled(self, request: bytes, attempt: int, reason: Reason = Reason.CANCELLED, detail: str = "") -> None:
-        key = HandoverKey(request, attempt)
+    def cancelled(self, of: RequestKey, reason: Reason = Reason.CANCELLED, detail: str = "") -> None:
+        key = HandoverKey.of(of)
         self._post(lambda: self.act(self.machine.cancelled(key, reason, detail, self._now)))
 
     @property
@@ -225,13 +224,13 @@ class DecodeLinks:
                     epoch = self._end(key)
                     require(self._fingerprints[epoch] == worker.fingerprint, "I6", f"{key} came from another revision")
                     require(key not in self.corrupted, "I4", f"{key} landed with bytes that were spoilt")
-                    worker.service.on_landed(key.request, key.attempt, first_tokens)  # type: ignore[attr-defined]
+                    worker.service.on_landed(key.request_key, first_tokens)  # type: ignore[attr-defined]
                 case Failed(key, reason, detail):
                     worker.note(f"failed {key} {reason} {detail}")
                     self._end(key)
                     spoilt = reason is not Reason.KV_CORRUPT or key in self.corrupted
                     require(spoilt, "I9", f"{key}: {detail}, but nobody spoilt it")
-                    worker.service.on_failed(key.request, key.attempt, reason, detail)  # type: ignore[attr-defined]
+                    worker.service.on_failed(key.request_key, reason, detail)  # type: ignore[attr-defined]
 
     def _end(self, key: HandoverKey) -> bytes:
         require(key in self._expected, "I1", f"{key} ended twice, or was never expected")

@@ -7,12 +7,13 @@ from collections.abc import Callable
 
 from baton_engine.running.stepper import Stepper
 from baton_engine.scheduling.engine_config import EngineConfig
-from baton_engine.scheduling.events import RequestKey, SchedulerEvent
+from baton_engine.scheduling.events import SchedulerEvent
 from baton_engine.scheduling.scheduler import Scheduler
 from baton_testing.engine.runners import ToyRunner
 from baton_testing.kv_transfer.builders import FakePool
 from baton_testing.simulation.kv import attach, geometry
 from baton_testing.simulation.process import SimProcess, Violation, require
+from baton_wire.messages.values import RequestKey
 from baton_worker.reporting.views import EngineSnapshot
 from baton_worker.serving.engine_thread import Command, EngineThread, ReserveBlocks, Submit
 

@@ -22,7 +22,7 @@ from baton_testing.simulation.worker import LIMITS, SimWorker, WorkerWorld, no_m
 from baton_wire.errors import UnfitPairError
 from baton_wire.messages import codec
 from baton_wire.messages.pair_link import FirstToken, PairHello, PairMessage
-from baton_wire.messages.values import PairFingerprint, PeerRef, Reason, Role
+from baton_wire.messages.values import PairFingerprint, PeerRef, Reason, RequestKey, Role
 
 PREFILL_BLOCK_TOKENS = 4
 TRANSFER = TransferConfig(
@@ -102,23 +102,23 @@ class PrefillLinks:
 
     # From the service -------------------------------------------------------------------------------------------------
 
-    def opened(self, request: bytes, attempt: int, peer: PeerRef, total_tokens: int, deadline_s: float) -> None:
-        self._post(lambda: self._open(HandoverKey(request, attempt), peer, total_tokens, deadline_s))
+    def opened(self, of: RequestKey, peer: PeerRef, total_tokens: int, deadline_s: float) -> None:
+        self._post(lambda: self._open(HandoverKey.of(of), peer, total_tokens, deadline_s))
 
-    def retargeted(self, request: bytes, attempt: int, next_attempt: int, peer: PeerRef, deadline_s: float) -> None:
-        key, target = HandoverKey(request, attempt), Target(HandoverKey(request, next_attempt), peer.epoch)
+    def retargeted(self, of: RequestKey, next_attempt: int, peer: PeerRef, deadline_s: float) -> None:
+        key, target = HandoverKey.of(of), Target(HandoverKey(of.request, next_attempt), peer.epoch)
         self._post(lambda: self._retarget(key, target, peer, deadline_s))
 
-    def computed(self, request: bytes, attempt: int, tokens: int, blocks: tuple[int, ...]) -> None:
-        key = HandoverKey(request, attempt)
+    def computed(self, of: RequestKey, tokens: int, blocks: tuple[int, ...]) -> None:
+        key = HandoverKey.of(of)
         self._post(lambda: self.act(self.machine.computed(key, tokens, blocks, self._now)))
 
-    def computing(self, request: bytes, attempt: int, tokens: int, layers: int, blocks: tuple[int, ...]) -> None:
-        key = HandoverKey(request, attempt)
+    def computing(self, of: RequestKey, tokens: int, layers: int, blocks: tuple[int, ...]) -> None:
+        key = HandoverKey.of(of)
         self._post(lambda: self.act(self.machine.computing(key, tokens, layers, blocks, self._now)))
 
-    def first_tokens(self, request: bytes, attempt: int, first_tokens: tuple[FirstToken, ...]) -> None:
-        key = HandoverKey(request, attempt)
+    def first_tokens(self, of: RequestKey, first_tokens: tuple[FirstToken, ...]) -> None:
+        key = HandoverKey.of(of)
 
         def drawn() -> None:
             self._drawn.add(key)
@@ -126,8 +126,8 @@ class PrefillLinks:
 
         self._post(drawn)
 
-    def cancelled(self, request: bytes, attempt: int, reason: Reason = Reason.CANCELLED, detail: str = "") -> None:
-        key = HandoverKey(request, attempt)
+    def cancelled(self, of: RequestKey, reason: Reason = Reason.CANCELLED, detail: str = "") -> None:
+        key = HandoverKey.of(of)
         self._post(lambda: self.act(self.machine.cancelled(key, reason, detail, self._now)))
 
     @property
@@ -244,17 +244,17 @@ class PrefillLinks:
                         self._unstarted.remove(put)
                         self._put_failed(put, Reason.CANCELLED, "dropped before it began")
                 case Granted(key):
-                    self.worker.service.on_granted(key.request, key.attempt)  # type: ignore[attr-defined]
+                    self.worker.service.on_granted(key.request_key)  # type: ignore[attr-defined]
                 case Release(key):
                     self.worker.note(f"release {key}")
                     require(key in self._opened, "I2", f"{key} is released twice, or was never opened")
                     del self._opened[key]
-                    self.worker.service.on_release(key.request, key.attempt)  # type: ignore[attr-defined]
+                    self.worker.service.on_release(key.request_key)  # type: ignore[attr-defined]
                 case Report(key, reason, detail, failed, kept):
                     self.worker.note(f"report {key} {reason}{' kept' if kept else ''}")
                     self._reported(key, reason, detail)
                     attempt = failed or key.attempt
-                    self.worker.service.on_report(key.request, key.attempt, reason, detail, attempt, kept)  # type: ignore[attr-defined]
+                    self.worker.service.on_report(key.request_key, reason, detail, attempt, kept)  # type: ignore[attr-defined]
 
     def _reported(self, key: HandoverKey, reason: Reason, detail: str) -> None:
         """I9: an error of one write ends the hand-over whose write it was, and no other."""

@@ -8,7 +8,7 @@ from typing import Any
 from baton_decode_worker.service import DecodeService
 from baton_engine.memory.blocks import BlockOwner, BlockPool
 from baton_engine.scheduling.engine_config import EngineConfig
-from baton_engine.scheduling.events import Computed, RequestKey, SequenceSpec
+from baton_engine.scheduling.events import Computed, SequenceSpec
 from baton_engine.scheduling.plan import StepPlan
 from baton_engine.scheduling.scheduler import Scheduler
 from baton_gateway.errors import Problem
@@ -21,7 +21,7 @@ from baton_prefill_worker.service import PrefillService
 from baton_wire.liveness import Liveness, PeerState
 from baton_wire.messages.gateway_link import Cancel, Prefill, Reserve
 from baton_wire.messages.pair_link import FirstToken
-from baton_wire.messages.values import Reason
+from baton_wire.messages.values import Reason, RequestKey
 from baton_worker.serving.gateway_links import GatewayLink
 
 # Scheduler ------------------------------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ class FreesBeforeTheTransfer(PrefillService):
 
     def _cancel(self, key: RequestKey, choice: int | None) -> None:
         super()._cancel(key, choice)
-        self.on_release(key.request, key.attempt)
+        self.on_release(key)
 
 
 class ForgetsTheDeadGatewayAtPrefill(PrefillService):
@@ -152,16 +152,15 @@ class ForgetsTheDeadGatewayAtDecode(DecodeService):
 class LeaksFailedReservations(DecodeService):
     """vllm#46283: a failed hand-over leaves the reservation for the life of the process."""
 
-    def on_failed(self, request: bytes, attempt: int, reason: Reason, detail: str) -> None:
-        key = RequestKey(request, attempt)
+    def on_failed(self, key: RequestKey, reason: Reason, detail: str) -> None:
         self._loop.call_soon_threadsafe(self._handover_failed, key, reason, detail)
 
 
 class LeaksReleases(PrefillService):
     """vllm#41269: the transfer's release does not reach the engine."""
 
-    def on_release(self, request: bytes, attempt: int) -> None:
-        self._loop.call_soon_threadsafe(self._open.close, RequestKey(request, attempt))
+    def on_release(self, key: RequestKey) -> None:
+        self._loop.call_soon_threadsafe(self._open.close, key)
 
 
 class CancelsEveryChoice(DecodeService):
