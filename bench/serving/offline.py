@@ -32,7 +32,8 @@ from baton_local.batch.jobs import Desk
 from baton_local.batch.lines import BatchLine
 from baton_local.batch.run import GPU_BLOCK_TOKENS, BatchRun
 from baton_wire.messages.values import Role
-from baton_worker.building.assembly import Engine, build_engine
+from baton_worker.building.engine import build
+from baton_worker.building.parts import EngineParts
 from baton_worker.config import parse
 
 SEED: Final = 11
@@ -122,7 +123,7 @@ def lines(lengths: Sequence[Lengths], vocab_size: int, draw: random.Random, tag:
         yield BatchLine(f"{tag}-{number}", "/v1/completions", body)
 
 
-def timed(engine: Engine, desk: Desk, requests: Sequence[BatchLine]) -> float:
+def timed(engine: EngineParts, desk: Desk, requests: Sequence[BatchLine]) -> float:
     """Seconds from the first request to the last answer."""
     run = BatchRun(engine, desk, requests, _Sink())
     began = time.perf_counter()
@@ -164,12 +165,12 @@ def measure(names: Sequence[str], config: dict[str, object], device: str, share:
         flags += [f"--max-sequences={64 if device == 'cpu' else 512}", f"--block-tokens={block_tokens}"]
         meter = Meter()
         began = time.perf_counter()
-        engine = build_engine(parse(Role.PREFILL, flags), meter.add)
+        engine = build(parse(Role.PREFILL, flags), meter.add)
         meter.pool, meter.block_tokens = engine.scheduler.pool, engine.scheduler.config.block_tokens
         notes.append(f"Engine built, graphs captured: {time.perf_counter() - began:.1f} s.")
         text = load_text_model(engine.bundle.data, engine.bundle.sha256)
         limits = ModelLimits(engine.limits.max_context_tokens, engine.limits.vocab_size)
-        desk = Desk(text, limits, NAME, engine.loaded.model_hash, engine.limits.max_choices, 0)
+        desk = Desk(text, limits, NAME, engine.fingerprint.model_hash, engine.limits.max_choices, 0)
         draw = random.Random(SEED)
         vocab = limits.vocab_size
         timed(engine, desk, list(lines(chat_like(max(8, int(64 * share)), draw), vocab, draw, "warm")))

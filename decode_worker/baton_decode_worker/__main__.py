@@ -9,26 +9,29 @@ from baton_decode_worker.service import DecodeService
 from baton_kv_transfer.decode.transfer import DecodeTransfer
 from baton_kv_transfer.landing import full_quarantine
 from baton_kv_transfer.transports.table import offered
+from baton_wire.keys import KeyDirectory
 from baton_wire.messages.values import Role
-from baton_worker.building.assembly import transfer_config
 from baton_worker.building.gpu_memory import landing_device
 from baton_worker.building.parts import EngineParts
+from baton_worker.building.transfer import transfer_config
 from baton_worker.config import ListenAddress, WorkerConfig
 from baton_worker.reporting.metrics import WorkerMetrics
 from baton_worker.reporting.views import TransferView
 from baton_worker.serving import lifecycle, process
 
 
-def build_role(config: WorkerConfig, parts: EngineParts, epoch: bytes, metrics: WorkerMetrics) -> lifecycle.RoleParts:
+def build_role(
+    config: WorkerConfig, parts: EngineParts, keys: KeyDirectory, epoch: bytes, metrics: WorkerMetrics
+) -> lifecycle.RoleParts:
     """The decode side: its messenger, and the transfer that prefill workers dial and write to."""
     service = DecodeService(parts.limits, metrics, asyncio.get_running_loop())
     listen = config.pair_listen or ListenAddress("127.0.0.1", 0)
-    settings, landing_bytes = transfer_config(config), parts.capacity.landing_bytes
+    settings, landing_bytes = transfer_config(config), parts.landing_bytes
     transfer = DecodeTransfer(
         epoch=epoch,
         fingerprint=parts.fingerprint,
-        geometry=parts.geometry,
-        keys=parts.keys,
+        geometry=parts.pool.geometry,
+        keys=keys,
         sink=parts.pool,
         listener=service,
         host=listen.host,

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from baton_control.worker_specs import Device
+from baton_local.argument_types import device, integer, volume
 
 DEFAULT_PORT = 8000
 
@@ -108,29 +108,3 @@ def _add_logs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("process", nargs="?", metavar="PROCESS", help="one process, as `baton status` names it")
     parser.add_argument("--name", metavar="X", help="NAME or NAMESPACE.NAME when several run or ran")
     parser.add_argument("-f", "--follow", action="store_true", help="go on until Ctrl-C")
-
-
-def integer(low: int, high: int) -> type[int]:
-    """An argument's type: decimal digits within bounds."""
-
-    def parse(text: str) -> int:
-        if not (text.isascii() and text.isdigit() and low <= int(text[:12]) <= high):
-            raise argparse.ArgumentTypeError(f"{text!r} is not allowed: must be an integer from {low} to {high}")
-        return int(text)
-
-    return parse  # type: ignore[return-value]  # argparse takes any callable, its stubs any type
-
-
-def device(text: str) -> Device:
-    """An argument's type."""
-    if text not in set(Device):
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: must be one of {', '.join(Device)}")
-    return Device(text)
-
-
-def volume(text: str) -> tuple[str, Path]:
-    """An argument's type: NAME=PATH."""
-    name, separator, path = text.partition("=")
-    if not (name and separator and path):
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: must be NAME=PATH")
-    return name, Path(path)

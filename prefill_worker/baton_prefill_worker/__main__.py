@@ -9,25 +9,28 @@ from baton_kv_transfer.prefill.transfer import PrefillTransfer
 from baton_kv_transfer.transports.table import offered
 from baton_prefill_worker.service import PrefillService
 from baton_wire.discovery import watch
+from baton_wire.keys import KeyDirectory
 from baton_wire.messages.values import Role
-from baton_worker.building.assembly import transfer_config
 from baton_worker.building.gpu_memory import pool_device, staging
 from baton_worker.building.parts import EngineParts
+from baton_worker.building.transfer import transfer_config
 from baton_worker.config import WorkerConfig
 from baton_worker.reporting.metrics import WorkerMetrics
 from baton_worker.reporting.views import TransferView
 from baton_worker.serving import lifecycle, process
 
 
-def build_role(config: WorkerConfig, parts: EngineParts, epoch: bytes, metrics: WorkerMetrics) -> lifecycle.RoleParts:
+def build_role(
+    config: WorkerConfig, parts: EngineParts, keys: KeyDirectory, epoch: bytes, metrics: WorkerMetrics
+) -> lifecycle.RoleParts:
     """The prefill side: its messenger, and the transfer that dials decode workers and sends to them."""
     service = PrefillService(parts.limits, metrics, asyncio.get_running_loop())
     settings = transfer_config(config)
     transfer = PrefillTransfer(
         epoch=epoch,
         fingerprint=parts.fingerprint,
-        geometry=parts.geometry,
-        keys=parts.keys,
+        geometry=parts.pool.geometry,
+        keys=keys,
         source=parts.pool,
         listener=service,
         config=settings,

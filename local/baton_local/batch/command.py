@@ -18,14 +18,15 @@ from baton_control.worker_specs import Device, Site, worker_spec
 from baton_engine.model.loading import DTYPES, RANDOM_SCHEME
 from baton_gateway.requests.preparing import ModelLimits
 from baton_gateway.text.revision_text import load_text_model
+from baton_local.argument_types import device, integer, volume
 from baton_local.batch.jobs import Desk
 from baton_local.batch.lines import answered_ids, read_lines
 from baton_local.batch.run import GPU_BLOCK_TOKENS, BatchRun, Progress
 from baton_local.errors import RefusedError
 from baton_local.fleet.machine import devices, gpu_ids, model_argument
-from baton_local.options import device, integer, volume
 from baton_wire.messages.values import Role
-from baton_worker.building.assembly import Engine, build_engine
+from baton_worker.building.engine import build
+from baton_worker.building.parts import EngineParts
 from baton_worker.config import WorkerConfig, parse
 from baton_worker.errors import ConfigError
 
@@ -48,7 +49,7 @@ def run_batch(options: argparse.Namespace) -> int:
     if done:
         print(f"baton: {total - left:,} of {total:,} requests are answered already", file=sys.stderr)
     try:
-        engine = build_engine(config, lambda step, load, seconds: None)
+        engine = build(config, lambda step, load, seconds: None)
     except ConfigError as error:
         raise RefusedError(str(error)) from error
     lines = (line for line in read_lines(options.input) if line.custom_id not in done)
@@ -120,10 +121,10 @@ def _batch_sizes(computed_on: Device) -> list[str]:
     return [f"--max-sequences={MAX_SEQUENCES[computed_on]}", *blocks]
 
 
-def _desk(served_name: str, engine: Engine) -> Desk:
+def _desk(served_name: str, engine: EngineParts) -> Desk:
     text = load_text_model(engine.bundle.data, engine.bundle.sha256)
     limits = ModelLimits(engine.limits.max_context_tokens, engine.limits.vocab_size)
-    return Desk(text, limits, served_name, engine.loaded.model_hash, engine.limits.max_choices, int(time.time()))
+    return Desk(text, limits, served_name, engine.fingerprint.model_hash, engine.limits.max_choices, int(time.time()))
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from baton_local.batch.jobs import Desk, Job, Refusal, failure
 from baton_local.batch.lines import BatchLine, answer_line
 from baton_local.batch.order import Balance, windows
 from baton_wire.messages.values import RequestKey
-from baton_worker.building.assembly import Engine
+from baton_worker.building.parts import EngineParts
 
 Drawing = list[tuple[Job, SchedulerEvent]]
 T = TypeVar("T")
@@ -60,7 +60,7 @@ class _Open:
 class BatchRun:
     """One pass over some lines. `progress` may be read from any thread."""
 
-    def __init__(self, engine: Engine, desk: Desk, lines: Iterable[BatchLine], output: RawIOBase) -> None:
+    def __init__(self, engine: EngineParts, desk: Desk, lines: Iterable[BatchLine], output: RawIOBase) -> None:
         """`output` is unbuffered: an answer is one write."""
         self.progress = Progress()
         self._engine = engine

@@ -25,13 +25,7 @@ LANDING_DEFAULT_SHARE = 0.25
 @dataclass(frozen=True, slots=True)
 class Capacity:
     blocks: int
-    block_bytes: int
     landing_bytes: int
-
-
-def block_bytes(geometry: KvGeometry) -> int:
-    """Bytes of one block over all layers."""
-    return 2 * geometry.layers * geometry.kv_heads * geometry.block_tokens * geometry.head_dim * geometry.element_bytes
 
 
 def kv_budget(asked: int | None, free_bytes: int, device: str) -> int:
@@ -55,7 +49,7 @@ def decide(
     The pool must hold one sequence of `max_context_tokens` (then the oldest request always makes progress) and, on a
     decode worker (`lands`), the landing region one hand-over of that length.
     """
-    per_block = block_bytes(geometry)
+    per_block = geometry.block_bytes
     per_sequence = -(-max_context_tokens // geometry.block_tokens)
     landing = 0
     if lands:
@@ -67,7 +61,7 @@ def decide(
             f"argument --kv-cache-bytes: {budget_bytes} bytes hold {max(blocks, 0)} blocks of {geometry.block_tokens} "
             f"tokens; one sequence of --max-context-tokens {max_context_tokens} needs {per_sequence} ({needed} bytes)"
         )
-    return Capacity(blocks, per_block, landing)
+    return Capacity(blocks, landing)
 
 
 def _landing(sequence_bytes: int, budget_bytes: int, asked: int | None) -> int:

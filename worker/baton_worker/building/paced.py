@@ -21,19 +21,14 @@ import torch
 from baton_engine.memory.kv_pool import KvPool
 from baton_engine.running.step_load import LoadMeter, StepLoad
 from baton_engine.running.stepper import Stepper
-from baton_engine.scheduling.engine_config import EngineConfig
 from baton_engine.scheduling.plan import OpenSlot, SlotTokens, StepPlan, StepResult
-from baton_engine.scheduling.scheduler import Scheduler
-from baton_wire.keys import KeyDirectory
 from baton_wire.kv_shape import KvGeometry
 from baton_wire.messages.values import WIRE_VERSION, PairFingerprint, Role, TokenLogprob
 from baton_wire.rules.step_times import PacedTimes
-from baton_worker.building import capacity
 from baton_worker.building.bundle_files import read_bundle
-from baton_worker.building.parts import EngineParts
+from baton_worker.building.parts import EngineParts, limits_of, scheduler_of
 from baton_worker.config import WorkerConfig
 from baton_worker.errors import ConfigError
-from baton_worker.serving.intake import RequestLimits
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +37,6 @@ ELEMENT_BYTES = 4
 HEAD_DIM = 4
 LANDING_SEQUENCES = 32
 """Hand-overs of full length that the landing region holds: a small part of what it is on a real worker."""
-MAX_CHOICES = 16
 FIRST_TOKEN = 16
 """Smaller ids are often special ones."""
 
@@ -137,35 +131,21 @@ class PacedRunner:
 def build(config: WorkerConfig, times: PacedTimes, observe: Callable[[int, StepLoad, float], None]) -> EngineParts:
     """An engine that only keeps time. Waits until the worker is as old as the start-up takes. Raises ConfigError."""
     log.warning("EMULATED: no model computes here; %s", times.label)
-    keys = KeyDirectory(config.keys)
-    keys.current()
     bundle = read_bundle(Path(config.model))
     vocabulary, context = _vocabulary(Path(config.model)), config.max_context_tokens or 8_192
     geometry = KvGeometry(1, 1, HEAD_DIM, ELEMENT_BYTES, config.block_tokens or BLOCK_TOKENS)
-    per_block = capacity.block_bytes(geometry)
     blocks = max(times.kv_capacity_tokens, context) // geometry.block_tokens + 1
-    landing = LANDING_SEQUENCES * per_block * (context // geometry.block_tokens + 1)
-    sized = capacity.Capacity(blocks, per_block, landing if config.role is Role.DECODE else 0)
-    engine_config = EngineConfig(
-        num_blocks=sized.blocks,
-        block_tokens=geometry.block_tokens,
-        max_slots=config.max_sequences,
-        max_context_tokens=context,
-        max_step_tokens=config.max_step_tokens,
-        chunk_tokens=config.chunk_tokens,
-        max_waiting=config.max_waiting,
-    )
-    scheduler = Scheduler(engine_config)
+    landing = LANDING_SEQUENCES * geometry.block_bytes * (context // geometry.block_tokens + 1)
+    pool = KvPool(geometry, blocks, torch.float32, torch.device("cpu"))
+    scheduler = scheduler_of(config, pool, context)
     runner = PacedRunner(times, config.max_sequences, vocabulary)
     return EngineParts(
         bundle=bundle,
-        geometry=geometry,
-        capacity=sized,
-        keys=keys,
-        pool=KvPool(geometry, sized.blocks, torch.float32, torch.device("cpu")),
+        pool=pool,
+        landing_bytes=landing if config.role is Role.DECODE else 0,
         scheduler=scheduler,
         stepper=Stepper(scheduler, runner, observe),
-        limits=RequestLimits(vocabulary, context, min(MAX_CHOICES, config.max_sequences)),
+        limits=limits_of(config, vocabulary, context),
         fingerprint=_fingerprint(times, geometry, bundle.sha256),
     )
 

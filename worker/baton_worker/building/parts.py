@@ -1,4 +1,4 @@
-"""A worker's engine, built and not yet running: what `assembly` or `paced` makes and `serving` runs."""
+"""A worker's engine, built and not yet running: what `engine` or `paced` makes and `serving` or a batch runs."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ from baton_engine.memory.kv_pool import KvPool
 from baton_engine.model.step_cost import CostModel
 from baton_engine.running.layer_notices import LayerListener
 from baton_engine.running.stepper import Stepper
+from baton_engine.scheduling.engine_config import EngineConfig
 from baton_engine.scheduling.scheduler import Scheduler
-from baton_wire.keys import KeyDirectory
-from baton_wire.kv_shape import KvGeometry
 from baton_wire.messages.values import PairFingerprint
 from baton_wire.rules.hardware import Peak
 from baton_worker.building.bundle_files import TokenizerBundle
-from baton_worker.building.capacity import Capacity
+from baton_worker.config import WorkerConfig
 from baton_worker.serving.intake import RequestLimits
+
+MAX_CHOICES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
+    """Knows nothing of links."""
+
     bundle: TokenizerBundle
-    geometry: KvGeometry
-    capacity: Capacity
-    keys: KeyDirectory
     pool: KvPool
+    landing_bytes: int
+    """Room for arriving KV beside the pool; 0 where none lands."""
     scheduler: Scheduler
     stepper: Stepper
     limits: RequestLimits
@@ -36,4 +38,22 @@ class EngineParts:
     """None when nothing is computed (paced)."""
     peak: Peak | None = None
     stages: Mapping[str, float] = field(default_factory=dict)
-    """Seconds that each part of the start took, in order."""
+    """Seconds that each part of the start took, in order: weights, pool, runner (graphs, kernels)."""
+
+
+def scheduler_of(config: WorkerConfig, pool: KvPool, max_context_tokens: int) -> Scheduler:
+    return Scheduler(
+        EngineConfig(
+            num_blocks=pool.num_blocks,
+            block_tokens=pool.geometry.block_tokens,
+            max_slots=config.max_sequences,
+            max_context_tokens=max_context_tokens,
+            max_step_tokens=config.max_step_tokens,
+            chunk_tokens=config.chunk_tokens,
+            max_waiting=config.max_waiting,
+        )
+    )
+
+
+def limits_of(config: WorkerConfig, vocab_size: int, max_context_tokens: int) -> RequestLimits:
+    return RequestLimits(vocab_size, max_context_tokens, min(MAX_CHOICES, config.max_sequences))

@@ -1,15 +1,19 @@
-"""Engine values as the gateway gets them. Pure conversions."""
+"""What a worker says of itself and its engine, to gateways and on `/state`. Pure conversions."""
 
 from __future__ import annotations
+
+import os
 
 import msgspec
 
 from baton_engine.scheduling.events import Drawn
 from baton_kv_transfer.transports.bandwidth import lanes
-from baton_wire.messages.gateway_link import WorkerState
+from baton_wire.messages.gateway_link import Hello, WorkerState
 from baton_wire.messages.measures import StepTiming
 from baton_wire.messages.values import RequestKey, TokenEntry
-from baton_worker.reporting.views import EngineSnapshot, TransferView
+from baton_worker.building.parts import EngineParts
+from baton_worker.config import WorkerConfig
+from baton_worker.reporting.views import EngineSnapshot, StateView, TransferView
 
 
 def token_entry(event: Drawn, key: RequestKey) -> TokenEntry:
@@ -48,3 +52,48 @@ def with_measures(
     kv_bytes = transfer.kv_bytes_sent + transfer.kv_bytes_received
     ways = lanes(transfer.links)
     return msgspec.structs.replace(state, startup_s=startup_s, kv_bytes=kv_bytes, timings=timings, lanes=ways)
+
+
+def hello(config: WorkerConfig, parts: EngineParts, epoch: bytes, pair_port: int | None) -> Hello:
+    """How this worker introduces itself to gateways."""
+    return Hello(
+        role=config.role,
+        epoch=epoch,
+        fingerprint=parts.fingerprint,
+        template_hash=config.template_hash,
+        pair_port=pair_port,
+        served_name=config.served_name,
+        vocab_size=parts.limits.vocab_size,
+        max_context_tokens=parts.limits.max_context_tokens,
+        max_choices=parts.limits.max_choices,
+        block_tokens=parts.pool.geometry.block_tokens,
+        blocks_total=parts.pool.num_blocks,
+        bundle_hash=parts.bundle.sha256,
+        bundle_bytes=len(parts.bundle.data),
+    )
+
+
+def state_view(
+    config: WorkerConfig,
+    parts: EngineParts,
+    epoch: bytes,
+    snapshot: EngineSnapshot,
+    draining: bool,
+    transfer: TransferView,
+) -> StateView:
+    """What `/state` shows."""
+    stats = snapshot.stats
+    return StateView(
+        role=config.role.value,
+        epoch=epoch.hex(),
+        pid=os.getpid(),
+        revision=config.template_hash,
+        blocks_total=parts.pool.num_blocks,
+        blocks_free=stats.blocks_free + stats.blocks_cached,
+        block_tokens=parts.pool.geometry.block_tokens,
+        block_bytes=parts.pool.geometry.block_bytes,
+        running=stats.running,
+        waiting=stats.waiting,
+        draining=draining,
+        transfer=transfer,
+    )

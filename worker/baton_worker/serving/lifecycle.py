@@ -8,21 +8,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from baton_engine.running.step_load import StepLoad
+from baton_wire.errors import AuthenticationError
+from baton_wire.keys import KeyDirectory
 from baton_wire.messages.gateway_link import WorkerState
-from baton_worker.building import assembly, paced
+from baton_worker.building import engine, paced
 from baton_worker.building.parts import EngineParts
 from baton_worker.config import WorkerConfig
+from baton_worker.errors import ConfigError
 from baton_worker.reporting.metrics import WorkerMetrics
-from baton_worker.reporting.reports import with_measures
+from baton_worker.reporting.reports import hello, state_view, with_measures
 from baton_worker.reporting.step_log import StepLog
-from baton_worker.reporting.views import EngineSnapshot, StateView, TransferView
+from baton_worker.reporting.views import StateView, TransferView
 from baton_worker.serving import process
 from baton_worker.serving.endpoints import application
 from baton_worker.serving.engine_thread import EngineThread
@@ -63,7 +66,7 @@ class RoleParts:
     """Further coroutines of the io loop, run while the worker serves."""
 
 
-BuildRole = Callable[[WorkerConfig, EngineParts, bytes, WorkerMetrics], RoleParts]
+BuildRole = Callable[[WorkerConfig, EngineParts, KeyDirectory, bytes, WorkerMetrics], RoleParts]
 
 
 async def serve(config: WorkerConfig, stop: process.Stop, build_role: BuildRole) -> None:
@@ -76,21 +79,22 @@ async def serve(config: WorkerConfig, stop: process.Stop, build_role: BuildRole)
         metrics.stepped(load, seconds)
         steps.add(step, load, seconds)
 
+    keys = _keys(config.keys)
     parts = await _built(config, stop, stepped)
     if parts is None:
         return
     metrics.computes(parts.costs, parts.peak)
     metrics.started(parts.stages)
     epoch = process.new_epoch()
-    role = build_role(config, parts, epoch, metrics)
+    role = build_role(config, parts, keys, epoch, metrics)
     service = role.service
 
     def crashed(error: BaseException) -> None:
         loop.call_soon_threadsafe(stop.crashed, error)
 
-    engine = EngineThread(parts.scheduler, parts.stepper, service.on_events, service.on_cancel, crashed)
-    service.attach(engine)
-    metrics.watch(lambda: engine.snapshot, role.transfer_view)
+    thread = EngineThread(parts.scheduler, parts.stepper, service.on_events, service.on_cancel, crashed)
+    service.attach(thread)
+    metrics.watch(lambda: thread.snapshot, role.transfer_view)
     async with contextlib.AsyncExitStack() as stack:
         transfer_thread = LoopThread("transfer")
         stack.callback(transfer_thread.stop, STOP_S)
@@ -100,15 +104,15 @@ async def serve(config: WorkerConfig, stop: process.Stop, build_role: BuildRole)
         def measured(state: WorkerState) -> WorkerState:
             return with_measures(state, startup_s, role.transfer_view(), steps.take())
 
-        hello = assembly.hello(config, parts, epoch, role.pair_port())
-        links = GatewayLinks(hello, parts.bundle.data, parts.keys, service, measured)
-        engine.start()
-        stack.callback(engine.stop, STOP_S)
+        introduction = hello(config, parts, epoch, role.pair_port())
+        links = GatewayLinks(introduction, parts.bundle.data, keys, service, measured)
+        thread.start()
+        stack.callback(thread.stop, STOP_S)
 
         def view() -> StateView:
-            return worker_view(config, parts, epoch, engine.snapshot, service.draining, role.transfer_view())
+            return state_view(config, parts, epoch, thread.snapshot, service.draining, role.transfer_view())
 
-        app = application(links, metrics, lambda: engine.snapshot, view, lambda: not service.draining)
+        app = application(links, metrics, lambda: thread.snapshot, view, lambda: not service.draining)
         port = await stack.enter_async_context(process.listening(app, config.listen))
         for companion in (links.report_state, lambda: wears_out(role.wear, stop), *role.companions):
             stack.enter_context(_background(companion(), crashed))
@@ -145,12 +149,26 @@ async def wears_out(why: Callable[[], str | None], stop: process.Stop) -> None:
     stop.draining.set()
 
 
+def _keys(path: Path) -> KeyDirectory:
+    keys = KeyDirectory(path)
+    try:
+        keys.current()
+    except AuthenticationError as error:
+        raise ConfigError(f"argument --keys: {error}") from error
+    return keys
+
+
 async def _built(
     config: WorkerConfig, stop: process.Stop, stepped: Callable[[int, StepLoad, float], None]
 ) -> EngineParts | None:
     """The engine; None when the worker was told to stop while an emulated start-up lasted."""
     if config.paced is None:
-        return await asyncio.to_thread(assembly.build, config, stepped)
+        parts = await asyncio.to_thread(engine.build, config, stepped)
+        await asyncio.to_thread(parts.pool.warm_up)
+        log.info("start-up: %s", ", ".join(f"{name} {seconds:.2f} s" for name, seconds in parts.stages.items()))
+        shape, pool = parts.pool.geometry, parts.pool
+        log.info("%d blocks of %d tokens, %d landing bytes", pool.num_blocks, shape.block_tokens, parts.landing_bytes)
+        return parts
     times = paced.read_times(config.paced)
     parts = await asyncio.to_thread(paced.build, config, times, stepped)
     with contextlib.suppress(TimeoutError):
@@ -158,32 +176,6 @@ async def _built(
             await stop.draining.wait()
             return None
     return parts
-
-
-def worker_view(
-    config: WorkerConfig,
-    parts: EngineParts,
-    epoch: bytes,
-    snapshot: EngineSnapshot,
-    draining: bool,
-    transfer: TransferView,
-) -> StateView:
-    """What `/state` shows."""
-    stats = snapshot.stats
-    return StateView(
-        role=config.role.value,
-        epoch=epoch.hex(),
-        pid=os.getpid(),
-        revision=config.template_hash,
-        blocks_total=parts.capacity.blocks,
-        blocks_free=stats.blocks_free + stats.blocks_cached,
-        block_tokens=parts.geometry.block_tokens,
-        block_bytes=parts.capacity.block_bytes,
-        running=stats.running,
-        waiting=stats.waiting,
-        draining=draining,
-        transfer=transfer,
-    )
 
 
 @contextlib.contextmanager

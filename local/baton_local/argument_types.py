@@ -1,0 +1,34 @@
+"""Types of the command line's arguments: text checked, or refused in one line."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from baton_control.worker_specs import Device
+
+
+def integer(low: int, high: int) -> type[int]:
+    """An argument's type: decimal digits within bounds."""
+
+    def parse(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and low <= int(text[:12]) <= high):
+            raise argparse.ArgumentTypeError(f"{text!r} is not allowed: must be an integer from {low} to {high}")
+        return int(text)
+
+    return parse  # type: ignore[return-value]  # argparse takes any callable, its stubs any type
+
+
+def device(text: str) -> Device:
+    """An argument's type."""
+    if text not in set(Device):
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: must be one of {', '.join(Device)}")
+    return Device(text)
+
+
+def volume(text: str) -> tuple[str, Path]:
+    """An argument's type: NAME=PATH."""
+    name, separator, path = text.partition("=")
+    if not (name and separator and path):
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: must be NAME=PATH")
+    return name, Path(path)

@@ -1,0 +1,116 @@
+"""Build the engine of a configuration: model, tokenizer bundle, KV pool, runner, scheduler.
+
+What can be wrong with a model or a size is found here, before anything listens, as one ConfigError.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from baton_engine.memory.kv_pool import KvPool, kv_geometry
+from baton_engine.model.errors import ModelError
+from baton_engine.model.loading import DTYPES, RANDOM_SCHEME, LoadedModel, load_model
+from baton_engine.model.step_cost import cost_model
+from baton_engine.running.runner import ModelRunner
+from baton_engine.running.step_load import StepLoad
+from baton_engine.running.stepper import Stepper
+from baton_kernels.kv_scales import KV_FP8
+from baton_kv_transfer.handover import Verify
+from baton_wire.messages.values import WIRE_VERSION, PairFingerprint, Role
+from baton_worker.building import capacity
+from baton_worker.building.accelerator import peak
+from baton_worker.building.bundle_files import TokenizerBundle, read_bundle
+from baton_worker.building.memory_limit import free_bytes
+from baton_worker.building.parts import EngineParts, limits_of, scheduler_of
+from baton_worker.config import WorkerConfig
+from baton_worker.errors import ConfigError
+
+BLOCK_TOKENS = {"cpu": 16, "cuda": 64}
+
+
+def build(config: WorkerConfig, observe_step: Callable[[int, StepLoad, float], None]) -> EngineParts:
+    """Load and size everything. `observe_step` is told each step's number, what was in it, and its seconds.
+
+    Raises ConfigError with one line.
+    """
+    device = _device(config)
+    torch.set_num_threads(config.threads)
+    bundle = read_bundle(_model_directory(config.model))
+    asked_dtype = None if config.dtype == "auto" else DTYPES[config.dtype]
+    stages = _Stages()
+    try:
+        loaded = load_model(config.model, asked_dtype, device, config.max_context_tokens)
+    except ModelError as error:
+        raise ConfigError(f"argument --model: {error}") from error
+    stages.ended("weights")
+    context = loaded.max_context_tokens
+    kv_dtype = KV_FP8 if config.kv_cache_dtype == "fp8" else loaded.dtype
+    geometry = kv_geometry(loaded.config, kv_dtype, config.block_tokens or BLOCK_TOKENS[config.device])
+    budget = capacity.kv_budget(config.kv_cache_bytes, free_bytes(config.device), config.device)
+    sized = capacity.decide(geometry, context, budget, config.landing_bytes, lands=config.role is Role.DECODE)
+    pool = KvPool(geometry, sized.blocks, kv_dtype, device, with_checksums=config.verify == Verify.FULL)
+    stages.ended("pool")
+    scheduler = scheduler_of(config, pool, context)
+    runner = ModelRunner(loaded, pool, config.max_sequences)
+    stages.ended("runner")
+    return EngineParts(
+        bundle=bundle,
+        pool=pool,
+        landing_bytes=sized.landing_bytes,
+        scheduler=scheduler,
+        stepper=Stepper(scheduler, runner, observe_step),
+        limits=limits_of(config, loaded.config.vocab_size, context),
+        fingerprint=_fingerprint(loaded, kv_dtype, bundle),
+        watch_layers=runner.watch_layers,
+        costs=cost_model(loaded.config, loaded.dtype.itemsize, geometry.element_bytes),
+        peak=peak(device, loaded.dtype),
+        stages=stages.seconds,
+    )
+
+
+class _Stages:
+    """Times the parts of the start, one after the other."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._began_s = time.monotonic()
+
+    def ended(self, name: str) -> None:
+        now = time.monotonic()
+        self.seconds[name], self._began_s = now - self._began_s, now
+
+
+def _device(config: WorkerConfig) -> torch.device:
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("argument --device: cuda: this machine has no usable NVIDIA GPU; allowed here: cpu")
+    if config.kv_cache_dtype == "fp8" and config.device != "cuda":
+        raise ConfigError(f"argument --kv-cache-dtype: fp8 with --device {config.device}; allowed there: auto")
+    return torch.device(config.device)
+
+
+def _model_directory(model: str) -> Path:
+    if model.startswith(RANDOM_SCHEME):
+        return Path(model.removeprefix(RANDOM_SCHEME).partition("?")[0]).parent
+    directory = Path(model)
+    if not directory.is_dir():
+        raise ConfigError(f"argument --model: {model}: no such directory")
+    return directory
+
+
+def _fingerprint(loaded: LoadedModel, kv_dtype: torch.dtype, bundle: TokenizerBundle) -> PairFingerprint:
+    dtype = str(loaded.dtype).removeprefix("torch.")
+    return PairFingerprint(
+        wire_version=WIRE_VERSION,
+        model_hash=loaded.model_hash,
+        dtype=dtype,
+        kv_dtype=str(kv_dtype).removeprefix("torch."),
+        layers=loaded.config.num_layers,
+        kv_heads=loaded.config.num_kv_heads,
+        head_dim=loaded.config.head_dim,
+        rope=loaded.config.rope_digest(),
+        tokenizer=bundle.sha256,
+    )

@@ -1,0 +1,41 @@
+"""Settings of a worker's side of the KV transfer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from baton_kv_transfer.handover import TransferConfig, Verify
+from baton_kv_transfer.transports.table import TransportChoice, offered
+from baton_wire.messages.values import Role
+from baton_worker.config import WorkerConfig
+from baton_worker.errors import ConfigError
+
+CUDA_PUT_BYTES = 64 << 20
+"""On a GPU a PUT, its checksums or its copy to the host cost some tenths of a millisecond, whatever they hold."""
+CUDA_SCATTER_BYTES = 4 << 30
+"""A hand-over up to this is scattered by one kernel. Its time is the memory's: 0.6 ms a GiB."""
+CUDA_PORTION_BYTES = 256 << 20
+"""A scatter takes 0.6 ms and 0.15 more for these; in 0.75 ms as many arrive. Smaller hand-overs are scattered once."""
+CUDA_GROUP_BYTES = 32 << 20
+CUDA_GROUPS = 16
+"""Layer groups: what is left when the prompt is computed is the last one."""
+
+
+def transfer_config(config: WorkerConfig) -> TransferConfig:
+    """Settings of the worker's side of the KV transfer. Raises ConfigError when this machine lacks what they need."""
+    transport = TransportChoice(config.transport)
+    try:
+        offered(transport)
+    except ValueError as error:
+        raise ConfigError(f"argument --transport: {error}") from error
+    common = TransferConfig(verify=Verify(config.verify), transport=transport, min_bytes_per_s=config.min_bandwidth)
+    if config.device != "cuda":
+        return common
+    at_once = CUDA_PUT_BYTES if config.role is Role.PREFILL else CUDA_SCATTER_BYTES
+    return replace(
+        common,
+        max_put_bytes=at_once,
+        portion_bytes=CUDA_PORTION_BYTES,
+        group_bytes=CUDA_GROUP_BYTES,
+        max_groups=CUDA_GROUPS,
+    )
