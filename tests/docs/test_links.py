@@ -19,6 +19,10 @@ NAMED = re.compile(rf"`((?:{TREE})/[\w./-]*[\w/])(?::\s+\w+)?`")
 """A path from the root, as pages name files. The log is left out: it names files as they were."""
 
 
+def shown(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
 def anchors(page: Path) -> set[str]:
     """As GitHub makes them of headings."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
@@ -35,7 +39,7 @@ def broken(page: Path) -> Iterator[str]:
             yield link
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", PAGES, ids=shown)
 def test_links_lead_somewhere(page: Path) -> None:
     assert list(broken(page)) == []
 
@@ -43,11 +47,19 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize(
     "page",
     [page for page in PAGES if page.parent != ROOT / "docs" / "log"],
-    ids=lambda page: str(page.relative_to(ROOT)),
+    ids=shown,
 )
 def test_files_that_a_page_names_are_there(page: Path) -> None:
     named = NAMED.findall(page.read_text(encoding="utf-8"))
     assert [path for path in named if not (ROOT / path).exists() and not list(ROOT.glob(f"{path}*"))] == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent != ROOT / "docs" / "log"], ids=shown)
+def test_modules_that_a_page_names_without_their_folder_are_there(page: Path) -> None:
+    tree = {path.name for path in ROOT.rglob("*.py") if ".venv" not in path.parts}
+    spans = re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL))
+    named = [name for span in spans for name in re.findall(r"(?<![\w*])\w+\.py\b", span)]
+    assert [name for name in named if name not in tree and name != "file.py"] == []
 
 
 def test_every_page_is_in_the_index() -> None:
