@@ -17,7 +17,7 @@ from pathlib import Path
 
 from baton_gateway.http_api.certificate import Certificate, CertificateError
 from baton_gateway.http_api.tenants import Tenants
-from baton_gateway.lifeline import die_with_parent
+from baton_gateway.parent_death import die_with_parent
 from baton_gateway.processes import ChildSockets, Processes, answer_parent, child_sockets
 from baton_gateway.reporting.admin import AdminServer
 from baton_gateway.reporting.metrics import shared_page

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from baton_gateway.lifeline import PARENT_VARIABLE
+from baton_gateway.parent_death import PARENT_VARIABLE
 from baton_gateway.reporting.state import ProcessReport
 
 _log = logging.getLogger("baton.gateway.processes")

@@ -103,12 +103,15 @@ class Answer:
         return self
 
 
-def open_session(total_s: float | None = None, *, fresh: bool = False, **connector: Any) -> aiohttp.ClientSession:
+def open_session(
+    total_s: float | None = None, *, connect_s: float | None = None, fresh: bool = False, **connector: Any
+) -> aiohttp.ClientSession:
     """For `send`, with as many connections as there are requests; `fresh` takes a new one for each.
 
     `total_s` bounds a whole answer. Without it only silence is bounded.
     """
-    timeout = aiohttp.ClientTimeout(total=total_s, sock_read=SILENCE_S if total_s is None else None)
+    silence_s = SILENCE_S if total_s is None else None
+    timeout = aiohttp.ClientTimeout(total=total_s, sock_connect=connect_s, sock_read=silence_s)
     pool = aiohttp.TCPConnector(limit=0, force_close=fresh, **connector)
     return aiohttp.ClientSession(connector=pool, timeout=timeout, read_bufsize=MAX_LINE_BYTES)
 

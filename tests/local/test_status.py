@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
 import pytest
+from msgspec.structs import replace
 
 from baton_local.client import Answer, End
 from baton_local.commands.demo import DemoError, check_moved, is_settled, report
@@ -83,7 +83,7 @@ def test_measured_lanes_are_shown_and_unknown_ones_said_so() -> None:
         Link("d:2", "tcp x1", 9e8, True),
         Link("d:3", "x", None, None),
     )
-    seen = observation(prefill=dataclasses.replace(SENT, transfer=dataclasses.replace(SENT.transfer, links=links)))
+    seen = observation(prefill=replace(SENT, transfer=replace(SENT.transfer, links=links)))
     assert [line for line in as_text(seen).splitlines() if line.startswith("KV ")] == [
         "KV    chat-prefill-a-0 → d:1  ucx cma/memory  4.10 GB/s",
         "KV    chat-prefill-a-0 → d:2  tcp x1  0.90 GB/s  below minBandwidth",
@@ -101,7 +101,7 @@ def test_the_demo_shows_blocks_and_bytes_by_direction() -> None:
     assert lines[-1] == "transport tcp   TTFT 41.2 ms   TPOT 3.1 ms   96 tokens"
 
 
-STILL = dataclasses.replace(SENT, transfer=Transfer("tcp", 0, 0, 0))
+STILL = replace(SENT, transfer=Transfer("tcp", 0, 0, 0))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ STILL = dataclasses.replace(SENT, transfer=Transfer("tcp", 0, 0, 0))
         (SENT, STILL, "no KV moved"),
         (STILL, RECEIVED, "no KV moved"),
         (None, RECEIVED, "no KV moved"),
-        (dataclasses.replace(SENT, transfer=Transfer("tcp", 2, 10, 0)), RECEIVED, "4500 bytes of KV were received"),
+        (replace(SENT, transfer=Transfer("tcp", 2, 10, 0)), RECEIVED, "4500 bytes of KV were received"),
     ],
 )
 def test_the_demo_fails_when_kv_did_not_move(
@@ -122,7 +122,7 @@ def test_the_demo_fails_when_kv_did_not_move(
 
 
 def test_the_demo_fails_when_one_process_did_everything() -> None:
-    both = dataclasses.replace(SENT, transfer=Transfer("tcp", 2, 4500, 4500))
+    both = replace(SENT, transfer=Transfer("tcp", 2, 4500, 4500))
     with pytest.raises(DemoError, match="did not leave its process"):
         check_moved(observation(both, STILL))
 

@@ -144,7 +144,7 @@ def test_killing_it_leaves_nothing_not_even_grandchildren(rig: Rig, victim: str)
     rig.behaviours = {"gateway": PARENT, "decode": DEAF}
     rig.start_ready()
     children = rig.descendants()
-    guards = [child for child in children if any(part.endswith("guard.py") for part in child.cmdline())]
+    guards = [child for child in children if any(part.endswith("orphan_guard.py") for part in child.cmdline())]
     assert (len(children), len(guards)) == (5, 1)
     if victim == "the runtime and its guard":
         guards[0].kill()

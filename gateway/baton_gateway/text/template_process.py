@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from baton_gateway.lifeline import die_with_parent
+from baton_gateway.parent_death import die_with_parent
 from baton_gateway.text.chat_template import TemplateFailureError, TemplateRefusalError, compile_template
 
 MAX_MEMORY_BYTES = 512 << 20

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from baton_gateway.errors import RefusedError, invalid, template_failed
-from baton_gateway.lifeline import PARENT_VARIABLE
+from baton_gateway.parent_death import PARENT_VARIABLE
 from baton_gateway.text.bundle import Bundle
 from baton_gateway.text.template_process import Question, RenderAnswer
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
+
+import msgspec
 
 from baton_local.fleet.observation import Observation, WorkerState
 from baton_local.fleet.record import PostRecord, TargetRecord
@@ -101,7 +102,7 @@ def _process(post: PostRecord) -> dict[str, object]:
 def _worker(post: PostRecord, state: WorkerState | None, seen: Observation) -> dict[str, object]:
     known = {} if state is None else {name: getattr(state, name) for name in _STATE_FIELDS}
     transfer = {} if state is None else {name: getattr(state.transfer, name) for name in _TRANSFER_FIELDS}
-    links = [] if state is None else [dataclasses.asdict(link) for link in state.transfer.links]
+    links = [] if state is None else [msgspec.structs.asdict(link) for link in state.transfer.links]
     return {
         **_process(post),
         "revision": post.revision,

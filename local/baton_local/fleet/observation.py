@@ -10,34 +10,37 @@ from baton_local.fleet.record import PostRecord, RunRecord
 from baton_local.pages import get_json
 from baton_wire.sketch import Sketch, SketchData, merged
 
-Json = dict[str, object]
 
-
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(msgspec.Struct, frozen=True):
     """One way that KV takes, as measured when the link came up."""
 
     peer: str
     lane: str
-    bytes_per_s: float | None
+    bytes_per_s: float | None = None
     """None: not known."""
-    below_minimum: bool | None
+    below_minimum: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Transfer:
+_TOLD = {"way": "transport", "bytes_sent": "kv_bytes_sent", "bytes_received": "kv_bytes_received"}
+
+
+class Transfer(msgspec.Struct, frozen=True, rename=_TOLD):
     """KV that a worker sent or received so far."""
 
-    transport: str | None
-    handovers: int
-    bytes_sent: int
-    bytes_received: int
+    way: str | None = None
+    """A transport, perhaps with its lane behind it."""
+    handovers: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
     links: tuple[Link, ...] = ()
     """A prefill worker's ways to decode workers."""
 
+    @property
+    def transport(self) -> str | None:
+        return self.way.split()[0] if self.way else None
 
-@dataclass(frozen=True, slots=True)
-class WorkerState:
+
+class WorkerState(msgspec.Struct, frozen=True):
     """A worker's own account of itself."""
 
     blocks_total: int
@@ -116,41 +119,8 @@ def _whole(latency: _Latency | None) -> Sketch:
 
 
 def _worker_state(post: PostRecord) -> WorkerState | None:
-    raw = get_json(f"http://{post.address}", "/state") if post.address else None
-    if raw is None:
+    """None: it does not answer, or not with what a worker says."""
+    try:
+        return msgspec.convert(get_json(f"http://{post.address}", "/state"), WorkerState) if post.address else None
+    except msgspec.ValidationError:
         return None
-    transfer = raw.get("transfer")
-    return WorkerState(
-        blocks_total=_count(raw, "blocks_total"),
-        blocks_free=_count(raw, "blocks_free"),
-        block_bytes=_count(raw, "block_bytes"),
-        running=_count(raw, "running"),
-        waiting=_count(raw, "waiting"),
-        transfer=_transfer(transfer if isinstance(transfer, dict) else {}),
-    )
-
-
-def _transfer(raw: Json) -> Transfer:
-    transport, links = raw.get("transport"), raw.get("links")
-    return Transfer(
-        transport=str(transport).split()[0] if transport else None,
-        handovers=_count(raw, "handovers"),
-        bytes_sent=_count(raw, "kv_bytes_sent"),
-        bytes_received=_count(raw, "kv_bytes_received"),
-        links=tuple(_link(link) for link in links if isinstance(link, dict)) if isinstance(links, list) else (),
-    )
-
-
-def _link(raw: Json) -> Link:
-    rate, below = raw.get("bytes_per_s"), raw.get("below_minimum")
-    return Link(
-        peer=str(raw.get("peer")),
-        lane=str(raw.get("lane")),
-        bytes_per_s=rate if isinstance(rate, float) else None,
-        below_minimum=below if isinstance(below, bool) else None,
-    )
-
-
-def _count(raw: Json, name: str) -> int:
-    value = raw.get(name, 0)
-    return value if isinstance(value, int) else 0

@@ -1,4 +1,6 @@
-"""Child processes, each in a session of its own, on a leash, watched by a guard. The only file that starts or signals.
+"""Child processes, each in a session of its own. The only file that starts or signals.
+
+The kernel kills a child when this process dies; the orphan guard then kills what the child had started.
 
 Nothing here waits: `poll` asks the kernel. A process that ended is reaped only after its whole group was killed, so
 that no grandchild is left behind and no group id is used after it could mean somebody else.
@@ -58,10 +60,10 @@ class Processes:
     def start(self, name: str, argv: Sequence[str], environment: Mapping[str, str], log: Path) -> int:
         """Start a program with its output appended to `log`; returns its process id. Raises OSError."""
         parent = str(os.getpid())
-        leash = [sys.executable, *ISOLATED, str(HERE / "leash.py"), parent, *argv]
+        tied = [sys.executable, *ISOLATED, str(HERE / "parent_death_signal.py"), parent, *argv]
         with log.open("ab") as output:
             child = subprocess.Popen(
-                leash,
+                tied,
                 env={**environment, PARENT_VARIABLE: parent},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -116,7 +118,7 @@ class Processes:
 
 def _start_guard(*groups: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, *ISOLATED, str(HERE / "guard.py"), *map(str, groups)],
+        [sys.executable, *ISOLATED, str(HERE / "orphan_guard.py"), *map(str, groups)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

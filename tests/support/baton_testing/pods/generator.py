@@ -9,6 +9,12 @@ from pathlib import Path
 from baton_testing.pods.kubectl import Failed, Json, Kubectl, until
 
 SCRIPT = Path(__file__).with_name("load.py")
+CLIENT = Path(__file__).parents[4] / "local" / "baton_local"
+FILES = {
+    "load.py": SCRIPT,
+    **{f"baton_local/{name}.py": CLIENT / f"{name}.py" for name in ("__init__", "client", "errors")},
+}
+"""In the Pod, below /load."""
 
 
 @dataclass
@@ -24,7 +30,8 @@ class Load:
 
     def start(self) -> None:
         script = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "load"}}
-        self.kubectl.apply({**script, "data": {"load.py": SCRIPT.read_text(encoding="utf-8")}}, self._pod())
+        data = {path.replace("/", "."): file.read_text(encoding="utf-8") for path, file in FILES.items()}
+        self.kubectl.apply({**script, "data": data}, self._pod())
         until(f"Pod {self.name} runs", lambda: self._phase() == "Running", 60)
 
     def _phase(self) -> str:
@@ -72,11 +79,12 @@ class Load:
             "volumeMounts": [{"name": "script", "mountPath": "/load"}],
             "securityContext": restricted,
         }
+        items = [{"key": path.replace("/", "."), "path": path} for path in FILES]
         spec = {
             "restartPolicy": "Never",
             "automountServiceAccountToken": False,
             "securityContext": {"runAsNonRoot": True, "runAsUser": 10001, "seccompProfile": {"type": "RuntimeDefault"}},
             "containers": [container],
-            "volumes": [{"name": "script", "configMap": {"name": "load"}}],
+            "volumes": [{"name": "script", "configMap": {"name": "load", "items": items}}],
         }
         return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": self.name}, "spec": spec}

@@ -1,4 +1,5 @@
-"""Runs in a Pod: asks a gateway for answers, over and over, and says what came of it. Needs aiohttp alone.
+"""Runs in a Pod: asks a gateway for answers, over and over, and says what came of it. Needs aiohttp, and
+`baton_local.client` beside itself.
 
 `load.py URL CONCURRENCY`. Lines on standard output: `FIRST {…}` the first token ever, `FAIL {…}` each request that did
 not end as it should, `STAT {…}` every second, `END {…}` after SIGTERM, when everything in flight has ended.
@@ -14,6 +15,8 @@ import sys
 import time
 
 import aiohttp
+
+from baton_local.client import End, chat, open_session, send
 
 PROMPTS = (
     "Why does it rain?",
@@ -41,38 +44,18 @@ def say(kind: str, **fields: object) -> None:
 
 async def ask(session: aiohttp.ClientSession, url: str, prompt: str, count: Count) -> None:
     """One streamed request, checked to its end. Raises ValueError for an answer that is not whole."""
-    body = {
-        "model": "tiny-llama",
-        "messages": [{"role": "user", "content": prompt}],
-        "stream": True,
-        "temperature": 0,
-        "max_tokens": TOKENS,
-    }
-    started, text, finish, fingerprint, is_done = time.monotonic(), "", None, "", False
-    async with session.post(f"{url}/v1/chat/completions", json=body) as reply:
-        if reply.status != 200:
-            raise ValueError(f"HTTP {reply.status}: {(await reply.text())[:200]}")
-        async for line in reply.content:
-            if not line.startswith(b"data: "):
-                continue
-            if line.strip() == b"data: [DONE]":
-                is_done = True
-                break
-            event = json.loads(line[6:])
-            if "error" in event:
-                raise ValueError(f"error event: {event['error']}")
-            fingerprint = event.get("system_fingerprint") or fingerprint
-            for choice in event["choices"]:
-                text += choice["delta"].get("content") or ""
-                finish = choice["finish_reason"] or finish
-            if text and count.first is None:
-                count.first = time.time()
-                say("FIRST", at=count.first)
-    if not is_done or finish is None:
-        raise ValueError(f"the stream ended with finish_reason {finish}, [DONE] {is_done}")
-    count.took.append(time.monotonic() - started)
-    seen = count.answers.setdefault(f"{prompt}|{fingerprint}", {})
-    seen[text] = seen.get(text, 0) + 1
+
+    def heard(text: str) -> None:
+        if count.first is None:
+            count.first = time.time()
+            say("FIRST", at=count.first)
+
+    answer = await send(session, url, chat("tiny-llama", prompt, temperature=0, max_tokens=TOKENS), on_text=heard)
+    if answer.end is not End.WHOLE or not answer.finished:
+        raise ValueError(f"{answer.end.value}, {answer.failure or 'no finish_reason'}: {answer.detail}")
+    count.took.append(answer.ended_s - answer.sent_s)
+    seen = count.answers.setdefault(f"{prompt}|{answer.fingerprint}", {})
+    seen[answer.texts[0]] = seen.get(answer.texts[0], 0) + 1
 
 
 async def client(number: int, session: aiohttp.ClientSession, url: str, count: Count, stop: asyncio.Event) -> None:
@@ -83,13 +66,13 @@ async def client(number: int, session: aiohttp.ClientSession, url: str, count: C
             await ask(session, url, prompt, count)
             count.ok += 1
             await asyncio.sleep(PAUSE_S)
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+        except ValueError as error:
             if count.first is None:  # nothing has ever been served: that is waiting, not failing
                 count.waiting += 1
                 await asyncio.sleep(0.05)
                 continue
             count.failed += 1
-            say("FAIL", at=time.time(), prompt=prompt, error=f"{type(error).__name__}: {error}")
+            say("FAIL", at=time.time(), prompt=prompt, error=str(error))
             await asyncio.sleep(0.2)
 
 
@@ -106,9 +89,7 @@ async def main() -> None:
     count, stop = Count(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    times = aiohttp.ClientTimeout(total=120, sock_connect=5)
-    # A connection for each request, so that each meets the Service anew.
-    async with aiohttp.ClientSession(timeout=times, connector=aiohttp.TCPConnector(force_close=True)) as session:
+    async with open_session(120, connect_s=5, fresh=True) as session:  # each request meets the Service anew
         clients = [client(number, session, url, count, stop) for number in range(concurrency)]
         await asyncio.gather(tell(count, stop), *clients)
     say("END", ok=count.ok, failed=count.failed, answers=count.answers)

@@ -1,8 +1,8 @@
-"""Starts one program on a leash: the kernel kills it when the process that started it dies.
+"""Starts one program that the kernel kills when the process that started it dies.
 
-Run as a script by `processes` (`python -I -S leash.py PARENT_PID PROGRAM ARG…`), so that nothing of Baton is imported:
-it sets the parent-death signal, makes sure that the parent still lives, and becomes the program. The signal covers the
-program alone; what the program starts in its turn is the guard's business.
+Run as a script by `processes` (`python -I -S parent_death_signal.py PARENT_PID PROGRAM ARG…`): nothing of Baton is
+imported. It sets the parent-death signal, makes sure that the parent still lives, and becomes the program. The signal
+covers the program alone. What the program starts in its turn is the orphan guard's business.
 """
 
 from __future__ import annotations
