@@ -197,9 +197,6 @@ class LandingRegion:
         """End of the stream bytes that stand from `start` on without a gap."""
         return self._transfers[transfer].arrived.covered_to(start)
 
-    def is_covered(self, transfer: int) -> bool:
-        return self._transfers[transfer].arrived.is_complete
-
     def first_gap(self, transfer: int) -> tuple[int, int] | None:
         return self._transfers[transfer].arrived.first_gap()
 

@@ -72,7 +72,7 @@ def test_a_stream_of_broken_units_is_refused() -> None:
 def test_an_empty_transfer_needs_no_room() -> None:
     region = LandingRegion(0)
     assert region.grant(1, P1, 0, 256) == ()
-    assert region.is_covered(1)
+    assert region.first_gap(1) is None
     assert region.claim(P1, 1, 0, 1) is ClaimRefusal.OUT_OF_SPAN
 
 
@@ -107,12 +107,12 @@ def test_bytes_count_when_they_stand_not_when_they_are_claimed() -> None:
     region.grant(1, P1, 512, 256)
     second = claimed(region, 1, 256, 256)
     region.arrived(second)
-    assert (region.arrived_to(1, 0), region.is_covered(1), region.first_gap(1)) == (0, False, (0, 256))
+    assert (region.arrived_to(1, 0), region.first_gap(1)) == (0, (0, 256))
     assert region.arrived_to(1, 256) == 512
     first = claimed(region, 1, 0, 256)
-    assert not region.is_covered(1)
+    assert region.first_gap(1) is not None
     region.arrived(first)
-    assert (region.arrived_to(1, 0), region.is_covered(1), region.first_gap(1)) == (512, True, None)
+    assert (region.arrived_to(1, 0), region.first_gap(1)) == (512, None)
 
 
 @pytest.mark.parametrize("end", ["release", "stop_writes", "seal", "quarantine"])

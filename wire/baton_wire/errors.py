@@ -6,8 +6,7 @@ TransferError
 │   └── VersionError     the peer holds the key but speaks no common wire version: an upgrade has to bring them together
 ├── UnfitPairError       the two workers must never exchange KV: report it, choose another pair
 ├── LinkLostError        the peer or the path is gone: retry with another peer
-├── LandingFullError     no room in the landing region now: wait
-└── CorruptKvError       landed bytes are not what was sent: prefill again
+└── LandingFullError     no room in the landing region now: wait
 """
 
 from __future__ import annotations
@@ -39,7 +38,3 @@ class LinkLostError(TransferError):
 
 class LandingFullError(TransferError):
     """The landing region has no room for a span of the asked length at present."""
-
-
-class CorruptKvError(TransferError):
-    """Landed KV failed verification; the message names the first bad piece."""

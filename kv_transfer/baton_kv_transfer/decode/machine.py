@@ -195,11 +195,6 @@ class DecodeHandovers:
                 actions += self._fail(handover, Reason.PEER_LOST, detail, now)
         return actions + self._grant_waiting(now)
 
-    def peer_gone(self, peer: bytes, now: float) -> list[DecodeAction]:
-        """Proof that the process `peer` is gone: nothing of it can still be written."""
-        self._reclaim.peer_gone(peer)
-        return self._grant_waiting(now)
-
     def writes_ended(self, link: int, now: float) -> list[DecodeAction]:
         """Proof that nothing granted over this link, which is down, can still be written."""
         self._reclaim.writes_ended(link)

@@ -107,9 +107,6 @@ class SpanReclaim:
         self._ended_links = {ended for ended in self._ended_links if link - ended < REMEMBERED_LINKS} | {link}
         self._settle_all(lambda owed: owed.link == link)
 
-    def peer_gone(self, peer: bytes) -> None:
-        self._settle_all(lambda owed: owed.peer == peer)
-
     def _settle_all(self, is_proven: Callable[[Owed], bool]) -> None:
         for key, owed in list(self._owed.items()):
             if is_proven(owed):

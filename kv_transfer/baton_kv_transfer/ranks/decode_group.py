@@ -182,9 +182,6 @@ class DecodeGroup:
             self._block_tokens.pop(peer.worker, None)
         return self._at(rank, self.ranks[rank].link_down(peer.epoch, detail, now), now)
 
-    def peer_gone(self, rank: int, peer: RankPeer, now: float) -> list[GroupDecodeAction]:
-        return self._at(rank, self.ranks[rank].peer_gone(peer.epoch, now), now)
-
     def writes_ended(self, rank: int, link: int, now: float) -> list[GroupDecodeAction]:
         return self._at(rank, self.ranks[rank].writes_ended(link, now), now)
 

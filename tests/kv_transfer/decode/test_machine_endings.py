@@ -292,8 +292,8 @@ def test_proof_that_the_writer_is_gone_frees_what_was_quarantined() -> None:
     machine = d.machine
     machine.expected(OTHER, P2, TOKENS, 0, BLOCKS, (0, 1), 100.0, 0.0)
     assert machine.stats().by_state[DecodeState.WAITING] == 1
-    assert machine.peer_gone(P2, 0.0) == []
-    (sent,) = machine.peer_gone(P1, 0.0)
+    assert machine.writes_ended(2, 0.0) == []
+    (sent,) = machine.writes_ended(1, 0.0)
     assert isinstance(sent, Send)
     assert isinstance(sent.message, Grant)
 

@@ -55,7 +55,7 @@ async def test_bytes_stand_where_they_were_granted_when_done_is_called(name: str
         if name in SELF_COUNTING:
             assert rig.landing.bytes_received == 4_000
         if name in GUARDED:
-            assert rig.guard.landing.is_covered(1)
+            assert rig.guard.landing.first_gap(1) is None
 
 
 @pytest.mark.parametrize("name", ALL)

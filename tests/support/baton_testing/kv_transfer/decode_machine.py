@@ -33,6 +33,7 @@ class Decode:
     ) -> None:
         self.machine = DecodeHandovers(GEOMETRY, landing_bytes, config, one_sided=one_sided)
         self.now = 0.0
+        self.links = 0
         self.all: list[DecodeAction] = []
 
     def _took(self, actions: list[DecodeAction]) -> list[DecodeAction]:
@@ -40,7 +41,8 @@ class Decode:
         return actions
 
     def link(self, peer: bytes = P1, block_tokens: int = 4) -> list[DecodeAction]:
-        return self._took(self.machine.link_up(peer, block_tokens, self.now))
+        self.links += 1
+        return self._took(self.machine.link_up(peer, block_tokens, self.now, link=self.links))
 
     def unlink(self, peer: bytes = P1) -> list[DecodeAction]:
         return self._took(self.machine.link_down(peer, "silent", self.now))

@@ -171,6 +171,8 @@ class DecodeFuzz:
         self.machine = DecodeHandovers(GEOMETRY, 9 * UNIT, CONFIG, one_sided=seed % 3 == 0)
         self.now = 0.0
         self.linked: set[bytes] = set()
+        self.links: list[bytes] = []
+        """Whose each link was, in order."""
         self.scatters: list[Scatter] = []
         self.holding: set[HandoverKey] = set()
         self.began = self.ended = 0
@@ -202,7 +204,7 @@ class DecodeFuzz:
             lambda: self.act(self.machine.refused(key, peer, Reason.NO_CAPACITY, "", self.now)),
             lambda: self.act(self.machine.cancelled(key, chance.choice(list(Reason)), "", self.now)),
             lambda: self.act(self.machine.tick(self.now)),
-            lambda: self.act(self.machine.peer_gone(peer, self.now)) if peer not in self.linked else None,
+            lambda: self._prove_ended(peer) if peer not in self.linked else None,
             lambda: self._write(peer),
             lambda: self._write(peer),
             self._end_scatter,
@@ -217,12 +219,19 @@ class DecodeFuzz:
     def _link(self, peer: bytes) -> None:
         if peer not in self.linked:
             self.linked.add(peer)
-            self.act(self.machine.link_up(peer, self.chance.choice((2, 4, 4, 4, 8)), self.now))
+            self.links.append(peer)
+            tokens = self.chance.choice((2, 4, 4, 4, 8))
+            self.act(self.machine.link_up(peer, tokens, self.now, link=len(self.links)))
 
     def _unlink(self, peer: bytes) -> None:
         if peer in self.linked and self.chance.random() < 0.1:
             self.linked.discard(peer)
             self.act(self.machine.link_down(peer, "", self.now))
+
+    def _prove_ended(self, peer: bytes) -> None:
+        for link, each in enumerate(self.links, 1):
+            if each == peer:
+                self.act(self.machine.writes_ended(link, self.now))
 
     def _expect(self, key: HandoverKey, peer: bytes) -> None:
         if key not in self.holding:
@@ -293,7 +302,7 @@ class DecodeFuzz:
             self.now += 100.0
             self.act(self.machine.tick(self.now))
         for peer in PEERS:
-            self.act(self.machine.peer_gone(peer, self.now))
+            self._prove_ended(peer)
         stats = self.machine.stats()
         assert not any(stats.by_state.values()), stats
         assert stats.lingering == 0

@@ -54,7 +54,7 @@ class SpoiltPair:
         self.region = bytearray(self.decode.landing_bytes)
         self.landing = MemoryLanding(memoryview(self.region), self, one_sided=one_sided)
         self.calls: deque[Callable[[], None]] = deque()
-        self.attempt = 0
+        self.attempt = self.links = 0
         self.failure: Reason | None = None
         self._old_bytes = bytes(self.region)
         self._old_write: Write | None = None
@@ -112,7 +112,7 @@ class SpoiltPair:
             self._unlink()  # no honest peer seals another transfer: what it owes for its own is settled by the link
             self._work()
         if not self.writer_is_open:
-            self._at_decode(self.decode.peer_gone(P, self.now))
+            self._at_decode(self.decode.writes_ended(self.links, self.now))
         self.assert_at_rest()
 
     def _work(self) -> None:
@@ -133,7 +133,8 @@ class SpoiltPair:
     def _link(self) -> None:
         self.writer_is_open = True
         self.writer = MemoryWriter(P, self.landing, self._schedule, lambda: 0.0, lambda detail: None)
-        self._at_decode(self.decode.link_up(P, GEOMETRY.block_tokens, self.now))
+        self.links += 1
+        self._at_decode(self.decode.link_up(P, GEOMETRY.block_tokens, self.now, link=self.links))
         facts = DecodePeer(GEOMETRY.block_tokens, self.decode.landing_bytes)
         self._at_prefill(self.prefill.link_up(D, facts, self.now))
 

@@ -36,6 +36,8 @@ class SimLink:
         self.names = (prefill.rank_name(pair.prefill), decode.rank_name(pair.decode))
         self.generation = 0
         self.up_at_prefill = self.up_at_decode = self.is_cut = False
+        self.numbers: list[int] = []
+        """Under which decode knows this link, in order."""
         self.arrival = dict.fromkeys(self.names, 0.0)
 
     def make(self) -> None:
@@ -47,7 +49,10 @@ class SimLink:
         self.world.heap.note(f"{self} up")
         now = self.world.heap.now
         peer, (_, rank) = self.prefill.peer(self.ranks[0]), self.ranks
-        self.decode.act(self.decode.machine.link_up(rank, peer, PREFILL_GEOMETRY.block_tokens, now))
+        self.decode.links += 1
+        self.numbers.append(self.decode.links)
+        up = self.decode.machine.link_up(rank, peer, PREFILL_GEOMETRY.block_tokens, now, link=self.decode.links)
+        self.decode.act(up)
         self.world.heap.after(self.world.delay(0.05), lambda: self._up_at_prefill(generation))
 
     def _up_at_prefill(self, generation: int) -> None:

@@ -269,6 +269,7 @@ class SimDecode(SimWorker):
         self.machine = world.make_decode_group(self.geometry, machines, CONFIG)
         self.landings = [LandingRank(self, rank) for rank in range(self.ranks)]
         self.line: deque[Request] = deque()
+        self.links = 0
         self.expected: set[HandoverKey] = set()
         self.ended: set[HandoverKey] = set()
         self.later(CONFIG.tick_s, self._tick)

@@ -155,8 +155,8 @@ class World:
 
     def _prove_gone(self, gone: SimPrefill) -> None:
         for link in [each for each in self.links.values() if each.prefill is gone and each.decode.alive]:
-            peer = gone.peer(link.ranks[0])
-            link.decode.act(link.decode.machine.peer_gone(link.ranks[1], peer, self.heap.now))
+            for number in link.numbers:
+                link.decode.act(link.decode.machine.writes_ended(link.ranks[1], number, self.heap.now))
 
     def _cut_some(self) -> None:
         live = [link for link in self.links.values() if link.up_at_prefill and link.up_at_decode]

@@ -85,6 +85,8 @@ class DecodeLinks:
         self.landing = MemoryLanding(memoryview(self.region), self, one_sided=shape.one_sided)
         self.landing.on_one_sided_write = self._one_sided_write
         self.ends: dict[bytes, End] = {}
+        self._links: list[bytes] = []
+        """Whose each link was, in order."""
         self._fingerprints: dict[bytes, PairFingerprint] = {}
         self._expected: dict[HandoverKey, bytes] = {}
         self._unlinked: dict[HandoverKey, float] = {}
@@ -163,7 +165,8 @@ class DecodeLinks:
             before.close("replaced by a new link of the same process")
         self.ends[peer.epoch] = end
         self._fingerprints[peer.epoch] = fingerprint
-        self.act(self.machine.link_up(peer.epoch, peer.block_tokens, self._now))  # type: ignore[attr-defined]
+        self._links.append(peer.epoch)
+        self.act(self.machine.link_up(peer.epoch, peer.block_tokens, self._now, link=len(self._links)))  # type: ignore[attr-defined]
 
     def received(self, end: End, frame: bytes) -> None:
         message = codec.decode(frame, PairMessage)
@@ -179,7 +182,8 @@ class DecodeLinks:
         self.act(self.machine.link_down(epoch, detail, self._now))
 
     def proven_gone(self, epoch: bytes) -> None:
-        self.act(self.machine.peer_gone(epoch, self._now))
+        for link in [link for link, each in enumerate(self._links, 1) if each == epoch]:
+            self.act(self.machine.writes_ended(link, self._now))
 
     # The landing side's guard -----------------------------------------------------------------------------------------
 

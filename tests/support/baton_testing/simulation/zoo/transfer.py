@@ -200,7 +200,8 @@ class FreesUnderOpenWrites(DecodeHandovers):
     """vllm#56104: one-sided spans go to the next request when the link is lost."""
 
     def link_down(self, peer: bytes, detail: str, now: float) -> list[DecodeAction]:
-        return [*super().link_down(peer, detail, now), *self.peer_gone(peer, now)]
+        link = self._peers[peer].link
+        return [*super().link_down(peer, detail, now), *self.writes_ended(link, now)]
 
 
 class FailsWhileScattering(DecodeHandovers):
