@@ -22,7 +22,7 @@ from baton_wire.rules.hardware import Peak
 from baton_worker.reporting.metrics import WorkerMetrics
 from baton_worker.reporting.views import EngineSnapshot, TransferView
 
-PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 ROW = re.compile(r"^\| `(\w+)` \| (\w+) \|([^|]*)\|", re.MULTILINE)
 
 
