@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from baton_simulate.baselines.signals import Sizes
 from baton_simulate.policies import LOOK_S, Needs, Scripted
-from baton_simulate.replay import Outcome, Scenario, replay
+from baton_simulate.replay import ReplayOutcome, Scenario, replay
 from baton_wire.messages.values import POOL_ROLES, Role
 
 ROUNDS = 12
@@ -24,9 +24,9 @@ AFTER = {Role.PREFILL: 1, Role.DECODE: 4}
 """Intervals behind its arrival in which what a request missed may have been decided."""
 
 
-def oracle(scenario: Scenario, needs: Needs) -> Outcome:
+def oracle(scenario: Scenario, needs: Needs) -> ReplayOutcome:
     """The first replay within the SLO; if there is none, the one that misses least."""
-    seen: list[Outcome] = []
+    seen: list[ReplayOutcome] = []
     for _ in range(ROUNDS):
         seen.append(replay(scenario, "oracle", Scripted(_followed(scenario, needs))))
         raised = _raised(scenario, needs, seen[-1])
@@ -49,7 +49,7 @@ def _followed(scenario: Scenario, needs: Needs) -> Callable[[float], Sizes]:
     return sizes
 
 
-def _raised(scenario: Scenario, needs: Needs, outcome: Outcome) -> Needs | None:
+def _raised(scenario: Scenario, needs: Needs, outcome: ReplayOutcome) -> Needs | None:
     """One worker more wherever a pool missed more than it may; None when the run as a whole meets both percentiles."""
     targets, workload = scenario.spec.targets, scenario.workload
     alone = scenario.model.prefill

@@ -13,7 +13,7 @@ MAX_SHOWN_VALUE = 80
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class FieldProblem:
     """One thing that is wrong with one field of a manifest."""
 
     path: str
@@ -32,7 +32,7 @@ class OperatorError(Exception):
 class ManifestError(OperatorError):
     """A manifest that cannot be used; carries every problem found, in the order of the file."""
 
-    def __init__(self, problems: tuple[Problem, ...]) -> None:
+    def __init__(self, problems: tuple[FieldProblem, ...]) -> None:
         super().__init__("; ".join(str(problem) for problem in problems))
         self.problems = problems
 
@@ -42,7 +42,7 @@ class UnsupportedError(OperatorError):
 
     def __init__(self, path: str, message: str) -> None:
         super().__init__(f"{path}: {message}")
-        self.problem = Problem(path, message)
+        self.problem = FieldProblem(path, message)
 
 
 def shown(value: object) -> str:

@@ -68,7 +68,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class PoolChange:
     """Start (`workers` > 0) or stop (< 0) workers of one role and revision."""
 
     role: Role
@@ -76,7 +76,7 @@ class Change:
     workers: int
 
 
-class Phase(enum.StrEnum):
+class RolloutPhase(enum.StrEnum):
     """Where a rollout stands; each is also the reason of a condition."""
 
     COMPLETE = "RolloutComplete"
@@ -91,15 +91,15 @@ class Phase(enum.StrEnum):
 
 
 REASONS = {
-    Phase.COMPLETE: "complete",
-    Phase.STARTING: "start workers",
-    Phase.STOPPING: "stop workers",
-    Phase.WAITING: "wait: no worker can be stopped without going under the floor",
-    Phase.UNKNOWN: "wait: it is unknown which workers are routable",
-    Phase.UNSCHEDULABLE: "wait: no node has room for a new worker; the old ones keep serving",
-    Phase.FAILING: "stopped: workers of the new template fail; the old ones keep serving",
-    Phase.CANARY: "hold: the new template has its canary share",
-    Phase.PAUSED: "paused",
+    RolloutPhase.COMPLETE: "complete",
+    RolloutPhase.STARTING: "start workers",
+    RolloutPhase.STOPPING: "stop workers",
+    RolloutPhase.WAITING: "wait: no worker can be stopped without going under the floor",
+    RolloutPhase.UNKNOWN: "wait: it is unknown which workers are routable",
+    RolloutPhase.UNSCHEDULABLE: "wait: no node has room for a new worker; the old ones keep serving",
+    RolloutPhase.FAILING: "stopped: workers of the new template fail; the old ones keep serving",
+    RolloutPhase.CANARY: "hold: the new template has its canary share",
+    RolloutPhase.PAUSED: "paused",
 }
 
 
@@ -107,41 +107,41 @@ REASONS = {
 class Step:
     """What to do now; empty when there is nothing to do or to wait for is all that can be done."""
 
-    changes: tuple[Change, ...]
+    changes: tuple[PoolChange, ...]
     reason: str
-    phase: Phase = Phase.WAITING
+    phase: RolloutPhase = RolloutPhase.WAITING
 
 
 def next_step(wanted: Mapping[Role, Wanted], groups: tuple[Group, ...], limits: Limits, paused: bool = False) -> Step:
     """The next step from `groups` towards `wanted`; apply, observe and repeat until it is complete."""
     if is_complete(wanted, groups):
-        return _step(Phase.COMPLETE)
+        return _step(RolloutPhase.COMPLETE)
     hold = _hold(wanted, groups, paused)
     mixes = {role: _mix(role, wanted[role], groups, limits, hold) for role in POOL_ROLES}
     additions = tuple(
         change for role in POOL_ROLES for change in _additions(role, wanted[role], mixes[role], groups, limits)
     )
     if additions:
-        return _step(Phase.STARTING, additions)
+        return _step(RolloutPhase.STARTING, additions)
     surplus = {
         (group.role, group.revision): group.workers - mixes[group.role].get(group.revision, 0) for group in groups
     }
     is_settled = all(excess <= 0 for excess in surplus.values())
     if not is_settled and any(group.routable is None for group in groups):
-        return _step(Phase.UNKNOWN)
+        return _step(RolloutPhase.UNKNOWN)
     removals = _removals(wanted, groups, surplus, limits)
     if removals:
-        return _step(Phase.STOPPING, removals)
+        return _step(RolloutPhase.STOPPING, removals)
     if hold is not None:
         return _step(hold)
     if not is_settled and not any(group.routable != group.workers for group in groups):
         exchange = _exchange(wanted, groups, limits)
         if exchange:
-            return _step(Phase.STARTING, exchange)
+            return _step(RolloutPhase.STARTING, exchange)
     is_target = {(role, pool.revision) for role, pool in wanted.items()}
     if any(group.unschedulable for group in groups if (group.role, group.revision) in is_target):
-        return _step(Phase.UNSCHEDULABLE)
-    return _step(Phase.CANARY if is_settled else Phase.WAITING)
+        return _step(RolloutPhase.UNSCHEDULABLE)
+    return _step(RolloutPhase.CANARY if is_settled else RolloutPhase.WAITING)
 
 
 def is_complete(wanted: Mapping[Role, Wanted], groups: tuple[Group, ...]) -> bool:
@@ -184,33 +184,33 @@ def pairs_floor(wanted: Mapping[Role, Wanted], limits: Limits) -> int:
     return max(min((prefill - down) * decode, (decode - down) * prefill), 0)
 
 
-def _step(phase: Phase, changes: tuple[Change, ...] = ()) -> Step:
+def _step(phase: RolloutPhase, changes: tuple[PoolChange, ...] = ()) -> Step:
     return Step(changes, REASONS[phase], phase)
 
 
-def _hold(wanted: Mapping[Role, Wanted], groups: tuple[Group, ...], paused: bool) -> Phase | None:
+def _hold(wanted: Mapping[Role, Wanted], groups: tuple[Group, ...], paused: bool) -> RolloutPhase | None:
     """Why the mix of templates must not move on; None: it may. A pool's new template that fails holds both pools."""
     if paused:
-        return Phase.PAUSED
+        return RolloutPhase.PAUSED
     fails = any(group.failing and group.revision == wanted[group.role].revision for group in groups if group.workers)
-    return Phase.FAILING if fails else None
+    return RolloutPhase.FAILING if fails else None
 
 
 def _mix(
-    role: Role, wanted: Wanted, groups: tuple[Group, ...], limits: Limits, hold: Phase | None
+    role: Role, wanted: Wanted, groups: tuple[Group, ...], limits: Limits, hold: RolloutPhase | None
 ) -> dict[Revision, int]:
     """The workers of each revision that a pool should have now; those that are not named should go."""
     pool = [group for group in groups if group.role is role]
     fresh = next((group for group in pool if group.revision == wanted.revision), Group(role, wanted.revision, 0, 0))
     others = [group for group in pool if group.revision != wanted.revision and group.workers]
-    if hold is Phase.PAUSED:
+    if hold is RolloutPhase.PAUSED:
         running = [group for group in pool if group.workers]
         if running:
             return _frozen(running, wanted.workers, limits)
         return {_begins_with(role, wanted, groups): wanted.workers}
     if not others or wanted.workers == 0:
         return {wanted.revision: wanted.workers}
-    if hold is Phase.FAILING:
+    if hold is RolloutPhase.FAILING:
         serving = min(fresh.routable or 0, wanted.workers)
         base = _largest(others)
         kept = min(max(base.workers, wanted.workers - serving), wanted.workers)
@@ -254,7 +254,7 @@ def _canary(workers: int, limits: Limits) -> int | None:
 
 def _additions(
     role: Role, wanted: Wanted, mix: Mapping[Revision, int], groups: tuple[Group, ...], limits: Limits
-) -> Iterator[Change]:
+) -> Iterator[PoolChange]:
     have = {group.revision: group.workers for group in groups if group.role is role}
     total = sum(have.values())
     has_surplus = any(count > mix.get(revision, 0) for revision, count in have.items()) or len(mix) > 1
@@ -263,7 +263,7 @@ def _additions(
         missing = min(count - have.get(revision, 0), room)
         if missing > 0:
             room -= missing
-            yield Change(role, revision, missing)
+            yield PoolChange(role, revision, missing)
 
 
 def _removals(
@@ -271,7 +271,7 @@ def _removals(
     groups: tuple[Group, ...],
     surplus: Mapping[tuple[Role, Revision], int],
     limits: Limits,
-) -> tuple[Change, ...]:
+) -> tuple[PoolChange, ...]:
     """Stop what is too many: first those that serve nothing, then one worker at a time as long as each keeps the
     floors."""
     removed = dict.fromkeys(surplus, 0)
@@ -282,7 +282,7 @@ def _removals(
     while (at := _best_to_stop(wanted, groups, surplus, removed, limits)) is not None:
         removed[groups[at].role, groups[at].revision] += 1
         groups = (*groups[:at], _less(groups[at], 1), *groups[at + 1 :])
-    return tuple(Change(role, revision, -count) for (role, revision), count in removed.items() if count)
+    return tuple(PoolChange(role, revision, -count) for (role, revision), count in removed.items() if count)
 
 
 def _best_to_stop(
@@ -305,7 +305,7 @@ def _best_to_stop(
     return None if best is None else -best[2]
 
 
-def _exchange(wanted: Mapping[Role, Wanted], groups: tuple[Group, ...], limits: Limits) -> tuple[Change, ...]:
+def _exchange(wanted: Mapping[Role, Wanted], groups: tuple[Group, ...], limits: Limits) -> tuple[PoolChange, ...]:
     """The way out of a jam: edits to several models in a row can leave pools full of fits that all need one another,
     with workers of the new one that have no partner, and no room for any. Then the fit that has most pairs gets another
     worker, in free room or for one that has no partner, until the rest can go."""
@@ -318,11 +318,11 @@ def _exchange(wanted: Mapping[Role, Wanted], groups: tuple[Group, ...], limits: 
         alone = [group for group in pool if group.workers and group.revision.fit not in partners]
         if not grown:
             continue
-        more = Change(role, _largest(grown).revision, 1)
+        more = PoolChange(role, _largest(grown).revision, 1)
         if sum(group.workers for group in pool) < wanted[role].workers + limits.max_surge:
             return (more,)
         if alone:
-            return (Change(role, alone[0].revision, -1), more)
+            return (PoolChange(role, alone[0].revision, -1), more)
     return ()
 
 

@@ -15,9 +15,9 @@ from typing import Protocol
 
 from baton_engine.scheduling.events import Drawn, Failed, Queued, Reserved, SchedulerEvent
 from baton_kv_transfer.handover_steps import mark
-from baton_wire.messages.gateway_link import Message, Prefill, Reserve, Retarget
+from baton_wire.messages.gateway_link import Prefill, Reserve, Retarget
 from baton_wire.messages.pair_link import FirstToken
-from baton_wire.messages.values import Reason, RequestKey
+from baton_wire.messages.values import Message, Reason, RequestKey
 from baton_worker.reporting.metrics import WorkerMetrics
 from baton_worker.serving.engine_thread import HandoverLanded, ReleaseBlocks, ReserveBlocks, Submit
 from baton_worker.serving.gateway_links import GatewayLink

@@ -19,9 +19,9 @@ from baton_gateway.http_api.certificate import Certificate, CertificateError
 from baton_gateway.http_api.tenants import Tenants
 from baton_gateway.parent_death import die_with_parent
 from baton_gateway.processes import ChildSockets, Processes, answer_parent, child_sockets
-from baton_gateway.reporting.admin import AdminServer
+from baton_gateway.reporting.admin_server import AdminServer
 from baton_gateway.reporting.metrics import shared_page
-from baton_gateway.reporting.state import ProcessReport
+from baton_gateway.reporting.state_page import ProcessReport
 from baton_gateway.server import GatewayServer, bind
 from baton_gateway.settings import Settings, SettingsError, parse_settings
 from baton_wire.errors import AuthenticationError

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import msgspec
 
 from baton_gateway.parent_death import PARENT_VARIABLE
-from baton_gateway.reporting.state import ProcessReport
+from baton_gateway.reporting.state_page import ProcessReport
 
 _log = logging.getLogger("baton.gateway.processes")
 CHILD_VARIABLE = "BATON_GATEWAY_CHILD_SOCKETS"

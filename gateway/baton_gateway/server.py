@@ -23,16 +23,16 @@ from baton_gateway.http_api.routes import HttpApi
 from baton_gateway.http_api.tenants import Tenants
 from baton_gateway.reporting.metrics import GatewayMetrics
 from baton_gateway.reporting.operator_link import OperatorLink, OperatorSources
-from baton_gateway.reporting.state import ProcessReport, worker_report
+from baton_gateway.reporting.state_page import ProcessReport, worker_report
 from baton_gateway.requests.admission import Admission, AdmissionLimits
 from baton_gateway.requests.live_request import RelayRules
 from baton_gateway.requests.relay import Relay
 from baton_gateway.requests.request_events import LifeRules
 from baton_gateway.settings import Settings, SettingsError, config_hash
 from baton_gateway.text.template_renderer import TemplateRenderer
+from baton_gateway.workers.disaggregation import LatencyTargets
 from baton_gateway.workers.linked_workers import WorkerTable
 from baton_gateway.workers.links import LinkTimes, WorkerLinks
-from baton_gateway.workers.placement import Targets
 from baton_gateway.workers.route import RoutePolicy
 from baton_wire.discovery import Endpoint, watch
 from baton_wire.keys import KeyDirectory
@@ -212,7 +212,7 @@ def _policy(settings: Settings) -> RoutePolicy:
     return RoutePolicy(
         disaggregate=settings.disaggregation != "never",
         decode_locally=settings.prefill_unavailable == "decode-locally",
-        targets=Targets(settings.slo_ttft_s, settings.slo_tpot_s) if settings.disaggregation == "auto" else None,
+        targets=LatencyTargets(settings.slo_ttft_s, settings.slo_tpot_s) if settings.disaggregation == "auto" else None,
     )
 
 

@@ -12,12 +12,12 @@ from matplotlib import pyplot
 
 from baton_control.sizing.spec import SizingSpec
 from baton_control.sizing.workload import Floats, Workload
-from baton_simulate.replay import Outcome
+from baton_simulate.replay import ReplayOutcome
 
 BUCKET_S = 20.0
 
 
-def draw_timeline(path: Path, workload: Workload, spec: SizingSpec, outcome: Outcome) -> None:
+def draw_timeline(path: Path, workload: Workload, spec: SizingSpec, outcome: ReplayOutcome) -> None:
     """Write a PNG or SVG, by the name's ending."""
     figure, axes = pyplot.subplots(4, 1, figsize=(10, 9), sharex=True)
     edges = np.arange(0.0, workload.duration_s + BUCKET_S, BUCKET_S)

@@ -22,7 +22,7 @@ from baton_control.sizing.slo_sizing import SloSizing
 from baton_control.sizing.spec import SizingSpec
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.manifest import parse_live
-from baton_control.telemetry.gateway_server import DerivedKeys, GatewayServer, address
+from baton_control.telemetry.telemetry_server import DerivedKeys, TelemetryServer, address
 from baton_operator.gateway_telemetry import GatewayTelemetry
 from baton_operator.kube.cache import Cache
 from baton_operator.kube.kinds import DEPLOYMENTS
@@ -48,7 +48,7 @@ class GatewayLinks:
         """Whether this process holds the Lease."""
         self.deployments = Cache(DEPLOYMENTS, self._changed)
         self._specs: dict[Key, tuple[str, SizingSpec | None]] = {}
-        self.server = GatewayServer(
+        self.server = TelemetryServer(
             secrets.token_bytes(EPOCH_BYTES),
             self._keys,
             time.monotonic,

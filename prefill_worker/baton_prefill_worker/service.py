@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from baton_engine.scheduling.events import Computed, Computing, Failed, Prefilled, SchedulerEvent
-from baton_wire.messages.gateway_link import Message, Prefill, Reserve, Retarget
+from baton_wire.messages.gateway_link import Prefill, Reserve, Retarget
 from baton_wire.messages.pair_link import FirstToken
-from baton_wire.messages.values import PeerRef, Reason, RequestKey
+from baton_wire.messages.values import Message, PeerRef, Reason, RequestKey
 from baton_worker.reporting.metrics import WorkerMetrics
 from baton_worker.serving.engine_thread import CancelWork, GrantedRoom, ReleaseBlocks, Submit
 from baton_worker.serving.gateway_links import GatewayLink

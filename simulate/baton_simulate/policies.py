@@ -13,7 +13,7 @@ import numpy as np
 
 from baton_control.sizing.capacity import Mix, TwinSizer
 from baton_control.sizing.readings import Observed, PoolSeen, Unknown
-from baton_control.sizing.remembered import Memory
+from baton_control.sizing.remembered import SizingMemory
 from baton_control.sizing.slo import size
 from baton_control.sizing.spec import SizingSpec
 from baton_control.sizing.worker_model import WorkerModel
@@ -41,7 +41,7 @@ class Slo:
 
     spec: SizingSpec
     sizer: TwinSizer
-    memory: Memory = field(default_factory=Memory)
+    memory: SizingMemory = field(default_factory=SizingMemory)
     reasons: dict[Role, str] = field(default_factory=dict)
     last: Sizes = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Slo:
 
 
 @dataclass(slots=True)
-class Rule:
+class Baseline:
     """A baseline in a replay."""
 
     policy: Policy
@@ -93,7 +93,7 @@ class Scripted:
         return self.sizes(now)
 
 
-Player = Slo | Rule | Scripted
+Player = Slo | Baseline | Scripted
 
 
 def player(name: str, spec: SizingSpec, believed: WorkerModel, needs: Needs, startup_s: float) -> Player:
@@ -105,13 +105,13 @@ def player(name: str, spec: SizingSpec, believed: WorkerModel, needs: Needs, sta
         "slo": lambda: Slo(spec, TwinSizer(believed, spec.targets)),
         "static": lambda: Scripted(lambda now: needs.most()),
         "oracle": lambda: Scripted(lambda now: needs.between(now, now + 1.3 * startup_s + 2 * LOOK_S)),
-        "hpa-queue": lambda: Rule(Hpa(spec, tuned)),
-        "hpa-kv": lambda: Rule(Hpa(spec, tuned, kv_target=max(0.02, TUNED_SHARE * share))),
-        "kpa": lambda: Rule(Kpa(spec, concurrency)),
-        "dynamo": lambda: Rule(Dynamo(spec, believed)),
-        "llmd-v1": lambda: Rule(LlmdV1(spec)),
-        "llmd-v2": lambda: Rule(LlmdV2(spec, believed.kv_capacity_tokens, believed.max_sequences)),
-        "apa": lambda: Rule(Apa(spec, tuned[Role.PREFILL], max(0.02, TUNED_SHARE * share))),
+        "hpa-queue": lambda: Baseline(Hpa(spec, tuned)),
+        "hpa-kv": lambda: Baseline(Hpa(spec, tuned, kv_target=max(0.02, TUNED_SHARE * share))),
+        "kpa": lambda: Baseline(Kpa(spec, concurrency)),
+        "dynamo": lambda: Baseline(Dynamo(spec, believed)),
+        "llmd-v1": lambda: Baseline(LlmdV1(spec)),
+        "llmd-v2": lambda: Baseline(LlmdV2(spec, believed.kv_capacity_tokens, believed.max_sequences)),
+        "apa": lambda: Baseline(Apa(spec, tuned[Role.PREFILL], max(0.02, TUNED_SHARE * share))),
     }
     return makers[name]()
 

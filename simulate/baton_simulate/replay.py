@@ -64,7 +64,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ReplayOutcome:
     policy: str
     requests: int
     slo_attainment: float
@@ -91,7 +91,7 @@ def replay(
     name: str,
     policy: Player,
     on_tick: Callable[[float], None] | None = None,
-) -> Outcome:
+) -> ReplayOutcome:
     """One run from the first arrival until everything ended; billed until the last arrival."""
     workload = scenario.workload
     ttft_s = None if scenario.in_turn else scenario.spec.targets.ttft_s
@@ -149,12 +149,12 @@ def _point(twin: Twin, now: float) -> Point:
 
 def _outcome(
     name: str, scenario: Scenario, twin: Twin, billed_s: float, moves: list[Move], points: list[Point]
-) -> Outcome:
+) -> ReplayOutcome:
     ttft, tpot = latencies(twin, scenario.workload)
     targets = scenario.spec.targets
     first, each = ttft <= targets.ttft_s, tpot <= targets.tpot_s
     good = int(np.sum(first & each))
-    return Outcome(
+    return ReplayOutcome(
         policy=name,
         requests=len(ttft),
         slo_attainment=good / max(1, len(ttft)),

@@ -9,7 +9,7 @@ from datetime import datetime
 from itertools import islice
 from pathlib import Path
 
-from baton_control.errors import ManifestError, Problem
+from baton_control.errors import FieldProblem, ManifestError
 from baton_control.sizing.workload import RequestShape, Workload, workload_of
 
 BLOCK_TOKENS = 512
@@ -80,4 +80,4 @@ def _shape(prompt: int, output: int, cached: int) -> RequestShape:
 
 
 def _problem(line: int, message: str) -> ManifestError:
-    return ManifestError((Problem(f"line {line}", message),))
+    return ManifestError((FieldProblem(f"line {line}", message),))

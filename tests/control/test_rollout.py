@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton_control.hashes import Revision
-from baton_control.rollout import Group, Limits, Phase, Step, Wanted, is_complete, next_step, usable
+from baton_control.rollout import Group, Limits, RolloutPhase, Step, Wanted, is_complete, next_step, usable
 from baton_wire.messages.values import POOL_ROLES, Role
 
 OLD, NEW = Revision("fit-a", "one"), Revision("fit-a", "two")
@@ -89,7 +89,7 @@ def test_another_model_never_leaves_a_pool_without_partner() -> None:
 def test_nothing_is_removed_while_routable_is_unknown() -> None:
     fleet = Fleet.of({(P, OLD): 2, (D, OLD): 2, (P, NEW): 2, (D, NEW): 2}, routable=False)
     step = next_step(wanted(2, 2, NEW), fleet.groups, Limits(1, 0))
-    assert (step.changes, step.phase) == ((), Phase.UNKNOWN)
+    assert (step.changes, step.phase) == ((), RolloutPhase.UNKNOWN)
 
 
 def test_a_new_template_that_never_becomes_routable_keeps_the_old_one_serving() -> None:

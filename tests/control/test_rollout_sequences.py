@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from baton_control.hashes import Revision
-from baton_control.rollout import Change, Group, Limits, Phase, Step, Wanted, is_complete, next_step
+from baton_control.rollout import Group, Limits, PoolChange, RolloutPhase, Step, Wanted, is_complete, next_step
 from baton_testing.kube.rollout import BrokenPromiseError, Counts, Planner, RolloutWorld
 from baton_wire.messages.values import POOL_ROLES, Role
 
@@ -45,7 +45,7 @@ def after(groups: tuple[Group, ...], step: Step) -> tuple[Group, ...]:
     return tuple(group for group in counts.values() if group.workers)
 
 
-def rest(groups: tuple[Group, ...], goal: Wish, limits: Limits, paused: bool = False) -> tuple[str, Phase]:
+def rest(groups: tuple[Group, ...], goal: Wish, limits: Limits, paused: bool = False) -> tuple[str, RolloutPhase]:
     """Where the rollout comes to rest, and why."""
     for _ in range(100):
         step = next_step(goal, groups, limits, paused)
@@ -62,76 +62,79 @@ def test_no_sequence_of_events_breaks_a_promise(chunk: int) -> None:
     for seed in range(chunk * SEQUENCES, (chunk + 1) * SEQUENCES):
         RolloutWorld(seed, counts).run()
     assert counts.sequences == SEQUENCES
-    assert {phase.name for phase in Phase} <= set(counts.seen)
+    assert {phase.name for phase in RolloutPhase} <= set(counts.seen)
 
 
 def test_a_canary_takes_its_share_and_the_rest_stays() -> None:
     limits = Limits(1, 0, canary=25)
-    assert rest(fleet(p_old=4, d_old=8), wanted(4, 8), limits) == ("d_new=2 d_old=6 p_new=1 p_old=3", Phase.CANARY)
+    assert rest(fleet(p_old=4, d_old=8), wanted(4, 8), limits) == (
+        "d_new=2 d_old=6 p_new=1 p_old=3",
+        RolloutPhase.CANARY,
+    )
 
 
 def test_a_canary_of_a_single_worker_stands_beside_the_old_one_as_surge() -> None:
     assert rest(fleet(p_old=1, d_old=1), wanted(1, 1), Limits(1, 0, canary=10)) == (
         "d_new=1 d_old=1 p_new=1 p_old=1",
-        Phase.CANARY,
+        RolloutPhase.CANARY,
     )
-    assert rest(fleet(p_old=1, d_old=1), wanted(1, 1), Limits(0, 1, canary=10))[1] is Phase.COMPLETE
+    assert rest(fleet(p_old=1, d_old=1), wanted(1, 1), Limits(0, 1, canary=10))[1] is RolloutPhase.COMPLETE
 
 
 def test_a_canary_grows_and_shrinks_with_the_pool() -> None:
     held = fleet(p_old=3, p_new=1, d_old=3, d_new=1)
     limits = Limits(1, 0, canary=25)
-    assert rest(held, wanted(8, 8), limits) == ("d_new=2 d_old=6 p_new=2 p_old=6", Phase.CANARY)
-    assert rest(held, wanted(2, 2), limits) == ("d_new=1 d_old=1 p_new=1 p_old=1", Phase.CANARY)
+    assert rest(held, wanted(8, 8), limits) == ("d_new=2 d_old=6 p_new=2 p_old=6", RolloutPhase.CANARY)
+    assert rest(held, wanted(2, 2), limits) == ("d_new=1 d_old=1 p_new=1 p_old=1", RolloutPhase.CANARY)
 
 
 def test_a_canary_goes_on_without_its_limit_and_back_without_a_stop() -> None:
     held = fleet(p_old=2, p_new=2, d_old=2, d_new=2)
-    assert rest(held, wanted(4, 4), Limits(1, 0))[1] is Phase.COMPLETE
-    assert rest(held, wanted(4, 4, OLD), Limits(1, 0, canary=50)) == ("d_old=4 p_old=4", Phase.COMPLETE)
+    assert rest(held, wanted(4, 4), Limits(1, 0))[1] is RolloutPhase.COMPLETE
+    assert rest(held, wanted(4, 4, OLD), Limits(1, 0, canary=50)) == ("d_old=4 p_old=4", RolloutPhase.COMPLETE)
 
 
 def test_a_new_template_that_fails_stops_both_pools_and_the_old_one_keeps_serving() -> None:
     groups = (*fleet(p_old=3, d_old=4, d_new=1), Group(P, NEW, 2, 1, failing=True, since="2"))
     step = next_step(wanted(4, 4), groups, Limits(2, 0))
-    assert (step.changes, step.phase) == ((), Phase.FAILING)
+    assert (step.changes, step.phase) == ((), RolloutPhase.FAILING)
 
 
 def test_capacity_follows_demand_with_the_old_template_while_the_new_one_fails() -> None:
     groups = (*fleet(p_old=3, d_old=3), Group(P, NEW, 1, 0, failing=True, since="2"), *fleet(d_new=1))
     step = next_step(wanted(6, 3), groups, Limits(1, 0))
-    assert step.changes == (Change(P, OLD, 3),)
+    assert step.changes == (PoolChange(P, OLD, 3),)
     less = next_step(wanted(2, 3), groups, Limits(1, 0))
-    assert Change(P, OLD, -1) in less.changes
+    assert PoolChange(P, OLD, -1) in less.changes
     assert all(change.workers < 0 for change in less.changes)
 
 
 def test_leaving_a_failing_template_is_a_rollout_like_any_other() -> None:
     groups = (*fleet(p_old=4, d_old=4), Group(P, NEW, 1, 0, failing=True, since="2"))
-    assert next_step(wanted(4, 4, OLD), groups, Limits(1, 0)).changes == (Change(P, NEW, -1),)
+    assert next_step(wanted(4, 4, OLD), groups, Limits(1, 0)).changes == (PoolChange(P, NEW, -1),)
 
 
 def test_a_surge_that_no_node_has_room_for_waits_and_says_so() -> None:
     groups = (*fleet(p_old=2, d_old=2), Group(P, NEW, 1, 0, unschedulable=1), Group(D, NEW, 1, 0, unschedulable=1))
     step = next_step(wanted(2, 2), groups, Limits(1, 0))
-    assert (step.changes, step.phase) == ((), Phase.UNSCHEDULABLE)
+    assert (step.changes, step.phase) == ((), RolloutPhase.UNSCHEDULABLE)
 
 
 def test_a_pause_keeps_the_mix_and_follows_the_size() -> None:
     half = fleet(p_old=2, p_new=3, d_old=3, d_new=1)
     limits = Limits(1, 0)
-    assert rest(half, wanted(4, 4), limits, paused=True) == ("d_new=1 d_old=3 p_new=3 p_old=2", Phase.PAUSED)
-    assert rest(half, wanted(6, 2), limits, paused=True) == ("d_new=1 d_old=1 p_new=4 p_old=2", Phase.PAUSED)
+    assert rest(half, wanted(4, 4), limits, paused=True) == ("d_new=1 d_old=3 p_new=3 p_old=2", RolloutPhase.PAUSED)
+    assert rest(half, wanted(6, 2), limits, paused=True) == ("d_new=1 d_old=1 p_new=4 p_old=2", RolloutPhase.PAUSED)
     assert rest(fleet(p_old=1, d_old=1), wanted(3, 2), limits, paused=True)[0] == "d_old=2 p_old=3"
 
 
 def test_a_pause_keeps_no_pool_asleep_and_no_new_deployment_from_starting() -> None:
     limits = Limits(1, 0)
-    assert rest((), wanted(2, 3), limits, paused=True) == ("d_new=3 p_new=2", Phase.COMPLETE)
+    assert rest((), wanted(2, 3), limits, paused=True) == ("d_new=3 p_new=2", RolloutPhase.COMPLETE)
     asleep = tuple(dataclasses.replace(group, workers=0, routable=0) for group in fleet(p_old=1, d_old=1))
     assert rest(asleep, wanted(1, 1), limits, paused=True)[0] == "d_new=1 p_new=1"
     lost = (*fleet(d_old=2), Group(P, OLD, 0, 0))
-    assert rest(lost, wanted(2, 2, OTHER), limits, paused=True) == ("d_old=2 p_old=2", Phase.PAUSED)
+    assert rest(lost, wanted(2, 2, OTHER), limits, paused=True) == ("d_old=2 p_old=2", RolloutPhase.PAUSED)
 
 
 def test_pools_stay_in_proportion_while_another_model_takes_over() -> None:
@@ -150,7 +153,7 @@ def test_three_models_at_once_do_not_jam() -> None:
         Group(role, revisions[name], count, count)
         for role, name, count in [(P, "a", 1), (P, "b", 2), (P, "c", 1), (D, "a", 1), (D, "b", 1)]
     )
-    assert rest(groups, wanted(3, 1, revisions["c"]), Limits(1, 0)) == ("d_c=1 p_c=3", Phase.COMPLETE)
+    assert rest(groups, wanted(3, 1, revisions["c"]), Limits(1, 0)) == ("d_c=1 p_c=3", RolloutPhase.COMPLETE)
 
 
 def test_ready_workers_are_not_given_up_because_nobody_has_counted_them_yet() -> None:
@@ -160,7 +163,7 @@ def test_ready_workers_are_not_given_up_because_nobody_has_counted_them_yet() ->
         *(Group(role, NEW, 1, 0, idle=0, since="2") for role in POOL_ROLES),
     )
     step = next_step(wanted(1, 1), groups, Limits(1, 0))
-    assert (step.changes, step.phase) == ((), Phase.WAITING)
+    assert (step.changes, step.phase) == ((), RolloutPhase.WAITING)
     crashed = tuple(dataclasses.replace(group, idle=1) if group.revision == OLD else group for group in groups)
     assert {change.workers for change in next_step(wanted(1, 1), crashed, Limits(1, 0)).changes} == {-1}
 
@@ -197,7 +200,7 @@ def _fit_does_not_matter(goal: Wish, groups: tuple[Group, ...], limits: Limits, 
     back = {new: old for old, new in names.items()}
     renamed = tuple(dataclasses.replace(group, revision=names[group.revision]) for group in groups)
     step = next_step({role: Wanted(names[p.revision], p.workers) for role, p in goal.items()}, renamed, limits, paused)
-    return Step(tuple(Change(c.role, back[c.revision], c.workers) for c in step.changes), step.reason, step.phase)
+    return Step(tuple(PoolChange(c.role, back[c.revision], c.workers) for c in step.changes), step.reason, step.phase)
 
 
 def _never_stops_at_a_failure(goal: Wish, groups: tuple[Group, ...], limits: Limits, paused: bool) -> Step:
@@ -222,7 +225,7 @@ def _reverts_by_deleting(goal: Wish, groups: tuple[Group, ...], limits: Limits, 
     step = next_step(goal, groups, limits, paused)
     exists = all(any(g.role is role and g.revision == goal[role].revision for g in groups) for role in POOL_ROLES)
     others = tuple(
-        Change(g.role, g.revision, -g.workers) for g in groups if g.workers and g.revision != goal[g.role].revision
+        PoolChange(g.role, g.revision, -g.workers) for g in groups if g.workers and g.revision != goal[g.role].revision
     )
     return Step(others, step.reason, step.phase) if exists and others and not paused else step
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from baton_control.rollout import Change
+from baton_control.rollout import PoolChange
 from baton_control.worker_specs import Device, Site
 from baton_local.fleet.processes_wanted import PostSpec, leaving_posts, new_posts, plan_fleet, pools_now, roll
 from baton_testing.kube.manifests import deployment
@@ -62,6 +62,6 @@ def test_workers_that_serve_nothing_leave_first_then_the_youngest() -> None:
     posts = new_posts(fleet, Role.PREFILL, revision, 4, frozenset())
     old, young, idle, middle = (post.name for post in posts)
     started = {old: 10.0, young: 40.0, idle: 5.0, middle: 20.0}
-    change = Change(Role.PREFILL, revision, -2)
+    change = PoolChange(Role.PREFILL, revision, -2)
     leaving = leaving_posts(change, posts, frozenset({old, young, middle}), started)
     assert [post.name for post in leaving] == [idle, young]

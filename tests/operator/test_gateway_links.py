@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 
 from baton_control.names import Key
-from baton_control.telemetry.gateway_server import DerivedKeys, address
+from baton_control.telemetry.telemetry_server import DerivedKeys, address
 from baton_operator.gateway_links import GatewayLinks
 from baton_operator.kube.client import Change, WatchEvent
 from baton_testing.kube.manifests import manifest

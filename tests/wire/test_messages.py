@@ -15,11 +15,13 @@ from baton_testing.kv_transfer.builders import fingerprint
 from baton_wire.errors import BadMessageError
 from baton_wire.messages import gateway_link, pair_link
 from baton_wire.messages.codec import decode, encode
+from baton_wire.messages.measures import WorkerCondition, WorkerMeasures
 from baton_wire.messages.pair_link import PairMessage
 from baton_wire.messages.values import (
     MAX_FRAME_BYTES,
     Address,
     Finish,
+    Message,
     PeerRef,
     Reason,
     Role,
@@ -32,7 +34,7 @@ from baton_wire.messages.values import (
 
 ID, EPOCH = secrets.token_bytes(16), secrets.token_bytes(16)
 LOGPROB = TokenLogprob(logprob=-0.5, top=((3, -0.5), (9, -2.0)))
-PAIR: list[pair_link.Message] = [
+PAIR: list[Message] = [
     pair_link.PairHello(
         role=Role.DECODE,
         epoch=EPOCH,
@@ -68,7 +70,7 @@ PAIR: list[pair_link.Message] = [
     pair_link.Done(request=ID, attempt=1),
     pair_link.Heartbeat(),
 ]
-DOWN: list[gateway_link.Message] = [
+DOWN: list[Message] = [
     gateway_link.Prefill(
         request=ID,
         attempt=1,
@@ -82,7 +84,7 @@ DOWN: list[gateway_link.Message] = [
     ),
     gateway_link.Cancel(request=ID, attempt=1, choice=1),
 ]
-UP: list[gateway_link.Message] = [
+UP: list[Message] = [
     gateway_link.Tokens(
         step=7,
         entries=(TokenEntry(request=ID, attempt=1, choice=0, first_index=0, ids=(5,), logprobs=(LOGPROB,)),),
@@ -200,13 +202,19 @@ def test_a_field_of_the_wrong_type_or_range_is_a_typed_error(case: str, fields: 
         decode(msgpack.packb(fields), PairMessage)
 
 
-def test_only_a_worker_says_hello_as_one() -> None:
-    fields = msgpack.unpackb(encode(PAIR[0]))
-    at = fields.index(Role.DECODE.value)
-    assert decode(msgpack.packb(fields), PairMessage) == PAIR[0]
-    fields[at] = Role.GATEWAY.value
-    with pytest.raises(BadMessageError, match="role: gateway is not allowed: one of prefill, decode"):
-        decode(msgpack.packb(fields), PairMessage)
+HELLO = gateway_link.Hello(Role.DECODE, EPOCH, fingerprint(), "t", 7, "tiny", 99, 99, 4, 16, 9, "0" * 64, 1)
+MEASURES = WorkerMeasures(
+    Role.DECODE, EPOCH, "t", Address("127.0.0.1", 1), WorkerCondition.LIVE, True, 0, 0, 0, 16, 9, 9, 0, 1.0
+)
+
+
+@pytest.mark.parametrize("value", [PAIR[0], HELLO, MEASURES], ids=lambda value: type(value).__name__)
+def test_only_a_worker_says_hello_or_is_measured_as_one(value: msgspec.Struct) -> None:
+    frame = msgspec.msgpack.encode(value)
+    assert msgspec.msgpack.decode(frame, type=type(value)) == value
+    said, other = (msgspec.msgpack.encode(role) for role in (Role.DECODE, Role.GATEWAY))
+    with pytest.raises(msgspec.ValidationError, match="role: gateway is not allowed: one of prefill, decode"):
+        msgspec.msgpack.decode(frame.replace(said, other, 1), type=type(value))
 
 
 def test_the_frame_cap_holds_in_both_directions() -> None:

@@ -17,7 +17,7 @@ import msgspec.inspect as mi
 
 from baton_wire import handshake
 from baton_wire.messages import gateway_link, operator_link, pair_link
-from baton_wire.messages.values import WIRE_VERSION, PairFingerprint
+from baton_wire.messages.values import POOL_ROLES, WIRE_VERSION, PairFingerprint, Role
 
 PAGES = Path(__file__).parent / "wire_versions"
 UNIONS = {
@@ -73,7 +73,8 @@ def shown(kind: mi.Type) -> str:
         case mi.StructType():
             return "fields"
         case mi.EnumType(cls=cls):
-            return f"one of {', '.join(str(member.value) for member in cls)}"
+            members = POOL_ROLES if cls is Role else cls  # who says hello is a worker: messages refuse other roles
+            return f"one of {', '.join(str(member.value) for member in members)}"
         case mi.UnionType(types=types):
             return " | ".join(sorted(shown(each) for each in types))
         case mi.VarTupleType(item_type=item) | mi.ListType(item_type=item):

@@ -9,8 +9,18 @@ import pytest
 from baton_decode_worker.service import DecodeService
 from baton_prefill_worker.service import PrefillService
 from baton_testing.processes.quiet_ends import QuietEngine, RecordingLink
-from baton_wire.messages.gateway_link import LegFailed, Message, Prefill, Reserve
-from baton_wire.messages.values import Address, PeerRef, Reason, RequestKey, Role, SamplingParams, pack_ids
+from baton_wire.messages.gateway_link import LegFailed, Prefill, Reserve
+from baton_wire.messages.values import (
+    POOL_ROLES,
+    Address,
+    Message,
+    PeerRef,
+    Reason,
+    RequestKey,
+    Role,
+    SamplingParams,
+    pack_ids,
+)
 from baton_worker.reporting.metrics import WorkerMetrics
 from baton_worker.serving.intake import RequestLimits
 
@@ -28,7 +38,7 @@ def leg(role: Role, attempt: int) -> Message:
     return Prefill(request, attempt, ids, 1, (0,), SAMPLING, 30.0, "", PeerRef(Address("127.0.0.1", 1), bytes(16)))
 
 
-@pytest.mark.parametrize("role", list(Role))
+@pytest.mark.parametrize("role", POOL_ROLES)
 async def test_what_was_sent_before_a_drain_was_heard_of_is_taken_and_nothing_after(role: Role) -> None:
     """Found with real Pods: the last decode worker of a revision refused at once, while the request's first token went
     from its prefill worker to the client, who then waited in vain."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from baton_control.sizing.worker_model import WorkerModel
 from baton_control.sizing.workload import Floats, RequestShape, Workload
-from baton_control.twin.twin import Stage, Twin
+from baton_control.twin.twin import Scope, Twin
 from baton_wire.messages.values import Role
 
 GROUP = {Role.PREFILL: 6, Role.DECODE: 3}
@@ -139,7 +139,7 @@ class TwinSizer:
         prefill, decode = thinned_pair(*workers)
         load = rate_per_s * min(prefill / workers[0], decode / workers[1])
         workload = draw(mix, load, self._decode_requests(mix, load))
-        twin = self._twin(workload, Stage.BOTH)
+        twin = self._twin(workload, Scope.BOTH)
         for role, count in ((Role.PREFILL, prefill), (Role.DECODE, decode)):
             for _ in range(count):
                 twin.add(role, 0.0)
@@ -156,7 +156,7 @@ class TwinSizer:
         fewest, most = PREFILL_REQUESTS
         count = int(min(most, max(fewest, load * PREFILL_SECONDS))) if prefill else self._decode_requests(mix, load)
         workload = draw(mix, load, count)
-        twin = self._twin(workload, Stage.PREFILL if prefill else Stage.DECODE)
+        twin = self._twin(workload, Scope.PREFILL if prefill else Scope.DECODE)
         for _ in range(group):
             twin.add(role, 0.0)
         twin.run_until(0.0)
@@ -166,7 +166,7 @@ class TwinSizer:
         met = ttft <= self.targets.ttft_s if prefill else tpot <= self.targets.tpot_s
         return float(np.mean(met[warm:]))
 
-    def _twin(self, workload: Workload, stage: Stage) -> Twin:
+    def _twin(self, workload: Workload, stage: Scope) -> Twin:
         return Twin(self.model, workload, stage, prefix_affinity=self.prefix_affinity, ttft_s=self.targets.ttft_s)
 
     def _decode_requests(self, mix: Mix, load: float) -> int:

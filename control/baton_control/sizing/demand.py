@@ -10,7 +10,7 @@ import numpy as np
 from baton_control.sizing.capacity import Mix, Sizer
 from baton_control.sizing.forecast import forecast
 from baton_control.sizing.readings import ArrivalReading, Arrivals, Known, Observed, PoolSeen, Unknown
-from baton_control.sizing.remembered import HISTORY, RECENT, Interval, Memory, Orders, PoolMemory
+from baton_control.sizing.remembered import HISTORY, RECENT, Interval, Orders, PoolMemory, SizingMemory
 from baton_control.sizing.spec import SizingSpec
 from baton_control.sizing.workload import RequestShape
 from baton_wire.messages.values import POOL_ROLES, Role
@@ -51,8 +51,8 @@ class Demand:
 
 
 def learned(
-    memory: Memory, arrivals: ArrivalReading, now: float, interval_s: float, late: tuple[RequestShape, ...] = ()
-) -> Memory:
+    memory: SizingMemory, arrivals: ArrivalReading, now: float, interval_s: float, late: tuple[RequestShape, ...] = ()
+) -> SizingMemory:
     """The memory with one more interval of known arrivals. `late`: lengths of requests that came before it."""
     assert not isinstance(arrivals, Unknown), "the caller holds on unknown arrivals"
     known_since = memory.since_s if memory.since_s is not None else now
@@ -74,7 +74,7 @@ def learned(
 
 
 def demands(
-    spec: SizingSpec, seen: Observed, memory: Memory, mix: Mix, sizer: Sizer, now: float
+    spec: SizingSpec, seen: Observed, memory: SizingMemory, mix: Mix, sizer: Sizer, now: float
 ) -> Mapping[Role, Demand]:
     """What each pool has to be ready for."""
     lengths = np.array([shape.prompt_tokens - shape.cached_tokens for shape in mix.shapes], dtype=np.float64)
@@ -158,7 +158,7 @@ def _routable(pool: PoolSeen) -> int:
     return pool.workers if pool.routable is None else min(pool.routable, pool.workers)
 
 
-def _with_mix(memory: Memory, latest: int, now: float, interval_s: float) -> Memory:
+def _with_mix(memory: SizingMemory, latest: int, now: float, interval_s: float) -> SizingMemory:
     """`latest`: how many of the requests that are kept came in the last interval."""
     if not memory.shapes:
         return memory

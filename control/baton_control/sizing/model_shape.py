@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from baton_control.errors import ManifestError, Problem, shown
+from baton_control.errors import FieldProblem, ManifestError, shown
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 
@@ -58,23 +58,25 @@ class ModelShape:
 
 def shape_from_config(name: str, config: Mapping[str, object]) -> ModelShape:
     """The shape in a parsed config.json. Raises ManifestError naming each missing or absurd field."""
-    problems: list[Problem] = []
+    problems: list[FieldProblem] = []
 
     def integer(field: str, default: int | None = None) -> int:
         value = config.get(field, default)
         if value is None and default is not None:
             return default
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 1 << 24:
-            problems.append(Problem(field, f"{shown(value)} is not allowed: must be an integer from 1 to {1 << 24}"))
+            problems.append(
+                FieldProblem(field, f"{shown(value)} is not allowed: must be an integer from 1 to {1 << 24}")
+            )
             return 1
         return value
 
     hidden, heads = integer("hidden_size"), integer("num_attention_heads")
     dtype = config.get("torch_dtype", config.get("dtype", "bfloat16"))
     if dtype not in DTYPE_BYTES:
-        problems.append(Problem("torch_dtype", f"{shown(dtype)} is not allowed: one of {', '.join(DTYPE_BYTES)}"))
+        problems.append(FieldProblem("torch_dtype", f"{shown(dtype)} is not allowed: one of {', '.join(DTYPE_BYTES)}"))
     if config.get("num_experts") or config.get("num_local_experts"):
-        problems.append(Problem("num_experts", "mixtures of experts are not modelled yet"))
+        problems.append(FieldProblem("num_experts", "mixtures of experts are not modelled yet"))
     shape = ModelShape(
         name=name,
         layers=integer("num_hidden_layers"),

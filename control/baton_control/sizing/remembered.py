@@ -57,7 +57,7 @@ class PoolMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class SizingMemory:
     """Of one deployment."""
 
     since_s: float | None = None
@@ -71,11 +71,11 @@ class Memory:
     mix_s: float = 0.0
     pools: Mapping[Role, PoolMemory] = field(default_factory=lambda: {role: PoolMemory() for role in POOL_ROLES})
 
-    def with_pool(self, role: Role, pool: PoolMemory) -> Memory:
+    def with_pool(self, role: Role, pool: PoolMemory) -> SizingMemory:
         return replace(self, pools={**self.pools, role: pool})
 
 
-def saved(memory: Memory, now: float, epoch_s: float | None = None, limit: int = MAX_SAVED_BYTES) -> str:
+def saved(memory: SizingMemory, now: float, epoch_s: float | None = None, limit: int = MAX_SAVED_BYTES) -> str:
     """The part worth keeping over a restart, as one line of JSON of at most `limit` bytes.
 
     Times become ages. `epoch_s` is the wall clock, which another process can compare; without it `now` has to be.
@@ -110,20 +110,20 @@ def saved(memory: Memory, now: float, epoch_s: float | None = None, limit: int =
         history = history[len(history) // 4 + 1 :]
 
 
-def restored(text: str, now: float, epoch_s: float | None = None) -> Memory:
+def restored(text: str, now: float, epoch_s: float | None = None) -> SizingMemory:
     """A memory from `saved`; an empty one when the text is not what `saved` writes: it is safe to lose."""
     try:
         return _restored(json.loads(text), now, now if epoch_s is None else epoch_s)
     except (ValueError, KeyError, TypeError, IndexError, AttributeError):
-        return Memory()
+        return SizingMemory()
 
 
-def _restored(document: dict[str, object], now: float, epoch_s: float) -> Memory:
+def _restored(document: dict[str, object], now: float, epoch_s: float) -> SizingMemory:
     if document["v"] != 2:
-        return Memory()
+        return SizingMemory()
     gap = epoch_s - _number(document["at"])
     if not 0 <= gap < HOUR_S:
-        return Memory()
+        return SizingMemory()
 
     def when(ago: object) -> float | None:
         return None if ago is None else now - gap - _number(ago)
@@ -131,7 +131,7 @@ def _restored(document: dict[str, object], now: float, epoch_s: float) -> Memory
     shapes = tuple(
         RequestShape(int(_number(p)), int(_number(o)), int(_number(c))) for p, o, c in _list(document["mix"])
     )
-    pools = dict(Memory().pools)
+    pools = dict(SizingMemory().pools)
     for name, (changed, turns, direction, wanted) in _entries(document["pools"]):
         times = (when(at) for at in _list(turns))
         pools[Role(name)] = PoolMemory(
@@ -144,7 +144,7 @@ def _restored(document: dict[str, object], now: float, epoch_s: float) -> Memory
         Interval(_number(requests), _number(tokens))
         for requests, tokens in zip(_list(document["req"]), _list(document["tok"]), strict=True)
     )
-    return Memory(
+    return SizingMemory(
         last_arrival_s=when(document["last"]), history=history[-HISTORY:], shapes=shapes[:RECENT], pools=pools
     )
 

@@ -5,7 +5,7 @@ Sources of the formulas: docs/sizing.md#step-times. Checked there against measur
 
 from __future__ import annotations
 
-from baton_control.errors import ManifestError, Problem
+from baton_control.errors import FieldProblem, ManifestError
 from baton_control.sizing.model_shape import ModelShape
 from baton_control.sizing.worker_model import WorkerModel
 from baton_wire.rules.hardware import Accelerator
@@ -68,7 +68,11 @@ def kv_capacity_tokens(shape: ModelShape, accelerator: Accelerator, tensor_paral
     if room < shape.kv_bytes_per_token * 1024:
         need = shape.weight_bytes / (accelerator.memory_bytes * accelerator.memory_share)
         raise ManifestError(
-            (Problem("tensorParallel", f"{tensor_parallel} is not enough: {shape.name} needs more than {need:.1f}"),)
+            (
+                FieldProblem(
+                    "tensorParallel", f"{tensor_parallel} is not enough: {shape.name} needs more than {need:.1f}"
+                ),
+            )
         )
     return int(room / shape.kv_bytes_per_token)
 

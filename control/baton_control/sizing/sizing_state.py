@@ -14,7 +14,7 @@ from baton_control.sizing import remembered as memory
 from baton_control.sizing.capacity import TwinSizer
 from baton_control.sizing.fitting import Fit
 from baton_control.sizing.readings import Observed, StepSeen, Unknown
-from baton_control.sizing.remembered import MAX_SAVED_BYTES, Memory
+from baton_control.sizing.remembered import MAX_SAVED_BYTES, SizingMemory
 from baton_control.sizing.slo import SloDecision, size, wake
 from baton_control.sizing.spec import SizingSpec
 from baton_control.sizing.worker_model import WorkerModel
@@ -33,7 +33,7 @@ class SizingState:
     decode: Fit
     sizer: TwinSizer
     """Asks the twin; remembers its answers until the step times change."""
-    memory: Memory = field(default_factory=Memory)
+    memory: SizingMemory = field(default_factory=SizingMemory)
 
     @property
     def model(self) -> WorkerModel:

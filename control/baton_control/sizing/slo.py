@@ -15,7 +15,7 @@ from baton_control.sizing.budget import within_budget
 from baton_control.sizing.capacity import Mix, Sizer
 from baton_control.sizing.demand import Demand, demands, judged, learned
 from baton_control.sizing.readings import Arrivals, Observed, PoolSeen, ProvenZero, Unknown
-from baton_control.sizing.remembered import Memory, PoolMemory
+from baton_control.sizing.remembered import PoolMemory, SizingMemory
 from baton_control.sizing.spec import SizingSpec
 from baton_control.sizing.stabilisation import stabilised, with_orders
 from baton_wire.messages.values import POOL_ROLES, Role
@@ -43,7 +43,7 @@ class PoolDecision:
 @dataclass(frozen=True, slots=True)
 class SloDecision:
     pools: Mapping[Role, PoolDecision]
-    memory: Memory
+    memory: SizingMemory
     holds: bool
     """Input was unknown: every pool stays as it is."""
     inputs: Mapping[str, float]
@@ -54,7 +54,7 @@ class SloDecision:
 
 
 def size(
-    spec: SizingSpec, seen: Observed, memory: Memory, now: float, sizer: Sizer, epoch_s: float = 0.0
+    spec: SizingSpec, seen: Observed, memory: SizingMemory, now: float, sizer: Sizer, epoch_s: float = 0.0
 ) -> SloDecision:
     """One decision. `epoch_s` is the wall clock for schedules; `now` may be any clock that only goes forward."""
     if isinstance(seen.arrivals, Unknown):
@@ -82,7 +82,7 @@ def size(
     return SloDecision(pools, memory, False, inputs)
 
 
-def wake(spec: SizingSpec, seen: Observed, memory: Memory, now: float, parked: int) -> SloDecision:
+def wake(spec: SizingSpec, seen: Observed, memory: SizingMemory, now: float, parked: int) -> SloDecision:
     """Requests wait and there is no worker: at least one in each pool, whatever else is known."""
     pools = {}
     for role in POOL_ROLES:
@@ -119,7 +119,7 @@ def _decide_pool(
     pool: PoolSeen,
     demand: Demand,
     needed: int,
-    memory: Memory,
+    memory: SizingMemory,
     now: float,
     sizer: Sizer,
     epoch_s: float,
@@ -155,7 +155,7 @@ def _reason(
     return text
 
 
-def _hold(spec: SizingSpec, seen: Observed, memory: Memory, why: str) -> SloDecision:
+def _hold(spec: SizingSpec, seen: Observed, memory: SizingMemory, why: str) -> SloDecision:
     """Nothing moves. History has a gap now, so the stabilisation window starts anew."""
     unknown = memory.unknown_intervals + 1
     memory = replace(memory, unknown_intervals=unknown, since_s=None, last_arrival_s=None)
@@ -167,7 +167,7 @@ def _hold(spec: SizingSpec, seen: Observed, memory: Memory, why: str) -> SloDeci
     return SloDecision(pools, memory, True, {"unknown_intervals": float(unknown)})
 
 
-def _is_quiet(spec: SizingSpec, seen: Observed, memory: Memory, now: float, epoch_s: float) -> bool:
+def _is_quiet(spec: SizingSpec, seen: Observed, memory: SizingMemory, now: float, epoch_s: float) -> bool:
     """Proven to be without requests for long enough; anything unknown in between starts the wait anew."""
     after = spec.scale_to_zero_after_s
     if after is None or any(spec.floor(role, epoch_s) for role in POOL_ROLES):
@@ -182,7 +182,7 @@ def _is_idle(seen: Observed) -> bool:
     return all(isinstance(each, ProvenZero) for each in (seen.arrivals, seen.queued_tokens, seen.running))
 
 
-def _asleep(spec: SizingSpec, memory: Memory, now: float) -> SloDecision:
+def _asleep(spec: SizingSpec, memory: SizingMemory, now: float) -> SloDecision:
     since = now - (memory.last_arrival_s or now)
     pools = {role: PoolDecision(0, f"{role.value} 0: no request for {since:.0f} s", 0) for role in POOL_ROLES}
     for role in POOL_ROLES:
@@ -190,7 +190,7 @@ def _asleep(spec: SizingSpec, memory: Memory, now: float) -> SloDecision:
     return SloDecision(pools, memory, False, {"quiet_s": since})
 
 
-def _floor(spec: SizingSpec, seen: Observed, memory: Memory, now: float, epoch_s: float) -> SloDecision:
+def _floor(spec: SizingSpec, seen: Observed, memory: SizingMemory, now: float, epoch_s: float) -> SloDecision:
     """No request has been seen yet: keep what runs, at least the floor."""
     pools = {}
     for role in POOL_ROLES:
@@ -245,7 +245,7 @@ def _cut_floor(spec: SizingSpec, role: Role, pool: PoolSeen) -> int:
     return max(spec.bounds_of[role].minimum, slowest)
 
 
-def _remembered(memory: Memory, pools: Mapping[Role, PoolDecision]) -> Memory:
+def _remembered(memory: SizingMemory, pools: Mapping[Role, PoolDecision]) -> SizingMemory:
     for role, pool in pools.items():
         memory = memory.with_pool(role, replace(memory.pools[role], wanted=pool.workers))
     return memory

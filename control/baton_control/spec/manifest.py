@@ -14,7 +14,7 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from baton_control.errors import ManifestError, Problem, shown
+from baton_control.errors import FieldProblem, ManifestError, shown
 from baton_control.spec.allowed import allowed_at, known_at
 from baton_control.spec.api import LLMDeployment
 
@@ -61,13 +61,13 @@ def read_manifest(path: Path) -> LLMDeployment:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise ManifestError((Problem(str(path), f"cannot be read: {error.strerror or error}"),)) from error
+        raise ManifestError((FieldProblem(str(path), f"cannot be read: {error.strerror or error}"),)) from error
     if len(data) > MAX_FILE_BYTES:
-        raise ManifestError((Problem(str(path), f"must be at most {MAX_FILE_BYTES} bytes"),))
+        raise ManifestError((FieldProblem(str(path), f"must be at most {MAX_FILE_BYTES} bytes"),))
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
-        raise ManifestError((Problem(str(path), f"must be UTF-8: byte {error.start} is not"),)) from error
+        raise ManifestError((FieldProblem(str(path), f"must be UTF-8: byte {error.start} is not"),)) from error
     return parse_manifest(text, str(path))
 
 
@@ -76,13 +76,13 @@ def parse_manifest(text: str, name: str = "manifest") -> LLMDeployment:
     try:
         documents = [document for document in yaml.load_all(text, Loader=_Loader) if document is not None]
     except yaml.YAMLError as error:
-        raise ManifestError((Problem(name, _yaml_message(error)),)) from error
+        raise ManifestError((FieldProblem(name, _yaml_message(error)),)) from error
     except (ValueError, RecursionError) as error:
-        raise ManifestError((Problem(name, f"not usable YAML: {error}"),)) from error
+        raise ManifestError((FieldProblem(name, f"not usable YAML: {error}"),)) from error
     if not documents:
-        raise ManifestError((Problem(name, "is empty: must hold one LLMDeployment"),))
+        raise ManifestError((FieldProblem(name, "is empty: must hold one LLMDeployment"),))
     if len(documents) != 1:
-        raise ManifestError((Problem(name, f"must hold exactly one document, has {len(documents)}"),))
+        raise ManifestError((FieldProblem(name, f"must hold exactly one document, has {len(documents)}"),))
     return parse_object(documents[0])
 
 
@@ -128,22 +128,22 @@ def _without(value: object, location: Location) -> dict[str, object]:
     return copy
 
 
-def _problems(error: ValidationError) -> tuple[Problem, ...]:
+def _problems(error: ValidationError) -> tuple[FieldProblem, ...]:
     return tuple(_problem(detail) for detail in error.errors(include_url=False))
 
 
-def _problem(detail: ErrorDetails) -> Problem:
+def _problem(detail: ErrorDetails) -> FieldProblem:
     location, kind, value = detail["loc"], detail["type"], detail["input"]
     if kind == "rule":
-        return Problem(_path((*location, detail["ctx"]["field"])), detail["msg"])
+        return FieldProblem(_path((*location, detail["ctx"]["field"])), detail["msg"])
     allowed = allowed_at(location)
     if kind == "extra_forbidden":
-        return Problem(_path(location), f"unknown field; known here: {known_at(location[:-1])}")
+        return FieldProblem(_path(location), f"unknown field; known here: {known_at(location[:-1])}")
     if kind == "missing":
-        return Problem(_path(location), f"is missing: must be {allowed}")
+        return FieldProblem(_path(location), f"is missing: must be {allowed}")
     hint = " (quote it: YAML reads a bare On, Off, Yes or No as true or false)" if isinstance(value, bool) else ""
     hint = hint if "one of" in allowed else ""
-    return Problem(_path(location), f"{shown(value)} is not allowed: must be {allowed}{hint}")
+    return FieldProblem(_path(location), f"{shown(value)} is not allowed: must be {allowed}{hint}")
 
 
 def _path(location: Location) -> str:

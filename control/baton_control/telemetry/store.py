@@ -24,7 +24,7 @@ from baton_control.sizing.readings import (
     slow_start_s,
 )
 from baton_control.sizing.workload import RequestShape
-from baton_wire.messages.measures import Condition, Lanes, WorkerMeasures
+from baton_wire.messages.measures import Lanes, WorkerCondition, WorkerMeasures
 from baton_wire.messages.operator_link import GatewayHello, Summary
 from baton_wire.messages.values import Role
 from baton_wire.sketch import RATIO, Sketch, SketchData, merged
@@ -244,7 +244,7 @@ class TelemetryStore:
         if self._missing(now, expected):
             return None
         sets = [
-            {w.epoch for w in summary.workers if w.condition is Condition.LIVE and w.has_partner}
+            {w.epoch for w in summary.workers if w.condition is WorkerCondition.LIVE and w.has_partner}
             for summary in self._summaries()
         ]
         common = set.intersection(*sets) if sets else set()
@@ -254,7 +254,7 @@ class TelemetryStore:
     def routable_addresses(self) -> frozenset[str]:
         """Where the live workers are that any gateway has with a partner."""
         workers = self._workers().values()
-        return frozenset(str(w.address) for w in workers if w.condition is Condition.LIVE and w.has_partner)
+        return frozenset(str(w.address) for w in workers if w.condition is WorkerCondition.LIVE and w.has_partner)
 
     def startup_s(self, role: Role) -> float | None:
         """From the start of a process until it was ready; None: none was measured."""

@@ -23,7 +23,7 @@ from baton_wire.rules.prompt_order import PromptOrder
 Worker = PrefillWorker | DecodeWorker
 
 
-class Stage(enum.Enum):
+class Scope(enum.Enum):
     """Which pools take part. One alone is sized with the other taken as free."""
 
     BOTH = enum.auto()
@@ -47,7 +47,7 @@ class Twin:
         self,
         model: WorkerModel,
         workload: Workload,
-        stage: Stage = Stage.BOTH,
+        stage: Scope = Scope.BOTH,
         patience_s: float = inf,
         prefix_affinity: float = 0.9,
         ttft_s: float | None = None,
@@ -199,7 +199,7 @@ class Twin:
     # --- a request ---------------------------------------------------------------------------------------------
 
     def _arrive(self, request: int) -> None:
-        if self.stage is Stage.DECODE:
+        if self.stage is Scope.DECODE:
             self.first_s[request] = self.now
             self._reserve(request)
             return
@@ -211,7 +211,7 @@ class Twin:
     def _dispatch(self) -> None:
         """Give queued prompts to prefill workers that can start them with their next step."""
         gateway, now = self.gateway, self.now
-        while gateway and self.routable_prefill and (self.routable_decode or self.stage is Stage.PREFILL):
+        while gateway and self.routable_prefill and (self.routable_decode or self.stage is Scope.PREFILL):
             request = gateway.first(now)
             if now - self.arrival_s[request] > self.patience_s and self.first_s[request] != self.first_s[request]:
                 self._take()
@@ -227,7 +227,7 @@ class Twin:
             self._granted_s[request] = inf
             self._is_computed[request] = False
             worker.enqueue(request, tokens, cached, self.model.prefill)
-            if self.stage is Stage.BOTH and self._to_go[request] > 0:
+            if self.stage is Scope.BOTH and self._to_go[request] > 0:
                 self._reserve(request)
             self._start(worker)
 
@@ -245,7 +245,7 @@ class Twin:
 
     def _reserve(self, request: int) -> None:
         if not self.routable_decode:
-            assert self.stage is Stage.DECODE
+            assert self.stage is Scope.DECODE
             self._to_go[request] = 0
             return
         worker = min(self.routable_decode, key=least_room)
@@ -255,7 +255,7 @@ class Twin:
 
     def _granted(self, request: int) -> None:
         self._granted_s[request] = self.now
-        if self.stage is Stage.DECODE:
+        if self.stage is Scope.DECODE:
             self._push(self.now + self.model.hand_over_s, Kind.LANDED, request, self._attempt[request], None)
         else:
             worker = self._prefill_of[request]
@@ -272,7 +272,7 @@ class Twin:
         for request in batch:
             if self.first_s[request] != self.first_s[request]:
                 self.first_s[request] = self.now + self.model.gateway_s
-            if self._to_go[request] == 0 or self.stage is Stage.PREFILL:
+            if self._to_go[request] == 0 or self.stage is Scope.PREFILL:
                 worker.pinned_tokens -= self._prompt_now[request]
                 self._prefill_of[request] = None
                 self._finish(request, self.first_s[request])
@@ -337,7 +337,7 @@ class Twin:
         self.retries += 1
         self._attempt[request] += 1
         self._release_legs(request)
-        if self.stage is Stage.DECODE:
+        if self.stage is Scope.DECODE:
             self._reserve(request)
             return
         self.gateway.push_front(request)

@@ -22,7 +22,7 @@ from baton_gateway.http_api.openai_types import ChatRequest, CompletionRequest, 
 from baton_gateway.http_api.responses import error_body, model_body, models_body
 from baton_gateway.http_api.sinks import CollectingSink, StreamingSink
 from baton_gateway.http_api.tenants import DEFAULT_TENANT, Tenant, Tenants
-from baton_gateway.reporting.admin import METRICS_TYPE
+from baton_gateway.reporting.admin_server import METRICS_TYPE
 from baton_gateway.reporting.metrics import GatewayMetrics
 from baton_gateway.requests.live_request import LiveRequest
 from baton_gateway.requests.relay import Relay

@@ -20,13 +20,13 @@ from baton_wire.messages.codec import decode, encode
 from baton_wire.messages.operator_link import (
     GatewayHello,
     Heartbeat,
-    Message,
-    ModelConfig,
+    ModelConfigFile,
     Standby,
     Summary,
     ToGateway,
     Wake,
 )
+from baton_wire.messages.values import Message
 
 _log = logging.getLogger("baton.gateway.operator")
 
@@ -157,7 +157,7 @@ class OperatorLink:
     async def _tell_config(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         config = self._sources.model_config()
         if config is not None and config != self._told_config:
-            await self._send(socket, ModelConfig(config))
+            await self._send(socket, ModelConfigFile(config))
             self._told_config = config
 
     async def _send(self, socket: aiohttp.ClientWebSocketResponse, message: Message | Heartbeat) -> None:

@@ -14,11 +14,11 @@ from random import Random
 from baton_gateway.workers.linked_workers import LinkedWorker
 from baton_wire.messages.measures import (
     MAX_SHAPES,
-    Arrived,
+    ArrivalCounts,
     Backlog,
-    Condition,
     RequestLengths,
     Served,
+    WorkerCondition,
     WorkerMeasures,
 )
 from baton_wire.messages.operator_link import MAX_WORKERS, Summary
@@ -121,11 +121,11 @@ class Telemetry:
         self._since, self._unserved = now, 0
         return summary
 
-    def _arrived(self) -> Arrived:
+    def _arrived(self) -> ArrivalCounts:
         sample = tuple(
             RequestLengths(prompt.tokens, self._likely_output(prompt), prompt.cached) for prompt in self._prompts
         )
-        arrived = Arrived(
+        arrived = ArrivalCounts(
             accepted=self._accepted,
             queued=self._queued,
             refused=self._refused,
@@ -154,7 +154,11 @@ class Telemetry:
 
 def worker_measures(workers: list[LinkedWorker]) -> list[WorkerMeasures]:
     """What is known of the linked workers; their gathered step timings are taken."""
-    live = {(worker.hello.role, worker.hello.fingerprint) for worker in workers if _condition(worker) is Condition.LIVE}
+    live = {
+        (worker.hello.role, worker.hello.fingerprint)
+        for worker in workers
+        if _condition(worker) is WorkerCondition.LIVE
+    }
     return [
         _measures(worker, any(role is not worker.hello.role and fit == worker.hello.fingerprint for role, fit in live))
         for worker in workers
@@ -183,7 +187,7 @@ def _measures(worker: LinkedWorker, has_partner: bool) -> WorkerMeasures:
     )
 
 
-def _condition(worker: LinkedWorker) -> Condition:
+def _condition(worker: LinkedWorker) -> WorkerCondition:
     if worker.state is not None and worker.state.draining:
-        return Condition.DRAINING
-    return Condition.SUSPECT if worker.is_suspect else Condition.LIVE
+        return WorkerCondition.DRAINING
+    return WorkerCondition.SUSPECT if worker.is_suspect else WorkerCondition.LIVE

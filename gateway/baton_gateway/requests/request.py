@@ -15,7 +15,6 @@ from collections.abc import Callable
 
 from baton_gateway import errors
 from baton_gateway.errors import Problem
-from baton_gateway.requests.legs import send_on, start_legs
 from baton_gateway.requests.request_events import (
     Action,
     Admitted,
@@ -43,7 +42,7 @@ from baton_gateway.requests.request_events import (
     WorkerLost,
 )
 from baton_gateway.requests.retry_budget import RetryBudget
-from baton_gateway.requests.run import Choice, Run, RunState, blamed, keeper, retry_delay
+from baton_gateway.requests.run import Choice, Run, RunState, blamed, keeper, retry_delay, send_on, start_legs
 from baton_wire.messages.gateway_link import Cancel
 from baton_wire.messages.values import Reason, TokenEntry
 

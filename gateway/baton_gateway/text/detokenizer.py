@@ -13,7 +13,7 @@ from typing import Protocol
 
 from tokenizers import Tokenizer
 
-from baton_gateway.text.pieces import DecoderKind, LeadingSpace, PieceTable
+from baton_gateway.text.token_pieces import DecoderKind, LeadingSpace, PieceTable
 
 REPLACEMENT = "�"
 

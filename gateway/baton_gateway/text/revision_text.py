@@ -14,7 +14,7 @@ from baton_gateway.errors import BundleError
 from baton_gateway.text.bundle import Bundle, parse_bundle
 from baton_gateway.text.choice_text import ChoiceText
 from baton_gateway.text.detokenizer import detokenizer
-from baton_gateway.text.pieces import PieceTable, piece_table
+from baton_gateway.text.token_pieces import PieceTable, piece_table
 
 
 @dataclass(frozen=True, slots=True)

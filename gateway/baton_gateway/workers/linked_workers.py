@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from baton_gateway.requests.preparing import ModelLimits
 from baton_gateway.text.revision_text import TextModel
-from baton_gateway.workers.placement import Targets, refilled
+from baton_gateway.workers.disaggregation import LatencyTargets, refilled
 from baton_gateway.workers.route import WorkerView
 from baton_wire.messages.gateway_link import Cancel, Hello, Prefill, Reserve, Retarget, WorkerState
 from baton_wire.messages.measures import MAX_TIMINGS, StepTiming
@@ -50,7 +50,7 @@ class LinkedWorker:
     """Seconds that it may spend on prompts now (see `placement`)."""
     refilled_s: float | None = None
 
-    def refill(self, now: float, targets: Targets) -> None:
+    def refill(self, now: float, targets: LatencyTargets) -> None:
         since = 0.0 if self.refilled_s is None else now - self.refilled_s
         step_s = targets.tpot_s if self.state is None else self.state.step_s
         self.allowance_s, self.refilled_s = refilled(self.allowance_s, since, step_s, targets), now
@@ -134,7 +134,7 @@ class WorkerTable:
     def all(self) -> Iterable[LinkedWorker]:
         return self._workers.values()
 
-    def refill(self, now: float, targets: Targets) -> None:
+    def refill(self, now: float, targets: LatencyTargets) -> None:
         """Let every decode worker's allowance for prompts grow up to now."""
         for worker in self._workers.values():
             if worker.hello.role is Role.DECODE:

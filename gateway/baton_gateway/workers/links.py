@@ -144,7 +144,7 @@ class WorkerLinks:
     async def _link_once(self, role: Role, address: Address) -> bool:
         assert self._session is not None
         tried, lost = (functools.partial(told, (role, address)) for told in (self._was_tried, self._was_lost))
-        link = Link(self._session, role, address, self._shared, tried, lost)
+        link = WorkerLink(self._session, role, address, self._shared, tried, lost)
         try:
             await link.run()
         except (aiohttp.ClientError, TransferError, BundleError, OSError, TimeoutError) as error:
@@ -186,7 +186,7 @@ class _Shared:
     texts: TextStore
 
 
-class Link:
+class WorkerLink:
     """One life of one link."""
 
     def __init__(

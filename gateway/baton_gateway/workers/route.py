@@ -15,7 +15,7 @@ from baton_gateway import errors
 from baton_gateway.errors import Problem
 from baton_gateway.requests.request_events import Route
 from baton_gateway.workers.affinity import PrefixAffinity
-from baton_gateway.workers.placement import Costs, Targets, goes_to_decode, work_s
+from baton_gateway.workers.disaggregation import Costs, LatencyTargets, goes_to_decode, work_s
 from baton_wire.messages.values import Address, PairFingerprint, Role
 from baton_wire.rules.prompt_order import BUSY_S
 
@@ -75,7 +75,7 @@ class RoutePolicy:
 
     disaggregate: bool = True
     decode_locally: bool = False
-    targets: Targets | None = None
+    targets: LatencyTargets | None = None
 
 
 def revisions(workers: Sequence[WorkerView], served_name: str, policy: RoutePolicy) -> dict[PairFingerprint, int]:
@@ -130,7 +130,7 @@ def _token_s(worker: WorkerView, others: Sequence[WorkerView]) -> float:
 
 
 def _local(
-    query: RouteQuery, prefill: WorkerView, decode: WorkerView, affinity: PrefixAffinity, targets: Targets
+    query: RouteQuery, prefill: WorkerView, decode: WorkerView, affinity: PrefixAffinity, targets: LatencyTargets
 ) -> Route | None:
     """The route without the prefill worker, when it serves the targets better."""
     there, here = (

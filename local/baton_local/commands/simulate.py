@@ -20,7 +20,7 @@ from baton_control.spec.quantities import parse_duration
 from baton_local.commands.plan import accelerator_named, add_model_options, shape_named
 from baton_local.errors import RefusedError
 from baton_simulate.policies import POLICIES, mix_of, needs_of, player
-from baton_simulate.replay import Outcome, Scenario, replay
+from baton_simulate.replay import ReplayOutcome, Scenario, replay
 from baton_simulate.synthetic import Shape, synthetic
 from baton_simulate.trace_files import read_trace
 from baton_wire.messages.values import POOL_ROLES, Role
@@ -140,7 +140,7 @@ def _progress(shown: bool) -> Callable[[float], None] | None:
     return show
 
 
-def _document(outcome: Outcome) -> dict[str, object]:
+def _document(outcome: ReplayOutcome) -> dict[str, object]:
     return {
         "policy": outcome.policy,
         "requests": outcome.requests,
@@ -158,7 +158,7 @@ def _document(outcome: Outcome) -> dict[str, object]:
     }
 
 
-def _table(outcome: Outcome, run: _Run) -> str:
+def _table(outcome: ReplayOutcome, run: _Run) -> str:
     targets = run.spec.targets
     lines = [
         f"{outcome.requests} requests over {run.workload.duration_s:.0f} s, policy {outcome.policy}",
@@ -212,7 +212,7 @@ def _cell(sizes: dict[Role, int], run: _Run, is_reachable: bool) -> str:
     return f"{sizes[Role.PREFILL]}+{sizes[Role.DECODE]}={gpus}{mark}"
 
 
-def _draw(path: Path, run: _Run, outcome: Outcome) -> None:
+def _draw(path: Path, run: _Run, outcome: ReplayOutcome) -> None:
     if path.suffix not in {".png", ".svg"}:
         raise RefusedError(f"--plot: {path.name} is not allowed: must end in .png or .svg")
     try:

@@ -23,8 +23,8 @@ from baton_control.sizing.scaling import Sized
 from baton_control.sizing.slo_sizing import Prior, SloSizing
 from baton_control.sizing.spec import SizingSpec
 from baton_control.spec.api import LLMDeployment, ScalingMode
-from baton_control.telemetry.gateway_server import GatewayServer
 from baton_control.telemetry.store import TelemetryStore
+from baton_control.telemetry.telemetry_server import TelemetryServer
 from baton_control.worker_specs import pool_spec
 from baton_local.fleet.processes_wanted import PostSpec, Routable, pools_now
 from baton_local.fleet.run_dir import write_private
@@ -54,7 +54,7 @@ class Scaling:
         self._deployment = deployment
         self._memory_file = memory_file
         self._memory = _read(memory_file)
-        self._server = GatewayServer(
+        self._server = TelemetryServer(
             epoch, lambda key: keys if key == self._key else None, time.monotonic, lambda key: on_wake()
         )
         self._sizing = SloSizing(self._server.store, time.monotonic, prior, adjust=adjust)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from baton_control.hashes import Revision
 from baton_control.names import gateway_name, worker_name
-from baton_control.rollout import Change, Group, Limits, Step, Wanted, next_step
+from baton_control.rollout import Group, Limits, PoolChange, Step, Wanted, next_step
 from baton_control.sizing.scaling import PoolNow
 from baton_control.spec.api import LLMDeployment
 from baton_control.worker_specs import Site, WorkerSpec, gateway_spec, worker_spec
@@ -95,7 +95,7 @@ def new_posts(fleet: Fleet, role: Role, revision: Revision, count: int, taken: f
 
 
 def leaving_posts(
-    change: Change, running: Iterable[PostSpec], usable: frozenset[str], started_s: Mapping[str, float]
+    change: PoolChange, running: Iterable[PostSpec], usable: frozenset[str], started_s: Mapping[str, float]
 ) -> tuple[PostSpec, ...]:
     """Which posts go when a change stops workers: those that serve nothing first, then the youngest, whose caches hold
     least.

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from baton_control.errors import OperatorError, Problem
+from baton_control.errors import FieldProblem, OperatorError
 from baton_operator.objects.cluster import Manifest
 
 
@@ -148,7 +148,7 @@ class Forbidden(KubeError):
 
 
 class Invalid(KubeError):
-    def __init__(self, message: str, problems: tuple[Problem, ...] = ()) -> None:
+    def __init__(self, message: str, problems: tuple[FieldProblem, ...] = ()) -> None:
         super().__init__(message)
         self.problems = problems
 

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import aiohttp
 import msgspec
 
-from baton_control.errors import Problem
+from baton_control.errors import FieldProblem
 from baton_operator.kube.client import (
     AlreadyExists,
     Change,
@@ -321,7 +321,7 @@ def _from_status(code: int, body: Manifest, retry_after: str | None) -> KubeErro
     if code == 422 and any(each.get("field") == "metadata.uid" for each in found):
         return Conflict(message)  # how servers answer an apply under the uid of a predecessor
     if code in (400, 405, 406, 413, 415, 422):
-        return Invalid(message, tuple(Problem(str(c.get("field", "")), str(c.get("message", ""))) for c in found))
+        return Invalid(message, tuple(FieldProblem(str(c.get("field", "")), str(c.get("message", ""))) for c in found))
     plain = {401: Unauthorized, 404: NotFound, 409: AlreadyExists, 410: Expired}
     return plain.get(code, Unavailable)(message)
 

@@ -10,9 +10,9 @@ import datetime
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from baton_control.errors import Problem
+from baton_control.errors import FieldProblem
 from baton_control.hashes import Revision
-from baton_control.rollout import Group, Phase, Step, usable
+from baton_control.rollout import Group, RolloutPhase, Step, usable
 from baton_control.sizing.scaling import Sized
 from baton_control.spec.api import LLMDeployment
 from baton_operator.passes.conditions import Finding, Truth, merged, timestamp
@@ -30,7 +30,7 @@ from baton_operator.telemetry import Heard
 from baton_wire.messages.values import POOL_ROLES, Role
 
 MAX_REVISIONS = 16
-_STUCK = (Phase.UNSCHEDULABLE, Phase.FAILING)
+_STUCK = (RolloutPhase.UNSCHEDULABLE, RolloutPhase.FAILING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def status_of(view: View, before: DeploymentStatus, now: datetime.datetime) -> D
 
 
 def refused(
-    problems: tuple[Problem, ...], reason: str, before: DeploymentStatus, generation: int, now: datetime.datetime
+    problems: tuple[FieldProblem, ...], reason: str, before: DeploymentStatus, generation: int, now: datetime.datetime
 ) -> DeploymentStatus:
     """The status of a spec that cannot be carried out: what ran before keeps running, and all else stays as it was."""
     finding = Finding(ConditionType.DEGRADED, Truth.TRUE, reason, "; ".join(str(each) for each in problems))
@@ -174,13 +174,13 @@ def _available(view: View) -> Finding:
 
 def _progressing(view: View) -> Finding:
     kind, phase, message = ConditionType.PROGRESSING, view.step.phase, view.step.reason
-    if phase is not Phase.COMPLETE:
-        stands = phase in (*_STUCK, Phase.PAUSED, Phase.CANARY)
+    if phase is not RolloutPhase.COMPLETE:
+        stands = phase in (*_STUCK, RolloutPhase.PAUSED, RolloutPhase.CANARY)
         return Finding(kind, Truth.FALSE if stands else Truth.TRUE, phase.value, message)
     missing = {role: view.plans[role].workers - _routable(view, role) for role in POOL_ROLES}
     if any(count > 0 for count in missing.values()):
         waiting = ", ".join(f"{count} {role.value}" for role, count in missing.items() if count > 0)
-        return Finding(kind, Truth.TRUE, Phase.WAITING.value, f"not routable yet: {waiting}")
+        return Finding(kind, Truth.TRUE, RolloutPhase.WAITING.value, f"not routable yet: {waiting}")
     return Finding(kind, Truth.FALSE, phase.value, "")
 
 
@@ -193,10 +193,10 @@ def _degraded(view: View) -> Finding:
     if view.troubles:
         reason = view.troubles[0].reason
         return Finding(kind, Truth.TRUE, reason, "; ".join(trouble.message for trouble in view.troubles))
-    if view.step.phase is Phase.UNSCHEDULABLE or any(crew.unschedulable for crew in view.crews.values()):
-        return Finding(kind, Truth.TRUE, Phase.UNSCHEDULABLE.value, _first(view, "unschedulable"))
-    if view.step.phase is Phase.FAILING:
-        return Finding(kind, Truth.TRUE, Phase.FAILING.value, _first(view, "failing"))
+    if view.step.phase is RolloutPhase.UNSCHEDULABLE or any(crew.unschedulable for crew in view.crews.values()):
+        return Finding(kind, Truth.TRUE, RolloutPhase.UNSCHEDULABLE.value, _first(view, "unschedulable"))
+    if view.step.phase is RolloutPhase.FAILING:
+        return Finding(kind, Truth.TRUE, RolloutPhase.FAILING.value, _first(view, "failing"))
     if any(crew.failing for crew in view.crews.values()):
         return Finding(kind, Truth.TRUE, "WorkersFail", _first(view, "failing"))
     return Finding(kind, Truth.FALSE, "SkippedOptional" if view.notes else "AsExpected", "; ".join(view.notes))

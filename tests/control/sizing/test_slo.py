@@ -8,7 +8,7 @@ import pytest
 
 from baton_control.sizing.budget import within_budget
 from baton_control.sizing.readings import ArrivalReading, Arrivals, Known, ProvenZero, Unknown
-from baton_control.sizing.remembered import MAX_SAVED_BYTES, Memory, restored, saved
+from baton_control.sizing.remembered import MAX_SAVED_BYTES, SizingMemory, restored, saved
 from baton_control.sizing.slo import SloDecision, size
 from baton_control.sizing.spec import Bounds, Schedule, SizingSpec
 from baton_control.sizing.workload import RequestShape
@@ -28,7 +28,7 @@ class Walk:
 
     def __init__(self, a_spec: SizingSpec, workers: int = 1, startup_s: float = 30.0) -> None:
         self.spec, self.startup_s = a_spec, startup_s
-        self.memory = Memory()
+        self.memory = SizingMemory()
         self.now = 1000.0
         self.workers = (workers, workers)
 
@@ -106,7 +106,7 @@ def test_a_thousand_requests_at_zero_are_one_activation_within_bounds() -> None:
 def test_a_worker_that_is_starting_in_one_pool_never_holds_up_the_other() -> None:
     observed = seen(arrivals(30), (2, 2))
     pending = replace(observed, prefill=replace(observed.prefill, routable=0))
-    decision = size(spec(), pending, Memory(), 10.0, PerWorker())
+    decision = size(spec(), pending, SizingMemory(), 10.0, PerWorker())
     assert decision.pools[Role.DECODE].workers >= 6
 
 
@@ -162,8 +162,8 @@ def test_pools_do_not_sleep_in_a_window_and_wake_when_it_opens() -> None:
     assert walk.workers == (1, 2)
 
 
-def _judged(queued_tokens: float, intervals: int) -> Memory:
-    memory, now = Memory(), 0.0
+def _judged(queued_tokens: float, intervals: int) -> SizingMemory:
+    memory, now = SizingMemory(), 0.0
     observed = seen(arrivals(5), (4, 4), Known(queued_tokens) if queued_tokens else ProvenZero())
     poor = replace(observed, decode=replace(observed.decode, share_met=Known(0.7)))
     for _ in range(intervals):
@@ -256,7 +256,7 @@ def test_memory_survives_a_restart_in_four_kilobytes() -> None:
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"v":1}', '{"v":1,"at":"x"}', "null", '{"v":1,"at":1e999}'])
 def test_a_damaged_memory_is_an_empty_one(text: str) -> None:
-    assert restored(text, 100.0) == Memory()
+    assert restored(text, 100.0) == SizingMemory()
 
 
 def test_bounds_hold_whatever_is_wanted() -> None:

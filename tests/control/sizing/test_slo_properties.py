@@ -18,7 +18,7 @@ from baton_control.sizing.readings import (
     Unknown,
     arrivals_reading,
 )
-from baton_control.sizing.remembered import Memory, restored, saved
+from baton_control.sizing.remembered import SizingMemory, restored, saved
 from baton_control.sizing.slo import size
 from baton_control.sizing.workload import RequestShape
 from baton_testing.sizing.builders import PerWorker, seen, spec
@@ -79,7 +79,7 @@ def test_decisions_stay_within_every_bound_on_any_trace(ticks: list[Tick], minim
         max_step_up=5,
         max_step_down=2,
     )
-    memory, now, quiet_s = Memory(), 0.0, 0.0
+    memory, now, quiet_s = SizingMemory(), 0.0, 0.0
     workers = dict.fromkeys(POOL_ROLES, max(1, minimum))
     for tick in ticks:
         now += 10.0
@@ -125,7 +125,7 @@ def _pool(workers: int, routable: int | None) -> PoolSeen:
 def test_a_load_around_a_threshold_turns_a_pool_at_most_four_times_an_hour(
     base: float, swing: float, period_s: float, noise: list[float]
 ) -> None:
-    a_spec, memory, now = spec(), Memory(), 0.0
+    a_spec, memory, now = spec(), SizingMemory(), 0.0
     workers = (3, 3)
     sizes: list[tuple[float, int]] = []
     for place in range(400):

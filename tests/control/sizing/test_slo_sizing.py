@@ -13,11 +13,11 @@ from baton_control.telemetry.store import TelemetryStore
 from baton_testing.kube.manifests import deployment
 from baton_testing.sizing.builders import ROUND_WORKER
 from baton_wire.messages.measures import (
-    Arrived,
+    ArrivalCounts,
     Backlog,
-    Condition,
     RequestLengths,
     Served,
+    WorkerCondition,
     WorkerMeasures,
 )
 from baton_wire.messages.operator_link import GatewayHello, Summary
@@ -28,7 +28,7 @@ KEY = Key("default", "chat")
 GATEWAY = b"g" * 16
 EMPTY = SketchData()
 STARTED = WorkerMeasures(
-    Role.PREFILL, b"w" * 16, "t", Address("127.0.0.1", 1), Condition.LIVE, True, 0, 0, 0, 16, 99, 99, 0, 20.0
+    Role.PREFILL, b"w" * 16, "t", Address("127.0.0.1", 1), WorkerCondition.LIVE, True, 0, 0, 0, 16, 99, 99, 0, 20.0
 )
 
 
@@ -57,7 +57,7 @@ class Run:
     def tell(self, count: int, parked: int = 0, seconds: float = 10.0, lengths: int | None = None) -> None:
         self.number += 1
         sample = (RequestLengths(1000, 100, 0),) * min(count if lengths is None else lengths, 8)
-        arrived = Arrived(count, 0, 0, EMPTY, EMPTY, EMPTY, sample)
+        arrived = ArrivalCounts(count, 0, 0, EMPTY, EMPTY, EMPTY, sample)
         backlog = Backlog(parked, parked, 0.0, 1000 * parked)
         summary = Summary(self.number, 1e9, seconds, arrived, Served(EMPTY, EMPTY, 0), backlog, self.linked, 0, "")
         self.store.told(GATEWAY, summary, self.now)

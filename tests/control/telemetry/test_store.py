@@ -11,13 +11,13 @@ from baton_operator.gateway_telemetry import GatewayTelemetry
 from baton_operator.schema.status import LaneStatus
 from baton_testing.sizing.builders import spec
 from baton_wire.messages.measures import (
-    Arrived,
+    ArrivalCounts,
     Backlog,
-    Condition,
     Lanes,
     RequestLengths,
     Served,
     StepTiming,
+    WorkerCondition,
 )
 from baton_wire.messages.measures import WorkerMeasures as Measures
 from baton_wire.messages.operator_link import GatewayHello, Summary
@@ -34,7 +34,7 @@ def worker(epoch: bytes, role: Role, **changes: object) -> Measures:
         epoch=epoch.ljust(16, b"\0"),
         template_hash="t1",
         address=Address("127.0.0.1", 1 + epoch[0]),
-        condition=Condition.LIVE,
+        condition=WorkerCondition.LIVE,
         has_partner=True,
         running=0,
         waiting=0,
@@ -57,7 +57,7 @@ def summary(number: int, count: int = 0, seconds: float = 5.0, **changes: object
         number=number,
         at_s=1e9,
         seconds=seconds,
-        arrived=Arrived(count, 0, 0, EMPTY, EMPTY, EMPTY, sample),
+        arrived=ArrivalCounts(count, 0, 0, EMPTY, EMPTY, EMPTY, sample),
         served=Served(EMPTY, EMPTY, 0),
         backlog=Backlog(0, 0, 0.0, 0),
         workers=PAIR,
@@ -132,7 +132,7 @@ def test_a_worker_is_routable_when_every_gateway_has_it_live_with_a_partner() ->
     store = linked(ONE, TWO)
     extra = worker(b"E", Role.DECODE)
     alone = worker(b"A", Role.PREFILL, has_partner=False)
-    leaving = worker(b"L", Role.DECODE, condition=Condition.DRAINING)
+    leaving = worker(b"L", Role.DECODE, condition=WorkerCondition.DRAINING)
     store.told(ONE, summary(1, workers=(*PAIR, extra, alone, leaving)), 5.0)
     store.told(TWO, summary(1, workers=(*PAIR, alone)), 5.0)
     assert store.routable(5.0, 2) == {(Role.PREFILL, "t1"): 1, (Role.DECODE, "t1"): 1}

@@ -10,7 +10,7 @@ import pytest
 from baton_control.sizing.capacity import latencies
 from baton_control.sizing.worker_model import WorkerModel
 from baton_control.sizing.workload import Workload
-from baton_control.twin.twin import Stage, Twin
+from baton_control.twin.twin import Scope, Twin
 from baton_simulate.synthetic import Shape, synthetic
 from baton_testing.sizing.builders import ROUND_WORKER, requests
 from baton_wire.messages.values import Role
@@ -69,7 +69,7 @@ def test_prompts_that_can_be_in_time_go_before_those_that_are_late() -> None:
 
 def test_many_steps_at_once_end_when_single_steps_would() -> None:
     rows = [(0.1 * i, 200 + 37 * i, 5 + 11 * (i % 7)) for i in range(30)]
-    twin = Twin(ROUND_WORKER, requests(rows), Stage.DECODE)
+    twin = Twin(ROUND_WORKER, requests(rows), Scope.DECODE)
     twin.add(Role.DECODE, 0.0)
     twin.run_until(0.0)
     twin.run_out()

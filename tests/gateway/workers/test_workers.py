@@ -296,7 +296,7 @@ async def test_unfitting_workers_never_pair_and_each_revision_has_its_own_tokeni
 
 async def test_the_state_page_names_workers_and_latencies(gateway: RunningGateway) -> None:
     assert (await ask(gateway))[0] == 200
-    from baton_gateway.reporting.state import state_body
+    from baton_gateway.reporting.state_page import state_body
 
     state = json.loads(state_body([gateway.server.report()]))
     roles = {worker["role"]: worker for worker in state["workers"]}

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton_control.hashes import Revision
-from baton_control.rollout import Change, Limits, Step, Wanted, next_step
+from baton_control.rollout import Limits, PoolChange, Step, Wanted, next_step
 from baton_control.spec.api import LLMDeployment
 from baton_operator.objects.cluster import Manifest, Owner, Platform
 from baton_operator.objects.desired import standing_objects, worker_deployment
@@ -131,7 +131,7 @@ def test_without_word_from_a_gateway_it_is_unknown_what_is_routable() -> None:
 def test_a_deployment_on_its_way_out_counts_for_nothing() -> None:
     leaving = dataclasses.replace(SET, is_leaving=True)
     assert groups([leaving], {}) == ()
-    assert replicas_after([leaving], Step((Change(Role.DECODE, REVISION, 2),), "")) == {(Role.DECODE, REVISION): 2}
+    assert replicas_after([leaving], Step((PoolChange(Role.DECODE, REVISION, 2),), "")) == {(Role.DECODE, REVISION): 2}
 
 
 def test_a_template_is_finished_when_its_last_pod_is_gone() -> None:
@@ -145,4 +145,4 @@ def test_a_template_is_finished_when_its_last_pod_is_gone() -> None:
 
 def test_no_step_goes_below_zero() -> None:
     with pytest.raises(ValueError, match="-1 workers"):
-        replicas_after([SET], Step((Change(Role.DECODE, REVISION, -4),), ""))
+        replicas_after([SET], Step((PoolChange(Role.DECODE, REVISION, -4),), ""))

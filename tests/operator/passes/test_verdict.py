@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from baton_control.errors import Problem
+from baton_control.errors import FieldProblem
 from baton_control.hashes import Revision
-from baton_control.rollout import REASONS, Group, Phase, Step
+from baton_control.rollout import REASONS, Group, RolloutPhase, Step
 from baton_control.sizing.scaling import Sized
 from baton_operator.passes.observe import WorkerSet
 from baton_operator.passes.pool_size import Plan
@@ -28,11 +28,13 @@ LATER = NOW + datetime.timedelta(minutes=5)
 EMPTY = DeploymentStatus()
 
 
-def step(phase: Phase) -> Step:
+def step(phase: RolloutPhase) -> Step:
     return Step((), REASONS[phase], phase)
 
 
-def view(routable: int | None = 1, workers: int = 1, ready: int = 1, phase: Phase = Phase.COMPLETE) -> View:
+def view(
+    routable: int | None = 1, workers: int = 1, ready: int = 1, phase: RolloutPhase = RolloutPhase.COMPLETE
+) -> View:
     sets = tuple(
         WorkerSet(f"chat-{role}-new", role, NEW, wanted=workers, existing=workers, ready=ready, is_leaving=False)
         for role in POOL_ROLES
@@ -96,9 +98,15 @@ def test_available_means_that_a_request_would_be_answered(seen: View, expected: 
     assert judged(seen, "Available") == expected
 
 
-@pytest.mark.parametrize("phase", list(Phase))
-def test_progressing_follows_the_rollout_and_stands_still_where_that_does(phase: Phase) -> None:
-    stands = {Phase.COMPLETE, Phase.PAUSED, Phase.CANARY, Phase.FAILING, Phase.UNSCHEDULABLE}
+@pytest.mark.parametrize("phase", list(RolloutPhase))
+def test_progressing_follows_the_rollout_and_stands_still_where_that_does(phase: RolloutPhase) -> None:
+    stands = {
+        RolloutPhase.COMPLETE,
+        RolloutPhase.PAUSED,
+        RolloutPhase.CANARY,
+        RolloutPhase.FAILING,
+        RolloutPhase.UNSCHEDULABLE,
+    }
     assert judged(view(phase=phase), "Progressing") == ("False" if phase in stands else "True", phase.value)
 
 
@@ -111,7 +119,10 @@ def test_complete_numbers_are_not_complete_until_workers_are_routable() -> None:
     [
         (replace(view(), troubles=(Trouble("QuotaExceeded", "no"),)), "QuotaExceeded"),
         (replace(view(), crews={(D, "new"): Crew(existing=1, failing=1, message="crash")}), "WorkersFail"),
-        (replace(view(phase=Phase.FAILING), crews={(D, "new"): Crew(1, failing=1, message="x")}), "NewTemplateFails"),
+        (
+            replace(view(phase=RolloutPhase.FAILING), crews={(D, "new"): Crew(1, failing=1, message="x")}),
+            "NewTemplateFails",
+        ),
         (replace(view(), crews={(D, "new"): Crew(1, unschedulable=1, message="no GPU")}), "InsufficientAccelerators"),
     ],
 )
@@ -160,11 +171,11 @@ def test_a_new_size_is_a_decision_with_its_reason_and_the_first_one_is_none() ->
 
 def test_a_refused_spec_keeps_what_is_said_of_the_one_that_serves() -> None:
     serving = status_of(view(), EMPTY, NOW)
-    after = refused((Problem("spec.x", "too big"),), "InvalidSpec", serving, 4, LATER)
+    after = refused((FieldProblem("spec.x", "too big"),), "InvalidSpec", serving, 4, LATER)
     assert condition(after, "Available") == ("True", "Serving")
     assert condition(after, "Degraded") == ("True", "InvalidSpec")
     assert (after.observed_generation, after.decode) == (4, serving.decode)
-    fresh = refused((Problem("spec.x", "too big"),), "InvalidSpec", EMPTY, 1, NOW)
+    fresh = refused((FieldProblem("spec.x", "too big"),), "InvalidSpec", EMPTY, 1, NOW)
     assert condition(fresh, "Available") == ("False", "InvalidSpec")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from baton_wire.messages.measures import Lanes, StepTiming
 from baton_wire.messages.values import (
@@ -17,6 +17,7 @@ from baton_wire.messages.values import (
     Count,
     Digest,
     Epoch,
+    Message,
     PackedTokenIds,
     PairFingerprint,
     PeerRef,
@@ -37,10 +38,6 @@ from baton_wire.messages.values import (
 MAX_STATE_TIMINGS = 8
 
 Choices = Annotated[tuple[Choice, ...], Meta(min_length=1, max_length=128)]
-
-
-class Message(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Base of the messages of this link: an array of the type's number and its fields in order."""
 
 
 class Hello(Message, frozen=True, tag=1):

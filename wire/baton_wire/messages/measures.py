@@ -50,7 +50,7 @@ class RequestLengths(Value, frozen=True):
     """Of the prompt, what some worker probably had in its prefix cache."""
 
 
-class Condition(enum.StrEnum):
+class WorkerCondition(enum.StrEnum):
     """How a gateway sees a worker that it has linked."""
 
     LIVE = "live"
@@ -65,7 +65,7 @@ class WorkerMeasures(Value, frozen=True):
     epoch: Epoch
     template_hash: Annotated[str, Meta(min_length=1, max_length=64)]
     address: Address
-    condition: Condition
+    condition: WorkerCondition
     has_partner: bool
     """A live worker of the other role fits it."""
     running: Count | None
@@ -88,7 +88,7 @@ class WorkerMeasures(Value, frozen=True):
         check_worker(self.role)
 
 
-class Arrived(Value, frozen=True):
+class ArrivalCounts(Value, frozen=True):
     """Sequences that came since the last summary, by what became of them at once. Together they are the demand."""
 
     accepted: Count

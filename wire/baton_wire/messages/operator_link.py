@@ -1,6 +1,6 @@
 """Messages between a gateway process and whoever sizes the pools: the operator, or the local runtime.
 
-One WebSocket per gateway process, dialled by the gateway. Up: GatewayHello (first), ModelConfig, Summary every few
+One WebSocket per gateway process, dialled by the gateway. Up: GatewayHello (first), ModelConfigFile, Summary every few
 seconds, Wake at once, Heartbeat. Down: Standby, Heartbeat. Nothing that serves a request waits for this link.
 """
 
@@ -8,19 +8,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
-from baton_wire.messages.measures import Arrived, Backlog, Served, WorkerMeasures
-from baton_wire.messages.values import Address, Count, Seconds
+from baton_wire.messages.measures import ArrivalCounts, Backlog, Served, WorkerMeasures
+from baton_wire.messages.values import Address, Count, Message, Seconds
 
 MAX_WORKERS = 1_024
 """Workers that one summary describes."""
 
 ConfigHash = Annotated[str, Meta(max_length=64)]
-
-
-class Message(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Base of the messages of this link: an array of the type's number and its fields in order."""
 
 
 class GatewayHello(Message, frozen=True, tag=1):
@@ -40,7 +36,7 @@ class Summary(Message, frozen=True, tag=2):
     """Wall clock of the gateway."""
     seconds: Seconds
     """What the counts cover."""
-    arrived: Arrived
+    arrived: ArrivalCounts
     served: Served
     backlog: Backlog
     workers: Annotated[tuple[WorkerMeasures, ...], Meta(max_length=MAX_WORKERS)]
@@ -59,7 +55,7 @@ class Heartbeat(Message, frozen=True, tag=4):
     """Sent by both sides when nothing else was."""
 
 
-class ModelConfig(Message, frozen=True, tag=5):
+class ModelConfigFile(Message, frozen=True, tag=5):
     """`config.json` of the model that is served, told when the first worker of a revision was linked."""
 
     content: Annotated[bytes, Meta(min_length=2, max_length=1 << 16)]
@@ -72,5 +68,5 @@ class Standby(Message, frozen=True, tag=16):
     """None: not known; try again later."""
 
 
-ToOperator = GatewayHello | Summary | Wake | Heartbeat | ModelConfig
+ToOperator = GatewayHello | Summary | Wake | Heartbeat | ModelConfigFile
 ToGateway = Standby | Heartbeat

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from baton_wire.messages.values import (
     Attempt,
@@ -15,6 +15,7 @@ from baton_wire.messages.values import (
     Count,
     Epoch,
     Finish,
+    Message,
     PairFingerprint,
     Reason,
     RequestId,
@@ -33,10 +34,6 @@ Length = Annotated[int, Meta(ge=0, lt=1 << 48)]
 
 MAX_CHECKSUM_BYTES = 3 << 20
 """Checksums that one Seal carries: 8 bytes for each of 393,216 pieces, within the frame cap."""
-
-
-class Message(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Base of the messages of this link: an array of the type's number and its fields in order."""
 
 
 class Span(Value, frozen=True):

@@ -60,6 +60,10 @@ class Value(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Base of everything nested in a message: immutable, encoded as an array of its fields in order."""
 
 
+class Message(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Base of the messages of every link: an array of the type's number (its `tag`) and its fields in order."""
+
+
 class Role(enum.StrEnum):
     """What a process does."""
 

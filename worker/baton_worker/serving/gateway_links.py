@@ -21,8 +21,8 @@ from baton_wire.handshake import LinkRole, Party, accept_handshake
 from baton_wire.keys import KeyDirectory
 from baton_wire.liveness import Liveness, LivenessConfig, PeerState
 from baton_wire.messages import codec
-from baton_wire.messages.gateway_link import BundleChunk, Heartbeat, Hello, Message, ToWorker, WorkerState
-from baton_wire.messages.values import MAX_FRAME_BYTES, Role
+from baton_wire.messages.gateway_link import BundleChunk, Heartbeat, Hello, ToWorker, WorkerState
+from baton_wire.messages.values import MAX_FRAME_BYTES, Message, Role
 from baton_wire.reset import reset
 
 log = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from baton_engine.scheduling.events import Drawn, Failed, SchedulerEvent, SequenceSpec
-from baton_wire.messages.gateway_link import Cancel, LegFailed, Message, Prefill, Reserve, Tokens, WorkerState
-from baton_wire.messages.values import Reason, RequestKey, TokenEntry
+from baton_wire.messages.gateway_link import Cancel, LegFailed, Prefill, Reserve, Tokens, WorkerState
+from baton_wire.messages.values import Message, Reason, RequestKey, TokenEntry
 from baton_worker.reporting.metrics import WorkerMetrics
 from baton_worker.reporting.reports import token_entry, worker_state
 from baton_worker.reporting.views import EngineSnapshot

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from baton_control.errors import ManifestError, Problem
+from baton_control.errors import FieldProblem, ManifestError
 from baton_control.spec.manifest import parse_live
 from baton_operator.kube.client import Invalid, Resource
 from baton_operator.kube.kinds import (
@@ -123,7 +123,7 @@ class Kinds:
         for path in FIXED.get(resource, ()):
             if before is not None and _at(before, path) not in (None, _at(body, path)):
                 where = ".".join(path)
-                raise Invalid(f"{where}: field is immutable", (Problem(where, "field is immutable"),))
+                raise Invalid(f"{where}: field is immutable", (FieldProblem(where, "field is immutable"),))
         return body
 
 
@@ -132,7 +132,7 @@ def _pruned(body: Json, schema: Json) -> Json:
     return found | {name: body[name] for name in ("metadata",) if name in body}
 
 
-def _broken_rules(body: Json, before: Json | None) -> list[Problem]:
+def _broken_rules(body: Json, before: Json | None) -> list[FieldProblem]:
     """What the definition's CEL rules say, by the reader of manifests; the transition rules of the cache here."""
     try:
         parse_live(body)
@@ -141,7 +141,7 @@ def _broken_rules(body: Json, before: Json | None) -> list[Problem]:
     if before is not None:
         old, new = (_at(each, ("spec", "model", "cache", "storageClassName")) for each in (before, body))
         if old != new:
-            return [Problem("spec.model.cache.storageClassName", "cannot change")]
+            return [FieldProblem("spec.model.cache.storageClassName", "cannot change")]
     return []
 
 

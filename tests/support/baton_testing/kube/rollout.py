@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from baton_control.hashes import Revision
-from baton_control.rollout import PARTNERS, Group, Limits, Phase, Step, Wanted, is_complete, next_step
+from baton_control.rollout import PARTNERS, Group, Limits, RolloutPhase, Step, Wanted, is_complete, next_step
 from baton_wire.messages.values import POOL_ROLES, Role
 
 MOST_WORKERS = 8
@@ -154,7 +154,7 @@ class RolloutWorld:
         self._limits = Limits(self._limits.max_surge, self._limits.max_unavailable, 0)
         for _ in range(CALM_STEPS):
             self._world_moves(1.0)
-            if self._step().phase is Phase.COMPLETE:
+            if self._step().phase is RolloutPhase.COMPLETE:
                 self._world_moves(1.0)
                 self._world_moves(1.0)
                 self._has_trouble = False
@@ -182,7 +182,7 @@ class RolloutWorld:
             self._carry_out(change.role, change.revision, change.workers)
         reported = {(group.role, group.revision) for group in groups if group.failing}
         self._check(step, before, self._facts(), reported)
-        if is_complete(self._wanted, groups) != (step.phase is Phase.COMPLETE):
+        if is_complete(self._wanted, groups) != (step.phase is RolloutPhase.COMPLETE):
             raise self._broken(f"{step.phase} is not the truth")
         return step
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from baton_control.errors import Problem
+from baton_control.errors import FieldProblem
 
 Json = dict[str, Any]
 
@@ -47,18 +47,20 @@ def fill(value: Any, schema: Json) -> Any:
     return value
 
 
-def problems(value: Any, schema: Json, path: str = "") -> list[Problem]:
+def problems(value: Any, schema: Json, path: str = "") -> list[FieldProblem]:
     """What the schema does not allow."""
     kind = schema.get("type")
     if value is None:
-        return [Problem(path, "must not be null")] if kind and not schema.get("nullable") else []
+        return [FieldProblem(path, "must not be null")] if kind and not schema.get("nullable") else []
     if not _is(value, kind):
-        return [Problem(path, f"must be of type {kind}")]
-    found = [Problem(path, text) for text in _bounds(value, schema)]
+        return [FieldProblem(path, f"must be of type {kind}")]
+    found = [FieldProblem(path, text) for text in _bounds(value, schema)]
     if isinstance(value, dict):
         properties, rest = schema.get("properties", {}), schema.get("additionalProperties")
         found += [
-            Problem(_join(path, name), "Required value") for name in schema.get("required", ()) if name not in value
+            FieldProblem(_join(path, name), "Required value")
+            for name in schema.get("required", ())
+            if name not in value
         ]
         for name, each in value.items():
             inner = properties.get(name, rest)

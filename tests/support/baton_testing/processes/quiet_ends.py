@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from baton_engine.scheduling.engine_config import EngineConfig
 from baton_engine.scheduling.scheduler import Scheduler
-from baton_wire.messages.gateway_link import Message
+from baton_wire.messages.values import Message
 from baton_worker.reporting.views import EngineSnapshot
 from baton_worker.serving.engine_thread import Command
 from baton_worker.serving.gateway_links import GatewayLink

@@ -25,8 +25,8 @@ from baton_gateway.requests.request import RequestLife
 from baton_gateway.requests.request_events import End, LifeRules, Outcome, PickRoute, Route, Routed
 from baton_gateway.requests.run import Run, RunState
 from baton_gateway.text.choice_text import Increment
-from baton_gateway.text.pieces import DecoderKind, LeadingSpace, Piece, PieceTable
 from baton_gateway.text.revision_text import TextModel
+from baton_gateway.text.token_pieces import DecoderKind, LeadingSpace, Piece, PieceTable
 from baton_gateway.workers.linked_workers import LinkedWorker, WorkerTable
 from baton_gateway.workers.route import RoutePolicy
 from baton_testing.engine.runners import VOCABULARY, reference_tokens

@@ -11,8 +11,8 @@ from baton_testing.simulation.process import SimProcess, require
 from baton_testing.simulation.scenario import CONTEXT_TOKENS, Shape
 from baton_wire.liveness import Liveness
 from baton_wire.messages import codec
-from baton_wire.messages.gateway_link import Hello, Message, ToWorker, WorkerState
-from baton_wire.messages.values import PairFingerprint, Role
+from baton_wire.messages.gateway_link import Hello, ToWorker, WorkerState
+from baton_wire.messages.values import Message, PairFingerprint, Role
 from baton_worker.reporting.metrics import WorkerMetrics
 from baton_worker.serving.gateway_links import GatewayLink
 from baton_worker.serving.intake import RequestLimits

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from baton_gateway.requests.request_events import Route
 from baton_gateway.workers.affinity import PrefixAffinity, prefix_keys
-from baton_gateway.workers.placement import FULL_S, Costs, Targets, goes_to_decode, refilled, work_s
+from baton_gateway.workers.disaggregation import FULL_S, Costs, LatencyTargets, goes_to_decode, refilled, work_s
 from baton_gateway.workers.route import RoutePolicy, RouteQuery, WorkerView, pick
 from baton_wire.messages.values import Address, PairFingerprint, Role
 
-TARGETS = Targets(ttft_s=0.5, tpot_s=0.05)
+TARGETS = LatencyTargets(ttft_s=0.5, tpot_s=0.05)
 IDLE_P = Costs(token_s=1e-4, step_s=0.01, queued_tokens=0, missing_tokens=1000)
 IDLE_D = Costs(token_s=1e-4, step_s=0.02, queued_tokens=0, missing_tokens=1000)
 AMPLE = 0.5

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from baton_gateway.reporting.state import ProcessReport, state_body
+from baton_gateway.reporting.state_page import ProcessReport, state_body
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

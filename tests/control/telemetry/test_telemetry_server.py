@@ -14,19 +14,32 @@ from msgspec.structs import replace
 
 from baton_control.names import Key
 from baton_control.sizing.readings import Arrivals
-from baton_control.telemetry.gateway_server import PATH, GatewayServer
+from baton_control.telemetry.telemetry_server import PATH, TelemetryServer
 from baton_gateway.reporting.operator_link import OperatorLink, OperatorSources, OperatorTimes
 from baton_gateway.reporting.telemetry import Telemetry
 from baton_testing.gateway.gateway_process import until
 from baton_wire.keys import KeyDirectory, write_new_key
-from baton_wire.messages.measures import Backlog, Condition, WorkerMeasures
+from baton_wire.messages.measures import Backlog, WorkerCondition, WorkerMeasures
 from baton_wire.messages.operator_link import GatewayHello
 from baton_wire.messages.values import Address, Role
 
 KEY = Key("team", "chat")
 TIMES = OperatorTimes(summary_s=0.05, silence_s=5.0, first_retry_s=0.02, last_retry_s=0.05, wake_s=0.05)
 WORKER = WorkerMeasures(
-    Role.DECODE, b"w" * 16, "1f3a5c7e90", Address("10.0.0.1", 8000), Condition.LIVE, True, 0, 0, 0, 16, 8, 8, 0, 1.0
+    Role.DECODE,
+    b"w" * 16,
+    "1f3a5c7e90",
+    Address("10.0.0.1", 8000),
+    WorkerCondition.LIVE,
+    True,
+    0,
+    0,
+    0,
+    16,
+    8,
+    8,
+    0,
+    1.0,
 )
 
 
@@ -34,7 +47,7 @@ WORKER = WorkerMeasures(
 class Operator:
     """One operator process's end, on a port of its own."""
 
-    server: GatewayServer
+    server: TelemetryServer
     port: int
     woken: list[Key] = field(default_factory=list)
     holder: Address | None = None
@@ -48,7 +61,7 @@ class Operator:
 @asynccontextmanager
 async def operating(keys: Path, epoch: bytes = b"o" * 16, port: int = 0) -> AsyncIterator[Operator]:
     directory = KeyDirectory(keys)
-    server = GatewayServer(
+    server = TelemetryServer(
         epoch,
         lambda key: directory if key == KEY else None,
         time.monotonic,
@@ -136,7 +149,7 @@ async def test_workers_that_become_or_cease_to_be_routable_are_a_reason_for_a_pa
     keys = keys_in(tmp_path)
     async with operating(keys) as operator, linking(keys, operator.url) as gateway:
         await until(lambda: len(operator.woken) == 1)  # the first summary: until then nothing was known
-        for number, condition in ((2, Condition.LIVE), (3, Condition.DRAINING)):
+        for number, condition in ((2, WorkerCondition.LIVE), (3, WorkerCondition.DRAINING)):
             gateway.workers = (replace(WORKER, condition=condition),)
             await until(lambda number=number: len(operator.woken) == number)  # type: ignore[misc]
         told = operator.server.store(KEY).take_arrivals

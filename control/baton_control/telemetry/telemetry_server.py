@@ -19,11 +19,11 @@ from baton_wire.errors import AuthenticationError, BadMessageError
 from baton_wire.handshake import KeySource, LinkRole, Party, accept_handshake
 from baton_wire.keys import KeySet
 from baton_wire.messages.codec import decode, encode
-from baton_wire.messages.measures import Condition
+from baton_wire.messages.measures import WorkerCondition
 from baton_wire.messages.operator_link import (
     GatewayHello,
     Heartbeat,
-    ModelConfig,
+    ModelConfigFile,
     Standby,
     Summary,
     ToOperator,
@@ -58,7 +58,7 @@ def address(text: str | None) -> Address | None:
     return Address(host.strip("[]"), int(port)) if host and port.isdigit() else None
 
 
-class GatewayServer:
+class TelemetryServer:
     """Takes the links. `keys`: the link keys of a deployment, None when there is no such deployment. `standby`: whether
     this process does not size pools, and who does (None: not known). `on_wake`: requests wait for workers, or other
     workers are routable than before.
@@ -132,7 +132,7 @@ class GatewayServer:
             await asyncio.gather(beating, return_exceptions=True)
 
     async def _read(self, key: Key, store: TelemetryStore, epoch: bytes, socket: web.WebSocketResponse) -> None:
-        linked: frozenset[tuple[bytes, Condition, bool]] | None = None
+        linked: frozenset[tuple[bytes, WorkerCondition, bool]] | None = None
         while True:
             async with asyncio.timeout(SILENCE_S):
                 message = decode(await _frame(socket), ToOperator)
@@ -148,7 +148,7 @@ class GatewayServer:
                 case Wake(parked):
                     store.woken(parked)
                     self._on_wake(key)
-                case ModelConfig(content):
+                case ModelConfigFile(content):
                     store.model_config = content
 
     async def _beat(self, socket: web.WebSocketResponse) -> None:

@@ -23,7 +23,7 @@ FULL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Targets:
+class LatencyTargets:
     ttft_s: float
     tpot_s: float
 
@@ -42,7 +42,7 @@ class Costs:
     """Tokens of the prompt that it would have to compute."""
 
 
-def goes_to_decode(prefill: Costs, decode: Costs, allowance_s: float, targets: Targets) -> bool:
+def goes_to_decode(prefill: Costs, decode: Costs, allowance_s: float, targets: LatencyTargets) -> bool:
     """Whether the decode worker computes the prompt itself. Unknown costs leave it to the prefill worker."""
     if prefill.token_s is None:
         return False
@@ -62,7 +62,7 @@ def work_s(prefill: Costs, decode: Costs) -> float:
     return decode.missing_tokens * (decode.token_s or prefill.token_s or 0.0)
 
 
-def refilled(allowance_s: float, seconds: float, step_s: float, targets: Targets) -> float:
+def refilled(allowance_s: float, seconds: float, step_s: float, targets: LatencyTargets) -> float:
     """The allowance `seconds` later, while steps take `step_s`; it may be negative after a long prompt."""
     share = SHARE * max(0.0, 1.0 - step_s / targets.tpot_s)
     return min(FULL_S, allowance_s + share * max(0.0, seconds))
