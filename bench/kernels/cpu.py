@@ -23,6 +23,7 @@ from baton_kernels.kv_checksum import kv_checksums
 from baton_kernels.kv_copy import pack_kv, scatter_kv
 from baton_kernels.prefill_attention import paged_prefill_attention
 from baton_kernels.sampling import greedy, sample
+from baton_kernels.sampling_inputs import Draws, Truncation
 from baton_kernels.truncation import mask_top_k_top_p_min_p
 
 LAYERS, BLOCK_TOKENS = 2, 16
@@ -119,9 +120,10 @@ def stream_times(heads: tuple[int, int, int], layers: int, unit_tokens: int) -> 
 def sampling_times(rows: int, vocab: int) -> str:
     logits, ones, ids = torch.randn(rows, vocab) * 3, torch.ones(rows), torch.arange(rows)
     off, top_k = torch.zeros(rows), torch.zeros(rows, dtype=torch.int32)
+    draws, truncation = Draws(ones, ids, ids, ids), Truncation(top_k, ones * 0.9, off)
     greedy_us = time_us(lambda: greedy(logits))
-    draw_us = time_us(lambda: sample(logits, ones, ids, ids, ids))
-    top_p_us = time_us(lambda: mask_top_k_top_p_min_p(logits, ones, top_k, ones * 0.9, off))
+    draw_us = time_us(lambda: sample(logits, draws))
+    top_p_us = time_us(lambda: mask_top_k_top_p_min_p(logits, ones, truncation))
     return f"sampling {rows} x {vocab}: greedy {greedy_us:.0f} µs, draw {draw_us:.0f}, top-p {top_p_us:.0f}"
 
 

@@ -21,6 +21,7 @@ from baton_kernels.kv_scales import KV_FP8
 from baton_kernels.linear import linear, recording
 from baton_kernels.prefill_attention import paged_prefill_attention
 from baton_kernels.sampling import greedy, sample
+from baton_kernels.sampling_inputs import Draws, Truncation
 from baton_kernels.truncated_draw import truncated_draw
 
 Row = dict[str, Cell]
@@ -155,15 +156,15 @@ def draws() -> Iterator[Row]:
 def _draws(rows: int) -> dict[str, Callable[[], Tensor]]:
     logits = (torch.randn(rows, VOCAB, device=GPU) * 2).bfloat16()
     ones, zeros, ids = torch.ones(rows, device=GPU), torch.zeros(rows, device=GPU), torch.arange(rows, device=GPU)
-    heat, keys = ones * 0.8, (ids, ids, ids)
+    draws = Draws(ones * 0.8, ids, ids, ids)
 
     def truncated(top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Callable[[], Tensor]:
-        options = ((zeros + top_k).int(), ones * top_p, zeros + min_p)
-        return lambda: truncated_draw(logits, heat, *options, *keys)
+        truncation = Truncation((zeros + top_k).int(), ones * top_p, zeros + min_p)
+        return lambda: truncated_draw(logits, truncation, draws)
 
     return {
         "greedy": lambda: greedy(logits),
-        "temperature": lambda: sample(logits, heat, *keys),
+        "temperature": lambda: sample(logits, draws),
         "top-p 0.95": truncated(top_p=0.95),
         "top-p 0.5": truncated(top_p=0.5),
         "top-k 50": truncated(top_k=50),

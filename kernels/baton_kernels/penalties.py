@@ -16,49 +16,46 @@ import torch
 from torch import Tensor
 
 from baton_kernels.cpu.sampling import on_rows, select
+from baton_kernels.sampling_inputs import Penalties
 
 
 def apply_penalties_reference(
     logits: Tensor,
     prompt_mask: Tensor,
     output_counts: Tensor,
-    presence: Tensor,
-    frequency: Tensor,
-    repetition: Tensor,
+    penalties: Penalties,
 ) -> Tensor:
     """The formula above, written out. Shapes as in `apply_penalties`."""
     generated = output_counts > 0
     seen = prompt_mask | generated
-    factor = repetition[:, None]
+    factor = penalties.repetition[:, None]
     repeated = torch.where(logits > 0, logits / factor, logits * factor)
     logits = torch.where(seen, repeated, logits)
-    return logits - frequency[:, None] * output_counts - presence[:, None] * generated
+    return logits - penalties.frequency[:, None] * output_counts - penalties.presence[:, None] * generated
 
 
 def apply_penalties(
     logits: Tensor,
     prompt_mask: Tensor,
     output_counts: Tensor,
-    presence: Tensor,
-    frequency: Tensor,
-    repetition: Tensor,
+    penalties: Penalties,
 ) -> Tensor:
     """Penalised logits: logits [N, V] float32 → the same shape; `logits` itself when every row's penalties are
     neutral.
 
-    prompt_mask [N, V] bool; output_counts [N, V] int32; presence, frequency, repetition [N] float32.
+    prompt_mask [N, V] bool; output_counts [N, V] int32.
     """
     if logits.is_cuda:
         from baton_kernels.gpu.penalties import apply_penalties_triton
 
-        return apply_penalties_triton(logits, prompt_mask, output_counts, presence, frequency, repetition)
-    penalties = (presence, frequency, repetition)
-    options = zip(*(values.tolist() for values in penalties), strict=True)
+        return apply_penalties_triton(logits, prompt_mask, output_counts, penalties)
+    per_row = (penalties.presence, penalties.frequency, penalties.repetition)
+    options = zip(*(values.tolist() for values in per_row), strict=True)
     rows = [n for n, option in enumerate(options) if option != (0.0, 0.0, 1.0)]
 
     def change(part: Tensor, numbers: Tensor | None) -> Tensor:
         mask, counts = select(prompt_mask, numbers), select(output_counts, numbers)
-        return apply_penalties_reference(part, mask, counts, *(select(values, numbers) for values in penalties))
+        return apply_penalties_reference(part, mask, counts, Penalties(*(select(each, numbers) for each in per_row)))
 
     return on_rows(logits, rows, change)
 

@@ -16,13 +16,14 @@ from torch import Tensor
 
 from baton_kernels.cpu.sampling import draw, greatest
 from baton_kernels.gumbel import gumbel_noise_reference
+from baton_kernels.sampling_inputs import Draws
 
 
-def sample_reference(logits: Tensor, temperature: Tensor, seed: Tensor, choice: Tensor, index: Tensor) -> Tensor:
+def sample_reference(logits: Tensor, draws: Draws) -> Tensor:
     """The formula above, written out. Shapes as in `sample`."""
-    is_greedy = (temperature == 0)[:, None]
-    noise = gumbel_noise_reference(seed, choice, index, logits.shape[1])
-    noisy = logits / torch.where(is_greedy, 1.0, temperature[:, None]) + torch.where(is_greedy, 0.0, noise)
+    is_greedy = (draws.temperature == 0)[:, None]
+    noise = gumbel_noise_reference(draws.seed, draws.choice, draws.index, logits.shape[1])
+    noisy = logits / torch.where(is_greedy, 1.0, draws.temperature[:, None]) + torch.where(is_greedy, 0.0, noise)
     return noisy.argmax(-1)
 
 
@@ -36,20 +37,18 @@ def greedy(logits: Tensor, out: Tensor | None = None) -> Tensor:
     return ids if out is None else out.copy_(ids)
 
 
-def sample(logits: Tensor, temperature: Tensor, seed: Tensor, choice: Tensor, index: Tensor) -> Tensor:
-    """One token per row: logits [N, V] float32 (-inf where excluded) → ids [N] int64.
-
-    temperature [N] float32 (0 = greedy); seed, choice, index [N] int64: what the noise is a function of.
-    """
+def sample(logits: Tensor, draws: Draws) -> Tensor:
+    """One token per row: logits [N, V] float32 (-inf where excluded) → ids [N] int64."""
     if logits.is_cuda:
         from baton_kernels.gpu.sampling import sample_triton
 
-        return sample_triton(logits, temperature, seed, choice, index)
-    rows = [n for n, value in enumerate(temperature.tolist()) if value > 0]
+        return sample_triton(logits, draws)
+    rows = [n for n, value in enumerate(draws.temperature.tolist()) if value > 0]
     if not rows:
         return greatest(logits)
     if len(rows) == logits.shape[0]:
-        return draw(logits, temperature, seed, choice, index)
+        return draw(logits, draws)
     drawing = torch.tensor(rows)
-    per_row = (values.index_select(0, drawing) for values in (logits, temperature, seed, choice, index))
-    return greatest(logits).index_copy_(0, drawing, draw(*per_row))
+    per_row = (draws.temperature, draws.seed, draws.choice, draws.index)
+    chosen = Draws(*(values.index_select(0, drawing) for values in per_row))
+    return greatest(logits).index_copy_(0, drawing, draw(logits.index_select(0, drawing), chosen))

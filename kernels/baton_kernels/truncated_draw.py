@@ -15,39 +15,20 @@ from __future__ import annotations
 from torch import Tensor
 
 from baton_kernels.sampling import sample, sample_reference
+from baton_kernels.sampling_inputs import Draws, Truncation
 from baton_kernels.truncation import mask_top_k_top_p_min_p, mask_top_k_top_p_min_p_reference
 
 
-def truncated_draw_reference(
-    logits: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    min_p: Tensor,
-    seed: Tensor,
-    choice: Tensor,
-    index: Tensor,
-) -> Tensor:
+def truncated_draw_reference(logits: Tensor, truncation: Truncation, draws: Draws) -> Tensor:
     """The two references, one after the other. Shapes as in `truncated_draw`."""
-    masked = mask_top_k_top_p_min_p_reference(logits.float(), temperature, top_k, top_p, min_p)
-    return sample_reference(masked, temperature, seed, choice, index)
+    return sample_reference(mask_top_k_top_p_min_p_reference(logits.float(), draws.temperature, truncation), draws)
 
 
-def truncated_draw(
-    logits: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    min_p: Tensor,
-    seed: Tensor,
-    choice: Tensor,
-    index: Tensor,
-) -> Tensor:
+def truncated_draw(logits: Tensor, truncation: Truncation, draws: Draws) -> Tensor:
     """One token per row: logits [N, V] (float32 on the CPU, any floating dtype on a GPU; at least one finite a row) →
-    ids [N] int64. The other arguments are those of `mask_top_k_top_p_min_p` and `sample`."""
+    ids [N] int64."""
     if logits.is_cuda:
         from baton_kernels.gpu.truncated_draw import truncated_draw_triton
 
-        return truncated_draw_triton(logits, temperature, top_k, top_p, min_p, seed, choice, index)
-    masked = mask_top_k_top_p_min_p(logits, temperature, top_k, top_p, min_p)
-    return sample(masked, temperature, seed, choice, index)
+        return truncated_draw_triton(logits, truncation, draws)
+    return sample(mask_top_k_top_p_min_p(logits, draws.temperature, truncation), draws)

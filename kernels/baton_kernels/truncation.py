@@ -17,46 +17,46 @@ import torch
 from torch import Tensor
 
 from baton_kernels.cpu.sampling import on_rows, select, truncate
+from baton_kernels.sampling_inputs import Truncation
 
 _NEGATIVE_INFINITY = float("-inf")
 
 
-def mask_top_k_top_p_min_p_reference(
-    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
-) -> Tensor:
+def mask_top_k_top_p_min_p_reference(logits: Tensor, temperature: Tensor, truncation: Truncation) -> Tensor:
     """The definition above with a full sort. Shapes as in `mask_top_k_top_p_min_p`."""
     scaled = logits / torch.where(temperature > 0, temperature, 1.0)[:, None]
     ordered, _ = scaled.sort(dim=-1, descending=True)
     vocab = logits.shape[1]
-    count = torch.where(top_k > 0, top_k, vocab).clamp(max=vocab).long()
+    count = torch.where(truncation.top_k > 0, truncation.top_k, vocab).clamp(max=vocab).long()
     kth = ordered.gather(1, count[:, None] - 1)
     survivors = torch.where(ordered >= kth, ordered, _NEGATIVE_INFINITY).double().softmax(-1)
     # Mass up to each sorted place, without its own: at the first of a run of equal values, the mass strictly above.
     above = survivors.cumsum(-1) - survivors
     first_of_run = torch.searchsorted(-ordered, -ordered, side="left")
     strictly_above = above.gather(1, first_of_run)
-    kept = (ordered >= kth) & ((strictly_above < top_p[:, None]) | (top_p >= 1.0)[:, None])
-    kept &= ordered >= ordered[:, :1] + torch.log(min_p)[:, None]
+    kept = (ordered >= kth) & ((strictly_above < truncation.top_p[:, None]) | (truncation.top_p >= 1.0)[:, None])
+    kept &= ordered >= ordered[:, :1] + torch.log(truncation.min_p)[:, None]
     kept[:, 0] = True
     threshold = torch.where(kept, ordered, float("inf")).amin(-1, keepdim=True)
     masked = torch.where(scaled >= threshold, logits, _NEGATIVE_INFINITY)
     return torch.where((temperature > 0)[:, None], masked, logits)
 
 
-def mask_top_k_top_p_min_p(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+def mask_top_k_top_p_min_p(logits: Tensor, temperature: Tensor, truncation: Truncation) -> Tensor:
     """Logits with every excluded token at -inf: logits [N, V] float32, before temperature → the same shape.
 
-    temperature, top_p, min_p [N] float32; top_k [N] int32. Greedy rows (temperature 0) and rows with everything off
-    (0, 1, 0) stay as they are; when all do, the result is `logits` itself.
+    temperature [N] float32. Greedy rows (temperature 0) and rows with everything off (0, 1, 0) stay as they are; when
+    all do, the result is `logits` itself.
     """
     if logits.is_cuda:
         from baton_kernels.gpu.truncation import mask_top_k_top_p_min_p_triton
 
-        return mask_top_k_top_p_min_p_triton(logits, temperature, top_k, top_p, min_p)
-    options = zip(temperature.tolist(), top_k.tolist(), top_p.tolist(), min_p.tolist(), strict=True)
+        return mask_top_k_top_p_min_p_triton(logits, temperature, truncation)
+    per_row = (temperature, truncation.top_k, truncation.top_p, truncation.min_p)
+    options = zip(*(values.tolist() for values in per_row), strict=True)
     rows = [n for n, (t, k, p, m) in enumerate(options) if t > 0 and (k > 0 or p < 1 or m > 0)]
 
     def change(part: Tensor, numbers: Tensor | None) -> Tensor:
-        return truncate(part, *(select(values, numbers) for values in (temperature, top_k, top_p, min_p)))
+        return truncate(part, *(select(values, numbers) for values in per_row))
 
     return on_rows(logits, rows, change)

@@ -19,6 +19,7 @@ from baton_kernels.integer_hash import mix32, signed, splitmix64
 from baton_kernels.logprobs import logprobs, logprobs_reference
 from baton_kernels.penalties import apply_bias, apply_penalties, apply_penalties_reference
 from baton_kernels.sampling import greedy, sample, sample_reference
+from baton_kernels.sampling_inputs import Draws, Penalties, Truncation
 from baton_kernels.truncation import mask_top_k_top_p_min_p, mask_top_k_top_p_min_p_reference
 
 EULER = 0.5772156649
@@ -69,9 +70,10 @@ OPTIONS = [
 ]
 
 
-def option_tensors(options: list[tuple[float, int, float, float]]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def option_tensors(options: list[tuple[float, int, float, float]]) -> tuple[Tensor, Truncation]:
     temperature, top_k, top_p, min_p = zip(*options, strict=True)
-    return torch.tensor(temperature), torch.tensor(top_k, dtype=torch.int32), torch.tensor(top_p), torch.tensor(min_p)
+    truncation = Truncation(torch.tensor(top_k, dtype=torch.int32), torch.tensor(top_p), torch.tensor(min_p))
+    return torch.tensor(temperature), truncation
 
 
 @pytest.mark.parametrize("with_ties", [False, True])
@@ -113,13 +115,14 @@ def test_a_nucleus_of_thousands_agrees_with_the_full_sort_up_to_its_border() -> 
 
 def test_rows_with_everything_off_and_greedy_rows_come_back_as_they_are() -> None:
     logits = random_logits(3, 50)
-    options = option_tensors([(1.0, 0, 1.0, 0.0), (0.0, 3, 0.5, 0.1), (1.0, 3, 1.0, 0.0)])
+    values = [(1.0, 0, 1.0, 0.0), (0.0, 3, 0.5, 0.1), (1.0, 3, 1.0, 0.0)]
+    options = option_tensors(values)
     for mask in (mask_top_k_top_p_min_p_reference, mask_top_k_top_p_min_p):
         got = mask(logits, *options)
         assert torch.equal(got[:2], logits[:2])
         assert got[2].isfinite().sum() == 3
     idle = logits[:2]
-    assert mask_top_k_top_p_min_p(idle, *(values[:2] for values in options)) is idle
+    assert mask_top_k_top_p_min_p(idle, *option_tensors(values[:2])) is idle
 
 
 def test_forbidden_tokens_are_never_let_in_by_top_k() -> None:
@@ -135,7 +138,7 @@ def test_repetition_penalty_is_that_of_hugging_face() -> None:
     mask = torch.zeros(1, 40, dtype=torch.bool).index_fill_(1, torch.tensor(prompt), True)
     counts = torch.bincount(torch.tensor(output), minlength=40).int()[None]
     expected = RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor([prompt + output]), logits.clone())
-    got = apply_penalties(logits, mask, counts, torch.zeros(1), torch.zeros(1), torch.tensor([1.3]))
+    got = apply_penalties(logits, mask, counts, Penalties(torch.zeros(1), torch.zeros(1), torch.tensor([1.3])))
     torch.testing.assert_close(got, expected)
 
 
@@ -143,7 +146,7 @@ def test_presence_and_frequency_count_generated_tokens_only() -> None:
     logits = torch.zeros(1, 4)
     mask = torch.tensor([[True, False, False, False]])
     counts = torch.tensor([[0, 1, 3, 0]], dtype=torch.int32)
-    got = apply_penalties(logits, mask, counts, torch.tensor([0.5]), torch.tensor([0.25]), torch.ones(1))
+    got = apply_penalties(logits, mask, counts, Penalties(torch.tensor([0.5]), torch.tensor([0.25]), torch.ones(1)))
     torch.testing.assert_close(got, torch.tensor([[0.0, -0.75, -1.25, 0.0]]))
 
 
@@ -152,13 +155,14 @@ def test_penalties_touch_only_rows_that_ask_and_equal_the_reference() -> None:
     random = torch.Generator().manual_seed(1)
     mask = torch.rand(3, 63, generator=random) < 0.3
     counts = torch.randint(0, 3, (3, 63), generator=random, dtype=torch.int32)
-    options = (torch.tensor([0.0, 0.5, 0.0]), torch.tensor([0.0, -0.3, 0.0]), torch.tensor([1.0, 1.2, 1.0]))
+    asked = [0.0, 0.5, 0.0], [0.0, -0.3, 0.0], [1.0, 1.2, 1.0]
+    penalties, neutral = Penalties(*map(torch.tensor, asked)), Penalties(torch.zeros(3), torch.zeros(3), torch.ones(3))
     before = logits.clone()
-    got = apply_penalties(logits, mask, counts, *options)
+    got = apply_penalties(logits, mask, counts, penalties)
     assert torch.equal(logits, before)
     assert torch.equal(got[[0, 2]], logits[[0, 2]])
-    assert torch.equal(got, apply_penalties_reference(logits, mask, counts, *options))
-    assert torch.equal(apply_penalties(logits, mask, counts, torch.zeros(3), torch.zeros(3), torch.ones(3)), logits)
+    assert torch.equal(got, apply_penalties_reference(logits, mask, counts, penalties))
+    assert torch.equal(apply_penalties(logits, mask, counts, neutral), logits)
 
 
 def test_bias_adds_up_and_forbids() -> None:
@@ -238,7 +242,8 @@ def test_draws_follow_the_softmax() -> None:
     n, temperature = 20_000, 0.7
     counter = torch.arange(n)
     zeros = torch.zeros(n, dtype=torch.int64)
-    ids = sample(logits.expand(n, 5).contiguous(), torch.full((n,), temperature), counter * 7919, zeros, counter)
+    draws = Draws(torch.full((n,), temperature), counter * 7919, zeros, counter)
+    ids = sample(logits.expand(n, 5).contiguous(), draws)
     expected = (logits / temperature).softmax(-1).double()
     share = torch.bincount(ids, minlength=5) / n
     assert share[4] == 0
@@ -253,7 +258,7 @@ def test_sample_equals_its_reference_with_greedy_and_drawing_rows_mixed(vocab: i
     logits[:, 0] = 0.0
     seed, choice, index = torch.tensor([1, 2, 2, 2, -3]), torch.tensor([0, 0, 1, 1, 0]), torch.tensor([0, 5, 5, 6, 9])
     for temperature in ([0.0] * 5, [1.0, 0.5, 2.0, 1.0, 1e-4], [0.0, 1.0, 0.0, 0.7, 0.0]):
-        args = (logits, torch.tensor(temperature), seed, choice, index)
+        args = (logits, Draws(torch.tensor(temperature), seed, choice, index))
         got = sample(*args)
         assert torch.equal(got, sample_reference(*args))
         is_greedy = torch.tensor(temperature) == 0

@@ -10,6 +10,7 @@ from baton_kernels.gumbel import gumbel_noise_reference
 from baton_kernels.logprobs import Logprobs, logprobs_reference
 from baton_kernels.penalties import apply_penalties_reference
 from baton_kernels.sampling import sample_reference
+from baton_kernels.sampling_inputs import Draws, Penalties, Truncation
 from baton_kernels.truncated_draw import truncated_draw_reference
 from baton_kernels.truncation import mask_top_k_top_p_min_p_reference
 
@@ -18,6 +19,12 @@ VOCABULARIES = [1, 63, 300, 1100]
 
 def random_logits(rows: int, vocab: int, device: str) -> Tensor:
     return (torch.randn(rows, vocab, generator=torch.Generator().manual_seed(0)) * 3).to(device)
+
+
+def option_tensors(options: list[tuple[float, int, float, float]], device: str) -> tuple[Tensor, Truncation]:
+    """(temperature, the rest) of rows of temperature, top-k, top-p and min-p."""
+    temperature, top_k, top_p, min_p = (torch.tensor(values).to(device) for values in zip(*options, strict=True))
+    return temperature, Truncation(top_k.int(), top_p, min_p)
 
 
 @pytest.mark.parametrize("vocab", VOCABULARIES)
@@ -42,8 +49,8 @@ def test_sample_kernel_draws_the_same_tokens(triton_device: str, vocab: int) -> 
     logits[:, 0] = 0.0
     temperature = torch.tensor([0.0, 1.0, 0.5, 0.0, 2.0]).to(triton_device)
     keys = [torch.tensor(values).to(triton_device) for values in ([1, 2, 3, 4, -5], [0, 0, 1, 0, 2], [0, 9, 9, 1, 7])]
-    got = sample_triton(logits, temperature, *keys)
-    assert torch.equal(got, sample_reference(logits, temperature, *keys))
+    draws = Draws(temperature, *keys)
+    assert torch.equal(sample_triton(logits, draws), sample_reference(logits, draws))
 
 
 @pytest.mark.filterwarnings("ignore:.*(invalid value|NaN):RuntimeWarning")  # numpy's, for NaN under the interpreter
@@ -54,7 +61,7 @@ def test_sample_kernel_takes_the_first_of_equal_maxima_and_stays_in_the_vocabula
     logits[0, [7, 1200]] = 5.0
     logits[2] = float("nan")
     zeros = torch.zeros(3, dtype=torch.int64, device=triton_device)
-    ids = sample_triton(logits, torch.zeros(3, device=triton_device), zeros, zeros, zeros)
+    ids = sample_triton(logits, Draws(torch.zeros(3, device=triton_device), zeros, zeros, zeros))
     assert ids[:2].tolist() == [7, 0]
     assert 0 <= int(ids[2]) < 1500
 
@@ -67,11 +74,10 @@ def test_penalties_kernel_equals_reference(triton_device: str, vocab: int) -> No
     logits = random_logits(3, vocab, triton_device)
     mask = (torch.rand(3, vocab, generator=generator) < 0.3).to(triton_device)
     counts = torch.randint(0, 3, (3, vocab), generator=generator, dtype=torch.int32).to(triton_device)
-    options = [
-        torch.tensor(values).to(triton_device) for values in ([0.0, 0.5, -1.0], [0.0, -0.3, 0.2], [1.0, 1.2, 0.7])
-    ]
-    got = apply_penalties_triton(logits, mask, counts, *options)
-    torch.testing.assert_close(got, apply_penalties_reference(logits, mask, counts, *options), atol=1e-5, rtol=1e-6)
+    asked = ([0.0, 0.5, -1.0], [0.0, -0.3, 0.2], [1.0, 1.2, 0.7])
+    penalties = Penalties(*(torch.tensor(values).to(triton_device) for values in asked))
+    got = apply_penalties_triton(logits, mask, counts, penalties)
+    torch.testing.assert_close(got, apply_penalties_reference(logits, mask, counts, penalties), atol=1e-5, rtol=1e-6)
 
 
 @pytest.mark.parametrize("with_ties", [False, True])
@@ -87,12 +93,8 @@ def test_truncation_kernel_keeps_the_same_tokens(triton_device: str, vocab: int,
     logits[0, 1:] = float("-inf")
     if with_ties:
         logits = logits.round()
-    columns = [torch.tensor(values).to(triton_device) for values in zip(*options, strict=True)]
-    columns[1] = columns[1].int()
-    temperature, top_k, top_p, min_p = columns
-    got = mask_top_k_top_p_min_p_triton(logits, temperature, top_k, top_p, min_p)
-    expected = mask_top_k_top_p_min_p_reference(logits, temperature, top_k, top_p, min_p)
-    assert torch.equal(got, expected)
+    args = (logits, *option_tensors(options, triton_device))
+    assert torch.equal(mask_top_k_top_p_min_p_triton(*args), mask_top_k_top_p_min_p_reference(*args))
 
 
 @pytest.mark.parametrize(("vocab", "with_ties"), [(1, False), (300, True), (1500, False)])
@@ -109,12 +111,11 @@ def test_truncated_draw_kernel_draws_the_same_tokens(triton_device: str, vocab: 
     logits[5, 1::3] = float("-inf")
     if with_ties:
         logits = logits.round()
-    columns = [torch.tensor(values).to(triton_device) for values in zip(*options, strict=True)]
-    columns[1] = columns[1].int()
+    temperature, truncation = option_tensors(options, triton_device)
     generator = torch.Generator().manual_seed(2)
     keys = [torch.randint(-1000, 1000, (len(options),), generator=generator).to(triton_device) for _ in range(3)]
-    got = truncated_draw_triton(logits, *columns, *keys)
-    assert torch.equal(got, truncated_draw_reference(logits, *columns, *keys))
+    args = (logits, truncation, Draws(temperature, *keys))
+    assert torch.equal(truncated_draw_triton(*args), truncated_draw_reference(*args))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -131,11 +132,10 @@ def test_draws_are_the_same_over_several_parts(triton_device: str, dtype: torch.
     ]
     options += [(2.0, 0, top_p, 0.0) for top_p in (0.05, 0.3, 0.5, 0.7, 0.8, 0.9)] * 2
     logits = random_logits(len(options), 17_000, triton_device).to(dtype)  # 5 parts, 2125 tiles
-    columns = [torch.tensor(values).to(triton_device) for values in zip(*options, strict=True)]
-    columns[1] = columns[1].int()
+    temperature, truncation = option_tensors(options, triton_device)
     keys = [(torch.arange(len(options)) * factor).to(triton_device) for factor in (7, 1, 3)]
-    got = truncated_draw_triton(logits, *columns, *keys)
-    assert torch.equal(got, truncated_draw_reference(logits, *columns, *keys))
+    args = (logits, truncation, Draws(temperature, *keys))
+    assert torch.equal(truncated_draw_triton(*args), truncated_draw_reference(*args))
 
 
 @pytest.mark.parametrize("k", [0, 1, 5])

@@ -19,6 +19,7 @@ from baton_engine.scheduling.plan import OpenSlot
 from baton_kernels.logprobs import Logprobs, logprobs
 from baton_kernels.penalties import apply_bias, apply_penalties
 from baton_kernels.sampling import greedy, sample
+from baton_kernels.sampling_inputs import Draws, Penalties, Truncation
 from baton_kernels.truncated_draw import truncated_draw
 from baton_wire.messages.values import SamplingParams
 
@@ -37,20 +38,6 @@ class Draw:
     logprob_rows: tuple[int, ...]
     logprob_counts: tuple[int, ...]
     """Per row of `logprobs`: how many alternatives were asked for."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Penalties:
-    presence: Tensor  # [N] float32, as the next two
-    frequency: Tensor
-    repetition: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class _Truncation:
-    top_k: Tensor  # [N] int32, 0 = off
-    top_p: Tensor  # [N] float32, as the next
-    min_p: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +61,11 @@ class _Rows:
     slots: tuple[int, ...]
     host_slots: npt.NDArray[np.int64]
     device_slots: Tensor
-    penalties: _Penalties | None
+    penalties: Penalties | None
     bias: _Bias | None
     min_tokens_until: int
     """No row forbids stop ids from this token index on."""
-    truncation: _Truncation | None
+    truncation: Truncation | None
     noise: _Noise | None
     logprob_rows: tuple[int, ...]
     logprob_index: Tensor
@@ -140,9 +127,7 @@ class Sampler:
             logits = logits.float()
         if rows.penalties is not None and self._counts is not None:
             prompt, outputs = (part.index_select(0, rows.device_slots) for part in self._counts)
-            logits = apply_penalties(
-                logits, prompt, outputs, rows.penalties.presence, rows.penalties.frequency, rows.penalties.repetition
-            )
+            logits = apply_penalties(logits, prompt, outputs, rows.penalties)
         if rows.bias is not None:
             logits = apply_bias(logits, rows.bias.rows, rows.bias.ids, rows.bias.values)
         if rows.min_tokens_until and int(indices.min()) < rows.min_tokens_until:
@@ -151,12 +136,9 @@ class Sampler:
             logits = self._hook(rows.slots, logits)
         if rows.noise is None:
             return greedy(logits)
-        noise, truncation = rows.noise, rows.truncation
-        index = upload(indices, self._device)
-        if truncation is None:
-            return sample(logits, noise.temperature, noise.seed, noise.choice, index)
-        options = (truncation.top_k, truncation.top_p, truncation.min_p)
-        return truncated_draw(logits, noise.temperature, *options, noise.seed, noise.choice, index)
+        noise = rows.noise
+        draws = Draws(noise.temperature, noise.seed, noise.choice, upload(indices, self._device))
+        return sample(logits, draws) if rows.truncation is None else truncated_draw(logits, rows.truncation, draws)
 
     def _is_changed(self, rows: _Rows, indices: npt.NDArray[np.int64]) -> bool:
         """Whether anything is added to the logits before the draw; a mere draw takes them as they are."""
@@ -214,19 +196,19 @@ class Sampler:
             logprob_counts=tuple(p.logprobs for p in params if p.logprobs is not None),
         )
 
-    def _penalties(self, params: list[SamplingParams]) -> _Penalties | None:
+    def _penalties(self, params: list[SamplingParams]) -> Penalties | None:
         if not any(map(_is_penalised, params)):
             return None
-        return _Penalties(
+        return Penalties(
             self._floats([p.presence_penalty for p in params]),
             self._floats([p.frequency_penalty for p in params]),
             self._floats([p.repetition_penalty for p in params]),
         )
 
-    def _truncation(self, params: list[SamplingParams]) -> _Truncation | None:
+    def _truncation(self, params: list[SamplingParams]) -> Truncation | None:
         if not any(p.top_k is not None or p.top_p < 1 or p.min_p > 0 for p in params if p.temperature > 0):
             return None
-        return _Truncation(
+        return Truncation(
             upload(np.array([p.top_k or 0 for p in params], dtype=np.int32), self._device),
             self._floats([p.top_p for p in params]),
             self._floats([p.min_p for p in params]),

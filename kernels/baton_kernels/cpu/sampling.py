@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from baton_kernels.gumbel import noise_keys, noise_of_keys
+from baton_kernels.sampling_inputs import Draws
 
 DRAW_WORDS = 64 * 1024
 """Noise words made at a time: twenty passes over 256 KiB stay in the core's cache."""
@@ -69,14 +70,14 @@ def _top_k_top_p_threshold(scaled: Tensor, top_k: Tensor, top_p: Tensor) -> Tens
     return torch.maximum(kth, nucleus)[:, 0]
 
 
-def draw(logits: Tensor, temperature: Tensor, seed: Tensor, choice: Tensor, index: Tensor) -> Tensor:
+def draw(logits: Tensor, draws: Draws) -> Tensor:
     """argmax(logits / temperature + noise) of rows that all draw: [n, V] → [n] int64, a few rows at a time."""
     n, vocab = logits.shape
-    k0, k1 = noise_keys(seed, choice, index)
+    k0, k1 = noise_keys(draws.seed, draws.choice, draws.index)
     together = max(1, DRAW_WORDS // vocab)
     ids = []
     for at in range(0, n, together):
         rows = slice(at, at + together)
         noise = noise_of_keys(k0[rows], k1[rows], vocab)
-        ids.append(greatest(noise.add_(logits[rows] / temperature[rows, None])))
+        ids.append(greatest(noise.add_(logits[rows] / draws.temperature[rows, None])))
     return torch.cat(ids)

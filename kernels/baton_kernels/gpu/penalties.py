@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from baton_kernels.sampling_inputs import Penalties
+
 BLOCK = 1024
 
 
@@ -36,9 +38,7 @@ def apply_penalties_triton(
     logits: Tensor,
     prompt_mask: Tensor,
     output_counts: Tensor,
-    presence: Tensor,
-    frequency: Tensor,
-    repetition: Tensor,
+    penalties: Penalties,
 ) -> Tensor:
     """As `baton_kernels.penalties.apply_penalties`; all contiguous."""
     rows, vocab = logits.shape
@@ -46,6 +46,7 @@ def apply_penalties_triton(
     if rows:
         block = min(BLOCK, triton.next_power_of_2(vocab))
         _penalties_kernel[(rows, triton.cdiv(vocab, block))](
-            logits, prompt_mask.view(torch.uint8), output_counts, presence, frequency, repetition, out, vocab, block
-        )
+            logits, prompt_mask.view(torch.uint8), output_counts, penalties.presence, penalties.frequency,
+            penalties.repetition, out, vocab, block,
+        )  # fmt: skip
     return out

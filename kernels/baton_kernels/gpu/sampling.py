@@ -12,6 +12,7 @@ from torch import Tensor
 from baton_kernels.gpu.dependent_launch import after_previous, chain
 from baton_kernels.gpu.integer_hash import gumbel, noise_key
 from baton_kernels.gpu.noisy_winner import noisy_winner
+from baton_kernels.sampling_inputs import Draws
 
 BLOCK = 1024
 GREEDY_BLOCK = 4096
@@ -93,7 +94,7 @@ def gumbel_noise_triton(seed: Tensor, choice: Tensor, index: Tensor, vocab: int)
     return out
 
 
-def sample_triton(logits: Tensor, temperature: Tensor, seed: Tensor, choice: Tensor, index: Tensor) -> Tensor:
+def sample_triton(logits: Tensor, draws: Draws) -> Tensor:
     """As `baton_kernels.sampling.sample`; logits contiguous."""
     ids = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
     rows, vocab = logits.shape
@@ -102,9 +103,9 @@ def sample_triton(logits: Tensor, temperature: Tensor, seed: Tensor, choice: Ten
     parts = triton.cdiv(vocab, STEPS * STEP)
     best, best_id = _scratch(logits, parts)
     launch = chain(logits)
-    keys = (seed.long(), choice.long(), index.long())
+    keys = (draws.seed.long(), draws.choice.long(), draws.index.long())
     _sample_kernel[(rows, parts)](
-        logits, temperature, *keys, best, best_id, vocab, STEPS, STEP, bool(launch), num_warps=1, **launch
+        logits, draws.temperature, *keys, best, best_id, vocab, STEPS, STEP, bool(launch), num_warps=1, **launch
     )
     _winner_kernel[(rows,)](best, best_id, ids, parts, vocab, triton.next_power_of_2(parts), bool(launch), **launch)
     return ids

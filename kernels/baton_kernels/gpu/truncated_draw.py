@@ -24,6 +24,7 @@ from baton_kernels.gpu.dependent_launch import after_previous, chain
 from baton_kernels.gpu.integer_hash import gumbel_of, noise_key, uniform
 from baton_kernels.gpu.noisy_winner import LOG2_E, noisy_winner
 from baton_kernels.gpu.truncation import _count_from, _mass_from, _ordered
+from baton_kernels.sampling_inputs import Draws, Truncation
 
 STEP, STEPS = 256, 16
 PART = STEP * STEPS
@@ -353,16 +354,7 @@ def _draw_kernel(
     tl.store(ids_ptr + row, tl.minimum(winner, vocab - 1).to(tl.int64))
 
 
-def truncated_draw_triton(
-    logits: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    min_p: Tensor,
-    seed: Tensor,
-    choice: Tensor,
-    index: Tensor,
-) -> Tensor:
+def truncated_draw_triton(logits: Tensor, truncation: Truncation, draws: Draws) -> Tensor:
     """As `baton_kernels.truncated_draw.truncated_draw`; logits contiguous."""
     rows, vocab = logits.shape
     ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
@@ -376,7 +368,8 @@ def truncated_draw_triton(
 
     best, best_id, peak, mass = scratch(parts), scratch(parts, torch.int32), scratch(parts), scratch(parts)
     maximum, above = scratch(tiles), scratch(PIVOTS * parts)
-    keys = (seed.long(), choice.long(), index.long())
+    keys = (draws.seed.long(), draws.choice.long(), draws.index.long())
+    temperature, top_k, top_p, min_p = draws.temperature, truncation.top_k, truncation.top_p, truncation.min_p
     launch = chain(logits)
     block_parts = triton.next_power_of_2(parts)
     _part_kernel[(rows, parts)](

@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from baton_kernels.sampling_inputs import Truncation
+
 BLOCK = 1024
 
 
@@ -96,13 +98,12 @@ def _truncation_kernel(
         tl.store(out_ptr + row * vocab + token, tl.where(is_kept, logits, float("-inf")), mask=inside)
 
 
-def mask_top_k_top_p_min_p_triton(
-    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
-) -> Tensor:
+def mask_top_k_top_p_min_p_triton(logits: Tensor, temperature: Tensor, truncation: Truncation) -> Tensor:
     """As `baton_kernels.truncation.mask_top_k_top_p_min_p`; logits contiguous."""
     rows, vocab = logits.shape
     out = torch.empty_like(logits)
     if rows:
         block = min(BLOCK, triton.next_power_of_2(vocab))
+        top_k, top_p, min_p = truncation.top_k, truncation.top_p, truncation.min_p
         _truncation_kernel[(rows,)](logits, temperature, top_k, top_p, min_p, out, vocab, block)
     return out
