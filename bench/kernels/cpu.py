@@ -21,6 +21,7 @@ from baton_kernels.cpu.rope_kv_write import rope_index, rope_kv_write_cpu
 from baton_kernels.decode_attention import paged_decode_attention
 from baton_kernels.kv_checksum import kv_checksums
 from baton_kernels.kv_copy import pack_kv, scatter_kv
+from baton_kernels.kv_units import UnitRange
 from baton_kernels.prefill_attention import paged_prefill_attention
 from baton_kernels.sampling import greedy, sample
 from baton_kernels.sampling_inputs import Draws, Truncation
@@ -102,16 +103,16 @@ def rope_times(heads: tuple[int, int, int], tokens: int) -> str:
 def stream_times(heads: tuple[int, int, int], layers: int, unit_tokens: int) -> str:
     _, kv_heads, head_dim = heads
     pool = torch.randn(64, layers, 2, kv_heads, BLOCK_TOKENS, head_dim)
-    blocks, units = torch.randperm(64)[:32], 32 * BLOCK_TOKENS // unit_tokens
+    blocks, units = torch.randperm(64)[:32], UnitRange(unit_tokens, 0, 32 * BLOCK_TOKENS // unit_tokens)
     stream = torch.empty(pool[:32].numel())
-    sums = torch.empty(units, layers, 2, dtype=torch.int64)
+    sums = torch.empty(units.count, layers, 2, dtype=torch.int64)
     size = stream.numel() * 4
     calls = {
-        "checksum": lambda: kv_checksums(pool, blocks, unit_tokens, 0, units),
-        "pack": lambda: pack_kv(pool, blocks, unit_tokens, 0, units, stream),
-        "pack + checksum": lambda: pack_kv(pool, blocks, unit_tokens, 0, units, stream, sums),
-        "scatter": lambda: scatter_kv(stream, pool, blocks, unit_tokens, 0, units),
-        "scatter + checksum": lambda: scatter_kv(stream, pool, blocks, unit_tokens, 0, units, sums),
+        "checksum": lambda: kv_checksums(pool, blocks, units),
+        "pack": lambda: pack_kv(pool, blocks, units, stream),
+        "pack + checksum": lambda: pack_kv(pool, blocks, units, stream, sums),
+        "scatter": lambda: scatter_kv(stream, pool, blocks, units),
+        "scatter + checksum": lambda: scatter_kv(stream, pool, blocks, units, sums),
     }
     rates = ", ".join(f"{name} {size / time_us(call, 9) / 1e3:.1f}" for name, call in calls.items())
     return f"KV {heads} layers {layers} unit {unit_tokens}, {size / 1e6:.0f} MB, GB/s: {rates}"

@@ -18,6 +18,7 @@ from baton_kernels.gpu.prefill_attention import paged_prefill_attention_triton
 from baton_kernels.gpu.streamed_linear import StreamedConfig
 from baton_kernels.kv_copy import scatter_kv
 from baton_kernels.kv_scales import KV_FP8
+from baton_kernels.kv_units import UnitRange
 from baton_kernels.linear import linear, recording
 from baton_kernels.prefill_attention import paged_prefill_attention
 from baton_kernels.sampling import greedy, sample
@@ -178,5 +179,5 @@ def kv_stream() -> Iterator[Row]:
     blocks = torch.randperm(1_024, device=GPU)
     stream = torch.empty(pool[:512].numel(), dtype=torch.bfloat16, device=GPU)
     sums = torch.empty(512, LAYERS, 2, dtype=torch.int64, device=GPU)
-    us = graph_us(lambda: scatter_kv(stream, pool, blocks, BLOCK_TOKENS, 0, 512, sums), 1)
+    us = graph_us(lambda: scatter_kv(stream, pool, blocks, UnitRange(BLOCK_TOKENS, 0, 512), sums), 1)
     yield row("scatter with checksum", "512 blocks", stream.numel() * 2 / us / 1e6, "TB/s", 1.9)

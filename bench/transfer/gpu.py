@@ -35,6 +35,7 @@ from bench.results import write
 from bench.transfer.gpu_landing import BLOCK_TOKENS, EPOCH, STAMPS, WORD, Place, decode, receive, receive_message
 
 from baton_kernels.kv_checksum import kv_checksums
+from baton_kernels.kv_units import UnitRange
 from baton_kv_transfer.layout import Extent, joined
 from baton_kv_transfer.network import SocketConnection
 from baton_kv_transfer.transports.device import Memory
@@ -233,7 +234,7 @@ async def one(place: Place, way: Way, sock: socket.socket, kind: Kind) -> list[f
     """A hand-over of fresh bytes, its checksums compared."""
     order = blocks_of(place, kind)
     place.pool.normal_()
-    expected = kv_checksums(place.pool, order.to(place.device), BLOCK_TOKENS, 0, len(order)).cpu()
+    expected = kv_checksums(place.pool, order.to(place.device), UnitRange(BLOCK_TOKENS, 0, len(order))).cpu()
     place.settle()
     steps, sums = await hand_over(place, way, sock, kind, order.tolist())
     if not torch.equal(sums, expected):

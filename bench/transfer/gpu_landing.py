@@ -12,6 +12,7 @@ from typing import Final
 import torch
 
 from baton_kernels.kv_copy import scatter_kv
+from baton_kernels.kv_units import UnitRange
 from baton_kv_transfer.transports.device import Memory
 from baton_kv_transfer.transports.ucx.binding import UcxAgent
 from baton_kv_transfer.transports.ucx.landing import describe
@@ -86,7 +87,7 @@ def warm_up(place: Place, landing: torch.Tensor, blocks: torch.Tensor, sums: tor
     for first in (0, 1, 2, 16):
         if first < place.blocks:
             stream = landing[first * per_block :]
-            scatter_kv(stream, place.pool, blocks, BLOCK_TOKENS, first, place.blocks, sums[first:])
+            scatter_kv(stream, place.pool, blocks, UnitRange(BLOCK_TOKENS, first, place.blocks), sums[first:])
     sums.zero_()
     place.settle()
 
@@ -116,7 +117,7 @@ def scatter_arrivals(
         if arrived - done < portion and arrived < count:
             continue
         stream = landing[done * per_block : arrived * per_block]
-        scatter_kv(stream, place.pool, blocks, BLOCK_TOKENS, done, arrived, sums[done:arrived])
+        scatter_kv(stream, place.pool, blocks, UnitRange(BLOCK_TOKENS, done, arrived), sums[done:arrived])
         done = arrived
         if done == count:
             return heard_s

@@ -20,13 +20,12 @@ from baton_kernels.kv_coefficients import coefficients
 from baton_kernels.kv_units import UnitRange, check_units, unit_places, unit_view
 
 
-def kv_checksums_reference(kv_pool: Tensor, blocks: Tensor, unit_tokens: int, first_unit: int, end_unit: int) -> Tensor:
+def kv_checksums_reference(kv_pool: Tensor, blocks: Tensor, units: UnitRange) -> Tensor:
     """The formula above, piece by piece. Shapes as in `kv_checksums`."""
-    units = UnitRange(unit_tokens, first_unit, end_unit)
     check_units(kv_pool, blocks, units)
     layers = kv_pool.shape[1]
     out = torch.zeros(units.count, layers, 2, dtype=torch.int64, device=kv_pool.device)
-    view = unit_view(kv_pool, unit_tokens)
+    view = unit_view(kv_pool, units.tokens)
     for n, (block, part) in enumerate(unit_places(kv_pool, blocks, units)):
         for layer in range(layers):
             for side in range(2):
@@ -35,14 +34,12 @@ def kv_checksums_reference(kv_pool: Tensor, blocks: Tensor, unit_tokens: int, fi
     return out
 
 
-def kv_checksums(kv_pool: Tensor, blocks: Tensor, unit_tokens: int, first_unit: int, end_unit: int) -> Tensor:
-    """Checksums of units [first_unit, end_unit) of a sequence: blocks [n] int, its block table → [units, layers, 2]
-    int64.
+def kv_checksums(kv_pool: Tensor, blocks: Tensor, units: UnitRange) -> Tensor:
+    """Checksums of a sequence's units: blocks [n] int, its block table → [units, layers, 2] int64.
 
     The values are bit patterns of unsigned 64-bit integers; flattened they are in stream order. Raises ValueError
-    when the range leaves the blocks or unit_tokens does not divide the pool's block.
+    when the range leaves the blocks or its tokens do not divide the pool's block.
     """
-    units = UnitRange(unit_tokens, first_unit, end_unit)
     check_units(kv_pool, blocks, units)
     if kv_pool.is_cuda:
         from baton_kernels.gpu.kv_copy import kv_checksums_triton

@@ -20,47 +20,39 @@ from baton_kernels.kv_units import UnitRange, check_units, stream_view, unit_pla
 def pack_kv_reference(
     kv_pool: Tensor,
     blocks: Tensor,
-    unit_tokens: int,
-    first_unit: int,
-    end_unit: int,
+    units: UnitRange,
     stream: Tensor,
     checksums: Tensor | None = None,
 ) -> None:
     """The formula above, unit by unit. Shapes as in `pack_kv`."""
-    units = UnitRange(unit_tokens, first_unit, end_unit)
     check_units(kv_pool, blocks, units)
-    target, source = stream_view(stream, kv_pool, units), unit_view(kv_pool, unit_tokens)
+    target, source = stream_view(stream, kv_pool, units), unit_view(kv_pool, units.tokens)
     for n, (block, part) in enumerate(unit_places(kv_pool, blocks, units)):
         target[n].copy_(source[block, part])
     if checksums is not None:
-        checksums.copy_(kv_checksums_reference(kv_pool, blocks, unit_tokens, first_unit, end_unit))
+        checksums.copy_(kv_checksums_reference(kv_pool, blocks, units))
 
 
 def scatter_kv_reference(
     stream: Tensor,
     kv_pool: Tensor,
     blocks: Tensor,
-    unit_tokens: int,
-    first_unit: int,
-    end_unit: int,
+    units: UnitRange,
     checksums: Tensor | None = None,
 ) -> None:
     """The formula above backwards, unit by unit. Shapes as in `scatter_kv`."""
-    units = UnitRange(unit_tokens, first_unit, end_unit)
     check_units(kv_pool, blocks, units)
-    source, target = stream_view(stream, kv_pool, units), unit_view(kv_pool, unit_tokens)
+    source, target = stream_view(stream, kv_pool, units), unit_view(kv_pool, units.tokens)
     for n, (block, part) in enumerate(unit_places(kv_pool, blocks, units)):
         target[block, part].copy_(source[n])
     if checksums is not None:
-        checksums.copy_(kv_checksums_reference(kv_pool, blocks, unit_tokens, first_unit, end_unit))
+        checksums.copy_(kv_checksums_reference(kv_pool, blocks, units))
 
 
 def pack_kv(
     kv_pool: Tensor,
     blocks: Tensor,
-    unit_tokens: int,
-    first_unit: int,
-    end_unit: int,
+    units: UnitRange,
     stream: Tensor,
     checksums: Tensor | None = None,
 ) -> None:
@@ -70,7 +62,6 @@ def pack_kv(
     checksums [units, layers, 2] int64, when given, is filled too. Raises ValueError on a size or range that does
     not fit.
     """
-    units = UnitRange(unit_tokens, first_unit, end_unit)
     check_units(kv_pool, blocks, units)
     target = stream_view(stream, kv_pool, units)
     if kv_pool.is_cuda:
@@ -85,9 +76,7 @@ def scatter_kv(
     stream: Tensor,
     kv_pool: Tensor,
     blocks: Tensor,
-    unit_tokens: int,
-    first_unit: int,
-    end_unit: int,
+    units: UnitRange,
     checksums: Tensor | None = None,
     groups: int = 1,
 ) -> None:
@@ -97,7 +86,6 @@ def scatter_kv(
     [groups, units, layers / groups, 2] int64, when given, gets those of the stream, from the same reads. Raises as
     `pack_kv`, and ValueError when the layers do not divide.
     """
-    units = UnitRange(unit_tokens, first_unit, end_unit)
     check_units(kv_pool, blocks, units)
     layers = kv_pool.shape[1]
     if groups < 1 or layers % groups:

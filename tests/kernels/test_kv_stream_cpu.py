@@ -12,6 +12,7 @@ from torch import Tensor
 from baton_kernels.cpu import kv_copy
 from baton_kernels.kv_checksum import kv_checksums, kv_checksums_reference
 from baton_kernels.kv_copy import copy_blocks, pack_kv, pack_kv_reference, scatter_kv, scatter_kv_reference
+from baton_kernels.kv_units import UnitRange
 
 MASK = (1 << 64) - 1
 
@@ -53,11 +54,11 @@ def test_splitmix64_gives_the_published_values() -> None:
 def test_checksums_are_the_formula_over_the_stream_bytes(unit_tokens: int, dtype: torch.dtype) -> None:
     pool = random_pool((4, 3, 2, 2, 16, 8), dtype)
     blocks = torch.tensor([2, 0, 3], dtype=torch.int32)
-    first, end = 1, 2 * 16 // unit_tokens
-    sums = kv_checksums(pool, blocks, unit_tokens, first, end)
-    assert torch.equal(sums, kv_checksums_reference(pool, blocks, unit_tokens, first, end))
-    stream = torch.empty((end - first) * 3 * 2 * 2 * unit_tokens * 8, dtype=dtype)
-    pack_kv(pool, blocks, unit_tokens, first, end, stream)
+    units = UnitRange(unit_tokens, 1, 2 * 16 // unit_tokens)
+    sums = kv_checksums(pool, blocks, units)
+    assert torch.equal(sums, kv_checksums_reference(pool, blocks, units))
+    stream = torch.empty(units.count * 3 * 2 * 2 * unit_tokens * 8, dtype=dtype)
+    pack_kv(pool, blocks, units, stream)
     data = stream.view(torch.uint8).numpy().tobytes()
     piece = len(data) // sums.numel()
     by_hand = [checksum_by_hand(data[i : i + piece]) for i in range(0, len(data), piece)]
@@ -74,11 +75,11 @@ def test_pack_and_scatter_equal_their_references(
         monkeypatch.setattr(kv_copy, "suits_copy", lambda row_words: False)
     pool, blocks = random_pool(shape, torch.bfloat16), torch.tensor([4, 1, 2])
     _, layers, _, heads, block_tokens, head_dim = shape
-    first, end = 1, 2 * block_tokens // unit_tokens + 1
-    size = (end - first) * layers * 2 * heads * unit_tokens * head_dim
-    args = (pool, blocks, unit_tokens, first, end)
+    units = UnitRange(unit_tokens, 1, 2 * block_tokens // unit_tokens + 1)
+    size = units.count * layers * 2 * heads * unit_tokens * head_dim
+    args = (pool, blocks, units)
     expected, got = torch.zeros(size, dtype=torch.bfloat16), torch.ones(size, dtype=torch.bfloat16)
-    expected_sums, got_sums = (torch.full((end - first, layers, 2), fill) for fill in (1, 2))
+    expected_sums, got_sums = (torch.full((units.count, layers, 2), fill) for fill in (1, 2))
     pack_kv_reference(*args, expected, expected_sums)
     pack_kv(*args, got, got_sums)
     assert same_bytes(expected, got)
@@ -88,8 +89,8 @@ def test_pack_and_scatter_equal_their_references(
     targets = torch.tensor([0, 3, 4])
     expected_pool, got_pool = random_pool(shape, torch.bfloat16, 1), random_pool(shape, torch.bfloat16, 1)
     landed = torch.zeros_like(got_sums)
-    scatter_kv_reference(expected, expected_pool, targets, unit_tokens, first, end)
-    scatter_kv(got, got_pool, targets, unit_tokens, first, end, landed)
+    scatter_kv_reference(expected, expected_pool, targets, units)
+    scatter_kv(got, got_pool, targets, units, landed)
     assert same_bytes(expected_pool, got_pool)
     assert torch.equal(landed, got_sums)
 
@@ -97,35 +98,35 @@ def test_pack_and_scatter_equal_their_references(
 def test_pack_of_whole_blocks_is_the_blocks_bytes() -> None:
     pool = random_pool((3, 2, 2, 2, 16, 8), torch.float32)
     stream = torch.empty(2 * pool[0].numel())
-    pack_kv(pool, torch.tensor([2, 0]), 16, 0, 2, stream)
+    pack_kv(pool, torch.tensor([2, 0]), UnitRange(16, 0, 2), stream)
     assert same_bytes(stream, torch.cat((pool[2].flatten(), pool[0].flatten())))
 
 
 def test_an_empty_range_moves_nothing() -> None:
     pool = random_pool((2, 2, 2, 1, 16, 8), torch.float32)
     before = pool.clone()
-    scatter_kv(torch.empty(0), pool, torch.tensor([0]), 16, 1, 1, torch.empty(0, 2, 2, dtype=torch.int64))
+    scatter_kv(torch.empty(0), pool, torch.tensor([0]), UnitRange(16, 1, 1), torch.empty(0, 2, 2, dtype=torch.int64))
     assert same_bytes(pool, before)
-    assert kv_checksums(pool, torch.tensor([0]), 16, 1, 1).shape == (0, 2, 2)
+    assert kv_checksums(pool, torch.tensor([0]), UnitRange(16, 1, 1)).shape == (0, 2, 2)
 
 
 def test_any_flipped_bit_swap_or_shift_changes_a_checksum() -> None:
     pool, block = random_pool((1, 1, 2, 2, 4, 8), torch.float32), torch.tensor([0])
     words = pool[0, 0, 0].view(-1).view(torch.int32)
-    original = kv_checksums(pool, block, 4, 0, 1)[0, 0, 0].item()
+    original = kv_checksums(pool, block, UnitRange(4, 0, 1))[0, 0, 0].item()
     seen = {original}
     for i in range(words.numel()):
         for bit in range(32):
             flip = 1 << bit if bit < 31 else -(1 << 31)
             words[i] ^= flip
-            seen.add(kv_checksums(pool, block, 4, 0, 1)[0, 0, 0].item())
+            seen.add(kv_checksums(pool, block, UnitRange(4, 0, 1))[0, 0, 0].item())
             words[i] ^= flip
     assert len(seen) == 1 + 32 * words.numel()
     swapped = words.clone()
     words[0], words[1] = swapped[1].item(), swapped[0].item()
-    assert kv_checksums(pool, block, 4, 0, 1)[0, 0, 0].item() != original
+    assert kv_checksums(pool, block, UnitRange(4, 0, 1))[0, 0, 0].item() != original
     words.copy_(swapped.roll(1))
-    assert kv_checksums(pool, block, 4, 0, 1)[0, 0, 0].item() != original
+    assert kv_checksums(pool, block, UnitRange(4, 0, 1))[0, 0, 0].item() != original
 
 
 @pytest.mark.parametrize(
@@ -141,19 +142,19 @@ def test_any_flipped_bit_swap_or_shift_changes_a_checksum() -> None:
 def test_a_range_that_does_not_fit_is_refused(unit_tokens: int, first: int, end: int, message: str) -> None:
     pool = random_pool((3, 1, 2, 1, 16, 8), torch.float32)
     with pytest.raises(ValueError, match=message):
-        kv_checksums(pool, torch.tensor([0, 1]), unit_tokens, first, end)
+        kv_checksums(pool, torch.tensor([0, 1]), UnitRange(unit_tokens, first, end))
 
 
 def test_a_stream_of_another_size_or_dtype_is_refused() -> None:
     pool = random_pool((3, 1, 2, 1, 16, 8), torch.float32)
     for stream in (torch.empty(255), torch.empty(256, dtype=torch.float16)):
         with pytest.raises(ValueError, match="stream holds"):
-            scatter_kv(stream, pool, torch.tensor([0]), 16, 0, 1)
+            scatter_kv(stream, pool, torch.tensor([0]), UnitRange(16, 0, 1))
 
 
 def test_odd_rows_are_refused() -> None:
     with pytest.raises(ValueError, match="whole number of 4-byte words"):
-        kv_checksums(torch.zeros(1, 1, 2, 1, 16, 9, dtype=torch.bfloat16), torch.tensor([0]), 16, 0, 1)
+        kv_checksums(torch.zeros(1, 1, 2, 1, 16, 9, dtype=torch.bfloat16), torch.tensor([0]), UnitRange(16, 0, 1))
 
 
 def test_copied_blocks_equal_their_sources_and_others_stay() -> None:

@@ -29,7 +29,7 @@ def test_kernels_move_and_sum_the_same_bytes(triton_device: str, shape: tuple[in
 
     pool, blocks = random_pool(shape, triton_device), torch.tensor([4, 1, 2], dtype=torch.int32, device=triton_device)
     units = UnitRange(unit_tokens, 1, 32 // unit_tokens + 1)
-    args = (pool, blocks, unit_tokens, units.first, units.end)
+    args = (pool, blocks, units)
     sums = kv_checksums_reference(*args)
     assert torch.equal(kv_checksums_triton(pool, blocks, units), sums)
 
@@ -43,7 +43,7 @@ def test_kernels_move_and_sum_the_same_bytes(triton_device: str, shape: tuple[in
 
     expected_pool, got_pool = (random_pool(shape, triton_device, seed=1) for _ in range(2))
     targets = torch.tensor([0, 3, 4], device=triton_device)
-    scatter_kv_reference(expected, expected_pool, targets, unit_tokens, units.first, units.end)
+    scatter_kv_reference(expected, expected_pool, targets, units)
     scatter_kv_triton(stream_view(got, pool, units), got_pool, targets, units, landed_sums)
     assert same_bytes(got_pool, expected_pool)
     assert torch.equal(landed_sums, sums)
@@ -66,20 +66,20 @@ def test_a_stream_of_layer_groups_lands_as_its_groups_one_by_one(triton_device: 
     from baton_kernels.gpu.kv_copy import scatter_kv_triton
 
     shape = (5, 6, 2, 2, 16, 8)
-    blocks, units, per = torch.tensor([4, 1, 2], device=triton_device), (4, 1, 9), 6 // groups
+    blocks, units, per = torch.tensor([4, 1, 2], device=triton_device), UnitRange(4, 1, 9), 6 // groups
     stream = random_pool((8 * 6 * 2 * 2 * 4 * 8,), triton_device)
     expected, got = (random_pool(shape, triton_device, seed=1) for _ in range(2))
     sums, got_sums = (torch.zeros(groups, 8, per, 2, dtype=torch.int64, device=triton_device) for _ in range(2))
     for group, part in enumerate(stream.view(groups, -1)):
         pool = expected[:, group * per : (group + 1) * per]
-        scatter_kv_reference(part, pool, blocks, *units, sums[group])
-    scatter_kv(stream, got, blocks, *units, got_sums, groups)
+        scatter_kv_reference(part, pool, blocks, units, sums[group])
+    scatter_kv(stream, got, blocks, units, got_sums, groups)
     assert same_bytes(got, expected)
     assert torch.equal(got_sums, sums)
     if triton_device == "cpu":  # the interpreter is asked for by name
         again, again_sums = random_pool(shape, triton_device, seed=1), torch.zeros_like(sums)
-        view = stream_view(stream, again, UnitRange(*units))
-        scatter_kv_triton(view, again, blocks, UnitRange(*units), again_sums, groups)
+        view = stream_view(stream, again, units)
+        scatter_kv_triton(view, again, blocks, units, again_sums, groups)
         assert same_bytes(again, expected)
         assert torch.equal(again_sums, sums)
 

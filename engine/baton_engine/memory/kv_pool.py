@@ -17,6 +17,7 @@ from baton_engine.memory.host_memory import HugePageArena
 from baton_engine.model.config import ModelConfig
 from baton_kernels.kv_checksum import kv_checksums
 from baton_kernels.kv_copy import copy_blocks, pack_kv, scatter_kv
+from baton_kernels.kv_units import UnitRange
 from baton_wire.kv_shape import KvGeometry, PoolPart, Units
 
 WARM_UNITS = (0, 1, 2)
@@ -80,7 +81,7 @@ class KvPool:
 
     def checksums(self, units: Units) -> bytes:
         with self.aside.entered():
-            return _as_bytes(kv_checksums(self._of(units.part), self._table(units.blocks), *_range(units)))
+            return _as_bytes(kv_checksums(self._of(units.part), self._table(units.blocks), _range(units)))
 
     def pack(self, units: Units, out: memoryview) -> None:
         """Gather the units into `out`, which must be writable and exactly as long as they are."""
@@ -88,7 +89,7 @@ class KvPool:
             host = self._stream(out)
             stream = torch.empty_like(host, device=self.tensor.device)
             target = host if self.tensor.device.type == "cpu" else stream
-            pack_kv(self._of(units.part), self._table(units.blocks), *_range(units), target)
+            pack_kv(self._of(units.part), self._table(units.blocks), _range(units), target)
             if target is not host:
                 host.copy_(target)
 
@@ -102,7 +103,7 @@ class KvPool:
             if self._with_checksums or source.is_cuda:
                 return self.scatter_elements(source, units)
             pool, table = self._of(units.part), self._table(units.blocks)
-            scatter_kv(source, pool, table, *_range(units), groups=units.groups)
+            scatter_kv(source, pool, table, _range(units), groups=units.groups)
             return b""
 
     def scatter_elements(self, source: Tensor, units: Units) -> bytes:
@@ -111,7 +112,7 @@ class KvPool:
             pool = self._of(units.part)
             shape = (units.groups, units.count, pool.shape[1] // units.groups, 2)
             checksums = torch.empty(shape, dtype=torch.int64, device=self.tensor.device)
-            scatter_kv(source, pool, self._table(units.blocks), *_range(units), checksums, units.groups)
+            scatter_kv(source, pool, self._table(units.blocks), _range(units), checksums, units.groups)
             return _as_bytes(checksums)
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
@@ -152,9 +153,9 @@ class SideStream:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
 
-def _range(units: Units) -> tuple[int, int, int]:
+def _range(units: Units) -> UnitRange:
     """As the kernels take it."""
-    return units.tokens, units.first, units.end
+    return UnitRange(units.tokens, units.first, units.end)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
