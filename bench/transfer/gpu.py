@@ -38,7 +38,7 @@ from baton_kernels.kv_checksum import kv_checksums
 from baton_kernels.kv_units import UnitRange
 from baton_kv_transfer.layout import Extent, joined
 from baton_kv_transfer.network import SocketConnection
-from baton_kv_transfer.transports.device import Memory
+from baton_kv_transfer.transports.device import MemoryRange
 from baton_kv_transfer.transports.ucx.binding import Piece, UcxAgent, WriteState
 from baton_kv_transfer.transports.ucx.descriptor import UcxDescriptor, unpack
 from baton_kv_transfer.transports.ucx.thread import UcxThread
@@ -78,7 +78,7 @@ CHANGES: Final[tuple[dict[str, Any], ...]] = (
 HANDOVERS: Final = tuple(Kind(halves, **changes) for halves in (1, 2) for changes in CHANGES)
 
 
-def bare_rate(place: Place, agent: UcxAgent, source: Memory, target: UcxDescriptor, size: int) -> dict[str, float]:
+def bare_rate(place: Place, agent: UcxAgent, source: MemoryRange, target: UcxDescriptor, size: int) -> dict[str, float]:
     """PUTs of `size`, eight in flight and one alone, straight through the agent, polled without pause."""
     device = None if target.device < 0 else target.device
     room = min(source.length, target.length)
@@ -118,7 +118,9 @@ def bare_rate(place: Place, agent: UcxAgent, source: Memory, target: UcxDescript
     return {"bytes": size, "gb_s": rate, "alone_us": alone * 1e6}
 
 
-def rate_of(place: Place, source: Memory, target: UcxDescriptor, size: int) -> Callable[[UcxAgent], dict[str, float]]:
+def rate_of(
+    place: Place, source: MemoryRange, target: UcxDescriptor, size: int
+) -> Callable[[UcxAgent], dict[str, float]]:
     return lambda agent: bare_rate(place, agent, source, target, size)
 
 

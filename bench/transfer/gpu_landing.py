@@ -13,7 +13,7 @@ import torch
 
 from baton_kernels.kv_copy import scatter_kv
 from baton_kernels.kv_units import UnitRange
-from baton_kv_transfer.transports.device import Memory
+from baton_kv_transfer.transports.device import MemoryRange
 from baton_kv_transfer.transports.ucx.binding import UcxAgent
 from baton_kv_transfer.transports.ucx.landing import describe
 
@@ -39,8 +39,8 @@ class Place:
         self.pool = torch.empty(shape, dtype=torch.bfloat16, device=self.device)
         self.block_bytes = self.pool[0].nbytes
 
-    def memory(self, tensor: torch.Tensor) -> Memory:
-        return Memory(tensor.data_ptr(), tensor.nbytes, None if self.device.type == "cpu" else self.device.index)
+    def memory(self, tensor: torch.Tensor) -> MemoryRange:
+        return MemoryRange(tensor.data_ptr(), tensor.nbytes, None if self.device.type == "cpu" else self.device.index)
 
     def settle(self) -> None:
         if self.device.type == "cuda":
@@ -69,7 +69,7 @@ def decode(place: Place, sock: socket.socket) -> None:
     agent.register(region)
     registered_s = time.perf_counter() - begin
     warm_up(place, landing, blocks, sums)
-    send(sock, describe(name, EPOCH, region, Memory(0, 0), agent.metadata()))
+    send(sock, describe(name, EPOCH, region, MemoryRange(0, 0), agent.metadata()))
     send(sock, json.dumps({"register_ms": registered_s * 1e3, "gib": region.length / 2**30}).encode())
     while True:
         count, portion = WORD.unpack(receive(sock, WORD.size))

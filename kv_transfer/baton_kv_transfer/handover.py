@@ -11,6 +11,7 @@ from typing import Protocol
 
 from baton_kv_transfer.transports.table import TransportChoice
 from baton_wire.kv_shape import Units
+from baton_wire.liveness import LivenessConfig
 from baton_wire.messages.pair_link import FirstToken, PairMessage
 from baton_wire.messages.values import Reason, RequestKey
 
@@ -87,6 +88,10 @@ class TransferConfig:
     quarantine_share: float = 0.25
     """Share of the landing region that may be quarantined before the worker should drain and come back."""
     tick_s: float = 0.05
+
+    @property
+    def liveness(self) -> LivenessConfig:
+        return LivenessConfig(self.suspect_s, self.dead_s)
 
 
 class KvSource(Protocol):

@@ -12,7 +12,7 @@ from typing import Protocol
 log = logging.getLogger(__name__)
 
 
-class Key(Protocol):
+class AttemptKey(Protocol):
     """Of a hand-over, here or in the engine."""
 
     @property
@@ -22,7 +22,7 @@ class Key(Protocol):
     def attempt(self) -> int: ...
 
 
-def mark(key: Key, step: str) -> None:
+def mark(key: AttemptKey, step: str) -> None:
     """Say that this attempt is at `step` now."""
     if log.isEnabledFor(logging.DEBUG):
         log.debug("step %s/%d %.6f %s", key.request.hex(), key.attempt, time.monotonic(), step)

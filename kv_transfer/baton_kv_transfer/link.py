@@ -24,7 +24,7 @@ MAX_QUEUED_BYTES = 64 << 20
 """A peer that lets this much pile up is treated as lost."""
 
 
-class Link:
+class PairLink:
     """One authenticated control link. Used in its loop's thread only; closed for good once `run` returned."""
 
     def __init__(

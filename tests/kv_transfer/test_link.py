@@ -10,7 +10,7 @@ import struct
 import pytest
 
 from baton_kv_transfer import link as link_module
-from baton_kv_transfer.link import Link
+from baton_kv_transfer.link import PairLink
 from baton_kv_transfer.network import SocketConnection, Sockets
 from baton_testing.kv_transfer.builders import eventually, first_tokens
 from baton_wire.errors import BadMessageError, LinkLostError
@@ -23,11 +23,11 @@ PEER = LinkIdentity(LinkRole.PREFILL, b"p" * 16, 1, "k1", Channel.CONTROL)
 ID = secrets.token_bytes(16)
 
 
-def pair(heartbeat_s: float = 0.02, dead_s: float = 0.2) -> tuple[Link, socket.socket]:
+def pair(heartbeat_s: float = 0.02, dead_s: float = 0.2) -> tuple[PairLink, socket.socket]:
     here, there = socket.socketpair()
     there.setblocking(False)
     liveness = LivenessConfig(suspect_s=dead_s / 2, dead_s=dead_s)
-    return Link(SocketConnection(here), PEER, heartbeat_s=heartbeat_s, liveness=liveness), there
+    return PairLink(SocketConnection(here), PEER, heartbeat_s=heartbeat_s, liveness=liveness), there
 
 
 def wait(position: int) -> Wait:
@@ -46,7 +46,7 @@ def read_all(there: socket.socket) -> None:
 
 async def test_messages_arrive_once_and_in_order_both_ways() -> None:
     here, there = socket.socketpair()
-    links = [Link(SocketConnection(end), PEER, heartbeat_s=0.01) for end in (here, there)]
+    links = [PairLink(SocketConnection(end), PEER, heartbeat_s=0.01) for end in (here, there)]
     got: list[list[PairMessage]] = [[], []]
     runs = [asyncio.create_task(link.run(seen.append)) for link, seen in zip(links, got, strict=True)]
     seal = Seal(request=ID, attempt=1, transfer=1, checksums=bytes(3 << 20), first_tokens=first_tokens(0))
@@ -111,7 +111,7 @@ async def test_who_is_given_up_for_silence_hears_it_although_it_acknowledges_not
     with socket.create_server(("127.0.0.1", 0)) as server:
         there = socket.create_connection(server.getsockname())
         here, _ = server.accept()
-    link = Link(SocketConnection(here), PEER, heartbeat_s=60.0, liveness=LivenessConfig(0.1, 0.2))
+    link = PairLink(SocketConnection(here), PEER, heartbeat_s=60.0, liveness=LivenessConfig(0.1, 0.2))
     for _ in range(6):
         link.send(Seal(request=ID, attempt=1, transfer=1, checksums=bytes(3 << 20), first_tokens=first_tokens(0)))
     assert "silent" in await asyncio.wait_for(link.run(lambda message: None), 20.0)
@@ -123,7 +123,7 @@ async def test_who_is_given_up_for_silence_hears_it_although_it_acknowledges_not
 async def test_heartbeats_keep_an_idle_link() -> None:
     here, there = socket.socketpair()
     liveness = LivenessConfig(0.1, 0.2)
-    links = [Link(SocketConnection(end), PEER, heartbeat_s=0.02, liveness=liveness) for end in (here, there)]
+    links = [PairLink(SocketConnection(end), PEER, heartbeat_s=0.02, liveness=liveness) for end in (here, there)]
     runs = [asyncio.create_task(link.run(lambda message: None)) for link in links]
     await asyncio.sleep(0.5)
     assert [link.state for link in links] == [PeerState.LIVE, PeerState.LIVE]

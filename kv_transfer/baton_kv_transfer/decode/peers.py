@@ -16,14 +16,13 @@ import msgspec
 
 from baton_kv_transfer.handover import TransferConfig
 from baton_kv_transfer.layout import negotiated_unit
-from baton_kv_transfer.link import Link
+from baton_kv_transfer.link import PairLink
 from baton_kv_transfer.network import Connection, Listener, Network
 from baton_kv_transfer.transports.table import agreed
 from baton_wire.errors import LinkLostError, TransferError, UnfitPairError
 from baton_wire.fingerprint import require_fit
 from baton_wire.handshake import Channel, LinkIdentity, LinkRole, Party, accept_handshake
 from baton_wire.keys import KeyDirectory
-from baton_wire.liveness import LivenessConfig
 from baton_wire.messages.pair_link import PairHello, PairMessage
 
 log = logging.getLogger(__name__)
@@ -40,7 +39,7 @@ class PrefillLink:
 
     epoch: bytes
     hello: PairHello
-    link: Link
+    link: PairLink
     ended: asyncio.Event
     transport: str
     number: int
@@ -170,12 +169,7 @@ class Acceptor:
 
     async def _take_control(self, identity: LinkIdentity, connection: Connection) -> None:
         config = self._config
-        link = Link(
-            connection,
-            identity,
-            heartbeat_s=config.heartbeat_s,
-            liveness=LivenessConfig(config.suspect_s, config.dead_s),
-        )
+        link = PairLink(connection, identity, heartbeat_s=config.heartbeat_s, liveness=config.liveness)
         async with asyncio.timeout(config.handshake_s):
             hello = await link.receive()
         if not isinstance(hello, PairHello) or hello.epoch != identity.epoch or hello.role != "prefill":

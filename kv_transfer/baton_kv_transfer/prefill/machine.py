@@ -19,7 +19,7 @@ from baton_kv_transfer.prefill.records import (
     EarlyProgress,
     Granted,
     GroupUnits,
-    Outcome,
+    HandoverOutcome,
     PrefillAction,
     PrefillHandover,
     PrefillState,
@@ -71,7 +71,7 @@ class PrefillHandovers:
         handover = PrefillHandover(key, peer, total_tokens, deadline_s, opened_s=now)
         self._handovers[key] = handover
         if key in self._ended:
-            outcome = Outcome(Reason.BAD_REQUEST, "this attempt already ended here", report=True)
+            outcome = HandoverOutcome(Reason.BAD_REQUEST, "this attempt already ended here", report=True)
             return self._close(handover, outcome, now)
         early = self._early.pop((peer, key))
         if isinstance(early, Reject):
@@ -123,7 +123,7 @@ class PrefillHandovers:
             return []  # the KV may go on to another decode worker, with these
         self._early_bytes += handover.sent_bytes
         if all(token.finish is not None for token in tokens):
-            return self._close(handover, Outcome(Reason.FINISHED, tell_peer=True), now)
+            return self._close(handover, HandoverOutcome(Reason.FINISHED, tell_peer=True), now)
         if handover.state is PrefillState.UNGRANTED and not handover.heard:
             self._enter(handover, PrefillState.UNGRANTED, now + self._config.pin_s)
         return self._advance(handover, now)
@@ -140,12 +140,12 @@ class PrefillHandovers:
         handover = self._handovers.get(key)
         if handover is None:
             if key not in self._ended:
-                self._ahead.over(key, Outcome(reason, detail, tell_peer=True), now)
+                self._ahead.over(key, HandoverOutcome(reason, detail, tell_peer=True), now)
             return []
         if handover.state is PrefillState.CLOSING:
             return []
         tell_peer = handover.state is not PrefillState.SEALED
-        return self._close(handover, Outcome(reason, detail, tell_peer=tell_peer), now)
+        return self._close(handover, HandoverOutcome(reason, detail, tell_peer=tell_peer), now)
 
     def put_done(self, key: HandoverKey, put: int, checksums: bytes, now: float) -> list[PrefillAction]:
         """The put's bytes stand at the decode worker; `checksums` of its pieces in stream order (empty with stamps)."""
@@ -165,7 +165,7 @@ class PrefillHandovers:
             self._refused["unknown_put"] += 1
             return []
         if handover.state is not PrefillState.CLOSING:
-            return self._close(handover, Outcome(reason, detail, report=True, tell_peer=True), now)
+            return self._close(handover, HandoverOutcome(reason, detail, report=True, tell_peer=True), now)
         return self._advance(handover, now)
 
     # Links -----------------------------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ class PrefillHandovers:
                 handover.outcome = replace(handover.outcome, tell_peer=False)
                 continue
             sealed = handover.state is PrefillState.SEALED
-            actions += self._close(handover, Outcome(reason, detail, report=not sealed), now)
+            actions += self._close(handover, HandoverOutcome(reason, detail, report=not sealed), now)
         return actions
 
     # The peer's messages ---------------------------------------------------------------------------------------------
@@ -256,12 +256,14 @@ class PrefillHandovers:
                 if handover.state is not PrefillState.SEALED:
                     self._refused["done_before_seal"] += 1
                     return []
-                return self._close(handover, Outcome(message.reason, message.detail), now)
+                return self._close(handover, HandoverOutcome(message.reason, message.detail), now)
 
-    def _rejected_outcome(self, message: Reject, handover: PrefillHandover) -> Outcome:
+    def _rejected_outcome(self, message: Reject, handover: PrefillHandover) -> HandoverOutcome:
         granted = handover.grant is not None and handover.state is not PrefillState.SEALED
         report = handover.state is not PrefillState.SEALED and message.reason not in _UNREPORTED
-        return Outcome(message.reason, f"rejected by decode: {message.detail}", report=report, tell_peer=granted)
+        return HandoverOutcome(
+            message.reason, f"rejected by decode: {message.detail}", report=report, tell_peer=granted
+        )
 
     def _granted(self, handover: PrefillHandover, grant: Grant, now: float) -> list[PrefillAction]:
         if handover.grant is not None:
@@ -278,9 +280,9 @@ class PrefillHandovers:
         self._enter(handover, PrefillState.SENDING, handover.deadline_s)
         return [Granted(handover.key), *self._advance(handover, now)]
 
-    def _bad(self, detail: str) -> Outcome:
+    def _bad(self, detail: str) -> HandoverOutcome:
         self._refused["bad_grant"] += 1
-        return Outcome(Reason.BAD_REQUEST, f"grant: {detail}", report=True, tell_peer=True)
+        return HandoverOutcome(Reason.BAD_REQUEST, f"grant: {detail}", report=True, tell_peer=True)
 
     # Time ------------------------------------------------------------------------------------------------------------
 
@@ -303,11 +305,11 @@ class PrefillHandovers:
             handover.state_until_s = now + self._config.closing_s
             return [CutLink(handover.peer, f"a write of {handover.key} does not end")]
         if handover.state is PrefillState.SEALED:
-            return self._close(handover, Outcome(Reason.DEADLINE, "no verdict"), now)
+            return self._close(handover, HandoverOutcome(Reason.DEADLINE, "no verdict"), now)
         reason, detail = Reason.DEADLINE, f"in state {handover.state}"
         if now < handover.deadline_s:
             reason, detail = Reason.PEER_LOST, "no link to, or no word from, the decode worker"
-        return self._close(handover, Outcome(reason, detail, report=True, tell_peer=True), now)
+        return self._close(handover, HandoverOutcome(reason, detail, report=True, tell_peer=True), now)
 
     # Inside ----------------------------------------------------------------------------------------------------------
 
@@ -352,7 +354,7 @@ class PrefillHandovers:
         handover.state = state
         handover.state_until_s = min(until_s, handover.deadline_s)
 
-    def _close(self, handover: PrefillHandover, outcome: Outcome, now: float) -> list[PrefillAction]:
+    def _close(self, handover: PrefillHandover, outcome: HandoverOutcome, now: float) -> list[PrefillAction]:
         handover.state, handover.state_until_s = PrefillState.CLOSING, now + self._config.closing_s
         handover.outcome = outcome
         if handover.in_flight:

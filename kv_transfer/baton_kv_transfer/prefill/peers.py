@@ -16,7 +16,7 @@ import msgspec
 
 from baton_kv_transfer.handover import TransferConfig
 from baton_kv_transfer.layout import negotiated_unit
-from baton_kv_transfer.link import Link
+from baton_kv_transfer.link import PairLink
 from baton_kv_transfer.network import Connection, Network
 from baton_kv_transfer.transports.seam import Sender, Writer
 from baton_kv_transfer.transports.table import agreed
@@ -24,7 +24,6 @@ from baton_wire.errors import AuthenticationError, LinkLostError, TransferError,
 from baton_wire.fingerprint import require_fit
 from baton_wire.handshake import Channel, LinkIdentity, LinkRole, Party, dial_handshake
 from baton_wire.keys import KeyDirectory
-from baton_wire.liveness import LivenessConfig
 from baton_wire.messages.pair_link import PairHello, PairMessage
 from baton_wire.messages.values import Address
 
@@ -42,7 +41,7 @@ class DecodeLink:
     epoch: bytes
     address: Address
     hello: PairHello
-    link: Link
+    link: PairLink
     writer: Writer
     transport: str
     bytes_per_s: float | None = None
@@ -172,12 +171,7 @@ class Dialler:
 
     async def _greet(self, address: Address, connection: Connection, identity: LinkIdentity) -> DecodeLink:
         config = self._config
-        link = Link(
-            connection,
-            identity,
-            heartbeat_s=config.heartbeat_s,
-            liveness=LivenessConfig(config.suspect_s, config.dead_s),
-        )
+        link = PairLink(connection, identity, heartbeat_s=config.heartbeat_s, liveness=config.liveness)
         own = msgspec.structs.replace(self._hello, transports=self._offered_to(address))
         async with asyncio.timeout(config.handshake_s):
             await link.send_now(own)
@@ -205,7 +199,7 @@ class Dialler:
         self._avoided_until = {place: until for place, until in self._avoided_until.items() if now < until}
         return tuple(name for name in self._hello.transports if (address, name) not in self._avoided_until)
 
-    async def _writer(self, sender: Sender, address: Address, hello: PairHello, link: Link) -> Writer:
+    async def _writer(self, sender: Sender, address: Address, hello: PairHello, link: PairLink) -> Writer:
         lanes: list[Connection] = []
         try:
             while len(lanes) < sender.connections:

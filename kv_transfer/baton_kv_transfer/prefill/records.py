@@ -65,7 +65,7 @@ class Granted:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class HandoverOutcome:
     reason: Reason | None
     detail: str = ""
     report: bool = False
@@ -73,13 +73,13 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class PromptProgress:
     """How far the engine is with a request."""
 
     computed: tuple[int, tuple[int, ...]] | None = None
     """Tokens whose KV stands, and the block table."""
     first_tokens: tuple[FirstToken, ...] | None = None
-    over: Outcome | None = None
+    over: HandoverOutcome | None = None
     """Nothing more will be said: it was given up."""
 
 
@@ -90,7 +90,7 @@ class EarlyProgress:
     """
 
     def __init__(self, lifetime_s: float, capacity: int) -> None:
-        self._known: ExpiringMap[HandoverKey, Progress] = ExpiringMap(lifetime_s, capacity)
+        self._known: ExpiringMap[HandoverKey, PromptProgress] = ExpiringMap(lifetime_s, capacity)
 
     def __len__(self) -> int:
         return len(self._known)
@@ -101,20 +101,20 @@ class EarlyProgress:
     def first_tokens(self, key: HandoverKey, tokens: tuple[FirstToken, ...], now: float) -> None:
         self._keep(key, replace(self._of(key), first_tokens=tokens), now)
 
-    def over(self, key: HandoverKey, outcome: Outcome, now: float) -> None:
-        self._keep(key, Progress(over=outcome), now)
+    def over(self, key: HandoverKey, outcome: HandoverOutcome, now: float) -> None:
+        self._keep(key, PromptProgress(over=outcome), now)
 
-    def take(self, key: HandoverKey) -> Progress:
+    def take(self, key: HandoverKey) -> PromptProgress:
         """What is known, to be used now."""
-        return self._known.pop(key) or Progress()
+        return self._known.pop(key) or PromptProgress()
 
     def expire(self, now: float) -> None:
         self._known.expire(now)
 
-    def _of(self, key: HandoverKey) -> Progress:
-        return self._known.get(key) or Progress()
+    def _of(self, key: HandoverKey) -> PromptProgress:
+        return self._known.get(key) or PromptProgress()
 
-    def _keep(self, key: HandoverKey, progress: Progress, now: float) -> None:
+    def _keep(self, key: HandoverKey, progress: PromptProgress, now: float) -> None:
         if self._of(key).over is None:
             self._known.put(key, progress, now)
 
@@ -124,7 +124,7 @@ class Release:
     """Nothing reads the blocks of `key` any more."""
 
     key: HandoverKey
-    progress: Progress = field(default=Progress(), compare=False)
+    progress: PromptProgress = field(default=PromptProgress(), compare=False)
     """What another hand-over of the same KV would begin with."""
     reason: Reason | None = field(default=None, compare=False)
     """Why the hand-over ended; None: verified."""
@@ -173,16 +173,16 @@ class PrefillHandover:
     """By layer group and first unit."""
     sent_bytes: int = 0
     """Of puts that are done."""
-    outcome: Outcome | None = None
+    outcome: HandoverOutcome | None = None
 
     @property
     def is_computed(self) -> bool:
         return self.first_tokens is not None and self.computed_tokens >= self.total_tokens
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> PromptProgress:
         computed = (self.computed_tokens, self.blocks) if self.computed_tokens else None
-        return Progress(computed, self.first_tokens)
+        return PromptProgress(computed, self.first_tokens)
 
     def standing_tokens(self, end_layer: int) -> int:
         """How far KV stands in the layers before `end_layer`."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from baton_kv_transfer.grant import DecodePeer
 from baton_kv_transfer.handover import HandoverKey, TransferConfig
 from baton_kv_transfer.prefill.machine import PrefillHandovers
-from baton_kv_transfer.prefill.records import Granted, PrefillAction, PrefillStats, Progress, Release, Report
+from baton_kv_transfer.prefill.records import Granted, PrefillAction, PrefillStats, PromptProgress, Release, Report
 from baton_wire.messages.pair_link import FirstToken, PairMessage
 from baton_wire.messages.values import Reason
 
@@ -31,7 +31,7 @@ class Target:
 
 
 @dataclass(slots=True)
-class Prompt:
+class HeldPrompt:
     """A request of this prefill worker, whichever of its attempts is under way."""
 
     key: HandoverKey
@@ -41,7 +41,7 @@ class Prompt:
     following: Target | None = None
     """Where the KV goes once the attempt under way has ended."""
     kept_until_s: float | None = None
-    progress: Progress = field(default_factory=Progress)
+    progress: PromptProgress = field(default_factory=PromptProgress)
     """Of kept KV."""
     is_cancelled: bool = False
 
@@ -52,7 +52,7 @@ class PrefillKeeper:
     def __init__(self, handovers: PrefillHandovers, config: TransferConfig) -> None:
         self._inner = handovers
         self._config = config
-        self._prompts: dict[HandoverKey, Prompt] = {}
+        self._prompts: dict[HandoverKey, HeldPrompt] = {}
         self._opened_as: dict[HandoverKey, HandoverKey] = {}
 
     # The engine and the gateway --------------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ class PrefillKeeper:
         self, key: HandoverKey, peer: bytes, total_tokens: int, deadline_s: float, now: float
     ) -> list[PrefillAction]:
         if key not in self._prompts:
-            self._prompts[key] = Prompt(key, key, total_tokens, deadline_s)
+            self._prompts[key] = HeldPrompt(key, key, total_tokens, deadline_s)
             self._opened_as[key] = key
         attempt = self._prompts[key].current
         return self._outer(self._inner.opened(attempt, peer, total_tokens, deadline_s, now), now)
@@ -174,11 +174,13 @@ class PrefillKeeper:
                     result.append(action)
         return result
 
-    def _is_kept(self, prompt: Prompt, reason: Reason | None, now: float) -> bool:
+    def _is_kept(self, prompt: HeldPrompt, reason: Reason | None, now: float) -> bool:
         lasts = self._config.kept_s > 0 and now < prompt.deadline_s and not prompt.is_cancelled
         return lasts and reason in DECODE_FAILED
 
-    def _ended(self, prompt: Prompt, progress: Progress, reason: Reason | None, now: float) -> list[PrefillAction]:
+    def _ended(
+        self, prompt: HeldPrompt, progress: PromptProgress, reason: Reason | None, now: float
+    ) -> list[PrefillAction]:
         """The attempt under way holds nothing any more."""
         prompt.progress = progress
         if prompt.following is not None:
@@ -188,7 +190,7 @@ class PrefillKeeper:
         prompt.kept_until_s = min(now + self._config.kept_s, prompt.deadline_s)
         return []
 
-    def _begin(self, prompt: Prompt, target: Target, now: float) -> list[PrefillAction]:
+    def _begin(self, prompt: HeldPrompt, target: Target, now: float) -> list[PrefillAction]:
         del self._opened_as[prompt.current]
         prompt.current, prompt.following, prompt.kept_until_s = target.key, None, None
         self._opened_as[target.key] = prompt.key
@@ -200,6 +202,6 @@ class PrefillKeeper:
             actions += self._inner.first_tokens(target.key, done.first_tokens, now)
         return self._outer(actions, now)
 
-    def _let_go(self, prompt: Prompt) -> Release:
+    def _let_go(self, prompt: HeldPrompt) -> Release:
         del self._prompts[prompt.key], self._opened_as[prompt.current]
         return Release(prompt.key)

@@ -18,7 +18,7 @@ from baton_kv_transfer.prefill.records import (
     Granted,
     PrefillAction,
     PrefillStats,
-    Progress,
+    PromptProgress,
     Release,
     Report,
 )
@@ -53,7 +53,7 @@ class _Handover:
     """While it waits for links."""
     open: set[LegId] = field(default_factory=set)
     ungranted: set[LegId] = field(default_factory=set)
-    progress: Progress = field(default_factory=Progress)
+    progress: PromptProgress = field(default_factory=PromptProgress)
     failure: tuple[Reason, str] | None = None
     is_reported: bool = False
     is_beginning: bool = False

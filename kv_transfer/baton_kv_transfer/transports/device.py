@@ -14,14 +14,14 @@ from baton_wire.kv_shape import Units
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class MemoryRange:
     """`length` bytes at `address` of this or of another process: of the host, or of the GPU numbered `device`."""
 
     address: int
     length: int
     device: int | None = None
 
-    def holds(self, other: Memory) -> bool:
+    def holds(self, other: MemoryRange) -> bool:
         inside = self.address <= other.address and other.address + other.length <= self.address + self.length
         return inside and self.device == other.device
 
@@ -30,12 +30,12 @@ class DeviceMemory(Protocol):
     """Bytes that a transport writes from or to. They stay where they are for as long as the transfer runs."""
 
     @property
-    def memory(self) -> Memory:
+    def memory(self) -> MemoryRange:
         """The prefill worker's pool, or the decode worker's landing region."""
         ...
 
     @property
-    def probe(self) -> Memory:
+    def probe(self) -> MemoryRange:
         """`bandwidth.PROBE_BYTES` of the same kind that nobody reads, for measuring."""
         ...
 

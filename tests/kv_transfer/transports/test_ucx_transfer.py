@@ -13,7 +13,7 @@ import pytest
 from baton_kv_transfer.decode.transfer import DecodeTransfer
 from baton_kv_transfer.landing import SpanState
 from baton_kv_transfer.transports.bandwidth import is_below, measure
-from baton_kv_transfer.transports.device import Memory
+from baton_kv_transfer.transports.device import MemoryRange
 from baton_kv_transfer.transports.seam import Transport, WriteDone
 from baton_kv_transfer.transports.table import TransportChoice, agreed, offered
 from baton_kv_transfer.transports.tcp import TCP
@@ -85,7 +85,7 @@ async def test_where_ucx_does_not_come_up_a_pair_that_may_uses_tcp(
 ) -> None:
     made = ucx_landing.describe
 
-    def wrong(agent: str, epoch: bytes, region: Memory, probe: Memory, data: bytes) -> bytes:
+    def wrong(agent: str, epoch: bytes, region: MemoryRange, probe: MemoryRange, data: bytes) -> bytes:
         if spoilt == "metadata":  # with a fitting digest: NIXL itself has to refuse it
             return made(agent, epoch, region, probe, data[: len(data) // 2])
         return made(agent, epoch, region, probe, data)[:-1]

@@ -15,7 +15,7 @@ from baton_engine.memory.kv_pool import KvPool
 from baton_kv_transfer.layout import Extent
 from baton_kv_transfer.prefill.carrier import ordinary_memory
 from baton_kv_transfer.transports.bandwidth import PROBE_BYTES
-from baton_kv_transfer.transports.device import Memory
+from baton_kv_transfer.transports.device import MemoryRange
 from baton_kv_transfer.transports.seam import Transport
 from baton_wire.kv_shape import Units
 
@@ -71,9 +71,9 @@ def landing_device(pool: KvPool, landing_bytes: int, transports: Sequence[Transp
     return LandingDevice(pool, landing_bytes) if is_reached else None
 
 
-def memory_of(tensor: Tensor) -> Memory:
+def memory_of(tensor: Tensor) -> MemoryRange:
     """Where a contiguous tensor's bytes lie."""
-    return Memory(tensor.data_ptr(), tensor.nbytes, tensor.device.index if tensor.is_cuda else None)
+    return MemoryRange(tensor.data_ptr(), tensor.nbytes, tensor.device.index if tensor.is_cuda else None)
 
 
 def apart(length: int, device: torch.device) -> tuple[Tensor, object]:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import numpy
 
-from baton_kv_transfer.transports.device import Memory
+from baton_kv_transfer.transports.device import MemoryRange
 from baton_kv_transfer.transports.ucx.lanes import LaneLog
 from baton_wire.errors import TransferError
 
@@ -50,11 +50,11 @@ Piece = tuple[int, int, int]
 """Source address, target address, length."""
 
 
-def host_memory(view: memoryview) -> Memory:
+def host_memory(view: memoryview) -> MemoryRange:
     """Where the bytes of a contiguous view lie. They must be kept alive by the caller."""
     if not view.nbytes:
-        return Memory(0, 0)
-    return Memory(int(numpy.frombuffer(view, numpy.uint8).ctypes.data), view.nbytes)
+        return MemoryRange(0, 0)
+    return MemoryRange(int(numpy.frombuffer(view, numpy.uint8).ctypes.data), view.nbytes)
 
 
 def is_installed() -> bool:
@@ -94,7 +94,7 @@ class UcxAgent:
             self._backend = self._do(lambda: self._agent.createBackend(BACKEND, {}))
         self._uses: dict[str, int] = {}
 
-    def register(self, *memories: Memory) -> object:
+    def register(self, *memories: MemoryRange) -> object:
         """Make memory usable for writes from and to it; returns what `deregister` takes."""
         entries = [(memory.address, memory.length, memory.device or 0, "") for memory in memories]
         registered = self._binding.nixlRegDList(self._kind(memories[0].device), entries)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from baton_kv_transfer.landing import REMEMBERED_LINKS
 from baton_kv_transfer.network import Connection, SocketConnection, of_socket
 from baton_kv_transfer.transports.bandwidth import PROBE_BYTES
-from baton_kv_transfer.transports.device import DeviceMemory, Memory
+from baton_kv_transfer.transports.device import DeviceMemory, MemoryRange
 from baton_kv_transfer.transports.ucx.binding import UcxAgent, host_memory
 from baton_kv_transfer.transports.ucx.descriptor import VERSION, UcxDescriptor, digest, pack
 from baton_kv_transfer.transports.ucx.thread import UcxThread
@@ -140,7 +140,7 @@ class UcxLanding:
         connection.close()
 
 
-def describe(agent: str, epoch: bytes, region: Memory, probe: Memory, metadata: bytes) -> bytes:
+def describe(agent: str, epoch: bytes, region: MemoryRange, probe: MemoryRange, metadata: bytes) -> bytes:
     """The descriptor of registered memory."""
     return pack(
         UcxDescriptor(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from baton_kv_transfer.network import Connection, of_socket
 from baton_kv_transfer.transports.bandwidth import PROBE_BYTES, first_bytes
-from baton_kv_transfer.transports.device import Memory
+from baton_kv_transfer.transports.device import MemoryRange
 from baton_kv_transfer.transports.seam import LandingParts, SenderParts, Transport
 from baton_kv_transfer.transports.ucx.binding import UcxAgent, host_memory, is_installed
 from baton_kv_transfer.transports.ucx.descriptor import unpack
@@ -82,7 +82,7 @@ class UcxSender:
             self._device.enter()
         return UcxAgent(f"baton-{self._epoch.hex()}", progress=False, batched=self._device is not None)
 
-    def _is_registered(self, memory: Memory) -> bool:
+    def _is_registered(self, memory: MemoryRange) -> bool:
         return self._pool is not None and self._pool.holds(memory)
 
 

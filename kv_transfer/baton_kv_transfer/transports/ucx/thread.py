@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
 
-from baton_kv_transfer.transports.device import Memory
+from baton_kv_transfer.transports.device import MemoryRange
 from baton_kv_transfer.transports.ucx.binding import Piece, UcxAgent, UcxError, WriteState
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class WriteOrder:
     """Asked on the UCX thread: so the loop is through with many orders soon, and the first begins."""
     source_device: int | None
     target_device: int | None
-    unregistered: Memory | None
+    unregistered: MemoryRange | None
     """Source memory to register for this write alone."""
     on_end: Callable[[WriteState | UcxError], None]
     """Called once, on this thread; an error means that nothing was started."""

@@ -15,7 +15,7 @@ from functools import partial
 
 from baton_kv_transfer.layout import Extent, paired
 from baton_kv_transfer.network import SocketConnection
-from baton_kv_transfer.transports.device import Memory
+from baton_kv_transfer.transports.device import MemoryRange
 from baton_kv_transfer.transports.seam import FromDevice, Write, WriteDone
 from baton_kv_transfer.transports.ucx.binding import Piece, UcxAgent, UcxError, WriteState, host_memory
 from baton_kv_transfer.transports.ucx.descriptor import UcxDescriptor
@@ -36,12 +36,12 @@ class UcxWriter:
         thread: UcxThread,
         target: UcxDescriptor,
         life_line: SocketConnection,
-        registered: Callable[[Memory], bool],
+        registered: Callable[[MemoryRange], bool],
         on_lost: Callable[[str], None],
         lane: Callable[[], str],
         *,
-        probe: Memory | None = None,
-        device: Memory | None = None,
+        probe: MemoryRange | None = None,
+        device: MemoryRange | None = None,
         stall_s: float = STALL_S,
     ) -> None:
         """`registered` says whether source bytes are registered with the thread's agent; others are for each write.
@@ -59,7 +59,7 @@ class UcxWriter:
         self._on_lost = on_lost
         self._lane = lane
         self._stall_s = stall_s
-        self._probe = probe or Memory(0, 0)
+        self._probe = probe or MemoryRange(0, 0)
         self.from_device: FromDevice | None = None if device is None else partial(self.copy, device)
         self._open: dict[int, tuple[WriteDone, float, int]] = {}
         self._posted: dict[int, memoryview] = {}
@@ -97,7 +97,7 @@ class UcxWriter:
         self._start(lambda: pieces, write.length, None, unregistered, write.region, done)
 
     def copy(
-        self, memory: Memory, source: Callable[[], Sequence[Extent]], landing: Sequence[Extent], done: WriteDone
+        self, memory: MemoryRange, source: Callable[[], Sequence[Extent]], landing: Sequence[Extent], done: WriteDone
     ) -> None:
         """As `write`, from `source` of registered memory of any kind (a GPU's), which the caller keeps.
 
@@ -114,7 +114,7 @@ class UcxWriter:
         pieces = ((source.address, self._target.probe_address, length),)
         self._post(lambda: pieces, source.device, None, memoryview(b""), 0, done)
 
-    def _pieces(self, memory: Memory, source: Sequence[Extent], landing: Sequence[Extent]) -> tuple[Piece, ...]:
+    def _pieces(self, memory: MemoryRange, source: Sequence[Extent], landing: Sequence[Extent]) -> tuple[Piece, ...]:
         base = self._target.address
         return tuple([(memory.address + at, base + there, length) for at, there, length in paired(source, landing)])
 
@@ -123,7 +123,7 @@ class UcxWriter:
         pieces: Callable[[], Sequence[Piece]],
         length: int,
         source_device: int | None,
-        unregistered: Memory | None,
+        unregistered: MemoryRange | None,
         source: memoryview,
         done: WriteDone,
     ) -> None:
@@ -146,7 +146,7 @@ class UcxWriter:
         self,
         pieces: Callable[[], Sequence[Piece]],
         source_device: int | None,
-        unregistered: Memory | None,
+        unregistered: MemoryRange | None,
         source: memoryview,
         length: int,
         done: WriteDone,

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from baton_kv_transfer.handover import HandoverKey
-from baton_kv_transfer.prefill.records import PrefillAction, Progress, Release
+from baton_kv_transfer.prefill.records import PrefillAction, PromptProgress, Release
 from baton_kv_transfer.prefill.retargeting import PrefillKeeper, Target
 from baton_wire.messages.values import Reason
 
@@ -14,7 +14,7 @@ from baton_wire.messages.values import Reason
 class FreesWhatItKeeps(PrefillKeeper):
     """vllm#55470: blocks go back to the pool although the same KV is still to be sent."""
 
-    def _ended(self, prompt: Any, progress: Progress, reason: Reason | None, now: float) -> list[PrefillAction]:
+    def _ended(self, prompt: Any, progress: PromptProgress, reason: Reason | None, now: float) -> list[PrefillAction]:
         actions = super()._ended(prompt, progress, reason, now)
         return [*actions, Release(prompt.key)] if prompt.kept_until_s is not None else actions
 
@@ -34,7 +34,7 @@ class SendsOnUnderOpenPuts(PrefillKeeper):
         if prompt is None or prompt.kept_until_s is not None:
             return super().retargeted(key, target, deadline_s, now)
         inner = self._inner._handovers.get(prompt.current)
-        prompt.progress = Progress() if inner is None else inner.progress
+        prompt.progress = PromptProgress() if inner is None else inner.progress
         before, prompt.following = prompt.current, target
         actions = self._begin(prompt, target, now)
         self._opened_as[before] = key

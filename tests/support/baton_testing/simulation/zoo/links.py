@@ -7,7 +7,7 @@ from typing import Any
 from baton_decode_worker.service import DecodeService
 from baton_kv_transfer.handover import HandoverKey
 from baton_kv_transfer.prefill.machine import PrefillHandovers
-from baton_kv_transfer.prefill.records import Outcome, PrefillAction, PrefillState
+from baton_kv_transfer.prefill.records import HandoverOutcome, PrefillAction, PrefillState
 from baton_wire.liveness import Liveness, PeerState
 from baton_wire.messages.gateway_link import LegFailed
 from baton_wire.messages.values import Reason
@@ -20,7 +20,7 @@ class SpreadsErrorsOfOneWrite(PrefillHandovers):
         actions = super().put_failed(key, put, reason, detail, now)
         if reason is Reason.INTERNAL:
             for handover in [each for each in self._handovers.values() if each.state is not PrefillState.CLOSING]:
-                outcome = Outcome(reason, detail, report=True, tell_peer=True)
+                outcome = HandoverOutcome(reason, detail, report=True, tell_peer=True)
                 actions += self._close(handover, outcome, now)
         return actions
 
