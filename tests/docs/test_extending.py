@@ -75,5 +75,16 @@ def test_whoever_deals_with_the_example_is_named(section: str, example: str) -> 
     assert [name for name in dealing if name not in named] == []
 
 
+@pytest.mark.parametrize("page", sorted(path.name for path in PAGE.parent.glob("*.md")))
+def test_names_that_a_page_gives_with_their_file_are_in_it(page: str) -> None:
+    named = steps((PAGE.parent / page).read_text(encoding="utf-8"))
+    missing = [
+        f"{path}: {name}"
+        for path, name in named
+        if name and path.endswith(".py") and (ROOT / path).is_file() and name not in names_in(ROOT / path)
+    ]
+    assert missing == []
+
+
 def test_every_section_is_walked() -> None:
     assert set(sections()) == set(EXAMPLES)
