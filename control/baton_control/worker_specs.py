@@ -61,7 +61,6 @@ class Mount:
 
     name: str
     path: str
-    read_only: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from baton_control.errors import OperatorError
-from baton_wire.derived_keys import MIN_MASTER_BYTES
+from baton_wire.keys import MIN_MASTER_BYTES
 
 _ID = re.compile(r"[a-z0-9]([a-z0-9.-]{0,30}[a-z0-9])?")
 MAX_KEYS = 16

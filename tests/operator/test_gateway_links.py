@@ -11,8 +11,7 @@ from baton_control.telemetry.telemetry_server import DerivedKeys, address
 from baton_operator.gateway_links import GatewayLinks
 from baton_operator.kube.client import Change, WatchEvent
 from baton_testing.kube.manifests import manifest
-from baton_wire.derived_keys import derived_key
-from baton_wire.keys import KeySet
+from baton_wire.keys import KeySet, derived_key
 
 MASTERS = {"first": b"m" * 32, "second": b"n" * 32}
 KEY = Key("team", "chat")

@@ -2,10 +2,14 @@
 
 The file's name is the key's id, its content at least 32 bytes, raw or as hexadecimal digits. Keys rotate by adding a
 file everywhere, then removing the old one everywhere; no process restarts. Errors name the file, never its content.
+
+The keys of a deployment follow from master keys, so that nothing has to be stored or read (`derived_key`).
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
 import re
 import secrets
@@ -17,11 +21,13 @@ from pathlib import Path
 from baton_wire.errors import AuthenticationError
 
 MIN_KEY_BYTES = 32
+MIN_MASTER_BYTES = 32
 MAX_KEY_FILE_BYTES = 4_096
 MAX_KEYS = 16
 MAX_KEY_ID_BYTES = 32
 _KEY_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,31}")
 _HEX = re.compile(rb"[0-9a-fA-F]+")
+_PURPOSE = b"baton link key\0"
 _FORBIDDEN_MODE = stat.S_IWGRP | stat.S_IRWXO
 
 
@@ -125,3 +131,14 @@ def write_new_key(directory: str | Path, key_id: str) -> Path:
     finally:
         draft.unlink()
     return target
+
+
+def derived_key(master: bytes, uid: str) -> str:
+    """The link key of the deployment with that uid, as 64 hex digits. Raises ValueError for a short master key.
+
+    HMAC-SHA256(master, "baton link key" ‖ uid): the same again after a restart of the operator, and a different one for
+    a deployment of the same name made later. It is of no use to learn another deployment's key.
+    """
+    if len(master) < MIN_MASTER_BYTES:
+        raise ValueError(f"a master key has {len(master)} bytes: must be at least {MIN_MASTER_BYTES}")
+    return hmac.new(master, _PURPOSE + uid.encode(), hashlib.sha256).hexdigest()

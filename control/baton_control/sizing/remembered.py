@@ -5,11 +5,11 @@ Losing it costs the history behind forecast and stabilisation: nothing shrinks u
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from math import isfinite
-from typing import Any
+from typing import Literal
+
+import msgspec
 
 from baton_control.sizing.capacity import Mix
 from baton_control.sizing.workload import RequestShape
@@ -75,6 +75,20 @@ class SizingMemory:
         return replace(self, pools={**self.pools, role: pool})
 
 
+class _Saved(msgspec.Struct, frozen=True):
+    """What is kept of a memory. Times are ages in seconds; short names, because a status has little room."""
+
+    v: Literal[2]
+    at: float
+    last: float | None
+    mix: list[tuple[int, int, int]]
+    """(prompt, output, cached) tokens"""
+    pools: dict[Role, tuple[float | None, list[float], int, int | None]]
+    """(since the last change, since each turn, direction, wanted)"""
+    req: list[float]
+    tok: list[float]
+
+
 def saved(memory: SizingMemory, now: float, epoch_s: float | None = None, limit: int = MAX_SAVED_BYTES) -> str:
     """The part worth keeping over a restart, as one line of JSON of at most `limit` bytes.
 
@@ -85,26 +99,22 @@ def saved(memory: SizingMemory, now: float, epoch_s: float | None = None, limit:
         return None if at is None else round(now - at)
 
     stride = max(1, len(memory.shapes) // SAVED_SHAPES)
-    fixed: dict[str, object] = {
-        "v": 2,
-        "at": round(now if epoch_s is None else epoch_s),
-        "last": ago(memory.last_arrival_s),
-        "mix": [
-            [shape.prompt_tokens, shape.output_tokens, shape.cached_tokens]
-            for shape in memory.shapes[::stride][:SAVED_SHAPES]
-        ],
-        "pools": {
-            role.value: [ago(pool.changed_s), [ago(at) for at in pool.turns], pool.direction, pool.wanted]
-            for role, pool in memory.pools.items()
-        },
-    }
+    shapes = memory.shapes[::stride][:SAVED_SHAPES]
     history = memory.history
     while True:
-        rows = {
-            "req": [float(f"{interval.requests_per_s:.3g}") for interval in history],
-            "tok": [int(float(f"{interval.tokens_per_s:.3g}")) for interval in history],
-        }
-        text = json.dumps({**fixed, **rows}, separators=(",", ":"))
+        kept = _Saved(
+            v=2,
+            at=round(now if epoch_s is None else epoch_s),
+            last=ago(memory.last_arrival_s),
+            mix=[(shape.prompt_tokens, shape.output_tokens, shape.cached_tokens) for shape in shapes],
+            pools={
+                role: (ago(pool.changed_s), [round(now - at) for at in pool.turns], pool.direction, pool.wanted)
+                for role, pool in memory.pools.items()
+            },
+            req=[float(f"{interval.requests_per_s:.3g}") for interval in history],
+            tok=[int(float(f"{interval.tokens_per_s:.3g}")) for interval in history],
+        )
+        text = msgspec.json.encode(kept).decode()
         if len(text) <= limit or not history:
             return text
         history = history[len(history) // 4 + 1 :]
@@ -113,55 +123,24 @@ def saved(memory: SizingMemory, now: float, epoch_s: float | None = None, limit:
 def restored(text: str, now: float, epoch_s: float | None = None) -> SizingMemory:
     """A memory from `saved`; an empty one when the text is not what `saved` writes: it is safe to lose."""
     try:
-        return _restored(json.loads(text), now, now if epoch_s is None else epoch_s)
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        kept = msgspec.json.decode(text, type=_Saved)
+        history = tuple(Interval(*each) for each in zip(kept.req, kept.tok, strict=True))
+    except ValueError:  # msgspec's errors are such, too
         return SizingMemory()
-
-
-def _restored(document: dict[str, object], now: float, epoch_s: float) -> SizingMemory:
-    if document["v"] != 2:
-        return SizingMemory()
-    gap = epoch_s - _number(document["at"])
+    gap = (now if epoch_s is None else epoch_s) - kept.at
     if not 0 <= gap < HOUR_S:
         return SizingMemory()
-
-    def when(ago: object) -> float | None:
-        return None if ago is None else now - gap - _number(ago)
-
-    shapes = tuple(
-        RequestShape(int(_number(p)), int(_number(o)), int(_number(c))) for p, o, c in _list(document["mix"])
-    )
     pools = dict(SizingMemory().pools)
-    for name, (changed, turns, direction, wanted) in _entries(document["pools"]):
-        times = (when(at) for at in _list(turns))
-        pools[Role(name)] = PoolMemory(
-            changed_s=when(changed),
-            turns=tuple(at for at in times if at is not None),
-            direction=int(_number(direction)),
-            wanted=None if wanted is None else int(_number(wanted)),
+    for role, (changed, turns, direction, wanted) in kept.pools.items():
+        pools[role] = PoolMemory(
+            changed_s=None if changed is None else now - gap - changed,
+            turns=tuple(now - gap - ago for ago in turns),
+            direction=direction,
+            wanted=wanted,
         )
-    history = tuple(
-        Interval(_number(requests), _number(tokens))
-        for requests, tokens in zip(_list(document["req"]), _list(document["tok"]), strict=True)
-    )
     return SizingMemory(
-        last_arrival_s=when(document["last"]), history=history[-HISTORY:], shapes=shapes[:RECENT], pools=pools
+        last_arrival_s=None if kept.last is None else now - gap - kept.last,
+        history=history[-HISTORY:],
+        shapes=tuple(RequestShape(*each) for each in kept.mix)[:RECENT],
+        pools=pools,
     )
-
-
-def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-        raise TypeError("not a number")
-    return float(value)
-
-
-def _list(value: object) -> list[Any]:
-    if not isinstance(value, list):
-        raise TypeError("not a list")
-    return value
-
-
-def _entries(value: object) -> list[tuple[str, list[object]]]:
-    if not isinstance(value, dict):
-        raise TypeError("not a mapping")
-    return list(value.items())

@@ -14,10 +14,9 @@ from aiohttp import WSMsgType, web
 
 from baton_control.names import Key
 from baton_control.telemetry.store import TelemetryStore
-from baton_wire.derived_keys import derived_key
 from baton_wire.errors import AuthenticationError, BadMessageError
 from baton_wire.handshake import KeySource, LinkRole, Party, accept_handshake
-from baton_wire.keys import KeySet
+from baton_wire.keys import KeySet, derived_key
 from baton_wire.messages.codec import decode, encode
 from baton_wire.messages.measures import WorkerCondition
 from baton_wire.messages.operator_link import (

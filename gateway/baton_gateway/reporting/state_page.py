@@ -46,15 +46,14 @@ class ProcessReport(msgspec.Struct, frozen=True):
 
 
 def worker_report(worker: LinkedWorker) -> WorkerReport:
-    hello, view, state = worker.hello, worker.view(), worker.state
-    condition = "draining" if view.is_draining else "suspect" if view.is_suspect else "live"
+    hello, state = worker.hello, worker.state
     return WorkerReport(
         role=hello.role.value,
         epoch=hello.epoch.hex(),
         revision=f"{hello.fingerprint.model_hash[:16]}-{hello.template_hash}",
         served_name=hello.served_name,
         address=str(worker.address),
-        state=condition,
+        state=worker.condition.value,
         running=None if state is None else state.running,
         waiting=None if state is None else state.waiting,
         blocks_total=hello.blocks_total,

@@ -155,9 +155,7 @@ class Telemetry:
 def worker_measures(workers: list[LinkedWorker]) -> list[WorkerMeasures]:
     """What is known of the linked workers; their gathered step timings are taken."""
     live = {
-        (worker.hello.role, worker.hello.fingerprint)
-        for worker in workers
-        if _condition(worker) is WorkerCondition.LIVE
+        (worker.hello.role, worker.hello.fingerprint) for worker in workers if worker.condition is WorkerCondition.LIVE
     }
     return [
         _measures(worker, any(role is not worker.hello.role and fit == worker.hello.fingerprint for role, fit in live))
@@ -172,7 +170,7 @@ def _measures(worker: LinkedWorker, has_partner: bool) -> WorkerMeasures:
         epoch=hello.epoch,
         template_hash=hello.template_hash,
         address=worker.address,
-        condition=_condition(worker),
+        condition=worker.condition,
         has_partner=has_partner,
         running=None if state is None else state.running,
         waiting=None if state is None else state.waiting,
@@ -185,9 +183,3 @@ def _measures(worker: LinkedWorker, has_partner: bool) -> WorkerMeasures:
         timings=worker.taken_timings(),
         lanes=None if state is None else state.lanes,
     )
-
-
-def _condition(worker: LinkedWorker) -> WorkerCondition:
-    if worker.state is not None and worker.state.draining:
-        return WorkerCondition.DRAINING
-    return WorkerCondition.SUSPECT if worker.is_suspect else WorkerCondition.LIVE

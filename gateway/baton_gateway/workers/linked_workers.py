@@ -15,7 +15,7 @@ from baton_gateway.text.revision_text import TextModel
 from baton_gateway.workers.disaggregation import LatencyTargets, refilled
 from baton_gateway.workers.route import WorkerView
 from baton_wire.messages.gateway_link import Cancel, Hello, Prefill, Reserve, Retarget, WorkerState
-from baton_wire.messages.measures import MAX_TIMINGS, StepTiming
+from baton_wire.messages.measures import MAX_TIMINGS, StepTiming, WorkerCondition
 from baton_wire.messages.values import Address, PairFingerprint, Role
 
 FADING = 0.9
@@ -47,8 +47,14 @@ class LinkedWorker:
     """Seconds and tokens of its pure prompt steps, older ones fading."""
     prefill_tokens: float = 0.0
     allowance_s: float = 0.0
-    """Seconds that it may spend on prompts now (see `placement`)."""
+    """Seconds that it may spend on prompts now (see `disaggregation`)."""
     refilled_s: float | None = None
+
+    @property
+    def condition(self) -> WorkerCondition:
+        if self.state is not None and self.state.draining:
+            return WorkerCondition.DRAINING
+        return WorkerCondition.SUSPECT if self.is_suspect else WorkerCondition.LIVE
 
     def refill(self, now: float, targets: LatencyTargets) -> None:
         since = 0.0 if self.refilled_s is None else now - self.refilled_s

@@ -70,7 +70,7 @@ class RouteQuery:
 @dataclass(frozen=True, slots=True)
 class RoutePolicy:
     """`disaggregate` False: decode workers prefill for themselves. `decode_locally`: they also do when no prefill
-    worker is there. `targets`: they also do when that serves these better (see `placement`).
+    worker is there. `targets`: they also do when that serves these better (see `disaggregation`).
     """
 
     disaggregate: bool = True

@@ -9,7 +9,7 @@ from baton_control.names import keys_name
 from baton_control.spec.api import LLMDeployment
 from baton_operator.objects.cluster import Manifest, Owner
 from baton_operator.objects.metadata import owned
-from baton_wire.derived_keys import derived_key
+from baton_wire.keys import derived_key
 
 
 def key_secret(deployment: LLMDeployment, owner: Owner, masters: Mapping[str, bytes]) -> Manifest:

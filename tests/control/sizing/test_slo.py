@@ -8,7 +8,7 @@ import pytest
 
 from baton_control.sizing.budget import within_budget
 from baton_control.sizing.readings import ArrivalReading, Arrivals, Known, ProvenZero, Unknown
-from baton_control.sizing.remembered import MAX_SAVED_BYTES, SizingMemory, restored, saved
+from baton_control.sizing.remembered import MAX_SAVED_BYTES, Interval, SizingMemory, restored, saved
 from baton_control.sizing.slo import SloDecision, size
 from baton_control.sizing.spec import Bounds, Schedule, SizingSpec
 from baton_control.sizing.workload import RequestShape
@@ -257,6 +257,26 @@ def test_memory_survives_a_restart_in_four_kilobytes() -> None:
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"v":1}', '{"v":1,"at":"x"}', "null", '{"v":1,"at":1e999}'])
 def test_a_damaged_memory_is_an_empty_one(text: str) -> None:
     assert restored(text, 100.0) == SizingMemory()
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes"),
+    [
+        ('"v":2', '"v":3'),
+        ('"at":1000', '"at":"x"'),
+        ('"at":1000', '"at":1e999'),
+        ('"req":[', '"req":[1.0,'),
+        ('"prefill"', '"nobody"'),
+        ('"last":', '"lost":'),
+        ("}", ""),
+    ],
+)
+def test_one_wrong_place_makes_a_memory_an_empty_one(was: str, becomes: str) -> None:
+    memory = replace(SizingMemory(), last_arrival_s=990.0, history=(Interval(1.0, 900.0),), shapes=(SHAPE,))
+    text = saved(memory, 1000.0)
+    assert restored(text, 1001.0).history == memory.history
+    assert was in text
+    assert restored(text.replace(was, becomes, 1), 1001.0) == SizingMemory()
 
 
 def test_bounds_hold_whatever_is_wanted() -> None:

@@ -20,7 +20,7 @@ from baton_operator.objects.metadata import selector_text
 from baton_operator.objects.pods import worker_template
 from baton_testing.kube.manifests import deployment
 from baton_testing.kube.pod_security import violations
-from baton_wire.derived_keys import derived_key
+from baton_wire.keys import derived_key
 from baton_wire.messages.values import POOL_ROLES, Role
 from baton_worker.config import parse as parse_worker
 
