@@ -20,10 +20,9 @@ import psutil
 from bench.machine import this_machine
 from bench.results import Cell, publish
 
-from baton_testing.kv_transfer.cancelled_pair import SIDES, CancelledPair
 from baton_testing.kv_transfer.defects import Defect, Tally
 from baton_testing.kv_transfer.machine_fuzz import DecodeFuzz, PrefillFuzz
-from baton_testing.kv_transfer.spoilt_pair import SpoiltPair
+from baton_testing.kv_transfer.spoilt_pair import SIDES, CancelledPair, SpoiltPair
 from baton_testing.wire.forgeries import Forgeries
 from baton_testing.wire.fuzz import HandshakeFuzz, WireFuzz
 from campaigns.long_link import transfers

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from baton_testing.kv_transfer.cancelled_pair import SIDES, CancelledPair
 from baton_testing.kv_transfer.defects import Defect
-from baton_testing.kv_transfer.spoilt_pair import SpoiltPair, spoil
+from baton_testing.kv_transfer.spoilt_pair import SIDES, CancelledPair, SpoiltPair, spoil
 from baton_testing.wire.forgeries import Forgeries
 from baton_testing.wire.fuzz import HandshakeFuzz, WireFuzz
 

@@ -152,6 +152,8 @@ class FakePool:
 
 def by_group(units: Units, stream: memoryview) -> list[tuple[Units, memoryview]]:
     """The same units layer group by layer group, with their part of the stream."""
+    if units.groups == 1:
+        return [(units, stream)]
     layers, size = (units.part.end_layer - units.part.first_layer) // units.groups, len(stream) // units.groups
     firsts = [units.part.first_layer + group * layers for group in range(units.groups)]
     parts = [replace(units.part, first_layer=first, end_layer=first + layers) for first in firsts]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from baton_wire.messages.values import Reason
 
@@ -47,16 +47,13 @@ class Tally:
     """What many hand-overs came to: injected defects by kind, and how each kind ended."""
 
     handovers: int = 0
-    injected: Counter[str] = None  # type: ignore[assignment]
-    ends: Counter[str] = None  # type: ignore[assignment]
+    injected: Counter[str] = field(default_factory=Counter)
+    ends: Counter[str] = field(default_factory=Counter)
     landed_wrong: int = 0
     landed_spoilt: int = 0
     """Landed exactly although the defect was in it: harmless, since nothing of it was used."""
     clean_lost: int = 0
     """Hand-overs without a defect that did not land."""
-
-    def __post_init__(self) -> None:
-        self.injected, self.ends = Counter(), Counter()
 
     def add(self, result: Result) -> None:
         self.handovers += 1

@@ -9,6 +9,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 
+import msgspec
 import torch
 
 from baton_engine.memory.kv_pool import KvPool
@@ -32,6 +33,7 @@ CONFIG = TransferConfig(max_put_bytes=2 * GEOMETRY.block_bytes)
 P, D = b"p" * 16, b"d" * 16
 BLOCKS = 12
 DEADLINE_S = 1e9
+SIDES = ("prefill", "decode", "both")
 
 
 class SpoiltPair:
@@ -286,18 +288,48 @@ class SpoiltPair:
                 sums = (old + sums)[: len(sums)]
             case Defect.SEAL_FOREIGN:
                 self.injected = True
-                return _seal(seal, transfer=seal.transfer + self.random.choice((-1, 1, 7)))
+                return msgspec.structs.replace(seal, transfer=seal.transfer + self.random.choice((-1, 1, 7)))
             case Defect.SEAL_CHOICES:
                 self.injected = True
                 first = FirstToken(choice=len(seal.first_tokens), token=1)
-                return _seal(seal, first_tokens=(*seal.first_tokens[:-1], first))
+                return msgspec.structs.replace(seal, first_tokens=(*seal.first_tokens[:-1], first))
         self.injected |= sums != seal.checksums
-        return _seal(seal, checksums=sums)
+        return msgspec.structs.replace(seal, checksums=sums)
 
 
-def _seal(seal: Seal, **changes: object) -> Seal:
-    fields = {name: getattr(seal, name) for name in seal.__struct_fields__}
-    return Seal(**(fields | changes))
+class CancelledPair(SpoiltPair):
+    """Cancels a hand-over after its n-th event, at one side or at both.
+
+    Events are messages, writes and scatters, in the order they happen.
+    """
+
+    def __init__(self, seed: int, *, one_sided: bool) -> None:
+        self._point = -1
+        self._side = ""
+        self.events = 0
+        super().__init__(seed, one_sided=one_sided)
+
+    def cancel_at(self, point: int, side: str) -> Result:
+        """Cancel after `point` events; later than the last one means after the end. Books are empty afterwards."""
+        self._point, self._side, self.events = point, side, 0
+        result = self.run(Defect.NONE)
+        self._point = -1
+        return result
+
+    def _work(self) -> None:
+        while self.calls or self.events == self._point:
+            if self.events == self._point:
+                self._point = -1
+                self._cancel()
+            elif self.calls:
+                self.calls.popleft()()
+                self.events += 1
+
+    def _cancel(self) -> None:
+        if self._side in ("prefill", "both"):
+            self._at_prefill(self.prefill.cancelled(self.key, Reason.CANCELLED, "", self.now))
+        if self._side in ("decode", "both"):
+            self._at_decode(self.decode.cancelled(self.key, Reason.CANCELLED, "", self.now))
 
 
 def _first(extents: tuple[Extent, ...], length: int) -> tuple[Extent, ...]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 from collections import Counter
 
+from msgspec.structs import replace
+
 from baton_kv_transfer.decode.records import Landed
-from baton_kv_transfer.handover import HandoverKey, Send
+from baton_kv_transfer.handover import Send
 from baton_kv_transfer.prefill.records import Put
 from baton_testing.kv_transfer.builders import GEOMETRY
 from baton_testing.kv_transfer.decode_machine import FIRST as DECODE_FIRST
-from baton_testing.kv_transfer.decode_machine import KEY as DECODE_KEY
 from baton_testing.kv_transfer.decode_machine import P1, P2, Decode, seal, sums
 from baton_testing.kv_transfer.prefill_machine import D1, D2, Prefill, grant
 from baton_wire.messages.pair_link import FirstToken, Grant, Seal, Span
@@ -88,9 +89,9 @@ class Forgeries:
             case 1:  # another transfer
                 return seal(transfer=real.transfer + chance.randint(1, 1 << 30)), P1
             case 2:  # of another attempt
-                return _of(seal(transfer=real.transfer), HandoverKey(DECODE_KEY.request, chance.randint(2, 1_000))), P1
+                return replace(seal(transfer=real.transfer), attempt=chance.randint(2, 1_000)), P1
             case 3:  # of another request
-                return _of(seal(transfer=real.transfer), HandoverKey(chance.randbytes(16), 1)), P1
+                return replace(seal(transfer=real.transfer), request=chance.randbytes(16)), P1
             case 4:  # other checksums
                 at = chance.randrange(len(good))
                 return seal(
@@ -104,13 +105,3 @@ class Forgeries:
             case _:  # one that was good for an earlier hand-over, with its checksums of then
                 stale = good[8:] + good[:8]
                 return seal(real.transfer, stale), P1
-
-
-def _of(message: Seal, key: HandoverKey) -> Seal:
-    return Seal(
-        request=key.request,
-        attempt=key.attempt,
-        transfer=message.transfer,
-        checksums=message.checksums,
-        first_tokens=message.first_tokens,
-    )
