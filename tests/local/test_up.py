@@ -9,13 +9,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 import pytest
 
-from baton_testing.kube.manifests import as_yaml, manifest
+from baton_local.fleet.record import read_record
+from baton_testing.kube.manifests import manifest
+from baton_testing.processes.baton_up import BATON, Up
+from baton_testing.processes.child_process import Child, Ended, environment, run_to_end, still_alive
 from baton_testing.processes.stand_in import BAD_CONFIGURATION, CRASH, DEAF, PARENT, SILENT, VARIABLE, write_stand_ins
 
 pytestmark = pytest.mark.processes
@@ -31,71 +33,49 @@ def eventually(holds: Callable[[], bool], what: str) -> None:
         time.sleep(0.02)
 
 
-@dataclass
 class Rig:
     """One `baton up` in a directory of its own."""
 
-    directory: Path
-    behaviours: dict[str, str] = field(default_factory=dict)
-    up: subprocess.Popen[str] | None = None
+    up: Up
 
-    def environment(self) -> dict[str, str]:
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.behaviours: dict[str, str] = {}
+
+    @property
+    def extra(self) -> dict[str, str]:
         return {
-            **os.environ,
             "PYTHONPATH": f"{self.directory / 'stand_ins'}:{SUPPORT}",
-            "XDG_RUNTIME_DIR": str(self.directory),
+            "XDG_RUNTIME_DIR": str(self.directory / "runtime"),
             VARIABLE: json.dumps(self.behaviours),
         }
 
-    def baton(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "baton_local", *arguments]
-        return subprocess.run(
-            command, env=self.environment(), capture_output=True, text=True, timeout=WAIT_S, check=False
-        )
+    def baton(self, *arguments: str) -> Ended:
+        return run_to_end((*BATON, *arguments), WAIT_S, self.extra)
 
-    def start(self, *arguments: str, **fields: object) -> subprocess.Popen[str]:
-        (self.directory / "chat.yaml").write_text(as_yaml(manifest(**fields)))
-        command = [sys.executable, "-m", "baton_local", "up", "-f", str(self.directory / "chat.yaml"), "--port", "0"]
-        with (self.directory / "progress").open("w") as progress:
-            self.up = subprocess.Popen(
-                [*command, *arguments],
-                env=self.environment(),
-                stdout=subprocess.PIPE,
-                stderr=progress,
-                text=True,
-            )
-        return self.up
+    def start(self, *arguments: str, **fields: object) -> Child:
+        self.up = Up(self.directory, manifest(**fields), *arguments, extra=self.extra)
+        return self.up.child
 
     def start_ready(self, **fields: object) -> str:
         """Start and wait for the line that says where; returns the address."""
-        stdout = self.start(**fields).stdout
-        assert stdout is not None
-        line = stdout.readline()
-        assert line.startswith("ready http://127.0.0.1:"), self.progress()
-        return line.split()[1]
+        self.start(**fields)
+        return self.up.await_ready()
 
     def progress(self) -> str:
-        return (self.directory / "progress").read_text()
-
-    def status(self) -> dict[str, object]:
-        shown = self.baton("status", "--json")
-        assert shown.returncode == 0, shown.stderr
-        status: dict[str, object] = json.loads(shown.stdout)
-        return status
+        return self.up.child.output()
 
     def pids(self, role: str) -> list[int]:
         """Of the running processes of a role, from the run record."""
-        record = json.loads((self.directory / "baton" / "default.chat" / "run.json").read_text())
-        return [post["pid"] for post in record["posts"] if post["role"] == role and post["phase"] == "ready"]
+        posts = read_record(self.up.run_dir).posts
+        return [post.pid for post in posts if post.pid and post.role == role and post.phase == "ready"]
 
     def descendants(self) -> list[psutil.Process]:
-        assert self.up is not None
-        return psutil.Process(self.up.pid).children(recursive=True)
+        return psutil.Process(self.up.child.pid).children(recursive=True)
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
-        assert self.up is not None
-        self.up.send_signal(number)
-        return self.up.wait(WAIT_S)
+        self.up.child.send(number)
+        return self.up.child.wait(WAIT_S)
 
 
 @pytest.fixture
@@ -106,37 +86,30 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     write_stand_ins(tmp_path / "stand_ins")
     rig = Rig(tmp_path)
     yield rig
-    if rig.up is not None:
-        rig.up.kill()
-        rig.up.wait()
-        if rig.up.stdout is not None:
-            rig.up.stdout.close()
-
-
-def all_gone(processes: list[psutil.Process]) -> bool:
-    return not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
+    if hasattr(rig, "up"):
+        rig.up.child.send(signal.SIGKILL)
+        rig.up.child.wait(WAIT_S)
 
 
 def test_it_starts_every_worker_says_ready_once_and_stops_on_sigterm(rig: Rig) -> None:
     two = {"replicas": {"min": 2, "max": 2}}
     address = rig.start_ready(prefill=two, decode=two)
     eventually(lambda: (len(rig.pids("prefill")), len(rig.pids("decode"))) == (2, 2), rig.progress())
-    status = rig.status()
+    status = rig.up.status()
     assert (status["endpoint"], status["ready"]) == (address, True)
     children = rig.descendants()
     assert len(children) == 6  # gateway, four workers, the guard
     assert rig.end() == 0
-    assert all_gone(children)
-    assert rig.up is not None
-    assert rig.up.stdout is not None
-    assert rig.up.stdout.read() == ""
-    assert rig.baton("status").returncode == 2
+    assert not still_alive(children)
+    said = rig.progress().splitlines()
+    assert [line for line in said if not line.startswith("baton: ")] == [f"ready {address}"]
+    assert rig.baton("status").code == 2
 
 
 def test_ctrl_c_is_a_clean_stop_too(rig: Rig) -> None:
     rig.start_ready()
     assert rig.end(signal.SIGINT) == 0
-    assert not (rig.directory / "baton" / "default.chat" / "keys").exists()
+    assert not rig.up.run_dir.keys.exists()
 
 
 @pytest.mark.parametrize("victim", ["the runtime", "the runtime and its guard"])
@@ -150,12 +123,12 @@ def test_killing_it_leaves_nothing_not_even_grandchildren(rig: Rig, victim: str)
         guards[0].kill()
         eventually(lambda: len(rig.descendants()) == 5 and guards[0] not in rig.descendants(), "no new guard")
     assert rig.end(signal.SIGKILL) == -signal.SIGKILL
-    eventually(lambda: all_gone(children), f"left behind: {children}")
+    eventually(lambda: not still_alive(children), f"left behind: {children}")
 
 
 def test_a_killed_worker_comes_back_at_a_new_address_that_is_published(rig: Rig) -> None:
     rig.start_ready()
-    discovery = rig.directory / "baton" / "default.chat" / "decode.json"
+    discovery = rig.up.run_dir.discovery("decode")
     before, (pid,) = json.loads(discovery.read_text()), rig.pids("decode")
     os.kill(pid, signal.SIGKILL)
     eventually(lambda: rig.pids("decode") not in ([pid], []), rig.progress())
@@ -173,8 +146,8 @@ def test_a_killed_gateway_comes_back_on_its_port_without_its_old_children(rig: R
     assert len(children) == 1
     os.kill(pid, signal.SIGKILL)
     eventually(lambda: rig.pids("gateway") not in ([pid], []), rig.progress())
-    assert rig.status()["endpoint"] == address
-    eventually(lambda: all_gone(children), "the old gateway's child lives")
+    assert rig.up.status()["endpoint"] == address
+    eventually(lambda: not still_alive(children), "the old gateway's child lives")
 
 
 def test_a_worker_that_refuses_its_configuration_ends_everything_with_its_line(rig: Rig) -> None:
@@ -204,17 +177,16 @@ def test_a_second_signal_ends_what_would_not_stop(rig: Rig) -> None:
     rig.behaviours = {"gateway": DEAF}
     rig.start_ready()
     children = rig.descendants()
-    assert rig.up is not None
-    rig.up.send_signal(signal.SIGINT)
+    rig.up.child.send(signal.SIGINT)
     eventually(lambda: "stopping" in rig.progress(), "nothing happens")
     assert rig.end(signal.SIGINT) == 0
-    assert all_gone(children)
+    assert not still_alive(children)
 
 
 def test_the_same_deployment_is_refused_while_it_runs(rig: Rig) -> None:
     rig.start_ready()
     again = rig.baton("up", "-f", str(rig.directory / "chat.yaml"), "--port", "0")
-    assert (again.returncode, again.stdout) == (2, "")
+    assert (again.code, again.stdout) == (2, "")
     assert again.stderr == "baton: default.chat is already running: stop it first, or use another metadata.name\n"
 
 
@@ -224,16 +196,16 @@ def test_the_logs_of_one_process_or_of_all_are_shown(rig: Rig) -> None:
     assert "chat-gateway | stand-in gateway says hello" in everything
     assert rig.baton("logs", "chat-gateway").stdout == "stand-in gateway says hello\n"
     unknown = rig.baton("logs", "nobody")
-    assert (unknown.returncode, unknown.stderr.startswith("baton: no process nobody: there are chat-")) == (2, True)
+    assert (unknown.code, unknown.stderr.startswith("baton: no process nobody: there are chat-")) == (2, True)
 
 
 def test_followed_logs_go_on_until_the_deployment_stops(rig: Rig) -> None:
     rig.start_ready()
     command = [sys.executable, "-m", "baton_local", "logs", "-f", "chat-gateway"]
-    with subprocess.Popen(command, env=rig.environment(), stdout=subprocess.PIPE, text=True) as following:
+    with subprocess.Popen(command, env=environment(rig.extra), stdout=subprocess.PIPE, text=True) as following:
         assert following.stdout is not None
         assert following.stdout.readline() == "stand-in gateway says hello\n"
-        with (rig.directory / "baton" / "default.chat" / "logs" / "chat-gateway.log").open("a") as log:
+        with rig.up.run_dir.log("chat-gateway").open("a") as log:
             log.write("something happened\n")
         assert following.stdout.readline() == "something happened\n"
         rig.end()
@@ -255,5 +227,5 @@ def test_followed_logs_go_on_until_the_deployment_stops(rig: Rig) -> None:
 )
 def test_a_wrong_command_line_is_refused_with_status_2(rig: Rig, arguments: tuple[str, ...], message: str) -> None:
     refused = rig.baton(*arguments)
-    assert refused.returncode == 2
+    assert refused.code == 2
     assert message in refused.stderr.splitlines()[-1]

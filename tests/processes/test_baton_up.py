@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ import psutil
 import pytest
 
 from baton_testing.engine import tiny_llama
-from baton_testing.processes.baton_up import BATON, Up, manifest, written
+from baton_testing.processes.baton_up import BATON, Up, manifest
 from baton_testing.processes.child_process import orphans_of, run_to_end, wait_for
 
 pytestmark = pytest.mark.processes
@@ -132,74 +131,26 @@ def served(up: Up) -> bool:
         return False
 
 
-def test_a_second_up_of_the_same_name_is_refused(up: Up, tmp_path: Path) -> None:
-    ended = up.run("up", "-f", str(written(tmp_path, manifest("chat"))), "--port", "0")
-    assert ended.code == 2
-    assert "already running" in ended.stderr
-    assert served(up)
-
-
-def test_a_taken_port_is_refused(up: Up, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as occupant:
-        port = occupant.getsockname()[1]
-        ended = up.run("up", "-f", str(written(tmp_path, manifest("other"))), "--port", str(port))
-    assert ended.code == 2
-    assert str(port) in ended.stderr
-    assert len(ended.stderr.strip().splitlines()) == 1
-
-
-def source(text: str) -> dict[str, Any]:
-    return {"model": {"source": text, "servedName": "tiny", "maxContextTokens": 64}}
-
-
-BAD_MANIFESTS: dict[str, tuple[dict[str, Any], str]] = {
-    "a missing model": (source("file:///nowhere/at-all"), "nowhere"),
-    "an unknown field": ({"colour": "red"}, "spec.colour"),
-    "a wrong type": ({"prefill": {"replicas": {"min": "one", "max": 1}}}, "spec.prefill.replicas.min"),
-    "min over max": ({"decode": {"replicas": {"min": 3, "max": 1}}}, "spec.decode.replicas.min"),
-    "a negative count": ({"decode": {"replicas": {"min": -1, "max": 1}}}, "spec.decode.replicas.min"),
-    "a bad duration": ({"slo": {"ttft": {"target": "soon", "percentile": 95}}}, "spec.slo.ttft.target"),
-    "a percentile of 200": ({"slo": {"ttft": {"target": "1s", "percentile": 200}}}, "spec.slo.ttft.percentile"),
-    "a source that climbs": (source("file:///a/../b"), "spec.model.source"),
-    "a volume that is not given": (source("pvc://models/x"), "volume"),
-    "a GPU that is not there": ({"decode": {"accelerator": {"resource": "nvidia.com/gpu"}}}, "device"),
-    "a transport that is not there": ({"kvTransfer": {"transport": "RDMA"}}, "spec.kvTransfer.transport"),
-    "a pool without room for one sequence": ({"decode": {"engine": {"kvCacheMemory": "1Mi"}}}, "kv"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("changed", "word"), BAD_MANIFESTS.values(), ids=BAD_MANIFESTS.keys())
+@pytest.mark.parametrize(
+    ("changed", "word"),
+    [({"colour": "red"}, "spec.colour"), ({"decode": {"engine": {"kvCacheMemory": "1Mi"}}}, "kv")],
+    ids=["an unknown field", "a pool without room for one sequence, which its worker finds"],
+)
 def test_a_bad_manifest_is_refused_by_field(tmp_path: Path, changed: dict[str, Any], word: str) -> None:
     with Up(tmp_path, manifest("bad", **changed)) as running:
-        code = running.child.wait(60)
-        assert code != 0
+        assert running.child.wait(60) != 0
         said = running.child.output()
         assert "Traceback" not in said
-        assert word.lower() in said.lower()
+        assert word in said.lower()
         assert not orphans_of(running.child.family(), 5)
 
 
-@pytest.mark.parametrize(
-    ("content", "word"),
-    [
-        (b"", "empty"),
-        (b"\xff\xfe\x00", "utf-8"),
-        (b"a: [1, 2", "yaml"),
-        (b"- 1\n- 2\n", "mapping"),
-        (b"apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec: {}\n", "apiVersion"),
-        (b"a: &a [*a]\n", ""),
-        (b"a: !!python/object/apply:os.system ['true']\n", ""),
-    ],
-    ids=["empty", "not text", "broken YAML", "a list", "another kind", "an alias loop", "a Python tag"],
-)
-def test_a_file_that_is_no_manifest_is_refused(tmp_path: Path, content: bytes, word: str) -> None:
+def test_a_file_that_is_no_manifest_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "broken.yaml"
-    path.write_bytes(content)
+    path.write_text("a: !!python/object/apply:os.system ['true']\n")
     with Up(tmp_path, path) as running:
         assert running.child.wait(30) == 2
-        said = running.child.output()
-        assert "Traceback" not in said
-        assert word.lower() in said.lower()
+        assert "Traceback" not in running.child.output()
 
 
 def test_commands_without_a_deployment_say_so(tmp_path: Path) -> None:
@@ -212,13 +163,12 @@ def test_commands_without_a_deployment_say_so(tmp_path: Path) -> None:
         assert "Traceback" not in ended.stderr
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
-def test_a_signal_stops_everything_cleanly(tmp_path: Path, signum: signal.Signals) -> None:
+def test_a_signal_stops_everything_cleanly(tmp_path: Path) -> None:
     with Up(tmp_path, manifest("chat")) as running:
         running.await_ready()
         family = running.child.family()
         assert len(family) >= 4
-        running.child.send(signum)
+        running.child.send(signal.SIGINT)
         assert running.child.wait(30) == 0
         assert not orphans_of(family, 2)
 

@@ -106,6 +106,7 @@ NOT_ALLOWED: list[tuple[tuple[str, ...], object, str]] = [
         [{"start": "08:00", "end": "09:00", "decode": 9}],
         "spec.autoscaling.schedules[0].decode: 9 is not allowed: must be at most decode.replicas.max, which is",
     ),
+    (("spec", "kvTransfer"), {"transport": "RDMA"}, "spec.kvTransfer.transport: 'RDMA' is not allowed"),
     (("spec", "rollout"), {"maxSurge": 0}, "must be at least 1 while maxUnavailable is 0"),
     (("spec", "gateway", "tls"), {"secretName": "other/name"}, "must be an object name in the same namespace"),
     (("spec", "gateway", "limits"), {"maxRequestDuration": "25h"}, "from 1s to 24h"),

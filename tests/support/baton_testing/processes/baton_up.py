@@ -36,10 +36,12 @@ def manifest(name: str, namespace: str = "tests", **spec: Any) -> dict[str, Any]
 class Up:
     """A running `baton up` of a manifest, or of a file that may be none. As a context it is stopped at the end."""
 
-    def __init__(self, folder: Path, source: Mapping[str, Any] | Path, *flags: str) -> None:
+    def __init__(
+        self, folder: Path, source: Mapping[str, Any] | Path, *flags: str, extra: Mapping[str, str] | None = None
+    ) -> None:
         self.runtime = folder / "runtime"
         self.runtime.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.extra = {"XDG_RUNTIME_DIR": str(self.runtime)}
+        self.extra = {"XDG_RUNTIME_DIR": str(self.runtime), **(extra or {})}
         self.endpoint = ""
         self.child = Child(
             "up", (*BATON, "up", "-f", str(written(folder, source)), "--port", "0", *flags), folder, self.extra
