@@ -21,8 +21,10 @@ import yaml
 
 from baton_control.names import Key
 from baton_operator.kube.client import KubeApi, Resource
+from baton_operator.kube.custom_resources import CustomResources
 from baton_operator.kube.http_client import HttpKubeApi
 from baton_operator.kube.kinds import DEPLOYMENTS, PODS, POOLS, RECORDS, SECRETS, SERVICES, WORKERS
+from baton_operator.kube.kopf_stream import KopfStream
 from baton_operator.kube.kubeconfig import from_kubeconfig
 from baton_operator.objects.cluster import Platform
 from baton_operator.objects.metadata import ROLE_LABEL, TEMPLATE_LABEL
@@ -101,23 +103,25 @@ class Stage:
         """A whole life of an operator's process."""
         async with HttpKubeApi(from_kubeconfig()) as session:
             self.calls = session.calls
+            api, custom = for_old_server(session), CustomResources()
             runtime = Runtime(
-                for_old_server(session),
+                api,
+                custom,
                 Site(lambda: platform, lambda: {"first": b"m" * 32}),
                 (self.space,),
                 telemetry=ReadyIsRoutable(lambda: runtime),
                 pace=Pace(resync_s=3.0),
             )
             self.runtime = runtime
-            running = asyncio.create_task(runtime.run())
-            kubelet = asyncio.create_task(self._play_kubelet())
+            stream = KopfStream(api, session, custom, (self.space,))
+            tasks = [asyncio.create_task(each) for each in (runtime.run(), stream.run(), self._play_kubelet())]
             try:
                 await asyncio.wait_for(runtime.synced.wait(), LONG_S)
                 yield runtime
             finally:
-                for task in (running, kubelet):
+                for task in tasks:
                     task.cancel()
-                await asyncio.gather(running, kubelet, return_exceptions=True)
+                await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _play_kubelet(self) -> None:
         """Make Pods ready; end those that are deleted."""

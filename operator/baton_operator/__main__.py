@@ -13,15 +13,15 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 
 from baton_control.sizing.metrics import SizingMetrics
 from baton_operator import health, metrics
 from baton_operator.gateway_links import GatewayLinks
 from baton_operator.kube.client import KubeApi
-from baton_operator.kube.handlers import Shell
+from baton_operator.kube.custom_resources import CustomResources
 from baton_operator.kube.http_client import HttpKubeApi
-from baton_operator.kube.informer import Informer
+from baton_operator.kube.kopf_stream import KopfStream
 from baton_operator.kube.kubeconfig import KubeConfigError, load
 from baton_operator.kube.lease import Lease, LeaseLost
 from baton_operator.master_keys import MasterKeys, MasterKeysError
@@ -44,18 +44,24 @@ async def run(settings: Settings, adapt: Callable[[KubeApi], KubeApi] = _as_it_i
     keys = MasterKeys(settings.master_keys)
     site = Site(lambda: settings.platform, keys)
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+
+    def listen_to_signals() -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+
+    listen_to_signals()
+    custom = CustomResources()
     async with HttpKubeApi(load(), calls_per_s=settings.calls_per_s, burst=int(2 * settings.calls_per_s)) as session:
         api = adapt(session)
         metrics.REGISTRY.register(metrics.ApiCalls(lambda: session.calls))
         lease = _lease(api, settings)
         links = GatewayLinks(
-            keys, lambda key: runtime.offer(key), lambda: None if lease is None else lease.holder_address
+            custom, keys, lambda key: runtime.offer(key), lambda: None if lease is None else lease.holder_address
         )
         told = settings.routable_from is RoutableFrom.GATEWAY
         runtime = Runtime(
             api,
+            custom,
             site,
             settings.namespaces,
             sizing=links.sizing if told else None,
@@ -67,13 +73,15 @@ async def run(settings: Settings, adapt: Callable[[KubeApi], KubeApi] = _as_it_i
             await open_now.enter_async_context(health.serving(settings.listen, runtime.stalled))
             if settings.gateway_listen is not None:
                 await open_now.enter_async_context(links.serving(settings.gateway_listen))
-                await open_now.enter_async_context(_watching(api, links, settings))
+            stream = KopfStream(api, session, custom, settings.namespaces, on_start=listen_to_signals)
+            streaming = asyncio.create_task(stream.run(), name="the stream of custom resources")
+            open_now.push_async_callback(_ended, streaming)
             if not await _before(stop, lease.acquire() if lease is not None else asyncio.sleep(0)):
                 return
             links.is_active = True
             metrics.is_active(True)
             try:
-                await _active(runtime, lease, keys, settings, stop)
+                await _active(runtime, streaming, lease, keys, stop)
             finally:
                 links.is_active = False
                 metrics.is_active(False)
@@ -81,25 +89,15 @@ async def run(settings: Settings, adapt: Callable[[KubeApi], KubeApi] = _as_it_i
                     await lease.release()
 
 
-@contextlib.asynccontextmanager
-async def _watching(api: KubeApi, links: GatewayLinks, settings: Settings) -> AsyncIterator[None]:
-    """Let the links know the deployments while the block runs, whether this process is the active one or not."""
-    informers = [Informer(api, links.deployments, each) for each in settings.namespaces or (None,)]
-    tasks = [asyncio.create_task(each.run()) for each in informers]
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def _active(
-    runtime: Runtime, lease: Lease | None, keys: MasterKeys, settings: Settings, stop: asyncio.Event
+    runtime: Runtime, streaming: asyncio.Task[None], lease: Lease | None, keys: MasterKeys, stop: asyncio.Event
 ) -> None:
     """Everything that only one process does. Ends when told to stop; raises what ended it otherwise."""
-    shell = Shell(runtime.offer, settings.namespaces)
-    shell.start()
     works: list[Coroutine[object, object, None]] = [
         runtime.run(),
         _rotate(runtime, keys),
@@ -108,9 +106,8 @@ async def _active(
     tasks = [asyncio.create_task(work) for work in works]
     stopped = asyncio.create_task(stop.wait())
     try:
-        done, _ = await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait([stopped, streaming, *tasks], return_when=asyncio.FIRST_COMPLETED)
     finally:
-        shell.stop()
         for task in (stopped, *tasks):
             task.cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)

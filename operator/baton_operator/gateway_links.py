@@ -1,8 +1,8 @@
 """The links of all gateways as the operator's process holds them: one listener, and what is made of what it hears.
 
 A deployment's link keys follow from the operator's master keys and the deployment's uid, so that nothing of a former
-deployment of the same name is ever let in. A process that waits for the Lease listens too: it knows the deployments by
-a watch of its own and sends gateways to the process that holds the Lease.
+deployment of the same name is ever let in. A process that waits for the Lease listens too: it knows the deployments as
+well, and sends gateways to the process that holds the Lease.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from baton_control.spec.api import LLMDeployment
 from baton_control.spec.manifest import parse_live
 from baton_control.telemetry.telemetry_server import DerivedKeys, TelemetryServer, address
 from baton_operator.gateway_telemetry import GatewayTelemetry
-from baton_operator.kube.cache import Cache
+from baton_operator.kube.custom_resources import CustomResources
 from baton_operator.kube.kinds import DEPLOYMENTS
 from baton_operator.kube.object_fields import is_leaving, metadata_of, uid_of
 from baton_operator.objects.cluster import Manifest
@@ -39,6 +39,7 @@ class GatewayLinks:
 
     def __init__(
         self,
+        custom: CustomResources,
         masters: Callable[[], Mapping[str, bytes]],
         offer: Callable[[Key], None],
         holder: Callable[[], str | None],
@@ -46,7 +47,8 @@ class GatewayLinks:
         self._masters, self._holder = masters, holder
         self.is_active = False
         """Whether this process holds the Lease."""
-        self.deployments = Cache(DEPLOYMENTS, self._changed)
+        self._deployments = custom.caches[DEPLOYMENTS]
+        custom.listeners.append(self._changed)
         self._specs: dict[Key, tuple[str, SizingSpec | None]] = {}
         self.server = TelemetryServer(
             secrets.token_bytes(EPOCH_BYTES),
@@ -70,7 +72,7 @@ class GatewayLinks:
             await runner.cleanup()
 
     def _live(self, key: Key) -> Manifest | None:
-        found = self.deployments.get(*key)
+        found = self._deployments.get(*key)
         return None if found is None or is_leaving(found) else found
 
     def _keys(self, key: Key) -> DerivedKeys | None:

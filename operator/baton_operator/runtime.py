@@ -1,4 +1,4 @@
-"""The operator without its shell: informers fill caches, changes queue keys, workers run passes. No kopf, no signals.
+"""The operator without its shell: caches are filled, changes queue keys, workers run passes. No kopf, no signals.
 
 Passes begin when every cache holds its first list. A key is worked on by one worker at a time; every pass has a
 deadline; whatever one deployment makes go wrong is logged and tried again later, and keeps no other one waiting.
@@ -19,8 +19,9 @@ from baton_control.sizing.scaling import Sizing
 from baton_operator import metrics
 from baton_operator.kube.cache import Cache
 from baton_operator.kube.client import Forbidden, KubeApi, KubeError, Resource, TooManyRequests
+from baton_operator.kube.custom_resources import CustomResources
 from baton_operator.kube.informer import RELIST_S, WATCH_S, Informer
-from baton_operator.kube.kinds import DEPLOYMENTS, OPTIONAL, WATCHED
+from baton_operator.kube.kinds import DEPLOYMENTS, OPTIONAL, OWNED
 from baton_operator.kube.work_queue import WorkQueue
 from baton_operator.objects.metadata import DEPLOYMENT_LABEL
 from baton_operator.passes.reconcile import Reconciler, Site
@@ -44,11 +45,12 @@ class Pace:
 
 
 class Runtime:
-    """One active operator. `namespaces` None: all of them."""
+    """One active operator. `namespaces` None: all of them. Somebody else feeds `custom`."""
 
     def __init__(
         self,
         api: KubeApi,
+        custom: CustomResources,
         site: Site,
         namespaces: tuple[str, ...] | None,
         *,
@@ -59,7 +61,7 @@ class Runtime:
         now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
         rng: random.Random | None = None,
     ) -> None:
-        self._api, self._site, self._namespaces, self._pace = api, site, namespaces, pace
+        self._api, self._custom, self._site, self._namespaces, self._pace = api, custom, site, namespaces, pace
         self._sizing, self._telemetry, self._measured, self._now = sizing, telemetry, measured, now
         self._rng = rng or random.Random()
         self._queue = WorkQueue(self._rng)
@@ -67,7 +69,8 @@ class Runtime:
         self._listing = asyncio.Lock()
         self._ended_at: float | None = None
         self._beats: dict[str, float] = {}
-        self.caches: dict[Resource, Cache] = {}
+        self.caches: dict[Resource, Cache] = dict(custom.caches)
+        custom.listeners.append(self.offer)
         self.synced = asyncio.Event()
         """Set when all caches hold their first list."""
 
@@ -75,7 +78,8 @@ class Runtime:
         """Until cancelled. Raises KubeError when the server cannot be asked what it serves."""
         optional = [each for each in OPTIONAL if await self._can_use(each)]
         site = replace(self._site, served=frozenset(optional))
-        self.caches = {each: Cache(each, self.offer) for each in (*WATCHED, *optional)}
+        watched = {each: Cache(each, self.offer) for each in (*OWNED, *optional)}
+        self.caches |= watched
         reconciler = Reconciler(
             self._api,
             self.caches,
@@ -86,14 +90,13 @@ class Runtime:
             now=self._now,
             clock=asyncio.get_running_loop().time,
         )
-        informers = [
-            self._informer(cache, each) for cache in self.caches.values() for each in self._namespaces or (None,)
-        ]
+        informers = [self._informer(cache, each) for cache in watched.values() for each in self._namespaces or (None,)]
         async with asyncio.TaskGroup() as tasks:
             for informer in informers:
                 tasks.create_task(informer.run())
             for informer in informers:
                 await informer.synced.wait()
+            await self._custom.synced.wait()
             self.synced.set()
             log.info("caches are filled: %d deployments", len(self.caches[DEPLOYMENTS]))
             for _ in range(self._pace.workers):
@@ -121,7 +124,7 @@ class Runtime:
 
     def offer_all(self) -> None:
         """The same for every deployment: something that all depend on has changed."""
-        for key in self.caches[DEPLOYMENTS].deployments() if self.caches else ():
+        for key in self.caches[DEPLOYMENTS].deployments():
             self.offer(key)
 
     @property

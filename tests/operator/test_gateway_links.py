@@ -9,7 +9,10 @@ import aiohttp
 from baton_control.names import Key
 from baton_control.telemetry.telemetry_server import DerivedKeys, address
 from baton_operator.gateway_links import GatewayLinks
+from baton_operator.kube.cache import Cache
 from baton_operator.kube.client import Change, WatchEvent
+from baton_operator.kube.custom_resources import CustomResources
+from baton_operator.kube.kinds import DEPLOYMENTS
 from baton_testing.kube.manifests import manifest
 from baton_wire.keys import KeySet, derived_key
 
@@ -23,10 +26,13 @@ def live(uid: str = "u1", version: int = 1, **fields: object) -> dict[str, Any]:
     return body
 
 
-def links(holder: str | None = None) -> GatewayLinks:
-    made = GatewayLinks(lambda: MASTERS, lambda key: None, lambda: holder)
-    made.deployments.heard(WatchEvent(Change.ADDED, live()))
-    return made
+def links(holder: str | None = None) -> tuple[GatewayLinks, Cache]:
+    """Links, and the deployments that they know."""
+    custom = CustomResources()
+    made = GatewayLinks(custom, lambda: MASTERS, lambda key: None, lambda: holder)
+    known = custom.caches[DEPLOYMENTS]
+    known.heard(WatchEvent(Change.ADDED, live()))
+    return made, known
 
 
 def test_keys_follow_from_the_masters_and_the_uid_and_rotate_with_them() -> None:
@@ -39,32 +45,32 @@ def test_keys_follow_from_the_masters_and_the_uid_and_rotate_with_them() -> None
 
 
 def test_a_deployment_that_is_gone_or_was_made_anew_lets_no_old_link_in() -> None:
-    made = links()
+    made, known = links()
     first = made._keys(KEY)
     assert first is not None
-    made.deployments.heard(WatchEvent(Change.DELETED, live(version=2)))
+    known.heard(WatchEvent(Change.DELETED, live(version=2)))
     assert made._keys(KEY) is None
-    made.deployments.heard(WatchEvent(Change.ADDED, live("u2", 3)))
+    known.heard(WatchEvent(Change.ADDED, live("u2", 3)))
     second = made._keys(KEY)
     assert second is not None
     assert second.current() != first.current()
 
 
 def test_what_gateways_tell_is_judged_by_the_spec_as_it_is_now() -> None:
-    made = links()
+    made, known = links()
     before = made._spec(KEY)
     assert before is not None
-    made.deployments.heard(WatchEvent(Change.MODIFIED, live(version=2, decode__replicas={"min": 2, "max": 7})))
+    known.heard(WatchEvent(Change.MODIFIED, live(version=2, decode__replicas={"min": 2, "max": 7})))
     after = made._spec(KEY)
     assert after is not None
     assert (before.decode.maximum, after.decode.maximum) == (1, 7)
-    made.deployments.heard(WatchEvent(Change.MODIFIED, live(version=3, decode__replicas={"min": 9, "max": 7})))
+    known.heard(WatchEvent(Change.MODIFIED, live(version=3, decode__replicas={"min": 9, "max": 7})))
     assert made._spec(KEY) is None, "not a valid one: nothing is judged by it"
     assert made.telemetry.heard(KEY, "u1") is None
 
 
 async def test_an_unknown_deployment_is_turned_away_before_anything_is_read() -> None:
-    made = links()
+    made, _ = links()
     async with (
         made.serving(("127.0.0.1", 0)) as port,
         aiohttp.ClientSession() as session,

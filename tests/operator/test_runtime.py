@@ -11,10 +11,12 @@ import pytest
 
 from baton_control.names import Key
 from baton_operator.kube.client import Resource, Unavailable
+from baton_operator.kube.custom_resources import CustomResources
 from baton_operator.kube.kinds import DEPLOYMENTS, MONITORS, OPTIONAL
 from baton_operator.objects.cluster import Platform
 from baton_operator.passes.reconcile import Reconciler, Site
 from baton_operator.runtime import PASS_S, STALL_S, Pace, Runtime
+from baton_testing.kube import own_kinds
 from baton_testing.kube.clock import wall
 from baton_testing.kube.cluster import moment
 from baton_testing.kube.defaults import Kinds
@@ -47,15 +49,17 @@ class Rig:
             return await work(key)
 
         monkeypatch.setattr(Reconciler, "reconcile", reconcile)
+        custom, rng = CustomResources(), random.Random(1)
         self.runtime = Runtime(
             self.api,
+            custom,
             Site(lambda: PLATFORM, lambda: {"k": b"m" * 32}),
             (GOOD.namespace,),
             pace=Pace(workers=1, resync_s=60.0),
             now=lambda: wall(self.clock()),
-            rng=random.Random(1),
+            rng=rng,
         )
-        self.running = asyncio.create_task(self.runtime.run())
+        self.running = asyncio.create_task(own_kinds.run(self.runtime, custom, self.api, (GOOD.namespace,), rng=rng))
 
     async def end(self) -> None:
         self.running.cancel()

@@ -1,104 +1,107 @@
-"""The kopf shell: a second, independent stream of changes to Baton's own kinds, and nothing else.
+"""The kopf handlers: each event of an LLMDeployment or an LLMPool goes into the cache of its kind.
 
-kopf filters labels on the client and does not tell what was deleted while a stream was down, so that the state of
-passes comes from informers; but no single stream of the one kind that users write shall be able to fall silent. The
-handlers enqueue a name. No finalizer, no annotation, no Event, no peering comes from kopf.
+kopf writes nothing: no finalizer, no annotation, no Event, no peering.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import threading
-from collections.abc import Callable
+import inspect
+import sys
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any
 
-import kopf
+import aiohttp
 
-from baton_control.names import Key
-from baton_operator.kube.kinds import DEPLOYMENTS, POOLS
-from baton_operator.objects.metadata import DEPLOYMENT_LABEL
+from baton_operator.kube.cache import Cache
+from baton_operator.kube.client import Change, Resource, WatchEvent
 
-log = logging.getLogger(__name__)
-SERVER_S, CLIENT_S, CONNECT_S, AGAIN_S = 300, 330, 10, 30.0
+_MODELS = "kubernetes.client"
+sys.modules.setdefault(_MODELS, None)  # type: ignore[arg-type]  # kopf would import it for its models: 20 MB unused
+import kopf  # noqa: E402
+
+if sys.modules[_MODELS] is None:
+    del sys.modules[_MODELS]
+
+SERVER_S, CLIENT_S, CONNECT_S, REQUEST_S = 300, 330, 10, 30
+RETRY_S = (1, 2, 4)
+STOP_S = 10.0
+PAGE = 500
+_FOLDER = str(Path(kopf.__file__).parent)
 
 
-def registry(offer: Callable[[Key], None]) -> kopf.OperatorRegistry:
-    """The handlers; `offer` is called in the event loop of kopf."""
+async def start(
+    caches: Mapping[Resource, Cache],
+    namespaces: tuple[str, ...] | None,
+    server: str,
+    session: Callable[[], aiohttp.ClientSession],
+) -> Collection[asyncio.Task[Any]]:
+    """Start kopf in the running loop, for these namespaces (None: all of them); gives its root tasks.
+
+    `session` opens a session with the API server `server`; kopf closes it. Not by `kopf.operator`: that one cancels, at
+    its end, every task that the loop has got since.
+    """
+    return await kopf.spawn_tasks(
+        registry=_registry(caches, server, session),
+        settings=_settings(),
+        standalone=True,
+        clusterwide=namespaces is None,
+        namespaces=namespaces or (),
+    )
+
+
+async def stop(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Stop kopf, given its root tasks. One that failed has left tasks behind, watchers for instance, and each watcher
+    needs those that it has made to end."""
+    await _cancel(tasks)
+    await _cancel([each for each in _own_tasks() if each.get_name().startswith("watcher ")])
+    await _cancel(_own_tasks())
+
+
+def _own_tasks() -> list[asyncio.Task[Any]]:
+    """Tasks of the running loop whose code is kopf's."""
+    coroutines = ((task, task.get_coro()) for task in asyncio.all_tasks())
+    return [task for task, each in coroutines if inspect.iscoroutine(each) and _FOLDER in each.cr_code.co_filename]
+
+
+async def _cancel(tasks: Collection[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    done, _ = await asyncio.wait(tasks, timeout=STOP_S) if tasks else (set(), set())
+    for task in done:
+        task.cancelled() or task.exception()  # an error that nobody asks for would be logged once more
+
+
+def _registry(
+    caches: Mapping[Resource, Cache], server: str, session: Callable[[], aiohttp.ClientSession]
+) -> kopf.OperatorRegistry:
     made = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=made)
-    def login(**kwargs: Any) -> kopf.ConnectionInfo | None:  # Any: what kopf hands on
-        return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
+    async def login(**_: Any) -> kopf.AiohttpSession:  # Any: what kopf hands on
+        return kopf.AiohttpSession(server=server, aiohttp_session=session())
 
-    @kopf.on.event(DEPLOYMENTS.group, DEPLOYMENTS.version, DEPLOYMENTS.plural, registry=made)
-    async def deployment_changed(namespace: str | None, name: str | None, **_: object) -> None:
-        if namespace and name:
-            offer(Key(namespace, name))
+    def feed(resource: Resource, cache: Cache) -> None:
+        @kopf.on.event(resource.group, resource.version, resource.plural, registry=made)
+        async def changed(event: kopf.RawEvent, **_: Any) -> None:
+            cache.heard(WatchEvent(Change(event["type"] or Change.ADDED), dict(event["object"])))  # None: listed
 
-    @kopf.on.event(POOLS.group, POOLS.version, POOLS.plural, labels={DEPLOYMENT_LABEL: kopf.PRESENT}, registry=made)
-    async def pool_changed(namespace: str | None, labels: kopf.Labels, **_: object) -> None:
-        if namespace:
-            offer(Key(namespace, labels[DEPLOYMENT_LABEL]))
-
+    for resource, cache in caches.items():
+        feed(resource, cache)
     return made
 
 
-def settings() -> kopf.OperatorSettings:
+def _settings() -> kopf.OperatorSettings:
     made = kopf.OperatorSettings()
     made.posting.enabled = False
     made.scanning.disabled = True
     made.watching.server_timeout = SERVER_S
     made.watching.client_timeout = CLIENT_S
     made.watching.connect_timeout = CONNECT_S
-    made.networking.request_timeout = 30.0
+    made.watching.chunk_size = PAGE
+    made.networking.request_timeout = REQUEST_S
     made.networking.connect_timeout = CONNECT_S
+    made.networking.error_backoffs = RETRY_S
     made.process.ultimate_exiting_timeout = None
     return made
-
-
-class Shell:
-    """kopf in a thread and an event loop of its own: when it ends, it cancels every task that it finds in its loop.
-
-    Where it ends by itself, it is started again after a while: its stream is the second one, and the operator works
-    without it.
-    """
-
-    def __init__(self, offer: Callable[[Key], None], namespaces: tuple[str, ...] | None) -> None:
-        """`offer` is called in the event loop that `start` is called in."""
-        self._offer, self._namespaces = offer, namespaces
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        loop = asyncio.get_running_loop()
-
-        def offer(key: Key) -> None:
-            if not self._stop.is_set():
-                loop.call_soon_threadsafe(self._offer, key)
-
-        self._thread = threading.Thread(target=self._run, args=(offer,), name="kopf", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Quick: the thread ends on its own, and with the process at the latest."""
-        self._stop.set()
-
-    def _run(self, offer: Callable[[Key], None]) -> None:
-        while not self._stop.is_set():
-            try:
-                asyncio.run(self._watch(offer))
-            except Exception:  # whatever ends kopf, the operator's own streams go on
-                log.exception("kopf has failed")
-            if not self._stop.wait(AGAIN_S):
-                log.warning("kopf has ended by itself: it is started again")
-
-    async def _watch(self, offer: Callable[[Key], None]) -> None:
-        await kopf.operator(
-            registry=registry(offer),
-            settings=settings(),
-            standalone=True,
-            clusterwide=self._namespaces is None,
-            namespaces=self._namespaces or (),
-            stop_flag=self._stop,
-        )

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 import aiohttp
 import msgspec
+from yarl import URL
 
 from baton_control.errors import FieldProblem
 from baton_operator.kube.client import (
@@ -50,7 +51,7 @@ class HttpKubeApi:
     """One session with an API server; `async with` closes it. Calls beyond `calls_per_s` wait their turn."""
 
     def __init__(self, connection: Connection, *, calls_per_s: float = 200.0, burst: int = 400) -> None:
-        self._connection = connection
+        self._connection, self._origin = connection, URL(connection.server).origin()
         self._pace = Pace(calls_per_s, burst)
         self._session: aiohttp.ClientSession | None = None
         self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
@@ -58,10 +59,7 @@ class HttpKubeApi:
         """Answered and failed calls by (verb, plural)."""
 
     async def __aenter__(self) -> HttpKubeApi:
-        connector = aiohttp.TCPConnector(
-            limit=CONNECTIONS + 64, ssl=self._connection.ssl or False, socket_factory=self._socket
-        )
-        self._session = aiohttp.ClientSession(connector=connector, headers={"User-Agent": "baton-operator"})
+        self._session = self.session()
         return self
 
     async def __aexit__(
@@ -72,14 +70,35 @@ class HttpKubeApi:
             self._session = None
         await self._all_closed()
 
+    @property
+    def server(self) -> str:
+        """`https://host:port`."""
+        return self._connection.server
+
+    def session(self, *middlewares: aiohttp.ClientMiddlewareType) -> aiohttp.ClientSession:
+        """A session of the same account with the same server, for whom makes requests of his own; he closes it."""
+        connector = aiohttp.TCPConnector(
+            limit=CONNECTIONS + 64, ssl=self._connection.ssl or False, socket_factory=self._socket
+        )
+        return aiohttp.ClientSession(
+            connector=connector, headers={"User-Agent": "baton-operator"}, middlewares=(*middlewares, self._authorized)
+        )
+
+    def count(self, verb: str, resource: Resource) -> None:
+        """A call that was made in another session."""
+        key = (verb, resource.plural)
+        self.calls[key] = self.calls.get(key, 0) + 1
+
     async def get(self, resource: Resource, namespace: str, name: str) -> Manifest:
-        return await self._call("get", "GET", resource, _path(resource, namespace, name))
+        return await self._call("get", "GET", resource, path_of(resource, namespace, name))
 
     async def list(self, resource: Resource, namespace: str | None, selector: str = "") -> Listing:
         query = {"limit": str(PAGE)} | ({"labelSelector": selector} if selector else {})
         items: list[Manifest] = []
         while True:
-            page = await self._call("list", "GET", resource, _path(resource, namespace), query=query, deadline_s=LIST_S)
+            page = await self._call(
+                "list", "GET", resource, path_of(resource, namespace), query=query, deadline_s=LIST_S
+            )
             found, metadata = page.get("items"), page.get("metadata")
             for each in found if isinstance(found, list) else ():
                 items.append({"apiVersion": resource.api_version, "kind": resource.kind} | each)
@@ -97,10 +116,10 @@ class HttpKubeApi:
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(max(1, int(timeout_s))),
         } | ({"labelSelector": selector} if selector else {})
-        self._count("watch", resource)
+        self.count("watch", resource)
         timeout = aiohttp.ClientTimeout(total=timeout_s + 15.0, sock_connect=10.0)
         try:
-            async with self._open("GET", _path(resource, namespace), query, None, "", timeout) as answer:
+            async with self._open("GET", path_of(resource, namespace), query, None, "", timeout) as answer:
                 if answer.status != 200:
                     raise _error(answer.status, await answer.read(), answer.headers)
                 async for line in _lines(answer.content):
@@ -121,18 +140,18 @@ class HttpKubeApi:
         namespace, name = _named(manifest)
         query = {"fieldManager": manager, "force": "true" if force else "false"}
         query |= {"dryRun": "All"} if dry_run else {}
-        path = _path(resource, namespace, name) + (f"/{subresource}" if subresource else "")
+        path = path_of(resource, namespace, name) + (f"/{subresource}" if subresource else "")
         return await self._call("patch", "PATCH", resource, path, query, manifest, "application/apply-patch+yaml")
 
     async def create(self, resource: Resource, manifest: Manifest, *, manager: str) -> Manifest:
         namespace, _ = _named(manifest)
         return await self._call(
-            "create", "POST", resource, _path(resource, namespace), {"fieldManager": manager}, manifest
+            "create", "POST", resource, path_of(resource, namespace), {"fieldManager": manager}, manifest
         )
 
     async def replace(self, resource: Resource, manifest: Manifest, *, manager: str) -> Manifest:
         namespace, name = _named(manifest)
-        path = _path(resource, namespace, name)
+        path = path_of(resource, namespace, name)
         return await self._call("update", "PUT", resource, path, {"fieldManager": manager}, manifest)
 
     async def delete(
@@ -145,7 +164,7 @@ class HttpKubeApi:
             "preconditions": conditions,
             "propagationPolicy": "Background",
         }
-        await self._call("delete", "DELETE", resource, _path(resource, namespace, name), None, options)
+        await self._call("delete", "DELETE", resource, path_of(resource, namespace, name), None, options)
 
     async def served(self, group: str, version: str) -> frozenset[str]:
         resource = Resource(group, version, "discovery", "APIResourceList")
@@ -170,12 +189,7 @@ class HttpKubeApi:
         timeout: aiohttp.ClientTimeout,
     ) -> contextlib.AbstractAsyncContextManager[aiohttp.ClientResponse]:
         assert self._session is not None, "used outside of `async with`"
-        headers = {"Accept": "application/json"}
-        token = self._connection.token()
-        if token is not None:
-            headers["Authorization"] = f"Bearer {token}"
-        if body is not None:
-            headers["Content-Type"] = kind
+        headers = {"Accept": "application/json"} | ({"Content-Type": kind} if body is not None else {})
         data = None if body is None else msgspec.json.encode(body)
         return self._session.request(
             method, self._connection.server + path, params=query, data=data, headers=headers, timeout=timeout
@@ -193,7 +207,7 @@ class HttpKubeApi:
         deadline_s: float = CALL_S,
     ) -> Manifest:
         await self._pace.wait()
-        self._count(verb, resource)
+        self.count(verb, resource)
         timeout = aiohttp.ClientTimeout(total=deadline_s, sock_connect=10.0)
         try:
             async with self._open(method, path, query, body, kind, timeout) as answer:
@@ -217,9 +231,14 @@ class HttpKubeApi:
                 return
             await asyncio.sleep(0.005)
 
-    def _count(self, verb: str, resource: Resource) -> None:
-        key = (verb, resource.plural)
-        self.calls[key] = self.calls.get(key, 0) + 1
+    async def _authorized(
+        self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        """With the token as it is now, as it rotates; not where a redirect leads elsewhere."""
+        token = self._connection.token()
+        if token is not None and request.url.origin() == self._origin:
+            request.headers["Authorization"] = f"Bearer {token}"
+        return await handler(request)
 
 
 class Pace:
@@ -250,7 +269,8 @@ def _root(resource: Resource) -> str:
     return f"/apis/{resource.group}/{resource.version}" if resource.group else f"/api/{resource.version}"
 
 
-def _path(resource: Resource, namespace: str | None, name: str | None = None) -> str:
+def path_of(resource: Resource, namespace: str | None, name: str | None = None) -> str:
+    """Where the API server has objects of a kind, in one namespace or in all, or one object."""
     place = f"/namespaces/{quote(namespace, safe='')}" if namespace is not None else ""
     return f"{_root(resource)}{place}/{resource.plural}" + (f"/{quote(name, safe='')}" if name is not None else "")
 

@@ -11,15 +11,15 @@ import logging
 import random
 from collections.abc import Callable
 
+from baton_operator.kube.backoff import Backoff
 from baton_operator.kube.cache import Cache
-from baton_operator.kube.client import Expired, KubeApi, KubeError, TooManyRequests
+from baton_operator.kube.client import Expired, KubeApi, KubeError
 from baton_operator.kube.kinds import selector_for
 from baton_operator.kube.object_fields import metadata_of
 
 log = logging.getLogger(__name__)
 WATCH_S = 300.0
 RELIST_S = 900.0
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 15.0
 
 
 class Informer:
@@ -43,7 +43,7 @@ class Informer:
         self._beat, self._relist_s, self._watch_s = beat, relist_s, watch_s
         self._rng = rng or random.Random()
         self._turn = turn or asyncio.Lock()
-        self._wait_s = FIRST_WAIT_S
+        self._backoff = Backoff(self._rng)
         self._version = ""
         self.synced = asyncio.Event()
         """Set once the first list is in."""
@@ -54,7 +54,7 @@ class Informer:
             self._beat()
             try:
                 await self._list_and_watch()
-                self._wait_s = FIRST_WAIT_S
+                self._backoff.reset()
             except KubeError as error:
                 await self._back_off(error)
 
@@ -63,7 +63,7 @@ class Informer:
         clock = asyncio.get_running_loop().time
         async with self._turn:
             self._version = await self._list()
-        self._wait_s = FIRST_WAIT_S
+        self._backoff.reset()
         self._beat()
         self.synced.set()
         until = clock() + self._relist_s * self._rng.uniform(0.8, 1.2)
@@ -94,16 +94,12 @@ class Informer:
         async for event in stream:
             self._beat()
             self._cache.heard(event)
-            self._wait_s = FIRST_WAIT_S
+            self._backoff.reset()
             found = metadata_of(event.object).get("resourceVersion")
             self._version = str(found) if found else self._version
         self._beat()
 
     async def _back_off(self, error: KubeError) -> None:
         log.warning("%s: %s", self._cache.resource.plural, error)
-        wait_s = self._wait_s * self._rng.uniform(0.7, 1.3)
-        if isinstance(error, TooManyRequests):
-            wait_s = max(wait_s, error.retry_after_s)
-        self._wait_s = min(2 * self._wait_s, LONGEST_WAIT_S)
         self._beat()
-        await asyncio.sleep(wait_s)
+        await asyncio.sleep(self._backoff.after(error))

@@ -26,8 +26,12 @@ ROUTES = Resource("gateway.networking.k8s.io", "v1", "httproutes", "HTTPRoute")
 MONITORS = Resource("monitoring.coreos.com", "v1", "podmonitors", "PodMonitor")
 RULES = Resource("monitoring.coreos.com", "v1", "prometheusrules", "PrometheusRule")
 
-WATCHED = (DEPLOYMENTS, POOLS, WORKERS, RECORDS, PODS, SERVICES, ACCOUNTS, POLICIES, JOBS, CLAIMS)
-"""Without these the operator cannot work. Secrets are not among them: they are written and never read."""
+CUSTOM = (DEPLOYMENTS, POOLS)
+"""Baton's own kinds. kopf watches them, and nobody else does."""
+OWNED = (WORKERS, RECORDS, PODS, SERVICES, ACCOUNTS, POLICIES, JOBS, CLAIMS)
+"""Secrets are not among them: they are written and never read."""
+WATCHED = (*CUSTOM, *OWNED)
+"""Without these the operator cannot work."""
 WITHDRAWN = (ROUTES, MONITORS, RULES)
 """Not every deployment has these: they are deleted when they are no longer asked for."""
 OPTIONAL = (BUDGETS, *WITHDRAWN)

@@ -15,11 +15,13 @@ from dataclasses import dataclass, replace
 
 from baton_control.rollout import PARTNERS
 from baton_operator.kube.client import Change, Resource
+from baton_operator.kube.custom_resources import CustomResources
 from baton_operator.kube.kinds import DEPLOYMENTS, EVENTS, PODS, POOLS, WORKERS
 from baton_operator.objects.cluster import Platform
 from baton_operator.objects.metadata import FIT_LABEL, ROLE_LABEL, TEMPLATE_LABEL
 from baton_operator.passes.reconcile import Site
 from baton_operator.runtime import Pace, Runtime
+from baton_testing.kube import own_kinds
 from baton_testing.kube.clock import wall
 from baton_testing.kube.cluster import Cluster, Times, is_ready, moment
 from baton_testing.kube.defaults import Kinds
@@ -104,15 +106,19 @@ class World:
     def start(self) -> None:
         """Start an operator's process."""
         self.starts += 1
+        custom, rng = CustomResources(), random.Random(self.rng.random())
         self.runtime = Runtime(
             self.kube,
+            custom,
             Site(lambda: self.platform, lambda: self.masters),
             (SPACE,),
             pace=Pace(workers=2, relist_s=self._relist_s),
             now=lambda: wall(self.clock()),
-            rng=random.Random(self.rng.random()),
+            rng=rng,
         )
-        self._operator = asyncio.create_task(self.runtime.run())
+        self._operator = asyncio.create_task(
+            own_kinds.run(self.runtime, custom, self.kube, (SPACE,), relist_s=self._relist_s, rng=rng)
+        )
 
     async def stop(self) -> None:
         if self._operator is not None:

@@ -1,0 +1,26 @@
+"""How long to wait after one failure of the API server, and after the next."""
+
+from __future__ import annotations
+
+import random
+
+from baton_operator.kube.client import KubeError, TooManyRequests
+
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 15.0
+
+
+class Backoff:
+    """Waits that double from failure to failure, up to LONGEST_WAIT_S, each with some randomness."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng, self._wait_s = rng, FIRST_WAIT_S
+
+    def after(self, error: KubeError | None = None) -> float:
+        """Seconds to wait now. A server that names a time is obeyed."""
+        wait_s = self._wait_s * self._rng.uniform(0.7, 1.3)
+        self._wait_s = min(2 * self._wait_s, LONGEST_WAIT_S)
+        return max(wait_s, error.retry_after_s) if isinstance(error, TooManyRequests) else wait_s
+
+    def reset(self) -> None:
+        """It has worked again."""
+        self._wait_s = FIRST_WAIT_S

@@ -1,0 +1,35 @@
+"""What kopf does in the operator, by informers: Baton's own kinds from an API server in memory, on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from baton_operator.kube.client import KubeApi
+from baton_operator.kube.custom_resources import CustomResources
+from baton_operator.kube.informer import RELIST_S, Informer
+from baton_operator.runtime import Runtime
+
+
+async def run(
+    runtime: Runtime,
+    custom: CustomResources,
+    api: KubeApi,
+    namespaces: tuple[str, ...],
+    *,
+    relist_s: float = RELIST_S,
+    rng: random.Random,
+) -> None:
+    """The runtime and the stream of its own kinds, until cancelled."""
+    informers = [
+        Informer(api, cache, namespace, relist_s=relist_s, rng=rng)
+        for cache in custom.caches.values()
+        for namespace in namespaces
+    ]
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(runtime.run())
+        for informer in informers:
+            tasks.create_task(informer.run())
+        for informer in informers:
+            await informer.synced.wait()
+        custom.synced.set()
