@@ -1,7 +1,8 @@
-# Commands of the repository. `make help` lists them; everything that needs .venv makes it first.
+# Commands of the repository. `make help` lists them; everything that needs .venv makes it first: with what a user
+# needs for demo and serve, with the developers' tools for the rest.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-k8s check verify manifests scan e2e bench bench-gpu campaign format clean
+.PHONY: help install install-user demo serve test test-k8s check verify manifests scan e2e bench bench-gpu campaign format clean
 
 BIN := .venv/bin
 TEST_WORKERS ?= $(shell n=$$(env -u OMP_NUM_THREADS nproc 2>/dev/null || echo 2); echo $$(( n < 8 ? n : 8 )))
@@ -13,15 +14,22 @@ export OMP_NUM_THREADS ?= 1
 help: ## List the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
 
-install: .venv/.installed ## Make or update .venv (TORCH=cpu|cuda, PYTHON=…, TORCH_INDEX=… override)
+install: .venv/.installed-dev ## Make or update .venv for developers (TORCH=cpu|cuda, PYTHON=…, TORCH_INDEX=… override)
 
-.venv/.installed: pyproject.toml constraints.txt scripts/install.sh scripts/install_torch.py
-	@scripts/install.sh
+install-user: .venv/.installed ## The same without tests, Kubernetes and GPU kernels: what demo and serve make first
 
-demo: install ## Serve the tiny model, ask it a question, show what moved, stop
+PINS := pyproject.toml constraints.txt scripts/install.sh scripts/install_torch.py
+
+.venv/.installed: $(PINS)
+	@scripts/install.sh local
+
+.venv/.installed-dev: $(PINS)
+	@scripts/install.sh dev
+
+demo: install-user ## Serve the tiny model, ask it a question, show what moved, stop
 	@$(BIN)/baton demo -f $(FILE)
 
-serve: install ## Serve FILE (examples/tiny.yaml) on PORT (8000) until Ctrl-C
+serve: install-user ## Serve FILE (examples/tiny.yaml) on PORT (8000) until Ctrl-C
 	@$(BIN)/baton up -f $(FILE) --port $(PORT)
 
 test: install ## Run the tests (PYTEST_ARGS=… is passed on)

@@ -1,12 +1,17 @@
 #!/usr/bin/env bash
 # Makes or updates .venv: finds a Python, decides on a PyTorch (see scripts/install_torch.py), installs the rest pinned.
+#   scripts/install.sh local   what `baton` needs
+#   scripts/install.sh dev     that, and all that tests, checks and benches need
 #   PYTHON=…       the interpreter to use; otherwise the first of python3, python3.13, 3.12, 3.11 that is new enough
 #   TORCH=cpu|cuda which PyTorch to install; otherwise cuda where an NVIDIA driver is, else cpu
 #   TORCH_INDEX=…  where to look for a CPU build that the configured package indexes do not have
 set -euo pipefail
 cd "$(dirname "$0")/.."
+extra=${1:-}
 
 fail() { echo "make install: $*" >&2; exit 1; }
+
+case $extra in local | dev) ;; *) fail "'$extra' is not known: must be local or dev" ;; esac
 
 is_fitting() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' >/dev/null 2>&1; }
 
@@ -31,6 +36,7 @@ if ! is_fitting .venv/bin/python; then
 fi
 
 .venv/bin/python scripts/install_torch.py --constraints .venv/constraints.txt
-echo "make install: everything else, pinned by constraints.txt (a minute or two)"
-.venv/bin/python -m pip install -qq --constraint .venv/constraints.txt --editable '.[dev]'
+echo "make install: everything else for '$extra', pinned by constraints.txt (a minute or two)"
+.venv/bin/python -m pip install -qq --constraint .venv/constraints.txt --editable ".[$extra]"
 touch .venv/.installed
+[ "$extra" != dev ] || touch .venv/.installed-dev

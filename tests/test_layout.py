@@ -11,8 +11,8 @@ import re
 import subprocess
 import sys
 import sysconfig
+import tomllib
 from collections.abc import Iterator
-from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
@@ -210,14 +210,14 @@ assert not heavy, heavy
 
 def needs_of(extra: str) -> set[str]:
     """Names of the distributions that an extra brings directly, extras of our own resolved."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     found: set[str] = set()
-    for text in requires("baton-serving") or []:
+    for text in (*project["dependencies"], *project["optional-dependencies"][extra]):
         requirement = Requirement(text)
-        if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
-            if requirement.name == "baton-serving":
-                found.update(*(needs_of(inner) for inner in requirement.extras))
-            else:
-                found.add(requirement.name)
+        if requirement.name == project["name"]:
+            found.update(*(needs_of(inner) for inner in requirement.extras))
+        else:
+            found.add(requirement.name)
     return found
 
 
@@ -228,3 +228,22 @@ def test_the_operator_and_gateway_extras_bring_no_torch(extra: str) -> None:
 
 def test_the_worker_extra_brings_torch() -> None:
     assert "torch" in needs_of("worker")
+
+
+def test_a_laptop_needs_neither_kubernetes_nor_what_only_developers_use() -> None:
+    brought = needs_of("local")
+    assert {"tokenizers", "torch", "pydantic"} <= brought
+    assert not brought & {"kopf", "kubernetes", "triton", "nixl-cu13", "transformers", "pytest"}
+    assert {"kopf", "kubernetes"} <= needs_of("operator")
+
+
+def test_every_module_of_a_laptop_imports_where_there_is_no_kubernetes() -> None:
+    code = """
+import importlib, pkgutil, sys
+sys.modules.update({"kopf": None, "kubernetes": None, "baton_operator": None})
+import baton_local
+for module in pkgutil.walk_packages(baton_local.__path__, "baton_local."):
+    importlib.import_module(module.name)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr

@@ -97,7 +97,7 @@ def test_the_range_is_that_of_the_worker_extra() -> None:
 def run_install(tmp_path: Path, python: Path) -> str:
     (tmp_path / "scripts").mkdir()
     shutil.copy(SCRIPTS / "install.sh", tmp_path / "scripts")
-    command = [str(tmp_path / "scripts" / "install.sh")]
+    command = [str(tmp_path / "scripts" / "install.sh"), "dev"]
     environment = {"PATH": "/usr/bin:/bin", "PYTHON": str(python)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 1, done.stdout
