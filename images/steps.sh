@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The steps that every image of Baton is made of, used by the Dockerfile and by local.sh alike.
 #   steps.sh install ROLE SITE   Baton and its pinned dependencies into SITE; ROLE: operator gateway worker-cpu worker-cuda all
+#   steps.sh packages ROLE       names of Baton's packages that the processes of that role import
 #   steps.sh account ROOT        the user that everything runs as, in the image whose root is ROOT
 #   PYTHON=…       interpreter whose pip resolves the packages (default: python3)
 #   PIP_ARGS=…     further arguments for pip, such as the index of a CPU build of PyTorch
@@ -23,6 +24,17 @@ extras() {
   esac
 }
 
+packages() {
+  case $1 in
+    operator) echo baton_wire baton_control baton_operator ;;
+    gateway) echo baton_wire baton_gateway ;;
+    worker-cpu | worker-cuda)
+      echo baton_wire baton_kv_transfer baton_kernels baton_engine baton_worker baton_prefill_worker baton_decode_worker \
+        baton_model_fetch ;;
+    all) (cd "$here" && for each in */baton_*/; do basename "$each"; done) ;;
+  esac
+}
+
 # Pins without those of another PyTorch build: `torch==2.13.0` matches 2.13.0+cpu and 2.13.0+cu130 alike.
 install() {
   local role=$1 site=$2
@@ -30,6 +42,13 @@ install() {
   # shellcheck disable=SC2086
   "$python" -m pip install --quiet --no-compile --no-cache-dir --disable-pip-version-check --root-user-action=ignore \
     --target "$site" --constraint "$here/constraints.txt" ${PIP_ARGS:-} "$here[$(extras "$role")]"
+  local kept package
+  kept=" $(packages "$role" | tr '\n' ' ') "
+  for package in "$site"/baton_*/; do
+    package=$(basename "$package")
+    case $package in *.dist-info) continue ;; esac
+    [[ $kept == *" $package "* ]] || rm -rf "${site:?}/$package"
+  done
   # Console scripts name the builder's interpreter, tests and headers are never read, bytecode has times in it.
   rm -rf "$site/bin" "$site/torch/test" "$site/torch/include" "$site/torch/share"
   find "$site" -depth -type d \( -name __pycache__ -o -path '*/numpy/*/tests' \) -exec rm -rf {} +
@@ -48,6 +67,7 @@ step=${1:-}
 [ $# -gt 0 ] && shift
 case $step in
   install) [ $# = 2 ] || fail "install needs ROLE and SITE"; install "$@" ;;
+  packages) [ $# = 1 ] || fail "packages needs ROLE"; extras "$1" > /dev/null; packages "$1" ;;
   account) [ $# = 1 ] || fail "account needs ROOT"; account "$@" ;;
-  *) fail "step '$step' is not known: must be one of install, account" ;;
+  *) fail "step '$step' is not known: must be one of install, packages, account" ;;
 esac

@@ -238,12 +238,10 @@ async def test_the_end_leaves_no_task_behind(status: int) -> None:
 
 async def test_kopf_that_is_started_again_watches_nothing_twice() -> None:
     async with rig(before=lambda rig: rig.create("a")) as made:
-        await made.streams()
-        made.server.answers_with = 403
-        made.server.hang_up()
+        made.server.refused = POOLS.plural
         await made.until(lambda: made.starts["x"] > 3)
-        made.server.answers_with = 200
-        await made.until(lambda: made.server.watches >= 2)
+        made.server.refused = ""
+        await made.streams()
         await asyncio.sleep(0.5)
         assert made.server.watches == 2
 

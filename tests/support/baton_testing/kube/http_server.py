@@ -33,6 +33,8 @@ class HttpServer:
         """Who comes with another token is turned away."""
         self.forgets = False
         """Watches are told that the changes since are no longer known."""
+        self.refused = ""
+        """Plural of the kind that nobody may watch."""
         self.asked: list[str] = []
         """`GET path`, `WATCH path` for a watch."""
 
@@ -76,6 +78,8 @@ class HttpServer:
         resource = next((each for each in CUSTOM if each.plural == plural), None)
         if resource is None or not self.has_definitions:
             return _refusal(404)
+        if is_watch and plural == self.refused:
+            return _refusal(403)
         if is_watch:
             return await self._watch(request, CUSTOM.index(resource), namespace)
         listing = await self._api.list(resource, namespace)

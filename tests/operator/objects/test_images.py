@@ -1,0 +1,44 @@
+"""What stands in the images: each role's packages, which are all that its processes import, and nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+ALL = {path.name for path in ROOT.glob("*/baton_*")}
+STARTED = {
+    "operator": ("baton_operator.__main__",),
+    "gateway": ("baton_gateway.__main__",),
+    "worker-cpu": ("baton_prefill_worker.__main__", "baton_decode_worker.__main__", "baton_model_fetch.__main__"),
+}
+
+
+def packages(role: str) -> set[str]:
+    steps = [str(ROOT / "images" / "steps.sh"), "packages", role]
+    return set(subprocess.run(steps, capture_output=True, text=True, check=True, timeout=30).stdout.split())
+
+
+@pytest.mark.parametrize("role", STARTED)
+def test_the_processes_of_a_role_find_what_they_import_in_its_image(role: str) -> None:
+    absent = sorted(ALL - packages(role))
+    code = f"import importlib, sys\nsys.modules.update(dict.fromkeys({absent!r}))\n"
+    code += "".join(f"importlib.import_module({each!r})\n" for each in STARTED[role])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_image_holds_nothing_of_the_other_roles() -> None:
+    assert packages("operator") == {"baton_wire", "baton_control", "baton_operator"}
+    assert packages("gateway") == {"baton_wire", "baton_gateway"}
+    assert packages("worker-cuda") == packages("worker-cpu")
+    assert not packages("worker-cpu") & {"baton_operator", "baton_control", "baton_gateway", "baton_local"}
+    assert packages("all") == ALL
+
+
+def test_the_context_of_a_build_holds_every_package() -> None:
+    lines = (ROOT / "images" / "Dockerfile.dockerignore").read_text(encoding="utf-8").split()
+    assert {Path(line).name for line in lines if "/baton_" in line} == ALL
