@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Protocol
 
+from baton_control.sizing.capacity import Targets
 from baton_control.sizing.readings import (
     MAX_SAMPLE,
     ArrivalReading,
@@ -17,7 +17,6 @@ from baton_control.sizing.readings import (
     number_reading,
 )
 from baton_control.sizing.slo_sizing import MIN_JUDGED, STARTUP_SAFETY
-from baton_control.sizing.spec import SizingSpec
 from baton_control.sizing.workload import RequestShape
 from baton_control.telemetry.store import LATENCY_WINDOW_S
 from baton_control.twin.twin import Twin
@@ -28,23 +27,11 @@ FIRST_OUTPUT = 200
 """Tokens that an answer is taken to have until the first has ended."""
 
 
-class Measured(Protocol):
-    """What has to be known of a scenario."""
-
-    @property
-    def spec(self) -> SizingSpec: ...
-
-    @property
-    def startup_s(self) -> float: ...
-
-
 class TwinMetrics:
     """Windows over one twin; each reading covers the time since it was last asked for."""
 
-    def __init__(self, twin: Twin, scenario: Measured) -> None:
-        self._twin = twin
-        self._spec = scenario.spec
-        self._startup_s = scenario.startup_s
+    def __init__(self, twin: Twin, targets: Targets, startup_s: float) -> None:
+        self._twin, self._targets, self._startup_s = twin, targets, startup_s
         self._arrived = {"signals": (0, 0.0), "observed": (0, 0.0)}
         self._ended = 0
         self._outputs: deque[int] = deque(maxlen=256)
@@ -96,7 +83,7 @@ class TwinMetrics:
         return arrivals_reading(float(last - first), seconds, sample, twin.now, twin.now)
 
     def _judge(self) -> None:
-        twin, targets = self._twin, self._spec.targets
+        twin, targets = self._twin, self._targets
         for i in twin.finished[self._ended :]:
             self._outputs.append(twin.output[i])
             ttft = twin.first_s[i] - twin.arrival_s[i]

@@ -41,6 +41,9 @@ class Targets:
     ttft_share: float = 0.95
     tpot_share: float = 0.95
 
+    def limit_s(self, role: Role) -> float:
+        return self.ttft_s if role is Role.PREFILL else self.tpot_s
+
     def share(self, role: Role) -> float:
         return self.ttft_share if role is Role.PREFILL else self.tpot_share
 

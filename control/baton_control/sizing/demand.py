@@ -85,7 +85,7 @@ def demands(
     result: dict[Role, Demand] = {}
     draining, is_late = 0.0, False
     for role in POOL_ROLES:  # prefill first: what it works off arrives at decode
-        pool = seen.prefill if role is Role.PREFILL else seen.decode
+        pool = seen.pool(role)
         horizon_s = (pool.startup_s if pool.startup_s is not None else spec.startup_s) + spec.interval_s
         series = tokens if role is Role.PREFILL else requests
         ahead = forecast(series, spec.interval_s, horizon_s, spec.quantile, spec.season_s, spread[role])

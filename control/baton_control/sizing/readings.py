@@ -98,6 +98,9 @@ class Observed:
     late: tuple[RequestShape, ...] = ()
     """Lengths of requests that came earlier and became known only now: they waited for a first worker."""
 
+    def pool(self, role: Role) -> PoolSeen:
+        return self.prefill if role is Role.PREFILL else self.decode
+
 
 def arrivals_reading(
     count: float | None, seconds: float, sample: Iterable[RequestShape], stamp_s: float, now: float

@@ -70,7 +70,7 @@ def size(
     needed = _needed(spec, memory.mix, wanted, sizer)
     pools: dict[Role, PoolDecision] = {}
     for role in POOL_ROLES:
-        pool, kept = _decide_pool(spec, role, _of(seen, role), wanted[role], needed[role], memory, now, sizer, epoch_s)
+        pool, kept = _decide_pool(spec, role, seen.pool(role), wanted[role], needed[role], memory, now, sizer, epoch_s)
         pools[role] = pool
         memory = memory.with_pool(role, kept)
     pools = _wake_together(spec, pools)
@@ -86,17 +86,13 @@ def wake(spec: SizingSpec, seen: Observed, memory: SizingMemory, now: float, par
     """Requests wait and there is no worker: at least one in each pool, whatever else is known."""
     pools = {}
     for role in POOL_ROLES:
-        have = _of(seen, role).workers
+        have = seen.pool(role).workers
         workers = min(spec.bounds_of[role].maximum, max(1, have))
         move = f"{role.value} {have}→{workers}" if workers != have else f"{role.value} {have}"
         wait = "1 request waits" if parked == 1 else f"{parked} requests wait"
         pools[role] = PoolDecision(workers, f"{move}: {wait} for a first pair of workers", workers)
     memory = replace(_remembered(memory, pools), last_arrival_s=now)
     return SloDecision(pools, memory, False, {"parked": float(parked)})
-
-
-def _of(seen: Observed, role: Role) -> PoolSeen:
-    return seen.prefill if role is Role.PREFILL else seen.decode
 
 
 def _needed(spec: SizingSpec, mix: Mix, wanted: Mapping[Role, Demand], sizer: Sizer) -> dict[Role, int]:
@@ -141,7 +137,7 @@ def _decide_pool(
 def _reason(
     spec: SizingSpec, role: Role, before: int, after: int, demand: Demand, mix: Mix, sizer: Sizer, why: str
 ) -> str:
-    limit = spec.targets.ttft_s if role is Role.PREFILL else spec.targets.tpot_s
+    limit = spec.targets.limit_s(role)
     name = "TTFT" if role is Role.PREFILL else "TPOT"
     move = f"{role.value} {before}→{after}" if before != after else f"{role.value} {after}"
     text = f"{move}: forecast {demand.rate_per_s:.3g} req/s at +{demand.horizon_s:.0f} s"
@@ -161,7 +157,7 @@ def _hold(spec: SizingSpec, seen: Observed, memory: SizingMemory, why: str) -> S
     memory = replace(memory, unknown_intervals=unknown, since_s=None, last_arrival_s=None)
     pools = {}
     for role in POOL_ROLES:
-        workers = spec.bounds_of[role].clamped(_of(seen, role).workers)
+        workers = spec.bounds_of[role].clamped(seen.pool(role).workers)
         pools[role] = PoolDecision(workers, f"{role.value} {workers}: hold, {why}", workers)
         memory = memory.with_pool(role, replace(memory.pools[role], needs=()))
     return SloDecision(pools, memory, True, {"unknown_intervals": float(unknown)})
@@ -194,7 +190,7 @@ def _floor(spec: SizingSpec, seen: Observed, memory: SizingMemory, now: float, e
     """No request has been seen yet: keep what runs, at least the floor."""
     pools = {}
     for role in POOL_ROLES:
-        workers = spec.clamped(role, _of(seen, role).workers, epoch_s)
+        workers = spec.clamped(role, seen.pool(role).workers, epoch_s)
         pools[role] = PoolDecision(workers, f"{role.value} {workers}: no request seen yet", workers)
     pools = _affordable(spec, seen, pools, {}, None, None)
     return SloDecision(pools, _remembered(memory, pools), False, {"arrivals_per_s": 0.0})
@@ -219,7 +215,7 @@ def _affordable(
     sizer: Sizer | None,
 ) -> dict[Role, PoolDecision]:
     wanted = {role: pool.workers for role, pool in pools.items()}
-    least = {role: max(1, _cut_floor(spec, role, _of(seen, role))) for role in POOL_ROLES}
+    least = {role: max(1, _cut_floor(spec, role, seen.pool(role))) for role in POOL_ROLES}
     each = {role: spec.bounds_of[role].accelerators for role in POOL_ROLES}
 
     def loss(role: Role, left: int) -> tuple[float, ...]:

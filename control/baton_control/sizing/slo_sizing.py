@@ -186,9 +186,7 @@ def _observed(known: _Deployment, store: TelemetryStore, pools: Mapping[Role, Po
 
 
 def _seen(known: _Deployment, store: TelemetryStore, role: Role, pool: PoolNow, now: float) -> PoolSeen:
-    targets = known.spec.targets
-    limit_s = targets.ttft_s if role is Role.PREFILL else targets.tpot_s
-    met = store.latencies(now).share_met(role, limit_s)
+    met = store.latencies(now).share_met(role, known.spec.targets.limit_s(role))
     share: Reading = Unknown("too few requests") if met is None or met[1] < MIN_JUDGED else Known(met[0])
     return PoolSeen(pool.workers, pool.routable, known.startup_s(store, role), share)
 
