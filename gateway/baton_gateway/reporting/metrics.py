@@ -14,7 +14,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from baton_gateway.http_api.responses import Usage
 from baton_gateway.processes import METRICS_VARIABLE
-from baton_gateway.reporting.telemetry import Telemetry
+from baton_gateway.reporting.telemetry import LoadTelemetry
 from baton_gateway.requests.request_events import Outcome
 from baton_wire.messages.values import POOL_ROLES, Reason, Role
 from baton_wire.sketch import Sketch
@@ -57,7 +57,7 @@ class GatewayMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
-        self.telemetry = Telemetry()
+        self.telemetry = LoadTelemetry()
         self._make_histograms(registry)
         self._make_counters(registry)
         self._make_gauges(registry)

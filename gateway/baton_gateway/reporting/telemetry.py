@@ -36,7 +36,7 @@ class _Prompt:
     max_tokens: int
 
 
-class Telemetry:
+class LoadTelemetry:
     """Counts since the last summary. `now` is the event loop's clock."""
 
     def __init__(self, now: float = 0.0, random: Random | None = None) -> None:

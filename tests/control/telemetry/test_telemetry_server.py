@@ -16,7 +16,7 @@ from baton_control.names import Key
 from baton_control.sizing.readings import Arrivals
 from baton_control.telemetry.telemetry_server import PATH, TelemetryServer
 from baton_gateway.reporting.operator_link import OperatorLink, OperatorSources, OperatorTimes
-from baton_gateway.reporting.telemetry import Telemetry
+from baton_gateway.reporting.telemetry import LoadTelemetry
 from baton_testing.gateway.gateway_process import until
 from baton_wire.keys import KeyDirectory, write_new_key
 from baton_wire.messages.measures import Backlog, WorkerCondition, WorkerMeasures
@@ -81,7 +81,7 @@ async def operating(keys: Path, epoch: bytes = b"o" * 16, port: int = 0) -> Asyn
 
 @dataclass
 class Gateway:
-    telemetry: Telemetry
+    telemetry: LoadTelemetry
     link: OperatorLink
     parked: int = 0
     workers: tuple[WorkerMeasures, ...] = ()
@@ -90,7 +90,7 @@ class Gateway:
 @asynccontextmanager
 async def linking(keys: Path, url: str) -> AsyncIterator[Gateway]:
     loop = asyncio.get_running_loop()
-    telemetry = Telemetry(loop.time())
+    telemetry = LoadTelemetry(loop.time())
 
     def backlog() -> Backlog:
         return telemetry.backlog(gateway.parked, gateway.parked, 0.0, gateway.parked)

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from baton_gateway.reporting.telemetry import FIRST_OUTPUT_TOKENS, Telemetry
+from baton_gateway.reporting.telemetry import FIRST_OUTPUT_TOKENS, LoadTelemetry
 from baton_wire.messages.codec import decode, encode
 from baton_wire.messages.measures import MAX_SHAPES, Backlog
 from baton_wire.messages.operator_link import Summary, ToOperator
@@ -17,7 +17,7 @@ from baton_wire.sketch import SketchData, merged
 NOTHING = Backlog(0, 0, 0.0, 0)
 
 
-def told(telemetry: Telemetry, now: float) -> Summary:
+def told(telemetry: LoadTelemetry, now: float) -> Summary:
     return telemetry.summary(now, 1e9 + now, NOTHING, (), "applied")
 
 
@@ -28,7 +28,7 @@ def quantile(sketch: SketchData, share: float) -> float:
 
 
 def test_accepted_queued_and_refused_requests_all_arrive() -> None:
-    telemetry = Telemetry(100.0)
+    telemetry = LoadTelemetry(100.0)
     for waits in (False, False, True):
         telemetry.offered(waits)
     telemetry.refused()
@@ -42,7 +42,7 @@ def test_accepted_queued_and_refused_requests_all_arrive() -> None:
 
 
 def test_prompts_are_paired_with_answers_that_ended_and_never_longer_than_asked_for() -> None:
-    telemetry = Telemetry(0.0, Random(1))
+    telemetry = LoadTelemetry(0.0, Random(1))
     telemetry.prompt(1000, 256, max_tokens=50, choices=1)
     telemetry.prompt(1000, 256, max_tokens=900, choices=1)
     assert [shape.output_tokens for shape in told(telemetry, 1).arrived.sample] == [50, FIRST_OUTPUT_TOKENS]
@@ -53,13 +53,13 @@ def test_prompts_are_paired_with_answers_that_ended_and_never_longer_than_asked_
 
 
 def test_further_choices_are_sequences_whose_prompt_is_there_already() -> None:
-    telemetry = Telemetry()
+    telemetry = LoadTelemetry()
     telemetry.prompt(640, 64, max_tokens=10, choices=3)
     assert [shape.cached_tokens for shape in told(telemetry, 1).arrived.sample] == [64, 640, 640]
 
 
 def test_a_flood_is_sampled_evenly_within_the_bound() -> None:
-    telemetry = Telemetry(0.0, Random(3))
+    telemetry = LoadTelemetry(0.0, Random(3))
     for tokens in range(1, 10_001):
         telemetry.prompt(tokens, 0, max_tokens=10, choices=1)
     summary = told(telemetry, 1)
@@ -72,7 +72,7 @@ def test_a_flood_is_sampled_evenly_within_the_bound() -> None:
 
 
 def test_latencies_of_a_window_are_told_once() -> None:
-    telemetry = Telemetry()
+    telemetry = LoadTelemetry()
     for milliseconds in range(1, 101):
         telemetry.ttft.add(milliseconds / 1000)
         telemetry.tpot.add(milliseconds / 10_000)
@@ -83,7 +83,7 @@ def test_latencies_of_a_window_are_told_once() -> None:
 
 
 def test_the_backlog_in_tokens_is_unknown_before_any_prompt_was_seen() -> None:
-    telemetry = Telemetry()
+    telemetry = LoadTelemetry()
     assert telemetry.backlog(3, 3, 1.0, 3).tokens is None
     assert telemetry.backlog(0, 0, 0.0, 0).tokens == 0
     telemetry.prompt(500, 0, 10, 1)
