@@ -6,14 +6,12 @@ Exit codes: 0 stopped and drained, 2 bad configuration (one line on stderr), 1 c
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import signal
 import socket
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 from baton_gateway.http_api.certificate import Certificate, CertificateError
 from baton_gateway.http_api.tenants import Tenants
@@ -24,6 +22,7 @@ from baton_gateway.reporting.metrics import shared_page
 from baton_gateway.reporting.state_page import ProcessReport
 from baton_gateway.server import GatewayServer, bind
 from baton_gateway.settings import Settings, SettingsError, parse_settings
+from baton_wire.announcement import Announcement, announce
 from baton_wire.errors import AuthenticationError
 from baton_wire.keys import KeyDirectory
 
@@ -153,17 +152,12 @@ async def _announce(
         admin_port = admin_socket.getsockname()[1]
     if settings.announce is None:
         return
-    address = {"host": settings.host, "port": listening.getsockname()[1], "admin_port": admin_port}
+    port = listening.getsockname()[1]
+    told = Announcement(os.getpid(), settings.host, port, admin_port=admin_port, role="gateway")
     try:
-        _write(settings.announce, json.dumps({"pid": os.getpid(), "role": "gateway", **address}))
+        announce(settings.announce, told)
     except OSError as error:
         raise SettingsError(f"--announce: {settings.announce}: {error.strerror or error}") from error
-
-
-def _write(path: Path, text: str) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)
 
 
 if __name__ == "__main__":

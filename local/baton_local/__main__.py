@@ -21,6 +21,7 @@ from baton_local.fleet.observation import observe
 from baton_local.fleet.record import read_record
 from baton_local.fleet.run_dir import base_directory, find_run
 from baton_local.options import parse_options
+from baton_wire.errors import BadMessageError
 
 FAILED = 1
 REFUSED = 2
@@ -47,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"baton: {problem}", file=sys.stderr)
     except (RefusedError, NotRunningError, OperatorError) as error:
         print(f"baton: {error}", file=sys.stderr)
-    except (LocalError, OSError) as error:
+    except (LocalError, BadMessageError, OSError) as error:
         print(f"baton: {error}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:

@@ -6,7 +6,6 @@ import signal
 
 import pytest
 
-from baton_local.fleet.announcement import Announcement
 from baton_local.fleet.supervision import (
     Action,
     Finish,
@@ -19,6 +18,7 @@ from baton_local.fleet.supervision import (
     Start,
     Supervisor,
 )
+from baton_wire.announcement import Announcement
 from baton_wire.messages.values import Role
 
 PATIENCE = Patience(first_ready_s=100, backoff_s=1, max_backoff_s=8, stable_s=60, gateway_stop_s=5, worker_stop_s=3)

@@ -27,7 +27,6 @@ from baton_control.spec.api import LLMDeployment, TargetSpec
 from baton_control.spec.manifest import read_manifest
 from baton_control.worker_specs import Device, Site, instance_arguments
 from baton_local.fleet import supervision
-from baton_local.fleet.announcement import Announcement, read_announcement
 from baton_local.fleet.emulation import Emulation, emulated, write_paced
 from baton_local.fleet.log_tail import last_line
 from baton_local.fleet.machine import devices, free_port, gpu_ids, model_argument
@@ -37,6 +36,7 @@ from baton_local.fleet.processes_wanted import Fleet, PostSpec, leaving_posts, n
 from baton_local.fleet.record import PostRecord, RunRecord, TargetRecord, write_record
 from baton_local.fleet.run_dir import RunDir, base_directory, claimed, directory_name, write_json, write_key
 from baton_local.fleet.supervision import Action, Patience, Phase, Supervisor
+from baton_wire.announcement import Announcement, read_announcement
 from baton_wire.keys import KeyDirectory
 from baton_wire.messages.values import POOL_ROLES, Role
 
@@ -68,7 +68,7 @@ class UpOptions:
 
 
 def run_up(options: UpOptions) -> int:
-    """Run a deployment until SIGINT or SIGTERM; returns the exit status. Raises LocalError or OperatorError."""
+    """Run a deployment until a signal; returns the exit status. Raises LocalError, OperatorError or BadMessageError."""
     deployment = _with_processes(read_manifest(options.manifest), options.processes)
     gpus = gpu_ids(os.environ)
     emulation = None if options.emulate is None else emulated(options.emulate, deployment)

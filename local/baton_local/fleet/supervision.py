@@ -11,7 +11,7 @@ import enum
 import signal
 from dataclasses import dataclass, field
 
-from baton_local.fleet.announcement import Announcement
+from baton_wire.announcement import Announcement
 from baton_wire.messages.values import Role
 
 BAD_CONFIGURATION = 2

@@ -1,4 +1,4 @@
-"""What a worker tells of itself: metrics, step timings, snapshots and the announce file.
+"""What a worker tells of itself: metrics, step timings and snapshots.
 
 Owns the shapes of these reports.
 Never changes what the worker does.

@@ -19,11 +19,11 @@ from pathlib import Path
 
 from aiohttp import web
 
+from baton_wire.announcement import Announcement, announce
 from baton_wire.errors import TransferError
 from baton_wire.messages.values import Role
 from baton_worker.config import ListenAddress, WorkerConfig, parse
 from baton_worker.errors import ConfigError
-from baton_worker.reporting.announce import Announcement, announce
 
 log = logging.getLogger(__name__)
 
@@ -145,8 +145,7 @@ def settle(config: WorkerConfig, epoch: bytes, port: int, pair_port: int | None)
     gc.collect()
     gc.freeze()
     if config.announce is not None:
-        announce(
-            config.announce,
-            Announcement(os.getpid(), config.role.value, epoch.hex(), config.listen.host, port, pair_port),
-        )
+        host, role = config.listen.host, config.role.value
+        told = Announcement(os.getpid(), host, port, pair_port, role=role, epoch=epoch.hex())
+        announce(config.announce, told)
     log.info("ready on %s:%s, epoch %s", config.listen.host, port, epoch.hex()[:8])

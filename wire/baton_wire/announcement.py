@@ -1,13 +1,14 @@
-"""What a process says about itself once it is ready: the content of its announce file, checked."""
+"""The announce file: how a process that `baton up` started tells which ports it got, once it is ready."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
-from baton_local.errors import LocalError
+from baton_wire.errors import BadMessageError
 
 MAX_FILE_BYTES = 64 << 10
 Positive = Annotated[int, msgspec.Meta(gt=0)]
@@ -23,13 +24,23 @@ class Announcement(msgspec.Struct, frozen=True):
     """Where a decode worker takes prefill workers' links; None elsewhere."""
     admin_port: Positive | None = None
     """Where the gateway answers about all its processes; None for a worker."""
+    role: str | None = None
+    epoch: str | None = None
+    """A worker's, in hexadecimal."""
+
+
+def announce(path: Path, announcement: Announcement) -> None:
+    """Write the file so that a reader sees all of it or nothing. Raises OSError."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_bytes(msgspec.json.encode(announcement))
+    draft.replace(path)
 
 
 def read_announcement(path: Path) -> Announcement | None:
-    """The announcement in a file, None while there is none. Raises LocalError when it is not one."""
+    """The announcement in a file, None while there is none. Raises BadMessageError when it is not one."""
     try:
         return msgspec.json.decode(path.read_bytes()[:MAX_FILE_BYTES], type=Announcement)
     except FileNotFoundError:
         return None
     except msgspec.DecodeError as error:
-        raise LocalError(f"{path.name} is no announcement: {error}") from error
+        raise BadMessageError(f"{path.name} is no announcement: {error}") from error
