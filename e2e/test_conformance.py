@@ -16,14 +16,14 @@ import pytest
 
 from baton_operator.kube.client import Resource
 from baton_operator.kube.http_client import HttpKubeApi
-from baton_operator.kube.kubeconfig import Connection, load
+from baton_operator.kube.kubeconfig import KubeConnection, load
 from baton_testing.kube.conformance import CASES, Case
 
 
 class Raw:
     """The few calls that the operator never makes."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: KubeConnection) -> None:
         self._to, self._at = connection, urlsplit(connection.server)
 
     def send(self, method: str, path: str, body: object = None, kind: str = "application/json") -> int:
@@ -46,14 +46,14 @@ class Raw:
 
 
 @pytest.fixture(scope="module")
-def connection() -> Connection:
+def connection() -> KubeConnection:
     if "KUBECONFIG" not in os.environ:
         pytest.skip("no KUBECONFIG: name a cluster that has Baton's definitions")
     return load()
 
 
 @pytest.fixture
-def space(connection: Connection) -> Iterator[str]:
+def space(connection: KubeConnection) -> Iterator[str]:
     name, raw = f"conformance-{secrets.token_hex(4)}", Raw(connection)
     made = raw.send("POST", "/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
     assert made == 201
@@ -62,7 +62,7 @@ def space(connection: Connection) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-async def test_a_real_server_does_what_the_model_does(connection: Connection, space: str, case: Case) -> None:
+async def test_a_real_server_does_what_the_model_does(connection: KubeConnection, space: str, case: Case) -> None:
     async def scale(resource: Resource, namespace: str, name: str, replicas: int) -> None:
         path = f"/apis/{resource.group}/{resource.version}/namespaces/{namespace}/{resource.plural}/{name}/scale"
         body = {"spec": {"replicas": replicas}}

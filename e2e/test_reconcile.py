@@ -28,7 +28,7 @@ from baton_operator.kube.kopf_stream import KopfStream
 from baton_operator.kube.kubeconfig import from_kubeconfig
 from baton_operator.objects.cluster import Platform
 from baton_operator.objects.metadata import ROLE_LABEL, TEMPLATE_LABEL
-from baton_operator.passes.reconcile import Site
+from baton_operator.passes.reconcile import Installation
 from baton_operator.runtime import Pace, Runtime
 from baton_operator.telemetry import Heard
 from baton_testing.kube import external_metrics
@@ -107,7 +107,7 @@ class Stage:
             runtime = Runtime(
                 api,
                 custom,
-                Site(lambda: platform, lambda: {"first": b"m" * 32}),
+                Installation(lambda: platform, lambda: {"first": b"m" * 32}),
                 (self.space,),
                 telemetry=ReadyIsRoutable(lambda: runtime),
                 pace=Pace(resync_s=3.0),

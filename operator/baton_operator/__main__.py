@@ -25,7 +25,7 @@ from baton_operator.kube.kopf_stream import KopfStream
 from baton_operator.kube.kubeconfig import KubeConfigError, load
 from baton_operator.kube.lease import Lease, LeaseLost
 from baton_operator.master_keys import MasterKeys, MasterKeysError
-from baton_operator.passes.reconcile import Site
+from baton_operator.passes.reconcile import Installation
 from baton_operator.runtime import Pace, Runtime
 from baton_operator.settings import RoutableFrom, Settings, parse
 
@@ -42,7 +42,7 @@ async def run(settings: Settings, adapt: Callable[[KubeApi], KubeApi] = _as_it_i
     """The whole life of one process; `adapt` stands between it and the API server. Raises LeaseLost, MasterKeysError,
     KubeConfigError."""
     keys = MasterKeys(settings.master_keys)
-    site = Site(lambda: settings.platform, keys)
+    installation = Installation(lambda: settings.platform, keys)
     stop = asyncio.Event()
 
     def listen_to_signals() -> None:
@@ -62,7 +62,7 @@ async def run(settings: Settings, adapt: Callable[[KubeApi], KubeApi] = _as_it_i
         runtime = Runtime(
             api,
             custom,
-            site,
+            installation,
             settings.namespaces,
             sizing=links.sizing if told else None,
             telemetry=links.telemetry if told else None,

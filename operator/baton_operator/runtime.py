@@ -24,13 +24,13 @@ from baton_operator.kube.informer import RELIST_S, WATCH_S, Informer
 from baton_operator.kube.kinds import DEPLOYMENTS, OPTIONAL, OWNED
 from baton_operator.kube.work_queue import WorkQueue
 from baton_operator.objects.metadata import DEPLOYMENT_LABEL
-from baton_operator.passes.reconcile import Reconciler, Site
+from baton_operator.passes.reconcile import Installation, Reconciler
 from baton_operator.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 _NOBODY = "no_body"
 """A value that the label never has, as no name has an underscore."""
-PASS_S, STALL_S, SYNC_S = 120.0, 300.0, 600.0
+PASS_S, STALL_S = 120.0, 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Runtime:
         self,
         api: KubeApi,
         custom: CustomResources,
-        site: Site,
+        installation: Installation,
         namespaces: tuple[str, ...] | None,
         *,
         sizing: Sizing | None = None,
@@ -61,7 +61,8 @@ class Runtime:
         now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
         rng: random.Random | None = None,
     ) -> None:
-        self._api, self._custom, self._site, self._namespaces, self._pace = api, custom, site, namespaces, pace
+        self._api, self._custom, self._installation = api, custom, installation
+        self._namespaces, self._pace = namespaces, pace
         self._sizing, self._telemetry, self._measured, self._now = sizing, telemetry, measured, now
         self._rng = rng or random.Random()
         self._queue = WorkQueue(self._rng)
@@ -77,13 +78,13 @@ class Runtime:
     async def run(self) -> None:
         """Until cancelled. Raises KubeError when the server cannot be asked what it serves."""
         optional = [each for each in OPTIONAL if await self._can_use(each)]
-        site = replace(self._site, served=frozenset(optional))
+        installation = replace(self._installation, served=frozenset(optional))
         watched = {each: Cache(each, self.offer) for each in (*OWNED, *optional)}
         self.caches |= watched
         reconciler = Reconciler(
             self._api,
             self.caches,
-            site,
+            installation,
             sizing=self._sizing,
             telemetry=self._telemetry,
             measured=self._measured,

@@ -14,7 +14,7 @@ from baton_operator.kube.client import Resource, Unavailable
 from baton_operator.kube.custom_resources import CustomResources
 from baton_operator.kube.kinds import DEPLOYMENTS, MONITORS, OPTIONAL
 from baton_operator.objects.cluster import Platform
-from baton_operator.passes.reconcile import Reconciler, Site
+from baton_operator.passes.reconcile import Installation, Reconciler
 from baton_operator.runtime import PASS_S, STALL_S, Pace, Runtime
 from baton_testing.kube import own_kinds
 from baton_testing.kube.clock import wall
@@ -53,7 +53,7 @@ class Rig:
         self.runtime = Runtime(
             self.api,
             custom,
-            Site(lambda: PLATFORM, lambda: {"k": b"m" * 32}),
+            Installation(lambda: PLATFORM, lambda: {"k": b"m" * 32}),
             (GOOD.namespace,),
             pace=Pace(workers=1, resync_s=60.0),
             now=lambda: wall(self.clock()),

@@ -1,7 +1,7 @@
 """What the operator asks of the Kubernetes API, and how it is refused: the seam between deciding and the network.
 
-Everything above this module runs against the Protocol; `kube_http` talks to a real API server. A write whose answer is
-lost may have happened or not: whoever gets `Unavailable` looks again before it writes again.
+Everything above this module runs against the Protocol; `http_client` talks to a real API server. A write whose answer
+is lost may have happened or not: whoever gets `Unavailable` looks again before it writes again.
 
 KubeError
 ├── NotFound, AlreadyExists, Expired (410: list anew), Unauthorized

@@ -32,7 +32,7 @@ from baton_operator.kube.client import (
     Unavailable,
     WatchEvent,
 )
-from baton_operator.kube.kubeconfig import Connection
+from baton_operator.kube.kubeconfig import KubeConnection
 from baton_operator.objects.cluster import Manifest
 
 CALL_S, LIST_S = 20.0, 60.0
@@ -50,9 +50,9 @@ _OWNER = re.compile(r'conflict with "([^"]*)"')
 class HttpKubeApi:
     """One session with an API server; `async with` closes it. Calls beyond `calls_per_s` wait their turn."""
 
-    def __init__(self, connection: Connection, *, calls_per_s: float = 200.0, burst: int = 400) -> None:
+    def __init__(self, connection: KubeConnection, *, calls_per_s: float = 200.0, burst: int = 400) -> None:
         self._connection, self._origin = connection, URL(connection.server).origin()
-        self._pace = Pace(calls_per_s, burst)
+        self._rate_limit = RateLimit(calls_per_s, burst)
         self._session: aiohttp.ClientSession | None = None
         self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self.calls: dict[tuple[str, str], int] = {}
@@ -206,7 +206,7 @@ class HttpKubeApi:
         kind: str = "application/json",
         deadline_s: float = CALL_S,
     ) -> Manifest:
-        await self._pace.wait()
+        await self._rate_limit.wait()
         self.count(verb, resource)
         timeout = aiohttp.ClientTimeout(total=deadline_s, sock_connect=10.0)
         try:
@@ -241,7 +241,7 @@ class HttpKubeApi:
         return await handler(request)
 
 
-class Pace:
+class RateLimit:
     """Spreads calls: `burst` at once, then `per_s` in each second, first come first served."""
 
     def __init__(self, per_s: float, burst: int) -> None:

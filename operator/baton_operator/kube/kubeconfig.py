@@ -23,7 +23,7 @@ class KubeConfigError(OperatorError):
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class KubeConnection:
     """Where the API server is, and who we are to it."""
 
     server: str
@@ -32,7 +32,7 @@ class Connection:
     token: TokenSource
 
 
-def load() -> Connection:
+def load() -> KubeConnection:
     """The connection of this process: KUBECONFIG if set, else the Pod's account, else ~/.kube/config.
 
     Raises KubeConfigError.
@@ -42,7 +42,7 @@ def load() -> Connection:
     return from_kubeconfig()
 
 
-def in_cluster(account: Path = ACCOUNT) -> Connection:
+def in_cluster(account: Path = ACCOUNT) -> KubeConnection:
     """By the token that the kubelet mounts. Raises KubeConfigError."""
     host, port = os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     if not host:
@@ -53,7 +53,7 @@ def in_cluster(account: Path = ACCOUNT) -> Connection:
         token()
     except OSError as error:
         raise KubeConfigError(f"{account}: {error}") from error
-    return Connection(f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}", context, token)
+    return KubeConnection(f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}", context, token)
 
 
 class TokenFile:
@@ -76,7 +76,7 @@ class TokenFile:
         return self._token
 
 
-def from_kubeconfig() -> Connection:
+def from_kubeconfig() -> KubeConnection:
     """By the kubeconfig's current context, exec plugins included. Raises KubeConfigError."""
     from kubernetes import client, config  # heavy, and not needed in a Pod
 
@@ -99,4 +99,4 @@ def from_kubeconfig() -> Connection:
         )
         return text.removeprefix("Bearer ") if text else None
 
-    return Connection(found.host, context, token)
+    return KubeConnection(found.host, context, token)

@@ -29,7 +29,7 @@ from baton_operator.passes.cleanup import Cleanup
 from baton_operator.passes.observe import WorkerSet, replicas_after
 from baton_operator.passes.pool_size import Facade, Plan, plans, standing
 from baton_operator.passes.rendering import Rendering, Renderings, inputs_of
-from baton_operator.passes.shared_objects import Standing, trouble
+from baton_operator.passes.shared_objects import SharedObjects, trouble
 from baton_operator.passes.snapshot import Caches, Snapshot, facade, snapshot
 from baton_operator.passes.status_writer import StatusWriter
 from baton_operator.passes.template_records import Record
@@ -44,7 +44,7 @@ TROUBLE_S, SIZING_S, LEAVING_S = 30.0, 10.0, 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class Installation:
     """What the installation decides for all passes."""
 
     platform: Callable[[], Platform]
@@ -79,7 +79,7 @@ class Reconciler:
         self,
         api: KubeApi,
         caches: Caches,
-        site: Site,
+        installation: Installation,
         *,
         sizing: Sizing | None = None,
         telemetry: Telemetry | None = None,
@@ -87,10 +87,10 @@ class Reconciler:
         now: Callable[[], datetime.datetime],
         clock: Callable[[], float],
     ) -> None:
-        self._caches, self._site, self._clock, self._now = caches, site, clock, now
+        self._caches, self._installation, self._clock, self._now = caches, installation, clock, now
         self._sizing, self._telemetry, self._measured = sizing or HoldSizing(), telemetry, measured
         self._applier = Applier(api, caches)
-        self._standing = Standing(self._applier, clock)
+        self._shared = SharedObjects(self._applier, clock)
         self._statuses = StatusWriter(api, self._applier, now, clock)
         self._cleanup = Cleanup(self._applier)
         self._readiness = Readiness()
@@ -109,7 +109,7 @@ class Reconciler:
             if self._measured is not None:
                 self._measured.forget(key)
             return None
-        given = inputs_of(seen, self._site.platform(), self._site.masters(), self._site.served)
+        given = inputs_of(seen, self._installation.platform(), self._installation.masters(), self._installation.served)
         try:
             made = self._renderings.of(given)
         except ManifestError as error:
@@ -133,7 +133,7 @@ class Reconciler:
         step = next_step(wanted, _doubted(groups, doubtful), limits, rollout.paused)
 
         await self._record(this, record)
-        this.troubles += await self._standing.ensure(seen, this.made)
+        this.troubles += await self._shared.ensure(seen, this.made)
         await self._facades(this, plan)
         if not this.troubles:
             await self._workers(this, step, may_start=fetch.is_done)
@@ -244,7 +244,7 @@ class Reconciler:
         for role in POOL_ROLES:
             live = this.seen.pools.get(role)
             try:
-                await self._standing.facade(
+                await self._shared.facade(
                     this.made.pools[role], this.seen.owner, None if live is None else facade(live), plan[role].replicas,
                     this.deployment.spec.autoscaling.mode,
                 )  # fmt: skip

@@ -19,7 +19,7 @@ SECRET_AGAIN_S = 300.0
 """Whether the key Secret still exists cannot be read; while Pods do not come up, it is applied anew this often."""
 
 
-class Standing:
+class SharedObjects:
     def __init__(self, applier: Applier, clock: Callable[[], float]) -> None:
         self._applier, self._clock = applier, clock
         self._secret_at: dict[str, float] = {}

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 from baton_control.names import Key
 from baton_control.sizing.metrics import SizingMetrics
 from baton_operator.kube.kinds import DEPLOYMENTS
-from baton_operator.passes.reconcile import Reconciler, Site
+from baton_operator.passes.reconcile import Installation, Reconciler
 from baton_testing.kube.campaign import serving
 from baton_testing.kube.clock import wall
 from baton_testing.kube.world import MASTERS, NAME, PLATFORM, SPACE, Promise, World
@@ -30,7 +30,7 @@ def test_pools_of_every_mode_are_shown_and_forgotten_with_their_deployment() -> 
         reconciler = Reconciler(
             world.kube,
             world.runtime.caches,
-            Site(lambda: PLATFORM, lambda: MASTERS),
+            Installation(lambda: PLATFORM, lambda: MASTERS),
             measured=SizingMetrics(registry),
             now=lambda: wall(world.clock()),
             clock=world.clock,

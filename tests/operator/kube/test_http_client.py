@@ -26,9 +26,9 @@ from baton_operator.kube.client import (
     Unauthorized,
     Unavailable,
 )
-from baton_operator.kube.http_client import HttpKubeApi, Pace
+from baton_operator.kube.http_client import HttpKubeApi, RateLimit
 from baton_operator.kube.kinds import DEPLOYMENTS, LEASES, POOLS, SECRETS, SERVICES
-from baton_operator.kube.kubeconfig import Connection, KubeConfigError, TokenFile, in_cluster
+from baton_operator.kube.kubeconfig import KubeConfigError, KubeConnection, TokenFile, in_cluster
 from baton_testing.processes.certificates import ONE
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -52,7 +52,7 @@ async def serving(handler: Handler, tls: ssl.SSLContext | None = None) -> AsyncI
 async def api(handler: Handler, token: Callable[[], str | None] = lambda: "t") -> AsyncIterator[HttpKubeApi]:
     async with (
         serving(handler) as port,
-        HttpKubeApi(Connection(f"http://127.0.0.1:{port}", None, token)) as made,
+        HttpKubeApi(KubeConnection(f"http://127.0.0.1:{port}", None, token)) as made,
     ):
         yield made
 
@@ -190,7 +190,7 @@ async def test_a_server_that_never_answers_is_given_up(monkeypatch: pytest.Monke
 
 
 async def test_a_server_that_is_not_there_is_unavailable() -> None:
-    async with HttpKubeApi(Connection("http://127.0.0.1:1", None, lambda: None)) as made:
+    async with HttpKubeApi(KubeConnection("http://127.0.0.1:1", None, lambda: None)) as made:
         with pytest.raises(Unavailable):
             await made.get(SERVICES, "ns", "a")
 
@@ -202,7 +202,7 @@ async def test_no_connection_outlives_the_session(tmp_path: Path) -> None:
     server.load_cert_chain(tmp_path / "pair")
     client.load_verify_locations(cadata=ONE[0])
     async with serving(watching(line("ADDED", a=1), then=60.0), server) as port:
-        async with HttpKubeApi(Connection(f"https://127.0.0.1:{port}", client, lambda: None)) as made:
+        async with HttpKubeApi(KubeConnection(f"https://127.0.0.1:{port}", client, lambda: None)) as made:
             heard = asyncio.Event()
 
             async def listen() -> None:
@@ -262,7 +262,7 @@ async def test_calls_beyond_the_burst_wait_their_turn(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: 50.0)
-    pace = Pace(per_s=10.0, burst=3)
+    pace = RateLimit(per_s=10.0, burst=3)
     for _ in range(6):
         await pace.wait()
     assert slept == [0.1, 0.2, 0.3]

@@ -19,7 +19,7 @@ from baton_operator.kube.custom_resources import CustomResources
 from baton_operator.kube.http_client import HttpKubeApi
 from baton_operator.kube.kinds import DEPLOYMENTS, POOLS
 from baton_operator.kube.kopf_stream import KopfStream
-from baton_operator.kube.kubeconfig import Connection
+from baton_operator.kube.kubeconfig import KubeConnection
 from baton_operator.objects.metadata import DEPLOYMENT_LABEL
 from baton_testing.kube.cluster import moment
 from baton_testing.kube.defaults import Kinds
@@ -69,7 +69,7 @@ async def rig(
     server, custom, starts = HttpServer(store), CustomResources(), Counter[str]()
     async with (
         server.serving() as address,
-        HttpKubeApi(Connection(address, None, lambda: server.token)) as connection,
+        HttpKubeApi(KubeConnection(address, None, lambda: server.token)) as connection,
     ):
         stream = KopfStream(connection, connection, custom, namespaces, on_start=lambda: starts.update("x"), **options)
         made = Rig(store, server, custom, asyncio.create_task(_soon(stream)), Counter(), starts, connection.calls)

@@ -19,7 +19,7 @@ from baton_operator.kube.custom_resources import CustomResources
 from baton_operator.kube.kinds import DEPLOYMENTS, EVENTS, PODS, POOLS, WORKERS
 from baton_operator.objects.cluster import Platform
 from baton_operator.objects.metadata import FIT_LABEL, ROLE_LABEL, TEMPLATE_LABEL
-from baton_operator.passes.reconcile import Site
+from baton_operator.passes.reconcile import Installation
 from baton_operator.runtime import Pace, Runtime
 from baton_testing.kube import own_kinds
 from baton_testing.kube.clock import wall
@@ -110,7 +110,7 @@ class World:
         self.runtime = Runtime(
             self.kube,
             custom,
-            Site(lambda: self.platform, lambda: self.masters),
+            Installation(lambda: self.platform, lambda: self.masters),
             (SPACE,),
             pace=Pace(workers=2, relist_s=self._relist_s),
             now=lambda: wall(self.clock()),
