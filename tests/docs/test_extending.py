@@ -6,6 +6,7 @@ For the sections with an example, whichever product file deals with that example
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 from pathlib import Path
@@ -38,6 +39,7 @@ def steps(text: str) -> list[tuple[str, str]]:
     return STEP.findall(text)
 
 
+@functools.cache
 def names_in(path: Path) -> set[str]:
     """What a module defines, at its top or in its classes, and what it calls or imports by name."""
     found: set[str] = set()
@@ -50,11 +52,14 @@ def names_in(path: Path) -> set[str]:
     return found
 
 
-def product_files() -> list[str]:
+@functools.cache
+def product_files() -> dict[str, str]:
+    """Text by name."""
     listed = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode != 0:
         pytest.skip("not a git checkout: there is no list of tracked files")
-    return [name for name in listed.stdout.splitlines() if not name.startswith(OUTSIDE)]
+    names = [name for name in listed.stdout.splitlines() if not name.startswith(OUTSIDE) and (ROOT / name).exists()]
+    return {name: (ROOT / name).read_text(encoding="utf-8") for name in names}
 
 
 @pytest.mark.parametrize("section", EXAMPLES)
@@ -68,9 +73,7 @@ def test_every_file_and_name_of_a_section_is_there(section: str) -> None:
 @pytest.mark.parametrize(("section", "example"), EXAMPLES.items(), ids=EXAMPLES)
 def test_whoever_deals_with_the_example_is_named(section: str, example: str) -> None:
     named = {path for path, _ in steps(sections()[section])}
-    dealing = [
-        name for name in product_files() if re.search(example, (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE)
-    ]
+    dealing = [name for name, text in product_files().items() if re.search(example, text, re.MULTILINE)]
     assert dealing
     assert [name for name in dealing if name not in named] == []
 
