@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-ALL = {path.name for path in ROOT.glob("*/baton_*")}
+ALL = {path.parent.name for path in ROOT.glob("*/baton_*/py.typed")}
 STARTED = {
     "operator": ("baton_operator.__main__",),
     "gateway": ("baton_gateway.__main__",),
