@@ -1,7 +1,8 @@
 """The control link of a pair: typed messages over one authenticated TCP connection, with heartbeats.
 
 Owns framing (4-byte big-endian length, then one msgpack message), the bounded send queue, heartbeats and the verdict on
-silence. What the messages mean is the machines' business.
+silence. A sign of life is a whole valid frame: bytes alone prove nothing, since a length may be wrong and a frame may
+never get whole. What the messages mean is the machines' business.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from baton_wire.messages.values import MAX_FRAME_BYTES
 _LENGTH = struct.Struct("!I")
 MAX_QUEUED_BYTES = 64 << 20
 """A peer that lets this much pile up is treated as lost."""
+SLOWEST_BYTES_PER_S = 1e6
+"""A frame that was begun may take as long as its bytes at this rate, and a silence more."""
 
 
 class PairLink:
@@ -42,6 +45,8 @@ class PairLink:
         self._look_s = liveness.suspect_s / 6
         self._loop = asyncio.get_running_loop()
         self._alive = Liveness(liveness, self._loop.time())
+        self._begun_until_s = 0.0
+        """How long the bytes of the frame that is under way may take."""
         self._frames: deque[bytes] = deque()
         self._queued_bytes = 0
         self._wake = asyncio.Event()
@@ -52,8 +57,9 @@ class PairLink:
     def state(self) -> PeerState:
         if self.is_closed:
             return PeerState.DEAD
-        self._alive.heard(self._connection.heard_s)
-        return self._alive.state(self._loop.time())
+        now = self._loop.time()
+        self._alive.heard(min(now, self._begun_until_s))
+        return self._alive.state(now)
 
     @property
     def is_closed(self) -> bool:
@@ -77,10 +83,13 @@ class PairLink:
             (length,) = _LENGTH.unpack(await self._connection.receive(_LENGTH.size))
             if not 0 < length <= MAX_FRAME_BYTES:
                 raise BadMessageError(f"frame: length {length} is not between 1 and {MAX_FRAME_BYTES}")
+            self._begun_until_s = self._loop.time() + length / SLOWEST_BYTES_PER_S
             frame = await self._connection.receive(length)
         except (EOFError, OSError) as error:
             raise LinkLostError(str(error) or type(error).__name__) from error
         message: PairMessage = decode(frame, PairMessage)
+        self._begun_until_s = 0.0
+        self._alive.heard(self._loop.time())
         return message
 
     async def send_now(self, message: PairMessage) -> None:
@@ -110,7 +119,7 @@ class PairLink:
         ]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
+            for task in (task for task in tasks if task in done):
                 error = task.exception()
                 if isinstance(error, LinkLostError | BadMessageError | OSError):
                     self.close(f"{type(error).__name__}: {error}")

@@ -20,11 +20,6 @@ log = logging.getLogger(__name__)
 class Connection(Protocol):
     """A connected stream of bytes. Its user closes it, and has ended its own reads and sends before."""
 
-    @property
-    def heard_s(self) -> float:
-        """When bytes last came, in the loop's time; minus infinity before the first."""
-        ...
-
     async def send(self, data: bytes) -> None:
         """Returns once the network took all of it. Raises OSError."""
         ...
@@ -69,7 +64,6 @@ class SocketConnection:
         with suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket = sock
-        self.heard_s = -float("inf")
 
     async def send(self, data: bytes) -> None:
         await asyncio.get_running_loop().sock_sendall(self.socket, data)
@@ -83,7 +77,6 @@ class SocketConnection:
             if count == 0:
                 raise EOFError("the peer closed the connection")
             done += count
-            self.heard_s = loop.time()
         return bytes(data)
 
     def close(self) -> None:

@@ -132,20 +132,6 @@ async def test_heartbeats_keep_an_idle_link() -> None:
     await asyncio.gather(*runs, return_exceptions=True)
 
 
-async def test_a_frame_that_arrives_slowly_is_a_sign_of_life() -> None:
-    link, there = pair(dead_s=0.2)
-    got: list[PairMessage] = []
-    run = asyncio.create_task(link.run(got.append))
-    for byte in framed(wait(5)):
-        there.send(bytes([byte]))
-        await asyncio.sleep(0.02)
-    await eventually(lambda: got)
-    assert got == [wait(5)]
-    link.close("done")
-    await run
-    there.close()
-
-
 async def test_a_peer_that_does_not_read_is_cut_before_memory_fills(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_module, "MAX_QUEUED_BYTES", 10_000)
     link, there = pair(dead_s=5.0)
@@ -186,3 +172,47 @@ async def _at_end(sock: socket.socket) -> bool:
         pass
     sock.close()
     return True
+
+
+async def ends_while(link: Link, there: socket.socket, what: bytes, *, every_s: float) -> str:
+    """Why the link ends while its peer sends these bytes again and again."""
+    run = asyncio.create_task(link.run(lambda message: None))
+    async with asyncio.timeout(3.0):
+        while not run.done():
+            there.send(what)
+            await asyncio.sleep(every_s)
+    there.close()
+    return await run
+
+
+async def test_a_frame_that_never_gets_whole_is_no_sign_of_life() -> None:
+    """One flipped bit in a length: every heartbeat behind it only fills the frame."""
+    link, there = pair()
+    there.send(struct.pack("!I", 1 << 16))
+    assert "silent" in await ends_while(link, there, framed(Heartbeat()), every_s=0.01)
+
+
+async def test_a_peer_that_trickles_a_frame_is_given_up() -> None:
+    link, there = pair()
+    run = asyncio.create_task(link.run(lambda message: None))
+    async with asyncio.timeout(3.0):
+        for byte in framed(wait(5)):
+            if not run.done():
+                there.send(bytes([byte]))
+                await asyncio.sleep(0.02)
+        assert "silent" in await run
+    there.close()
+
+
+async def test_a_large_frame_may_take_its_time() -> None:
+    """Longer than a silence may last, as long as it comes faster than the slowest rate."""
+    link, there = pair(dead_s=0.1)
+    seal = framed(Seal(request=ID, attempt=1, transfer=1, checksums=bytes(300_000), first_tokens=first_tokens(0)))
+    got: list[PairMessage] = []
+    run = asyncio.create_task(link.run(got.append))
+    for start in range(0, len(seal), 30_000):
+        there.send(seal[start : start + 30_000])
+        await asyncio.sleep(0.02)
+    await eventually(lambda: len(got) == 1)
+    there.close()
+    await run
