@@ -194,13 +194,15 @@ async def test_a_frame_that_never_gets_whole_is_no_sign_of_life() -> None:
 
 async def test_a_peer_that_trickles_a_frame_is_given_up() -> None:
     link, there = pair()
-    run = asyncio.create_task(link.run(lambda message: None))
+    got: list[PairMessage] = []
+    run = asyncio.create_task(link.run(got.append))
     async with asyncio.timeout(3.0):
         for byte in framed(wait(5)):
             if not run.done():
                 there.send(bytes([byte]))
                 await asyncio.sleep(0.02)
         assert "silent" in await run
+    assert got == []
     there.close()
 
 
