@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import subprocess
 import sys
 import time
@@ -81,6 +82,7 @@ def commit() -> str:
 
 def run_chunk(first: int, end: int) -> Tally:
     """Seeds [first, end) in this process."""
+    logging.disable(logging.WARNING)
     tally = Tally()
     began = time.process_time()
     for seed in range(first, end):

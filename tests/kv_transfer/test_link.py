@@ -174,7 +174,7 @@ async def _at_end(sock: socket.socket) -> bool:
     return True
 
 
-async def ends_while(link: Link, there: socket.socket, what: bytes, *, every_s: float) -> str:
+async def ends_while(link: PairLink, there: socket.socket, what: bytes, *, every_s: float) -> str:
     """Why the link ends while its peer sends these bytes again and again."""
     run = asyncio.create_task(link.run(lambda message: None))
     async with asyncio.timeout(3.0):

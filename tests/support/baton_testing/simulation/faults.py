@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from baton_testing.simulation.decode import SimDecode
 from baton_testing.simulation.gateway import SimGateway
-from baton_testing.simulation.network import Path
+from baton_testing.simulation.network import End, Path
 from baton_testing.simulation.prefill import SimPrefill
 from baton_testing.simulation.process import SimProcess
 from baton_testing.simulation.scenario import Fault, FaultPlan
+from baton_testing.simulation.streams import Stream
 from baton_testing.simulation.worker import SimWorker
 from baton_wire.messages.values import Role
 from baton_worker.serving.process import LEAVE_S
@@ -34,9 +35,11 @@ def inject(world: SimWorld, fault: FaultPlan) -> None:
             _pause(world, fault)
         case Fault.CUT | Fault.CUT_ONE_WAY | Fault.SLOW | Fault.DUPLICATE | Fault.DELAY | Fault.LATE_WRITE:
             _network(world, fault)
+        case Fault.HEADER | Fault.TRICKLE:
+            _network(world, fault)
         case Fault.RESET:
             _reset(world, fault)
-        case Fault.CORRUPT | Fault.SCATTER_ERROR | Fault.SOURCE_ERROR | Fault.HICCUP | Fault.DRAIN:
+        case Fault.CORRUPT | Fault.OTHER_TOKEN | Fault.SCATTER_ERROR | Fault.SOURCE_ERROR | Fault.HICCUP | Fault.DRAIN:
             _worker(world, fault)
         case Fault.CANCEL | Fault.MASS_CANCEL:
             _clients(world, fault)
@@ -93,7 +96,8 @@ def _blame(victim: SimProcess | None) -> None:
 
 
 def _network(world: SimWorld, fault: FaultPlan) -> None:
-    path = _pick(list(world.paths.values()), fault.pick)
+    is_of_pairs = fault.kind in (Fault.HEADER, Fault.TRICKLE)
+    path = _pick([path for path in world.paths.values() if path.name[0] == "p" or not is_of_pairs], fault.pick)
     for address in path.name.split("-"):
         _blame(world.workers.get(address))
     lasts_s = 0.3 + fault.amount * LONGEST_S
@@ -111,10 +115,20 @@ def _network(world: SimWorld, fault: FaultPlan) -> None:
             world.heap.after(lasts_s, lambda: _fast_again(path))
         case Fault.DUPLICATE:
             path.duplicate_next = True
+            path.repeat_next.update(path.heard)
+        case Fault.HEADER:
+            path.flip_next = fault.amount
+        case Fault.TRICKLE:
+            path.trickle_s = 0.05 + fault.pick * 0.6
+            world.heap.after(2 * lasts_s, lambda: _swift_again(path))
         case Fault.DELAY:
             path.delay_next_s = 0.2 + fault.amount * 1.5
         case _:
             path.hold_writes_s = 0.2 + fault.amount * 3.0
+
+
+def _swift_again(path: Path) -> None:
+    path.trickle_s = 0.0
 
 
 def _fast_again(path: Path) -> None:
@@ -122,13 +136,18 @@ def _fast_again(path: Path) -> None:
 
 
 def _reset(world: SimWorld, fault: FaultPlan) -> None:
-    up = [each for each in world.connections if each.dialler.is_up and each.dialler.process.is_running]
+    ends: list[End | Stream] = [each.dialler for each in world.connections]
+    ends += [stream for stream in world.streams if stream.is_dialler]
+    up = [each for each in ends if each.is_up and each.process.is_running]
     if up:
-        victim = _pick(up, fault.pick).dialler
+        victim = _pick(up, fault.pick)
         world.count(fault.kind)
         _blame(victim.process)
         _blame(victim.other.process)
-        victim.process.run(lambda: victim.close("reset"))
+        if isinstance(victim, Stream):
+            victim.broke()
+        else:
+            victim.process.run(lambda: victim.close("reset"))
 
 
 def _worker(world: SimWorld, fault: FaultPlan) -> None:
@@ -136,11 +155,13 @@ def _worker(world: SimWorld, fault: FaultPlan) -> None:
     _blame(victim)
     match fault.kind:
         case Fault.CORRUPT if isinstance(victim, SimDecode):
-            victim.transfer.corrupt_next.append(fault.amount)
+            victim.corrupt_next.append(fault.amount)
+        case Fault.OTHER_TOKEN if isinstance(victim, SimDecode):
+            victim.alter_next = True
         case Fault.SCATTER_ERROR if isinstance(victim, SimDecode):
-            victim.transfer.fail_next_scatter = True
+            victim.fail_next_scatter = True
         case Fault.SOURCE_ERROR if isinstance(victim, SimPrefill):
-            victim.transfer.fail_next_put = True
+            victim.source.fail_next = True
         case Fault.HICCUP if isinstance(victim, SimDecode | SimPrefill):
             world.count(fault.kind)
             victim.engine.hiccup_s = 0.1 + fault.amount * 3.0

@@ -29,6 +29,7 @@ from baton_gateway.text.revision_text import TextModel
 from baton_gateway.text.token_pieces import DecoderKind, LeadingSpace, Piece, PieceTable
 from baton_gateway.workers.linked_workers import LinkedWorker, WorkerTable
 from baton_gateway.workers.route import RoutePolicy
+from baton_kv_transfer.handover import HandoverKey
 from baton_testing.engine.runners import VOCABULARY, reference_tokens
 from baton_testing.simulation.legs import OpenLegs
 from baton_testing.simulation.network import Connection, Dial, Path
@@ -279,6 +280,13 @@ class SimGateway(SimProcess):
                 worker.is_suspect = is_suspect
                 self.relay.worker_changed()
         self.later(PULSE_S, self._pulse)
+
+    def is_told(self, key: HandoverKey) -> bool:
+        live = self.relay._by_run.get(key.request)
+        run = None if live is None else live.life._runs.get(key.request)
+        if live is None or run is None or run.attempt != key.attempt:
+            return False
+        return all(len(live.life._choices[choice].ids) > run.base for choice in run.choices)
 
     # What the relay does ----------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ connection dies. Silence is noticed by the production `Liveness` of each end.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -41,6 +41,15 @@ class Path:
     delay_next_s: float = 0.0
     duplicate_next: bool = False
     hold_writes_s: float = 0.0
+    flip_next: float | None = None
+    """In [0, 1): which bit of the next frame's length is flipped."""
+    trickle_s: float = 0.0
+    """Seconds from byte to byte."""
+    heard: defaultdict[tuple[bytes, bytes], deque[Any]] = field(
+        default_factory=lambda: defaultdict(lambda: deque(maxlen=REMEMBERED))
+    )
+    """The last messages of a pair link, from process to process: only what came can come twice."""
+    repeat_next: set[tuple[bytes, bytes]] = field(default_factory=set)
 
     @property
     def is_cut(self) -> bool:

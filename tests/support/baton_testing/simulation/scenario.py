@@ -25,6 +25,9 @@ class Fault(enum.StrEnum):
     CUT_ONE_WAY = "network cut one way"
     SLOW = "network slow"
     RESET = "connection reset"
+    HEADER = "bit flipped in a frame's length"
+    TRICKLE = "byte trickled"
+    OTHER_TOKEN = "first token altered on its way to the decode worker"
     CORRUPT = "landed bytes flipped, torn, swapped or stale"
     SCATTER_ERROR = "scatter raised"
     SOURCE_ERROR = "source of a put raised"
@@ -113,6 +116,9 @@ WEIGHTS = {
     Fault.SLOW: 3,
     Fault.RESET: 5,
     Fault.CORRUPT: 9,
+    Fault.HEADER: 2,
+    Fault.TRICKLE: 2,
+    Fault.OTHER_TOKEN: 3,
     Fault.SCATTER_ERROR: 2,
     Fault.SOURCE_ERROR: 2,
     Fault.DUPLICATE: 3,

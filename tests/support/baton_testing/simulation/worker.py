@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-from baton_testing.simulation.network import Connection, End, Network
+from baton_kv_transfer.handover import HandoverKey
+from baton_testing.simulation.network import Connection, End, Network, Path
 from baton_testing.simulation.process import SimProcess, require
 from baton_testing.simulation.scenario import CONTEXT_TOKENS, Shape
+from baton_testing.simulation.streams import Stream
 from baton_wire.liveness import Liveness
 from baton_wire.messages import codec
 from baton_wire.messages.gateway_link import Hello, ToWorker, WorkerState
@@ -60,8 +62,15 @@ class WorkerWorld(Network, Protocol):
     shape: Shape
     parts: Any
     make_liveness: Callable[..., Liveness]
+    streams: list[Stream]
     retargets: int
     """Times that KV was sent on to another decode worker."""
+
+    def path(self, one: str, other: str) -> Path: ...
+
+    def is_told(self, key: HandoverKey) -> bool: ...
+
+    def path_of(self, epoch: bytes, address: str) -> Path: ...
 
 
 class SimGatewayLink:

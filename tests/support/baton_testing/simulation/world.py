@@ -16,6 +16,8 @@ from baton_gateway.requests.request import RequestLife
 from baton_gateway.requests.request_events import Outcome
 from baton_gateway.requests.routing import Routing
 from baton_kv_transfer.decode.machine import DecodeHandovers
+from baton_kv_transfer.handover import HandoverKey
+from baton_kv_transfer.link import PairLink
 from baton_kv_transfer.prefill.machine import PrefillHandovers
 from baton_kv_transfer.prefill.retargeting import PrefillKeeper
 from baton_prefill_worker.service import PrefillService
@@ -28,6 +30,7 @@ from baton_testing.simulation.network import PULSE_S, Connection, Path
 from baton_testing.simulation.prefill import SimPrefill
 from baton_testing.simulation.process import SimProcess, Violation, require
 from baton_testing.simulation.scenario import FAULTS_UNTIL_S, Fault, Scenario
+from baton_testing.simulation.streams import Stream
 from baton_testing.simulation.worker import SimWorker
 from baton_testing.virtual_time.event_heap import EventHeap
 from baton_wire.fingerprint import require_fit as require_fit_pair
@@ -62,6 +65,7 @@ class Parts:
     life: Any = RequestLife
     routing: Any = Routing
     liveness: Any = Liveness
+    link: Any = PairLink
     admission: Any = Admission
     require_fit: Any = require_fit_pair
     is_live: Any = is_live
@@ -78,6 +82,7 @@ class SimWorld:
         self.heap = EventHeap(scenario.seed)
         self.touched: dict[SimProcess, None] = {}
         self.connections: list[Connection] = []
+        self.streams: list[Stream] = []
         self.faults: Counter[Fault] = Counter()
         self.retargets = 0
         self.make_liveness: Callable[..., Liveness] = self.parts.liveness
@@ -132,13 +137,12 @@ class SimWorld:
         known = self.workers.get(address)
         self.workers[address] = self.by_epoch[epoch] = worker
         self.heap.note(f"{worker.name} starts")
-        if isinstance(worker, SimPrefill):
-            for each in [other for other in self.workers if other.startswith("d")]:
-                worker.transfer.dial(each, self.path(address, each))
-        if known is None:
-            for prefill in [other for other in self.workers.values() if isinstance(other, SimPrefill)]:
-                if role is Role.DECODE and prefill.is_alive:
-                    prefill.transfer.dial(address, self.path(prefill.address, address))
+        decodes = [other for other in self.workers if other.startswith("d")]
+        for prefill in [other for other in self.workers.values() if isinstance(other, SimPrefill)]:
+            for each in decodes:
+                self.path(prefill.address, each)
+            if prefill.is_alive and (prefill is worker or known is None):
+                prefill.discovered(decodes)
 
     def start_gateway(self, address: str) -> None:
         gateway = SimGateway(self, f"{address.upper()}.{self._born}", self.epoch(), address)
@@ -150,6 +154,14 @@ class SimWorld:
     def path(self, one: str, other: str) -> Path:
         return self.paths.setdefault((one, other), Path(f"{one}-{other}"))
 
+    def path_of(self, epoch: bytes, address: str) -> Path:
+        """From the worker of this epoch."""
+        return self.path(self.by_epoch[epoch].address, address)
+
+    def is_told(self, key: HandoverKey) -> bool:
+        """Whether the client has the token of every choice that this attempt draws first."""
+        return any(gateway.is_told(key) for gateway in self.gateways)
+
     def process_at(self, address: str) -> SimProcess | None:
         found = self.workers.get(address)
         return found if found is not None and found.is_alive else None
@@ -159,9 +171,11 @@ class SimWorld:
         victim.is_alive = False
         for connection in list(self.connections):
             connection.died(victim)
+        for stream in [each for each in self.streams if each.process is victim]:
+            stream.close()
         victim.die()
         if isinstance(victim, SimDecode):
-            victim.transfer.landing.is_gone = True
+            victim.landing.is_gone = True
         if isinstance(victim, SimPrefill):
             self.heap.after(1.0 + self.delay(3.0), lambda: self._prove_gone(victim.epoch))
         if isinstance(victim, SimGateway):
@@ -171,7 +185,7 @@ class SimWorld:
     def _prove_gone(self, epoch: bytes) -> None:
         for worker in list(self.workers.values()):
             if isinstance(worker, SimDecode):
-                worker.run(lambda worker=worker: worker.transfer.proven_gone(epoch))  # type: ignore[misc]
+                worker.proven_gone(epoch)
 
     def heal(self, path: Path) -> None:
         for call in path.heal():
@@ -229,6 +243,7 @@ class SimWorld:
 
     def _pulse(self) -> None:
         self.connections = [each for each in self.connections if not each.is_over]
+        self.streams = [each for each in self.streams if each.is_up]
         for connection in list(self.connections):
             connection.pulse()
         self.heap.after(PULSE_S, self._pulse)

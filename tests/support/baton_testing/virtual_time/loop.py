@@ -23,6 +23,7 @@ Ts = TypeVarTuple("Ts")
 Call = Callable[[*Ts], object]
 LAST_ROUNDS = 50
 """Turns that cancelled tasks get to end in."""
+TICK_S = 1e-6
 EXPECTED = (OSError, EOFError, TimeoutError)
 
 
@@ -148,7 +149,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_later(
         self, delay: float, callback: Call[*Ts], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        return self.call_at(self._heap.now + delay, callback, *args, context=context)
+        """The clock ticks: who waits for less than a tick again and again would stand still for ever."""
+        return self.call_at(self._heap.now + max(delay, TICK_S), callback, *args, context=context)
 
     def call_at(
         self, when: float, callback: Call[*Ts], *args: *Ts, context: Context | None = None

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
+
+import msgspec
 
 from baton_decode_worker.service import DecodeService
+from baton_gateway.requests.request import RequestLife
+from baton_gateway.requests.request_events import Action, Arrived, Event
 from baton_kv_transfer.handover import HandoverKey
+from baton_kv_transfer.link import PairLink
 from baton_kv_transfer.prefill.machine import PrefillHandovers
 from baton_kv_transfer.prefill.records import HandoverOutcome, PrefillAction, PrefillState
+from baton_testing.simulation.streams import Stream
 from baton_wire.liveness import Liveness, PeerState
 from baton_wire.messages.gateway_link import LegFailed
+from baton_wire.messages.pair_link import PairMessage
 from baton_wire.messages.values import Reason
 
 
@@ -23,6 +31,39 @@ class SpreadsErrorsOfOneWrite(PrefillHandovers):
                 outcome = HandoverOutcome(reason, detail, report=True, tell_peer=True)
                 actions += self._close(handover, outcome, now)
         return actions
+
+
+class TakesBytesForLife(PairLink):
+    """Found by a flipped bit in a length: every byte counts as a sign of life, and a begun frame has no deadline."""
+
+    async def receive(self) -> PairMessage:
+        connection = cast(Stream, self._connection)
+        connection.on_bytes = lambda: self._alive.heard(self._loop.time())
+        return await super().receive()
+
+
+class WaitsForBegunFrames(PairLink):
+    """The same from a peer that trickles: while a frame is under way nothing bounds it."""
+
+    @property
+    def state(self) -> PeerState:
+        if self._begun_until_s:
+            self._alive.heard(self._loop.time())
+        return super().state
+
+
+class IgnoresConflicts(RequestLife):
+    """A decode worker repeats another token than the prefill worker said, and nobody compares."""
+
+    def _arrived(self, event: Arrived, now: float) -> list[Action]:
+        entry, run = event.entry, self._runs.get(event.entry.request)
+        if run is not None and entry.attempt == run.attempt:
+            known = self._choices[run.prompt * self._n + entry.choice].ids[entry.first_index :][: len(entry.ids)]
+            event = replace(event, entry=msgspec.structs.replace(entry, ids=(*known, *entry.ids[len(known) :])))
+        return super()._arrived(event, now)
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        return self._arrived(event, now) if isinstance(event, Arrived) else super().handle(event, now)
 
 
 class SuspectsForEver(Liveness):
