@@ -1,0 +1,153 @@
+"""Weights of 8 and 4 bits: packing bit by bit, the products against formulas written apart, the kernel on Hopper."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from baton_kernels.quantised_linear import (
+    QuantisedWeight,
+    dequantise,
+    fp8_reference,
+    fp8_scales,
+    int4_reference,
+    pack_fp8,
+    pack_int4,
+    quantised_linear,
+    unpack_fp8,
+    unpack_int4,
+)
+
+IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+FORMS = ("tensor", "channel", "block", "symmetric", "zeros")
+SHAPES = [(96, 128), (400, 640), (6144, 1024), (1008, 3200)]
+
+
+def e4m3(byte: int) -> float:
+    """The format's definition: sign, 4 bits of exponent with bias 7, 3 of mantissa, no infinity."""
+    exponent, mantissa = byte >> 3 & 15, byte & 7
+    size = mantissa * 2.0**-9 if exponent == 0 else (8 + mantissa) * 2.0 ** (exponent - 10)
+    return -size if byte & 128 else size
+
+
+def make(form: str, features: int, columns: int, seed: int, device: str) -> tuple[QuantisedWeight, Tensor]:
+    """A packed weight and W in float64 by indexes alone."""
+    generator = torch.Generator(device).manual_seed(seed)
+    groups = (features, columns // 128)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.rand(*shape, generator=generator, device=device)
+
+    if form in ("tensor", "channel", "block"):
+        numbers = torch.randint(0, 254, (features, columns), generator=generator, device=device)
+        numbers = torch.where(numbers < 127, numbers, numbers + 1).to(torch.uint8)  # 127 and 255 are NaN
+        shape = {"tensor": (1,), "channel": (features, 1), "block": (-(-features // 128), -(-columns // 128))}[form]
+        scale = (draw(*shape) + 0.5) * columns**-0.5 / 100
+        values = torch.tensor([e4m3(byte) for byte in range(256)], dtype=torch.float64, device=device)[numbers.int()]
+        row = torch.arange(features, device=device)[:, None]
+        column = torch.arange(columns, device=device)[None, :]
+        at = {"tensor": (row * 0, column * 0), "channel": (row, column * 0), "block": (row // 128, column // 128)}[form]
+        wide = scale.double() if form != "tensor" else scale.double()[:, None]
+        return pack_fp8(numbers.view(torch.float8_e4m3fn), scale), values * wide[at]
+    numbers = torch.randint(0, 16, (features, columns), generator=generator, device=device)
+    scale = ((draw(*groups) + 0.5) * columns**-0.5 / 5).bfloat16()
+    zero = torch.randint(0, 16, groups, generator=generator, device=device) if form == "zeros" else None
+    group = torch.arange(columns, device=device) // 128
+    weight = (numbers - (8 if zero is None else zero[:, group])).double() * scale.double()[:, group]
+    return pack_int4(numbers, scale, zero), weight
+
+
+def test_every_byte_of_8_bits_keeps_its_value() -> None:
+    numbers = torch.arange(256, dtype=torch.uint8).reshape(16, 16)
+    packed = pack_fp8(numbers.view(torch.float8_e4m3fn), torch.ones(16))
+    assert torch.equal(unpack_fp8(packed).view(torch.uint8), numbers)
+    # In every 16 bytes a thread's 4 neighbours: two columns side by side, each followed by the one 8 further.
+    assert packed.values[0].tolist() == [0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15]
+
+
+def test_what_the_kernel_does_to_bits_gives_e4m3() -> None:
+    """`_WIDEN_E4M3` by integers: sign to bit 15, the other bits to 10 … 4, times 2¹²⁰."""
+    number = torch.arange(256)
+    bits = (number << 8 & 0x8000) | (number << 4 & 0x07F0)
+    widened = bits.to(torch.int32).to(torch.int16).view(torch.bfloat16).double() * 2.0**120
+    expected = torch.tensor([e4m3(byte) for byte in range(256)], dtype=torch.float64)
+    assert torch.equal(widened[number & 127 != 127], expected[number & 127 != 127])
+
+
+@pytest.mark.parametrize("columns", [128, 256, 640])
+def test_packed_4_bits_lie_where_the_page_says(columns: int) -> None:
+    values = torch.randint(0, 16, (24, columns), generator=torch.Generator().manual_seed(columns))
+    packed = pack_int4(values, torch.ones(24, columns // 128))
+    assert torch.equal(unpack_int4(packed), values.to(torch.uint8))
+    for column in range(0, columns, 7):
+        line, high, group, place = column // 256, column // 128 % 2, column % 128 // 16, column % 16
+        stored = 128 * line + 16 * group + 4 * (place % 8 // 2) + 2 * (place % 2) + place // 8
+        assert torch.equal(packed.values[:, stored] >> 4 * high & 15, values[:, column].to(torch.uint8))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("features", "columns"), SHAPES[:2])
+@pytest.mark.parametrize("gated", [False, True])
+def test_products_equal_the_formula(form: str, features: int, columns: int, gated: bool) -> None:
+    packed, weight = make(form, features, columns, 1, "cpu")
+    assert torch.equal(dequantise(packed, torch.float64), weight.float().double())
+    x, bias = torch.randn(5, columns), torch.randn(features)
+    y = x.double() @ weight.t() + bias
+    if gated:
+        y = torch.nn.functional.silu(y[:, : features // 2]) * y[:, features // 2 :]
+    torch.testing.assert_close(quantised_linear(x, packed, bias, gated).double(), y, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_references_equal_the_formula(form: str) -> None:
+    packed, weight = make(form, 256, 384, 2, "cpu")
+    x = torch.randn(3, 384)
+    if packed.bits == 8:
+        scale = packed.scales if packed.scales.dim() == 1 else packed.scales.t()[::128]
+        got = fp8_reference(x, unpack_fp8(packed), scale)
+    else:
+        zero = None if packed.zeros is None else packed.zeros.t() - 128
+        got = int4_reference(x, unpack_int4(packed), packed.scales.t(), zero)
+    torch.testing.assert_close(got.double(), x.double() @ weight.t(), atol=2e-5, rtol=1e-5)
+
+
+def test_bad_weights_are_refused_by_name() -> None:
+    weight = torch.zeros(256, 256).to(torch.float8_e4m3fn)
+    values = torch.zeros(256, 256, dtype=torch.uint8)
+    with pytest.raises(ValueError, match=r"weight is torch.float32"):
+        pack_fp8(torch.zeros(256, 256), torch.ones(1))
+    with pytest.raises(ValueError, match=r"scale has shape \[3\]; a weight \[256, 256\] takes one value"):
+        fp8_scales(torch.ones(3), 256, 256)
+    with pytest.raises(ValueError, match="weight has 250 columns; allowed are multiples of 16"):
+        pack_fp8(weight[:, :250], torch.ones(1))
+    with pytest.raises(ValueError, match=r"zero has shape \[256, 1\]; values \[256, 256\] take \[256, 2\]"):
+        pack_int4(values, torch.ones(256, 2), torch.zeros(256, 1))
+    with pytest.raises(ValueError, match="values have 200 columns; allowed are multiples of 128"):
+        pack_int4(values[:, :200], torch.ones(256, 1))
+    with pytest.raises(ValueError, match="values reach from 0 to 16; allowed are 0 to 15"):
+        pack_int4(values + torch.eye(256).to(torch.uint8) * 16, torch.ones(256, 2))
+    with pytest.raises(ValueError, match="zero reach from -1 to 0; allowed are 0 to 15"):
+        pack_int4(values, torch.ones(256, 2), -torch.eye(256, 2).int())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not IS_HOPPER, reason="needs a Hopper GPU")
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("rows", [1, 3, 8, 9, 17, 32, 33, 64, 65])
+@pytest.mark.parametrize(("features", "columns"), [*SHAPES, (4096, 14336)])
+@pytest.mark.parametrize("form", FORMS)
+def test_on_hopper_equals_the_formula(form: str, features: int, columns: int, rows: int, gated: bool) -> None:
+    packed, weight = make(form, features, columns, rows, "cuda")
+    generator = torch.Generator("cuda").manual_seed(rows)
+    x = torch.randn(rows, columns, generator=generator, device="cuda").bfloat16()
+    bias = torch.randn(features, generator=generator, device="cuda").bfloat16() if rows % 2 else None
+    y = x.double() @ weight.t() + (0 if bias is None else bias.double())
+    if gated:
+        y = y.bfloat16().double()
+        y = torch.nn.functional.silu(y[:, : features // 2]).bfloat16().double() * y[:, features // 2 :]
+    got = quantised_linear(x, packed, bias, gated)
+    # The result is rounded to 8 bits, gated twice; 65 rows go by a weight that is rounded too.
+    torch.testing.assert_close(got.double(), y, atol=2e-2, rtol=2**-6)
+    assert torch.equal(got, quantised_linear(x, packed, bias, gated))
+    assert not packed.arrived.any()
