@@ -123,6 +123,7 @@ def main() -> None:
             for kernels in (
                 gpu_kernels.prefill_attention,
                 gpu_kernels.products,
+                gpu_kernels.quantised_products,
                 gpu_kernels.draws,
                 gpu_kernels.kv_stream,
             ):

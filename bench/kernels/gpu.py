@@ -21,6 +21,7 @@ from baton_kernels.kv_scales import KV_FP8
 from baton_kernels.kv_units import UnitRange
 from baton_kernels.linear import linear, recording
 from baton_kernels.prefill_attention import paged_prefill_attention
+from baton_kernels.quantised_linear import GROUP, QuantisedWeight, pack_fp8, pack_int4, quantised_linear
 from baton_kernels.sampling import greedy, sample
 from baton_kernels.sampling_inputs import Draws, Truncation
 from baton_kernels.truncated_draw import truncated_draw
@@ -145,6 +146,35 @@ def _product(name: str, rows: int, weights: list[Tensor], gated: bool) -> Row:
         rate, unit, goal = 2 * rows * size / us / 1e6, "TFLOP/s", 600 if rows == 256 else None
     taken = "streamed" if isinstance(way, StreamedConfig) else way
     return row(f"product {name}", f"{rows} rows", rate, unit, goal, f"{us:.1f} µs, {taken}; cuBLAS {blas_us:.1f} µs")
+
+
+def quantised_products() -> Iterator[Row]:
+    """Rates are of stored bytes, scales included."""
+    for name, (features, columns, gated) in PRODUCTS.items():
+        for form in ("fp8", "fp8 blocks", "int4", "int4 zeros"):
+            copies = max(3, int(1e9 / (features * columns * (1 if "fp8" in form else 0.5))))
+            weights = [_quantised(form, features, columns) for _ in range(copies)]
+            for rows in (1, 8, 16, 32, 64):
+                x = torch.randn(rows, columns, dtype=torch.bfloat16, device=GPU)
+
+                def multiply(x: Tensor = x, weights: list[QuantisedWeight] = weights, gated: bool = gated) -> None:
+                    for weight in weights:
+                        quantised_linear(x, weight, None, gated)
+
+                us = graph_us(multiply, copies)
+                goal = (3.4 if "fp8" in form else 2.6) if rows <= 32 else None
+                rate = weights[0].stored_bytes() / us / 1e6
+                yield row(f"product {name} {form}", f"{rows} rows", rate, "TB/s", goal, f"{us:.1f} µs")
+
+
+def _quantised(form: str, features: int, columns: int) -> QuantisedWeight:
+    numbers = torch.randint(0, 127, (features, columns), dtype=torch.uint8, device=GPU)
+    if "fp8" in form:
+        shape = (-(-features // GROUP), -(-columns // GROUP)) if "blocks" in form else (features,)
+        return pack_fp8(numbers.view(torch.float8_e4m3fn), torch.rand(shape, device=GPU) / 1e3)
+    groups = (features, columns // GROUP)
+    zeros = torch.randint(0, 16, groups, device=GPU) if "zeros" in form else None
+    return pack_int4(numbers % 16, torch.rand(groups, device=GPU) / 1e2, zeros)
 
 
 def draws() -> Iterator[Row]:
