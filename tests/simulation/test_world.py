@@ -12,7 +12,7 @@ from baton_testing.simulation.shrink import require_seed, shrink, story
 from baton_testing.simulation.world import SimWorld
 from baton_testing.simulation.zoo.zoo import ZOO
 
-SEEDS, CHUNK = 500, 25
+SEEDS, CHUNK = 250, 25
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))

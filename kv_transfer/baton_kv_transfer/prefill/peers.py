@@ -92,8 +92,9 @@ class Dialler:
 
     def discovered(self, addresses: Iterable[Address]) -> None:
         """Keep links to all of these. Links to others stay as long as they live."""
-        self._discovered = frozenset(addresses)
-        for address in self._discovered:
+        in_order = tuple(addresses)
+        self._discovered = frozenset(in_order)
+        for address in in_order:
             self._keep_up(address)
 
     def want(self, address: Address, until_s: float) -> None:

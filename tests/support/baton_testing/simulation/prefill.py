@@ -90,7 +90,6 @@ class SimPrefill(SimWorker):
 
     def check(self) -> None:
         self.engine.check()
-        self.transfer.watch.check()
         machine, links = self.transfer.machine, self.transfer.links
         for key, epoch in self.opened.items():
             if epoch in links:

@@ -244,6 +244,9 @@ class SimWorld:
     def _pulse(self) -> None:
         self.connections = [each for each in self.connections if not each.is_over]
         self.streams = [each for each in self.streams if each.is_up]
+        for worker in self.workers.values():
+            if isinstance(worker, SimPrefill | SimDecode) and worker.is_running:
+                worker.transfer.watch.check()
         for connection in list(self.connections):
             connection.pulse()
         self.heap.after(PULSE_S, self._pulse)

@@ -98,9 +98,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if self._is_held or self._is_buried:
             return
         self._on_turn()
-        with self.entered():
+        before = events._get_running_loop()
+        events._set_running_loop(self)
+        try:
             for _ in range(len(self._waiting)):
                 self._run(self._waiting.popleft())
+        finally:
+            events._set_running_loop(before)
         self._turn_soon()
 
     def _run(self, handle: asyncio.Handle, is_over: bool = False) -> None:
