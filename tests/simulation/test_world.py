@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
@@ -25,6 +28,23 @@ def test_the_same_seed_gives_the_same_trace() -> None:
     hashes = [SimWorld(scenario(11)).run().trace_hash for _ in range(2)]
     assert hashes[0] == hashes[1]
     assert SimWorld(scenario(12)).run().trace_hash != hashes[0]
+
+
+def test_the_same_seed_gives_the_same_trace_in_another_process() -> None:
+    """Sets of texts and bytes are in another order there."""
+    traces = {_trace_in_a_process(hash_seed) for hash_seed in ("1", "2")}
+    assert len(traces) == 1, traces
+
+
+def _trace_in_a_process(hash_seed: str) -> str:
+    lines = (
+        "from baton_testing.simulation.scenario import scenario",
+        "from baton_testing.simulation.world import SimWorld",
+        "print(*(SimWorld(scenario(seed)).run().trace_hash for seed in (5, 7)))",
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", "\n".join(lines)]
+    return subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=120).stdout
 
 
 def test_every_kind_of_fault_takes_effect_in_some_world() -> None:

@@ -15,7 +15,6 @@ from baton_testing.simulation.process import SimProcess, Surroundings, require
 from baton_testing.simulation.scenario import Fault
 from baton_wire.liveness import Liveness, LivenessConfig, PeerState
 
-HANDSHAKE_S = 2.0
 PULSE_S = 0.5
 REMEMBERED = 4
 FIN = "FIN"
