@@ -13,7 +13,7 @@ import sys
 from collections.abc import AsyncIterator
 
 from baton_operator.__main__ import run
-from baton_operator.kube.client import KubeApi, Listing, Resource, WatchEvent
+from baton_operator.kube.kube_api import KubeApi, Listing, Resource, WatchEvent
 from baton_operator.kube.object_fields import mapping
 from baton_operator.objects.cluster import Manifest
 from baton_operator.settings import parse

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from baton_operator.kube.client import Resource
 from baton_operator.kube.http_client import HttpKubeApi
+from baton_operator.kube.kube_api import Resource
 from baton_operator.kube.kubeconfig import KubeConnection, load
 from baton_testing.kube.conformance import CASES, Case
 

@@ -20,11 +20,11 @@ import pytest
 import yaml
 
 from baton_control.names import Key
-from baton_operator.kube.client import KubeApi, Resource
 from baton_operator.kube.custom_resources import CustomResources
 from baton_operator.kube.http_client import HttpKubeApi
 from baton_operator.kube.kinds import DEPLOYMENTS, PODS, POOLS, RECORDS, SECRETS, SERVICES, WORKERS
 from baton_operator.kube.kopf_stream import KopfStream
+from baton_operator.kube.kube_api import KubeApi, Resource
 from baton_operator.kube.kubeconfig import from_kubeconfig
 from baton_operator.objects.cluster import Platform
 from baton_operator.objects.metadata import ROLE_LABEL, TEMPLATE_LABEL

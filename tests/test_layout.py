@@ -64,6 +64,41 @@ def test_operator_is_the_standard_librarys() -> None:
     assert Path(module.__file__).parent == Path(sysconfig.get_paths()["stdlib"])
 
 
+ONE_IDEA = {
+    "errors": "the tree of errors of one package",
+    "metrics": "what one process tells Prometheus",
+    "settings": "the flags of one process",
+    "service": "a role's part of the messenger, at either worker",
+    "machine": "the hand-over's machine, at either side",
+    "records": "what that machine asks for and keeps, at either side",
+    "peers": "the pair's links, at either side",
+    "transfer": "what runs that machine, at either side, and what builds it",
+    "landing": "where KV lands, and how UCX offers it",
+    "operator_link": "the link to whoever sizes the pools: messages and the gateway's end",
+    "gateway_links": "links that gateways dialled, as a worker and as the operator hold them",
+    "telemetry": "what a gateway tells of its load, and the same as a pass reads it",
+    "status": "how a deployment stands, on a cluster and on a laptop",
+    "attention": "one operation: the layer and its backend",
+    "linear": "one operation: the layer, its door and its backends",
+    "Settings": "the flags of one process",
+    "Heartbeat": "a sign of life, with each link's own number",
+    "Verify": "what is verified of KV: as a field of the API and as the transfer takes it",
+}
+"""Names of modules and public classes that stand in two packages or more, and the one idea that each stands for."""
+
+
+def test_a_name_stands_twice_only_for_one_idea() -> None:
+    places: dict[str, set[Path]] = {}
+    for path, tree in trees():
+        if path.parts[0] in PACKAGES and path.parts[0] != "kernels" and isinstance(tree, ast.Module):
+            names = [node.name for node in tree.body if isinstance(node, ast.ClassDef) and node.name[0] != "_"]
+            for name in (path.stem, *names):
+                places.setdefault(name, set()).add(path)
+    kernels = {path.stem for path in python_files() if path.parts[0] == "kernels"}
+    twice = {name for name, found in places.items() if len(found) > 1 or name in kernels}
+    assert twice - {"__init__", "__main__"} == set(ONE_IDEA)
+
+
 def test_no_top_level_folder_is_a_package() -> None:
     assert [str(path.relative_to(ROOT)) for path in ROOT.glob("*/__init__.py") if path.parent.name != "bench"] == []
 

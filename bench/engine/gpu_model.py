@@ -18,7 +18,7 @@ import torch
 from baton_engine.memory.kv_pool import KvPool, kv_geometry
 from baton_engine.model.loading import LoadedModel, load_model
 from baton_engine.running.runner import ModelRunner
-from baton_engine.scheduling.plan import BlockUpdate, OpenSlot, PrefillChunk, StepPlan
+from baton_engine.scheduling.step_plan import BlockUpdate, OpenSlot, PrefillChunk, StepPlan
 from baton_wire.messages.values import SamplingParams
 
 GPU: Final = torch.device("cuda")

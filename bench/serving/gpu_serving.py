@@ -35,7 +35,7 @@ from bench.serving.load import drive, random_prompt
 from bench.serving.offline import model_folder
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from baton_local.client import AnswerError, Request, ask, completion, open_session, send
+from baton_local.client import AnswerError, ClientRequest, ask, completion, open_session, send
 from baton_testing.processes.child_process import wait_for
 from baton_testing.processes.deployment import Deployment, Shape, Worker
 
@@ -151,7 +151,7 @@ def _lead(model: Any, tokenizer: Any, prompt: list[int], drawn: list[int], other
     return first - second, first
 
 
-async def _texts(url: str, requests: Sequence[Request]) -> list[str]:
+async def _texts(url: str, requests: Sequence[ClientRequest]) -> list[str]:
     async with open_session(120) as session:
         answers = await asyncio.gather(*(send(session, url, request) for request in requests))
     return [answer.checked().texts[0] for answer in answers]

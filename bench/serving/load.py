@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from bench.results import percentile
 
 from baton_control.sizing.workload import Workload
-from baton_local.client import Answer, Request, completion, open_session, send
+from baton_local.client import Answer, ClientRequest, completion, open_session, send
 
 FIRST_TOKEN, LAST_TOKEN = 16, 500
 """Ids that prompts are made of, inside the vocabulary of the tiny model."""
@@ -57,7 +57,9 @@ def random_prompt(tokens: int, vocab_size: int, draw: random.Random) -> list[int
     return draw.choices(range(5, vocab_size), k=tokens)
 
 
-async def closed_loop(endpoint: str, requests: Sequence[Request], lanes: int, timeout_s: float = 300) -> list[Answer]:
+async def closed_loop(
+    endpoint: str, requests: Sequence[ClientRequest], lanes: int, timeout_s: float = 300
+) -> list[Answer]:
     """All requests, `lanes` at a time: each lane sends the next one when its last has ended. Raises AnswerError."""
     pending = list(reversed(requests))
     answers: list[Answer] = []
@@ -71,7 +73,7 @@ async def closed_loop(endpoint: str, requests: Sequence[Request], lanes: int, ti
     return answers
 
 
-def drive(endpoint: str, requests: Sequence[Request], lanes: int) -> list[Answer]:
+def drive(endpoint: str, requests: Sequence[ClientRequest], lanes: int) -> list[Answer]:
     """`closed_loop` for a program without a loop."""
     return asyncio.run(closed_loop(endpoint, requests, lanes))
 

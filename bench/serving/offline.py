@@ -28,9 +28,9 @@ from baton_engine.memory.blocks import BlockPool, BlockState
 from baton_engine.running.step_load import StepLoad
 from baton_gateway.requests.preparing import ModelLimits
 from baton_gateway.text.revision_text import load_text_model
+from baton_local.batch.execution import GPU_BLOCK_TOKENS, BatchRun
 from baton_local.batch.jobs import Desk
 from baton_local.batch.lines import BatchLine
-from baton_local.batch.run import GPU_BLOCK_TOKENS, BatchRun
 from baton_wire.messages.values import Role
 from baton_worker.building.engine import build
 from baton_worker.building.parts import EngineParts

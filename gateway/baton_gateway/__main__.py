@@ -16,7 +16,7 @@ from collections.abc import Callable
 from baton_gateway.http_api.certificate import Certificate, CertificateError
 from baton_gateway.http_api.tenants import Tenants
 from baton_gateway.parent_death import die_with_parent
-from baton_gateway.processes import ChildSockets, Processes, answer_parent, child_sockets
+from baton_gateway.parent_process import ChildSockets, GatewayProcesses, answer_parent, child_sockets
 from baton_gateway.reporting.admin_server import AdminServer
 from baton_gateway.reporting.metrics import shared_page
 from baton_gateway.reporting.state_page import ProcessReport
@@ -73,7 +73,7 @@ async def _serve_alone(settings: Settings, argv: list[str], stopping: asyncio.Ev
 
 async def _serve_with_children(settings: Settings, argv: list[str], stopping: asyncio.Event) -> None:
     listening, admin_socket = _bind_all(settings)
-    processes = Processes(argv, listening, settings.drain_s)
+    processes = GatewayProcesses(argv, listening, settings.drain_s)
     admin = AdminServer(processes.reports, lambda: shared_page(processes.metrics_folder))
     await processes.start()
     await _announce(settings, listening[0], admin, admin_socket)

@@ -154,7 +154,7 @@ class DecodeListener(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendTo:
     """Send one message over the control link to the worker with epoch `peer`; dropped when that link is gone."""
 
     peer: bytes

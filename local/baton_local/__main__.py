@@ -16,7 +16,7 @@ from baton_control.errors import ManifestError, OperatorError
 from baton_local.commands.ask import AskOptions, run_ask
 from baton_local.commands.show_logs import run_logs
 from baton_local.commands.status import as_json, as_text
-from baton_local.errors import LocalError, NotRunningError, RefusedError
+from baton_local.errors import LocalError, NotRunningError, StartError
 from baton_local.fleet.observation import observe
 from baton_local.fleet.record import read_record
 from baton_local.fleet.run_dir import base_directory, find_run
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ManifestError as error:
         for problem in error.problems:
             print(f"baton: {problem}", file=sys.stderr)
-    except (RefusedError, NotRunningError, OperatorError) as error:
+    except (StartError, NotRunningError, OperatorError) as error:
         print(f"baton: {error}", file=sys.stderr)
     except (LocalError, BadMessageError, OSError) as error:
         print(f"baton: {error}", file=sys.stderr)

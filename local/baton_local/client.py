@@ -28,23 +28,25 @@ class AnswerError(LocalError):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ClientRequest:
     """What is posted where."""
 
     path: str
     body: Mapping[str, Any]
 
 
-def chat(model: str, text: str, *, stream: bool = True, **fields: object) -> Request:
+def chat(model: str, text: str, *, stream: bool = True, **fields: object) -> ClientRequest:
     """One message of a user; fields that are None are left out."""
     messages = [{"role": "user", "content": text}]
-    return Request("/v1/chat/completions", _body({"model": model, "messages": messages, "stream": stream}, fields))
+    return ClientRequest(
+        "/v1/chat/completions", _body({"model": model, "messages": messages, "stream": stream}, fields)
+    )
 
 
-def completion(model: str, prompt: Sequence[int], max_tokens: int, *, stream: bool = True) -> Request:
+def completion(model: str, prompt: Sequence[int], max_tokens: int, *, stream: bool = True) -> ClientRequest:
     """Token ids in, exactly `max_tokens` out, greedily."""
     body = {"model": model, "prompt": list(prompt), "max_tokens": max_tokens, "temperature": 0, "stream": stream}
-    return Request("/v1/completions", _body(body, {"ignore_eos": True}))
+    return ClientRequest("/v1/completions", _body(body, {"ignore_eos": True}))
 
 
 def _body(body: dict[str, object], fields: Mapping[str, object]) -> dict[str, object]:
@@ -52,7 +54,7 @@ def _body(body: dict[str, object], fields: Mapping[str, object]) -> dict[str, ob
     return body | usage | {name: value for name, value in fields.items() if value is not None}
 
 
-class End(enum.Enum):
+class AnswerEnd(enum.Enum):
     """How an answer ended."""
 
     WHOLE = "whole"
@@ -79,7 +81,7 @@ class Answer:
     """As the service counts them at the end; before that, pieces."""
     fingerprint: str = ""
     ended_s: float = 0.0
-    end: End = End.BROKEN
+    end: AnswerEnd = AnswerEnd.BROKEN
     failure: str = ""
     """In a word; empty for a whole answer."""
     detail: str = ""
@@ -92,13 +94,13 @@ class Answer:
     @property
     def tpot_s(self) -> float:
         """Mean time between tokens; infinite for an answer that is not whole, 0 for one token."""
-        if self.end is not End.WHOLE:
+        if self.end is not AnswerEnd.WHOLE:
             return float("inf")
         return (self.times_s[-1] - self.times_s[0]) / max(1, self.tokens - 1)
 
     def checked(self) -> Answer:
         """Itself, when it is whole. Raises AnswerError."""
-        if self.end is not End.WHOLE:
+        if self.end is not AnswerEnd.WHOLE:
             raise AnswerError(self.detail)
         return self
 
@@ -119,7 +121,7 @@ def open_session(
 async def send(
     session: aiohttp.ClientSession,
     endpoint: str,
-    request: Request,
+    request: ClientRequest,
     *,
     due_s: float | None = None,
     on_text: Callable[[str], None] = lambda text: None,
@@ -143,7 +145,7 @@ async def send(
     return answer
 
 
-def ask(endpoint: str, request: Request, on_text: Callable[[str], None] = lambda text: None) -> Answer:
+def ask(endpoint: str, request: ClientRequest, on_text: Callable[[str], None] = lambda text: None) -> Answer:
     """One request from a program without a loop. Raises AnswerError."""
 
     async def asked() -> Answer:
@@ -157,10 +159,10 @@ async def _read_stream(content: aiohttp.StreamReader, answer: Answer, on_text: C
     async for line in content:
         now = time.monotonic()
         data = line.removeprefix(b"data:").strip()
-        if not line.startswith(b"data:") or answer.end is not End.BROKEN:
+        if not line.startswith(b"data:") or answer.end is not AnswerEnd.BROKEN:
             continue
         if data == b"[DONE]":
-            answer.end = End.WHOLE
+            answer.end = AnswerEnd.WHOLE
             continue
         chunk = json.loads(data)
         if "error" in chunk:
@@ -175,7 +177,7 @@ async def _read_stream(content: aiohttp.StreamReader, answer: Answer, on_text: C
                 on_text(text)
         if usage := chunk.get("usage"):
             answer.tokens = int(usage["completion_tokens"])
-    if answer.end is End.BROKEN:
+    if answer.end is AnswerEnd.BROKEN:
         _broken(answer, "no [DONE]", "the answer broke off before its end")
 
 
@@ -185,7 +187,7 @@ def _read_whole(reply: Mapping[str, Any], answer: Answer) -> None:
     answer.times_s.append(time.monotonic())
     answer.tokens = int((reply.get("usage") or {}).get("completion_tokens", 1))
     answer.fingerprint = reply.get("system_fingerprint") or ""
-    answer.end = End.WHOLE
+    answer.end = AnswerEnd.WHOLE
 
 
 def _take(choice: Mapping[str, Any], answer: Answer) -> str:
@@ -199,7 +201,7 @@ def _take(choice: Mapping[str, Any], answer: Answer) -> str:
 
 
 def _refused(answer: Answer, failure: str, body: str) -> None:
-    answer.end, answer.failure = End.REFUSED, failure
+    answer.end, answer.failure = AnswerEnd.REFUSED, failure
     try:
         answer.detail = str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):
@@ -207,5 +209,5 @@ def _refused(answer: Answer, failure: str, body: str) -> None:
 
 
 def _broken(answer: Answer, failure: str, detail: str) -> None:
-    if answer.end is End.BROKEN:  # after its end nothing can break any more
+    if answer.end is AnswerEnd.BROKEN:  # after its end nothing can break any more
         answer.failure, answer.detail = failure, detail

@@ -1,7 +1,7 @@
 """Errors of the local runtime.
 
 LocalError            one clear line for the user, non-zero exit
-├── RefusedError      what was asked cannot run here: bad options, port taken, already running
+├── StartError      what was asked cannot run here: bad options, port taken, already running
 └── NotRunningError   there is no running deployment to talk to
 """
 
@@ -12,7 +12,7 @@ class LocalError(Exception):
     """Base of every error that the command line shows as one line."""
 
 
-class RefusedError(LocalError):
+class StartError(LocalError):
     """What the user asked for cannot be started on this machine as it is."""
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import aiohttp
 
 from baton_model_fetch import bucket, hub, registry, web
-from baton_model_fetch.cache import ModelFolder
+from baton_model_fetch.cache_volume import ModelFolder
 from baton_model_fetch.credentials import Credentials
 from baton_model_fetch.download import Sign, Told, download
 from baton_model_fetch.errors import FetchError, SourceRefused

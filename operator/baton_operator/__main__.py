@@ -17,11 +17,11 @@ from collections.abc import Callable, Coroutine
 
 from baton_control.sizing.metrics import SizingMetrics
 from baton_operator import health, metrics
-from baton_operator.gateway_links import GatewayLinks
-from baton_operator.kube.client import KubeApi
+from baton_operator.gateway_links import DeploymentLinks
 from baton_operator.kube.custom_resources import CustomResources
 from baton_operator.kube.http_client import HttpKubeApi
 from baton_operator.kube.kopf_stream import KopfStream
+from baton_operator.kube.kube_api import KubeApi
 from baton_operator.kube.kubeconfig import KubeConfigError, load
 from baton_operator.kube.lease import Lease, LeaseLost
 from baton_operator.master_keys import MasterKeys, MasterKeysError
@@ -55,7 +55,7 @@ async def run(settings: Settings, adapt: Callable[[KubeApi], KubeApi] = _as_it_i
         api = adapt(session)
         metrics.REGISTRY.register(metrics.ApiCalls(lambda: session.calls))
         lease = _lease(api, settings)
-        links = GatewayLinks(
+        links = DeploymentLinks(
             custom, keys, lambda key: runtime.offer(key), lambda: None if lease is None else lease.holder_address
         )
         told = settings.routable_from is RoutableFrom.GATEWAY

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 EPOCH_BYTES = 16
 
 
-class GatewayLinks:
+class DeploymentLinks:
     """`masters`: the master keys as they are now. `offer`: a deployment has a reason to be looked at. `holder`: where
     the process with the Lease listens, None when that is not known."""
 

@@ -18,10 +18,10 @@ from baton_control.sizing.metrics import SizingMetrics
 from baton_control.sizing.scaling import Sizing
 from baton_operator import metrics
 from baton_operator.kube.cache import Cache
-from baton_operator.kube.client import Forbidden, KubeApi, KubeError, Resource, TooManyRequests
 from baton_operator.kube.custom_resources import CustomResources
 from baton_operator.kube.informer import RELIST_S, WATCH_S, Informer
 from baton_operator.kube.kinds import DEPLOYMENTS, OPTIONAL, OWNED
+from baton_operator.kube.kube_api import Forbidden, KubeApi, KubeError, Resource, TooManyRequests
 from baton_operator.kube.work_queue import WorkQueue
 from baton_operator.objects.metadata import DEPLOYMENT_LABEL
 from baton_operator.passes.reconcile import Installation, Reconciler

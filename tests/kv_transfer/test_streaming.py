@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from baton_kv_transfer.decode.records import Scatter
-from baton_kv_transfer.handover import Send
+from baton_kv_transfer.handover import SendTo
 from baton_kv_transfer.layout import Extent
 from baton_kv_transfer.prefill.records import PrefillAction, Put
 from baton_testing.kv_transfer import decode_machine
@@ -86,7 +86,7 @@ def test_groups_are_told_of_once_all_their_puts_are_done_and_a_portion_is_left()
     p.compute()
     assert p.put_done(1) == []
     assert p.put_done(3) == []
-    assert p.put_done(2) == [Send(D1, Standing(request=KEY.request, attempt=1, transfer=7, groups=1))]
+    assert p.put_done(2) == [SendTo(D1, Standing(request=KEY.request, attempt=1, transfer=7, groups=1))]
     p.draw()
     (last,) = p.put_done(4)
     assert isinstance(last.message, Seal)  # type: ignore[union-attr]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from baton_local.__main__ import main
-from baton_local.batch import run as batch_run
+from baton_local.batch import execution as batch_run
 
 TINY = Path(__file__).resolve().parents[2] / "examples" / "tiny-llama"
 QUESTION = "Tell me the fable of the fox and the lantern."

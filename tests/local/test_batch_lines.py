@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from baton_local.batch.lines import BatchLine, answer_line, answered_ids, read_lines
-from baton_local.errors import RefusedError
+from baton_local.errors import StartError
 
 GOOD = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}
 
@@ -44,13 +44,13 @@ def test_lines_come_in_order_and_blank_ones_are_skipped(tmp_path: Path) -> None:
 )
 def test_a_broken_line_is_refused_by_number_and_field(tmp_path: Path, line: object, said: str) -> None:
     path = written(tmp_path / "in", GOOD, line)
-    with pytest.raises(RefusedError, match=r"in, line 2: ") as refused:
+    with pytest.raises(StartError, match=r"in, line 2: ") as refused:
         list(read_lines(path))
     assert said in str(refused.value)
 
 
 def test_a_missing_input_is_named(tmp_path: Path) -> None:
-    with pytest.raises(RefusedError, match="in: No such file"):
+    with pytest.raises(StartError, match="in: No such file"):
         list(read_lines(tmp_path / "in"))
 
 
@@ -72,6 +72,6 @@ def test_an_answer_is_what_openai_writes() -> None:
 
 def test_another_file_is_never_appended_to(tmp_path: Path) -> None:
     path = written(tmp_path / "out", GOOD)
-    with pytest.raises(RefusedError, match="not an answer of a batch"):
+    with pytest.raises(StartError, match="not an answer of a batch"):
         answered_ids(path)
     assert answered_ids(tmp_path / "new") == set()

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from baton_local.client import AnswerError, End, ask, chat, open_session, send
+from baton_local.client import AnswerEnd, AnswerError, ask, chat, open_session, send
 from baton_local.pages import get_json
 
 DELTAS = [{"role": "assistant"}, {"content": "Once "}, {"content": "upon"}]
@@ -99,20 +99,20 @@ def test_nobody_there_is_one_line() -> None:
 @pytest.mark.parametrize(
     ("model", "end", "failure", "text"),
     [
-        ("ends", End.WHOLE, "", "Once upon"),
-        ("cut", End.BROKEN, "no [DONE]", "Once upon"),
-        ("failing", End.REFUSED, "error event", "Once upon"),
-        ("unknown", End.REFUSED, "HTTP 404", ""),
+        ("ends", AnswerEnd.WHOLE, "", "Once upon"),
+        ("cut", AnswerEnd.BROKEN, "no [DONE]", "Once upon"),
+        ("failing", AnswerEnd.REFUSED, "error event", "Once upon"),
+        ("unknown", AnswerEnd.REFUSED, "HTTP 404", ""),
     ],
 )
 async def test_what_came_before_a_break_stays_known(
-    endpoint: str, model: str, end: End, failure: str, text: str
+    endpoint: str, model: str, end: AnswerEnd, failure: str, text: str
 ) -> None:
     async with open_session(10.0) as session:
         answer = await send(session, endpoint, chat(model, "Hi"), due_s=1.0)
     assert (answer.end, answer.failure, "".join(answer.texts.values())) == (end, failure, text)
     assert answer.due_s == 1.0
-    assert (answer.tpot_s < float("inf")) == (end is End.WHOLE)
+    assert (answer.tpot_s < float("inf")) == (end is AnswerEnd.WHOLE)
 
 
 def test_pages_that_are_no_json_object_are_unknown(endpoint: str) -> None:

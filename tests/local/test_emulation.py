@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from baton_local.errors import RefusedError
+from baton_local.errors import StartError
 from baton_local.fleet.emulation import emulated, write_paced
 from baton_testing.kube.manifests import deployment
 from baton_wire.rules.prompt_order import BUSY_S
@@ -30,5 +30,5 @@ def test_workers_take_the_time_that_sizing_believes_in(tmp_path: Path) -> None:
     "text", ["h200", "h200:", "b300:llama-3.1-8b", "h200:gpt-5", "h200x9:llama-3.1-8b", "h200:llama-3.1-8b@x"]
 )
 def test_what_is_not_known_is_refused_by_option(text: str) -> None:
-    with pytest.raises(RefusedError, match="--"):
+    with pytest.raises(StartError, match="--"):
         emulated(text, deployment())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from baton_local.errors import NotRunningError, RefusedError
+from baton_local.errors import NotRunningError, StartError
 from baton_local.fleet.run_dir import base_directory, claimed, find_run, is_held, write_json, write_key
 
 
@@ -44,7 +44,7 @@ def test_keys_and_addresses_do_not_outlive_the_run_but_logs_do(base: Path) -> No
 def test_a_deployment_runs_once(base: Path) -> None:
     with (
         claimed(base, "default.chat"),
-        pytest.raises(RefusedError, match=r"default\.chat is already running"),
+        pytest.raises(StartError, match=r"default\.chat is already running"),
         claimed(base, "default.chat"),
     ):
         pass
@@ -65,14 +65,14 @@ def test_several_deployments_run_side_by_side_and_are_told_apart(base: Path) -> 
 
 def test_a_directory_that_others_can_enter_is_refused(tmp_path: Path) -> None:
     (tmp_path / "baton").mkdir(mode=0o755)
-    with pytest.raises(RefusedError, match="its mode must be 0700"):
+    with pytest.raises(StartError, match="its mode must be 0700"):
         base_directory({"XDG_RUNTIME_DIR": str(tmp_path)})
 
 
 def test_a_link_in_its_place_is_refused(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     (tmp_path / "baton").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(RefusedError, match="is not a directory"):
+    with pytest.raises(StartError, match="is not a directory"):
         base_directory({"XDG_RUNTIME_DIR": str(tmp_path)})
 
 
@@ -80,5 +80,5 @@ def test_a_link_in_its_place_is_refused(tmp_path: Path) -> None:
 def test_a_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "baton").mkdir(mode=0o700)
     os.chown(tmp_path / "baton", 12345, 12345)
-    with pytest.raises(RefusedError, match="belongs to another user"):
+    with pytest.raises(StartError, match="belongs to another user"):
         base_directory({"XDG_RUNTIME_DIR": str(tmp_path)})

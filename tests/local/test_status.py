@@ -7,10 +7,10 @@ import json
 import pytest
 from msgspec.structs import replace
 
-from baton_local.client import Answer, End
+from baton_local.client import Answer, AnswerEnd
 from baton_local.commands.demo import DemoError, check_moved, is_settled, report
 from baton_local.commands.status import as_json, as_text
-from baton_local.fleet.observation import GatewayState, Link, Observation, Transfer, WorkerState
+from baton_local.fleet.observation import GatewayState, Link, Observation, ObservedWorker, Transfer
 from baton_local.fleet.record import PostRecord, RunRecord, TargetRecord
 from baton_wire.sketch import Sketch
 
@@ -32,11 +32,11 @@ RECORD = RunRecord(
 FAST = Sketch()
 for _milliseconds in range(1, 101):
     FAST.add(_milliseconds / 1e3)
-SENT = WorkerState(64, 60, 1000, 0, 0, Transfer("tcp", 2, 4500, 0))
-RECEIVED = WorkerState(64, 64, 1000, 1, 0, Transfer("tcp", 2, 0, 4500))
+SENT = ObservedWorker(64, 60, 1000, 0, 0, Transfer("tcp", 2, 4500, 0))
+RECEIVED = ObservedWorker(64, 64, 1000, 1, 0, Transfer("tcp", 2, 0, 4500))
 
 
-def observation(prefill: WorkerState | None = SENT, decode: WorkerState | None = RECEIVED) -> Observation:
+def observation(prefill: ObservedWorker | None = SENT, decode: ObservedWorker | None = RECEIVED) -> Observation:
     seen = GatewayState({"127.0.0.1:8001": "live"}, ttft=FAST)
     return Observation(RECORD, ((PREFILL, prefill), (DECODE, decode)), GATEWAY, seen)
 
@@ -94,7 +94,7 @@ def test_measured_lanes_are_shown_and_unknown_ones_said_so() -> None:
 
 
 def test_the_demo_shows_blocks_and_bytes_by_direction() -> None:
-    answer = Answer(1.0, 1.0, [1.0412, 1.0412 + 95 * 0.0031], tokens=96, end=End.WHOLE)
+    answer = Answer(1.0, 1.0, [1.0412, 1.0412 + 95 * 0.0031], tokens=96, end=AnswerEnd.WHOLE)
     lines = report(observation(), answer).splitlines()
     assert lines[2].split() == ["prefill", "11", "127.0.0.1:8001", "4", "4,500", "sent"]
     assert lines[3].split() == ["decode", "12", "127.0.0.1:8002", "4", "4,500", "received"]
@@ -115,7 +115,7 @@ STILL = replace(SENT, transfer=Transfer("tcp", 0, 0, 0))
     ],
 )
 def test_the_demo_fails_when_kv_did_not_move(
-    prefill: WorkerState | None, decode: WorkerState | None, message: str
+    prefill: ObservedWorker | None, decode: ObservedWorker | None, message: str
 ) -> None:
     with pytest.raises(DemoError, match=message):
         check_moved(observation(prefill, decode))
@@ -139,7 +139,7 @@ def test_the_demo_accepts_kv_that_moved() -> None:
 def test_a_demo_is_settled_when_both_ends_counted_the_same(
     sent: int, received: int, running: int, settled: bool
 ) -> None:
-    prefill = WorkerState(64, 60, 1000, 0, 0, Transfer("tcp", 2, sent, 0))
-    decode = WorkerState(64, 64, 1000, running, 0, Transfer("tcp", 2, 0, received))
+    prefill = ObservedWorker(64, 60, 1000, 0, 0, Transfer("tcp", 2, sent, 0))
+    decode = ObservedWorker(64, 64, 1000, running, 0, Transfer("tcp", 2, 0, received))
     assert is_settled([prefill, decode]) is settled
     assert not is_settled([prefill, decode, None])

@@ -8,7 +8,7 @@ import pytest
 
 from baton_local.fleet.supervision import (
     Action,
-    Finish,
+    FinishRun,
     Patience,
     Phase,
     Publish,
@@ -95,7 +95,7 @@ def test_bad_configuration_before_the_first_ready_ends_everything_with_its_line(
     assert quiet(actions) == [Signal("gw", signal.SIGTERM)]
     assert quiet(supervisor.exited("gw", 0, "", 2.0)) == [Signal("d0", signal.SIGTERM)]
     assert quiet(supervisor.exited("d0", 0, "", 3.0))[-1:] == [
-        Finish(1, "baton-prefill-worker: --model: no such directory")
+        FinishRun(1, "baton-prefill-worker: --model: no such directory")
     ]
 
 
@@ -131,8 +131,8 @@ def test_stopping_takes_the_gateway_first_then_the_workers() -> None:
         Signal("p0", signal.SIGTERM),
         Signal("d0", signal.SIGTERM),
     ]
-    assert Finish(0, None) not in supervisor.exited("p0", 0, "", 25.0)
-    assert Finish(0, None) in supervisor.exited("d0", 0, "", 25.0)
+    assert FinishRun(0, None) not in supervisor.exited("p0", 0, "", 25.0)
+    assert FinishRun(0, None) in supervisor.exited("d0", 0, "", 25.0)
     assert supervisor.stop(26.0) == []
 
 
@@ -160,7 +160,7 @@ def test_nothing_is_restarted_while_stopping() -> None:
         Signal("gw", signal.SIGKILL),
     ]
     supervisor.exited("gw", -9, "", 61.0)
-    assert Finish(0, None) in supervisor.exited("d0", 0, "", 62.0)
+    assert FinishRun(0, None) in supervisor.exited("d0", 0, "", 62.0)
 
 
 def test_a_worker_that_is_not_wanted_any_more_stops_and_stays_away() -> None:

@@ -20,7 +20,7 @@ from aiohttp.test_utils import TestServer
 
 from baton_model_fetch import __main__ as program
 from baton_model_fetch import download
-from baton_model_fetch.cache import RECORD, ModelFolder
+from baton_model_fetch.cache_volume import RECORD, ModelFolder
 from baton_model_fetch.credentials import Credentials
 from baton_model_fetch.errors import Damaged, FetchError, Interrupted, SourceRefused
 

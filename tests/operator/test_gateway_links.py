@@ -8,11 +8,11 @@ import aiohttp
 
 from baton_control.names import Key
 from baton_control.telemetry.telemetry_server import DerivedKeys, address
-from baton_operator.gateway_links import GatewayLinks
+from baton_operator.gateway_links import DeploymentLinks
 from baton_operator.kube.cache import Cache
-from baton_operator.kube.client import Change, WatchEvent
 from baton_operator.kube.custom_resources import CustomResources
 from baton_operator.kube.kinds import DEPLOYMENTS
+from baton_operator.kube.kube_api import Change, WatchEvent
 from baton_testing.kube.manifests import manifest
 from baton_wire.keys import KeySet, derived_key
 
@@ -26,10 +26,10 @@ def live(uid: str = "u1", version: int = 1, **fields: object) -> dict[str, Any]:
     return body
 
 
-def links(holder: str | None = None) -> tuple[GatewayLinks, Cache]:
+def links(holder: str | None = None) -> tuple[DeploymentLinks, Cache]:
     """Links, and the deployments that they know."""
     custom = CustomResources()
-    made = GatewayLinks(custom, lambda: MASTERS, lambda key: None, lambda: holder)
+    made = DeploymentLinks(custom, lambda: MASTERS, lambda key: None, lambda: holder)
     known = custom.caches[DEPLOYMENTS]
     known.heard(WatchEvent(Change.ADDED, live()))
     return made, known

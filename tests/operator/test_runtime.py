@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from baton_control.names import Key
-from baton_operator.kube.client import Resource, Unavailable
 from baton_operator.kube.custom_resources import CustomResources
 from baton_operator.kube.kinds import DEPLOYMENTS, MONITORS, OPTIONAL
+from baton_operator.kube.kube_api import Resource, Unavailable
 from baton_operator.objects.cluster import Platform
 from baton_operator.passes.reconcile import Installation, Reconciler
 from baton_operator.runtime import PASS_S, STALL_S, Pace, Runtime

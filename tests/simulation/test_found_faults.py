@@ -5,7 +5,7 @@ from __future__ import annotations
 from baton_gateway import errors
 from baton_gateway.requests.request_events import NoRoute, WorkerLost
 from baton_kv_transfer.grant import DecodePeer
-from baton_kv_transfer.handover import HandoverKey, Send, TransferConfig
+from baton_kv_transfer.handover import HandoverKey, SendTo, TransferConfig
 from baton_kv_transfer.prefill.machine import PrefillHandovers
 from baton_kv_transfer.prefill.records import Put
 from baton_testing.gateway.request_drive import D1, D2, P1, P2, started
@@ -51,7 +51,7 @@ def test_a_grant_for_an_attempt_that_ended_without_one_is_answered() -> None:
         request=KEY.request, attempt=KEY.attempt, transfer=1, start_tokens=0, end_tokens=0, unit_tokens=4, spans=()
     )
     (answer,) = machine.message(DECODE, grant, 1.0)
-    assert isinstance(answer, Send)
+    assert isinstance(answer, SendTo)
     assert isinstance(answer.message, Abandon)
 
 
@@ -63,7 +63,7 @@ def test_a_repeated_wait_does_not_make_an_early_grant_forgotten() -> None:
     assert machine.message(DECODE, EARLY_GRANT, 0.0) == []
     assert machine.message(DECODE, Wait(request=KEY.request, attempt=KEY.attempt, position=0), 0.1) == []
     (answer,) = machine.message(DECODE, REJECT, 0.2)
-    assert isinstance(answer, Send)
+    assert isinstance(answer, SendTo)
     assert isinstance(answer.message, Abandon)
 
 
@@ -74,7 +74,7 @@ def test_a_grant_repeated_behind_its_reject_is_never_written_to() -> None:
     machine.message(DECODE, EARLY_GRANT, 0.0)
     machine.message(DECODE, REJECT, 0.1)
     (answer,) = machine.message(DECODE, EARLY_GRANT, 0.2)
-    assert isinstance(answer, Send)
+    assert isinstance(answer, SendTo)
     assert isinstance(answer.message, Abandon)
     actions = machine.opened(KEY, DECODE, 4, 100.0, 0.3) + machine.computed(KEY, 4, (0,), 0.4)
     assert not [action for action in actions if isinstance(action, Put)]

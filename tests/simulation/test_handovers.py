@@ -11,7 +11,7 @@ from itertools import product
 import pytest
 
 from baton_kv_transfer.decode.machine import DecodeHandovers
-from baton_kv_transfer.decode.records import DecodeAction, DecodeState, Failed
+from baton_kv_transfer.decode.records import DecodeAction, DecodeState, HandoverFailed
 from baton_kv_transfer.handover import HandoverKey
 from baton_kv_transfer.prefill.machine import PrefillHandovers
 from baton_kv_transfer.prefill.records import Release
@@ -116,7 +116,7 @@ class LeavesTheOtherRanks(DecodeGroup):
 
     def _fail(self, handover, reason, detail, now):  # type: ignore[no-untyped-def]
         first, handover.failure = handover.failure is None, handover.failure or (reason, detail)
-        return [*([Failed(handover.key, reason, detail)] if first else []), *self._end(handover)]  # type: ignore[no-untyped-call]
+        return [*([HandoverFailed(handover.key, reason, detail)] if first else []), *self._end(handover)]  # type: ignore[no-untyped-call]
 
     def _end(self, handover):  # type: ignore[no-untyped-def]
         ends = super()._end(handover)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from baton_engine.running.step_load import StepLoad
-from baton_engine.scheduling.plan import OpenSlot, PrefillChunk, StepPlan
+from baton_engine.scheduling.step_plan import OpenSlot, PrefillChunk, StepPlan
 from baton_wire.messages.values import SamplingParams
 from baton_wire.rules.step_times import DecodeTimes, PacedTimes, PrefillTimes
 from baton_worker.building.paced import FIRST_TOKEN, PacedRunner, read_times, step_s

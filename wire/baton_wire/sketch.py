@@ -13,7 +13,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from baton_wire.messages.values import Count, Value
+from baton_wire.messages.values import Count, NestedValue
 
 RATIO = 1.02
 """Bin k holds values in (RATIO^(k-1), RATIO^k]."""
@@ -27,7 +27,7 @@ Bin = Annotated[int, Meta(ge=-1_000, le=1_500)]
 Total = Annotated[float, Meta(ge=0, le=1e18)]
 
 
-class SketchData(Value, frozen=True):
+class SketchData(NestedValue, frozen=True):
     """A sketch as it travels."""
 
     ratio: Annotated[float, Meta(gt=1, le=2)] = RATIO

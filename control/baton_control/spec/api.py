@@ -46,7 +46,7 @@ class Dtype(enum.StrEnum):
     FLOAT16 = "float16"
 
 
-class Transport(enum.StrEnum):
+class TransportMode(enum.StrEnum):
     AUTO = "Auto"
     UCX = "UCX"
     TCP = "TCP"
@@ -216,7 +216,7 @@ class PoolSpec(Model):
 
 
 class KvTransferSpec(Model):
-    transport: Annotated[Transport, Field(strict=False)] = Transport.AUTO
+    transport: Annotated[TransportMode, Field(strict=False)] = TransportMode.AUTO
     min_bandwidth: Annotated[Rate, Field(ge=1e6, le=1e13)] | None = None
     """A measured bandwidth below this becomes a condition."""
     verify: Annotated[Verify, Field(strict=False)] = Verify.FULL

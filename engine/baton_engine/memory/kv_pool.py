@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from baton_engine.memory.host_memory import HugePageArena
-from baton_engine.model.config import ModelConfig
+from baton_engine.model.model_config import ModelConfig
 from baton_kernels.kv_checksum import kv_checksums
 from baton_kernels.kv_copy import copy_blocks, pack_kv, scatter_kv
 from baton_kernels.kv_units import UnitRange

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton_engine.model.config import ModelConfig
 from baton_engine.model.decoder import Decoder, DecoderLayer
 from baton_engine.model.layers.linear import Linear, LinearMethod, RowLinear, linear_method
 from baton_engine.model.layers.mlp import GatedMlp
 from baton_engine.model.layers.norm import PackedNorm, pack_norm
 from baton_engine.model.layers.rope import rope_tables
+from baton_engine.model.model_config import ModelConfig
 from baton_engine.model.parameters import EMBEDDING, FINAL_NORM, HEAD, layer_prefix
 from baton_engine.model.weights import WeightSource
 from baton_kernels.attention_inputs import HeadNorms

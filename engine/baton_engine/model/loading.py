@@ -15,10 +15,10 @@ import torch
 
 from baton_engine.model.assembly import assemble
 from baton_engine.model.checkpoint_files import content_hash, find_checkpoint
-from baton_engine.model.config import ModelConfig, parse_config, read_config
 from baton_engine.model.config_fields import JsonObject, read_json_object
 from baton_engine.model.decoder import Decoder
 from baton_engine.model.errors import ModelConfigError, ModelError
+from baton_engine.model.model_config import ModelConfig, parse_config, read_config
 from baton_engine.model.weights import RandomWeights, check_parameters, open_safetensors
 
 RANDOM_SCHEME: Final = "random://"

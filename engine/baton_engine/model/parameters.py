@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from baton_engine.model.config import ModelConfig
+from baton_engine.model.model_config import ModelConfig
 
 Shape = tuple[int, ...]
 

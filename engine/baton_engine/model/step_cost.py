@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton_engine.model.config import ModelConfig
+from baton_engine.model.model_config import ModelConfig
 from baton_engine.running.step_load import StepLoad
 
 

@@ -18,8 +18,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from baton_engine.model.checkpoint_files import CheckpointFiles
-from baton_engine.model.config import ModelConfig
 from baton_engine.model.errors import WeightsError
+from baton_engine.model.model_config import ModelConfig
 from baton_engine.model.parameters import Shape, expected_shapes, is_harmless_extra
 
 LOADABLE: Final = ("F32", "BF16", "F16", "F64")

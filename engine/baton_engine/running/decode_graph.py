@@ -22,7 +22,7 @@ from baton_engine.model.decoder import Decoder
 from baton_engine.model.layers.attention import StepRows
 from baton_engine.running.slot_state import DecodeInputs
 from baton_engine.running.upload import upload
-from baton_engine.scheduling.plan import BlockUpdate
+from baton_engine.scheduling.step_plan import BlockUpdate
 from baton_kernels.attention_inputs import DecodeRows
 from baton_kernels.linear import recording
 from baton_kernels.sampling import greedy

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from baton_engine.scheduling.plan import StepPlan
+from baton_engine.scheduling.step_plan import StepPlan
 
 Ints = npt.NDArray[np.int64]
 

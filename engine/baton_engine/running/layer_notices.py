@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import torch
 
-from baton_engine.scheduling.plan import StepPlan
+from baton_engine.scheduling.step_plan import StepPlan
 
 NOTICE_BYTES = 1 << 20
 """KV between two words, at least: a word, its write and its checksums cost the worker a millisecond on a CPU."""

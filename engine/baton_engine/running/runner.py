@@ -24,7 +24,7 @@ from baton_engine.running.slot_state import SlotState
 from baton_engine.running.step_clock import StepClock, start_clock
 from baton_engine.running.upload import upload
 from baton_engine.running.warm_up import warm_up
-from baton_engine.scheduling.plan import SlotTokens, StepPlan, StepResult
+from baton_engine.scheduling.step_plan import SlotTokens, StepPlan, StepResult
 from baton_kernels.logprobs import Logprobs
 from baton_wire.messages.values import TokenLogprob
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from baton_engine.running.upload import upload
-from baton_engine.scheduling.plan import OpenSlot
+from baton_engine.scheduling.step_plan import OpenSlot
 from baton_kernels.logprobs import Logprobs, logprobs
 from baton_kernels.penalties import apply_bias, apply_penalties
 from baton_kernels.sampling import greedy, sample

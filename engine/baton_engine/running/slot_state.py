@@ -19,7 +19,7 @@ from torch import Tensor
 from baton_engine.model.layers.attention import LastRows, StepRows
 from baton_engine.running.drawing import DrawingRows
 from baton_engine.running.upload import upload
-from baton_engine.scheduling.plan import BlockUpdate, OpenSlot, PrefillChunk, StepPlan
+from baton_engine.scheduling.step_plan import BlockUpdate, OpenSlot, PrefillChunk, StepPlan
 from baton_kernels.attention_inputs import DecodeRows, PrefillRows
 
 Ints = npt.NDArray[np.int64]

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable
 
 from baton_engine.running.step_load import LoadMeter, StepLoad
-from baton_engine.scheduling.plan import Runner
 from baton_engine.scheduling.scheduler import Scheduler
+from baton_engine.scheduling.step_plan import Runner
 
 STEP_SMOOTHING = 0.1
 """Weight of the newest step in the smoothed step duration."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from baton_engine.model.decoder import Decoder
 from baton_engine.model.layers.attention import LastRows, StepRows
 from baton_engine.running.sampler import Sampler
-from baton_engine.scheduling.plan import OpenSlot
+from baton_engine.scheduling.step_plan import OpenSlot
 from baton_kernels.attention_inputs import DecodeRows, PrefillRows
 from baton_wire.messages.values import SamplingParams
 

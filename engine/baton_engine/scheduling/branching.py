@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from baton_engine.memory.blocks import BlockOwner
 from baton_engine.scheduling.engine_state import EngineState, close_slot, release_blocks
-from baton_engine.scheduling.plan import BlockCopy
 from baton_engine.scheduling.preemption import return_sequence
 from baton_engine.scheduling.sequence import Sequence, Stem, StemStage
 from baton_engine.scheduling.step_draft import StepDraft
+from baton_engine.scheduling.step_plan import BlockCopy
 
 
 def branch_stems(state: EngineState, draft: StepDraft) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from baton_engine.memory.blocks import BlockState
 from baton_engine.scheduling.engine_state import EngineState
-from baton_engine.scheduling.plan import BlockUpdate
 from baton_engine.scheduling.preemption import preempt, youngest
 from baton_engine.scheduling.sequence import Sequence, SequenceStage
 from baton_engine.scheduling.step_draft import StepDraft
+from baton_engine.scheduling.step_plan import BlockUpdate
 
 
 def advance_rows(state: EngineState, draft: StepDraft) -> None:

@@ -6,9 +6,9 @@ from baton_engine.memory.blocks import BlockOwner
 from baton_engine.memory.prefix import block_digest
 from baton_engine.scheduling.engine_state import EngineState, announce, end_sequence, publish
 from baton_engine.scheduling.events import Drawn, Prefilled
-from baton_engine.scheduling.plan import SlotTokens, StepResult
 from baton_engine.scheduling.sequence import Sequence, SequenceStage, Stem, StemStage
 from baton_engine.scheduling.step_draft import LaunchedChunk
+from baton_engine.scheduling.step_plan import SlotTokens, StepResult
 from baton_wire.messages.pair_link import FirstToken
 from baton_wire.messages.values import Finish
 

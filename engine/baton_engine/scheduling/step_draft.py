@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from baton_engine.scheduling.decode_batch import DecodeBatch
-from baton_engine.scheduling.plan import BlockCopy, BlockUpdate, OpenSlot, PrefillChunk, StepPlan
 from baton_engine.scheduling.sequence import Sequence, SequenceStage, Stem
 from baton_engine.scheduling.slots import SlotTable
+from baton_engine.scheduling.step_plan import BlockCopy, BlockUpdate, OpenSlot, PrefillChunk, StepPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 """Templates know nothing of `developer`, which took the place of `system`."""
 
 
-class Endpoint(enum.Enum):
+class ApiEndpoint(enum.Enum):
     CHAT = "chat"
     COMPLETIONS = "completions"
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from baton_gateway.errors import Problem
-from baton_gateway.http_api.openai_types import Endpoint
+from baton_gateway.http_api.openai_types import ApiEndpoint
 from baton_gateway.text.choice_text import TokenInfo
 from baton_gateway.text.revision_text import TextModel
 
@@ -25,14 +25,14 @@ _encode = msgspec.json.Encoder().encode
 class ResponseHead:
     """What all messages of one response share."""
 
-    endpoint: Endpoint
+    endpoint: ApiEndpoint
     id: str
     created: int
     model: str
     system_fingerprint: str
 
     def fields(self, is_chunk: bool) -> dict[str, Any]:
-        if self.endpoint is Endpoint.CHAT:
+        if self.endpoint is ApiEndpoint.CHAT:
             kind = "chat.completion.chunk" if is_chunk else "chat.completion"
         else:
             kind = "text_completion"
@@ -97,7 +97,7 @@ def response_body(
     for index, choice in enumerate(choices):
         logprobs = logprobs_fields(head.endpoint, choice.tokens, text) if wants_logprobs else None
         entry: dict[str, Any] = {"index": index, "logprobs": logprobs, "finish_reason": choice.finish}
-        if head.endpoint is Endpoint.CHAT:
+        if head.endpoint is ApiEndpoint.CHAT:
             entry["message"] = {"role": "assistant", "content": choice.text, "refusal": None}
         else:
             entry["text"] = choice.text
@@ -115,12 +115,12 @@ class ChunkWriter:
         self._usage: dict[str, Any] = {"usage": None} if include_usage else {}
         self._fields = head.fields(is_chunk=True)
         self._parts: dict[int, bytes] = {}
-        tail = b'},"logprobs":null,"finish_reason":null}]' if head.endpoint is Endpoint.CHAT else b"}]"
+        tail = b'},"logprobs":null,"finish_reason":null}]' if head.endpoint is ApiEndpoint.CHAT else b"}]"
         self._tail = tail + (b',"usage":null' if include_usage else b"") + b"}\n\n"
 
     def beginning(self, index: int) -> bytes:
         """A chat choice begins with the role of who speaks."""
-        if self._endpoint is not Endpoint.CHAT:
+        if self._endpoint is not ApiEndpoint.CHAT:
             return b""
         return self._chunk({"index": index, "delta": {"role": "assistant", "content": ""}, **_OPEN})
 
@@ -140,7 +140,7 @@ class ChunkWriter:
 
     def finish(self, index: int, reason: str) -> bytes:
         entry: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": reason}
-        empty: dict[str, Any] = {"delta": {}} if self._endpoint is Endpoint.CHAT else {"text": ""}
+        empty: dict[str, Any] = {"delta": {}} if self._endpoint is ApiEndpoint.CHAT else {"text": ""}
         return self._chunk(entry | empty)
 
     def usage(self, usage: Usage) -> bytes:
@@ -149,12 +149,12 @@ class ChunkWriter:
     def _constant_part(self, index: int) -> bytes:
         """Everything of a text chunk that stands before the text; written so that only the text need be encoded."""
         head = _encode(self._fields)[:-1] + b',"choices":[{"index":%d,' % index
-        if self._endpoint is Endpoint.CHAT:
+        if self._endpoint is ApiEndpoint.CHAT:
             return b"data: " + head + b'"delta":{"content":'
         return b"data: " + head + b'"logprobs":null,"finish_reason":null,"text":'
 
     def _text_field(self, text: str) -> dict[str, Any]:
-        return {"delta": {"content": text}} if self._endpoint is Endpoint.CHAT else {"text": text}
+        return {"delta": {"content": text}} if self._endpoint is ApiEndpoint.CHAT else {"text": text}
 
     def _chunk(self, entry: dict[str, Any]) -> bytes:
         return b"data: " + _encode(self._fields | {"choices": [entry]} | self._usage) + b"\n\n"
@@ -163,9 +163,9 @@ class ChunkWriter:
 _OPEN: dict[str, Any] = {"logprobs": None, "finish_reason": None}
 
 
-def logprobs_fields(endpoint: Endpoint, tokens: Sequence[TokenInfo], text: TextModel) -> dict[str, Any]:
+def logprobs_fields(endpoint: ApiEndpoint, tokens: Sequence[TokenInfo], text: TextModel) -> dict[str, Any]:
     """The `logprobs` object of a choice or chunk."""
-    if endpoint is Endpoint.CHAT:
+    if endpoint is ApiEndpoint.CHAT:
         return {"content": [_chat_logprob(info, text) for info in tokens], "refusal": None}
     return {
         "tokens": [_token_text(info.token, text) for info in tokens],

@@ -32,7 +32,7 @@ _PUMP_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AnswerHead:
     """What a sink must know before the first token."""
 
     head: ResponseHead
@@ -45,7 +45,7 @@ class Answer:
 class Sink(Protocol):
     """The client's side of one request. All calls return at once."""
 
-    def begin(self, answer: Answer) -> None:
+    def begin(self, answer: AnswerHead) -> None:
         """The request is running."""
         ...
 
@@ -72,10 +72,10 @@ class CollectingSink:
 
     def __init__(self) -> None:
         self.done: asyncio.Future[bytes | Problem] = asyncio.get_running_loop().create_future()
-        self._answer: Answer | None = None
+        self._answer: AnswerHead | None = None
         self._choices: list[_Collected] = []
 
-    def begin(self, answer: Answer) -> None:
+    def begin(self, answer: AnswerHead) -> None:
         self._answer = answer
         self._choices = [_Collected() for _ in range(answer.num_choices)]
 
@@ -135,7 +135,7 @@ class StreamingSink:
         self._taken = 0
         self._taken_s = loop.time()
 
-    def begin(self, answer: Answer) -> None:
+    def begin(self, answer: AnswerHead) -> None:
         self._writer = ChunkWriter(answer.head, answer.text, answer.include_usage, answer.wants_logprobs)
         self._include_usage = answer.include_usage
         self._begun = [False] * answer.num_choices

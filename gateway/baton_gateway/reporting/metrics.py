@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from baton_gateway.http_api.responses import Usage
-from baton_gateway.processes import METRICS_VARIABLE
+from baton_gateway.parent_process import METRICS_VARIABLE
 from baton_gateway.reporting.telemetry import LoadTelemetry
 from baton_gateway.requests.request_events import Outcome
 from baton_wire.messages.values import POOL_ROLES, Reason, Role

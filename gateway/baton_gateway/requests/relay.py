@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 from baton_gateway import errors
 from baton_gateway.errors import Problem, RefusedError
-from baton_gateway.http_api.openai_types import ChatRequest, CompletionRequest, Endpoint
+from baton_gateway.http_api.openai_types import ApiEndpoint, ChatRequest, CompletionRequest
 from baton_gateway.http_api.responses import ResponseHead, Usage
-from baton_gateway.http_api.sinks import Answer, Sink
+from baton_gateway.http_api.sinks import AnswerHead, Sink
 from baton_gateway.http_api.tenants import Tenant
 from baton_gateway.reporting.metrics import GatewayMetrics
 from baton_gateway.requests.admission import Admission, Verdict
@@ -330,13 +330,13 @@ class Relay:
             for _ in range(num_choices)
         ]
         head = ResponseHead(
-            endpoint=Endpoint.CHAT if is_chat else Endpoint.COMPLETIONS,
+            endpoint=ApiEndpoint.CHAT if is_chat else ApiEndpoint.COMPLETIONS,
             id=("chatcmpl-" if is_chat else "cmpl-") + secrets.token_hex(12),
             created=int(time.time()),
             model=options.model,
             system_fingerprint=f"fp_{fingerprint.model_hash[:12]}",
         )
-        live.sink.begin(Answer(head, text, num_choices, options.include_usage, options.logprobs is not None))
+        live.sink.begin(AnswerHead(head, text, num_choices, options.include_usage, options.logprobs is not None))
 
     # Timers -----------------------------------------------------------------------------------------------------------
 

@@ -2,11 +2,11 @@
 
 It decides who gets landing bytes and when, what of them is scattered into blocks, whether a sealed hand-over is
 admitted, and when bytes of the landing region may be given to somebody else. Every `expected` ends in exactly one
-`Landed` or `Failed`, after which nothing writes into the reservation's blocks. docs/protocol.md has the table of states
-and faults.
+`Landed` or `HandoverFailed`, after which nothing writes into the reservation's blocks. docs/protocol.md has the table
+of states and faults.
 
-Units are scattered as they arrive and compared with P's checksums at the Seal: the blocks are the reservation's own and
-nobody reads them before `Landed`.
+Units are scattered as they arrive and compared with P's checksums at the Seal: the blocks are the reservation's own
+and nobody reads them before `Landed`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from baton_kv_transfer.decode.records import (
     DecodeHandover,
     DecodeState,
     DecodeStats,
-    Failed,
+    HandoverFailed,
     Landed,
     Scatter,
 )
 from baton_kv_transfer.decode.spans import Owed, SpanQueue, SpanReclaim
 from baton_kv_transfer.decode.verification import first_bad_piece, seal_fault, stream_fault
 from baton_kv_transfer.grant import LinkedPeer, wanted_layout
-from baton_kv_transfer.handover import HandoverKey, Send, TransferConfig, Verify
+from baton_kv_transfer.handover import HandoverKey, SendTo, TransferConfig, Verify
 from baton_kv_transfer.landing import ClaimRefusal, LandingRegion, LandingWindow
 from baton_kv_transfer.layout import ALL, Extent, Leg, StreamLayout, joined, landing_extents, negotiated_unit
 from baton_wire.errors import BadMessageError, UnfitPairError
@@ -234,7 +234,7 @@ class DecodeHandovers:
                 self._reclaim.settle(key, peer)
                 return self._grant_waiting(now)
             self._refused["unknown_seal" if handover is None else "foreign_epoch"] += 1
-            return [Send(peer, messages.reject(key, Reason.UNKNOWN_REQUEST, "no such hand-over from this epoch"))]
+            return [SendTo(peer, messages.reject(key, Reason.UNKNOWN_REQUEST, "no such hand-over from this epoch"))]
         if handover.state is DecodeState.CLOSING and seal.transfer == handover.transfer:
             handover.writes_may_follow = False
         if handover.state is not DecodeState.GRANTED:
@@ -242,7 +242,7 @@ class DecodeHandovers:
             return []
         if seal.transfer != handover.transfer:
             self._refused["wrong_transfer"] += 1
-            return [Send(peer, messages.reject(key, Reason.BAD_REQUEST, "seal of another transfer"))]
+            return [SendTo(peer, messages.reject(key, Reason.BAD_REQUEST, "seal of another transfer"))]
         return self._sealed(handover, seal, now)
 
     def _sealed(self, handover: DecodeHandover, seal: Seal, now: float) -> list[DecodeAction]:
@@ -262,7 +262,7 @@ class DecodeHandovers:
     def _spoilt(self, handover: DecodeHandover, reason: Reason, detail: str, now: float) -> list[DecodeAction]:
         """A sealed hand-over that is not admitted."""
         done = messages.spoilt(handover.key, reason, detail)
-        return [Send(handover.peer, done), *self._fail(handover, reason, detail, now)]
+        return [SendTo(handover.peer, done), *self._fail(handover, reason, detail, now)]
 
     def _abandon(self, peer: bytes, abandon: Abandon, now: float) -> list[DecodeAction]:
         key = messages.key_of(abandon, self._peers.get(peer))
@@ -337,7 +337,7 @@ class DecodeHandovers:
             handover.granted_s, handover.writes_may_follow = now, True
             self._enter(handover, DecodeState.GRANTED, handover.deadline_s)
             grant = messages.grant(served.key, served.transfer, handover.layout, served.spans)
-            actions.append(Send(handover.peer, grant))
+            actions.append(SendTo(handover.peer, grant))
         return actions
 
     def _advance(self, handover: DecodeHandover, now: float) -> list[DecodeAction]:
@@ -366,14 +366,14 @@ class DecodeHandovers:
         self._end(handover, "landed", Reason.UNKNOWN_REQUEST, now)
         return [
             Landed(handover.key, handover.seal.first_tokens, handover.granted_s),
-            Send(handover.peer, messages.verified(handover.key)),
+            SendTo(handover.peer, messages.verified(handover.key)),
             *self._grant_waiting(now),
         ]
 
     def _fail(
         self, handover: DecodeHandover, reason: Reason, detail: str, now: float, *, tell_peer: bool = False
     ) -> list[DecodeAction]:
-        """Stop everything of this hand-over; `Failed` follows as soon as nothing writes into its blocks."""
+        """Stop everything of this hand-over; `HandoverFailed` follows as soon as nothing writes into its blocks."""
         actions = self._tell(handover.peer, messages.reject(handover.key, reason, detail)) if tell_peer else []
         self._queue.leave(handover.key)
         if handover.transfer is not None:
@@ -393,7 +393,7 @@ class DecodeHandovers:
                 linked=handover.peer in self._peers,
             )
         self._end(handover, reason, reason, now)
-        return [Failed(handover.key, reason, detail), *self._grant_waiting(now)]
+        return [HandoverFailed(handover.key, reason, detail), *self._grant_waiting(now)]
 
     def _end(self, handover: DecodeHandover, outcome: str, reason: Reason, now: float) -> None:
         """The worker is told that the hand-over is over."""
@@ -416,7 +416,7 @@ class DecodeHandovers:
         handover.state_until_s = min(until_s, handover.deadline_s)
 
     def _tell(self, peer: bytes, message: PairMessage) -> list[DecodeAction]:
-        return [Send(peer, message)] if peer in self._peers else []
+        return [SendTo(peer, message)] if peer in self._peers else []
 
     def holder_of(self, extent: Extent) -> bytes | None:
         """The prefill worker whose write may land there; None when nobody's may."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from baton_kv_transfer.handover import CutLink, HandoverKey, Send
+from baton_kv_transfer.handover import CutLink, HandoverKey, SendTo
 from baton_kv_transfer.landing import LandingStats
 from baton_kv_transfer.layout import Extent, StreamLayout
 from baton_wire.kv_shape import Units
@@ -47,13 +47,13 @@ class Landed:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class HandoverFailed:
     key: HandoverKey
     reason: Reason
     detail: str
 
 
-DecodeAction = Send | CutLink | Scatter | Landed | Failed
+DecodeAction = SendTo | CutLink | Scatter | Landed | HandoverFailed
 
 
 @dataclass(slots=True)

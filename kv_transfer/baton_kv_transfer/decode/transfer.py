@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from baton_kv_transfer.decode.machine import DecodeHandovers
 from baton_kv_transfer.decode.peers import Acceptor, PrefillLink
-from baton_kv_transfer.decode.records import DecodeAction, DecodeStats, Failed, Landed, Scatter
-from baton_kv_transfer.handover import CutLink, DecodeListener, HandoverKey, KvSink, Send, TransferConfig
+from baton_kv_transfer.decode.records import DecodeAction, DecodeStats, HandoverFailed, Landed, Scatter
+from baton_kv_transfer.handover import CutLink, DecodeListener, HandoverKey, KvSink, SendTo, TransferConfig
 from baton_kv_transfer.handover_steps import mark
 from baton_kv_transfer.landing import ClaimRefusal, LandingWindow
 from baton_kv_transfer.network import Connection, Network, Sockets
@@ -252,7 +252,7 @@ class DecodeTransfer:
     def _act(self, actions: list[DecodeAction]) -> None:
         for action in actions:
             match action:
-                case Send(peer, message):
+                case SendTo(peer, message):
                     linked = self._acceptor.links.get(peer)
                     if linked is not None:
                         linked.link.send(message)
@@ -266,7 +266,7 @@ class DecodeTransfer:
                     mark(key, "landed")
                     self._observe_handover_s(self._now() - granted_s)
                     self._listener.on_landed(key.request_key, first_tokens)
-                case Failed(key, reason, detail):
+                case HandoverFailed(key, reason, detail):
                     self._listener.on_failed(key.request_key, reason, detail)
 
     async def _scatter(self, scatter: Scatter) -> None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from baton_kv_transfer import messages
 from baton_kv_transfer.grant import DecodePeer, FormerGrants, granted_layout
-from baton_kv_transfer.handover import CutLink, HandoverKey, Send, TransferConfig, Verify
+from baton_kv_transfer.handover import CutLink, HandoverKey, SendTo, TransferConfig, Verify
 from baton_kv_transfer.layout import StreamLayout, landing_extents
 from baton_kv_transfer.prefill.records import (
     DropPuts,
@@ -333,13 +333,13 @@ class PrefillHandovers:
         handover.in_flight[put] = units
         return put_of(handover, put, layout, grant, units)
 
-    def _seal(self, handover: PrefillHandover, grant: Grant) -> Send:
+    def _seal(self, handover: PrefillHandover, grant: Grant) -> SendTo:
         assert handover.first_tokens is not None
         self._enter(handover, PrefillState.SEALED, handover.deadline_s)
         checksums = b"".join(handover.checksums[place] for place in sorted(handover.checksums))
         if self._config.verify is Verify.STAMPS:
             checksums = b""
-        return Send(
+        return SendTo(
             handover.peer,
             Seal(
                 request=handover.key.request,
@@ -378,8 +378,8 @@ class PrefillHandovers:
         actions.append(Release(handover.key, handover.progress, outcome.reason))
         return actions
 
-    def _abandon(self, peer: bytes, key: HandoverKey, reason: Reason, detail: str = "") -> Send:
-        return Send(peer, messages.abandon(key, reason, detail))
+    def _abandon(self, peer: bytes, key: HandoverKey, reason: Reason, detail: str = "") -> SendTo:
+        return SendTo(peer, messages.abandon(key, reason, detail))
 
     def _of(self, peer: bytes, state: PrefillState | None = None) -> list[PrefillHandover]:
         return [h for h in self._handovers.values() if h.peer == peer and (state is None or h.state is state)]
@@ -423,7 +423,7 @@ def put_of(handover: PrefillHandover, put: int, layout: StreamLayout, grant: Gra
     return Put(handover.key, handover.peer, put, grant.transfer, moved, landing)
 
 
-def word_of_groups(handover: PrefillHandover, layout: StreamLayout, portion_bytes: int | None) -> list[Send]:
+def word_of_groups(handover: PrefillHandover, layout: StreamLayout, portion_bytes: int | None) -> list[SendTo]:
     """Tell of the first layer groups whose puts are all done, once they are a portion more than was told.
 
     Not when less than a portion is left: the decode worker would still be scattering when the Seal comes.
@@ -439,4 +439,4 @@ def word_of_groups(handover: PrefillHandover, layout: StreamLayout, portion_byte
     handover.told_groups = stand
     assert handover.grant is not None
     key, transfer = handover.key, handover.grant.transfer
-    return [Send(handover.peer, Standing(request=key.request, attempt=key.attempt, transfer=transfer, groups=stand))]
+    return [SendTo(handover.peer, Standing(request=key.request, attempt=key.attempt, transfer=transfer, groups=stand))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field, replace
 
-from baton_kv_transfer.handover import CutLink, HandoverKey, Send
+from baton_kv_transfer.handover import CutLink, HandoverKey, SendTo
 from baton_kv_transfer.layout import Extent, StreamLayout
 from baton_wire.expiring import ExpiringMap
 from baton_wire.kv_shape import Units
@@ -143,7 +143,7 @@ class Report:
     """The KV is kept for a while and can go to another decode worker."""
 
 
-PrefillAction = Send | CutLink | Put | DropPuts | Granted | Release | Report
+PrefillAction = SendTo | CutLink | Put | DropPuts | Granted | Release | Report
 
 
 @dataclass(slots=True)

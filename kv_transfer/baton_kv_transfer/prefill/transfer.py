@@ -14,7 +14,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from baton_kv_transfer.grant import DecodePeer
-from baton_kv_transfer.handover import CutLink, HandoverKey, KvSource, PrefillListener, Send, TransferConfig
+from baton_kv_transfer.handover import CutLink, HandoverKey, KvSource, PrefillListener, SendTo, TransferConfig
 from baton_kv_transfer.handover_steps import mark
 from baton_kv_transfer.network import Network, Sockets
 from baton_kv_transfer.prefill.carrier import PutCarrier, Staging, ordinary_memory
@@ -260,7 +260,7 @@ class PrefillTransfer:
     def _act(self, actions: list[PrefillAction]) -> None:
         for action in actions:
             match action:
-                case Send(peer, message):
+                case SendTo(peer, message):
                     linked = self._dialler.links.get(peer)
                     if linked is not None:
                         linked.link.send(message)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from baton_kv_transfer.decode.machine import DecodeHandovers
-from baton_kv_transfer.decode.records import DecodeAction, DecodeStats, Failed, Landed, Scatter
+from baton_kv_transfer.decode.records import DecodeAction, DecodeStats, HandoverFailed, Landed, Scatter
 from baton_kv_transfer.grant import LinkedPeer, wanted_layout
 from baton_kv_transfer.handover import HandoverKey, TransferConfig
 from baton_kv_transfer.landing import ALIGNMENT_BYTES, ClaimRefusal, LandingWindow
@@ -31,13 +31,13 @@ LegId = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class AtDecodeRank:
-    """What a rank is to do; `Landed` and `Failed` are of the worker and never inside."""
+    """What a rank is to do; `Landed` and `HandoverFailed` are of the worker and never inside."""
 
     rank: int
     action: DecodeAction
 
 
-GroupDecodeAction = AtDecodeRank | Landed | Failed
+GroupDecodeAction = AtDecodeRank | Landed | HandoverFailed
 
 
 @dataclass(slots=True)
@@ -275,7 +275,7 @@ class DecodeGroup:
             match action:
                 case Landed(key, first_tokens, granted_s):
                     result += self._landed(rank, key, first_tokens, granted_s, now)
-                case Failed(key, reason, detail):
+                case HandoverFailed(key, reason, detail):
                     handover = self._open[replace(key, rank=0)]
                     handover.open.discard((rank, key.rank))
                     result += self._fail(handover, reason, f"rank {rank} from {key.rank}: {detail}", now)
@@ -328,6 +328,6 @@ class DecodeGroup:
         if handover.failure is None and gaps:
             handover.failure = (Reason.KV_CORRUPT, f"never scattered: {gaps[0]}")
         if handover.failure is not None:
-            return [Failed(handover.key, *handover.failure)]
+            return [HandoverFailed(handover.key, *handover.failure)]
         assert handover.first_tokens is not None
         return [Landed(handover.key, handover.first_tokens, handover.granted_s)]

@@ -19,11 +19,11 @@ from baton_engine.model.loading import DTYPES, RANDOM_SCHEME
 from baton_gateway.requests.preparing import ModelLimits
 from baton_gateway.text.revision_text import load_text_model
 from baton_local.argument_types import device, integer, volume
+from baton_local.batch.execution import GPU_BLOCK_TOKENS, BatchRun, Progress
 from baton_local.batch.jobs import Desk
 from baton_local.batch.lines import answered_ids, read_lines
-from baton_local.batch.run import GPU_BLOCK_TOKENS, BatchRun, Progress
-from baton_local.errors import RefusedError
-from baton_local.fleet.machine import devices, gpu_ids, model_argument
+from baton_local.errors import StartError
+from baton_local.fleet.host import devices, gpu_ids, model_argument
 from baton_wire.messages.values import Role
 from baton_worker.building.engine import build
 from baton_worker.building.parts import EngineParts
@@ -38,7 +38,7 @@ BAR: Final = 30
 
 
 def run_batch(options: argparse.Namespace) -> int:
-    """Exit status 0 when every line has an answer. Raises RefusedError, ManifestError, UnsupportedError, LocalError."""
+    """Exit status 0 when every line has an answer. Raises StartError, ManifestError, UnsupportedError, LocalError."""
     done = answered_ids(options.output)
     total = sum(1 for _ in read_lines(options.input))
     left = total - sum(1 for line in read_lines(options.input) if line.custom_id in done)
@@ -51,7 +51,7 @@ def run_batch(options: argparse.Namespace) -> int:
     try:
         engine = build(config, lambda step, load, seconds: None)
     except ConfigError as error:
-        raise RefusedError(str(error)) from error
+        raise StartError(str(error)) from error
     lines = (line for line in read_lines(options.input) if line.custom_id not in done)
     with options.output.open("ab", buffering=0) as output:
         run = BatchRun(engine, _desk(config.served_name, engine), lines, output)
@@ -80,7 +80,7 @@ def _config(options: argparse.Namespace) -> WorkerConfig:
         # An engine that prefills for itself: nothing lands, and no link needs a key.
         return replace(parse(Role.DECODE, [*arguments, *given, "--listen=127.0.0.1:0"]), role=Role.PREFILL)
     except ConfigError as error:
-        raise RefusedError(str(error)) from error
+        raise StartError(str(error)) from error
 
 
 def _manifest_arguments(options: argparse.Namespace) -> list[str]:

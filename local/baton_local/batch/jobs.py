@@ -11,7 +11,13 @@ from dataclasses import dataclass, field
 from baton_engine.scheduling.events import Drawn, SequenceSpec
 from baton_gateway.errors import Problem, internal_error, model_not_found, unsupported
 from baton_gateway.errors import RefusedError as RefusedRequestError
-from baton_gateway.http_api.openai_types import ChatRequest, CompletionRequest, Endpoint, parse_chat, parse_completion
+from baton_gateway.http_api.openai_types import (
+    ApiEndpoint,
+    ChatRequest,
+    CompletionRequest,
+    parse_chat,
+    parse_completion,
+)
 from baton_gateway.http_api.responses import FinishedChoice, ResponseHead, Usage, error_body, response_body
 from baton_gateway.requests.preparing import ModelLimits, encode_completion, make_prompts
 from baton_gateway.requests.request_events import Prompt
@@ -162,7 +168,7 @@ class Desk:
         except RefusedRequestError as refusal:
             return Refusal.of(line.custom_id, refusal.problem)
         head = ResponseHead(
-            endpoint=Endpoint.CHAT if is_chat else Endpoint.COMPLETIONS,
+            endpoint=ApiEndpoint.CHAT if is_chat else ApiEndpoint.COMPLETIONS,
             id=("chatcmpl-" if is_chat else "cmpl-") + digest[:12].hex(),
             created=self._created,
             model=options.model,

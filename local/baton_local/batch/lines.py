@@ -20,7 +20,7 @@ import msgspec
 
 from baton_gateway.errors import RefusedError as RefusedRequestError
 from baton_gateway.http_api.json_body import parse_object
-from baton_local.errors import RefusedError
+from baton_local.errors import StartError
 
 URLS: Final = ("/v1/chat/completions", "/v1/completions")
 FIELDS: Final = ("custom_id", "method", "url", "body")
@@ -39,49 +39,49 @@ class BatchLine:
 
 
 def read_lines(path: Path) -> Iterator[BatchLine]:
-    """The requests in order; blank lines are skipped. Raises RefusedError naming the file, the line and the field."""
+    """The requests in order; blank lines are skipped. Raises StartError naming the file, the line and the field."""
     seen: set[bytes] = set()
     try:
         with path.open("rb") as file:
             for number, raw in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), start=1):
                 place = f"{path}, line {number}"
                 if len(raw) > MAX_LINE_BYTES:
-                    raise RefusedError(f"{place}: longer than the {MAX_LINE_BYTES} bytes that a request may have")
+                    raise StartError(f"{place}: longer than the {MAX_LINE_BYTES} bytes that a request may have")
                 if raw.strip():
                     line = _parse(raw, place)
                     digest = hashlib.blake2b(line.custom_id.encode(), digest_size=16).digest()
                     if digest in seen:
-                        raise RefusedError(f"{place}: custom_id: {line.custom_id!r} occurs twice")
+                        raise StartError(f"{place}: custom_id: {line.custom_id!r} occurs twice")
                     seen.add(digest)
                     yield line
     except OSError as error:
-        raise RefusedError(f"{path}: {os.strerror(error.errno or 0)}") from error
+        raise StartError(f"{path}: {os.strerror(error.errno or 0)}") from error
 
 
 def _parse(raw: bytes, place: str) -> BatchLine:
     try:
         fields = parse_object(raw)
     except RefusedRequestError as error:
-        raise RefusedError(f"{place}: {error.problem.message}") from error
+        raise StartError(f"{place}: {error.problem.message}") from error
     unknown = sorted(set(fields) - set(FIELDS))
     if unknown:
-        raise RefusedError(f"{place}: {unknown[0][:64]}: unknown field; allowed: {', '.join(FIELDS)}")
+        raise StartError(f"{place}: {unknown[0][:64]}: unknown field; allowed: {', '.join(FIELDS)}")
     custom_id, url, body = fields.get("custom_id"), fields.get("url"), fields.get("body")
     if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= MAX_ID_CHARS:
-        raise RefusedError(f"{place}: custom_id: must be a text of 1 to {MAX_ID_CHARS} characters")
+        raise StartError(f"{place}: custom_id: must be a text of 1 to {MAX_ID_CHARS} characters")
     if fields.get("method") != "POST":
-        raise RefusedError(f"{place}: method: must be POST")
+        raise StartError(f"{place}: method: must be POST")
     if not isinstance(url, str) or url not in URLS:
-        raise RefusedError(f"{place}: url: must be one of {', '.join(URLS)}")
+        raise StartError(f"{place}: url: must be one of {', '.join(URLS)}")
     if not isinstance(body, dict):
-        raise RefusedError(f"{place}: body: must be an object")
+        raise StartError(f"{place}: body: must be an object")
     return BatchLine(custom_id, url, body)
 
 
 def answered_ids(path: Path) -> set[str]:
     """Custom ids that the output file has whole answers for; a torn last line is cut off the file.
 
-    Raises RefusedError when the file is something else than a batch's output.
+    Raises StartError when the file is something else than a batch's output.
     """
     if not path.exists():
         return set()
@@ -96,7 +96,7 @@ def answered_ids(path: Path) -> set[str]:
                 whole += len(raw)
                 found.add(_answered(raw, f"{path}, line {number}"))
     except OSError as error:
-        raise RefusedError(f"{path}: {os.strerror(error.errno or 0)}") from error
+        raise StartError(f"{path}: {os.strerror(error.errno or 0)}") from error
     return found
 
 
@@ -109,7 +109,7 @@ def _answered(raw: bytes, place: str) -> str:
     try:
         return msgspec.json.decode(raw, type=_Answer).custom_id
     except msgspec.DecodeError as error:
-        raise RefusedError(f"{place}: not an answer of a batch ({error}); write to another file") from error
+        raise StartError(f"{place}: not an answer of a batch ({error}); write to another file") from error
 
 
 def answer_line(custom_id: str, status: int, body: bytes) -> bytes:

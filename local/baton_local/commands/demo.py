@@ -22,12 +22,12 @@ from baton_local.client import Answer, ask, chat
 from baton_local.commands.ask import show
 from baton_local.errors import LocalError, NotRunningError
 from baton_local.fleet.log_tail import last_line
-from baton_local.fleet.observation import Observation, WorkerState, observe
+from baton_local.fleet.observation import Observation, ObservedWorker, observe
 from baton_local.fleet.process_tree import descendants, is_alive
-from baton_local.fleet.processes import Ended, Processes
+from baton_local.fleet.processes import ChildProcesses, Ended
 from baton_local.fleet.record import RunRecord, read_record
 from baton_local.fleet.run_dir import RunDir, base_directory, directory_name
-from baton_local.table import milliseconds, table
+from baton_local.text_table import milliseconds, table
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ def run_demo(options: DemoOptions) -> int:
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(directory)}
     run = RunDir(base_directory(environment) / directory_name(metadata.namespace, metadata.name))
     try:
-        with Processes() as processes:
+        with ChildProcesses() as processes:
             _show(run, processes, environment, directory / "up.log", options)
     except LocalError as error:
         raise DemoError(f"{error} (logs are kept in {directory})") from error
@@ -67,7 +67,7 @@ def run_demo(options: DemoOptions) -> int:
     return 0
 
 
-def _show(run: RunDir, processes: Processes, environment: dict[str, str], log: Path, options: DemoOptions) -> None:
+def _show(run: RunDir, processes: ChildProcesses, environment: dict[str, str], log: Path, options: DemoOptions) -> None:
     started_s = time.monotonic()
     command = (sys.executable, "-m", "baton_local", "up", "-f", str(options.manifest), *options.up_arguments)
     pid = processes.start(UP, command, environment, log)
@@ -123,7 +123,7 @@ def check_moved(seen: Observation) -> None:
         raise DemoError(f"{sum(got.values())} bytes of KV were received, but {sum(sent.values())} sent")
 
 
-def is_settled(states: Sequence[WorkerState | None]) -> bool:
+def is_settled(states: Sequence[ObservedWorker | None]) -> bool:
     """Whether every worker answers, is idle, and both ends of the transfer have counted the same bytes. Pure.
 
     Each worker publishes its counters a few times a second: the receiver's may be ahead of the sender's.
@@ -139,7 +139,7 @@ def _blocks(moved: int, block_bytes: int) -> int | None:
     return moved // block_bytes if block_bytes else None
 
 
-def _ready(run: RunDir, pid: int, processes: Processes, log: Path, limit_s: float) -> RunRecord:
+def _ready(run: RunDir, pid: int, processes: ChildProcesses, log: Path, limit_s: float) -> RunRecord:
     def ready() -> RunRecord | None:
         ended = processes.poll()
         if ended:
@@ -175,7 +175,7 @@ def _settled(run: RunDir) -> Observation:
         return observe(read_record(run))
 
 
-def _ended(processes: Processes, log: Path, limit_s: float) -> Ended:
+def _ended(processes: ChildProcesses, log: Path, limit_s: float) -> Ended:
     def ended() -> Ended | None:
         return next(iter(processes.poll()), None)
 

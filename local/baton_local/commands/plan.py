@@ -9,7 +9,7 @@ from pathlib import Path
 from baton_control.sizing.model_shape import KNOWN_SHAPES, ModelShape, shape_from_config
 from baton_control.sizing.roofline import balance_batch, worker_model
 from baton_control.sizing.worker_model import WorkerModel
-from baton_local.errors import RefusedError
+from baton_local.errors import StartError
 from baton_wire.rules.hardware import ACCELERATORS, Accelerator
 from baton_wire.rules.step_times import attended_pairs
 
@@ -43,9 +43,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_plan(options: argparse.Namespace) -> int:
-    """The command; raises RefusedError and ManifestError."""
+    """The command; raises StartError and ManifestError."""
     if min(options.prompt, options.output, options.tpot) <= 0:
-        raise RefusedError("--prompt, --output and --tpot must be over 0")
+        raise StartError("--prompt, --output and --tpot must be over 0")
     shape, accelerator = shape_named(options.model), accelerator_named(options.accelerator)
     model = worker_model(shape, accelerator, options.tensor_parallel, max_step_tokens=options.max_step_tokens)
     price = accelerator.cost_per_hour if options.price is None else options.price
@@ -120,7 +120,7 @@ def _expected_ttft_s(model: WorkerModel, prompt: int) -> float:
 
 
 def shape_named(name: str) -> ModelShape:
-    """A known model, or the config.json of a folder. Raises RefusedError, ManifestError."""
+    """A known model, or the config.json of a folder. Raises StartError, ManifestError."""
     if name in KNOWN_SHAPES:
         return KNOWN_SHAPES[name]
     path = Path(name) / "config.json"
@@ -128,13 +128,13 @@ def shape_named(name: str) -> ModelShape:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         known = ", ".join(KNOWN_SHAPES)
-        raise RefusedError(f"--model: {name} is neither one of {known} nor a folder with config.json") from error
+        raise StartError(f"--model: {name} is neither one of {known} nor a folder with config.json") from error
     if not isinstance(config, dict):
-        raise RefusedError(f"--model: {path} is not a JSON object")
+        raise StartError(f"--model: {path} is not a JSON object")
     return shape_from_config(Path(name).resolve().name, config)
 
 
 def accelerator_named(name: str) -> Accelerator:
     if name not in ACCELERATORS:
-        raise RefusedError(f"--accelerator: {name} is not allowed: one of {', '.join(ACCELERATORS)}")
+        raise StartError(f"--accelerator: {name} is not allowed: one of {', '.join(ACCELERATORS)}")
     return ACCELERATORS[name]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from baton_local.errors import RefusedError
+from baton_local.errors import StartError
 from baton_local.fleet.log_tail import labelled, read_from
 from baton_local.fleet.run_dir import RunDir, base_directory, find_run, is_held
 
@@ -25,7 +25,7 @@ def run_logs(process: str | None, name: str | None, follow: bool) -> int:
 def _print_new(run: RunDir, process: str | None, positions: dict[str, int]) -> None:
     names = sorted(path.stem for path in run.logs.glob("*.log"))
     if process is not None and process not in names:
-        raise RefusedError(f"no process {process}: there are {', '.join(names) or 'none'}")
+        raise StartError(f"no process {process}: there are {', '.join(names) or 'none'}")
     for name in names if process is None else [process]:
         text, positions[name] = read_from(run.log(name), positions.get(name, 0))
         for line in labelled(name, text) if process is None else text.splitlines():

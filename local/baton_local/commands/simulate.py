@@ -18,7 +18,7 @@ from baton_control.sizing.worker_model import WorkerModel
 from baton_control.sizing.workload import Workload
 from baton_control.spec.quantities import parse_duration
 from baton_local.commands.plan import accelerator_named, add_model_options, shape_named
-from baton_local.errors import RefusedError
+from baton_local.errors import StartError
 from baton_simulate.policies import POLICIES, mix_of, needs_of, player
 from baton_simulate.replay import ReplayOutcome, Scenario, replay
 from baton_simulate.synthetic import Shape, synthetic
@@ -71,7 +71,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_simulate(options: argparse.Namespace) -> int:
-    """The command; raises RefusedError and ManifestError for what cannot be simulated."""
+    """The command; raises StartError and ManifestError for what cannot be simulated."""
     run = _run_of(options)
     if options.what_if:
         _print_what_if(run)
@@ -102,9 +102,9 @@ def _run_of(options: argparse.Namespace) -> _Run:
     model = worker_model(shape, accelerator_named(options.accelerator), options.tensor_parallel)
     model = replace(model, max_step_tokens=options.max_step_tokens)
     if not 50.0 <= options.percentile < 100.0:
-        raise RefusedError(f"--percentile: {options.percentile} is not allowed: must be from 50 to under 100")
+        raise StartError(f"--percentile: {options.percentile} is not allowed: must be from 50 to under 100")
     if not (0.0 < options.rate <= 5000.0 and 0.0 < options.rate_scale <= 1000.0 and 0.0 < options.time_scale <= 1000.0):
-        raise RefusedError("--rate, --rate-scale and --time-scale must be over 0 and at most 5000, 1000 and 1000")
+        raise StartError("--rate, --rate-scale and --time-scale must be over 0 and at most 5000, 1000 and 1000")
     if options.trace:
         workload = _trace(options.trace)
     else:
@@ -114,7 +114,7 @@ def _run_of(options: argparse.Namespace) -> _Run:
     if options.rate_scale != 1.0:
         workload = workload.rate_scaled(options.rate_scale, random)
     if len(workload) < 2 or workload.duration_s <= 0:
-        raise RefusedError("the load has fewer than two requests")
+        raise StartError("the load has fewer than two requests")
     share = options.percentile / 100.0
     bounds = Bounds(1, options.max_workers, options.tensor_parallel)
     targets = Targets(options.ttft, options.tpot, share, share)
@@ -125,7 +125,7 @@ def _trace(path: Path) -> Workload:
     try:
         return read_trace(path)
     except (OSError, UnicodeDecodeError) as error:
-        raise RefusedError(f"--trace: {path} cannot be read: {error}") from error
+        raise StartError(f"--trace: {path} cannot be read: {error}") from error
 
 
 def _progress(shown: bool) -> Callable[[float], None] | None:
@@ -214,11 +214,11 @@ def _cell(sizes: dict[Role, int], run: _Run, is_reachable: bool) -> str:
 
 def _draw(path: Path, run: _Run, outcome: ReplayOutcome) -> None:
     if path.suffix not in {".png", ".svg"}:
-        raise RefusedError(f"--plot: {path.name} is not allowed: must end in .png or .svg")
+        raise StartError(f"--plot: {path.name} is not allowed: must end in .png or .svg")
     try:
         from baton_local.timeline import draw_timeline
     except ImportError as error:
-        raise RefusedError("--plot needs matplotlib: pip install 'baton-serving[plot]'") from error
+        raise StartError("--plot needs matplotlib: pip install 'baton-serving[plot]'") from error
     draw_timeline(path, run.workload, run.spec, outcome)
 
 

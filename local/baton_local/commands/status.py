@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 import msgspec
 
-from baton_local.fleet.observation import Observation, WorkerState
+from baton_local.fleet.observation import Observation, ObservedWorker
 from baton_local.fleet.record import PostRecord, TargetRecord
-from baton_local.table import milliseconds, table
+from baton_local.text_table import milliseconds, table
 from baton_wire.sketch import Sketch
 
 SHOWN_PERCENTILES = (50, 95, 99)
@@ -99,7 +99,7 @@ def _process(post: PostRecord) -> dict[str, object]:
     }
 
 
-def _worker(post: PostRecord, state: WorkerState | None, seen: Observation) -> dict[str, object]:
+def _worker(post: PostRecord, state: ObservedWorker | None, seen: Observation) -> dict[str, object]:
     known = {} if state is None else {name: getattr(state, name) for name in _STATE_FIELDS}
     transfer = {} if state is None else {name: getattr(state.transfer, name) for name in _TRANSFER_FIELDS}
     links = [] if state is None else [msgspec.structs.asdict(link) for link in state.transfer.links]
@@ -122,7 +122,7 @@ def _link(post: PostRecord, seen: Observation) -> str | None:
     return None if post.address is None else seen.seen_by_gateway.links.get(post.address)
 
 
-def _row(post: PostRecord, state: WorkerState | None, seen: Observation) -> tuple[object, ...]:
+def _row(post: PostRecord, state: ObservedWorker | None, seen: Observation) -> tuple[object, ...]:
     blocks = (None,) * 4 if state is None else (state.blocks_total, state.blocks_free, state.running, state.waiting)
     pid, link = str(post.pid or "-"), _link(post, seen)
     return (post.name, post.phase, link, pid, post.address, post.revision, post.starts, *blocks)

@@ -28,10 +28,10 @@ from baton_control.spec.manifest import read_manifest
 from baton_control.worker_specs import Device, Site, instance_arguments
 from baton_local.fleet import supervision
 from baton_local.fleet.emulation import Emulation, emulated, write_paced
+from baton_local.fleet.host import devices, free_port, gpu_ids, model_argument
 from baton_local.fleet.log_tail import last_line
-from baton_local.fleet.machine import devices, free_port, gpu_ids, model_argument
 from baton_local.fleet.pool_scaling import Scaling
-from baton_local.fleet.processes import Processes
+from baton_local.fleet.processes import ChildProcesses
 from baton_local.fleet.processes_wanted import Fleet, PostSpec, leaving_posts, new_posts, plan_fleet, roll
 from baton_local.fleet.record import PostRecord, RunRecord, TargetRecord, write_record
 from baton_local.fleet.run_dir import RunDir, base_directory, claimed, directory_name, write_json, write_key
@@ -88,19 +88,19 @@ def run_up(options: UpOptions) -> int:
         if emulation is not None:
             write_paced(run.paced, emulation)
         fleet = plan_fleet(deployment, _site(run, model, chosen, link.getsockname()[1], emulation, longest_s))
-        with Processes() as processes:
-            runtime = Runtime(run, fleet, processes, options.host, port, gpus, patience, link, emulation)
+        with ChildProcesses() as processes:
+            runtime = LocalRuntime(run, fleet, processes, options.host, port, gpus, patience, link, emulation)
             return asyncio.run(runtime.serve())
 
 
-class Runtime:
+class LocalRuntime:
     """One running deployment."""
 
     def __init__(
         self,
         run: RunDir,
         fleet: Fleet,
-        processes: Processes,
+        processes: ChildProcesses,
         host: str,
         port: int,
         gpus: tuple[str, ...],
@@ -243,7 +243,7 @@ class Runtime:
                     self._write_record()
                     with contextlib.suppress(OSError):  # as in _say
                         print(f"ready {self._endpoint}", flush=True)
-                case supervision.Finish(status, cause):
+                case supervision.FinishRun(status, cause):
                     self._status = status
                     self._say(f"stopped: {cause}; logs are in {self._run.logs}" if cause else "stopped")
 

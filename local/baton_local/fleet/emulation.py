@@ -16,7 +16,7 @@ from baton_control.sizing.roofline import worker_model
 from baton_control.sizing.worker_model import WorkerModel
 from baton_control.spec.api import LLMDeployment
 from baton_local.commands.plan import accelerator_named, shape_named
-from baton_local.errors import RefusedError
+from baton_local.errors import StartError
 from baton_local.fleet.run_dir import write_json
 from baton_wire.rules.prompt_order import BUSY_S
 from baton_wire.rules.step_times import PacedTimes
@@ -41,13 +41,13 @@ class Emulation:
 
 
 def emulated(text: str, deployment: LLMDeployment) -> Emulation:
-    """From `ACCELERATOR[xN]:MODEL[/SLOWER][@STARTUP_S]`. Raises RefusedError.
+    """From `ACCELERATOR[xN]:MODEL[/SLOWER][@STARTUP_S]`. Raises StartError.
 
     SLOWER stretches every step, so that a small machine keeps the pace of many workers.
     """
     found = FORM.fullmatch(text)
     if found is None:
-        raise RefusedError(f"--emulate: {text!r} is not allowed: must be ACCELERATOR[xN]:MODEL[/SLOWER][@SECONDS]")
+        raise StartError(f"--emulate: {text!r} is not allowed: must be ACCELERATOR[xN]:MODEL[/SLOWER][@SECONDS]")
     accelerator, shape = accelerator_named(found["accelerator"]), shape_named(found["model"])
     count = int(found["count"] or 1)
     startup_s = float(found["startup"] or DEFAULT_STARTUP_S)

@@ -40,7 +40,7 @@ class Transfer(msgspec.Struct, frozen=True, rename=_TOLD):
         return self.way.split()[0] if self.way else None
 
 
-class WorkerState(msgspec.Struct, frozen=True):
+class ObservedWorker(msgspec.Struct, frozen=True):
     """A worker's own account of itself."""
 
     blocks_total: int
@@ -67,7 +67,7 @@ class Observation:
     """A running deployment as seen now."""
 
     record: RunRecord
-    workers: tuple[tuple[PostRecord, WorkerState | None], ...]
+    workers: tuple[tuple[PostRecord, ObservedWorker | None], ...]
     """None: the worker does not answer."""
     gateway: PostRecord | None
     seen_by_gateway: GatewayState
@@ -118,9 +118,9 @@ def _whole(latency: _Latency | None) -> Sketch:
     return merged(SketchData(each.ratio, each.sum_s, each.buckets) for each in told)
 
 
-def _worker_state(post: PostRecord) -> WorkerState | None:
+def _worker_state(post: PostRecord) -> ObservedWorker | None:
     """None: it does not answer, or not with what a worker says."""
     try:
-        return msgspec.convert(get_json(f"http://{post.address}", "/state"), WorkerState) if post.address else None
+        return msgspec.convert(get_json(f"http://{post.address}", "/state"), ObservedWorker) if post.address else None
     except msgspec.ValidationError:
         return None

@@ -34,14 +34,14 @@ class Ended:
     pid: int
 
 
-class Processes:
+class ChildProcesses:
     """The running children of this process, by name. A context: leaving it kills whatever is left."""
 
     def __init__(self) -> None:
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._guard = _start_guard()
 
-    def __enter__(self) -> Processes:
+    def __enter__(self) -> ChildProcesses:
         return self
 
     def __exit__(

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from baton_local.errors import NotRunningError, RefusedError
+from baton_local.errors import NotRunningError, StartError
 
 KEY_BYTES = 32
 LOCK_TRIES = 5
@@ -71,7 +71,7 @@ class RunDir:
 
 
 def base_directory(environment: dict[str, str] | os._Environ[str] = os.environ) -> Path:
-    """The private directory that holds all run directories; made when missing. Raises RefusedError if not private."""
+    """The private directory that holds all run directories; made when missing. Raises StartError if not private."""
     runtime = environment.get("XDG_RUNTIME_DIR")
     path = Path(runtime) / "baton" if runtime and Path(runtime).is_dir() else Path("/tmp") / f"baton-{os.getuid()}"
     _private_directory(path)
@@ -85,7 +85,7 @@ def directory_name(namespace: str, name: str) -> str:
 
 @contextmanager
 def claimed(base: Path, directory: str) -> Iterator[RunDir]:
-    """A fresh run directory, held for as long as the context lasts. Raises RefusedError when the deployment is running.
+    """A fresh run directory, held for as long as the context lasts. Raises StartError when the deployment is running.
 
     Keys and addresses are removed at the end; logs stay until the deployment is started again, what sizing remembers
     for longer.
@@ -94,7 +94,7 @@ def claimed(base: Path, directory: str) -> Iterator[RunDir]:
     _private_directory(run.root)
     with run.lock.open("w") as lock:
         if not _locked(lock):
-            raise RefusedError(f"{directory} is already running: stop it first, or use another metadata.name")
+            raise StartError(f"{directory} is already running: stop it first, or use another metadata.name")
         _clear(run, keep_logs=False)
         for path in (run.keys, run.announcements, run.logs):
             path.mkdir(mode=0o700)
@@ -169,11 +169,11 @@ def _private_directory(path: Path) -> None:
     path.mkdir(mode=0o700, exist_ok=True)
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode):
-        raise RefusedError(f"{path} is not a directory")
+        raise StartError(f"{path} is not a directory")
     if found.st_uid != os.getuid():
-        raise RefusedError(f"{path} belongs to another user")
+        raise StartError(f"{path} belongs to another user")
     if found.st_mode & 0o077:
-        raise RefusedError(f"{path} is open to other users: its mode must be 0700")
+        raise StartError(f"{path} is open to other users: its mode must be 0700")
 
 
 def _clear(run: RunDir, keep_logs: bool) -> None:

@@ -76,14 +76,14 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Finish:
+class FinishRun:
     """Nothing runs any more: end with this exit status."""
 
     status: int
     cause: str | None
 
 
-Action = Start | Signal | Publish | Say | Ready | Finish
+Action = Start | Signal | Publish | Say | Ready | FinishRun
 
 
 @dataclass(slots=True)
@@ -225,7 +225,7 @@ class Supervisor:
         left = [post for post in self.posts.values() if post.phase is not Phase.STOPPED]
         if not left:
             self.finished = True
-            return [Finish(self.status, self.cause)]
+            return [FinishRun(self.status, self.cause)]
         gateways = [post for post in left if post.role is Role.GATEWAY]
         return [action for post in gateways or left for action in self._stop(post, now)]
 

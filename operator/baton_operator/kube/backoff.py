@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from baton_operator.kube.client import KubeError, TooManyRequests
+from baton_operator.kube.kube_api import KubeError, TooManyRequests
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 15.0
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import msgspec
 
 from baton_control.names import Key
-from baton_operator.kube.client import Change, Listing, Resource, WatchEvent
 from baton_operator.kube.kinds import DEPLOYMENTS, PODS, POOLS
+from baton_operator.kube.kube_api import Change, Listing, Resource, WatchEvent
 from baton_operator.kube.object_fields import mapping, mappings, metadata_of
 from baton_operator.objects.cluster import Manifest
 from baton_operator.objects.metadata import DEPLOYMENT_LABEL

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 
 from baton_control.names import Key
 from baton_operator.kube.cache import Cache
-from baton_operator.kube.client import Resource
 from baton_operator.kube.kinds import CUSTOM
+from baton_operator.kube.kube_api import Resource
 
 
 class CustomResources:

@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 
 from baton_operator.kube.cache import Cache
-from baton_operator.kube.client import Change, Resource, WatchEvent
+from baton_operator.kube.kube_api import Change, Resource, WatchEvent
 
 _MODELS = "kubernetes.client"
 sys.modules.setdefault(_MODELS, None)  # type: ignore[arg-type]  # kopf would import it for its models: 20 MB unused

@@ -16,7 +16,7 @@ import msgspec
 from yarl import URL
 
 from baton_control.errors import FieldProblem
-from baton_operator.kube.client import (
+from baton_operator.kube.kube_api import (
     AlreadyExists,
     Change,
     Conflict,

@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 from baton_operator.kube.backoff import Backoff
 from baton_operator.kube.cache import Cache
-from baton_operator.kube.client import Expired, KubeApi, KubeError
 from baton_operator.kube.kinds import selector_for
+from baton_operator.kube.kube_api import Expired, KubeApi, KubeError
 from baton_operator.kube.object_fields import metadata_of
 
 log = logging.getLogger(__name__)

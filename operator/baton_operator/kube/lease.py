@@ -12,8 +12,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from baton_operator.kube.client import AlreadyExists, Conflict, KubeApi, KubeError, NotFound
 from baton_operator.kube.kinds import LEASES
+from baton_operator.kube.kube_api import AlreadyExists, Conflict, KubeApi, KubeError, NotFound
 from baton_operator.kube.object_fields import annotations_of, mapping, metadata_of, text
 from baton_operator.objects.cluster import Manifest
 

@@ -11,9 +11,9 @@ from baton_operator.objects.cluster import Manifest, Owner, Platform
 from baton_operator.objects.fetch import fetch_objects
 from baton_operator.objects.link_keys import key_secret
 from baton_operator.objects.metadata import owned, selector
-from baton_operator.objects.network import gateway_service, policies, pool_service
 from baton_operator.objects.optional import optional_objects
 from baton_operator.objects.pods import LOAD_S, WorkerTemplate, gateway_template
+from baton_operator.objects.reachability import gateway_service, policies, pool_service
 from baton_operator.schema.llm_pool import POOL_KIND
 from baton_wire.messages.values import POOL_ROLES, Role
 

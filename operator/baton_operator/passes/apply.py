@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from baton_control.errors import OperatorError
 from baton_control.hashes import content_hash
 from baton_operator.kube.cache import Cache
-from baton_operator.kube.client import Conflict, KubeApi, NotFound, Resource
 from baton_operator.kube.kinds import resource_of
+from baton_operator.kube.kube_api import Conflict, KubeApi, NotFound, Resource
 from baton_operator.kube.object_fields import (
     annotations_of,
     is_controlled,

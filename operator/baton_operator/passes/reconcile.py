@@ -19,8 +19,8 @@ from baton_control.rollout import Group, Limits, Step, Wanted, next_step
 from baton_control.sizing.metrics import SizingMetrics
 from baton_control.sizing.scaling import HoldSizing, PoolNow, Sized, Sizing
 from baton_control.spec.api import LLMDeployment, ScalingMode
-from baton_operator.kube.client import Forbidden, Invalid, KubeApi, Resource
 from baton_operator.kube.kinds import OPTIONAL
+from baton_operator.kube.kube_api import Forbidden, Invalid, KubeApi, Resource
 from baton_operator.kube.object_fields import mapping
 from baton_operator.objects.cluster import Manifest, Platform
 from baton_operator.objects.fetch import fetch_of, former_jobs

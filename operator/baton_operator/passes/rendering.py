@@ -16,8 +16,8 @@ from baton_control.hashes import Revision, content_hash
 from baton_control.names import gateway_name
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.manifest import parse_live
-from baton_operator.kube.client import Resource
 from baton_operator.kube.kinds import ACCOUNTS, OPTIONAL, SECRETS, resource_of
+from baton_operator.kube.kube_api import Resource
 from baton_operator.kube.object_fields import annotations_of, metadata_of
 from baton_operator.objects.cluster import Manifest, Owner, Platform
 from baton_operator.objects.desired import pool_facade, standing_objects, workers_of

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from baton_control.errors import OperatorError
 from baton_control.spec.api import ScalingMode
-from baton_operator.kube.client import Forbidden, Invalid
+from baton_operator.kube.kube_api import Forbidden, Invalid
 from baton_operator.kube.object_fields import mapping
 from baton_operator.objects.cluster import Owner
 from baton_operator.passes.apply import Applied, Applier, NameTaken, Wish, with_metadata

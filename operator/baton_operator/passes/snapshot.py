@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from baton_control.names import Key, gateway_name, pool_name
 from baton_operator.kube.cache import REPLICA_OWNERS, Cache
-from baton_operator.kube.client import Resource
 from baton_operator.kube.kinds import ACCOUNTS, DEPLOYMENTS, JOBS, PODS, POOLS, RECORDS, WITHDRAWN, WORKERS
+from baton_operator.kube.kube_api import Resource
 from baton_operator.kube.object_fields import (
     annotations_of,
     integer,

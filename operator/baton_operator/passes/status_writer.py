@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from baton_control.hashes import content_hash
 from baton_control.names import Key, pool_name
 from baton_control.spec.api import API_VERSION, KIND, LLMDeployment
-from baton_operator.kube.client import KubeApi, KubeError
 from baton_operator.kube.kinds import EVENTS
+from baton_operator.kube.kube_api import KubeApi, KubeError
 from baton_operator.kube.object_fields import mapping, metadata_of, uid_of
 from baton_operator.objects.cluster import Manifest
 from baton_operator.objects.metadata import selector_text

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from baton_local.client import Answer, End, Request, chat, open_session, send
+from baton_local.client import Answer, AnswerEnd, ClientRequest, chat, open_session, send
 from baton_testing.engine import tiny_llama
 
 MAX_TOKENS = 320
@@ -33,7 +33,7 @@ class Ask:
     """One request and the texts of its choices."""
 
     kind: str
-    request: Request
+    request: ClientRequest
     expected: tuple[str, ...]
 
 
@@ -82,7 +82,7 @@ def _texts() -> dict[str, str]:
     return texts
 
 
-def question_of(question: str, *, stream: bool = True, **fields: object) -> Request:
+def question_of(question: str, *, stream: bool = True, **fields: object) -> ClientRequest:
     """Greedily, as long as the known answers are."""
     return chat(MODEL, question, stream=stream, **{"max_tokens": MAX_TOKENS, "temperature": 0, **fields})
 
@@ -101,8 +101,8 @@ async def sent(host: str, port: int, ask: Ask) -> Judged:
 
     async with open_session(REQUEST_S, fresh=True, socket_factory=bound) as session:
         answer = await send(session, f"http://{host}:{port}", ask.request)
-    if answer.end is not End.WHOLE:
-        told = "failed" if answer.end is End.REFUSED else "broken"
+    if answer.end is not AnswerEnd.WHOLE:
+        told = "failed" if answer.end is AnswerEnd.REFUSED else "broken"
         return Judged(ask, answer, own_port, told, f"{answer.failure}: {answer.detail}")
     got = tuple(answer.texts.get(index, "") for index in range(len(ask.expected)))
     if got == ask.expected and set(answer.finished) == set(range(len(got))):

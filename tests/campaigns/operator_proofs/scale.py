@@ -27,7 +27,6 @@ import yaml
 from bench.machine import this_machine
 from bench.results import Cell, percentile, publish
 
-from baton_operator.kube.client import Change, KubeApi, KubeError, Resource
 from baton_operator.kube.http_client import HttpKubeApi
 from baton_operator.kube.kinds import (
     ACCOUNTS,
@@ -41,6 +40,7 @@ from baton_operator.kube.kinds import (
     SERVICES,
     WORKERS,
 )
+from baton_operator.kube.kube_api import Change, KubeApi, KubeError, Resource
 from baton_operator.kube.kubeconfig import load
 from baton_operator.objects.metadata import DEPLOYMENT_LABEL
 from baton_testing.kube.control_plane import HOW, control_plane, find_programs

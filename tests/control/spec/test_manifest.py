@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton_control.errors import ManifestError
-from baton_control.spec.api import ScalingMode, Transport
+from baton_control.spec.api import ScalingMode, TransportMode
 from baton_control.spec.manifest import MAX_FILE_BYTES, parse_live, parse_manifest, parse_object, read_manifest
 from baton_testing.kube.manifests import as_yaml, manifest, set_at
 
@@ -26,7 +26,7 @@ def test_everything_but_the_model_has_a_default() -> None:
     spec = parse_object(manifest()).spec
     assert (spec.prefill.replicas.min, spec.prefill.replicas.max) == (1, 1)
     assert spec.decode.accelerator is None
-    assert spec.kv_transfer.transport is Transport.AUTO
+    assert spec.kv_transfer.transport is TransportMode.AUTO
     assert spec.autoscaling.mode is ScalingMode.SLO
     assert (spec.rollout.max_surge, spec.rollout.max_unavailable) == (1, 0)
     assert spec.gateway.limits.max_request_duration == 600.0

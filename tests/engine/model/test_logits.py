@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from baton_engine.model.loading import load_model
-from baton_engine.scheduling.plan import StepPlan
+from baton_engine.scheduling.step_plan import StepPlan
 from baton_testing.engine.model_steps import ModelSteps, blocks_of, chunk, opened, updates
 from baton_testing.engine.models import FAMILIES, reference_logits
 

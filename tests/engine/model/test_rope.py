@@ -9,8 +9,8 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from baton_engine.model.config import parse_config
 from baton_engine.model.layers.rope import rope_tables
+from baton_engine.model.model_config import parse_config
 from baton_testing.engine.models import LINEAR_ROPE, LLAMA3_ROPE, YARN_ROPE
 
 SHAPE: dict[str, Any] = {

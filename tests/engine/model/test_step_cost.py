@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton_engine.model.config import parse_config
+from baton_engine.model.model_config import parse_config
 from baton_engine.model.step_cost import CostModel, cost_model
 from baton_engine.running.step_load import StepLoad
 

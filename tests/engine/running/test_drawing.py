@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from baton_engine.running.drawing import DrawingRows
-from baton_engine.scheduling.plan import StepPlan
+from baton_engine.scheduling.step_plan import StepPlan
 from baton_testing.engine.model_steps import ModelSteps, chunk
 from baton_testing.engine.models import FAMILIES
 

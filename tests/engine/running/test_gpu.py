@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from baton_engine.model.loading import LoadedModel, load_model
 from baton_engine.running.sampler import Sampler
-from baton_engine.scheduling.plan import StepPlan
+from baton_engine.scheduling.step_plan import StepPlan
 from baton_testing.engine.model_steps import GREEDY, ModelSteps, RunnerSteps, chunk, make_pool, opened
 from baton_testing.engine.models import FAMILIES
 from baton_wire.kv_shape import Units

@@ -10,7 +10,7 @@ import torch
 
 from baton_engine.running import layer_notices
 from baton_engine.running.layer_notices import NOTICE_BYTES, LayerNotices
-from baton_engine.scheduling.plan import PrefillChunk, StepPlan
+from baton_engine.scheduling.step_plan import PrefillChunk, StepPlan
 from baton_testing.engine.model_steps import RunnerSteps, chunk, opened
 
 CPU = torch.device("cpu")

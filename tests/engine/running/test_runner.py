@@ -9,7 +9,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from baton_engine.scheduling.plan import BlockCopy, BlockUpdate, StepPlan
+from baton_engine.scheduling.step_plan import BlockCopy, BlockUpdate, StepPlan
 from baton_testing.engine.model_steps import GREEDY, RunnerSteps, blocks_of, chunk, opened, updates
 from baton_testing.engine.models import FAMILIES, reference_logits
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from baton_engine.running.step_load import LoadMeter
-from baton_engine.scheduling.plan import OpenSlot, PrefillChunk, StepPlan
+from baton_engine.scheduling.step_plan import OpenSlot, PrefillChunk, StepPlan
 from baton_wire.messages.values import SamplingParams
 
 SAMPLING = SamplingParams(max_tokens=9, seed=1)

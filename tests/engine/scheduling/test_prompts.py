@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton_engine.scheduling.events import Computed, Failed, SequenceSpec
-from baton_engine.scheduling.plan import StepPlan
+from baton_engine.scheduling.step_plan import StepPlan
 from baton_testing.engine.toy_engine import Engine, config, engine, key, spec
 from baton_wire.messages.values import Reason
 

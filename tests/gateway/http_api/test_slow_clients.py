@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import pytest
 
-from baton_gateway.http_api.openai_types import Endpoint
+from baton_gateway.http_api.openai_types import ApiEndpoint
 from baton_gateway.http_api.responses import ResponseHead
-from baton_gateway.http_api.sinks import MAX_BUFFERED_BYTES, STALL_S, Answer, StreamingSink
+from baton_gateway.http_api.sinks import MAX_BUFFERED_BYTES, STALL_S, AnswerHead, StreamingSink
 from baton_gateway.text.choice_text import Increment
 
 STEP_BYTES = 20
@@ -36,9 +36,9 @@ class StuckTransport:
         self.is_aborted = True
 
 
-def answer() -> Answer:
-    head = ResponseHead(Endpoint.CHAT, "chatcmpl-1", 0, "tiny", "fp_1")
-    return Answer(head, cast(Any, None), 1, False, False)
+def answer() -> AnswerHead:
+    head = ResponseHead(ApiEndpoint.CHAT, "chatcmpl-1", 0, "tiny", "fp_1")
+    return AnswerHead(head, cast(Any, None), 1, False, False)
 
 
 def stream_to(sink: StreamingSink, transport: StuckTransport, tokens_per_s: int) -> tuple[int, int]:

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from baton_kv_transfer.decode.machine import DecodeHandovers
-from baton_kv_transfer.decode.records import DecodeState, Failed, Landed, Scatter
-from baton_kv_transfer.handover import HandoverKey, Send, TransferConfig, Verify
+from baton_kv_transfer.decode.records import DecodeState, HandoverFailed, Landed, Scatter
+from baton_kv_transfer.handover import HandoverKey, SendTo, TransferConfig, Verify
 from baton_kv_transfer.landing import LandingWindow
 from baton_kv_transfer.layout import Extent
 from baton_testing.kv_transfer.builders import WHOLE
@@ -88,7 +88,7 @@ def test_a_smaller_block_there_makes_smaller_units() -> None:
     d = Decode()
     d.link(block_tokens=2)
     (sent,) = d.expect()
-    assert isinstance(sent, Send)
+    assert isinstance(sent, SendTo)
     assert isinstance(sent.message, Grant)
     assert sent.message.unit_tokens == 2
     assert sent.message.spans == (Span(offset=0, length=7 * UNIT // 2),)
@@ -107,7 +107,7 @@ def test_a_reservation_waits_for_the_link_only_so_long() -> None:
     assert d.link() == [grant()]
     late = Decode()
     late.expect()
-    assert late.tick(10.0) == [Failed(KEY, Reason.PEER_LOST, "the prefill worker did not link")]
+    assert late.tick(10.0) == [HandoverFailed(KEY, Reason.PEER_LOST, "the prefill worker did not link")]
     assert late.is_empty
 
 
@@ -120,7 +120,7 @@ def test_room_is_given_in_order_and_those_who_wait_are_told() -> None:
     assert d.expect(third, tokens=4) == [wait(1, third)]
     assert d.cancel() == [
         reject(Reason.CANCELLED),
-        Failed(KEY, Reason.CANCELLED, ""),
+        HandoverFailed(KEY, Reason.CANCELLED, ""),
         grant(2, key=OTHER),
         grant(3, key=third, offset=4 * UNIT, end=4),
     ]
@@ -163,7 +163,7 @@ def test_a_cancelled_or_late_queued_request_is_rejected() -> None:
     assert d.cancel() == [reject(Reason.CANCELLED)]
     d.queue(OTHER)
     (told,) = d.tick(100.0)
-    assert isinstance(told, Send)
+    assert isinstance(told, SendTo)
     assert isinstance(told.message, Reject)
     assert told.message.reason is Reason.DEADLINE
     assert d.is_empty
@@ -178,7 +178,7 @@ def test_a_cancelled_or_late_queued_request_is_rejected() -> None:
 def test_what_can_never_fit_is_refused(landing_bytes: int, config: TransferConfig, detail: str) -> None:
     d = Decode(config, landing_bytes)
     d.link()
-    assert d.expect() == [reject(Reason.TOO_LONG, detail), Failed(KEY, Reason.TOO_LONG, detail)]
+    assert d.expect() == [reject(Reason.TOO_LONG, detail), HandoverFailed(KEY, Reason.TOO_LONG, detail)]
 
 
 def test_more_pieces_than_a_seal_can_name_are_refused() -> None:
@@ -186,11 +186,11 @@ def test_more_pieces_than_a_seal_can_name_are_refused() -> None:
     machine = DecodeHandovers(thin, 1 << 30, CONFIG)
     machine.link_up(P1, 1, 0.0)
     actions = machine.expected(KEY, P1, 200, 0, tuple(range(200)), (0,), 10.0, 0.0)
-    assert [type(action) for action in actions] == [Send, Failed]
+    assert [type(action) for action in actions] == [SendTo, HandoverFailed]
     machine = DecodeHandovers(thin, 1 << 30, replace(CONFIG, verify=Verify.STAMPS))
     machine.link_up(P1, 1, 0.0)
     (sent,) = machine.expected(KEY, P1, 200, 0, tuple(range(200)), (0,), 10.0, 0.0)
-    assert isinstance(sent, Send)
+    assert isinstance(sent, SendTo)
     assert isinstance(sent.message, Grant)
 
 
@@ -250,12 +250,12 @@ def test_an_abandon_before_the_reservation_ends_it_when_it_comes() -> None:
     d = Decode()
     d.link()
     d.hear(abandon())
-    assert d.expect() == [Failed(KEY, Reason.FINISHED, "")]
+    assert d.expect() == [HandoverFailed(KEY, Reason.FINISHED, "")]
     d = Decode()
     d.link()
     d.queue()
     d.hear(abandon())
-    assert d.expect() == [Failed(KEY, Reason.FINISHED, "")]
+    assert d.expect() == [HandoverFailed(KEY, Reason.FINISHED, "")]
 
 
 def test_an_early_abandon_dies_with_its_link_and_with_time() -> None:
@@ -277,7 +277,7 @@ def test_an_abandon_while_waiting_for_room_leaves_the_line() -> None:
     d.link()
     d.expect(OTHER)
     d.expect()
-    assert d.hear(abandon()) == [Failed(KEY, Reason.FINISHED, "")]
+    assert d.hear(abandon()) == [HandoverFailed(KEY, Reason.FINISHED, "")]
     assert d.states == {DecodeState.GRANTED}
 
 
@@ -286,7 +286,7 @@ def test_expecting_twice_changes_nothing_and_an_ended_attempt_does_not_come_back
     assert d.expect() == []
     assert d.queue() == []
     d.cancel()
-    assert d.expect() == [Failed(KEY, Reason.BAD_REQUEST, "this attempt already ended here")]
+    assert d.expect() == [HandoverFailed(KEY, Reason.BAD_REQUEST, "this attempt already ended here")]
 
 
 def test_messages_of_the_wrong_side_are_a_breach() -> None:

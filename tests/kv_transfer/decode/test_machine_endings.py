@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from baton_kv_transfer.decode.records import DecodeAction, DecodeState, Failed, Landed, Scatter
-from baton_kv_transfer.handover import Send, Verify
+from baton_kv_transfer.decode.records import DecodeAction, DecodeState, HandoverFailed, Landed, Scatter
+from baton_kv_transfer.handover import SendTo, Verify
 from baton_kv_transfer.landing import ClaimRefusal, LandingWindow, SpanState
 from baton_kv_transfer.layout import Extent
 from baton_testing.kv_transfer.builders import first_tokens
@@ -53,9 +53,9 @@ def test_a_broken_hand_over_fails_once_and_frees_its_span(name: str) -> None:
     actions = breaking(d)
     assert d.ends == []
     assert d.states == {DecodeState.CLOSING}
-    assert not any(isinstance(action, Landed | Failed) for action in actions)
+    assert not any(isinstance(action, Landed | HandoverFailed) for action in actions)
     (failed,) = d.scattered(0, 1)
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, HandoverFailed)
     assert failed.reason is reason
     assert d.states == set()
     stats = d.machine.stats()
@@ -73,7 +73,7 @@ def test_without_a_running_scatter_the_failure_is_at_once(name: str) -> None:
     d = granted()
     BREAKS[name][0](d)
     (failed,) = d.ends
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, HandoverFailed)
     assert failed.reason is BREAKS[name][1]
 
 
@@ -127,7 +127,7 @@ def test_a_sealed_hand_over_can_still_be_given_up(event: Callable[[Decode], list
     d.hear(seal())
     event(d)
     d.scattered(0, 2)
-    assert [type(end) for end in d.ends] == [Failed]
+    assert [type(end) for end in d.ends] == [HandoverFailed]
     assert d.is_empty
 
 
@@ -142,7 +142,7 @@ def test_one_differing_checksum_is_named_and_nothing_lands(piece: int) -> None:
     unit, layer, value = piece // 4, piece % 4 // 2, "KV"[piece % 2]
     detail = f"checksum of unit {unit}, layer {layer}, {value} differs"
     done = Done(request=KEY.request, attempt=1, reason=Reason.KV_CORRUPT, detail=detail)
-    assert d.scattered(2, 4) == [Send(P1, done), Failed(KEY, Reason.KV_CORRUPT, detail)]
+    assert d.scattered(2, 4) == [SendTo(P1, done), HandoverFailed(KEY, Reason.KV_CORRUPT, detail)]
     assert d.is_empty
 
 
@@ -152,7 +152,7 @@ def test_swapped_units_are_found() -> None:
     d.hear(seal(checksums=sums(1, 2) + sums(0, 1) + sums(2, 4)))
     d.scattered(0, 2)
     d.scattered(2, 4)
-    assert [type(end) for end in d.ends] == [Failed]
+    assert [type(end) for end in d.ends] == [HandoverFailed]
 
 
 @pytest.mark.parametrize("size", [0, 8, len(sums()) - 8, len(sums()) + 8])
@@ -162,7 +162,7 @@ def test_a_wrong_number_of_checksums_is_refused(size: int) -> None:
     d.hear(seal(checksums=bytes(size)))
     d.scattered(0, 2)
     (failed,) = d.ends
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, HandoverFailed)
     assert failed.reason is Reason.KV_CORRUPT
 
 
@@ -172,7 +172,7 @@ def test_a_scatter_that_reads_too_little_is_not_admitted() -> None:
     d.hear(seal())
     d.scattered(0, 2, checksums=sums(0, 1))
     d.scattered(2, 4)
-    assert [type(end) for end in d.ends] == [Failed]
+    assert [type(end) for end in d.ends] == [HandoverFailed]
 
 
 def test_with_stamps_coverage_is_what_counts() -> None:
@@ -186,7 +186,7 @@ def test_with_stamps_coverage_is_what_counts() -> None:
     d.hear(seal(checksums=b""))
     d.scattered(0, 2)
     (failed,) = d.ends
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, HandoverFailed)
     assert failed.detail == f"stream bytes [{3 * UNIT}, {4 * UNIT}) never came"
 
 
@@ -197,7 +197,7 @@ def test_first_tokens_must_be_those_of_the_choices(tokens: tuple[FirstToken, ...
     d.hear(seal(tokens=tokens))
     d.scattered(0, 2)
     (failed,) = d.ends
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, HandoverFailed)
     assert failed.reason is Reason.BAD_REQUEST
 
 
@@ -205,12 +205,12 @@ def test_a_scatter_that_failed_fails_the_hand_over() -> None:
     d = granted()
     d.land(0, 4)
     actions = d.machine.scatter_failed(KEY, 0, "device lost", 0.0)
-    assert Failed(KEY, Reason.INTERNAL, "scatter: device lost") in actions
+    assert HandoverFailed(KEY, Reason.INTERNAL, "scatter: device lost") in actions
     assert reject(Reason.INTERNAL, "scatter: device lost") in actions
     d = granted()
     d.land(0, 4)
     d.cancel()
-    assert d.machine.scatter_failed(KEY, 0, "device lost", 0.0) == [Failed(KEY, Reason.CANCELLED, "")]
+    assert d.machine.scatter_failed(KEY, 0, "device lost", 0.0) == [HandoverFailed(KEY, Reason.CANCELLED, "")]
 
 
 # One-sided transports -------------------------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ def test_nothing_ends_while_groups_that_stood_are_scattered() -> None:
     assert d.ends == []
     assert d.machine.stats().landing.free_bytes == 12 * UNIT
     d.scattered(0, 4)
-    assert d.ends == [Failed(KEY, Reason.CANCELLED, "")]
+    assert d.ends == [HandoverFailed(KEY, Reason.CANCELLED, "")]
     assert d.machine.stats().landing.by_state[SpanState.QUARANTINED] == 4 * UNIT
     assert d.hear(standing(2)) == []
     assert d.refused_count("standing") == 1
@@ -294,7 +294,7 @@ def test_proof_that_the_writer_is_gone_frees_what_was_quarantined() -> None:
     assert machine.stats().by_state[DecodeState.WAITING] == 1
     assert machine.writes_ended(2, 0.0) == []
     (sent,) = machine.writes_ended(1, 0.0)
-    assert isinstance(sent, Send)
+    assert isinstance(sent, SendTo)
     assert isinstance(sent.message, Grant)
 
 
@@ -313,5 +313,5 @@ def test_a_new_link_owes_no_word_about_what_was_granted_over_the_old_one(is_canc
     d.unlink()
     d.link()
     d.scattered(0, 1)
-    assert [type(end) for end in d.ends] == [Failed]
+    assert [type(end) for end in d.ends] == [HandoverFailed]
     assert d.is_empty, "the connection that could have brought more is closed"

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from baton_kv_transfer.handover import Send, Verify
+from baton_kv_transfer.handover import SendTo, Verify
 from baton_kv_transfer.layout import Extent
 from baton_kv_transfer.prefill.records import Granted, PrefillState, Put, Release, Report
 from baton_testing.kv_transfer.builders import WHOLE
@@ -48,7 +48,7 @@ def test_units_are_put_as_they_are_computed_and_the_seal_comes_last() -> None:
     assert p.put_done(1) == []
     (seal,) = p.put_done(3)
     sums = b"".join(unit.to_bytes(8) for unit in range(4))
-    assert seal == Send(
+    assert seal == SendTo(
         D1, Seal(request=KEY.request, attempt=KEY.attempt, transfer=7, checksums=sums, first_tokens=FIRST)
     )
     assert p.hear(DONE) == [Release(KEY)]
@@ -75,7 +75,7 @@ def test_an_engine_that_is_faster_than_the_request_is_heard_when_it_comes(linked
         actions = p.hear(grant())
     assert units(actions) == [(0, 2), (2, 4)]
     p.put_done(1)
-    assert [type(action) for action in p.put_done(2)] == [Send]
+    assert [type(action) for action in p.put_done(2)] == [SendTo]
 
 
 def test_a_grant_after_everything_is_computed_puts_all_at_once_in_bounded_pieces() -> None:
@@ -99,7 +99,7 @@ def test_an_empty_transfer_is_sealed_without_a_put() -> None:
     p.hear(grant(12, 12))
     p.machine.computed(KEY, 12, BLOCKS[:3], 0.0)
     (seal,) = p.draw()
-    assert isinstance(seal, Send)
+    assert isinstance(seal, SendTo)
     assert isinstance(seal.message, Seal)
     assert seal.message.checksums == b""
 
@@ -129,7 +129,7 @@ def test_with_stamps_the_seal_carries_no_checksums() -> None:
     run(p.link, p.open, lambda: p.hear(grant()), p.compute, p.draw)
     p.put_done(1)
     (seal,) = p.put_done(2)
-    assert isinstance(seal, Send)
+    assert isinstance(seal, SendTo)
     assert isinstance(seal.message, Seal)
     assert seal.message.checksums == b""
 
@@ -140,7 +140,7 @@ def test_one_unfinished_choice_is_handed_over() -> None:
     p.put_done(1)
     p.put_done(2)
     (seal,) = p.draw((FirstToken(choice=0, token=1, finish=Finish.LENGTH), FirstToken(choice=1, token=2)))
-    assert isinstance(seal, Send)
+    assert isinstance(seal, SendTo)
     assert isinstance(seal.message, Seal)
 
 
@@ -167,7 +167,7 @@ def test_a_grant_that_does_not_fit_is_never_acted_on(name: str, early: bool) -> 
     actions = p.open()
     if not early:
         actions = p.hear(BAD_GRANTS[name])
-    assert [type(action) for action in actions] == [Send, Report, Release]
+    assert [type(action) for action in actions] == [SendTo, Report, Release]
     assert isinstance(actions[1], Report)
     assert actions[1].reason is Reason.BAD_REQUEST
     assert not p.puts
@@ -236,7 +236,7 @@ def test_early_words_are_bounded_in_number() -> None:
     for number in range(4_096):
         assert p.hear(grant(request=number.to_bytes(16))) == []
     (lost,) = p.hear(grant(request=b"x" * 16))
-    assert lost == Send(D1, Abandon(request=bytes(16), attempt=1, reason=Reason.NO_CAPACITY))
+    assert lost == SendTo(D1, Abandon(request=bytes(16), attempt=1, reason=Reason.NO_CAPACITY))
 
 
 def test_a_late_grant_is_answered_with_why_it_ended() -> None:

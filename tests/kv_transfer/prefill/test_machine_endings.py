@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from baton_kv_transfer.handover import CutLink, Send
+from baton_kv_transfer.handover import CutLink, SendTo
 from baton_kv_transfer.prefill.records import DropPuts, Granted, PrefillAction, PrefillState, Release, Report
 from baton_testing.kv_transfer.builders import first_tokens
 from baton_testing.kv_transfer.prefill_machine import (
@@ -201,7 +201,7 @@ def test_finished_kv_that_nobody_speaks_of_is_given_up() -> None:
     run(p.link, p.open, p.compute, p.draw)
     assert p.tick(59.9) == []
     actions = p.tick(60.0)
-    assert [type(action) for action in actions] == [Send, Report, Release]
+    assert [type(action) for action in actions] == [SendTo, Report, Release]
 
 
 def test_a_deadline_in_every_waiting_state_ends_it() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from baton_kv_transfer.grant import DecodePeer
-from baton_kv_transfer.handover import HandoverKey, Send
+from baton_kv_transfer.handover import HandoverKey, SendTo
 from baton_kv_transfer.prefill.machine import PrefillHandovers
 from baton_kv_transfer.prefill.records import DropPuts, Granted, PrefillAction, PrefillState, Put, Release, Report
 from baton_kv_transfer.prefill.retargeting import PrefillKeeper, Target
@@ -65,7 +65,7 @@ def test_rejected_kv_goes_to_another_decode_worker_and_is_released_once(computed
     puts = [action for action in actions if isinstance(action, Put)]
     assert {(put.key, put.peer, put.units.blocks) for put in puts} == {(NEXT, D2, BLOCKS)}
     (seal,) = k.put_all(actions)
-    assert isinstance(seal, Send)
+    assert isinstance(seal, SendTo)
     assert isinstance(seal.message, Seal)
     assert (seal.peer, seal.message.attempt, seal.message.first_tokens) == (D2, 2, FIRST)
     assert k.machine.message(D2, Done(request=KEY.request, attempt=2), 3.0) == [Release(KEY)]
@@ -91,7 +91,7 @@ def test_what_is_computed_while_a_failed_attempt_waits_for_its_writes_is_not_los
     assert k.machine.retargeted(KEY, TARGET, 100.0, 1.0) == []
     k.machine.put_done(KEY, put.put, b"", 1.5)
     (seal,) = k.put_all(k.machine.message(D2, granted(), 2.0))
-    assert isinstance(seal, Send)
+    assert isinstance(seal, SendTo)
     assert isinstance(seal.message, Seal)
     assert seal.message.first_tokens == FIRST
 
@@ -112,7 +112,7 @@ def test_writes_under_way_end_before_the_kv_goes_elsewhere() -> None:
     assert k.machine.retargeted(KEY, TARGET, 100.0, 1.0) == [DropPuts(KEY)]
     assert k.machine.put_failed(KEY, puts[0].put, Reason.CANCELLED, "dropped", 1.0) == []
     (abandon,) = k.machine.put_done(KEY, puts[1].put, b"", 2.0)
-    assert isinstance(abandon, Send)
+    assert isinstance(abandon, SendTo)
     assert isinstance(abandon.message, Abandon)
     assert (abandon.peer, abandon.message.attempt) == (D1, 1)
     assert len(k.put_all(k.machine.message(D2, granted(), 3.0))) == 1
@@ -176,6 +176,6 @@ def test_it_can_be_sent_on_again() -> None:
     assert told == Report(KEY, Reason.PEER_LOST, "silent", 2, kept=True)
     k.machine.retargeted(KEY, Target(HandoverKey(KEY.request, 3), D1), 100.0, 3.0)
     (seal,) = k.put_all(k.machine.message(D1, granted(3), 4.0))
-    assert isinstance(seal, Send)
+    assert isinstance(seal, SendTo)
     assert seal.peer == D1
     assert k.machine.stats().by_state[PrefillState.SEALED] == 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from baton_kv_transfer.decode.machine import DecodeHandovers
-from baton_kv_transfer.decode.records import Failed
-from baton_kv_transfer.handover import Send
+from baton_kv_transfer.decode.records import HandoverFailed
+from baton_kv_transfer.handover import SendTo
 from baton_kv_transfer.landing import SpanState
 from baton_kv_transfer.ranks.decode_group import AtDecodeRank, DecodeGroup, GroupDecodeAction
 from baton_kv_transfer.ranks.tensor_parallel import RankPeer
@@ -30,7 +30,7 @@ def expect(machine: DecodeGroup, now: float = 0.0) -> list[GroupDecodeAction]:
 
 def sent(actions: list[GroupDecodeAction]) -> list[tuple[int, type[PairMessage]]]:
     found = [(each.rank, each.action) for each in actions if isinstance(each, AtDecodeRank)]
-    return [(rank, type(action.message)) for rank, action in found if isinstance(action, Send)]
+    return [(rank, type(action.message)) for rank, action in found if isinstance(action, SendTo)]
 
 
 def quarantined(machine: DecodeGroup) -> list[int]:
@@ -50,7 +50,7 @@ def test_ranks_that_never_link_end_the_wait_and_the_linked_ones_hear_of_it() -> 
     expect(machine)
     ended = machine.tick(CONFIG.link_wait_s)
     assert sent(ended) == [(0, Reject)]
-    assert [each.reason for each in ended if isinstance(each, Failed)] == [Reason.PEER_LOST]
+    assert [each.reason for each in ended if isinstance(each, HandoverFailed)] == [Reason.PEER_LOST]
 
 
 def test_one_lost_link_ends_every_leg_and_each_span_waits_for_its_own_proof() -> None:
@@ -60,7 +60,7 @@ def test_one_lost_link_ends_every_leg_and_each_span_waits_for_its_own_proof() ->
     expect(machine)
     ended = machine.link_down(0, PEER, "cut", 1.0)
     assert sent(ended) == [(1, Reject)]
-    assert [each.key for each in ended if isinstance(each, Failed)] == [KEY]
+    assert [each.key for each in ended if isinstance(each, HandoverFailed)] == [KEY]
     assert quarantined(machine) == [2 * UNIT, 2 * UNIT]
     machine.message(1, PEER, ABANDON, 2.0)
     assert quarantined(machine) == [2 * UNIT, 0]

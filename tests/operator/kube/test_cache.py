@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from baton_control.names import Key
 from baton_operator.kube.cache import REPLICA_OWNERS, Cache
-from baton_operator.kube.client import Change, Listing, Resource, WatchEvent
 from baton_operator.kube.kinds import DEPLOYMENTS, PODS, POOLS, SERVICES
+from baton_operator.kube.kube_api import Change, Listing, Resource, WatchEvent
 
 KEY = Key("ns", "chat")
 

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from baton_operator.kube.client import (
+from baton_operator.kube.http_client import HttpKubeApi, RateLimit
+from baton_operator.kube.kinds import DEPLOYMENTS, LEASES, POOLS, SECRETS, SERVICES
+from baton_operator.kube.kube_api import (
     AlreadyExists,
     Change,
     Conflict,
@@ -26,8 +28,6 @@ from baton_operator.kube.client import (
     Unauthorized,
     Unavailable,
 )
-from baton_operator.kube.http_client import HttpKubeApi, RateLimit
-from baton_operator.kube.kinds import DEPLOYMENTS, LEASES, POOLS, SECRETS, SERVICES
 from baton_operator.kube.kubeconfig import KubeConfigError, KubeConnection, TokenFile, in_cluster
 from baton_testing.processes.certificates import ONE
 

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from baton_operator.kube.cache import Cache
-from baton_operator.kube.client import Listing, Resource, WatchEvent
 from baton_operator.kube.informer import Informer
 from baton_operator.kube.kinds import SERVICES, WORKERS
+from baton_operator.kube.kube_api import Listing, Resource, WatchEvent
 from baton_testing.kube.defaults import Kinds
 from baton_testing.kube.memory import MemoryKube
 from baton_testing.kube.store import Store

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from baton_operator.kube.client import KubeApi, Unavailable
 from baton_operator.kube.kinds import LEASES
+from baton_operator.kube.kube_api import KubeApi, Unavailable
 from baton_operator.kube.lease import Lease, LeaseLost
 from baton_testing.kube.clock import wall
 from baton_testing.kube.cluster import moment

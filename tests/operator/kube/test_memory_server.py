@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from baton_operator.kube.client import Resource
+from baton_operator.kube.kube_api import Resource
 from baton_testing.kube.clock import stamp
 from baton_testing.kube.conformance import CASES, NEWER_CASES, Case
 from baton_testing.kube.defaults import Kinds

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from baton_wire.messages.values import Address, Count, Epoch, Role, Seconds, TokenCount, Value, check_worker
+from baton_wire.messages.values import Address, Count, Epoch, NestedValue, Role, Seconds, TokenCount, check_worker
 from baton_wire.sketch import SketchData
 
 MAX_TIMINGS = 32
@@ -16,7 +16,7 @@ MAX_SHAPES = 64
 Amount = Annotated[float, Meta(ge=0, le=1e18)]
 
 
-class StepTiming(Value, frozen=True):
+class StepTiming(NestedValue, frozen=True):
     """One engine step: what was in it, and how long the device took."""
 
     step: Count
@@ -30,7 +30,7 @@ class StepTiming(Value, frozen=True):
     seconds: Seconds
 
 
-class Lanes(Value, frozen=True):
+class Lanes(NestedValue, frozen=True):
     """A prefill worker's ways to decode workers, as far as they were measured: at least one was."""
 
     measured: Annotated[int, Meta(ge=1)]
@@ -41,7 +41,7 @@ class Lanes(Value, frozen=True):
     slowest_bytes_per_s: Amount
 
 
-class RequestLengths(Value, frozen=True):
+class RequestLengths(NestedValue, frozen=True):
     """What one sequence of a request was made of."""
 
     prompt_tokens: TokenCount
@@ -58,7 +58,7 @@ class WorkerCondition(enum.StrEnum):
     DRAINING = "draining"
 
 
-class WorkerMeasures(Value, frozen=True):
+class WorkerMeasures(NestedValue, frozen=True):
     """One linked worker. What it has not told yet is None."""
 
     role: Role
@@ -88,7 +88,7 @@ class WorkerMeasures(Value, frozen=True):
         check_worker(self.role)
 
 
-class ArrivalCounts(Value, frozen=True):
+class ArrivalCounts(NestedValue, frozen=True):
     """Sequences that came since the last summary, by what became of them at once. Together they are the demand."""
 
     accepted: Count
@@ -102,7 +102,7 @@ class ArrivalCounts(Value, frozen=True):
     """Some of the prompts, drawn evenly, each with the output length of one that ended lately."""
 
 
-class Served(Value, frozen=True):
+class Served(NestedValue, frozen=True):
     """What clients saw since the last summary, in seconds."""
 
     ttft: SketchData
@@ -111,7 +111,7 @@ class Served(Value, frozen=True):
     """Requests that were told no, or failed, for want of workers."""
 
 
-class Backlog(Value, frozen=True):
+class Backlog(NestedValue, frozen=True):
     """Requests that wait in this gateway now, those without a worker included."""
 
     waiting: Count

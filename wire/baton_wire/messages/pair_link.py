@@ -16,6 +16,7 @@ from baton_wire.messages.values import (
     Epoch,
     Finish,
     Message,
+    NestedValue,
     PairFingerprint,
     Reason,
     RequestId,
@@ -24,7 +25,6 @@ from baton_wire.messages.values import (
     TokenCount,
     TokenId,
     TokenLogprob,
-    Value,
     check_worker,
 )
 
@@ -36,14 +36,14 @@ MAX_CHECKSUM_BYTES = 3 << 20
 """Checksums that one Seal carries: 8 bytes for each of 393,216 pieces, within the frame cap."""
 
 
-class Span(Value, frozen=True):
+class Span(NestedValue, frozen=True):
     """Bytes [offset, offset + length) of D's landing region."""
 
     offset: Offset
     length: Length
 
 
-class FirstToken(Value, frozen=True):
+class FirstToken(NestedValue, frozen=True):
     """The token that P drew for a choice, repeated to D so that D need not compute it again."""
 
     choice: Choice

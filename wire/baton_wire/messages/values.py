@@ -56,7 +56,7 @@ class RequestKey:
         return f"{self.request.hex()[:12]}/{self.attempt}"
 
 
-class Value(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class NestedValue(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Base of everything nested in a message: immutable, encoded as an array of its fields in order."""
 
 
@@ -106,7 +106,7 @@ class Finish(enum.StrEnum):
     LENGTH = "length"
 
 
-class Address(Value, frozen=True):
+class Address(NestedValue, frozen=True):
     host: Host
     port: Port
 
@@ -114,14 +114,14 @@ class Address(Value, frozen=True):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-class PeerRef(Value, frozen=True):
+class PeerRef(NestedValue, frozen=True):
     """A worker as named to another worker: where it listens for P–D links and which process is meant."""
 
     address: Address
     epoch: Epoch
 
 
-class PairFingerprint(Value, frozen=True):
+class PairFingerprint(NestedValue, frozen=True):
     """What must be equal between a prefill and a decode worker before KV may move between them."""
 
     wire_version: int
@@ -136,7 +136,7 @@ class PairFingerprint(Value, frozen=True):
     tokenizer: Digest
 
 
-class SamplingParams(Value, frozen=True):
+class SamplingParams(NestedValue, frozen=True):
     """How tokens are drawn. `temperature` 0 is greedy. None means that the option is off.
 
     Noise is a function of (seed, choice, token index, vocabulary id) and penalties follow from the ids, so that a
@@ -170,14 +170,14 @@ class SamplingParams(Value, frozen=True):
             raise ValueError("sampling options must be finite numbers")
 
 
-class TokenLogprob(Value, frozen=True):
+class TokenLogprob(NestedValue, frozen=True):
     """Natural-log probability of the drawn token under the unmodified distribution, and the likeliest alternatives."""
 
     logprob: float
     top: Annotated[tuple[tuple[TokenId, float], ...], Meta(max_length=20)]
 
 
-class TokenEntry(Value, frozen=True):
+class TokenEntry(NestedValue, frozen=True):
     """Tokens of one choice of one request that one engine step produced."""
 
     request: RequestId

@@ -21,7 +21,7 @@ from baton_engine.running.stepper import Stepper
 from baton_kernels.kv_scales import KV_FP8
 from baton_kv_transfer.handover import Verify
 from baton_wire.messages.values import WIRE_VERSION, PairFingerprint, Role
-from baton_worker.building import capacity
+from baton_worker.building import block_budget as capacity
 from baton_worker.building.accelerator import peak
 from baton_worker.building.bundle_files import TokenizerBundle, read_bundle
 from baton_worker.building.memory_limit import free_bytes

@@ -21,7 +21,7 @@ import torch
 from baton_engine.memory.kv_pool import KvPool
 from baton_engine.running.step_load import LoadMeter, StepLoad
 from baton_engine.running.stepper import Stepper
-from baton_engine.scheduling.plan import OpenSlot, SlotTokens, StepPlan, StepResult
+from baton_engine.scheduling.step_plan import OpenSlot, SlotTokens, StepPlan, StepResult
 from baton_wire.kv_shape import KvGeometry
 from baton_wire.messages.values import WIRE_VERSION, PairFingerprint, Role, TokenLogprob
 from baton_wire.rules.step_times import PacedTimes

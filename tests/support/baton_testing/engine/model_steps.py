@@ -15,7 +15,7 @@ from baton_engine.model.loading import LoadedModel
 from baton_engine.running.drawing import DrawingRows
 from baton_engine.running.runner import ModelRunner
 from baton_engine.running.slot_state import SlotState
-from baton_engine.scheduling.plan import BlockUpdate, OpenSlot, PrefillChunk, StepPlan, StepResult
+from baton_engine.scheduling.step_plan import BlockUpdate, OpenSlot, PrefillChunk, StepPlan, StepResult
 from baton_wire.messages.values import SamplingParams
 
 GREEDY = SamplingParams(max_tokens=1_000, temperature=0.0)

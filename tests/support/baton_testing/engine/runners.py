@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from baton_engine.memory.blocks import BlockPool, BlockState
-from baton_engine.scheduling.plan import OpenSlot, PrefillChunk, SlotTokens, StepPlan, StepResult
+from baton_engine.scheduling.step_plan import OpenSlot, PrefillChunk, SlotTokens, StepPlan, StepResult
 from baton_wire.messages.values import SamplingParams
 
 MASK = (1 << 61) - 1

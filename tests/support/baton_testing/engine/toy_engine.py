@@ -17,8 +17,8 @@ from baton_engine.scheduling.events import (
     SchedulerEvent,
     SequenceSpec,
 )
-from baton_engine.scheduling.plan import StepPlan
 from baton_engine.scheduling.scheduler import Scheduler
+from baton_engine.scheduling.step_plan import StepPlan
 from baton_testing.engine.runners import ToyRunner, context_kv, draw, reference_tokens
 from baton_wire.messages.pair_link import FirstToken
 from baton_wire.messages.values import Finish, RequestKey, SamplingParams

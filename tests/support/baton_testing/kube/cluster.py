@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from baton_control.hashes import content_hash
-from baton_operator.kube.client import Change, Resource
 from baton_operator.kube.kinds import JOBS, PODS, WORKERS
+from baton_operator.kube.kube_api import Change, Resource
 from baton_operator.objects.metadata import ROLE_LABEL
 from baton_testing.kube.clock import stamp
 from baton_testing.kube.store import Json, Store

@@ -10,7 +10,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from baton_operator.kube.client import (
+from baton_operator.kube.kinds import DEPLOYMENTS, LEASES, POOLS, RECORDS, SERVICES, WORKERS
+from baton_operator.kube.kube_api import (
     AlreadyExists,
     Change,
     Conflict,
@@ -22,7 +23,6 @@ from baton_operator.kube.client import (
     Resource,
     WatchEvent,
 )
-from baton_operator.kube.kinds import DEPLOYMENTS, LEASES, POOLS, RECORDS, SERVICES, WORKERS
 from baton_testing.kube.manifests import manifest, set_at
 
 Json = dict[str, Any]

@@ -10,7 +10,6 @@ from typing import Any
 
 from baton_control.errors import FieldProblem, ManifestError
 from baton_control.spec.manifest import parse_live
-from baton_operator.kube.client import Invalid, Resource
 from baton_operator.kube.kinds import (
     ACCOUNTS,
     BUDGETS,
@@ -30,6 +29,7 @@ from baton_operator.kube.kinds import (
     SERVICES,
     WORKERS,
 )
+from baton_operator.kube.kube_api import Invalid, Resource
 from baton_operator.schema.crd import deployment_definition, pool_definition
 from baton_testing.kube.schema import fill, problems, prune
 

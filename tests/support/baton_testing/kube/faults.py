@@ -12,7 +12,7 @@ import random
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-from baton_operator.kube.client import (
+from baton_operator.kube.kube_api import (
     Change,
     Conflict,
     KubeApi,

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 
 from aiohttp import web
 
-from baton_operator.kube.client import Expired
 from baton_operator.kube.kinds import CUSTOM, GROUP, VERSION
+from baton_operator.kube.kube_api import Expired
 from baton_testing.kube.memory import MemoryKube
 from baton_testing.kube.store import Json, Store
 

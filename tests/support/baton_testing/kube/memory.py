@@ -6,8 +6,8 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 
-from baton_operator.kube.client import Change, Expired, Forbidden, Listing, Resource, WatchEvent
 from baton_operator.kube.kinds import SECRETS
+from baton_operator.kube.kube_api import Change, Expired, Forbidden, Listing, Resource, WatchEvent
 from baton_operator.objects.cluster import Manifest
 from baton_testing.kube.fields import copied
 from baton_testing.kube.store import Json, Store

@@ -16,8 +16,8 @@ from typing import Any
 
 from baton_control.errors import ManifestError
 from baton_control.spec.manifest import parse_live
-from baton_operator.kube.client import Invalid
 from baton_operator.kube.kinds import DEPLOYMENTS, WORKERS
+from baton_operator.kube.kube_api import Invalid
 from baton_operator.schema.crd import deployment_definition
 from baton_testing.kube.campaign import difference
 from baton_testing.kube.defaults import Kinds

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 
-from baton_operator.kube.client import KubeApi
 from baton_operator.kube.custom_resources import CustomResources
 from baton_operator.kube.informer import RELIST_S, Informer
+from baton_operator.kube.kube_api import KubeApi
 from baton_operator.runtime import Runtime
 
 

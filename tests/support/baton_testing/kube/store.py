@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from baton_operator.kube.client import AlreadyExists, Change, Conflict, Expired, Invalid, NotFound, Resource
+from baton_operator.kube.kube_api import AlreadyExists, Change, Conflict, Expired, Invalid, NotFound, Resource
 from baton_testing.kube.defaults import Kinds
 from baton_testing.kube.fields import ABSENT, Fields, Path, as_fields_v1, copied, leaves, merged, owned_paths, value_at
 

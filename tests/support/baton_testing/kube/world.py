@@ -14,9 +14,9 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from baton_control.rollout import PARTNERS
-from baton_operator.kube.client import Change, Resource
 from baton_operator.kube.custom_resources import CustomResources
 from baton_operator.kube.kinds import DEPLOYMENTS, EVENTS, PODS, POOLS, WORKERS
+from baton_operator.kube.kube_api import Change, Resource
 from baton_operator.objects.cluster import Platform
 from baton_operator.objects.metadata import FIT_LABEL, ROLE_LABEL, TEMPLATE_LABEL
 from baton_operator.passes.reconcile import Installation

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from baton_kv_transfer.decode.machine import DecodeHandovers
-from baton_kv_transfer.decode.records import DecodeAction, DecodeState, Failed, Landed, Scatter
-from baton_kv_transfer.handover import HandoverKey, Send, TransferConfig
+from baton_kv_transfer.decode.records import DecodeAction, DecodeState, HandoverFailed, Landed, Scatter
+from baton_kv_transfer.handover import HandoverKey, SendTo, TransferConfig
 from baton_kv_transfer.landing import LandingWindow
 from baton_kv_transfer.layout import Extent, StreamLayout
 from baton_testing.kv_transfer.builders import GEOMETRY, WHOLE, first_tokens
@@ -92,7 +92,7 @@ class Decode:
 
     @property
     def grants(self) -> list[Grant]:
-        return [a.message for a in self.all if isinstance(a, Send) and isinstance(a.message, Grant)]
+        return [a.message for a in self.all if isinstance(a, SendTo) and isinstance(a.message, Grant)]
 
     @property
     def is_empty(self) -> bool:
@@ -101,10 +101,10 @@ class Decode:
 
     @property
     def ends(self) -> list[DecodeAction]:
-        return [action for action in self.all if isinstance(action, Landed | Failed)]
+        return [action for action in self.all if isinstance(action, Landed | HandoverFailed)]
 
 
-def grant(transfer: int = 1, start: int = 0, offset: int = 0, key: HandoverKey = KEY, end: int = TOKENS) -> Send:
+def grant(transfer: int = 1, start: int = 0, offset: int = 0, key: HandoverKey = KEY, end: int = TOKENS) -> SendTo:
     units = -(-end // 4) - start // 4
     spans = (Span(offset=offset, length=units * UNIT),) if units else ()
     message = Grant(
@@ -116,7 +116,7 @@ def grant(transfer: int = 1, start: int = 0, offset: int = 0, key: HandoverKey =
         unit_tokens=4,
         spans=spans,
     )
-    return Send(P1, message)
+    return SendTo(P1, message)
 
 
 def seal(transfer: int = 1, checksums: bytes | None = None, tokens: tuple[FirstToken, ...] = FIRST) -> Seal:
@@ -128,15 +128,15 @@ def abandon(reason: Reason = Reason.FINISHED) -> Abandon:
     return Abandon(request=KEY.request, attempt=KEY.attempt, reason=reason)
 
 
-def reject(reason: Reason, detail: str = "", peer: bytes = P1) -> Send:
-    return Send(peer, Reject(request=KEY.request, attempt=KEY.attempt, reason=reason, detail=detail))
+def reject(reason: Reason, detail: str = "", peer: bytes = P1) -> SendTo:
+    return SendTo(peer, Reject(request=KEY.request, attempt=KEY.attempt, reason=reason, detail=detail))
 
 
-def wait(position: int, key: HandoverKey = KEY) -> Send:
-    return Send(P1, Wait(request=key.request, attempt=key.attempt, position=position))
+def wait(position: int, key: HandoverKey = KEY) -> SendTo:
+    return SendTo(P1, Wait(request=key.request, attempt=key.attempt, position=position))
 
 
-DONE = Send(P1, Done(request=KEY.request, attempt=KEY.attempt))
+DONE = SendTo(P1, Done(request=KEY.request, attempt=KEY.attempt))
 
 
 def granted(**options: object) -> Decode:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from baton_kv_transfer.decode.machine import DecodeHandovers
-from baton_kv_transfer.decode.records import DecodeAction, Failed, Landed, Scatter
+from baton_kv_transfer.decode.records import DecodeAction, HandoverFailed, Landed, Scatter
 from baton_kv_transfer.grant import DecodePeer
 from baton_kv_transfer.handover import HandoverKey, TransferConfig
 from baton_kv_transfer.landing import LandingWindow
@@ -184,7 +184,7 @@ class DecodeFuzz:
                     assert action.key in self.holding
                     assert not any(scatter.key == action.key for scatter in self.scatters), "two scatters at once"
                     self.scatters.append(action)
-                case Landed(key) | Failed(key):
+                case Landed(key) | HandoverFailed(key):
                     assert key in self.holding, "ended without being expected"
                     assert not any(scatter.key == key for scatter in self.scatters), "ended under a running scatter"
                     self.holding.discard(key)

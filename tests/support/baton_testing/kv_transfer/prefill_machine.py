@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from baton_kv_transfer.grant import DecodePeer
-from baton_kv_transfer.handover import HandoverKey, Send, TransferConfig
+from baton_kv_transfer.handover import HandoverKey, SendTo, TransferConfig
 from baton_kv_transfer.prefill.machine import PrefillHandovers
 from baton_kv_transfer.prefill.records import PrefillAction, PrefillState, Put, Release
 from baton_testing.kv_transfer.builders import GEOMETRY, first_tokens
@@ -105,8 +105,8 @@ class Prefill:
         return sum(isinstance(action, Release) for action in self.all)
 
 
-def abandon(reason: Reason, detail: str = "", peer: bytes = D1) -> Send:
-    return Send(peer, Abandon(request=KEY.request, attempt=KEY.attempt, reason=reason, detail=detail))
+def abandon(reason: Reason, detail: str = "", peer: bytes = D1) -> SendTo:
+    return SendTo(peer, Abandon(request=KEY.request, attempt=KEY.attempt, reason=reason, detail=detail))
 
 
 def run(*steps: Callable[[], object]) -> None:

@@ -14,9 +14,9 @@ import torch
 
 from baton_engine.memory.kv_pool import KvPool
 from baton_kv_transfer.decode.machine import DecodeHandovers
-from baton_kv_transfer.decode.records import DecodeAction, Failed, Landed, Scatter
+from baton_kv_transfer.decode.records import DecodeAction, HandoverFailed, Landed, Scatter
 from baton_kv_transfer.grant import DecodePeer
-from baton_kv_transfer.handover import CutLink, HandoverKey, Send, TransferConfig
+from baton_kv_transfer.handover import CutLink, HandoverKey, SendTo, TransferConfig
 from baton_kv_transfer.landing import ClaimRefusal, LandingWindow
 from baton_kv_transfer.layout import Extent, source_extents
 from baton_kv_transfer.prefill.machine import PrefillHandovers
@@ -156,7 +156,7 @@ class SpoiltPair:
     def _at_prefill(self, actions: list[PrefillAction]) -> None:
         for action in actions:
             match action:
-                case Send(_, message):
+                case SendTo(_, message):
                     self.calls.append(lambda message=message: self._deliver(message))  # type: ignore[misc]
                 case Put():
                     self._put(action)
@@ -229,7 +229,7 @@ class SpoiltPair:
     def _at_decode(self, actions: list[DecodeAction]) -> None:
         for action in actions:
             match action:
-                case Send(_, message):
+                case SendTo(_, message):
                     self.calls.append(lambda message=message: self._answer(message))  # type: ignore[misc]
                 case Scatter():
                     self.calls.append(lambda scatter=action: self._scatter(scatter))  # type: ignore[misc]
@@ -237,7 +237,7 @@ class SpoiltPair:
                     self._unlink()
                 case Landed():
                     self.landed = True
-                case Failed(_, reason):
+                case HandoverFailed(_, reason):
                     self.failure = reason
 
     def _answer(self, message: PairMessage) -> None:

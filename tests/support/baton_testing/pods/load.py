@@ -16,7 +16,7 @@ import time
 
 import aiohttp
 
-from baton_local.client import End, chat, open_session, send
+from baton_local.client import AnswerEnd, chat, open_session, send
 
 PROMPTS = (
     "Why does it rain?",
@@ -51,7 +51,7 @@ async def ask(session: aiohttp.ClientSession, url: str, prompt: str, count: Coun
             say("FIRST", at=count.first)
 
     answer = await send(session, url, chat("tiny-llama", prompt, temperature=0, max_tokens=TOKENS), on_text=heard)
-    if answer.end is not End.WHOLE or not answer.finished:
+    if answer.end is not AnswerEnd.WHOLE or not answer.finished:
         raise ValueError(f"{answer.end.value}, {answer.failure or 'no finish_reason'}: {answer.detail}")
     count.took.append(answer.ended_s - answer.sent_s)
     seen = count.answers.setdefault(f"{prompt}|{answer.fingerprint}", {})

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from baton_kv_transfer.decode.machine import DecodeHandovers
-from baton_kv_transfer.decode.records import Failed, Landed, Scatter
-from baton_kv_transfer.handover import CutLink, HandoverKey, Send, TransferConfig
+from baton_kv_transfer.decode.records import HandoverFailed, Landed, Scatter
+from baton_kv_transfer.handover import CutLink, HandoverKey, SendTo, TransferConfig
 from baton_kv_transfer.landing import ClaimRefusal, LandingWindow
 from baton_kv_transfer.layout import Extent, source_extents
 from baton_kv_transfer.prefill.machine import PrefillHandovers
@@ -202,7 +202,7 @@ class SimPrefill(SimWorker):
         for action in actions:
             self.world.note(self.name, action)
             match action:
-                case AtPrefillRank(rank, Send(peer, message)):
+                case AtPrefillRank(rank, SendTo(peer, message)):
                     self.world.send(self.rank_name(rank), peer, message)
                 case AtPrefillRank(rank, CutLink(peer)):
                     self.world.cut(self.rank_name(rank), peer)
@@ -336,7 +336,7 @@ class SimDecode(SimWorker):
         for action in actions:
             self.world.note(self.name, action)
             match action:
-                case AtDecodeRank(rank, Send(peer, message)):
+                case AtDecodeRank(rank, SendTo(peer, message)):
                     self.world.send(self.rank_name(rank), peer, message)
                 case AtDecodeRank(rank, CutLink(peer)):
                     self.world.cut(self.rank_name(rank), peer)
@@ -350,7 +350,7 @@ class SimDecode(SimWorker):
                         self._check_landed(request, rank)
                     self.world.landed(key)
                     self._end(key)
-                case Failed(key, reason):
+                case HandoverFailed(key, reason):
                     self._end(key)
                     self.world.failed(key, reason)
 

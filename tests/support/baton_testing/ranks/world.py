@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from baton_kv_transfer.decode.machine import DecodeHandovers
-from baton_kv_transfer.decode.records import Failed, Landed, Scatter
-from baton_kv_transfer.handover import CutLink, HandoverKey, Send
+from baton_kv_transfer.decode.records import HandoverFailed, Landed, Scatter
+from baton_kv_transfer.handover import CutLink, HandoverKey, SendTo
 from baton_kv_transfer.landing import SpanState
 from baton_kv_transfer.prefill.machine import PrefillHandovers
 from baton_kv_transfer.prefill.records import DropPuts, Put, Release, Report
@@ -82,7 +82,7 @@ class World:
         match action:
             case AtPrefillRank(rank, inner) | AtDecodeRank(rank, inner):
                 return f"{rank}: {self._text(inner)}"
-            case Send(peer, message):
+            case SendTo(peer, message):
                 body = {name: getattr(message, name) for name in message.__struct_fields__[2:]}
                 key = HandoverKey(*(getattr(message, name) for name in message.__struct_fields__[:2]))
                 return f"→ {self._name(peer)} {type(message).__name__} {_short(key)} {body}"
@@ -92,7 +92,7 @@ class World:
                 return f"scatter {_short(key)} {units} from {landing}"
             case Release(key) | DropPuts(key) | Landed(key):
                 return f"{type(action).__name__} {_short(key)}"
-            case Failed(key, reason, detail) | Report(key, reason, detail):
+            case HandoverFailed(key, reason, detail) | Report(key, reason, detail):
                 return f"{type(action).__name__} {_short(key)} {reason} {detail}"
             case CutLink(peer, detail):
                 return f"cut {self._name(peer)}: {detail}"

@@ -11,7 +11,7 @@ from baton_engine.scheduling.engine_config import EngineConfig
 from baton_kv_transfer.decode.peers import PrefillLink
 from baton_kv_transfer.decode.records import DecodeAction, Scatter
 from baton_kv_transfer.decode.transfer import DecodeTransfer
-from baton_kv_transfer.handover import HandoverKey, Send
+from baton_kv_transfer.handover import HandoverKey, SendTo
 from baton_kv_transfer.landing import LandingWindow, SpanState
 from baton_kv_transfer.layout import Extent
 from baton_kv_transfer.transports.seam import Transport
@@ -235,7 +235,7 @@ class WatchedDecodeTransfer(DecodeTransfer):
                 case Scatter(key, units):
                     pool = self.worker.engine.scheduler.pool
                     self._generations[key, units.first] = [pool.generation(block) for block in units.blocks]
-                case Send(_, message):
+                case SendTo(_, message):
                     request = message.request.hex()[-6:]  # type: ignore[union-attr]
                     self.worker.note(f"{type(message).__name__} {request}/{message.attempt}")  # type: ignore[union-attr]
         super()._act(actions)

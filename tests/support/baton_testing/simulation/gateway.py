@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from baton_gateway.errors import Problem, RefusedError
 from baton_gateway.http_api.openai_types import CompletionRequest, Options
 from baton_gateway.http_api.responses import Usage
-from baton_gateway.http_api.sinks import Answer
+from baton_gateway.http_api.sinks import AnswerHead
 from baton_gateway.http_api.tenants import DEFAULT_TENANT, Tenant
 from baton_gateway.reporting.metrics import GatewayMetrics
 from baton_gateway.requests.admission import AdmissionLimits
@@ -82,7 +82,7 @@ class SimClient:
     def _name(self) -> str:
         return f"request {self.plan.number}"
 
-    def begin(self, answer: Answer) -> None:
+    def begin(self, answer: AnswerHead) -> None:
         """The request is running."""
 
     def increment(self, choice: int, increment: Increment) -> None:

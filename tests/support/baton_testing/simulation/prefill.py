@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from baton_engine.scheduling.engine_config import EngineConfig
-from baton_kv_transfer.handover import HandoverKey, Send
+from baton_kv_transfer.handover import HandoverKey, SendTo
 from baton_kv_transfer.prefill.peers import DecodeLink
 from baton_kv_transfer.prefill.records import PrefillAction, PrefillState, Put
 from baton_kv_transfer.prefill.transfer import PrefillTransfer
@@ -210,7 +210,7 @@ class WatchedPrefillTransfer(PrefillTransfer):
             match action:
                 case Put(key, _, put):
                     self._generations[key, put] = self._held(action)
-                case Send(_, message):
+                case SendTo(_, message):
                     self.worker.note(f"{type(message).__name__} {short(message)}")
         super()._act(actions)
 

@@ -8,7 +8,7 @@ from collections import Counter
 from msgspec.structs import replace
 
 from baton_kv_transfer.decode.records import Landed
-from baton_kv_transfer.handover import Send
+from baton_kv_transfer.handover import SendTo
 from baton_kv_transfer.prefill.records import Put
 from baton_testing.kv_transfer.builders import GEOMETRY
 from baton_testing.kv_transfer.decode_machine import FIRST as DECODE_FIRST
@@ -71,7 +71,7 @@ class Forgeries:
         d = Decode()
         d.link(P1)
         d.link(P2)
-        granted = [action.message for action in d.expect() if isinstance(action, Send)]
+        granted = [action.message for action in d.expect() if isinstance(action, SendTo)]
         (real,) = (message for message in granted if isinstance(message, Grant))
         for first in range(0, 4, 2):
             d.land(first, first + 2, transfer=real.transfer, base=real.spans[0].offset)

@@ -9,8 +9,8 @@ from baton_decode_worker.service import DecodeService
 from baton_engine.memory.blocks import BlockOwner, BlockPool
 from baton_engine.scheduling.engine_config import EngineConfig
 from baton_engine.scheduling.events import Computed, SequenceSpec
-from baton_engine.scheduling.plan import StepPlan
 from baton_engine.scheduling.scheduler import Scheduler
+from baton_engine.scheduling.step_plan import StepPlan
 from baton_gateway.errors import Problem
 from baton_gateway.requests.admission import Admission
 from baton_gateway.requests.request import RequestLife

@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from baton_kv_transfer.decode.machine import DecodeHandovers
-from baton_kv_transfer.decode.records import DecodeAction, Failed, Landed, Scatter
-from baton_kv_transfer.handover import HandoverKey, Send, TransferConfig, Verify
+from baton_kv_transfer.decode.records import DecodeAction, HandoverFailed, Landed, Scatter
+from baton_kv_transfer.handover import HandoverKey, SendTo, TransferConfig, Verify
 from baton_kv_transfer.landing import LandingRegion, SpanState
 from baton_kv_transfer.prefill.machine import PrefillHandovers
 from baton_kv_transfer.prefill.records import GroupUnits, PrefillAction, Put, Release
@@ -64,9 +64,9 @@ class TellsOfOpenPuts(PrefillHandovers):
         return actions + words
 
 
-def _standing(put: Put, groups: int) -> Send:
+def _standing(put: Put, groups: int) -> SendTo:
     key = put.key
-    return Send(put.peer, Standing(request=key.request, attempt=key.attempt, transfer=put.transfer, groups=groups))
+    return SendTo(put.peer, Standing(request=key.request, attempt=key.attempt, transfer=put.transfer, groups=groups))
 
 
 class KeepsBlocksWhenRejected(PrefillHandovers):
@@ -121,7 +121,7 @@ class AbandonsWithPutsInFlight(PrefillHandovers):
         if key not in peers or Release(key) in actions:
             return actions
         word = Abandon(request=key.request, attempt=key.attempt, reason=reason)
-        return [Send(peers[key], word), *actions]
+        return [SendTo(peers[key], word), *actions]
 
 
 class ProvesNothingToRepeatedGrants(PrefillHandovers):
@@ -132,7 +132,7 @@ class ProvesNothingToRepeatedGrants(PrefillHandovers):
         if isinstance(message, Grant) and not actions:
             key = HandoverKey(message.request, message.attempt)
             if key not in self.open_keys():
-                return [Send(peer, Abandon(request=key.request, attempt=key.attempt, reason=Reason.CANCELLED))]
+                return [SendTo(peer, Abandon(request=key.request, attempt=key.attempt, reason=Reason.CANCELLED))]
         return actions
 
 
@@ -211,15 +211,15 @@ class FailsWhileScattering(DecodeHandovers):
 
     def cancelled(self, key: HandoverKey, reason: Reason, detail: str, now: float) -> list[DecodeAction]:
         actions = super().cancelled(key, reason, detail, now)
-        ends = any(isinstance(action, Failed) for action in actions)
+        ends = any(isinstance(action, HandoverFailed) for action in actions)
         if key in self.open_keys() and not ends and key not in self._told:
             self._told |= {key}
-            return [*actions, Failed(key, reason, detail)]
+            return [*actions, HandoverFailed(key, reason, detail)]
         return actions
 
     def scattered(self, key: HandoverKey, first_unit: int, checksums: bytes, now: float) -> list[DecodeAction]:
         actions = super().scattered(key, first_unit, checksums, now)
-        return [a for a in actions if not (isinstance(a, Failed) and a.key in self._told)]
+        return [a for a in actions if not (isinstance(a, HandoverFailed) and a.key in self._told)]
 
 
 class NeverEndsEmptyTransfers(DecodeHandovers):
@@ -280,7 +280,7 @@ class LosesFailures(DecodeHandovers):
     """aibrix#2289: a failed transfer is silent, its request waits and its blocks stay."""
 
     def link_down(self, peer: bytes, detail: str, now: float) -> list[DecodeAction]:
-        return [action for action in super().link_down(peer, detail, now) if not isinstance(action, Failed)]
+        return [action for action in super().link_down(peer, detail, now) if not isinstance(action, HandoverFailed)]
 
 
 class ScattersFirstBlocks(DecodeHandovers):
@@ -317,7 +317,7 @@ class GrantsWithoutVerdict(DecodeHandovers):
 
     def scattered(self, key: HandoverKey, first_unit: int, checksums: bytes, now: float) -> list[DecodeAction]:
         actions = super().scattered(key, first_unit, checksums, now)
-        return [a for a in actions if not (isinstance(a, Send) and isinstance(a.message, Done))]
+        return [a for a in actions if not (isinstance(a, SendTo) and isinstance(a.message, Done))]
 
 
 class MarksCorruptAsLanded(DecodeHandovers):
@@ -328,11 +328,14 @@ class MarksCorruptAsLanded(DecodeHandovers):
             return super()._spoilt(handover, reason, detail, now)
         firsts = handover.seal.first_tokens
         actions = super()._spoilt(handover, reason, detail, now)
-        return [Landed(a.key, firsts, now) if isinstance(a, Failed) and a.key == handover.key else a for a in actions]
+        return [
+            Landed(a.key, firsts, now) if isinstance(a, HandoverFailed) and a.key == handover.key else a
+            for a in actions
+        ]
 
 
 def without_grants(actions: list[DecodeAction]) -> list[DecodeAction]:
-    return [a for a in actions if not (isinstance(a, Send) and isinstance(a.message, Grant | Wait))]
+    return [a for a in actions if not (isinstance(a, SendTo) and isinstance(a.message, Grant | Wait))]
 
 
 def landing_of(machine: DecodeHandovers) -> LandingRegion:

@@ -9,8 +9,8 @@ import pytest
 
 from baton_control.errors import UnsupportedError
 from baton_control.worker_specs import Device
-from baton_local.errors import RefusedError
-from baton_local.fleet.machine import devices, free_port, gpu_ids, model_argument, model_directory
+from baton_local.errors import StartError
+from baton_local.fleet.host import devices, free_port, gpu_ids, model_argument, model_directory
 from baton_testing.kube.manifests import deployment
 from baton_wire.messages.values import Role
 
@@ -45,7 +45,7 @@ def test_a_claim_is_a_volume(tmp_path: Path, model: Path) -> None:
     assert model_directory(wanted, Path("file.yaml"), {"claim": tmp_path / "models"}) == model
     with pytest.raises(UnsupportedError, match=r"spec\.model\.source: needs --volume claim=PATH"):
         model_directory(wanted, Path("file.yaml"), {"other": tmp_path})
-    with pytest.raises(RefusedError, match=r"--volume claim=.*: not a directory"):
+    with pytest.raises(StartError, match=r"--volume claim=.*: not a directory"):
         model_directory(wanted, Path("file.yaml"), {"claim": tmp_path / "nothing"})
 
 
@@ -85,7 +85,7 @@ def test_a_gpu_that_is_not_there_is_refused_by_field() -> None:
         devices(deployment(decode__accelerator=GPU), None, 0)
     with pytest.raises(UnsupportedError, match=r"spec\.decode\.accelerator: this machine has no amd\.com/gpu"):
         devices(deployment(decode__accelerator={"resource": "amd.com/gpu"}), None, 1)
-    with pytest.raises(RefusedError, match="--device cuda: this machine has no NVIDIA GPU"):
+    with pytest.raises(StartError, match="--device cuda: this machine has no NVIDIA GPU"):
         devices(deployment(), Device.CUDA, 0)
 
 
@@ -101,13 +101,13 @@ def test_visible_gpus_are_counted(tmp_path: Path) -> None:
 def test_a_taken_port_is_refused_before_anything_starts() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(RefusedError, match=rf"--port {port}: 127\.0\.0\.1:{port} cannot be used: Address already"):
+        with pytest.raises(StartError, match=rf"--port {port}: 127\.0\.0\.1:{port} cannot be used: Address already"):
             free_port("127.0.0.1", port)
     assert free_port("127.0.0.1", 0) > 0
 
 
 def test_a_host_that_is_no_address_of_this_machine_is_refused() -> None:
-    with pytest.raises(RefusedError, match="--host example: must be an IP address"):
+    with pytest.raises(StartError, match="--host example: must be an IP address"):
         free_port("example", 0)
-    with pytest.raises(RefusedError, match="cannot be used"):
+    with pytest.raises(StartError, match="cannot be used"):
         free_port("203.0.113.7", 0)

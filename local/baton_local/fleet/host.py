@@ -11,7 +11,7 @@ from baton_control.errors import UnsupportedError
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.model_source import Scheme, parse_source
 from baton_control.worker_specs import Device, pool_spec
-from baton_local.errors import RefusedError
+from baton_local.errors import StartError
 from baton_wire.messages.values import POOL_ROLES, Role
 
 GPU_LIST = Path("/proc/driver/nvidia/gpus")
@@ -58,9 +58,9 @@ def gpu_ids(environment: Mapping[str, str], gpu_list: Path = GPU_LIST) -> tuple[
 
 
 def devices(deployment: LLMDeployment, asked: Device | None, num_gpus: int) -> dict[Role, Device]:
-    """What each pool computes on. Raises UnsupportedError or RefusedError when that needs a GPU that is not there."""
+    """What each pool computes on. Raises UnsupportedError or StartError when that needs a GPU that is not there."""
     if asked is Device.CUDA and not num_gpus:
-        raise RefusedError("--device cuda: this machine has no NVIDIA GPU (no driver, or none is visible)")
+        raise StartError("--device cuda: this machine has no NVIDIA GPU (no driver, or none is visible)")
     chosen = {}
     for role in POOL_ROLES:
         accelerator = pool_spec(deployment, role).accelerator
@@ -75,18 +75,18 @@ def devices(deployment: LLMDeployment, asked: Device | None, num_gpus: int) -> d
 
 
 def free_port(host: str, asked: int) -> int:
-    """The asked port, or any when 0, after making sure that it is free now. Raises RefusedError."""
+    """The asked port, or any when 0, after making sure that it is free now. Raises StartError."""
     try:
         address = socket.getaddrinfo(host, asked, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)[0]
     except socket.gaierror as error:
-        raise RefusedError(f"--host {host}: must be an IP address of this machine") from error
+        raise StartError(f"--host {host}: must be an IP address of this machine") from error
     with socket.socket(address[0], socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(address[4])
         except OSError as error:
             message = f"--port {asked}: {host}:{asked} cannot be used: {os.strerror(error.errno or 0)}"
-            raise RefusedError(f"{message}; choose another with --port, 0 for any") from error
+            raise StartError(f"{message}; choose another with --port, 0 for any") from error
         port: int = probe.getsockname()[1]
         return port
 
@@ -97,7 +97,7 @@ def _in_volume(claim: str, path: str, volumes: Mapping[str, Path]) -> Path:
         raise UnsupportedError(SOURCE_FIELD, message)
     root = volumes[claim].resolve()
     if not root.is_dir():
-        raise RefusedError(f"--volume {claim}={volumes[claim]}: not a directory")
+        raise StartError(f"--volume {claim}={volumes[claim]}: not a directory")
     target = (root / path).resolve()
     if not target.is_relative_to(root):
         raise UnsupportedError(SOURCE_FIELD, f"{path} leads out of the volume {claim}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton_wire.kv_shape import KvGeometry
-from baton_worker.building.capacity import CPU_DEFAULT_BYTES, decide, kv_budget
+from baton_worker.building.block_budget import CPU_DEFAULT_BYTES, decide, kv_budget
 from baton_worker.errors import ConfigError
 
 GEOMETRY = KvGeometry(layers=4, kv_heads=2, head_dim=32, element_bytes=4, block_tokens=16)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from baton_engine.scheduling.engine_state import EngineState, announce, close_slot, leave_stage
 from baton_engine.scheduling.events import Computing
-from baton_engine.scheduling.plan import PrefillChunk
 from baton_engine.scheduling.sequence import Sequence, SequenceStage, Stem, StemStage
 from baton_engine.scheduling.step_draft import LaunchedChunk, StepDraft
+from baton_engine.scheduling.step_plan import PrefillChunk
 
 
 def fill_step(state: EngineState, draft: StepDraft) -> None:

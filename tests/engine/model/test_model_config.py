@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from baton_engine.model.config import parse_config, read_config
 from baton_engine.model.config_fields import JsonObject
 from baton_engine.model.errors import ModelConfigError
+from baton_engine.model.model_config import parse_config, read_config
 from baton_engine.model.rope_config import LinearScaling, Llama3Scaling, RopeConfig, YarnScaling
 
 LLAMA: JsonObject = {

@@ -41,7 +41,7 @@ class _Child:
     """The one that is out; it stays out while the child is stopped, and its answer is good whenever it comes."""
 
 
-class Processes:
+class GatewayProcesses:
     """The children of this parent."""
 
     def __init__(self, argv: list[str], listening: list[socket.socket], drain_s: float) -> None:
@@ -150,7 +150,7 @@ class ChildSockets:
 
 
 def child_sockets() -> ChildSockets | None:
-    """This process's sockets when it is a child of `Processes`, else None."""
+    """This process's sockets when it is a child of `GatewayProcesses`, else None."""
     value = os.environ.pop(CHILD_VARIABLE, "")
     if not value:
         return None
