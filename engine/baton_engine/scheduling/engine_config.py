@@ -29,7 +29,10 @@ class EngineConfig:
     watermark_share: float = 0.01
     """Share of the pool that new sequences leave free while others run, so that those can grow without preemption."""
     max_held_share: float = 0.5
-    """Prefill worker: share of the pool for KV that no decode worker has granted room for; prompts beyond it wait."""
+    """Prefill worker: share of the pool for KV that no decode worker has granted room for; prompts beyond it wait.
+
+    It is less where a longest context would not fit beside it (`blocks_beside_a_context`).
+    """
     prefix_cache: bool = True
     one_step_ahead: bool = True
     """Plan the next step while the last one is still running (see `Stepper`)."""
@@ -64,7 +67,16 @@ class EngineConfig:
 
     @property
     def max_held_blocks(self) -> int:
-        return int(self.num_blocks * self.max_held_share)
+        return min(int(self.num_blocks * self.max_held_share), self.blocks_beside_a_context)
+
+    @property
+    def blocks_beside_a_context(self) -> int:
+        """What ungranted KV may take at most: the longest context of a granted prompt always finds room beside it.
+
+        Else both wait in a circle: the granted prompt for memory here, the held one for landing bytes that the other
+        has there. Zero or less in a pool that holds one context only: there every prompt waits for its grant.
+        """
+        return self.num_blocks - self.blocks_for(self.max_context_tokens) - self.watermark_blocks
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold the KV of `tokens` tokens."""

@@ -38,11 +38,16 @@ def _admit_new(state: EngineState, draft: StepDraft) -> None:
 
 
 def _exceeds_share(state: EngineState, stem: Stem) -> bool:
-    """Whether a held prompt has to wait because too much KV already waits for grants. One may always be held."""
-    if not stem.request.spec.hold or stem.request.is_granted or state.ungranted_blocks == 0:
+    """Whether a held prompt has to wait because too much KV already waits for grants.
+
+    One may be held whatever the share, if a longest context still fits beside it.
+    """
+    if not stem.request.spec.hold or stem.request.is_granted:
         return False
-    blocks = state.config.blocks_for(len(stem.tokens))
-    return state.ungranted_blocks + blocks > state.config.max_held_blocks
+    config = state.config
+    blocks = config.blocks_for(len(_tokens(stem)))
+    most = config.max_held_blocks if state.ungranted_blocks else config.blocks_beside_a_context
+    return state.ungranted_blocks + blocks > most
 
 
 def _start(state: EngineState, draft: StepDraft, stem: Stem) -> bool:
@@ -53,8 +58,7 @@ def _start(state: EngineState, draft: StepDraft, stem: Stem) -> bool:
     members = stem.waiting_members
     if len(members) > state.slots.available:
         return False
-    if not stem.tokens:
-        stem.tokens = stem.members[0].context()
+    _tokens(stem)
     stem.fill_digests(config.block_tokens)
     # At least one token is computed: its logits are what is drawn from.
     hits = pool.match(stem.digests, (len(stem.tokens) - 1) // config.block_tokens) if config.prefix_cache else []
@@ -70,6 +74,13 @@ def _start(state: EngineState, draft: StepDraft, stem: Stem) -> bool:
     _open(state, draft, stem, members, hits, missing)
     _add_chunk(state, draft, stem)
     return True
+
+
+def _tokens(stem: Stem) -> tuple[int, ...]:
+    """What the stem computes, put together once."""
+    if not stem.tokens:
+        stem.tokens = stem.members[0].context()
+    return stem.tokens
 
 
 def _open(

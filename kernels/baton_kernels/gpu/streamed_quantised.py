@@ -362,7 +362,9 @@ def streamed_quantised(
 
 def _boxes(tensor: Tensor, height: int, width: int) -> TensorDescriptor:
     layout = gl.NVMMASharedLayout(0 if height == 1 else 128, 8 * tensor.element_size(), 2)
-    return TensorDescriptor.from_tensor(tensor, [height, width], layout)
+    rows, columns = tensor.shape
+    # A tensor of one row may bear any stride, a descriptor may not.
+    return TensorDescriptor(tensor, [rows, columns], [columns, 1], [height, width], layout)
 
 
 def x_rows(rows: int) -> int:

@@ -113,11 +113,34 @@ def test_one_prompt_may_be_held_whatever_the_share() -> None:
     assert [event.key for event in running.prefilled()] == [key(1), key(2)]
 
 
+def test_a_granted_prompt_of_the_longest_context_always_finds_room_beside_ungranted_ones() -> None:
+    """Else it waits for the memory of a held prompt, and that one for landing bytes which the granted one has."""
+    running = engine(config(num_blocks=20, max_context_tokens=48, max_held_share=0.5))  # 12 blocks a context
+    held(running, 1, 2, tokens=20)  # 5 blocks each: both would be within half of the pool and leave 10
+    held(running, 3, tokens=46)
+    running.scheduler.granted(key(3), 0.0)
+    running.run()
+    assert [event.key for event in running.prefilled()] == [key(1), key(3)]
+
+
+def test_a_pool_of_one_context_computes_nothing_before_its_grant() -> None:
+    running = engine(config(num_blocks=16, max_context_tokens=64))
+    held(running, 1, tokens=20)
+    running.run()
+    assert running.prefilled() == []
+    running.scheduler.granted(key(1), 0.0)
+    running.run()
+    assert [event.key for event in running.prefilled()] == [key(1)]
+
+
 def test_prompts_wait_while_held_ones_fill_the_pool() -> None:
     running = engine(config(num_blocks=16, max_held_share=1.0))
     held(running, 1, 2, 3, tokens=20)
+    for number in (1, 2, 3):
+        running.scheduler.granted(key(number), 0.0)
     running.run()
     held(running, 4, tokens=20)
+    running.scheduler.granted(key(4), 0.0)
     running.run()
     assert len(running.prefilled()) == 3
     running.scheduler.release(key(2), 0.0)

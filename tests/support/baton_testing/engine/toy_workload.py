@@ -37,6 +37,7 @@ class Expectation:
     computed: Computed | None = None
     prefilled: Prefilled | None = None
     is_reservation: bool = False
+    is_granted: bool = False
     has_landed: bool = False
     is_held: bool = False
     """Blocks were announced to the transfer and not released yet."""
@@ -111,7 +112,7 @@ class Workload:
         return [each for each in self.requests.values() if each.open_choices]
 
     def finish(self) -> None:
-        """Everything goes to its end: reservations land, held prompts are released, the rest runs out."""
+        """Everything goes to its end: reservations land, held prompts are granted and released, the rest runs out."""
         for _ in range(10_000):
             moved = self.turn()
             self.is_ready = not self.is_ready
@@ -123,6 +124,8 @@ class Workload:
                     self.release(request)
                     moved = True
             if not moved:
+                moved = self._grant_next()
+            if not moved:
                 break
         assert self.engine.stepper.idle, "work is left, but nothing moves"
         for request in self.requests.values():
@@ -130,6 +133,15 @@ class Workload:
         stats = self.engine.scheduler.stats()
         assert stats.blocks_free + stats.blocks_cached == self.settings.num_blocks
         assert stats.running == stats.waiting == stats.waiting_tokens == 0
+
+    def _grant_next(self) -> bool:
+        """A decode worker has room for the next prompt that was not begun: in its order, which is not this engine's."""
+        for request in reversed(self.requests.values()):
+            if request.spec.hold and request.open_choices and request.computed is None and not request.is_granted:
+                request.is_granted = True
+                self.engine.scheduler.granted(request.spec.key, self.engine.now)
+                return True
+        return False
 
     # Watching ---------------------------------------------------------------------------------------------------------
 

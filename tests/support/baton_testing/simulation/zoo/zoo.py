@@ -120,7 +120,7 @@ ZOO = (
     _decode("F18", transfer.MarksCorruptAsLanded),
     _keeper("F14 F15", keeper.FreesWhatItKeeps),
     _keeper("F6 F13", keeper.KeepsForEver, first=740),
-    _keeper("F14", keeper.SendsOnUnderOpenPuts, first=70),
+    _keeper("F14", keeper.SendsOnUnderOpenPuts, first=320),
     _keeper("F7", keeper.LosesFirstTokens),
     _keeper("F5 F15", keeper.LosesProgress),
     _scheduler("one step ahead", engine.UsesAfterFinish, shape={"ahead": 0.9}),
