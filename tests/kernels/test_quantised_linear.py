@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from baton_kernels.linear import linear
 from baton_kernels.quantised_linear import (
     QuantisedWeight,
     dequantise,
@@ -147,8 +148,10 @@ def test_on_hopper_equals_the_formula(form: str, features: int, columns: int, ro
         y = y.bfloat16().double()
         y = torch.nn.functional.silu(y[:, : features // 2]).bfloat16().double() * y[:, features // 2 :]
     got = quantised_linear(x, packed, bias, gated)
-    # The result is rounded to 8 bits, gated twice. 65 rows go by a weight that is rounded too: an error of its spread.
-    atol = 2e-2 if rows <= 64 else max(2e-2, 2**-6 * float(y.std()))
-    torch.testing.assert_close(got.double(), y, atol=atol, rtol=2**-6)
+    if rows > 64:  # by the weight brought back to 16 bits: its own rounding shows beside the result's
+        assert torch.equal(got, linear(x, dequantise(packed, x.dtype), bias, gated))
+        assert (got - y).norm() < 1e-2 * y.norm()
+    else:  # the result is rounded to 8 bits, gated twice
+        torch.testing.assert_close(got.double(), y, atol=2e-2, rtol=2**-6)
     assert torch.equal(got, quantised_linear(x, packed, bias, gated))
     assert not packed.arrived.any()
