@@ -21,7 +21,8 @@ from baton_kernels.kv_scales import KV_FP8
 from baton_kernels.kv_units import UnitRange
 from baton_kernels.linear import linear, recording
 from baton_kernels.prefill_attention import paged_prefill_attention
-from baton_kernels.quantised_linear import GROUP, QuantisedWeight, pack_fp8, pack_int4, quantised_linear
+from baton_kernels.quantised_linear import quantised_linear
+from baton_kernels.quantised_weight import GROUP, QuantisedWeight, pack_fp8, pack_int4
 from baton_kernels.sampling import greedy, sample
 from baton_kernels.sampling_inputs import Draws, Truncation
 from baton_kernels.truncated_draw import truncated_draw

@@ -7,15 +7,13 @@ import torch
 from torch import Tensor
 
 from baton_kernels.linear import linear
-from baton_kernels.quantised_linear import (
+from baton_kernels.quantised_linear import fp8_reference, int4_reference, quantised_linear
+from baton_kernels.quantised_weight import (
     QuantisedWeight,
     dequantise,
-    fp8_reference,
     fp8_scales,
-    int4_reference,
     pack_fp8,
     pack_int4,
-    quantised_linear,
     unpack_fp8,
     unpack_int4,
 )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from baton_kernels.gpu.streamed_quantised import LINE, MAX_ROWS, QuantisedConfig, streamed_quantised, x_rows
 from baton_kernels.linear import linear
-from baton_kernels.quantised_linear import QuantisedWeight, dequantise
+from baton_kernels.quantised_weight import QuantisedWeight, dequantise
 
 SHARED_BYTES = 228 * 1024
 """Of a multiprocessor."""

@@ -31,7 +31,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from baton_kernels.quantised_linear import QuantisedWeight
+from baton_kernels.quantised_weight import QuantisedWeight
 
 MAX_ROWS = 64
 LINE = gl.constexpr(128)
