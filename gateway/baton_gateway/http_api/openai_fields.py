@@ -67,8 +67,10 @@ class Fields:
             self._left.pop(field, None)
 
     def end(self) -> None:
-        """Refuse what is left."""
-        for field in self._left:
+        """Refuse what is left and is not null: clients resend answers with every field of their own types."""
+        for field, value in self._left.items():
+            if value is None:
+                continue
             name = self.name(field)[:64]
             raise invalid(name, f"Unknown field '{name}'.", "unknown_parameter")
 

@@ -177,10 +177,12 @@ def _message(value: Any, path: str) -> dict[str, str]:
         raise unsupported(f"{path}.role", "tool and function calling is not available")
     if not isinstance(role, str) or role not in _ROLES:
         raise invalid(f"{path}.role", f"'{path}.role' must be one of {', '.join(_ROLES)}.")
-    for feature in ("tool_calls", "function_call", "audio"):
+    for feature in ("tool_calls", "function_call", "audio", "annotations"):
         fields.refuse(feature, "it is not available", harmless=([],))
     fields.refuse("refusal", "a message has text only", harmless=("",))
-    message = {"role": _ROLES[role], "content": _content(fields.require("content"), f"{path}.content")}
+    # An answer without text is resent as it came; everybody else has something to say.
+    content = fields.take("content") if role == "assistant" else fields.require("content")
+    message = {"role": _ROLES[role], "content": "" if content is None else _content(content, f"{path}.content")}
     name = fields.text("name", 64)
     fields.end()
     return message if name is None else message | {"name": name}
@@ -276,7 +278,8 @@ def _logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
         raise wrong_type("logit_bias", "an object of token ids to numbers")
     if len(value) > MAX_LOGIT_BIAS:
         raise invalid("logit_bias", f"'logit_bias' may have at most {MAX_LOGIT_BIAS} entries.", "too_long")
-    return tuple((_bias_id(token), check_number(bias, "logit_bias", -100, 100)) for token, bias in value.items())
+    given = ((token, bias) for token, bias in value.items() if bias is not None)
+    return tuple((_bias_id(token), check_number(bias, "logit_bias", -100, 100)) for token, bias in given)
 
 
 def _bias_id(token: str) -> int:
