@@ -10,11 +10,14 @@ Messages never carry addresses, paths or another client's text.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 INVALID = "invalid_request_error"
 RATE_LIMIT = "rate_limit_error"
 SERVER = "server_error"
+MAX_NAMED = 16
+"""Models that an error names."""
 
 
 class GatewayError(Exception):
@@ -65,8 +68,20 @@ def context_exceeded(param: str, limit: int, prompt_tokens: int, max_tokens: int
     return invalid(param, message, "context_length_exceeded")
 
 
-def model_not_found(model: str) -> Problem:
-    return Problem(404, INVALID, f"The model '{model[:253]}' does not exist.", "model", "model_not_found")
+def model_not_found(model: str, served: Sequence[str]) -> Problem:
+    """`served`: what could have been asked for; the first few are named."""
+    names = ", ".join(f"'{name}'" for name in served[:MAX_NAMED]) + (", …" if len(served) > MAX_NAMED else "")
+    message = f"The model '{model[:253]}' does not exist; served here: {names}."
+    return Problem(404, INVALID, message, "model", "model_not_found")
+
+
+def unknown_url(served: Iterable[str]) -> Problem:
+    return Problem(404, INVALID, f"This path is not served; served are {', '.join(served)}.", None, "unknown_url")
+
+
+def method_not_allowed(methods: Sequence[str]) -> Problem:
+    message = f"This path only answers {' and '.join(methods)}."
+    return Problem(405, INVALID, message, None, "method_not_allowed", allow=", ".join(methods))
 
 
 def no_workers(retry_after_s: int = 1) -> Problem:

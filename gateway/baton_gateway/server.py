@@ -120,7 +120,7 @@ class GatewayServer:
 
     async def stop(self) -> None:
         """Let open requests finish within the drain time, then end everything."""
-        self.api.is_draining = True
+        self.api.drain()
         try:
             async with asyncio.timeout(self._settings.drain_s):
                 await self.relay.until_idle()

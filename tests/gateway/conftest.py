@@ -11,6 +11,7 @@ from hypothesis import settings
 
 from baton_testing.gateway.fake_pool import FakePool
 from baton_testing.gateway.gateway_process import RunningGateway, answer, running_gateway, tokenizer
+from baton_testing.gateway.http_client import HttpClient
 from baton_wire.messages.values import Role
 
 settings.register_profile("no deadline", deadline=None)
@@ -36,3 +37,8 @@ async def gateway(pool: FakePool) -> AsyncIterator[RunningGateway]:
 async def http() -> AsyncIterator[aiohttp.ClientSession]:
     async with aiohttp.ClientSession() as session:
         yield session
+
+
+@pytest.fixture
+def client(gateway: RunningGateway, http: aiohttp.ClientSession) -> HttpClient:
+    return HttpClient(gateway, http)

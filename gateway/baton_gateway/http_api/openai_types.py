@@ -59,6 +59,8 @@ class Options:
     logprobs: int | None
     stream: bool
     include_usage: bool
+    continuous_usage: bool
+    """With `include_usage`: every chunk says the usage up to there."""
     cache_salt: str
 
 
@@ -111,6 +113,7 @@ def parse_completion(raw: dict[str, Any]) -> CompletionRequest:
 
 def _options(fields: Fields, max_tokens: int | None, logprobs: int | None) -> Options:
     stream = fields.flag("stream", False)
+    include_usage, continuous_usage = _stream_options(fields.take("stream_options"), stream)
     options = Options(
         model=check_text(fields.require("model"), "model", 253),
         n=fields.integer("n", 1, MAX_CHOICES) or 1,
@@ -131,7 +134,8 @@ def _options(fields: Fields, max_tokens: int | None, logprobs: int | None) -> Op
         skip_special_tokens=fields.flag("skip_special_tokens", True),
         logprobs=logprobs,
         stream=stream,
-        include_usage=_include_usage(fields.take("stream_options"), stream),
+        include_usage=include_usage,
+        continuous_usage=continuous_usage,
         cache_salt=fields.text("cache_salt", 64) or "",
     )
     fields.ignore(*_IGNORED)
@@ -293,15 +297,17 @@ def _top_k(value: int | None) -> int | None:
     return value if value is not None and value > 0 else None
 
 
-def _include_usage(value: Any, stream: bool) -> bool:
+def _stream_options(value: Any, stream: bool) -> tuple[bool, bool]:
+    """`include_usage`, and `continuous_usage_stats`, which says nothing without it."""
     if value is None:
-        return False
+        return False, False
     if not stream:
         raise invalid("stream_options", "'stream_options' needs 'stream' to be true.")
     if not isinstance(value, dict):
         raise wrong_type("stream_options", "an object")
     fields = Fields(value, "stream_options.")
     include_usage = fields.flag("include_usage", False)
+    continuous = fields.flag("continuous_usage_stats", False)
     fields.flag("include_obfuscation", False)
     fields.end()
-    return include_usage
+    return include_usage, include_usage and continuous

@@ -77,18 +77,6 @@ def error_event(problem: Problem) -> bytes:
     return b"data: " + error_body(problem) + b"\n\n"
 
 
-def models_body(names: Sequence[str], created: int) -> bytes:
-    return _encode({"object": "list", "data": [_model(name, created) for name in names]})
-
-
-def model_body(name: str, created: int) -> bytes:
-    return _encode(_model(name, created))
-
-
-def _model(name: str, created: int) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": created, "owned_by": "baton"}
-
-
 def response_body(
     head: ResponseHead, choices: Sequence[FinishedChoice], usage: Usage, text: TextModel, wants_logprobs: bool
 ) -> bytes:
@@ -115,12 +103,21 @@ class ChunkWriter:
         self._usage: dict[str, Any] = {"usage": None} if include_usage else {}
         self._fields = head.fields(is_chunk=True)
         self._parts: dict[int, bytes] = {}
-        tail = b'},"logprobs":null,"finish_reason":null}]' if head.endpoint is ApiEndpoint.CHAT else b"}]"
-        self._tail = tail + (b',"usage":null' if include_usage else b"") + b"}\n\n"
+        self._choice_end = b'},"logprobs":null,"finish_reason":null}]' if self._is_chat else b"}]"
+        self._tail = self._choice_end + (b',"usage":null' if include_usage else b"") + b"}\n\n"
+
+    @property
+    def _is_chat(self) -> bool:
+        return self._endpoint is ApiEndpoint.CHAT
+
+    def usage_so_far(self, usage: Usage) -> None:
+        """From now on each chunk says this usage."""
+        self._usage = {"usage": usage.fields()}
+        self._tail = self._choice_end + b',"usage":' + _encode(usage.fields()) + b"}\n\n"
 
     def beginning(self, index: int) -> bytes:
         """A chat choice begins with the role of who speaks."""
-        if self._endpoint is not ApiEndpoint.CHAT:
+        if not self._is_chat:
             return b""
         return self._chunk({"index": index, "delta": {"role": "assistant", "content": ""}, **_OPEN})
 
@@ -140,7 +137,7 @@ class ChunkWriter:
 
     def finish(self, index: int, reason: str) -> bytes:
         entry: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": reason}
-        empty: dict[str, Any] = {"delta": {}} if self._endpoint is ApiEndpoint.CHAT else {"text": ""}
+        empty: dict[str, Any] = {"delta": {}} if self._is_chat else {"text": ""}
         return self._chunk(entry | empty)
 
     def usage(self, usage: Usage) -> bytes:
@@ -149,12 +146,12 @@ class ChunkWriter:
     def _constant_part(self, index: int) -> bytes:
         """Everything of a text chunk that stands before the text; written so that only the text need be encoded."""
         head = _encode(self._fields)[:-1] + b',"choices":[{"index":%d,' % index
-        if self._endpoint is ApiEndpoint.CHAT:
+        if self._is_chat:
             return b"data: " + head + b'"delta":{"content":'
         return b"data: " + head + b'"logprobs":null,"finish_reason":null,"text":'
 
     def _text_field(self, text: str) -> dict[str, Any]:
-        return {"delta": {"content": text}} if self._endpoint is ApiEndpoint.CHAT else {"text": text}
+        return {"delta": {"content": text}} if self._is_chat else {"text": text}
 
     def _chunk(self, entry: dict[str, Any]) -> bytes:
         return b"data: " + _encode(self._fields | {"choices": [entry]} | self._usage) + b"\n\n"

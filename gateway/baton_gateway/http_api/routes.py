@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -18,16 +17,16 @@ from aiohttp import HttpVersion11, StreamReader, web
 from baton_gateway import errors
 from baton_gateway.errors import Problem, RefusedError, invalid
 from baton_gateway.http_api.json_body import parse_object
+from baton_gateway.http_api.lookups import JSON, MODELS, SERVER, Lookups
 from baton_gateway.http_api.openai_types import ChatRequest, CompletionRequest, parse_chat, parse_completion
-from baton_gateway.http_api.responses import error_body, model_body, models_body
+from baton_gateway.http_api.responses import error_body
 from baton_gateway.http_api.sinks import CollectingSink, StreamingSink
 from baton_gateway.http_api.tenants import DEFAULT_TENANT, Tenant, Tenants
-from baton_gateway.reporting.admin_server import METRICS_TYPE
 from baton_gateway.reporting.metrics import GatewayMetrics
 from baton_gateway.requests.live_request import LiveRequest
 from baton_gateway.requests.relay import Relay
 from baton_gateway.workers.linked_workers import WorkerTable
-from baton_gateway.workers.route import RoutePolicy, revisions
+from baton_gateway.workers.route import RoutePolicy
 
 _log = logging.getLogger("baton.gateway.http")
 
@@ -36,11 +35,8 @@ CLIENT_GONE = 499
 MAX_BODY_BYTES = 8 << 20
 BODY_S = 30.0
 BODY_IDLE_S = 10.0
-_MODELS = "/v1/models"
 _HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{0,255}")
-_SERVER = {"Server": "baton"}
-_JSON = {"Content-Type": "application/json", **_SERVER}
-_STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no", **_SERVER}
+_STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no", **SERVER}
 
 Handler = Callable[[web.BaseRequest, Tenant], Awaitable[web.StreamResponse]]
 Parse = Callable[[dict[str, object]], ChatRequest | CompletionRequest]
@@ -48,7 +44,7 @@ Parse = Callable[[dict[str, object]], ChatRequest | CompletionRequest]
 
 @dataclass(frozen=True, slots=True)
 class _Endpoint:
-    method: str
+    methods: tuple[str, ...]
     handler: Handler
     is_open: bool = False
     """Answered without an API key: probes and monitoring."""
@@ -66,25 +62,34 @@ class HttpApi:
         metrics: GatewayMetrics,
     ) -> None:
         self._relay = relay
-        self._table = table
         self._tenants = tenants
-        self._policy = policy
         self._metrics = metrics
-        self._started = int(time.time())
         self._streams: set[tuple[LiveRequest, StreamingSink]] = set()
-        self.is_draining = False
+        self._lookups = lookups = Lookups(table, policy, metrics)
         self._endpoints = {
-            "/v1/chat/completions": _Endpoint("POST", self._chat),
-            "/v1/completions": _Endpoint("POST", self._completions),
-            _MODELS: _Endpoint("GET", self._models),
-            "/health/live": _Endpoint("GET", self._live, is_open=True),
-            "/health/ready": _Endpoint("GET", self._ready, is_open=True),
-            "/health/routable": _Endpoint("GET", self._routable, is_open=True),
-            "/metrics": _Endpoint("GET", self._page, is_open=True),
+            "/v1/chat/completions": _Endpoint(("POST",), self._chat),
+            "/v1/completions": _Endpoint(("POST",), self._completions),
+            MODELS: _Endpoint(("GET",), lookups.models),
+            "/version": _Endpoint(("GET",), lookups.version),
+            "/health": _Endpoint(("GET", "POST"), lookups.routable, is_open=True),
+            "/ping": _Endpoint(("GET", "POST"), lookups.routable, is_open=True),
+            "/health/live": _Endpoint(("GET",), lookups.live, is_open=True),
+            "/health/ready": _Endpoint(("GET",), lookups.ready, is_open=True),
+            "/health/routable": _Endpoint(("GET",), lookups.routable, is_open=True),
+            "/metrics": _Endpoint(("GET",), lookups.metrics, is_open=True),
         }
+        self._model = _Endpoint(("GET",), lookups.model)
 
     def reconfigure(self, policy: RoutePolicy) -> None:
-        self._policy = policy
+        self._lookups.policy = policy
+
+    @property
+    def is_draining(self) -> bool:
+        """Nothing new is begun."""
+        return self._lookups.is_draining
+
+    def drain(self) -> None:
+        self._lookups.is_draining = True
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request; every problem becomes an error object."""
@@ -127,14 +132,12 @@ class HttpApi:
             raise invalid(None, "This request is not understood.", "bad_request")
         path = request.raw_path.partition("?")[0]
         endpoint = self._endpoints.get(path)
-        if endpoint is None and path.startswith(_MODELS + "/"):
-            endpoint = _Endpoint("GET", self._model)
+        if endpoint is None and path.startswith(MODELS + "/"):
+            endpoint = self._model
         if endpoint is None:
-            raise RefusedError(Problem(404, errors.INVALID, "This path does not exist.", None, "unknown_url"))
-        if request.method != endpoint.method:
-            message = f"This path only answers {endpoint.method}."
-            problem = Problem(405, errors.INVALID, message, None, "method_not_allowed", allow=endpoint.method)
-            raise RefusedError(problem)
+            raise RefusedError(errors.unknown_url(self._endpoints))
+        if request.method not in endpoint.methods:
+            raise RefusedError(errors.method_not_allowed(endpoint.methods))
         return endpoint
 
     # Generating -------------------------------------------------------------------------------------------------------
@@ -162,7 +165,7 @@ class HttpApi:
             self._relay.client_gone(live)
         if isinstance(result, Problem):
             return _error(result)
-        return web.Response(body=result, headers=_JSON)
+        return web.Response(body=result, headers=JSON)
 
     async def _stream(
         self, request: web.BaseRequest, parsed: ChatRequest | CompletionRequest, tenant: Tenant
@@ -191,34 +194,6 @@ class HttpApi:
         finally:
             self._streams.discard(entry)
             self._relay.client_gone(live)
-
-    # The rest ---------------------------------------------------------------------------------------------------------
-
-    async def _models(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
-        return web.Response(body=models_body(self._table.served_names(), self._started), headers=_JSON)
-
-    async def _model(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
-        name = request.raw_path.partition("?")[0][len(_MODELS) + 1 :]
-        if name not in self._table.served_names():
-            raise RefusedError(errors.model_not_found(name))
-        return web.Response(body=model_body(name, self._started), headers=_JSON)
-
-    async def _live(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
-        return _text(200, "ok")
-
-    async def _ready(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
-        """Ready to answer, if only with 503: nothing about workers."""
-        return _text(503, "draining") if self.is_draining else _text(200, "ok")
-
-    async def _routable(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
-        views = self._table.views()
-        is_routable = any(revisions(views, name, self._policy) for name in self._table.served_names())
-        if is_routable and not self.is_draining:
-            return _text(200, "ok")
-        return _text(503, "no fitting pair of workers is linked")
-
-    async def _page(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
-        return web.Response(body=self._metrics.page(), headers={"Content-Type": METRICS_TYPE, **_SERVER})
 
 
 async def _body(request: web.BaseRequest) -> bytes:
@@ -258,12 +233,8 @@ def _too_large() -> RefusedError:
     return invalid(None, f"The body is larger than {MAX_BODY_BYTES} bytes.", "body_too_large", status=413)
 
 
-def _text(status: int, text: str) -> web.Response:
-    return web.Response(status=status, text=text + "\n", headers=_SERVER)
-
-
 def _error(problem: Problem) -> web.Response:
-    headers = dict(_JSON)
+    headers = dict(JSON)
     if problem.retry_after_s is not None:
         headers["Retry-After"] = str(problem.retry_after_s)
     if problem.allow is not None:

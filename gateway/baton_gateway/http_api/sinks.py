@@ -39,6 +39,8 @@ class AnswerHead:
     text: TextModel
     num_choices: int
     include_usage: bool
+    continuous_usage: bool
+    prompt_tokens: int
     wants_logprobs: bool
 
 
@@ -124,6 +126,10 @@ class StreamingSink:
         self.closed: asyncio.Future[None] = loop.create_future()
         self._writer: ChunkWriter | None = None
         self._include_usage = False
+        self._continuous_from: int | None = None
+        """Tokens of the prompts when every chunk says the usage so far."""
+        self._counted: list[int] = []
+        """Tokens of each choice so far."""
         self._begun: list[bool] = []
         self._pending: dict[int, _Pending] = {}
         self._pending_chars = 0
@@ -138,6 +144,8 @@ class StreamingSink:
     def begin(self, answer: AnswerHead) -> None:
         self._writer = ChunkWriter(answer.head, answer.text, answer.include_usage, answer.wants_logprobs)
         self._include_usage = answer.include_usage
+        self._continuous_from = answer.prompt_tokens if answer.continuous_usage else None
+        self._counted = [0] * answer.num_choices
         self._begun = [False] * answer.num_choices
 
     def increment(self, choice: int, increment: Increment) -> None:
@@ -148,6 +156,7 @@ class StreamingSink:
         pending.tokens += increment.tokens
         if increment.finish is not None:
             pending.finish = increment.finish.value
+        self._counted[choice] = increment.counted
         self._pending_chars += len(increment.text) + 64 * len(increment.tokens)
 
     def flush(self) -> None:
@@ -201,6 +210,8 @@ class StreamingSink:
 
     def _take_pending(self) -> bytes:
         pending, self._pending, self._pending_chars = self._pending, {}, 0
+        if self._continuous_from is not None and self._writer is not None:
+            self._writer.usage_so_far(Usage(self._continuous_from, sum(self._counted)))
         parts = [part for choice, each in pending.items() for part in self._chunks(choice, each)]
         return b"".join(parts)
 

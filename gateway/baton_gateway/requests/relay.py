@@ -336,7 +336,9 @@ class Relay:
             model=options.model,
             system_fingerprint=f"fp_{fingerprint.model_hash[:12]}",
         )
-        live.sink.begin(AnswerHead(head, text, num_choices, options.include_usage, options.logprobs is not None))
+        prompt_tokens = sum(len(prompt.tokens) for prompt in prompts)
+        usage = options.include_usage, options.continuous_usage, prompt_tokens
+        live.sink.begin(AnswerHead(head, text, num_choices, *usage, options.logprobs is not None))
 
     # Timers -----------------------------------------------------------------------------------------------------------
 

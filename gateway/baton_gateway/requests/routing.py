@@ -32,7 +32,7 @@ class Routing:
             return self._dice.choices(list(found), list(found.values()))[0]
         served = self._table.served_names()
         if served and model not in served:
-            raise RefusedError(errors.model_not_found(model))
+            raise RefusedError(errors.model_not_found(model, served))
         return errors.no_workers()
 
     def choose(self, live: LiveRequest, action: PickRoute, policy: RoutePolicy, now: float) -> Route | Problem:

@@ -33,6 +33,8 @@ class Increment:
     finish: Finish | None = None
     stopped_after: int | None = None
     """A stop string matched at this many tokens of the choice: the engine need not go on."""
+    counted: int = 0
+    """Tokens of the choice that count up to here: those of text held back too, none behind a stop string."""
 
     def after(self, text: str) -> Increment:
         """The same with `text` put before it."""
@@ -42,12 +44,13 @@ class Increment:
 class ChoiceText:
     """The text of one choice while it grows."""
 
-    __slots__ = ("_detokenizer", "_pending", "_released", "_stop", "_text_end", "_tokens", "finish")
+    __slots__ = ("_counted", "_detokenizer", "_pending", "_released", "_stop", "_text_end", "_tokens", "finish")
 
     def __init__(self, detokenizer: Detokenizer, stops: tuple[str, ...], text_offset: int = 0) -> None:
         self._detokenizer = detokenizer
         self._stop = StopMatcher(stops)
         self._tokens = 0
+        self._counted = 0
         self._text_end = text_offset
         self._released = text_offset
         self._pending: deque[tuple[TokenInfo, int]] = deque()
@@ -55,6 +58,7 @@ class ChoiceText:
 
     def push(self, ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...] | None, finish: Finish | None) -> Increment:
         """Take the next ids. With finish STOP the last of them is a stop id, which is not rendered."""
+        self._counted += len(ids)
         rendered = len(ids) - 1 if finish is Finish.STOP else len(ids)
         text = ""
         for place in range(rendered):
@@ -62,7 +66,7 @@ class ChoiceText:
             if self._stop.matched is not None:
                 return self._end(text, Finish.STOP, stopped_after=self._tokens)
         if finish is None:
-            return Increment(text, self._release(len(text)))
+            return Increment(text, self._release(len(text)), counted=self._counted)
         text += self._stop.push(self._grown(self._detokenizer.flush()))
         if self._stop.matched is not None:
             return self._end(text, Finish.STOP)
@@ -95,4 +99,5 @@ class ChoiceText:
         partly = (info for info, _ in self._pending if info.text_offset < self._released)
         rest = tuple(info for info, _ in self._pending) if self._stop.matched is None else tuple(partly)
         self._pending.clear()
-        return Increment(text, released + rest, finish, stopped_after)
+        counted = self._counted if stopped_after is None else stopped_after
+        return Increment(text, released + rest, finish, stopped_after, counted)

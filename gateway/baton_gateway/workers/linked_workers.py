@@ -157,6 +157,12 @@ class WorkerTable:
     def served_names(self) -> list[str]:
         return sorted({worker.hello.served_name for worker in self._workers.values()})
 
+    def max_context_tokens(self, name: str) -> int | None:
+        """The longest context that any revision of this model can take; None: nobody serves it."""
+        fingerprints = {each.hello.fingerprint for each in self._workers.values() if each.hello.served_name == name}
+        found = [limits.max_context_tokens for each in fingerprints if (limits := self.limits(each)) is not None]
+        return max(found, default=None)
+
     def text(self, fingerprint: PairFingerprint) -> TextModel | None:
         """The text side of a revision that some linked worker has."""
         return next((worker.text for worker in self._of(fingerprint)), None)

@@ -157,7 +157,7 @@ class Desk:
             if options.stream:
                 raise unsupported("stream", "an answer in a file is not streamed")
             if options.model != self._served_name:
-                raise RefusedRequestError(model_not_found(options.model))
+                raise RefusedRequestError(model_not_found(options.model, [self._served_name]))
             if options.n > self._max_choices:
                 raise unsupported("n", f"this engine computes at most {self._max_choices} choices at once")
             encoded = await self._encode(request)

@@ -8,90 +8,15 @@ from typing import Any
 import aiohttp
 import pytest
 
-from baton_testing.gateway.fake_worker import FakeRequest
 from baton_testing.gateway.gateway_process import ANSWER, RunningGateway, ids_of, tokenizer, until
+from baton_testing.gateway.http_client import CHAT, COMPLETIONS, USER, HttpClient, finishes, streamed_text
 from baton_wire.messages.gateway_link import Cancel, Prefill, Reserve
-from baton_wire.messages.values import Reason, SamplingParams, unpack_ids
-
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-USER = [{"role": "user", "content": "Hello"}]
-
-
-class Client:
-    """Requests to one gateway."""
-
-    def __init__(self, gateway: RunningGateway, http: aiohttp.ClientSession) -> None:
-        self.gateway = gateway
-        self.http = http
-        self.pool = gateway.pool
-
-    async def ask(self, path: str, **body: Any) -> dict[str, Any]:
-        async with self.http.post(self.gateway.url(path), json=self._filled(path, body)) as got:
-            content = await got.json()
-            assert got.status == 200, content
-            assert isinstance(content, dict)
-            return content
-
-    async def refused(self, path: str, **body: Any) -> tuple[int, dict[str, Any]]:
-        async with self.http.post(self.gateway.url(path), json=self._filled(path, body)) as got:
-            content = await got.json()
-            return got.status, content["error"]
-
-    async def stream(self, path: str, **body: Any) -> list[dict[str, Any]]:
-        """The chunks; the stream must be one of well-formed events that ends with [DONE]."""
-        body = self._filled(path, body | {"stream": True})
-        async with self.http.post(self.gateway.url(path), json=body) as got:
-            assert got.status == 200, await got.text()
-            assert got.content_type == "text/event-stream"
-            text = await got.text()
-        assert text.endswith("\n\n")
-        events = text.removesuffix("\n\n").split("\n\n")
-        assert all(event.startswith("data: ") for event in events)
-        assert events.pop() == "data: [DONE]"
-        return [json.loads(event.removeprefix("data: ")) for event in events]
-
-    @staticmethod
-    def _filled(path: str, body: dict[str, Any]) -> dict[str, Any]:
-        default: dict[str, Any] = {"messages": USER} if path == CHAT else {"prompt": "Hello"}
-        return {"model": "tiny", **default, **body}
-
-    def prefill(self) -> Prefill:
-        message = self.pool.prefill[0].of_type(Prefill)[-1]
-        assert isinstance(message, Prefill)
-        return message
-
-    def sampling(self) -> SamplingParams:
-        return self.prefill().sampling
-
-    def say(self, *texts: str) -> None:
-        """What the workers answer to prompt choice 0, 1, …"""
-
-        def script(request: FakeRequest) -> list[int]:
-            return ids_of(texts[request.choice % len(texts)])
-
-        for worker in self.pool.workers:
-            worker.script = script
-
-
-@pytest.fixture
-def client(gateway: RunningGateway, http: aiohttp.ClientSession) -> Client:
-    return Client(gateway, http)
-
-
-def streamed_text(chunks: list[dict[str, Any]], index: int = 0) -> str:
-    choices = [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]
-    return "".join(choice["delta"].get("content") or "" if "delta" in choice else choice["text"] for choice in choices)
-
-
-def finishes(chunks: list[dict[str, Any]]) -> list[str]:
-    found = [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"]]
-    return [reason for reason in found if reason is not None]
-
+from baton_wire.messages.values import Reason, unpack_ids
 
 # Answers --------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_chat_answer_has_openais_shape(client: Client) -> None:
+async def test_a_chat_answer_has_openais_shape(client: HttpClient) -> None:
     got = await client.ask(CHAT)
     assert got["object"] == "chat.completion"
     assert got["id"].startswith("chatcmpl-")
@@ -110,14 +35,14 @@ async def test_a_chat_answer_has_openais_shape(client: Client) -> None:
     assert got["usage"]["total_tokens"] == prompt + completion
 
 
-async def test_a_completion_answer_has_openais_shape(client: Client) -> None:
+async def test_a_completion_answer_has_openais_shape(client: HttpClient) -> None:
     got = await client.ask(COMPLETIONS, max_tokens=200)
     assert got["object"] == "text_completion"
     assert got["choices"] == [{"index": 0, "text": ANSWER, "logprobs": None, "finish_reason": "stop"}]
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-async def test_streamed_and_whole_answers_are_the_same_text(client: Client, path: str) -> None:
+async def test_streamed_and_whole_answers_are_the_same_text(client: HttpClient, path: str) -> None:
     chunks = await client.stream(path, max_tokens=100)
     assert streamed_text(chunks) == ANSWER
     assert finishes(chunks) == ["stop"]
@@ -129,7 +54,7 @@ async def test_streamed_and_whole_answers_are_the_same_text(client: Client, path
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-async def test_usage_comes_in_a_last_chunk_of_its_own_when_asked_for(client: Client, path: str) -> None:
+async def test_usage_comes_in_a_last_chunk_of_its_own_when_asked_for(client: HttpClient, path: str) -> None:
     options = {"include_usage": True, "include_obfuscation": False}
     chunks = await client.stream(path, max_tokens=5, stream_options=options)
     assert chunks[-1]["choices"] == []
@@ -137,7 +62,7 @@ async def test_usage_comes_in_a_last_chunk_of_its_own_when_asked_for(client: Cli
     assert all(chunk["usage"] is None for chunk in chunks[:-1])
 
 
-async def test_the_length_is_limited(client: Client) -> None:
+async def test_the_length_is_limited(client: HttpClient) -> None:
     got = await client.ask(CHAT, max_completion_tokens=3, max_tokens=50)
     assert got["choices"][0]["finish_reason"] == "length"
     assert got["usage"]["completion_tokens"] == 3
@@ -146,18 +71,18 @@ async def test_the_length_is_limited(client: Client) -> None:
     assert client.sampling().max_tokens == 16, "as OpenAI has it"
 
 
-async def test_a_chat_may_fill_the_context_by_default(client: Client) -> None:
+async def test_a_chat_may_fill_the_context_by_default(client: HttpClient) -> None:
     await client.ask(CHAT)
     assert client.sampling().max_tokens == 2_048 - client.prefill().prompt_tokens
 
 
-async def test_one_token_ends_at_the_prefill_worker(client: Client) -> None:
+async def test_one_token_ends_at_the_prefill_worker(client: HttpClient) -> None:
     got = await client.ask(CHAT, max_tokens=1)
     assert got["usage"]["completion_tokens"] == 1
     assert got["choices"][0]["finish_reason"] == "length"
 
 
-async def test_several_choices_come_from_one_prefill(client: Client) -> None:
+async def test_several_choices_come_from_one_prefill(client: HttpClient) -> None:
     got = await client.ask(CHAT, n=3)
     assert [choice["message"]["content"] for choice in got["choices"]] == [ANSWER, f"{ANSWER} 1", f"{ANSWER} 2"]
     assert len(client.pool.prefill[0].of_type(Prefill)) == 1
@@ -167,7 +92,7 @@ async def test_several_choices_come_from_one_prefill(client: Client) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_batch_of_prompts_numbers_its_choices_through(client: Client, stream: bool) -> None:
+async def test_a_batch_of_prompts_numbers_its_choices_through(client: HttpClient, stream: bool) -> None:
     body = {"prompt": ["one", "two"], "n": 2, "max_tokens": 100}
     if stream:
         chunks = await client.stream(COMPLETIONS, **body)
@@ -182,14 +107,14 @@ async def test_a_batch_of_prompts_numbers_its_choices_through(client: Client, st
 
 
 @pytest.mark.parametrize("prompt", [[5, 6, 7], [[5, 6, 7]]])
-async def test_prompts_may_be_token_ids(client: Client, prompt: list[Any]) -> None:
+async def test_prompts_may_be_token_ids(client: HttpClient, prompt: list[Any]) -> None:
     await client.ask(COMPLETIONS, prompt=prompt)
     assert unpack_ids(client.prefill().tokens) == [5, 6, 7]
 
 
 @pytest.mark.parametrize("prompt", ["The baton", ids_of("The baton")])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_echo_puts_the_prompt_before_the_answer(client: Client, prompt: Any, stream: bool) -> None:
+async def test_echo_puts_the_prompt_before_the_answer(client: HttpClient, prompt: Any, stream: bool) -> None:
     body = {"prompt": prompt, "echo": True, "max_tokens": 100}
     if stream:
         assert streamed_text(await client.stream(COMPLETIONS, **body)) == "The baton" + ANSWER
@@ -198,7 +123,7 @@ async def test_echo_puts_the_prompt_before_the_answer(client: Client, prompt: An
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_stop_string_across_token_borders_ends_the_text_before_it(client: Client, stream: bool) -> None:
+async def test_a_stop_string_across_token_borders_ends_the_text_before_it(client: HttpClient, stream: bool) -> None:
     if stream:
         chunks = await client.stream(CHAT, stop=["ton is", "never"])
         text, finish = streamed_text(chunks), finishes(chunks)
@@ -210,7 +135,7 @@ async def test_a_stop_string_across_token_borders_ends_the_text_before_it(client
     await until(lambda: client.pool.decode[0].is_idle)
 
 
-async def test_a_stop_string_cancels_what_still_runs(client: Client) -> None:
+async def test_a_stop_string_cancels_what_still_runs(client: HttpClient) -> None:
     client.say("one END " + "more " * 100)
     got = await client.ask(CHAT, stop="END", max_tokens=400)
     assert got["choices"][0]["message"]["content"] == "one "
@@ -219,7 +144,7 @@ async def test_a_stop_string_cancels_what_still_runs(client: Client) -> None:
     await until(lambda: client.pool.decode[0].is_idle)
 
 
-async def test_stop_token_ids_and_end_ids_are_the_workers_business(client: Client) -> None:
+async def test_stop_token_ids_and_end_ids_are_the_workers_business(client: HttpClient) -> None:
     await client.ask(CHAT, stop_token_ids=[17])
     assert client.sampling().stop_token_ids == (tokenizer().eos_id, 17)
     got = await client.ask(CHAT, ignore_eos=True, max_tokens=60, min_tokens=3)
@@ -228,14 +153,14 @@ async def test_stop_token_ids_and_end_ids_are_the_workers_business(client: Clien
     assert got["usage"]["completion_tokens"] == 60
 
 
-async def test_special_tokens_are_shown_only_when_asked_for(client: Client) -> None:
+async def test_special_tokens_are_shown_only_when_asked_for(client: HttpClient) -> None:
     shown = await client.ask(CHAT, ignore_eos=True, max_tokens=40, skip_special_tokens=False)
     assert shown["choices"][0]["message"]["content"].startswith(ANSWER + "<|end|>")
     hidden = await client.ask(CHAT, ignore_eos=True, max_tokens=40)
     assert hidden["choices"][0]["message"]["content"] == ANSWER
 
 
-async def test_every_sampling_option_reaches_both_workers(client: Client) -> None:
+async def test_every_sampling_option_reaches_both_workers(client: HttpClient) -> None:
     options = {
         "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "presence_penalty": -1, "frequency_penalty": 1.5,
         "repetition_penalty": 1.2, "seed": 42, "min_tokens": 2, "logit_bias": {"5": -100, "6": 1.5},
@@ -249,7 +174,7 @@ async def test_every_sampling_option_reaches_both_workers(client: Client) -> Non
     assert reserve.sampling == sampling
 
 
-async def test_every_request_has_a_seed_of_its_own(client: Client) -> None:
+async def test_every_request_has_a_seed_of_its_own(client: HttpClient) -> None:
     seeds = set()
     for _ in range(3):
         await client.ask(COMPLETIONS)
@@ -257,14 +182,14 @@ async def test_every_request_has_a_seed_of_its_own(client: Client) -> None:
     assert len(seeds) == 3
 
 
-async def test_text_parts_and_developer_messages_are_rendered(client: Client) -> None:
+async def test_text_parts_and_developer_messages_are_rendered(client: HttpClient) -> None:
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     await client.ask(CHAT, messages=[{"role": "developer", "content": "brief"}, {"role": "user", "content": parts}])
     text = tokenizer().tokenizer.decode(unpack_ids(client.prefill().tokens), skip_special_tokens=False)
     assert text == "<|begin|><|system|>\nbrief<|end|>\n<|user|>\none\ntwo<|end|>\n<|assistant|>\n"
 
 
-async def test_fields_that_steer_the_provider_are_accepted_without_effect(client: Client) -> None:
+async def test_fields_that_steer_the_provider_are_accepted_without_effect(client: HttpClient) -> None:
     await client.ask(CHAT, user="me", metadata={"a": "b"}, store=False, service_tier="auto", tools=[],
                      response_format={"type": "text"}, tool_choice="none", logprobs=False, stop=None)  # fmt: skip
 
@@ -273,7 +198,7 @@ async def test_fields_that_steer_the_provider_are_accepted_without_effect(client
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_chat_logprobs_stand_beside_their_tokens(client: Client, stream: bool) -> None:
+async def test_chat_logprobs_stand_beside_their_tokens(client: HttpClient, stream: bool) -> None:
     if stream:
         chunks = await client.stream(CHAT, logprobs=True, top_logprobs=2)
         found = [chunk["choices"][0]["logprobs"] for chunk in chunks]
@@ -289,13 +214,13 @@ async def test_chat_logprobs_stand_beside_their_tokens(client: Client, stream: b
     assert first["top_logprobs"][0]["token"] == first["token"]
 
 
-async def test_logprobs_without_alternatives(client: Client) -> None:
+async def test_logprobs_without_alternatives(client: HttpClient) -> None:
     got = await client.ask(CHAT, logprobs=True)
     assert got["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
     assert client.sampling().logprobs == 0
 
 
-async def test_completion_logprobs_have_the_older_shape(client: Client) -> None:
+async def test_completion_logprobs_have_the_older_shape(client: HttpClient) -> None:
     client.say("fox jumps")
     logprobs = (await client.ask(COMPLETIONS, logprobs=1))["choices"][0]["logprobs"]
     assert "".join(logprobs["tokens"]) == "fox jumps"
@@ -309,7 +234,7 @@ async def test_completion_logprobs_have_the_older_shape(client: Client) -> None:
 
 
 @pytest.mark.parametrize(("role", "attempt"), [("prefill", 2), ("decode", 3)])
-async def test_a_failed_leg_is_tried_again_unseen(client: Client, role: str, attempt: int) -> None:
+async def test_a_failed_leg_is_tried_again_unseen(client: HttpClient, role: str, attempt: int) -> None:
     """When the decode worker failed, the second attempt asks for the KV that is kept; these workers keep none."""
     worker = getattr(client.pool, role)[0]
     worker.fail_next = [Reason.INTERNAL]
@@ -318,27 +243,27 @@ async def test_a_failed_leg_is_tried_again_unseen(client: Client, role: str, att
     await until(lambda: all(each.is_idle for each in client.pool.workers))
 
 
-async def test_workers_without_room_are_told_as_503_with_a_time_to_come_back(client: Client) -> None:
+async def test_workers_without_room_are_told_as_503_with_a_time_to_come_back(client: HttpClient) -> None:
     client.pool.decode[0].fail_next = [Reason.NO_CAPACITY] * 20
     status, error = await client.refused(CHAT)
     assert (status, error["code"]) == (503, "no_capacity")
 
 
-async def test_when_all_workers_leave_requests_are_refused(client: Client, gateway: RunningGateway) -> None:
+async def test_when_all_workers_leave_requests_are_refused(client: HttpClient, gateway: RunningGateway) -> None:
     for worker in client.pool.workers:
         await worker.report(draining=True)
     await until(lambda: all(view.is_draining for view in gateway.server.table.views()))
     assert (await client.refused(CHAT))[0] == 503
 
 
-async def test_a_stream_that_failed_before_its_first_token_is_an_ordinary_error(client: Client) -> None:
+async def test_a_stream_that_failed_before_its_first_token_is_an_ordinary_error(client: HttpClient) -> None:
     client.pool.prefill[0].fail_next = [Reason.INTERNAL] * 3
     status, error = await client.refused(CHAT, stream=True)
     assert (status, error["type"], error["code"]) == (502, "server_error", "workers_failed")
 
 
 async def test_a_stream_that_fails_later_ends_with_an_error_event_and_no_done(
-    client: Client, gateway: RunningGateway, http: aiohttp.ClientSession
+    client: HttpClient, gateway: RunningGateway, http: aiohttp.ClientSession
 ) -> None:
     client.pool.decode[0].step_s = 0.05
     body = {"model": "tiny", "messages": USER, "stream": True}
@@ -353,7 +278,7 @@ async def test_a_stream_that_fails_later_ends_with_an_error_event_and_no_done(
     await until(lambda: client.pool.decode[0].is_idle)
 
 
-async def test_a_killed_decode_worker_loses_and_repeats_no_token(client: Client, gateway: RunningGateway) -> None:
+async def test_a_killed_decode_worker_loses_and_repeats_no_token(client: HttpClient, gateway: RunningGateway) -> None:
     from baton_wire.messages.values import Role
 
     second = await client.pool.add(Role.DECODE)
@@ -379,7 +304,9 @@ async def test_a_killed_decode_worker_loses_and_repeats_no_token(client: Client,
     await until(lambda: all(each.is_idle for each in client.pool.workers))
 
 
-async def test_a_restarted_worker_at_the_same_address_is_found_again(client: Client, gateway: RunningGateway) -> None:
+async def test_a_restarted_worker_at_the_same_address_is_found_again(
+    client: HttpClient, gateway: RunningGateway
+) -> None:
     await client.pool.prefill[0].restart()
 
     async def ask() -> dict[str, Any]:

@@ -38,7 +38,7 @@ class StuckTransport:
 
 def answer() -> AnswerHead:
     head = ResponseHead(ApiEndpoint.CHAT, "chatcmpl-1", 0, "tiny", "fp_1")
-    return AnswerHead(head, cast(Any, None), 1, False, False)
+    return AnswerHead(head, cast(Any, None), 1, False, False, 1, False)
 
 
 def stream_to(sink: StreamingSink, transport: StuckTransport, tokens_per_s: int) -> tuple[int, int]:

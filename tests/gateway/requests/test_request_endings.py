@@ -215,7 +215,7 @@ def test_nothing_happens_after_the_end(event: Event) -> None:
 def test_a_refusal_while_preparing_ends_it() -> None:
     drive = Drive()
     drive.feed(Admitted())
-    assert drive.feed(Refused(errors.model_not_found("x"))) == ["end refused model_not_found"]
+    assert drive.feed(Refused(errors.model_not_found("x", ["y"]))) == ["end refused model_not_found"]
 
 
 @pytest.mark.parametrize("seed", range(200))

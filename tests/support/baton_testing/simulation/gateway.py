@@ -131,6 +131,7 @@ class SimClient:
             logprobs=None,
             stream=True,
             include_usage=False,
+            continuous_usage=False,
             cache_salt="",
         )
         return CompletionRequest(options, (plan.tokens,), echo=False)

@@ -1,0 +1,85 @@
+"""What can be looked up: models, version, health, metrics. Nothing here starts work.
+
+`/health`, `/ping` and `/version` are vLLM's, and `max_model_len` of a model is too: clients and scripts ask for them.
+"""
+
+from __future__ import annotations
+
+import time
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from baton_gateway import errors
+from baton_gateway.errors import RefusedError
+from baton_gateway.http_api.tenants import Tenant
+from baton_gateway.reporting.admin_server import METRICS_TYPE
+from baton_gateway.reporting.metrics import GatewayMetrics
+from baton_gateway.workers.linked_workers import WorkerTable
+from baton_gateway.workers.route import RoutePolicy, revisions
+
+MODELS = "/v1/models"
+SERVER = {"Server": "baton"}
+JSON = {"Content-Type": "application/json", **SERVER}
+_DISTRIBUTION = "baton-serving"
+_encode = msgspec.json.Encoder().encode
+
+
+class Lookups:
+    """Handlers of the paths that answer from what this process knows."""
+
+    def __init__(self, table: WorkerTable, policy: RoutePolicy, metrics: GatewayMetrics) -> None:
+        self.policy = policy
+        self.is_draining = False
+        self._table = table
+        self._metrics = metrics
+        self._started = int(time.time())
+        self._version = _encode({"version": version(_DISTRIBUTION)})
+
+    async def models(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
+        entries = [self._entry(name) for name in self._table.served_names()]
+        return _json({"object": "list", "data": entries})
+
+    async def model(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
+        """Raises RefusedError for a model that nobody serves."""
+        name = request.raw_path.partition("?")[0][len(MODELS) + 1 :]
+        served = self._table.served_names()
+        if name not in served:
+            raise RefusedError(errors.model_not_found(name, served))
+        return _json(self._entry(name))
+
+    async def version(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
+        return web.Response(body=self._version, headers=JSON)
+
+    async def live(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
+        return _text(200, "ok")
+
+    async def ready(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
+        """Ready to answer, if only with 503: nothing about workers."""
+        return _text(503, "draining") if self.is_draining else _text(200, "ok")
+
+    async def routable(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
+        """Whether a request that came now would be served at once."""
+        views = self._table.views()
+        is_routable = any(revisions(views, name, self.policy) for name in self._table.served_names())
+        if is_routable and not self.is_draining:
+            return _text(200, "ok")
+        return _text(503, "no fitting pair of workers is linked")
+
+    async def metrics(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
+        return web.Response(body=self._metrics.page(), headers={"Content-Type": METRICS_TYPE, **SERVER})
+
+    def _entry(self, name: str) -> dict[str, Any]:
+        """One model as OpenAI's API lists it; `max_model_len` is the longest context that a pair can take."""
+        entry = {"id": name, "object": "model", "created": self._started, "owned_by": "baton"}
+        return entry | {"max_model_len": self._table.max_context_tokens(name)}
+
+
+def _json(content: dict[str, Any]) -> web.Response:
+    return web.Response(body=_encode(content), headers=JSON)
+
+
+def _text(status: int, text: str) -> web.Response:
+    return web.Response(status=status, text=text + "\n", headers=SERVER)

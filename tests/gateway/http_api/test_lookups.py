@@ -1,0 +1,63 @@
+"""What can be looked up: models, version and health in the forms that clients of other servers ask for."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+import aiohttp
+import pytest
+
+from baton_testing.gateway.gateway_process import RunningGateway
+
+
+async def get(gateway: RunningGateway, http: aiohttp.ClientSession, path: str, method: str = "GET") -> tuple[int, Any]:
+    async with http.request(method, gateway.url(path)) as got:
+        return got.status, await (got.json() if got.content_type == "application/json" else got.text())
+
+
+async def test_the_version_is_that_of_the_distribution(gateway: RunningGateway, http: aiohttp.ClientSession) -> None:
+    assert await get(gateway, http, "/version") == (200, {"version": version("baton-serving")})
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/health"), ("POST", "/health"), ("GET", "/ping"), ("POST", "/ping")]
+)
+async def test_health_says_whether_a_request_would_be_served(
+    gateway: RunningGateway, http: aiohttp.ClientSession, method: str, path: str
+) -> None:
+    assert (await get(gateway, http, path, method))[0] == 200
+    await gateway.pool.decode[0].stop()
+    gateway.pool.decode.clear()
+    await gateway.until_linked(1)
+    assert (await get(gateway, http, path, method))[0] == 503
+
+
+async def test_a_model_says_the_longest_context_that_a_pair_can_take(
+    gateway: RunningGateway, http: aiohttp.ClientSession
+) -> None:
+    assert gateway.pool.prefill[0].max_context_tokens == 2_048
+    _, listed = await get(gateway, http, "/v1/models")
+    [entry] = listed["data"]
+    assert (entry["id"], entry["max_model_len"]) == ("tiny", 2_048)
+    assert await get(gateway, http, "/v1/models/tiny") == (200, entry)
+
+
+async def test_an_unknown_path_or_model_names_what_is_served(
+    gateway: RunningGateway, http: aiohttp.ClientSession
+) -> None:
+    status, content = await get(gateway, http, "/v1/embeddings")
+    assert status == 404
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/models", "/health"):
+        assert path in content["error"]["message"]
+    status, content = await get(gateway, http, "/v1/models/other")
+    assert (status, content["error"]["code"]) == (404, "model_not_found")
+    assert "'tiny'" in content["error"]["message"]
+    body = {"model": "gpt-9", "prompt": "x"}
+    async with http.post(gateway.url("/v1/completions"), json=body) as got:
+        assert "'tiny'" in (await got.json())["error"]["message"]
+
+
+async def test_another_method_is_told_those_of_the_path(gateway: RunningGateway, http: aiohttp.ClientSession) -> None:
+    async with http.delete(gateway.url("/ping")) as got:
+        assert (got.status, got.headers["Allow"]) == (405, "GET, POST")
