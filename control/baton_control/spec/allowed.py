@@ -37,6 +37,15 @@ def known_at(location: tuple[int | str, ...]) -> str:
     return ", ".join(fields_of(model)) if model else "none"
 
 
+def words_of(field: FieldInfo) -> str:
+    """What a field means: its own words, or those of the model that it holds; empty where nobody wrote any.
+
+    The definitions for `kubectl explain` and the reference page take them from here.
+    """
+    model = model_of(field.annotation)
+    return " ".join((field.description or (model and model.__doc__) or "").split())
+
+
 def fields_of(model: type[Model]) -> dict[str, FieldInfo]:
     """The fields of a model under the names that manifests use."""
     return {field.alias or name: field for name, field in model.model_fields.items()}

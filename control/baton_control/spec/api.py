@@ -84,34 +84,43 @@ class CacheSpec(Model):
     """Where fetched weights are kept on a cluster."""
 
     size: MemoryText = "100Gi"
+    """Size of the volume claim, which keeps every source that was fetched into it. It can only grow."""
     storage_class_name: ObjectName | None = None
+    """StorageClass of the claim, one that many nodes can read at once; unset: the cluster's default."""
 
 
 class ModelSpec(Model):
     """Which model is served, and as what."""
 
     source: SourceText
+    """Where the weights are. Remote sources are fetched once, pinned and verified."""
     served_name: ServedName
+    """What clients write as `model`."""
     max_context_tokens: Annotated[int, Field(ge=16, le=1 << 20)]
-    """Prompt and answer together."""
+    """Longest prompt and answer together, in tokens."""
     dtype: Annotated[Dtype, Field(strict=False)] = Dtype.AUTO
-    """Of weights and arithmetic; `auto` takes what the model's config.json says, float32 on CPU."""
+    """Of weights and arithmetic; `auto`: what the model's config.json says, and float32 on CPUs."""
     quantization: Literal["none"] = "none"
+    """How weights are stored; quantised ones are not supported yet."""
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
-    """`auto` is the same as `dtype`; `fp8` (e4m3, with scales) halves KV of 16-bit models and needs accelerators."""
+    """`auto`: as `dtype`. `fp8` (e4m3, with scales) halves KV of 16-bit models and needs accelerators."""
     cache: CacheSpec = CacheSpec()
     credentials_secret: ObjectName | None = None
-    """Secret in the same namespace with credentials for fetching the model."""
+    """Secret in the same namespace with credentials for fetching the model; unset: none are sent."""
 
 
 class TargetSpec(Model):
     """A latency target: `percentile` percent of the requests stay at or under `target`."""
 
     target: Annotated[Duration, Field(ge=0.001, le=3600)]
+    """The latency that is promised."""
     percentile: Annotated[float, Field(ge=50, le=99.9)] = 95.0
+    """Percent of the requests that have to meet the target."""
 
 
 class SloSpec(Model):
+    """The latencies that the pools are sized for."""
+
     ttft: TargetSpec = TargetSpec.model_construct(target=0.5)
     """Time to the first token; sizes the prefill pool."""
     tpot: TargetSpec = TargetSpec.model_construct(target=0.05)
@@ -122,7 +131,9 @@ class ReplicaSpec(Model):
     """How many workers a pool may have."""
 
     min: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] = 1
+    """Fewest workers. 0 in both pools lets them sleep (`autoscaling.scaleToZeroAfter`)."""
     max: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = 1
+    """Most workers, whoever sizes the pool."""
 
     @model_validator(mode="after")
     def _ordered(self) -> ReplicaSpec:
@@ -132,15 +143,23 @@ class ReplicaSpec(Model):
 
 
 class AcceleratorSpec(Model):
+    """What a pool computes on."""
+
     resource: ResourceName
-    """Extended resource that a rank takes one of."""
+    """Extended resource of the node that each rank of a worker takes one of."""
 
 
 class TolerationSpec(Model):
+    """A taint that workers tolerate."""
+
     key: QualifiedName
+    """Key of the taint that is tolerated."""
     operator: Literal["Exists", "Equal"] = "Exists"
+    """`Exists` tolerates every value of the key, `Equal` the one in `value`."""
     value: LabelValue | None = None
+    """Value of the taint; only with operator `Equal`."""
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+    """Effect of the taint; unset: all effects."""
 
     @model_validator(mode="after")
     def _exists_has_no_value(self) -> TolerationSpec:
@@ -153,46 +172,66 @@ class PlacementSpec(Model):
     """Onto which nodes the workers of a pool go."""
 
     node_selector: Annotated[dict[QualifiedName, LabelValue], Field(max_length=16)] = {}  # noqa: RUF012 - pydantic copies it
+    """Labels that a node must have."""
     tolerations: Annotated[tuple[TolerationSpec, ...], Field(max_length=16, strict=False)] = ()
+    """Taints of nodes that the workers may run on nevertheless."""
     topology_key: QualifiedName | None = None
-    """Workers are spread over values of this node label."""
+    """Workers are spread over the values of this node label; unset: over nodes."""
 
 
 class ResourceSpec(Model):
+    """What one worker asks of its node."""
+
     cpu: CpuQuantity | None = None
+    """CPUs requested, not limited; on CPU pools also how many threads compute. Unset: none requested, one thread."""
     memory: MemoryText | None = None
+    """Memory requested, and the limit; unset: neither."""
 
 
 class ResourceClaimSpec(Model):
+    """A claim of dynamic resource allocation that each worker gets."""
+
     name: Label
+    """Name of the claim within the Pod; names differ within a pool."""
     resource_claim_template_name: ObjectName
+    """ResourceClaimTemplate in the same namespace that the claim is made from."""
 
 
 class EngineSpec(Model):
     """Sizes of one worker; unset ones are chosen by the worker from the model and the memory it finds."""
 
     kv_cache_memory: Annotated[Memory, Field(ge=1 << 20, le=1 << 44)] | None = None
+    """Memory for KV; unset: a share of what is free once the weights are loaded."""
     block_tokens: Annotated[int, Field(ge=8, le=256)] | None = None
+    """Tokens whose KV shares a block, the unit of allocation and reuse; unset: 16 on CPUs, 64 on GPUs."""
     max_sequences: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """Most sequences that are computed together; unset: 64."""
     max_step_tokens: Annotated[int, Field(ge=16, le=1 << 18)] | None = None
+    """Most prompt tokens in one step: more use the accelerator better, fewer delay others less; unset: 8192."""
 
 
 class PoolSpec(Model):
     """One pool of equal workers."""
 
     replicas: ReplicaSpec = ReplicaSpec()
+    """How many workers the pool may have."""
     tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
+    """Accelerators that share one worker's model; only 1 is supported yet."""
     accelerator: AcceleratorSpec | None = None
-    """None: the pool computes on CPUs."""
+    """What the pool computes on; unset: CPUs."""
     engine: EngineSpec = EngineSpec()
     placement: PlacementSpec = PlacementSpec()
     resources: ResourceSpec = ResourceSpec()
     priority_class_name: ObjectName | None = None
+    """PriorityClass of the pool's Pods; unset: the cluster's default."""
     scheduler_name: ObjectName | None = None
+    """Scheduler that places the pool's Pods; unset: the cluster's default."""
     runtime_class_name: ObjectName | None = None
+    """RuntimeClass of the pool's Pods; unset: the node's default."""
     resource_claims: Annotated[tuple[ResourceClaimSpec, ...], Field(max_length=8, strict=False)] = ()
+    """Claims of dynamic resource allocation that every worker gets."""
     queue: Label | None = None
-    """Kueue queue that admits the pool's Pods."""
+    """Kueue queue that admits the pool's Pods; unset: none has to."""
 
     @model_validator(mode="after")
     def _claims_differ(self) -> PoolSpec:
@@ -216,14 +255,19 @@ class PoolSpec(Model):
 
 
 class KvTransferSpec(Model):
+    """How KV travels from prefill to decode workers."""
+
     transport: Annotated[TransportMode, Field(strict=False)] = TransportMode.AUTO
+    """`UCX` writes into the peer's memory, by RDMA where there is any. `Auto`: UCX where both have it, else TCP."""
     min_bandwidth: Annotated[Rate, Field(ge=1e6, le=1e13)] | None = None
-    """A measured bandwidth below this becomes a condition."""
+    """A lane measured slower than this makes the condition TransportVerified false; unset: no least rate."""
     verify: Annotated[Verify, Field(strict=False)] = Verify.FULL
     """`full` compares a checksum of every piece of KV; `stamps` only its bookkeeping."""
 
 
 class RoutingSpec(Model):
+    """Which workers a request is sent to."""
+
     disaggregation: Annotated[Disaggregation, Field(strict=False)] = Disaggregation.AUTO
     """Which prompts the prefill pool computes: all, none, or those where it serves the targets better."""
     prefill_unavailable: Annotated[PrefillUnavailable, Field(strict=False)] = PrefillUnavailable.FAIL
@@ -231,21 +275,25 @@ class RoutingSpec(Model):
 
 
 class BudgetSpec(Model):
+    """What scaling may spend."""
+
     max_accelerators: Annotated[int, Field(ge=1, le=MAX_REPLICAS * 64)] | None = None
+    """Most accelerators of both pools together; unset: bounded by `replicas.max` alone."""
 
 
 class ScheduleSpec(Model):
     """A daily window, in UTC, in which mode SLO keeps more workers than `replicas.min`."""
 
     start: TimeOfDay
+    """When the window begins, in UTC."""
     end: TimeOfDay
-    """Not included; a window that ends before it starts ends on the next day."""
+    """When it ends, not included; a window that ends before it starts ends on the next day."""
     days: Annotated[tuple[Annotated[Weekday, Field(strict=False)], ...], Field(max_length=7, strict=False)] = ()
-    """On which it starts; none: every day."""
+    """Days on which the window starts; none: every day."""
     prefill: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] | None = None
-    """At least so many prefill workers."""
+    """At least so many prefill workers; unset: `replicas.min`."""
     decode: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] | None = None
-    """At least so many decode workers."""
+    """At least so many decode workers; unset: `replicas.min`."""
 
     @model_validator(mode="after")
     def _says_something(self) -> ScheduleSpec:
@@ -257,16 +305,21 @@ class ScheduleSpec(Model):
 
 
 class AutoscalingSpec(Model):
+    """Who sizes the pools, and within what."""
+
     mode: Annotated[ScalingMode, Field(strict=False)] = ScalingMode.SLO
     """Who sizes the pools: Baton, another autoscaler, or nobody. Quote "Off": YAML reads a bare Off as false."""
     budget: BudgetSpec = BudgetSpec()
+    """What both pools together may take."""
     scale_to_zero_after: Annotated[Duration, Field(ge=60, le=7 * 86_400)] | None = None
-    """Quiet time after which both pools sleep; needs `replicas.min` 0 in both."""
+    """Quiet time after which both pools sleep; needs `replicas.min` 0 in both. Unset: they never sleep."""
     schedules: Annotated[tuple[ScheduleSpec, ...], Field(max_length=16, strict=False)] = ()
     """Daily windows with more workers; pools do not sleep in them."""
 
 
 class RolloutSpec(Model):
+    """How workers of a new template take over."""
+
     max_surge: Annotated[int, Field(ge=0, le=64)] = 1
     """Workers above the wanted number, per pool, while templates change."""
     max_unavailable: Annotated[int, Field(ge=0, le=64)] = 0
@@ -284,11 +337,17 @@ class RolloutSpec(Model):
 
 
 class ServiceSpec(Model):
+    """The Service that clients use."""
+
     type: Annotated[ServiceType, Field(strict=False)] = ServiceType.CLUSTER_IP
+    """`NodePort` and `LoadBalancer` can be reached from outside of the cluster."""
     port: Annotated[int, Field(ge=1, le=65_535)] = 80
+    """TCP port of the Service."""
 
 
 class TlsSpec(Model):
+    """The certificate of the gateway."""
+
     secret_name: ObjectName
     """Secret of type kubernetes.io/tls in the same namespace; a renewed certificate is taken without a restart."""
 
@@ -299,27 +358,40 @@ class RouteSpec(Model):
     parent: ObjectName
     """Gateway that the route attaches to."""
     parent_namespace: Label | None = None
-    """Its namespace; by default that of the LLMDeployment."""
+    """Its namespace; unset: that of the LLMDeployment."""
     hostnames: Annotated[tuple[ObjectName, ...], Field(max_length=16, strict=False)] = ()
+    """Host names of requests that the route takes; none: all that reach the Gateway."""
 
 
 class LimitSpec(Model):
+    """What one request may take."""
+
     max_request_duration: Annotated[Duration, Field(ge=1, le=86_400)] = 600.0
+    """From arrival to last token; later a request ends with an error. Pods get this long to finish when told to go."""
 
 
 class GatewaySpec(Model):
+    """The processes that speak HTTP with clients."""
+
     replicas: Annotated[int, Field(ge=1, le=64)] = 1
+    """Pods of the gateway."""
     processes: Annotated[int, Field(ge=1, le=64)] = 1
-    """Per replica, sharing one port."""
+    """Processes of each Pod, sharing one port; one uses one CPU."""
     service: ServiceSpec = ServiceSpec()
     tls: TlsSpec | None = None
+    """Serve HTTPS; unset: plain HTTP."""
     route: RouteSpec | None = None
+    """Attach an HTTPRoute of the Gateway API; unset: none."""
     limits: LimitSpec = LimitSpec()
 
 
 class PodMetadataSpec(Model):
+    """What all Pods of the deployment are marked with."""
+
     labels: Annotated[dict[QualifiedName, LabelValue], Field(max_length=16)] = {}  # noqa: RUF012 - pydantic copies it
+    """Labels of the Pods, beside Baton's own."""
     annotations: Annotated[dict[QualifiedName, AnnotationValue], Field(max_length=16)] = {}  # noqa: RUF012 - pydantic copies it
+    """Annotations of the Pods."""
 
     @model_validator(mode="after")
     def _not_reserved(self) -> PodMetadataSpec:
@@ -332,16 +404,21 @@ class PodMetadataSpec(Model):
 
 
 class DeploymentSpec(Model):
+    """What is served, how fast, and by how many workers."""
+
     model: ModelSpec
     slo: SloSpec = SloSpec()
     prefill: PoolSpec = PoolSpec()
+    """The pool that computes prompts; sized by the TTFT target."""
     decode: PoolSpec = PoolSpec()
+    """The pool that generates; sized by the TPOT target."""
     kv_transfer: KvTransferSpec = KvTransferSpec()
     routing: RoutingSpec = RoutingSpec()
     autoscaling: AutoscalingSpec = AutoscalingSpec()
     rollout: RolloutSpec = RolloutSpec()
     gateway: GatewaySpec = GatewaySpec()
     image_pull_secrets: Annotated[tuple[ObjectName, ...], Field(max_length=8, strict=False)] = ()
+    """Secrets in the same namespace with which the images are pulled."""
     pod_metadata: PodMetadataSpec = PodMetadataSpec()
 
     @model_validator(mode="after")
@@ -384,16 +461,24 @@ class DeploymentSpec(Model):
 
 
 class MetadataSpec(Model):
+    """The standard metadata of Kubernetes, as far as files may have it."""
+
     name: DeploymentName
+    """Names of all objects begin with it."""
     namespace: Label = "default"
+    """Where the objects live; on a laptop a part of the name."""
     labels: Annotated[dict[QualifiedName, LabelValue], Field(max_length=64)] = {}  # noqa: RUF012 - pydantic copies it
+    """Labels of the LLMDeployment itself."""
     annotations: Annotated[dict[QualifiedName, AnnotationValue], Field(max_length=64)] = {}  # noqa: RUF012 - pydantic copies it
+    """Annotations of the LLMDeployment itself."""
 
 
 class LLMDeployment(Model):
     """One model served by a prefill pool, a decode pool and a gateway."""
 
     api_version: Annotated[Literal["baton.dev/v1alpha1"], Allowed(f"'{API_VERSION}'")]
+    """Version of the schema that this object follows."""
     kind: Annotated[Literal["LLMDeployment"], Allowed(f"'{KIND}'")]
+    """What kind of object this is."""
     metadata: MetadataSpec
     spec: DeploymentSpec

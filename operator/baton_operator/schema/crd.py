@@ -82,6 +82,7 @@ def deployment_definition() -> Schema:
     properties = schema["properties"]
     assert isinstance(properties, dict)
     spec = properties["spec"]
+    assert isinstance(spec, dict)
     root = _root("One model served by a prefill pool, a decode pool and a gateway.", spec, schema_of(DeploymentStatus))
     root["x-kubernetes-validations"] = [rule.entry() for rule in RULES[LLMDeployment]]
     return _definition(KIND, ("llm",), root, DEPLOYMENT_COLUMNS, {"status": {}})
@@ -94,9 +95,14 @@ def pool_definition() -> Schema:
     return _definition(POOL_KIND, ("llmp",), root, POOL_COLUMNS, {"status": {}, "scale": SCALE})
 
 
-def _root(description: str, spec: object, status: object) -> Schema:
-    text: Schema = {"type": "string"}
-    properties = {"apiVersion": text, "kind": text, "metadata": {"type": "object"}, "spec": spec, "status": status}
+def _root(description: str, spec: Schema, status: Schema) -> Schema:
+    properties: Schema = {
+        "apiVersion": {"type": "string", "description": "Version of the schema that this object follows."},
+        "kind": {"type": "string", "description": "What kind of object this is."},
+        "metadata": {"type": "object", "description": "Standard metadata of Kubernetes."},
+        "spec": {"description": "What is asked for.", **spec},
+        "status": {"description": "What was found; only Baton writes it.", **status},
+    }
     return {"type": "object", "description": description, "properties": properties, "required": ["spec"]}
 
 

@@ -19,8 +19,11 @@ POOL_KIND = "LLMPool"
 
 
 class PoolFacadeSpec(Model):
+    """What an autoscaler or `kubectl scale` may ask of one pool."""
+
     deployment: DeploymentName
     """The LLMDeployment that the pool belongs to."""
     role: Literal["prefill", "decode"]
+    """Which pool of it."""
     replicas: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] = 1
     """Workers wanted, before the bounds of the LLMDeployment are applied."""

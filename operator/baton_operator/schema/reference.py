@@ -17,7 +17,7 @@ from pathlib import Path
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from baton_control.spec.allowed import describe, fields_of, model_of
+from baton_control.spec.allowed import describe, fields_of, model_of, words_of
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.base_model import Model
 from baton_control.spec.quantities import Unit, show_quantity
@@ -28,7 +28,7 @@ HEADER = """\
 Written from `control/baton_control/spec/api.py` by `make format`; do not edit. A pool's fields are the same for
 `prefill` and `decode` and are listed once.
 
-| field | must be | default | |
+| field | must be | default | what it means |
 |---|---|---|---|
 """
 SAME_AS_PREFILL = "spec.decode"
@@ -77,14 +77,14 @@ def rows(model: type[Model], prefix: str, default: object = None) -> Iterator[Ro
     for name, field in fields_of(model).items():
         path = f"{prefix}.{name}" if prefix else name
         if path == SAME_AS_PREFILL:
-            yield Row(path, "as `spec.prefill`", "", "The pool that generates.")
+            yield Row(path, "as `spec.prefill`", "", words_of(field))
             continue
         inner = model_of(field.annotation)
         if inner is not None:
             yield from rows(inner, path, field.get_default(call_default_factory=False))
             continue
         allowed = describe(field.annotation, field.metadata)
-        yield Row(path, allowed, _default(field, _value_in(default, name, model)), field.description or "")
+        yield Row(path, allowed, _default(field, _value_in(default, name, model)), words_of(field))
         item = _item_model(field.annotation)
         if item is not None:
             yield from rows(item, f"{path}[]")

@@ -57,14 +57,20 @@ Generation = Annotated[int, Field(ge=0, le=(1 << 53))]
 
 
 class Condition(Model):
-    """As metav1.Condition."""
+    """One aspect of the state, as metav1.Condition."""
 
     type: Annotated[str, StringConstraints(pattern=r"^[A-Za-z]([A-Za-z0-9]*)$", max_length=64)]
+    """Which aspect it is about."""
     status: Literal["True", "False", "Unknown"]
+    """Whether it holds."""
     reason: Reason
+    """Why, in one word for programs."""
     message: LongText
+    """Why, in words for people."""
     last_transition_time: Time
+    """When `status` changed last."""
     observed_generation: Generation | None = None
+    """`metadata.generation` that it was concluded from."""
 
 
 Conditions = Annotated[tuple[Condition, ...], Field(max_length=16), ListKey("type")]
@@ -74,48 +80,76 @@ class RevisionStatus(Model):
     """The workers of one template."""
 
     revision: Text
+    """Pair fingerprint and template hash."""
     workers: Count
+    """Workers that exist."""
     ready: Count | None = None
+    """Workers whose Pod is Ready; absent: unknown."""
     routable: Count | None = None
+    """Workers that the gateways have linked and that fit a partner; absent: unknown."""
 
 
 class PoolStatus(Model):
+    """One pool as it is."""
+
     desired: Count | None = None
+    """Workers that the pool should have now."""
     ready: Count | None = None
+    """Workers whose Pod is Ready; absent: unknown."""
     routable: Count | None = None
-    """Workers that the gateways have linked and that fit a partner."""
+    """Workers that the gateways have linked and that fit a partner; absent: unknown."""
     summary: Text | None = None
     """Ready and desired as the column shows them: 3/3."""
     revisions: Annotated[tuple[RevisionStatus, ...], Field(max_length=16), ListKey("revision")] = ()
+    """The pool's workers by revision."""
 
 
 class SloStatus(Model):
     """Measured against target, rounded: p95 412ms/500ms."""
 
     ttft: Text | None = None
+    """Time to the first token; absent: no requests or no reports."""
     tpot: Text | None = None
+    """Time per output token after the first; absent: no requests or no reports."""
 
 
 class LaneStatus(Model):
+    """How KV travels between the pools, as measured."""
+
     lane: Text | None = None
     """How KV travels now."""
     bandwidth: Text | None = None
+    """Measured rate of the slowest link."""
 
 
 class ScalingDecision(Model):
+    """The last change of a pool's size."""
+
     time: Time
+    """When it was decided."""
     pool: Literal["prefill", "decode"]
+    """Which pool changed."""
     from_: Annotated[Count, Field(alias="from")]
+    """Workers wanted before."""
     to: Count
+    """Workers wanted since then."""
     reason: Text
+    """Why, in words."""
     inputs: LongText | None = None
+    """The figures that led to it."""
 
 
 class DeploymentStatus(Model):
+    """What Baton found; only the operator writes it."""
+
     observed_generation: Generation | None = None
+    """`metadata.generation` that the status is about."""
     conditions: Conditions = ()
+    """Available, Progressing, Degraded, SLOMet, TransportVerified and ScalingLimited."""
     prefill: PoolStatus | None = None
+    """The pool that computes prompts."""
     decode: PoolStatus | None = None
+    """The pool that generates."""
     slo: SloStatus | None = None
     kv_transfer: LaneStatus | None = None
     last_scaling: ScalingDecision | None = None
@@ -126,7 +160,10 @@ class DeploymentStatus(Model):
 
 
 class PoolFacadeStatus(Model):
+    """What Baton made of the wanted number; only the operator writes it."""
+
     observed_generation: Generation | None = None
+    """`metadata.generation` that the status is about."""
     replicas: Count | None = None
     """Workers that exist, for `/scale`."""
     selector: LongText | None = None
@@ -134,3 +171,4 @@ class PoolFacadeStatus(Model):
     effective: Count | None = None
     """`spec.replicas` within the bounds of the LLMDeployment."""
     conditions: Conditions = ()
+    """Sized: who sizes the pool."""

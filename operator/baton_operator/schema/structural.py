@@ -16,7 +16,7 @@ from pydantic import StringConstraints
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from baton_control.spec.allowed import fields_of, model_of, unwrapped
+from baton_control.spec.allowed import describe, fields_of, model_of, unwrapped, words_of
 from baton_control.spec.base_model import Model
 from baton_control.spec.model_source import ALLOWED, source_pattern
 from baton_control.spec.quantities import PATTERNS, Allowed, Unit, show_quantity
@@ -91,12 +91,25 @@ def _object(model: type[Model]) -> Schema:
     required = []
     for name, field in fields_of(model).items():
         schema = schema_of(field.annotation, field.metadata)
-        description = {"description": " ".join(field.description.split())} if field.description else {}
         default = default_of(field)
-        properties[name] = {**description, **schema, **({} if default is None else {"default": default})}
+        words = _explained(field, default)
+        described: Schema = {"description": words} if words else {}
+        properties[name] = {**described, **schema, **({} if default is None else {"default": default})}
         if field.is_required():
             required.append(name)
     return {"type": "object", "properties": properties, **({"required": required} if required else {})}
+
+
+def _explained(field: FieldInfo, default: object) -> str:
+    """What `kubectl explain` says: what the field means, how a quantity is written, and the default, which it does not
+    show by itself."""
+    words = [words_of(field)]
+    metadata = unwrapped(field.annotation, tuple(field.metadata))[1]
+    if _first(metadata, Unit) is not None:
+        words.append(f"Must be {describe(field.annotation, field.metadata)}.")
+    if isinstance(default, str | int | float):
+        words.append(f"Default: {str(default).lower() if isinstance(default, bool) else default}.")
+    return " ".join(word for word in words if word)
 
 
 def _list(item: object, items: tuple[object, ...]) -> Schema:

@@ -80,6 +80,29 @@ def test_the_written_definition_is_the_generated_one(name: str) -> None:
     assert (CRDS / name).read_text(encoding="utf-8") == text_of(definitions()[name])
 
 
+@BOTH
+def test_every_field_says_what_it_means(name: str) -> None:
+    silent = [path for path, schema in nodes(root(name)) if path[-2:] not in ("", "[]") and not words(schema)]
+    assert silent == []
+
+
+@BOTH
+def test_every_default_of_a_value_is_said(name: str) -> None:
+    values = [(path, schema) for path, schema in nodes(root(name)) if isinstance(schema.get("default"), str | int)]
+    assert [path for path, schema in values if "Default: " not in words(schema)] == []
+
+
+def words(schema: Schema) -> str:
+    """What `kubectl explain` shows of a field."""
+    return str(schema.get("description", ""))
+
+
+def test_the_reference_and_the_definition_say_the_same() -> None:
+    explained = {path: words(schema) for path, schema in nodes(root("llmdeployments.yaml"))}
+    said = {row.path: row.description for row in rows(LLMDeployment, "") if row.path.startswith("spec.")}
+    assert {path: text for path, text in said.items() if not text or not explained[path].startswith(text)} == {}
+
+
 def test_the_definitions_are_under_100_kb_together() -> None:
     assert sum((CRDS / name).stat().st_size for name in definitions()) < 100_000
     assert {path.name for path in CRDS.iterdir()} == set(definitions())
@@ -105,7 +128,10 @@ def test_the_check_fails_on_a_stale_or_missing_file(tmp_path: Path) -> None:
 
 
 class Inner(Model):
+    """What is inside."""
+
     size: Annotated[int, Field(ge=0, le=7)] = 3
+    """How much."""
     name: Annotated[str, StringConstraints(max_length=5)] | None = None
 
 
@@ -119,14 +145,21 @@ def test_a_model_is_written_out_where_it_is_used() -> None:
     inner = {
         "type": "object",
         "properties": {
-            "size": {"type": "integer", "format": "int32", "minimum": 0, "maximum": 7, "default": 3},
+            "size": {
+                "description": "How much. Default: 3.",
+                "type": "integer",
+                "format": "int32",
+                "minimum": 0,
+                "maximum": 7,
+                "default": 3,
+            },
             "name": {"type": "string", "maxLength": 5},
         },
     }
     assert schema_of(Outer) == {
         "type": "object",
         "properties": {
-            "inner": {**inner, "default": {"size": 3}},
+            "inner": {"description": "What is inside.", **inner, "default": {"size": 3}},
             "items": {"type": "array", "maxItems": 2, "x-kubernetes-list-type": "atomic", "items": inner},
             "flag": {"type": "boolean"},
         },
