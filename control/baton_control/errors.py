@@ -2,6 +2,7 @@
 
 OperatorError
 ├── ManifestError      the LLMDeployment is wrong: tell the user every problem, change nothing
+│   └── NotAllowedError    it is right, and asks for what this installation does not allow
 └── UnsupportedError   the LLMDeployment is right, but this site cannot run it: tell the user which field and why
 """
 
@@ -35,6 +36,10 @@ class ManifestError(OperatorError):
     def __init__(self, problems: tuple[FieldProblem, ...]) -> None:
         super().__init__("; ".join(str(problem) for problem in problems))
         self.problems = problems
+
+
+class NotAllowedError(ManifestError):
+    """A manifest that would be right elsewhere: whoever installed Baton does not allow what it asks for."""
 
 
 class UnsupportedError(OperatorError):

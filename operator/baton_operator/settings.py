@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton_operator.objects.cluster import Platform
+from baton_operator.objects.pod_policy import parse_pod_policy
 
 DEFAULT_NAMESPACE = "baton-system"
 
@@ -59,6 +60,12 @@ def parse(argv: list[str]) -> Settings:
     parser.add_argument("--prometheus-rules", action="store_true", help="make PrometheusRules for all deployments")
     parser.add_argument("--cluster-domain", default="cluster.local")
     parser.add_argument("--fetch-ports", default="443", help="comma-separated ports that fetch Jobs may reach")
+    parser.add_argument(
+        "--pod-policy",
+        default="{}",
+        metavar="JSON",
+        help="lists of what LLMDeployments may say about Pods: docs/security.md",
+    )
     parser.add_argument("--listen", default="0.0.0.0:8080", help="HOST:PORT of health and metrics")
     parser.add_argument("--gateway-listen", default="0.0.0.0:8443", help="HOST:PORT for gateways, or none")
     parser.add_argument(
@@ -83,6 +90,7 @@ def parse(argv: list[str]) -> Settings:
             operator_service=None if given.gateway_listen == "none" else given.operator_service,
             python=given.python,
             fetch_ports=_ports(given.fetch_ports),
+            pod_policy=parse_pod_policy(given.pod_policy),
         )
     except ValueError as error:
         parser.error(str(error))

@@ -35,8 +35,10 @@ from baton_control.spec.quantities import (
 API_VERSION = "baton.dev/v1alpha1"
 KIND = "LLMDeployment"
 MAX_REPLICAS = 1024
-RESERVED_METADATA = ("baton.dev", "kubernetes.io", "k8s.io", "istio.io")
-"""Domains whose labels and annotations a tenant cannot set on Pods."""
+RESERVED_LABELS = ("baton.dev", "kubernetes.io", "k8s.io", "istio.io")
+"""Domains whose labels a tenant cannot set on Pods, nor those of their subdomains, whatever an installation allows."""
+RESERVED_ANNOTATIONS = ("baton.dev",)
+"""The same for annotations. Of all others each installation says which it allows."""
 
 
 class Dtype(enum.StrEnum):
@@ -153,7 +155,7 @@ class TolerationSpec(Model):
     """A taint that workers tolerate."""
 
     key: QualifiedName
-    """Key of the taint that is tolerated."""
+    """Key of the taint that is tolerated; the installation lists which may be."""
     operator: Literal["Exists", "Equal"] = "Exists"
     """`Exists` tolerates every value of the key, `Equal` the one in `value`."""
     value: LabelValue | None = None
@@ -223,11 +225,11 @@ class PoolSpec(Model):
     placement: PlacementSpec = PlacementSpec()
     resources: ResourceSpec = ResourceSpec()
     priority_class_name: ObjectName | None = None
-    """PriorityClass of the pool's Pods; unset: the cluster's default."""
+    """PriorityClass of the pool's Pods, one that the installation lists; unset: the cluster's default."""
     scheduler_name: ObjectName | None = None
-    """Scheduler that places the pool's Pods; unset: the cluster's default."""
+    """Scheduler that places the pool's Pods, one that the installation lists; unset: the cluster's default."""
     runtime_class_name: ObjectName | None = None
-    """RuntimeClass of the pool's Pods; unset: the node's default."""
+    """RuntimeClass of the pool's Pods, one that the installation lists; unset: the node's default."""
     resource_claims: Annotated[tuple[ResourceClaimSpec, ...], Field(max_length=8, strict=False)] = ()
     """Claims of dynamic resource allocation that every worker gets."""
     queue: Label | None = None
@@ -389,16 +391,19 @@ class PodMetadataSpec(Model):
     """What all Pods of the deployment are marked with."""
 
     labels: Annotated[dict[QualifiedName, LabelValue], Field(max_length=16)] = {}  # noqa: RUF012 - pydantic copies it
-    """Labels of the Pods, beside Baton's own."""
+    """Labels of the Pods, beside Baton's own. The installation lists which keys with a domain are allowed."""
     annotations: Annotated[dict[QualifiedName, AnnotationValue], Field(max_length=16)] = {}  # noqa: RUF012 - pydantic copies it
-    """Annotations of the Pods."""
+    """Annotations of the Pods; the installation lists which are allowed."""
 
     @model_validator(mode="after")
     def _not_reserved(self) -> PodMetadataSpec:
-        for field, keys in (("labels", self.labels), ("annotations", self.annotations)):
+        for field, keys, reserved_domains in (
+            ("labels", self.labels, RESERVED_LABELS),
+            ("annotations", self.annotations, RESERVED_ANNOTATIONS),
+        ):
             for key in keys:
                 domain = key.partition("/")[0] if "/" in key else ""
-                if any(domain == reserved or domain.endswith(f".{reserved}") for reserved in RESERVED_METADATA):
+                if any(domain == reserved or domain.endswith(f".{reserved}") for reserved in reserved_domains):
                     raise broken_rule(f"{field}.{key}", f"not allowed: {domain} is reserved")
         return self
 

@@ -12,6 +12,7 @@ from baton_control.names import pool_name
 from baton_control.spec.api import LLMDeployment, PoolSpec
 from baton_control.spec.model_source import ModelSource, Scheme, parse_source
 from baton_control.worker_specs import Device, Site
+from baton_operator.objects.pod_policy import DEFAULT_POLICY, PodPolicy
 from baton_wire.messages.values import Role
 
 Manifest = dict[str, object]
@@ -44,6 +45,8 @@ class Platform:
     """Whether PrometheusRules are made."""
     operator_service: str | None = None
     """Service in the operator's namespace that gateways link with; None: gateways tell nobody anything."""
+    pod_policy: PodPolicy = DEFAULT_POLICY
+    """What LLMDeployments may say about Pods."""
 
     def __post_init__(self) -> None:
         for field in ("worker_image", "gateway_image"):

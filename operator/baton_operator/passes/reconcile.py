@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from baton_control.errors import ManifestError, UnsupportedError
+from baton_control.errors import ManifestError, NotAllowedError, UnsupportedError
 from baton_control.hashes import Revision
 from baton_control.names import Key
 from baton_control.rollout import Group, Limits, Step, Wanted, next_step
@@ -112,6 +112,9 @@ class Reconciler:
         given = inputs_of(seen, self._installation.platform(), self._installation.masters(), self._installation.served)
         try:
             made = self._renderings.of(given)
+        except NotAllowedError as error:
+            await self._refuse(seen, refused_by=error, reason="NotAllowed")
+            return None
         except ManifestError as error:
             await self._refuse(seen, refused_by=error, reason="InvalidSpec")
             return None

@@ -85,8 +85,10 @@ def inputs_of(seen: Snapshot, platform: Platform, masters: Mapping[str, bytes], 
 
 
 def render(given: Inputs) -> Rendering:
-    """Raises ManifestError for a spec that is wrong, UnsupportedError for one that this version cannot run."""
+    """Raises ManifestError for a spec that is wrong, NotAllowedError for one that asks for what the installation does
+    not allow, UnsupportedError for one that this version cannot run."""
     deployment, unknown = parse_live(msgspec.json.decode(given.text))
+    given.platform.pod_policy.check(deployment)
     record = current(deployment, given.platform, given.upgrade, given.records)
     platform = replace(given.platform, worker_image=record.worker_image)  # of fetch Jobs too
     gateway_pod = record.rendered[Role.GATEWAY].pod

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton_control.spec.api import (
-    RESERVED_METADATA,
+    RESERVED_ANNOTATIONS,
+    RESERVED_LABELS,
     CacheSpec,
     DeploymentSpec,
     LLMDeployment,
@@ -44,7 +45,14 @@ def _accelerators(pool: str) -> str:
     return f"(has(self.{pool}.accelerator) ? {replicas} * {ranks} : 0)"
 
 
-_RESERVED = "|".join(domain.replace(".", "\\\\.") for domain in RESERVED_METADATA)
+def _reserved(field: str, domains: tuple[str, ...]) -> Rule:
+    pattern = "|".join(domain.replace(".", "\\\\.") for domain in domains)
+    return Rule(
+        f"!has(self.{field}) || !self.{field}.exists(k, k.matches('^([^/]*[.])?({pattern})/'))",
+        f"keys of the domains {', '.join(domains)} are reserved",
+        f".{field}",
+    )
+
 
 NAME = Rule(
     "self.metadata.name.size() <= 36 && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
@@ -93,14 +101,7 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
         Rule("self.start != self.end", "must differ from start", ".end"),
         Rule("has(self.prefill) || has(self.decode)", "a schedule names prefill, decode or both"),
     ),
-    PodMetadataSpec: tuple(
-        Rule(
-            f"!has(self.{field}) || !self.{field}.exists(k, k.matches('^([^/]*[.])?({_RESERVED})/'))",
-            "keys of the domains " + ", ".join(RESERVED_METADATA) + " are reserved",
-            f".{field}",
-        )
-        for field in ("labels", "annotations")
-    ),
+    PodMetadataSpec: (_reserved("labels", RESERVED_LABELS), _reserved("annotations", RESERVED_ANNOTATIONS)),
     DeploymentSpec: (
         Rule(
             "(self.prefill.replicas.min == 0) == (self.decode.replicas.min == 0)",

@@ -113,6 +113,7 @@ NOT_ALLOWED: list[tuple[tuple[str, ...], object, str]] = [
     (("spec", "imagePullSecrets"), ["a"] * 9, "a list of 9 is not allowed: must be a list of at most 8 entries"),
     (("spec", "podMetadata"), {"labels": {"baton.dev/role": "x"}}, "baton.dev is reserved"),
     (("spec", "podMetadata"), {"labels": {"app.kubernetes.io/name": "x"}}, "app.kubernetes.io is reserved"),
+    (("spec", "podMetadata"), {"annotations": {"x.baton.dev/role": "x"}}, "x.baton.dev is reserved"),
     (("metadata", "name"), "Chat", "metadata.name: 'Chat' is not allowed: must be 1 to 36 lower-case"),
     (("metadata", "name"), "c" * 37, "must be 1 to 36 lower-case"),
     (("metadata", "name"), "../up", "must be 1 to 36 lower-case"),

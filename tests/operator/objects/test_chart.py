@@ -11,6 +11,7 @@ import pytest
 import yaml
 from find_helm import find
 
+from baton_operator.objects.pod_policy import PodPolicy
 from baton_operator.schema.crd import definitions
 from baton_operator.settings import parse
 from baton_testing.kube.pod_security import violations
@@ -65,6 +66,7 @@ def test_the_operators_pod_is_restricted_and_understands_its_flags(tmp_path: Pat
         settings = parse(container["args"])
         assert settings.namespaces == (None if "watch.clusterWide" in values else ("team-a", "team-b"))
         assert settings.platform.worker_image == PINNED["images.worker"]
+        assert settings.platform.pod_policy == PodPolicy(), "the values are the defaults of the flag"
         ports = {each["name"]: each["containerPort"] for each in container["ports"]}
         assert ports["http"] == settings.listen[1]
         assert settings.gateway_listen is not None
@@ -99,6 +101,8 @@ def test_rights_are_roles_of_the_named_namespaces_unless_asked_for_all() -> None
         PINNED | {"watch.namespaces": "{Team_A}"},
         PINNED | {"fetch.ports": "{70000}"},
         PINNED | {"logLevel": "loud"},
+        PINNED | {"podPolicy.priorityClasses": "{system-node-critical}"},
+        PINNED | {"podPolicy.annotations": "{a b}"},
         PINNED | {"resources.limits.memory": "lots"},
     ],
     ids=str,

@@ -19,6 +19,7 @@ from baton_operator.kube.kinds import DEPLOYMENTS, EVENTS, PODS, POOLS, WORKERS
 from baton_operator.kube.kube_api import Change, Resource
 from baton_operator.objects.cluster import Platform
 from baton_operator.objects.metadata import FIT_LABEL, ROLE_LABEL, TEMPLATE_LABEL
+from baton_operator.objects.pod_policy import PodPolicy
 from baton_operator.passes.reconcile import Installation
 from baton_operator.runtime import Pace, Runtime
 from baton_testing.kube import own_kinds
@@ -38,7 +39,9 @@ RELIST_S, HEALING_S = 600.0, 50.0
 """How often everything is listed again; where events are lost, or change places with one that may never come, often
 enough to heal before quiet is believed."""
 DIGEST = "registry.example.com/baton@sha256:"
-PLATFORM = Platform(DIGEST + "a" * 64, DIGEST + "b" * 64)
+ALL: PodPolicy = PodPolicy(**dict.fromkeys(PodPolicy.__struct_fields__, ("*",)))
+"""Whatever the schema takes may stand on Pods."""
+PLATFORM = Platform(DIGEST + "a" * 64, DIGEST + "b" * 64, pod_policy=ALL)
 MASTERS = {"first": b"m" * 32}
 VOLATILE = ("uid", "resourceVersion", "creationTimestamp", "managedFields", "generation", "deletionTimestamp")
 

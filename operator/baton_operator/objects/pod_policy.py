@@ -1,0 +1,119 @@
+"""What those who write LLMDeployments may say about Pods: whoever installed Baton lists it, all else is refused.
+
+Others act on what stands on a Pod. An injector adds an image or a network because of an annotation; a priority puts
+other Pods to death; a toleration opens a node that was set apart. None of it is Baton's to judge, so it is listed.
+
+A field that reaches Pods and means something to others belongs here: a list below, and its line in `refusals`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Final
+
+import msgspec
+
+from baton_control.errors import FieldProblem, NotAllowedError, shown
+from baton_control.spec.api import LLMDeployment
+from baton_control.worker_specs import pool_spec
+from baton_wire.messages.values import POOL_ROLES
+
+ANY: Final = "*"
+NEVER_PRIORITIES: Final = "system-"
+"""Begins the names of the priorities that keep a cluster alive; no list lets a tenant have one."""
+SAFE_ANNOTATIONS: Final = ("prometheus.io", "cluster-autoscaler.kubernetes.io/safe-to-evict", "karpenter.sh")
+"""Read by whoever measures or moves Pods; none of them changes what runs in one."""
+ACCELERATOR_TAINTS: Final = ("nvidia.com/gpu", "amd.com/gpu")
+_ENTRY: Final = re.compile(r"\*|[A-Za-z0-9]([-A-Za-z0-9_./]{0,250}[A-Za-z0-9])?")
+
+Entries = Annotated[tuple[str, ...], msgspec.Meta(max_length=64)]
+
+
+class PodPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """Lists of what is allowed; `*` allows all. Raises ValueError for an entry that can mean nothing.
+
+    In lists of keys an entry is a whole key (`example.com/team`) or a domain, which allows all keys of that very
+    domain (`example.com`). Elsewhere it is a name.
+    """
+
+    labels: Entries = ()
+    """Keys with a domain. Labels without one are the tenant's own."""
+    annotations: Entries = SAFE_ANNOTATIONS
+    priority_classes: Entries = ()
+    schedulers: Entries = ("default-scheduler",)
+    runtime_classes: Entries = ()
+    tolerations: Entries = ACCELERATOR_TAINTS
+    """Keys of taints."""
+
+    def __post_init__(self) -> None:
+        for field, encoded in zip(self.__struct_fields__, self.__struct_encode_fields__, strict=True):
+            for entry in getattr(self, field):
+                if _ENTRY.fullmatch(entry) is None:
+                    raise ValueError(
+                        f"{encoded}: {shown(entry)} is not allowed: must be '*', a name, a domain or a key"
+                    )
+        never = [name for name in self.priority_classes if name.startswith(NEVER_PRIORITIES)]
+        if never:
+            raise ValueError(f"priorityClasses: {never[0]!r} is not allowed: priorities of the system are never lent")
+
+    def check(self, deployment: LLMDeployment) -> None:
+        """Raises NotAllowedError with everything in the deployment that this installation does not allow."""
+        problems = tuple(self.refusals(deployment))
+        if problems:
+            raise NotAllowedError(problems)
+
+    def refusals(self, deployment: LLMDeployment) -> Iterator[FieldProblem]:
+        """What is not allowed, in the order of the fields."""
+        given = deployment.spec.pod_metadata
+        domained = [key for key in given.labels if "/" in key]
+        yield from _keys("spec.podMetadata.labels", domained, self.labels, "labels")
+        yield from _keys("spec.podMetadata.annotations", given.annotations, self.annotations, "annotations")
+        for role in POOL_ROLES:
+            pool = pool_spec(deployment, role)
+            at = f"spec.{role}"
+            priority = pool.priority_class_name
+            if priority is not None and priority.startswith(NEVER_PRIORITIES):
+                yield FieldProblem(f"{at}.priorityClassName", f"{priority!r} is not allowed: it is the system's own")
+            else:
+                yield from _name(f"{at}.priorityClassName", priority, self.priority_classes, "priorityClasses")
+            yield from _name(f"{at}.schedulerName", pool.scheduler_name, self.schedulers, "schedulers")
+            yield from _name(f"{at}.runtimeClassName", pool.runtime_class_name, self.runtime_classes, "runtimeClasses")
+            for place, toleration in enumerate(pool.placement.tolerations):
+                at_key = f"{at}.placement.tolerations[{place}].key"
+                if not _allows(self.tolerations, toleration.key):
+                    yield _problem(at_key, toleration.key, self.tolerations, "tolerations")
+
+
+DEFAULT_POLICY: Final = PodPolicy()
+"""Safe on any cluster: nothing in it gives a tenant more than an own Pod has."""
+
+
+def parse_pod_policy(text: str) -> PodPolicy:
+    """The policy in a JSON object; lists that it does not have stay as they are by default. Raises ValueError."""
+    try:
+        return msgspec.json.decode(text, type=PodPolicy)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"--pod-policy: {error}") from error
+
+
+def _keys(path: str, keys: Iterable[str], entries: Entries, field: str) -> Iterator[FieldProblem]:
+    for key in keys:
+        if not _allows(entries, key):
+            yield _problem(f"{path}.{key}", None, entries, field)
+
+
+def _allows(entries: Entries, key: str) -> bool:
+    domain = key.rpartition("/")[0]
+    return ANY in entries or key in entries or (domain != "" and domain in entries)
+
+
+def _name(path: str, name: str | None, entries: Entries, field: str) -> Iterator[FieldProblem]:
+    if name is not None and ANY not in entries and name not in entries:
+        yield _problem(path, name, entries, field)
+
+
+def _problem(path: str, value: str | None, entries: Entries, field: str) -> FieldProblem:
+    allowed = ", ".join(entries) or "none"
+    said = "not allowed" if value is None else f"{shown(value)} is not allowed"
+    return FieldProblem(path, f"{said} by this installation (podPolicy.{field}): {allowed}")
