@@ -79,14 +79,19 @@ def _parser() -> _Parser:
     add("--api-keys", type=Path, metavar="FILE", help="tenants and the SHA-256 digests of their keys (default: open)")
     add("--tls", type=Path, metavar="DIR", help="folder with tls.crt and tls.key: serve HTTPS (default: HTTP)")
     add("--disaggregation", choices=("always", "never", "auto"), default="always", help="(default %(default)s)")
-    add("--prefill-unavailable", choices=("fail", "decode-locally"), default="fail", help="(default %(default)s)")
+    add(
+        "--prefill-unavailable",
+        choices=("fail", "decode-locally"),
+        default="decode-locally",
+        help="while no prefill worker is routable (default %(default)s)",
+    )
     add("--slo-ttft-s", type=float, default=0.5, metavar="S", help="target, for waiting and auto (default %(default)s)")
     add("--slo-tpot-s", type=float, default=0.05, metavar="S", help="target, for auto (default %(default)s)")
     add("--max-request-duration-s", type=float, default=600.0, metavar="S", help="(default %(default)s)")
     add("--max-running", type=int, default=1024, metavar="N", help="at work, per process (default %(default)s)")
     add("--max-queued", type=int, default=4096, metavar="N", help="requests waiting, per process (default %(default)s)")
     add("--max-queue-s", type=float, default=60.0, metavar="S", help="longest wait for a turn (default %(default)s)")
-    add("--park-s", type=float, default=0.0, metavar="S", help="wait so long for a first pair (default: answer 503)")
+    add("--park-s", type=float, default=10.0, metavar="S", help="wait so long for a first pair (default %(default)s)")
     add(
         "--drain-s",
         type=float,

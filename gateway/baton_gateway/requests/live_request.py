@@ -19,6 +19,9 @@ from baton_gateway.text.revision_text import TextModel
 from baton_gateway.workers.route import RoutePolicy
 from baton_wire.messages.values import PairFingerprint
 
+ID_BYTES = 8
+"""Of a token id in a tuple: small ints are shared, so it is a pointer."""
+
 _log = logging.getLogger("baton.gateway.requests")
 
 
@@ -31,6 +34,8 @@ class RelayRules:
     """The target by which prompts wait their turn."""
     max_parked: int = 4_096
     """Requests that may wait for a first pair of workers; more are told to come again."""
+    max_parked_bytes: int = 64 << 20
+    """Of text and ids in them together. One request may always wait."""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,6 +57,13 @@ class LiveRequest:
     prefixes: tuple[tuple[bytes, ...], ...] = ()
     texts: list[ChoiceText] = field(default_factory=list)
     echoes: tuple[str, ...] = ()
+
+
+def text_bytes(request: ChatRequest | CompletionRequest) -> int:
+    """Memory of its prompts, about: a byte a character, and as many a token as an id takes."""
+    if isinstance(request, ChatRequest):
+        return sum(len(value) for message in request.messages for value in message.values())
+    return sum(len(prompt) * (1 if isinstance(prompt, str) else ID_BYTES) for prompt in request.prompts)
 
 
 def tell_failure(life: RequestLife, problem: Problem | None, now: float) -> None:

@@ -19,7 +19,7 @@ from baton_gateway.http_api.tenants import Tenant
 from baton_gateway.reporting.metrics import GatewayMetrics
 from baton_gateway.requests.admission import Admission, Verdict
 from baton_gateway.requests.held_runs import HeldRuns
-from baton_gateway.requests.live_request import LiveRequest, RelayRules, tell_failure
+from baton_gateway.requests.live_request import LiveRequest, RelayRules, tell_failure, text_bytes
 from baton_gateway.requests.preparing import encode_completion, in_thread_if_large, make_prompts
 from baton_gateway.requests.request import RequestLife
 from baton_gateway.requests.request_events import (
@@ -283,7 +283,7 @@ class Relay:
         try:
             revision = self._routing.revision(live.request.options.model, self._rules.route)
             if isinstance(revision, Problem):
-                event = self._park(revision)
+                event = self._park(live, revision)
             else:
                 event = Prepared(await self._make_prompts(live, revision))
         except RefusedError as refusal:
@@ -291,8 +291,10 @@ class Relay:
         live.preparing = None
         self._feed(live, event)
 
-    def _park(self, problem: Problem) -> NoRevision | Refused:
-        if self.num_parked >= self._rules.max_parked:
+    def _park(self, live: LiveRequest, problem: Problem) -> NoRevision | Refused:
+        parked = [other for other in self._by_ticket.values() if other.life.is_parked]
+        size = text_bytes(live.request) + sum(text_bytes(other.request) for other in parked)
+        if len(parked) >= self._rules.max_parked or (parked and size > self._rules.max_parked_bytes):
             return Refused(errors.no_workers(self._admission.retry_after_s()))
         self.on_parked()
         return NoRevision(problem)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ async def test_a_gateway_that_lost_all_its_links_at_once_dials_again_before_it_s
 async def test_health_says_alive_ready_and_routable_apart(tmp_path: Path) -> None:
     pool = FakePool(tmp_path, tokenizer(), answer)
     pool.announce()
-    async with running_gateway(pool) as gateway:
+    async with running_gateway(pool, "--prefill-unavailable=fail", "--park-s=0.3") as gateway:
         paths = ("/health/live", "/health/ready", "/health/routable")
         assert [await status(gateway, path) for path in paths] == [200, 200, 503]
         code, content, headers = await ask(gateway)
@@ -109,10 +110,56 @@ async def test_models_are_those_of_the_linked_workers(gateway: RunningGateway, h
         assert set(models["data"][0]) == {"id", "object", "created", "owned_by", "max_model_len"}
 
 
+async def test_without_a_prefill_worker_decode_workers_serve_unless_told_otherwise(tmp_path: Path) -> None:
+    pool = FakePool(tmp_path, tokenizer(), answer)
+    await pool.add(Role.DECODE)
+    async with running_gateway(pool) as gateway:
+        assert (await ask(gateway))[0] == 200
+    async with running_gateway(pool, "--prefill-unavailable=fail", "--park-s=0") as gateway:
+        assert (await ask(gateway))[0] == 503
+    await pool.stop()
+
+
+async def test_the_last_decode_worker_may_restart_while_requests_wait(pool: FakePool) -> None:
+    async with running_gateway(pool) as gateway:
+        for worker in pool.decode:
+            await worker.stop()
+        await until(lambda: not [each for each in linked(gateway) if each.role is Role.DECODE])
+        asking = [asyncio.create_task(ask(gateway)) for _ in range(3)]
+        await until(lambda: gateway.server.relay.num_parked == 3)
+        for worker in pool.decode:
+            await worker.restart()
+        assert [(await each)[0] for each in asking] == [200, 200, 200]
+
+
+async def test_what_is_parked_is_bounded_in_number_and_bytes(tmp_path: Path) -> None:
+    pool = FakePool(tmp_path, tokenizer(), answer)
+    pool.announce()
+    async with running_gateway(pool, "--max-queued=2") as gateway:
+        first = [asyncio.create_task(ask(gateway)) for _ in range(2)]
+        await until(lambda: gateway.server.relay.num_parked == 2)
+        code, content, headers = await ask(gateway)
+        assert (code, content["error"]["code"]) == (503, "no_routable_workers")
+        assert int(headers["Retry-After"]) >= 1
+        for each in first:
+            each.cancel()
+        await until(lambda: gateway.server.relay.num_live == 0)
+    async with running_gateway(pool) as gateway:
+        relay = gateway.server.relay
+        relay.reconfigure(replace(relay._rules, max_parked_bytes=9))
+        large = [{"role": "user", "content": "x" * 99}]
+        first = [asyncio.create_task(ask(gateway, messages=large))]
+        await until(lambda: relay.num_parked == 1)
+        assert (await ask(gateway))[0] == 503, "one may always wait, a second one has no room"
+        first[0].cancel()
+        await until(lambda: relay.num_live == 0)
+    await pool.stop()
+
+
 async def test_a_parked_request_is_served_when_a_pair_appears(tmp_path: Path) -> None:
     pool = FakePool(tmp_path, tokenizer(), answer)
     await pool.add(Role.PREFILL)
-    async with running_gateway(pool, "--park-s=10") as gateway:
+    async with running_gateway(pool) as gateway:
         asking = asyncio.create_task(ask(gateway))
         await until(lambda: gateway.server.relay.num_live == 1)
         await pool.add(Role.DECODE)
@@ -280,7 +327,7 @@ async def test_unfitting_workers_never_pair_and_each_revision_has_its_own_tokeni
     pool = FakePool(tmp_path, tokenizer(), answer)
     await pool.add(Role.PREFILL)
     await pool.add(Role.DECODE, model_hash="cd" * 32)
-    async with running_gateway(pool) as gateway:
+    async with running_gateway(pool, "--prefill-unavailable=fail", "--park-s=0") as gateway:
         assert (await ask(gateway))[0] == 503
         other = sentencepiece()
         for role in POOL_ROLES:

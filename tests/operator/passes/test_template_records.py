@@ -213,7 +213,7 @@ VALUES: dict[str, object] = {
     "kvTransfer.minBandwidth": "1GB/s",
     "kvTransfer.verify": "stamps",
     "routing.disaggregation": "Never",
-    "routing.prefillUnavailable": "DecodeLocally",
+    "routing.prefillUnavailable": "Fail",
     "autoscaling.mode": "Off",
     "autoscaling.budget.maxAccelerators": 64,
     "autoscaling.scaleToZeroAfter": None,
