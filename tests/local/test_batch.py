@@ -79,6 +79,32 @@ def test_a_wrong_request_is_answered_and_the_others_go_on(tmp_path: Path) -> Non
     assert found["field"]["body"]["error"]["param"] == "temprature"
 
 
+def test_lines_that_are_no_requests_are_answered_once_and_the_others_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    poisoned = json.dumps(request("poisoned") | {"body": {"model": "tiny", "prompt": "x", "\ud800": 1}})
+    named = json.dumps(request("\ud800", max_tokens=4))
+    good = [json.dumps(request(name, max_tokens=4)) for name in ("first", "last")]
+    (tmp_path / "in").write_text("\n".join([good[0], poisoned, named, "not JSON", good[0], good[1]]) + "\n")
+    assert main(arguments(tmp_path)) == 0
+    lines = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
+    assert {line["custom_id"] for line in lines if line["response"]["status_code"] == 200} == {"first", "last"}
+    assert sorted(line["error"]["line"] for line in lines if line["error"]) == [2, 3, 4, 5]
+    assert "4 lines are no requests" in capsys.readouterr().err
+    assert main(arguments(tmp_path)) == 0
+    assert "has an answer for each of the 6 requests" in capsys.readouterr().err
+    assert len((tmp_path / "out").read_text().splitlines()) == 6
+
+
+def test_a_file_without_any_request_is_refused_before_the_model_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in").write_text("a letter\nof two lines\n")
+    assert main(arguments(tmp_path)) == 2
+    assert "no line is a request; line 1: " in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_an_interrupted_batch_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     requests = [request(f"r{number}", max_tokens=8 + number % 7) for number in range(60)]
     (tmp_path / "in").write_text("".join(json.dumps(each) + "\n" for each in requests))

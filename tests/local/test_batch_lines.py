@@ -1,13 +1,15 @@
-"""The files of a batch: what is refused and how, what a resumed run finds."""
+"""The lines of a batch: what is a request, and what the answer to anything else says."""
 
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import pytest
 
-from baton_local.batch.lines import BatchLine, answer_line, answered_ids, read_lines
+from baton_local.batch import lines
+from baton_local.batch.lines import BadLine, BatchLine, answer_line, answered_id, read_lines
 from baton_local.errors import StartError
 
 GOOD = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}
@@ -28,38 +30,72 @@ def test_lines_come_in_order_and_blank_ones_are_skipped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "said", "custom_id"),
     [
-        ("{", "not valid JSON"),
-        ("[]", "must be a JSON object"),
-        ('{"custom_id": NaN}', "NaN"),
-        (GOOD | {"custom_id": ""}, "custom_id: must be a text of 1 to 512"),
-        (GOOD | {"custom_id": 3}, "custom_id: must be a text"),
-        (GOOD | {"method": "GET"}, "method: must be POST"),
-        (GOOD | {"url": "/v1/embeddings"}, "url: must be one of /v1/chat/completions, /v1/completions"),
-        (GOOD | {"body": "x"}, "body: must be an object"),
-        (GOOD | {"model": "x"}, "model: unknown field"),
-        (GOOD, "custom_id: 'a' occurs twice"),
+        ("{", "not valid JSON", None),
+        ("[]", "must be a JSON object", None),
+        ('{"custom_id": NaN}', "NaN", None),
+        ("[" * 100_000, "deeper", None),
+        (GOOD | {"custom_id": ""}, "custom_id: must be a text of 1 to 512", None),
+        (GOOD | {"custom_id": 3}, "custom_id: must be a text", None),
+        (GOOD | {"custom_id": "\ud800"}, "", None),
+        (GOOD | {"custom_id": "b", "body": {"\ud800": 1}}, "", ...),
+        (GOOD | {"custom_id": "b", "body": {"prompt": ["x", {"y": "\udfff"}]}}, "", ...),
+        ('{"\\ud800":1,"\\ud800":2}', "", None),
+        (GOOD | {"custom_id": "b", "\ud800": 1}, "", ...),
+        (GOOD | {"custom_id": "b", "method": "GET"}, "method: must be POST", "b"),
+        (GOOD | {"custom_id": "b", "url": "/v1/embeddings"}, "url: must be one of /v1/chat/completions", "b"),
+        (GOOD | {"custom_id": "b", "body": "x"}, "body: must be an object", "b"),
+        (GOOD | {"custom_id": "b", "model": "x"}, "model: unknown field", "b"),
+        (GOOD, "custom_id: 'a' occurs twice", None),
     ],
+    ids=str,
 )
-def test_a_broken_line_is_refused_by_number_and_field(tmp_path: Path, line: object, said: str) -> None:
-    path = written(tmp_path / "in", GOOD, line)
-    with pytest.raises(StartError, match=r"in, line 2: ") as refused:
-        list(read_lines(path))
-    assert said in str(refused.value)
+def test_a_broken_line_is_answered_by_its_number(tmp_path: Path, line: object, said: str, custom_id: object) -> None:
+    path = written(tmp_path / "in", GOOD, line, GOOD | {"custom_id": "c"})
+    first, bad, last = read_lines(path)
+    assert isinstance(first, BatchLine)
+    assert isinstance(last, BatchLine)
+    assert isinstance(bad, BadLine)
+    answer = json.loads(bad.answer())
+    assert answered_id(bad.answer()) == bad.id == answer["id"]
+    assert answer["response"]["status_code"] == 400
+    assert said in answer["error"]["message"]
+    assert said in answer["response"]["body"]["error"]["message"]
+    assert answer["error"]["line"] == 2
+    assert custom_id is ... or answer["custom_id"] == custom_id
+
+
+def test_a_line_without_end_is_answered_and_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 200)
+    _, bad, last = read_lines(written(tmp_path / "in", GOOD, "x" * 5_000, GOOD | {"custom_id": "c"}))
+    assert isinstance(bad, BadLine)
+    assert "longer than the 200 bytes" in bad.message
+    assert last == BatchLine("c", "/v1/completions", {"prompt": "x"})
+
+
+def test_any_bytes_are_lines(tmp_path: Path) -> None:
+    draw = random.Random(7)
+    good = json.dumps(GOOD | {"custom_id": "é\\ud83d"}).encode()
+    for _ in range(2_000):
+        line = bytearray(good)
+        for _ in range(draw.randint(1, 4)):
+            line[draw.randrange(len(line))] = draw.choice(b'"\\{}[],:u0d8\xff\xc3\x00a')
+        (tmp_path / "in").write_bytes(bytes(line))
+        for found in read_lines(tmp_path / "in"):
+            answer = found.answer() if isinstance(found, BadLine) else answer_line(found.custom_id, 200, b"{}")
+            assert answered_id(answer) == found.id
+
+
+def test_a_mended_line_is_another(tmp_path: Path) -> None:
+    (bad,) = read_lines(written(tmp_path / "in", "{"))
+    (worse,) = read_lines(written(tmp_path / "in", "{{"))
+    assert bad.id != worse.id
 
 
 def test_a_missing_input_is_named(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="in: No such file"):
         list(read_lines(tmp_path / "in"))
-
-
-def test_a_resumed_run_finds_whole_answers_and_cuts_off_the_torn_one(tmp_path: Path) -> None:
-    path = tmp_path / "out"
-    whole = answer_line("a", 200, b'{"x":1}') + answer_line("b", 400, b'{"error":{}}')
-    path.write_bytes(whole + answer_line("c", 200, b"{}")[:-7])
-    assert answered_ids(path) == {"a", "b"}
-    assert path.read_bytes() == whole
 
 
 def test_an_answer_is_what_openai_writes() -> None:
@@ -68,10 +104,3 @@ def test_an_answer_is_what_openai_writes() -> None:
     assert line["response"]["status_code"] == 200
     assert line["response"]["body"] == {"object": "chat.completion"}
     assert line["error"] is None
-
-
-def test_another_file_is_never_appended_to(tmp_path: Path) -> None:
-    path = written(tmp_path / "out", GOOD)
-    with pytest.raises(StartError, match="not an answer of a batch"):
-        answered_ids(path)
-    assert answered_ids(tmp_path / "new") == set()

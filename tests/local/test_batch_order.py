@@ -36,7 +36,7 @@ def test_the_longest_of_a_window_come_first_and_equals_keep_their_order() -> Non
     assert (len(first), len(second)) == (WINDOW, 3)
     assert [asked.tokens for asked, _ in first] == sorted((asked.tokens for asked, _ in first), reverse=True)
     for tokens in range(1, 6):
-        numbers = [int(each.custom_id) for asked, each in first if asked.tokens == tokens]
+        numbers = [int(each.custom_id or "") for asked, each in first if asked.tokens == tokens]
         assert numbers == sorted(numbers)
     assert {each.custom_id for _, each in first + second} == {each.custom_id for each in lines}
 

@@ -19,9 +19,10 @@ from baton_engine.model.loading import DTYPES, RANDOM_SCHEME
 from baton_gateway.requests.preparing import ModelLimits
 from baton_gateway.text.revision_text import load_text_model
 from baton_local.argument_types import device, integer, volume
+from baton_local.batch.answers import Answers
 from baton_local.batch.execution import GPU_BLOCK_TOKENS, BatchRun, Progress
 from baton_local.batch.jobs import Desk
-from baton_local.batch.lines import answered_ids, read_lines
+from baton_local.batch.lines import BadLine, read_lines
 from baton_local.errors import StartError
 from baton_local.fleet.host import devices, gpu_ids, model_argument
 from baton_wire.messages.values import Role
@@ -39,32 +40,51 @@ BAR: Final = 30
 
 def run_batch(options: argparse.Namespace) -> int:
     """Exit status 0 when every line has an answer. Raises StartError, ManifestError, UnsupportedError, LocalError."""
-    done = answered_ids(options.output)
-    total = sum(1 for _ in read_lines(options.input))
-    left = total - sum(1 for line in read_lines(options.input) if line.custom_id in done)
+    with Answers(options.output, options.input) as answers:
+        return _answer_rest(options, answers)
+
+
+def _answer_rest(options: argparse.Namespace, answers: Answers) -> int:
+    done = answers.done
+    total, left, bad = _counts(options.input, done)
     config = _config(options)
     if not left:
         print(f"baton: {options.output} has an answer for each of the {total:,} requests", file=sys.stderr)
         return 0
     if done:
         print(f"baton: {total - left:,} of {total:,} requests are answered already", file=sys.stderr)
+    if bad:
+        print(f"baton: {bad:,} lines are no requests: their answers say why", file=sys.stderr)
     try:
         engine = build(config, lambda step, load, seconds: None)
     except ConfigError as error:
         raise StartError(str(error)) from error
-    lines = (line for line in read_lines(options.input) if line.custom_id not in done)
-    with options.output.open("ab", buffering=0) as output:
-        run = BatchRun(engine, _desk(config.served_name, engine), lines, output)
-        meter = Meter(run.progress, left, time.monotonic())
-        try:
-            run.run(meter.tick)
-        except KeyboardInterrupt:
-            print(
-                f"\nbaton: stopped after {run.progress.answered:,} answers; the same command goes on", file=sys.stderr
-            )
-            raise
+    lines = (line for line in read_lines(options.input) if line.id not in done)
+    run = BatchRun(engine, _desk(config.served_name, engine), lines, answers)
+    meter = Meter(run.progress, left, time.monotonic())
+    try:
+        run.run(meter.tick)
+    except KeyboardInterrupt:
+        print(f"\nbaton: stopped after {run.progress.answered:,} answers; the same command goes on", file=sys.stderr)
+        raise
     _summary(run.progress, time.monotonic() - meter.began_s, options.json)
     return 0
+
+
+def _counts(path: Path, done: set[str]) -> tuple[int, int, int]:
+    """Lines, those without an answer, and of these the ones that are no requests. Raises StartError if none is one."""
+    total = left = bad_left = requests = 0
+    first: BadLine | None = None
+    for line in read_lines(path):
+        is_bad, is_left = isinstance(line, BadLine), line.id not in done
+        total, left, bad_left = total + 1, left + is_left, bad_left + (is_bad and is_left)
+        if isinstance(line, BadLine):
+            first = first or line
+        else:
+            requests += 1
+    if first is not None and not requests:
+        raise StartError(f"{path}: no line is a request; line {first.number}: {first.message}")
+    return total, left, bad_left
 
 
 def _config(options: argparse.Namespace) -> WorkerConfig:

@@ -11,12 +11,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from io import RawIOBase
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from baton_engine.scheduling.events import Drawn, Failed, SchedulerEvent
 from baton_local.batch.jobs import Desk, Job, Refusal, failure
-from baton_local.batch.lines import BatchLine, answer_line
+from baton_local.batch.lines import BadLine, BatchLine, answer_line
 from baton_local.batch.order import Balance, windows
 from baton_wire.messages.values import RequestKey
 from baton_worker.building.parts import EngineParts
@@ -36,6 +35,12 @@ UNREAD_STEPS: Final = 64
 POLL_S: Final = 0.05
 YEARS_S: Final = 10 * 365 * 86_400.0
 """A batch's requests have no deadline of their own."""
+
+
+class LineWriter(Protocol):
+    """Where answers go, one call a line, ended by a line end."""
+
+    def write(self, line: bytes, /) -> object: ...
 
 
 @dataclass(slots=True)
@@ -60,8 +65,9 @@ class _Open:
 class BatchRun:
     """One pass over some lines. `progress` may be read from any thread."""
 
-    def __init__(self, engine: EngineParts, desk: Desk, lines: Iterable[BatchLine], output: RawIOBase) -> None:
-        """`output` is unbuffered: an answer is one write."""
+    def __init__(
+        self, engine: EngineParts, desk: Desk, lines: Iterable[BatchLine | BadLine], output: LineWriter
+    ) -> None:
         self.progress = Progress()
         self._engine = engine
         self._desk = desk
@@ -209,7 +215,7 @@ class BatchRun:
             self.progress.answered += 1
 
     def _answer(self, refusal: Refusal) -> None:
-        self._output.write(answer_line(refusal.custom_id, refusal.status, refusal.body))
+        self._output.write(refusal.line)
         self.progress.answered += 1
         self.progress.refused += 1
 

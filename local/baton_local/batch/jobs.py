@@ -24,7 +24,7 @@ from baton_gateway.requests.request_events import Prompt
 from baton_gateway.text.choice_text import ChoiceText, TokenInfo
 from baton_gateway.text.revision_text import TextModel
 from baton_gateway.text.template_renderer import TemplateRenderer
-from baton_local.batch.lines import BatchLine
+from baton_local.batch.lines import BadLine, BatchLine, answer_line
 from baton_wire.messages.values import RequestKey
 
 ATTEMPT = 1
@@ -116,15 +116,14 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A request that the engine never sees."""
+    """The answer to a line that the engine does not compute."""
 
-    custom_id: str
-    status: int
-    body: bytes
+    line: bytes
+    """Of the output file."""
 
     @staticmethod
     def of(custom_id: str, problem: Problem) -> Refusal:
-        return Refusal(custom_id, problem.status, error_body(problem))
+        return Refusal(answer_line(custom_id, problem.status, error_body(problem)))
 
 
 class Desk:
@@ -145,11 +144,13 @@ class Desk:
     async def stop(self) -> None:
         await self._templates.stop()
 
-    async def job(self, line: BatchLine) -> Job | Refusal:
+    async def job(self, line: BatchLine | BadLine) -> Job | Refusal:
         """The line as a job, or the answer that says what is wrong with it.
 
         Without a seed of its own a request gets one from its id: the same batch gives the same answers.
         """
+        if isinstance(line, BadLine):
+            return Refusal(line.answer())
         try:
             is_chat = line.url == "/v1/chat/completions"
             request = parse_chat(line.body) if is_chat else parse_completion(line.body)

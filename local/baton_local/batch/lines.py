@@ -1,10 +1,10 @@
-"""The files of a batch, in OpenAI's format: one JSON object a line, requests in, answers out.
+"""The lines of a batch, in OpenAI's format: one JSON object each, requests in, answers out.
 
     {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {…}}
     {"id": "…", "custom_id": "a", "response": {"status_code": 200, "request_id": "…", "body": {…}}, "error": null}
 
-A file that is broken is refused before anything runs; a request that is wrong gets an answer that says so. An answer
-is appended in one write, so that an interrupted run leaves whole lines and at most one torn one, which is cut off.
+A line that is no request ends nothing: it gets an answer that says what is wrong with it, by its number. `custom_id`
+is null there unless it could be read and is the line's own.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import msgspec
 
+from baton_gateway.errors import INVALID, Problem
 from baton_gateway.errors import RefusedError as RefusedRequestError
 from baton_gateway.http_api.json_body import parse_object
+from baton_gateway.http_api.responses import error_body
 from baton_local.errors import StartError
 
 URLS: Final = ("/v1/chat/completions", "/v1/completions")
@@ -27,6 +29,8 @@ FIELDS: Final = ("custom_id", "method", "url", "body")
 MAX_ID_CHARS: Final = 512
 MAX_LINE_BYTES: Final = 8 << 20
 """As much as the HTTP API takes in one body."""
+ANSWER_PREFIX: Final = b'{"id":"batch_req_'
+"""How every answer begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,84 +41,129 @@ class BatchLine:
     url: str
     body: dict[str, Any]
 
+    @property
+    def id(self) -> str:
+        """Of its answer; follows from `custom_id`."""
+        return _answer_id(b"", self.custom_id.encode())
 
-def read_lines(path: Path) -> Iterator[BatchLine]:
-    """The requests in order; blank lines are skipped. Raises StartError naming the file, the line and the field."""
+
+@dataclass(frozen=True, slots=True)
+class BadLine:
+    """A line of the input file that is no request."""
+
+    number: int
+    """From 1."""
+    custom_id: str | None
+    message: str
+    id: str
+    """Of its answer; follows from number and bytes: a line that was mended is another."""
+
+    def answer(self) -> bytes:
+        """Its line of the output file."""
+        problem = Problem(400, INVALID, f"line {self.number}: {self.message}", None, "invalid_line")
+        error = {"code": "invalid_line", "message": problem.message, "line": self.number}
+        return _answer(self.id, self.custom_id, 400, error_body(problem), error)
+
+
+def read_lines(path: Path) -> Iterator[BatchLine | BadLine]:
+    """The lines in order; blank ones are skipped. Raises StartError when the file cannot be read."""
     seen: set[bytes] = set()
     try:
         with path.open("rb") as file:
-            for number, raw in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), start=1):
-                place = f"{path}, line {number}"
-                if len(raw) > MAX_LINE_BYTES:
-                    raise StartError(f"{place}: longer than the {MAX_LINE_BYTES} bytes that a request may have")
-                if raw.strip():
-                    line = _parse(raw, place)
+            for number, raw in enumerate(_raw_lines(file), start=1):
+                if not raw.strip():
+                    continue
+                line = _parse(raw, number)
+                if isinstance(line, BatchLine):
                     digest = hashlib.blake2b(line.custom_id.encode(), digest_size=16).digest()
                     if digest in seen:
-                        raise StartError(f"{place}: custom_id: {line.custom_id!r} occurs twice")
+                        line = _bad(raw, number, f"custom_id: {line.custom_id!r} occurs twice", None)
                     seen.add(digest)
-                    yield line
+                yield line
     except OSError as error:
         raise StartError(f"{path}: {os.strerror(error.errno or 0)}") from error
 
 
-def _parse(raw: bytes, place: str) -> BatchLine:
+def _raw_lines(file: IO[bytes]) -> Iterator[bytes]:
+    """Lines of at most one byte beyond the bound; what is longer is skipped to its end."""
+    while raw := file.readline(MAX_LINE_BYTES + 1):
+        rest = raw
+        while len(rest) > MAX_LINE_BYTES and not rest.endswith(b"\n"):
+            rest = file.readline(MAX_LINE_BYTES + 1)
+        yield raw
+
+
+def _parse(raw: bytes, number: int) -> BatchLine | BadLine:
+    if len(raw) > MAX_LINE_BYTES:
+        return _bad(raw, number, f"longer than the {MAX_LINE_BYTES} bytes that a request may have", None)
     try:
         fields = parse_object(raw)
     except RefusedRequestError as error:
-        raise StartError(f"{place}: {error.problem.message}") from error
+        return _bad(raw, number, error.problem.message, None)
+    custom_id, url, body = fields.get("custom_id"), fields.get("url"), fields.get("body")
+    if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= MAX_ID_CHARS or not _is_text(custom_id):
+        return _bad(raw, number, f"custom_id: must be a text of 1 to {MAX_ID_CHARS} characters", None)
     unknown = sorted(set(fields) - set(FIELDS))
     if unknown:
-        raise StartError(f"{place}: {unknown[0][:64]}: unknown field; allowed: {', '.join(FIELDS)}")
-    custom_id, url, body = fields.get("custom_id"), fields.get("url"), fields.get("body")
-    if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= MAX_ID_CHARS:
-        raise StartError(f"{place}: custom_id: must be a text of 1 to {MAX_ID_CHARS} characters")
+        message = f"{unknown[0][:64]}: unknown field; allowed: {', '.join(FIELDS)}"
+        return _bad(raw, number, message, custom_id)
     if fields.get("method") != "POST":
-        raise StartError(f"{place}: method: must be POST")
+        return _bad(raw, number, "method: must be POST", custom_id)
     if not isinstance(url, str) or url not in URLS:
-        raise StartError(f"{place}: url: must be one of {', '.join(URLS)}")
+        return _bad(raw, number, f"url: must be one of {', '.join(URLS)}", custom_id)
     if not isinstance(body, dict):
-        raise StartError(f"{place}: body: must be an object")
+        return _bad(raw, number, "body: must be an object", custom_id)
+    if b"\\u" in raw and not _is_text(body):
+        return _bad(raw, number, "body: contains a lone surrogate", custom_id)
     return BatchLine(custom_id, url, body)
 
 
-def answered_ids(path: Path) -> set[str]:
-    """Custom ids that the output file has whole answers for; a torn last line is cut off the file.
-
-    Raises StartError when the file is something else than a batch's output.
-    """
-    if not path.exists():
-        return set()
-    found = set()
+def _is_text(value: object) -> bool:
+    """Whether every text in it can be written: JSON's escapes can name halves of characters."""
     try:
-        with path.open("r+b") as file:
-            whole = 0
-            for number, raw in enumerate(file, start=1):
-                if not raw.endswith(b"\n"):
-                    file.truncate(whole)
-                    break
-                whole += len(raw)
-                found.add(_answered(raw, f"{path}, line {number}"))
-    except OSError as error:
-        raise StartError(f"{path}: {os.strerror(error.errno or 0)}") from error
-    return found
+        msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
-class _Answer(msgspec.Struct):
-    custom_id: str
-    response: msgspec.Raw
+def _bad(raw: bytes, number: int, message: str, custom_id: str | None) -> BadLine:
+    shown = message.encode(errors="replace").decode()
+    return BadLine(number, custom_id, shown, _answer_id(b"line", number.to_bytes(8, "big") + raw))
 
 
-def _answered(raw: bytes, place: str) -> str:
-    try:
-        return msgspec.json.decode(raw, type=_Answer).custom_id
-    except msgspec.DecodeError as error:
-        raise StartError(f"{place}: not an answer of a batch ({error}); write to another file") from error
+def _answer_id(kind: bytes, data: bytes) -> str:
+    return f"batch_req_{hashlib.blake2b(data, digest_size=12, person=kind).hexdigest()}"
 
 
 def answer_line(custom_id: str, status: int, body: bytes) -> bytes:
-    """One line of the output file. `body` is a JSON object."""
-    digest = hashlib.blake2b(custom_id.encode(), digest_size=12).hexdigest()
-    response = {"status_code": status, "request_id": f"req_{digest}", "body": msgspec.Raw(body)}
-    fields = {"id": f"batch_req_{digest}", "custom_id": custom_id, "response": response, "error": None}
+    """The answer to a request. `body` is a JSON object."""
+    return _answer(_answer_id(b"", custom_id.encode()), custom_id, status, body, None)
+
+
+def _answer(id_: str, custom_id: str | None, status: int, body: bytes, error: dict[str, object] | None) -> bytes:
+    request_id = id_.replace("batch_", "", 1)
+    response = {"status_code": status, "request_id": request_id, "body": msgspec.Raw(body)}
+    fields = {"id": id_, "custom_id": custom_id, "response": response, "error": error}
     return msgspec.json.encode(fields) + b"\n"
+
+
+class _Response(msgspec.Struct):
+    request_id: str
+    body: msgspec.Raw
+
+
+class _Answer(msgspec.Struct):
+    id: str
+    response: _Response
+
+
+def answered_id(raw: bytes) -> str | None:
+    """The id of an answer that `answer_line` or `BadLine.answer` wrote; None for any other bytes."""
+    if not raw.startswith(ANSWER_PREFIX):
+        return None
+    try:
+        answer = msgspec.json.decode(raw, type=_Answer)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return answer.id if answer.response.request_id == answer.id.replace("batch_", "", 1) else None

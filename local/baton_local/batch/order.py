@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
-from baton_local.batch.lines import BatchLine
+from baton_local.batch.lines import BadLine, BatchLine
 
 WINDOW: Final = 4_096
 """Lines that are put in order together, and kept in memory."""
@@ -35,8 +35,10 @@ class Asked:
         return self.tokens * self.choices
 
 
-def asked(line: BatchLine, max_context_tokens: int) -> Asked:
+def asked(line: BatchLine | BadLine, max_context_tokens: int) -> Asked:
     """Of a line that nobody has checked yet: what is no number counts as not given."""
+    if isinstance(line, BadLine):
+        return Asked(0, 0)
     is_chat = "chat" in line.url
     body = line.body
     given = _count(body.get("max_completion_tokens") if is_chat else None) or _count(body.get("max_tokens"))
@@ -50,7 +52,9 @@ def _count(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
-def windows(lines: Iterable[BatchLine], max_context_tokens: int) -> Iterator[list[tuple[Asked, BatchLine]]]:
+def windows(
+    lines: Iterable[BatchLine | BadLine], max_context_tokens: int
+) -> Iterator[list[tuple[Asked, BatchLine | BadLine]]]:
     """The lines, a window at a time, the longest answers of each first, otherwise in their order."""
     rest = iter(lines)
     while window := [(asked(line, max_context_tokens), line) for line in islice(rest, WINDOW)]:

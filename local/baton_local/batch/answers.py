@@ -1,0 +1,135 @@
+"""The output file of a batch: appended to under a lock, and never shortened by a byte that a batch did not write.
+
+A file is taken when it is new, or when it holds answers of a batch and nothing else. An interrupted write leaves at
+most one torn line, and only that is cut off: it begins like an answer, and whole answers stand before it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from baton_local.batch.lines import ANSWER_PREFIX, answered_id
+from baton_local.errors import LocalError, StartError
+
+_NO_LOCKS: Final = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+"""Of file systems that have no locks."""
+_OTHER: Final = "OUT must be a file of a batch's answers, or a new one"
+
+
+class Answers:
+    """The output file, locked from the first look at it to `close`. `done` has the ids of the answers in it."""
+
+    def __init__(self, path: Path, source: Path) -> None:
+        """`source` is the input. Raises StartError for what is not a batch's output, and leaves it as it is."""
+        self._path = path
+        _check_source(source)
+        self._file, self._is_new = _locked(path, source)
+        try:
+            self._size, self.done = self._look()
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def __enter__(self) -> Answers:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Close; a file that this run made and wrote nothing to goes again."""
+        if self._is_new and self._size == 0:
+            Path(os.path.realpath(self._path)).unlink(missing_ok=True)
+        os.close(self._file)
+
+    def write(self, line: bytes, /) -> None:
+        """Append one whole line. Raises LocalError; then nothing of the line is left in the file."""
+        left = memoryview(line)
+        try:
+            while left:
+                left = left[os.write(self._file, left) :]
+        except OSError as error:
+            if os.fstat(self._file).st_size == self._size + len(line) - len(left):
+                os.ftruncate(self._file, self._size)
+            raise LocalError(f"{self._path}: {os.strerror(error.errno or 0)}; the same command goes on") from error
+        self._size += len(line)
+
+    def _look(self) -> tuple[int, set[str]]:
+        """The file's size after mending its last line, and the ids in it."""
+        done: set[str] = set()
+        whole, torn = 0, b""
+        for number, raw in enumerate(_lines(self._file), start=1):
+            found = answered_id(raw)
+            if not raw.endswith(b"\n"):
+                torn = raw
+            elif found is not None:
+                done.add(found)
+                whole += len(raw)
+            else:
+                raise StartError(f"{self._path}, line {number}: not an answer of a batch; {_OTHER}")
+        if (found := answered_id(torn)) is not None:  # only its end is missing
+            os.write(self._file, b"\n")
+            return whole + len(torn) + 1, done | {found}
+        if torn and not (torn.startswith(ANSWER_PREFIX) or (done and ANSWER_PREFIX.startswith(torn))):
+            raise StartError(f"{self._path}: its last line is not of a batch; {_OTHER}")
+        if torn:
+            os.ftruncate(self._file, whole)
+        return whole, done
+
+
+def _lines(file: int) -> Iterator[bytes]:
+    """Of a file that begins like an answer; of any other its first bytes, however long its lines are."""
+    with os.fdopen(os.dup(file), "rb") as reader:
+        reader.seek(0)
+        first = reader.read(len(ANSWER_PREFIX))
+        if first.startswith(ANSWER_PREFIX):
+            reader.seek(0)
+            yield from reader
+        elif first:
+            yield first
+
+
+def _check_source(source: Path) -> None:
+    try:
+        is_file = stat.S_ISREG(source.stat().st_mode)
+    except OSError as error:
+        raise StartError(f"{source}: {os.strerror(error.errno or 0)}") from error
+    if not is_file:
+        raise StartError(f"{source}: not a file: IN is read more than once, so it cannot be a pipe or a folder")
+
+
+def _locked(path: Path, source: Path) -> tuple[int, bool]:
+    """An open and locked descriptor of the file at `path`, and whether it was made here. Raises StartError."""
+    while True:
+        try:
+            is_new = not path.exists()
+            if not is_new:
+                _check_output(path, source)
+            file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise StartError(f"{path}: {os.strerror(error.errno or 0)}") from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(file)
+            raise StartError(f"{path}: another `baton batch` is writing to it") from error
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                os.close(file)
+                raise StartError(f"{path}: {os.strerror(error.errno or 0)}") from error
+        if path.exists() and os.path.samestat(path.stat(), os.fstat(file)):
+            return file, is_new
+        os.close(file)  # whoever made it took it away again
+
+
+def _check_output(path: Path, source: Path) -> None:
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise StartError(
+            f"{path}: not a file: OUT is read again when a batch goes on, so it cannot be a pipe or a device"
+        )
+    if path.samefile(source):
+        raise StartError(f"{path}: IN and OUT are the same file")
