@@ -22,9 +22,10 @@ from bench.results import Cell, publish, spread
 from baton_kv_transfer.handover import TransferConfig
 from baton_kv_transfer.landing import ClaimRefusal, LandingRegion, LandingWindow
 from baton_kv_transfer.layout import Extent
-from baton_kv_transfer.network import SocketConnection
+from baton_kv_transfer.network import DataConnection, SocketConnection
 from baton_kv_transfer.transports.seam import Write
 from baton_kv_transfer.transports.tcp import SOCKET_BUFFER_BYTES, TcpLanding, TcpWriter
+from baton_wire.session import AlteredFrames, Session
 
 ROUNDS = 5
 SIZES = tuple(1 << bits for bits in (14, 18, 20, 22, 24, 26))
@@ -33,6 +34,7 @@ REGION_BYTES = SIZES[-1]
 CONFIG = TransferConfig()
 LANES = 4
 """Beside the one that is the default."""
+KEY = b"k" * 32
 PEER = b"bench-prefill-01"
 COLUMNS = ("bytes", "plain socket GB/s", "tcp, 1 lane GB/s", f"tcp, {LANES} lanes GB/s")
 RATIO = "tcp, 1 lane / plain"
@@ -105,7 +107,7 @@ async def receive() -> None:
     async def accept() -> None:
         while True:
             sock, _ = await loop.sock_accept(lanes)
-            landing.attach(SocketConnection(sock), PEER)
+            landing.attach(data_connection(sock), PEER)
 
     accepting = asyncio.create_task(accept())
     await loop.run_in_executor(None, sys.stdin.buffer.read)
@@ -121,6 +123,11 @@ def connect(port: int) -> socket.socket:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock
+
+
+def data_connection(sock: socket.socket) -> DataConnection:
+    """With the same keys at both ends."""
+    return DataConnection(SocketConnection(sock), Session(KEY, KEY, AlteredFrames()))
 
 
 def plainly(port: int, source: memoryview) -> Transfer:
@@ -146,7 +153,7 @@ class Numbers:
         return self.last
 
 
-def through_lanes(connections: list[SocketConnection], source: memoryview, numbers: Numbers) -> Transfer:
+def through_lanes(connections: list[DataConnection], source: memoryview, numbers: Numbers) -> Transfer:
     """Writes as large as the carrier makes them, all of a transfer started at once."""
     writer = TcpWriter(connections, lambda detail: print(f"sender: {detail}", file=sys.stderr))
 
@@ -176,7 +183,7 @@ async def measure(lanes_port: int, plain_port: int, rounds: int) -> list[dict[st
     source, numbers = memoryview(bytearray(REGION_BYTES)), Numbers()
     ways = [plainly(plain_port, source)]
     for count in (1, LANES):
-        connections = [SocketConnection(connect(lanes_port)) for _ in range(count)]
+        connections = [data_connection(connect(lanes_port)) for _ in range(count)]
         ways.append(through_lanes(connections, source, numbers))
     rows: list[dict[str, Cell]] = []
     for size in SIZES:

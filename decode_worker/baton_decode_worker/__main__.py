@@ -48,6 +48,7 @@ def build_role(
         return TransferView(
             transport="+".join(sorted(stats.transports)) or None,
             peers=stats.links,
+            altered_frames=stats.altered_frames,
             handovers=stats.handovers.ended.get("landed", 0),
             kv_bytes_sent=0,
             kv_bytes_early=0,

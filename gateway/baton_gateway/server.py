@@ -70,6 +70,7 @@ class GatewayServer:
             self.relay,
             keys,
             self.epoch,
+            self.metrics.altered_frames["worker"],
             LinkTimes(suspect_s=settings.suspect_s, dead_s=settings.dead_s),
         )
         self._tenants = Tenants(settings.api_keys)
@@ -189,7 +190,8 @@ class GatewayServer:
             return None
         sources = OperatorSources(self._summary, lambda: self.relay.num_parked, self._model_config)
         hello = GatewayHello(settings.name, settings.processes)
-        link = OperatorLink(settings.operator, keys, self.epoch, hello, sources)
+        altered = self.metrics.altered_frames["operator"]
+        link = OperatorLink(settings.operator, keys, self.epoch, hello, sources, altered)
         self.relay.on_parked = link.wake
         return link
 

@@ -1,8 +1,8 @@
 """The control link of a pair: typed messages over one authenticated TCP connection, with heartbeats.
 
-Owns framing (4-byte big-endian length, then one msgpack message), the bounded send queue, heartbeats and the verdict on
-silence. A sign of life is a whole valid frame: bytes alone prove nothing, since a length may be wrong and a frame may
-never get whole. What the messages mean is the machines' business.
+Owns framing, the bounded send queue, heartbeats and the verdict on silence. A frame is a 4-byte big-endian length with
+its MAC, then one msgpack message with its MAC: a length is believed before its bytes are waited for. A sign of life is
+a whole valid frame. What the messages mean is the machines' business.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from baton_wire.liveness import Liveness, LivenessConfig, PeerState
 from baton_wire.messages.codec import decode, encode
 from baton_wire.messages.pair_link import Heartbeat, PairMessage
 from baton_wire.messages.values import MAX_FRAME_BYTES
+from baton_wire.session import FRAME_MAC_BYTES, Session
 
 _LENGTH = struct.Struct("!I")
 MAX_QUEUED_BYTES = 64 << 20
@@ -34,11 +35,13 @@ class PairLink:
         self,
         connection: Connection,
         identity: LinkIdentity,
+        session: Session,
         *,
         heartbeat_s: float = 0.5,
         liveness: LivenessConfig | None = None,
     ) -> None:
         self.identity = identity
+        self.session = session
         self._connection = connection
         self._heartbeat_s = heartbeat_s
         liveness = liveness or LivenessConfig()
@@ -80,11 +83,11 @@ class PairLink:
     async def receive(self) -> PairMessage:
         """The next message. Raises LinkLostError or BadMessageError; for use before `run` only."""
         try:
-            (length,) = _LENGTH.unpack(await self._connection.receive(_LENGTH.size))
+            (length,) = _LENGTH.unpack(await self._verified(_LENGTH.size))
             if not 0 < length <= MAX_FRAME_BYTES:
                 raise BadMessageError(f"frame: length {length} is not between 1 and {MAX_FRAME_BYTES}")
             self._begun_until_s = self._loop.time() + length / SLOWEST_BYTES_PER_S
-            frame = await self._connection.receive(length)
+            frame = await self._verified(length)
         except (EOFError, OSError) as error:
             raise LinkLostError(str(error) or type(error).__name__) from error
         message: PairMessage = decode(frame, PairMessage)
@@ -94,9 +97,8 @@ class PairLink:
 
     async def send_now(self, message: PairMessage) -> None:
         """Send and wait until the kernel took it; for use before `run` only."""
-        frame = encode(message)
         try:
-            await self._connection.send(_LENGTH.pack(len(frame)) + frame)
+            await self._put(encode(message))
         except OSError as error:
             raise LinkLostError(str(error)) from error
 
@@ -152,7 +154,14 @@ class PairLink:
                 continue
             frame = self._frames.popleft()
             self._queued_bytes -= len(frame)
-            await self._connection.send(_LENGTH.pack(len(frame)) + frame)
+            await self._put(frame)
+
+    async def _put(self, frame: bytes) -> None:
+        sign = self.session.sign
+        await self._connection.send(sign(_LENGTH.pack(len(frame))) + sign(frame))
+
+    async def _verified(self, size: int) -> bytes:
+        return self.session.verify(await self._connection.receive(size + FRAME_MAC_BYTES))
 
     async def _watch(self) -> None:
         while True:

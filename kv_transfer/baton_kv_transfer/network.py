@@ -10,9 +10,11 @@ import logging
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Protocol
 
 from baton_wire import reset
+from baton_wire.session import Session
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +35,17 @@ class Connection(Protocol):
     def reset_on_close(self) -> None:
         """`close` will drop what is unsent and let the peer know at once."""
         ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DataConnection:
+    """An authenticated connection for KV bytes, and the session of what goes around them."""
+
+    connection: Connection
+    session: Session
+
+    def close(self) -> None:
+        self.connection.close()
 
 
 class Listener(Protocol):

@@ -58,6 +58,7 @@ async def run(settings: Settings, adapt: Callable[[KubeApi], KubeApi] = _as_it_i
         links = DeploymentLinks(
             custom, keys, lambda key: runtime.offer(key), lambda: None if lease is None else lease.holder_address
         )
+        metrics.REGISTRY.register(metrics.AlteredGatewayFrames(lambda: links.server.altered.count))
         told = settings.routable_from is RoutableFrom.GATEWAY
         runtime = Runtime(
             api,

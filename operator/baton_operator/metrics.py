@@ -43,6 +43,19 @@ class ApiCalls(Collector):
         yield found
 
 
+class AlteredGatewayFrames(Collector):
+    """Read where they are counted."""
+
+    def __init__(self, count: Callable[[], int]) -> None:
+        self._count = count
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        text = "Frames of gateways that did not arrive as they were sent; each ended its link"
+        found = CounterMetricFamily("baton_operator_altered_frames", text)
+        found.add_metric([], self._count())
+        yield found
+
+
 def text() -> bytes:
     """All metrics in the text format."""
     return generate_latest(REGISTRY)

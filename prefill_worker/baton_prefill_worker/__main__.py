@@ -45,6 +45,7 @@ def build_role(
         return TransferView(
             transport="+".join(sorted(stats.lanes)) or None,
             peers=stats.links,
+            altered_frames=stats.altered_frames,
             handovers=stats.handovers.ended.get("done", 0),
             kv_bytes_sent=stats.bytes_sent,
             kv_bytes_early=stats.handovers.early_bytes,

@@ -50,7 +50,7 @@ def worker_registry() -> CollectorRegistry:
     scheduler = Scheduler(EngineConfig(num_blocks=4, block_tokens=4, max_slots=2, max_context_tokens=8))
     snapshot = EngineSnapshot(scheduler.stats(), 0, 0.0, 0.0, 0.0, 0.0)
     link = LinkReport("127.0.0.1:9", "tcp", "tcp x1", 1e9, None)
-    metrics.watch(lambda: snapshot, lambda: TransferView("tcp", 1, 2, 3, 2, 4, (link,)))
+    metrics.watch(lambda: snapshot, lambda: TransferView("tcp", 1, 2, 3, 2, 4, links=(link,)))
     return metrics.registry
 
 

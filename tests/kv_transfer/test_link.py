@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import socket
 import struct
+from collections.abc import Callable
 
 import pytest
 
@@ -13,30 +14,51 @@ from baton_kv_transfer import link as link_module
 from baton_kv_transfer.link import PairLink
 from baton_kv_transfer.network import SocketConnection, Sockets
 from baton_testing.kv_transfer.builders import eventually, first_tokens
+from baton_testing.wire.sessions import sessions
 from baton_wire.errors import BadMessageError, LinkLostError
 from baton_wire.handshake import Channel, LinkIdentity, LinkRole
 from baton_wire.liveness import LivenessConfig, PeerState
 from baton_wire.messages.codec import encode
 from baton_wire.messages.pair_link import Heartbeat, PairMessage, Seal, Wait
+from baton_wire.session import Session
 
 PEER = LinkIdentity(LinkRole.PREFILL, b"p" * 16, 1, "k1", Channel.CONTROL)
 ID = secrets.token_bytes(16)
 
 
-def pair(heartbeat_s: float = 0.02, dead_s: float = 0.2) -> tuple[PairLink, socket.socket]:
+class Peer:
+    """The other end of a link, frame by frame."""
+
+    def __init__(self, sock: socket.socket, session: Session) -> None:
+        sock.setblocking(False)
+        self.socket, self.sign = sock, session.sign
+        self.send, self.close = sock.send, sock.close
+
+    def length(self, value: int) -> bytes:
+        return self.sign(struct.pack("!I", value))
+
+    def framed(self, message: PairMessage) -> bytes:
+        frame = encode(message)
+        return self.length(len(frame)) + self.sign(frame)
+
+
+def pair(heartbeat_s: float = 0.02, dead_s: float = 0.2) -> tuple[PairLink, Peer]:
     here, there = socket.socketpair()
-    there.setblocking(False)
+    ours, theirs = sessions()
     liveness = LivenessConfig(suspect_s=dead_s / 2, dead_s=dead_s)
-    return PairLink(SocketConnection(here), PEER, heartbeat_s=heartbeat_s, liveness=liveness), there
+    return PairLink(SocketConnection(here), PEER, ours, heartbeat_s=heartbeat_s, liveness=liveness), Peer(there, theirs)
+
+
+def both_ends(heartbeat_s: float, liveness: LivenessConfig | None = None) -> list[PairLink]:
+    ends = zip(socket.socketpair(), sessions(), strict=True)
+    return [
+        PairLink(SocketConnection(end), PEER, session, heartbeat_s=heartbeat_s, liveness=liveness)
+        for end, session in ends
+    ]
 
 
 def wait(position: int) -> Wait:
     return Wait(request=ID, attempt=1, position=position)
-
-
-def framed(message: PairMessage) -> bytes:
-    frame = encode(message)
-    return struct.pack("!I", len(frame)) + frame
 
 
 def read_all(there: socket.socket) -> None:
@@ -45,8 +67,7 @@ def read_all(there: socket.socket) -> None:
 
 
 async def test_messages_arrive_once_and_in_order_both_ways() -> None:
-    here, there = socket.socketpair()
-    links = [PairLink(SocketConnection(end), PEER, heartbeat_s=0.01) for end in (here, there)]
+    links = both_ends(0.01)
     got: list[list[PairMessage]] = [[], []]
     runs = [asyncio.create_task(link.run(seen.append)) for link, seen in zip(links, got, strict=True)]
     seal = Seal(request=ID, attempt=1, transfer=1, checksums=bytes(3 << 20), first_tokens=first_tokens(0))
@@ -66,25 +87,50 @@ async def test_messages_arrive_once_and_in_order_both_ways() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "named"),
+    ("write", "named"),
     [
-        (struct.pack("!I", 0), "length 0"),
-        (struct.pack("!I", 0xFFFFFFFF), "length 4294967295"),
-        (struct.pack("!I", (4 << 20) + 1), "length 4194305"),
-        (struct.pack("!I", 3) + b"\xc1\xc1\xc1", "BadMessageError"),
-        (b"GET / HTTP/1.1\r\n", "BadMessageError"),
+        (lambda peer: peer.length(0), "length 0"),
+        (lambda peer: peer.length(0xFFFFFFFF), "length 4294967295"),
+        (lambda peer: peer.length((4 << 20) + 1), "length 4194305"),
+        (lambda peer: peer.length(3) + peer.sign(b"\xc1\xc1\xc1"), "BadMessageError"),
+        (lambda peer: b"GET / HTTP/1.1\r\nHost: decode\r\n", "AlteredFrameError"),
+        (lambda peer: struct.pack("!I", 6) + bytes(22), "AlteredFrameError"),
     ],
+    ids=["nothing", "4 GiB", "over the cap", "no msgpack", "HTTP", "no MAC"],
 )
-async def test_what_is_no_message_closes_the_link(data: bytes, named: str) -> None:
+async def test_what_is_no_message_closes_the_link(write: Callable[[Peer], bytes], named: str) -> None:
     link, there = pair()
-    there.send(data)
+    there.send(write(there))
     assert named in await link.run(lambda message: None)
-    assert await _at_end(there)
+    assert await _at_end(there.socket)
+
+
+@pytest.mark.parametrize("bit", range(0, 8 * 62, 5))
+async def test_a_flipped_bit_anywhere_in_a_frame_closes_the_link_at_once(bit: int) -> None:
+    link, there = pair(dead_s=60.0)
+    frame = bytearray(there.framed(wait(7)))
+    frame[bit // 8 % len(frame)] ^= 1 << bit % 8
+    there.send(bytes(frame))
+    got: list[PairMessage] = []
+    assert "AlteredFrameError" in await asyncio.wait_for(link.run(got.append), 10.0)
+    assert got == []
+    there.close()
+
+
+async def test_frames_left_out_repeated_or_swapped_close_the_link() -> None:
+    for order in ([1, 2], [0, 0], [1, 0], [0, 2]):
+        link, there = pair(dead_s=60.0)
+        frames = [there.framed(wait(place)) for place in range(3)]
+        there.send(b"".join(frames[place] for place in order))
+        got: list[PairMessage] = []
+        assert "AlteredFrameError" in await asyncio.wait_for(link.run(got.append), 10.0)
+        assert got == [wait(0)][: order[0] == 0]
+        there.close()
 
 
 async def test_a_message_that_its_reader_refuses_closes_the_link() -> None:
     link, there = pair()
-    there.send(framed(wait(1)))
+    there.send(there.framed(wait(1)))
 
     def refuse(message: PairMessage) -> None:
         raise BadMessageError("Wait: not a prefill worker's message")
@@ -111,7 +157,7 @@ async def test_who_is_given_up_for_silence_hears_it_although_it_acknowledges_not
     with socket.create_server(("127.0.0.1", 0)) as server:
         there = socket.create_connection(server.getsockname())
         here, _ = server.accept()
-    link = PairLink(SocketConnection(here), PEER, heartbeat_s=60.0, liveness=LivenessConfig(0.1, 0.2))
+    link = PairLink(SocketConnection(here), PEER, sessions()[0], heartbeat_s=60.0, liveness=LivenessConfig(0.1, 0.2))
     for _ in range(6):
         link.send(Seal(request=ID, attempt=1, transfer=1, checksums=bytes(3 << 20), first_tokens=first_tokens(0)))
     assert "silent" in await asyncio.wait_for(link.run(lambda message: None), 20.0)
@@ -121,9 +167,7 @@ async def test_who_is_given_up_for_silence_hears_it_although_it_acknowledges_not
 
 
 async def test_heartbeats_keep_an_idle_link() -> None:
-    here, there = socket.socketpair()
-    liveness = LivenessConfig(0.1, 0.2)
-    links = [PairLink(SocketConnection(end), PEER, heartbeat_s=0.02, liveness=liveness) for end in (here, there)]
+    links = both_ends(0.02, LivenessConfig(0.1, 0.2))
     runs = [asyncio.create_task(link.run(lambda message: None)) for link in links]
     await asyncio.sleep(0.5)
     assert [link.state for link in links] == [PeerState.LIVE, PeerState.LIVE]
@@ -174,22 +218,22 @@ async def _at_end(sock: socket.socket) -> bool:
     return True
 
 
-async def ends_while(link: PairLink, there: socket.socket, what: bytes, *, every_s: float) -> str:
+async def ends_while(link: PairLink, there: Peer, what: Callable[[], bytes], *, every_s: float) -> str:
     """Why the link ends while its peer sends these bytes again and again."""
     run = asyncio.create_task(link.run(lambda message: None))
     async with asyncio.timeout(3.0):
         while not run.done():
-            there.send(what)
+            there.send(what())
             await asyncio.sleep(every_s)
     there.close()
     return await run
 
 
 async def test_a_frame_that_never_gets_whole_is_no_sign_of_life() -> None:
-    """One flipped bit in a length: every heartbeat behind it only fills the frame."""
+    """Every heartbeat behind a length that is too great only fills the frame."""
     link, there = pair()
-    there.send(struct.pack("!I", 1 << 16))
-    assert "silent" in await ends_while(link, there, framed(Heartbeat()), every_s=0.01)
+    there.send(there.length(1 << 16))
+    assert "silent" in await ends_while(link, there, lambda: there.framed(Heartbeat()), every_s=0.01)
 
 
 async def test_a_peer_that_trickles_a_frame_is_given_up() -> None:
@@ -197,7 +241,7 @@ async def test_a_peer_that_trickles_a_frame_is_given_up() -> None:
     got: list[PairMessage] = []
     run = asyncio.create_task(link.run(got.append))
     async with asyncio.timeout(3.0):
-        for byte in framed(wait(5)):
+        for byte in there.framed(wait(5)):
             if not run.done():
                 there.send(bytes([byte]))
                 await asyncio.sleep(0.02)
@@ -209,7 +253,7 @@ async def test_a_peer_that_trickles_a_frame_is_given_up() -> None:
 async def test_a_large_frame_may_take_its_time() -> None:
     """Longer than a silence may last, as long as it comes faster than the slowest rate."""
     link, there = pair(dead_s=0.1)
-    seal = framed(Seal(request=ID, attempt=1, transfer=1, checksums=bytes(300_000), first_tokens=first_tokens(0)))
+    seal = there.framed(Seal(request=ID, attempt=1, transfer=1, checksums=bytes(300_000), first_tokens=first_tokens(0)))
     got: list[PairMessage] = []
     run = asyncio.create_task(link.run(got.append))
     for start in range(0, len(seal), 30_000):

@@ -26,6 +26,7 @@ from baton_wire.messages.codec import encode
 from baton_wire.messages.gateway_link import Cancel, LegFailed, Prefill, Reserve
 from baton_wire.messages.pair_link import PairHello
 from baton_wire.messages.values import Address, PeerRef, Reason, Role, SamplingParams, pack_ids
+from baton_wire.session import Session
 
 pytestmark = pytest.mark.processes
 
@@ -207,8 +208,8 @@ async def test_an_unequal_fingerprint_never_pairs(deployment: Deployment) -> Non
         descriptor=b"",
     )
     async with pair_connection(decode.pair_port) as connection:
-        await shake_pair_hands(connection, deployment.keys)
-        await send_framed(connection, encode(hello))
+        session = await shake_pair_hands(connection, deployment.keys)
+        await send_framed(connection, session, encode(hello))
         assert await hangs_up(connection)
 
 
@@ -221,17 +222,34 @@ async def test_a_bad_frame_of_a_prefill_worker_closes_its_link(
     deployment: Deployment, pair_port: int, frame: bytes
 ) -> None:
     async with pair_connection(pair_port) as connection:
-        await shake_pair_hands(connection, deployment.keys)
-        await send_framed(connection, frame)
+        session = await shake_pair_hands(connection, deployment.keys)
+        await send_framed(connection, session, frame)
         assert await hangs_up(connection)
 
 
 async def test_a_length_over_the_cap_is_refused_before_it_is_read(deployment: Deployment, pair_port: int) -> None:
     async with pair_connection(pair_port) as connection:
-        await shake_pair_hands(connection, deployment.keys)
-        await connection.send(struct.pack("!I", 0xFFFF_FFFF))
+        session = await shake_pair_hands(connection, deployment.keys)
+        await connection.send(session.sign(struct.pack("!I", 0xFFFF_FFFF)))
         assert await hangs_up(connection)
 
 
-async def send_framed(connection: Any, frame: bytes) -> None:
-    await connection.send(struct.pack("!I", len(frame)) + frame)
+async def test_a_frame_without_its_mac_closes_the_link_of_a_prefill_worker(
+    deployment: Deployment, pair_port: int
+) -> None:
+    async with pair_connection(pair_port) as connection:
+        await shake_pair_hands(connection, deployment.keys)
+        await connection.send(struct.pack("!I", 6) + bytes(22))
+        assert await hangs_up(connection)
+
+
+async def test_a_frame_without_its_mac_closes_the_link_of_a_gateway(deployment: Deployment) -> None:
+    for worker in deployment.workers:
+        async with gateway_peer(worker.base_url, deployment.keys) as peer:
+            await peer.hello()
+            await peer.send_unsigned(encode(Cancel(secrets.token_bytes(16), 1)))
+            assert await peer.is_closed()
+
+
+async def send_framed(connection: Any, session: Session, frame: bytes) -> None:
+    await connection.send(session.sign(struct.pack("!I", len(frame))) + session.sign(frame))

@@ -33,6 +33,7 @@ from baton_wire.handshake import (
 )
 from baton_wire.keys import KeyDirectory, KeySet, write_new_key
 from baton_wire.messages.values import WIRE_VERSION
+from baton_wire.session import AlteredFrames, Session, SignedFrames
 
 ACCEPTOR, DIALLER = Party(LinkRole.DECODE, b"d" * 16), Party(LinkRole.PREFILL, b"p" * 16)
 KEYS = KeySet({"k1": b"1" * 32, "k2": b"2" * 32})
@@ -54,8 +55,8 @@ def shake(acceptor_keys: KeySet, dialler_keys: KeySet) -> tuple[LinkIdentity, Li
 
 def test_both_sides_learn_role_epoch_version_and_key() -> None:
     assert shake(KEYS, KEYS) == (
-        LinkIdentity(LinkRole.PREFILL, b"p" * 16, 1, "k2", Channel.CONTROL),
-        LinkIdentity(LinkRole.DECODE, b"d" * 16, 1, "k2", Channel.CONTROL),
+        LinkIdentity(LinkRole.PREFILL, b"p" * 16, WIRE_VERSION, "k2", Channel.CONTROL),
+        LinkIdentity(LinkRole.DECODE, b"d" * 16, WIRE_VERSION, "k2", Channel.CONTROL),
     )
 
 
@@ -96,6 +97,20 @@ async def test_old_and_new_refuse_each_other_by_name_on_both_ends(tmp_path: Path
     assert isinstance(found, VersionError)
     assert str(seen) == f"version: {WIRE_VERSION}..{WIRE_VERSION} here, {WIRE_VERSION + 1}..{WIRE_VERSION + 1} there"
     assert str(found) == f"version: {WIRE_VERSION + 1}..{WIRE_VERSION + 1} here, {WIRE_VERSION}..{WIRE_VERSION} there"
+
+
+@pytest.mark.parametrize("dials", ["the old one", "the new one"])
+async def test_a_process_whose_frames_have_no_macs_is_refused_by_name(tmp_path: Path, dials: str) -> None:
+    """Version 1 sent frames without MACs; this version neither sends nor takes them."""
+    keys = key_directory(tmp_path / "keys")
+    if dials == "the old one":
+        seen, found = await meet(keys, keys, dialler=Party(LinkRole.PREFILL, b"p" * 16, 1, 1))
+    else:
+        found, seen = await meet(keys, keys, acceptor=Party(LinkRole.DECODE, b"d" * 16, 1, 1))
+    assert isinstance(seen, VersionError)
+    assert isinstance(found, VersionError)
+    assert str(seen) == f"version: {WIRE_VERSION}..{WIRE_VERSION} here, 1..1 there"
+    assert str(found) == f"version: 1..1 here, {WIRE_VERSION}..{WIRE_VERSION} there"
 
 
 async def test_a_process_that_speaks_both_versions_pairs_with_an_old_one(tmp_path: Path) -> None:
@@ -221,23 +236,36 @@ async def meet(
     dialler_keys: KeyDirectory,
     *,
     dialler: Party = DIALLER,
+    acceptor: Party = ACCEPTOR,
     accepted: tuple[LinkRole, ...] = ANY,
     wanted: tuple[LinkRole, ...] = ANY,
 ) -> tuple[LinkIdentity | BaseException, LinkIdentity | BaseException]:
     acceptor_end, dialler_end = pipe()
 
-    async def closing(side: Awaitable[LinkIdentity], end: SocketConnection) -> LinkIdentity:
+    async def closing(side: Awaitable[tuple[LinkIdentity, Session]], end: SocketConnection) -> LinkIdentity:
         try:
-            return await side
+            return (await side)[0]
         except AuthenticationError:
             end.close()
             raise
 
     accept = accept_handshake(
-        acceptor_end.send, acceptor_end.receive, acceptor_keys, ACCEPTOR, accept_roles=accepted, timeout_s=2.0
+        acceptor_end.send,
+        acceptor_end.receive,
+        acceptor_keys,
+        acceptor,
+        accept_roles=accepted,
+        altered=AlteredFrames(),
+        timeout_s=2.0,
     )
     dial = dial_handshake(
-        dialler_end.send, dialler_end.receive, dialler_keys, dialler, accept_roles=wanted, timeout_s=2.0
+        dialler_end.send,
+        dialler_end.receive,
+        dialler_keys,
+        dialler,
+        accept_roles=wanted,
+        altered=AlteredFrames(),
+        timeout_s=2.0,
     )
     results = await asyncio.gather(closing(accept, acceptor_end), closing(dial, dialler_end), return_exceptions=True)
     acceptor_end.close()
@@ -295,7 +323,9 @@ async def test_a_silent_peer_is_given_up_in_time(tmp_path: Path, side: str) -> N
     here, there = pipe()
     shaking = accept_handshake if side == "accept" else dial_handshake
     with pytest.raises(AuthenticationError, match="not finished within"):
-        await shaking(here.send, here.receive, keys, ACCEPTOR, accept_roles=ANY, timeout_s=0.05)
+        await shaking(
+            here.send, here.receive, keys, ACCEPTOR, accept_roles=ANY, altered=AlteredFrames(), timeout_s=0.05
+        )
     here.close()
     there.close()
 
@@ -306,7 +336,9 @@ async def test_garbage_instead_of_a_handshake_is_refused(tmp_path: Path, garbage
     here, there = pipe()
     await there.send(garbage)
     with pytest.raises(AuthenticationError):
-        await accept_handshake(here.send, here.receive, keys, ACCEPTOR, accept_roles=ANY, timeout_s=1.0)
+        await accept_handshake(
+            here.send, here.receive, keys, ACCEPTOR, accept_roles=ANY, altered=AlteredFrames(), timeout_s=1.0
+        )
     here.close()
     there.close()
 
@@ -324,7 +356,12 @@ async def test_the_handshake_runs_over_websockets(tmp_path: Path) -> None:
             assert message.type is WSMsgType.BINARY
             return bytes(message.data)
 
-        seen.append(await accept_handshake(ws.send_bytes, receive, keys, ACCEPTOR, accept_roles=(LinkRole.GATEWAY,)))
+        identity, session = await accept_handshake(
+            ws.send_bytes, receive, keys, ACCEPTOR, accept_roles=(LinkRole.GATEWAY,), altered=AlteredFrames()
+        )
+        seen.append(identity)
+        frames = SignedFrames(ws.send_bytes, ws.receive_bytes, session)
+        await frames.send(b"back: " + await frames.receive())
         await ws.close()
         return ws
 
@@ -337,9 +374,17 @@ async def test_the_handshake_runs_over_websockets(tmp_path: Path) -> None:
     port = runner.addresses[0][1]
     async with ClientSession() as session, session.ws_connect(f"ws://127.0.0.1:{port}/link") as ws:
         gateway = Party(LinkRole.GATEWAY, b"g" * 16)
-        found = await dial_handshake(
-            ws.send_bytes, lambda size: ws.receive_bytes(), keys, gateway, accept_roles=(LinkRole.DECODE,)
+        found, proven = await dial_handshake(
+            ws.send_bytes,
+            lambda size: ws.receive_bytes(),
+            keys,
+            gateway,
+            accept_roles=(LinkRole.DECODE,),
+            altered=AlteredFrames(),
         )
+        frames = SignedFrames(ws.send_bytes, ws.receive_bytes, proven)
+        await frames.send(b"there")
+        assert await frames.receive() == b"back: there"
     await runner.cleanup()
     assert (seen[0].role, seen[0].epoch) == (LinkRole.GATEWAY, b"g" * 16)
     assert (found.role, found.epoch) == (LinkRole.DECODE, b"d" * 16)

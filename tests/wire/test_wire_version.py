@@ -15,9 +15,11 @@ from typing import get_args
 import msgspec
 import msgspec.inspect as mi
 
+from baton_kv_transfer.transports import tcp
 from baton_wire import handshake
 from baton_wire.messages import gateway_link, operator_link, pair_link
 from baton_wire.messages.values import POOL_ROLES, WIRE_VERSION, PairFingerprint, Role
+from baton_wire.session import FRAME_MAC_BYTES
 
 PAGES = Path(__file__).parent / "wire_versions"
 UNIONS = {
@@ -31,8 +33,12 @@ BOUNDS = ("gt", "ge", "lt", "le", "min_length", "max_length", "pattern")
 
 
 def page() -> str:
-    """Everything that this version says: the handshake's frames, then every message of every link."""
+    """Everything that this version says: the handshake's frames, what surrounds others, then every message."""
     lines = [f"handshake {name}: {getattr(handshake, name).format}" for name in ("_OFFER", "_PROOF")]
+    lines += [
+        f"frame MAC: {FRAME_MAC_BYTES} bytes",
+        *(f"tcp {name}: {getattr(tcp, name).format}" for name in ("PUT", "ACK")),
+    ]
     for link, union in UNIONS.items():
         lines += ["", link]
         for message in sorted((mi.type_info(cls) for cls in get_args(union)), key=_number):

@@ -2,6 +2,7 @@
 
 TransferError
 ├── BadMessageError      a peer sent what the protocol does not allow: close the link, count it
+│   └── AlteredFrameError a frame is not what the peer sent: close the link at once, dial again
 ├── AuthenticationError  a peer could not prove that it holds a key: close the link, count it
 │   └── VersionError     the peer holds the key but speaks no common wire version: an upgrade has to bring them together
 ├── UnfitPairError       the two workers must never exchange KV: report it, choose another pair
@@ -18,6 +19,10 @@ class TransferError(Exception):
 
 class BadMessageError(TransferError):
     """A frame or message that the protocol does not allow."""
+
+
+class AlteredFrameError(BadMessageError):
+    """A frame's MAC does not fit: it was altered, left out, repeated or swapped on its way."""
 
 
 class AuthenticationError(TransferError):

@@ -9,8 +9,8 @@ Three frames of fixed size, over TCP or as binary WebSocket messages:
 MAC = HMAC-SHA256(key, label ‖ OFFER ‖ PROOF [‖ PROOF's MAC]), with another label for each side, so that a frame of one
 side never serves as the other's, and both nonces, roles, epochs, version ranges and the key id are covered. Each side
 draws its nonce anew: a recorded handshake proves nothing later. Where no version is shared the dialler still sends its
-PROOF, with version 0: so both ends can name both ranges. Frames are packed and checked by pure functions; the
-two small drivers at the end only move them.
+PROOF, with version 0: so both ends can name both ranges. The frames that follow carry MACs (`session`). Frames are
+packed and checked by pure functions; the two small drivers at the end only move them.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from typing import Protocol
 from baton_wire.errors import AuthenticationError, VersionError
 from baton_wire.keys import MAX_KEY_ID_BYTES, MAX_KEYS, KeySet
 from baton_wire.messages.values import WIRE_VERSION
+from baton_wire.session import AlteredFrames, Session, session_keys
 
 MAGIC = b"BATONLNK"
 NONCE_BYTES = 32
@@ -194,6 +195,22 @@ def check_confirm(offer: Offer, proof: Proof, frame: bytes, keys: KeySet) -> Lin
     return LinkIdentity(offer.party.role, offer.party.epoch, proof.version, proof.key_id, proof.channel)
 
 
+def dialler_session(offer: Offer, proof: Proof, keys: KeySet, altered: AlteredFrames) -> Session:
+    """What the dialler goes on with, once `check_confirm` has passed."""
+    ours, theirs = session_keys(keys.by_id[proof.key_id], offer.frame + proof.frame + proof.mac)
+    return Session(ours, theirs, altered, _shown(offer.party))
+
+
+def acceptor_session(offer: Offer, proof: Proof, keys: KeySet, altered: AlteredFrames) -> Session:
+    """What the acceptor goes on with, once `check_proof` has passed."""
+    theirs, ours = session_keys(keys.by_id[proof.key_id], offer.frame + proof.frame + proof.mac)
+    return Session(ours, theirs, altered, _shown(proof.party))
+
+
+def _shown(party: Party) -> str:
+    return f"{party.role.name.lower()} {party.epoch.hex()[:8]}"
+
+
 def common_version(own: Party, peer: Party) -> int:
     """The highest version that both speak. Raises VersionError naming both ranges when there is none."""
     version = min(own.max_version, peer.max_version)
@@ -237,9 +254,12 @@ async def dial_handshake(
     *,
     channel: Channel = Channel.CONTROL,
     accept_roles: Collection[LinkRole],
+    altered: AlteredFrames,
     timeout_s: float = 5.0,
-) -> LinkIdentity:
-    """Handshake as the side that opened the connection. Returns who answered.
+) -> tuple[LinkIdentity, Session]:
+    """Handshake as the side that opened the connection. Returns who answered, and the session of all further frames.
+
+    `altered` counts those that do not arrive as they were sent.
 
     Raises AuthenticationError (also when the peer hangs up or the time is over). The caller closes the connection.
     """
@@ -253,12 +273,13 @@ async def dial_handshake(
                 await send(pack_refusal(offer, own, channel, held, secrets.token_bytes(NONCE_BYTES)))
                 raise
             await send(frame)
-            identity = check_confirm(offer, parse_proof(frame), await receive(CONFIRM_BYTES), held)
+            proof = parse_proof(frame)
+            identity = check_confirm(offer, proof, await receive(CONFIRM_BYTES), held)
     except TimeoutError as error:
         raise AuthenticationError(f"handshake: not finished within {timeout_s} s") from error
     except (ConnectionError, EOFError) as error:
         raise AuthenticationError("handshake: the peer hung up; do both sides hold the same key?") from error
-    return _in_role(identity, accept_roles)
+    return _in_role(identity, accept_roles), dialler_session(offer, proof, held, altered)
 
 
 async def accept_handshake(
@@ -268,9 +289,10 @@ async def accept_handshake(
     own: Party,
     *,
     accept_roles: Collection[LinkRole],
+    altered: AlteredFrames,
     timeout_s: float = 5.0,
-) -> LinkIdentity:
-    """Handshake as the side that was dialled. Returns who dialled; raises like `dial_handshake`."""
+) -> tuple[LinkIdentity, Session]:
+    """Handshake as the side that was dialled. Returns who dialled, and the session; raises like `dial_handshake`."""
     try:
         async with asyncio.timeout(timeout_s):
             held = keys.current()
@@ -283,7 +305,7 @@ async def accept_handshake(
         raise AuthenticationError(f"handshake: not finished within {timeout_s} s") from error
     except (ConnectionError, EOFError) as error:
         raise AuthenticationError("handshake: the peer hung up") from error
-    return identity
+    return identity, acceptor_session(offer, proof, held, altered)
 
 
 def _in_role(identity: LinkIdentity, accept_roles: Collection[LinkRole]) -> LinkIdentity:

@@ -1,4 +1,4 @@
-"""The operator's end of the gateways' links: one authenticated WebSocket per gateway process, typed frames.
+"""The operator's end of the gateways' links: one authenticated WebSocket per gateway process, typed frames with a MAC.
 
 The path names the deployment, whose key both sides must prove to hold. What gateways tell goes into the deployment's
 `TelemetryStore`; while this process is a standby, gateways are sent to the one that holds the Lease.
@@ -29,6 +29,7 @@ from baton_wire.messages.operator_link import (
     Wake,
 )
 from baton_wire.messages.values import Address
+from baton_wire.session import FRAME_MAC_BYTES, AlteredFrames, SignedFrames
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +74,8 @@ class TelemetryServer:
     ) -> None:
         self._party = Party(LinkRole.OPERATOR, epoch)
         self._keys, self._clock, self._on_wake, self._standby = keys, clock, on_wake, standby
+        self.altered = AlteredFrames()
+        """Frames of gateways that did not arrive as they were sent."""
         self._stores: dict[Key, TelemetryStore] = {}
         self._links: dict[Key, int] = {}
 
@@ -95,7 +98,7 @@ class TelemetryServer:
         keys = self._keys(key)
         if keys is None or self._links.get(key, 0) >= MAX_LINKS:
             return web.Response(status=404 if keys is None else 503)
-        socket = web.WebSocketResponse(max_msg_size=MAX_FRAME_BYTES, compress=False)
+        socket = web.WebSocketResponse(max_msg_size=MAX_FRAME_BYTES + FRAME_MAC_BYTES, compress=False)
         await socket.prepare(request)
         self._links[key] = self._links.get(key, 0) + 1
         try:
@@ -108,33 +111,39 @@ class TelemetryServer:
         return socket
 
     async def _serve(self, key: Key, keys: KeySource, socket: web.WebSocketResponse) -> None:
-        peer = await accept_handshake(
-            socket.send_bytes, lambda _: _frame(socket), keys, self._party, accept_roles=(LinkRole.GATEWAY,)
+        peer, session = await accept_handshake(
+            socket.send_bytes,
+            lambda _: _frame(socket),
+            keys,
+            self._party,
+            accept_roles=(LinkRole.GATEWAY,),
+            altered=self.altered,
         )
+        frames = SignedFrames(socket.send_bytes, lambda: _frame(socket), session)
         is_standby, holder = self._standby()
         if is_standby:
-            await socket.send_bytes(encode(Standby(holder)))
+            await frames.send(encode(Standby(holder)))
             return
-        hello = decode(await _frame(socket), ToOperator)
+        hello = decode(await frames.receive(), ToOperator)
         if not isinstance(hello, GatewayHello):
             raise BadMessageError(f"{type(hello).__name__} before GatewayHello")
         store = self.store(key)
         store.linked(peer.epoch, hello, self._clock())
         log.info("gateway %s of %s is linked", hello.gateway, key)
-        beating = asyncio.create_task(self._beat(socket))
+        beating = asyncio.create_task(self._beat(frames))
         try:
-            await self._read(key, store, peer.epoch, socket)
+            await self._read(key, store, peer.epoch, frames)
         finally:
             store.gone(peer.epoch)
             self._on_wake(key)  # what was routable a moment ago is unknown now
             beating.cancel()
             await asyncio.gather(beating, return_exceptions=True)
 
-    async def _read(self, key: Key, store: TelemetryStore, epoch: bytes, socket: web.WebSocketResponse) -> None:
+    async def _read(self, key: Key, store: TelemetryStore, epoch: bytes, frames: SignedFrames) -> None:
         linked: frozenset[tuple[bytes, WorkerCondition, bool]] | None = None
         while True:
             async with asyncio.timeout(SILENCE_S):
-                message = decode(await _frame(socket), ToOperator)
+                message = decode(await frames.receive(), ToOperator)
             match message:
                 case Summary():
                     store.told(epoch, message, self._clock())
@@ -150,12 +159,12 @@ class TelemetryServer:
                 case ModelConfigFile(content):
                     store.model_config = content
 
-    async def _beat(self, socket: web.WebSocketResponse) -> None:
+    async def _beat(self, frames: SignedFrames) -> None:
         """Heartbeats; a process that became a standby says so."""
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             is_standby, holder = self._standby()
-            await socket.send_bytes(encode(Standby(holder) if is_standby else Heartbeat()))
+            await frames.send(encode(Standby(holder) if is_standby else Heartbeat()))
 
 
 async def _frame(socket: web.WebSocketResponse) -> bytes:

@@ -17,6 +17,7 @@ from baton_gateway.parent_process import METRICS_VARIABLE
 from baton_gateway.reporting.telemetry import LoadTelemetry
 from baton_gateway.requests.request_events import Outcome
 from baton_wire.messages.values import POOL_ROLES, Reason, Role
+from baton_wire.session import AlteredFrames
 from baton_wire.sketch import Sketch
 
 _TIME_BUCKETS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300, 600)
@@ -167,6 +168,8 @@ class GatewayMetrics:
         self._retries = counter("retries", "Attempts after the first")
         self._migrations = counter("migrations", "Attempts that went on from delivered tokens")
         self._conflicts = counter("token_conflicts", "Attempts in which a worker repeated a token otherwise")
+        altered = counter("altered_frames", "Frames that did not arrive as they were sent; each ended its link", "link")
+        self.altered_frames = {link: AlteredFrames(altered.labels(link).inc) for link in ("worker", "operator")}
         self._stalled = counter("stalled_clients", "Streams cancelled because the client did not read")
 
     def _make_gauges(self, registry: CollectorRegistry) -> None:

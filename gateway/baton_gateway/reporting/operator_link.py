@@ -27,6 +27,7 @@ from baton_wire.messages.operator_link import (
     Wake,
 )
 from baton_wire.messages.values import Message
+from baton_wire.session import FRAME_MAC_BYTES, AlteredFrames, SignedFrames
 
 _log = logging.getLogger("baton.gateway.operator")
 
@@ -69,8 +70,10 @@ class OperatorLink:
         epoch: bytes,
         hello: GatewayHello,
         sources: OperatorSources,
+        altered: AlteredFrames,
         times: OperatorTimes = OperatorTimes(),
     ) -> None:
+        self._altered = altered
         self._url, self._keys, self._hello, self._sources, self._times = url, keys, hello, sources, times
         self._party = Party(LinkRole.GATEWAY, epoch)
         self._waking = asyncio.Event()
@@ -99,29 +102,31 @@ class OperatorLink:
 
     async def _link_once(self, session: aiohttp.ClientSession, url: str) -> None:
         async with asyncio.timeout(self._times.setup_s) as setup:
-            async with session.ws_connect(url, max_msg_size=MAX_DOWN_BYTES, compress=0) as socket:
-                await dial_handshake(
+            async with session.ws_connect(url, max_msg_size=MAX_DOWN_BYTES + FRAME_MAC_BYTES, compress=0) as socket:
+                _, proven = await dial_handshake(
                     socket.send_bytes,
                     lambda length: _exactly(socket, length),
                     self._keys,
                     self._party,
                     accept_roles=(LinkRole.OPERATOR,),
+                    altered=self._altered,
                 )
                 setup.reschedule(None)
-                await self._send(socket, self._hello)
+                frames = SignedFrames(socket.send_bytes, lambda: _frame(socket), proven)
+                await self._send(frames, self._hello)
                 self.is_linked, self._told_config = True, None
                 _log.info("linked to %s", url)
-                telling = asyncio.create_task(self._tell(socket))
+                telling = asyncio.create_task(self._tell(frames))
                 try:
-                    await self._listen(socket, telling)
+                    await self._listen(frames, telling)
                 finally:
                     telling.cancel()
                     await asyncio.gather(telling, return_exceptions=True)
 
-    async def _listen(self, socket: aiohttp.ClientWebSocketResponse, telling: asyncio.Task[None]) -> None:
+    async def _listen(self, frames: SignedFrames, telling: asyncio.Task[None]) -> None:
         while not telling.done():
             async with asyncio.timeout(self._times.silence_s):
-                message = decode(await _frame(socket), ToGateway)
+                message = decode(await frames.receive(), ToGateway)
             if isinstance(message, Standby):
                 self._standby(message)
                 return
@@ -135,34 +140,34 @@ class OperatorLink:
         else:
             self.is_linked = False  # back off longer each time
 
-    async def _tell(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+    async def _tell(self, frames: SignedFrames) -> None:
         """A summary at once and then regularly; a wake whenever one is asked for."""
         while True:
-            await self._tell_config(socket)
-            await self._send(socket, self._sources.summary())
+            await self._tell_config(frames)
+            await self._send(frames, self._sources.summary())
             try:
                 async with asyncio.timeout(self._times.summary_s):
-                    await self._tell_wakes(socket)
+                    await self._tell_wakes(frames)
             except TimeoutError:
                 continue
 
-    async def _tell_wakes(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+    async def _tell_wakes(self, frames: SignedFrames) -> None:
         while True:
             await self._waking.wait()
             self._waking.clear()
             if parked := self._sources.parked():
-                await self._send(socket, Wake(parked))
+                await self._send(frames, Wake(parked))
                 await asyncio.sleep(self._times.wake_s)
 
-    async def _tell_config(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+    async def _tell_config(self, frames: SignedFrames) -> None:
         config = self._sources.model_config()
         if config is not None and config != self._told_config:
-            await self._send(socket, ModelConfigFile(config))
+            await self._send(frames, ModelConfigFile(config))
             self._told_config = config
 
-    async def _send(self, socket: aiohttp.ClientWebSocketResponse, message: Message | Heartbeat) -> None:
+    async def _send(self, frames: SignedFrames, message: Message | Heartbeat) -> None:
         async with asyncio.timeout(self._times.setup_s):
-            await socket.send_bytes(encode(message))
+            await frames.send(encode(message))
 
 
 async def _exactly(socket: aiohttp.ClientWebSocketResponse, length: int) -> bytes:

@@ -1,7 +1,7 @@
 """Links to the workers: dial, prove the key, take Hello and bundle, pass messages on, watch for silence, dial again.
 
-One WebSocket per worker. A link that is lost ends everything that ran over it; the same address with another epoch is
-another worker.
+One WebSocket per worker, every frame with its MAC. A link that is lost ends everything that ran over it; the same
+address with another epoch is another worker.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from baton_wire.messages.gateway_link import (
 )
 from baton_wire.messages.values import MAX_FRAME_BYTES, Address, Role
 from baton_wire.reset import reset
+from baton_wire.session import FRAME_MAC_BYTES, AlteredFrames, Session, SignedFrames
 
 _log = logging.getLogger("baton.gateway.links")
 
@@ -79,10 +80,11 @@ class WorkerLinks:
         listener: LinkListener,
         keys: KeyDirectory,
         epoch: bytes,
+        altered: AlteredFrames,
         times: LinkTimes = LinkTimes(),
     ) -> None:
-        """`epoch` is this gateway process's own."""
-        self._shared = _Shared(table, listener, keys, Party(LinkRole.GATEWAY, epoch), times, TextStore())
+        """`epoch` is this gateway process's own. `altered` counts frames that did not arrive as they were sent."""
+        self._shared = _Shared(table, listener, keys, Party(LinkRole.GATEWAY, epoch), times, TextStore(), altered)
         self._times = times
         self._wanted: dict[Role, set[Address]] = {}
         self._tasks: dict[tuple[Role, Address], asyncio.Task[None]] = {}
@@ -184,6 +186,7 @@ class _Shared:
     party: Party
     times: LinkTimes
     texts: TextStore
+    altered: AlteredFrames
 
 
 class WorkerLink:
@@ -208,6 +211,7 @@ class WorkerLink:
         self._party = shared.party
         self._times = shared.times
         self._texts = shared.texts
+        self._altered = shared.altered
         self._outbox: asyncio.Queue[Prefill | Reserve | Retarget | Cancel] = asyncio.Queue(maxsize=65_536)
         self._is_open = False
         self.was_linked = False
@@ -216,19 +220,23 @@ class WorkerLink:
         """Until the link ends. Raises what ended it; the worker is out of the table and its loss is told by then."""
         async with asyncio.timeout(self._times.setup_s) as setup:
             socket = await self._session.ws_connect(
-                f"http://{self._address}/link", max_msg_size=MAX_FRAME_BYTES, compress=0, autoclose=False
+                f"http://{self._address}/link",
+                max_msg_size=MAX_FRAME_BYTES + FRAME_MAC_BYTES,
+                compress=0,
+                autoclose=False,
             )
             try:
-                epoch = await self._authenticate(socket)
-                hello = await self._hello(socket, epoch)
-                text = await self._text(socket, hello)
+                epoch, session = await self._authenticate(socket)
+                frames = SignedFrames(socket.send_bytes, lambda: _frame(socket), session)
+                hello = await self._hello(frames, epoch)
+                text = await self._text(frames, hello)
                 setup.reschedule(None)
-                await self._serve(socket, hello, text)
+                await self._serve(socket, frames, hello, text)
             finally:
                 await _close(socket)
 
-    async def _authenticate(self, socket: aiohttp.ClientWebSocketResponse) -> bytes:
-        """The epoch of the worker, which has proven that it holds our key."""
+    async def _authenticate(self, socket: aiohttp.ClientWebSocketResponse) -> tuple[bytes, Session]:
+        """The epoch of the worker, which has proven that it holds our key, and the session with it."""
 
         async def receive(length: int) -> bytes:
             frame = await _frame(socket)
@@ -237,11 +245,13 @@ class WorkerLink:
             return frame
 
         roles = (LinkRole[self._role.name],)
-        identity = await dial_handshake(socket.send_bytes, receive, self._keys, self._party, accept_roles=roles)
-        return identity.epoch
+        identity, session = await dial_handshake(
+            socket.send_bytes, receive, self._keys, self._party, accept_roles=roles, altered=self._altered
+        )
+        return identity.epoch, session
 
-    async def _hello(self, socket: aiohttp.ClientWebSocketResponse, epoch: bytes) -> Hello:
-        hello = decode(await _frame(socket), ToGateway)
+    async def _hello(self, frames: SignedFrames, epoch: bytes) -> Hello:
+        hello = decode(await frames.receive(), ToGateway)
         if not isinstance(hello, Hello):
             raise BadMessageError(f"{type(hello).__name__} before Hello")
         if hello.role is not self._role or hello.epoch != epoch:
@@ -252,17 +262,19 @@ class WorkerLink:
             raise BadMessageError("Hello: pair_port belongs to decode workers")
         return hello
 
-    async def _text(self, socket: aiohttp.ClientWebSocketResponse, hello: Hello) -> TextModel:
+    async def _text(self, frames: SignedFrames, hello: Hello) -> TextModel:
         data = bytearray()
         while len(data) < hello.bundle_bytes:
-            message = decode(await _frame(socket), ToGateway)
+            message = decode(await frames.receive(), ToGateway)
             if isinstance(message, BundleChunk):
                 if message.offset != len(data) or len(data) + len(message.data) > hello.bundle_bytes:
                     raise BundleError(f"bundle chunk at {message.offset} of {len(message.data)} bytes does not follow")
                 data += message.data
         return await self._texts.load(bytes(data), hello.bundle_hash)
 
-    async def _serve(self, socket: aiohttp.ClientWebSocketResponse, hello: Hello, text: TextModel) -> None:
+    async def _serve(
+        self, socket: aiohttp.ClientWebSocketResponse, frames: SignedFrames, hello: Hello, text: TextModel
+    ) -> None:
         worker = LinkedWorker(hello, self._address, text, self._send)
         if not self._table.add(worker):
             raise BadMessageError("this worker is linked already")
@@ -270,10 +282,10 @@ class WorkerLink:
         self._on_linked()
         _log.info("linked %s worker %s epoch %s", hello.role, self._address, hello.epoch.hex()[:12])
         liveness = Liveness(LivenessConfig(self._times.suspect_s, self._times.dead_s), _now())
-        helpers = [asyncio.create_task(self._write(socket)), asyncio.create_task(self._watch(socket, worker, liveness))]
+        helpers = [asyncio.create_task(self._write(frames)), asyncio.create_task(self._watch(socket, worker, liveness))]
         try:
             self._listener.worker_changed()
-            await self._read(socket, worker, liveness)
+            await self._read(frames, worker, liveness)
         finally:
             self._is_open = False
             for helper in helpers:
@@ -283,9 +295,9 @@ class WorkerLink:
             self._listener.worker_lost(hello.epoch)
             await asyncio.gather(*helpers, return_exceptions=True)
 
-    async def _read(self, socket: aiohttp.ClientWebSocketResponse, worker: LinkedWorker, liveness: Liveness) -> None:
+    async def _read(self, frames: SignedFrames, worker: LinkedWorker, liveness: Liveness) -> None:
         while True:
-            message = decode(await _frame(socket), ToGateway)
+            message = decode(await frames.receive(), ToGateway)
             liveness.heard(_now())
             match message:
                 case Tokens():
@@ -308,14 +320,14 @@ class WorkerLink:
         self._outbox.put_nowait(message)
         return True
 
-    async def _write(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+    async def _write(self, frames: SignedFrames) -> None:
         while True:
             try:
                 async with asyncio.timeout(self._times.heartbeat_s):
                     message: Prefill | Reserve | Retarget | Cancel | Heartbeat = await self._outbox.get()
             except TimeoutError:
                 message = Heartbeat()
-            await socket.send_bytes(encode(message))
+            await frames.send(encode(message))
 
     async def _watch(self, socket: aiohttp.ClientWebSocketResponse, worker: LinkedWorker, liveness: Liveness) -> None:
         while True:

@@ -17,13 +17,14 @@ import msgspec
 from baton_kv_transfer.handover import TransferConfig
 from baton_kv_transfer.layout import negotiated_unit
 from baton_kv_transfer.link import PairLink
-from baton_kv_transfer.network import Connection, Listener, Network
+from baton_kv_transfer.network import Connection, DataConnection, Listener, Network
 from baton_kv_transfer.transports.table import agreed
 from baton_wire.errors import LinkLostError, TransferError, UnfitPairError
 from baton_wire.fingerprint import require_fit
 from baton_wire.handshake import Channel, LinkIdentity, LinkRole, Party, accept_handshake
 from baton_wire.keys import KeyDirectory
 from baton_wire.messages.pair_link import PairHello, PairMessage
+from baton_wire.session import AlteredFrames, Session
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ class AcceptorListener(Protocol):
 
     def on_message(self, linked: PrefillLink, message: PairMessage) -> None: ...
 
-    def on_data(self, linked: PrefillLink, connection: Connection) -> None:
+    def on_data(self, linked: PrefillLink, connection: DataConnection) -> None:
         """An authenticated data connection of a linked worker; the listener owns it now."""
         ...
 
@@ -83,6 +84,7 @@ class Acceptor:
         self._complained_s = 0.0
         self.links: dict[bytes, PrefillLink] = {}
         self.refused = 0
+        self.altered = AlteredFrames()
         self.orphaned: dict[bytes, None] = {}
         """Epochs of which a data connection came when no control link stood (any more), oldest first."""
         self._links_so_far = 0
@@ -129,20 +131,21 @@ class Acceptor:
         handed_over = False
         try:
             try:
-                identity = await accept_handshake(
+                identity, session = await accept_handshake(
                     connection.send,
                     connection.receive,
                     self._keys,
                     self._party,
                     accept_roles=(LinkRole.PREFILL,),
+                    altered=self.altered,
                     timeout_s=self._config.handshake_s,
                 )
             finally:
                 self._strangers.pop(connection, None)
             if identity.channel is Channel.DATA:
-                handed_over = self._take_data(identity, connection)
+                handed_over = self._take_data(identity, DataConnection(connection, session))
             else:
-                await self._take_control(identity, connection)
+                await self._take_control(identity, connection, session)
         except (TransferError, OSError, TimeoutError) as error:
             self._refuse(error)
         finally:
@@ -157,7 +160,7 @@ class Acceptor:
             self._complained_s = now
             log.warning("pair link refused (%d so far): %s", self.refused, error or type(error).__name__)
 
-    def _take_data(self, identity: LinkIdentity, connection: Connection) -> bool:
+    def _take_data(self, identity: LinkIdentity, connection: DataConnection) -> bool:
         linked = self.links.get(identity.epoch)
         if linked is None:
             self.orphaned[identity.epoch] = None
@@ -167,9 +170,9 @@ class Acceptor:
         self._told.on_data(linked, connection)
         return True
 
-    async def _take_control(self, identity: LinkIdentity, connection: Connection) -> None:
+    async def _take_control(self, identity: LinkIdentity, connection: Connection, session: Session) -> None:
         config = self._config
-        link = PairLink(connection, identity, heartbeat_s=config.heartbeat_s, liveness=config.liveness)
+        link = PairLink(connection, identity, session, heartbeat_s=config.heartbeat_s, liveness=config.liveness)
         async with asyncio.timeout(config.handshake_s):
             hello = await link.receive()
         if not isinstance(hello, PairHello) or hello.epoch != identity.epoch or hello.role != "prefill":

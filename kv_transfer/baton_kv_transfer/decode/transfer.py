@@ -19,7 +19,7 @@ from baton_kv_transfer.decode.records import DecodeAction, DecodeStats, Handover
 from baton_kv_transfer.handover import CutLink, DecodeListener, HandoverKey, KvSink, SendTo, TransferConfig
 from baton_kv_transfer.handover_steps import mark
 from baton_kv_transfer.landing import ClaimRefusal, LandingWindow
-from baton_kv_transfer.network import Connection, Network, Sockets
+from baton_kv_transfer.network import DataConnection, Network, Sockets
 from baton_kv_transfer.transports.bandwidth import PROBE_BYTES
 from baton_kv_transfer.transports.device import DeviceLanding
 from baton_kv_transfer.transports.seam import PROBE_TRANSFER, LandingParts, Transport
@@ -40,6 +40,8 @@ class DecodeTransferStats:
     """Linked prefill workers by transport."""
     bytes_received: int
     refused_connections: int
+    altered_frames: int
+    """Frames of prefill workers that did not arrive as they were sent."""
 
 
 def _ignore_duration(seconds: float) -> None:
@@ -218,7 +220,7 @@ class DecodeTransfer:
             mark(message, "seal received")
         self._act(self._handovers.message(linked.epoch, message, self._now()))
 
-    def on_data(self, linked: PrefillLink, connection: Connection) -> None:
+    def on_data(self, linked: PrefillLink, connection: DataConnection) -> None:
         self._landings[linked.transport].attach(connection, linked.epoch, linked.number)
 
     def on_down(self, linked: PrefillLink, detail: str) -> None:
@@ -306,4 +308,5 @@ class DecodeTransfer:
             transports=dict(Counter(linked.transport for linked in self._acceptor.links.values())),
             bytes_received=sum(each.bytes_received for each in self._landings.values()) + handovers.sealed_bytes,
             refused_connections=self._acceptor.refused,
+            altered_frames=self._acceptor.altered.count,
         )

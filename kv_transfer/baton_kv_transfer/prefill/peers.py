@@ -17,7 +17,7 @@ import msgspec
 from baton_kv_transfer.handover import TransferConfig
 from baton_kv_transfer.layout import negotiated_unit
 from baton_kv_transfer.link import PairLink
-from baton_kv_transfer.network import Connection, Network
+from baton_kv_transfer.network import Connection, DataConnection, Network
 from baton_kv_transfer.transports.seam import Sender, Writer
 from baton_kv_transfer.transports.table import agreed
 from baton_wire.errors import AuthenticationError, LinkLostError, TransferError, UnfitPairError
@@ -26,6 +26,7 @@ from baton_wire.handshake import Channel, LinkIdentity, LinkRole, Party, dial_ha
 from baton_wire.keys import KeyDirectory
 from baton_wire.messages.pair_link import PairHello, PairMessage
 from baton_wire.messages.values import Address
+from baton_wire.session import AlteredFrames, Session
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +90,7 @@ class Dialler:
         self._tasks: dict[Address, asyncio.Task[None]] = {}
         self.links: dict[bytes, DecodeLink] = {}
         self.failures = 0
+        self.altered = AlteredFrames()
 
     def discovered(self, addresses: Iterable[Address]) -> None:
         """Keep links to all of these. Links to others stay as long as they live."""
@@ -159,20 +161,22 @@ class Dialler:
 
     async def _dial(self, address: Address) -> DecodeLink | None:
         """Link the process that answers at `address`; None when it is linked already (by another of its addresses)."""
-        connection, identity = await self._handshake(address, Channel.CONTROL)
+        connection, identity, session = await self._handshake(address, Channel.CONTROL)
         try:
             self._listener.on_seen(address, identity.epoch)
             if identity.epoch in self.links:
                 connection.close()
                 return None
-            return await self._greet(address, connection, identity)
+            return await self._greet(address, connection, identity, session)
         except BaseException:
             connection.close()
             raise
 
-    async def _greet(self, address: Address, connection: Connection, identity: LinkIdentity) -> DecodeLink:
+    async def _greet(
+        self, address: Address, connection: Connection, identity: LinkIdentity, session: Session
+    ) -> DecodeLink:
         config = self._config
-        link = PairLink(connection, identity, heartbeat_s=config.heartbeat_s, liveness=config.liveness)
+        link = PairLink(connection, identity, session, heartbeat_s=config.heartbeat_s, liveness=config.liveness)
         own = msgspec.structs.replace(self._hello, transports=self._offered_to(address))
         async with asyncio.timeout(config.handshake_s):
             await link.send_now(own)
@@ -201,11 +205,11 @@ class Dialler:
         return tuple(name for name in self._hello.transports if (address, name) not in self._avoided_until)
 
     async def _writer(self, sender: Sender, address: Address, hello: PairHello, link: PairLink) -> Writer:
-        lanes: list[Connection] = []
+        lanes: list[DataConnection] = []
         try:
             while len(lanes) < sender.connections:
-                connection, found = await self._handshake(address, Channel.DATA)
-                lanes.append(connection)
+                connection, found, session = await self._handshake(address, Channel.DATA)
+                lanes.append(DataConnection(connection, session))
                 if found.epoch != hello.epoch:
                     raise LinkLostError("another process answered the data connection")
             return await sender.open(hello, lanes, link.close, self._config.handshake_s)
@@ -214,20 +218,21 @@ class Dialler:
                 lane.close()
             raise
 
-    async def _handshake(self, address: Address, channel: Channel) -> tuple[Connection, LinkIdentity]:
+    async def _handshake(self, address: Address, channel: Channel) -> tuple[Connection, LinkIdentity, Session]:
         async with asyncio.timeout(self._config.handshake_s):
             connection = await self._network.connect(address.host, address.port)
         try:
-            identity = await dial_handshake(
+            identity, session = await dial_handshake(
                 connection.send,
                 connection.receive,
                 self._keys,
                 self._party,
                 channel=channel,
                 accept_roles=(LinkRole.DECODE,),
+                altered=self.altered,
                 timeout_s=self._config.handshake_s,
             )
         except BaseException:
             connection.close()
             raise
-        return connection, identity
+        return connection, identity, session

@@ -44,6 +44,8 @@ class PrefillTransferStats:
     bytes_sent: int
     """Bytes of KV that decode workers took in, over links that are down among them."""
     dial_failures: int
+    altered_frames: int
+    """Frames of decode workers that did not arrive as they were sent."""
     pairs: tuple[LinkReport, ...]
     """Every linked decode worker."""
 
@@ -298,6 +300,7 @@ class PrefillTransfer:
             lanes=lanes,
             bytes_sent=self._bytes_before + sum(linked.writer.bytes_sent for linked in links),
             dial_failures=self._dialler.failures,
+            altered_frames=self._dialler.altered.count,
             pairs=tuple(self._pair(linked) for linked in links),
         )
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from baton_kv_transfer.landing import ClaimRefusal, LandingWindow
 from baton_kv_transfer.layout import Extent
-from baton_kv_transfer.network import Connection
+from baton_kv_transfer.network import DataConnection
 from baton_kv_transfer.transports.seam import FromDevice, LandingGuard, Write, WriteDone, slices
 
 Schedule = Callable[[float, Callable[[], None]], None]
@@ -50,7 +50,7 @@ class MemoryLanding:
         for peer in list(self._writers):
             self.drop(peer)
 
-    def attach(self, connection: Connection, peer: bytes, link: int) -> None:
+    def attach(self, connection: DataConnection, peer: bytes, link: int) -> None:
         """Bytes need no connection here; it stands for the way."""
 
     def link_down(self, peer: bytes, link: int, is_stranger: Callable[[], bool]) -> None:

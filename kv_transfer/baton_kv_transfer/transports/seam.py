@@ -13,7 +13,7 @@ from typing import Protocol
 
 from baton_kv_transfer.landing import ClaimRefusal, LandingWindow
 from baton_kv_transfer.layout import Extent
-from baton_kv_transfer.network import Connection
+from baton_kv_transfer.network import DataConnection
 from baton_kv_transfer.transports.device import DeviceLanding, DeviceMemory
 from baton_wire.messages.pair_link import PairHello
 
@@ -118,7 +118,7 @@ class Sender(Protocol):
         ...
 
     async def open(
-        self, hello: PairHello, connections: Sequence[Connection], on_lost: Callable[[str], None], timeout_s: float
+        self, hello: PairHello, connections: Sequence[DataConnection], on_lost: Callable[[str], None], timeout_s: float
     ) -> Writer:
         """A writer to the worker that said `hello`. Raises TransferError; the connections are the caller's then.
 
@@ -168,7 +168,7 @@ class Landing(Protocol):
 
     async def stop(self) -> None: ...
 
-    def attach(self, connection: Connection, peer: bytes, link: int) -> None:
+    def attach(self, connection: DataConnection, peer: bytes, link: int) -> None:
         """An authenticated data connection of a linked worker, closed here from now on."""
         ...
 

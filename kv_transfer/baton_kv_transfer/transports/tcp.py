@@ -1,9 +1,10 @@
 """KV bytes over plain TCP: the source region's bytes go to the socket as they are, the receiver reads them into place.
 
 Data connections are apart from the control link and authenticated by the same handshake. A PUT frame is a fixed header
-and raw bytes; the receiver asks the guard before it reads a single payload byte, looks at its permission before every
-read, and answers with an acknowledgement once the bytes stand. A refused PUT ends the connection. Sockets are driven by
-readiness callbacks and gathered writes: no copy in user space, no future that could hold on to a buffer.
+with its MAC, and raw bytes, whose checksums are the hand-over's business. The receiver asks the guard before it reads a
+single payload byte, looks at its permission before every read, and answers with an acknowledgement and its MAC once the
+bytes stand. A refused PUT ends the connection. Sockets are driven by readiness callbacks and gathered writes: no copy
+in user space, no future that could hold on to a buffer.
 """
 
 from __future__ import annotations
@@ -12,15 +13,14 @@ import asyncio
 import mmap
 import socket
 import struct
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import islice
 
 from baton_kv_transfer.landing import ClaimRefusal, LandingWindow
 from baton_kv_transfer.layout import Extent
-from baton_kv_transfer.network import Connection, SocketConnection, of_socket
+from baton_kv_transfer.network import DataConnection, of_socket
 from baton_kv_transfer.transports.bandwidth import PROBE_BYTES
+from baton_kv_transfer.transports.outbox import TURN_BYTES, Outbox
 from baton_kv_transfer.transports.seam import (
     PROBE_TRANSFER,
     FromDevice,
@@ -32,18 +32,18 @@ from baton_kv_transfer.transports.seam import (
     WriteDone,
     slices,
 )
+from baton_wire.errors import AlteredFrameError
 from baton_wire.messages.pair_link import PairHello
+from baton_wire.session import FRAME_MAC_BYTES
 
 PUT = struct.Struct("!4sQQQQ")
 """Magic, put id, transfer, landing offset, length."""
 ACK = struct.Struct("!4sQ")
+PUT_BYTES, ACK_BYTES = PUT.size + FRAME_MAC_BYTES, ACK.size + FRAME_MAC_BYTES
 PUT_MAGIC, ACK_MAGIC = b"BPUT", b"BACK"
 MAX_LANES = 8
 SOCKET_BUFFER_BYTES = 4 << 20
-TURN_BYTES = 4 << 20
-"""Bytes moved per readiness callback, so that heartbeats get their turn."""
 SCRATCH_BYTES = 256 << 10
-_GATHER = 64
 
 
 def _tune(sock: socket.socket) -> None:
@@ -52,87 +52,28 @@ def _tune(sock: socket.socket) -> None:
             sock.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER_BYTES)
 
 
-class _Outbox:
-    """Bytes on their way into one socket, without copies."""
-
-    def __init__(self, sock: socket.socket, on_lost: Callable[[str], None]) -> None:
-        self._socket = sock
-        self._on_lost = on_lost
-        self._loop = asyncio.get_running_loop()
-        self._buffers: deque[memoryview] = deque()
-        self._is_waiting = False
-        self._is_closed = False
-        self.queued_bytes = 0
-
-    def push(self, views: Sequence[memoryview]) -> None:
-        self._buffers.extend(views)
-        self.queued_bytes += sum(len(view) for view in views)
-        if not self._is_waiting:
-            self._try_now()
-
-    def close(self) -> None:
-        if not self._is_closed:
-            self._is_closed = True
-            self._loop.remove_writer(self._socket)
-            self._buffers.clear()
-
-    def _try_now(self) -> None:
-        """Usually the socket has room: a small write or an acknowledgement then waits for no turn of the loop. Errors
-        are met again, and told, in a turn of their own."""
-        with suppress(OSError):
-            self._drop(self._socket.sendmsg(list(islice(self._buffers, _GATHER))))
-        if self._buffers:
-            self._wait()
-
-    def _wait(self) -> None:
-        self._is_waiting = True
-        self._loop.add_writer(self._socket, self._flush)
-
-    def _flush(self) -> None:
-        turn = 0
-        try:
-            while self._buffers and turn < TURN_BYTES:
-                turn += self._drop(self._socket.sendmsg(list(islice(self._buffers, _GATHER))))
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError as error:
-            self._on_lost(f"sending: {error.strerror}")
-            return
-        if not self._buffers and not self._is_closed:
-            self._is_waiting = False
-            self._loop.remove_writer(self._socket)
-
-    def _drop(self, count: int) -> int:
-        self.queued_bytes -= count
-        rest = count
-        while rest:
-            first = self._buffers[0]
-            if len(first) > rest:
-                self._buffers[0] = first[rest:]
-                break
-            rest -= len(first)
-            self._buffers.popleft()
-        return count
-
-
 class _SendLane:
     """One data connection of a prefill worker."""
 
     def __init__(
-        self, connection: SocketConnection, on_ack: Callable[[int], None], on_lost: Callable[[str], None]
+        self, connection: DataConnection, on_ack: Callable[[int], None], on_lost: Callable[[str], None]
     ) -> None:
+        self._socket = of_socket(connection.connection).socket
         self._connection = connection
         self._on_ack = on_ack
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
-        _tune(connection.socket)
-        self.outbox = _Outbox(connection.socket, on_lost)
+        _tune(self._socket)
+        self.outbox = Outbox(self._socket, on_lost)
         self._pending = bytearray()
-        self._loop.add_reader(connection.socket, self._on_readable)
+        self._loop.add_reader(self._socket, self._on_readable)
+
+    def put(self, header: bytes, views: Sequence[memoryview]) -> None:
+        self.outbox.push([memoryview(self._connection.session.sign(header)), *views])
 
     def _on_readable(self) -> None:
         try:
-            data = self._connection.socket.recv(4_096)
+            data = self._socket.recv(4_096)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
@@ -142,16 +83,21 @@ class _SendLane:
             self._on_lost("the decode worker closed a data connection")
             return
         self._pending += data
-        whole = len(self._pending) - len(self._pending) % ACK.size
-        for magic, put in ACK.iter_unpack(bytes(self._pending[:whole])):
-            if magic != ACK_MAGIC:
-                self._on_lost("a frame that is no acknowledgement")
-                return
-            self._on_ack(put)
+        whole = len(self._pending) - len(self._pending) % ACK_BYTES
+        signed = bytes(self._pending[:whole])
         del self._pending[:whole]
+        try:
+            for start in range(0, whole, ACK_BYTES):
+                magic, put = ACK.unpack(self._connection.session.verify(signed[start : start + ACK_BYTES]))
+                if magic != ACK_MAGIC:
+                    self._on_lost("a frame that is no acknowledgement")
+                    return
+                self._on_ack(put)
+        except AlteredFrameError as error:
+            self._on_lost(f"acknowledgements: {error}")
 
     def close(self) -> None:
-        self._loop.remove_reader(self._connection.socket)
+        self._loop.remove_reader(self._socket)
         self.outbox.close()
         self._connection.close()
 
@@ -162,7 +108,7 @@ class TcpWriter:
     from_device: FromDevice | None = None
 
     def __init__(
-        self, connections: Sequence[SocketConnection], on_lost: Callable[[str], None], probe: memoryview | None = None
+        self, connections: Sequence[DataConnection], on_lost: Callable[[str], None], probe: memoryview | None = None
     ) -> None:
         """`on_lost` is called once when a connection breaks; every open write has then been given up.
 
@@ -197,7 +143,7 @@ class TcpWriter:
             self._put_of[put] = (entry, 0 if write.transfer == PROBE_TRANSFER else extent.length)
             header = PUT.pack(PUT_MAGIC, put, write.transfer, extent.offset, extent.length)
             lane = min(self._lanes, key=lambda candidate: candidate.outbox.queued_bytes)
-            lane.outbox.push([memoryview(header), *views])
+            lane.put(header, views)
 
     def close(self, detail: str) -> None:
         if self._is_closed:
@@ -241,10 +187,9 @@ class TcpSender:
         """Nothing is left."""
 
     async def open(
-        self, hello: PairHello, connections: Sequence[Connection], on_lost: Callable[[str], None], timeout_s: float
+        self, hello: PairHello, connections: Sequence[DataConnection], on_lost: Callable[[str], None], timeout_s: float
     ) -> TcpWriter:
-        sockets = [of_socket(each) for each in connections]
-        return TcpWriter(sockets, lambda detail: on_lost(f"data connection: {detail}"), self._probe)
+        return TcpWriter(connections, lambda detail: on_lost(f"data connection: {detail}"), self._probe)
 
 
 class _OpenWrite:
@@ -260,24 +205,25 @@ class _OpenWrite:
 class _ReceiveLane:
     """One data connection at a decode worker: PUT frames in, acknowledgements out."""
 
-    def __init__(self, landing: TcpLanding, connection: SocketConnection, peer: bytes) -> None:
+    def __init__(self, landing: TcpLanding, connection: DataConnection, peer: bytes) -> None:
         self._landing = landing
+        self._socket = of_socket(connection.connection).socket
         self._connection = connection
         self._peer = peer
         self._loop = asyncio.get_running_loop()
-        _tune(connection.socket)
-        self._acks = _Outbox(connection.socket, self._broke)
-        self._header = memoryview(bytearray(PUT.size))
+        _tune(self._socket)
+        self._acks = Outbox(self._socket, self._broke)
+        self._header = memoryview(bytearray(PUT_BYTES))
         self._got = 0
         self._put = 0
         self._window: LandingWindow | None = None
         self._is_closed = False
-        self._loop.add_reader(connection.socket, self._on_readable)
+        self._loop.add_reader(self._socket, self._on_readable)
 
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
-            self._loop.remove_reader(self._connection.socket)
+            self._loop.remove_reader(self._socket)
             self._acks.close()
             self._connection.close()
 
@@ -289,7 +235,7 @@ class _ReceiveLane:
         turn = 0
         try:
             while turn < TURN_BYTES and not self._is_closed:
-                count = self._connection.socket.recv_into(self._target())
+                count = self._socket.recv_into(self._target())
                 if count == 0:
                     self._broke("the prefill worker closed a data connection")
                     return
@@ -315,16 +261,21 @@ class _ReceiveLane:
     def _progress(self) -> None:
         window = self._window
         if window is None:
-            if self._got == PUT.size:
+            if self._got == PUT_BYTES:
                 self._begin()
         elif self._got == window.length:
             self._window, self._got = None, 0
             self._landing.bytes_received += 0 if window.transfer == PROBE_TRANSFER else window.length
-            self._acks.push([memoryview(ACK.pack(ACK_MAGIC, self._put))])
+            self._acks.push([memoryview(self._connection.session.sign(ACK.pack(ACK_MAGIC, self._put)))])
             self._landing.guard.arrived(self._peer, window)
 
     def _begin(self) -> None:
-        magic, self._put, transfer, offset, length = PUT.unpack(self._header)
+        try:
+            header = self._connection.session.verify(bytes(self._header))
+        except AlteredFrameError as error:
+            self._broke(str(error))
+            return
+        magic, self._put, transfer, offset, length = PUT.unpack(header)
         if magic != PUT_MAGIC:
             self._broke("a frame that is no PUT")
             return
@@ -362,13 +313,13 @@ class TcpLanding:
         for peer in list(self._lanes):
             self.drop(peer)
 
-    def attach(self, connection: Connection, peer: bytes, link: int = 0) -> None:
+    def attach(self, connection: DataConnection, peer: bytes, link: int = 0) -> None:
         """Receive from an authenticated data connection. One too many is closed at once."""
         lanes = self._lanes.setdefault(peer, [])
         if len(lanes) >= MAX_LANES:
             connection.close()
             return
-        lanes.append(_ReceiveLane(self, of_socket(connection), peer))
+        lanes.append(_ReceiveLane(self, connection, peer))
 
     def lost(self, peer: bytes, lane: _ReceiveLane, detail: str) -> None:
         """A data connection ended or must end: all of this peer end with it."""

@@ -22,6 +22,7 @@ from baton_wire.keys import KeyDirectory, write_new_key
 from baton_wire.messages.measures import Backlog, WorkerCondition, WorkerMeasures
 from baton_wire.messages.operator_link import GatewayHello
 from baton_wire.messages.values import Address, Role
+from baton_wire.session import AlteredFrames
 
 KEY = Key("team", "chat")
 TIMES = OperatorTimes(summary_s=0.05, silence_s=5.0, first_retry_s=0.02, last_retry_s=0.05, wake_s=0.05)
@@ -100,7 +101,7 @@ async def linking(keys: Path, url: str) -> AsyncIterator[Gateway]:
         lambda: gateway.parked,
         lambda: b'{"vocab_size": 9}',
     )
-    link = OperatorLink(url, KeyDirectory(keys), b"g" * 16, GatewayHello("one", 1), sources, TIMES)
+    link = OperatorLink(url, KeyDirectory(keys), b"g" * 16, GatewayHello("one", 1), sources, AlteredFrames(), TIMES)
     gateway = Gateway(telemetry, link)
     task = asyncio.create_task(link.run())
     try:

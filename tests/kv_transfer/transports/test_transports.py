@@ -10,12 +10,13 @@ from contextlib import AbstractAsyncContextManager
 import pytest
 
 from baton_kv_transfer.layout import Extent
-from baton_kv_transfer.network import SocketConnection
+from baton_kv_transfer.network import of_socket
 from baton_kv_transfer.transports import tcp
 from baton_kv_transfer.transports.seam import Write
 from baton_testing.kv_transfer.builders import eventually
 from baton_testing.kv_transfer.nixl import NEEDS_UCX
 from baton_testing.kv_transfer.transport_rigs import CANARY, P1, P2, REGION, Rig, TcpRig, running
+from baton_testing.wire.sessions import data_connections
 
 GUARDED = ["tcp", "tcp, 3 lanes", "memory"]
 SELF_COUNTING = [*GUARDED, "one-sided"]
@@ -234,27 +235,30 @@ async def test_a_one_sided_write_lands_after_the_link_was_cut(name: str) -> None
 
 async def test_a_write_half_way_when_revoked_touches_no_further_byte() -> None:
     rig = TcpRig(1)
-    here, there = socket.socketpair()
-    rig.tcp_landing.attach(SocketConnection(there), P1)
+    ours, theirs = data_connections()
+    here, sign = of_socket(ours.connection).socket, ours.session.sign
+    rig.tcp_landing.attach(theirs, P1)
     rig.guard.landing.grant(1, P1, 4_000, 1_000)
-    here.sendall(tcp.PUT.pack(tcp.PUT_MAGIC, 1, 1, 0, 4_000) + bytes(1_500))
+    here.sendall(sign(tcp.PUT.pack(tcp.PUT_MAGIC, 1, 1, 0, 4_000)) + bytes(1_500))
     await eventually(lambda: rig.region[1_499] == 0)
     rig.guard.landing.release(1, writes_may_follow=True)
     rig.guard.landing.grant(2, P2, 4_000, 1_000)
-    here.sendall(bytes(2_500) + tcp.PUT.pack(tcp.PUT_MAGIC, 2, 1, 0, 10) + bytes(10))
+    here.sendall(bytes(2_500) + sign(tcp.PUT.pack(tcp.PUT_MAGIC, 2, 1, 0, 10)) + bytes(10))
     await eventually(lambda: rig.landing.bytes_received == 4_010)
     assert set(rig.region[1_500:]) == {CANARY}
-    acks = here.recv(2 * tcp.ACK.size, socket.MSG_WAITALL)
-    assert list(tcp.ACK.iter_unpack(acks)) == [(tcp.ACK_MAGIC, 1), (tcp.ACK_MAGIC, 2)]
+    here.setblocking(True)
+    acks = [ours.session.verify(here.recv(tcp.ACK_BYTES, socket.MSG_WAITALL)) for _ in range(2)]
+    assert [tcp.ACK.unpack(ack) for ack in acks] == [(tcp.ACK_MAGIC, 1), (tcp.ACK_MAGIC, 2)]
     here.close()
     rig.close()
 
 
-@pytest.mark.parametrize("garbage", [b"\0" * tcp.PUT.size, b"GET / HTTP/1.1\r\nHost: decode\r\n\r\n" + bytes(64)])
+@pytest.mark.parametrize("garbage", [b"\0" * tcp.PUT_BYTES, b"GET / HTTP/1.1\r\nHost: decode\r\n\r\n" + bytes(64)])
 async def test_garbage_on_a_data_connection_ends_it(garbage: bytes) -> None:
     rig = TcpRig(1)
-    here, there = socket.socketpair()
-    rig.tcp_landing.attach(SocketConnection(there), P1)
+    ours, theirs = data_connections()
+    here = of_socket(ours.connection).socket
+    rig.tcp_landing.attach(theirs, P1)
     here.sendall(garbage)
     await eventually(lambda: rig.guard.breaches)
     assert rig.tcp_landing.lanes == 0
@@ -263,14 +267,34 @@ async def test_garbage_on_a_data_connection_ends_it(garbage: bytes) -> None:
 
 
 @pytest.mark.parametrize("garbage", [b"XXXX" + bytes(8), tcp.ACK.pack(tcp.ACK_MAGIC, 77)])
-async def test_a_false_acknowledgement_loses_the_connection(garbage: bytes) -> None:
-    here, there = socket.socketpair()
+@pytest.mark.parametrize("is_signed", [True, False], ids=["signed", "without a MAC"])
+async def test_a_false_acknowledgement_loses_the_connection(garbage: bytes, is_signed: bool) -> None:
+    ours, theirs = data_connections()
     lost: list[str] = []
-    writer = tcp.TcpWriter([SocketConnection(here)], lost.append)
-    there.sendall(garbage)
+    writer = tcp.TcpWriter([ours], lost.append)
+    await theirs.connection.send(theirs.session.sign(garbage) if is_signed else garbage + bytes(16))
     await eventually(lambda: lost)
     writer.close("the test ended")
-    there.close()
+    theirs.close()
+
+
+HEADER_BITS = range(0, 8 * tcp.PUT_BYTES, 7)
+
+
+@pytest.mark.parametrize("bit", HEADER_BITS)
+async def test_no_altered_header_of_a_put_moves_a_byte(bit: int) -> None:
+    """Neither another put's number, transfer, offset nor length, nor a wait for bytes that never come."""
+    rig = TcpRig(1)
+    ours, theirs = data_connections()
+    rig.tcp_landing.attach(theirs, P1)
+    rig.guard.landing.grant(1, P1, 4_000, 1_000)
+    header = bytearray(ours.session.sign(tcp.PUT.pack(tcp.PUT_MAGIC, 1, 1, 0, 100)))
+    header[bit // 8] ^= 1 << bit % 8
+    await ours.connection.send(bytes(header) + bytes(100))
+    await eventually(lambda: rig.guard.breaches)
+    assert set(rig.region) == {CANARY}
+    assert rig.tcp_landing.lanes == 0
+    ours.close()
 
 
 async def eventually_settled(rig: Rig, ends: Ends) -> None:

@@ -15,8 +15,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-WIRE_VERSION = 1
-"""Version of every message type below; both ends of a link agree on one in the handshake."""
+WIRE_VERSION = 2
+"""Version of every message type below and of how frames travel; both ends of a link agree on one in the handshake."""
 
 MAX_FRAME_BYTES = 4 << 20
 """Longest frame that is read. 262,144 token ids (the longest supported context) take 1 MiB, checksums the same."""

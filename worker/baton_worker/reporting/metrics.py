@@ -17,6 +17,7 @@ from baton_engine.running.step_load import StepLoad
 from baton_kv_transfer.transports.bandwidth import LinkReport
 from baton_wire.messages.values import Reason, Role
 from baton_wire.rules.hardware import Peak
+from baton_wire.session import AlteredFrames
 from baton_worker.reporting.utilisation import Utilisation
 from baton_worker.reporting.views import EngineSnapshot, TransferView
 
@@ -28,10 +29,17 @@ BATCH_BUCKETS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)
 class _Snapshots(Collector):
     """Gauges and counters straight from the engine's and the transfer's last words."""
 
-    def __init__(self, role: Role, engine: Callable[[], EngineSnapshot], transfer: Callable[[], TransferView]) -> None:
+    def __init__(
+        self,
+        role: Role,
+        engine: Callable[[], EngineSnapshot],
+        transfer: Callable[[], TransferView],
+        from_gateways: AlteredFrames,
+    ) -> None:
         self._role = role.value
         self._engine = engine
         self._transfer = transfer
+        self._from_gateways = from_gateways
 
     def describe(self) -> Iterable[Metric]:
         """Nothing: the snapshots do not exist yet when this collector is registered."""
@@ -72,6 +80,13 @@ class _Snapshots(Collector):
             early=transfer.kv_bytes_early,
             received=transfer.kv_bytes_received,
         )
+        yield self._counters(
+            "baton_altered_frames",
+            "Frames that did not arrive as they were sent; each ended its link",
+            "link",
+            gateway=self._from_gateways.count,
+            pair=transfer.altered_frames,
+        )
 
         rates = GaugeMetricFamily(
             "baton_kv_link_bytes_per_second",
@@ -110,6 +125,8 @@ class WorkerMetrics:
     def __init__(self, role: Role) -> None:
         self.registry = CollectorRegistry()
         self._role = role
+        self.altered_frames = AlteredFrames()
+        """Of gateways."""
 
         def counter(metric: str, text: str, label: str) -> Counter:
             return Counter(metric, text, ["role", label], registry=self.registry)
@@ -138,7 +155,7 @@ class WorkerMetrics:
 
     def watch(self, engine: Callable[[], EngineSnapshot], transfer: Callable[[], TransferView]) -> None:
         """Read these snapshots at every scrape from now on."""
-        self.registry.register(_Snapshots(self._role, engine, transfer))
+        self.registry.register(_Snapshots(self._role, engine, transfer, self.altered_frames))
 
     def computes(self, costs: CostModel | None, peak: Peak | None) -> None:
         """What the engine's steps cost, and what the device could do; None: not known, and not exported."""

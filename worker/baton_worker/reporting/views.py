@@ -43,6 +43,8 @@ class TransferView:
     kv_bytes_early: int
     """Of the bytes sent, those that were there before the prompt's last token was computed."""
     kv_bytes_received: int
+    altered_frames: int = 0
+    """Frames of peers that did not arrive as they were sent."""
     links: tuple[LinkReport, ...] = ()
     """What a prefill worker knows of its ways to decode workers; a decode worker leaves measuring to them."""
 

@@ -1,4 +1,4 @@
-"""The worker's ends of its gateway links: one authenticated WebSocket per gateway, typed frames both ways.
+"""The worker's ends of its gateway links: one authenticated WebSocket per gateway, typed frames with a MAC both ways.
 
 Owns connections, their bounded send queues and their liveness. What messages mean is the service's business
 (`Service`): this file hands it typed messages and tells it when a link is gone, after which the service must hold
@@ -16,7 +16,7 @@ from typing import Protocol
 
 from aiohttp import WSMsgType, web
 
-from baton_wire.errors import AuthenticationError, BadMessageError, LinkLostError
+from baton_wire.errors import AlteredFrameError, AuthenticationError, BadMessageError, LinkLostError
 from baton_wire.handshake import LinkRole, Party, accept_handshake
 from baton_wire.keys import KeyDirectory
 from baton_wire.liveness import Liveness, LivenessConfig, PeerState
@@ -24,6 +24,7 @@ from baton_wire.messages import codec
 from baton_wire.messages.gateway_link import BundleChunk, Heartbeat, Hello, ToWorker, WorkerState
 from baton_wire.messages.values import MAX_FRAME_BYTES, Message, Role
 from baton_wire.reset import reset
+from baton_wire.session import FRAME_MAC_BYTES, AlteredFrames, Session
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +42,8 @@ LINK_ROLES = {Role.PREFILL: LinkRole.PREFILL, Role.DECODE: LinkRole.DECODE}
 class GatewayLink:
     """One connected gateway. Compared by identity; used in the io thread only."""
 
-    def __init__(self, epoch: bytes) -> None:
-        self.epoch = epoch
+    def __init__(self, epoch: bytes, session: Session) -> None:
+        self.epoch, self.session = epoch, session
         self._frames: deque[bytes] = deque()
         self._queued_bytes = 0
         self._wake = asyncio.Event()
@@ -71,7 +72,7 @@ class GatewayLink:
                 continue
             frame = self._frames.popleft()
             self._queued_bytes -= len(frame)
-            await socket.send_bytes(frame)
+            await socket.send_bytes(self.session.sign(frame))
         raise LinkLostError(f"gateway does not read: more than {MAX_QUEUED_BYTES} bytes are queued for it")
 
 
@@ -94,14 +95,18 @@ class GatewayLinks:
         bundle: bytes,
         keys: KeyDirectory,
         service: Service,
+        altered: AlteredFrames,
         measured: Callable[[WorkerState], WorkerState] = lambda state: state,
     ) -> None:
-        """`measured` adds to a state that is about to be sent what only changes with it: step timings and the like."""
+        """`altered` counts frames of gateways that did not arrive as they were sent.
+
+        `measured` adds to a state that is about to be sent what only changes with it: step timings and the like."""
         self._measured = measured
         self._hello = hello
         self._bundle = bundle
         self._keys = keys
         self._service = service
+        self._altered = altered
         self._links: set[GatewayLink] = set()
 
     def __len__(self) -> int:
@@ -109,22 +114,23 @@ class GatewayLinks:
 
     async def accept(self, request: web.Request) -> web.StreamResponse:
         """aiohttp handler of `/link`: handshake, hello, then frames until the link is lost."""
-        socket = web.WebSocketResponse(max_msg_size=MAX_FRAME_BYTES, autoping=True, compress=False)
+        socket = web.WebSocketResponse(max_msg_size=MAX_FRAME_BYTES + FRAME_MAC_BYTES, autoping=True, compress=False)
         await socket.prepare(request)
         try:
-            peer = await accept_handshake(
+            peer, session = await accept_handshake(
                 socket.send_bytes,
                 lambda _: _receive_bytes(socket),
                 self._keys,
                 Party(LINK_ROLES[self._hello.role], self._hello.epoch),
                 accept_roles=(LinkRole.GATEWAY,),
+                altered=self._altered,
                 timeout_s=HANDSHAKE_S,
             )
         except (AuthenticationError, BadMessageError, LinkLostError) as error:
             log.warning("gateway link refused: %s", error)
             await socket.close(code=1008)
             return socket
-        link = GatewayLink(peer.epoch)
+        link = GatewayLink(peer.epoch, session)
         self._links.add(link)
         try:
             self._greet(link)
@@ -156,6 +162,7 @@ class GatewayLinks:
 
     async def _serve(self, link: GatewayLink, socket: web.WebSocketResponse) -> bool:
         """Until the link is lost. False: the gateway may not know, and perhaps cannot be told by a message."""
+        is_sound = True
         alive = Liveness(LIVENESS, time.monotonic())
         tasks = [
             asyncio.create_task(link.write_all(socket)),
@@ -166,19 +173,21 @@ class GatewayLinks:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
+        except AlteredFrameError:
+            is_sound = False
         except (BadMessageError, LinkLostError, ConnectionError) as error:
             log.warning("gateway link %s closed: %s", link.epoch.hex()[:8], error)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        return not link.overflowed and alive.state(time.monotonic()) is not PeerState.DEAD
+        return is_sound and not link.overflowed and alive.state(time.monotonic()) is not PeerState.DEAD
 
     async def _read(self, link: GatewayLink, socket: web.WebSocketResponse, heard: Callable[[], None]) -> None:
         while True:
-            frame = await _receive_bytes(socket)
-            heard()
+            frame = link.session.verify(await _receive_bytes(socket))
             message = codec.decode(frame, ToWorker)
+            heard()
             if not isinstance(message, Heartbeat):
                 self._service.handle(link, message)
 

@@ -105,7 +105,7 @@ async def serve(config: WorkerConfig, stop: process.Stop, build_role: BuildRole)
             return with_measures(state, startup_s, role.transfer_view(), steps.take())
 
         introduction = hello(config, parts, epoch, role.pair_port())
-        links = GatewayLinks(introduction, parts.bundle.data, keys, service, measured)
+        links = GatewayLinks(introduction, parts.bundle.data, keys, service, metrics.altered_frames, measured)
         thread.start()
         stack.callback(thread.stop, STOP_S)
 

@@ -12,7 +12,7 @@ import mmap
 from collections.abc import Callable
 
 from baton_kv_transfer.landing import REMEMBERED_LINKS
-from baton_kv_transfer.network import Connection, SocketConnection, of_socket
+from baton_kv_transfer.network import DataConnection, SocketConnection, of_socket
 from baton_kv_transfer.transports.bandwidth import PROBE_BYTES
 from baton_kv_transfer.transports.device import DeviceMemory, MemoryRange
 from baton_kv_transfer.transports.ucx.binding import UcxAgent, host_memory
@@ -84,13 +84,13 @@ class UcxLanding:
     def lanes(self) -> int:
         return len(self._life_lines)
 
-    def attach(self, connection: Connection, peer: bytes, link: int) -> None:
+    def attach(self, connection: DataConnection, peer: bytes, link: int) -> None:
         """Watch the life line of this link. A second one is closed at once."""
         if link in self._life_lines:
             connection.close()
             return
         self._had_one = {known for known in self._had_one if link - known < REMEMBERED_LINKS} | {link}
-        self._life_lines[link] = of_socket(connection)
+        self._life_lines[link] = of_socket(connection.connection)
         asyncio.get_running_loop().add_reader(self._life_lines[link].socket, self._on_readable, link)
 
     def link_down(self, peer: bytes, link: int, is_stranger: Callable[[], bool]) -> None:

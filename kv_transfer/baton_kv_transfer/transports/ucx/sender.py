@@ -7,7 +7,7 @@ import mmap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from baton_kv_transfer.network import Connection, of_socket
+from baton_kv_transfer.network import DataConnection, of_socket
 from baton_kv_transfer.transports.bandwidth import PROBE_BYTES, first_bytes
 from baton_kv_transfer.transports.device import MemoryRange
 from baton_kv_transfer.transports.seam import LandingParts, SenderParts, Transport
@@ -51,7 +51,7 @@ class UcxSender:
                 writer.end_life_line()
 
     async def open(
-        self, hello: PairHello, connections: Sequence[Connection], on_lost: Callable[[str], None], timeout_s: float
+        self, hello: PairHello, connections: Sequence[DataConnection], on_lost: Callable[[str], None], timeout_s: float
     ) -> UcxWriter:
         """UCX calls a peer connected before a byte has reached it, so a writer is proven with a first write."""
         target = unpack(hello.descriptor, hello.epoch, hello.landing_bytes)
@@ -59,7 +59,7 @@ class UcxSender:
         writer = UcxWriter(
             self._thread,
             target,
-            of_socket(connections[0]),
+            of_socket(connections[0].connection),
             self._is_registered,
             lambda detail: on_lost(f"ucx: {detail}"),
             lane,

@@ -43,6 +43,7 @@ from baton_wire.messages.values import (
     TokenLogprob,
     unpack_ids,
 )
+from baton_wire.session import AlteredFrames, Session
 
 Key = tuple[bytes, int]
 
@@ -103,7 +104,7 @@ class FakeWorker:
     running: dict[tuple[Key, int], Sequence] = field(default_factory=dict)
     reserved: dict[Key, tuple[Reserve, web.WebSocketResponse]] = field(default_factory=dict)
     port: int = 0
-    _links: set[web.WebSocketResponse] = field(default_factory=set)
+    _links: dict[web.WebSocketResponse, Session] = field(default_factory=dict)
     _runner: web.AppRunner | None = None
     _steps: int = 0
     _stepping: asyncio.Task[None] | None = None
@@ -179,7 +180,7 @@ class FakeWorker:
         )  # fmt: skip
 
     async def _serve(self, request: web.Request) -> web.WebSocketResponse:
-        link = web.WebSocketResponse(max_msg_size=4 << 20)
+        link = web.WebSocketResponse(max_msg_size=5 << 20)
         await link.prepare(request)
 
         async def receive(length: int) -> bytes:
@@ -187,19 +188,24 @@ class FakeWorker:
             return data
 
         role = LinkRole[self.role.name]
-        await accept_handshake(
-            link.send_bytes, receive, self.keys, Party(role, self.epoch), accept_roles=(LinkRole.GATEWAY,)
+        _, session = await accept_handshake(
+            link.send_bytes,
+            receive,
+            self.keys,
+            Party(role, self.epoch),
+            accept_roles=(LinkRole.GATEWAY,),
+            altered=AlteredFrames(),
         )
-        self._links.add(link)
+        self._links[link] = session
         beating = asyncio.create_task(self._beat(link))
         try:
             await self._greet(link)
             async for frame in link:
                 if frame.type is WSMsgType.BINARY:
-                    await self._take(link, decode(frame.data, ToWorker))
+                    await self._take(link, decode(session.verify(frame.data), ToWorker))
         finally:
             beating.cancel()
-            self._links.discard(link)
+            self._links.pop(link, None)
             self._forget(link)
         return link
 
@@ -216,9 +222,9 @@ class FakeWorker:
             await self.send(link, self.state(draining))
 
     async def send(self, link: web.WebSocketResponse, message: ToGateway) -> None:
-        if not self.silent and not link.closed:
+        if not self.silent and not link.closed and link in self._links:
             try:
-                await link.send_bytes(encode(message))
+                await link.send_bytes(self._links[link].sign(encode(message)))
             except ConnectionError:
                 self._forget(link)
 

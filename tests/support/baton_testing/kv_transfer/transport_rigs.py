@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import mmap
 import secrets
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Protocol
 
 from baton_kv_transfer.landing import ClaimRefusal, LandingRegion, LandingWindow
-from baton_kv_transfer.network import SocketConnection
+from baton_kv_transfer.network import of_socket
 from baton_kv_transfer.transports import tcp
 from baton_kv_transfer.transports.memory import MemoryLanding, MemoryWriter
 from baton_kv_transfer.transports.seam import Landing, Writer
@@ -22,6 +21,7 @@ from baton_kv_transfer.transports.ucx.thread import UcxThread
 from baton_kv_transfer.transports.ucx.writer import UcxWriter, connect
 from baton_testing.kv_transfer.builders import eventually
 from baton_testing.virtual_time.event_heap import EventHeap
+from baton_testing.wire.sessions import data_connections
 
 REGION = 1 << 16
 CANARY = 0xA5
@@ -73,9 +73,9 @@ class TcpRig:
     def writer(self, peer: bytes = P1) -> Writer:
         ours = []
         for _ in range(self._lanes):
-            here, there = socket.socketpair()
-            ours.append(SocketConnection(here))
-            self.tcp_landing.attach(SocketConnection(there), peer)
+            here, there = data_connections()
+            ours.append(here)
+            self.tcp_landing.attach(there, peer)
         self.writers.append(tcp.TcpWriter(ours, self.lost.append))
         return self.writers[-1]
 
@@ -135,12 +135,12 @@ class UcxRig:
         await self.thread.run(connect(self.target))
 
     def writer(self, peer: bytes = P1) -> Writer:
-        here, there = socket.socketpair()
-        self.ucx_landing.attach(SocketConnection(there), peer, len(self.writers) + 1)
+        here, there = data_connections()
+        self.ucx_landing.attach(there, peer, len(self.writers) + 1)
         self.thread.later(connect(self.target))
         self.writers.append(
             UcxWriter(
-                self.thread, self.target, SocketConnection(here), lambda _: False, self.lost.append, lambda: "test"
+                self.thread, self.target, of_socket(here.connection), lambda _: False, self.lost.append, lambda: "test"
             )
         )
         return self.writers[-1]

@@ -13,13 +13,14 @@ import socket
 import sys
 
 from baton_kv_transfer.layout import Extent
-from baton_kv_transfer.network import SocketConnection
+from baton_kv_transfer.network import DataConnection, SocketConnection
 from baton_kv_transfer.transports.seam import Write
 from baton_kv_transfer.transports.ucx.binding import UcxAgent
 from baton_kv_transfer.transports.ucx.descriptor import unpack
 from baton_kv_transfer.transports.ucx.landing import UcxLanding
 from baton_kv_transfer.transports.ucx.thread import UcxThread
 from baton_kv_transfer.transports.ucx.writer import UcxWriter, connect
+from baton_testing.wire.sessions import sessions
 
 REGION = 64 << 20
 EPOCH = b"e" * 16
@@ -35,7 +36,7 @@ async def land(life_line: SocketConnection) -> None:
     region = memoryview(mmap.mmap(-1, REGION))
     landing = UcxLanding(region, EPOCH, lambda link: say(f"ended {link}"), settle_s=0.2)
     await landing.start()
-    landing.attach(life_line, b"", 1)
+    landing.attach(DataConnection(life_line, sessions()[0]), b"", 1)
     say(landing.descriptor.hex())
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.buffer.read)
     say(f"bytes {sum(region[::4096]) > 0}")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from baton_engine.scheduling.engine_config import EngineConfig
 from baton_engine.scheduling.scheduler import Scheduler
+from baton_testing.wire.sessions import sessions
 from baton_wire.messages.values import Message
 from baton_worker.reporting.views import EngineSnapshot
 from baton_worker.serving.engine_thread import Command
@@ -18,7 +19,7 @@ class RecordingLink(GatewayLink):
     """Keeps what it is told to send."""
 
     def __init__(self) -> None:
-        super().__init__(bytes(16))
+        super().__init__(bytes(16), sessions()[0])
         self.told: list[Message] = []
 
     def send(self, message: Message) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Protocol, cast
 
 from baton_kv_transfer.handover import TransferConfig
 from baton_kv_transfer.link import PairLink
-from baton_kv_transfer.network import Connection
+from baton_kv_transfer.network import DataConnection
 from baton_kv_transfer.transports.memory import MemoryLanding, MemoryWriter
 from baton_kv_transfer.transports.seam import Writer
 from baton_testing.simulation.network import Path
@@ -47,8 +47,8 @@ KEYS = cast(KeyDirectory, _OneKey())
 class Landing(MemoryLanding):
     """A data connection that breaks takes its peer's link with it, as over TCP."""
 
-    def attach(self, connection: Connection, peer: bytes, link: int) -> None:
-        stream = cast(Stream, connection)
+    def attach(self, connection: DataConnection, peer: bytes, link: int) -> None:
+        stream = cast(Stream, connection.connection)
         stream.on_end = lambda detail: self.guard.breached(peer, f"data connection: {detail}")
 
     def link_down(self, peer: bytes, link: int, is_stranger: Callable[[], bool]) -> None:
@@ -79,9 +79,9 @@ class Sender:
         """Nothing to take down."""
 
     async def open(
-        self, hello: PairHello, connections: Sequence[Connection], on_lost: Callable[[str], None], timeout_s: float
+        self, hello: PairHello, connections: Sequence[DataConnection], on_lost: Callable[[str], None], timeout_s: float
     ) -> Writer:
-        stream = cast(Stream, connections[0])
+        stream = cast(Stream, connections[0].connection)
         target = cast(Any, stream.other.process)
         if not stream.other.is_up:
             raise LinkLostError("data connection: refused")

@@ -16,6 +16,7 @@ from baton_wire.handshake import LinkRole, Party, dial_handshake
 from baton_wire.keys import KeyDirectory
 from baton_wire.messages.codec import decode, encode
 from baton_wire.messages.gateway_link import BundleChunk, Heartbeat, Hello, ToGateway, WorkerState
+from baton_wire.session import AlteredFrames, Session
 
 WAIT_S = 10.0
 
@@ -27,15 +28,20 @@ class GatewayPeer:
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
+        self._session: Session | None = None
 
     async def send(self, frame: bytes) -> None:
+        """As a frame of the session, once hands were shaken."""
+        await self._socket.send_bytes(frame if self._session is None else self._session.sign(frame))
+
+    async def send_unsigned(self, frame: bytes) -> None:
         await self._socket.send_bytes(frame)
 
     async def send_text(self, text: str) -> None:
         await self._socket.send_str(text)
 
     async def tell(self, message: Any) -> None:
-        await self._socket.send_bytes(encode(message))
+        await self.send(encode(message))
 
     async def shake_hands(self, keys: Path, role: LinkRole = LinkRole.GATEWAY) -> None:
         """Raises AuthenticationError when the worker refuses."""
@@ -47,8 +53,14 @@ class GatewayPeer:
             return frame
 
         party = Party(role, secrets.token_bytes(16))
-        await dial_handshake(
-            self._socket.send_bytes, receive, KeyDirectory(keys), party, accept_roles=WORKER_ROLES, timeout_s=WAIT_S
+        _, self._session = await dial_handshake(
+            self._socket.send_bytes,
+            receive,
+            KeyDirectory(keys),
+            party,
+            accept_roles=WORKER_ROLES,
+            altered=AlteredFrames(),
+            timeout_s=WAIT_S,
         )
 
     async def hello(self) -> Hello:
@@ -83,7 +95,7 @@ class GatewayPeer:
         if message.type is not aiohttp.WSMsgType.BINARY:
             raise EOFError(f"the link closed: {message.type.name}")
         data: bytes = message.data
-        return data
+        return data if self._session is None else self._session.verify(data)
 
 
 @asynccontextmanager
@@ -106,16 +118,18 @@ async def pair_connection(port: int) -> AsyncIterator[SocketConnection]:
         connection.close()
 
 
-async def shake_pair_hands(connection: SocketConnection, keys: Path, role: LinkRole = LinkRole.PREFILL) -> None:
+async def shake_pair_hands(connection: SocketConnection, keys: Path, role: LinkRole = LinkRole.PREFILL) -> Session:
     """Raises AuthenticationError when the worker refuses."""
-    await dial_handshake(
+    _, session = await dial_handshake(
         connection.send,
         connection.receive,
         KeyDirectory(keys),
         Party(role, secrets.token_bytes(16)),
         accept_roles=(LinkRole.DECODE,),
+        altered=AlteredFrames(),
         timeout_s=WAIT_S,
     )
+    return session
 
 
 async def hangs_up(connection: SocketConnection) -> bool:

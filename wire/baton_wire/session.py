@@ -1,0 +1,101 @@
+"""What a handshake leaves on a connection: a key for each direction, and a MAC on every frame from then on.
+
+Two keys come out of the shared key, OFFER and PROOF, so that each connection and each direction has its own. A frame
+carries BLAKE2b(key, number ‖ frame), 16 bytes, behind it. The number counts the MACs of its direction from 0 and is not
+sent: a frame that is altered, left out, repeated or swapped does not fit, and neither does any frame after it.
+docs/decisions/link-macs.md says why this MAC.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from baton_wire.errors import AlteredFrameError
+
+log = logging.getLogger(__name__)
+
+FRAME_MAC_BYTES = 16
+TOLD_EVERY_S = 1.0
+_NUMBER_BYTES = 8
+_FROM_DIALLER, _FROM_ACCEPTOR = b"baton frames of the dialler\0", b"baton frames of the acceptor\0"
+
+
+class AlteredFrames:
+    """The frames that reached one owner of links otherwise than they were sent: counted, told once a second at most."""
+
+    def __init__(
+        self, on_met: Callable[[], object] = lambda: None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`on_met` is called for each, for a metric."""
+        self._on_met, self._clock = on_met, clock
+        self._told_s: float | None = None
+        self.count = 0
+
+    def met(self, peer: str) -> None:
+        self.count += 1
+        self._on_met()
+        now = self._clock()
+        if self._told_s is None or now - self._told_s >= TOLD_EVERY_S:
+            self._told_s = now
+            log.warning("a frame from %s was altered on its way, its link is closed (%d so far)", peer, self.count)
+
+
+class Session:
+    """One authenticated connection. `sign` in the order of sending, `verify` in the order of receiving."""
+
+    def __init__(self, outgoing: bytes, incoming: bytes, altered: AlteredFrames, peer: str = "a peer") -> None:
+        """`outgoing` and `incoming`: 32-byte keys. `altered` is told of what does not fit; `peer` is for its words."""
+        self._outgoing, self._incoming = (
+            hashlib.blake2b(key=key, digest_size=FRAME_MAC_BYTES) for key in (outgoing, incoming)
+        )
+        self._sent = self._received = 0
+        self._altered, self._peer = altered, peer
+
+    def sign(self, frame: bytes) -> bytes:
+        """The frame and its MAC: what travels."""
+        mac = self._outgoing.copy()
+        mac.update(self._sent.to_bytes(_NUMBER_BYTES))
+        mac.update(frame)
+        self._sent += 1
+        return frame + mac.digest()
+
+    def verify(self, signed: bytes) -> bytes:
+        """The frame in what travelled. Raises AlteredFrameError; nothing of the connection is to be believed then."""
+        frame = signed[:-FRAME_MAC_BYTES]
+        mac = self._incoming.copy()
+        mac.update(self._received.to_bytes(_NUMBER_BYTES))
+        mac.update(frame)
+        self._received += 1
+        if not hmac.compare_digest(mac.digest(), signed[-FRAME_MAC_BYTES:]):
+            self._altered.met(self._peer)
+            raise AlteredFrameError(f"frame: its MAC does not fit its {len(frame)} bytes and its place in the order")
+        return frame
+
+
+class SignedFrames:
+    """A connection that keeps frames apart, as a WebSocket does, after its handshake."""
+
+    def __init__(
+        self, send: Callable[[bytes], Awaitable[None]], receive: Callable[[], Awaitable[bytes]], session: Session
+    ) -> None:
+        self._send, self._receive, self._session = send, receive, session
+
+    async def send(self, frame: bytes) -> None:
+        await self._send(self._session.sign(frame))
+
+    async def receive(self) -> bytes:
+        """The next frame. Raises AlteredFrameError, and what the connection raises when it ends."""
+        return self._session.verify(await self._receive())
+
+
+def session_keys(key: bytes, transcript: bytes) -> tuple[bytes, bytes]:
+    """The keys of what the dialler and of what the acceptor sends: HMAC-SHA256(key, label ‖ transcript).
+
+    `transcript`: the handshake's frames, with both nonces, roles, epochs, versions and the channel.
+    """
+    dialler, acceptor = (hmac.digest(key, label + transcript, "sha256") for label in (_FROM_DIALLER, _FROM_ACCEPTOR))
+    return dialler, acceptor
