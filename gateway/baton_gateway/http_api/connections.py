@@ -16,6 +16,9 @@ from aiohttp.http import RawRequestMessage
 
 HEAD_S = 10.0
 KEEPALIVE_S = 75.0
+LINGER_S = 1.0
+"""For what a client still sends of a body that was refused: closing at once would reset the connection, and the answer
+might never be read."""
 MAX_CONNECTIONS = 8_192
 """Per process. A stream that stands still costs up to 384 KiB (see `sinks` and the send buffer)."""
 
@@ -33,7 +36,7 @@ class ClientServer(web.Server):
             access_log=None,
             auto_decompress=False,
             keepalive_timeout=KEEPALIVE_S,
-            lingering_time=0.0,
+            lingering_time=LINGER_S,
         )
         self._handle = handle
         self._waits: dict[web_protocol.RequestHandler, asyncio.TimerHandle | None] = {}

@@ -1,37 +1,84 @@
-"""Request bodies to plain values: strict JSON and nothing else.
+"""Request bodies to plain values: strict JSON, within bounds that are looked at before anything is parsed.
 
-Refused with a clear error: invalid UTF-8, broken JSON, duplicate keys, NaN and Infinity, more than 64 levels, anything
-but an object at the top. What the fields mean is `openai_types`' business.
+Refused with a clear error: invalid UTF-8, broken JSON, lone surrogates, duplicate keys, NaN and Infinity, numbers out
+of range, more than 64 levels, more values than `max_values`, anything but an object at the top. What the fields mean
+is `openai_types`' business.
+
+The bounds are read off the bytes between strings, by a handful of passes in C. So whatever a body holds, refusing it
+costs some nanoseconds a byte, and parsing it at most what `max_values` values cost.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
+from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from baton_gateway.errors import RefusedError, invalid
 
 MAX_DEPTH = 64
+MAX_KEYS = 20_000
+"""More than the largest conversation, with every option, has."""
+MAX_NAMED_BYTES = 64 << 10
+"""In a longer body a duplicate key is refused without saying which: the search for it runs in Python."""
 
 
-def parse_object(body: bytes) -> dict[str, Any]:
+def parse_object(body: bytes, max_values: int) -> dict[str, Any]:
     """Parse a body. Raises RefusedError."""
+    shape = json_shape(body, max_values)
     try:
-        text = body.decode("utf-8")
+        value = msgspec.json.decode(body)
+    except msgspec.ValidationError as error:
+        raise _broken("The body is not valid JSON: a number is out of range.") from error
+    except msgspec.DecodeError as error:
+        raise _broken(f"The body is not valid JSON: {_said(error, body)}") from error
     except UnicodeDecodeError as error:
-        raise _broken(f"The body is not valid UTF-8 at byte {error.start}.", "invalid_utf8") from error
-    try:
-        value = _DECODER.decode(text)
-    except json.JSONDecodeError as error:
-        raise _broken(f"The body is not valid JSON: {error.msg} at character {error.pos}.") from error
+        raise _not_utf8(body) from error
     except RecursionError as error:
         raise _too_deep() from error
-    except ValueError as error:
-        raise _broken("The body is not valid JSON: a number is too long.") from error
     if not isinstance(value, dict):
         raise _broken("The body must be a JSON object.")
-    _check_depth(value)
+    if _count_keys(value) != shape.keys:
+        raise _duplicate_key(body)
     return value
+
+
+@dataclass(frozen=True, slots=True)
+class JsonShape:
+    """What a text that is valid JSON has between its strings. Of any other text these are just counts."""
+
+    values: int
+    """Commas and opening brackets, which is at least the number of values but one."""
+    keys: int
+    depth: int
+
+
+def json_shape(body: bytes, max_values: int) -> JsonShape:
+    """Count without parsing. Raises RefusedError for too many values or levels."""
+    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # every quote that is left begins or ends a string
+    if plain.count(b'"') > 4 * (max_values + 1):  # a key and a string for each value
+        raise _too_many(max_values)
+    between = b"".join(plain.split(b'"')[::2])
+    opened = between.count(b"[") + between.count(b"{")
+    values = between.count(b",") + opened
+    if values > max_values or between.count(b"]") + between.count(b"}") > max_values:
+        raise _too_many(max_values)
+    steps = memoryview(between.translate(_STEPS, _NO_BRACKETS)).cast("b")
+    depth = max(itertools.accumulate(steps), default=0)
+    if depth > MAX_DEPTH:
+        raise _too_deep()
+    keys = between.count(b":")
+    if keys > MAX_KEYS:
+        raise _broken(f"The body has more than {MAX_KEYS} keys, which is the most that is allowed.", "too_many_values")
+    return JsonShape(values, keys, depth)
+
+
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def _broken(message: str, code: str = "invalid_json") -> RefusedError:
@@ -42,33 +89,63 @@ def _too_deep() -> RefusedError:
     return _broken(f"The body is nested deeper than {MAX_DEPTH} levels.", "json_too_deep")
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        seen: set[str] = set()
-        for name, _ in pairs:
-            if name in seen:
-                raise invalid(name[:64], f"The key '{name[:64]}' occurs twice in one object.", "duplicate_key")
-            seen.add(name)
-    return fields
+def _too_many(max_values: int) -> RefusedError:
+    return _broken(f"The body has more than {max_values} values, which is the most that is allowed.", "too_many_values")
 
 
-def _refuse_constant(name: str) -> float:
-    raise _broken(f"The body is not valid JSON: {name} is not a number.")
+def _said(error: msgspec.DecodeError, body: bytes) -> str:
+    """What the parser says of the place; it speaks of surrogates only where another one should follow."""
+    text = str(error).removeprefix("JSON is malformed: ")
+    if "surrogate" in text or (b"\\u" in body and "truncated" in text):
+        return f"{text}; a lone surrogate stands for no character."
+    place = _PLACE.search(text)
+    constant = _CONSTANT.match(body, int(place[1])) if place else None
+    return f"{constant[0].decode()} is not a number." if constant else f"{text}."
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant)
+_PLACE = re.compile(r"\(byte (\d+)\)")
+_CONSTANT = re.compile(rb"NaN|-?Infinity")
 
 
-def _check_depth(value: dict[str, Any]) -> None:
+def _not_utf8(body: bytes) -> RefusedError:
+    try:
+        body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return _broken(f"The body is not valid UTF-8 at byte {error.start}.", "invalid_utf8")
+    return _broken("The body is not valid JSON: a lone surrogate stands for no character.")
+
+
+def _count_keys(value: dict[str, Any]) -> int:
+    """Keys of all objects; fewer than the text has when one of them occurs twice in its object."""
+    keys = 0
     level: list[Any] = [value]
-    for _ in range(MAX_DEPTH):
+    while level:
+        keys += sum(len(container) for container in level if isinstance(container, dict))
         level = [
             child
             for container in level
             for child in (container.values() if isinstance(container, dict) else container)
             if isinstance(child, dict | list)
         ]
-        if not level:
-            return
-    raise _too_deep()
+    return keys
+
+
+def _duplicate_key(body: bytes) -> RefusedError:
+    if len(body) <= MAX_NAMED_BYTES:
+        try:
+            _NAMING.decode(body.decode("utf-8"))
+        except RefusedError as refusal:
+            return refusal
+    return invalid(None, "A key occurs twice in one object.", "duplicate_key")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    seen: set[str] = set()
+    for name, _ in pairs:
+        if name in seen:
+            raise invalid(name[:64], f"The key '{name[:64]}' occurs twice in one object.", "duplicate_key")
+        seen.add(name)
+    return dict(pairs)
+
+
+_NAMING = json.JSONDecoder(object_pairs_hook=_unique)

@@ -9,6 +9,8 @@ import math
 from collections.abc import Collection
 from typing import Any
 
+import msgspec
+
 from baton_gateway.errors import RefusedError, invalid, unsupported
 
 
@@ -33,7 +35,7 @@ class Fields:
         return value
 
     def text(self, field: str, max_chars: int, value: Any = None) -> str | None:
-        """A string without lone surrogates, at most `max_chars` long."""
+        """A string of at most `max_chars`."""
         value = self.take(field) if value is None else value
         return None if value is None else check_text(value, self.name(field), max_chars)
 
@@ -61,10 +63,14 @@ class Fields:
             return
         raise unsupported(self.name(field), reason)
 
-    def ignore(self, *fields: str) -> None:
-        """Accept without effect."""
+    def ignore(self, *fields: str, max_bytes: int) -> None:
+        """Accept without effect what takes at most so many bytes of JSON together."""
+        taken = 0
         for field in fields:
-            self._left.pop(field, None)
+            taken += len(msgspec.json.encode(self._left.pop(field, None)))
+            if taken > max_bytes:
+                reason = f"'{self.name(field)}' is too long: fields without effect may have {max_bytes} bytes together."
+                raise invalid(self.name(field), reason, "too_long")
 
     def end(self) -> None:
         """Refuse what is left and is not null: clients resend answers with every field of their own types."""
@@ -84,11 +90,6 @@ def check_text(value: Any, name: str, max_chars: int) -> str:
         raise wrong_type(name, "a string")
     if len(value) > max_chars:
         raise invalid(name, f"'{name}' is {len(value)} characters long; at most {max_chars} are allowed.", "too_long")
-    if not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise invalid(name, f"'{name}' contains a lone surrogate at character {error.start}.") from error
     return value
 
 

@@ -15,6 +15,11 @@ from baton_gateway.http_api.openai_fields import Fields, check_integer, check_nu
 MAX_CHOICES = 16
 MAX_TOKENS = 1 << 20
 MAX_MESSAGES = 2_048
+MAX_PARTS = 1_024
+"""Text parts of one message."""
+MAX_PARTS_IN_ALL = 8_192
+MAX_IGNORED_BYTES = 16 << 10
+"""Of all fields without effect together, as JSON."""
 MAX_PROMPTS = 64
 MAX_TEXT_CHARS = 8 << 20
 MAX_STOPS = 16
@@ -138,7 +143,7 @@ def _options(fields: Fields, max_tokens: int | None, logprobs: int | None) -> Op
         continuous_usage=continuous_usage,
         cache_salt=fields.text("cache_salt", 64) or "",
     )
-    fields.ignore(*_IGNORED)
+    fields.ignore(*_IGNORED, max_bytes=MAX_IGNORED_BYTES)
     fields.end()
     if options.max_tokens is not None and options.min_tokens > options.max_tokens:
         raise invalid("min_tokens", f"'min_tokens' must not exceed 'max_tokens' ({options.max_tokens}).")
@@ -155,7 +160,7 @@ def _refuse_chat_features(fields: Fields) -> None:
         fields.refuse(name, no_tools, harmless=([],))
     for name in ("tool_choice", "function_call"):
         fields.refuse(name, no_tools, harmless=("none",))
-    fields.ignore("parallel_tool_calls")
+    fields.flag("parallel_tool_calls", True)
     fields.refuse("response_format", "only plain text is available", harmless=({"type": "text"},))
     fields.refuse("modalities", "only text is available", harmless=(["text"],))
     for name in ("audio", "web_search_options", "prediction", "reasoning_effort", "verbosity"):
@@ -169,7 +174,16 @@ def _messages(value: Any) -> tuple[dict[str, str], ...]:
         raise wrong_type("messages", "a list of messages")
     if not 1 <= len(value) <= MAX_MESSAGES:
         raise invalid("messages", f"'messages' must have 1 to {MAX_MESSAGES} entries.", "out_of_range")
+    parts = sum(len(entry["content"]) for entry in value if _has_parts(entry))
+    if parts > MAX_PARTS_IN_ALL:
+        raise invalid(
+            "messages", f"'messages' has {parts} parts; at most {MAX_PARTS_IN_ALL} are allowed in all.", "too_long"
+        )
     return tuple(_message(entry, f"messages[{place}]") for place, entry in enumerate(value))
+
+
+def _has_parts(message: Any) -> bool:
+    return isinstance(message, dict) and isinstance(message.get("content"), list)
 
 
 def _message(value: Any, path: str) -> dict[str, str]:
@@ -199,6 +213,8 @@ def _content(value: Any, path: str) -> str:
         raise wrong_type(path, "a string or a list of text parts")
     if not value:
         raise invalid(path, f"'{path}' must not be an empty list.")
+    if len(value) > MAX_PARTS:
+        raise invalid(path, f"'{path}' has {len(value)} parts; at most {MAX_PARTS} are allowed.", "too_long")
     return "\n".join(_part(part, f"{path}[{place}]") for place, part in enumerate(value))
 
 
@@ -240,10 +256,9 @@ def _one_prompt(value: Any, path: str) -> str | tuple[int, ...]:
 def _token_ids(value: list[Any], path: str) -> tuple[int, ...]:
     if not value:
         raise invalid(path, f"'{path}' must not be empty.")
-    for place, token in enumerate(value):
-        if type(token) is not int or not 0 <= token <= MAX_TOKEN_ID:
-            check_integer(token, f"{path}[{place}]", 0, MAX_TOKEN_ID)
-    return tuple(value)
+    if set(map(type, value)) == {int} and min(value) >= 0 and max(value) <= MAX_TOKEN_ID:
+        return tuple(value)
+    return tuple(check_integer(token, f"{path}[{place}]", 0, MAX_TOKEN_ID) for place, token in enumerate(value))
 
 
 def _stops(value: Any) -> tuple[str, ...]:

@@ -69,8 +69,14 @@ class FinishedChoice:
 
 
 def error_body(problem: Problem) -> bytes:
-    error = {"message": problem.message, "type": problem.type, "param": problem.param, "code": problem.code}
+    """Always succeeds: what a client sent, say in its path, need not be text."""
+    param = None if problem.param is None else _shown(problem.param)
+    error = {"message": _shown(problem.message), "type": problem.type, "param": param, "code": problem.code}
     return _encode({"error": error})
+
+
+def _shown(text: str) -> str:
+    return text.encode(errors="replace").decode()
 
 
 def error_event(problem: Problem) -> bytes:

@@ -32,7 +32,6 @@ _log = logging.getLogger("baton.gateway.http")
 
 CLIENT_GONE = 499
 """Only in metrics: the client hung up before its answer was complete."""
-MAX_BODY_BYTES = 8 << 20
 BODY_S = 30.0
 BODY_IDLE_S = 10.0
 _HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{0,255}")
@@ -103,11 +102,12 @@ class HttpApi:
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
-            endpoint = self._find(request)
-            tenant = DEFAULT_TENANT if endpoint.is_open else self._tenants.of(request.headers.get("Authorization"))
-            return await endpoint.handler(request, tenant)
-        except RefusedError as refusal:
-            return _error(refusal.problem)
+            try:
+                endpoint = self._find(request)
+                tenant = DEFAULT_TENANT if endpoint.is_open else self._tenants.of(request.headers.get("Authorization"))
+                return await endpoint.handler(request, tenant)
+            except RefusedError as refusal:
+                return _error(refusal.problem)
         except ConnectionError:
             raise
         except Exception:  # noqa: BLE001 (the outermost loop of a request; logged and counted)
@@ -149,7 +149,8 @@ class HttpApi:
         return await self._generate(request, tenant, parse_completion)
 
     async def _generate(self, request: web.BaseRequest, tenant: Tenant, parse: Parse) -> web.StreamResponse:
-        parsed = parse(parse_object(await _body(request)))
+        limits = self._table.body_limits
+        parsed = parse(parse_object(await _body(request, limits.max_bytes), limits.max_values))
         if self.is_draining:
             raise RefusedError(errors.shutting_down())
         if parsed.options.stream:
@@ -196,24 +197,24 @@ class HttpApi:
             self._relay.client_gone(live)
 
 
-async def _body(request: web.BaseRequest) -> bytes:
+async def _body(request: web.BaseRequest, max_bytes: int) -> bytes:
     """The body within size and time. Raises RefusedError."""
     if request.content_type != "application/json":
         raise invalid(None, "Content-Type must be application/json.", "unsupported_media_type", status=415)
     if request.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise invalid(None, "Compressed bodies are not accepted.", "unsupported_media_type", status=415)
-    if (request.content_length or 0) > MAX_BODY_BYTES:
-        raise _too_large()
+    if (request.content_length or 0) > max_bytes:
+        raise _too_large(max_bytes)
     content = request.content
     if content.is_eof():  # as a rule it came together with the head
         body = content.read_nowait(-1)
-        if len(body) > MAX_BODY_BYTES:
-            raise _too_large()
+        if len(body) > max_bytes:
+            raise _too_large(max_bytes)
         return body
-    return await _late_body(content)
+    return await _late_body(content, max_bytes)
 
 
-async def _late_body(content: StreamReader) -> bytes:
+async def _late_body(content: StreamReader, max_bytes: int) -> bytes:
     parts = []
     size = 0
     try:
@@ -221,16 +222,17 @@ async def _late_body(content: StreamReader) -> bytes:
             while part := await content.readany():
                 idle.reschedule(asyncio.get_running_loop().time() + BODY_IDLE_S)
                 size += len(part)
-                if size > MAX_BODY_BYTES:
-                    raise _too_large()
+                if size > max_bytes:
+                    raise _too_large(max_bytes)
                 parts.append(part)
     except TimeoutError as error:
         raise invalid(None, "The body came too slowly.", "request_timeout", status=408) from error
     return b"".join(parts)
 
 
-def _too_large() -> RefusedError:
-    return invalid(None, f"The body is larger than {MAX_BODY_BYTES} bytes.", "body_too_large", status=413)
+def _too_large(max_bytes: int) -> RefusedError:
+    message = f"The body is larger than the {max_bytes} bytes that the longest request may have."
+    return invalid(None, message, "body_too_large", status=413)
 
 
 def _error(problem: Problem) -> web.Response:

@@ -14,6 +14,7 @@ from baton_gateway.errors import BundleError
 from baton_gateway.text.bundle import Bundle, parse_bundle
 from baton_gateway.text.choice_text import ChoiceText
 from baton_gateway.text.detokenizer import detokenizer
+from baton_gateway.text.longest_token import longest_token_bytes
 from baton_gateway.text.token_pieces import PieceTable, piece_table
 
 
@@ -27,14 +28,21 @@ class TextModel:
     plain_pieces: PieceTable | None
     """Pieces without special tokens; None for a tokenizer whose decoder does not work piece by piece."""
     all_pieces: PieceTable | None
+    longest_token_bytes: int | None
+    """Of a prompt's UTF-8 text that one token stands for; None: no bound is known."""
 
     def encode_rendered(self, text: str) -> list[int]:
         """Ids of a rendered chat: the template wrote every special token that belongs there."""
-        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+        return self._encode(text, False)
 
     def encode_prompt(self, text: str) -> list[int]:
         """Ids of a plain prompt, with the beginning-of-text token that the tokenizer adds."""
-        return list(self.tokenizer.encode(text, add_special_tokens=True).ids)
+        return self._encode(text, True)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """As a batch of one: that lets other threads run meanwhile, which `encode` does not."""
+        [encoding] = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
 
     def decode(self, ids: list[int], skip_special: bool = True) -> str:
         text: str = self.tokenizer.decode(ids, skip_special_tokens=skip_special)
@@ -64,7 +72,8 @@ def load_text_model(data: bytes, expected_hash: str) -> TextModel:
     eos = bundle.special_tokens.get("eos_token")
     eos_id = tokenizer.token_to_id(eos) if eos else None
     eos_ids = dict.fromkeys([*bundle.eos_ids, *([] if eos_id is None else [eos_id])])
-    return TextModel(bundle, tokenizer, tuple(eos_ids), piece_table(tokenizer, True), piece_table(tokenizer, False))
+    pieces = piece_table(tokenizer, True), piece_table(tokenizer, False)
+    return TextModel(bundle, tokenizer, tuple(eos_ids), *pieces, longest_token_bytes(bundle.tokenizer_json))
 
 
 def _tokenizer(bundle: Bundle) -> Tokenizer:

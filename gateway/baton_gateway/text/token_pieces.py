@@ -97,7 +97,7 @@ def piece_table(tokenizer: Tokenizer, skip_special: bool) -> PieceTable | None:
 def byte_level_bytes(token: str) -> bytes:
     """Bytes of a byte-level token; an added token with characters outside the byte alphabet stands for itself."""
     try:
-        return bytes([_CHAR_BYTES[char] for char in token])
+        return bytes([BYTE_ALPHABET[char] for char in token])
     except KeyError:
         return token.encode()
 
@@ -148,4 +148,4 @@ def _byte_alphabet() -> dict[str, int]:
     return alphabet | {chr(256 + rank): byte for rank, byte in enumerate(others)}
 
 
-_CHAR_BYTES = _byte_alphabet()
+BYTE_ALPHABET = _byte_alphabet()

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from baton_gateway.http_api.body_limits import BodyLimits, body_limits
 from baton_gateway.requests.preparing import ModelLimits
 from baton_gateway.text.revision_text import TextModel
 from baton_gateway.workers.disaggregation import LatencyTargets, refilled
@@ -123,16 +124,27 @@ class WorkerTable:
     _workers: dict[bytes, LinkedWorker] = field(default_factory=dict)
     settled_s: float = 0.0
     """Until when an empty table says nothing: a gateway that has just started has not tried all its workers yet."""
+    body_limits: BodyLimits = field(default_factory=lambda: body_limits(None, None))
+    """What a request may bring, by the most that any linked worker takes."""
 
     def add(self, worker: LinkedWorker) -> bool:
         """False when this process is linked already (the same worker under two addresses)."""
         if worker.hello.epoch in self._workers:
             return False
         self._workers[worker.hello.epoch] = worker
+        self._limit_bodies()
         return True
 
     def remove(self, epoch: bytes) -> None:
         self._workers.pop(epoch, None)
+        self._limit_bodies()
+
+    def _limit_bodies(self) -> None:
+        contexts = [worker.hello.max_context_tokens for worker in self._workers.values()]
+        prompts = [_longest_prompt_bytes(worker) for worker in self._workers.values()]
+        known = [size for size in prompts if size is not None]
+        longest_prompt = max(known) if known and len(known) == len(prompts) else None
+        self.body_limits = body_limits(max(contexts, default=None), longest_prompt)
 
     def get(self, epoch: bytes) -> LinkedWorker | None:
         return self._workers.get(epoch)
@@ -181,3 +193,8 @@ class WorkerTable:
 
     def _of(self, fingerprint: PairFingerprint) -> list[LinkedWorker]:
         return [worker for worker in self._workers.values() if worker.hello.fingerprint == fingerprint]
+
+
+def _longest_prompt_bytes(worker: LinkedWorker) -> int | None:
+    longest_token = worker.text.longest_token_bytes
+    return None if longest_token is None else longest_token * worker.hello.max_context_tokens

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 USER = [{"role": "user", "content": "x"}]
+TEXT = {"type": "text", "text": "x"}
 DEEP = '{"model":"tiny","messages":' + "[" * 70 + "]" * 70 + "}"
 
 
@@ -77,6 +78,19 @@ BODIES = [
     Case("model", "duplicate_key", raw=b'{"model": "tiny", "model": "tiny"}'),
     Case("role", "duplicate_key", raw=b'{"messages": [{"role": "user", "role": "user"}]}'),
     Case("seed", "duplicate_key", raw=b'{"model": "tiny", "seed": 1, "seed": 2}'),
+    Case(None, "invalid_json", raw=b'{"\\ud800": 1, "\\ud800": 2}', word="surrogate"),
+    Case(None, "invalid_json", raw=b'{"metadata": "\\ud83d"}', word="surrogate"),
+    Case(None, "duplicate_key", raw=b'{"user": "' + b"x" * (64 << 10) + b'", "a": 1, "a": 2}', word="twice"),
+    Case(None, "too_many_values", raw=b'{"metadata": [' + b"[]," * 160_000 + b"1]}", word="values"),
+    Case(None, "too_many_values", raw=b'{"metadata": [' + b'"",' * 320_000 + b"1]}", word="values"),
+    Case(None, "too_many_values", raw=b'{"metadata": {' + b'"a":1,' * 20_001 + b'"b":1}}', word="keys"),
+    Case(
+        "metadata",
+        "too_long",
+        raw=b'{"model": "tiny", "prompt": "x", "metadata": [' + b"[]," * 9_000 + b"1]}",
+        path=COMPLETIONS,
+        word="16384",
+    ),
     Case(None, "json_too_deep", raw=DEEP.encode()),
     Case(None, "json_too_deep", raw=b'{"a":' * 20_000 + b"1" + b"}" * 20_000),
 ]
@@ -84,7 +98,7 @@ MODELS = [
     field("model", ..., "missing_required_parameter"),
     field("model", 7, "invalid_type"),
     field("model", "x" * 300, "too_long"),
-    field("model", "\ud800", "invalid_value"),
+    Case(None, "invalid_json", {"model": "\ud800"}, word="surrogate"),
     Case("model", "model_not_found", {"model": "gpt-9"}, status=404),
     Case("model", "model_not_found", {"model": ""}, status=404),
     Case("model", "model_not_found", {"model": "../tiny"}, status=404, path=COMPLETIONS),
@@ -121,6 +135,8 @@ MESSAGES = [
         {"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0].text", "missing_required_parameter"
     ),
     message({"role": "user", "content": ["x"]}, "messages[0].content[0]", "invalid_type"),
+    message({"role": "user", "content": [TEXT] * 1_025}, "messages[0].content", "too_long"),
+    field("messages", [{"role": "user", "content": [TEXT] * 1_000}] * 9, "too_long", word="9000"),
 ]
 UNKNOWN = [
     field("colour", "red", "unknown_parameter"),
@@ -160,11 +176,14 @@ NUMBERS = [
     *(field("temperature", value, "out_of_range") for value in (-0.1, 2.1, 10**400)),
     field("temperature", "hot", "invalid_type"),
     field("temperature", True, "invalid_type"),
-    Case("temperature", "invalid_value", raw=b'{"model":"tiny","prompt":"x","temperature":1e999}', path=COMPLETIONS),
     Case(
-        "temperature",
-        "invalid_value",
+        None, "invalid_json", raw=b'{"model":"tiny","prompt":"x","temperature":1e999}', path=COMPLETIONS, word="number"
+    ),
+    Case(
+        None,
+        "invalid_json",
         raw=b'{"model":"tiny","messages":[{"role":"user","content":"x"}],"temperature":1e999}',
+        word="range",
     ),
     *(field("top_p", value, "out_of_range") for value in (0, -1, 1.1)),
     *(field("min_p", value, "out_of_range") for value in (-0.1, 1.5)),
@@ -183,7 +202,7 @@ NUMBERS = [
 OTHERS = [
     field("stop", ["x"] * 17, "too_long"),
     field("stop", "", "out_of_range"),
-    field("stop", "\ud800", "invalid_value", word="surrogate"),
+    Case(None, "invalid_json", {"stop": "\ud800"}, word="surrogate"),
     field("stop", ["é" * 129], "out_of_range", "stop[0]"),
     field("stop", [1], "invalid_type", "stop[0]"),
     field("stop", {"a": 1}, "invalid_type"),
@@ -201,7 +220,7 @@ OTHERS = [
     field("stream_options", {"colour": 1}, "unknown_parameter", "stream_options.colour", stream=True),
     field("stream_options", [], "invalid_type", stream=True),
     field("cache_salt", "s" * 65, "too_long"),
-    field("cache_salt", "\ud800", "invalid_value"),
+    Case(None, "invalid_json", {"cache_salt": "\udc00"}, word="surrogate"),
     field("ignore_eos", 1, "invalid_type"),
 ]
 PROMPTS = [
@@ -218,7 +237,7 @@ PROMPTS = [
     completion("prompt", [[1], [2.5]], "invalid_type", "prompt[1][0]"),
     completion("prompt", [100_000], "out_of_range"),
     completion("prompt", ["x"] * 65, "too_long"),
-    completion("prompt", "\ud800", "invalid_value"),
+    Case(None, "invalid_json", {"prompt": "\ud800 and more"}, word="surrogate", path=COMPLETIONS),
     completion("prompt", "the " * 3_000, "context_length_exceeded"),
     completion("prompt", [1] * 2_048, "context_length_exceeded"),
     completion("prompt", [1] * 100_000, "context_length_exceeded"),
@@ -229,7 +248,7 @@ SAID: dict[tuple[str | None, str], str] = {
     ("messages[0].role", "invalid_value"): "role", ("messages[0].content[0].type", "unsupported_parameter"): "text",
     ("tools", "unsupported_parameter"): "tool", ("response_format", "unsupported_parameter"): "text",
     ("temperature", "out_of_range"): "between", ("temperature", "invalid_type"): "number",
-    ("temperature", "invalid_value"): "temperature", ("top_p", "out_of_range"): "above 0 and at most",
+    ("top_p", "out_of_range"): "above 0 and at most",
     ("n", "out_of_range"): "between", ("n", "invalid_type"): "integer", ("max_tokens", "out_of_range"): "between",
     ("stop", "too_long"): "at most", ("stop", "invalid_type"): "string", ("stop[0]", "out_of_range"): "bytes",
     ("seed", "out_of_range"): "between", ("presence_penalty", "out_of_range"): "between",

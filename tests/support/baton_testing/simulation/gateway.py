@@ -58,7 +58,7 @@ def letter(token: int) -> str:
 def _text_model() -> TextModel:
     pieces = {token: Piece(letter(token).encode()) for token in range(VOCABULARY)}
     table = PieceTable(cast(Any, None), DecoderKind.BYTE_LEVEL, LeadingSpace.KEEP, False, True, frozenset(), pieces)
-    return TextModel(cast(Any, None), cast(Any, None), (), table, table)
+    return TextModel(cast(Any, None), cast(Any, None), (), table, table, None)
 
 
 TEXT = _text_model()
