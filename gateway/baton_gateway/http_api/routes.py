@@ -61,6 +61,7 @@ class HttpApi:
         metrics: GatewayMetrics,
     ) -> None:
         self._relay = relay
+        self._table = table
         self._tenants = tenants
         self._metrics = metrics
         self._streams: set[tuple[LiveRequest, StreamingSink]] = set()
