@@ -103,7 +103,7 @@ def _parse(raw: bytes, number: int) -> BatchLine | BadLine:
     except RefusedRequestError as error:
         return _bad(raw, number, error.problem.message, None)
     custom_id, url, body = fields.get("custom_id"), fields.get("url"), fields.get("body")
-    if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= MAX_ID_CHARS or not _is_text(custom_id):
+    if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= MAX_ID_CHARS:
         return _bad(raw, number, f"custom_id: must be a text of 1 to {MAX_ID_CHARS} characters", None)
     unknown = sorted(set(fields) - set(FIELDS))
     if unknown:
@@ -115,18 +115,7 @@ def _parse(raw: bytes, number: int) -> BatchLine | BadLine:
         return _bad(raw, number, f"url: must be one of {', '.join(URLS)}", custom_id)
     if not isinstance(body, dict):
         return _bad(raw, number, "body: must be an object", custom_id)
-    if b"\\u" in raw and not _is_text(body):
-        return _bad(raw, number, "body: contains a lone surrogate", custom_id)
     return BatchLine(custom_id, url, body)
-
-
-def _is_text(value: object) -> bool:
-    """Whether every text in it can be written: JSON's escapes can name halves of characters."""
-    try:
-        msgspec.json.encode(value)
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _bad(raw: bytes, number: int, message: str, custom_id: str | None) -> BadLine:
