@@ -76,7 +76,9 @@ def _parser() -> _Parser:
     add("--announce", type=Path, metavar="FILE", help="written once the gateway listens: JSON with pid and ports")
     add("--admin-listen", metavar="HOST:PORT", help="loopback listener for /state and /metrics")
     add("--config", type=Path, metavar="FILE", help="JSON object of the flags below (dashes as underscores)")
-    add("--api-keys", type=Path, metavar="FILE", help="tenants and the SHA-256 digests of their keys (default: open)")
+    add(
+        "--api-keys", type=Path, metavar="PATH", help="file or folder of API keys, see docs/api-http.md (default: open)"
+    )
     add("--tls", type=Path, metavar="DIR", help="folder with tls.crt and tls.key: serve HTTPS (default: HTTP)")
     add("--disaggregation", choices=("always", "never", "auto"), default="always", help="(default %(default)s)")
     add(
