@@ -127,6 +127,17 @@ CASES = [
     ),
     bounded("spec.rollout", "must be at least 1", "rollout", {"maxSurge": 0, "maxUnavailable": 1}, {"maxSurge": 0}),
     bounded(
+        "spec.gateway",
+        "must be false while",
+        "gateway",
+        {"openAccess": False, "apiKeys": {"secretName": "a"}},
+        {"openAccess": True, "apiKeys": {"secretName": "a"}},
+    ),
+    *(
+        bounded("spec.gateway", "needs apiKeys", "gateway", reached | {"openAccess": True}, reached)
+        for reached in ({"service": {"type": "LoadBalancer"}}, {"route": {"parent": "edge"}})
+    ),
+    bounded(
         "spec.gateway.limits.maxRequestDuration", "must be at least", "gateway__limits__maxRequestDuration", "1s", "25h"
     ),
     *(

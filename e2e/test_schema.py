@@ -221,7 +221,9 @@ def test_a_mapping_goes_with_the_last_of_its_applied_fields(api: ApiServer) -> N
         return spec["gateway"]  # type: ignore[return-value]
 
     try:
-        assert {"tls", "route"} <= set(applied(gateway__tls={"secretName": "a"}, gateway__route={"parent": "b"}))
+        assert {"tls", "route"} <= set(
+            applied(gateway__tls={"secretName": "a"}, gateway__route={"parent": "b"}, gateway__openAccess=True)
+        )
         assert not {"tls", "route"} & set(applied())
     finally:
         assert api.send("DELETE", place).status == 200

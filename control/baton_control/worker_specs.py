@@ -49,6 +49,8 @@ class Site:
     """The same for workers, when theirs is another."""
     tls_path: str | None = None
     """Where a gateway finds the certificate that `gateway.tls` names; None: there are no Secrets here."""
+    api_keys_path: str | None = None
+    """Where a gateway finds the keys of its clients; None: it asks for none."""
     operator_url: str | None = None
     """Where gateways tell their load, `{namespace}/{name}` of the deployment added; None: nowhere."""
     paced_path: str | None = None
@@ -104,7 +106,7 @@ def worker_spec(deployment: LLMDeployment, role: Role, site: Site) -> WorkerSpec
 
 
 def gateway_spec(deployment: LLMDeployment, site: Site) -> WorkerSpec:
-    """The gateway's template. Raises UnsupportedError for a certificate where there are no Secrets."""
+    """The gateway's template. Raises UnsupportedError for a certificate or keys where there are no Secrets."""
     spec = deployment.spec
     arguments = (
         f"--keys={site.keys_path}",
@@ -118,6 +120,7 @@ def gateway_spec(deployment: LLMDeployment, site: Site) -> WorkerSpec:
         f"--max-request-duration-s={spec.gateway.limits.max_request_duration:g}",
         *_operator(deployment, site),
         *_tls(deployment, site),
+        *_api_keys(deployment, site),
         *_drain(site),
     )
     argv = (site.python, "-m", MODULES[Role.GATEWAY], *arguments)
@@ -200,6 +203,14 @@ def _tls(deployment: LLMDeployment, site: Site) -> tuple[str, ...]:
     if site.tls_path is None:
         raise UnsupportedError("spec.gateway.tls", "there are no Secrets without a cluster: must be absent")
     return (f"--tls={site.tls_path}",)
+
+
+def _api_keys(deployment: LLMDeployment, site: Site) -> tuple[str, ...]:
+    if site.api_keys_path is not None:
+        return (f"--api-keys={site.api_keys_path}",)
+    if deployment.spec.gateway.api_keys is not None:
+        raise UnsupportedError("spec.gateway.apiKeys", "there are no Secrets here: give --api-key-file instead")
+    return ()
 
 
 def _drain(site: Site, own_s: float | None = None) -> tuple[str, ...]:

@@ -39,6 +39,17 @@ def test_a_certificate_needs_a_place_with_secrets() -> None:
         gateway_spec(wanted, SITE)
 
 
+def test_api_keys_need_a_place_with_secrets_or_a_file() -> None:
+    wanted = deployment(gateway__apiKeys={"secretName": "clients"})
+    for each in (wanted, deployment()):
+        spec = gateway_spec(each, dataclasses.replace(SITE, api_keys_path="/etc/api-keys"))
+        arguments = (*spec.argv[3:], *instance_arguments(Role.GATEWAY, "127.0.0.1:0", "/run/a.json"))
+        assert str(parse_settings(list(arguments)).api_keys) == "/etc/api-keys"
+    with pytest.raises(UnsupportedError, match=r"spec\.gateway\.apiKeys.*--api-key-file"):
+        gateway_spec(wanted, SITE)
+    assert not any(argument.startswith("--api-keys") for argument in gateway_spec(deployment(), SITE).argv)
+
+
 @pytest.mark.parametrize("role", POOL_ROLES)
 def test_a_worker_understands_what_is_rendered_for_it(role: Role) -> None:
     site = dataclasses.replace(SITE, drain_s=7.5, threads=2)

@@ -354,6 +354,13 @@ class TlsSpec(Model):
     """Secret of type kubernetes.io/tls in the same namespace; a renewed certificate is taken without a restart."""
 
 
+class ApiKeysSpec(Model):
+    """The keys with which clients may ask."""
+
+    secret_name: ObjectName
+    """Secret in the same namespace. Each entry holds a key a line; its name is the tenant's. Re-read on change."""
+
+
 class RouteSpec(Model):
     """An HTTPRoute to the gateway's Service, where the cluster serves the Gateway API."""
 
@@ -384,7 +391,24 @@ class GatewaySpec(Model):
     """Serve HTTPS; unset: plain HTTP."""
     route: RouteSpec | None = None
     """Attach an HTTPRoute of the Gateway API; unset: none."""
+    api_keys: ApiKeysSpec | None = None
+    """Who may ask; unset: Pods of the same namespace, without a key."""
+    open_access: bool = False
+    """Whoever reaches the gateway may ask without a key; only without `apiKeys`."""
     limits: LimitSpec = LimitSpec()
+
+    @model_validator(mode="after")
+    def _outsiders_have_a_key(self) -> GatewaySpec:
+        if self.open_access and self.api_keys is not None:
+            raise broken_rule("openAccess", "true is not allowed: must be false while apiKeys is given")
+        if self.open_access or self.api_keys is not None:
+            return self
+        needed = "needs gateway.apiKeys, or gateway.openAccess: true to let anybody ask"
+        if self.service.type is not ServiceType.CLUSTER_IP:
+            raise broken_rule("service.type", f"{self.service.type} is not allowed: {needed}")
+        if self.route is not None:
+            raise broken_rule("route", f"not allowed: {needed}")
+        return self
 
 
 class PodMetadataSpec(Model):

@@ -19,7 +19,8 @@ Manifest = dict[str, object]
 """One Kubernetes object, or a part of one, as JSON would hold it."""
 
 HTTP_PORT, PAIR_PORT, OPERATOR_PORT = 8000, 8001, 8443
-MODEL_PATH, KEYS_PATH, RUN_PATH, TLS_PATH = "/model", "/etc/baton/keys", "/run/baton", "/etc/baton/tls"
+MODEL_PATH, KEYS_PATH, RUN_PATH = "/model", "/etc/baton/keys", "/run/baton"
+TLS_PATH, API_KEYS_PATH = "/etc/baton/tls", "/etc/baton/api-keys"
 DRAIN_MARGIN_S = 10.0
 """What a process gets beyond the longest request, to notice that it is told to stop and to finish the last one."""
 MAX_THREADS = 1024
@@ -80,6 +81,7 @@ def site_of(deployment: LLMDeployment, role: Role, platform: Platform) -> Site:
         threads=None if pool is None else _threads(pool),
         operator_url=_operator_url(platform) if role is Role.GATEWAY else None,
         tls_path=TLS_PATH,
+        api_keys_path=None if deployment.spec.gateway.api_keys is None else API_KEYS_PATH,
         drain_s=deployment.spec.gateway.limits.max_request_duration + DRAIN_MARGIN_S,
     )
 

@@ -15,6 +15,7 @@ from baton_control.spec.api import LLMDeployment, PoolSpec
 from baton_control.spec.model_source import Scheme
 from baton_control.worker_specs import WorkerSpec, gateway_spec, instance_arguments, pool_spec, worker_spec
 from baton_operator.objects.cluster import (
+    API_KEYS_PATH,
     HTTP_PORT,
     KEYS_PATH,
     MODEL_PATH,
@@ -39,7 +40,7 @@ BEFORE_STOP_S = 5
 """A gateway keeps accepting for so long, until load balancers have noticed that it goes."""
 PORTS = {"http": HTTP_PORT, "pair": PAIR_PORT}
 """Named ports that others may reach; the gateway's admin listener is for loopback."""
-TEMPLATE_VERSION = 2
+TEMPLATE_VERSION = 3
 """Raised when a template uses what images made for an older one do not know, such as a new flag."""
 _TEMPLATE_FLAG = "--template-hash="
 
@@ -67,7 +68,7 @@ def worker_template(deployment: LLMDeployment, role: Role, platform: Platform) -
 def gateway_template(deployment: LLMDeployment, platform: Platform) -> Manifest:
     """The gateway's PodTemplateSpec."""
     spec = gateway_spec(deployment, site_of(deployment, Role.GATEWAY, platform))
-    tls = deployment.spec.gateway.tls
+    tls, api_keys = deployment.spec.gateway.tls, deployment.spec.gateway.api_keys
     scheme = None if tls is None else "HTTPS"
     container = _container(spec, platform.gateway_image, None)
     container |= {
@@ -79,8 +80,9 @@ def gateway_template(deployment: LLMDeployment, platform: Platform) -> Manifest:
     }
     pod = _pod(deployment, spec, container, gateway_name(deployment.metadata.name), grace_s(deployment, BEFORE_STOP_S))
     if tls is not None:
-        secret: Manifest = {"secretName": tls.secret_name, "defaultMode": KEY_FILE_MODE}
-        _mount(pod, {"name": "tls", "secret": secret}, {"name": "tls", "mountPath": TLS_PATH, "readOnly": True})
+        _mount_secret(pod, "tls", tls.secret_name, TLS_PATH)
+    if api_keys is not None:
+        _mount_secret(pod, "api-keys", api_keys.secret_name, API_KEYS_PATH)
     return {"metadata": _metadata(deployment, spec.role, None, {}), "spec": pod | _spread(deployment, spec.role, None)}
 
 
@@ -167,6 +169,11 @@ def _pod(deployment: LLMDeployment, spec: WorkerSpec, container: Manifest, accou
         _mount(pod, {"name": "model", "persistentVolumeClaim": claim}, mount)
     secrets = deployment.spec.image_pull_secrets
     return pod | ({"imagePullSecrets": [{"name": name} for name in secrets]} if secrets else {})
+
+
+def _mount_secret(pod: Manifest, volume: str, secret_name: str, path: str) -> None:
+    secret: Manifest = {"secretName": secret_name, "defaultMode": KEY_FILE_MODE}
+    _mount(pod, {"name": volume, "secret": secret}, {"name": volume, "mountPath": path, "readOnly": True})
 
 
 def _mount(pod: Manifest, volume: Manifest, mount: Manifest) -> None:

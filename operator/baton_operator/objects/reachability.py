@@ -2,6 +2,7 @@
 
 Everything is denied; then these edges are allowed and no others: clients → gateway, gateway → prefill and decode,
 prefill ↔ decode, gateway → operator, monitoring → metrics, everybody → DNS. RDMA does not pass through any of this.
+Clients are all Pods of the namespace; they are anybody where the gateway asks for keys or is said to be open.
 """
 
 from __future__ import annotations
@@ -61,14 +62,14 @@ def _allowed(deployment: LLMDeployment, role: Role, platform: Platform, owner: O
     ingress: dict[Role, list[Manifest]] = {
         Role.PREFILL: [_from([gateway], HTTP_PORT)],
         Role.DECODE: [_from([gateway], HTTP_PORT), _from([prefill], PAIR_PORT)],
-        Role.GATEWAY: [{"ports": [_port(HTTP_PORT)]}],
+        Role.GATEWAY: [_clients(deployment)],
     }
     egress: dict[Role, list[Manifest]] = {
         Role.PREFILL: [_to([decode], PAIR_PORT)],
         Role.DECODE: [],
         Role.GATEWAY: [_to([prefill, decode], HTTP_PORT), _to([_operator(platform)], OPERATOR_PORT)],
     }
-    if platform.monitoring_namespace is not None and role is not Role.GATEWAY:  # whose port is open to all
+    if platform.monitoring_namespace is not None and "from" in ingress[role][0]:  # else the port is open to all
         monitoring: Manifest = {"namespaceSelector": {"matchLabels": {NAMESPACE_LABEL: platform.monitoring_namespace}}}
         ingress[role].append(_from([monitoring], HTTP_PORT))
     spec: Manifest = {
@@ -79,6 +80,12 @@ def _allowed(deployment: LLMDeployment, role: Role, platform: Platform, owner: O
     }
     name = f"{deployment.metadata.name}-{role}"
     return owned("networking.k8s.io/v1", "NetworkPolicy", name, deployment, owner, role) | {"spec": spec}
+
+
+def _clients(deployment: LLMDeployment) -> Manifest:
+    gateway = deployment.spec.gateway
+    is_for_all = gateway.open_access or gateway.api_keys is not None
+    return {"ports": [_port(HTTP_PORT)]} if is_for_all else _from([{"podSelector": {}}], HTTP_PORT)
 
 
 def _pods(deployment: LLMDeployment, role: Role) -> Manifest:

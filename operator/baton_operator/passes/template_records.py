@@ -28,7 +28,7 @@ from baton_wire.messages.values import POOL_ROLES, Role
 
 UPGRADE_ANNOTATION = "baton.dev/upgrade"
 ROLES = (*POOL_ROLES, Role.GATEWAY)
-_NOT_IN_PODS = ("replicas", "service", "route")
+_NOT_IN_PODS = ("replicas", "service", "route", "openAccess")
 """Fields of the gateway that its Pods do not depend on."""
 KEPT = 8
 """Older records at most."""

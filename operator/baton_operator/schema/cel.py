@@ -13,6 +13,7 @@ from baton_control.spec.api import (
     RESERVED_LABELS,
     CacheSpec,
     DeploymentSpec,
+    GatewaySpec,
     LLMDeployment,
     PodMetadataSpec,
     PoolSpec,
@@ -102,6 +103,17 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
         Rule("has(self.prefill) || has(self.decode)", "a schedule names prefill, decode or both"),
     ),
     PodMetadataSpec: (_reserved("labels", RESERVED_LABELS), _reserved("annotations", RESERVED_ANNOTATIONS)),
+    GatewaySpec: (
+        Rule(
+            "!(self.openAccess && has(self.apiKeys))",
+            "must be false while apiKeys is given",
+            ".openAccess",
+        ),
+        Rule(
+            "self.openAccess || has(self.apiKeys) || (self.service.type == 'ClusterIP' && !has(self.route))",
+            "a gateway that can be reached from outside needs apiKeys, or openAccess: true to let anybody ask",
+        ),
+    ),
     DeploymentSpec: (
         Rule(
             "(self.prefill.replicas.min == 0) == (self.decode.replicas.min == 0)",

@@ -109,6 +109,18 @@ NOT_ALLOWED: list[tuple[tuple[str, ...], object, str]] = [
     (("spec", "kvTransfer"), {"transport": "RDMA"}, "spec.kvTransfer.transport: 'RDMA' is not allowed"),
     (("spec", "rollout"), {"maxSurge": 0}, "must be at least 1 while maxUnavailable is 0"),
     (("spec", "gateway", "tls"), {"secretName": "other/name"}, "must be an object name in the same namespace"),
+    (
+        ("spec", "gateway", "service"),
+        {"type": "LoadBalancer"},
+        "spec.gateway.service.type: LoadBalancer is not allowed",
+    ),
+    (("spec", "gateway", "service"), {"type": "NodePort"}, "needs gateway.apiKeys, or gateway.openAccess: true"),
+    (("spec", "gateway", "route"), {"parent": "edge"}, "spec.gateway.route: not allowed: needs gateway.apiKeys"),
+    (
+        ("spec", "gateway"),
+        {"openAccess": True, "apiKeys": {"secretName": "a"}},
+        "spec.gateway.openAccess: true is not allowed: must be false while apiKeys is given",
+    ),
     (("spec", "gateway", "limits"), {"maxRequestDuration": "25h"}, "from 1s to 24h"),
     (("spec", "imagePullSecrets"), ["a"] * 9, "a list of 9 is not allowed: must be a list of at most 8 entries"),
     (("spec", "podMetadata"), {"labels": {"baton.dev/role": "x"}}, "baton.dev is reserved"),

@@ -14,6 +14,7 @@ import pytest
 from baton_control.errors import UnsupportedError
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.manifest import read_manifest
+from baton_gateway.settings import parse_settings
 from baton_operator.objects.cluster import Owner, Platform
 from baton_operator.objects.desired import pool_facade, standing_objects, worker_deployment
 from baton_operator.objects.metadata import selector_text
@@ -49,7 +50,12 @@ FULL = {
         },
     },
     "decode": {"resources": {"cpu": "2500m", "memory": "8Gi"}},
-    "gateway": {"replicas": 3, "service": {"type": "LoadBalancer", "port": 443}, "tls": {"secretName": "cert"}},
+    "gateway": {
+        "replicas": 3,
+        "service": {"type": "LoadBalancer", "port": 443},
+        "tls": {"secretName": "cert"},
+        "apiKeys": {"secretName": "clients"},
+    },
     "imagePullSecrets": ["registry"],
     "podMetadata": {"labels": {"example.com/team": "a"}, "annotations": {"example.com/note": "b"}},
 }
@@ -181,15 +187,25 @@ def edges(objects: list[Json]) -> set[tuple[str, str, int]]:
 def peers_of(peer: Json, pods: dict[Role, Json]) -> list[str]:
     if not peer:
         return ["anybody"]
+    if peer == {"podSelector": {}}:
+        return ["namespace"]
     if "namespaceSelector" in peer:
         return [str(peer["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"])]
     return [role for role, pod in pods.items() if matches(peer["podSelector"], pod)]
 
 
-def test_the_policies_allow_the_listed_edges_and_no_others() -> None:
+@pytest.mark.parametrize(
+    ("gateway", "clients"),
+    [
+        ({}, {"namespace", "monitoring"}),
+        ({"openAccess": True}, {"anybody"}),
+        ({"apiKeys": {"secretName": "clients"}}, {"anybody"}),
+    ],
+)
+def test_the_policies_allow_the_listed_edges_and_no_others(gateway: Json, clients: set[str]) -> None:
     dns = {(str(role), "anybody", 53) for role in Role}
-    assert edges(everything(on_cluster())) == dns | {
-        ("anybody", "gateway", 8000),
+    assert edges(everything(on_cluster(gateway=gateway))) == dns | {
+        *((client, "gateway", 8000) for client in clients),
         ("gateway", "prefill", 8000),
         ("gateway", "decode", 8000),
         ("prefill", "decode", 8001),
@@ -197,6 +213,18 @@ def test_the_policies_allow_the_listed_edges_and_no_others() -> None:
         ("monitoring", "prefill", 8000),
         ("monitoring", "decode", 8000),
     }
+
+
+def test_a_gateway_reads_the_keys_of_its_clients_from_the_secret_alone() -> None:
+    pod = pod_of(everything(on_cluster(gateway={"apiKeys": {"secretName": "clients"}})), Role.GATEWAY)["spec"]
+    [container] = pod["containers"]
+    settings = parse_settings([*container["command"], *container["args"]][3:])
+    [mount] = [each for each in container["volumeMounts"] if each["mountPath"] == str(settings.api_keys)]
+    [volume] = [each for each in pod["volumes"] if each["name"] == mount["name"]]
+    assert volume["secret"] == {"secretName": "clients", "defaultMode": 0o440}
+    assert mount["readOnly"] is True
+    bare = pod_of(everything(on_cluster()), Role.GATEWAY)["spec"]["containers"][0]
+    assert parse_settings([*bare["command"], *bare["args"]][3:]).api_keys is None
 
 
 @pytest.mark.parametrize("role", POOL_ROLES)

@@ -34,7 +34,9 @@ def test_nothing_is_made_that_nobody_asks_for() -> None:
 
 
 def test_a_route_leads_to_the_gateways_service_and_never_cuts_an_answer() -> None:
-    spec = objects(gateway={"route": ROUTE, "service": {"port": 8080}})["HTTPRoute", "chat-gateway"]["spec"]
+    spec = objects(gateway={"route": ROUTE, "service": {"port": 8080}, "openAccess": True})[
+        "HTTPRoute", "chat-gateway"
+    ]["spec"]
     assert spec["parentRefs"] == [{"name": "edge", "namespace": "infra"}]
     assert spec["hostnames"] == ["chat.example.com"]
     assert spec["rules"] == [
@@ -65,7 +67,7 @@ def test_alerts_are_about_the_targets_that_the_user_set() -> None:
 
 
 def rendered(*served: Any) -> Rendering:
-    text = msgspec.json.encode(wish(gateway={"route": {"parent": "edge"}}))
+    text = msgspec.json.encode(wish(gateway={"route": {"parent": "edge"}, "openAccess": True}))
     return render(Inputs(text, "", OWNER, (), WATCHING, MASTERS, frozenset(served)))
 
 

@@ -54,6 +54,7 @@ GOOD: dict[str, tuple[Any, ...]] = {
     "imagePullSecrets": (["one"], ["one", "two"]),
     "tls": ({"secretName": "cert"},),
     "route": ({"parent": "edge"},),
+    "apiKeys": ({"secretName": "clients"},),
     "route.parent": ("edge",),
     "hostnames": (["chat.example.com"],),
 }

@@ -283,9 +283,9 @@ async def optional_objects_come_and_go(world: World) -> None:
     plain = world.platform
     world.platform = replace(plain, monitors=True, alerts=True)
     await world.restart()
-    world.user_applies(gateway={"route": {"parent": "edge"}})
+    world.user_applies(gateway={"route": {"parent": "edge"}, "openAccess": True})
     await asyncio.sleep(30)
-    world.user_applies(gateway={"route": {"parent": "other"}})
+    world.user_applies(gateway={"route": {"parent": "other"}, "openAccess": True})
     await asyncio.sleep(30)
     assert len(list(world.store.all(MONITORS, SPACE))) == 3
     world.platform = plain
