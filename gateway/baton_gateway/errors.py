@@ -68,6 +68,12 @@ def context_exceeded(param: str, limit: int, prompt_tokens: int, max_tokens: int
     return invalid(param, message, "context_length_exceeded")
 
 
+def prompt_too_long(param: str, limit: int, size: int) -> RefusedError:
+    """Of a prompt whose tokens were not all counted."""
+    message = f"This model's maximum context length is {limit} tokens, but your prompt of {size} bytes has more."
+    return invalid(param, message, "context_length_exceeded")
+
+
 def model_not_found(model: str, served: Sequence[str]) -> Problem:
     """`served`: what could have been asked for; the first few are named."""
     names = ", ".join(f"'{name}'" for name in served[:MAX_NAMED]) + (", …" if len(served) > MAX_NAMED else "")

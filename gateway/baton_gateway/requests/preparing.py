@@ -6,24 +6,18 @@ end ids.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ParamSpec, TypeVar
 
 from baton_gateway.errors import context_exceeded, invalid
 from baton_gateway.http_api.openai_types import CompletionRequest, Options
 from baton_gateway.requests.request_events import Prompt
+from baton_gateway.text.encoding import PromptText
 from baton_gateway.text.revision_text import TextModel
 from baton_wire.messages.values import SamplingParams
 
-T = TypeVar("T")
-P = ParamSpec("P")
-
 _SEEDS = 1 << 63
-LARGE_PROMPT_CHARS = 32_768
-"""Longer prompts are tokenised off the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +28,23 @@ class ModelLimits:
     vocab_size: int
 
 
-def encode_completion(request: CompletionRequest, text: TextModel, limits: ModelLimits) -> list[list[int]]:
-    """Ids of every prompt. Raises RefusedError for ids that the model does not have."""
-    prompts = []
+def chat_prompt(rendered: str, text: TextModel, limits: ModelLimits) -> PromptText:
+    return PromptText(text, rendered, True, limits.max_context_tokens, "messages")
+
+
+def completion_prompts(
+    request: CompletionRequest, text: TextModel, limits: ModelLimits
+) -> list[PromptText | list[int]]:
+    """What is to be tokenised, and ids where the client sent them. Raises RefusedError for ids that the model does not
+    have.
+    """
+    prompts: list[PromptText | list[int]] = []
     for place, prompt in enumerate(request.prompts):
+        field = "prompt" if len(request.prompts) == 1 else f"prompt[{place}]"
         if isinstance(prompt, str):
-            prompts.append(text.encode_prompt(prompt))
+            prompts.append(PromptText(text, prompt, False, limits.max_context_tokens, field))
         else:
-            _check_ids(prompt, limits, "prompt" if len(request.prompts) == 1 else f"prompt[{place}]")
+            _check_ids(prompt, limits, field)
             prompts.append(list(prompt))
     return prompts
 
@@ -114,9 +117,3 @@ def _max_tokens(asked: int | None, prompt_tokens: int, limits: ModelLimits, fiel
     if room < 1 or (asked is not None and asked > room):
         raise context_exceeded(field, limits.max_context_tokens, prompt_tokens, asked)
     return room if asked is None else asked
-
-
-async def in_thread_if_large(size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    if size <= LARGE_PROMPT_CHARS:
-        return function(*args, **kwargs)
-    return await asyncio.to_thread(function, *args, **kwargs)

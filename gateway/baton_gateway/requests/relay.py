@@ -20,7 +20,7 @@ from baton_gateway.reporting.metrics import GatewayMetrics
 from baton_gateway.requests.admission import Admission, Verdict
 from baton_gateway.requests.held_runs import HeldRuns
 from baton_gateway.requests.live_request import LiveRequest, RelayRules, tell_failure, text_bytes
-from baton_gateway.requests.preparing import encode_completion, in_thread_if_large, make_prompts
+from baton_gateway.requests.preparing import chat_prompt, completion_prompts, make_prompts
 from baton_gateway.requests.request import RequestLife
 from baton_gateway.requests.request_events import (
     Action,
@@ -49,6 +49,7 @@ from baton_gateway.requests.request_events import (
 )
 from baton_gateway.requests.retry_budget import RetryBudget
 from baton_gateway.requests.routing import Routing
+from baton_gateway.text.encoding import PromptEncoder
 from baton_gateway.text.revision_text import TextModel
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.workers.affinity import prefix_keys
@@ -77,6 +78,7 @@ class Relay:
         self._table = table
         self._admission = admission
         self._templates = templates
+        self._encoder = PromptEncoder()
         self._metrics = metrics
         self._rules = rules
         self._budget = RetryBudget()
@@ -306,10 +308,9 @@ class Relay:
         assert limits is not None
         if isinstance(request, ChatRequest):
             rendered = await self._templates.render(text.bundle, request.messages)
-            encoded = [await in_thread_if_large(len(rendered), text.encode_rendered, rendered)]
+            encoded = await self._encoder.encode([chat_prompt(rendered, text, limits)], live.tenant.name)
         else:
-            size = sum(len(prompt) for prompt in request.prompts)
-            encoded = await in_thread_if_large(size, encode_completion, request, text, limits)
+            encoded = await self._encoder.encode(completion_prompts(request, text, limits), live.tenant.name)
         field_name = "messages" if isinstance(request, ChatRequest) else "prompt"
         seed = self._dice.getrandbits(63)
         prompts = make_prompts(options, encoded, text, limits, field_name, seed, live.tenant.salt)

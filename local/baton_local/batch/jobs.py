@@ -19,9 +19,10 @@ from baton_gateway.http_api.openai_types import (
     parse_completion,
 )
 from baton_gateway.http_api.responses import FinishedChoice, ResponseHead, Usage, error_body, response_body
-from baton_gateway.requests.preparing import ModelLimits, encode_completion, make_prompts
+from baton_gateway.requests.preparing import ModelLimits, chat_prompt, completion_prompts, make_prompts
 from baton_gateway.requests.request_events import Prompt
 from baton_gateway.text.choice_text import ChoiceText, TokenInfo
+from baton_gateway.text.encoding import PromptText, encode_prompt
 from baton_gateway.text.revision_text import TextModel
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_local.batch.lines import BadLine, BatchLine, answer_line
@@ -179,9 +180,11 @@ class Desk:
 
     async def _encode(self, request: ChatRequest | CompletionRequest) -> list[list[int]]:
         if isinstance(request, CompletionRequest):
-            return encode_completion(request, self._text, self._limits)
-        rendered = await self._templates.render(self._text.bundle, request.messages)
-        return [self._text.encode_rendered(rendered)]
+            prompts = completion_prompts(request, self._text, self._limits)
+        else:
+            rendered = await self._templates.render(self._text.bundle, request.messages)
+            prompts = [chat_prompt(rendered, self._text, self._limits)]
+        return [encode_prompt(prompt) if isinstance(prompt, PromptText) else prompt for prompt in prompts]
 
 
 def failure(custom_id: str) -> Refusal:

@@ -1,0 +1,99 @@
+"""Prompts to token ids, at a cost that the model's context bounds, however long the text is.
+
+A text that cannot fit is refused by its bytes before it is tokenised. Where nothing is known of the longest token, or
+it is very long, the text is first counted in pieces until it is clear that it does not fit. The library lets other
+threads run while it tokenises a batch, so large prompts are tokenised in one thread of their own, one at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from baton_gateway.errors import prompt_too_long
+from baton_gateway.text.fair_turns import FairTurns
+from baton_gateway.text.returned_memory import return_memory
+from baton_gateway.text.revision_text import TextModel
+
+INLINE_CHARS = 4_096
+"""Shorter prompts are tokenised where they are: some 1 ms."""
+PIECE_CHARS = 16_384
+USUAL_BYTES = 4
+"""A token of ordinary text stands for about so many bytes. Text that would fit if it were ordinary is not counted."""
+COUNTED_TWICE = 2
+"""Pieces that together have so many times the tokens that fit leave no doubt. A cut adds a few tokens at most."""
+LARGE_CHARS = 128 << 10
+"""Tokenising as much takes tens of MB, which the C library keeps unless it is asked for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptText:
+    """One prompt to tokenise, and what it may have."""
+
+    model: TextModel
+    text: str
+    is_rendered: bool
+    """A rendered chat, which has its special tokens already."""
+    max_tokens: int
+    field: str
+    """What errors name."""
+
+
+def encode_prompt(prompt: PromptText, is_wanted: Callable[[], bool] = lambda: True) -> list[int]:
+    """Ids of a prompt; they may still be more than `max_tokens`, but by no large factor.
+
+    Raises RefusedError. `is_wanted` is asked between pieces.
+    """
+    model, text = prompt.model, prompt.text
+    size = len(text) if text.isascii() else len(text.encode())
+    longest = model.longest_token_bytes
+    if longest is not None and size > longest * prompt.max_tokens:
+        raise prompt_too_long(prompt.field, prompt.max_tokens, size)
+    if size > USUAL_BYTES * prompt.max_tokens and len(text) > PIECE_CHARS:
+        _count(prompt, size, is_wanted)
+    return model.encode_rendered(text) if prompt.is_rendered else model.encode_prompt(text)
+
+
+def _count(prompt: PromptText, size: int, is_wanted: Callable[[], bool]) -> None:
+    """Raises RefusedError when the pieces of the text have far more tokens than fit."""
+    tokens = 0
+    for start in range(0, len(prompt.text), PIECE_CHARS):
+        tokens += len(prompt.model.encode_rendered(prompt.text[start : start + PIECE_CHARS]))
+        if tokens > COUNTED_TWICE * prompt.max_tokens or not is_wanted():
+            raise prompt_too_long(prompt.field, prompt.max_tokens, size)
+
+
+class PromptEncoder:
+    """Tokenises for one event loop without holding it."""
+
+    def __init__(self) -> None:
+        self._turns = FairTurns()
+        self._thread = ThreadPoolExecutor(1, "tokenise")
+
+    async def encode(self, prompts: Sequence[PromptText | list[int]], who: str) -> list[list[int]]:
+        """Ids of every prompt; what has ids already stays. `who` takes turns with others. Raises RefusedError."""
+        return [prompt if isinstance(prompt, list) else await self._encode(prompt, who) for prompt in prompts]
+
+    async def _encode(self, prompt: PromptText, who: str) -> list[int]:
+        if len(prompt.text) <= INLINE_CHARS:
+            return encode_prompt(prompt)
+        async with self._turns.turn(who):
+            wanted = threading.Event()
+            wanted.set()
+            try:
+                return await asyncio.get_running_loop().run_in_executor(self._thread, _in_thread, prompt, wanted)
+            finally:
+                wanted.clear()
+
+
+def _in_thread(prompt: PromptText, wanted: threading.Event) -> list[int]:
+    if not wanted.is_set():
+        return []
+    try:
+        return encode_prompt(prompt, wanted.is_set)
+    finally:
+        if len(prompt.text) > LARGE_CHARS:
+            return_memory()
