@@ -62,8 +62,8 @@ class OldServer:
     async def get(self, resource: Resource, namespace: str, name: str) -> Manifest:
         return _got(await self._api.get(resource, namespace, name))
 
-    async def list(self, resource: Resource, namespace: str | None, selector: str = "") -> Listing:
-        listing = await self._api.list(resource, namespace, selector)
+    async def list(self, resource: Resource, namespace: str | None, selector: str = "", *, fields: str = "") -> Listing:
+        listing = await self._api.list(resource, namespace, selector, fields=fields)
         return Listing(tuple(_got(each) for each in listing.items), listing.resource_version)
 
     async def watch(

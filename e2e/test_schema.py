@@ -172,13 +172,14 @@ STATUS: Json = {
     "observedGeneration": 1,
     "conditions": [
         {
-            "type": "Available",
+            "type": "Ready",
             "status": "True",
-            "reason": "PairsRoutable",
+            "reason": "Serving",
             "message": "",
             "lastTransitionTime": "2026-11-20T10:00:00Z",
         }
     ],
+    "summary": "NewTemplateFails",
     "prefill": {"desired": 3, "ready": 3, "summary": "3/3"},
     "slo": {"ttft": "p95 412ms/500ms"},
 }
@@ -193,7 +194,7 @@ def test_status_is_a_subresource_with_columns_that_a_person_can_act_on(api: ApiS
     try:
         written = api.send("PATCH", f"{place}/status", {"status": STATUS}, kind="merge-patch+json")
         assert written.status == 200, written.message
-        bad = {"status": {"conditions": [{"type": "Available", "status": "Maybe"}]}}
+        bad = {"status": {"conditions": [{"type": "Ready", "status": "Maybe"}]}}
         assert api.send("PATCH", f"{place}/status", bad, kind="merge-patch+json").status == 422
         table = api.send("GET", place, accept="application/json;as=Table;g=meta.k8s.io;v=v1").body
         columns, lines = table["columnDefinitions"], table["rows"]
@@ -202,9 +203,9 @@ def test_status_is_a_subresource_with_columns_that_a_person_can_act_on(api: ApiS
         shown = {
             c["name"].upper(): cell for c, cell in zip(columns, lines[0]["cells"], strict=True) if not c["priority"]
         }
-        assert list(shown) == ["NAME", "MODEL", "PREFILL", "DECODE", "TTFT", "TPOT", "READY", "REASON", "AGE"]
+        assert list(shown) == ["NAME", "MODEL", "PREFILL", "DECODE", "TTFT", "TPOT", "READY", "STATUS", "AGE"]
         assert (shown["MODEL"], shown["PREFILL"], shown["TTFT"]) == ("tiny", "3/3", "p95 412ms/500ms")
-        assert (shown["READY"], shown["REASON"]) == ("True", "PairsRoutable")
+        assert (shown["READY"], shown["STATUS"]) == ("True", "NewTemplateFails")
     finally:
         assert api.send("DELETE", place).status == 200
 

@@ -84,7 +84,7 @@ class RolloutPhase(enum.StrEnum):
     STOPPING = "StoppingWorkers"
     WAITING = "WaitingForWorkers"
     UNKNOWN = "RoutableUnknown"
-    UNSCHEDULABLE = "InsufficientAccelerators"
+    UNSCHEDULABLE = "Unschedulable"
     FAILING = "NewTemplateFails"
     CANARY = "CanaryReached"
     PAUSED = "Paused"

@@ -40,6 +40,6 @@
   resources: [secrets] # written, never read
   verbs: [create, patch]
 - apiGroups: [""]
-  resources: [events]
-  verbs: [create]
+  resources: [events] # told of a deployment; those about a Pod that is stuck are asked for
+  verbs: [list, create]
 {{- end }}

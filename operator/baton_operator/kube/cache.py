@@ -23,7 +23,7 @@ Place = tuple[str, str]
 """Namespace and name."""
 REPLICA_OWNERS = "replicaOwners"
 """Where a cached LLMPool says who owns its `spec.replicas`; left out when the server did not tell."""
-_POD_STATUS = ("phase", "conditions", "containerStatuses", "startTime")
+_POD_STATUS = ("phase", "reason", "message", "conditions", "containerStatuses", "startTime")
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,8 +92,9 @@ class HttpKubeApi:
     async def get(self, resource: Resource, namespace: str, name: str) -> Manifest:
         return await self._call("get", "GET", resource, path_of(resource, namespace, name))
 
-    async def list(self, resource: Resource, namespace: str | None, selector: str = "") -> Listing:
+    async def list(self, resource: Resource, namespace: str | None, selector: str = "", *, fields: str = "") -> Listing:
         query = {"limit": str(PAGE)} | ({"labelSelector": selector} if selector else {})
+        query |= {"fieldSelector": fields} if fields else {}
         items: list[Manifest] = []
         while True:
             page = await self._call(
@@ -342,6 +343,8 @@ def _from_status(code: int, body: Manifest, retry_after: str | None) -> KubeErro
         return Conflict(message)  # how servers answer an apply under the uid of a predecessor
     if code in (400, 405, 406, 413, 415, 422):
         return Invalid(message, tuple(FieldProblem(str(c.get("field", "")), str(c.get("message", ""))) for c in found))
+    if code == 500 and "failed calling webhook" in message:
+        return Forbidden(message)  # nothing was written, and trying again at once would not help
     plain = {401: Unauthorized, 404: NotFound, 409: AlreadyExists, 410: Expired}
     return plain.get(code, Unavailable)(message)
 

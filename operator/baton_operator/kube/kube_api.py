@@ -6,7 +6,7 @@ is lost may have happened or not: whoever gets `Unavailable` looks again before 
 KubeError
 ├── NotFound, AlreadyExists, Expired (410: list anew), Unauthorized
 ├── Conflict          a precondition does not hold, or another manager owns a field that an apply without force sets
-├── Forbidden         not allowed, or a quota is used up (`is_quota`)
+├── Forbidden         not allowed, a quota is used up (`is_quota`), or an admission webhook does not answer
 ├── Invalid           refused by field
 ├── TooManyRequests   come back after `retry_after_s`
 └── Unavailable       no answer, a time-out or a 5xx: the outcome of a write is unknown
@@ -71,8 +71,9 @@ class KubeApi(Protocol):
     async def get(self, resource: Resource, namespace: str, name: str) -> Manifest:
         """The object now, not from a cache. Raises NotFound."""
 
-    async def list(self, resource: Resource, namespace: str | None, selector: str = "") -> Listing:
-        """All objects of a namespace (None: of all) that the label selector selects, `a=b,c` for instance."""
+    async def list(self, resource: Resource, namespace: str | None, selector: str = "", *, fields: str = "") -> Listing:
+        """All objects of a namespace (None: of all) that the label selector selects, `a=b,c` for instance, and the
+        field selector, `involvedObject.uid=x` for instance."""
 
     def watch(
         self, resource: Resource, namespace: str | None, resource_version: str, selector: str = "", *, timeout_s: float

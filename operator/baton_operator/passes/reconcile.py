@@ -21,11 +21,13 @@ from baton_control.sizing.scaling import HoldSizing, PoolNow, Sized, Sizing
 from baton_control.spec.api import LLMDeployment, ScalingMode
 from baton_operator.kube.kinds import OPTIONAL
 from baton_operator.kube.kube_api import Forbidden, Invalid, KubeApi, Resource
-from baton_operator.kube.object_fields import mapping
+from baton_operator.kube.object_fields import mapping, uid_of
 from baton_operator.objects.cluster import Manifest, Platform
-from baton_operator.objects.fetch import fetch_of, former_jobs
+from baton_operator.objects.fetch import FetchState, fetch_of, former_jobs
 from baton_operator.passes.apply import Applied, Applier, NameTaken, wish
 from baton_operator.passes.cleanup import Cleanup
+from baton_operator.passes.diagnosis import diagnose, waiting_job
+from baton_operator.passes.object_events import AGAIN_S, ObjectEvents
 from baton_operator.passes.observe import WorkerSet, replicas_after
 from baton_operator.passes.pool_size import Facade, Plan, plans, standing
 from baton_operator.passes.rendering import Rendering, Renderings, inputs_of
@@ -34,7 +36,8 @@ from baton_operator.passes.snapshot import Caches, Snapshot, facade, snapshot
 from baton_operator.passes.status_writer import StatusWriter
 from baton_operator.passes.template_records import Record
 from baton_operator.passes.template_records import manifest as record_manifest
-from baton_operator.passes.verdict import Trouble, View, refused, status_of
+from baton_operator.passes.troubles import Trouble
+from baton_operator.passes.verdict import View, refused, status_of
 from baton_operator.passes.worker_pods import Crew, Readiness, placement_s
 from baton_operator.telemetry import Heard, Telemetry
 from baton_wire.messages.values import POOL_ROLES, Role
@@ -93,6 +96,7 @@ class Reconciler:
         self._shared = SharedObjects(self._applier, clock)
         self._statuses = StatusWriter(api, self._applier, now, clock)
         self._cleanup = Cleanup(self._applier)
+        self._events = ObjectEvents(api, clock)
         self._readiness = Readiness()
         self._renderings = Renderings()
         self._told: dict[str, tuple[int, bool]] = {}
@@ -144,11 +148,8 @@ class Reconciler:
             await self._cleanup.withdrawn(seen, this.made.standing)
             if fetch.is_done:
                 await self._cleanup.jobs(former_jobs(objects, seen.fetches))
-        if fetch.failure:
-            this.troubles.append(Trouble("ModelFetchFailed", f"{fetch.failure}; delete the Job to have it tried again"))
-        elif not fetch.is_done:
-            this.notes.append("the model is being fetched: workers start when it is there")
-        this.troubles += _refusals(seen)
+        has_refusal = bool(this.troubles)
+        this.troubles += await self._diagnosis(this, fetch)
 
         view = View(
             deployment=deployment,
@@ -158,7 +159,6 @@ class Reconciler:
             sized=sized,
             sets=tuple(each for each in seen.sets if not each.is_leaving),
             groups=groups,
-            crews=seen.crews,
             step=step,
             gateways_ready=seen.gateways_ready,
             heard=heard,
@@ -172,9 +172,22 @@ class Reconciler:
         if wait_s is not None:
             this.again_in(wait_s)
         await self._statuses.write_pools(seen, deployment, plan)
-        if this.troubles:
+        if has_refusal:
             this.again_in(TROUBLE_S)
         return this.again_s
+
+    async def _diagnosis(self, this: Pass, fetch: FetchState) -> tuple[Trouble, ...]:
+        """What keeps Pods back; Events are asked for only about those that do not say it themselves."""
+        seen, now = this.seen, self._now()
+        said, again_s = await self._events.about_pods(seen.live_pods, now)
+        job = waiting_job(seen, fetch)
+        if job is not None:
+            told = await self._events.about(job)
+            said = {**said, uid_of(job): told} if told is not None else said
+            again_s = AGAIN_S
+        if again_s is not None:
+            this.again_in(again_s)
+        return diagnose(seen, this.deployment, fetch, said, now)
 
     def _has_just_acted(self, seen: Snapshot) -> bool:
         """Whether objects were written since the last status; twice in a row it does not count, so that a status is
@@ -297,7 +310,7 @@ def _group(
         each.revision,
         each.wanted,
         known,
-        failing=is_failing or (each.is_late and not crew.unschedulable and crew.ready == 0),
+        failing=is_failing or (each.is_late and not crew.placing and crew.ready == 0),
         unschedulable=crew.unschedulable,
         idle=max(each.wanted - crew.ready, 0),
         since=each.since,
@@ -322,11 +335,3 @@ def _live_templates(seen: Snapshot) -> dict[tuple[Role, Revision], Manifest]:
     """What the worker Deployments have: of a template whose record is lost nothing else is left."""
     live = {each.name: mapping(seen.live_sets[each.name].get("spec")) for each in seen.sets}
     return {(each.role, each.revision): mapping(live[each.name].get("template")) for each in seen.sets}
-
-
-def _refusals(seen: Snapshot) -> list[Trouble]:
-    """Pods that cannot be made, as the Deployments tell."""
-    messages = [each.refusal for each in seen.sets if each.refusal and not each.is_leaving]
-    messages += [seen.gateway_refusal] if seen.gateway_refusal else []
-    found = [Trouble("QuotaExceeded" if "exceeded quota" in text else "FailedCreate", text) for text in messages]
-    return found + ([Trouble("GatewayFails", f"gateway: {seen.gateway_failure}")] if seen.gateway_failure else [])

@@ -13,7 +13,7 @@ from baton_operator.passes.apply import Applied, Applier, NameTaken, Wish, with_
 from baton_operator.passes.pool_size import SCALER, WRITTEN, Facade
 from baton_operator.passes.rendering import Rendering
 from baton_operator.passes.snapshot import Snapshot
-from baton_operator.passes.verdict import Trouble
+from baton_operator.passes.troubles import Trouble, refused_object
 
 SECRET_AGAIN_S = 300.0
 """Whether the key Secret still exists cannot be read; while Pods do not come up, it is applied anew this often."""
@@ -33,7 +33,8 @@ class SharedObjects:
                 await self._applier.ensure_secret(made.secret, is_known=seen.keys is not None)
             for each in made.standing:
                 if await self._applier.ensure(each, seen.owner) is Applied.LEAVING:
-                    return [Trouble("Replacing", f"an older {each.resource.kind} {each.name} is being deleted")]
+                    message = f"an older {each.resource.kind} {each.name} is being deleted"
+                    return [Trouble("Replacing", message, lasts=False)]
         except (NameTaken, Forbidden, Invalid) as error:
             return [trouble(error)]
         return []
@@ -70,5 +71,5 @@ def trouble(error: OperatorError) -> Trouble:
     if isinstance(error, NameTaken):
         return Trouble("NameTaken", str(error))
     if isinstance(error, Forbidden):
-        return Trouble("QuotaExceeded" if error.is_quota else "Forbidden", error.message)
-    return Trouble("Rejected", str(error))
+        return Trouble("QuotaExceeded" if error.is_quota else refused_object(error.message, "Forbidden"), error.message)
+    return Trouble(refused_object(str(error), "Rejected"), str(error))

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from baton_control.names import Key, gateway_name, pool_name
 from baton_operator.kube.cache import REPLICA_OWNERS, Cache
-from baton_operator.kube.kinds import ACCOUNTS, DEPLOYMENTS, JOBS, PODS, POOLS, RECORDS, WITHDRAWN, WORKERS
+from baton_operator.kube.kinds import ACCOUNTS, CLAIMS, DEPLOYMENTS, JOBS, PODS, POOLS, RECORDS, WITHDRAWN, WORKERS
 from baton_operator.kube.kube_api import Resource
 from baton_operator.kube.object_fields import (
     annotations_of,
@@ -24,9 +24,10 @@ from baton_operator.kube.object_fields import (
 )
 from baton_operator.objects.cluster import Manifest, Owner
 from baton_operator.passes.observe import WorkerSet, condition, refusal, worker_sets
+from baton_operator.passes.pod_troubles import our_pods
 from baton_operator.passes.pool_size import WRITTEN, Facade
 from baton_operator.passes.template_records import Stored, stored
-from baton_operator.passes.worker_pods import Crew, WorkerPod, crews, gateway_failure, worker_pods
+from baton_operator.passes.worker_pods import Crew, WorkerPod, crews, worker_pods
 from baton_operator.schema.status import DeploymentStatus, PoolConditionType
 from baton_wire.messages.values import POOL_ROLES, Role
 
@@ -54,9 +55,14 @@ class Snapshot:
     """The live facades, if they are ours and stay."""
     gateways_ready: int
     gateway_refusal: str
-    gateway_failure: str
+    gateway_lateness: str
+    """That new gateways did not get ready in time; empty: they did, or still may."""
     keys: str | None
     """Hash of the key Secret that was applied last; None: none was."""
+    live_pods: tuple[Manifest, ...] = ()
+    """Live Pods of gateways, workers and fetch Jobs."""
+    claims: tuple[Manifest, ...] = ()
+    """Live volume claims."""
     fetches: tuple[Manifest, ...] = ()
     """Live Jobs that fetch a model."""
     withdrawable: tuple[tuple[Resource, Manifest], ...] = ()
@@ -73,6 +79,8 @@ def snapshot(key: Key, caches: Caches) -> Snapshot | None:
     workers = {str(metadata_of(each)["name"]): each for each in caches[WORKERS].of(key)}
     records = {str(metadata_of(each)["name"]): each for each in _ours(caches[RECORDS].of(key), owner)}
     pods = worker_pods(caches[PODS].of(key), key.name)
+    fetches = _ours(caches[JOBS].of(key), owner)
+    jobs = frozenset(str(metadata_of(each).get("name")) for each in fetches)
     gateway = next(iter(_ours((workers.get(gateway_name(key.name), {}),), owner)), {})
     account = caches[ACCOUNTS].get(key.namespace, gateway_name(key.name)) or {}
     keys = annotations_of(account).get(KEYS_ANNOTATION) if is_controlled(account, owner.uid) else None
@@ -92,9 +100,11 @@ def snapshot(key: Key, caches: Caches) -> Snapshot | None:
         pools={role: pool for role, pool in facades.items() if _ours((pool,), owner)},
         gateways_ready=integer(mapping(gateway.get("status")).get("readyReplicas")) or 0,
         gateway_refusal=refusal(gateway),
-        gateway_failure=gateway_failure(caches[PODS].of(key), key.name) or _lateness(gateway),
+        gateway_lateness=_lateness(gateway),
         keys=keys if isinstance(keys, str) else None,
-        fetches=_ours(caches[JOBS].of(key), owner),
+        live_pods=our_pods(caches[PODS].of(key), key.name, jobs),
+        claims=_ours(caches[CLAIMS].of(key), owner),
+        fetches=fetches,
         withdrawable=tuple(
             (kind, each) for kind in WITHDRAWN if kind in caches for each in _ours(caches[kind].of(key), owner)
         ),
@@ -103,9 +113,8 @@ def snapshot(key: Key, caches: Caches) -> Snapshot | None:
 
 
 def _lateness(gateway: Manifest) -> str:
-    """A Pod that waits for a Secret that is not there gives no reason itself."""
     is_late = condition(gateway, "Progressing").get("reason") == "ProgressDeadlineExceeded"
-    return "new Pods do not get ready; their Events say why (a Secret or volume that is not there?)" if is_late else ""
+    return "new gateways do not get ready" if is_late else ""
 
 
 def facade(pool: Manifest) -> Facade:

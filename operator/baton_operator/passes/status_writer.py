@@ -15,7 +15,7 @@ from baton_control.names import Key, pool_name
 from baton_control.spec.api import API_VERSION, KIND, LLMDeployment
 from baton_operator.kube.kinds import EVENTS
 from baton_operator.kube.kube_api import KubeApi, KubeError
-from baton_operator.kube.object_fields import mapping, metadata_of, uid_of
+from baton_operator.kube.object_fields import mapping, mappings, metadata_of, uid_of
 from baton_operator.objects.cluster import Manifest
 from baton_operator.objects.metadata import selector_text
 from baton_operator.passes.apply import Applier
@@ -24,7 +24,7 @@ from baton_operator.passes.pool_size import Plan
 from baton_operator.passes.snapshot import Snapshot
 from baton_operator.passes.status_events import EventBudget, Turn, turns
 from baton_operator.schema.llm_pool import POOL_KIND
-from baton_operator.schema.status import Condition, DeploymentStatus, PoolConditionType, PoolFacadeStatus
+from baton_operator.schema.status import Condition, ConditionType, DeploymentStatus, PoolConditionType, PoolFacadeStatus
 from baton_wire.messages.values import POOL_ROLES, Role
 
 log = logging.getLogger(__name__)
@@ -32,6 +32,8 @@ STATUS_MANAGER = "baton-status"
 SELDOM_S = 60.0
 """Numbers that move all the time are written this often at most."""
 _SELDOM = ("slo", "kvTransfer", "sizingMemory")
+_SELDOM_MESSAGES = (ConditionType.SLO_MET, ConditionType.SCALING_LIMITED, ConditionType.TRANSPORT_VERIFIED)
+"""Conditions whose messages have such numbers."""
 
 
 class StatusWriter:
@@ -53,7 +55,7 @@ class StatusWriter:
         if status == live:
             return None
         uid, now = seen.owner.uid, self._clock()
-        if all(status.get(name) == live.get(name) for name in {*status, *live} - set(_SELDOM)):
+        if _steady(status) == _steady(live):
             left_s = self._written_at.get(uid, now - SELDOM_S) + SELDOM_S - now
             if left_s > 0:
                 return left_s
@@ -132,6 +134,17 @@ class StatusWriter:
             "lastTimestamp": now,
             "count": 1,
         }
+
+
+def _steady(status: Manifest) -> Manifest:
+    """A status without the numbers that move all the time."""
+    kept = {name: value for name, value in status.items() if name not in _SELDOM}
+    conditions = mappings(kept.get("conditions"))
+    kept["conditions"] = [
+        {name: value for name, value in each.items() if name != "message" or each.get("type") not in _SELDOM_MESSAGES}
+        for each in conditions
+    ]
+    return kept
 
 
 def as_applied(status: DeploymentStatus | PoolFacadeStatus) -> Manifest:

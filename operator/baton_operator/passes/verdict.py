@@ -7,39 +7,32 @@ Reasons are a closed set and stable: alerts may be written on them. A count that
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from baton_control.errors import FieldProblem
 from baton_control.hashes import Revision
 from baton_control.rollout import Group, RolloutPhase, Step, usable
 from baton_control.sizing.scaling import Sized
-from baton_control.spec.api import LLMDeployment
+from baton_control.spec.api import LLMDeployment, ScalingMode
+from baton_operator.objects.metadata import FETCH_ROLE
 from baton_operator.passes.conditions import Finding, Truth, merged, timestamp
 from baton_operator.passes.observe import WorkerSet
 from baton_operator.passes.pool_size import Plan
-from baton_operator.passes.worker_pods import Crew
+from baton_operator.passes.troubles import Trouble, listed, worst_first
 from baton_operator.schema.status import (
     ConditionType,
     DeploymentStatus,
     PoolStatus,
     RevisionStatus,
     ScalingDecision,
+    SloStatus,
 )
 from baton_operator.telemetry import Heard
 from baton_wire.messages.values import POOL_ROLES, Role
 
-MAX_REVISIONS = 16
+MAX_REVISIONS, MAX_DECISIONS = 16, 20
 _STUCK = (RolloutPhase.UNSCHEDULABLE, RolloutPhase.FAILING)
-
-
-@dataclass(frozen=True, slots=True)
-class Trouble:
-    """Something that a pass wanted and did not get."""
-
-    reason: str
-    """One of the reasons of condition Degraded."""
-    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +46,6 @@ class View:
     sized: Sized | None
     sets: tuple[WorkerSet, ...]
     groups: tuple[Group, ...]
-    crews: Mapping[tuple[Role, str], Crew]
     step: Step
     gateways_ready: int | None
     """Gateway Pods that can answer; None: unknown."""
@@ -65,16 +57,18 @@ class View:
 
 def status_of(view: View, before: DeploymentStatus, now: datetime.datetime) -> DeploymentStatus:
     """The status after a pass. Raises ValidationError only for what bounds should have kept out."""
-    decision = _decision(view, before, now)
-    heard = view.heard
+    decisions = _decisions(view, before, now)
+    heard, findings = view.heard, _findings(view)
     raw = {
         "observedGeneration": view.generation,
-        "conditions": merged(before.conditions, _findings(view), view.generation, now),
+        "summary": _summary(findings, _told(view)),
+        "conditions": merged(before.conditions, findings, view.generation, now),
         "prefill": _pool(view, Role.PREFILL),
         "decode": _pool(view, Role.DECODE),
         "slo": heard.slo if heard is not None else None,
         "kvTransfer": heard.lane if heard is not None else None,
-        "lastScaling": decision or before.last_scaling,
+        "lastScaling": _last(view, decisions) or before.last_scaling,
+        "scalingDecisions": (*before.scaling_decisions, *decisions)[-MAX_DECISIONS:],
         "revision": " ".join(f"{role.value}:{view.wanted[role].template}" for role in POOL_ROLES),
         "sizingMemory": view.sized.memory if view.sized is not None else before.sizing_memory,
     }
@@ -86,10 +80,18 @@ def refused(
 ) -> DeploymentStatus:
     """The status of a spec that cannot be carried out: what ran before keeps running, and all else stays as it was."""
     finding = Finding(ConditionType.DEGRADED, Truth.TRUE, reason, "; ".join(str(each) for each in problems))
-    findings = [finding, Finding(ConditionType.PROGRESSING, Truth.FALSE, reason, "the last good spec keeps serving")]
+    findings = [
+        finding,
+        replace(finding, type=ConditionType.STALLED),
+        Finding(ConditionType.RECONCILING, Truth.FALSE, "Stalled", "somebody has to do something first"),
+        Finding(ConditionType.PROGRESSING, Truth.FALSE, reason, "the last good spec keeps serving"),
+    ]
     if not before.conditions:
-        findings.append(Finding(ConditionType.AVAILABLE, Truth.FALSE, reason, "nothing has been started"))
+        message = f"nothing has been started: {finding.message}"
+        nothing = Finding(ConditionType.READY, Truth.FALSE, reason, message)
+        findings += [nothing, replace(nothing, type=ConditionType.AVAILABLE)]
     changed = {
+        "summary": reason,
         "observed_generation": generation,
         "conditions": merged(before.conditions, findings, generation, now),
     }
@@ -122,64 +124,154 @@ def _revision(view: View, each: WorkerSet) -> RevisionStatus:
     )
 
 
-def _decision(view: View, before: DeploymentStatus, now: datetime.datetime) -> ScalingDecision | None:
-    """The size of a pool that changed; where both did, prefill's, with both reasons."""
+def _decisions(view: View, before: DeploymentStatus, now: datetime.datetime) -> list[ScalingDecision]:
+    """The sizes of pools that changed, each with its reason."""
     published = {Role.PREFILL: before.prefill, Role.DECODE: before.decode}
-    changed: list[tuple[Role, int, int]] = []
+    found = []
     for role in POOL_ROLES:
         pool, workers = published[role], view.plans[role].workers
-        if pool is not None and pool.desired is not None and pool.desired != workers:
-            changed.append((role, pool.desired, workers))
-    if not changed:
+        if pool is None or pool.desired is None or pool.desired == workers:
+            continue
+        mode = view.deployment.spec.autoscaling.mode
+        reason = view.sized.reasons[role] if view.sized else f"{role.value} {pool.desired}→{workers}: {mode}"
+        if view.plans[role].limit:
+            reason = f"{reason}; {view.plans[role].limit}"
+        raw = {"time": timestamp(now), "pool": role.value, "from": pool.desired, "to": workers, "reason": reason[:256]}
+        found.append(ScalingDecision.model_validate(raw))
+    return found
+
+
+def _last(view: View, decisions: list[ScalingDecision]) -> ScalingDecision | None:
+    """The last decision with what was weighed; where both pools changed, prefill's, with both reasons."""
+    if not decisions:
         return None
-    mode = view.deployment.spec.autoscaling.mode
-    reasons = [view.sized.reasons[role] if view.sized else f"{role.value} {a}→{b}: {mode}" for role, a, b in changed]
-    role, old, new = changed[0]
-    raw = {
-        "time": timestamp(now),
-        "pool": role.value,
-        "from": old,
-        "to": new,
-        "reason": "; ".join(reasons)[:256],
-        "inputs": view.sized.inputs if view.sized else None,
-    }
-    return ScalingDecision.model_validate(raw)
+    reason = "; ".join(each.reason for each in decisions)[:256]
+    inputs = view.sized.inputs if view.sized else None
+    return decisions[0].model_copy(update={"reason": reason, "inputs": inputs})
 
 
 def _findings(view: View) -> tuple[Finding, ...]:
+    """Every condition but those of readers such as kstatus, and then these, which follow from them."""
+    told = _told(view)
+    available, progressing = _available(view, told), _progressing(view, told)
+    stalled = _stalled(told)
     return (
-        _available(view),
-        _progressing(view),
-        _degraded(view),
-        _slo(view.heard),
+        _ready(available, told),
+        _reconciling(view, available, progressing, stalled, told),
+        stalled,
+        available,
+        progressing,
+        _degraded(view, told),
+        _slo(view),
         _transport(view.heard),
         _limited(view),
     )
 
 
-def _available(view: View) -> Finding:
+def _told(view: View) -> tuple[Trouble, ...]:
+    """The troubles, the worst first: of those that last, what keeps requests back before what does not."""
+    found = [_named(view, each) for each in view.troubles]
+    if not any(each.lasts for each in found) and view.step.phase in _STUCK:
+        found.append(Trouble(view.step.phase.value, view.step.reason))
+    missing = {role.value for role in _missing(view)} | {"", FETCH_ROLE}
+    missing |= {Role.GATEWAY.value} if view.gateways_ready == 0 else set()
+    ranked = worst_first(found)
+    return tuple(sorted(ranked, key=lambda each: (not each.lasts, each.of not in missing)))
+
+
+def _named(view: View, trouble: Trouble) -> Trouble:
+    """Workers that crash in a rollout are its new template's fault."""
+    is_new = view.step.phase is RolloutPhase.FAILING and trouble.reason == "WorkersFail"
+    return replace(trouble, reason=RolloutPhase.FAILING.value) if is_new else trouble
+
+
+def _missing(view: View) -> tuple[Role, ...]:
+    """Pools without a worker that fits a partner; none while it is not known."""
+    if any(group.routable is None for group in view.groups):
+        return ()
+    serving = usable(view.groups)
+    return tuple(role for role in POOL_ROLES if serving[role] == 0)
+
+
+def _available(view: View, told: tuple[Trouble, ...]) -> Finding:
+    """Whether a request would be answered: a gateway is ready, and a pair of workers that fit each other is routable.
+    Pools that sleep count where Baton wakes them, in mode SLO."""
     kind = ConditionType.AVAILABLE
-    if all(view.plans[role].workers == 0 for role in POOL_ROLES):
-        return Finding(kind, Truth.TRUE, "ScaledToZero", "both pools sleep until a request comes")
     if view.gateways_ready == 0:
-        return Finding(kind, Truth.FALSE, "NoGateway", "no gateway Pod is ready")
+        cause = next((each for each in told if each.of in (Role.GATEWAY, "")), None)
+        because = "" if cause is None else f", because {cause.message}"
+        return Finding(kind, Truth.FALSE, "NoGateway", f"no gateway Pod is ready{because}")
+    if all(view.plans[role].workers == 0 for role in POOL_ROLES):
+        mode = view.deployment.spec.autoscaling.mode
+        if mode is ScalingMode.SLO:
+            return Finding(kind, Truth.TRUE, "ScaledToZero", "both pools sleep until a request comes")
+        message = f"both pools are at zero, and in mode {mode} a request wakes nobody"
+        return Finding(kind, Truth.FALSE, "ScaledToZero", message)
     if any(group.routable is None for group in view.groups):
         return Finding(kind, Truth.UNKNOWN, "RoutableUnknown", "no gateway has told which workers it can use")
-    serving = usable(view.groups)
-    missing = [role.value for role in POOL_ROLES if serving[role] == 0]
+    missing = _missing(view)
     if missing:
-        return Finding(kind, Truth.FALSE, "NoRoutableWorkers", f"no routable worker that fits a partner: {missing}")
-    return Finding(kind, Truth.TRUE, "Serving", "")
+        cause = next((each for each in told if each.of not in (Role.GATEWAY, *(set(POOL_ROLES) - set(missing)))), None)
+        because = "" if cause is None else f", because {cause.message}"
+        return Finding(kind, Truth.FALSE, "NoRoutableWorkers", f"{_no_workers(view, missing)}{because}")
+    return Finding(kind, Truth.TRUE, "Serving", "requests are served")
 
 
-def _progressing(view: View) -> Finding:
+def _no_workers(view: View, missing: tuple[Role, ...]) -> str:
+    """Which pool has nobody; where both have somebody, these do not fit each other."""
+    empty = [role.value for role in missing if _routable(view, role) == 0]
+    if not empty:
+        return "no routable prefill worker fits a routable decode worker"
+    return f"no {' and no '.join(empty)} worker is routable"
+
+
+def _ready(available: Finding, told: tuple[Trouble, ...]) -> Finding:
+    """As Available, and where that is False its reason is the cause."""
+    if available.truth is Truth.FALSE and told:
+        return Finding(ConditionType.READY, Truth.FALSE, told[0].reason, told[0].message)
+    return replace(available, type=ConditionType.READY)
+
+
+def _stalled(told: tuple[Trouble, ...]) -> Finding:
+    """What is wanted will not be reached until somebody does something."""
+    lasting = [each for each in told if each.lasts]
+    if not lasting:
+        return Finding(ConditionType.STALLED, Truth.FALSE, "AsExpected", "")
+    return Finding(ConditionType.STALLED, Truth.TRUE, lasting[0].reason, _messages(lasting))
+
+
+def _reconciling(
+    view: View, available: Finding, progressing: Finding, stalled: Finding, told: tuple[Trouble, ...]
+) -> Finding:
+    """What is wanted is not reached, and waiting is enough. Never together with Stalled."""
+    kind = ConditionType.RECONCILING
+    if stalled.truth is Truth.TRUE:
+        return Finding(kind, Truth.FALSE, "Stalled", "somebody has to do something first")
+    if told:
+        return Finding(kind, Truth.TRUE, told[0].reason, told[0].message)
+    if progressing.truth is Truth.TRUE:
+        return Finding(kind, Truth.TRUE, progressing.reason, progressing.message)
+    if view.step.phase in (RolloutPhase.PAUSED, RolloutPhase.CANARY) or available.reason == "ScaledToZero":
+        return Finding(kind, Truth.FALSE, progressing.reason, progressing.message)
+    if available.truth is not Truth.TRUE:
+        return Finding(kind, Truth.TRUE, available.reason, available.message)
+    return Finding(kind, Truth.FALSE, "AsExpected", "")
+
+
+def _progressing(view: View, told: tuple[Trouble, ...]) -> Finding:
     kind, phase, message = ConditionType.PROGRESSING, view.step.phase, view.step.reason
+    waits = next((each for each in told if not each.lasts), None)
     if phase is not RolloutPhase.COMPLETE:
-        stands = phase in (*_STUCK, RolloutPhase.PAUSED, RolloutPhase.CANARY)
-        return Finding(kind, Truth.FALSE if stands else Truth.TRUE, phase.value, message)
+        if phase in (*_STUCK, RolloutPhase.PAUSED, RolloutPhase.CANARY):
+            return Finding(kind, Truth.FALSE, phase.value, message)
+        if waits is not None:
+            return Finding(kind, Truth.TRUE, waits.reason, waits.message)
+        return Finding(kind, Truth.TRUE, phase.value, message)
     missing = {role: view.plans[role].workers - _routable(view, role) for role in POOL_ROLES}
     if any(count > 0 for count in missing.values()):
-        waiting = ", ".join(f"{count} {role.value}" for role, count in missing.items() if count > 0)
+        if waits is not None:
+            return Finding(kind, Truth.TRUE, waits.reason, waits.message)
+        waiting = listed(f"{count} {role.value}" for role, count in missing.items() if count > 0)
         return Finding(kind, Truth.TRUE, RolloutPhase.WAITING.value, f"not routable yet: {waiting}")
     return Finding(kind, Truth.FALSE, phase.value, "")
 
@@ -188,33 +280,43 @@ def _routable(view: View, role: Role) -> int:
     return sum(group.routable or 0 for group in view.groups if group.role is role)
 
 
-def _degraded(view: View) -> Finding:
+def _degraded(view: View, told: tuple[Trouble, ...]) -> Finding:
     kind = ConditionType.DEGRADED
-    if view.troubles:
-        reason = view.troubles[0].reason
-        return Finding(kind, Truth.TRUE, reason, "; ".join(trouble.message for trouble in view.troubles))
-    if view.step.phase is RolloutPhase.UNSCHEDULABLE or any(crew.unschedulable for crew in view.crews.values()):
-        return Finding(kind, Truth.TRUE, RolloutPhase.UNSCHEDULABLE.value, _first(view, "unschedulable"))
-    if view.step.phase is RolloutPhase.FAILING:
-        return Finding(kind, Truth.TRUE, RolloutPhase.FAILING.value, _first(view, "failing"))
-    if any(crew.failing for crew in view.crews.values()):
-        return Finding(kind, Truth.TRUE, "WorkersFail", _first(view, "failing"))
+    lasting = [each for each in told if each.lasts]
+    if lasting:
+        return Finding(kind, Truth.TRUE, lasting[0].reason, _messages(lasting))
     return Finding(kind, Truth.FALSE, "SkippedOptional" if view.notes else "AsExpected", "; ".join(view.notes))
 
 
-def _first(view: View, count: str) -> str:
-    for (role, template), crew in sorted(view.crews.items()):
-        if getattr(crew, count):
-            return f"{getattr(crew, count)} of {role.value} {template}: {crew.message}"
-    return view.step.reason
+def _messages(troubles: Iterable[Trouble]) -> str:
+    return "; ".join(dict.fromkeys(each.message for each in troubles))
 
 
-def _slo(heard: Heard | None) -> Finding:
+def _summary(findings: Iterable[Finding], told: tuple[Trouble, ...]) -> str:
+    """The worst that is true, in a word or two, for a column."""
+    by_type = {each.type: each for each in findings}
+    ready, progressing = by_type[ConditionType.READY], by_type[ConditionType.PROGRESSING]
+    if by_type[ConditionType.STALLED].truth is Truth.TRUE:
+        return by_type[ConditionType.STALLED].reason
+    if ready.truth is Truth.TRUE and ready.reason == "Serving" and progressing.truth is Truth.TRUE:
+        ready = progressing
+    detail = next((each.detail for each in told if each.reason == ready.reason), "")
+    return f"{ready.reason} {detail}".rstrip()
+
+
+def _slo(view: View) -> Finding:
+    """With the numbers; where a target is missed, also what sizing makes of it."""
+    heard = view.heard
     met = None if heard is None else heard.slo_met
-    if met is None:
-        return Finding(ConditionType.SLO_MET, Truth.UNKNOWN, "NotMeasured", "no gateway has told latencies")
+    if heard is None or met is None:
+        message = "too few requests lately to judge latencies"
+        return Finding(ConditionType.SLO_MET, Truth.UNKNOWN, "NotMeasured", message)
+    slo = heard.slo or SloStatus()
+    parts = [f"{name} {text}" for name, text in (("TTFT", slo.ttft), ("TPOT", slo.tpot)) if text is not None]
+    if not met:
+        parts += [view.sized.reasons[role] for role in POOL_ROLES] if view.sized is not None else []
     truth, reason = (Truth.TRUE, "Met") if met else (Truth.FALSE, "Missed")
-    return Finding(ConditionType.SLO_MET, truth, reason, "")
+    return Finding(ConditionType.SLO_MET, truth, reason, "; ".join(parts))
 
 
 def _transport(heard: Heard | None) -> Finding:
@@ -236,7 +338,8 @@ def _limited(view: View) -> Finding:
     limits = "; ".join(plan.limit for plan in view.plans.values() if plan.limit)
     if limits:
         return Finding(kind, Truth.TRUE, "OverBudget" if "budget" in limits else "OutOfBounds", limits)
-    if view.sized is not None and view.sized.holds:
+    if view.sized is not None:
         reasons = "; ".join(view.sized.reasons[role] for role in POOL_ROLES)
-        return Finding(kind, Truth.UNKNOWN, "Holding", reasons)
+        truth, reason = (Truth.UNKNOWN, "Holding") if view.sized.holds else (Truth.FALSE, "WithinBounds")
+        return Finding(kind, truth, reason, reasons)
     return Finding(kind, Truth.FALSE, "WithinBounds", "")

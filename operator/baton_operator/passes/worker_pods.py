@@ -6,16 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from baton_control.names import gateway_name, workers_name
+from baton_control.names import workers_name
 from baton_control.sizing.readings import slow_start_s
 from baton_operator.kube.object_fields import integer, is_leaving, mapping, mappings, metadata_of, uid_of
 from baton_operator.objects.cluster import Manifest
 from baton_operator.objects.metadata import ROLE_LABEL, TEMPLATE_LABEL
+from baton_operator.passes.pod_troubles import container_trouble, is_creating, is_ready
 from baton_wire.messages.values import POOL_ROLES, Role
-
-MANY_RESTARTS = 2
-_NO_IMAGE = frozenset({"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull"})
-_STUCK = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +28,8 @@ class WorkerPod:
     """Why it does not come up by itself; empty: it may."""
     unschedulable: str = ""
     """Why no node takes it; empty: one did, or none has been tried."""
+    placing: bool = False
+    """Whether its process has not begun: a gate, no node yet, or containers that are still being created."""
     made: str = ""
     """When, as the API server wrote it: texts in the order of time."""
     placed_s: float | None = None
@@ -47,6 +46,8 @@ class Crew:
     ready: int = 0
     failing: int = 0
     unschedulable: int = 0
+    placing: int = 0
+    """Those whose processes have not begun: nothing is known of the template by them."""
     message: str = ""
     """Of one that fails or finds no node."""
 
@@ -62,20 +63,6 @@ def placement_s(pods: Iterable[WorkerPod], role: Role) -> float | None:
     """What workers of a pool wait for before their processes start; None: none runs."""
     newest = sorted((pod for pod in pods if pod.role is role), key=lambda pod: pod.made)
     return slow_start_s([pod.placed_s for pod in newest if pod.placed_s is not None])
-
-
-def gateway_failure(pods: Iterable[Manifest], deployment: str) -> str:
-    """Why a gateway's Pod does not come up by itself; empty: all may."""
-    made_by = f"{gateway_name(deployment)}-"
-    for pod in pods:
-        metadata, status = metadata_of(pod), mapping(pod.get("status"))
-        owners = mappings(metadata.get("ownerReferences"))
-        is_ours = any(each.get("kind") == "ReplicaSet" and str(each.get("name")).startswith(made_by) for each in owners)
-        is_gateway = mapping(metadata.get("labels")).get(ROLE_LABEL) == Role.GATEWAY
-        conditions = {str(each.get("type")): each for each in mappings(status.get("conditions"))}
-        if is_ours and is_gateway and mapping(conditions.get("Ready")).get("status") != "True" and _failure(status):
-            return _failure(status)
-    return ""
 
 
 def crews(pods: Iterable[WorkerPod]) -> dict[tuple[Role, str], Crew]:
@@ -95,6 +82,7 @@ def _crew(members: list[WorkerPod]) -> Crew:
         ready=sum(pod.ready for pod in staying),
         failing=sum(bool(pod.failure) for pod in staying),
         unschedulable=sum(bool(pod.unschedulable) for pod in staying),
+        placing=sum(pod.placing for pod in staying),
         message=messages[0] if messages else "",
     )
 
@@ -112,17 +100,19 @@ def _worker_pod(pod: Manifest, deployment: str) -> WorkerPod | None:
     if status.get("phase") in ("Succeeded", "Failed"):
         return None
     conditions = {str(each.get("type")): each for each in mappings(status.get("conditions"))}
-    ready = mapping(conditions.get("Ready")).get("status") == "True"
+    ready = is_ready(status)
     placed = mapping(conditions.get("PodScheduled"))
     is_refused = placed.get("status") == "False" and placed.get("reason") == "Unschedulable"
+    failure = None if ready else container_trouble(status, str(role))
     return WorkerPod(
         uid=uid_of(pod),
         role=Role(str(role)),
         template=template,
         ready=ready,
         leaving=is_leaving(pod),
-        failure="" if ready else _failure(status),
+        failure="" if failure is None else failure.message,
         unschedulable=str(placed.get("message", "no node")) if is_refused else "",
+        placing=not ready and (placed.get("status") == "False" or is_creating(status)),
         made=str(metadata.get("creationTimestamp", "")),
         placed_s=_placed_s(metadata, status),
     )
@@ -138,22 +128,6 @@ def _placed_s(metadata: Manifest, status: Manifest) -> float | None:
         return max(0.0, (max(started) - made).total_seconds())
     except (ValueError, TypeError):
         return None  # it does not run yet, or its times are of another form
-
-
-def _failure(status: Manifest) -> str:
-    """Worded so that it stays the same while a container goes back and forth between trying and waiting."""
-    for container in mappings(status.get("containerStatuses")):
-        reason = str(mapping(mapping(container.get("state")).get("waiting")).get("reason"))
-        ended = mapping(mapping(container.get("lastState")).get("terminated"))
-        if reason in _NO_IMAGE:
-            return f"the image {container.get('image')} cannot be pulled"
-        if reason == "CrashLoopBackOff" or (integer(container.get("restartCount")) or 0) >= MANY_RESTARTS:
-            last = " ".join(str(ended.get("message") or "").split())[-300:]
-            return f"{ended.get('reason', 'crashes')}, exit code {ended.get('exitCode', 'unknown')}: {last}"
-        if reason in _STUCK:
-            message = mapping(mapping(container.get("state")).get("waiting")).get("message")
-            return f"{reason}: {' '.join(str(message or '').split())}"[:300]
-    return ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,12 @@ SIZING_MEMORY_BYTES = 4096
 class ConditionType(enum.StrEnum):
     """Conditions of an LLMDeployment."""
 
+    READY = "Ready"
+    """A request would be answered; where not, the reason is the cause. With the next two, kstatus reads it."""
+    RECONCILING = "Reconciling"
+    """What is wanted is not reached yet, and waiting is enough."""
+    STALLED = "Stalled"
+    """What is wanted is not reached until somebody does something."""
     AVAILABLE = "Available"
     PROGRESSING = "Progressing"
     DEGRADED = "Degraded"
@@ -144,8 +150,11 @@ class DeploymentStatus(Model):
 
     observed_generation: Generation | None = None
     """`metadata.generation` that the status is about."""
+    summary: Text | None = None
+    """The worst that is true now, as the column shows it: Serving, FetchingModel 43%, MissingSecret."""
     conditions: Conditions = ()
-    """Available, Progressing, Degraded, SLOMet, TransportVerified and ScalingLimited."""
+    """Ready, Reconciling and Stalled as kstatus reads them; Available, Progressing, Degraded, SLOMet, TransportVerified
+    and ScalingLimited."""
     prefill: PoolStatus | None = None
     """The pool that computes prompts."""
     decode: PoolStatus | None = None
@@ -153,6 +162,8 @@ class DeploymentStatus(Model):
     slo: SloStatus | None = None
     kv_transfer: LaneStatus | None = None
     last_scaling: ScalingDecision | None = None
+    scaling_decisions: Annotated[tuple[ScalingDecision, ...], Field(max_length=20)] = ()
+    """The last changes of a pool's size, the newest last."""
     revision: Text | None = None
     """The revision that is being rolled out or serves."""
     sizing_memory: Annotated[str, StringConstraints(max_length=SIZING_MEMORY_BYTES)] | None = None

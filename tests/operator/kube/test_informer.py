@@ -30,7 +30,7 @@ class Lists(MemoryKube):
         self.now = self.most = 0
         self.brought: list[weakref.ref[Body]] = []
 
-    async def list(self, resource: Resource, namespace: str | None, selector: str = "") -> Listing:
+    async def list(self, resource: Resource, namespace: str | None, selector: str = "", *, fields: str = "") -> Listing:
         self.now += 1
         self.most = max(self.most, self.now)
         await asyncio.sleep(1.0)

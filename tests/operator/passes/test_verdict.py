@@ -14,8 +14,8 @@ from baton_control.sizing.scaling import Sized
 from baton_operator.passes.observe import WorkerSet
 from baton_operator.passes.pool_size import Plan
 from baton_operator.passes.status_events import MOST, SAME_S, EventBudget, Turn, turns
-from baton_operator.passes.verdict import Trouble, View, refused, status_of
-from baton_operator.passes.worker_pods import Crew
+from baton_operator.passes.troubles import Trouble
+from baton_operator.passes.verdict import View, refused, status_of
 from baton_operator.schema.status import DeploymentStatus, SloStatus
 from baton_operator.telemetry import Heard
 from baton_testing.kube.manifests import deployment
@@ -47,7 +47,6 @@ def view(
         sized=None,
         sets=sets,
         groups=tuple(Group(role, NEW, workers, routable) for role in POOL_ROLES),
-        crews={},
         step=step(phase),
         gateways_ready=1,
         heard=None,
@@ -67,6 +66,9 @@ def judged(seen: View, kind: str) -> tuple[str, str]:
 def test_a_deployment_that_serves_says_so() -> None:
     status = status_of(view(), EMPTY, NOW)
     assert {each.type: each.status for each in status.conditions} == {
+        "Ready": "True",
+        "Reconciling": "False",
+        "Stalled": "False",
         "Available": "True",
         "Progressing": "False",
         "Degraded": "False",
@@ -83,7 +85,9 @@ def test_a_deployment_that_serves_says_so() -> None:
     ("seen", "expected"),
     [
         (view(), ("True", "Serving")),
-        (view(workers=0, routable=0), ("True", "ScaledToZero")),
+        (view(workers=0, routable=0), ("False", "ScaledToZero")),
+        (replace(view(workers=0, routable=0), deployment=deployment()), ("True", "ScaledToZero")),
+        (replace(view(workers=0, routable=0), deployment=deployment(), gateways_ready=0), ("False", "NoGateway")),
         (view(routable=0), ("False", "NoRoutableWorkers")),
         (view(routable=None), ("Unknown", "RoutableUnknown")),
         (replace(view(), gateways_ready=0), ("False", "NoGateway")),
@@ -114,20 +118,60 @@ def test_complete_numbers_are_not_complete_until_workers_are_routable() -> None:
     assert judged(view(routable=0), "Progressing") == ("True", "WaitingForWorkers")
 
 
+CRASH = Trouble("WorkersFail", "decode worker: crash", of="decode")
+
+
 @pytest.mark.parametrize(
     ("seen", "reason"),
     [
         (replace(view(), troubles=(Trouble("QuotaExceeded", "no"),)), "QuotaExceeded"),
-        (replace(view(), crews={(D, "new"): Crew(existing=1, failing=1, message="crash")}), "WorkersFail"),
-        (
-            replace(view(phase=RolloutPhase.FAILING), crews={(D, "new"): Crew(1, failing=1, message="x")}),
-            "NewTemplateFails",
-        ),
-        (replace(view(), crews={(D, "new"): Crew(1, unschedulable=1, message="no GPU")}), "InsufficientAccelerators"),
+        (replace(view(), troubles=(CRASH,)), "WorkersFail"),
+        (replace(view(phase=RolloutPhase.FAILING), troubles=(CRASH,)), "NewTemplateFails"),
+        (replace(view(phase=RolloutPhase.FAILING), troubles=(Trouble("ImagePull", "no"),)), "ImagePull"),
+        (view(phase=RolloutPhase.FAILING), "NewTemplateFails"),
+        (view(phase=RolloutPhase.UNSCHEDULABLE), "Unschedulable"),
     ],
 )
-def test_degraded_names_the_worst_that_is_known(seen: View, reason: str) -> None:
+def test_degraded_names_the_worst_that_is_known_and_so_does_the_column(seen: View, reason: str) -> None:
     assert judged(seen, "Degraded") == ("True", reason)
+    assert judged(seen, "Stalled") == ("True", reason)
+    assert judged(seen, "Reconciling") == ("False", "Stalled")
+    assert judged(seen, "Ready") == ("True", "Serving"), "what ran before still serves"
+    assert status_of(seen, EMPTY, NOW).summary == reason
+
+
+@pytest.mark.parametrize(
+    ("seen", "summary"),
+    [
+        (view(), "Serving"),
+        (view(phase=RolloutPhase.STARTING), "StartingWorkers"),
+        (view(phase=RolloutPhase.PAUSED), "Serving"),
+        (view(routable=None), "RoutableUnknown"),
+        (view(routable=0), "NoRoutableWorkers"),
+        (replace(view(), gateways_ready=0), "NoGateway"),
+        (
+            replace(view(routable=0), troubles=(Trouble("FetchingModel", "x", False, "fetch", detail="43%"),)),
+            "FetchingModel 43%",
+        ),
+        (replace(view(routable=0), troubles=(CRASH, Trouble("Unschedulable", "y", of="gateway"))), "WorkersFail"),
+    ],
+)
+def test_the_column_says_the_worst_in_a_word(seen: View, summary: str) -> None:
+    assert status_of(seen, EMPTY, NOW).summary == summary
+
+
+def test_why_nothing_serves_is_a_sentence_with_its_cause() -> None:
+    cause = Trouble("MissingSecret", "decode worker: the Secret x does not exist", of="decode")
+    status = status_of(replace(view(routable=0), troubles=(cause,)), EMPTY, NOW)
+    told = {each.type: each.message for each in status.conditions}
+    assert told["Available"] == (
+        "no prefill and no decode worker is routable, because decode worker: the Secret x does not exist"
+    )
+    assert told["Ready"] == "decode worker: the Secret x does not exist"
+    one = replace(view(), groups=(Group(P, NEW, 1, 1), Group(D, NEW, 1, 0)))
+    assert "no decode worker is routable" in str(status_of(one, EMPTY, NOW).conditions)
+    apart = replace(view(), groups=(Group(P, NEW, 1, 1), Group(D, Revision("x", "y"), 1, 1)))
+    assert "no routable prefill worker fits a routable decode worker" in str(status_of(apart, EMPTY, NOW).conditions)
 
 
 def test_what_is_left_out_is_said_without_alarm() -> None:

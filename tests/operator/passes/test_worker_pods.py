@@ -11,7 +11,6 @@ from baton_operator.passes.worker_pods import (
     Readiness,
     WorkerPod,
     crews,
-    gateway_failure,
     placement_s,
     worker_pods,
 )
@@ -93,18 +92,6 @@ def test_a_pod_without_a_node_says_why() -> None:
     raw["status"]["conditions"].append(placed)
     assert only(raw).unschedulable == "0/3 nodes: no GPU"
     assert only(raw).failure == ""
-
-
-def test_a_gateway_that_crashes_says_why_and_a_worker_or_a_stranger_is_no_gateway() -> None:
-    ended = {"terminated": {"exitCode": 2, "reason": "Error", "message": "unrecognized arguments: --new"}}
-    crash: dict[str, Any] = {
-        "containerStatuses": [{"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": ended}]
-    }
-    gateway = pod(ready=False, role="gateway", **crash)
-    gateway["metadata"]["ownerReferences"][0]["name"] = "chat-gateway-5575d8c8c7"
-    assert gateway_failure([gateway], "chat") == "Error, exit code 2: unrecognized arguments: --new"
-    assert gateway_failure([gateway], "other") == ""
-    assert gateway_failure([pod(ready=False, **crash)], "chat") == ""
 
 
 def test_crews_count_by_template() -> None:

@@ -82,9 +82,9 @@ class FaultyKube:
         await self._after(number)
         return found
 
-    async def list(self, resource: Resource, namespace: str | None, selector: str = "") -> Listing:
+    async def list(self, resource: Resource, namespace: str | None, selector: str = "", *, fields: str = "") -> Listing:
         number = await self._before(f"list {resource.plural}")
-        found = await self._inner.list(resource, namespace, selector)
+        found = await self._inner.list(resource, namespace, selector, fields=fields)
         await self._after(number)
         return found
 

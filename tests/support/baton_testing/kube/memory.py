@@ -29,10 +29,11 @@ class MemoryKube:
         self._may_read(resource)
         return self._store.read(resource, namespace, name)
 
-    async def list(self, resource: Resource, namespace: str | None, selector: str = "") -> Listing:
+    async def list(self, resource: Resource, namespace: str | None, selector: str = "", *, fields: str = "") -> Listing:
         await self._call("list", resource)
         self._may_read(resource)
-        return listing(self._store, resource, namespace, selector)
+        found = listing(self._store, resource, namespace, selector)
+        return Listing(tuple(each for each in found.items if has_fields(each, fields)), found.resource_version)
 
     async def watch(
         self, resource: Resource, namespace: str | None, resource_version: str, selector: str = "", *, timeout_s: float
@@ -126,6 +127,18 @@ def matches(body: Json, selector: str) -> bool:
     for part in filter(None, selector.split(",")):
         key, equals, value = part.partition("=")
         if key not in labels or (equals and labels[key] != value):
+            return False
+    return True
+
+
+def has_fields(body: Manifest, selector: str) -> bool:
+    """Whether an object fits a field selector of the form `a.b=value`, joined by commas."""
+    for part in filter(None, selector.split(",")):
+        path, _, wanted = part.partition("=")
+        value: object = body
+        for name in path.split("."):
+            value = value.get(name) if isinstance(value, dict) else None
+        if value != wanted:
             return False
     return True
 

@@ -46,6 +46,10 @@ MASTERS = {"first": b"m" * 32}
 VOLATILE = ("uid", "resourceVersion", "creationTimestamp", "managedFields", "generation", "deletionTimestamp")
 
 
+HISTORY = ("lastScaling", "scalingDecisions", "observedGeneration")
+"""Of a status: what tells of the way and not of where it ended."""
+
+
 class BrokenPromiseError(AssertionError):
     """Something that must always hold does not."""
 
@@ -291,7 +295,7 @@ def _essence(resource: Resource, body: Json) -> Json:
     essence: Json = {name: value for name, value in body.items() if name not in ("metadata", "status", "revision")}
     status = body.get("status", {})
     if resource in (DEPLOYMENTS, POOLS):
-        kept = {name: value for name, value in status.items() if name not in ("lastScaling", "observedGeneration")}
+        kept = {name: value for name, value in status.items() if name not in HISTORY}
         kept["conditions"] = {each["type"]: (each["status"], each["reason"]) for each in status.get("conditions", ())}
         essence["status"] = kept
         essence["is observed"] = status.get("observedGeneration") == body["metadata"]["generation"]

@@ -1,0 +1,109 @@
+"""Everything that keeps a deployment back, from what is seen of its objects: one list, each cause named once. Pure."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Mapping
+
+from baton_control.names import cache_name
+from baton_control.spec.api import LLMDeployment
+from baton_control.spec.model_source import Scheme, parse_source
+from baton_control.worker_specs import pool_spec
+from baton_operator.kube.object_fields import mapping, metadata_of, uid_of
+from baton_operator.objects.cluster import Manifest
+from baton_operator.objects.fetch import FetchState
+from baton_operator.objects.metadata import FETCH_ROLE, ROLE_LABEL
+from baton_operator.passes.pod_troubles import Needs, Said, age_s, is_ready, pod_trouble
+from baton_operator.passes.snapshot import Snapshot
+from baton_operator.passes.troubles import Trouble, refused_object, short
+from baton_wire.messages.values import POOL_ROLES, Role
+
+
+def diagnose(
+    seen: Snapshot,
+    deployment: LLMDeployment,
+    fetch: FetchState,
+    said: Mapping[str, Said],
+    now: datetime.datetime,
+    percent: int | None = None,
+) -> tuple[Trouble, ...]:
+    """`said`: the newest Events about Pods and Jobs that are stuck, by uid; `percent`: of the model that is there."""
+    needs = _needs(deployment)
+    found = [pod_trouble(pod, needs, said.get(uid_of(pod)), age_s(pod, now)) for pod in _current(seen.live_pods)]
+    troubles = [each for each in found if each is not None]
+    troubles += _refused_pods(seen)
+    if fetch.failure:
+        troubles = [each for each in troubles if each.of != FETCH_ROLE]
+        message = f"{fetch.failure}; delete the Job to have it tried again"
+        troubles.append(Trouble("ModelFetchFailed", message, of=FETCH_ROLE))
+    elif not fetch.is_done:
+        troubles += _fetching(seen, said, percent)
+    if seen.gateway_lateness and not any(each.of == Role.GATEWAY for each in troubles):
+        troubles.append(Trouble("GatewayFails", f"gateway: {seen.gateway_lateness}", of=Role.GATEWAY.value))
+    for each in seen.sets:
+        is_quiet = not any(trouble.of == each.role for trouble in troubles)
+        if each.is_late and not each.is_leaving and each.ready < each.wanted and is_quiet:
+            message = f"{each.role} worker: not ready within the time for loading"
+            troubles.append(Trouble("WorkersFail", message, of=each.role.value))
+    return tuple(dict.fromkeys(troubles))
+
+
+def waiting_job(seen: Snapshot, fetch: FetchState) -> Manifest | None:
+    """The fetch Job that has no Pod although it should; only its Events say why. None: there is none."""
+    has_pod = any(mapping(metadata_of(pod).get("labels")).get(ROLE_LABEL) == FETCH_ROLE for pod in seen.live_pods)
+    if fetch.is_done or fetch.failure or has_pod:
+        return None
+    active = [job for job in seen.fetches if not mapping(job.get("status")).get("conditions")]
+    return active[-1] if active else None
+
+
+def _current(pods: Iterable[Manifest]) -> Iterable[Manifest]:
+    """Pods that count: of those that ended, the newest of a role, and only while none of that role is ready."""
+    ended: dict[str, Manifest] = {}
+    ready: set[str] = set()
+    for pod in sorted(pods, key=lambda each: str(metadata_of(each).get("creationTimestamp"))):
+        role, status = str(mapping(metadata_of(pod).get("labels")).get(ROLE_LABEL)), mapping(pod.get("status"))
+        if is_ready(status):
+            ready.add(role)
+        elif status.get("phase") == "Failed":
+            ended[role] = pod
+        else:
+            yield pod
+    yield from (pod for role, pod in ended.items() if role not in ready)
+
+
+def _needs(deployment: LLMDeployment) -> Needs:
+    source = parse_source(deployment.spec.model.source)
+    claims: tuple[str, ...] = ()
+    if source.scheme is Scheme.PVC:
+        claims = (str(source.place),)
+    elif source.is_remote:
+        claims = (cache_name(deployment.metadata.name),)
+    mounts = {role.value: claims for role in POOL_ROLES} | ({FETCH_ROLE: claims} if source.is_remote else {})
+    return Needs({role.value: pool_spec(deployment, role).queue for role in POOL_ROLES}, mounts)
+
+
+def _refused_pods(seen: Snapshot) -> list[Trouble]:
+    """Pods that cannot be made, as the Deployments tell."""
+    told = [(each.role.value, each.refusal) for each in seen.sets if each.refusal and not each.is_leaving]
+    told += [(Role.GATEWAY.value, seen.gateway_refusal)] if seen.gateway_refusal else []
+    return [Trouble(refused_object(text, "FailedCreate"), f"{role}: {short(text)}", of=role) for role, text in told]
+
+
+def _fetching(seen: Snapshot, said: Mapping[str, Said], percent: int | None) -> list[Trouble]:
+    told = [said[uid_of(job)] for job in seen.fetches if uid_of(job) in said]
+    refused = [each for each in told if each.reason == "FailedCreate"]
+    if refused:
+        text = refused[0].message
+        return [Trouble(refused_object(text, "FailedCreate"), f"fetch of the model: {short(text)}", of=FETCH_ROLE)]
+    suspended = any(mapping(job.get("spec")).get("suspend") is True for job in seen.fetches)
+    if suspended:
+        return [Trouble("QueuedByKueue", "the fetch of the model is suspended", lasts=False, of=FETCH_ROLE)]
+    unbound = [
+        f"; the claim {metadata_of(claim).get('name')} is {mapping(claim.get('status')).get('phase')}"
+        for claim in seen.claims
+        if mapping(claim.get("status")).get("phase") in ("Pending", "Lost")
+    ]
+    much = "" if percent is None else f" {percent}%"
+    message = f"the model is being fetched{much and f', {percent} % are there'}{''.join(unbound)}"
+    return [Trouble("FetchingModel", message, lasts=False, of=FETCH_ROLE, detail=much.strip())]
