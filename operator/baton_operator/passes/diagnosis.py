@@ -13,7 +13,7 @@ from baton_operator.kube.object_fields import mapping, metadata_of, uid_of
 from baton_operator.objects.cluster import Manifest
 from baton_operator.objects.fetch import FetchState
 from baton_operator.objects.metadata import FETCH_ROLE, ROLE_LABEL
-from baton_operator.passes.pod_troubles import Needs, Said, age_s, is_ready, pod_trouble
+from baton_operator.passes.pod_troubles import PodNeeds, Said, age_s, is_ready, pod_trouble
 from baton_operator.passes.snapshot import Snapshot
 from baton_operator.passes.troubles import Trouble, refused_object, short
 from baton_wire.messages.values import POOL_ROLES, Role
@@ -72,7 +72,7 @@ def _current(pods: Iterable[Manifest]) -> Iterable[Manifest]:
     yield from (pod for role, pod in ended.items() if role not in ready)
 
 
-def _needs(deployment: LLMDeployment) -> Needs:
+def _needs(deployment: LLMDeployment) -> PodNeeds:
     source = parse_source(deployment.spec.model.source)
     claims: tuple[str, ...] = ()
     if source.scheme is Scheme.PVC:
@@ -80,7 +80,7 @@ def _needs(deployment: LLMDeployment) -> Needs:
     elif source.is_remote:
         claims = (cache_name(deployment.metadata.name),)
     mounts = {role.value: claims for role in POOL_ROLES} | ({FETCH_ROLE: claims} if source.is_remote else {})
-    return Needs({role.value: pool_spec(deployment, role).queue for role in POOL_ROLES}, mounts)
+    return PodNeeds({role.value: pool_spec(deployment, role).queue for role in POOL_ROLES}, mounts)
 
 
 def _refused_pods(seen: Snapshot) -> list[Trouble]:

@@ -49,7 +49,7 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class PodNeeds:
     """What Pods of a deployment wait for, which the caches do not keep of them."""
 
     queue: Mapping[str, str | None]
@@ -78,7 +78,7 @@ def _is_ours(metadata: Manifest, deployment: str, jobs: frozenset[str]) -> bool:
     return False
 
 
-def pod_trouble(pod: Manifest, needs: Needs, said: Said | None, age_s: float | None) -> Trouble | None:
+def pod_trouble(pod: Manifest, needs: PodNeeds, said: Said | None, age_s: float | None) -> Trouble | None:
     """Why this Pod is not ready; None: it is, it leaves, or it only takes its time. `age_s`: since it was made."""
     metadata, status = metadata_of(pod), mapping(pod.get("status"))
     if is_leaving(pod) or is_ready(status) or status.get("phase") == "Succeeded":
@@ -92,7 +92,7 @@ def _whose(role: str) -> str:
     return {FETCH_ROLE: "the fetch of the model", Role.GATEWAY.value: "gateway"}.get(role, f"{role} worker")
 
 
-def _found(status: Manifest, role: str, needs: Needs, said: Said | None, age_s: float | None) -> Trouble | None:
+def _found(status: Manifest, role: str, needs: PodNeeds, said: Said | None, age_s: float | None) -> Trouble | None:
     if status.get("phase") == "Failed":
         return _failed(status, role)
     placed = _condition(status, "PodScheduled")
@@ -109,7 +109,7 @@ def _failed(status: Manifest, role: str) -> Trouble | None:
     return Trouble("NodeRefuses", f"{reason}: {short(status.get('message'))}")
 
 
-def _unplaced(placed: Manifest, role: str, needs: Needs) -> Trouble | None:
+def _unplaced(placed: Manifest, role: str, needs: PodNeeds) -> Trouble | None:
     if placed.get("reason") == "SchedulingGated":
         queue = needs.queue.get(role)
         if queue is None:
