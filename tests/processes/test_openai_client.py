@@ -271,3 +271,27 @@ def test_many_clients_at_once_get_their_own_answers(client: openai.OpenAI, deplo
         replies = list(pool.map(run, questions))
     assert replies == [answer_to(question, 60) for question in questions]
     deployment.await_idle()
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1])
+def test_prompt_logprobs_are_those_of_transformers_also_with_a_warm_cache(
+    client: openai.OpenAI, max_tokens: int
+) -> None:
+    """As evaluation harnesses ask: token ids, echo, one alternative. The second time the cache has the prompt."""
+    prompt = tiny_llama.chat_ids(QUESTION) * 12
+    expected = [None, *tiny_llama.prompt_logprobs(prompt)]
+    for _ in range(2):
+        reply = client.completions.create(
+            model=MODEL, prompt=list(prompt), echo=True, logprobs=1, max_tokens=max_tokens, temperature=0
+        )
+        found = reply.choices[0].logprobs
+        assert found is not None
+        assert found.token_logprobs is not None
+        assert len(found.token_logprobs) == len(prompt) + max_tokens
+        for here, there in zip(found.token_logprobs, expected, strict=False):
+            if here is None or there is None:
+                assert here is there
+            else:
+                assert math.isclose(here, there, abs_tol=1e-4)
+        assert reply.usage is not None
+        assert reply.usage.completion_tokens == max_tokens

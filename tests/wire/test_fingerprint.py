@@ -9,7 +9,7 @@ from baton_wire.errors import UnfitPairError
 from baton_wire.fingerprint import digest, first_difference, require_fit
 
 OTHER = {
-    "wire_version": 1,
+    "wire_version": 99,
     "model_hash": "e" * 64,
     "dtype": "bfloat16",
     "kv_dtype": "fp8",

@@ -19,6 +19,7 @@ from baton_engine.model.loading import LoadedModel
 from baton_engine.running.decode_graph import DecodeGraphs, graph_sizes
 from baton_engine.running.drawing import DrawingRows
 from baton_engine.running.layer_notices import LayerListener, LayerNotices
+from baton_engine.running.prompt_scores import ChunkScores, score
 from baton_engine.running.sampler import Draw, LogitsHook, Sampler
 from baton_engine.running.slot_state import SlotState
 from baton_engine.running.step_clock import StepClock, start_clock
@@ -35,6 +36,7 @@ class _InFlight:
     slots: tuple[int, ...]
     draw: Draw | None
     """On the host once the clock says that the step is done; None when no slot draws."""
+    scores: tuple[ChunkScores, ...]
     clock: StepClock
 
 
@@ -80,9 +82,9 @@ class ModelRunner:
             self._graphs.set_blocks(plan.blocks)
         if plan.copies:
             self._pool.copy_blocks([copy.source for copy in plan.copies], [copy.target for copy in plan.copies])
-        slots, draw = self._run(plan) if plan.prefill or plan.decode else ((), None)
+        slots, draw, scores = self._run(plan) if plan.prefill or plan.decode else ((), None, ())
         clock.stop()
-        self._in_flight.append(_InFlight(plan.step, slots, draw, clock))
+        self._in_flight.append(_InFlight(plan.step, slots, draw, scores, clock))
 
     def is_done(self) -> bool:
         return bool(self._in_flight) and self._in_flight[0].clock.is_done()
@@ -93,7 +95,7 @@ class ModelRunner:
         oldest = self._in_flight.popleft()
         duration_s = oldest.clock.wait()
         tokens = () if oldest.draw is None else _slot_tokens(oldest.slots, oldest.draw)
-        return StepResult(oldest.step, tokens, duration_s)
+        return StepResult(oldest.step, tokens, duration_s, tuple(scores.read() for scores in oldest.scores))
 
     def execute(self, plan: StepPlan) -> StepResult:
         if self._in_flight:
@@ -101,22 +103,26 @@ class ModelRunner:
         self.launch(plan)
         return self.collect()
 
-    def _run(self, plan: StepPlan) -> tuple[tuple[int, ...], Draw | None]:
+    def _run(self, plan: StepPlan) -> tuple[tuple[int, ...], Draw | None, tuple[ChunkScores, ...]]:
         if self._graphs is not None and not plan.prefill and len(plan.decode) <= self._graphs.largest:
             slots = self._slots.longest_first(plan.decode)
-            return slots, self._replay(self._graphs, slots)
+            return slots, self._replay(self._graphs, slots), ()
         drawing = DrawingRows.of(plan) if plan.prefill else None
-        token_ids, rows = self._slots.rows(plan, drawing)
+        is_scored = any(chunk.targets for chunk in plan.prefill)
+        token_ids, rows = self._slots.rows(plan, None if is_scored else drawing)
         written = None if self._notices is None else self._notices.of(plan)
         hidden = self._model.hidden_states(token_ids, rows, self._pool.tensor, written)
         if drawing is None:
-            return plan.decode, self._draw(plan.decode, self._model.head(hidden))
+            return plan.decode, self._draw(plan.decode, self._model.head(hidden)), ()
+        scores = score(self._model, hidden, plan.prefill) if is_scored else ()
         if not drawing.slots:
-            return (), None
+            return (), None, scores
+        if is_scored:
+            hidden = hidden.index_select(0, upload(drawing.rows, self._device))
         logits = self._model.head(hidden)
         if len(drawing.slots) > len(drawing.rows):
             logits = logits.index_select(0, upload(drawing.logits_rows, self._device))
-        return drawing.slots, self._draw(drawing.slots, logits)
+        return drawing.slots, self._draw(drawing.slots, logits), scores
 
     def _replay(self, graphs: DecodeGraphs, slots: tuple[int, ...]) -> Draw:
         hidden = graphs.run(self._slots.decode_inputs(slots))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton_wire.messages.pair_link import FirstToken
-from baton_wire.messages.values import Finish, Reason, RequestKey, SamplingParams, TokenLogprob
+from baton_wire.messages.values import Finish, PromptLogprob, Reason, RequestKey, SamplingParams, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,17 @@ class Drawn:
     ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] | None
     finish: Finish | None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScored:
+    """Log probabilities of the prompt's tokens from place `first_index` on. All of them come before the first `Drawn`;
+    a prompt that was preempted meanwhile tells them again from the beginning.
+    """
+
+    key: RequestKey
+    first_index: int
+    logprobs: tuple[PromptLogprob, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,4 +119,4 @@ class Failed:
     detail: str = ""
 
 
-SchedulerEvent = Drawn | Computing | Computed | Prefilled | Reserved | Queued | Failed
+SchedulerEvent = Drawn | PromptScored | Computing | Computed | Prefilled | Reserved | Queued | Failed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from baton_engine.memory.blocks import BlockOwner
 from baton_engine.memory.prefix import block_digest
 from baton_engine.scheduling.engine_state import EngineState, announce, end_sequence, publish
-from baton_engine.scheduling.events import Drawn, Prefilled
+from baton_engine.scheduling.events import Drawn, Prefilled, PromptScored
 from baton_engine.scheduling.sequence import Sequence, SequenceStage, Stem, StemStage
 from baton_engine.scheduling.step_draft import LaunchedChunk
 from baton_engine.scheduling.step_plan import SlotTokens, StepResult
@@ -23,6 +23,12 @@ def read_result(state: EngineState, result: StepResult) -> None:
     state.slots.collected(result.step)
     for chunk in launched.chunks:
         _advance_stem(state, chunk)
+    for scored in result.scored:
+        chunk = launched.chunks[scored.chunk]
+        request = chunk.stem.request
+        if not request.is_stopped and request.live:
+            first = chunk.start + 1
+            state.events.append(PromptScored(request.key, first, scored.logprobs))
     rows, samples = launched.rows, launched.samples
     for tokens in result.tokens:
         sequence = rows.get(tokens.slot) or samples.get(tokens.slot)

@@ -129,6 +129,15 @@ class Stem:
         return self.members[0].order
 
     @property
+    def is_scored(self) -> bool:
+        """The log probabilities of its tokens are wanted: all are computed, whatever a cache has of them.
+
+        Once something is drawn they have been told.
+        """
+        spec = self.request.spec
+        return spec.sampling.prompt_logprobs is not None and len(self.tokens) == spec.prompt_tokens
+
+    @property
     def num_tokens(self) -> int:
         """Length of the context, also before a returning stem's tokens are all known."""
         return len(self.tokens) or self.members[0].kv_tokens + 1

@@ -61,7 +61,8 @@ def _start(state: EngineState, draft: StepDraft, stem: Stem) -> bool:
     _tokens(stem)
     stem.fill_digests(config.block_tokens)
     # At least one token is computed: its logits are what is drawn from.
-    hits = pool.match(stem.digests, (len(stem.tokens) - 1) // config.block_tokens) if config.prefix_cache else []
+    uses_cache = config.prefix_cache and not stem.is_scored
+    hits = pool.match(stem.digests, (len(stem.tokens) - 1) // config.block_tokens) if uses_cache else []
     cached = len(hits) * config.block_tokens
     if not _chunk_size(state, draft, len(stem.tokens) - cached):
         return False
@@ -136,15 +137,23 @@ def _add_chunk(state: EngineState, draft: StepDraft, stem: Stem) -> None:
     is_last = size == rest
     draft.is_shared = draft.is_shared or not is_last
     sample = tuple(member.slot for member in stem.waiting_members if member.slot is not None) if is_last else ()
-    assert stem.slot is not None
-    draft.prefill.append(PrefillChunk(stem.slot, start, stem.tokens[start:end], sample))
-    draft.chunks.append(LaunchedChunk(stem, end, is_last))
+    draft.prefill.append(_chunk(stem, start, end, sample))
+    draft.chunks.append(LaunchedChunk(stem, start, end, is_last))
     if stem.request.spec.hold:
         stem.request.is_announced = True  # from now on others may be reading its blocks
         table = tuple(state.pool.table(stem.owner))
         state.events.append(Computing(stem.request.key, draft.step, end, table))
     if is_last:
         _finish_stem(state, draft, stem)
+
+
+def _chunk(stem: Stem, start: int, end: int, sample: tuple[int, ...]) -> PrefillChunk:
+    assert stem.slot is not None
+    tokens = stem.tokens[start:end]
+    if not stem.is_scored:
+        return PrefillChunk(stem.slot, start, tokens, sample)
+    alternatives = stem.request.spec.sampling.prompt_logprobs or 0
+    return PrefillChunk(stem.slot, start, tokens, sample, stem.tokens[start + 1 : end + 1], alternatives)
 
 
 def _finish_stem(state: EngineState, draft: StepDraft, stem: Stem) -> None:

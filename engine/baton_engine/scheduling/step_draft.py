@@ -15,6 +15,7 @@ class LaunchedChunk:
     """A prefill chunk whose result is awaited."""
 
     stem: Stem
+    start: int
     end: int
     is_last: bool
 

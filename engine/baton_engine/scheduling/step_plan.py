@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from baton_wire.messages.values import SamplingParams, TokenLogprob
+from baton_wire.messages.values import PromptLogprob, SamplingParams, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,10 @@ class PrefillChunk:
     """Slots that draw their next token from the logits of the chunk's last position: none unless it is the
     sequence's last chunk, several with n > 1. A drawing slot's context becomes start + len(tokens); its blocks come
     with later plans."""
+    targets: tuple[int, ...] = ()
+    """The ids behind the chunk's first positions whose log probabilities are wanted; none as a rule."""
+    alternatives: int = 0
+    """How many of the likeliest ids are wanted beside each target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +100,21 @@ class SlotTokens:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoredChunk:
+    """Log probabilities of a chunk's `targets`, in order."""
+
+    chunk: int
+    """Its place among the plan's chunks."""
+    logprobs: tuple[PromptLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     step: int
     tokens: tuple[SlotTokens, ...]
     duration_s: float
     """Time the device took, for the step-time model and metrics."""
+    scored: tuple[ScoredChunk, ...] = ()
 
 
 class Runner(Protocol):

@@ -62,6 +62,10 @@ class Options:
     ignore_eos: bool
     skip_special_tokens: bool
     logprobs: int | None
+    prompt_logprobs: int | None
+    """Alternatives beside each token of the prompt, in a field of their own; None: not asked for."""
+    prompt_alternatives: int | None
+    """The most alternatives that any part of the answer tells of a prompt's tokens; None: none is told."""
     stream: bool
     include_usage: bool
     continuous_usage: bool
@@ -106,18 +110,20 @@ def parse_completion(raw: dict[str, Any]) -> CompletionRequest:
     fields.refuse("prompt_embeds", "prompts are text or token ids")
     echo = fields.flag("echo", False)
     logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS)
-    if echo and logprobs is not None:
-        raise unsupported("echo", "log probabilities of prompt tokens are not computed; use 'echo' without 'logprobs'")
     best_of = fields.integer("best_of", 1, MAX_CHOICES)
-    max_tokens = fields.integer("max_tokens", 1, MAX_TOKENS)
-    options = _options(fields, 16 if max_tokens is None else max_tokens, logprobs)
+    max_tokens = fields.integer("max_tokens", 0 if echo else 1, MAX_TOKENS)
+    options = _options(fields, 16 if max_tokens is None else max_tokens, logprobs, echo)
     if best_of is not None and best_of != options.n:
         raise unsupported("best_of", "it must equal 'n'")
     return CompletionRequest(options, prompts, echo)
 
 
-def _options(fields: Fields, max_tokens: int | None, logprobs: int | None) -> Options:
+def _options(fields: Fields, max_tokens: int | None, logprobs: int | None, echo: bool = False) -> Options:
     stream = fields.flag("stream", False)
+    prompt_logprobs = fields.integer("prompt_logprobs", 0, MAX_LOGPROBS)
+    if prompt_logprobs is not None and stream:
+        raise unsupported("prompt_logprobs", "a stream has no place for them; use 'echo' with 'logprobs'")
+    told = [each for each in (prompt_logprobs, logprobs if echo else None) if each is not None]
     include_usage, continuous_usage = _stream_options(fields.take("stream_options"), stream)
     options = Options(
         model=check_text(fields.require("model"), "model", 253),
@@ -138,6 +144,8 @@ def _options(fields: Fields, max_tokens: int | None, logprobs: int | None) -> Op
         ignore_eos=fields.flag("ignore_eos", False),
         skip_special_tokens=fields.flag("skip_special_tokens", True),
         logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        prompt_alternatives=max(told, default=None),
         stream=stream,
         include_usage=include_usage,
         continuous_usage=continuous_usage,

@@ -16,6 +16,7 @@ from baton_gateway.errors import Problem
 from baton_gateway.http_api.openai_types import ApiEndpoint
 from baton_gateway.text.choice_text import TokenInfo
 from baton_gateway.text.revision_text import TextModel
+from baton_wire.messages.values import PromptLogprob
 
 DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
@@ -60,12 +61,23 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptScores:
+    """A prompt's ids with their log probabilities, of which so many alternatives are told."""
+
+    ids: Sequence[int]
+    logprobs: Sequence[PromptLogprob | None]
+    alternatives: int
+
+
+@dataclass(frozen=True, slots=True)
 class FinishedChoice:
     """One choice of a response that is not streamed."""
 
     text: str
     tokens: Sequence[TokenInfo]
     finish: str
+    prompt: PromptScores | None = None
+    """Of the prompt's own tokens, when they are wanted in a field of their own."""
 
 
 def error_body(problem: Problem) -> bytes:
@@ -88,6 +100,7 @@ def response_body(
 ) -> bytes:
     """The whole answer of a request that is not streamed."""
     entries = []
+    body = head.fields(is_chunk=False)
     for index, choice in enumerate(choices):
         logprobs = logprobs_fields(head.endpoint, choice.tokens, text) if wants_logprobs else None
         entry: dict[str, Any] = {"index": index, "logprobs": logprobs, "finish_reason": choice.finish}
@@ -95,8 +108,29 @@ def response_body(
             entry["message"] = {"role": "assistant", "content": choice.text, "refusal": None}
         else:
             entry["text"] = choice.text
+        if choice.prompt is not None:  # where vLLM has it: a chat has one prompt, a completion's choices may differ
+            place = body if head.endpoint is ApiEndpoint.CHAT else entry
+            place["prompt_logprobs"] = prompt_logprobs_fields(choice.prompt, text)
         entries.append(entry)
-    return _encode(head.fields(is_chunk=False) | {"choices": entries, "usage": usage.fields()})
+    return _encode(body | {"choices": entries, "usage": usage.fields()})
+
+
+def prompt_logprobs_fields(scores: PromptScores, text: TextModel) -> list[dict[str, Any] | None]:
+    """vLLM's form: for each token of the prompt an object of ids, its own first; null for the first token."""
+    told: list[dict[str, Any] | None] = []
+    for token, found in zip(scores.ids, scores.logprobs, strict=True):
+        if found is None:
+            told.append(None)
+            continue
+        entries = {str(token): _ranked(token, found.logprob, found.rank, text)}
+        for rank, (other, logprob) in enumerate(found.top[: scores.alternatives], 1):
+            entries.setdefault(str(other), _ranked(other, logprob, rank, text))
+        told.append(entries)
+    return told
+
+
+def _ranked(token: int, logprob: float, rank: int, text: TextModel) -> dict[str, Any]:
+    return {"logprob": logprob, "rank": rank, "decoded_token": _token_text(token, text)}
 
 
 class ChunkWriter:
@@ -172,13 +206,17 @@ def logprobs_fields(endpoint: ApiEndpoint, tokens: Sequence[TokenInfo], text: Te
         return {"content": [_chat_logprob(info, text) for info in tokens], "refusal": None}
     return {
         "tokens": [_token_text(info.token, text) for info in tokens],
-        "token_logprobs": [info.logprob.logprob for info in tokens],
-        "top_logprobs": [{_token_text(token, text): logprob for token, logprob in info.logprob.top} for info in tokens],
+        "token_logprobs": [info.logprob and info.logprob.logprob for info in tokens],
+        "top_logprobs": [
+            info.logprob and {_token_text(token, text): logprob for token, logprob in info.logprob.top}
+            for info in tokens
+        ],
         "text_offset": [info.text_offset for info in tokens],
     }
 
 
 def _chat_logprob(info: TokenInfo, text: TextModel) -> dict[str, Any]:
+    assert info.logprob is not None, "a chat gives no prompt back"
     top = [_token_logprob(token, logprob, text) for token, logprob in info.logprob.top]
     return _token_logprob(info.token, info.logprob.logprob, text) | {"top_logprobs": top}
 

@@ -17,6 +17,7 @@ from baton_gateway.http_api.responses import (
     DONE,
     ChunkWriter,
     FinishedChoice,
+    PromptScores,
     ResponseHead,
     Usage,
     error_event,
@@ -51,6 +52,10 @@ class Sink(Protocol):
         """The request is running."""
         ...
 
+    def prompt(self, choice: int, scores: PromptScores) -> None:
+        """Log probabilities of the prompt of a choice, for a field of their own; before its first increment."""
+        ...
+
     def increment(self, choice: int, increment: Increment) -> None: ...
 
     def flush(self) -> None:
@@ -67,6 +72,7 @@ class _Collected:
     texts: list[str] = field(default_factory=list)
     tokens: list[TokenInfo] = field(default_factory=list)
     finish: str = ""
+    prompt: PromptScores | None = None
 
 
 class CollectingSink:
@@ -80,6 +86,9 @@ class CollectingSink:
     def begin(self, answer: AnswerHead) -> None:
         self._answer = answer
         self._choices = [_Collected() for _ in range(answer.num_choices)]
+
+    def prompt(self, choice: int, scores: PromptScores) -> None:
+        self._choices[choice].prompt = scores
 
     def increment(self, choice: int, increment: Increment) -> None:
         collected = self._choices[choice]
@@ -98,7 +107,7 @@ class CollectingSink:
             self.done.set_result(problem or _UNANSWERED)
             return
         answer = self._answer
-        choices = [FinishedChoice("".join(each.texts), each.tokens, each.finish) for each in self._choices]
+        choices = [FinishedChoice("".join(each.texts), each.tokens, each.finish, each.prompt) for each in self._choices]
         self.done.set_result(response_body(answer.head, choices, usage, answer.text, answer.wants_logprobs))
 
 
@@ -147,6 +156,9 @@ class StreamingSink:
         self._continuous_from = answer.prompt_tokens if answer.continuous_usage else None
         self._counted = [0] * answer.num_choices
         self._begun = [False] * answer.num_choices
+
+    def prompt(self, choice: int, scores: PromptScores) -> None:
+        raise AssertionError("a stream has no place for them, and says so when it is asked")
 
     def increment(self, choice: int, increment: Increment) -> None:
         pending = self._pending.get(choice)

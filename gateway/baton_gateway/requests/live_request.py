@@ -8,16 +8,18 @@ from dataclasses import dataclass, field
 
 from baton_gateway.errors import Problem
 from baton_gateway.http_api.openai_types import ChatRequest, CompletionRequest
+from baton_gateway.http_api.responses import PromptScores
 from baton_gateway.http_api.sinks import Sink
 from baton_gateway.http_api.tenants import Tenant
 from baton_gateway.reporting.metrics import RequestTimes
 from baton_gateway.requests.request import RequestLife
-from baton_gateway.requests.request_events import LifeRules, Prompt
+from baton_gateway.requests.request_events import Deliver, LifeRules, Prompt
 from baton_gateway.requests.run import Run
-from baton_gateway.text.choice_text import ChoiceText
+from baton_gateway.requests.scored_prompts import ScoredPrompts, echoes, with_echo
+from baton_gateway.text.choice_text import ChoiceText, Increment
 from baton_gateway.text.revision_text import TextModel
 from baton_gateway.workers.route import RoutePolicy
-from baton_wire.messages.values import PairFingerprint
+from baton_wire.messages.values import Finish, PairFingerprint
 
 ID_BYTES = 8
 """Of a token id in a tuple: small ints are shared, so it is a pointer."""
@@ -57,6 +59,48 @@ class LiveRequest:
     prefixes: tuple[tuple[bytes, ...], ...] = ()
     texts: list[ChoiceText] = field(default_factory=list)
     echoes: tuple[str, ...] = ()
+    scores: ScoredPrompts | None = None
+    """When log probabilities of the prompts are wanted."""
+
+    def begin_texts(self) -> None:
+        """Empty texts of all choices, behind their prompts where those are given back."""
+        assert self.text is not None
+        text, options = self.text, self.request.options
+        is_chat = isinstance(self.request, ChatRequest)
+        self.echoes = echoes(self.request, text)
+        if options.prompt_alternatives is not None:
+            self.scores = ScoredPrompts([prompt.tokens for prompt in self.prompts])
+        self.texts = [
+            text.choice_text(
+                options.stop, options.skip_special_tokens, not is_chat, len(self.echoes[prompt]) if self.echoes else 0
+            )
+            for prompt in range(len(self.prompts))
+            for _ in range(options.n)
+        ]
+
+    def prompt_of(self, choice: int) -> int:
+        return choice // self.request.options.n
+
+    def increment(self, delivered: Deliver) -> Increment:
+        """What the client reads of these tokens; with the first ones, what it wants to know of the prompt."""
+        options, choice = self.request.options, delivered.choice
+        if options.max_tokens == 0:
+            increment = Increment("", finish=Finish.LENGTH)
+        else:
+            increment = self.texts[choice].push(delivered.ids, delivered.logprobs, delivered.finish)
+        if not delivered.is_first:
+            return increment
+        prompt = self.prompt_of(choice)
+        if self.scores is not None and options.prompt_logprobs is not None:
+            scores = PromptScores(self.prompts[prompt].tokens, self.scores.of(prompt), options.prompt_logprobs)
+            self.sink.prompt(choice, scores)
+        if not self.echoes:
+            return increment
+        if self.scores is not None and options.logprobs is not None:
+            assert self.text is not None
+            tokens = self.scores.echo(prompt, options.logprobs, self.text)
+            return with_echo(increment, self.echoes[prompt], tokens)
+        return with_echo(increment, self.echoes[prompt])
 
 
 def text_bytes(request: ChatRequest | CompletionRequest) -> int:

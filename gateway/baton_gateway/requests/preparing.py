@@ -18,6 +18,8 @@ from baton_gateway.text.revision_text import TextModel
 from baton_wire.messages.values import SamplingParams
 
 _SEEDS = 1 << 63
+MAX_PROMPT_VALUES = 1 << 18
+"""Log probabilities of prompts' tokens that one answer tells: they are all held until its first token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ def make_prompts(
 
     Raises RefusedError.
     """
+    _check_prompt_values(options, sum(map(len, encoded)))
     _check_ids(options.stop_token_ids, limits, "stop_token_ids")
     _check_ids([token for token, _ in options.logit_bias], limits, "logit_bias")
     first_seed = seed if options.seed is None else options.seed
@@ -83,6 +86,18 @@ def cache_salt(tenant_salt: str, client_salt: str) -> str:
 def _check_ids(ids: Sequence[int], limits: ModelLimits, field: str) -> None:
     if ids and max(ids) >= limits.vocab_size:
         raise invalid(field, f"'{field}' has a token id beyond the vocabulary of {limits.vocab_size}.", "out_of_range")
+
+
+def _check_prompt_values(options: Options, tokens: int) -> None:
+    if options.prompt_alternatives is None:
+        return
+    field = "logprobs" if options.prompt_logprobs is None else "prompt_logprobs"
+    values = tokens * (1 + options.prompt_alternatives)
+    if values > MAX_PROMPT_VALUES:
+        message = (
+            f"'{field}' asks for {values} log probabilities of prompt tokens; at most {MAX_PROMPT_VALUES} are told."
+        )
+        raise invalid(field, message, "out_of_range")
 
 
 def _sampling(
@@ -106,14 +121,16 @@ def _sampling(
         logit_bias=options.logit_bias,
         stop_token_ids=tuple(dict.fromkeys((*end_ids, *options.stop_token_ids)))[:128],
         logprobs=options.logprobs,
+        prompt_logprobs=options.prompt_alternatives,
     )
 
 
 def _max_tokens(asked: int | None, prompt_tokens: int, limits: ModelLimits, field: str) -> int:
-    """What was asked for if it fits; without a wish all that fits."""
+    """What was asked for if it fits; without a wish all that fits. Workers draw one token even where none is asked
+    for."""
     if prompt_tokens == 0:
         raise invalid(field, f"'{field}' has no tokens.", "empty_prompt")
     room = limits.max_context_tokens - prompt_tokens
     if room < 1 or (asked is not None and asked > room):
         raise context_exceeded(field, limits.max_context_tokens, prompt_tokens, asked)
-    return room if asked is None else asked
+    return room if asked is None else max(asked, 1)

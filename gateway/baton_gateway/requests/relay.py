@@ -28,6 +28,7 @@ from baton_gateway.requests.request_events import (
     Arrived,
     ClientGone,
     Deliver,
+    DeliverPrompt,
     End,
     Event,
     LegEnded,
@@ -38,6 +39,7 @@ from baton_gateway.requests.request_events import (
     Prepare,
     Prepared,
     Prompt,
+    PromptArrived,
     Refused,
     Route,
     Routed,
@@ -54,7 +56,7 @@ from baton_gateway.text.revision_text import TextModel
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.workers.affinity import prefix_keys
 from baton_gateway.workers.linked_workers import WorkerTable
-from baton_wire.messages.gateway_link import Cancel, LegFailed, Prefill, Reserve, Tokens
+from baton_wire.messages.gateway_link import Cancel, LegFailed, Prefill, PromptLogprobs, Reserve, Tokens
 from baton_wire.messages.measures import Backlog
 from baton_wire.messages.values import PairFingerprint
 
@@ -184,6 +186,10 @@ class Relay:
         for live in touched.values():
             live.sink.flush()
 
+    def prompt_logprobs(self, epoch: bytes, message: PromptLogprobs) -> None:
+        if (live := self._by_run.get(message.request)) is not None:
+            self._feed(live, PromptArrived(epoch, message))
+
     def leg_failed(self, epoch: bytes, message: LegFailed) -> None:
         live = self._by_run.get(message.request)
         if live is not None:
@@ -203,6 +209,9 @@ class Relay:
             match action:
                 case Deliver():
                     self._deliver(live, action, now)
+                case DeliverPrompt(prompt, first_index, logprobs):
+                    if live.scores is not None:
+                        live.scores.take(prompt, first_index, logprobs)
                 case Send():
                     self._send(live, action)
                 case PickRoute():
@@ -216,9 +225,10 @@ class Relay:
 
     def _deliver(self, live: LiveRequest, action: Deliver, now: float) -> None:
         self._metrics.delivered(live.times, action.choice, len(action.ids), now)
-        increment = live.texts[action.choice].push(action.ids, action.logprobs, action.finish)
-        if action.is_first and live.echoes:
-            increment = increment.after(live.echoes[action.choice // live.request.options.n])
+        if action.is_first and live.scores is not None and not live.scores.is_complete(live.prompt_of(action.choice)):
+            self._feed(live, Refused(errors.internal_error()))  # the worker's own rule: the prompt comes first
+            return
+        increment = live.increment(action)
         live.sink.increment(action.choice, increment)
         if increment.stopped_after is not None:
             self._feed(live, StopFound(action.choice, increment.stopped_after))
@@ -264,7 +274,8 @@ class Relay:
             live.timer.cancel()
         if live.preparing is not None:
             live.preparing.cancel()
-        usage = Usage(live.life.prompt_tokens(), live.life.completion_tokens())
+        completion_tokens = 0 if live.request.options.max_tokens == 0 else live.life.completion_tokens()
+        usage = Usage(live.life.prompt_tokens(), completion_tokens)
         life = live.life
         counts = life.attempts, life.migrations, life.conflicts
         self._metrics.ended(live.times, action.outcome, usage, *counts, now)
@@ -324,14 +335,9 @@ class Relay:
         is_chat = isinstance(request, ChatRequest)
         live.text, live.fingerprint, live.prompts = text, fingerprint, prompts
         live.prefixes = tuple(prefix_keys(prompt.tokens, prompt.salt) for prompt in prompts)
-        if isinstance(request, CompletionRequest) and request.echo:
-            live.echoes = tuple(_echo(prompt, text) for prompt in request.prompts)
-        num_choices = len(prompts) * options.n
+        live.begin_texts()
+        num_choices = len(live.texts)
         self._metrics.telemetry.branched(num_choices - 1)
-        live.texts = [
-            text.choice_text(options.stop, options.skip_special_tokens, continues=not is_chat)
-            for _ in range(num_choices)
-        ]
         head = ResponseHead(
             endpoint=ApiEndpoint.CHAT if is_chat else ApiEndpoint.COMPLETIONS,
             id=("chatcmpl-" if is_chat else "cmpl-") + secrets.token_hex(12),
@@ -382,7 +388,3 @@ class Relay:
         for ticket in self._admission.expired(self._loop.time()):
             self._feed(self._by_ticket[ticket], Refused(problem))
         self._keep_admission_timer()
-
-
-def _echo(prompt: str | tuple[int, ...], text: TextModel) -> str:
-    return prompt if isinstance(prompt, str) else text.decode(list(prompt))

@@ -21,6 +21,7 @@ from baton_gateway.requests.request_events import (
     Arrived,
     ClientGone,
     Deliver,
+    DeliverPrompt,
     End,
     Event,
     LegEnded,
@@ -32,6 +33,7 @@ from baton_gateway.requests.request_events import (
     Prepare,
     Prepared,
     Prompt,
+    PromptArrived,
     Refused,
     Route,
     Routed,
@@ -227,11 +229,8 @@ class RequestLife:
 
     def _arrived(self, event: Arrived, now: float) -> list[Action]:
         entry = event.entry
-        run = self._runs.get(entry.request)
-        if run is None or run.state is not RunState.RUNNING or entry.attempt != run.attempt:
-            return []
-        number = run.prompt * self._n + entry.choice
-        if number not in run.choices or event.worker not in (run.decode, run.prefill):
+        run = self._current(event.worker, entry.request, entry.attempt)
+        if run is None or (number := run.prompt * self._n + entry.choice) not in run.choices:
             return []
         run.moved_s = now
         if event.worker == run.decode:
@@ -246,6 +245,21 @@ class RequestLife:
         if known >= len(entry.ids) and entry.finish is None:
             return []
         return self._deliver(run, number, choice, entry, known)
+
+    def _current(self, worker: bytes, request: bytes, attempt: int) -> Run | None:
+        """The run whose attempt under way this is, if the worker takes part in it."""
+        run = self._runs.get(request)
+        if run is None or run.state is not RunState.RUNNING or attempt != run.attempt:
+            return None
+        return run if worker in (run.decode, run.prefill) else None
+
+    def _prompt_arrived(self, event: PromptArrived, now: float) -> list[Action]:
+        message = event.message
+        run = self._current(event.worker, message.request, message.attempt)
+        if run is None:
+            return []
+        run.moved_s = now
+        return [DeliverPrompt(run.prompt, message.first_index, message.logprobs)]
 
     def _deliver(self, run: Run, number: int, choice: Choice, entry: TokenEntry, known: int) -> list[Action]:
         new = entry.ids[known:]
@@ -388,6 +402,7 @@ _HANDLERS: dict[type, Callable[..., list[Action]]] = {
     NoRoute: RequestLife._no_route,
     RoutesChanged: RequestLife._routes_changed,
     Arrived: RequestLife._arrived,
+    PromptArrived: RequestLife._prompt_arrived,
     LegEnded: RequestLife._leg_ended,
     WorkerLost: RequestLife._worker_lost,
     StopFound: RequestLife._stop_found,

@@ -6,8 +6,8 @@ import enum
 from dataclasses import dataclass, replace
 
 from baton_gateway.errors import Problem
-from baton_wire.messages.gateway_link import Cancel, LegFailed, Prefill, Reserve, Retarget
-from baton_wire.messages.values import Address, Finish, SamplingParams, TokenEntry, TokenLogprob
+from baton_wire.messages.gateway_link import Cancel, LegFailed, Prefill, PromptLogprobs, Reserve, Retarget
+from baton_wire.messages.values import Address, Finish, PromptLogprob, SamplingParams, TokenEntry, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +133,14 @@ class Arrived:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptArrived:
+    """A worker told log probabilities of a prompt's own tokens."""
+
+    worker: bytes
+    message: PromptLogprobs
+
+
+@dataclass(frozen=True, slots=True)
 class LegEnded:
     """A worker gave its part up."""
 
@@ -174,6 +182,7 @@ Event = (
     | NoRoute
     | RoutesChanged
     | Arrived
+    | PromptArrived
     | LegEnded
     | WorkerLost
     | StopFound
@@ -229,6 +238,15 @@ class Deliver:
 
 
 @dataclass(frozen=True, slots=True)
+class DeliverPrompt:
+    """Log probabilities of a prompt's own tokens, from place `first_index` on; another attempt may tell them again."""
+
+    prompt: int
+    first_index: int
+    logprobs: tuple[PromptLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     """The one end. `problem` says why, unless it finished or the client is gone."""
 
@@ -236,4 +254,4 @@ class End:
     problem: Problem | None = None
 
 
-Action = Prepare | PickRoute | Send | Deliver | End
+Action = Prepare | PickRoute | Send | Deliver | DeliverPrompt | End

@@ -8,7 +8,7 @@ tokens that lie wholly behind a stop string's beginning have none.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from baton_gateway.text.detokenizer import Detokenizer
 from baton_gateway.text.stop_strings import StopMatcher
@@ -20,7 +20,8 @@ class TokenInfo:
     """One delivered token with its logprob; `text_offset` in characters from the beginning of the choice's text."""
 
     token: int
-    logprob: TokenLogprob
+    logprob: TokenLogprob | None
+    """None: the first token of a prompt that is given back."""
     text_offset: int
 
 
@@ -35,10 +36,6 @@ class Increment:
     """A stop string matched at this many tokens of the choice: the engine need not go on."""
     counted: int = 0
     """Tokens of the choice that count up to here: those of text held back too, none behind a stop string."""
-
-    def after(self, text: str) -> Increment:
-        """The same with `text` put before it."""
-        return replace(self, text=text + self.text)
 
 
 class ChoiceText:

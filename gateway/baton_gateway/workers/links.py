@@ -31,6 +31,7 @@ from baton_wire.messages.gateway_link import (
     Hello,
     LegFailed,
     Prefill,
+    PromptLogprobs,
     Reserve,
     Retarget,
     ToGateway,
@@ -51,6 +52,7 @@ class LinkListener(Protocol):
     def worker_reported(self) -> None: ...
     def worker_lost(self, epoch: bytes) -> None: ...
     def tokens(self, epoch: bytes, frame: Tokens) -> None: ...
+    def prompt_logprobs(self, epoch: bytes, message: PromptLogprobs) -> None: ...
     def leg_failed(self, epoch: bytes, message: LegFailed) -> None: ...
 
 
@@ -302,6 +304,8 @@ class WorkerLink:
             match message:
                 case Tokens():
                     self._listener.tokens(worker.hello.epoch, message)
+                case PromptLogprobs():
+                    self._listener.prompt_logprobs(worker.hello.epoch, message)
                 case WorkerState():
                     self._reported(worker, message)
                 case LegFailed():

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeVar
 
-from baton_engine.scheduling.events import Drawn, Failed, SchedulerEvent
+from baton_engine.scheduling.events import Drawn, Failed, PromptScored, SchedulerEvent
 from baton_local.batch.jobs import Desk, Job, Refusal, failure
 from baton_local.batch.lines import BadLine, BatchLine, answer_line
 from baton_local.batch.order import Balance, windows
@@ -162,10 +162,12 @@ class BatchRun:
     def _pass_on(self, open_: _Open, events: Iterable[SchedulerEvent], is_dead: Callable[[], bool]) -> None:
         batch: Drawing = []
         for event in events:
-            if isinstance(event, Drawn | Failed) and event.key in open_.choices:
+            if isinstance(event, Drawn | Failed | PromptScored) and event.key in open_.choices:
                 batch.append((open_.jobs[event.key.request], event))
                 if isinstance(event, Failed):
                     self._close(open_, event.key, None)
+                elif isinstance(event, PromptScored):
+                    pass
                 elif event.finish is not None:
                     self._close(open_, event.key, event.choice)
                 elif event.choice in open_.choices[event.key]:
@@ -200,6 +202,8 @@ class BatchRun:
                     continue
                 if isinstance(event, Drawn):
                     self._take(job, event)
+                elif isinstance(event, PromptScored):
+                    job.score(event)
                 else:
                     failed.add(job.custom_id)
                     self._answer(failure(job.custom_id))

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from baton_engine.scheduling.events import Drawn, SequenceSpec
+from baton_engine.scheduling.events import Drawn, PromptScored, SequenceSpec
 from baton_gateway.errors import Problem, internal_error, model_not_found, unsupported
 from baton_gateway.errors import RefusedError as RefusedRequestError
 from baton_gateway.http_api.openai_types import (
@@ -18,15 +18,23 @@ from baton_gateway.http_api.openai_types import (
     parse_chat,
     parse_completion,
 )
-from baton_gateway.http_api.responses import FinishedChoice, ResponseHead, Usage, error_body, response_body
+from baton_gateway.http_api.responses import (
+    FinishedChoice,
+    PromptScores,
+    ResponseHead,
+    Usage,
+    error_body,
+    response_body,
+)
 from baton_gateway.requests.preparing import ModelLimits, chat_prompt, completion_prompts, make_prompts
 from baton_gateway.requests.request_events import Prompt
-from baton_gateway.text.choice_text import ChoiceText, TokenInfo
+from baton_gateway.requests.scored_prompts import ScoredPrompts, echoes
+from baton_gateway.text.choice_text import ChoiceText, Increment, TokenInfo
 from baton_gateway.text.encoding import PromptText, encode_prompt
 from baton_gateway.text.revision_text import TextModel
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_local.batch.lines import BadLine, BatchLine, answer_line
-from baton_wire.messages.values import RequestKey
+from baton_wire.messages.values import Finish, RequestKey
 
 ATTEMPT = 1
 
@@ -37,6 +45,7 @@ class _Choice:
     parts: list[str]
     tokens: list[TokenInfo] = field(default_factory=list)
     drawn: int = 0
+    finish: Finish | None = None
 
 
 class Job:
@@ -56,14 +65,14 @@ class Job:
         self._head = head
         self._text = text
         self._base = hashlib.blake2b(custom_id.encode(), digest_size=12).digest()
-        echoes = _echoes(request, text)
-        is_chat = isinstance(request, ChatRequest)
+        self._echoes = echoes(request, text)
+        self._scores = ScoredPrompts([prompt.tokens for prompt in prompts])
+        is_chat, options = isinstance(request, ChatRequest), self._options
+        told = self._echoes or ("",) * len(self._prompts)
         self._choices = [
-            _Choice(
-                text.choice_text(self._options.stop, self._options.skip_special_tokens, continues=not is_chat),
-                [echoes[number // self._options.n]] if echoes else [],
-            )
-            for number in range(len(self._prompts) * self._options.n)
+            _Choice(text.choice_text(options.stop, options.skip_special_tokens, not is_chat, len(echo)), [echo])
+            for echo in told
+            for _ in range(options.n)
         ]
         self._open = set(range(len(self._choices)))
 
@@ -85,17 +94,28 @@ class Job:
 
     def take(self, event: Drawn) -> bool:
         """Take the next tokens of a choice; whether a stop string ended it, so that the engine need not go on."""
-        number = int.from_bytes(event.key.request[-4:], "big") * self._options.n + event.choice
+        prompt, options = _prompt_of(event.key), self._options
+        number = prompt * options.n + event.choice
         choice = self._choices[number]
-        if choice.text.finish is not None:
+        if choice.finish is not None:
             return False
-        increment = choice.text.push(event.ids, event.logprobs, event.finish)
-        choice.drawn += len(event.ids)
+        if event.first_index == 0 and self._echoes and options.logprobs is not None:
+            choice.tokens += self._scores.echo(prompt, options.logprobs, self._text)
+        if options.max_tokens == 0:
+            increment = Increment("", finish=Finish.LENGTH)
+        else:
+            increment = choice.text.push(event.ids, event.logprobs, event.finish)
+            choice.drawn += len(event.ids)
         choice.parts.append(increment.text)
         choice.tokens += increment.tokens
         if increment.finish is not None:
+            choice.finish = increment.finish
             self._open.discard(number)
         return increment.stopped_after is not None
+
+    def score(self, event: PromptScored) -> None:
+        """Take log probabilities of a prompt's own tokens; all come before its first drawn token."""
+        self._scores.take(_prompt_of(event.key), event.first_index, event.logprobs)
 
     @property
     def is_done(self) -> bool:
@@ -108,11 +128,21 @@ class Job:
     def body(self) -> bytes:
         """The response of a done job."""
         finished = [
-            FinishedChoice("".join(each.parts), each.tokens, each.text.finish.value)
-            for each in self._choices
-            if each.text.finish is not None
+            FinishedChoice("".join(each.parts), each.tokens, each.finish.value, self._prompt_scores(number))
+            for number, each in enumerate(self._choices)
+            if each.finish is not None
         ]
         return response_body(self._head, finished, self.usage, self._text, self._options.logprobs is not None)
+
+    def _prompt_scores(self, choice: int) -> PromptScores | None:
+        prompt, alternatives = choice // self._options.n, self._options.prompt_logprobs
+        if alternatives is None:
+            return None
+        return PromptScores(self._prompts[prompt].tokens, self._scores.of(prompt), alternatives)
+
+
+def _prompt_of(key: RequestKey) -> int:
+    return int.from_bytes(key.request[-4:], "big")
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,9 +220,3 @@ class Desk:
 def failure(custom_id: str) -> Refusal:
     """The answer to a request that the engine gave up."""
     return Refusal.of(custom_id, internal_error())
-
-
-def _echoes(request: ChatRequest | CompletionRequest, text: TextModel) -> list[str]:
-    if isinstance(request, ChatRequest) or not request.echo:
-        return []
-    return [prompt if isinstance(prompt, str) else text.decode(list(prompt)) for prompt in request.prompts]

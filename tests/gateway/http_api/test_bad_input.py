@@ -161,7 +161,7 @@ UNSUPPORTED = [
     completion("suffix", "end", "unsupported_parameter"),
     completion("best_of", 2, "unsupported_parameter"),
     completion("prompt_embeds", "AAAA", "unsupported_parameter"),
-    completion("echo", True, "unsupported_parameter", logprobs=1),
+    completion("max_tokens", 0, "out_of_range"),
 ]
 NUMBERS = [
     *(field("n", value, "out_of_range") for value in (0, -1, 17, 10**9)),
@@ -256,7 +256,7 @@ SAID: dict[tuple[str | None, str], str] = {
     ("top_logprobs", "invalid_value"): "logprobs", ("stream", "invalid_type"): "boolean",
     ("stream_options", "invalid_value"): "stream", ("prompt[0]", "invalid_value"): "empty",
     ("prompt", "out_of_range"): "vocabulary", ("prompt", "too_long"): "at most",
-    ("echo", "unsupported_parameter"): "logprobs", ("best_of", "unsupported_parameter"): "n",
+    ("best_of", "unsupported_parameter"): "n",
     ("suffix", "unsupported_parameter"): "end",
 }  # fmt: skip
 """What the message of a refusal says, in lower case, by its param and code."""

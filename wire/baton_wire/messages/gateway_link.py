@@ -1,7 +1,7 @@
 """Messages between a gateway and a worker: one WebSocket per pair, one message a frame.
 
-Down (gateway → worker): Prefill, Reserve, Cancel, Heartbeat. Up: Hello (first), BundleChunk, Tokens, LegFailed,
-WorkerState, Heartbeat.
+Down (gateway → worker): Prefill, Reserve, Cancel, Heartbeat. Up: Hello (first), BundleChunk, Tokens, PromptLogprobs,
+LegFailed, WorkerState, Heartbeat.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from baton_wire.messages.values import (
     PeerRef,
     Port,
     PositiveSeconds,
+    PromptLogprob,
     Reason,
     RequestId,
     Role,
@@ -36,6 +37,8 @@ from baton_wire.messages.values import (
 )
 
 MAX_STATE_TIMINGS = 8
+MAX_PROMPT_LOGPROBS = 1_024
+"""In one message: with 20 alternatives each they take about 0.4 MB."""
 
 Choices = Annotated[tuple[Choice, ...], Meta(min_length=1, max_length=128)]
 
@@ -120,6 +123,16 @@ class Heartbeat(Message, frozen=True, tag=6):
     """Sent every 0.5 s by both sides when nothing else was."""
 
 
+class PromptLogprobs(Message, frozen=True, tag=7):
+    """Log probabilities of some of a prompt's own tokens, in order; all of them come before the first drawn token."""
+
+    request: RequestId
+    attempt: Attempt
+    first_index: Annotated[int, Meta(ge=1, le=1 << 20)]
+    """Place of logprobs[0]'s token in the prompt. The first token, place 0, has none."""
+    logprobs: Annotated[tuple[PromptLogprob, ...], Meta(min_length=1, max_length=MAX_PROMPT_LOGPROBS)]
+
+
 class Prefill(Message, frozen=True, tag=16):
     """Compute the KV of `tokens`, draw one first token per choice, hand the KV over to `decode`."""
 
@@ -171,5 +184,5 @@ class Cancel(Message, frozen=True, tag=18):
     choice: Choice | None = None
 
 
-ToGateway = Hello | BundleChunk | Tokens | LegFailed | WorkerState | Heartbeat
+ToGateway = Hello | BundleChunk | Tokens | PromptLogprobs | LegFailed | WorkerState | Heartbeat
 ToWorker = Prefill | Reserve | Retarget | Cancel | Heartbeat

@@ -161,6 +161,8 @@ class SamplingParams(NestedValue, frozen=True):
     stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=128)] = ()
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     """None: no logprobs. k: the drawn token's logprob and the k likeliest alternatives."""
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    """The same for the prompt's own tokens but the first; told once, before the first drawn token."""
 
     def __post_init__(self) -> None:
         if self.min_tokens > self.max_tokens:
@@ -175,6 +177,16 @@ class TokenLogprob(NestedValue, frozen=True):
 
     logprob: float
     top: Annotated[tuple[tuple[TokenId, float], ...], Meta(max_length=20)]
+
+
+class PromptLogprob(NestedValue, frozen=True):
+    """Natural-log probability of one token of a prompt under the model, given those before it."""
+
+    logprob: float
+    rank: Annotated[int, Meta(ge=1, le=1 << 24)]
+    """1: no token was likelier."""
+    top: Annotated[tuple[tuple[TokenId, float], ...], Meta(max_length=20)]
+    """The likeliest tokens in its place, best first."""
 
 
 class TokenEntry(NestedValue, frozen=True):

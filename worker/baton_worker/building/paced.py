@@ -21,9 +21,9 @@ import torch
 from baton_engine.memory.kv_pool import KvPool
 from baton_engine.running.step_load import LoadMeter, StepLoad
 from baton_engine.running.stepper import Stepper
-from baton_engine.scheduling.step_plan import OpenSlot, SlotTokens, StepPlan, StepResult
+from baton_engine.scheduling.step_plan import OpenSlot, ScoredChunk, SlotTokens, StepPlan, StepResult
 from baton_wire.kv_shape import KvGeometry
-from baton_wire.messages.values import WIRE_VERSION, PairFingerprint, Role, TokenLogprob
+from baton_wire.messages.values import WIRE_VERSION, PairFingerprint, PromptLogprob, Role, TokenLogprob
 from baton_wire.rules.step_times import PacedTimes
 from baton_worker.building.bundle_files import read_bundle
 from baton_worker.building.parts import EngineParts, limits_of, scheduler_of
@@ -63,6 +63,7 @@ def read_times(path: Path) -> PacedTimes:
 class _Launched:
     step: int
     tokens: tuple[SlotTokens, ...]
+    scored: tuple[ScoredChunk, ...]
     end_s: float
     seconds: float
 
@@ -98,7 +99,7 @@ class PacedRunner:
         self._end_s = max(self._clock(), self._end_s) + seconds
         drawing = [slot for chunk in plan.prefill for slot in chunk.sample]
         tokens = tuple([self._drawn(slot) for slot in (*drawing, *plan.decode)])
-        self._launched.append(_Launched(plan.step, tokens, self._end_s, seconds))
+        self._launched.append(_Launched(plan.step, tokens, self._scored(plan), self._end_s, seconds))
 
     def is_done(self) -> bool:
         return bool(self._launched) and self._clock() >= self._launched[0].end_s
@@ -109,11 +110,20 @@ class PacedRunner:
         oldest = self._launched.popleft()
         while (left := oldest.end_s - self._clock()) > 0:
             self._sleep(left)
-        return StepResult(oldest.step, oldest.tokens, oldest.seconds)
+        return StepResult(oldest.step, oldest.tokens, oldest.seconds, oldest.scored)
 
     def execute(self, plan: StepPlan) -> StepResult:
         self.launch(plan)
         return self.collect()
+
+    def _scored(self, plan: StepPlan) -> tuple[ScoredChunk, ...]:
+        """Every token of a prompt is as likely as any other."""
+        even = PromptLogprob(-math.log(self._vocabulary), 1, ())
+        return tuple(
+            ScoredChunk(number, (even,) * len(chunk.targets))
+            for number, chunk in enumerate(plan.prefill)
+            if chunk.targets
+        )
 
     def _drawn(self, number: int) -> SlotTokens:
         """A made-up token: follows from seed, choice and index, so that a migrated sequence goes on the same."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import msgspec
 
-from baton_engine.scheduling.events import Drawn
+from baton_engine.scheduling.events import Drawn, PromptScored
 from baton_kv_transfer.transports.bandwidth import lanes
-from baton_wire.messages.gateway_link import Hello, WorkerState
+from baton_wire.messages.gateway_link import MAX_PROMPT_LOGPROBS, Hello, PromptLogprobs, WorkerState
 from baton_wire.messages.measures import StepTiming
 from baton_wire.messages.values import RequestKey, TokenEntry
 from baton_worker.building.parts import EngineParts
@@ -27,6 +28,13 @@ def token_entry(event: Drawn, key: RequestKey) -> TokenEntry:
         logprobs=event.logprobs,
         finish=event.finish,
     )
+
+
+def prompt_logprobs(event: PromptScored, key: RequestKey) -> Iterator[PromptLogprobs]:
+    """The log probabilities in messages that fit into a frame."""
+    for start in range(0, len(event.logprobs), MAX_PROMPT_LOGPROBS):
+        piece = event.logprobs[start : start + MAX_PROMPT_LOGPROBS]
+        yield PromptLogprobs(key.request, key.attempt, event.first_index + start, piece)
 
 
 def worker_state(snapshot: EngineSnapshot, draining: bool) -> WorkerState:

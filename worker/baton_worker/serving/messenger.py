@@ -14,11 +14,11 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Protocol
 
-from baton_engine.scheduling.events import Drawn, Failed, SchedulerEvent, SequenceSpec
+from baton_engine.scheduling.events import Drawn, Failed, PromptScored, SchedulerEvent, SequenceSpec
 from baton_wire.messages.gateway_link import Cancel, LegFailed, Prefill, Reserve, Tokens, WorkerState
 from baton_wire.messages.values import Message, Reason, RequestKey, TokenEntry
 from baton_worker.reporting.metrics import WorkerMetrics
-from baton_worker.reporting.reports import token_entry, worker_state
+from baton_worker.reporting.reports import prompt_logprobs, token_entry, worker_state
 from baton_worker.reporting.views import EngineSnapshot
 from baton_worker.serving.engine_thread import CancelWork, Command, Drain
 from baton_worker.serving.gateway_links import GatewayLink
@@ -153,6 +153,11 @@ class Messenger(ABC):
                     self._metrics.drawn_tokens.inc(len(event.ids))
                     entries[link].append(token_entry(event, key))
                     self.on_told(event)
+            elif isinstance(event, PromptScored):
+                key = self.asked_as(event.key)
+                if (link := self._open.link_of(key)) is not None:
+                    for message in prompt_logprobs(event, key):
+                        link.send(message)
         for link, batch in entries.items():
             link.send(Tokens(snapshot.steps, tuple(batch)))
 

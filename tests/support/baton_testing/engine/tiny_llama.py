@@ -112,3 +112,11 @@ def logprobs(prompt: tuple[int, ...], max_tokens: int) -> list[float]:
     logits = reference()(input_ids=torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
     table = torch.log_softmax(logits, dim=-1)
     return [float(table[i, token]) for i, token in enumerate(ids)]
+
+
+def prompt_logprobs(prompt: tuple[int, ...]) -> list[float]:
+    """Log-probability of each token of the prompt but the first."""
+    with torch.inference_mode():
+        logits = reference()(input_ids=torch.tensor([prompt])).logits[0, :-1]
+    values: list[float] = logits.log_softmax(-1).gather(1, torch.tensor(prompt[1:])[:, None]).squeeze(1).tolist()
+    return values

@@ -24,6 +24,7 @@ from baton_wire.messages.gateway_link import (
     Hello,
     LegFailed,
     Prefill,
+    PromptLogprobs,
     Reserve,
     Retarget,
     ToGateway,
@@ -36,6 +37,7 @@ from baton_wire.messages.values import (
     WIRE_VERSION,
     Finish,
     PairFingerprint,
+    PromptLogprob,
     Reason,
     Role,
     SamplingParams,
@@ -96,6 +98,8 @@ class FakeWorker:
     """Reasons with which the next accepted legs fail at once."""
     silent: bool = False
     """Reads, sends nothing: a process that was stopped."""
+    is_mute_about_prompts: bool = False
+    """Says nothing of prompts' own tokens, whoever asks."""
     hold: bool = False
     """Accepts legs and produces nothing."""
     peer: FakeWorker | None = None
@@ -268,6 +272,7 @@ class FakeWorker:
             del self.running[place]
 
     async def _prefill(self, link: web.WebSocketResponse, message: Prefill) -> None:
+        await self._tell_prompt(link, message)
         sequences = self._sequences(message, link)
         entries = tuple(self._entry(sequence, 1) for sequence in sequences)
         self._steps += 1
@@ -278,6 +283,20 @@ class FakeWorker:
             task = asyncio.create_task(_hand_over(decode_worker, (message.request, message.attempt), landed))
             self._handing_over.add(task)
             task.add_done_callback(self._handing_over.discard)
+
+    async def _tell_prompt(self, link: web.WebSocketResponse, message: Prefill) -> None:
+        """Log probabilities of the prompt's tokens, in two messages: those of place p are -p, its rank is p."""
+        k, tokens = message.sampling.prompt_logprobs, unpack_ids(message.tokens)
+        if k is None or self.is_mute_about_prompts or len(tokens) > message.prompt_tokens:
+            return
+        told = [
+            PromptLogprob(-float(place), place, tuple((token + rank, -float(place) - rank) for rank in range(k)))
+            for place, token in enumerate(tokens)
+        ][1:]
+        half = len(told) // 2
+        for first, part in ((0, told[:half]), (half, told[half:])):
+            if part:
+                await self.send(link, PromptLogprobs(message.request, message.attempt, 1 + first, tuple(part)))
 
     def land(self, key: Key, first: dict[int, TokenEntry]) -> None:
         """The KV is there: go on after the first tokens, which are repeated."""

@@ -10,6 +10,7 @@ from baton_gateway.requests.request_events import (
     Admitted,
     Arrived,
     Deliver,
+    DeliverPrompt,
     End,
     Event,
     LegEnded,
@@ -101,6 +102,8 @@ class Drive:
                 if action.finish is not None:
                     self.finished[action.choice] = action.finish
                 return f"deliver {action.choice}:{','.join(map(str, action.ids))}"
+            case DeliverPrompt(prompt, first_index, logprobs):
+                return f"prompt {prompt}:{first_index}+{len(logprobs)}"
             case End():
                 self.ends.append(action)
                 assert len(self.ends) == 1, "ended twice"

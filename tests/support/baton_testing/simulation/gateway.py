@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from baton_gateway.errors import Problem, RefusedError
 from baton_gateway.http_api.openai_types import CompletionRequest, Options
-from baton_gateway.http_api.responses import Usage
+from baton_gateway.http_api.responses import PromptScores, Usage
 from baton_gateway.http_api.sinks import AnswerHead
 from baton_gateway.http_api.tenants import DEFAULT_TENANT, Tenant
 from baton_gateway.reporting.metrics import GatewayMetrics
@@ -85,6 +85,9 @@ class SimClient:
     def begin(self, answer: AnswerHead) -> None:
         """The request is running."""
 
+    def prompt(self, choice: int, scores: PromptScores) -> None:
+        raise AssertionError("nobody asks for log probabilities here")
+
     def increment(self, choice: int, increment: Increment) -> None:
         require(self.ending is None, "I1", f"{self._name}: text after the end")
         require(choice not in self.finishes, "I7", f"{self._name}: text after finish of {choice}")
@@ -129,6 +132,8 @@ class SimClient:
             ignore_eos=False,
             skip_special_tokens=True,
             logprobs=None,
+            prompt_logprobs=None,
+            prompt_alternatives=None,
             stream=True,
             include_usage=False,
             continuous_usage=False,

@@ -1,0 +1,80 @@
+"""Log probabilities of prompt tokens, from the hidden states of a step's prompts.
+
+The vocabulary is wide: logits are made for a few rows at a time and are gone again before the next. What stays of each
+row is its token's log probability, its rank, and the likeliest alternatives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from baton_engine.model.decoder import Decoder
+from baton_engine.running.upload import upload
+from baton_engine.scheduling.step_plan import PrefillChunk, ScoredChunk
+from baton_kernels.logprobs import logprobs
+from baton_wire.messages.values import PromptLogprob
+
+LOGITS_BYTES: Final = 32 << 20
+"""Float32 logits that exist at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkScores:
+    """One chunk's R scored rows: `chosen` [R] float32, `ranks` [R] int64, `top_ids` and `top` [R, k].
+
+    On a GPU they are on their way to the host until the step's clock says that it is done.
+    """
+
+    chunk: int
+    chosen: Tensor
+    ranks: Tensor
+    top_ids: Tensor
+    top: Tensor
+
+    def read(self) -> ScoredChunk:
+        """As plain values; only once the step is done."""
+        columns = (part.tolist() for part in (self.chosen, self.ranks, self.top_ids, self.top))
+        return ScoredChunk(
+            self.chunk,
+            tuple(
+                PromptLogprob(chosen, rank, tuple(zip(ids, values, strict=True)))
+                for chosen, rank, ids, values in zip(*columns, strict=True)
+            ),
+        )
+
+
+def score(model: Decoder, hidden: Tensor, chunks: Sequence[PrefillChunk]) -> tuple[ChunkScores, ...]:
+    """Score the chunks that ask for it. hidden [T, hidden_size]: all rows of the step, the chunks' first in order."""
+    scored = []
+    start = 0
+    for number, chunk in enumerate(chunks):
+        if chunk.targets:
+            targets = upload(np.array(chunk.targets, dtype=np.int64), hidden.device)
+            rows = hidden[start : start + len(chunk.targets)]
+            scored.append(_scored(number, model, rows, targets, chunk.alternatives))
+        start += len(chunk.tokens)
+    return tuple(scored)
+
+
+def _scored(number: int, model: Decoder, hidden: Tensor, targets: Tensor, alternatives: int) -> ChunkScores:
+    pieces = list(_pieces(model, hidden, targets, alternatives))
+    columns = (torch.cat(parts).to("cpu", non_blocking=True) for parts in zip(*pieces, strict=True))
+    return ChunkScores(number, *columns)
+
+
+def _pieces(
+    model: Decoder, hidden: Tensor, targets: Tensor, alternatives: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    rows = max(1, LOGITS_BYTES // (4 * model.embedding.shape[0]))
+    for first in range(0, len(targets), rows):
+        logits = model.logits(hidden[first : first + rows])
+        wanted = targets[first : first + rows]
+        found = logprobs(logits, wanted, alternatives)
+        ranks = (logits > logits.gather(1, wanted[:, None])).sum(-1) + 1
+        yield found.chosen, ranks, found.top_ids, found.top
