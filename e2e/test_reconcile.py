@@ -103,17 +103,16 @@ class Stage:
         """A whole life of an operator's process."""
         async with HttpKubeApi(from_kubeconfig()) as session:
             self.calls = session.calls
-            api, custom = for_old_server(session), CustomResources()
+            api, custom = for_old_server(session), CustomResources((self.space,))
             runtime = Runtime(
                 api,
                 custom,
                 Installation(lambda: platform, lambda: {"first": b"m" * 32}),
-                (self.space,),
                 telemetry=ReadyIsRoutable(lambda: runtime),
                 pace=Pace(resync_s=3.0),
             )
             self.runtime = runtime
-            stream = KopfStream(api, session, custom, (self.space,))
+            stream = KopfStream(api, session, custom)
             tasks = [asyncio.create_task(each) for each in (runtime.run(), stream.run(), self._play_kubelet())]
             try:
                 await asyncio.wait_for(runtime.synced.wait(), LONG_S)

@@ -24,6 +24,8 @@ from baton_operator.kube.kopf_stream import KopfStream
 from baton_operator.kube.kube_api import KubeApi
 from baton_operator.kube.kubeconfig import KubeConfigError, load
 from baton_operator.kube.lease import Lease, LeaseLost
+from baton_operator.kube.reach import Scope
+from baton_operator.kube.streams import TooManyNamespaces, raise_open_files, scopes_for
 from baton_operator.master_keys import MasterKeys, MasterKeysError
 from baton_operator.passes.reconcile import Installation
 from baton_operator.runtime import Pace, Runtime
@@ -34,13 +36,17 @@ KEYS_S = 10.0
 STARTUP_S = 3.0
 
 
+class StalledError(Exception):
+    """This process makes no progress, and says why."""
+
+
 def _as_it_is(api: KubeApi) -> KubeApi:
     return api
 
 
 async def run(settings: Settings, adapt: Callable[[KubeApi], KubeApi] = _as_it_is) -> None:
-    """The whole life of one process; `adapt` stands between it and the API server. Raises LeaseLost, MasterKeysError,
-    KubeConfigError."""
+    """The whole life of one process; `adapt` stands between it and the API server. Raises LeaseLost, StalledError,
+    MasterKeysError, KubeConfigError, TooManyNamespaces."""
     keys = MasterKeys(settings.master_keys)
     installation = Installation(lambda: settings.platform, keys)
     stop = asyncio.Event()
@@ -50,10 +56,19 @@ async def run(settings: Settings, adapt: Callable[[KubeApi], KubeApi] = _as_it_i
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
 
     listen_to_signals()
-    custom = CustomResources()
+    open_files = raise_open_files()
     async with HttpKubeApi(load(), calls_per_s=settings.calls_per_s, burst=int(2 * settings.calls_per_s)) as session:
         api = adapt(session)
         metrics.REGISTRY.register(metrics.ApiCalls(lambda: session.calls))
+        scopes: tuple[Scope, ...] = ()
+
+        async def choose() -> None:
+            nonlocal scopes
+            scopes = await scopes_for(api, settings.namespaces, open_files)
+
+        if not await _before(stop, choose()):
+            return
+        custom = CustomResources(settings.namespaces, scopes)
         lease = _lease(api, settings)
         links = DeploymentLinks(
             custom, keys, lambda key: runtime.offer(key), lambda: None if lease is None else lease.holder_address
@@ -64,17 +79,16 @@ async def run(settings: Settings, adapt: Callable[[KubeApi], KubeApi] = _as_it_i
             api,
             custom,
             installation,
-            settings.namespaces,
             sizing=links.sizing if told else None,
             telemetry=links.telemetry if told else None,
             measured=SizingMetrics(metrics.REGISTRY),
             pace=Pace(workers=settings.workers, resync_s=settings.resync_s),
         )
         async with contextlib.AsyncExitStack() as open_now:
-            await open_now.enter_async_context(health.serving(settings.listen, runtime.stalled))
+            await open_now.enter_async_context(health.serving(settings.listen, runtime.stalled, custom.reach.troubles))
             if settings.gateway_listen is not None:
                 await open_now.enter_async_context(links.serving(settings.gateway_listen))
-            stream = KopfStream(api, session, custom, settings.namespaces, on_start=listen_to_signals)
+            stream = KopfStream(api, session, custom, on_start=listen_to_signals)
             streaming = asyncio.create_task(stream.run(), name="the stream of custom resources")
             open_now.push_async_callback(_ended, streaming)
             if not await _before(stop, lease.acquire() if lease is not None else asyncio.sleep(0)):
@@ -102,6 +116,7 @@ async def _active(
     works: list[Coroutine[object, object, None]] = [
         runtime.run(),
         _rotate(runtime, keys),
+        _watched(runtime),
         *([lease.keep()] if lease is not None else []),
     ]
     tasks = [asyncio.create_task(work) for work in works]
@@ -131,6 +146,15 @@ async def _rotate(runtime: Runtime, keys: MasterKeys) -> None:
             log.error("%s: the old keys stay in use", error)
 
 
+async def _watched(runtime: Runtime) -> None:
+    """Give the Lease back when no progress is made: another process may do better. Raises StalledError."""
+    while True:
+        await asyncio.sleep(KEYS_S)
+        why = runtime.stalled()
+        if why is not None:
+            raise StalledError(why)
+
+
 async def _before(stop: asyncio.Event, work: Coroutine[object, object, None]) -> bool:
     """Whether the work was done before the process was told to stop."""
     task, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
@@ -156,7 +180,7 @@ def main() -> int:
     logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         asyncio.run(run(settings))
-    except (LeaseLost, MasterKeysError, KubeConfigError) as error:
+    except (LeaseLost, StalledError, MasterKeysError, KubeConfigError, TooManyNamespaces) as error:
         log.error("%s: %s", type(error).__name__, error)
         return 1
     return 0

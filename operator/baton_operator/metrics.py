@@ -20,6 +20,21 @@ _QUEUED = Gauge("baton_operator_queue_keys", "Deployments that wait for a pass o
 _LEADER = Gauge("baton_operator_is_active", "Whether this process holds the Lease", registry=REGISTRY)
 
 
+_UNREADABLE = Gauge(
+    "baton_operator_namespace_unreadable",
+    "1 for each watched namespace that cannot be read (* for all): its deployments wait",
+    ["namespace"],
+    registry=REGISTRY,
+)
+
+
+def unreadable(namespaces: frozenset[str]) -> None:
+    """These and no others. They come from the operator's flags, so they are few."""
+    _UNREADABLE.clear()
+    for each in namespaces:
+        _UNREADABLE.labels(each).set(1)
+
+
 def pass_ended(outcome: str, seconds: float, queued: int) -> None:
     _PASSES.labels(outcome).inc()
     _SECONDS.observe(seconds)

@@ -1,12 +1,14 @@
 """The operator without its shell: caches are filled, changes queue keys, workers run passes. No kopf, no signals.
 
-Passes begin when every cache holds its first list. A key is worked on by one worker at a time; every pass has a
-deadline; whatever one deployment makes go wrong is logged and tried again later, and keeps no other one waiting.
+Passes over a namespace begin when every kind in it has been listed; one that cannot be read waits alone, and says so. A
+key is worked on by one pass at a time; every pass has a deadline, and one that takes long gives its place to another.
+Whatever one deployment or namespace makes go wrong is tried again later, and keeps no other one waiting.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import logging
 import random
@@ -19,18 +21,18 @@ from baton_control.sizing.scaling import Sizing
 from baton_operator import metrics
 from baton_operator.kube.cache import Cache
 from baton_operator.kube.custom_resources import CustomResources
-from baton_operator.kube.informer import RELIST_S, WATCH_S, Informer
+from baton_operator.kube.informer import RELIST_S, WATCH_S, Informer, Turns
 from baton_operator.kube.kinds import DEPLOYMENTS, OPTIONAL, OWNED
-from baton_operator.kube.kube_api import Forbidden, KubeApi, KubeError, Resource, TooManyRequests
+from baton_operator.kube.kube_api import KubeApi, KubeError, Resource, TooManyRequests
+from baton_operator.kube.reach import Scope
 from baton_operator.kube.work_queue import WorkQueue
-from baton_operator.objects.metadata import DEPLOYMENT_LABEL
 from baton_operator.passes.reconcile import Installation, Reconciler
 from baton_operator.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
-_NOBODY = "no_body"
-"""A value that the label never has, as no name has an underscore."""
 PASS_S, STALL_S = 120.0, 300.0
+SLOW_S = 2.0
+"""A pass that takes longer does not count among those at a time: it waits for somebody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ class Pace:
     """How often and how much at once."""
 
     workers: int = 8
+    """Passes at a time, and in one namespace at most, slow ones included."""
     resync_s: float = 300.0
     """Every deployment gets a pass at least this often; one that finds nothing to do makes no request."""
     relist_s: float = RELIST_S
@@ -45,14 +48,13 @@ class Pace:
 
 
 class Runtime:
-    """One active operator. `namespaces` None: all of them. Somebody else feeds `custom`."""
+    """One active operator, for the namespaces of `custom`, which somebody else feeds."""
 
     def __init__(
         self,
         api: KubeApi,
         custom: CustomResources,
         installation: Installation,
-        namespaces: tuple[str, ...] | None,
         *,
         sizing: Sizing | None = None,
         telemetry: Telemetry | None = None,
@@ -62,24 +64,31 @@ class Runtime:
         rng: random.Random | None = None,
     ) -> None:
         self._api, self._custom, self._installation = api, custom, installation
-        self._namespaces, self._pace = namespaces, pace
+        self._pace = pace
         self._sizing, self._telemetry, self._measured, self._now = sizing, telemetry, measured, now
         self._rng = rng or random.Random()
-        self._queue = WorkQueue(self._rng)
+        self._queue = WorkQueue(self._rng, together=pace.workers)
         self._wake = asyncio.Event()
-        self._listing = asyncio.Lock()
+        self._turns = Turns()
+        self._slots = asyncio.Semaphore(pace.workers)
         self._ended_at: float | None = None
+        """When a pass ended last, or the first could have begun."""
+        self._saw_at = 0.0
+        """When anything could be read last."""
         self._beats: dict[str, float] = {}
         self.caches: dict[Resource, Cache] = dict(custom.caches)
+        self.reach = custom.reach
         custom.listeners.append(self.offer)
         self.synced = asyncio.Event()
-        """Set when all caches hold their first list."""
+        """Set when every namespace has answered once, one way or the other."""
 
     async def run(self) -> None:
         """Until cancelled. Raises KubeError when the server cannot be asked what it serves."""
-        optional = [each for each in OPTIONAL if await self._can_use(each)]
-        installation = replace(self._installation, served=frozenset(optional))
-        watched = {each: Cache(each, self.offer) for each in (*OWNED, *optional)}
+        clock = asyncio.get_running_loop().time
+        self._ended_at = self._saw_at = clock()
+        optional = frozenset([each for each in OPTIONAL if await self._is_served(each)])
+        installation = replace(self._installation, served=lambda name: optional - self.reach.left_out(name))
+        watched = {each: Cache(each, self.offer, self._custom.namespaces) for each in (*OWNED, *optional)}
         self.caches |= watched
         reconciler = Reconciler(
             self._api,
@@ -89,34 +98,35 @@ class Runtime:
             telemetry=self._telemetry,
             measured=self._measured,
             now=self._now,
-            clock=asyncio.get_running_loop().time,
+            clock=clock,
         )
-        informers = [self._informer(cache, each) for cache in watched.values() for each in self._namespaces or (None,)]
+        scopes = self._custom.scopes
+        informers = [
+            self._informer(cache, each, cache.resource in optional) for cache in watched.values() for each in scopes
+        ]
+        self.reach.listeners.append(self._reach_changed)
         async with asyncio.TaskGroup() as tasks:
             for informer in informers:
                 tasks.create_task(informer.run())
-            for informer in informers:
-                await informer.synced.wait()
-            await self._custom.synced.wait()
+            tasks.create_task(self._dispatch(tasks, reconciler))
+            tasks.create_task(self._resync())
+            await self.reach.settled()
             self.synced.set()
             log.info("caches are filled: %d deployments", len(self.caches[DEPLOYMENTS]))
-            for _ in range(self._pace.workers):
-                tasks.create_task(self._work(reconciler))
-            tasks.create_task(self._resync())
 
-    async def _can_use(self, optional: Resource) -> bool:
-        """Whether the server has this kind, and the operator may list it: rights may be those of an older chart."""
-        if optional.plural not in await self._api.served(optional.group, optional.version):
-            return False
-        try:
-            for namespace in self._namespaces or (None,):
-                await self._api.list(optional, namespace, f"{DEPLOYMENT_LABEL}={_NOBODY}")
-        except Forbidden as error:
-            log.warning("%ss are left out: %s", optional.kind, error)
-            return False
-        except KubeError:
-            return True  # the informer asks again
-        return True
+    async def _is_served(self, optional: Resource) -> bool:
+        return optional.plural in await self._api.served(optional.group, optional.version)
+
+    def _reach_changed(self, scope: Scope) -> None:
+        """A namespace can be worked on, or cannot any more: its deployments get a pass that sees it."""
+        name = scope or "*"
+        troubles = self.reach.troubles()
+        metrics.unreadable(frozenset(troubles))
+        if name in troubles:
+            log.warning("namespace %s cannot be read, its deployments wait: %s", name, troubles[name])
+        for key in self.caches[DEPLOYMENTS].deployments():
+            if scope in (None, key.namespace):
+                self.offer(key)
 
     def offer(self, key: Key) -> None:
         """Let a deployment have a pass soon."""
@@ -138,14 +148,22 @@ class Runtime:
         is no such reason: that a pass fails is progress too."""
         now = asyncio.get_running_loop().time()
         late_s = now - self._queue.waiting_since(now)
-        if self._ended_at is not None and late_s > STALL_S and now - self._ended_at > STALL_S:
+        if self._ended_at is None:
+            return None  # waits for the Lease
+        if late_s > STALL_S and now - self._ended_at > STALL_S:
             return f"no pass has ended for {now - self._ended_at:.0f} s while one has been due for {late_s:.0f} s"
+        if not self.reach.is_blind:
+            self._saw_at = now
+        if now - self._saw_at > STALL_S:
+            said = "; ".join(f"{name}: {why}" for name, why in list(self.reach.troubles().items())[:3])
+            return f"no namespace could be read for {now - self._saw_at:.0f} s: {said or 'no list came'}"
         for name, at in self._beats.items():
             if now - at > 2 * self._pace.watch_s + STALL_S:
                 return f"the watch of {name} has been silent for {now - at:.0f} s"
         return None
 
-    def _informer(self, cache: Cache, namespace: str | None) -> Informer:
+    def _informer(self, cache: Cache, namespace: Scope, is_optional: bool) -> Informer:
+        self.reach.expect(cache.resource, namespace, is_optional)
         name = cache.resource.plural + (f" in {namespace}" if namespace else "")
 
         def beat() -> None:
@@ -159,34 +177,53 @@ class Runtime:
             relist_s=self._pace.relist_s,
             watch_s=self._pace.watch_s,
             rng=self._rng,
-            turn=self._listing,
+            turns=self._turns,
+            reach=self.reach,
+            is_optional=is_optional,
         )
 
-    async def _work(self, reconciler: Reconciler) -> None:
-        clock = asyncio.get_running_loop().time
+    async def _dispatch(self, tasks: asyncio.TaskGroup, reconciler: Reconciler) -> None:
+        """Begin a pass whenever a key is due and few enough are under way."""
         while True:
-            key = await self._next()
-            started = clock()
+            await self._slots.acquire()
+            tasks.create_task(self._work(reconciler, await self._next()))
+
+    async def _work(self, reconciler: Reconciler, key: Key) -> None:
+        with contextlib.ExitStack() as slot:
+            slot.callback(self._slots.release)
+            slow = asyncio.get_running_loop().call_later(SLOW_S, slot.close)
             try:
-                async with asyncio.timeout(PASS_S):
+                await self._pass(reconciler, key)
+            finally:
+                slow.cancel()
+
+    async def _pass(self, reconciler: Reconciler, key: Key) -> None:
+        clock = asyncio.get_running_loop().time
+        started, is_known = clock(), self.reach.is_known(key.namespace)
+        outcome = "Done" if is_known else "Held"
+        try:
+            async with asyncio.timeout(PASS_S):
+                again_s: float | None = None
+                if is_known:
                     again_s = await reconciler.reconcile(key)
-            except (KubeError, TimeoutError) as error:
-                at_least_s = error.retry_after_s if isinstance(error, TooManyRequests) else 0.0
-                delay_s = self._queue.failed(key, clock(), at_least_s)
-                log.info("%s: %s: again in %.1f s", key, str(error) or "too slow", delay_s)
-                outcome = type(error).__name__
-            except Exception:  # one deployment must not end the work for all others
-                delay_s = self._queue.failed(key, clock())
-                log.exception("%s: the pass failed: again in %.1f s", key, delay_s)
-                outcome = "Error"
-            else:
-                self._queue.done(key, clock(), None if again_s is None else clock() + again_s)
-                if again_s is None and self.caches[DEPLOYMENTS].get(*key) is None:
-                    self._queue.forget(key)
-                outcome = "Done"
-            self._ended_at = clock()
-            self._wake.set()
-            metrics.pass_ended(outcome, clock() - started, len(self._queue))
+                elif why := self.reach.trouble(key.namespace):
+                    await reconciler.hold(key, why)
+        except (KubeError, TimeoutError) as error:
+            at_least_s = error.retry_after_s if isinstance(error, TooManyRequests) else 0.0
+            delay_s = self._queue.failed(key, clock(), at_least_s)
+            log.info("%s: %s: again in %.1f s", key, str(error) or "too slow", delay_s)
+            outcome = type(error).__name__
+        except Exception:  # one deployment must not end the work for all others
+            delay_s = self._queue.failed(key, clock())
+            log.exception("%s: the pass failed: again in %.1f s", key, delay_s)
+            outcome = "Error"
+        else:
+            self._queue.done(key, clock(), None if again_s is None else clock() + again_s)
+            if again_s is None and self.caches[DEPLOYMENTS].get(*key) is None:
+                self._queue.forget(key)
+        self._ended_at = clock()
+        self._wake.set()
+        metrics.pass_ended(outcome, clock() - started, len(self._queue))
 
     async def _next(self) -> Key:
         clock = asyncio.get_running_loop().time

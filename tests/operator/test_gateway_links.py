@@ -28,7 +28,7 @@ def live(uid: str = "u1", version: int = 1, **fields: object) -> dict[str, Any]:
 
 def links(holder: str | None = None) -> tuple[DeploymentLinks, Cache]:
     """Links, and the deployments that they know."""
-    custom = CustomResources()
+    custom = CustomResources(None)
     made = DeploymentLinks(custom, lambda: MASTERS, lambda key: None, lambda: holder)
     known = custom.caches[DEPLOYMENTS]
     known.heard(WatchEvent(Change.ADDED, live()))

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import pytest
 
 from baton_control.names import Key
 from baton_operator.kube.custom_resources import CustomResources
-from baton_operator.kube.kinds import DEPLOYMENTS, MONITORS, OPTIONAL
-from baton_operator.kube.kube_api import Resource, Unavailable
+from baton_operator.kube.kinds import DEPLOYMENTS, MONITORS
+from baton_operator.kube.kube_api import Forbidden, Listing, Resource, Unavailable, WatchEvent
 from baton_operator.objects.cluster import Platform
 from baton_operator.passes.reconcile import Installation, Reconciler
 from baton_operator.runtime import PASS_S, STALL_S, Pace, Runtime
@@ -27,19 +27,53 @@ from baton_testing.virtual_time.loop import run_virtual
 
 DIGEST = "registry.example.com/baton@sha256:"
 PLATFORM = Platform(DIGEST + "a" * 64, DIGEST + "b" * 64)
-GOOD, BAD = Key("team", "good"), Key("team", "bad")
+GOOD, BAD, OTHER = Key("team", "good"), Key("team", "bad"), Key("elsewhere", "other")
 Pass = Callable[[Key], Coroutine[Any, Any, float | None]]
+
+
+class Spaces(MemoryKube):
+    """With namespaces in which nobody may read, and some that do not answer."""
+
+    def __init__(self, store: Store, unreadable: frozenset[Resource]) -> None:
+        super().__init__(store, unreadable)
+        self.closed: set[str | None] = set()
+        self.hangs: set[str | None] = set()
+
+    async def list(self, resource: Resource, namespace: str | None, selector: str = "") -> Listing:
+        await self._let_in(resource, namespace)
+        return await super().list(resource, namespace, selector)
+
+    async def watch(
+        self, resource: Resource, namespace: str | None, resource_version: str, selector: str = "", *, timeout_s: float
+    ) -> AsyncIterator[WatchEvent]:
+        await self._let_in(resource, namespace)
+        async for event in super().watch(resource, namespace, resource_version, selector, timeout_s=timeout_s):
+            yield event
+
+    async def _let_in(self, resource: Resource, namespace: str | None) -> None:
+        if namespace in self.hangs:
+            await asyncio.sleep(60.0)
+            raise Unavailable(f"list {resource.plural}: TimeoutError")
+        if namespace in self.closed:
+            raise Forbidden(f"{resource.plural} is forbidden in {namespace}")
 
 
 class Rig:
     """A runtime over a store with two deployments, whose passes are replaced by the test's own."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, work: Pass, unreadable: frozenset[Resource]) -> None:
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        work: Pass,
+        unreadable: frozenset[Resource],
+        spaces: tuple[str, ...],
+        workers: int,
+    ) -> None:
         self.clock = asyncio.get_running_loop().time
         self.store = Store(Kinds(), moment(self.clock))
-        self.times: dict[Key, list[float]] = {GOOD: [], BAD: []}
-        self.api = MemoryKube(self.store, unreadable)
-        for key in (BAD, GOOD):
+        self.times: dict[Key, list[float]] = {GOOD: [], BAD: [], OTHER: []}
+        self.api = Spaces(self.store, unreadable)
+        for key in (BAD, GOOD, OTHER):
             body = manifest(model__source="pvc://models/a")
             body["metadata"] = {"name": key.name, "namespace": key.namespace}
             self.store.apply(DEPLOYMENTS, body, "kubectl", force=True)
@@ -49,17 +83,16 @@ class Rig:
             return await work(key)
 
         monkeypatch.setattr(Reconciler, "reconcile", reconcile)
-        custom, rng = CustomResources(), random.Random(1)
+        custom, rng = CustomResources(spaces), random.Random(1)
         self.runtime = Runtime(
             self.api,
             custom,
             Installation(lambda: PLATFORM, lambda: {"k": b"m" * 32}),
-            (GOOD.namespace,),
-            pace=Pace(workers=1, resync_s=60.0),
+            pace=Pace(workers=workers, resync_s=60.0),
             now=lambda: wall(self.clock()),
             rng=rng,
         )
-        self.running = asyncio.create_task(own_kinds.run(self.runtime, custom, self.api, (GOOD.namespace,), rng=rng))
+        self.running = asyncio.create_task(own_kinds.run(self.runtime, custom, self.api, rng=rng))
 
     async def end(self) -> None:
         self.running.cancel()
@@ -71,11 +104,17 @@ def scene(
     work: Pass,
     after: Callable[[Rig], Coroutine[Any, Any, None]],
     unreadable: frozenset[Resource] = frozenset(),
+    *,
+    spaces: tuple[str, ...] = (GOOD.namespace,),
+    before: Callable[[Rig], None] = lambda rig: None,
+    workers: int = 1,
 ) -> None:
     async def main() -> None:
-        rig = Rig(monkeypatch, work, unreadable)
+        rig = Rig(monkeypatch, work, unreadable, spaces, workers)
+        before(rig)
         try:
-            await rig.runtime.synced.wait()
+            if not rig.api.hangs:
+                await rig.runtime.synced.wait()
             await after(rig)
         finally:
             await rig.end()
@@ -155,9 +194,90 @@ def test_a_kind_that_the_operator_may_not_list_is_left_out_and_holds_nothing_up(
     async def after(rig: Rig) -> None:
         await asyncio.sleep(10.0)
         assert rig.times[GOOD]
-        assert set(OPTIONAL) - set(rig.runtime.caches) == {MONITORS}
+        assert rig.runtime.reach.left_out("team") == {MONITORS}
+        assert rig.runtime.reach.troubles() == {}
 
     scene(monkeypatch, work, after, unreadable=frozenset({MONITORS}))
+
+
+BOTH = (GOOD.namespace, OTHER.namespace)
+
+
+async def _nothing(key: Key) -> None:
+    return None
+
+
+@pytest.mark.parametrize("trouble", ["closed", "hangs"])
+def test_a_namespace_that_cannot_be_read_is_its_own_trouble_and_comes_back(
+    monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    def lose(rig: Rig) -> None:
+        getattr(rig.api, trouble).add(OTHER.namespace)
+
+    async def after(rig: Rig) -> None:
+        await asyncio.sleep(30.0)
+        assert rig.times[GOOD], "it waits for nobody"
+        assert rig.times[GOOD][0] < 5.0
+        await asyncio.sleep(STALL_S + 60.0)
+        assert rig.times[OTHER] == []
+        assert set(rig.runtime.reach.troubles()) == {OTHER.namespace}
+        assert rig.runtime.stalled() is None
+        getattr(rig.api, trouble).clear()
+        await asyncio.sleep(120.0)
+        assert rig.times[OTHER]
+        assert rig.runtime.reach.troubles() == {}
+
+    scene(monkeypatch, _nothing, after, spaces=BOTH, before=lose)
+
+
+def test_rights_that_are_revoked_hold_that_namespace_and_its_deployments_say_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def condition(rig: Rig, key: Key) -> Any:
+        found = rig.store.read(DEPLOYMENTS, key.namespace, key.name).get("status", {}).get("conditions", [])
+        return next((each["reason"] for each in found if each["type"] == "Degraded"), None)
+
+    async def after(rig: Rig) -> None:
+        await asyncio.sleep(30.0)
+        rig.api.closed.add(OTHER.namespace)
+        await asyncio.sleep(400.0)  # the longest watch, and a while
+        held = len(rig.times[OTHER])
+        assert condition(rig, OTHER) == "NamespaceUnreadable"
+        assert condition(rig, GOOD) is None
+        await asyncio.sleep(200.0)
+        assert len(rig.times[OTHER]) == held
+        assert rig.runtime.stalled() is None
+
+    scene(monkeypatch, _nothing, after, spaces=BOTH)
+
+
+def test_a_process_that_can_read_nothing_says_that_it_should_be_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose(rig: Rig) -> None:
+        rig.api.closed |= set(BOTH)
+
+    async def after(rig: Rig) -> None:
+        await asyncio.sleep(STALL_S - 60.0)
+        assert rig.runtime.stalled() is None
+        await asyncio.sleep(120.0)
+        assert "no namespace could be read" in str(rig.runtime.stalled())
+        rig.api.closed.clear()
+        await asyncio.sleep(60.0)
+        assert rig.runtime.stalled() is None
+
+    scene(monkeypatch, _nothing, after, spaces=BOTH, before=lose)
+
+
+def test_passes_that_wait_for_somebody_do_not_keep_others_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(key: Key) -> None:
+        if key != OTHER:
+            await asyncio.sleep(1e6)
+
+    async def after(rig: Rig) -> None:
+        await asyncio.sleep(50.0)
+        assert rig.times[OTHER]
+        assert rig.times[OTHER][0] < 10.0
+
+    scene(monkeypatch, work, after, spaces=BOTH, workers=2)
 
 
 def test_a_deployment_that_is_gone_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

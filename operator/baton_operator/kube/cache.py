@@ -7,7 +7,7 @@ what it did itself. Resource versions are compared as numbers, which Kubernetes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -42,10 +42,13 @@ class Entry:
 
 
 class Cache:
-    """The objects of one kind in all watched namespaces; tells `on_change` which LLMDeployment a change concerns."""
+    """The objects of one kind in `namespaces` (None: in all); tells `on_change` which LLMDeployment a change concerns.
+    What a stream over more namespaces tells of others is dropped."""
 
-    def __init__(self, resource: Resource, on_change: Callable[[Key], None]) -> None:
-        self.resource = resource
+    def __init__(
+        self, resource: Resource, on_change: Callable[[Key], None], namespaces: Container[str] | None = None
+    ) -> None:
+        self.resource, self._namespaces = resource, namespaces
         self._on_change = on_change
         self._entries: dict[Place, Entry] = {}
         self._places: dict[Key, set[Place]] = {}
@@ -83,7 +86,7 @@ class Cache:
         """An event of a watch."""
         if event.change is Change.BOOKMARK:
             return
-        entry = _entry(self.resource, event.object)
+        entry = self._entry(event.object)
         if entry is None:
             return
         if event.change is Change.DELETED:
@@ -94,7 +97,7 @@ class Cache:
     def written(self, manifest: Manifest) -> None:
         """The answer to a write or to a fresh read. It is a change like any other: a pass that wrote is followed by one
         that sees what came of it."""
-        entry = _entry(self.resource, manifest)
+        entry = self._entry(manifest)
         if entry is not None:
             self._keep(_place(manifest), entry)
 
@@ -108,7 +111,7 @@ class Cache:
         """A whole list of one namespace (None: of all): what is not in it and not newer than it is gone."""
         seen: set[Place] = set()
         for manifest in listing.items:
-            entry = _entry(self.resource, manifest)
+            entry = self._entry(manifest)
             if entry is not None:
                 seen.add(_place(manifest))
                 self._keep(_place(manifest), entry)
@@ -117,6 +120,11 @@ class Cache:
             if place not in seen and namespace in (None, place[0]) and entry.version <= until:
                 self._drop(place, entry.uid, entry.version)
         self._removed.clear()
+
+    def _entry(self, manifest: Manifest) -> Entry | None:
+        if self._namespaces is not None and _place(manifest)[0] not in self._namespaces:
+            return None
+        return _entry(self.resource, manifest)
 
     def _keep(self, place: Place, entry: Entry) -> None:
         old = self._entries.get(place)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import sys
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -28,6 +29,7 @@ SERVER_S, CLIENT_S, CONNECT_S, REQUEST_S = 300, 330, 10, 30
 RETRY_S = (1, 2, 4)
 STOP_S = 10.0
 PAGE = 500
+_WATCHING = "kopf._cogs.clients.watching"
 _FOLDER = str(Path(kopf.__file__).parent)
 
 
@@ -42,6 +44,7 @@ async def start(
     `session` opens a session with the API server `server`; kopf closes it. Not by `kopf.operator`: that one cancels, at
     its end, every task that the loop has got since.
     """
+    logging.getLogger(_WATCHING).addFilter(_is_no_attempt)
     return await kopf.spawn_tasks(
         registry=_registry(caches, server, session),
         settings=_settings(),
@@ -57,6 +60,11 @@ async def stop(tasks: Collection[asyncio.Task[Any]]) -> None:
     await _cancel(tasks)
     await _cancel([each for each in _own_tasks() if each.get_name().startswith("watcher ")])
     await _cancel(_own_tasks())
+
+
+def _is_no_attempt(record: logging.LogRecord) -> bool:
+    """Whether it is anything but one more attempt at a request that fails: those are logged once by who saw them."""
+    return not str(record.msg).startswith("Request attempt")
 
 
 def _own_tasks() -> list[asyncio.Task[Any]]:

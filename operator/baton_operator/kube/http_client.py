@@ -43,7 +43,8 @@ _GOODBYES = 1_000
 """Looks for connections that are still closing, 5 ms apart."""
 PAGE = 500
 MAX_LINE_BYTES = 8 << 20
-CONNECTIONS = 64
+CONNECTIONS = 128
+"""For calls. Watches have connections of their own, one each: they never keep a call waiting."""
 _OWNER = re.compile(r'conflict with "([^"]*)"')
 
 
@@ -54,20 +55,22 @@ class HttpKubeApi:
         self._connection, self._origin = connection, URL(connection.server).origin()
         self._rate_limit = RateLimit(calls_per_s, burst)
         self._session: aiohttp.ClientSession | None = None
+        self._streams: aiohttp.ClientSession | None = None
         self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self.calls: dict[tuple[str, str], int] = {}
         """Answered and failed calls by (verb, plural)."""
 
     async def __aenter__(self) -> HttpKubeApi:
-        self._session = self.session()
+        self._session, self._streams = self.session(limit=CONNECTIONS), self.session()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        for session in (self._session, self._streams):
+            if session is not None:
+                await session.close()
+        self._session = self._streams = None
         await self._all_closed()
 
     @property
@@ -75,11 +78,10 @@ class HttpKubeApi:
         """`https://host:port`."""
         return self._connection.server
 
-    def session(self, *middlewares: aiohttp.ClientMiddlewareType) -> aiohttp.ClientSession:
-        """A session of the same account with the same server, for whom makes requests of his own; he closes it."""
-        connector = aiohttp.TCPConnector(
-            limit=CONNECTIONS + 64, ssl=self._connection.ssl or False, socket_factory=self._socket
-        )
+    def session(self, *middlewares: aiohttp.ClientMiddlewareType, limit: int = 0) -> aiohttp.ClientSession:
+        """A session of the same account with the same server, for whom makes requests of his own; he closes it.
+        `limit`: connections at most, 0: as many as there are requests."""
+        connector = aiohttp.TCPConnector(limit=limit, ssl=self._connection.ssl or False, socket_factory=self._socket)
         return aiohttp.ClientSession(
             connector=connector, headers={"User-Agent": "baton-operator"}, middlewares=(*middlewares, self._authorized)
         )
@@ -120,9 +122,10 @@ class HttpKubeApi:
         self.count("watch", resource)
         timeout = aiohttp.ClientTimeout(total=timeout_s + 15.0, sock_connect=10.0)
         try:
-            async with self._open("GET", path_of(resource, namespace), query, None, "", timeout) as answer:
+            path = path_of(resource, namespace)
+            async with self._open("GET", path, query, None, "", timeout, self._streams) as answer:
                 if answer.status != 200:
-                    raise _error(answer.status, await answer.read(), answer.headers)
+                    raise error_of(answer.status, await answer.read(), answer.headers)
                 async for line in _lines(answer.content):
                     yield _watch_event(line)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
@@ -188,11 +191,12 @@ class HttpKubeApi:
         body: Manifest | None,
         kind: str,
         timeout: aiohttp.ClientTimeout,
+        session: aiohttp.ClientSession | None,
     ) -> contextlib.AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        assert self._session is not None, "used outside of `async with`"
+        assert session is not None, "used outside of `async with`"
         headers = {"Accept": "application/json"} | ({"Content-Type": kind} if body is not None else {})
         data = None if body is None else msgspec.json.encode(body)
-        return self._session.request(
+        return session.request(
             method, self._connection.server + path, params=query, data=data, headers=headers, timeout=timeout
         )
 
@@ -211,10 +215,10 @@ class HttpKubeApi:
         self.count(verb, resource)
         timeout = aiohttp.ClientTimeout(total=deadline_s, sock_connect=10.0)
         try:
-            async with self._open(method, path, query, body, kind, timeout) as answer:
+            async with self._open(method, path, query, body, kind, timeout, self._session) as answer:
                 data = await answer.read()
                 if answer.status >= 300:
-                    raise _error(answer.status, data, answer.headers)
+                    raise error_of(answer.status, data, answer.headers)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise Unavailable(f"{verb} {resource.plural}: {_said(error)}") from error
         return _mapping(data)
@@ -318,7 +322,8 @@ def _mapping(data: bytes) -> Manifest:
     return found
 
 
-def _error(status: int, data: bytes, headers: Mapping[str, str]) -> KubeError:
+def error_of(status: int, data: bytes, headers: Mapping[str, str]) -> KubeError:
+    """What an answer that is no success means."""
     try:
         body = _mapping(data)
     except Unavailable:

@@ -7,19 +7,43 @@ next list, which comes every `relist_s` at the latest.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 from baton_operator.kube.backoff import Backoff
 from baton_operator.kube.cache import Cache
 from baton_operator.kube.kinds import selector_for
-from baton_operator.kube.kube_api import Expired, KubeApi, KubeError
+from baton_operator.kube.kube_api import Expired, Forbidden, KubeApi, KubeError
 from baton_operator.kube.object_fields import metadata_of
+from baton_operator.kube.reach import Reach
 
 log = logging.getLogger(__name__)
 WATCH_S = 300.0
 RELIST_S = 900.0
+
+LISTS, TURN_S = 4, 1.0
+"""Lists at a time, and how long one counts: decoded, it takes ten times what the cache does, so they take turns; one
+that hangs must not keep the others waiting."""
+
+
+class Turns:
+    """Lets LISTS go at a time. One that takes longer than TURN_S goes on, and the next may begin."""
+
+    def __init__(self, lists: int = LISTS) -> None:
+        self._slots = asyncio.Semaphore(lists)
+
+    @contextlib.asynccontextmanager
+    async def one(self) -> AsyncIterator[None]:
+        await self._slots.acquire()
+        with contextlib.ExitStack() as slot:
+            slot.callback(self._slots.release)
+            late = asyncio.get_running_loop().call_later(TURN_S, slot.close)
+            try:
+                yield
+            finally:
+                late.cancel()
 
 
 class Informer:
@@ -35,18 +59,19 @@ class Informer:
         relist_s: float = RELIST_S,
         watch_s: float = WATCH_S,
         rng: random.Random | None = None,
-        turn: asyncio.Lock | None = None,
+        turns: Turns | None = None,
+        reach: Reach | None = None,
+        is_optional: bool = False,
     ) -> None:
-        """`turn`: shared by informers that shall list one after the other."""
+        """`turns`: shared by informers that shall list one after the other. `reach` is told what could be read.
+        `is_optional`: a refusal is asked about again with the next list only."""
         self._api, self._cache, self._namespace = api, cache, namespace
         self._selector = selector_for(cache.resource)
         self._beat, self._relist_s, self._watch_s = beat, relist_s, watch_s
         self._rng = rng or random.Random()
-        self._turn = turn or asyncio.Lock()
+        self._turns, self._reach, self._is_optional = turns or Turns(), reach or Reach(), is_optional
         self._backoff = Backoff(self._rng)
-        self._version = ""
-        self.synced = asyncio.Event()
-        """Set once the first list is in."""
+        self._version = self._told = ""
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -61,11 +86,12 @@ class Informer:
     async def _list_and_watch(self) -> None:
         """One list and the watches after it; returns when it is time for the next list."""
         clock = asyncio.get_running_loop().time
-        async with self._turn:
+        async with self._turns.one():
             self._version = await self._list()
         self._backoff.reset()
         self._beat()
-        self.synced.set()
+        self._told = ""
+        self._reach.listed(self._cache.resource, self._namespace)
         until = clock() + self._relist_s * self._rng.uniform(0.8, 1.2)
         while (left_s := until - clock()) > 0:
             started = clock()
@@ -73,6 +99,8 @@ class Informer:
                 await self._watch(min(self._watch_s, left_s))
             except Expired:
                 return
+            except Forbidden:
+                raise
             except KubeError as error:  # goes on where it was: what was missed comes then
                 await self._back_off(error)
                 continue
@@ -95,11 +123,18 @@ class Informer:
             self._beat()
             self._cache.heard(event)
             self._backoff.reset()
+            self._reach.heard(self._cache.resource, self._namespace)
             found = metadata_of(event.object).get("resourceVersion")
             self._version = str(found) if found else self._version
         self._beat()
 
     async def _back_off(self, error: KubeError) -> None:
-        log.warning("%s: %s", self._cache.resource.plural, error)
+        said = f"{self._cache.resource.plural} in {self._namespace or 'all namespaces'}: {error}"
+        log.log(logging.WARNING if said != self._told else logging.DEBUG, "%s", said)
+        self._told = said
         self._beat()
-        await asyncio.sleep(self._backoff.after(error))
+        self._reach.failed(self._cache.resource, self._namespace, error)
+        wait_s = self._backoff.after(error)
+        if self._is_optional and isinstance(error, Forbidden):
+            wait_s = self._relist_s * self._rng.uniform(0.8, 1.2)
+        await asyncio.sleep(wait_s)

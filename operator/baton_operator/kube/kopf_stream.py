@@ -18,11 +18,12 @@ import random
 from collections.abc import Callable, Collection
 
 import aiohttp
+from yarl import URL
 
 from baton_operator.kube import handlers
 from baton_operator.kube.backoff import Backoff
 from baton_operator.kube.custom_resources import CustomResources
-from baton_operator.kube.http_client import HttpKubeApi, path_of
+from baton_operator.kube.http_client import HttpKubeApi, error_of, path_of
 from baton_operator.kube.informer import RELIST_S
 from baton_operator.kube.kinds import CUSTOM, GROUP, VERSION
 from baton_operator.kube.kube_api import KubeApi, KubeError, Resource
@@ -45,17 +46,21 @@ class KopfStream:
         api: KubeApi,
         connection: HttpKubeApi,
         custom: CustomResources,
-        namespaces: tuple[str, ...] | None,
         *,
         relist_s: float = RELIST_S,
         on_start: Callable[[], None] = lambda: None,
         rng: random.Random | None = None,
     ) -> None:
         """`on_start` is called each time that kopf has started, which takes the process's signals over."""
-        self._api, self._connection, self._custom, self._namespaces = api, connection, custom, namespaces
+        self._api, self._connection, self._custom = api, connection, custom
+        self._namespaces = None if custom.scopes == (None,) else tuple(each for each in custom.scopes if each)
         self._relist_s, self._on_start, self._rng = relist_s, on_start, rng or random.Random()
-        self._listed = {place: asyncio.Event() for place in itertools.product(CUSTOM, namespaces or (None,))}
+        self._listed = {place: asyncio.Event() for place in itertools.product(CUSTOM, custom.scopes)}
         """Set when kopf has listed a kind: what is gone has to be found out."""
+        self._places = {path_of(*place): place for place in self._listed}
+        self._prefix = URL(connection.server).path.rstrip("/")
+        self._refused: dict[Place, Backoff] = {}
+        """Where kopf was not let in lately."""
         self._asked: dict[Place, float] = {}
         """When kopf made its last request."""
         self._watched: dict[Place, float] = {}
@@ -63,16 +68,12 @@ class KopfStream:
 
     async def run(self) -> None:
         """Until cancelled."""
-        compared = {place: asyncio.Event() for place in self._listed}
         async with asyncio.TaskGroup() as tasks:
-            for place, event in compared.items():
-                tasks.create_task(self._compare(place, event))
+            for place in self._listed:
+                tasks.create_task(self._compare(place))
             tasks.create_task(self._keep_running())
-            for event in compared.values():
-                await event.wait()
-            self._custom.synced.set()
 
-    async def _compare(self, place: Place, compared: asyncio.Event) -> None:
+    async def _compare(self, place: Place) -> None:
         resource, namespace = place
         backoff = Backoff(self._rng)
         while True:
@@ -85,12 +86,13 @@ class KopfStream:
             try:
                 self._custom.caches[resource].listed(await self._api.list(resource, namespace), namespace)
             except KubeError as error:
-                log.warning("%s: %s", resource.plural, error)
+                log.warning("%s in %s: %s", resource.plural, namespace or "all namespaces", error)
+                self._custom.reach.failed(resource, namespace, error)
                 await asyncio.sleep(backoff.after(error))
                 self._listed[place].set()
                 continue
             backoff.reset()
-            compared.set()
+            self._custom.reach.listed(resource, namespace)
 
     async def _keep_running(self) -> None:
         clock, backoff = asyncio.get_running_loop().time, Backoff(self._rng)
@@ -134,8 +136,7 @@ class KopfStream:
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
         """Every request of kopf passes here."""
-        places = (each for each in self._listed if request.url.path.endswith(path_of(*each)))
-        place = next(places, None)
+        place = self._places.get(request.url.path.removeprefix(self._prefix))
         if place is None:
             return await handler(request)
         clock, is_watch = asyncio.get_running_loop().time, "watch" in request.url.query
@@ -147,9 +148,24 @@ class KopfStream:
                 raise aiohttp.ClientConnectionError("the session is closed")
         self._asked[place] = clock()
         answer = await handler(request)
-        if not is_watch and answer.status == 200:
-            self._listed[place].set()
+        if answer.status == 403:
+            await self._refuse(place, answer)
+        if answer.status == 200:
+            self._refused.pop(place, None)
+            self._custom.reach.heard(*place)
+            if not is_watch:
+                self._listed[place].set()
         return answer
+
+    async def _refuse(self, place: Place, answer: aiohttp.ClientResponse) -> None:
+        """kopf would end at a refusal, for all namespaces. It takes a connection that fails for something that passes:
+        so it comes again, for this one place, in a while. Raises that."""
+        error = error_of(answer.status, await answer.read(), answer.headers)
+        self._custom.reach.failed(*place, error)
+        if place not in self._refused:
+            log.warning("kopf: %s in %s: %s", place[0].plural, place[1] or "all namespaces", error)
+        await asyncio.sleep(self._refused.setdefault(place, Backoff(self._rng)).after(error))
+        raise aiohttp.ClientConnectionError(str(error))
 
 
 def _reason(done: Collection[asyncio.Task[object]]) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections import Counter
 from dataclasses import dataclass
 
 from baton_control.names import Key
@@ -31,8 +32,15 @@ class _State:
 
 
 class WorkQueue:
-    def __init__(self, rng: random.Random | None = None) -> None:
-        self._rng = rng or random.Random()
+    """`together`: keys of one namespace that may be in work at a time, so that one that hangs does not take all
+    workers; None: any number."""
+
+    def __init__(self, rng: random.Random | None = None, together: int | None = None) -> None:
+        self._rng, self._together = rng or random.Random(), together
+        self._busy: Counter[str] = Counter()
+        """Keys in work by namespace."""
+        self._parked: dict[str, list[tuple[float, Key]]] = {}
+        """Keys that were due while their namespace had enough in work, and since when."""
         self._states: dict[Key, _State] = {}
         self._heap: list[tuple[float, int, Key]] = []
         self._count = 0
@@ -56,9 +64,14 @@ class WorkQueue:
         while self._heap and self._heap[0][0] <= now:
             due, _, key = heapq.heappop(self._heap)
             state = self._states.get(key)
-            if state is not None and state.due == due and not state.in_work:
-                state.due, state.in_work = None, True
-                return key
+            if state is None or state.due != due or state.in_work:
+                continue
+            if self._together is not None and self._busy[key.namespace] >= self._together:
+                self._parked.setdefault(key.namespace, []).append((due, key))
+                continue
+            state.due, state.in_work = None, True
+            self._busy[key.namespace] += 1
+            return key
         return None
 
     def next_at(self) -> float | None:
@@ -99,12 +112,21 @@ class WorkQueue:
             del self._states[key]
 
     def waiting_since(self, now: float) -> float:
-        """Since when the key at the head has been due; `now` when nothing is late."""
+        """Since when the key that is due longest has been; `now` when nothing is late."""
         due = self.next_at()
-        return now if due is None else min(due, now)
+        parked = [each[0][0] for each in self._parked.values()]
+        return min([now, *parked, *([] if due is None else [due])])
 
     def _settle(self, key: Key, state: _State, again_at: float | None) -> None:
         state.in_work = False
+        self._busy[key.namespace] -= 1
+        parked = self._parked.pop(key.namespace, [])
+        free = len(parked) if not self._busy[key.namespace] else 1
+        for due, each in parked[:free]:
+            self._count += 1
+            heapq.heappush(self._heap, (due, self._count, each))
+        if parked[free:]:
+            self._parked[key.namespace] = parked[free:]
         offers = [at for at in (state.again, again_at) if at is not None]
         state.again = None
         if offers:

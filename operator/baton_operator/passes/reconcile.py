@@ -37,7 +37,7 @@ from baton_operator.passes.status_writer import StatusWriter
 from baton_operator.passes.template_records import Record
 from baton_operator.passes.template_records import manifest as record_manifest
 from baton_operator.passes.troubles import Trouble
-from baton_operator.passes.verdict import View, refused, status_of
+from baton_operator.passes.verdict import View, refused, status_of, unreadable
 from baton_operator.passes.worker_pods import Crew, Readiness, placement_s
 from baton_operator.telemetry import Heard, Telemetry
 from baton_wire.messages.values import POOL_ROLES, Role
@@ -53,8 +53,8 @@ class Installation:
     platform: Callable[[], Platform]
     masters: Callable[[], Mapping[str, bytes]]
     """The operator's master keys as they are now: they rotate."""
-    served: frozenset[Resource] = frozenset(OPTIONAL)
-    """Which of the optional kinds the API server has."""
+    served: Callable[[str], frozenset[Resource]] = lambda namespace: frozenset(OPTIONAL)
+    """Which of the optional kinds the API server has, and may be read in a namespace."""
 
 
 @dataclass(slots=True)
@@ -113,7 +113,8 @@ class Reconciler:
             if self._measured is not None:
                 self._measured.forget(key)
             return None
-        given = inputs_of(seen, self._installation.platform(), self._installation.masters(), self._installation.served)
+        served = self._installation.served(key.namespace)
+        given = inputs_of(seen, self._installation.platform(), self._installation.masters(), served)
         try:
             made = self._renderings.of(given)
         except NotAllowedError as error:
@@ -126,6 +127,12 @@ class Reconciler:
             await self._refuse(seen, refused_by=ManifestError((error.problem,)), reason="Unsupported")
             return None
         return await self._pass(Pass(seen, made, [], list(made.notes)))
+
+    async def hold(self, key: Key, why: str) -> None:
+        """Say that nothing is done for a deployment, as its namespace cannot be read. Raises KubeError."""
+        seen = snapshot(key, self._caches)
+        if seen is not None:
+            await self._statuses.write(seen, unreadable(why, seen.before, seen.generation, self._now()))
 
     async def _pass(self, this: Pass) -> float | None:
         seen, deployment, record = this.seen, this.deployment, this.made.record

@@ -98,6 +98,22 @@ def refused(
     return before.model_copy(update=changed)
 
 
+def unreadable(why: str, before: DeploymentStatus, generation: int, now: datetime.datetime) -> DeploymentStatus:
+    """The status of a deployment in a namespace that the operator cannot read: what was last known may be wrong."""
+    reason, message = "NamespaceUnreadable", f"the operator cannot read the namespace: {why}"
+    waits = "nothing is changed until it can be read again"
+    findings = (
+        Finding(ConditionType.READY, Truth.UNKNOWN, reason, message),
+        Finding(ConditionType.RECONCILING, Truth.FALSE, reason, waits),
+        Finding(ConditionType.STALLED, Truth.TRUE, reason, message),
+        Finding(ConditionType.AVAILABLE, Truth.UNKNOWN, reason, message),
+        Finding(ConditionType.PROGRESSING, Truth.FALSE, reason, waits),
+        Finding(ConditionType.DEGRADED, Truth.TRUE, reason, message),
+    )
+    conditions = merged(before.conditions, findings, generation, now)
+    return before.model_copy(update={"summary": reason, "conditions": conditions})
+
+
 def _pool(view: View, role: Role) -> PoolStatus:
     sets = [each for each in view.sets if each.role is role]
     routable = [group.routable for group in view.groups if group.role is role]

@@ -9,9 +9,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from baton_operator.kube.cache import Cache
-from baton_operator.kube.informer import Informer
+from baton_operator.kube.informer import Informer, Turns
 from baton_operator.kube.kinds import SERVICES, WORKERS
 from baton_operator.kube.kube_api import Listing, Resource, WatchEvent
+from baton_operator.kube.reach import Reach
 from baton_testing.kube.defaults import Kinds
 from baton_testing.kube.memory import MemoryKube
 from baton_testing.kube.store import Store
@@ -33,7 +34,7 @@ class Lists(MemoryKube):
     async def list(self, resource: Resource, namespace: str | None, selector: str = "", *, fields: str = "") -> Listing:
         self.now += 1
         self.most = max(self.most, self.now)
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(0.5)
         self.now -= 1
         metadata = {"namespace": "ns", "name": "a", "uid": "1", "resourceVersion": "5"}
         body = Body(metadata={**metadata, "labels": {"baton.dev/deployment": "chat"}})
@@ -49,12 +50,14 @@ class Lists(MemoryKube):
 
 def test_nothing_of_a_list_stays_in_memory_while_its_watch_goes_on_and_lists_take_turns() -> None:
     async def main() -> None:
-        api, turn = Lists(), asyncio.Lock()
+        api, reach = Lists(), Reach()
         caches = [Cache(each, lambda key: None) for each in (SERVICES, WORKERS)]
-        informers = [Informer(api, cache, None, turn=turn) for cache in caches]
+        for cache in caches:
+            reach.expect(cache.resource, None)
+        turns = Turns(lists=1)
+        informers = [Informer(api, cache, None, turns=turns, reach=reach) for cache in caches]
         tasks = [asyncio.create_task(each.run()) for each in informers]
-        for each in informers:
-            await each.synced.wait()
+        await reach.settled()
         await asyncio.sleep(1.0)
         gc.collect()
         assert [len(cache) for cache in caches] == [1, 1]

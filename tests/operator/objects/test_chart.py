@@ -11,6 +11,7 @@ import pytest
 import yaml
 from find_helm import find
 
+from baton_operator.kube.kinds import OPTIONAL, WATCHED
 from baton_operator.objects.pod_policy import PodPolicy
 from baton_operator.schema.crd import definitions
 from baton_operator.settings import parse
@@ -111,3 +112,13 @@ def test_wrong_values_are_refused(values: dict[str, str]) -> None:
     done = render(values)
     assert done.returncode != 0
     assert "values don't meet the specifications" in done.stderr
+
+
+def test_shared_streams_let_the_operator_list_everywhere_and_write_nowhere_else() -> None:
+    found = objects(FULL | {"watch.sharedStreams": "true"})
+    roles = [each for each in found if each["kind"] == "ClusterRole" and each["metadata"]["name"].endswith("-streams")]
+    rules = [rule for role in roles for rule in role["rules"]]
+    assert {verb for rule in rules for verb in rule["verbs"]} == {"list", "watch"}
+    listed = {resource for rule in rules for resource in rule["resources"]}
+    assert listed == {each.plural for each in (*WATCHED, *OPTIONAL)}
+    assert not any(each["metadata"]["name"].endswith("-streams") for each in objects(FULL))

@@ -34,7 +34,9 @@ class HttpServer:
         self.forgets = False
         """Watches are told that the changes since are no longer known."""
         self.refused = ""
-        """Plural of the kind that nobody may watch."""
+        """Plural of the kind whose watches are answered as if it were not there."""
+        self.closed: set[str] = set()
+        """Namespaces in which nobody may read anything."""
         self.asked: list[str] = []
         """`GET path`, `WATCH path` for a watch."""
 
@@ -78,8 +80,10 @@ class HttpServer:
         resource = next((each for each in CUSTOM if each.plural == plural), None)
         if resource is None or not self.has_definitions:
             return _refusal(404)
-        if is_watch and plural == self.refused:
+        if namespace in self.closed:
             return _refusal(403)
+        if is_watch and plural == self.refused:
+            return _refusal(404)
         if is_watch:
             return await self._watch(request, CUSTOM.index(resource), namespace)
         listing = await self._api.list(resource, namespace)

@@ -15,21 +15,17 @@ async def run(
     runtime: Runtime,
     custom: CustomResources,
     api: KubeApi,
-    namespaces: tuple[str, ...],
     *,
     relist_s: float = RELIST_S,
     rng: random.Random,
 ) -> None:
     """The runtime and the stream of its own kinds, until cancelled."""
     informers = [
-        Informer(api, cache, namespace, relist_s=relist_s, rng=rng)
+        Informer(api, cache, scope, relist_s=relist_s, rng=rng, reach=custom.reach)
         for cache in custom.caches.values()
-        for namespace in namespaces
+        for scope in custom.scopes
     ]
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(runtime.run())
         for informer in informers:
             tasks.create_task(informer.run())
-        for informer in informers:
-            await informer.synced.wait()
-        custom.synced.set()

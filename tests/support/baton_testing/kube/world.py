@@ -113,18 +113,17 @@ class World:
     def start(self) -> None:
         """Start an operator's process."""
         self.starts += 1
-        custom, rng = CustomResources(), random.Random(self.rng.random())
+        custom, rng = CustomResources((SPACE,)), random.Random(self.rng.random())
         self.runtime = Runtime(
             self.kube,
             custom,
             Installation(lambda: self.platform, lambda: self.masters),
-            (SPACE,),
             pace=Pace(workers=2, relist_s=self._relist_s),
             now=lambda: wall(self.clock()),
             rng=rng,
         )
         self._operator = asyncio.create_task(
-            own_kinds.run(self.runtime, custom, self.kube, (SPACE,), relist_s=self._relist_s, rng=rng)
+            own_kinds.run(self.runtime, custom, self.kube, relist_s=self._relist_s, rng=rng)
         )
 
     async def stop(self) -> None:

@@ -1,0 +1,127 @@
+"""Which namespaces the operator can read now, kind by kind. A machine over what lists told: no clock, no tasks.
+
+A namespace is known when each kind in it has been listed and none is refused now. One that is not is its own trouble:
+its deployments wait and say so, and nothing waits for it. A refusal counts at once, whenever it comes; any other
+failure counts until the first list only, because a cache that is a little late harms nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from baton_operator.kube.kube_api import Forbidden, KubeError, Resource
+
+Scope = str | None
+"""A namespace, or None: all of them in one stream."""
+
+
+@dataclass(slots=True)
+class _Kind:
+    is_optional: bool
+    has_answered: bool = False
+    """One way or the other."""
+    is_listed: bool = False
+    refusal: str = ""
+    failure: str = ""
+
+    @property
+    def is_known(self) -> bool:
+        return self.is_optional if self.refusal else self.is_listed
+
+    @property
+    def trouble(self) -> str:
+        return "" if self.is_known else self.refusal or self.failure
+
+
+class Reach:
+    """What can be read. Scopes and kinds are those that somebody said he would list."""
+
+    def __init__(self) -> None:
+        self.listeners: list[Callable[[Scope], None]] = []
+        """Called with a scope whose state has changed."""
+        self._scopes: dict[Scope, dict[Resource, _Kind]] = {}
+        self._settled = asyncio.Event()
+
+    def expect(self, resource: Resource, scope: Scope, is_optional: bool = False) -> None:
+        """This kind is going to be listed there. Optional ones are left out where they are refused."""
+        self._scopes.setdefault(scope, {}).setdefault(resource, _Kind(is_optional))
+        self._settled.clear()
+
+    def listed(self, resource: Resource, scope: Scope) -> None:
+        """A list came, or a stream told something: it can be read."""
+        kind = self._scopes.get(scope, {}).get(resource)
+        if kind is None or (kind.is_listed and not kind.refusal):
+            return
+        with self._telling(scope):
+            kind.has_answered, kind.is_listed, kind.refusal, kind.failure = True, True, "", ""
+
+    def heard(self, resource: Resource, scope: Scope) -> None:
+        """A stream is let in again: what it may have missed comes with it, or with the next list."""
+        kind = self._scopes.get(scope, {}).get(resource)
+        if kind is not None and kind.refusal:
+            with self._telling(scope):
+                kind.refusal = ""
+
+    def failed(self, resource: Resource, scope: Scope, error: KubeError) -> None:
+        """A list or a stream did not come."""
+        kind = self._scopes.get(scope, {}).get(resource)
+        if kind is None:
+            return
+        with self._telling(scope):
+            kind.has_answered = True
+            if isinstance(error, Forbidden):
+                kind.refusal = f"{resource.plural}: {error}"
+            elif not kind.is_listed:
+                kind.failure = f"{resource.plural}: {error}"
+
+    def is_known(self, namespace: str) -> bool:
+        """Whether its deployments can be worked on."""
+        kinds = self._kinds(namespace)
+        return bool(kinds) and all(kind.is_known for _, kind in kinds)
+
+    def trouble(self, namespace: str) -> str:
+        """What was said when it could not be read; empty: nothing, it is known or has not answered yet."""
+        return next((kind.trouble for _, kind in self._kinds(namespace) if kind.trouble), "")
+
+    def left_out(self, namespace: str) -> frozenset[Resource]:
+        """Optional kinds that may not be read there."""
+        return frozenset(each for each, kind in self._kinds(namespace) if kind.is_optional and kind.refusal)
+
+    def troubles(self) -> Mapping[str, str]:
+        """The namespaces that could not be read, and what was said; `*`: all of them, through one stream."""
+        found = {
+            scope: next((kind.trouble for kind in kinds.values() if kind.trouble), "")
+            for scope, kinds in self._scopes.items()
+        }
+        return {scope or "*": said for scope, said in found.items() if said}
+
+    @property
+    def is_blind(self) -> bool:
+        """Not one namespace can be worked on."""
+        return not any(all(kind.is_known for kind in kinds.values()) for kinds in self._scopes.values())
+
+    async def settled(self) -> None:
+        """Until everything has answered once, one way or the other."""
+        await self._settled.wait()
+
+    def _kinds(self, namespace: str) -> list[tuple[Resource, _Kind]]:
+        return [each for scope in (namespace, None) for each in self._scopes.get(scope, {}).items()]
+
+    @contextlib.contextmanager
+    def _telling(self, scope: Scope) -> Iterator[None]:
+        kinds = self._scopes[scope]
+        before = [(kind.is_known, kind.trouble) for kind in kinds.values()]
+        was_known = all(known for known, _ in before)
+        yield
+        after = [(kind.is_known, kind.trouble) for kind in kinds.values()]
+        if not self._settled.is_set() and all(
+            kind.has_answered for each in self._scopes.values() for kind in each.values()
+        ):
+            self._settled.set()
+        is_known = all(known for known, _ in after)
+        if is_known != was_known or [said for _, said in before] != [said for _, said in after]:
+            for listener in self.listeners:
+                listener(scope)

@@ -1,0 +1,91 @@
+"""How many watches are opened: one of each kind for a namespace, or one of each kind for all of them together.
+
+Each watch is a connection. A few namespaces are watched one by one, with rights in these namespaces alone. For many,
+one stream over the whole cluster serves all, where the operator may list and watch there; objects of other namespaces
+are dropped as they come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import resource as process_limits
+
+from baton_control.errors import OperatorError
+from baton_operator.kube.backoff import Backoff
+from baton_operator.kube.kinds import OPTIONAL, WATCHED
+from baton_operator.kube.kube_api import Forbidden, KubeApi, KubeError, NotFound
+from baton_operator.kube.reach import Scope
+from baton_operator.objects.metadata import DEPLOYMENT_LABEL
+
+log = logging.getLogger(__name__)
+FEW = 4
+"""Namespaces that are watched one by one without a question."""
+KINDS = len((*WATCHED, *OPTIONAL))
+SPARE_FILES = 512
+"""Open files for all else: calls, links of gateways, mounted files."""
+_NOBODY = f"{DEPLOYMENT_LABEL}=no_body"
+"""Selects nothing, as no name has an underscore."""
+
+
+class TooManyNamespaces(OperatorError):
+    """More namespaces than there may be connections for."""
+
+    def __init__(self, namespaces: int, most: int) -> None:
+        super().__init__(
+            f"--namespaces: {namespaces} are not allowed: must be at most {most}, with {KINDS} watches in each and the"
+            " open files that this process may have; with the right to list and watch cluster-wide (in the chart"
+            " watch.sharedStreams) any number is"
+        )
+
+
+def most_namespaces(open_files: int) -> int:
+    """How many can be watched one by one with so many open files."""
+    return max(FEW, (open_files - SPARE_FILES) // KINDS)
+
+
+def raise_open_files() -> int:
+    """Let this process have as many open files as it may; returns how many."""
+    soft, hard = process_limits.getrlimit(process_limits.RLIMIT_NOFILE)
+    wanted = 1 << 16 if hard == process_limits.RLIM_INFINITY else hard
+    if soft == process_limits.RLIM_INFINITY or soft >= wanted:
+        return 1 << 16 if soft == process_limits.RLIM_INFINITY else soft
+    process_limits.setrlimit(process_limits.RLIMIT_NOFILE, (wanted, hard))
+    return wanted
+
+
+async def scopes_for(api: KubeApi, namespaces: tuple[str, ...] | None, open_files: int) -> tuple[Scope, ...]:
+    """What streams are to be made for; waits for a server that does not answer. Raises TooManyNamespaces."""
+    if namespaces is None:
+        return (None,)
+    if len(namespaces) <= FEW:
+        return namespaces
+    if await _may_share(api):
+        log.info("%d namespaces are watched through cluster-wide streams", len(namespaces))
+        return (None,)
+    most = most_namespaces(open_files)
+    if len(namespaces) > most:
+        raise TooManyNamespaces(len(namespaces), most)
+    return namespaces
+
+
+async def _may_share(api: KubeApi) -> bool:
+    """Whether everything that has to be watched may be listed cluster-wide. A list goes as a watch does: the chart
+    grants both together."""
+    backoff = Backoff(random.Random())
+    for each in WATCHED:
+        while True:
+            try:
+                await api.list(each, None, _NOBODY)
+            except Forbidden as error:
+                log.info("namespaces are watched one by one: %s", error)
+                return False
+            except NotFound:
+                pass  # its definition comes later
+            except KubeError as error:
+                log.warning("%s: %s", each.plural, error)
+                await asyncio.sleep(backoff.after(error))
+                continue
+            break
+    return True

@@ -1,0 +1,52 @@
+"""How namespaces are watched: few one by one, many through shared streams, too many not at all."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton_operator.kube.kinds import JOBS
+from baton_operator.kube.kube_api import Forbidden, Listing, Resource, Unavailable
+from baton_operator.kube.streams import FEW, KINDS, SPARE_FILES, TooManyNamespaces, most_namespaces, scopes_for
+from baton_testing.kube.defaults import Kinds
+from baton_testing.kube.memory import MemoryKube
+from baton_testing.kube.store import Store
+from baton_testing.virtual_time.loop import run_virtual
+
+MANY = tuple(f"team-{number}" for number in range(FEW + 196))
+
+
+class Rights(MemoryKube):
+    """Lists cluster-wide of all kinds but one."""
+
+    def __init__(self, refused: Resource | None = None, failures: int = 0) -> None:
+        super().__init__(Store(Kinds(), lambda: "now"))
+        self._refused, self._failures = refused, failures
+
+    async def list(self, resource: Resource, namespace: str | None, selector: str = "") -> Listing:
+        if self._failures:
+            self._failures -= 1
+            raise Unavailable("away")
+        if resource == self._refused:
+            raise Forbidden(f"{resource.plural} is forbidden")
+        return await super().list(resource, namespace, selector)
+
+
+def test_few_are_watched_one_by_one_and_nobody_is_asked() -> None:
+    api = Rights()
+    assert run_virtual(scopes_for(api, MANY[:FEW], 1024)) == MANY[:FEW]
+    assert run_virtual(scopes_for(api, None, 1024)) == (None,)
+    assert sum(api.calls.values()) == 0
+
+
+def test_many_share_streams_where_everything_may_be_listed_even_if_the_server_answers_late() -> None:
+    assert run_virtual(scopes_for(Rights(failures=3), MANY, 1024)) == (None,)
+
+
+def test_without_that_right_as_many_are_watched_as_files_may_be_open_and_more_are_refused_by_name() -> None:
+    enough = SPARE_FILES + KINDS * len(MANY)
+    assert run_virtual(scopes_for(Rights(JOBS), MANY, enough)) == MANY
+    with pytest.raises(
+        TooManyNamespaces, match=r"--namespaces: 200 are not allowed: must be at most 199.*sharedStreams"
+    ):
+        run_virtual(scopes_for(Rights(JOBS), MANY, enough - 1))
+    assert most_namespaces(0) == FEW
