@@ -122,14 +122,14 @@ def test_nothing_is_made_for_a_deployment_that_asks_for_an_injector() -> None:
 
     async def main() -> None:
         clock = asyncio.get_running_loop().time
-        store, custom, rng = Store(Kinds(), moment(clock)), CustomResources(), random.Random(1)
+        store, custom, rng = Store(Kinds(), moment(clock)), CustomResources(("team",)), random.Random(1)
         api = MemoryKube(store)
         body = manifest(model__source="pvc://models/a", podMetadata__annotations={"dapr.io/sidecar-image": "evil"})
         body["metadata"] = {"name": "chat", "namespace": "team"}
         store.apply(DEPLOYMENTS, body, "kubectl", force=True)
         installation = Installation(lambda: platform, lambda: {"k": b"m" * 32})
-        runtime = Runtime(api, custom, installation, ("team",), now=lambda: wall(clock()), rng=rng)
-        running = asyncio.create_task(own_kinds.run(runtime, custom, api, ("team",), rng=rng))
+        runtime = Runtime(api, custom, installation, now=lambda: wall(clock()), rng=rng)
+        running = asyncio.create_task(own_kinds.run(runtime, custom, api, rng=rng))
         await asyncio.sleep(30.0)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
