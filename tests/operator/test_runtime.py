@@ -39,9 +39,9 @@ class Spaces(MemoryKube):
         self.closed: set[str | None] = set()
         self.hangs: set[str | None] = set()
 
-    async def list(self, resource: Resource, namespace: str | None, selector: str = "") -> Listing:
+    async def list(self, resource: Resource, namespace: str | None, selector: str = "", *, fields: str = "") -> Listing:
         await self._let_in(resource, namespace)
-        return await super().list(resource, namespace, selector)
+        return await super().list(resource, namespace, selector, fields=fields)
 
     async def watch(
         self, resource: Resource, namespace: str | None, resource_version: str, selector: str = "", *, timeout_s: float

@@ -22,13 +22,13 @@ class Rights(MemoryKube):
         super().__init__(Store(Kinds(), lambda: "now"))
         self._refused, self._failures = refused, failures
 
-    async def list(self, resource: Resource, namespace: str | None, selector: str = "") -> Listing:
+    async def list(self, resource: Resource, namespace: str | None, selector: str = "", *, fields: str = "") -> Listing:
         if self._failures:
             self._failures -= 1
             raise Unavailable("away")
         if resource == self._refused:
             raise Forbidden(f"{resource.plural} is forbidden")
-        return await super().list(resource, namespace, selector)
+        return await super().list(resource, namespace, selector, fields=fields)
 
 
 def test_few_are_watched_one_by_one_and_nobody_is_asked() -> None:
