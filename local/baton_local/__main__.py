@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,7 +21,7 @@ from baton_local.errors import LocalError, NotRunningError, StartError
 from baton_local.fleet.observation import observe
 from baton_local.fleet.record import read_record
 from baton_local.fleet.run_dir import base_directory, find_run
-from baton_local.options import parse_options
+from baton_local.options import KEY_VARIABLE, parse_options
 from baton_wire.errors import BadMessageError
 
 FAILED = 1
@@ -76,6 +77,7 @@ def _plan(options: argparse.Namespace) -> int:
 
 def _up(options: argparse.Namespace) -> int:
     from baton_local.commands.up import UpOptions, run_up
+    from baton_local.fleet.client_keys import AskedKeys
 
     up = UpOptions(
         manifest=options.file,
@@ -85,6 +87,7 @@ def _up(options: argparse.Namespace) -> int:
         device=options.device,
         processes=options.processes,
         emulate=options.emulate,
+        keys=AskedKeys(options.api_key, options.api_key_file, options.open),
     )
     return run_up(replace(up, patience=replace(up.patience, first_ready_s=options.ready_timeout)))
 
@@ -97,6 +100,10 @@ def _demo(options: argparse.Namespace) -> int:
     passed += ["--device", options.device] if options.device else []
     passed += ["--processes", str(options.processes)] if options.processes else []
     passed += ["--emulate", options.emulate] if options.emulate else []
+    passed += ["--api-key-file", str(options.api_key_file)] if options.api_key_file else []
+    passed += ["--open"] if options.open else []
+    if options.api_key is not None:  # a child's arguments can be read by everybody
+        os.environ[KEY_VARIABLE] = options.api_key
     return run_demo(
         DemoOptions(options.file, tuple(passed), options.question, options.max_tokens, options.ready_timeout)
     )

@@ -106,7 +106,12 @@ class Answer:
 
 
 def open_session(
-    total_s: float | None = None, *, connect_s: float | None = None, fresh: bool = False, **connector: Any
+    total_s: float | None = None,
+    *,
+    connect_s: float | None = None,
+    fresh: bool = False,
+    api_key: str | None = None,
+    **connector: Any,
 ) -> aiohttp.ClientSession:
     """For `send`, with as many connections as there are requests; `fresh` takes a new one for each.
 
@@ -115,7 +120,8 @@ def open_session(
     silence_s = SILENCE_S if total_s is None else None
     timeout = aiohttp.ClientTimeout(total=total_s, sock_connect=connect_s, sock_read=silence_s)
     pool = aiohttp.TCPConnector(limit=0, force_close=fresh, **connector)
-    return aiohttp.ClientSession(connector=pool, timeout=timeout, read_bufsize=MAX_LINE_BYTES)
+    headers = None if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    return aiohttp.ClientSession(connector=pool, timeout=timeout, read_bufsize=MAX_LINE_BYTES, headers=headers)
 
 
 async def send(
@@ -145,11 +151,16 @@ async def send(
     return answer
 
 
-def ask(endpoint: str, request: ClientRequest, on_text: Callable[[str], None] = lambda text: None) -> Answer:
+def ask(
+    endpoint: str,
+    request: ClientRequest,
+    on_text: Callable[[str], None] = lambda text: None,
+    api_key: str | None = None,
+) -> Answer:
     """One request from a program without a loop. Raises AnswerError."""
 
     async def asked() -> Answer:
-        async with open_session() as session:
+        async with open_session(api_key=api_key) as session:
             return await send(session, endpoint, request, on_text=on_text)
 
     return asyncio.run(asked()).checked()

@@ -9,6 +9,8 @@ from pathlib import Path
 from baton_local.argument_types import device, integer, volume
 
 DEFAULT_PORT = 8000
+KEY_VARIABLE = "BATON_API_KEY"
+"""Environment variable with the key that clients need, for `up`, or have, for `ask`."""
 
 
 def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
@@ -60,6 +62,16 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--host", default="127.0.0.1", metavar="IP", help="address of the gateway (default: %(default)s)"
     )
+    parser.add_argument(
+        "--api-key-file",
+        type=Path,
+        metavar="FILE",
+        help="keys that clients need, one a line, or a folder of such files",
+    )
+    parser.add_argument(
+        "--api-key", metavar="KEY", help=f"the one key that clients need; {KEY_VARIABLE} keeps it out of process lists"
+    )
+    parser.add_argument("--open", action="store_true", help="serve without keys on an address that others can reach")
     parser.add_argument(
         "--volume", type=volume, action="append", default=[], metavar="NAME=PATH", help="directory for pvc://NAME/…"
     )

@@ -41,6 +41,7 @@ class Rig:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.behaviours: dict[str, str] = {}
+        self.keys: dict[str, str] = {}
 
     @property
     def extra(self) -> dict[str, str]:
@@ -48,6 +49,7 @@ class Rig:
             "PYTHONPATH": f"{self.directory / 'stand_ins'}:{SUPPORT}",
             "XDG_RUNTIME_DIR": str(self.directory / "runtime"),
             VARIABLE: json.dumps(self.behaviours),
+            **self.keys,
         }
 
     def baton(self, *arguments: str) -> Ended:
@@ -229,3 +231,28 @@ def test_a_wrong_command_line_is_refused_with_status_2(rig: Rig, arguments: tupl
     refused = rig.baton(*arguments)
     assert refused.code == 2
     assert message in refused.stderr.splitlines()[-1]
+
+
+def test_a_key_reaches_the_gateway_as_a_file_and_stands_nowhere_else(rig: Rig) -> None:
+    key = "sk-told-to-nobody"
+    rig.keys = {"BATON_API_KEY": key}
+    rig.start_ready()
+    (gateway,) = rig.pids("gateway")
+    flag = f"--api-keys={rig.up.run_dir.api_keys}"
+    assert flag in psutil.Process(gateway).cmdline()
+    assert rig.up.run_dir.api_keys.read_text().strip() == key
+    for process in rig.descendants():
+        assert key not in " ".join(process.cmdline())
+        assert key not in process.environ().values()
+    assert key not in rig.progress()
+    written = [path for path in rig.up.run_dir.root.rglob("*") if path.is_file() and key in path.read_text()]
+    assert written == [rig.up.run_dir.api_keys]
+    assert rig.end() == 0
+    assert not rig.up.run_dir.api_keys.exists()
+
+
+def test_an_address_that_others_reach_is_refused_before_anything_starts(rig: Rig) -> None:
+    child = rig.start("--host", "0.0.0.0")
+    assert child.wait(WAIT_S) == 2
+    assert "say --open" in rig.progress()
+    assert "started" not in rig.progress()

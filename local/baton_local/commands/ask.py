@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 
 from baton_local.client import ask, chat
+from baton_local.fleet.client_keys import key_for
 from baton_local.fleet.record import read_record
 from baton_local.fleet.run_dir import base_directory, find_run
 
@@ -25,7 +27,8 @@ def run_ask(options: AskOptions) -> int:
     record = read_record(find_run(base_directory(), options.name))
     model = options.model or record.served_name
     fields = {"max_tokens": options.max_tokens, "temperature": options.temperature}
-    answer = ask(record.endpoint, chat(model, options.text, stream=options.stream, **fields), show)
+    question = chat(model, options.text, stream=options.stream, **fields)
+    answer = ask(record.endpoint, question, show, key_for(record, os.environ))
     print("" if options.stream else answer.texts[0])
     return 0
 

@@ -21,6 +21,7 @@ from baton_control.spec.manifest import read_manifest
 from baton_local.client import Answer, ask, chat
 from baton_local.commands.ask import show
 from baton_local.errors import LocalError, NotRunningError
+from baton_local.fleet.client_keys import key_for
 from baton_local.fleet.log_tail import last_line
 from baton_local.fleet.observation import Observation, ObservedWorker, observe
 from baton_local.fleet.process_tree import descendants, is_alive
@@ -156,7 +157,7 @@ def _ready(run: RunDir, pid: int, processes: ChildProcesses, log: Path, limit_s:
 def _ask(record: RunRecord, options: DemoOptions) -> Answer:
     print(f"> {options.question}\n", flush=True)
     question = chat(record.served_name, options.question, max_tokens=options.max_tokens, temperature=0)
-    answer = ask(record.endpoint, question, show)
+    answer = ask(record.endpoint, question, show, key_for(record, os.environ))
     if not any(answer.texts.values()):
         raise DemoError("the answer is empty")
     return answer

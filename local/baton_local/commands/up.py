@@ -27,6 +27,7 @@ from baton_control.spec.api import LLMDeployment, TargetSpec
 from baton_control.spec.manifest import read_manifest
 from baton_control.worker_specs import Device, Site, instance_arguments
 from baton_local.fleet import supervision
+from baton_local.fleet.client_keys import NOTHING_SAID, AskedKeys, client_keys
 from baton_local.fleet.emulation import Emulation, emulated, write_paced
 from baton_local.fleet.host import devices, free_port, gpu_ids, model_argument
 from baton_local.fleet.log_tail import last_line
@@ -36,6 +37,7 @@ from baton_local.fleet.processes_wanted import Fleet, PostSpec, leaving_posts, n
 from baton_local.fleet.record import PostRecord, RunRecord, TargetRecord, write_record
 from baton_local.fleet.run_dir import RunDir, base_directory, claimed, directory_name, write_json, write_key
 from baton_local.fleet.supervision import Action, Patience, Phase, Supervisor
+from baton_local.options import KEY_VARIABLE
 from baton_wire.announcement import Announcement, read_announcement
 from baton_wire.keys import KeyDirectory
 from baton_wire.messages.values import POOL_ROLES, Role
@@ -65,6 +67,7 @@ class UpOptions:
     emulate: str | None = None
     """An accelerator whose step times stand in for computing (see `emulation`)."""
     patience: Patience = DEFAULT_PATIENCE
+    keys: AskedKeys = NOTHING_SAID
 
 
 def run_up(options: UpOptions) -> int:
@@ -76,6 +79,8 @@ def run_up(options: UpOptions) -> int:
         devices(deployment, options.device, len(gpus)) if emulation is None else dict.fromkeys(POOL_ROLES, Device.CPU)
     )
     model = model_argument(deployment, options.manifest, options.volumes)
+    keys = client_keys(options.keys, os.environ, deployment, options.host)
+    os.environ.pop(KEY_VARIABLE, None)  # or every child would have it
     port = free_port(options.host, options.port)
     metadata = deployment.metadata
     longest_s = deployment.spec.gateway.limits.max_request_duration
@@ -87,9 +92,14 @@ def run_up(options: UpOptions) -> int:
         write_key(run)
         if emulation is not None:
             write_paced(run.paced, emulation)
-        fleet = plan_fleet(deployment, _site(run, model, chosen, link.getsockname()[1], emulation, longest_s))
+        site = _site(run, model, chosen, link.getsockname()[1], emulation, longest_s)
+        keys_path = keys.placed(run)
+        site = replace(site, api_keys_path=None if keys_path is None else str(keys_path))
+        fleet = plan_fleet(deployment, site)
         with ChildProcesses() as processes:
-            runtime = LocalRuntime(run, fleet, processes, options.host, port, gpus, patience, link, emulation)
+            runtime = LocalRuntime(
+                run, fleet, processes, options.host, port, gpus, patience, link, emulation, site.api_keys_path
+            )
             return asyncio.run(runtime.serve())
 
 
@@ -107,7 +117,9 @@ class LocalRuntime:
         patience: Patience,
         link: socket.socket,
         emulation: Emulation | None,
+        api_keys: str | None,
     ) -> None:
+        self._api_keys = api_keys
         self._run, self._fleet, self._processes = run, fleet, processes
         self._host, self._port, self._gpus = host, port, gpus
         self._supervisor = Supervisor(time.monotonic(), patience)
@@ -327,6 +339,7 @@ class LocalRuntime:
             mode=str(self._scaling.mode),
             wanted={role.value: count for role, count in self._wanted.items()},
             emulated=self._emulation.label if self._emulation else None,
+            api_keys=self._api_keys,
             ttft=_target(spec.slo.ttft),
             tpot=_target(spec.slo.tpot),
             posts=tuple(self._post_record(post) for post in self._supervisor.posts.values()),

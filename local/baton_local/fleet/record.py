@@ -57,6 +57,8 @@ class RunRecord:
     """Who sizes the pools."""
     wanted: dict[str, int] = field(default_factory=dict)
     """Workers that each pool should have."""
+    api_keys: str | None = None
+    """The file or folder with the keys of clients; None: the gateway asks for none."""
     emulated: str | None = None
     """What stands in for computing; None: a model computes."""
 

@@ -37,6 +37,11 @@ class RunDir:
         return self.root / "keys"
 
     @property
+    def api_keys(self) -> Path:
+        """The key that clients need, where `baton up` was given one as text."""
+        return self.root / "api-keys"
+
+    @property
     def announcements(self) -> Path:
         return self.root / "announce"
 
