@@ -25,11 +25,12 @@ import aiohttp
 from baton_control.sizing.scaling import Sized
 from baton_control.spec.api import LLMDeployment, TargetSpec
 from baton_control.spec.manifest import read_manifest
-from baton_control.worker_specs import Device, Site, instance_arguments
+from baton_control.worker_specs import Device, instance_arguments
 from baton_local.fleet import supervision
 from baton_local.fleet.client_keys import NOTHING_SAID, AskedKeys, client_keys
 from baton_local.fleet.emulation import Emulation, emulated, write_paced
 from baton_local.fleet.host import devices, free_port, gpu_ids, model_argument
+from baton_local.fleet.local_site import LOOPBACK, local_site
 from baton_local.fleet.log_tail import last_line
 from baton_local.fleet.pool_scaling import Scaling
 from baton_local.fleet.processes import ChildProcesses
@@ -46,10 +47,7 @@ POLL_S = 0.05
 HEALTH_POLL_S = 0.1
 HEALTH_TIMEOUT_S = 2.0
 PROBES_PER_PROCESS = 8
-DRAIN_S = 10.0
-"""For requests in flight when told to stop; less than the supervisor's patience with a process."""
 LEAVE_MARGIN_S = 30.0
-LOOPBACK = "127.0.0.1"
 DEFAULT_PATIENCE = Patience()
 
 
@@ -92,7 +90,7 @@ def run_up(options: UpOptions) -> int:
         write_key(run)
         if emulation is not None:
             write_paced(run.paced, emulation)
-        site = _site(run, model, chosen, link.getsockname()[1], emulation, longest_s)
+        site = local_site(run, model, chosen, link.getsockname()[1], emulation, longest_s)
         keys_path = keys.placed(run)
         site = replace(site, api_keys_path=None if keys_path is None else str(keys_path))
         fleet = plan_fleet(deployment, site)
@@ -361,30 +359,6 @@ class LocalRuntime:
             port=at.port if at else None,
             admin_port=at.admin_port if at else None,
         )
-
-
-def _site(
-    run: RunDir,
-    model: str,
-    chosen: dict[Role, Device],
-    link_port: int,
-    emulation: Emulation | None,
-    longest_s: float,
-) -> Site:
-    """`longest_s`: how long a request may take; a worker that leaves while others go on finishes its own."""
-    return Site(
-        python=sys.executable,
-        model_path=model,
-        keys_path=str(run.keys),
-        prefill_discovery=f"file:{run.discovery(Role.PREFILL)}",
-        decode_discovery=f"file:{run.discovery(Role.DECODE)}",
-        prefill_device=chosen[Role.PREFILL],
-        decode_device=chosen[Role.DECODE],
-        drain_s=DRAIN_S,
-        worker_drain_s=longest_s,
-        operator_url=f"http://{LOOPBACK}:{link_port}/gateways",
-        paced_path=None if emulation is None else str(run.paced),
-    )
 
 
 def _with_processes(deployment: LLMDeployment, processes: int | None) -> LLMDeployment:
