@@ -89,7 +89,9 @@ def _up(options: argparse.Namespace) -> int:
         emulate=options.emulate,
         keys=AskedKeys(options.api_key, options.api_key_file, options.open),
     )
-    return run_up(replace(up, patience=replace(up.patience, first_ready_s=options.ready_timeout)))
+    return run_up(
+        replace(up, patience=replace(up.patience, first_ready_s=options.ready_timeout, start_s=options.ready_timeout))
+    )
 
 
 def _demo(options: argparse.Namespace) -> int:

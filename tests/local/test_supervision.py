@@ -21,7 +21,9 @@ from baton_local.fleet.supervision import (
 from baton_wire.announcement import Announcement
 from baton_wire.messages.values import Role
 
-PATIENCE = Patience(first_ready_s=100, backoff_s=1, max_backoff_s=8, stable_s=60, gateway_stop_s=5, worker_stop_s=3)
+PATIENCE = Patience(
+    first_ready_s=100, start_s=200, backoff_s=1, max_backoff_s=8, stable_s=60, gateway_stop_s=5, worker_stop_s=3
+)
 WORKERS = {"p0": Role.PREFILL, "d0": Role.DECODE}
 
 
@@ -78,6 +80,79 @@ def test_a_dead_worker_is_unpublished_and_started_again_after_a_growing_pause() 
         now = due + 1.0
         supervisor.announced("p0", at(incarnation), now)
     assert pauses == [1, 2, 4, 8, 8, 8]
+
+
+def asked(supervisor: Supervisor, name: str, is_live: bool, *times: float) -> list[Action]:
+    incarnation = supervisor.posts[name].incarnation
+    return [action for now in times for action in supervisor.asked_live(name, incarnation, is_live, now)]
+
+
+def test_a_process_that_does_not_answer_for_so_long_is_killed_and_comes_back() -> None:
+    supervisor = running()
+    assert asked(supervisor, "d0", True, 12.0) == []
+    assert asked(supervisor, "d0", False, 15.0, 20.0, 44.9) == []
+    killed = [Say("d0: did not answer for 30 s, killed"), Signal("d0", signal.SIGKILL)]
+    assert asked(supervisor, "d0", False, 45.0) == killed
+    assert asked(supervisor, "d0", False, 46.0) == [], "once is enough"
+    assert Publish(Role.DECODE, ()) in supervisor.exited("d0", -9, "", 46.0)
+    assert supervisor.tick(47.0) == [Start("d0", 2)]
+    assert supervisor.asked_live("d0", 1, False, 48.0) == [], "an answer about its predecessor"
+    supervisor.announced("d0", at(7), 50.0)
+    assert asked(supervisor, "d0", False, 51.0, 80.9) == [], "its silence counts anew"
+
+
+def test_one_answer_ends_the_silence() -> None:
+    supervisor = running()
+    assert asked(supervisor, "gw", False, 15.0, 44.0) == []
+    assert asked(supervisor, "gw", True, 44.5) == []
+    assert asked(supervisor, "gw", False, 45.0, 74.9) == []
+    assert Signal("gw", signal.SIGKILL) in asked(supervisor, "gw", False, 75.0)
+
+
+def test_silence_begins_with_the_first_question_without_an_answer() -> None:
+    """Nobody asked for an hour, because this process was stopped: that is not the worker's silence."""
+    supervisor = running()
+    asked(supervisor, "p0", True, 12.0)
+    assert asked(supervisor, "p0", False, 3_600.0, 3_629.0) == []
+
+
+def test_who_is_told_to_stop_is_not_asked_any_more() -> None:
+    supervisor = running()
+    supervisor.remove("p0", 20.0)
+    assert asked(supervisor, "p0", False, 21.0, 99.0) == []
+    assert supervisor.asked_live("nobody", 1, False, 99.0) == []
+
+
+def test_every_start_has_a_limit_not_only_the_first() -> None:
+    supervisor = running()
+    supervisor.exited("d0", -9, "", 20.0)
+    assert supervisor.tick(21.0) == [Start("d0", 2)]
+    late = 21.0 + PATIENCE.start_s
+    assert quiet(supervisor.tick(late - 0.1)) == []
+    assert supervisor.tick(late) == [Say("d0: not ready after 200 s, killed"), Signal("d0", signal.SIGKILL)]
+    assert supervisor.tick(late + 0.1) == []
+    supervisor.exited("d0", -9, "", late + 0.2)
+    assert supervisor.tick(late + 2.2) == [Start("d0", 3)], "and the pause grows"
+
+
+def test_what_cannot_be_started_is_tried_again_and_ends_nothing_once_it_served() -> None:
+    supervisor = running()
+    supervisor.exited("d0", -9, "", 20.0)
+    for incarnation, (now, pause) in enumerate([(21.0, 2), (23.0, 4), (27.0, 8), (35.0, 8), (43.0, 8)], 2):
+        assert supervisor.tick(now) == [Start("d0", incarnation)]
+        (said,) = supervisor.not_started("d0", "Cannot allocate memory", now)
+        assert said == Say(f"d0: cannot be started: Cannot allocate memory; starting it again in {pause} s")
+    assert not supervisor.stopping
+
+
+def test_what_cannot_be_started_at_first_is_given_up() -> None:
+    supervisor = started()
+    for now in (1.0, 3.0):
+        supervisor.not_started("d0", "Cannot allocate memory", now)
+        supervisor.tick(now + 2.0)
+    supervisor.not_started("d0", "Cannot allocate memory", 9.0)
+    assert supervisor.stopping
+    assert supervisor.cause == "d0: cannot be started: Cannot allocate memory"
 
 
 def test_a_worker_that_was_stable_starts_over_with_the_shortest_pause() -> None:

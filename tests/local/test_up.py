@@ -37,6 +37,7 @@ class Rig:
     """One `baton up` in a directory of its own."""
 
     up: Up
+    troubles: Path
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -58,6 +59,14 @@ class Rig:
     def start(self, *arguments: str, **fields: object) -> Child:
         self.up = Up(self.directory, manifest(**fields), *arguments, extra=self.extra)
         return self.up.child
+
+    def start_impatient(self) -> None:
+        """Start with short limits on a machine with `troubles`, and wait until it is ready."""
+        self.troubles = self.directory / "troubles"
+        self.troubles.mkdir()
+        program = ("-m", "baton_testing.processes.impatient_up", str(self.troubles))
+        self.up = Up(self.directory, manifest(), extra=self.extra, program=program)
+        self.up.await_ready()
 
     def start_ready(self, **fields: object) -> str:
         """Start and wait for the line that says where; returns the address."""
@@ -150,6 +159,58 @@ def test_a_killed_gateway_comes_back_on_its_port_without_its_old_children(rig: R
     eventually(lambda: rig.pids("gateway") not in ([pid], []), rig.progress())
     assert rig.up.status()["endpoint"] == address
     eventually(lambda: not still_alive(children), "the old gateway's child lives")
+
+
+@pytest.mark.parametrize("role", ["decode", "gateway"])
+def test_a_process_that_hangs_is_killed_and_started_again(rig: Rig, role: str) -> None:
+    rig.start_impatient()
+    (pid,) = rig.pids(role)
+    others = {each: rig.pids(each) for each in ("prefill", "decode", "gateway") if each != role}
+    os.kill(pid, signal.SIGSTOP)
+    eventually(lambda: rig.pids(role) not in ([pid], []), rig.progress())
+    assert "did not answer for 1 s, killed" in rig.progress()
+    assert "killed by SIGKILL" in rig.progress()
+    assert {each: rig.pids(each) for each in others} == others
+    eventually(lambda: rig.up.status()["ready"], rig.progress())
+
+
+def test_time_in_which_up_itself_stood_still_is_nobodys_silence(rig: Rig) -> None:
+    rig.start_impatient()
+    before = {each: rig.pids(each) for each in ("prefill", "decode", "gateway")}
+    rig.up.child.send(signal.SIGSTOP)
+    time.sleep(3.0)
+    rig.up.child.send(signal.SIGCONT)
+    time.sleep(1.5)
+    assert {each: rig.pids(each) for each in before} == before
+    assert "killed" not in rig.progress()
+
+
+def test_a_full_disk_ends_nothing_and_what_is_missing_is_written_later(rig: Rig) -> None:
+    rig.start_impatient()
+    (pid,), (gateway,) = rig.pids("decode"), rig.pids("gateway")
+    (rig.troubles / "full").touch()
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: "decode.json: No space left on device; going on" in rig.progress(), rig.progress())
+    eventually(lambda: rig.progress().count("-0: started (pid") == 3, rig.progress())
+    time.sleep(1.5)
+    assert rig.up.child.is_running()
+    assert psutil.pid_exists(gateway)
+    assert rig.progress().count("No space left") == 1, "said once"
+    (rig.troubles / "full").unlink()
+    eventually(lambda: rig.pids("decode") not in ([pid], []), rig.progress())
+    assert "what could not be written is written now" in rig.progress()
+    assert rig.pids("gateway") == [gateway]
+
+
+def test_a_machine_that_starts_no_process_for_a_while_ends_nothing(rig: Rig) -> None:
+    rig.start_impatient()
+    (pid,), (gateway,) = rig.pids("decode"), rig.pids("gateway")
+    (rig.troubles / "tired").touch()
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: rig.progress().count("cannot be started: Resource temporarily") >= 2, rig.progress())
+    (rig.troubles / "tired").unlink()
+    eventually(lambda: rig.pids("decode") not in ([pid], []), rig.progress())
+    assert rig.pids("gateway") == [gateway]
 
 
 def test_a_worker_that_refuses_its_configuration_ends_everything_with_its_line(rig: Rig) -> None:

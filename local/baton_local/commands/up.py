@@ -17,25 +17,25 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-
-import aiohttp
 
 from baton_control.sizing.scaling import Sized
 from baton_control.spec.api import LLMDeployment, TargetSpec
 from baton_control.spec.manifest import read_manifest
 from baton_control.worker_specs import Device, instance_arguments
 from baton_local.fleet import supervision
+from baton_local.fleet.bookkeeping import Bookkeeping
 from baton_local.fleet.client_keys import NOTHING_SAID, AskedKeys, client_keys
 from baton_local.fleet.emulation import Emulation, emulated, write_paced
+from baton_local.fleet.health_polls import HealthPolls
 from baton_local.fleet.host import devices, free_port, gpu_ids, model_argument
 from baton_local.fleet.local_site import LOOPBACK, local_site
 from baton_local.fleet.log_tail import last_line
 from baton_local.fleet.pool_scaling import Scaling
 from baton_local.fleet.processes import ChildProcesses
 from baton_local.fleet.processes_wanted import Fleet, PostSpec, leaving_posts, new_posts, plan_fleet, roll
-from baton_local.fleet.record import PostRecord, RunRecord, TargetRecord, write_record
+from baton_local.fleet.record import PostRecord, RunRecord, TargetRecord
 from baton_local.fleet.run_dir import RunDir, base_directory, claimed, directory_name, write_json, write_key
 from baton_local.fleet.supervision import Action, Patience, Phase, Supervisor
 from baton_local.options import KEY_VARIABLE
@@ -44,9 +44,6 @@ from baton_wire.keys import KeyDirectory
 from baton_wire.messages.values import POOL_ROLES, Role
 
 POLL_S = 0.05
-HEALTH_POLL_S = 0.1
-HEALTH_TIMEOUT_S = 2.0
-PROBES_PER_PROCESS = 8
 LEAVE_MARGIN_S = 30.0
 DEFAULT_PATIENCE = Patience()
 
@@ -133,6 +130,10 @@ class LocalRuntime:
         self._status: int | None = None
         self._wake = asyncio.Event()
         self._written: RunRecord | None = None
+        self._books = Bookkeeping(run.reserve, self._say)
+        self._polls = HealthPolls(
+            self._supervisor, self._endpoint, fleet.deployment.spec.gateway.processes, self._is_asleep, self._act
+        )
         self._scaling = Scaling(
             fleet.deployment,
             KeyDirectory(run.keys),
@@ -151,7 +152,7 @@ class LocalRuntime:
             loop.add_signal_handler(number, self._stop_asked)
         if self._emulation is not None:
             self._say(f"EMULATED: no model computes here; {self._emulation.label}")
-        health = asyncio.create_task(self._watch_health())
+        health = asyncio.create_task(self._polls.run())
         async with self._scaling.serving(self._link):
             try:
                 while self._status is None:
@@ -172,6 +173,7 @@ class LocalRuntime:
         self._reconcile(now)
         self._act(self._supervisor.tick(now))
         self._write_record()
+        self._books.retry(now)
 
     def _observe(self, now: float) -> None:
         for ended in self._processes.poll():
@@ -180,9 +182,16 @@ class LocalRuntime:
             self._act(self._supervisor.exited(ended.name, ended.status, said, now))
         for post in list(self._supervisor.posts.values()):
             if post.phase is Phase.STARTING:
-                announcement = read_announcement(self._announce_file(post.name, post.incarnation))
+                announcement = self._announcement(post)
                 if announcement is not None:
                     self._act(self._supervisor.announced(post.name, announcement, now))
+
+    def _announcement(self, post: supervision.Post) -> Announcement | None:
+        """None: there is none, or it cannot be read now."""
+        try:
+            return read_announcement(self._announce_file(post.name, post.incarnation))
+        except OSError:
+            return None
 
     def _reconcile(self, now: float) -> None:
         """Size the pools and take the next rollout step, as on a cluster."""
@@ -242,11 +251,11 @@ class LocalRuntime:
         for action in actions:
             match action:
                 case supervision.Start(post, incarnation):
-                    self._start(self._specs[post], incarnation)
+                    self._act(self._start(self._specs[post], incarnation))
                 case supervision.Signal(post, number):
                     self._processes.signal(post, number)
                 case supervision.Publish(role, workers):
-                    write_json(self._run.discovery(role), [_address(worker) for worker in workers])
+                    self._books.keep(self._run.discovery(role), [_address(each) for each in workers], time.monotonic())
                 case supervision.Say(text):
                     self._say(text)
                 case supervision.Ready():
@@ -257,7 +266,7 @@ class LocalRuntime:
                     self._status = status
                     self._say(f"stopped: {cause}; logs are in {self._run.logs}" if cause else "stopped")
 
-    def _start(self, spec: PostSpec, incarnation: int) -> None:
+    def _start(self, spec: PostSpec, incarnation: int) -> list[Action]:
         role, worker = spec.worker.role, spec.worker
         announce = str(self._announce_file(spec.name, incarnation))
         anywhere = f"{LOOPBACK}:0"
@@ -268,9 +277,13 @@ class LocalRuntime:
         log = self._run.log(spec.name)
         self._log_starts[spec.name] = log.stat().st_size if log.exists() else 0
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", **dict(worker.env), **self._gpu_of(spec)}
-        pid = self._processes.start(spec.name, (*worker.argv, *arguments), environment, log)
+        try:
+            pid = self._processes.start(spec.name, (*worker.argv, *arguments), environment, log)
+        except OSError as error:
+            return self._supervisor.not_started(spec.name, os.strerror(error.errno or 0), time.monotonic())
         self._pids[spec.name] = pid
         self._say(f"{spec.name}: started (pid {pid})")
+        return []
 
     def _gpu_of(self, spec: PostSpec) -> dict[str, str]:
         """Workers take the GPUs in turn; more workers than GPUs share them."""
@@ -281,28 +294,8 @@ class LocalRuntime:
             self._gpu_by_post[spec.name] = min(self._gpus, key=lambda gpu: taken[gpu])
         return {"CUDA_VISIBLE_DEVICES": self._gpu_by_post[spec.name]}
 
-    async def _watch_health(self) -> None:
-        timeout = aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)
-        connector = aiohttp.TCPConnector(force_close=True)
-        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
-            while True:
-                gateway = self._supervisor.posts.get(self._fleet.gateway.name)
-                is_up = gateway is not None and gateway.phase is Phase.READY
-                routable = is_up and await self._answers(session)
-                self._act(self._supervisor.heard_routable(routable))
-                await asyncio.sleep(HEALTH_POLL_S if not routable else 10 * HEALTH_POLL_S)
-
-    async def _answers(self, session: aiohttp.ClientSession) -> bool:
-        """Whether the gateway is routable: at first every process of it, asked over fresh connections so often that
-        none is likely to be missed; later any one."""
-        processes = self._fleet.deployment.spec.gateway.processes
-        asleep = bool(self._wanted) and not any(self._wanted.values())
-        page = "/health/ready" if asleep else "/health/routable"  # without workers on purpose, requests are parked
-        probes = 1 if self._supervisor.routable or processes == 1 else PROBES_PER_PROCESS * processes
-        for _ in range(probes):
-            if not await _is_ok(session, f"{self._endpoint}{page}"):
-                return False
-        return True
+    def _is_asleep(self) -> bool:
+        return bool(self._wanted) and not any(self._wanted.values())
 
     def _stop_asked(self) -> None:
         self._act(self._supervisor.stop(time.monotonic()))
@@ -343,7 +336,7 @@ class LocalRuntime:
             posts=tuple(self._post_record(post) for post in self._supervisor.posts.values()),
         )
         if record != self._written:
-            write_record(self._run, record)
+            self._books.keep(self._run.record, asdict(record), time.monotonic())
             self._written = record
 
     def _post_record(self, post: supervision.Post) -> PostRecord:
@@ -375,11 +368,3 @@ def _address(worker: Announcement) -> dict[str, object]:
 
 def _target(spec: TargetSpec) -> TargetRecord:
     return TargetRecord(spec.target, spec.percentile)
-
-
-async def _is_ok(session: aiohttp.ClientSession, url: str) -> bool:
-    try:
-        async with session.get(url) as answer:
-            return answer.status == 200
-    except (aiohttp.ClientError, TimeoutError):
-        return False

@@ -110,10 +110,11 @@ class ChildProcesses:
             self._watch_guard()
 
     def _watch_guard(self) -> None:
-        """A guard that was killed is replaced, and told everything again."""
+        """A guard that was killed is replaced, and told everything again; when that cannot be, at the next look."""
         if self._guard.poll() is None:
             return
-        self._guard = _start_guard(*(child.pid for child in self._children.values()))
+        with contextlib.suppress(OSError):
+            self._guard = _start_guard(*(child.pid for child in self._children.values()))
 
 
 def _start_guard(*groups: int) -> subprocess.Popen[bytes]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 import msgspec
 
 from baton_local.errors import NotRunningError
-from baton_local.fleet.run_dir import RunDir, write_json
+from baton_local.fleet.run_dir import RunDir
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +61,6 @@ class RunRecord:
     """The file or folder with the keys of clients; None: the gateway asks for none."""
     emulated: str | None = None
     """What stands in for computing; None: a model computes."""
-
-
-def write_record(run: RunDir, record: RunRecord) -> None:
-    write_json(run.record, asdict(record))
 
 
 def read_record(run: RunDir) -> RunRecord:

@@ -68,6 +68,11 @@ class RunDir:
         """Step times of emulated workers."""
         return self.root / "paced.json"
 
+    @property
+    def reserve(self) -> Path:
+        """Room that is given up when the disk is full."""
+        return self.root / "reserve"
+
     def discovery(self, role: str) -> Path:
         return self.root / f"{role}.json"
 
@@ -146,10 +151,14 @@ def write_key(run: RunDir) -> None:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write plain data so that a reader sees all of it or the former content."""
+    """Write plain data so that a reader sees all of it or the former content. Raises OSError, and leaves no draft."""
     temporary = path.with_name(f".{path.name}.new")
-    write_private(temporary, json.dumps(value))
-    temporary.replace(path)
+    try:
+        write_private(temporary, json.dumps(value))
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def write_private(path: Path, text: str) -> None:

@@ -3,6 +3,7 @@
 A machine of plain values: events with `now` go in, actions come out; `up` carries them out. A *post* is a place for one
 process; each start of its process is an *incarnation*. Until the deployment was ready once, a process that cannot work
 (bad configuration, or too many crashes) ends everything; afterwards everything is tried again, slower each time.
+A process that hangs is no better than one that ended: it is killed, and the same follows.
 """
 
 from __future__ import annotations
@@ -23,6 +24,14 @@ class Patience:
     """How long things may take, in seconds."""
 
     first_ready_s: float = 600.0
+    start_s: float = 600.0
+    """For each start of a process, until it says where it listens."""
+    silent_s: float = 30.0
+    """A process that was ready and does not answer for so long hangs."""
+    live_poll_s: float = 3.0
+    """Between two questions whether a process is live."""
+    live_answer_s: float = 5.0
+    """How long an answer may take."""
     backoff_s: float = 0.5
     """Before the first restart; doubles with each failure in a row."""
     max_backoff_s: float = 30.0
@@ -99,6 +108,8 @@ class Post:
     failures: int = 0
     """Failures in a row."""
     announcement: Announcement | None = None
+    silent_since_s: float | None = None
+    """When it first did not answer; None: it answered last time."""
     stop_by_s: float | None = None
     leaving: bool = False
     """Not wanted any more: goes away after its process ended."""
@@ -141,9 +152,29 @@ class Supervisor:
         if post is None or post.phase is not Phase.STARTING:
             return []
         took = now - post.since_s
-        post.phase, post.since_s, post.announcement = Phase.READY, now, announcement
+        post.phase, post.since_s, post.announcement, post.silent_since_s = Phase.READY, now, announcement, None
         text = f"{name}: ready after {took:.1f} s (pid {announcement.pid}, {announcement.host}:{announcement.port})"
         return [Say(text), *self._publish(post.role)]
+
+    def asked_live(self, name: str, incarnation: int, is_live: bool, now: float) -> list[Action]:
+        """A ready process answered, or did not. Silence counts from the first question without an answer, so that
+        time in which nobody asked (this process was stopped) is nobody's silence."""
+        post = self.posts.get(name)
+        if post is None or post.phase is not Phase.READY or post.incarnation != incarnation:
+            return []
+        if is_live:
+            post.silent_since_s = None
+            return []
+        if post.silent_since_s is None:
+            post.silent_since_s = now
+        if now - post.silent_since_s < self.patience.silent_s:
+            return []
+        post.silent_since_s = now
+        return [Say(f"{name}: did not answer for {self.patience.silent_s:g} s, killed"), Signal(name, signal.SIGKILL)]
+
+    def not_started(self, name: str, reason: str, now: float) -> list[Action]:
+        """The system could not start a process (no memory, no descriptors, no room): like one that ended at once."""
+        return self._failed(self.posts[name], f"{name}: cannot be started: {reason}", now)
 
     def exited(self, name: str, status: int, last_line: str, now: float) -> list[Action]:
         """A process ended by itself or as told; `status` is negative for a signal, `last_line` what it said last."""
@@ -153,14 +184,12 @@ class Supervisor:
         if self.stopping or post.leaving:
             return actions + self._gone(post) + self._next_to_stop(now)
         was_stable = was is Phase.READY and now - post.since_s >= self.patience.stable_s
-        post.failures = 1 if was_stable else post.failures + 1
+        post.failures = 0 if was_stable else post.failures
         what = f"{name}: {_how(status)}" + (f": {last_line}" if last_line else "")
-        if not self.was_ready and (status == BAD_CONFIGURATION or post.failures >= self.patience.crashes_before_ready):
+        if not self.was_ready and status == BAD_CONFIGURATION:
             post.phase = Phase.STOPPED
-            return actions + self._give_up(last_line if status == BAD_CONFIGURATION and last_line else what, now)
-        delay = min(self.patience.backoff_s * 2 ** (post.failures - 1), self.patience.max_backoff_s)
-        post.phase, post.since_s = Phase.WAITING, now + delay
-        return [*actions, Say(f"{what}; starting it again in {delay:g} s")]
+            return actions + self._give_up(last_line or what, now)
+        return actions + self._failed(post, what, now)
 
     def heard_routable(self, routable: bool) -> list[Action]:
         """Whether the gateway has a fitting pair now."""
@@ -178,6 +207,10 @@ class Supervisor:
         for post in self.posts.values():
             if post.phase is Phase.WAITING and now >= post.since_s and not self.stopping:
                 actions += self._start(post, now)
+            elif post.phase is Phase.STARTING and now - post.since_s >= self.patience.start_s:
+                post.since_s = now
+                text = f"{post.name}: not ready after {self.patience.start_s:g} s, killed"
+                actions += [Say(text), Signal(post.name, signal.SIGKILL)]
             elif post.phase is Phase.STOPPING and post.stop_by_s is not None and now >= post.stop_by_s:
                 post.stop_by_s = None
                 actions += [Say(f"{post.name}: did not stop in time, killed"), Signal(post.name, signal.SIGKILL)]
@@ -206,6 +239,16 @@ class Supervisor:
     def _start(self, post: Post, now: float) -> list[Action]:
         post.phase, post.since_s, post.incarnation = Phase.STARTING, now, post.incarnation + 1
         return [Start(post.name, post.incarnation)]
+
+    def _failed(self, post: Post, what: str, now: float) -> list[Action]:
+        """A process that was wanted is not there: it is started again later, or everything is given up."""
+        post.failures += 1
+        if not self.was_ready and post.failures >= self.patience.crashes_before_ready:
+            post.phase = Phase.STOPPED
+            return self._give_up(what, now)
+        delay = min(self.patience.backoff_s * 2 ** (post.failures - 1), self.patience.max_backoff_s)
+        post.phase, post.since_s = Phase.WAITING, now + delay
+        return [Say(f"{what}; starting it again in {delay:g} s")]
 
     def _stop(self, post: Post, now: float) -> list[Action]:
         if self.stopping and post.leaving and post.stop_by_s is not None:

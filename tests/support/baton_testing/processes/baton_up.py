@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +37,20 @@ class Up:
     """A running `baton up` of a manifest, or of a file that may be none. As a context it is stopped at the end."""
 
     def __init__(
-        self, folder: Path, source: Mapping[str, Any] | Path, *flags: str, extra: Mapping[str, str] | None = None
+        self,
+        folder: Path,
+        source: Mapping[str, Any] | Path,
+        *flags: str,
+        extra: Mapping[str, str] | None = None,
+        program: Sequence[str] = BATON,
     ) -> None:
+        """`program`: what Python runs instead of `baton`."""
         self.runtime = folder / "runtime"
         self.runtime.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.extra = {"XDG_RUNTIME_DIR": str(self.runtime), **(extra or {})}
         self.endpoint = ""
         self.child = Child(
-            "up", (*BATON, "up", "-f", str(written(folder, source)), "--port", "0", *flags), folder, self.extra
+            "up", (*program, "up", "-f", str(written(folder, source)), "--port", "0", *flags), folder, self.extra
         )
 
     def __enter__(self) -> Up:

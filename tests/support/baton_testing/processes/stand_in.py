@@ -80,6 +80,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/health/routable":
             files = (self.flags[f"{role}-discovery"].removeprefix("file:") for role in ("prefill", "decode"))
             self._answer(200 if all(json.loads(Path(file).read_bytes()) for file in files) else 503, {})
+        elif self.path == "/health/live":
+            self._answer(200, {})
         else:
             self._answer(404, {})
 

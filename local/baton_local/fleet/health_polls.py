@@ -1,0 +1,84 @@
+"""Asks the running processes over HTTP: whether each still answers, and whether the gateway can route.
+
+What follows from the answers is the supervisor's to decide.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+
+import aiohttp
+
+from baton_local.fleet.supervision import Action, Phase, Post, Supervisor
+from baton_wire.messages.values import Role
+
+ROUTABLE_POLL_S = 0.1
+"""While the gateway is not routable; ten times as long once it is."""
+TIMEOUT_S = 2.0
+PROBES_PER_PROCESS = 8
+
+
+class HealthPolls:
+    """The polls of one deployment's processes. `asleep` says whether its pools are empty on purpose."""
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        endpoint: str,
+        processes: int,
+        asleep: Callable[[], bool],
+        act: Callable[[Iterable[Action]], None],
+    ) -> None:
+        """`endpoint`: the gateway's URL; `processes`: how many share it; `act` carries out what follows."""
+        self._supervisor, self._endpoint, self._processes = supervisor, endpoint, processes
+        self._asleep, self._act = asleep, act
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        connector = aiohttp.TCPConnector(force_close=True)
+        async with aiohttp.ClientSession(connector=connector) as session, asyncio.TaskGroup() as group:
+            group.create_task(self._watch_routable(session))
+            group.create_task(self._watch_live(session))
+
+    async def _watch_routable(self, session: aiohttp.ClientSession) -> None:
+        while True:
+            posts = self._supervisor.posts.values()
+            is_up = any(post.role is Role.GATEWAY and post.phase is Phase.READY for post in posts)
+            routable = is_up and await self._routes(session)
+            self._act(self._supervisor.heard_routable(routable))
+            await asyncio.sleep(ROUTABLE_POLL_S if not routable else 10 * ROUTABLE_POLL_S)
+
+    async def _routes(self, session: aiohttp.ClientSession) -> bool:
+        """Whether the gateway is routable: at first every process of it, asked over fresh connections so often that
+        none is likely to be missed; later any one."""
+        page = "/health/ready" if self._asleep() else "/health/routable"  # without workers on purpose, requests wait
+        probes = 1 if self._supervisor.routable or self._processes == 1 else PROBES_PER_PROCESS * self._processes
+        for _ in range(probes):
+            if not await _is_ok(session, f"{self._endpoint}{page}", TIMEOUT_S):
+                return False
+        return True
+
+    async def _watch_live(self, session: aiohttp.ClientSession) -> None:
+        while True:
+            await asyncio.sleep(self._supervisor.patience.live_poll_s)
+            ready = [post for post in self._supervisor.posts.values() if post.phase is Phase.READY]
+            await asyncio.gather(*(self._ask(session, post) for post in ready))
+
+    async def _ask(self, session: aiohttp.ClientSession, post: Post) -> None:
+        at, incarnation = post.announcement, post.incarnation
+        if at is None:
+            return
+        host = f"[{at.host}]" if ":" in at.host else at.host
+        address = self._endpoint if post.role is Role.GATEWAY else f"http://{host}:{at.port}"
+        is_live = await _is_ok(session, f"{address}/health/live", self._supervisor.patience.live_answer_s)
+        self._act(self._supervisor.asked_live(post.name, incarnation, is_live, time.monotonic()))
+
+
+async def _is_ok(session: aiohttp.ClientSession, url: str, timeout_s: float) -> bool:
+    try:
+        async with session.get(url, timeout=aiohttp.ClientTimeout(total=timeout_s)) as answer:
+            return answer.status == 200
+    except (aiohttp.ClientError, TimeoutError, OSError):
+        return False

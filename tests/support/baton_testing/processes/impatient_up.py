@@ -1,0 +1,51 @@
+"""`baton up` with short limits, on a machine whose troubles a test can switch on and off.
+
+    python -m baton_testing.processes.impatient_up TROUBLES up -f FILE --port 0
+
+While TROUBLES/full exists nothing can be written to the run directory by `up`; while TROUBLES/tired exists no process
+can be started.
+"""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from baton_local.commands import up
+from baton_local.fleet import run_dir
+from baton_local.fleet.supervision import Patience
+from baton_local.options import parse_options
+
+PATIENCE = Patience(start_s=8.0, silent_s=1.0, live_poll_s=0.2, live_answer_s=0.5, backoff_s=0.2, max_backoff_s=0.5)
+FULL, TIRED = "full", "tired"
+
+
+def main() -> int:
+    """Run until a signal, as the command line would."""
+    troubles = Path(sys.argv[1])
+    whole_write, whole_init = run_dir.write_private, subprocess.Popen.__init__
+
+    def write(path: Path, text: str) -> None:
+        if (troubles / FULL).exists():
+            path.write_text(text[:10])
+            raise OSError(errno.ENOSPC, "full")
+        whole_write(path, text)
+
+    def start(self: Any, *arguments: Any, **fields: Any) -> None:
+        if (troubles / TIRED).exists():
+            raise BlockingIOError(errno.EAGAIN, "tired")
+        whole_init(self, *arguments, **fields)
+
+    options = parse_options(sys.argv[2:])
+    run_dir.write_private = write
+    subprocess.Popen.__init__ = start  # type: ignore[method-assign]
+    asked = up.UpOptions(manifest=options.file, port=options.port)
+    return up.run_up(replace(asked, patience=PATIENCE))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
