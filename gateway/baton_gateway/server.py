@@ -79,7 +79,7 @@ class GatewayServer:
         """What is wrong with the configuration file as it is now; empty: nothing."""
         self.certificate_complaint = ""
         """The same of the certificate's files."""
-        self.api = HttpApi(self.relay, self.table, self._tenants, policy, self.metrics)
+        self.api = HttpApi(self.relay, self.table, self._tenants, self._templates, policy, self.metrics)
         self.operator_link = self._operator_link(keys)
         self._tasks: list[asyncio.Task[None]] = []
         self._runner: aiohttp.web.ServerRunner | None = None

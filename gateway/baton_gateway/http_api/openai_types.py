@@ -90,7 +90,7 @@ class CompletionRequest:
 def parse_chat(raw: dict[str, Any]) -> ChatRequest:
     """Raises RefusedError that names the offending field."""
     fields = Fields(raw)
-    messages = _messages(fields.require("messages"))
+    messages = read_messages(fields.require("messages"))
     _refuse_chat_features(fields)
     max_tokens = fields.integer("max_completion_tokens", 1, MAX_TOKENS)
     legacy = fields.integer("max_tokens", 1, MAX_TOKENS)
@@ -173,11 +173,16 @@ def _refuse_chat_features(fields: Fields) -> None:
     fields.refuse("modalities", "only text is available", harmless=(["text"],))
     for name in ("audio", "web_search_options", "prediction", "reasoning_effort", "verbosity"):
         fields.refuse(name, "it is not available for this model")
+    refuse_templates(fields)
+
+
+def refuse_templates(fields: Fields) -> None:
     for name in ("chat_template", "chat_template_kwargs"):
         fields.refuse(name, "the model's own template is used")
 
 
-def _messages(value: Any) -> tuple[dict[str, str], ...]:
+def read_messages(value: Any) -> tuple[dict[str, str], ...]:
+    """A chat as templates see it. Raises RefusedError."""
     if not isinstance(value, list):
         raise wrong_type("messages", "a list of messages")
     if not 1 <= len(value) <= MAX_MESSAGES:
@@ -250,18 +255,21 @@ def _prompts(value: Any) -> tuple[str | tuple[int, ...], ...]:
                 "prompt", f"'prompt' has {len(value)} entries; at most {MAX_PROMPTS} are allowed.", "too_long"
             )
         return tuple(_one_prompt(entry, f"prompt[{place}]") for place, entry in enumerate(value))
-    return (_token_ids(value, "prompt"),)
+    return (read_token_ids(value, "prompt"),)
 
 
 def _one_prompt(value: Any, path: str) -> str | tuple[int, ...]:
     if isinstance(value, str):
         return check_text(value, path, MAX_TEXT_CHARS)
     if isinstance(value, list):
-        return _token_ids(value, path)
+        return read_token_ids(value, path)
     raise wrong_type(path, "a string or a list of token ids")
 
 
-def _token_ids(value: list[Any], path: str) -> tuple[int, ...]:
+def read_token_ids(value: Any, path: str) -> tuple[int, ...]:
+    """At least one token id. Raises RefusedError."""
+    if not isinstance(value, list):
+        raise wrong_type(path, "a list of token ids")
     if not value:
         raise invalid(path, f"'{path}' must not be empty.")
     if set(map(type, value)) == {int} and min(value) >= 0 and max(value) <= MAX_TOKEN_ID:

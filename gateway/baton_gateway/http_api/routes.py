@@ -11,6 +11,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 from aiohttp import HttpVersion11, StreamReader, web
 
@@ -22,9 +23,11 @@ from baton_gateway.http_api.openai_types import ChatRequest, CompletionRequest, 
 from baton_gateway.http_api.responses import error_body
 from baton_gateway.http_api.sinks import CollectingSink, StreamingSink
 from baton_gateway.http_api.tenants import DEFAULT_TENANT, Tenant, Tenants
+from baton_gateway.http_api.tokenising import Tokenising
 from baton_gateway.reporting.metrics import GatewayMetrics
 from baton_gateway.requests.live_request import LiveRequest
 from baton_gateway.requests.relay import Relay
+from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.workers.linked_workers import WorkerTable
 from baton_gateway.workers.route import RoutePolicy
 
@@ -57,6 +60,7 @@ class HttpApi:
         relay: Relay,
         table: WorkerTable,
         tenants: Tenants,
+        templates: TemplateRenderer,
         policy: RoutePolicy,
         metrics: GatewayMetrics,
     ) -> None:
@@ -66,10 +70,13 @@ class HttpApi:
         self._metrics = metrics
         self._streams: set[tuple[LiveRequest, StreamingSink]] = set()
         self._lookups = lookups = Lookups(table, policy, metrics)
+        self._tokenising = Tokenising(table, templates, relay.encoder)
         self._endpoints = {
             "/v1/chat/completions": _Endpoint(("POST",), self._chat),
             "/v1/completions": _Endpoint(("POST",), self._completions),
             MODELS: _Endpoint(("GET",), lookups.models),
+            "/tokenize": _Endpoint(("POST",), self._tokenize),
+            "/detokenize": _Endpoint(("POST",), self._detokenize),
             "/version": _Endpoint(("GET",), lookups.version),
             "/health": _Endpoint(("GET", "POST"), lookups.routable, is_open=True),
             "/ping": _Endpoint(("GET", "POST"), lookups.routable, is_open=True),
@@ -149,9 +156,19 @@ class HttpApi:
     async def _completions(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
         return await self._generate(request, tenant, parse_completion)
 
-    async def _generate(self, request: web.BaseRequest, tenant: Tenant, parse: Parse) -> web.StreamResponse:
+    async def _tokenize(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
+        return web.Response(body=await self._tokenising.tokenize(await self._object(request), tenant), headers=JSON)
+
+    async def _detokenize(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
+        return web.Response(body=await self._tokenising.detokenize(await self._object(request)), headers=JSON)
+
+    async def _object(self, request: web.BaseRequest) -> dict[str, Any]:
+        """The body. Raises RefusedError."""
         limits = self._table.body_limits
-        parsed = parse(parse_object(await _body(request, limits.max_bytes), limits.max_values))
+        return parse_object(await _body(request, limits.max_bytes), limits.max_values)
+
+    async def _generate(self, request: web.BaseRequest, tenant: Tenant, parse: Parse) -> web.StreamResponse:
+        parsed = parse(await self._object(request))
         if self.is_draining:
             raise RefusedError(errors.shutting_down())
         if parsed.options.stream:

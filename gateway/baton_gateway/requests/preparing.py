@@ -46,7 +46,7 @@ def completion_prompts(
         if isinstance(prompt, str):
             prompts.append(PromptText(text, prompt, False, limits.max_context_tokens, field))
         else:
-            _check_ids(prompt, limits, field)
+            check_ids(prompt, limits, field)
             prompts.append(list(prompt))
     return prompts
 
@@ -66,8 +66,8 @@ def make_prompts(
     Raises RefusedError.
     """
     _check_prompt_values(options, sum(map(len, encoded)))
-    _check_ids(options.stop_token_ids, limits, "stop_token_ids")
-    _check_ids([token for token, _ in options.logit_bias], limits, "logit_bias")
+    check_ids(options.stop_token_ids, limits, "stop_token_ids")
+    check_ids([token for token, _ in options.logit_bias], limits, "logit_bias")
     first_seed = seed if options.seed is None else options.seed
     salt = cache_salt(tenant_salt, options.cache_salt)
     return tuple(
@@ -83,7 +83,8 @@ def cache_salt(tenant_salt: str, client_salt: str) -> str:
     return hashlib.blake2b(client_salt.encode(), digest_size=16, key=tenant_salt.encode()[:64]).hexdigest()
 
 
-def _check_ids(ids: Sequence[int], limits: ModelLimits, field: str) -> None:
+def check_ids(ids: Sequence[int], limits: ModelLimits, field: str) -> None:
+    """Raises RefusedError for an id that the model does not have."""
     if ids and max(ids) >= limits.vocab_size:
         raise invalid(field, f"'{field}' has a token id beyond the vocabulary of {limits.vocab_size}.", "out_of_range")
 

@@ -80,7 +80,7 @@ class Relay:
         self._table = table
         self._admission = admission
         self._templates = templates
-        self._encoder = PromptEncoder()
+        self.encoder = PromptEncoder()
         self._metrics = metrics
         self._rules = rules
         self._budget = RetryBudget()
@@ -319,9 +319,9 @@ class Relay:
         assert limits is not None
         if isinstance(request, ChatRequest):
             rendered = await self._templates.render(text.bundle, request.messages)
-            encoded = await self._encoder.encode([chat_prompt(rendered, text, limits)], live.tenant.name)
+            encoded = await self.encoder.encode([chat_prompt(rendered, text, limits)], live.tenant.name)
         else:
-            encoded = await self._encoder.encode(completion_prompts(request, text, limits), live.tenant.name)
+            encoded = await self.encoder.encode(completion_prompts(request, text, limits), live.tenant.name)
         field_name = "messages" if isinstance(request, ChatRequest) else "prompt"
         seed = self._dice.getrandbits(63)
         prompts = make_prompts(options, encoded, text, limits, field_name, seed, live.tenant.salt)

@@ -175,6 +175,13 @@ class WorkerTable:
         found = [limits.max_context_tokens for each in fingerprints if (limits := self.limits(each)) is not None]
         return max(found, default=None)
 
+    def text_of(self, name: str) -> tuple[TextModel, ModelLimits] | None:
+        """Text and limits of some revision of this model; None: nobody serves it."""
+        worker = next((each for each in self._workers.values() if each.hello.served_name == name), None)
+        if worker is None or (limits := self.limits(worker.hello.fingerprint)) is None:
+            return None
+        return worker.text, limits
+
     def text(self, fingerprint: PairFingerprint) -> TextModel | None:
         """The text side of a revision that some linked worker has."""
         return next((worker.text for worker in self._of(fingerprint)), None)

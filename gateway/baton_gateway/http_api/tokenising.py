@@ -1,0 +1,114 @@
+"""`/tokenize` and `/detokenize`, in vLLM's forms: what a model makes of a text, without running it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from baton_gateway import errors
+from baton_gateway.errors import RefusedError, invalid
+from baton_gateway.http_api.openai_fields import Fields
+from baton_gateway.http_api.openai_types import (
+    MAX_TEXT_CHARS,
+    read_messages,
+    read_token_ids,
+    refuse_templates,
+)
+from baton_gateway.http_api.tenants import Tenant
+from baton_gateway.requests.preparing import ModelLimits, check_ids
+from baton_gateway.text.encoding import PromptEncoder, PromptText
+from baton_gateway.text.revision_text import TextModel
+from baton_gateway.text.template_renderer import TemplateRenderer
+from baton_gateway.workers.linked_workers import WorkerTable
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizeRequest:
+    """A text, or a chat that the model's template makes one of."""
+
+    model: str | None
+    """None: the one that is served."""
+    content: str | tuple[dict[str, str], ...]
+    adds_special_tokens: bool
+    wants_strings: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DetokenizeRequest:
+    model: str | None
+    tokens: tuple[int, ...]
+
+
+def parse_tokenize(raw: dict[str, Any]) -> TokenizeRequest:
+    """Raises RefusedError that names the offending field."""
+    fields = Fields(raw)
+    model = fields.text("model", 253)
+    prompt, messages = fields.text("prompt", MAX_TEXT_CHARS), fields.take("messages")
+    if (prompt is None) == (messages is None):
+        raise invalid("prompt", "One of 'prompt' and 'messages' is required, not both.", "missing_required_parameter")
+    adds_special_tokens = fields.flag("add_special_tokens", prompt is not None)
+    wants_strings = fields.flag("return_token_strs", False)
+    fields.refuse("add_generation_prompt", "a chat is rendered as for its answer", harmless=(True,))
+    fields.refuse("continue_final_message", "a chat is rendered as for its answer", harmless=(False,))
+    refuse_templates(fields)
+    fields.end()
+    content = read_messages(messages) if prompt is None else prompt
+    return TokenizeRequest(model, content, adds_special_tokens, wants_strings)
+
+
+def parse_detokenize(raw: dict[str, Any]) -> DetokenizeRequest:
+    """Raises RefusedError that names the offending field."""
+    fields = Fields(raw)
+    model = fields.text("model", 253)
+    tokens = read_token_ids(fields.require("tokens"), "tokens")
+    fields.end()
+    return DetokenizeRequest(model, tokens)
+
+
+class Tokenising:
+    """Answers from the tokenizers of the linked workers' models."""
+
+    def __init__(self, table: WorkerTable, templates: TemplateRenderer, encoder: PromptEncoder) -> None:
+        self._table = table
+        self._templates = templates
+        self._encoder = encoder
+
+    async def tokenize(self, raw: dict[str, Any], tenant: Tenant) -> bytes:
+        """The answer's body. A text of far more tokens than the context holds is refused. Raises RefusedError."""
+        request = parse_tokenize(raw)
+        text, limits = self._served(request.model)
+        if isinstance(request.content, str):
+            field, content = "prompt", request.content
+        else:
+            field, content = "messages", await self._templates.render(text.bundle, request.content)
+        prompt = PromptText(text, content, not request.adds_special_tokens, limits.max_context_tokens, field)
+        [ids] = await self._encoder.encode([prompt], tenant.name)
+        strings = [text.tokenizer.id_to_token(token) for token in ids] if request.wants_strings else None
+        return _encode(
+            {"count": len(ids), "max_model_len": limits.max_context_tokens, "tokens": ids, "token_strs": strings}
+        )
+
+    async def detokenize(self, raw: dict[str, Any]) -> bytes:
+        """The answer's body. Raises RefusedError."""
+        request = parse_detokenize(raw)
+        text, limits = self._served(request.model)
+        check_ids(request.tokens, limits, "tokens")
+        return _encode({"prompt": await asyncio.to_thread(text.decode, list(request.tokens), False)})
+
+    def _served(self, model: str | None) -> tuple[TextModel, ModelLimits]:
+        """Text and limits of a model that some worker has. Raises RefusedError."""
+        served = self._table.served_names()
+        if not served:
+            raise RefusedError(errors.no_workers())
+        name = served[0] if model is None and len(served) == 1 else model
+        if name is None:
+            raise invalid("model", "'model' is required: several models are served.", "missing_required_parameter")
+        found = self._table.text_of(name)
+        if found is None:
+            raise RefusedError(errors.model_not_found(name, served))
+        return found
