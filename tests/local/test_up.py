@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +17,7 @@ import psutil
 import pytest
 
 from baton_local.fleet.record import read_record
+from baton_testing.engine import tiny_llama
 from baton_testing.kube.manifests import manifest
 from baton_testing.processes.baton_up import BATON, Up
 from baton_testing.processes.child_process import Child, Ended, environment, run_to_end, still_alive
@@ -92,8 +95,7 @@ class Rig:
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[Rig]:
     (tmp_path / "stand_ins").mkdir()
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "model").symlink_to(tiny_llama.FOLDER)
     write_stand_ins(tmp_path / "stand_ins")
     rig = Rig(tmp_path)
     yield rig
@@ -310,6 +312,29 @@ def test_a_key_reaches_the_gateway_as_a_file_and_stands_nowhere_else(rig: Rig) -
     assert written == [rig.up.run_dir.api_keys]
     assert rig.end() == 0
     assert not rig.up.run_dir.api_keys.exists()
+
+
+NOT_SERVED: list[tuple[dict[str, object], str]] = [
+    ({"model_type": "phi3"}, 'spec.model.source: .*/config.json: model_type: "phi3" is not supported; allowed: llama'),
+    ({"quantization_config": {"quant_method": "awq"}}, "spec.model.source: .*: quantization_config: "),
+    ({"rope_scaling": {"rope_type": "longrope", "long_factor": [1.0] * 48}}, 'rope_type: "longrope" is not supported'),
+    ({"max_position_embeddings": 256}, "spec.model.maxContextTokens: 512 is not supported; allowed: 1 to 256"),
+]
+
+
+def test_a_model_that_cannot_be_served_is_refused_before_anything_starts(rig: Rig) -> None:
+    for place, (config, said) in enumerate(NOT_SERVED):
+        folder = rig.directory / f"model-{place}"
+        shutil.copytree(tiny_llama.FOLDER, folder)
+        known = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**known, **config}))
+        child = rig.start(model__source=f"file://{folder}")
+        assert child.wait(WAIT_S) == 2
+        assert re.search(said, rig.progress()), rig.progress()
+        assert len(rig.progress().splitlines()) == 1
+    (folder / "tokenizer.json").unlink()
+    assert rig.start(model__source=f"file://{folder}").wait(WAIT_S) == 2
+    assert "has no tokenizer.json" in rig.progress()
 
 
 def test_an_address_that_others_reach_is_refused_before_anything_starts(rig: Rig) -> None:

@@ -17,7 +17,7 @@ from baton_engine.model.assembly import assemble
 from baton_engine.model.checkpoint_files import content_hash, find_checkpoint
 from baton_engine.model.config_fields import JsonObject, read_json_object
 from baton_engine.model.decoder import Decoder
-from baton_engine.model.errors import ModelConfigError, ModelError
+from baton_engine.model.errors import ModelError
 from baton_engine.model.model_config import ModelConfig, parse_config, read_config
 from baton_engine.model.weights import RandomWeights, check_parameters, open_safetensors
 
@@ -49,7 +49,7 @@ def load_model(
         raise ModelError(f"{config_path.parent}: no such model directory")
     raw = read_json_object(config_path)
     config = parse_config(raw) if seed is not None else read_config(config_path.parent)
-    context = _context_limit(config, max_context_tokens)
+    context = config.context_within(max_context_tokens)
     dtype = dtype or default_dtype(config, device)
     with torch.inference_mode():
         if seed is not None:
@@ -76,15 +76,6 @@ def _load_directory(
         check_parameters(source, config)
         model = assemble(config, source, dtype, device, context)
     return model, content_hash(raw, files.paths)
-
-
-def _context_limit(config: ModelConfig, asked: int | None) -> int:
-    allowed = config.max_context_tokens
-    if asked is not None and not 1 <= asked <= allowed:
-        raise ModelConfigError(
-            f"max_context_tokens: {asked} is not supported; allowed: 1 to {allowed}, which the model is made for"
-        )
-    return asked or allowed
 
 
 def _parse_source(source: str) -> tuple[Path, int | None]:

@@ -76,6 +76,15 @@ class ModelConfig:
             return max(self.max_position_embeddings, int(scaling.original_positions * scaling.factor))
         return self.max_position_embeddings
 
+    def context_within(self, asked: int | None) -> int:
+        """The context to serve: what is asked for, or all that the model is made for. Raises ModelConfigError."""
+        allowed = self.max_context_tokens
+        if asked is not None and not 1 <= asked <= allowed:
+            raise ModelConfigError(
+                f"max_context_tokens: {asked} is not supported; allowed: 1 to {allowed}, which the model is made for"
+            )
+        return asked or allowed
+
     def rope_digest(self) -> str:
         """SHA-256 over the RoPE options, hexadecimal: equal on two workers whose rotated keys may be mixed."""
         content = {"rope": asdict(self.rope), "type": type(self.rope.scaling).__name__}

@@ -12,7 +12,7 @@ from baton_engine.model.config_fields import ConfigFields
 from baton_engine.model.errors import ModelConfigError
 
 DEFAULT_THETA = 10_000.0
-SUPPORTED = "default, linear, llama3, yarn"
+SUPPORTED = ("default", "linear", "llama3", "yarn")
 _KNOWN = frozenset(
     (
         *("rope_type", "type", "rope_theta", "factor", "partial_rotary_factor", "original_max_position_embeddings"),
@@ -73,6 +73,8 @@ def read_rope(config: ConfigFields, max_positions: int) -> RopeConfig:
     if not given:
         return RopeConfig(theta, None)
     section = config.section(given[0])
+    if (kind := section.text(_type_field(section), "default")) not in SUPPORTED:
+        raise section.error(_type_field(section), ", ".join(SUPPORTED))
     for name in section.names():
         if name not in _KNOWN and section.has(name):
             raise section.error(name, f"one of {', '.join(sorted(_KNOWN))}")
@@ -81,14 +83,16 @@ def read_rope(config: ConfigFields, max_positions: int) -> RopeConfig:
     # transformers: a length at the top of the config wins over the one in the section, which wins over the maximum.
     original = section.integer("original_max_position_embeddings", max_positions)
     original = config.integer("original_max_position_embeddings", original)
-    return RopeConfig(theta, _read_scaling(section, original, max_positions))
+    return RopeConfig(theta, _read_scaling(section, kind, original, max_positions))
 
 
-def _read_scaling(section: ConfigFields, original_positions: int, max_positions: int) -> RopeScaling | None:
-    key = "rope_type" if section.has("rope_type") or not section.has("type") else "type"
-    match section.text(key, "default"):
-        case "default":
-            return None
+def _type_field(section: ConfigFields) -> str:
+    """Which of two names says how positions are scaled: asked first, for the type decides which others there are."""
+    return "rope_type" if section.has("rope_type") or not section.has("type") else "type"
+
+
+def _read_scaling(section: ConfigFields, kind: str, original_positions: int, max_positions: int) -> RopeScaling | None:
+    match kind:
         case "linear":
             return LinearScaling(section.number("factor"))
         case "llama3":
@@ -104,7 +108,7 @@ def _read_scaling(section: ConfigFields, original_positions: int, max_positions:
                 mscale=_optional_number(section, "mscale"),
                 mscale_all_dim=_optional_number(section, "mscale_all_dim"),
             )
-    raise section.error(key, SUPPORTED)
+    return None
 
 
 def _read_llama3(section: ConfigFields, original_positions: int) -> Llama3Scaling:

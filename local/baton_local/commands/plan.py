@@ -9,6 +9,9 @@ from pathlib import Path
 from baton_control.sizing.model_shape import KNOWN_SHAPES, ModelShape, shape_from_config
 from baton_control.sizing.roofline import balance_batch, worker_model
 from baton_control.sizing.worker_model import WorkerModel
+from baton_engine.model.config_fields import read_json_object
+from baton_engine.model.errors import ModelError
+from baton_engine.model.servable import CONFIG, servable_config
 from baton_local.errors import StartError
 from baton_wire.rules.hardware import ACCELERATORS, Accelerator
 from baton_wire.rules.step_times import attended_pairs
@@ -123,14 +126,14 @@ def shape_named(name: str) -> ModelShape:
     """A known model, or the config.json of a folder. Raises StartError, ManifestError."""
     if name in KNOWN_SHAPES:
         return KNOWN_SHAPES[name]
-    path = Path(name) / "config.json"
+    path = Path(name) / CONFIG
+    if not path.is_file():
+        raise StartError(f"--model: {name} is neither one of {', '.join(KNOWN_SHAPES)} nor a folder with {CONFIG}")
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        known = ", ".join(KNOWN_SHAPES)
-        raise StartError(f"--model: {name} is neither one of {known} nor a folder with config.json") from error
-    if not isinstance(config, dict):
-        raise StartError(f"--model: {path} is not a JSON object")
+        servable_config(path)
+        config = read_json_object(path)
+    except ModelError as error:
+        raise StartError(f"--model: {name} cannot be served: {error}") from error
     return shape_from_config(Path(name).resolve().name, config)
 
 

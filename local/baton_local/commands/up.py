@@ -32,6 +32,7 @@ from baton_local.fleet.health_polls import HealthPolls
 from baton_local.fleet.host import devices, free_port, gpu_ids, model_argument
 from baton_local.fleet.local_site import LOOPBACK, local_site
 from baton_local.fleet.log_tail import last_line
+from baton_local.fleet.model_check import check_model
 from baton_local.fleet.pool_scaling import Scaling
 from baton_local.fleet.processes import ChildProcesses
 from baton_local.fleet.processes_wanted import Fleet, PostSpec, leaving_posts, new_posts, plan_fleet, roll
@@ -74,6 +75,7 @@ def run_up(options: UpOptions) -> int:
         devices(deployment, options.device, len(gpus)) if emulation is None else dict.fromkeys(POOL_ROLES, Device.CPU)
     )
     model = model_argument(deployment, options.manifest, options.volumes)
+    check_model(deployment, model, is_emulated=emulation is not None)
     keys = client_keys(options.keys, os.environ, deployment, options.host)
     os.environ.pop(KEY_VARIABLE, None)  # or every child would have it
     port = free_port(options.host, options.port)

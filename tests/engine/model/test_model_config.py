@@ -197,6 +197,11 @@ BAD: list[tuple[str, JsonObject, str]] = [
     ("layer types of another depth", qwen("qwen3", layer_types=["full_attention"]), "layer_types.*2 entries"),
     ("window without size", qwen("qwen2", layer_types=["sliding_attention"] * 2), "layer_types.*use_sliding_window"),
     ("dynamic rope", llama(rope_scaling={"type": "dynamic", "factor": 2.0}), r"rope_scaling.type: \"dynamic\".*yarn"),
+    (
+        "long rope with its factors",
+        llama(rope_scaling={"type": "longrope", "long_factor": [1.0], "short_factor": [1.0]}),
+        r"rope_scaling.type: \"longrope\" is not supported; allowed: default, linear, llama3, yarn",
+    ),
     ("long rope", llama(rope_scaling={"rope_type": "longrope"}), r"rope_scaling.rope_type: \"longrope\".*llama3"),
     (
         "rope of a vision model",
