@@ -54,6 +54,7 @@ check: install ## Formatting, lint, types, import contracts, generated files
 
 verify: install ## Generated files are what their sources say
 	$(BIN)/python scripts/freeze.py --check
+	$(BIN)/python scripts/openapi.py --check
 	$(BIN)/python -m baton_operator.schema.reference --check docs/api.md
 	$(BIN)/python -m baton_operator.schema.crd --check crds
 	$(BIN)/python -m baton_operator.schema.crd --check charts/baton/files/crds
@@ -74,6 +75,7 @@ campaign: install ## Run a campaign of tests: RUN="simulation --seeds 2000", fau
 format: install ## Format, fix what can be fixed, write generated files
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+	$(BIN)/python scripts/openapi.py
 	$(BIN)/python -m baton_operator.schema.reference docs/api.md
 	$(BIN)/python -m baton_operator.schema.crd crds
 	$(BIN)/python -m baton_operator.schema.crd charts/baton/files/crds

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import time
+from importlib import resources
 from importlib.metadata import version
 from typing import Any
 
@@ -36,6 +37,7 @@ class Lookups:
         self._table = table
         self._metrics = metrics
         self._started = int(time.time())
+        self._openapi = resources.files(__package__).joinpath("openapi.json").read_bytes()
         self._version = _encode({"version": version(_DISTRIBUTION)})
 
     async def models(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
@@ -52,6 +54,10 @@ class Lookups:
 
     async def version(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
         return web.Response(body=self._version, headers=JSON)
+
+    async def openapi(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
+        """What `scripts/openapi.py` read from the parsers."""
+        return web.Response(body=self._openapi, headers=JSON)
 
     async def live(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
         return _text(200, "ok")

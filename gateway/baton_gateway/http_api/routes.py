@@ -77,6 +77,7 @@ class HttpApi:
             MODELS: _Endpoint(("GET",), lookups.models),
             "/tokenize": _Endpoint(("POST",), self._tokenize),
             "/detokenize": _Endpoint(("POST",), self._detokenize),
+            "/openapi.json": _Endpoint(("GET",), lookups.openapi),
             "/version": _Endpoint(("GET",), lookups.version),
             "/health": _Endpoint(("GET", "POST"), lookups.routable, is_open=True),
             "/ping": _Endpoint(("GET", "POST"), lookups.routable, is_open=True),
@@ -86,6 +87,12 @@ class HttpApi:
             "/metrics": _Endpoint(("GET",), lookups.metrics, is_open=True),
         }
         self._model = _Endpoint(("GET",), lookups.model)
+
+    def methods(self) -> dict[str, tuple[str, ...]]:
+        """The paths that are served, with their methods."""
+        return {path: endpoint.methods for path, endpoint in self._endpoints.items()} | {
+            f"{MODELS}/{{id}}": self._model.methods
+        }
 
     def reconfigure(self, policy: RoutePolicy) -> None:
         self._lookups.policy = policy

@@ -1,0 +1,333 @@
+"""Writes the gateway's OpenAPI document from what its parsers really read.
+
+The parsers run once over a body in which every branch is taken, with a `Fields` that notes down each question: name,
+type, bounds, whether it is required. What is taken raw (unions, lists) is described here, beside the parser's own
+bounds; a raw field without such a description stops the run. A test sends bodies at and beyond every bound.
+
+    python scripts/openapi.py          writes the document
+    python scripts/openapi.py --check  fails when it is not what the parsers read
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from baton_gateway.http_api import openai_fields, openai_types, tokenising
+
+DOCUMENT = Path(__file__).resolve().parent.parent / "gateway/baton_gateway/http_api/openapi.json"
+Schema = dict[str, Any]
+
+TEXT = {"type": "string", "maxLength": openai_types.MAX_TEXT_CHARS}
+IDS = {
+    "type": "array",
+    "minItems": 1,
+    "items": {"type": "integer", "minimum": 0, "maximum": openai_types.MAX_TOKEN_ID},
+}
+STOP = {"type": "string", "minLength": 1, "maxLength": openai_types.MAX_STOP_BYTES}
+MESSAGES = {
+    "type": "array",
+    "minItems": 1,
+    "maxItems": openai_types.MAX_MESSAGES,
+    "items": {"$ref": "#/components/schemas/Message"},
+}
+RAW: dict[str, Schema] = {
+    "model": {"type": "string", "maxLength": 253, "description": "A served name."},
+    "messages": MESSAGES,
+    "messages[].role": {"type": "string", "enum": sorted(openai_types._ROLES)},
+    "messages[].content": {
+        "anyOf": [
+            TEXT,
+            {
+                "type": "array",
+                "minItems": 1,
+                "maxItems": openai_types.MAX_PARTS,
+                "items": {"$ref": "#/components/schemas/Part"},
+            },
+            {"type": "null"},
+        ],
+        "description": "Null, or absent, only in an assistant's message.",
+    },
+    "messages[].content[].type": {"type": "string", "enum": ["text"]},
+    "messages[].content[].text": TEXT,
+    "prompt": {
+        "anyOf": [
+            TEXT,
+            IDS,
+            {
+                "type": "array",
+                "minItems": 1,
+                "maxItems": openai_types.MAX_PROMPTS,
+                "items": {"anyOf": [TEXT, IDS]},
+            },
+        ]
+    },
+    "stop": {
+        "anyOf": [STOP, {"type": "array", "maxItems": openai_types.MAX_STOPS, "items": STOP}, {"type": "null"}],
+        "description": "At most 256 bytes of UTF-8 each.",
+    },
+    "stop_token_ids": {
+        "type": ["array", "null"],
+        "maxItems": openai_types.MAX_STOP_IDS,
+        "items": IDS["items"],
+    },
+    "logit_bias": {
+        "type": ["object", "null"],
+        "maxProperties": openai_types.MAX_LOGIT_BIAS,
+        "propertyNames": {"pattern": "^[0-9]{1,8}$"},
+        "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+    },
+    "stream_options": {"anyOf": [{"$ref": "#/components/schemas/StreamOptions"}, {"type": "null"}]},
+    "tokens": IDS,
+}
+NAMES = {"messages[].": "Message", "messages[].content[].": "Part", "stream_options.": "StreamOptions"}
+"""Objects within a body: how they are called in the document."""
+
+
+class UnknownRawFieldError(Exception):
+    """The parser takes a field raw that this script does not describe."""
+
+
+class Recorder(openai_fields.Fields):
+    """Reads like `Fields` and notes down what is asked."""
+
+    objects: dict[str, Schema]
+
+    def __init__(self, raw: dict[str, Any], path: str = "") -> None:
+        super().__init__(raw, path)
+        self._place = re.sub(r"\[\d+\]", "[]", path)
+        empty: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
+        self._schema = self.objects.setdefault(self._place, empty)
+
+    def _note(self, field: str, schema: Schema) -> None:
+        self._schema["properties"].setdefault(field, schema)
+
+    def take(self, field: str) -> Any:
+        if field not in self._schema["properties"]:
+            if self._place + field not in RAW:
+                raise UnknownRawFieldError(f"{self._place}{field}: describe it in RAW")
+            self._note(field, RAW[self._place + field])
+        return super().take(field)
+
+    def require(self, field: str) -> Any:
+        required = self._schema.setdefault("required", [])
+        if field not in required and self._place + field != "messages[].content":
+            required.append(field)
+        return super().require(field)
+
+    def text(self, field: str, max_chars: int, value: Any = None) -> str | None:
+        self._note(field, {"type": ["string", "null"], "maxLength": max_chars})
+        return super().text(field, max_chars, value)
+
+    def integer(self, field: str, low: int, high: int) -> int | None:
+        self._note(field, {"type": ["integer", "null"], "minimum": low, "maximum": high})
+        return super().integer(field, low, high)
+
+    def number(self, field: str, low: float, high: float, above_low: bool = False) -> float | None:
+        least = {"exclusiveMinimum" if above_low else "minimum": low}
+        self._note(field, {"type": ["number", "null"], **least, "maximum": high})
+        return super().number(field, low, high, above_low)
+
+    def flag(self, field: str, default: bool) -> bool:
+        self._note(field, {"type": ["boolean", "null"]})
+        return super().flag(field, default)
+
+    def refuse(self, field: str, reason: str, harmless: Collection[Any] = ()) -> None:
+        self._note(field, {"enum": [*harmless, None], "description": f"Not supported: {reason}."})
+        super().refuse(field, reason, harmless)
+
+    def ignore(self, *fields: str, max_bytes: int) -> None:
+        for field in fields:
+            text = f"Accepted without effect; at most {max_bytes} bytes of JSON for all such fields together."
+            self._note(field, {"description": text})
+        super().ignore(*fields, max_bytes=max_bytes)
+
+
+@contextmanager
+def recording() -> Iterator[dict[str, Schema]]:
+    """While it lasts the parsers' objects note down into what is given, by their place in the body."""
+    objects: dict[str, Schema] = {}
+    recorder = type("Recorder", (Recorder,), {"objects": objects})
+    with mock.patch.object(openai_types, "Fields", recorder), mock.patch.object(tokenising, "Fields", recorder):
+        yield objects
+
+
+PARTS = [{"type": "text", "text": "x"}]
+CHAT = {"role": "assistant", "content": PARTS}
+BODIES: dict[str, tuple[str, Callable[[dict[str, Any]], Any], tuple[dict[str, Any], ...]]] = {
+    "/v1/chat/completions": (
+        "ChatRequest",
+        openai_types.parse_chat,
+        ({"model": "x", "messages": [CHAT], "stream": True, "stream_options": {}},),
+    ),
+    "/v1/completions": (
+        "CompletionRequest",
+        openai_types.parse_completion,
+        # The widest bounds first: with `echo` nothing need be generated.
+        ({"model": "x", "prompt": "x", "echo": True, "stream": True, "stream_options": {}},),
+    ),
+    "/tokenize": (
+        "TokenizeRequest",
+        tokenising.parse_tokenize,
+        ({"prompt": "x"}, {"messages": [CHAT]}),
+    ),
+    "/detokenize": ("DetokenizeRequest", tokenising.parse_detokenize, ({"tokens": [1]},)),
+}
+"""By path: the body's name, its parser, and bodies that together take every branch."""
+
+ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+USAGE = {
+    "type": "object",
+    "required": ["prompt_tokens", "completion_tokens", "total_tokens"],
+    "properties": {
+        name: {"type": "integer", "minimum": 0} for name in ("prompt_tokens", "completion_tokens", "total_tokens")
+    },
+}
+MODEL = {
+    "type": "object",
+    "required": ["id", "object", "created", "owned_by", "max_model_len"],
+    "properties": {"id": {"type": "string"}, "max_model_len": {"type": ["integer", "null"]}},
+}
+
+
+def _answer(kind: str) -> Schema:
+    return {
+        "type": "object",
+        "required": ["id", "object", "created", "model", "choices", "usage"],
+        "properties": {
+            "object": {"const": kind},
+            "choices": {"type": "array", "items": {"type": "object", "required": ["index", "finish_reason"]}},
+            "usage": {"$ref": "#/components/schemas/Usage"},
+        },
+    }
+
+
+ANSWERS: dict[str, Schema] = {
+    "/v1/chat/completions": _answer("chat.completion"),
+    "/v1/completions": _answer("text_completion"),
+    "/tokenize": {"type": "object", "required": ["count", "max_model_len", "tokens", "token_strs"]},
+    "/detokenize": {"type": "object", "required": ["prompt"]},
+    "/v1/models": {
+        "type": "object",
+        "required": ["object", "data"],
+        "properties": {"data": {"type": "array", "items": {"$ref": "#/components/schemas/Model"}}},
+    },
+    "/v1/models/{id}": {"$ref": "#/components/schemas/Model"},
+    "/version": {"type": "object", "required": ["version"]},
+    "/openapi.json": {"type": "object", "required": ["openapi", "paths"]},
+}
+"""Of answers in JSON; the other paths answer in plain text."""
+PLAIN = ("/health", "/ping", "/health/live", "/health/ready", "/health/routable", "/metrics")
+METHODS = {"/health": ("get", "post"), "/ping": ("get", "post")}
+REFUSALS = {
+    "400": "a field breaks its rule, or prompt and model do not go together",
+    "401": "the API key is missing or unknown",
+    "404": "the model is not served",
+    "408": "the body came too slowly",
+    "413": "the body is too large",
+    "415": "not application/json, or compressed",
+    "429": "too many wait",
+    "500": "a failure",
+    "502": "the workers failed the request repeatedly",
+    "503": "nothing can serve it at present",
+    "504": "it took too long",
+}
+
+
+def document() -> Schema:
+    """The whole document."""
+    schemas: dict[str, Schema] = {"Error": ERROR, "Usage": USAGE, "Model": MODEL}
+    bodies = {}
+    for path, (name, parse, samples) in BODIES.items():
+        with recording() as objects:
+            for sample in samples:
+                parse(sample)
+        for place, schema in objects.items():
+            schemas[NAMES.get(place, name)] = schema
+        bodies[path] = name
+    paths = {path: _operations(path, bodies.get(path)) for path in sorted({*BODIES, *ANSWERS, *PLAIN})}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Baton",
+            "version": "v1",
+            "description": "OpenAI's chat and text completions as far as listed, and what clients of vLLM ask for.",
+        },
+        "security": [{}, {"key": []}],
+        "paths": paths,
+        "components": {
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "schemas": dict(sorted(schemas.items())),
+        },
+    }
+
+
+def _operations(path: str, body: str | None) -> Schema:
+    methods = ("post",) if body is not None else METHODS.get(path, ("get",))
+    found: Schema = {method: _operation(path, method, body) for method in methods}
+    if "{id}" in path:
+        found["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
+    return found
+
+
+def _operation(path: str, method: str, body: str | None) -> Schema:
+    operation: Schema = {"operationId": f"{method} {path}", "responses": {"200": _good(path)}}
+    if path in PLAIN:
+        operation["responses"]["503"] = {"description": "not now", "content": {"text/plain": {}}}
+        return operation
+    if body is not None:
+        content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{body}"}}}
+        operation["requestBody"] = {"required": True, "content": content}
+    wanted = REFUSALS if body is not None else {code: REFUSALS[code] for code in ("400", "401", "404", "500")}
+    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    for status, text in wanted.items():
+        operation["responses"][status] = {"description": text, "content": error}
+    return operation
+
+
+def _good(path: str) -> Schema:
+    if path in PLAIN:
+        return {"description": "well", "content": {"text/plain": {}}}
+    content: Schema = {"application/json": {"schema": ANSWERS[path]}}
+    if path in ("/v1/chat/completions", "/v1/completions"):
+        content["text/event-stream"] = {}
+    return {"description": "the answer", "content": content}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Write the gateway's OpenAPI document")
+    parser.add_argument("--check", action="store_true", help="fail when the file is not what the parsers read")
+    text = json.dumps(document(), indent=1, ensure_ascii=False) + "\n"
+    if not parser.parse_args().check:
+        DOCUMENT.write_text(text, encoding="utf-8")
+        return 0
+    if DOCUMENT.exists() and DOCUMENT.read_text(encoding="utf-8") == text:
+        return 0
+    print(f"{DOCUMENT.name} is not what the parsers read: run `make format`", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

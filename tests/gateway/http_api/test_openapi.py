@@ -1,0 +1,136 @@
+"""The published OpenAPI document says what the gateway parses, serves and answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import openapi
+import pytest
+
+from baton_gateway.errors import RefusedError
+from baton_testing.gateway.gateway_process import RunningGateway, ids_of
+from baton_testing.gateway.http_client import USER, HttpClient
+
+DOCUMENT: dict[str, Any] = json.loads(openapi.DOCUMENT.read_text(encoding="utf-8"))
+SCHEMAS: dict[str, Any] = DOCUMENT["components"]["schemas"]
+LEAST: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"model": "x", "messages": USER},
+    "/v1/completions": {"model": "x", "prompt": "x", "echo": True},
+    "/tokenize": {"prompt": "x"},
+    "/detokenize": {"tokens": [1]},
+}
+TOGETHER: dict[str, dict[str, Any]] = {
+    "top_logprobs": {"logprobs": True},
+    "stream_options": {"stream": True},
+    "min_tokens": {"max_tokens": 1 << 20},
+    "messages": {"prompt": None},
+}
+"""Fields that mean nothing alone, with what they need."""
+SHAPE = ("invalid_type", "out_of_range", "too_long", "unknown_parameter", "unsupported_parameter", "invalid_value")
+
+
+def test_the_document_is_what_the_parsers_read() -> None:
+    assert openapi.document() == DOCUMENT, "run `make format`"
+
+
+def test_a_raw_field_without_a_description_stops_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(openapi.RAW, "stop")
+    with pytest.raises(openapi.UnknownRawFieldError, match="stop"):
+        openapi.document()
+
+
+def test_paths_and_methods_are_those_that_are_served(gateway: RunningGateway) -> None:
+    written = {
+        path: {name for name in operations if name != "parameters"} for path, operations in DOCUMENT["paths"].items()
+    }
+    assert written == {path: {each.lower() for each in each} for path, each in gateway.server.api.methods().items()}
+
+
+def cases() -> Iterator[Any]:
+    """(path, field, value, whether it is allowed) at both sides of every bound of every field."""
+    for path in LEAST:
+        name = openapi.BODIES[path][0]
+        for field, schema in SCHEMAS[name]["properties"].items():
+            for value, is_allowed in edges(schema):
+                yield pytest.param(path, field, value, is_allowed, id=f"{path}-{field}-{str(value)[:12]}")
+        yield pytest.param(path, "colour", 1, False, id=f"{path}-unknown")
+
+
+def edges(schema: dict[str, Any]) -> Iterator[tuple[Any, bool]]:
+    kinds = schema.get("type", [])
+    if "enum" in schema and "type" not in schema:
+        yield from ((value, True) for value in schema["enum"])
+        yield {"no": "such value"}, False
+    elif kinds == ["integer", "null"] or kinds == ["number", "null"]:
+        low, high = schema["minimum" if "minimum" in schema else "exclusiveMinimum"], schema["maximum"]
+        yield low, "minimum" in schema
+        yield high, True
+        yield low - 1, False
+        yield high + 1, False
+        yield "1", False
+        yield None, True
+    elif kinds == ["boolean", "null"]:
+        yield from ((True, True), (False, True), (1, False), (None, True))
+    elif "maxLength" in schema and schema["maxLength"] < 1_000:
+        yield "x" * schema["maxLength"], True
+        yield "x" * (schema["maxLength"] + 1), False
+        yield 1, False
+
+
+@pytest.mark.parametrize(("path", "field", "value", "is_allowed"), list(cases()))
+def test_each_bound_of_the_document_is_the_parsers(path: str, field: str, value: Any, is_allowed: bool) -> None:
+    body = LEAST[path] | (TOGETHER.get(field, {}) if value is not None else {}) | {field: value}
+    if field in ("best_of", "n"):
+        body |= {"n": value, "best_of": value} if field == "best_of" else {}
+    if field == "prompt_logprobs":
+        body["stream"] = False
+    name, parse, _ = openapi.BODIES[path]
+    validator = jsonschema.Draft202012Validator(SCHEMAS[name] | {"components": DOCUMENT["components"]})
+    refused: str | None = None
+    try:
+        parse(body)
+    except RefusedError as error:
+        refused = error.problem.code
+    if is_allowed:
+        assert refused is None or refused not in SHAPE, refused
+        assert validator.is_valid(body)
+    else:
+        assert refused in SHAPE
+        assert not validator.is_valid(body)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"model": "tiny", "messages": USER}),
+        ("/v1/completions", {"model": "tiny", "prompt": "x", "logprobs": 1}),
+        ("/tokenize", {"prompt": "x"}),
+        ("/detokenize", {"tokens": ids_of("x")}),
+        ("/v1/models", None),
+        ("/v1/models/{id}", None),
+        ("/version", None),
+        ("/openapi.json", None),
+    ],
+)
+async def test_answers_and_errors_have_the_documents_shape(client: HttpClient, path: str, body: Any) -> None:
+    method = "get" if body is None else "post"
+    responses = DOCUMENT["paths"][path][method]["responses"]
+    url = client.gateway.url(path.replace("{id}", "tiny"))
+    async with client.http.request(method, url, json=body) as got:
+        assert got.status == 200
+        check(await got.json(), responses["200"]["content"]["application/json"]["schema"])
+    if body is not None:
+        async with client.http.post(url, json=body | {"colour": 1}) as got:
+            check(await got.json(), responses[str(got.status)]["content"]["application/json"]["schema"])
+
+
+def check(content: Any, schema: dict[str, Any]) -> None:
+    jsonschema.Draft202012Validator(schema | {"components": DOCUMENT["components"]}).validate(content)
+
+
+async def test_the_document_is_served(client: HttpClient) -> None:
+    async with client.http.get(client.gateway.url("/openapi.json")) as got:
+        assert await got.json() == DOCUMENT
