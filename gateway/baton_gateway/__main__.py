@@ -20,11 +20,14 @@ from baton_gateway.parent_process import ChildSockets, GatewayProcesses, answer_
 from baton_gateway.reporting.admin_server import AdminServer
 from baton_gateway.reporting.metrics import shared_page
 from baton_gateway.reporting.state_page import ProcessReport
-from baton_gateway.server import GatewayServer, bind
+from baton_gateway.server import SEND_BUFFER_BYTES, GatewayServer
 from baton_gateway.settings import Settings, SettingsError, parse_settings
 from baton_wire.announcement import Announcement, announce
 from baton_wire.errors import AuthenticationError
 from baton_wire.keys import KeyDirectory
+from baton_wire.listening.complaints import tell_loop_errors
+from baton_wire.listening.descriptors import raise_descriptor_limit
+from baton_wire.listening.sockets import bind
 
 BACKLOG = 1_024
 
@@ -33,6 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run until SIGTERM or SIGINT."""
     argv = sys.argv[1:] if argv is None else argv
     die_with_parent()
+    raise_descriptor_limit()
     try:
         settings = parse_settings(argv)
         logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
@@ -46,6 +50,7 @@ def main(argv: list[str] | None = None) -> int:
 
 async def _run(settings: Settings, argv: list[str]) -> int:
     stopping = _stop_signal()
+    tell_loop_errors(asyncio.get_running_loop(), logging.getLogger("baton.gateway"))
     sockets = child_sockets()
     if sockets is not None:
         await _serve_as_child(settings, argv, sockets, stopping)
@@ -135,7 +140,7 @@ def _bind_all(settings: Settings) -> tuple[list[socket.socket], socket.socket | 
 
 def _listen(flag: str, host: str, port: int, shared: bool = False) -> socket.socket:
     try:
-        sock = bind(host, port, shared)
+        sock = bind(host, port, shared=shared, send_buffer_bytes=SEND_BUFFER_BYTES)
         sock.listen(BACKLOG)
     except OSError as error:
         raise SettingsError(f"{flag}: {host}:{port}: {error.strerror or error}") from error

@@ -14,12 +14,10 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 
-import aiohttp.web
 from prometheus_client import CollectorRegistry
 
 from baton_gateway.http_api.certificate import Certificate, CertificateError
-from baton_gateway.http_api.connections import ClientServer
-from baton_gateway.http_api.routes import HttpApi
+from baton_gateway.http_api.routes import HttpApi, not_http
 from baton_gateway.http_api.tenants import Tenants
 from baton_gateway.reporting.metrics import GatewayMetrics
 from baton_gateway.reporting.operator_link import OperatorLink, OperatorSources
@@ -36,6 +34,9 @@ from baton_gateway.workers.links import LinkTimes, WorkerLinks
 from baton_gateway.workers.route import RoutePolicy
 from baton_wire.discovery import Endpoint, watch
 from baton_wire.keys import KeyDirectory
+from baton_wire.listening.bounded_server import BoundedServer
+from baton_wire.listening.connection_book import ConnectionLimits
+from baton_wire.listening.descriptors import connection_cap
 from baton_wire.messages.operator_link import GatewayHello, Summary
 from baton_wire.messages.values import Address, Role
 
@@ -44,6 +45,8 @@ SHUTDOWN_S = 1.0
 """For connections to close, after their requests have ended."""
 MAX_CONFIG_BYTES = 1 << 16
 """A longer config.json is not told to the operator."""
+MAX_CONNECTIONS = 8_192
+"""Per process. A stream that stands still costs up to 384 KiB (see `sinks` and the send buffer)."""
 SEND_BUFFER_BYTES = 128 << 10
 """The kernel's own buffer per connection, kept small so that a client that stops reading is noticed."""
 
@@ -82,7 +85,7 @@ class GatewayServer:
         self.api = HttpApi(self.relay, self.table, self._tenants, self._templates, policy, self.metrics)
         self.operator_link = self._operator_link(keys)
         self._tasks: list[asyncio.Task[None]] = []
-        self._runner: aiohttp.web.ServerRunner | None = None
+        self._http: BoundedServer | None = None
 
     @property
     def applied(self) -> str:
@@ -102,13 +105,11 @@ class GatewayServer:
         )
 
     async def start(self, listening: socket.socket) -> None:
-        """Serve the socket, which is bound and owned by the caller."""
+        """Serve the socket, which listens, and close it in the end."""
         await self._templates.start()
         await self.links.start()
-        self._runner = aiohttp.web.ServerRunner(ClientServer(self.api.handle), shutdown_timeout=SHUTDOWN_S)
-        await self._runner.setup()
-        context = None if self._certificate is None else self._certificate.context
-        await aiohttp.web.SockSite(self._runner, listening, backlog=1024, ssl_context=context).start()
+        self._http = BoundedServer(self.api.handle, _connections(self._settings), _log, not_http)
+        self._http.begin(listening, None if self._certificate is None else self._certificate.context)
         self._tasks = [
             asyncio.create_task(self.api.watch_streams()),
             asyncio.create_task(self._every_second()),
@@ -131,9 +132,8 @@ class GatewayServer:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._runner is not None:
-            await self._runner.shutdown()
-            await self._runner.cleanup()
+        if self._http is not None:
+            await self._http.end(SHUTDOWN_S)
         await self.links.stop()
         await self._templates.stop()
 
@@ -210,6 +210,12 @@ class GatewayServer:
         self.links.discovered(Role.DECODE, map(_address, endpoints))
 
 
+def _connections(settings: Settings) -> ConnectionLimits:
+    total = connection_cap(MAX_CONNECTIONS)
+    per_address = settings.max_connections_per_address
+    return ConnectionLimits(total, (total + 1) // 2 if per_address is None else per_address or None)
+
+
 def _policy(settings: Settings) -> RoutePolicy:
     return RoutePolicy(
         disaggregate=settings.disaggregation != "never",
@@ -232,20 +238,3 @@ def _limits(settings: Settings) -> AdmissionLimits:
 
 def _address(endpoint: Endpoint) -> Address:
     return Address(endpoint.host, endpoint.port)
-
-
-def bind(host: str, port: int, shared: bool = False) -> socket.socket:
-    """A bound TCP socket, not yet listening. Raises OSError. `shared`: other sockets may take the same port."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if shared:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-        sock.setblocking(False)
-        sock.bind((host, port))
-    except OSError:
-        sock.close()
-        raise
-    return sock

@@ -46,6 +46,8 @@ class Settings:
     slo_ttft_s: float
     slo_tpot_s: float
     max_request_duration_s: float
+    max_connections_per_address: int | None
+    """None: half of all; 0: no bound."""
     max_running: int
     max_queued: int
     max_queue_s: float
@@ -90,6 +92,12 @@ def _parser() -> _Parser:
     add("--slo-ttft-s", type=float, default=0.5, metavar="S", help="target, for waiting and auto (default %(default)s)")
     add("--slo-tpot-s", type=float, default=0.05, metavar="S", help="target, for auto (default %(default)s)")
     add("--max-request-duration-s", type=float, default=600.0, metavar="S", help="(default %(default)s)")
+    add(
+        "--max-connections-per-address",
+        type=int,
+        metavar="N",
+        help="of one client address, per process; 0: no bound (default: half of all that the process may have)",
+    )
     add("--max-running", type=int, default=1024, metavar="N", help="at work, per process (default %(default)s)")
     add("--max-queued", type=int, default=4096, metavar="N", help="requests waiting, per process (default %(default)s)")
     add("--max-queue-s", type=float, default=60.0, metavar="S", help="longest wait for a turn (default %(default)s)")
@@ -165,6 +173,9 @@ def parse_settings(argv: list[str]) -> Settings:
         slo_tpot_s=_within("--slo-tpot-s", first.slo_tpot_s, 0.001, 3600),
         processes=_within("--processes", first.processes, 1, 256),
         max_request_duration_s=_within("--max-request-duration-s", first.max_request_duration_s, 1, 86_400),
+        max_connections_per_address=None
+        if first.max_connections_per_address is None
+        else _within("--max-connections-per-address", first.max_connections_per_address, 0, 1_000_000),
         max_running=_within("--max-running", first.max_running, 1, 1_000_000),
         max_queued=_within("--max-queued", first.max_queued, 0, 1_000_000),
         max_queue_s=_within("--max-queue-s", first.max_queue_s, 0, 86_400),

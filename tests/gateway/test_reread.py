@@ -8,10 +8,11 @@ from pathlib import Path
 
 import aiohttp
 
-from baton_gateway.server import GatewayServer, bind
+from baton_gateway.server import GatewayServer
 from baton_gateway.settings import config_hash, parse_settings
 from baton_testing.gateway.gateway_process import until
 from baton_wire.keys import write_new_key
+from baton_wire.listening.sockets import bind
 
 
 async def test_a_changed_file_is_applied_and_a_wrong_one_changes_nothing(tmp_path: Path) -> None:

@@ -270,3 +270,9 @@ def _error(problem: Problem) -> web.Response:
     if problem.status in (408, 413, 415):
         response.force_close()
     return response
+
+
+def not_http(status: int, message: str) -> web.StreamResponse:
+    """The answer to bytes that are no request."""
+    kind, code = (errors.INVALID, "bad_request") if status < 500 else (errors.SERVER, "internal_error")
+    return _error(Problem(status, kind, message, None, code))

@@ -4,13 +4,20 @@ machine. Read only.
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
 from baton_gateway.reporting.state_page import ProcessReport, state_body
+from baton_wire.listening.bounded_server import BoundedServer
+from baton_wire.listening.connection_book import ConnectionLimits
+from baton_wire.listening.descriptors import connection_cap
 
+_log = logging.getLogger("baton.gateway.admin")
+MAX_CONNECTIONS = 256
+STOP_S = 1.0
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -22,16 +29,15 @@ class AdminServer:
     ) -> None:
         self._reports = reports
         self._metrics_body = metrics_body
-        self._runner: web.ServerRunner | None = None
+        self._http: BoundedServer | None = None
 
     async def start(self, listening: socket.socket) -> None:
-        self._runner = web.ServerRunner(web.Server(self._handle, access_log=None))
-        await self._runner.setup()
-        await web.SockSite(self._runner, listening).start()
+        self._http = BoundedServer(self._handle, ConnectionLimits(connection_cap(MAX_CONNECTIONS)), _log)
+        self._http.begin(listening)
 
     async def stop(self) -> None:
-        if self._runner is not None:
-            await self._runner.cleanup()
+        if self._http is not None:
+            await self._http.end(STOP_S)
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.method != "GET":

@@ -10,11 +10,12 @@ import aiohttp
 import pytest
 
 from baton_gateway.http_api.certificate import CHAIN, KEY, Certificate, CertificateError
-from baton_gateway.server import GatewayServer, bind
+from baton_gateway.server import GatewayServer
 from baton_gateway.settings import parse_settings
 from baton_testing.gateway.gateway_process import until
 from baton_testing.processes.certificates import ONE, TWO
 from baton_wire.keys import write_new_key
+from baton_wire.listening.sockets import bind
 
 
 def put(folder: Path, pair: tuple[str, str]) -> None:

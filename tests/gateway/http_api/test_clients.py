@@ -265,9 +265,9 @@ async def test_a_body_that_comes_too_slowly_is_given_up(
 async def test_a_connection_that_sends_no_whole_head_is_closed(
     gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from baton_gateway.http_api import connections
+    from baton_wire.listening import bounded_server
 
-    monkeypatch.setattr(connections, "HEAD_S", 0.2)
+    monkeypatch.setattr(bounded_server, "HEAD_S", 0.2)
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     writer.write(b"GET /v1/models HTTP/1.1\r\nHost: a\r\nX-Slow: ")
     async with asyncio.timeout(5):

@@ -14,7 +14,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from baton_gateway.server import GatewayServer, bind
+from baton_gateway.server import GatewayServer
 from baton_gateway.settings import parse_settings
 from baton_testing.gateway.fake_pool import FakePool
 from baton_testing.gateway.fake_worker import FakeWorker
@@ -29,6 +29,7 @@ from baton_testing.gateway.gateway_process import (
 )
 from baton_testing.gateway.made_tokenizers import sentencepiece
 from baton_wire.keys import KeyDirectory, write_new_key
+from baton_wire.listening.sockets import bind
 from baton_wire.messages.gateway_link import Hello
 from baton_wire.messages.values import POOL_ROLES, Role
 

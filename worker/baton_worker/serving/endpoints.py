@@ -15,6 +15,7 @@ from baton_worker.reporting.metrics import WorkerMetrics
 from baton_worker.reporting.views import EngineSnapshot, StateView
 from baton_worker.serving.gateway_links import GatewayLinks
 
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 STALLED_S = 60.0
 """Live means: the loop turns, and with work queued a step completes at least this often."""
 
@@ -29,32 +30,41 @@ def is_live(snapshot: EngineSnapshot, now: float) -> bool:
     return snapshot.stats.running == 0 or now - max(snapshot.stepped_s, snapshot.work_since_s) <= STALLED_S
 
 
-def application(
-    links: GatewayLinks,
-    metrics: WorkerMetrics,
-    snapshot: Callable[[], EngineSnapshot],
-    view: Callable[[], StateView],
-    ready: Callable[[], bool],
-) -> web.Application:
-    """The aiohttp application of a worker; `/link` is the only route that accepts input, and only after a handshake."""
+class Endpoints:
+    """The worker's HTTP requests by path; `/link` alone accepts input, and only after a handshake."""
 
-    async def live(_: web.Request) -> web.Response:
-        alive = is_live(snapshot(), time.monotonic())
-        return web.Response(status=200 if alive else 503, text="live\n" if alive else "engine makes no progress\n")
+    def __init__(
+        self,
+        links: GatewayLinks,
+        metrics: WorkerMetrics,
+        snapshot: Callable[[], EngineSnapshot],
+        view: Callable[[], StateView],
+        ready: Callable[[], bool],
+    ) -> None:
+        self._links = links
+        self._metrics = metrics
+        self._snapshot = snapshot
+        self._view = view
+        self._ready = ready
 
-    async def is_ready(_: web.Request) -> web.Response:
-        return web.Response(status=200 if ready() else 503, text="ready\n" if ready() else "not ready\n")
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request."""
+        if request.method != "GET":
+            return web.Response(status=405, headers={"Allow": "GET"})
+        match request.raw_path.partition("?")[0]:
+            case "/link":
+                return await self._links.accept(request)
+            case "/health/live":
+                is_alive = is_live(self._snapshot(), time.monotonic())
+                return _verdict(is_alive, "live" if is_alive else "engine makes no progress")
+            case "/health/ready":
+                return _verdict(self._ready(), "ready" if self._ready() else "not ready")
+            case "/state":
+                return web.json_response(asdict(self._view()))
+            case "/metrics":
+                return web.Response(body=self._metrics.render(), headers={"Content-Type": METRICS_TYPE})
+        return web.Response(status=404)
 
-    async def state(_: web.Request) -> web.Response:
-        return web.json_response(asdict(view()))
 
-    async def scrape(_: web.Request) -> web.Response:
-        return web.Response(body=metrics.render(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
-
-    app = web.Application(client_max_size=0)
-    app.router.add_get("/link", links.accept, allow_head=False)
-    app.router.add_get("/health/live", live)
-    app.router.add_get("/health/ready", is_ready)
-    app.router.add_get("/state", state)
-    app.router.add_get("/metrics", scrape)
-    return app
+def _verdict(is_good: bool, text: str) -> web.Response:
+    return web.Response(status=200 if is_good else 503, text=text + "\n")

@@ -112,8 +112,8 @@ class GatewayLinks:
     def __len__(self) -> int:
         return len(self._links)
 
-    async def accept(self, request: web.Request) -> web.StreamResponse:
-        """aiohttp handler of `/link`: handshake, hello, then frames until the link is lost."""
+    async def accept(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Handler of `/link`: handshake, hello, then frames until the link is lost."""
         socket = web.WebSocketResponse(max_msg_size=MAX_FRAME_BYTES + FRAME_MAC_BYTES, autoping=True, compress=False)
         await socket.prepare(request)
         try:

@@ -27,7 +27,7 @@ from baton_worker.reporting.reports import hello, state_view, with_measures
 from baton_worker.reporting.step_log import StepLog
 from baton_worker.reporting.views import StateView, TransferView
 from baton_worker.serving import process
-from baton_worker.serving.endpoints import application
+from baton_worker.serving.endpoints import Endpoints
 from baton_worker.serving.engine_thread import EngineThread
 from baton_worker.serving.gateway_links import GatewayLinks
 from baton_worker.serving.loop_thread import LoopThread
@@ -112,8 +112,8 @@ async def serve(config: WorkerConfig, stop: process.Stop, build_role: BuildRole)
         def view() -> StateView:
             return state_view(config, parts, epoch, thread.snapshot, service.draining, role.transfer_view())
 
-        app = application(links, metrics, lambda: thread.snapshot, view, lambda: not service.draining)
-        port = await stack.enter_async_context(process.listening(app, config.listen))
+        endpoints = Endpoints(links, metrics, lambda: thread.snapshot, view, lambda: not service.draining)
+        port = await stack.enter_async_context(process.listening(endpoints.handle, config.listen))
         for companion in (links.report_state, lambda: wears_out(role.wear, stop), *role.companions):
             stack.enter_context(_background(companion(), crashed))
         process.settle(config, epoch, port, role.pair_port())

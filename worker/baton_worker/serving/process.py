@@ -17,16 +17,23 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
-from aiohttp import web
-
 from baton_wire.announcement import Announcement, announce
 from baton_wire.errors import TransferError
+from baton_wire.listening.bounded_server import BoundedServer, Handle
+from baton_wire.listening.complaints import tell_loop_errors
+from baton_wire.listening.connection_book import ConnectionLimits
+from baton_wire.listening.descriptors import connection_cap, raise_descriptor_limit
+from baton_wire.listening.sockets import bind
 from baton_wire.messages.values import Role
 from baton_worker.config import ListenAddress, WorkerConfig, parse
 from baton_worker.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
+BACKLOG = 128
+MAX_CONNECTIONS = 1_024
+"""One for each gateway process, and for whoever asks how the worker is."""
+SHUTDOWN_S = 1.0
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 SWITCH_INTERVAL_S = 0.001
 """How long a thread may keep the interpreter while another waits: the default 5 ms would show in every hand-over."""
@@ -68,6 +75,7 @@ class Stop:
 
 def run(role: Role, argv: Sequence[str], serve: Serve) -> int:
     """Run a worker process to its end and return its exit status: 0 stopped, 1 crashed, 2 bad configuration."""
+    raise_descriptor_limit()
     name = f"baton-{role.value}-worker"
     level = os.environ.get("BATON_LOG_LEVEL", "INFO")
     if level not in LOG_LEVELS:
@@ -85,6 +93,7 @@ def run(role: Role, argv: Sequence[str], serve: Serve) -> int:
 async def _run(config: WorkerConfig, serve: Serve) -> int:
     stop = Stop()
     loop = asyncio.get_running_loop()
+    tell_loop_errors(loop, log)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.signalled)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -111,22 +120,22 @@ def new_epoch() -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def listening(application: web.Application, endpoint: ListenAddress) -> AsyncIterator[int]:
-    """Serve the application while the context lasts; yields the port.
+async def listening(handle: Handle, endpoint: ListenAddress) -> AsyncIterator[int]:
+    """Serve requests while the context lasts; yields the port.
 
     Raises ConfigError when the address is not free.
     """
-    runner = web.AppRunner(application, access_log=None, handle_signals=False)
-    await runner.setup()
     try:
-        site = web.TCPSite(runner, endpoint.host, endpoint.port, shutdown_timeout=1.0)
-        try:
-            await site.start()
-        except OSError as error:
-            raise ConfigError(f"argument --listen: {endpoint.host}:{endpoint.port}: {error.strerror}") from error
-        yield runner.addresses[0][1]
+        sock = bind(endpoint.host, endpoint.port)
+        sock.listen(BACKLOG)
+    except OSError as error:
+        raise ConfigError(f"argument --listen: {endpoint.host}:{endpoint.port}: {error.strerror}") from error
+    server = BoundedServer(handle, ConnectionLimits(connection_cap(MAX_CONNECTIONS)), log)
+    try:
+        server.begin(sock)
+        yield int(sock.getsockname()[1])
     finally:
-        await runner.cleanup()
+        await server.end(SHUTDOWN_S)
 
 
 async def bound(config: WorkerConfig, starting: Awaitable[None]) -> None:

@@ -8,11 +8,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
 
-from baton_gateway.server import GatewayServer, bind
+from baton_gateway.server import GatewayServer
 from baton_gateway.settings import parse_settings
 from baton_testing.gateway.fake_pool import FakePool
 from baton_testing.gateway.fake_worker import FakeRequest
 from baton_testing.gateway.made_tokenizers import MadeTokenizer, byte_level
+from baton_wire.listening.sockets import bind
 
 
 @dataclass

@@ -1,0 +1,239 @@
+"""An HTTP/1.1 listener that strangers can reach: bounded connections, and a limit on every wait for a request's head.
+
+aiohttp's own sites accept without end: beyond the limit of descriptors they write a traceback for every try. Here
+nothing is accepted that could not be served; whoever comes then waits in the kernel's queue. aiohttp times out a
+connection that stands idle between requests, but not one that sends the head of a request a byte at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+from aiohttp import StreamReader, web, web_protocol
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.http import RawRequestMessage
+
+from baton_wire.listening.complaints import Complaints
+from baton_wire.listening.connection_book import ConnectionBook, ConnectionLimits
+from baton_wire.reset import reset_on_close
+
+HEAD_S = 10.0
+KEEPALIVE_S = 75.0
+LINGER_S = 1.0
+"""For what a client still sends of a body that was refused: closing at once would reset the connection, and the answer
+might never be read."""
+EVICTED_AFTER_S = 1.0
+"""A full listener closes who has asked nothing for so long, the longest first, for those who wait to get in."""
+ACCEPT_AGAIN_S = 1.0
+LOOK_S = 1.0
+
+Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+Refuse = Callable[[int, str], web.StreamResponse]
+"""The answer to something that is no HTTP request: its status and what is wrong with it."""
+
+
+def _plain(status: int, message: str) -> web.StreamResponse:
+    return web.Response(status=status, text=message + "\n")
+
+
+class BoundedServer(web.Server):
+    """aiohttp's low-level server with these limits. Accepts by itself: give it no site."""
+
+    def __init__(self, handle: Handle, limits: ConnectionLimits, log: logging.Logger, refuse: Refuse = _plain) -> None:
+        super().__init__(
+            self._handle_within_limits,
+            request_factory=self._request_came,
+            handler_cancellation=True,
+            access_log=None,
+            auto_decompress=False,
+            keepalive_timeout=KEEPALIVE_S,
+            lingering_time=LINGER_S,
+        )
+        self._handle = handle
+        self._refuse = refuse
+        self._book = ConnectionBook(limits)
+        self._complaints = Complaints(log)
+        self._listening: socket.socket | None = None
+        self._addresses: dict[web_protocol.RequestHandler, str] = {}
+        self._transports: dict[web_protocol.RequestHandler, asyncio.Transport] = {}
+        self._idle: OrderedDict[web_protocol.RequestHandler, tuple[float, asyncio.TimerHandle]] = OrderedDict()
+        """Who is expected to send a head, and since when; the longest first."""
+        self._begun_s: dict[web_protocol.RequestHandler, float] = {}
+        """Who is being answered, and since when."""
+        self._changed = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self, listening: socket.socket, context: ssl.SSLContext | None = None) -> None:
+        """Serve a socket that listens already, and close it in the end."""
+        listening.setblocking(False)
+        self._listening = listening
+        self._keep(self._accept(listening, context))
+        self._keep(self._watch())
+
+    async def end(self, timeout_s: float) -> None:
+        """Accept nobody any more; whoever is still served after `timeout_s` is cut off."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._listening is not None:
+            self._listening.close()
+        self.pre_shutdown()
+        await self.shutdown(timeout_s)
+
+    @property
+    def num_connections(self) -> int:
+        return self._book.total
+
+    # Accepting --------------------------------------------------------------------------------------------------------
+
+    async def _accept(self, listening: socket.socket, context: ssl.SSLContext | None) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._until_room()
+            try:
+                sock, peer = await loop.sock_accept(listening)
+            except OSError as error:
+                self._complaints.say("accepting a connection", error.strerror or str(error))
+                await asyncio.sleep(ACCEPT_AGAIN_S)
+                continue
+            address = str(peer[0]) if peer else ""
+            if self._book.take(address):
+                self._keep(self._serve(sock, address, context))
+                continue
+            self._complaints.say("an address has as many connections as one may have; closed another", address)
+            reset_on_close(sock)
+            sock.close()
+
+    async def _until_room(self) -> None:
+        while self._book.is_full:
+            self._complaints.say("as many connections as may be", str(self._book.total))
+            wait_s = LOOK_S
+            oldest = next((each for each in self._idle if not self._transports[each].get_write_buffer_size()), None)
+            if oldest is not None:
+                since_s, _ = self._idle[oldest]
+                wait_s = since_s + EVICTED_AFTER_S - asyncio.get_running_loop().time()
+            if oldest is not None and wait_s <= 0:
+                self._no_longer_idle(oldest)
+                self._transports[oldest].abort()
+                wait_s = LOOK_S
+            self._changed.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._changed.wait()
+
+    async def _serve(self, sock: socket.socket, address: str, context: ssl.SSLContext | None) -> None:
+        handler = self()
+        self._addresses[handler] = address
+        within_s = None if context is None else HEAD_S
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: handler, sock, ssl=context, ssl_handshake_timeout=within_s
+            )
+        except (OSError, ssl.SSLError):  # no TLS, or not in time
+            self._left(handler)
+        except asyncio.CancelledError:
+            self._left(handler)
+            raise
+
+    def _left(self, handler: web_protocol.RequestHandler) -> None:
+        address = self._addresses.pop(handler, None)
+        if address is not None:
+            self._book.leave(address)
+            self._changed.set()
+
+    def _keep(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # Connections ------------------------------------------------------------------------------------------------------
+
+    def __call__(self) -> web_protocol.RequestHandler:
+        return _Connection(self, self._refuse, loop=self._loop, **self._kwargs)
+
+    def connection_made(self, handler: web_protocol.RequestHandler, transport: asyncio.Transport) -> None:
+        super().connection_made(handler, transport)
+        self._transports[handler] = transport
+        self._expect_head(handler, HEAD_S)
+
+    def connection_lost(self, handler: web_protocol.RequestHandler, exc: BaseException | None = None) -> None:
+        super().connection_lost(handler, exc)
+        self._transports.pop(handler, None)
+        self._no_longer_idle(handler)
+        self._begun_s.pop(handler, None)
+        self._left(handler)
+
+    def _request_came(
+        self,
+        message: RawRequestMessage,
+        payload: StreamReader,
+        protocol: web_protocol.RequestHandler,
+        writer: AbstractStreamWriter,
+        task: asyncio.Task[None],
+    ) -> web.BaseRequest:
+        self._no_longer_idle(protocol)
+        self._begun_s[protocol] = self._loop.time()
+        return web.BaseRequest(message, payload, protocol, writer, task, self._loop)
+
+    async def _handle_within_limits(self, request: web.BaseRequest) -> web.StreamResponse:
+        response = await self._handle(request)
+        protocol: Any = request.protocol
+        self._begun_s.pop(protocol, None)
+        if protocol in self._transports:
+            self._expect_head(protocol, KEEPALIVE_S + HEAD_S)
+        return response
+
+    def _expect_head(self, handler: web_protocol.RequestHandler, within_s: float) -> None:
+        self._no_longer_idle(handler)
+        loop = asyncio.get_running_loop()
+        self._idle[handler] = loop.time(), loop.call_later(within_s, self._transports[handler].abort)
+        self._changed.set()
+
+    def _no_longer_idle(self, handler: web_protocol.RequestHandler) -> None:
+        if (idle := self._idle.pop(handler, None)) is not None:
+            idle[1].cancel()
+
+    # Clients that left ------------------------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        """A connection that is not read, for what its client has sent ahead, cannot hear that the client left: its FIN
+        waits behind those bytes. So they are read and dropped, and the connection ends with the answer at work."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            until_s = asyncio.get_running_loop().time() - LOOK_S
+            for handler, transport in self._transports.items():
+                if self._begun_s.get(handler, until_s) < until_s and not transport.is_reading():
+                    handler.close()
+                    transport.resume_reading()
+
+
+class _Connection(web_protocol.RequestHandler):
+    """One connection: what is no HTTP is answered like everything else, and not worth a traceback."""
+
+    __slots__ = ("_refuse",)
+
+    def __init__(self, manager: BoundedServer, refuse: Refuse, **options: Any) -> None:
+        super().__init__(manager, **options)
+        self._refuse = refuse
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        if request.writer.output_size > 0:
+            raise ConnectionError("a part of the answer is out already")
+        if status >= 500:
+            self.log_exception("a request failed", exc_info=exc)
+        response = self._refuse(status, "This is no valid HTTP request." if status < 500 else "Internal error.")
+        response.force_close()
+        return response

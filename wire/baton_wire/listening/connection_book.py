@@ -1,0 +1,45 @@
+"""Who may connect: a bound on all connections and one for each address. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """`per_address` None: no bound of its own, for listeners that see everybody as one address."""
+
+    total: int
+    per_address: int | None = None
+
+
+class ConnectionBook:
+    """The connections of one listener, by address."""
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self._limits = limits
+        self._by_address: Counter[str] = Counter()
+        self._total = 0
+
+    @property
+    def total(self) -> int:
+        return self._total
+
+    @property
+    def is_full(self) -> bool:
+        return self._total >= self._limits.total
+
+    def take(self, address: str) -> bool:
+        """A connection came; False: its address has too many."""
+        if self._limits.per_address is not None and self._by_address[address] >= self._limits.per_address:
+            return False
+        self._by_address[address] += 1
+        self._total += 1
+        return True
+
+    def leave(self, address: str) -> None:
+        self._total -= 1
+        self._by_address[address] -= 1
+        if not self._by_address[address]:
+            del self._by_address[address]
