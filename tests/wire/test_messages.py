@@ -202,7 +202,7 @@ def test_a_field_of_the_wrong_type_or_range_is_a_typed_error(case: str, fields: 
         decode(msgpack.packb(fields), PairMessage)
 
 
-HELLO = gateway_link.Hello(Role.DECODE, EPOCH, fingerprint(), "t", 7, "tiny", 99, 99, 4, 16, 9, "0" * 64, 1)
+HELLO = gateway_link.Hello(Role.DECODE, EPOCH, fingerprint(), "t", 7, "tiny", 99, 99, 4, 8, 16, 9, "0" * 64, 1)
 MEASURES = WorkerMeasures(
     Role.DECODE, EPOCH, "t", Address("127.0.0.1", 1), WorkerCondition.LIVE, True, 0, 0, 0, 16, 9, 9, 0, 1.0
 )

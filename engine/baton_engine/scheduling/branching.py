@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from baton_engine.memory.blocks import BlockOwner
-from baton_engine.scheduling.engine_state import EngineState, close_slot, release_blocks
+from baton_engine.scheduling.engine_state import EngineState, close_slot, may_take_slots, release_blocks
 from baton_engine.scheduling.preemption import return_sequence
 from baton_engine.scheduling.sequence import Sequence, Stem, StemStage
 from baton_engine.scheduling.step_draft import StepDraft
@@ -15,10 +15,14 @@ def branch_stems(state: EngineState, draft: StepDraft) -> None:
     branching, state.branching = state.branching, []
     for stem in branching:
         _branch(state, draft, stem, has_table=True)
-    while state.landed and len(state.landed[0].waiting_members) <= state.slots.available:
-        stem = state.landed.pop(0)
+    for stem in tuple(state.landed):
+        if not may_take_slots(state, stem):
+            continue  # others come first to what its flow would leave
+        if len(stem.waiting_members) > state.slots.available:
+            break
+        state.landed.remove(stem)
         for member in stem.waiting_members:
-            member.slot = state.slots.take()
+            member.slot = state.slots.take(stem.request.flow)
             draft.open(member, len(stem.tokens), member.outputs[-1])
         _branch(state, draft, stem, has_table=False)
 

@@ -17,6 +17,7 @@ from baton_engine.scheduling.sequence import Request, Sequence, SequenceStage, S
 from baton_engine.scheduling.slots import SlotTable
 from baton_engine.scheduling.step_draft import LaunchedStep
 from baton_wire.messages.values import RequestKey
+from baton_wire.rules.fair_share import WORKER_GREED, FairTurns, may_take
 
 
 @dataclass(slots=True, eq=False)
@@ -26,13 +27,15 @@ class EngineState:
     slots: SlotTable
     batch: DecodeBatch = field(default_factory=DecodeBatch)
     requests: dict[RequestKey, Request] = field(default_factory=dict)
+    turns: FairTurns = field(default_factory=FairTurns)
     waiting: dict[RequestKey, Stem] = field(default_factory=dict)
-    """New prompts in order of arrival."""
+    """New prompts in the order of their turns."""
     queued: dict[RequestKey, Stem] = field(default_factory=dict)
-    """Reservations that are not granted, in order of arrival."""
+    """Reservations that are not granted, in the order of their turns."""
     returning: list[Stem] = field(default_factory=list)
     """Preempted, oldest first."""
     landed: list[Stem] = field(default_factory=list)
+    """In the order of their turns."""
     prefilling: list[Stem] = field(default_factory=list)
     """Oldest first."""
     branching: list[Stem] = field(default_factory=list)
@@ -62,10 +65,34 @@ class EngineState:
         return self.config.watermark_blocks if self.is_running else 0
 
 
+def enqueue(line: dict[RequestKey, Stem], stem: Stem) -> None:
+    """Put the stem into the line by its turn; as a rule it is the last."""
+    is_last = not line or line[next(reversed(line))].order < stem.order
+    line[stem.request.key] = stem
+    if not is_last:
+        by_turn = sorted(line.items(), key=lambda entry: entry[1].order)
+        line.clear()
+        line.update(by_turn)
+
+
+def may_take_slots(state: EngineState, stem: Stem) -> bool:
+    """Whether the stem's flow may hold slots for its waiting members besides those that it has. Asks not whether there
+    are so many.
+    """
+    own = state.slots.held_by(stem.request.flow)
+    return may_take(own, len(stem.waiting_members), state.slots.available, WORKER_GREED)
+
+
 def close_slot(state: EngineState, sequence: Sequence) -> None:
     if sequence.slot is not None:
         state.slots.close(sequence.slot)
         sequence.slot = None
+
+
+def forget(state: EngineState, request: Request) -> None:
+    """The request is not known any more. No effect when it was not."""
+    if state.requests.pop(request.key, None) is not None:
+        state.turns.closed(request.flow)
 
 
 def release_blocks(state: EngineState, owner: BlockOwner, fence: int = 0) -> None:
@@ -106,7 +133,7 @@ def end_sequence(state: EngineState, sequence: Sequence) -> None:
         close_slot(state, sequence)
     request = sequence.request
     if not request.spec.hold and not request.live:
-        state.requests.pop(request.key, None)
+        forget(state, request)
 
 
 def leave_stage(state: EngineState, stem: Stem) -> None:
@@ -141,7 +168,7 @@ def drop_stem(state: EngineState, stem: Stem) -> None:
 
 def drop_request(state: EngineState, request: Request) -> None:
     """Forget the request and give back everything it holds."""
-    state.requests.pop(request.key, None)
+    forget(state, request)
     uncount_held(state, request)
     for sequence in request.sequences.values():
         end_sequence(state, sequence)

@@ -24,6 +24,8 @@ class SequenceSpec:
     """On the engine's monotonic clock."""
     hold: bool = False
     """Prefill worker: stop after the first token of each choice and keep the blocks until `release`."""
+    flow: bytes = b""
+    """What shares one turn (see `baton_wire.rules.fair_share`); empty: nothing but this request."""
 
 
 # Out of the scheduler -------------------------------------------------------------------------------------------------

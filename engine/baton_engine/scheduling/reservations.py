@@ -1,4 +1,4 @@
-"""Room for KV that other workers send: whole or not at all, in order of arrival."""
+"""Room for KV that other workers send: whole or not at all, in the order of turns."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from baton_engine.scheduling.sequence import Stem, StemStage
 def grant_reservations(state: EngineState) -> None:
     """Grant from the head of the queue while there is room.
 
-    Preempted sequences, and a prompt that has waited longer for blocks, come first.
+    A preempted sequence, or a prompt that lacked blocks, comes first if its turn does.
     """
     is_shorter = False
-    while state.queued and not state.returning:
+    while state.queued:
         stem = next(iter(state.queued.values()))
+        if state.returning and state.returning[0].order < stem.order:
+            break
         starved = state.starved
         if starved is not None and starved.stage is StemStage.WAITING and starved.order < stem.order:
             break
@@ -42,6 +44,7 @@ def _grant(state: EngineState, stem: Stem) -> bool:
     pool.allocate(stem.owner, missing, reserved=True)
     stem.cached_tokens = stem.done_tokens = len(hits) * config.block_tokens
     stem.request.is_announced = True
+    state.turns.began(stem.request.start_tag, stem.request.cost)
     state.prompt_tokens += len(stem.tokens)
     state.cached_prompt_tokens += stem.cached_tokens
     state.events.append(Reserved(stem.request.key, stem.cached_tokens, tuple(pool.table(stem.owner))))

@@ -8,6 +8,7 @@ that the KV has landed, and decode; or submit prompts to prefill them here. The 
 
 from __future__ import annotations
 
+from bisect import insort
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
@@ -18,6 +19,7 @@ from baton_engine.scheduling.engine_state import (
     EngineState,
     drop_request,
     end_sequence,
+    enqueue,
     publish,
     stop_request,
     uncount_held,
@@ -27,7 +29,7 @@ from baton_engine.scheduling.growth import advance_rows
 from baton_engine.scheduling.request_checks import refusal
 from baton_engine.scheduling.reservations import grant_reservations, report_positions
 from baton_engine.scheduling.results import read_result
-from baton_engine.scheduling.sequence import Request, SequenceStage, Stem, StemStage, open_request
+from baton_engine.scheduling.sequence import Request, SequenceStage, Stem, StemStage, open_request, work_tokens
 from baton_engine.scheduling.slots import SlotTable
 from baton_engine.scheduling.step_admission import fill_step
 from baton_engine.scheduling.step_draft import StepDraft
@@ -77,7 +79,7 @@ class Scheduler:
         """Compute the prompt here. Ends in Drawn with a finish per choice, in Prefilled (`spec.hold`), or in Failed."""
         if not self._refuse(spec, now, len(self._state.waiting)):
             request = self._open(spec, StemStage.WAITING)
-            self._state.waiting[spec.key] = _stem(request)
+            enqueue(self._state.waiting, _stem(request))
             self._state.waiting_tokens += len(spec.tokens)
 
     def reserve(self, spec: SequenceSpec, now: float) -> None:
@@ -85,8 +87,8 @@ class Scheduler:
         state = self._state
         if not self._refuse(spec, now, len(state.queued)):
             request = self._open(spec, StemStage.QUEUED)
-            state.queued[spec.key] = _stem(request)
-            if len(state.queued) == 1:
+            enqueue(state.queued, _stem(request))
+            if next(iter(state.queued)) == spec.key:
                 grant_reservations(state)
             if request.key in state.queued:
                 report_positions(state)
@@ -117,7 +119,7 @@ class Scheduler:
             return
         stem = _stem(request)
         stem.stage = StemStage.LANDED
-        state.landed.append(stem)
+        insort(state.landed, stem, key=lambda stem: stem.order)
         request.is_announced = False
         state.pool.activate(stem.owner)
         self._publish_landed(request, stem)
@@ -218,6 +220,15 @@ class Scheduler:
             assert self.pool.available == self.pool.num_blocks
             assert self._state.slots.taken == 0
         assert self._state.ungranted_blocks == sum(request.held_blocks for request in requests.values())
+        for request in requests.values():
+            held = sum(
+                sequence.slot is not None
+                for other in requests.values()
+                if other.flow == request.flow
+                for sequence in other.sequences.values()
+            )
+            assert self._state.slots.held_by(request.flow) == held
+        assert len(self._state.turns) == len({request.flow for request in requests.values()})
         stems = (*self._state.waiting.values(), *self._state.returning)
         assert self._state.waiting_tokens == sum(stem.num_tokens for stem in stems)
 
@@ -241,7 +252,9 @@ class Scheduler:
 
     def _open(self, spec: SequenceSpec, stage: StemStage) -> Request:
         self._arrivals += 1
-        request = open_request(spec, self._arrivals, self.config.max_context_tokens, stage)
+        flow = spec.flow or spec.key.request
+        tag = self._state.turns.opened(flow, work_tokens(spec))
+        request = open_request(spec, self._arrivals, tag, self.config.max_context_tokens, stage)
         self._state.requests[spec.key] = request
         heappush(self._deadlines, (spec.deadline_s, request.arrival, spec.key))
         return request

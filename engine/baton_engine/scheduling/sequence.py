@@ -60,8 +60,8 @@ class Sequence:
 
     request: Request
     choice: int
-    order: tuple[int, int]
-    """(arrival, position among the choices): smaller is older."""
+    order: tuple[float, int, int]
+    """(start tag, arrival, position among the choices): smaller is served first and gives way last."""
     owner: BlockOwner
     outputs: list[int]
     """Ids since the end of the prompt whose result was collected, forced ones included."""
@@ -125,7 +125,7 @@ class Stem:
     digests: list[bytes] = field(default_factory=list)
 
     @property
-    def order(self) -> tuple[int, int]:
+    def order(self) -> tuple[float, int, int]:
         return self.members[0].order
 
     @property
@@ -157,6 +157,8 @@ class Stem:
 class Request:
     spec: SequenceSpec
     arrival: int
+    start_tag: float
+    """Its turn among all flows."""
     prompt: tuple[int, ...]
     root: bytes
     sequences: dict[int, Sequence] = field(default_factory=dict)
@@ -178,20 +180,39 @@ class Request:
         return self.spec.key
 
     @property
+    def flow(self) -> bytes:
+        return self.spec.flow or self.spec.key.request
+
+    @property
+    def cost(self) -> float:
+        """Tokens that it may come to."""
+        return work_tokens(self.spec)
+
+    @property
     def live(self) -> list[Sequence]:
         return [sequence for sequence in self.sequences.values() if sequence.stage is not SequenceStage.DONE]
 
 
-def open_request(spec: SequenceSpec, arrival: int, max_context_tokens: int, stage: StemStage) -> Request:
+def work_tokens(spec: SequenceSpec) -> float:
+    """The most tokens that are computed for it here: a prefill worker draws one a choice."""
+    outputs = 1 if spec.hold else spec.prompt_tokens + spec.sampling.max_tokens - len(spec.tokens)
+    return len(spec.tokens) + len(spec.choices) * max(1, outputs)
+
+
+def open_request(
+    spec: SequenceSpec, arrival: int, start_tag: float, max_context_tokens: int, stage: StemStage
+) -> Request:
     """The records of a new request; its stem holds nothing yet."""
     prompt = spec.tokens[: spec.prompt_tokens]
-    request = Request(spec, arrival, prompt, root_digest(spec.salt))
+    request = Request(spec, arrival, start_tag, prompt, root_digest(spec.salt))
     limit = min(spec.sampling.max_tokens, max_context_tokens - spec.prompt_tokens)
     stop_ids = frozenset(spec.sampling.stop_token_ids)
     for position, choice in enumerate(spec.choices):
         owner = BlockOwner(spec.key, choice)
         outputs = list(spec.tokens[spec.prompt_tokens :])
-        request.sequences[choice] = Sequence(request, choice, (arrival, position), owner, outputs, limit, stop_ids)
+        request.sequences[choice] = Sequence(
+            request, choice, (start_tag, arrival, position), owner, outputs, limit, stop_ids
+        )
     members = tuple(request.sequences.values())
     owner = members[0].owner if len(members) == 1 else BlockOwner(spec.key, None)
     request.stem = Stem(request, members, owner, stage, spec.tokens)

@@ -17,6 +17,8 @@ class SlotTable:
         self._free = list(range(num_slots))
         self._closing: list[int] = []
         self._fenced: dict[int, list[int]] = {}
+        self._flows: dict[int, bytes] = {}
+        self._held: dict[bytes, int] = {}
 
     @property
     def available(self) -> int:
@@ -31,12 +33,23 @@ class SlotTable:
     def taken(self) -> int:
         return self.num_slots - len(self._free)
 
-    def take(self) -> int:
-        return heappop(self._free)
+    def held_by(self, flow: bytes) -> int:
+        """Slots that the flow has taken and not given back."""
+        return self._held.get(flow, 0)
+
+    def take(self, flow: bytes) -> int:
+        slot = heappop(self._free)
+        self._flows[slot] = flow
+        self._held[flow] = self._held.get(flow, 0) + 1
+        return slot
 
     def close(self, slot: int) -> None:
         """The holder gives the slot back; the next plan tells the runner."""
         self._closing.append(slot)
+        flow = self._flows.pop(slot)
+        self._held[flow] -= 1
+        if not self._held[flow]:
+            del self._held[flow]
 
     def close_in(self, step: int) -> tuple[int, ...]:
         """Slots that the plan of `step` closes; they are free when it has been collected."""

@@ -1,12 +1,21 @@
 """What is computed in a step besides the running rows: whole prompts, several a step, within a budget of tokens.
 
-Order: prompts already started, preempted sequences, then new prompts by arrival. A prompt starts when all its blocks
-and slots are there, so that a started one never waits for memory. Prompts are cut only when they exceed the budget.
+Order: prompts already started, preempted sequences, then new prompts by their turns. A prompt starts when all its
+blocks and slots are there, so that a started one never waits for memory. Prompts are cut only when they exceed the
+budget.
 """
 
 from __future__ import annotations
 
-from baton_engine.scheduling.engine_state import EngineState, announce, close_slot, leave_stage
+import itertools
+
+from baton_engine.scheduling.engine_state import (
+    EngineState,
+    announce,
+    close_slot,
+    leave_stage,
+    may_take_slots,
+)
 from baton_engine.scheduling.events import Computing
 from baton_engine.scheduling.sequence import Sequence, SequenceStage, Stem, StemStage
 from baton_engine.scheduling.step_draft import LaunchedChunk, StepDraft
@@ -22,16 +31,16 @@ def fill_step(state: EngineState, draft: StepDraft) -> None:
             break  # its last token is still on its way
         if not _start(state, draft, stem):
             break
-    if not state.returning and not state.landed:
+    if not any(may_take_slots(state, stem) for stem in state.landed):
         _admit_new(state, draft)
 
 
 def _admit_new(state: EngineState, draft: StepDraft) -> None:
-    queue_head = next(iter(state.queued.values()), None)
+    first = [*state.returning[:1], *itertools.islice(state.queued.values(), 1)]
     for stem in tuple(state.waiting.values()):
-        if queue_head is not None and queue_head.order < stem.order:
-            break  # it waits for blocks longer than this one
-        if _exceeds_share(state, stem):
+        if any(other.order < stem.order for other in first):
+            break  # it waits for blocks, and its turn is before this one's
+        if _exceeds_share(state, stem) or not may_take_slots(state, stem):
             continue
         if not _start(state, draft, stem):
             break
@@ -87,6 +96,8 @@ def _tokens(stem: Stem) -> tuple[int, ...]:
 def _open(
     state: EngineState, draft: StepDraft, stem: Stem, members: list[Sequence], hits: list[int], missing: int
 ) -> None:
+    if stem.stage is StemStage.WAITING:
+        state.turns.began(stem.request.start_tag, stem.request.cost)
     leave_stage(state, stem)
     stem.stage = StemStage.PREFILLING
     state.pool.share(stem.owner, hits)
@@ -96,7 +107,7 @@ def _open(
     state.prompt_tokens += len(stem.tokens)
     state.cached_prompt_tokens += cached
     for member in members:
-        member.slot = state.slots.take()
+        member.slot = state.slots.take(stem.request.flow)
         draft.open(member, cached, None)
     stem.slot = members[0].slot
     assert stem.slot is not None

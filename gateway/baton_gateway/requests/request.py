@@ -71,6 +71,7 @@ class RequestLife:
         self.migrations = 0
         self.conflicts = 0
         """Attempts in which a worker repeated a token otherwise than it was delivered."""
+        self._flow = request
         self._request = int.from_bytes(request)
         self._n = n
         self._rules = rules
@@ -187,7 +188,7 @@ class RequestLife:
 
     def _start_legs(self, run: Run, route: Route, now: float) -> list[Action]:
         prompt, forced = self._prompts[run.prompt], self._forced(run)[: run.base]
-        return [*start_legs(run, route, prompt, forced, self._n, self.deadline_s - now)]
+        return [*start_legs(run, route, prompt, forced, self._n, self.deadline_s - now, self._flow)]
 
     def _no_route(self, event: NoRoute, now: float) -> list[Action]:
         run = self._runs.get(event.run)

@@ -92,15 +92,19 @@ class Choice:
         return all(old == new for old, new in zip(self.ids[entry.first_index :], entry.ids, strict=False))
 
 
-def start_legs(run: Run, route: Route, prompt: Prompt, forced: Sequence[int], n: int, left_s: float) -> list[Send]:
-    """Both legs, the decode worker's first. `forced`: what was generated before this attempt; `n`: choices a prompt."""
+def start_legs(
+    run: Run, route: Route, prompt: Prompt, forced: Sequence[int], n: int, left_s: float, flow: bytes
+) -> list[Send]:
+    """Both legs, the decode worker's first. `forced`: what was generated before this attempt; `n`: choices a prompt;
+    `flow`: the client's request, whose runs share one turn.
+    """
     tokens = pack_ids([*prompt.tokens, *forced])
     choices = tuple(sorted(choice % n for choice in run.choices))
     what = (tokens, len(prompt.tokens), choices, prompt.sampling, max(left_s, LEAST_S), prompt.salt)
-    legs = [Send(route.decode, Reserve(run.request, run.attempt, *what, route.prefill))]
+    legs = [Send(route.decode, Reserve(run.request, run.attempt, *what, route.prefill, flow))]
     if route.prefill is not None and route.decode_address is not None:
         decode = PeerRef(route.decode_address, route.decode)
-        legs.append(Send(route.prefill, Prefill(run.request, run.attempt, *what, decode)))
+        legs.append(Send(route.prefill, Prefill(run.request, run.attempt, *what, decode, flow)))
     return legs
 
 

@@ -56,6 +56,8 @@ class Hello(Message, frozen=True, tag=1):
     vocab_size: Annotated[int, Meta(ge=1, le=1 << 24)]
     max_context_tokens: Annotated[int, Meta(ge=1, le=1 << 20)]
     max_choices: Annotated[int, Meta(ge=1, le=128)]
+    max_sequences: Annotated[int, Meta(ge=1, le=1 << 16)]
+    """That it runs at once."""
     block_tokens: Annotated[int, Meta(ge=1, le=4_096)]
     blocks_total: Count
     bundle_hash: Digest
@@ -146,6 +148,8 @@ class Prefill(Message, frozen=True, tag=16):
     timeout_s: PositiveSeconds
     salt: Salt
     decode: PeerRef
+    flow: RequestId | None = None
+    """What shares one turn at the worker (see `baton_wire.rules.fair_share`); None: nothing but this request."""
 
 
 class Reserve(Message, frozen=True, tag=17):
@@ -160,6 +164,8 @@ class Reserve(Message, frozen=True, tag=17):
     timeout_s: PositiveSeconds
     salt: Salt
     prefill_epoch: Epoch | None
+    flow: RequestId | None = None
+    """As in Prefill."""
 
 
 class Retarget(Message, frozen=True, tag=19):

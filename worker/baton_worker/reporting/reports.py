@@ -74,6 +74,7 @@ def hello(config: WorkerConfig, parts: EngineParts, epoch: bytes, pair_port: int
         vocab_size=parts.limits.vocab_size,
         max_context_tokens=parts.limits.max_context_tokens,
         max_choices=parts.limits.max_choices,
+        max_sequences=parts.scheduler.config.max_slots,
         block_tokens=parts.pool.geometry.block_tokens,
         blocks_total=parts.pool.num_blocks,
         bundle_hash=parts.bundle.sha256,

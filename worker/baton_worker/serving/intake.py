@@ -42,6 +42,7 @@ def sequence_spec(
         salt=message.salt,
         deadline_s=now + message.timeout_s,
         hold=hold,
+        flow=message.flow or b"",
     )
     problem = refusal(spec, limits.max_context_tokens, limits.max_choices)
     return spec if problem is None else Failed(key, *problem)

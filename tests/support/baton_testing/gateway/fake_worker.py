@@ -86,6 +86,7 @@ class FakeWorker:
     max_context_tokens: int = 2_048
     block_tokens: int = 16
     blocks_total: int = 1_024
+    max_sequences: int = 256
     step_s: float = 0.0
     waiting_tokens: int = 0
     timings: tuple[StepTiming, ...] = ()
@@ -171,6 +172,7 @@ class FakeWorker:
             vocab_size=self.tokenizer.tokenizer.get_vocab_size(),
             max_context_tokens=self.max_context_tokens,
             max_choices=16,
+            max_sequences=self.max_sequences,
             block_tokens=self.block_tokens,
             blocks_total=self.blocks_total,
             bundle_hash=digest,

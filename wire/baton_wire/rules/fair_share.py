@@ -1,0 +1,65 @@
+"""How work of different flows shares a worker: whose turn it is, and how much one flow may hold. Pure.
+
+A *flow* is what shares one turn: today all sequences of one client's request. Turns follow start-time fair queueing
+(Goyal, Vin and Cheng 1996): each piece of work has a start tag, and smaller tags go first. A flow's next piece starts
+where its last one ended, so that many pieces of one flow lie behind the first piece of another. Pieces of flows that
+have nothing else open keep the order in which they came.
+
+What a flow may hold follows the dynamic threshold of shared buffers (Choudhury and Hahne 1998): a multiple of what is
+free. So a flow alone takes nearly all, and a newcomer always finds some.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+WORKER_GREED = 8.0
+"""A flow may hold so many times what it leaves free: alone 8/9 of the slots, two flows 8/17 each."""
+GATEWAY_GREED = 4.0
+"""The same in what a gateway lets out: less, because other gateways let out too and workers report ten times a
+second."""
+
+
+def may_take(own: float, more: float, free: float, greed: float) -> bool:
+    """Whether a flow that holds `own` may take `more` of `free`. Who holds nothing may take whatever is there."""
+    return own <= 0 or own + more <= greed * (free - more)
+
+
+@dataclass(slots=True)
+class _Flow:
+    open: int = 0
+    """Pieces that have not ended."""
+    next_start: float = 0.0
+
+
+class FairTurns:
+    """Start tags for the pieces of flows. Costs are in any unit, such as tokens."""
+
+    def __init__(self) -> None:
+        self._virtual = 0.0
+        self._flows: dict[bytes, _Flow] = {}
+
+    def __len__(self) -> int:
+        """Flows with open pieces."""
+        return len(self._flows)
+
+    def opened(self, flow: bytes, cost: float) -> float:
+        """Another piece of the flow came: its start tag."""
+        mine = self._flows.setdefault(flow, _Flow())
+        tag = max(self._virtual, mine.next_start)
+        mine.open += 1
+        mine.next_start = tag + cost
+        return tag
+
+    def began(self, tag: float, cost: float) -> None:
+        """A piece is being served: virtual time goes on by what each open flow would have got meanwhile, so that a
+        flow's later pieces get their turn although newcomers never end.
+        """
+        self._virtual = max(self._virtual, tag) + cost / max(1, len(self._flows))
+
+    def closed(self, flow: bytes) -> None:
+        """A piece has ended, served or not."""
+        mine = self._flows[flow]
+        mine.open -= 1
+        if mine.open == 0:
+            del self._flows[flow]
