@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from baton_engine.memory.blocks import BlockOwner
-from baton_engine.scheduling.engine_state import EngineState, close_slot, may_take_slots, release_blocks
+from baton_engine.scheduling.engine_state import EngineState, close_slot, leave_stage, may_take_slots, release_blocks
 from baton_engine.scheduling.preemption import return_sequence
 from baton_engine.scheduling.sequence import Sequence, Stem, StemStage
 from baton_engine.scheduling.step_draft import StepDraft
@@ -20,7 +20,7 @@ def branch_stems(state: EngineState, draft: StepDraft) -> None:
             continue  # others come first to what its flow would leave
         if len(stem.waiting_members) > state.slots.available:
             break
-        state.landed.remove(stem)
+        leave_stage(state, stem)
         for member in stem.waiting_members:
             member.slot = state.slots.take(stem.request.flow)
             draft.open(member, len(stem.tokens), member.outputs[-1])

@@ -17,7 +17,7 @@ from baton_engine.scheduling.sequence import Request, Sequence, SequenceStage, S
 from baton_engine.scheduling.slots import SlotTable
 from baton_engine.scheduling.step_draft import LaunchedStep
 from baton_wire.messages.values import RequestKey
-from baton_wire.rules.fair_share import WORKER_GREED, FairTurns, may_take
+from baton_wire.rules.fair_share import WORKER_GREED, StartTags, may_take
 
 
 @dataclass(slots=True, eq=False)
@@ -27,7 +27,7 @@ class EngineState:
     slots: SlotTable
     batch: DecodeBatch = field(default_factory=DecodeBatch)
     requests: dict[RequestKey, Request] = field(default_factory=dict)
-    turns: FairTurns = field(default_factory=FairTurns)
+    turns: StartTags = field(default_factory=StartTags)
     waiting: dict[RequestKey, Stem] = field(default_factory=dict)
     """New prompts in the order of their turns."""
     queued: dict[RequestKey, Stem] = field(default_factory=dict)
@@ -36,6 +36,8 @@ class EngineState:
     """Preempted, oldest first."""
     landed: list[Stem] = field(default_factory=list)
     """In the order of their turns."""
+    promised: dict[RequestKey, Stem] = field(default_factory=dict)
+    """Granted reservations and landed stems: slots are not theirs yet, and will be."""
     prefilling: list[Stem] = field(default_factory=list)
     """Oldest first."""
     branching: list[Stem] = field(default_factory=list)
@@ -81,6 +83,17 @@ def may_take_slots(state: EngineState, stem: Stem) -> bool:
     """
     own = state.slots.held_by(stem.request.flow)
     return may_take(own, len(stem.waiting_members), state.slots.available, WORKER_GREED)
+
+
+def may_promise_slots(state: EngineState, stem: Stem) -> bool:
+    """Whether the flow may be granted room for one more stem: what it was promised counts as if it had it."""
+    flow = stem.request.flow
+    if state.turns.is_alone(flow):
+        return True
+    sizes = [(other.request.flow, len(other.waiting_members)) for other in state.promised.values()]
+    own = state.slots.held_by(flow) + sum(size for other, size in sizes if other == flow)
+    free = state.slots.available - sum(size for _, size in sizes)
+    return may_take(own, len(stem.waiting_members), free, WORKER_GREED)
 
 
 def close_slot(state: EngineState, sequence: Sequence) -> None:
@@ -149,11 +162,14 @@ def leave_stage(state: EngineState, stem: Stem) -> None:
             state.waiting_tokens -= stem.num_tokens
         case StemStage.LANDED:
             state.landed.remove(stem)
+            del state.promised[stem.request.key]
         case StemStage.PREFILLING:
             state.prefilling.remove(stem)
         case StemStage.BRANCHING:
             state.branching.remove(stem)
-        case StemStage.RESERVED | StemStage.HELD | StemStage.GONE:
+        case StemStage.RESERVED:
+            del state.promised[stem.request.key]
+        case StemStage.HELD | StemStage.GONE:
             pass
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton_engine.scheduling.engine_state import EngineState
+from baton_engine.scheduling.engine_state import EngineState, may_promise_slots
 from baton_engine.scheduling.events import Queued, Reserved
 from baton_engine.scheduling.sequence import Stem, StemStage
 
@@ -13,8 +13,12 @@ def grant_reservations(state: EngineState) -> None:
     A preempted sequence, or a prompt that lacked blocks, comes first if its turn does.
     """
     is_shorter = False
-    while state.queued:
-        stem = next(iter(state.queued.values()))
+    over_share: set[bytes] = set()
+    for stem in tuple(state.queued.values()):
+        flow = stem.request.flow
+        if flow in over_share or not may_promise_slots(state, stem):
+            over_share.add(flow)
+            continue
         if state.returning and state.returning[0].order < stem.order:
             break
         starved = state.starved
@@ -40,6 +44,7 @@ def _grant(state: EngineState, stem: Stem) -> bool:
         return False
     del state.queued[stem.request.key]
     stem.stage = StemStage.RESERVED
+    state.promised[stem.request.key] = stem
     pool.share(stem.owner, hits)
     pool.allocate(stem.owner, missing, reserved=True)
     stem.cached_tokens = stem.done_tokens = len(hits) * config.block_tokens

@@ -32,7 +32,7 @@ class _Flow:
     next_start: float = 0.0
 
 
-class FairTurns:
+class StartTags:
     """Start tags for the pieces of flows. Costs are in any unit, such as tokens."""
 
     def __init__(self) -> None:
@@ -42,6 +42,10 @@ class FairTurns:
     def __len__(self) -> int:
         """Flows with open pieces."""
         return len(self._flows)
+
+    def is_alone(self, flow: bytes) -> bool:
+        """Whether the flow has one piece open at most."""
+        return flow not in self._flows or self._flows[flow].open <= 1
 
     def opened(self, flow: bytes, cost: float) -> float:
         """Another piece of the flow came: its start tag."""

@@ -119,7 +119,7 @@ class SimWorker(SimProcess):
             vocab_size=LIMITS.vocab_size,
             max_context_tokens=LIMITS.max_context_tokens,
             max_choices=LIMITS.max_choices,
-            max_sequences=self.engine.scheduler.config.max_slots,
+            max_sequences=self.world.shape.slots,
             block_tokens=self.block_tokens,
             blocks_total=self.num_blocks,
             bundle_hash="0" * 64,

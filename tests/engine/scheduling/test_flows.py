@@ -1,0 +1,93 @@
+"""Many runs of one client's request beside small requests of others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from baton_engine.scheduling.events import SequenceSpec
+from baton_testing.engine.toy_engine import Engine, config, engine, spec
+
+HOG = b"hog" + bytes(13)
+SMALL = 1000
+
+
+def hog(runs: int, choices: int = 2, max_tokens: int = 40) -> list[SequenceSpec]:
+    made = (spec(number, 8, choices=range(choices), max_tokens=max_tokens) for number in range(1, runs + 1))
+    return [replace(each, flow=HOG) for each in made]
+
+
+def turns_until_done(running: Engine, request: SequenceSpec, local: bool) -> int:
+    """Submits the request and counts turns to its end; reserved KV lands at once."""
+    submit(running, request, local)
+    for turn in range(1, 5_000):
+        running.turn()
+        land_all(running)
+        if (request.key, 0) in running.finishes:
+            return turn
+    raise AssertionError("it never ends")
+
+
+def submit(running: Engine, request: SequenceSpec, local: bool) -> None:
+    (running.scheduler.submit if local else running.scheduler.reserve)(request, running.now)
+    running.take_events()
+    land_all(running)
+
+
+def land_all(running: Engine) -> None:
+    known = {each.key: each for each in SPECS.setdefault(id(running), [])}
+    for reserved in running.reserved():
+        if reserved.key in known:
+            running.land(known[reserved.key], reserved)
+            SPECS[id(running)] = [each for each in SPECS[id(running)] if each.key != reserved.key]
+
+
+SPECS: dict[int, list[SequenceSpec]] = {}
+
+
+def loaded(local: bool, blocks: int, requests: list[SequenceSpec], small: SequenceSpec) -> Engine:
+    running = engine(config(num_blocks=blocks))
+    SPECS[id(running)] = [*requests, small]
+    for each in requests:
+        submit(running, each, local)
+    for _ in range(10 if requests else 0):
+        running.turn()
+        land_all(running)
+    return running
+
+
+@pytest.mark.parametrize("local", [True, False], ids=["computed here", "landed"])
+@pytest.mark.parametrize("blocks", [400, 64], ids=["room", "short of blocks"])
+def test_a_small_request_beside_sixty_runs_of_another_takes_at_most_twice_as_long(local: bool, blocks: int) -> None:
+    small = spec(SMALL, 8, max_tokens=20)
+    alone = turns_until_done(loaded(local, blocks, [], small), small, local)
+    beside = turns_until_done(loaded(local, blocks, hog(60), small), small, local)
+    assert beside <= 2 * alone
+
+
+@pytest.mark.parametrize("local", [True, False], ids=["computed here", "landed"])
+def test_all_runs_end_while_small_requests_never_stop_coming(local: bool) -> None:
+    requests = hog(12, max_tokens=8)
+    smalls = [spec(SMALL + number, 4, max_tokens=4) for number in range(400)]
+    running = engine(config(num_blocks=64))
+    SPECS[id(running)] = [*requests, *smalls]
+    for each in requests:
+        submit(running, each, local)
+    for each in smalls:
+        submit(running, each, local)
+        running.turn()
+        land_all(running)
+        if all((one.key, choice) in running.finishes for one in requests for choice in one.choices):
+            break
+    else:
+        raise AssertionError("the runs of the large request starve")
+
+
+def test_a_flow_alone_takes_nearly_all_slots() -> None:
+    running = engine(config(num_blocks=400))
+    for each in hog(60, choices=1):
+        running.scheduler.submit(each, 0.0)
+    for _ in range(12):
+        running.turn()
+    assert running.scheduler.stats().running == 7, "of 8 slots"
