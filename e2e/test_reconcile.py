@@ -20,6 +20,7 @@ import pytest
 import yaml
 
 from baton_control.names import Key
+from baton_control.spec.api import LLMDeployment
 from baton_operator.kube.custom_resources import CustomResources
 from baton_operator.kube.http_client import HttpKubeApi
 from baton_operator.kube.kinds import DEPLOYMENTS, PODS, POOLS, RECORDS, SECRETS, SERVICES, WORKERS
@@ -77,7 +78,7 @@ class ReadyIsRoutable:
     def __init__(self, runtime: Callable[[], Runtime]) -> None:
         self._runtime = runtime
 
-    def heard(self, key: Key, uid: str) -> Heard | None:
+    def heard(self, key: Key, uid: str, deployment: LLMDeployment) -> Heard | None:
         counts: dict[tuple[Role, str], int] = {}
         for pod in self._runtime().caches[PODS].of(key):
             metadata: Json = pod["metadata"]  # type: ignore[assignment]

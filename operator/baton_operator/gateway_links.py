@@ -15,18 +15,13 @@ from collections.abc import AsyncIterator, Callable, Mapping
 
 from aiohttp import web
 
-from baton_control.errors import ManifestError
 from baton_control.names import Key
-from baton_control.sizing.deployment import sizing_spec
 from baton_control.sizing.slo_sizing import SloSizing
-from baton_control.sizing.spec import SizingSpec
-from baton_control.spec.api import LLMDeployment
-from baton_control.spec.manifest import parse_live
 from baton_control.telemetry.telemetry_server import DerivedKeys, TelemetryServer, address
 from baton_operator.gateway_telemetry import GatewayTelemetry
 from baton_operator.kube.custom_resources import CustomResources
 from baton_operator.kube.kinds import DEPLOYMENTS
-from baton_operator.kube.object_fields import is_leaving, metadata_of, uid_of
+from baton_operator.kube.object_fields import is_leaving, uid_of
 from baton_operator.objects.cluster import Manifest
 
 log = logging.getLogger(__name__)
@@ -49,7 +44,6 @@ class DeploymentLinks:
         """Whether this process holds the Lease."""
         self._deployments = custom.caches[DEPLOYMENTS]
         custom.listeners.append(self._changed)
-        self._specs: dict[Key, tuple[str, SizingSpec | None]] = {}
         self.server = TelemetryServer(
             secrets.token_bytes(EPOCH_BYTES),
             self._keys,
@@ -57,7 +51,7 @@ class DeploymentLinks:
             offer,
             lambda: (not self.is_active, None if self.is_active else address(self._holder())),
         )
-        self.telemetry = GatewayTelemetry(self.server.store, time.monotonic, self._spec)
+        self.telemetry = GatewayTelemetry(self.server.store, time.monotonic)
         self.sizing = SloSizing(self.server.store, time.monotonic)
 
     @contextlib.asynccontextmanager
@@ -79,29 +73,7 @@ class DeploymentLinks:
         live = self._live(key)
         return None if live is None else DerivedKeys(self._masters, uid_of(live))
 
-    def _spec(self, key: Key) -> SizingSpec | None:
-        live = self._live(key)
-        if live is None:
-            return None
-        version = str(metadata_of(live).get("resourceVersion"))
-        known = self._specs.get(key)
-        if known is None or known[0] != version:
-            deployment = _parsed(live)
-            known = (version, None if deployment is None else sizing_spec(deployment))
-            self._specs[key] = known
-        return known[1]
-
     def _changed(self, key: Key) -> None:
         if self._live(key) is None:
-            self._specs.pop(key, None)
             self.server.forget(key)
             self.sizing.forget(key)
-
-
-def _parsed(live: Manifest) -> LLMDeployment | None:
-    metadata = metadata_of(live)
-    kept = {**live, "metadata": {name: metadata[name] for name in ("name", "namespace") if name in metadata}}
-    try:
-        return parse_live(kept)[0]
-    except ManifestError:
-        return None

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from baton_control.names import Key
+from baton_control.sizing.deployment import sizing_spec
 from baton_control.sizing.spec import SizingSpec
+from baton_control.spec.api import LLMDeployment
 from baton_control.telemetry.store import Latencies, TelemetryStore
 from baton_operator.schema.status import LaneStatus, SloStatus
 from baton_operator.telemetry import Heard
@@ -18,21 +20,12 @@ MIN_JUDGED = 20
 
 
 class GatewayTelemetry:
-    """`spec`: bounds and targets of a deployment; None when there is no such deployment (any more)."""
+    def __init__(self, stores: Callable[[Key], TelemetryStore], clock: Callable[[], float]) -> None:
+        self._stores, self._clock = stores, clock
 
-    def __init__(
-        self,
-        stores: Callable[[Key], TelemetryStore],
-        clock: Callable[[], float],
-        spec: Callable[[Key], SizingSpec | None],
-    ) -> None:
-        self._stores, self._clock, self._spec = stores, clock, spec
-
-    def heard(self, key: Key, uid: str) -> Heard | None:
+    def heard(self, key: Key, uid: str, deployment: LLMDeployment) -> Heard | None:
         """What is known now. Links are tied to the uid by their key, so that nothing of a namesake is in a store."""
-        spec, now, store = self._spec(key), self._clock(), self._stores(key)
-        if spec is None:
-            return None
+        spec, now, store = sizing_spec(deployment), self._clock(), self._stores(key)
         routable = store.routable(now)
         if routable is None and not store.has_links:
             return None

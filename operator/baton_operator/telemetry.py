@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from baton_control.names import Key
+from baton_control.spec.api import LLMDeployment
 from baton_operator.passes.observe import RoutableCounts
 from baton_operator.schema.status import LaneStatus, SloStatus
 
@@ -30,5 +31,6 @@ class Heard:
 
 
 class Telemetry(Protocol):
-    def heard(self, key: Key, uid: str) -> Heard | None:
-        """What is known of the deployment with that name and uid; None: no gateway has told anything lately."""
+    def heard(self, key: Key, uid: str, deployment: LLMDeployment) -> Heard | None:
+        """What is known of the deployment with that name and uid, judged by this spec; None: no gateway has told
+        anything lately."""

@@ -56,19 +56,6 @@ def test_a_deployment_that_is_gone_or_was_made_anew_lets_no_old_link_in() -> Non
     assert second.current() != first.current()
 
 
-def test_what_gateways_tell_is_judged_by_the_spec_as_it_is_now() -> None:
-    made, known = links()
-    before = made._spec(KEY)
-    assert before is not None
-    known.heard(WatchEvent(Change.MODIFIED, live(version=2, decode__replicas={"min": 2, "max": 7})))
-    after = made._spec(KEY)
-    assert after is not None
-    assert (before.decode.maximum, after.decode.maximum) == (1, 7)
-    known.heard(WatchEvent(Change.MODIFIED, live(version=3, decode__replicas={"min": 9, "max": 7})))
-    assert made._spec(KEY) is None, "not a valid one: nothing is judged by it"
-    assert made.telemetry.heard(KEY, "u1") is None
-
-
 async def test_an_unknown_deployment_is_turned_away_before_anything_is_read() -> None:
     made, _ = links()
     async with (

@@ -30,14 +30,14 @@ from baton_operator.passes.diagnosis import diagnose, waiting_job
 from baton_operator.passes.object_events import AGAIN_S, ObjectEvents
 from baton_operator.passes.observe import WorkerSet, replicas_after
 from baton_operator.passes.pool_size import Facade, Plan, plans, standing
-from baton_operator.passes.rendering import Rendering, Renderings, inputs_of
+from baton_operator.passes.rendering import Inputs, Rendering, Renderings, inputs_of, last_good
 from baton_operator.passes.shared_objects import SharedObjects, trouble
 from baton_operator.passes.snapshot import Caches, Snapshot, facade, snapshot
 from baton_operator.passes.status_writer import StatusWriter
-from baton_operator.passes.template_records import Record
+from baton_operator.passes.template_records import MAX_GOOD_BYTES, Record, newest
 from baton_operator.passes.template_records import manifest as record_manifest
 from baton_operator.passes.troubles import Trouble
-from baton_operator.passes.verdict import View, refused, status_of, unreadable
+from baton_operator.passes.verdict import Refusal, View, refused, status_of, unreadable
 from baton_operator.passes.worker_pods import Crew, Readiness, placement_s
 from baton_operator.telemetry import Heard, Telemetry
 from baton_wire.messages.values import POOL_ROLES, Role
@@ -66,6 +66,8 @@ class Pass:
     troubles: list[Trouble]
     notes: list[str]
     again_s: float | None = None
+    refusal: Trouble | None = None
+    """Why the present spec is not carried out; the pass goes on from the last good one."""
 
     @property
     def deployment(self) -> LLMDeployment:
@@ -115,18 +117,28 @@ class Reconciler:
             return None
         served = self._installation.served(key.namespace)
         given = inputs_of(seen, self._installation.platform(), self._installation.masters(), served)
+        made, refusal = self._rendered(given)
+        if made is not None and refusal is None:
+            return await self._pass(Pass(seen, made, [], list(made.notes)))
+        assert refusal is not None, "what is not rendered was refused"
+        log.info("%s: %s", key, refusal)
+        good = last_good(given)
+        kept = self._renderings.last(seen.owner) if good is None else self._rendered(good)[0]
+        if kept is not None:
+            return await self._pass(Pass(seen, kept, [], list(kept.notes), refusal=refusal.trouble))
+        await self._statuses.write(seen, refused(refusal, seen.before, seen.generation, self._now()))
+        return None
+
+    def _rendered(self, given: Inputs) -> tuple[Rendering | None, Refusal | None]:
+        """What follows from a spec, or why nothing does."""
         try:
-            made = self._renderings.of(given)
+            return self._renderings.of(given), None
         except NotAllowedError as error:
-            await self._refuse(seen, refused_by=error, reason="NotAllowed")
-            return None
+            return None, Refusal("NotAllowed", error.problems)
         except ManifestError as error:
-            await self._refuse(seen, refused_by=error, reason="InvalidSpec")
-            return None
+            return None, Refusal("InvalidSpec", error.problems)
         except UnsupportedError as error:
-            await self._refuse(seen, refused_by=ManifestError((error.problem,)), reason="Unsupported")
-            return None
-        return await self._pass(Pass(seen, made, [], list(made.notes)))
+            return None, Refusal("Unsupported", (error.problem,))
 
     async def hold(self, key: Key, why: str) -> None:
         """Say that nothing is done for a deployment, as its namespace cannot be read. Raises KubeError."""
@@ -157,6 +169,7 @@ class Reconciler:
                 await self._cleanup.jobs(former_jobs(objects, seen.fetches))
         has_refusal = bool(this.troubles)
         this.troubles += await self._diagnosis(this, fetch)
+        this.troubles += [this.refusal] if this.refusal is not None else []
 
         view = View(
             deployment=deployment,
@@ -214,7 +227,7 @@ class Reconciler:
         which templates it leaves a doubt."""
         seen = this.seen
         if self._telemetry is not None:
-            heard = self._telemetry.heard(seen.key, seen.owner.uid)
+            heard = self._telemetry.heard(seen.key, seen.owner.uid, this.deployment)
             return heard, None if heard is None else heard.routable, frozenset()
         published = {
             (role, each.revision): each.routable or 0
@@ -254,11 +267,12 @@ class Reconciler:
     async def _record(self, this: Pass, record: Record) -> None:
         """Store the templates before anything is made from them."""
         seen = this.seen
-        newest = max(seen.records, key=lambda each: each.number, default=None)
-        if newest is not None and newest.record == record:
+        before, good = newest(seen.records), this.made.text
+        is_same = before is not None and before.record == record
+        if before is not None and is_same and (before.good == good or len(good.encode()) > MAX_GOOD_BYTES):
             return
-        number = 1 if newest is None else newest.number + 1
-        wanted = wish(record_manifest(record, number, this.deployment, seen.owner))
+        number = 1 if before is None else before.number + (not is_same)
+        wanted = wish(record_manifest(record, number, this.deployment, seen.owner, good))
         applied = await self._applier.ensure(wanted, seen.owner)
         if applied is Applied.LEAVING:
             this.again_in(LEAVING_S)
@@ -294,11 +308,6 @@ class Reconciler:
                 continue
             if applied is Applied.LEAVING:
                 this.again_in(LEAVING_S)
-
-    async def _refuse(self, seen: Snapshot, refused_by: ManifestError, reason: str) -> None:
-        log.info("%s: %s: %s", seen.key, reason, refused_by)
-        status = refused(refused_by.problems, reason, seen.before, seen.generation, self._now())
-        await self._statuses.write(seen, status)
 
 
 def _groups(seen: Snapshot, routable: Mapping[tuple[Role, str], int] | None) -> tuple[Group, ...]:

@@ -23,7 +23,7 @@ from baton_operator.objects.cluster import Manifest, Owner, Platform
 from baton_operator.objects.desired import pool_facade, standing_objects, workers_of
 from baton_operator.passes.apply import Wish, wish, with_metadata
 from baton_operator.passes.snapshot import KEYS_ANNOTATION, Snapshot
-from baton_operator.passes.template_records import UPGRADE_ANNOTATION, Record, Stored, current
+from baton_operator.passes.template_records import UPGRADE_ANNOTATION, Record, Stored, current, newest
 from baton_wire.messages.values import POOL_ROLES, Role
 
 KEPT = 256
@@ -43,6 +43,8 @@ class Inputs:
     masters: Mapping[str, bytes]
     served: frozenset[Resource]
     """Which of the optional kinds there are."""
+    is_held: bool = False
+    """The last good spec, while a newer one is refused: nothing new is rendered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,8 @@ class Rendering:
     """Every recorded worker template; the newest record wins, though equal hashes mean equal templates."""
     notes: tuple[str, ...]
     """What is left out and harmless."""
+    text: str = ""
+    """The LLMDeployment that all this follows from."""
     _workers: dict[tuple[Role, Revision, int], Wish] = field(default_factory=dict, compare=False)
 
     def workers(self, role: Role, revision: Revision, pod: Manifest, replicas: int, owner: Owner) -> Wish:
@@ -81,15 +85,28 @@ def inputs_of(seen: Snapshot, platform: Platform, masters: Mapping[str, bytes], 
     raw: Manifest = {name: seen.raw[name] for name in ("apiVersion", "kind", "spec") if name in seen.raw}
     raw["metadata"] = {name: metadata[name] for name in ("name", "namespace") if name in metadata}
     upgrade = str(annotations_of(seen.raw).get(UPGRADE_ANNOTATION, ""))
-    return Inputs(msgspec.json.encode(raw), upgrade, seen.owner, seen.records, platform, masters, served)
+    text = msgspec.json.encode(raw, order="sorted")
+    return Inputs(text, upgrade, seen.owner, seen.records, platform, masters, served)
+
+
+def last_good(given: Inputs) -> Inputs | None:
+    """The inputs of what was last carried out; None: nothing was, or it was not noted."""
+    before = newest(given.records)
+    if before is None or before.good is None:
+        return None
+    return replace(given, text=before.good.encode(), upgrade=before.record.upgrade, is_held=True)
 
 
 def render(given: Inputs) -> Rendering:
     """Raises ManifestError for a spec that is wrong, NotAllowedError for one that asks for what the installation does
     not allow, UnsupportedError for one that this version cannot run."""
     deployment, unknown = parse_live(msgspec.json.decode(given.text))
-    given.platform.pod_policy.check(deployment)
-    record = current(deployment, given.platform, given.upgrade, given.records)
+    before = newest(given.records) if given.is_held else None
+    if before is not None:
+        record = before.record
+    else:
+        given.platform.pod_policy.check(deployment)
+        record = current(deployment, given.platform, given.upgrade, given.records)
     platform = replace(given.platform, worker_image=record.worker_image)  # of fetch Jobs too
     gateway_pod = record.rendered[Role.GATEWAY].pod
     objects = standing_objects(deployment, platform, given.owner, given.masters, gateway_pod)
@@ -112,6 +129,7 @@ def render(given: Inputs) -> Rendering:
         pools={role: wish(pool_facade(deployment, role, given.owner)) for role in POOL_ROLES},
         pods=pods,
         notes=tuple(notes),
+        text=given.text.decode(),
     )
 
 
@@ -133,6 +151,11 @@ class Renderings:
         if len(self._kept) > KEPT:
             self._kept.popitem(last=False)
         return kept[1]
+
+    def last(self, owner: Owner) -> Rendering | None:
+        """What was made of this deployment last, if it is still kept."""
+        kept = self._kept.get(owner.uid)
+        return None if kept is None else kept[1]
 
 
 def _with_keys(manifest: Manifest, deployment: LLMDeployment, keys: str) -> Manifest:

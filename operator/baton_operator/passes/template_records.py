@@ -7,6 +7,9 @@ move nothing. Images move when the user asks for it (annotation `baton.dev/upgra
 needs a template of a version that the recorded images do not speak: then both pools move together, or P and D would
 not fit. The current record is the one with the highest revision; older ones stay while workers made from them run.
 
+The current record also has, in an annotation, the spec that was last carried out as a whole. While a newer one is
+refused, passes go on from that.
+
 Inputs are compared field by field: a field that only the newer operator knows counts as unchanged while it has its
 default, one that only the older knew is ignored.
 """
@@ -30,6 +33,10 @@ UPGRADE_ANNOTATION = "baton.dev/upgrade"
 ROLES = (*POOL_ROLES, Role.GATEWAY)
 _NOT_IN_PODS = ("replicas", "service", "route", "openAccess")
 """Fields of the gateway that its Pods do not depend on."""
+GOOD_ANNOTATION = "baton.dev/last-good"
+"""On the current record: the LLMDeployment that was last carried out, as JSON without status and labels."""
+MAX_GOOD_BYTES = 128 << 10
+"""Annotations of an object may have 256 KiB together."""
 KEPT = 8
 """Older records at most."""
 
@@ -81,6 +88,8 @@ class Stored:
     uid: str
     number: int
     record: Record
+    good: str | None = None
+    """The LLMDeployment that was last carried out with it; None: not noted."""
 
 
 def current(
@@ -173,11 +182,13 @@ def _of_defaults(role: Role) -> Manifest:
 _DEFAULTS = {role: _of_defaults(role) for role in ROLES}
 
 
-def manifest(record: Record, number: int, deployment: LLMDeployment, owner: Owner) -> Manifest:
-    """The ControllerRevision of a record, named by its content."""
+def manifest(record: Record, number: int, deployment: LLMDeployment, owner: Owner, good: str = "") -> Manifest:
+    """The ControllerRevision of a record, named by its content; `good` is noted on it, if there is room."""
     data = record.data()
     name = record_name(deployment.metadata.name, content_hash(data))
     made = owned("apps/v1", "ControllerRevision", name, deployment, owner)
+    if 0 < len(good.encode()) <= MAX_GOOD_BYTES:
+        made["metadata"] = {**mapping(made["metadata"]), "annotations": {GOOD_ANNOTATION: good}}
     return made | {"revision": number, "data": data}
 
 
@@ -193,7 +204,13 @@ def stored(found: Manifest) -> Stored | None:
     if len(complete) < len(ROLES):
         return None
     record = Record(version, images[0], images[1], text(data.get("upgrade")) or "", complete)
-    return Stored(str(metadata.get("name")), str(metadata.get("uid")), number, record)
+    good = text(mapping(metadata.get("annotations")).get(GOOD_ANNOTATION))
+    return Stored(str(metadata.get("name")), str(metadata.get("uid")), number, record, good)
+
+
+def newest(records: Iterable[Stored]) -> Stored | None:
+    """The current one; None: nothing was ever rendered."""
+    return max(records, key=lambda each: each.number, default=None)
 
 
 def _rendered(data: Manifest) -> Rendered | None:

@@ -75,11 +75,31 @@ def status_of(view: View, before: DeploymentStatus, now: datetime.datetime) -> D
     return DeploymentStatus.model_validate(raw)
 
 
-def refused(
-    problems: tuple[FieldProblem, ...], reason: str, before: DeploymentStatus, generation: int, now: datetime.datetime
-) -> DeploymentStatus:
-    """The status of a spec that cannot be carried out: what ran before keeps running, and all else stays as it was."""
-    finding = Finding(ConditionType.DEGRADED, Truth.TRUE, reason, "; ".join(str(each) for each in problems))
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a spec is not carried out."""
+
+    reason: str
+    problems: tuple[FieldProblem, ...]
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.message}"
+
+    @property
+    def message(self) -> str:
+        return "; ".join(str(each) for each in self.problems)
+
+    @property
+    def trouble(self) -> Trouble:
+        """As a pass tells it that goes on from the last good spec."""
+        return Trouble(self.reason, f"the last good spec stays: {self.message}", of="spec")
+
+
+def refused(refusal: Refusal, before: DeploymentStatus, generation: int, now: datetime.datetime) -> DeploymentStatus:
+    """The status of a spec that cannot be carried out where no former one was: nothing runs, and that is all there is
+    to say."""
+    reason = refusal.reason
+    finding = Finding(ConditionType.DEGRADED, Truth.TRUE, reason, refusal.message)
     findings = [
         finding,
         replace(finding, type=ConditionType.STALLED),

@@ -9,7 +9,7 @@ from baton_control.sizing.readings import Arrivals, Known, ProvenZero, Unknown
 from baton_control.telemetry.store import FRESH_S, TelemetryStore
 from baton_operator.gateway_telemetry import GatewayTelemetry
 from baton_operator.schema.status import LaneStatus
-from baton_testing.sizing.builders import spec
+from baton_testing.kube.manifests import deployment
 from baton_wire.messages.measures import (
     ArrivalCounts,
     Backlog,
@@ -186,13 +186,13 @@ def test_the_slowest_measured_way_of_all_workers_counts_and_unmeasured_ones_do_n
 
 def test_the_operator_hears_lane_rate_and_verdict() -> None:
     store = linked(ONE)
-    telemetry = GatewayTelemetry(lambda key: store, lambda: 1.0, lambda key: spec())
-    heard = telemetry.heard(Key("team-a", "chat"), "uid")
+    telemetry = GatewayTelemetry(lambda key: store, lambda: 1.0)
+    heard = telemetry.heard(Key("team-a", "chat"), "uid", deployment())
     assert heard is not None
     assert (heard.lane, heard.transport_verified) == (None, None)
     slow = worker(b"Q", Role.PREFILL, lanes=Lanes(3, 1, "tcp x1", 9.04e8))
     store.told(ONE, summary(1, workers=(slow, *PAIR)), 1.0)
-    heard = telemetry.heard(Key("team-a", "chat"), "uid")
+    heard = telemetry.heard(Key("team-a", "chat"), "uid", deployment())
     assert heard is not None
     assert heard.lane == LaneStatus(lane="tcp x1", bandwidth="0.9 GB/s")
     assert heard.transport_verified is False
