@@ -37,7 +37,7 @@ from baton_operator.passes.status_writer import StatusWriter
 from baton_operator.passes.template_records import MAX_GOOD_BYTES, Record, newest
 from baton_operator.passes.template_records import manifest as record_manifest
 from baton_operator.passes.troubles import Trouble
-from baton_operator.passes.verdict import Refusal, View, refused, status_of, unreadable
+from baton_operator.passes.verdict import RefusedSpec, View, refused, status_of, unreadable
 from baton_operator.passes.worker_pods import Crew, Readiness, placement_s
 from baton_operator.telemetry import Heard, Telemetry
 from baton_wire.messages.values import POOL_ROLES, Role
@@ -129,16 +129,16 @@ class Reconciler:
         await self._statuses.write(seen, refused(refusal, seen.before, seen.generation, self._now()))
         return None
 
-    def _rendered(self, given: Inputs) -> tuple[Rendering | None, Refusal | None]:
+    def _rendered(self, given: Inputs) -> tuple[Rendering | None, RefusedSpec | None]:
         """What follows from a spec, or why nothing does."""
         try:
             return self._renderings.of(given), None
         except NotAllowedError as error:
-            return None, Refusal("NotAllowed", error.problems)
+            return None, RefusedSpec("NotAllowed", error.problems)
         except ManifestError as error:
-            return None, Refusal("InvalidSpec", error.problems)
+            return None, RefusedSpec("InvalidSpec", error.problems)
         except UnsupportedError as error:
-            return None, Refusal("Unsupported", (error.problem,))
+            return None, RefusedSpec("Unsupported", (error.problem,))
 
     async def hold(self, key: Key, why: str) -> None:
         """Say that nothing is done for a deployment, as its namespace cannot be read. Raises KubeError."""

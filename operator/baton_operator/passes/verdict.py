@@ -76,7 +76,7 @@ def status_of(view: View, before: DeploymentStatus, now: datetime.datetime) -> D
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RefusedSpec:
     """Why a spec is not carried out."""
 
     reason: str
@@ -95,7 +95,9 @@ class Refusal:
         return Trouble(self.reason, f"the last good spec stays: {self.message}", of="spec")
 
 
-def refused(refusal: Refusal, before: DeploymentStatus, generation: int, now: datetime.datetime) -> DeploymentStatus:
+def refused(
+    refusal: RefusedSpec, before: DeploymentStatus, generation: int, now: datetime.datetime
+) -> DeploymentStatus:
     """The status of a spec that cannot be carried out where no former one was: nothing runs, and that is all there is
     to say."""
     reason = refusal.reason

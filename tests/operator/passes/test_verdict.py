@@ -15,7 +15,7 @@ from baton_operator.passes.observe import WorkerSet
 from baton_operator.passes.pool_size import Plan
 from baton_operator.passes.status_events import MOST, SAME_S, EventBudget, Turn, turns
 from baton_operator.passes.troubles import Trouble
-from baton_operator.passes.verdict import Refusal, View, refused, status_of
+from baton_operator.passes.verdict import RefusedSpec, View, refused, status_of
 from baton_operator.schema.status import DeploymentStatus, SloStatus
 from baton_operator.telemetry import Heard
 from baton_testing.kube.manifests import deployment
@@ -215,11 +215,11 @@ def test_a_new_size_is_a_decision_with_its_reason_and_the_first_one_is_none() ->
 
 def test_a_refused_spec_keeps_what_is_said_of_the_one_that_serves() -> None:
     serving = status_of(view(), EMPTY, NOW)
-    after = refused(Refusal("InvalidSpec", (FieldProblem("spec.x", "too big"),)), serving, 4, LATER)
+    after = refused(RefusedSpec("InvalidSpec", (FieldProblem("spec.x", "too big"),)), serving, 4, LATER)
     assert condition(after, "Available") == ("True", "Serving")
     assert condition(after, "Degraded") == ("True", "InvalidSpec")
     assert (after.observed_generation, after.decode) == (4, serving.decode)
-    fresh = refused(Refusal("InvalidSpec", (FieldProblem("spec.x", "too big"),)), EMPTY, 1, NOW)
+    fresh = refused(RefusedSpec("InvalidSpec", (FieldProblem("spec.x", "too big"),)), EMPTY, 1, NOW)
     assert condition(fresh, "Available") == ("False", "InvalidSpec")
 
 
