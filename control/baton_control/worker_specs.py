@@ -118,6 +118,7 @@ def gateway_spec(deployment: LLMDeployment, site: Site) -> WorkerSpec:
         f"--slo-tpot-s={spec.slo.tpot.target:g}",
         f"--prefill-unavailable={_PREFILL_UNAVAILABLE[spec.routing.prefill_unavailable]}",
         f"--max-request-duration-s={spec.gateway.limits.max_request_duration:g}",
+        *(() if spec.model.generation_defaults else ("--generation-defaults=off",)),
         *_operator(deployment, site),
         *_tls(deployment, site),
         *_api_keys(deployment, site),

@@ -227,7 +227,14 @@ def _policy(settings: Settings) -> RoutePolicy:
 def _rules(settings: Settings) -> RelayRules:
     life = LifeRules(park_s=settings.park_s)
     duration_s = settings.max_request_duration_s
-    return RelayRules(life, _policy(settings), duration_s, settings.slo_ttft_s, settings.max_queued)
+    return RelayRules(
+        life,
+        _policy(settings),
+        duration_s,
+        settings.slo_ttft_s,
+        settings.max_queued,
+        generation_defaults=settings.generation_defaults == "on",
+    )
 
 
 def _limits(settings: Settings) -> AdmissionLimits:

@@ -43,6 +43,8 @@ class Settings:
     """A folder with tls.crt and tls.key, read again whenever they change; None: clients speak plain HTTP."""
     disaggregation: str
     prefill_unavailable: str
+    generation_defaults: str
+    """`on`: requests that leave sampling open get what the model's generation_config.json says; `off`: the API's."""
     slo_ttft_s: float
     slo_tpot_s: float
     max_request_duration_s: float
@@ -89,6 +91,7 @@ def _parser() -> _Parser:
         default="decode-locally",
         help="while no prefill worker is routable (default %(default)s)",
     )
+    add("--generation-defaults", choices=("on", "off"), default="on", help="the model's own (default %(default)s)")
     add("--slo-ttft-s", type=float, default=0.5, metavar="S", help="target, for waiting and auto (default %(default)s)")
     add("--slo-tpot-s", type=float, default=0.05, metavar="S", help="target, for auto (default %(default)s)")
     add("--max-request-duration-s", type=float, default=600.0, metavar="S", help="(default %(default)s)")
@@ -133,6 +136,7 @@ _IN_FILE = (
     "api_keys",
     "disaggregation",
     "prefill_unavailable",
+    "generation_defaults",
     "slo_ttft_s",
     "slo_tpot_s",
     "max_request_duration_s",
@@ -169,6 +173,7 @@ def parse_settings(argv: list[str]) -> Settings:
         tls=first.tls,
         disaggregation=first.disaggregation,
         prefill_unavailable=first.prefill_unavailable,
+        generation_defaults=first.generation_defaults,
         slo_ttft_s=_within("--slo-ttft-s", first.slo_ttft_s, 0.001, 3600),
         slo_tpot_s=_within("--slo-tpot-s", first.slo_tpot_s, 0.001, 3600),
         processes=_within("--processes", first.processes, 1, 256),

@@ -88,6 +88,7 @@ def _up(options: argparse.Namespace) -> int:
         processes=options.processes,
         emulate=options.emulate,
         keys=AskedKeys(options.api_key, options.api_key_file, options.open),
+        generation_defaults=not options.no_generation_defaults,
     )
     return run_up(
         replace(up, patience=replace(up.patience, first_ready_s=options.ready_timeout, start_s=options.ready_timeout))
@@ -104,6 +105,7 @@ def _demo(options: argparse.Namespace) -> int:
     passed += ["--emulate", options.emulate] if options.emulate else []
     passed += ["--api-key-file", str(options.api_key_file)] if options.api_key_file else []
     passed += ["--open"] if options.open else []
+    passed += ["--no-generation-defaults"] if options.no_generation_defaults else []
     if options.api_key is not None:  # a child's arguments can be read by everybody
         os.environ[KEY_VARIABLE] = options.api_key
     return run_demo(

@@ -78,6 +78,11 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", type=device, metavar="cpu|cuda", help="what both pools compute on, whatever the file asks for"
     )
+    parser.add_argument(
+        "--no-generation-defaults",
+        action="store_true",
+        help="sample as the API's defaults say, not as the model's generation_config.json does",
+    )
     parser.add_argument("--processes", type=integer(1, 64), metavar="N", help="gateway processes on the one port")
     parser.add_argument(
         "--emulate",

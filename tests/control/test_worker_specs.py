@@ -50,6 +50,13 @@ def test_api_keys_need_a_place_with_secrets_or_a_file() -> None:
     assert not any(argument.startswith("--api-keys") for argument in gateway_spec(deployment(), SITE).argv)
 
 
+@pytest.mark.parametrize(("wanted", "said"), [(True, "on"), (False, "off")])
+def test_the_gateway_is_told_whether_the_models_sampling_defaults_count(wanted: bool, said: str) -> None:
+    spec = gateway_spec(deployment(model__generationDefaults=wanted), SITE)
+    arguments = (*spec.argv[3:], *instance_arguments(Role.GATEWAY, "127.0.0.1:0", "/run/a.json"))
+    assert parse_settings(list(arguments)).generation_defaults == said
+
+
 @pytest.mark.parametrize("role", POOL_ROLES)
 def test_a_worker_understands_what_is_rendered_for_it(role: Role) -> None:
     site = dataclasses.replace(SITE, drain_s=7.5, threads=2)

@@ -106,6 +106,8 @@ class ModelSpec(Model):
     """How weights are stored; quantised ones are not supported yet."""
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     """`auto`: as `dtype`. `fp8` (e4m3, with scales) halves KV of 16-bit models and needs accelerators."""
+    generation_defaults: bool = True
+    """Whether sampling that a request leaves open follows the model's generation_config.json; otherwise the API's."""
     cache: CacheSpec = CacheSpec()
     credentials_secret: ObjectName | None = None
     """Secret in the same namespace with credentials for fetching the model; unset: none are sent."""

@@ -48,13 +48,14 @@ class Options:
     n: int
     max_tokens: int | None
     min_tokens: int
-    temperature: float
-    top_p: float
+    temperature: float | None
+    top_p: float | None
     top_k: int | None
-    min_p: float
+    """0: off, whatever the model's default is."""
+    min_p: float | None
     presence_penalty: float
     frequency_penalty: float
-    repetition_penalty: float
+    repetition_penalty: float | None
     logit_bias: tuple[tuple[int, float], ...]
     seed: int | None
     stop: tuple[str, ...]
@@ -130,13 +131,13 @@ def _options(fields: Fields, max_tokens: int | None, logprobs: int | None, echo:
         n=fields.integer("n", 1, MAX_CHOICES) or 1,
         max_tokens=max_tokens,
         min_tokens=fields.integer("min_tokens", 0, MAX_TOKENS) or 0,
-        temperature=_or(fields.number("temperature", 0, 2), 1.0),
-        top_p=_or(fields.number("top_p", 0, 1, above_low=True), 1.0),
+        temperature=fields.number("temperature", 0, 2),
+        top_p=fields.number("top_p", 0, 1, above_low=True),
         top_k=_top_k(fields.integer("top_k", -1, MAX_TOKEN_ID)),
-        min_p=_or(fields.number("min_p", 0, 1), 0.0),
-        presence_penalty=_or(fields.number("presence_penalty", -2, 2), 0.0),
-        frequency_penalty=_or(fields.number("frequency_penalty", -2, 2), 0.0),
-        repetition_penalty=_or(fields.number("repetition_penalty", 0, 10, above_low=True), 1.0),
+        min_p=fields.number("min_p", 0, 1),
+        presence_penalty=fields.number("presence_penalty", -2, 2) or 0.0,
+        frequency_penalty=fields.number("frequency_penalty", -2, 2) or 0.0,
+        repetition_penalty=fields.number("repetition_penalty", 0, 10, above_low=True),
         logit_bias=_logit_bias(fields.take("logit_bias")),
         seed=fields.integer("seed", -(1 << 63), (1 << 63) - 1),
         stop=_stops(fields.take("stop")),
@@ -156,10 +157,6 @@ def _options(fields: Fields, max_tokens: int | None, logprobs: int | None, echo:
     if options.max_tokens is not None and options.min_tokens > options.max_tokens:
         raise invalid("min_tokens", f"'min_tokens' must not exceed 'max_tokens' ({options.max_tokens}).")
     return options
-
-
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else value
 
 
 def _refuse_chat_features(fields: Fields) -> None:
@@ -325,7 +322,7 @@ def _bias_id(token: str) -> int:
 
 def _top_k(value: int | None) -> int | None:
     """0 and -1 are how other servers say "off"."""
-    return value if value is not None and value > 0 else None
+    return None if value is None else max(value, 0)
 
 
 def _stream_options(value: Any, stream: bool) -> tuple[bool, bool]:

@@ -9,13 +9,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from baton_gateway.errors import context_exceeded, invalid
 from baton_gateway.http_api.openai_types import CompletionRequest, Options
 from baton_gateway.requests.request_events import Prompt
 from baton_gateway.text.encoding import PromptText
+from baton_gateway.text.generation_defaults import GenerationDefaults
 from baton_gateway.text.revision_text import TextModel
 from baton_wire.messages.values import SamplingParams
+
+T = TypeVar("T")
 
 _SEEDS = 1 << 63
 MAX_PROMPT_VALUES = 1 << 18
@@ -59,8 +63,9 @@ def make_prompts(
     field: str,
     seed: int,
     tenant_salt: str,
+    defaults: GenerationDefaults,
 ) -> tuple[Prompt, ...]:
-    """Check lengths and fill in defaults; `seed` is used unless the client gave one. `field` names the prompts in
+    """Check lengths and fill in `defaults`; `seed` is used unless the client gave one. `field` names the prompts in
     errors.
 
     Raises RefusedError.
@@ -71,7 +76,7 @@ def make_prompts(
     first_seed = seed if options.seed is None else options.seed
     salt = cache_salt(tenant_salt, options.cache_salt)
     return tuple(
-        Prompt(tuple(ids), _sampling(options, ids, text, limits, field, (first_seed + place) % _SEEDS), salt)
+        Prompt(tuple(ids), _sampling(options, ids, text, limits, field, (first_seed + place) % _SEEDS, defaults), salt)
         for place, ids in enumerate(encoded)
     )
 
@@ -102,7 +107,13 @@ def _check_prompt_values(options: Options, tokens: int) -> None:
 
 
 def _sampling(
-    options: Options, ids: Sequence[int], text: TextModel, limits: ModelLimits, field: str, seed: int
+    options: Options,
+    ids: Sequence[int],
+    text: TextModel,
+    limits: ModelLimits,
+    field: str,
+    seed: int,
+    defaults: GenerationDefaults,
 ) -> SamplingParams:
     max_tokens = _max_tokens(options.max_tokens, len(ids), limits, field)
     if options.min_tokens > max_tokens:
@@ -111,19 +122,23 @@ def _sampling(
     return SamplingParams(
         max_tokens=max_tokens,
         seed=seed,
-        temperature=options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        min_p=options.min_p,
+        temperature=_chosen(options.temperature, defaults.temperature),
+        top_k=_chosen(options.top_k, defaults.top_k) or None,
+        top_p=_chosen(options.top_p, defaults.top_p),
+        min_p=_chosen(options.min_p, defaults.min_p),
         presence_penalty=options.presence_penalty,
         frequency_penalty=options.frequency_penalty,
-        repetition_penalty=options.repetition_penalty,
+        repetition_penalty=_chosen(options.repetition_penalty, defaults.repetition_penalty),
         min_tokens=options.min_tokens,
         logit_bias=options.logit_bias,
         stop_token_ids=tuple(dict.fromkeys((*end_ids, *options.stop_token_ids)))[:128],
         logprobs=options.logprobs,
         prompt_logprobs=options.prompt_alternatives,
     )
+
+
+def _chosen(asked: T | None, default: T) -> T:
+    return default if asked is None else asked
 
 
 def _max_tokens(asked: int | None, prompt_tokens: int, limits: ModelLimits, field: str) -> int:

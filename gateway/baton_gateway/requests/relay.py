@@ -52,6 +52,7 @@ from baton_gateway.requests.request_events import (
 from baton_gateway.requests.retry_budget import RetryBudget
 from baton_gateway.requests.routing import Routing
 from baton_gateway.text.encoding import PromptEncoder
+from baton_gateway.text.generation_defaults import OF_THE_API
 from baton_gateway.text.revision_text import TextModel
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.workers.affinity import prefix_keys
@@ -324,7 +325,8 @@ class Relay:
             encoded = await self.encoder.encode(completion_prompts(request, text, limits), live.tenant.name)
         field_name = "messages" if isinstance(request, ChatRequest) else "prompt"
         seed = self._dice.getrandbits(63)
-        prompts = make_prompts(options, encoded, text, limits, field_name, seed, live.tenant.salt)
+        defaults = text.bundle.generation if self._rules.generation_defaults else OF_THE_API
+        prompts = make_prompts(options, encoded, text, limits, field_name, seed, live.tenant.salt, defaults)
         self._begin(live, text, fingerprint, prompts)
         return prompts
 

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from baton_gateway.errors import BundleError
+from baton_gateway.text.generation_defaults import OF_THE_API, GenerationDefaults, read_defaults
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -28,6 +29,8 @@ class Bundle:
     """Names as templates know them (`bos_token`, …) to texts."""
     eos_ids: tuple[int, ...]
     """Ids from the model's own files; the id of `eos_token` is added where the tokenizer is loaded."""
+    generation: GenerationDefaults = OF_THE_API
+    """Sampling where a request leaves it open, as the model's authors want it."""
     config_json: str = ""
     """The model's `config.json` as it is; empty when the bundle has none."""
 
@@ -50,6 +53,7 @@ def parse_bundle(data: bytes, expected_hash: str) -> Bundle:
         chat_template=files.get("chat_template.jinja") or _template(config),
         special_tokens=_special_tokens(config),
         eos_ids=_eos_ids(files),
+        generation=read_defaults(_object(files, "generation_config.json")),
         config_json=files.get("config.json") or "",
     )
 

@@ -60,7 +60,7 @@ def _answer_rest(options: argparse.Namespace, answers: Answers) -> int:
     except ConfigError as error:
         raise StartError(str(error)) from error
     lines = (line for line in read_lines(options.input) if line.id not in done)
-    run = BatchRun(engine, _desk(config.served_name, engine), lines, answers)
+    run = BatchRun(engine, _desk(config.served_name, engine, _generation_defaults(options)), lines, answers)
     meter = Meter(run.progress, left, time.monotonic())
     try:
         run.run(meter.tick)
@@ -141,10 +141,17 @@ def _batch_sizes(computed_on: Device) -> list[str]:
     return [f"--max-sequences={MAX_SEQUENCES[computed_on]}", *blocks]
 
 
-def _desk(served_name: str, engine: EngineParts) -> Desk:
+def _generation_defaults(options: argparse.Namespace) -> bool:
+    """Whether the model's own sampling defaults count."""
+    said: bool = not options.no_generation_defaults
+    return said and (options.file is None or read_manifest(options.file).spec.model.generation_defaults)
+
+
+def _desk(served_name: str, engine: EngineParts, generation_defaults: bool) -> Desk:
     text = load_text_model(engine.bundle.data, engine.bundle.sha256)
     limits = ModelLimits(engine.limits.max_context_tokens, engine.limits.vocab_size)
-    return Desk(text, limits, served_name, engine.fingerprint.model_hash, engine.limits.max_choices, int(time.time()))
+    model_hash, most = engine.fingerprint.model_hash, engine.limits.max_choices
+    return Desk(text, limits, served_name, model_hash, most, int(time.time()), generation_defaults)
 
 
 @dataclass(slots=True)
@@ -208,6 +215,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     source.add_argument("-f", "--file", type=Path, metavar="FILE", help="the LLMDeployment (YAML)")
     source.add_argument("--model", metavar="DIR", help=f"a model directory, or {RANDOM_SCHEME}CONFIG_JSON to measure")
     add("--served-name", metavar="NAME", help="with --model: as the requests call it (default: the directory's name)")
+    add("--no-generation-defaults", action="store_true", help="leave the model's generation_config.json out")
     add("--dtype", choices=sorted(DTYPES), help="with --model")
     add("--max-context-tokens", type=integer(16, 1 << 20), metavar="N", help="with --model")
     add("--volume", type=volume, action="append", default=[], metavar="NAME=PATH", help="directory for pvc://NAME/…")

@@ -31,6 +31,7 @@ from baton_gateway.requests.request_events import Prompt
 from baton_gateway.requests.scored_prompts import ScoredPrompts, echoes
 from baton_gateway.text.choice_text import ChoiceText, Increment, TokenInfo
 from baton_gateway.text.encoding import PromptText, encode_prompt
+from baton_gateway.text.generation_defaults import OF_THE_API
 from baton_gateway.text.revision_text import TextModel
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_local.batch.lines import BadLine, BatchLine, answer_line
@@ -161,9 +162,17 @@ class Desk:
     """Turns lines into jobs for one model."""
 
     def __init__(
-        self, text: TextModel, limits: ModelLimits, served_name: str, model_hash: str, max_choices: int, created: int
+        self,
+        text: TextModel,
+        limits: ModelLimits,
+        served_name: str,
+        model_hash: str,
+        max_choices: int,
+        created: int,
+        generation_defaults: bool = True,
     ) -> None:
-        """`created`: seconds since 1970, for the answers."""
+        """`created`: seconds since 1970, for the answers. `generation_defaults`: whether the model's own count."""
+        self._defaults = text.bundle.generation if generation_defaults else OF_THE_API
         self._text = text
         self._limits = limits
         self._served_name = served_name
@@ -196,7 +205,7 @@ class Desk:
             digest = hashlib.blake2b(line.custom_id.encode(), digest_size=16).digest()
             seed = int.from_bytes(digest[:8], "big") >> 1
             field_name = "messages" if is_chat else "prompt"
-            prompts = make_prompts(options, encoded, self._text, self._limits, field_name, seed, "")
+            prompts = make_prompts(options, encoded, self._text, self._limits, field_name, seed, "", self._defaults)
         except RefusedRequestError as refusal:
             return Refusal.of(line.custom_id, refusal.problem)
         head = ResponseHead(

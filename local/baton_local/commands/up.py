@@ -64,11 +64,13 @@ class UpOptions:
     """An accelerator whose step times stand in for computing (see `emulation`)."""
     patience: Patience = DEFAULT_PATIENCE
     keys: AskedKeys = NOTHING_SAID
+    generation_defaults: bool = True
+    """False: not even where the manifest says so."""
 
 
 def run_up(options: UpOptions) -> int:
     """Run a deployment until a signal; returns the exit status. Raises LocalError, OperatorError or BadMessageError."""
-    deployment = _with_processes(read_manifest(options.manifest), options.processes)
+    deployment = _as_asked(read_manifest(options.manifest), options)
     gpus = gpu_ids(os.environ)
     emulation = None if options.emulate is None else emulated(options.emulate, deployment)
     chosen = (
@@ -356,11 +358,14 @@ class LocalRuntime:
         )
 
 
-def _with_processes(deployment: LLMDeployment, processes: int | None) -> LLMDeployment:
-    if processes is None:
-        return deployment
-    gateway = deployment.spec.gateway.model_copy(update={"processes": processes})
-    return deployment.model_copy(update={"spec": deployment.spec.model_copy(update={"gateway": gateway})})
+def _as_asked(deployment: LLMDeployment, options: UpOptions) -> LLMDeployment:
+    """The deployment with what the command line says otherwise."""
+    spec = deployment.spec
+    if options.processes is not None:
+        spec = spec.model_copy(update={"gateway": spec.gateway.model_copy(update={"processes": options.processes})})
+    if not options.generation_defaults:
+        spec = spec.model_copy(update={"model": spec.model.model_copy(update={"generation_defaults": False})})
+    return deployment.model_copy(update={"spec": spec})
 
 
 def _address(worker: Announcement) -> dict[str, object]:

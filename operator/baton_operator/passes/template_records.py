@@ -140,12 +140,13 @@ def inputs(deployment: LLMDeployment, role: Role) -> Manifest:
         targets = {name: each["target"] for name, each in dump["slo"].items()}
         may_sleep = spec.prefill.replicas.min == 0
         more = {"routing": dump["routing"], "targets": targets, "maySleep": may_sleep}
+        more["generationDefaults"] = spec.model.generation_defaults
         return {**shared, "gateway": gateway, "maxRequestDuration": longest, **more}
     pool = {name: value for name, value in dump[role.value].items() if name != "replicas"}
     devices = {each.value: pool_spec(deployment, each).accelerator is not None for each in POOL_ROLES}
     return {
         **shared,
-        "model": dump["model"],
+        "model": {name: value for name, value in dump["model"].items() if name != "generationDefaults"},
         "pool": pool,
         "kvTransfer": dump["kvTransfer"],
         "accelerated": devices,

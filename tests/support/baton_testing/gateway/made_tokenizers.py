@@ -32,6 +32,7 @@ class MadeTokenizer:
 
     tokenizer: Tokenizer
     config: dict[str, object]
+    generation: dict[str, object] | None = None
 
     @property
     def eos_id(self) -> int:
@@ -47,7 +48,7 @@ class MadeTokenizer:
             "tokenizer.json": self.tokenizer.to_str(),
             "tokenizer_config.json": json.dumps(self.config),
             "chat_template.jinja": CHAT_TEMPLATE,
-            "generation_config.json": None,
+            "generation_config.json": None if self.generation is None else json.dumps(self.generation),
             "config.json": json.dumps({"eos_token_id": self.eos_id}),
         }
 
