@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -23,6 +24,8 @@ from baton_kernels.sampling_inputs import Draws, Penalties, Truncation
 from baton_kernels.truncated_draw import truncated_draw
 from baton_wire.messages.values import SamplingParams
 
+LOWEST_TEMPERATURE = 1e-5
+"""Below it a row is greedy."""
 LogitsHook = Callable[[Sequence[int], Tensor], Tensor]
 """(slots, logits [N, vocab] float32) → logits to draw from, -inf where a token is forbidden. Comes after penalties
 and bias and before truncation. Must not change its argument; must leave at least one finite logit per row."""
@@ -88,7 +91,7 @@ class Sampler:
 
     def open(self, opened: OpenSlot) -> None:
         """Begin a slot's sequence: the next token drawn has the index len(outputs)."""
-        self._params[opened.slot] = opened.sampling
+        self._params[opened.slot] = _finite(opened.sampling)
         self._choices[opened.slot] = opened.choice
         self._next_index[opened.slot] = len(opened.outputs)
         self._rows = None
@@ -236,6 +239,11 @@ class Sampler:
 
     def _floats(self, values: Sequence[float]) -> Tensor:
         return upload(np.array(values, dtype=np.float32), self._device)
+
+
+def _finite(params: SamplingParams) -> SamplingParams:
+    """Logits divided by a temperature that is nearly none leave float32; what they would draw is the greatest."""
+    return params if params.temperature >= LOWEST_TEMPERATURE else msgspec.structs.replace(params, temperature=0.0)
 
 
 def _is_penalised(params: SamplingParams) -> bool:

@@ -36,6 +36,13 @@ def test_temperature_zero_takes_the_likeliest_token() -> None:
     assert draws(params(temperature=0.0), 5, logits) == [int(logits.argmax())] * 5
 
 
+@pytest.mark.parametrize("temperature", [1e-45, 1e-38, 1e-20, 9.9e-6])
+@pytest.mark.parametrize("others", [{}, {"top_p": 0.5}, {"top_k": 3, "min_p": 0.1}])
+def test_a_temperature_of_nearly_nothing_takes_the_likeliest_token(temperature: float, others: dict[str, Any]) -> None:
+    logits = random_logits()
+    assert draws(params(temperature=temperature, **others), 5, logits) == [int(logits.argmax())] * 5
+
+
 def test_frequencies_follow_the_softmax() -> None:
     logits = random_logits()
     ids = torch.tensor(draws(params(temperature=0.7), 6_000, logits))
