@@ -16,10 +16,9 @@ def test_silence_makes_suspect_then_dead() -> None:
 
 def test_a_sign_of_life_starts_over() -> None:
     alive = Liveness(LivenessConfig(), now=0.0)
-    alive.state(1.0)
-    assert alive.state(2.0) is PeerState.SUSPECT
+    assert looked(alive, 0.5, 2.0) is PeerState.SUSPECT
     alive.heard(2.0)
-    assert alive.state(3.0) is PeerState.LIVE
+    assert looked(alive, 2.5, 3.0) is PeerState.LIVE
     alive.heard(1.0)
     assert alive.state(3.4) is PeerState.LIVE
 
@@ -27,10 +26,27 @@ def test_a_sign_of_life_starts_over() -> None:
 def test_our_own_pause_is_not_held_against_the_peer() -> None:
     alive = Liveness(LivenessConfig(), now=0.0)
     assert alive.state(0.5) is PeerState.LIVE
-    assert alive.state(60.0) is PeerState.LIVE
+    assert looked(alive, 60.0, 61.0) is PeerState.LIVE
     assert alive.state(61.4) is PeerState.LIVE
     assert alive.state(61.6) is PeerState.SUSPECT
-    assert alive.state(63.0) is PeerState.DEAD
+    assert looked(alive, 62.0, 63.0) is PeerState.DEAD
+
+
+def looked(alive: Liveness, first: float, last: float) -> PeerState:
+    """The verdict of the last look, with one each half second until then."""
+    states = [alive.state(first + step / 2) for step in range(int((last - first) * 2) + 1)]
+    return states[-1]
+
+
+@pytest.mark.parametrize("stall_s", [0.8, 1.2, 1.5])
+def test_one_stall_of_ours_after_another_does_not_add_up_to_the_peers_silence(stall_s: float) -> None:
+    alive, now = Liveness(LivenessConfig(), now=0.0), 0.0
+    states = []
+    for _ in range(2):
+        now += stall_s
+        states.append(alive.state(now))
+    assert states == [PeerState.LIVE, PeerState.LIVE], "we were there for a second at most"
+    assert looked(alive, now + 0.5, now + 2.5) is PeerState.DEAD, "a peer that is silent while we look is dead in time"
 
 
 @pytest.mark.parametrize(("suspect_s", "dead_s"), [(0.0, 3.0), (-1.0, 3.0), (4.0, 3.0)])

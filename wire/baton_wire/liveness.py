@@ -6,6 +6,10 @@ import enum
 from dataclasses import dataclass
 
 
+LOOKS = 3
+"""Looks per `suspect_s` that are promised; those who watch look twice as often."""
+
+
 class PeerState(enum.StrEnum):
     LIVE = "live"
     SUSPECT = "suspect"
@@ -28,8 +32,9 @@ class LivenessConfig:
 class Liveness:
     """Silence of one peer. Any authenticated frame counts as a sign of life.
 
-    A gap in our own watching (this process was stopped or starved) is not held against the peer: the silence is then
-    counted from the moment we look again.
+    A gap in our own watching (this process was stopped or starved) is not held against the peer. Who looks later than
+    `LOOKS` times per `suspect_s` stood still for the rest, and may have heard nothing meanwhile: so much less silence
+    counts. After a gap of `suspect_s` it is counted from the moment we look again.
     """
 
     def __init__(self, config: LivenessConfig, now: float) -> None:
@@ -41,9 +46,12 @@ class Liveness:
         self._heard_s = max(self._heard_s, now)
 
     def state(self, now: float) -> PeerState:
-        """How the peer stands at `now`. Call it regularly, at least twice per `suspect_s`."""
-        if now - self._looked_s > self._config.suspect_s:
+        """How the peer stands at `now`. Call it regularly, at least `LOOKS` times per `suspect_s`."""
+        gap_s = now - self._looked_s
+        if gap_s > self._config.suspect_s:
             self._heard_s = max(self._heard_s, now)
+        elif (late_s := gap_s - self._config.suspect_s / LOOKS) > 0:
+            self._heard_s = max(self._heard_s, min(now, self._heard_s + late_s))
         self._looked_s = max(self._looked_s, now)
         silence = now - self._heard_s
         if silence >= self._config.dead_s:
