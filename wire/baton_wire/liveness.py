@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-
 LOOKS = 3
 """Looks per `suspect_s` that are promised; those who watch look twice as often."""
 
