@@ -28,6 +28,7 @@ from baton_kv_transfer.prefill.records import (
     Release,
     Report,
 )
+from baton_kv_transfer.prefill.suspicion import IN_A_ROW, SilentHandovers, is_silent
 from baton_wire.errors import BadMessageError, UnfitPairError
 from baton_wire.expiring import ExpiringMap
 from baton_wire.kv_shape import KvGeometry, Units
@@ -54,6 +55,7 @@ class PrefillHandovers:
         self._ahead = EarlyProgress(config.early_s, EARLY_CAPACITY)
         self._ended: ExpiringMap[HandoverKey, Reason | None] = ExpiringMap(ENDED_S, ENDED_CAPACITY)
         self._former = FormerGrants()
+        self._silent = SilentHandovers()
         self._next_put = 1
         self._early_bytes = 0
         self._ended_by_reason: Counter[str] = Counter()
@@ -68,7 +70,7 @@ class PrefillHandovers:
         if key in self._handovers:
             self._refused["duplicate_opened"] += 1
             return []
-        handover = PrefillHandover(key, peer, total_tokens, deadline_s, opened_s=now)
+        handover = PrefillHandover(key, peer, total_tokens, deadline_s, opened_s=now, moved_s=now)
         self._handovers[key] = handover
         if key in self._ended:
             outcome = HandoverOutcome(Reason.BAD_REQUEST, "this attempt already ended here", report=True)
@@ -145,7 +147,8 @@ class PrefillHandovers:
         if handover.state is PrefillState.CLOSING:
             return []
         tell_peer = handover.state is not PrefillState.SEALED
-        return self._close(handover, HandoverOutcome(reason, detail, tell_peer=tell_peer), now)
+        suspected = self._suspected(handover, now)
+        return [*self._close(handover, HandoverOutcome(reason, detail, tell_peer=tell_peer), now), *suspected]
 
     def put_done(self, key: HandoverKey, put: int, checksums: bytes, now: float) -> list[PrefillAction]:
         """The put's bytes stand at the decode worker; `checksums` of its pieces in stream order (empty with stamps)."""
@@ -154,6 +157,7 @@ class PrefillHandovers:
         if handover is None or units is None or handover.layout is None:
             self._refused["unknown_put"] += 1
             return []
+        handover.moved_s = now
         handover.checksums[units.group, units.first] = checksums
         handover.sent_bytes += (units.end - units.first) * handover.layout.group_unit_bytes
         return self._advance(handover, now)
@@ -174,13 +178,14 @@ class PrefillHandovers:
         self._peers[peer] = facts
         actions: list[PrefillAction] = []
         for handover in self._of(peer, PrefillState.LINKING):
-            waits = handover.is_computed and not handover.heard
+            waits, handover.moved_s = handover.is_computed and not handover.heard, now
             self._enter(handover, PrefillState.UNGRANTED, now + self._config.pin_s if waits else handover.deadline_s)
         return actions
 
     def link_down(self, peer: bytes, reason: Reason, detail: str, now: float) -> list[PrefillAction]:
         """The link broke or could not be made. What was sealed is the decode worker's business; all else fails."""
         self._peers.pop(peer, None)
+        self._silent.answered(peer)
         self._former.link_down(peer)
         for early_peer, key in [entry for entry, _ in self._early.items() if entry[0] == peer]:
             self._early.pop((early_peer, key))
@@ -251,12 +256,21 @@ class PrefillHandovers:
                     self._enter(handover, PrefillState.UNGRANTED, handover.deadline_s)
                 return []
             case Reject():
-                return self._close(handover, self._rejected_outcome(message, handover), now)
+                suspected = self._rejected(handover, message, now)
+                return [*self._close(handover, self._rejected_outcome(message, handover), now), *suspected]
             case Done():
                 if handover.state is not PrefillState.SEALED:
                     self._refused["done_before_seal"] += 1
                     return []
+                self._silent.answered(handover.peer)
                 return self._close(handover, HandoverOutcome(message.reason, message.detail), now)
+
+    def _rejected(self, handover: PrefillHandover, message: Reject, now: float) -> list[PrefillAction]:
+        """Who gives up what it waited for, told to or at its deadline, has not answered what came."""
+        if message.reason in (Reason.DEADLINE, Reason.CANCELLED):
+            return self._suspected(handover, now)
+        self._silent.answered(handover.peer)
+        return []
 
     def _rejected_outcome(self, message: Reject, handover: PrefillHandover) -> HandoverOutcome:
         granted = handover.grant is not None and handover.state is not PrefillState.SEALED
@@ -275,7 +289,7 @@ class PrefillHandovers:
             layout = granted_layout(self._geometry, self._peers[handover.peer], handover.total_tokens, grant)
         except (ValueError, UnfitPairError) as error:
             return self._close(handover, self._bad(str(error)), now)
-        handover.grant, handover.layout = grant, layout
+        handover.grant, handover.layout, handover.moved_s = grant, layout, now
         handover.next_units = [layout.first_unit] * layout.groups
         self._enter(handover, PrefillState.SENDING, handover.deadline_s)
         return [Granted(handover.key), *self._advance(handover, now)]
@@ -304,12 +318,19 @@ class PrefillHandovers:
         if handover.state is PrefillState.CLOSING:
             handover.state_until_s = now + self._config.closing_s
             return [CutLink(handover.peer, f"a write of {handover.key} does not end")]
+        suspected = self._suspected(handover, now)
         if handover.state is PrefillState.SEALED:
-            return self._close(handover, HandoverOutcome(Reason.DEADLINE, "no verdict"), now)
+            return [*self._close(handover, HandoverOutcome(Reason.DEADLINE, "no verdict"), now), *suspected]
         reason, detail = Reason.DEADLINE, f"in state {handover.state}"
         if now < handover.deadline_s:
             reason, detail = Reason.PEER_LOST, "no link to, or no word from, the decode worker"
-        return self._close(handover, HandoverOutcome(reason, detail, report=True, tell_peer=True), now)
+        return [*self._close(handover, HandoverOutcome(reason, detail, report=True, tell_peer=True), now), *suspected]
+
+    def _suspected(self, handover: PrefillHandover, now: float) -> list[PrefillAction]:
+        """It is given up as it stands. Its decode worker may not have said a word for too many in a row."""
+        if not is_silent(handover, now, self._config.dead_s) or not self._silent.ended(handover.peer):
+            return []
+        return [CutLink(handover.peer, f"{IN_A_ROW} hand-overs in a row ended without a word from the decode worker")]
 
     # Inside ----------------------------------------------------------------------------------------------------------
 
@@ -321,10 +342,13 @@ class PrefillHandovers:
             return []
         layout, config = handover.layout, self._config
         found = next_units(handover, layout, config.max_put_bytes)
+        if found and not handover.in_flight:
+            handover.moved_s = now
         actions: list[PrefillAction] = [self._put(handover, layout, handover.grant, units) for units in found]
         actions += word_of_groups(handover, layout, config.portion_bytes)
         is_put = all(unit == layout.end_unit for unit in handover.next_units)
         if is_put and not handover.in_flight and handover.is_computed:
+            handover.moved_s = now
             actions.append(self._seal(handover, handover.grant))
         return actions
 

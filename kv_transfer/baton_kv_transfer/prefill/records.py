@@ -153,6 +153,8 @@ class PrefillHandover:
     total_tokens: int
     deadline_s: float
     opened_s: float
+    moved_s: float
+    """When it last heard of the decode worker, or began to wait for it."""
     state: PrefillState = PrefillState.LINKING
     state_until_s: float = 0.0
     blocks: tuple[int, ...] = ()
