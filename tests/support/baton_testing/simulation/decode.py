@@ -14,6 +14,7 @@ from baton_kv_transfer.decode.transfer import DecodeTransfer
 from baton_kv_transfer.handover import HandoverKey, SendTo
 from baton_kv_transfer.landing import LandingWindow, SpanState
 from baton_kv_transfer.layout import Extent
+from baton_kv_transfer.link import PairLink
 from baton_kv_transfer.transports.seam import Transport
 from baton_testing.engine.runners import VOCABULARY
 from baton_testing.simulation.engine import SimEngine
@@ -22,7 +23,7 @@ from baton_testing.simulation.scenario import CONTEXT_TOKENS, Fault
 from baton_testing.simulation.streams import PORT, StreamNetwork
 from baton_testing.simulation.transfers import KEYS, TRANSFER, Landing, Watch
 from baton_testing.simulation.worker import LIMITS, SimWorker, WorkerWorld, no_metrics
-from baton_wire.messages.pair_link import FirstToken, PairMessage
+from baton_wire.messages.pair_link import FirstToken, PairMessage, Seal
 from baton_wire.messages.values import PairFingerprint, Reason, RequestKey, Role
 
 
@@ -142,6 +143,8 @@ class WatchedDecodeTransfer(DecodeTransfer):
         self.has_acted = True
         """Since the books were looked at."""
         self.fingerprints: dict[bytes, PairFingerprint] = {}
+        self.deaf: set[PairLink] = set()
+        """Links whose seals are lost."""
         self._numbers: dict[bytes, list[int]] = {}
         """Of the links of each prefill worker."""
         self._generations: dict[tuple[HandoverKey, int], list[int]] = {}
@@ -195,11 +198,15 @@ class WatchedDecodeTransfer(DecodeTransfer):
         self.fingerprints[linked.epoch] = linked.hello.fingerprint
         self._numbers.setdefault(linked.epoch, []).append(linked.number)
         linked.link.__class__ = self.worker.world.parts.link
+        linked.link.session.__class__ = self.worker.world.parts.session
         self.watch.up(linked.link, linked.epoch, self._path(linked))
         super().on_up(linked)
 
     def on_message(self, linked: PrefillLink, message: PairMessage) -> None:
         self.watch.got(linked.link, linked.epoch, message, self._path(linked))
+        if linked.link in self.deaf and isinstance(message, Seal):
+            self.worker.world.count(Fault.LOST_SEALS)
+            return
         super().on_message(linked, message)
 
     def on_down(self, linked: PrefillLink, detail: str) -> None:

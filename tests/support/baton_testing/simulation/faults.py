@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 LONGEST_S = 5.0
+LOST_SEALS_S = 20.0
 
 
 def inject(world: SimWorld, fault: FaultPlan) -> None:
@@ -35,10 +36,12 @@ def inject(world: SimWorld, fault: FaultPlan) -> None:
             _pause(world, fault)
         case Fault.CUT | Fault.CUT_ONE_WAY | Fault.SLOW | Fault.DUPLICATE | Fault.DELAY | Fault.LATE_WRITE:
             _network(world, fault)
-        case Fault.HEADER | Fault.TRICKLE:
+        case Fault.FLIP | Fault.TRICKLE:
             _network(world, fault)
         case Fault.RESET:
             _reset(world, fault)
+        case Fault.LOST_SEALS:
+            _lose_seals(world, fault)
         case Fault.CORRUPT | Fault.OTHER_TOKEN | Fault.SCATTER_ERROR | Fault.SOURCE_ERROR | Fault.HICCUP | Fault.DRAIN:
             _worker(world, fault)
         case Fault.CANCEL | Fault.MASS_CANCEL:
@@ -96,7 +99,7 @@ def _blame(victim: SimProcess | None) -> None:
 
 
 def _network(world: SimWorld, fault: FaultPlan) -> None:
-    is_of_pairs = fault.kind in (Fault.HEADER, Fault.TRICKLE)
+    is_of_pairs = fault.kind is Fault.TRICKLE
     path = _pick([path for path in world.paths.values() if path.name[0] == "p" or not is_of_pairs], fault.pick)
     for address in path.name.split("-"):
         _blame(world.workers.get(address))
@@ -116,7 +119,7 @@ def _network(world: SimWorld, fault: FaultPlan) -> None:
         case Fault.DUPLICATE:
             path.duplicate_next = True
             path.repeat_next.update(path.heard)
-        case Fault.HEADER:
+        case Fault.FLIP:
             path.flip_next = fault.amount
         case Fault.TRICKLE:
             path.trickle_s = 0.05 + fault.pick * 0.6
@@ -148,6 +151,24 @@ def _reset(world: SimWorld, fault: FaultPlan) -> None:
             victim.broke()
         else:
             victim.process.run(lambda: victim.close("reset"))
+
+
+def _lose_seals(world: SimWorld, fault: FaultPlan) -> None:
+    """Until the link is another one; in the end somebody resets it, so that the check at rest means something."""
+    decodes = [each for each in world.workers.values() if isinstance(each, SimDecode) and each.is_running]
+    linked = [(each, epoch) for each in decodes for epoch in each.transfer.links]
+    if linked:
+        victim, epoch = _pick(linked, fault.pick)
+        link = victim.transfer.links[epoch].link
+        _blame(victim)
+        _blame(world.by_epoch[epoch])
+        victim.note(f"loses the seals of {epoch.hex()[-4:]} from now on")
+        victim.transfer.deaf.add(link)
+
+        def close() -> None:
+            victim.thread.call_soon(link.close, "reset in the end")
+
+        world.heap.after(LOST_SEALS_S, close)
 
 
 def _worker(world: SimWorld, fault: FaultPlan) -> None:

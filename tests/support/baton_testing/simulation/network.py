@@ -1,7 +1,7 @@
 """The simulated network: paths that can be cut and slowed, connections of two ends over them, dialling again and again.
 
-A connection keeps messages in order. A cut path holds what is sent until it heals (as TCP sends again) or the
-connection dies. Silence is noticed by the production `Liveness` of each end.
+A connection keeps messages in order, each with the MAC of its production session. A cut path holds what is sent until
+it heals (as TCP sends again) or the connection dies. Silence is noticed by the production `Liveness` of each end.
 """
 
 from __future__ import annotations
@@ -13,16 +13,21 @@ from typing import Any, Protocol
 
 from baton_testing.simulation.process import SimProcess, Surroundings, require
 from baton_testing.simulation.scenario import Fault
+from baton_wire.errors import BadMessageError
 from baton_wire.liveness import Liveness, LivenessConfig, PeerState
+from baton_wire.session import AlteredFrames, Session, session_keys
 
 PULSE_S = 0.5
 REMEMBERED = 4
 FIN = "FIN"
+FIRST_BYTES = 4
+"""Of a message, where its kind and request begin."""
 
 
 class Network(Surroundings, Protocol):
     connections: list[Connection]
     make_liveness: Callable[..., Liveness]
+    make_session: Callable[..., Session]
     message_s: float
 
     def process_at(self, address: str) -> SimProcess | None: ...
@@ -41,7 +46,7 @@ class Path:
     duplicate_next: bool = False
     hold_writes_s: float = 0.0
     flip_next: float | None = None
-    """In [0, 1): which bit of the next frame's length is flipped."""
+    """In [0, 1): which bit of the next frame is flipped."""
     trickle_s: float = 0.0
     """Seconds from byte to byte."""
     heard: defaultdict[tuple[bytes, bytes], deque[Any]] = field(
@@ -56,6 +61,15 @@ class Path:
 
     def cut_of(self, is_out: bool) -> bool:
         return self.out_cut if is_out else self.back_cut
+
+    def flipped(self, frame: bytes, first: int) -> bytes:
+        """The frame as `flip_next` wants it, which is over then. A quarter of all flips are in the `first` bytes."""
+        assert self.flip_next is not None
+        share, self.flip_next = self.flip_next, None
+        bit = int(share * 4 * 8 * first) if share < 0.25 else int((share - 0.25) / 0.75 * 8 * len(frame))
+        altered = bytearray(frame)
+        altered[bit // 8] ^= 1 << bit % 8
+        return bytes(altered)
 
     def heal(self) -> list[Callable[[], None]]:
         self.out_cut = self.back_cut = False
@@ -81,6 +95,9 @@ class End:
         self.silent_since = connection.world.heap.now
         world = connection.world
         self.liveness = world.make_liveness(LivenessConfig(), world.heap.now)
+        keys = session_keys(b"k" * 32, f"{connection.path.name} {world.heap.now}".encode())
+        ours, theirs = keys if is_dialler else reversed(keys)
+        self.session = world.make_session(ours, theirs, AlteredFrames())
         self.arrival_s = 0.0
         self.heard: deque[Any] = deque(maxlen=REMEMBERED)
         """The last that reached the other side: only what came can come twice."""
@@ -89,11 +106,11 @@ class End:
     def other(self) -> End:
         return self.connection.acceptor if self.is_dialler else self.connection.dialler
 
-    def send(self, message: Any) -> bool:
+    def send(self, message: bytes) -> bool:
         """Queue a message for the other side; False when this end is closed."""
         if not self.is_up:
             return False
-        self.connection.carry(self, message)
+        self.connection.carry(self, self.session.sign(message))
         return True
 
     def close(self, detail: str) -> None:
@@ -125,6 +142,10 @@ class Connection:
 
     def carry(self, end: End, message: Any) -> None:
         world, path = self.world, self.path
+        if path.flip_next is not None and message is not FIN:
+            message = path.flipped(message, FIRST_BYTES)
+            world.count(Fault.FLIP)
+            end.process.note(f"{path.name} a bit of a frame is flipped")
         extra, path.delay_next_s = path.delay_next_s, 0.0
         if extra:
             world.count(Fault.DELAY)
@@ -147,14 +168,18 @@ class Connection:
     def _take(self, end: End, message: Any, is_greeting: bool) -> None:
         if not end.is_up:
             return
-        if not is_greeting:
-            end.other.heard.append(message)
         if message is FIN:
             end.close("the other side closed it")
             return
-        end.liveness.heard(self.world.heap.now)
-        end.silent_since = self.world.heap.now
-        end.party.received(end, message)
+        try:
+            frame = end.session.verify(message)
+            if not is_greeting:
+                end.other.heard.append(frame)
+            end.liveness.heard(self.world.heap.now)
+            end.silent_since = self.world.heap.now
+            end.party.received(end, frame)
+        except BadMessageError as error:
+            end.close(str(error))
 
     def pulse(self) -> None:
         """Heartbeats both ways, then both sides look."""

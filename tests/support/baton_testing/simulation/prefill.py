@@ -8,7 +8,7 @@ from typing import Any
 from baton_engine.scheduling.engine_config import EngineConfig
 from baton_kv_transfer.handover import HandoverKey, SendTo
 from baton_kv_transfer.prefill.peers import DecodeLink
-from baton_kv_transfer.prefill.records import PrefillAction, PrefillState, Put
+from baton_kv_transfer.prefill.records import PrefillAction, PrefillState, Put, Release
 from baton_kv_transfer.prefill.transfer import PrefillTransfer
 from baton_kv_transfer.transports.seam import Transport
 from baton_testing.simulation.engine import SimEngine
@@ -19,10 +19,11 @@ from baton_testing.simulation.transfers import KEYS, TRANSFER, Sender, Watch
 from baton_testing.simulation.worker import LIMITS, SimWorker, WorkerWorld, no_metrics
 from baton_wire.discovery import Endpoint
 from baton_wire.kv_shape import Units
-from baton_wire.messages.pair_link import FirstToken, PairMessage
+from baton_wire.messages.pair_link import Done, FirstToken, PairMessage, Reject, Seal
 from baton_wire.messages.values import PairFingerprint, PeerRef, Reason, RequestKey, Role
 
 PREFILL_BLOCK_TOKENS = 4
+GIVEN_UP = (Reason.DEADLINE, Reason.CANCELLED)
 
 
 class SimPrefill(SimWorker):
@@ -90,6 +91,7 @@ class SimPrefill(SimWorker):
 
     def check(self) -> None:
         self.engine.check()
+        self.transfer.verdicts.check(self.name, self.awake_s)
         machine, links = self.transfer.machine, self.transfer.links
         for key, epoch in self.opened.items():
             if epoch in links:
@@ -143,6 +145,7 @@ class WatchedPrefillTransfer(PrefillTransfer):
         parts, geometry = worker.world.parts, worker.engine.pool.geometry
         self.worker = worker
         self.watch = Watch(worker)
+        self.verdicts = Verdicts()
         self.drawn: set[HandoverKey] = set()
         self._generations: dict[tuple[HandoverKey, int], list[int]] = {}
         super().__init__(
@@ -188,16 +191,20 @@ class WatchedPrefillTransfer(PrefillTransfer):
 
     def on_up(self, linked: DecodeLink) -> None:
         linked.link.__class__ = self.worker.world.parts.link
+        linked.link.session.__class__ = self.worker.world.parts.session
         self.watch.up(linked.link, linked.epoch, self._path(linked))
         super().on_up(linked)
 
     def on_message(self, linked: DecodeLink, message: PairMessage) -> None:
         self.watch.got(linked.link, linked.epoch, message, self._path(linked))
+        if isinstance(message, Done) or (isinstance(message, Reject) and message.reason not in GIVEN_UP):
+            self.verdicts.came(linked.epoch, message.request)
         super().on_message(linked, message)
 
     def on_down(self, linked: DecodeLink, detail: str) -> None:
         self.worker.note(f"link to {linked.address.host} ended: {detail}")
         self.watch.down(linked.link)
+        self.verdicts.down(linked.epoch)
         super().on_down(linked, detail)
 
     def _path(self, linked: DecodeLink) -> Any:
@@ -210,8 +217,12 @@ class WatchedPrefillTransfer(PrefillTransfer):
             match action:
                 case Put(key, _, put):
                     self._generations[key, put] = self._held(action)
-                case SendTo(_, message):
+                case SendTo(peer, message):
                     self.worker.note(f"{type(message).__name__} {short(message)}")
+                    if isinstance(message, Seal):
+                        self.verdicts.awaited(peer, message.request, self.worker.awake_s)
+                case Release(key):
+                    self.verdicts.released(key.request, self.worker.awake_s)
         super()._act(actions)
 
     def _put_done(self, put: Put, checksums: bytes) -> None:
@@ -235,6 +246,35 @@ class WatchedPrefillTransfer(PrefillTransfer):
         for block in blocks:
             require(pool.references(block) > 0, "I5", f"{self.worker.name}: block {block} is put and held by nobody")
         return [pool.generation(block) for block in blocks]
+
+
+class Verdicts:
+    """I3 of a pair: hand-overs that are sealed and get no verdict, one after the other, do not go on for ever."""
+
+    def __init__(self) -> None:
+        self._awaited: dict[bytes, tuple[bytes, float]] = {}
+        self._missing: dict[bytes, list[float]] = {}
+
+    def awaited(self, peer: bytes, request: bytes, now: float) -> None:
+        self._awaited[request] = peer, now
+
+    def came(self, peer: bytes, request: bytes) -> None:
+        self._awaited.pop(request, None)
+        self._missing.pop(peer, None)
+
+    def released(self, request: bytes, now: float) -> None:
+        peer, since_s = self._awaited.pop(request, (b"", now))
+        if now - since_s >= TRANSFER.dead_s:
+            self._missing.setdefault(peer, []).append(now)
+
+    def down(self, peer: bytes) -> None:
+        self._missing.pop(peer, None)
+        self._awaited = {request: known for request, known in self._awaited.items() if known[0] != peer}
+
+    def check(self, name: str, now: float) -> None:
+        for times in self._missing.values():
+            kept_s = now - times[1] if len(times) > 1 else 0.0
+            require(kept_s < 1.0, "I3", f"{name} keeps a link over which {len(times)} hand-overs got no verdict")
 
 
 def short(message: PairMessage) -> str:

@@ -10,6 +10,8 @@ from baton_wire.messages.values import SamplingParams
 
 CONTEXT_TOKENS = 64
 FAULTS_UNTIL_S = 5.0
+RARE = 0.2
+"""Share of the worlds with faults that have one that stays."""
 FAMILIES = 3
 """Prompts of one family begin alike."""
 
@@ -25,8 +27,9 @@ class Fault(enum.StrEnum):
     CUT_ONE_WAY = "network cut one way"
     SLOW = "network slow"
     RESET = "connection reset"
-    HEADER = "bit flipped in a frame's length"
+    FLIP = "bit flipped in a frame"
     TRICKLE = "byte trickled"
+    LOST_SEALS = "decode worker lost the seals of a link"
     OTHER_TOKEN = "first token altered on its way to the decode worker"
     CORRUPT = "landed bytes flipped, torn, swapped or stale"
     SCATTER_ERROR = "scatter raised"
@@ -116,7 +119,7 @@ WEIGHTS = {
     Fault.SLOW: 3,
     Fault.RESET: 5,
     Fault.CORRUPT: 9,
-    Fault.HEADER: 2,
+    Fault.FLIP: 2,
     Fault.TRICKLE: 2,
     Fault.OTHER_TOKEN: 3,
     Fault.SCATTER_ERROR: 2,
@@ -139,7 +142,16 @@ def scenario(seed: int) -> Scenario:
     count = 0 if dice.random() < 0.06 else dice.choice((10, 30, 60, 90, 120))
     kinds = dice.choices(list(WEIGHTS), list(WEIGHTS.values()), k=count)
     faults = (FaultPlan(dice.random() * FAULTS_UNTIL_S, kind, dice.random(), dice.random()) for kind in kinds)
-    return Scenario(seed, shape, requests, tuple(sorted(faults, key=lambda each: each.at_s)))
+    planned = [*faults, *_rare(seed, count)]
+    return Scenario(seed, shape, requests, tuple(sorted(planned, key=lambda each: each.at_s)))
+
+
+def _rare(seed: int, count: int) -> list[FaultPlan]:
+    """A fault that stays until somebody acts: at most one, and none in a calm world."""
+    dice = random.Random(f"rare {seed}")
+    if not count or dice.random() > RARE:
+        return []
+    return [FaultPlan(dice.random() * FAULTS_UNTIL_S / 2, Fault.LOST_SEALS, dice.random(), dice.random())]
 
 
 def _shape(dice: random.Random) -> Shape:

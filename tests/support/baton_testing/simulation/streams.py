@@ -1,7 +1,7 @@
 """The network of pair links, byte by byte: streams over the same paths as all else, which the production links frame.
 
 Bytes keep their order. A cut path holds them until it heals, as TCP sends again, or until the connection is given up.
-A paused process gets them when it is woken. Two faults know of frames: a bit flipped in a length, and a trickle.
+A paused process gets them when it is woken. Two faults know of frames: a flipped bit and a trickle.
 """
 
 from __future__ import annotations
@@ -66,13 +66,15 @@ class Stream:
         self._sends += 1
         is_frame = self._sends > GREETINGS[self.is_dialler]
         if is_frame and self.path.flip_next is not None:
-            bit, self.path.flip_next = int(self.path.flip_next * 8 * LENGTH_BYTES), None
-            flipped = bytearray(data)
-            flipped[bit // 8] ^= 1 << bit % 8
-            data = bytes(flipped)
-            self._world.count(Fault.HEADER)
-            self.process.note(f"{self.path.name} bit {bit} of a length is flipped")
+            data = self.path.flipped(data, LENGTH_BYTES)
+            self._world.count(Fault.FLIP)
+            self.process.note(f"{self.path.name} a bit of a frame is flipped")
         self._carry(data)
+
+    @property
+    def has_bytes(self) -> bool:
+        """A frame is under way."""
+        return bool(self._got)
 
     async def receive(self, size: int) -> bytes:
         while len(self._got) < size:

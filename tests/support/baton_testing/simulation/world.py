@@ -36,6 +36,7 @@ from baton_testing.virtual_time.event_heap import EventHeap
 from baton_wire.fingerprint import require_fit as require_fit_pair
 from baton_wire.liveness import Liveness
 from baton_wire.messages.values import PairFingerprint, Role
+from baton_wire.session import Session
 from baton_worker.serving.endpoints import STALLED_S, is_live
 
 GENTLE = frozenset({Fault.CANCEL, Fault.MASS_CANCEL})
@@ -66,6 +67,7 @@ class Parts:
     routing: Any = Routing
     liveness: Any = Liveness
     link: Any = PairLink
+    session: Any = Session
     admission: Any = Admission
     require_fit: Any = require_fit_pair
     is_live: Any = is_live
@@ -86,6 +88,7 @@ class SimWorld:
         self.faults: Counter[Fault] = Counter()
         self.retargets = 0
         self.make_liveness: Callable[..., Liveness] = self.parts.liveness
+        self.make_session: Callable[..., Session] = self.parts.session
         self.gateways: list[SimGateway] = []
         self.workers: dict[str, SimWorker] = {}
         """By address: who answers there, or did last."""

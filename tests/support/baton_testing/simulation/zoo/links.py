@@ -13,12 +13,13 @@ from baton_gateway.requests.request_events import Action, Arrived, Event
 from baton_kv_transfer.handover import HandoverKey
 from baton_kv_transfer.link import PairLink
 from baton_kv_transfer.prefill.machine import PrefillHandovers
-from baton_kv_transfer.prefill.records import HandoverOutcome, PrefillAction, PrefillState
+from baton_kv_transfer.prefill.records import HandoverOutcome, PrefillAction, PrefillHandover, PrefillState
 from baton_testing.simulation.streams import Stream
 from baton_wire.liveness import Liveness, PeerState
 from baton_wire.messages.gateway_link import LegFailed
 from baton_wire.messages.pair_link import PairMessage
 from baton_wire.messages.values import Reason
+from baton_wire.session import FRAME_MAC_BYTES, Session
 
 
 class SpreadsErrorsOfOneWrite(PrefillHandovers):
@@ -33,10 +34,18 @@ class SpreadsErrorsOfOneWrite(PrefillHandovers):
         return actions
 
 
+class TakesAlteredFrames(Session):
+    """Found by bits flipped on every link: the handshake proved who speaks, and nothing proved what was said."""
+
+    def verify(self, signed: bytes) -> bytes:
+        return signed[:-FRAME_MAC_BYTES]
+
+
 class TakesBytesForLife(PairLink):
     """Found by a flipped bit in a length: every byte counts as a sign of life, and a begun frame has no deadline."""
 
     async def receive(self) -> PairMessage:
+        self.session.__class__ = TakesAlteredFrames  # otherwise a length that was altered is not believed
         connection = cast(Stream, self._connection)
         connection.on_bytes = lambda: self._alive.heard(self._loop.time())
         return await super().receive()
@@ -47,9 +56,16 @@ class WaitsForBegunFrames(PairLink):
 
     @property
     def state(self) -> PeerState:
-        if self._begun_until_s:
+        if cast(Stream, self._connection).has_bytes:
             self._alive.heard(self._loop.time())
         return super().state
+
+
+class TrustsHeartbeats(PrefillHandovers):
+    """A link whose heartbeats come is sound: hand-overs may time out over it one after the other, for ever."""
+
+    def _suspected(self, handover: PrefillHandover, now: float) -> list[PrefillAction]:
+        return []
 
 
 class IgnoresConflicts(RequestLife):

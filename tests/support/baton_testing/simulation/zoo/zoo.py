@@ -159,8 +159,10 @@ ZOO = (
     Mutant("F26", links.answers_while_the_engine_stands, ("is_live",)),
     Mutant("F30", links.CutsWorkOnDrain, ("decode_service",), only=frozenset({Fault.DRAIN})),
     Mutant("one way", links.TakesLookingForHearing, ("liveness",), only=frozenset({Fault.CUT_ONE_WAY})),
-    Mutant("R7", links.TakesBytesForLife, ("link",), only=frozenset({Fault.HEADER})),
+    Mutant("R7", links.TakesBytesForLife, ("link",), only=frozenset({Fault.FLIP})),
+    Mutant("R9", links.TakesAlteredFrames, ("session",), only=frozenset({Fault.FLIP})),
     Mutant("R7", links.WaitsForBegunFrames, ("link",), only=frozenset({Fault.TRICKLE})),
+    _prefill("R7", links.TrustsHeartbeats, only=frozenset({Fault.LOST_SEALS})),
     _life("R9", links.IgnoresConflicts),
     Mutant("half open", links.SuspectsForEver, ("liveness",), only=frozenset({Fault.CUT_ONE_WAY, Fault.CUT})),
 )
