@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from baton_kv_transfer.transports.table import TransportChoice
+from baton_wire.handshake import HANDSHAKE_S
 from baton_wire.kv_shape import Units
 from baton_wire.liveness import LivenessConfig
 from baton_wire.messages.pair_link import FirstToken, PairMessage
@@ -57,7 +58,7 @@ class TransferConfig:
     suspect_s: float = 1.5
     dead_s: float = 2.5
     """Silence after which a link is given up, whatever the kernel says about the connection."""
-    handshake_s: float = 5.0
+    handshake_s: float = HANDSHAKE_S
     """Bound of the handshake, of the exchange of hellos and of connecting."""
     link_wait_s: float = 10.0
     """How long a hand-over waits for a link to the worker that its request names."""

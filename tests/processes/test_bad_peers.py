@@ -132,6 +132,18 @@ async def test_a_plain_request_to_the_link_is_refused(deployment: Deployment) ->
         assert response.status in (400, 426)
 
 
+@pytest.mark.parametrize("key", [b"\xc3\xa9" * 12, b"A" * 23, b"*"], ids=["not ASCII", "no base64", "short"])
+async def test_a_bad_upgrade_to_the_link_is_refused_without_a_word_in_the_log(
+    deployment: Deployment, key: bytes
+) -> None:
+    worker = deployment.workers[0]
+    async with pair_connection(worker.port) as connection:
+        head = b"GET /link HTTP/1.1\r\nHost: w\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        await connection.send(head + b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: " + key + b"\r\n\r\n")
+        assert await connection.receive(12) == b"HTTP/1.1 400"
+    assert "Traceback" not in worker.child.output()
+
+
 async def test_a_message_for_the_other_role_fails(deployment: Deployment) -> None:
     async with gateway_peer(deployment.of_role("prefill")[0].base_url, deployment.keys) as peer:
         await peer.tell(reserve([5, 6]))

@@ -38,6 +38,8 @@ _PROOF = struct.Struct(f"!8sHHHBB16s{NONCE_BYTES}s{MAX_KEY_ID_BYTES}s")
 OFFER_BYTES = _OFFER.size
 PROOF_BYTES = _PROOF.size + MAC_BYTES
 CONFIRM_BYTES = MAC_BYTES
+HANDSHAKE_S = 4.0
+"""Bound of a handshake: a link that does not come up is noticed within 5 s as well."""
 NO_VERSION = 0
 """In a PROOF: the dialler speaks none of the offered versions."""
 _DIALLER, _ACCEPTOR = b"baton link dialler v1\0", b"baton link acceptor v1\0"
@@ -255,7 +257,7 @@ async def dial_handshake(
     channel: Channel = Channel.CONTROL,
     accept_roles: Collection[LinkRole],
     altered: AlteredFrames,
-    timeout_s: float = 5.0,
+    timeout_s: float = HANDSHAKE_S,
 ) -> tuple[LinkIdentity, Session]:
     """Handshake as the side that opened the connection. Returns who answered, and the session of all further frames.
 
@@ -290,7 +292,7 @@ async def accept_handshake(
     *,
     accept_roles: Collection[LinkRole],
     altered: AlteredFrames,
-    timeout_s: float = 5.0,
+    timeout_s: float = HANDSHAKE_S,
 ) -> tuple[LinkIdentity, Session]:
     """Handshake as the side that was dialled. Returns who dialled, and the session; raises like `dial_handshake`."""
     try:

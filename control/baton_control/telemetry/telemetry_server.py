@@ -99,7 +99,10 @@ class TelemetryServer:
         if keys is None or self._links.get(key, 0) >= MAX_LINKS:
             return web.Response(status=404 if keys is None else 503)
         socket = web.WebSocketResponse(max_msg_size=MAX_FRAME_BYTES + FRAME_MAC_BYTES, compress=False)
-        await socket.prepare(request)
+        try:
+            await socket.prepare(request)
+        except ValueError as error:  # of a key header that is no base64
+            raise web.HTTPBadRequest(text="not a WebSocket handshake") from error
         self._links[key] = self._links.get(key, 0) + 1
         try:
             await self._serve(key, keys, socket)

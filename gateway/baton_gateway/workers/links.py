@@ -20,7 +20,7 @@ from baton_gateway.errors import BundleError
 from baton_gateway.text.revision_text import TextModel, load_text_model
 from baton_gateway.workers.linked_workers import LinkedWorker, WorkerTable
 from baton_wire.errors import AuthenticationError, BadMessageError, TransferError
-from baton_wire.handshake import LinkRole, Party, dial_handshake
+from baton_wire.handshake import HANDSHAKE_S, LinkRole, Party, dial_handshake
 from baton_wire.keys import KeyDirectory
 from baton_wire.liveness import Liveness, LivenessConfig, PeerState
 from baton_wire.messages.codec import decode, encode
@@ -221,12 +221,13 @@ class WorkerLink:
     async def run(self) -> None:
         """Until the link ends. Raises what ended it; the worker is out of the table and its loss is told by then."""
         async with asyncio.timeout(self._times.setup_s) as setup:
-            socket = await self._session.ws_connect(
-                f"http://{self._address}/link",
-                max_msg_size=MAX_FRAME_BYTES + FRAME_MAC_BYTES,
-                compress=0,
-                autoclose=False,
-            )
+            async with asyncio.timeout(HANDSHAKE_S):
+                socket = await self._session.ws_connect(
+                    f"http://{self._address}/link",
+                    max_msg_size=MAX_FRAME_BYTES + FRAME_MAC_BYTES,
+                    compress=0,
+                    autoclose=False,
+                )
             try:
                 epoch, session = await self._authenticate(socket)
                 frames = SignedFrames(socket.send_bytes, lambda: _frame(socket), session)

@@ -30,7 +30,6 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.5
 STATE_INTERVAL_S = 0.1
-HANDSHAKE_S = 5.0
 MAX_QUEUED_BYTES = 64 << 20
 """A gateway that lets this much pile up is treated as lost."""
 CHUNK_BYTES = 512 << 10
@@ -115,7 +114,10 @@ class GatewayLinks:
     async def accept(self, request: web.BaseRequest) -> web.StreamResponse:
         """Handler of `/link`: handshake, hello, then frames until the link is lost."""
         socket = web.WebSocketResponse(max_msg_size=MAX_FRAME_BYTES + FRAME_MAC_BYTES, autoping=True, compress=False)
-        await socket.prepare(request)
+        try:
+            await socket.prepare(request)
+        except ValueError as error:  # of a key header that is no base64
+            raise web.HTTPBadRequest(text="not a WebSocket handshake") from error
         try:
             peer, session = await accept_handshake(
                 socket.send_bytes,
@@ -124,7 +126,6 @@ class GatewayLinks:
                 Party(LINK_ROLES[self._hello.role], self._hello.epoch),
                 accept_roles=(LinkRole.GATEWAY,),
                 altered=self._altered,
-                timeout_s=HANDSHAKE_S,
             )
         except (AuthenticationError, BadMessageError, LinkLostError) as error:
             log.warning("gateway link refused: %s", error)
