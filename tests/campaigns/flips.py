@@ -1,0 +1,169 @@
+"""Single bits flipped on every internal link: `make campaign RUN="flips --count 1000"`.
+
+A service of real processes, all links through proxies. Each direction of each link has `count` bits flipped while
+clients ask what has known answers. Nobody may get another text: right, a beginning of it and an error, or an error.
+What is altered on a control link must end that link within 5 s. Exits with 1 when a bar is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from bench.machine import this_machine
+from bench.results import Cell, publish
+
+from baton_testing.engine import tiny_llama
+from baton_testing.processes.deployment import Shape
+from baton_testing.processes.tampered_deployment import TamperedDeployment
+from baton_testing.processes.tampering_proxy import Flip, TamperingProxy, Way
+from campaigns.faults.load import Ask, Judged, question_of, sent
+
+MAX_TOKENS = 48
+NOTICED_S = 5.0
+DATA = "prefill-decode data"
+SLOW = "gateway-operator"
+"""Waits longer and longer between two dials: it has as many flips as fit into the time of the others."""
+NO_DEADLINE = (SLOW, DATA)
+"""A wait of the telemetry link may last 16 s, and KV bytes have no MAC: their checksums end the hand-over instead."""
+
+
+def asks() -> list[Ask]:
+    """Streamed and whole, short enough to end between two flips."""
+    found = []
+    for question in tiny_llama.LONG_ANSWERS:
+        greedy = tiny_llama.greedy(tiny_llama.chat_ids(question), MAX_TOKENS)
+        if greedy.safe_tokens() == len(greedy.ids):
+            text = tiny_llama.text_of(greedy.ids)
+            for stream in (True, True, False):
+                request = question_of(question, stream=stream, max_tokens=MAX_TOKENS)
+                found.append(Ask("streamed" if stream else "whole", request, (text,)))
+    return found
+
+
+class Tally:
+    """What became of requests and flips."""
+
+    def __init__(self) -> None:
+        self.requests: Counter[str] = Counter()
+        self.flips: dict[Way, list[Flip]] = {}
+        self.problems: list[str] = []
+
+    def judged(self, judged: Judged) -> None:
+        verdict = judged.verdict
+        if verdict in ("failed", "broken"):
+            begins = (judged.ask.expected[index].startswith(text) for index, text in judged.answer.texts.items())
+            verdict = verdict if all(begins) else "wrong"
+        self.requests[verdict] += 1
+        if verdict == "wrong":
+            self.problems.append(f"{judged.ask.request.body}: {judged.detail} {judged.answer.texts}")
+            print(self.problems[-1], flush=True)
+
+    def rows(self) -> list[dict[str, Cell]]:
+        rows: list[dict[str, Cell]] = []
+        for way, flips in sorted(self.flips.items(), key=str):
+            lasted = sorted(flip.closed_after_s for flip in flips if flip.closed_after_s is not None)
+            rows.append(
+                {
+                    "way": str(way),
+                    "flips": len(flips),
+                    "ended the link": len(lasted),
+                    "after s, median": round(lasted[len(lasted) // 2], 3) if lasted else None,
+                    "after s, most": round(lasted[-1], 2) if lasted else None,
+                    "later than 5 s or not": sum(not _in_time(flip) for flip in flips),
+                }
+            )
+        return rows
+
+
+def _in_time(flip: Flip) -> bool:
+    return flip.closed_after_s is not None and flip.closed_after_s < NOTICED_S
+
+
+async def tamper(
+    way: Way, proxy: TamperingProxy, count: int, pause_s: float, tally: Tally, draw: random.Random
+) -> None:
+    for _ in range(count):
+        await asyncio.sleep(draw.uniform(0.3, 1.0) * pause_s)
+        flip = await proxy.flip(way)
+        tally.flips.setdefault(way, []).append(flip)
+        try:
+            async with asyncio.timeout(NOTICED_S + 0.5 if way.link != DATA else 0.2):
+                await flip.closed.wait()
+        except TimeoutError:
+            if way.link not in NO_DEADLINE:
+                print(f"{way}: a link stands {NOTICED_S} s after a flip", flush=True)
+
+
+async def ask_on(host: str, port: int, choices: list[Ask], tally: Tally, draw: random.Random) -> None:
+    while True:
+        judged = await sent(host, port, draw.choice(choices))
+        tally.judged(judged)
+        await asyncio.sleep(draw.uniform(0.0, 0.1))
+
+
+async def campaign(arguments: argparse.Namespace, folder: Path, choices: list[Ask]) -> tuple[Tally, int]:
+    draw, tally = random.Random(arguments.seed), Tally()
+    shape = Shape(arguments.each, arguments.each)
+    async with TamperedDeployment(folder, draw, shape) as tampered:
+        port = tampered.service.port
+        clients = [asyncio.create_task(ask_on("127.0.0.1", port, choices, tally, draw)) for _ in range(arguments.lanes)]
+        tasks = {
+            asyncio.create_task(
+                tamper(way, proxy, -(-arguments.count // len(proxies)), arguments.pause, tally, draw)
+            ): way
+            for way, proxies in tampered.ways.items()
+            for proxy in proxies
+        }
+        until_s = time.monotonic() + arguments.minutes * 60
+        while any(not task.done() and way.link != SLOW for task, way in tasks.items()) and time.monotonic() < until_s:
+            await asyncio.wait(tasks, timeout=20.0)
+            counts = {str(way): len(flips) for way, flips in tally.flips.items()}
+            print(f"{time.strftime('%H:%M:%S')} {dict(tally.requests)} {counts}", flush=True)
+        for task in (*tasks, *clients):
+            task.cancel()
+        await asyncio.gather(*tasks, *clients, return_exceptions=True)
+        await asyncio.sleep(3.0)
+        for _ in range(5):  # nothing is broken for good
+            judged = await sent("127.0.0.1", port, draw.choice(choices))
+            if judged.verdict != "exact":
+                tally.problems.append(f"after the last flip: {judged.verdict} {judged.detail}")
+        return tally, await asyncio.to_thread(tampered.altered_frames)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=1_000, help="flips of each link and direction")
+    parser.add_argument("--each", type=int, default=2, help="workers of each role (default %(default)s)")
+    parser.add_argument("--lanes", type=int, default=6, help="requests at a time (default %(default)s)")
+    parser.add_argument("--pause", type=float, default=1.0, help="most seconds between two flips of a connection")
+    parser.add_argument("--minutes", type=float, default=60.0, help="flip no longer than so long")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--keep", type=Path, help="folder for the logs of the processes (default: thrown away)")
+    arguments = parser.parse_args()
+    machine = this_machine()
+    choices = asks()
+    with tempfile.TemporaryDirectory(prefix="baton-flips-") as temporary:
+        tally, altered = asyncio.run(campaign(arguments, arguments.keep or Path(temporary), choices))
+    rows = tally.rows()
+    late = sum(1 for way, flips in tally.flips.items() if way.link not in NO_DEADLINE for f in flips if not _in_time(f))
+    is_good = not tally.problems and not late
+    notes = [
+        f"Seed {arguments.seed}; {arguments.each} prefill and decode workers, {arguments.lanes} requests at a time.",
+        f"Requests: {dict(sorted(tally.requests.items()))}. Frames counted as altered: {altered}.",
+        "All bars held." if is_good else f"A BAR WAS MISSED: {len(tally.problems)} problems, {late} late.",
+    ]
+    publish("flips", machine, notes, tuple(rows[0]), rows)
+    for problem in tally.problems:
+        print(problem)
+    return 0 if is_good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""A service whose every internal link goes through a proxy that flips bits.
+
+Workers listen on an address of their own; the proxies listen on the same ports of the address that everybody dials.
+The telemetry link ends in this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import time
+from pathlib import Path
+
+from aiohttp import web
+
+from baton_control.names import Key
+from baton_control.telemetry.telemetry_server import PATH, TelemetryServer
+from baton_testing.engine import tiny_llama
+from baton_testing.processes.child_process import get_text
+from baton_testing.processes.deployment import Deployment, Shape, Worker
+from baton_testing.processes.tampering_proxy import TamperingProxy, Way
+from baton_wire.keys import KeyDirectory
+
+WORKERS_HOST, PROXIES_HOST = "127.0.0.2", "127.0.0.1"
+KEY = Key("default", "tiny")
+LINKS = ("gateway-prefill", "gateway-decode", "prefill-decode control", "prefill-decode data", "gateway-operator")
+_ALTERED = re.compile(r"^baton\w*_altered_frames_total\S* (\S+)$", re.M)
+
+
+class _BehindProxies(Deployment):
+    def host_of(self, name: str) -> str:
+        return WORKERS_HOST
+
+    def publish(self) -> None:
+        """Everybody is found where its proxy listens."""
+        for worker in self.workers:
+            worker.host = PROXIES_HOST
+        super().publish()
+        for worker in self.workers:
+            worker.host = WORKERS_HOST
+
+
+class TamperedDeployment:
+    """A context. `ways` has every direction of every link, with the proxies that it goes through."""
+
+    def __init__(self, folder: Path, draw: random.Random, shape: Shape, model: str = "tiny") -> None:
+        self._draw, self._operator = draw, TelemetryServer(b"o" * 16, self._keys, time.monotonic)
+        self._folder, self._shape, self._model = folder, shape, model
+        self.ways: dict[Way, list[TamperingProxy]] = {}
+        self._proxies: list[TamperingProxy] = []
+        self.service: _BehindProxies
+        self._runner: web.AppRunner | None = None
+
+    def _keys(self, key: Key) -> KeyDirectory | None:
+        return KeyDirectory(self._folder / "keys") if key == KEY else None
+
+    async def __aenter__(self) -> TamperedDeployment:
+        tiny_llama.tokenizer()
+        self._runner = web.AppRunner(self._operator.application(), access_log=None, handle_signals=False)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, WORKERS_HOST, 0).start()
+        here = (WORKERS_HOST, int(self._runner.addresses[0][1]))
+        port = await self._proxy(("gateway-operator",), 0, here)
+        url = f"--operator=http://{PROXIES_HOST}:{port}{PATH.format(**KEY._asdict())}"
+        flags = (*self._shape.gateway_flags, url)
+        shape = Shape(
+            *(self._shape.prefill, self._shape.decode, 1),
+            worker_flags=self._shape.worker_flags,
+            gateway_flags=(*flags, "--disaggregation=always"),
+        )
+        self.service = _BehindProxies(self._folder, shape)
+        loop = asyncio.get_running_loop()
+
+        def publish() -> None:
+            for worker in self.service.workers:
+                asyncio.run_coroutine_threadsafe(self._stand_in(worker), loop).result(10.0)
+            _BehindProxies.publish(self.service)
+
+        self.service.publish = publish  # type: ignore[method-assign]
+        try:
+            await asyncio.to_thread(self.service.start)
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if hasattr(self, "service"):
+            await asyncio.to_thread(self.service.stop)
+        for proxy in self._proxies:
+            await proxy.stop()
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    def altered_frames(self) -> int:
+        """As the metrics of gateway, workers and operator count them together."""
+        pages = [worker.metrics() for worker in self.service.workers]
+        pages.append(get_text(f"http://127.0.0.1:{self.service.admin_port}/metrics"))
+        return self._operator.altered.count + int(sum(float(n) for page in pages for n in _ALTERED.findall(page)))
+
+    async def _stand_in(self, worker: Worker) -> None:
+        await self._proxy((f"gateway-{worker.role}",), worker.port, (WORKERS_HOST, worker.port))
+        if worker.pair_port is not None:
+            links = ("prefill-decode control", "prefill-decode data")
+            await self._proxy(links, worker.pair_port, (WORKERS_HOST, worker.pair_port))
+
+    async def _proxy(self, links: tuple[str, ...], port: int, target: tuple[str, int]) -> int:
+        proxy = TamperingProxy(links, self._draw)
+        self._proxies.append(proxy)
+        for link in links:
+            for is_back in (False, True):
+                self.ways.setdefault(Way(link, is_back), []).append(proxy)
+        return await proxy.start(PROXIES_HOST, port, target)
