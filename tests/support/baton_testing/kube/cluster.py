@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from baton_control.hashes import content_hash
-from baton_operator.kube.kinds import JOBS, PODS, WORKERS
+from baton_operator.kube.kinds import EVENTS, JOBS, PODS, WORKERS
 from baton_operator.kube.kube_api import Change, Resource
 from baton_operator.objects.metadata import ROLE_LABEL
 from baton_testing.kube.clock import stamp
@@ -26,6 +26,16 @@ LATE_S = 120.0
 WORKER_ROLES = ("prefill", "decode")
 
 
+@dataclass(frozen=True, slots=True)
+class Affliction:
+    """What is wrong with a Pod or a Job."""
+
+    status: Json
+    event: tuple[str, str] | None = None
+    """Reason and message of the Warning about it."""
+    warns: bool = True
+
+
 @dataclass(slots=True)
 class Weather:
     """What may be wrong with the cluster."""
@@ -36,6 +46,12 @@ class Weather:
     """Workers that nodes have room for; None: as many as wanted."""
     quota: int | None = None
     """Pods that may exist."""
+    afflicts: Callable[[Json], Affliction | None] = lambda pod: None
+    """What keeps a Pod from its beginning; None: nothing."""
+    refuses: Callable[[Json], str] = lambda deployment: ""
+    """Why Pods of a Deployment cannot be made; empty: they can."""
+    job: Affliction | None = None
+    """What keeps fetch Jobs from their end."""
 
 
 @dataclass(slots=True)
@@ -48,6 +64,7 @@ class Times:
     """When a Deployment, by uid, last saw a Pod get ready."""
     pods: int = 0
     """Pods ever made."""
+    afflicted: set[str] = field(default_factory=set)
 
 
 class Cluster:
@@ -96,7 +113,10 @@ class Cluster:
         for deployment in list(self._store.all(WORKERS)):
             self._run_deployment(deployment)
         for job in list(self._store.all(JOBS)):
-            if not job.get("status", {}).get("succeeded"):
+            if self.weather.job is not None:
+                self._tell(job, self.weather.job)
+                self._set(JOBS, job, self.weather.job.status)
+            elif not job.get("status", {}).get("succeeded"):
                 done = {"type": "Complete", "status": "True"}
                 self._set(JOBS, job, {"succeeded": 1, "conditions": [done]})
 
@@ -116,7 +136,12 @@ class Cluster:
                 is_up = pod["status"].get("phase") == "Running"
                 self.times.gone_at[name] = now + (self._rng.uniform(LEAST_S, MOST_S) if is_up else 0.5)
             return
-        if name in self.times.ready_at and self.times.ready_at[name] <= now:
+        if name in self.times.afflicted:
+            if self.weather.afflicts(pod) is None:
+                self.times.afflicted.discard(name)
+                self._set(PODS, pod, _status("Pending", False))
+                self.times.ready_at[name] = now + self._rng.uniform(LEAST_S, MOST_S)
+        elif name in self.times.ready_at and self.times.ready_at[name] <= now:
             del self.times.ready_at[name]
             if self.weather.fails(pod):
                 self._set(PODS, pod, _crashing())
@@ -138,7 +163,7 @@ class Cluster:
         old = [pod for pod in staying if pod not in current]
         refusal = ""
         for _ in range(spec["replicas"] - len(current)):
-            refusal = refusal or self._refusal()
+            refusal = refusal or self._refusal() or self.weather.refuses(deployment)
             if not refusal:
                 self._make(deployment, made_of)
         surplus = len(current) - spec["replicas"]
@@ -193,9 +218,27 @@ class Cluster:
         made = self._store.create(PODS, body, "kcm")
         self._set(PODS, made, _unplaced())
         pod = self._store.peek(PODS, metadata["namespace"], body["metadata"]["name"])
-        if pod is not None and self._has_room(pod):
+        affliction = None if pod is None else self.weather.afflicts(pod)
+        if pod is not None and affliction is not None:
+            self.times.afflicted.add(pod["metadata"]["name"])
+            self._tell(pod, affliction)
+            self._set(PODS, pod, affliction.status)
+        elif pod is not None and self._has_room(pod):
             self._set(PODS, pod, _status("Pending", False))
             self.times.ready_at[pod["metadata"]["name"]] = self._clock() + self._rng.uniform(LEAST_S, MOST_S)
+
+    def _tell(self, about: Json, affliction: Affliction) -> None:
+        """The Event that a kubelet or a controller writes, once."""
+        metadata = about["metadata"]
+        name = f"{metadata['name']}.{metadata['uid']}"
+        if affliction.event is None or self._store.peek(EVENTS, metadata["namespace"], name) is not None:
+            return
+        reason, message = affliction.event
+        event: Json = {"apiVersion": "v1", "kind": "Event", "reason": reason, "message": message}
+        event["metadata"] = {"name": name, "namespace": metadata["namespace"]}
+        event["involvedObject"] = {"kind": about["kind"], "name": metadata["name"], "uid": metadata["uid"]}
+        event["type"], event["lastTimestamp"] = "Warning" if affliction.warns else "Normal", stamp(self._clock())
+        self._store.create(EVENTS, event, "kubelet")
 
     def _has_room(self, pod: Json) -> bool:
         if self.weather.room is None or not is_worker(pod):

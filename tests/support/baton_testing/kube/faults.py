@@ -16,6 +16,7 @@ from baton_operator.kube.kube_api import (
     Change,
     Conflict,
     KubeApi,
+    KubeError,
     Listing,
     Resource,
     TooManyRequests,
@@ -73,6 +74,8 @@ class FaultyKube:
         self._streams, self._rng = streams, rng
         self.made: list[str] = []
         """What was called, in order."""
+        self.refuses: Callable[[str], KubeError | None] = lambda what: None
+        """What the server says to calls of this name, `apply services/chat-gateway` for instance; None: it obeys."""
         self.is_done = plan.call < 0
         """The fault has happened."""
 
@@ -162,6 +165,8 @@ class FaultyKube:
         """The call's number."""
         number = len(self.made)
         self.made.append(what)
+        if (refusal := self.refuses(what)) is not None:
+            raise refusal
         if number != self._plan.call:
             return number
         self.is_done = True

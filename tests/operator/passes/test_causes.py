@@ -1,0 +1,24 @@
+"""The top line names the right cause within 30 s, is never Ready while a request would fail, and never not while none
+would; when the cause is gone it says so."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton_testing.kube.causes import CAUSES, WITHIN_S, Planted, play
+
+
+@pytest.mark.parametrize("cause", CAUSES, ids=lambda cause: cause.name.replace(" ", "-"))
+def test_the_top_line_names_the_cause(cause: Planted) -> None:
+    told = play(cause)
+    assert told.reason.split(" ")[0] == cause.reason, told
+    assert told.after_s < WITHIN_S
+    assert (told.ready, told.available) == (str(cause.is_ready), cause.is_ready), told
+    assert cause.says in told.message, told
+    assert told.lies == ()
+    assert told.recovered, f"{cause.name}: the cause is gone, and the status does not say so"
+
+
+def test_there_are_enough_causes() -> None:
+    assert len(CAUSES) >= 40
+    assert len({cause.name for cause in CAUSES}) == len(CAUSES)

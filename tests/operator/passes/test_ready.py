@@ -1,0 +1,129 @@
+"""Ready means that a request would be answered, in every world; readers such as kstatus come to the same verdict."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton_control.hashes import Revision
+from baton_control.rollout import REASONS, Group, RolloutPhase, Step
+from baton_operator.passes.observe import WorkerSet
+from baton_operator.passes.pool_size import Plan
+from baton_operator.passes.troubles import WORST, Trouble
+from baton_operator.passes.verdict import View, status_of
+from baton_operator.schema.status import DeploymentStatus
+from baton_testing.kube.manifests import deployment
+from baton_wire.messages.values import POOL_ROLES, Role
+
+NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+MODES = {mode: deployment(autoscaling__mode=mode) for mode in ("SLO", "External", "Off")}
+ENDS_ALONE = ("Replacing", "QueuedByKueue", "SchedulingGated", "FetchingModel", "PullingImage", "ContainerCreating")
+REASONS_OF_ALL = sorted(reason for line in WORST for reason in line if reason != "NoGateway")
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    role: Role
+    fit: str
+    template: str
+    is_routable: bool
+
+
+troubles = st.builds(
+    lambda reason, of: Trouble(reason, f"{of or 'all'}: it is {reason}", reason not in ENDS_ALONE, of),
+    st.sampled_from(REASONS_OF_ALL),
+    st.sampled_from(["", "prefill", "decode", "gateway", "fetch"]),
+)
+workers = st.lists(
+    st.builds(Worker, st.sampled_from(POOL_ROLES), st.sampled_from("ab"), st.sampled_from("xyz"), st.booleans()),
+    max_size=8,
+)
+
+
+def view(
+    found: list[Worker], known: bool, gateways: int, sizes: tuple[int, int], mode: str, phase: RolloutPhase,
+    told: list[Trouble],
+) -> View:  # fmt: skip
+    keys = sorted({(each.role, each.fit, each.template) for each in found})
+    groups, sets = [], []
+    for role, fit, template in keys:
+        mine = [each for each in found if (each.role, each.fit, each.template) == (role, fit, template)]
+        count, revision = sum(each.is_routable for each in mine), Revision(fit, template)
+        groups.append(Group(role, revision, len(mine), count if known else None))
+        sets.append(WorkerSet(f"chat-{role}-{fit}{template}", role, revision, len(mine), len(mine), count, False))
+    return View(
+        deployment=MODES[mode],
+        generation=1,
+        wanted=dict.fromkeys(POOL_ROLES, Revision("a", "x")),
+        plans={role: Plan(size, None) for role, size in zip(POOL_ROLES, sizes, strict=True)},
+        sized=None,
+        sets=tuple(sets),
+        groups=tuple(groups),
+        step=Step((), REASONS[phase], phase),
+        gateways_ready=gateways,
+        heard=None,
+        troubles=tuple(told),
+    )
+
+
+def answers(found: list[Worker], known: bool, gateways: int, sizes: tuple[int, int], mode: str) -> bool | None:
+    """Whether a request would be answered, counted worker by worker; None: nobody knows."""
+    if gateways == 0:
+        return False
+    if sizes == (0, 0):
+        return mode == "SLO"
+    if not known and found:
+        return None
+    return any(
+        p.is_routable and d.is_routable and p.fit == d.fit
+        for p in found
+        for d in found
+        if (p.role, d.role) == (Role.PREFILL, Role.DECODE)
+    )
+
+
+def kstatus(status: DeploymentStatus) -> str:
+    """What kstatus makes of the conditions of a kind that it does not know (its `GetStatus`)."""
+    truth = {each.type: each.status for each in status.conditions}
+    if truth.get("Reconciling") == "True":
+        return "InProgress"
+    if truth.get("Stalled") == "True":
+        return "Failed"
+    return "Current" if truth.get("Ready", "True") == "True" else "InProgress"
+
+
+@settings(max_examples=600)
+@given(
+    workers,
+    st.booleans(),
+    st.integers(0, 2),
+    st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    st.sampled_from(sorted(MODES)),
+    st.sampled_from(list(RolloutPhase)),
+    st.lists(troubles, max_size=4),
+)
+def test_ready_is_whether_a_request_would_be_answered(
+    found: list[Worker], known: bool, gateways: int, sizes: tuple[int, int], mode: str, phase: RolloutPhase,
+    told: list[Trouble],
+) -> None:  # fmt: skip
+    status = status_of(view(found, known, gateways, sizes, mode, phase, told), DeploymentStatus(), NOW)
+    truth = {each.type: each for each in status.conditions}
+    expected = {True: "True", False: "False", None: "Unknown"}[answers(found, known, gateways, sizes, mode)]
+    assert truth["Ready"].status == truth["Available"].status == expected
+
+    lasting = {each.reason for each in told if each.lasts}
+    stuck = phase in (RolloutPhase.UNSCHEDULABLE, RolloutPhase.FAILING)
+    assert truth["Stalled"].status == truth["Degraded"].status == str(bool(lasting) or stuck)
+    assert (kstatus(status) == "Failed") == (bool(lasting) or stuck)
+    assert not (truth["Stalled"].status == truth["Reconciling"].status == "True")
+    if expected != "True" and truth["Stalled"].status == "False":
+        nobody_wakes = sizes == (0, 0) and mode != "SLO" and gateways > 0
+        held = phase in (RolloutPhase.PAUSED, RolloutPhase.CANARY)
+        assert nobody_wakes or held or kstatus(status) == "InProgress"
+    assert status.summary
+    for each in status.conditions:
+        assert each.message
+        assert "['" not in each.message
