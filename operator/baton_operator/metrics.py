@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
+
+from baton_control.names import Key
+from baton_operator.passes.conditions import Truth
+from baton_operator.schema.status import ConditionType, DeploymentStatus
+from baton_wire.messages.values import Role
 
 REGISTRY = CollectorRegistry()
 _PASSES = Counter("baton_operator_passes", "Reconcile passes by how they ended", ["outcome"], registry=REGISTRY)
@@ -43,6 +48,55 @@ def pass_ended(outcome: str, seconds: float, queued: int) -> None:
 
 def is_active(value: bool) -> None:
     _LEADER.set(value)
+
+
+class DeploymentConditions(Collector):
+    """The conditions of each deployment as they were written last, and the reason that its column shows."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Key, DeploymentStatus] = {}
+        self._most: dict[Key, Mapping[Role, int]] = {}
+
+    def saw_bounds(self, key: Key, most: Mapping[Role, int]) -> None:
+        """How many workers pools may have at most; of those that can grow."""
+        self._most[key] = most
+
+    def saw(self, key: Key, status: DeploymentStatus) -> None:
+        self._seen[key] = status
+
+    def forget(self, key: Key) -> None:
+        """The deployment is gone, and its series with it."""
+        self._seen.pop(key, None)
+        self._most.pop(key, None)
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        labels = ["namespace", "deployment"]
+        conditions = GaugeMetricFamily(
+            "baton_deployment_condition", "1 for the status that a condition has", labels=[*labels, "type", "status"]
+        )
+        reasons = GaugeMetricFamily(
+            "baton_deployment_reason", "1 for the worst that is true of a deployment", labels=[*labels, "reason"]
+        )
+        for key, status in sorted(self._seen.items()):
+            for each in status.conditions:
+                if each.type in set(ConditionType):
+                    for truth in Truth:
+                        place = [*key, each.type, truth.value]
+                        conditions.add_metric(place, float(each.status == truth))
+            reasons.add_metric([*key, (status.summary or "Unknown").partition(" ")[0]], 1.0)
+        yield conditions
+        yield reasons
+        bounds = GaugeMetricFamily(
+            "baton_pool_max_workers", "replicas.max of a pool that can grow", labels=[*labels, "role"]
+        )
+        for key, most in sorted(self._most.items()):
+            for role, count in most.items():
+                bounds.add_metric([*key, role.value], float(count))
+        yield bounds
+
+
+CONDITIONS = DeploymentConditions()
+REGISTRY.register(CONDITIONS)
 
 
 class ApiCalls(Collector):

@@ -41,5 +41,5 @@
   verbs: [create, patch]
 - apiGroups: [""]
   resources: [events] # told of a deployment; those about a Pod that is stuck are asked for
-  verbs: [list, create]
+  verbs: [list, create, patch]
 {{- end }}

@@ -32,6 +32,7 @@ from baton_operator.passes.drift import APPLIED, has_drifted
 
 log = logging.getLogger(__name__)
 _PROBE = "baton-probe"
+MAX_OURS = 1 << 17
 _NOBODY = "no_body"
 """A value that the label never has, as no name has an underscore: whoever owns the label conflicts with it."""
 
@@ -75,6 +76,10 @@ class Applier:
         self._api, self._caches = api, caches
         self.writes: dict[str, int] = {}
         """Writes to the objects of each owner, by its uid, since the process began."""
+        self.restored: dict[str, list[str]] = {}
+        """By owner's uid: what was put back since it was taken from here, as `Service chat-gateway`."""
+        self._ours: dict[tuple[Resource, str, str], str] = {}
+        """Objects that were as wanted when last looked at, with their owner's uid."""
         self._settled: dict[tuple[Resource, str, str], tuple[str, str]] = {}
         """What the server made of an applied object, where that is not what was asked for (a mutating webhook, a field
         that it does not know): applying again would change nothing."""
@@ -82,11 +87,19 @@ class Applier:
     async def ensure(self, wish: Wish, owner: Owner, *, at_version: bool = False) -> Applied:
         """Make the live object say what is wanted. `at_version`: only if it is still as it was last heard of."""
         cache = self._caches[wish.resource]
+        place = (wish.resource, wish.namespace, wish.name)
         if cache.marked(wish.namespace, wish.name) == wish.digest:
             return Applied.UNCHANGED
         live = await self.find(wish, owner)
+        was_ours = self._ours.get(place) == owner.uid
+        if len(self._ours) > MAX_OURS:
+            self._ours.clear()
+        self._ours[place] = owner.uid
         if live is None:
-            return await self._apply(wish, wish.body, force=False)
+            applied = await self._apply(wish, wish.body, force=False)
+            if was_ours:
+                self.restored.setdefault(owner.uid, []).append(f"{wish.resource.kind} {wish.name}")
+            return applied
         if is_leaving(live):
             return Applied.LEAVING
         if annotations_of(live).get(APPLIED) == wish.digest and not self._differs(wish, live):
@@ -95,7 +108,11 @@ class Applier:
         conditions = {"uid": uid_of(live)}
         if at_version:
             conditions["resourceVersion"] = str(metadata_of(live).get("resourceVersion"))
-        return await self._apply(wish, with_metadata(wish.body, None, **conditions), force=True)
+        is_foreign_edit = annotations_of(live).get(APPLIED) == wish.digest
+        applied = await self._apply(wish, with_metadata(wish.body, None, **conditions), force=True)
+        if is_foreign_edit and was_ours:
+            self.restored.setdefault(owner.uid, []).append(f"{wish.resource.kind} {wish.name}")
+        return applied
 
     async def find(self, wish: Wish, owner: Owner) -> Manifest | None:
         """The live object of that name; None: there is none. Raises NameTaken for somebody else's."""
@@ -147,6 +164,7 @@ class Applier:
         """Delete exactly this object in exactly this state. Raises Conflict if it is another by now."""
         namespace, name = place_of(live)
         version = str(metadata_of(live).get("resourceVersion"))
+        self._ours.pop((resource, namespace, name), None)
         try:
             await self._api.delete(resource, namespace, name, uid=uid_of(live), resource_version=version)
         except NotFound:

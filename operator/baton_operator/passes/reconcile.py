@@ -33,6 +33,7 @@ from baton_operator.passes.pool_size import Facade, Plan, plans, standing
 from baton_operator.passes.rendering import Inputs, Rendering, Renderings, inputs_of, last_good
 from baton_operator.passes.shared_objects import SharedObjects, trouble
 from baton_operator.passes.snapshot import Caches, Snapshot, facade, snapshot
+from baton_operator.passes.status_events import Turn
 from baton_operator.passes.status_writer import StatusWriter
 from baton_operator.passes.template_records import MAX_GOOD_BYTES, Record, newest
 from baton_operator.passes.template_records import manifest as record_manifest
@@ -191,6 +192,9 @@ class Reconciler:
         wait_s = await self._statuses.write(seen, status_of(view, seen.before, self._now()))
         if wait_s is not None:
             this.again_in(wait_s)
+        restored = self._applier.restored.pop(seen.owner.uid, [])
+        told = [f"{each} was edited or deleted by somebody else and is back" for each in restored]
+        await self._statuses.tell(seen, [Turn(False, "Restored", each, closes=True) for each in told])
         await self._statuses.write_pools(seen, deployment, plan)
         if has_refusal:
             this.again_in(TROUBLE_S)

@@ -1,14 +1,23 @@
-"""Which changes of a status are worth an Event, and how many Events a deployment may have. Pure."""
+"""Which changes of a status are worth an Event, and how Events of one kind are told as one with a count. Pure.
+
+As a recorder of Kubernetes does: an Event again, of the same reason about the same role in the same words but for the
+numbers, raises the count of the one that is there. What closes a story (recovered, complete) is always told.
+"""
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from dataclasses import dataclass
 
 from baton_operator.schema.status import Condition, ConditionType, DeploymentStatus
 
-SAME_S, WINDOW_S, MOST = 300.0, 600.0, 10
-"""The same reason at most once in SAME_S; at most MOST Events in WINDOW_S."""
+WINDOW_S, MOST = 600.0, 25
+"""At most MOST Events are written in WINDOW_S, closing ones aside; those above are counted with the next."""
+FORGOTTEN_S = 3300.0
+"""API servers keep an Event for an hour after it was told last; then it begins anew."""
+MAX_KNOWN = 64
+_NUMBERS = re.compile(r"[0-9a-f]{8,}|[0-9]+(\.[0-9]+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,49 +25,101 @@ class Turn:
     warns: bool
     reason: str
     message: str
+    of: str = ""
+    """The role that it is about; empty: the deployment."""
+    closes: bool = False
+    """The end of a story: it is never kept back."""
+
+    @property
+    def key(self) -> str:
+        """Equal for Events that are one with a count: reason, role and the message without its numbers."""
+        return f"{self.reason}/{self.of}/{_NUMBERS.sub('#', self.message)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """An Event as it is to be written."""
+
+    first: float
+    """When it was told first, on the clock of the book: with the key it names the object."""
+    count: int
 
 
 def turns(before: DeploymentStatus, after: DeploymentStatus) -> tuple[Turn, ...]:
-    """What a person on call would want to find in the Events after the status went from one to the other."""
-    found: list[Turn] = []
+    """What a person on call would want to find in the Events after the status went from one to the other. What closes
+    comes last."""
     was, now = _by_type(before), _by_type(after)
+    found: list[Turn] = []
     if before.revision is not None and after.revision != before.revision:
         found.append(Turn(False, "RolloutStarted", f"new templates: {after.revision}"))
-    if after.last_scaling is not None and after.last_scaling != before.last_scaling:
-        decision = after.last_scaling
-        move = f"{decision.pool} {decision.from_} to {decision.to}: {decision.reason}"
-        found.append(Turn(False, "Scaled", move))
-    old, new = was.get(ConditionType.DEGRADED), now.get(ConditionType.DEGRADED)
-    if new is not None and new.status == "True" and (old is None or (old.status, old.reason) != ("True", new.reason)):
-        found.append(Turn(True, new.reason, new.message))
-    old, new = was.get(ConditionType.SCALING_LIMITED), now.get(ConditionType.SCALING_LIMITED)
-    if new is not None and new.status == "True" and (old is None or (old.status, old.reason) != ("True", new.reason)):
-        found.append(Turn(True, new.reason, new.message))
-    old, new = was.get(ConditionType.AVAILABLE), now.get(ConditionType.AVAILABLE)
+    known = set(before.scaling_decisions)
+    for decision in after.scaling_decisions:
+        if decision not in known:
+            move = f"{decision.pool} {decision.from_} to {decision.to}: {decision.reason}"
+            found.append(Turn(False, "Scaled", move, decision.pool))
+    for kind, end in ((ConditionType.DEGRADED, "Recovered"), (ConditionType.SCALING_LIMITED, "ScalingFree")):
+        found += _troubled(was.get(kind), now.get(kind), end)
+    found += _fetched(was.get(ConditionType.PROGRESSING), now.get(ConditionType.PROGRESSING))
+    found += _served(was.get(ConditionType.AVAILABLE), now.get(ConditionType.AVAILABLE))
+    old, new = was.get(ConditionType.PROGRESSING), now.get(ConditionType.PROGRESSING)
+    if old is not None and new is not None and old.reason != new.reason == "RolloutComplete":
+        found.append(Turn(False, "RolloutComplete", f"all workers are those of {after.revision}", closes=True))
+    return tuple(sorted(found, key=lambda turn: turn.closes))
+
+
+def _troubled(old: Condition | None, new: Condition | None, end: str) -> list[Turn]:
+    """Of a condition that is True while something is wrong."""
+    was_true = old is not None and old.status == "True"
+    if new is None:
+        return []
+    if new.status == "True" and (old is None or not was_true or old.reason != new.reason):
+        return [Turn(True, new.reason, new.message)]
+    if old is not None and was_true and new.status != "True":
+        return [Turn(False, end, f"over: {old.reason}", closes=True)]
+    return []
+
+
+def _fetched(old: Condition | None, new: Condition | None) -> list[Turn]:
+    was, now = (each is not None and each.reason == "FetchingModel" for each in (old, new))
+    if now and not was:
+        return [Turn(False, "FetchingModel", "the model is being fetched; workers start when it is there")]
+    return [Turn(False, "ModelFetched", "the model is there", closes=True)] if was and not now else []
+
+
+def _served(old: Condition | None, new: Condition | None) -> list[Turn]:
     if new is not None and new.status == "True" and (old is None or old.status != "True"):
-        found.append(Turn(False, "Available", new.message or "serving"))
+        return [Turn(False, "Available", new.message, closes=True)]
     if new is not None and new.status == "False" and old is not None and old.status == "True":
-        found.append(Turn(True, new.reason, new.message))
-    return tuple(found)
+        return [Turn(True, new.reason, new.message)]
+    return []
 
 
 def _by_type(status: DeploymentStatus) -> dict[str, Condition]:
     return {condition.type: condition for condition in status.conditions}
 
 
-class EventBudget:
-    """How many Events one deployment has had lately."""
+class EventBook:
+    """The Events that one deployment has had lately."""
 
     def __init__(self) -> None:
-        self._last: dict[str, float] = {}
+        self._series: dict[str, tuple[Series, float]] = {}
+        """By key, with when it was told last."""
         self._times: deque[float] = deque()
 
-    def allows(self, turn: Turn, now: float) -> bool:
-        """Whether this one may be told; if so, it counts."""
+    def tell(self, turn: Turn, now: float) -> Series | None:
+        """The Event to write for this turn; None: it is only counted, there were too many."""
+        known, last = self._series.pop(turn.key, (Series(now, 0), now))
+        if now - last > FORGOTTEN_S:
+            known = Series(now, 0)
+        series = Series(known.first, known.count + 1)
+        self._series[turn.key] = (series, now)
+        if len(self._series) > MAX_KNOWN:
+            del self._series[next(iter(self._series))]
         while self._times and now - self._times[0] >= WINDOW_S:
             self._times.popleft()
-        if now - self._last.get(turn.reason, -SAME_S) < SAME_S or len(self._times) >= MOST:
-            return False
-        self._last[turn.reason] = now
+        if turn.closes:
+            return series
+        if len(self._times) >= MOST:
+            return None
         self._times.append(now)
-        return True
+        return series

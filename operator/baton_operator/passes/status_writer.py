@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import datetime
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from baton_control.hashes import content_hash
 from baton_control.names import Key, pool_name
 from baton_control.spec.api import API_VERSION, KIND, LLMDeployment
+from baton_control.worker_specs import pool_spec
 from baton_operator.kube.kinds import EVENTS
 from baton_operator.kube.kube_api import KubeApi, KubeError
 from baton_operator.kube.object_fields import mapping, mappings, metadata_of, uid_of
+from baton_operator.metrics import CONDITIONS
 from baton_operator.objects.cluster import Manifest
 from baton_operator.objects.metadata import selector_text
 from baton_operator.passes.apply import Applier
 from baton_operator.passes.conditions import Finding, Truth, merged, timestamp
 from baton_operator.passes.pool_size import Plan
 from baton_operator.passes.snapshot import Snapshot
-from baton_operator.passes.status_events import EventBudget, Turn, turns
+from baton_operator.passes.status_events import EventBook, Series, Turn, turns
 from baton_operator.schema.llm_pool import POOL_KIND
 from baton_operator.schema.status import Condition, ConditionType, DeploymentStatus, PoolConditionType, PoolFacadeStatus
 from baton_wire.messages.values import POOL_ROLES, Role
@@ -42,15 +44,17 @@ class StatusWriter:
     ) -> None:
         self._api, self._applier, self._now, self._clock = api, applier, now, clock
         self._written_at: dict[str, float] = {}
-        self._budgets: dict[Key, EventBudget] = {}
+        self._books: dict[Key, EventBook] = {}
 
     def forget(self, key: Key) -> None:
         """The deployment is gone."""
-        self._budgets.pop(key, None)
+        self._books.pop(key, None)
+        CONDITIONS.forget(key)
 
     async def write(self, seen: Snapshot, after: DeploymentStatus) -> float | None:
         """Store a status that differs from the live one. Returns in how many seconds to come again when only numbers
         differ that were written a moment ago."""
+        CONDITIONS.saw(seen.key, after)
         status, live = as_applied(after), mapping(seen.raw.get("status"))
         if status == live:
             return None
@@ -63,11 +67,13 @@ class StatusWriter:
         log.debug("%s: status: %s", seen.key, {name: [live.get(name), status.get(name)] for name in changed})
         await self._apply(API_VERSION, KIND, seen.key.namespace, seen.key.name, uid, status)
         self._written_at[uid] = now
-        await self._tell(seen, turns(seen.before, after))
+        await self.tell(seen, turns(seen.before, after))
         return None
 
     async def write_pools(self, seen: Snapshot, deployment: LLMDeployment, plans: Mapping[Role, Plan]) -> None:
         """The same for the facades, which `/scale` and autoscalers read."""
+        bounds = {role: pool_spec(deployment, role).replicas for role in POOL_ROLES}
+        CONDITIONS.saw_bounds(seen.key, {role: each.max for role, each in bounds.items() if each.max > each.min})
         for role in POOL_ROLES:
             live = seen.pools.get(role)
             if live is None:
@@ -100,18 +106,20 @@ class StatusWriter:
         body: Manifest = {"apiVersion": api_version, "kind": kind, "metadata": metadata, "status": status}
         await self._applier.apply(body, manager=STATUS_MANAGER, force=True, subresource="status")
 
-    async def _tell(self, seen: Snapshot, found: tuple[Turn, ...]) -> None:
-        budget = self._budgets.setdefault(seen.key, EventBudget())
+    async def tell(self, seen: Snapshot, found: Iterable[Turn]) -> None:
+        """Write Events, or raise the counts of those that are there. Which cannot be told are lost."""
+        book = self._books.setdefault(seen.key, EventBook())
         for turn in found:
-            if not budget.allows(turn, self._clock()):
+            series = book.tell(turn, self._now().timestamp())
+            if series is None:
                 continue
             try:
-                await self._api.create(EVENTS, self._event(seen, turn), manager=STATUS_MANAGER)
+                await self._api.apply(EVENTS, self._event(seen, turn, series), manager=STATUS_MANAGER, force=True)
             except KubeError as error:
                 log.warning("%s: Event %s not told: %s", seen.key, turn.reason, error)
 
-    def _event(self, seen: Snapshot, turn: Turn) -> Manifest:
-        now = timestamp(self._now())
+    def _event(self, seen: Snapshot, turn: Turn, series: Series) -> Manifest:
+        first = timestamp(datetime.datetime.fromtimestamp(series.first, datetime.UTC))
         namespace, name = seen.key
         regarding = {
             "apiVersion": API_VERSION,
@@ -120,7 +128,7 @@ class StatusWriter:
             "name": name,
             "uid": seen.owner.uid,
         }
-        unique = content_hash({"uid": seen.owner.uid, "reason": turn.reason, "message": turn.message, "at": now})
+        unique = content_hash({"uid": seen.owner.uid, "key": turn.key, "first": first})
         return {
             "apiVersion": "v1",
             "kind": "Event",
@@ -130,9 +138,9 @@ class StatusWriter:
             "reason": turn.reason,
             "message": turn.message[:1024],
             "source": {"component": "baton-operator"},
-            "firstTimestamp": now,
-            "lastTimestamp": now,
-            "count": 1,
+            "firstTimestamp": first,
+            "lastTimestamp": timestamp(self._now()),
+            "count": series.count,
         }
 
 

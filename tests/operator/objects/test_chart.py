@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,20 @@ import kubernetes_validate
 import pytest
 import yaml
 from find_helm import find
+from prometheus_client import CollectorRegistry, generate_latest
 
+from baton_control.names import Key
+from baton_control.sizing.metrics import SizingMetrics
+from baton_control.sizing.scaling import PoolNow
+from baton_operator import metrics
 from baton_operator.kube.kinds import OPTIONAL, WATCHED
+from baton_operator.metrics import CONDITIONS
 from baton_operator.objects.pod_policy import PodPolicy
 from baton_operator.schema.crd import definitions
+from baton_operator.schema.status import Condition, DeploymentStatus
 from baton_operator.settings import parse
 from baton_testing.kube.pod_security import violations
+from baton_wire.messages.values import POOL_ROLES, Role
 
 Json = dict[str, Any]
 ROOT = Path(__file__).parents[3]
@@ -31,6 +40,15 @@ FULL = PINNED | {
     "nodeSelector.kubernetes\\.io/os": "linux",
 }
 
+READY = Condition.model_validate(
+    {
+        "type": "Ready",
+        "status": "True",
+        "reason": "Serving",
+        "message": "x",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
+)
 WIDE = PINNED | {"watch.clusterWide": "true"}
 
 
@@ -122,3 +140,23 @@ def test_shared_streams_let_the_operator_list_everywhere_and_write_nowhere_else(
     listed = {resource for rule in rules for resource in rule["resources"]}
     assert listed == {each.plural for each in (*WATCHED, *OPTIONAL)}
     assert not any(each["metadata"]["name"].endswith("-streams") for each in objects(FULL))
+
+
+def test_alerts_are_about_metrics_that_the_operator_has() -> None:
+    key = Key("team", "chat")
+    CONDITIONS.saw(key, DeploymentStatus(summary="Serving", conditions=(READY,)))
+    CONDITIONS.saw_bounds(key, {Role.DECODE: 3})
+    measured = SizingMetrics(registry := CollectorRegistry())
+    pools = dict.fromkeys(POOL_ROLES, PoolNow(1, 1))
+    measured.saw_pools(key, dict.fromkeys(POOL_ROLES, 1), pools)
+    exposed = metrics.text().decode() + generate_latest(registry).decode()
+    CONDITIONS.forget(key)
+    (made,) = (each for each in objects(FULL) if each["kind"] == "PrometheusRule")
+    rules = made["spec"]["groups"][0]["rules"]
+    assert {"BatonOperatorAbsent", "BatonDeploymentNotReady", "BatonDeploymentStalled"} < {e["alert"] for e in rules}
+    for rule in rules:
+        assert rule["expr"].count("(") == rule["expr"].count(")")
+        for name in re.findall(r"baton_[a-z_]+", rule["expr"]):
+            assert re.search(rf"^# TYPE {name} ", exposed, re.MULTILINE), name
+    assert 'baton_deployment_condition{deployment="chat",namespace="team",status="True",type="Ready"} 1.0' in exposed
+    assert key not in CONDITIONS._seen

@@ -13,7 +13,6 @@ from baton_control.rollout import REASONS, Group, RolloutPhase, Step
 from baton_control.sizing.scaling import Sized
 from baton_operator.passes.observe import WorkerSet
 from baton_operator.passes.pool_size import Plan
-from baton_operator.passes.status_events import MOST, SAME_S, EventBudget, Turn, turns
 from baton_operator.passes.troubles import Trouble
 from baton_operator.passes.verdict import RefusedSpec, View, refused, status_of
 from baton_operator.schema.status import DeploymentStatus, SloStatus
@@ -221,24 +220,3 @@ def test_a_refused_spec_keeps_what_is_said_of_the_one_that_serves() -> None:
     assert (after.observed_generation, after.decode) == (4, serving.decode)
     fresh = refused(RefusedSpec("InvalidSpec", (FieldProblem("spec.x", "too big"),)), EMPTY, 1, NOW)
     assert condition(fresh, "Available") == ("False", "InvalidSpec")
-
-
-def test_events_tell_turns_and_nothing_twice() -> None:
-    starting = status_of(view(routable=0), EMPTY, NOW)
-    assert turns(EMPTY, starting) == ()
-    serving = status_of(view(), starting, NOW)
-    assert [turn.reason for turn in turns(starting, serving)] == ["Available"]
-    assert turns(serving, serving) == ()
-    lost = status_of(view(routable=0), serving, NOW)
-    assert [(turn.warns, turn.reason) for turn in turns(serving, lost)] == [(True, "NoRoutableWorkers")]
-    other = Revision("fit", "newer")
-    rolled = status_of(replace(view(), wanted=dict.fromkeys(POOL_ROLES, other)), serving, NOW)
-    assert [turn.reason for turn in turns(serving, rolled)] == ["RolloutStarted"]
-
-
-def test_a_flapping_deployment_does_not_flood_anybody() -> None:
-    budget = EventBudget()
-    told = [budget.allows(Turn(True, "A", "x"), second) for second in range(600)]
-    assert sum(told) == 600 // SAME_S
-    many = [budget.allows(Turn(True, f"R{n}", "x"), 600.0) for n in range(50)]
-    assert sum(many) <= MOST
