@@ -1,6 +1,6 @@
 """The engine on one GPU beside its goals: decode steps, prefill, other models' shapes, the timeline, the kernels.
 
-`python -m bench gpu [decode] [prefill] [timeline] [kernels] [models]` (all without arguments; each part takes
+`python -m bench gpu [PART …]` (decode, prefill, timeline, kernels, weights, models; all without arguments; each takes
 a minute or two) builds models of random bf16 weights on the device, fills pools with random KV and times real runner
 steps, one step ahead. The table goes to `bench/results/gpu.json`; BATON_COMMIT names the commit where git is not at
 hand.
@@ -75,6 +75,34 @@ def float8(blocks: int) -> Iterator[Row]:
         )
 
 
+QUANTISED: Final[Mapping[tuple[str, torch.dtype], tuple[float, ...]]] = {
+    ("fp8", torch.bfloat16): (2.6, 3.8, 7.4, 13.0),
+    ("fp8", KV_FP8): (2.6, 3.3, 5.6, 9.3),
+    ("fp8-block", torch.bfloat16): (2.6, 3.8, 7.4, 13.0),
+    ("int4", torch.bfloat16): (1.9, 3.2, 8.5, 15.7),
+}
+"""Weights and KV: goals of ms a decode step at 1k context and BATCHES."""
+BATCHES: Final = (1, 32, 128, 256)
+QUANTISED_PREFILL: Final = {4096: 60.0, 8192: 135.0, 32768: 900.0}
+"""Prompt tokens: ms, the goal with weights of e4m3."""
+
+
+def quantised() -> Iterator[Row]:
+    for (weights, kv_dtype), goals in QUANTISED.items():
+        bench = Bench("Llama-3.1-8B", BLOCKS, kv_dtype=kv_dtype, weights=weights)
+        kv = "fp8 KV" if kv_dtype == KV_FP8 else "bf16 KV"
+        for batch, goal in zip(BATCHES, goals, strict=True):
+            times = bench.decode(batch, 1024)
+            what = f"decode step, {weights} weights, {kv}"
+            yield row(what, f"{batch} x 1024", times.step_ms, "ms", goal, f"device {times.device_ms:.3f}")
+        if kv_dtype != KV_FP8:
+            for tokens, aim in QUANTISED_PREFILL.items():
+                asked = aim if weights != "int4" else None
+                yield row(f"prefill, {weights} weights", str(tokens), bench.prefill(tokens), "ms", asked)
+        del bench
+        torch.cuda.empty_cache()
+
+
 def models() -> Iterator[Row]:
     for name, goals in OTHERS.items():
         bench = Bench(name, 1_400, max(goals))
@@ -98,7 +126,7 @@ def _weights(bench: Bench) -> Iterator[torch.Tensor]:
         yield layer.mlp.down.weight  # type: ignore[attr-defined]
 
 
-PARTS: Final = ("decode", "prefill", "timeline", "kernels", "models")
+PARTS: Final = ("decode", "prefill", "timeline", "kernels", "weights", "models")
 
 
 def main() -> None:
@@ -128,6 +156,8 @@ def main() -> None:
                 gpu_kernels.kv_stream,
             ):
                 rows += kernels()
+        if "weights" in parts:
+            rows += quantised()
         if "models" in parts:
             rows += models()
     publish("gpu", this_machine(), gpu_facts(), ["what", "size", "measured", "unit", "goal", "beside"], rows)

@@ -72,6 +72,21 @@ SHAPES: Final[Mapping[str, dict[str, Any]]] = {
 }
 
 
+def _compressed(layout: str, **weights: object) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": {"dynamic": False, **weights}}
+    section = {"quant_method": "compressed-tensors", "format": layout, "config_groups": {"group_0": group}}
+    return {"quantization_config": {**section, "ignore": ["lm_head"]}}
+
+
+WEIGHTS: Final[Mapping[str, dict[str, Any]]] = {
+    "bf16": {},
+    "fp8": _compressed("float-quantized", num_bits=8, type="float", strategy="channel"),
+    "fp8-block": {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
+    "int4": _compressed("pack-quantized", num_bits=4, type="int", strategy="group", group_size=128),
+}
+"""What config.json says of each form; the head stays in 16 bits."""
+
+
 @dataclass(frozen=True, slots=True)
 class DecodeTimes:
     step_ms: float
@@ -85,10 +100,17 @@ class DecodeTimes:
 class Bench:
     """Slot s holds blocks s · n … of the pool, whose contents are random."""
 
-    def __init__(self, shape: str, blocks: int, max_slots: int = 256, kv_dtype: torch.dtype = torch.bfloat16) -> None:
+    def __init__(
+        self,
+        shape: str,
+        blocks: int,
+        max_slots: int = 256,
+        kv_dtype: torch.dtype = torch.bfloat16,
+        weights: str = "bf16",
+    ) -> None:
         begin = time.perf_counter()
         config = Path(tempfile.mkdtemp()) / "config.json"
-        config.write_text(json.dumps(SHAPES[shape]))
+        config.write_text(json.dumps({**SHAPES[shape], **WEIGHTS[weights]}))
         self.loaded: LoadedModel = load_model(f"random://{config}", torch.bfloat16, GPU)
         self.blocks = blocks
         geometry = kv_geometry(self.loaded.config, kv_dtype, BLOCK_TOKENS)
@@ -100,7 +122,7 @@ class Bench:
         self.runner = ModelRunner(self.loaded, self.pool, max_slots)
         torch.cuda.synchronize()
         self.capture_s = time.perf_counter() - built
-        print(f"{shape}: build {built - begin:.1f} s, capture {self.capture_s:.1f} s", flush=True)
+        print(f"{shape}, {weights}: build {built - begin:.1f} s, capture {self.capture_s:.1f} s", flush=True)
 
     def open(self, slots: int, context: int, sampling: SamplingParams) -> None:
         blocks = -(-(context + 256) // BLOCK_TOKENS)

@@ -1,19 +1,56 @@
 """Linear layers whose weights have 8 or 4 bits: y = x Wᵀ + b, alone or gated with SwiGLU (`quantised_weight`).
 
-Activations keep their 16 bits, so nothing is lost but what the weights lost. Few rows are bound by the bytes of W: a
-Hopper GPU streams them as they are stored (`gpu/streamed_quantised.py`). Everything else multiplies by W brought back
-to x's dtype.
+Few rows are bound by the bytes of W: a Hopper GPU streams them as they are stored, and activations keep their 16 bits
+(`gpu/streamed_quantised.py`). Many rows are bound by the arithmetic: with weights of 8 bits activations get 8 too, each
+row (or 128 columns of it) a scale of its own; weights of 4 bits are brought back to 16 first.
 
 Bytes: reads N·K·bits/8 of W, its scales and T·K, writes T·N elements (gated: T·N/2). FLOPs: 2·T·N·K.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from baton_kernels.linear import linear
-from baton_kernels.quantised_weight import QuantisedWeight, dequantise, fp8_scales, int4_weight
+from baton_kernels.quantised_weight import (
+    GROUP,
+    QuantisedWeight,
+    dequantise,
+    fp8_scales,
+    int4_weight,
+    pack_fp8,
+    pack_int4,
+)
 from baton_kernels.swiglu import swiglu_reference
+
+
+def pack_quantised(
+    codes: Tensor,
+    bits: int,
+    scales: Tensor,
+    zeros: Tensor | None,
+    group: int,
+    order: Tensor | None,
+    dtype: torch.dtype,
+) -> QuantisedWeight | None:
+    """A weight of codes [N, K], scales and zeros [N, groups of `group` columns] for inputs [T, K] of the dtype; column
+    j of codes belongs to column order[j] of the input. None where the device multiplies faster by a weight of 16 bits.
+    """
+    if not codes.is_cuda:
+        return None
+    from baton_kernels.gpu.quantised_linear import holds_quantised
+
+    wide = group >= codes.shape[1]
+    if not holds_quantised(codes, dtype) or (group % GROUP and not wide):
+        return None
+    at = torch.arange(0, codes.shape[1], GROUP, device=codes.device) // group
+    if codes.dtype == torch.float8_e4m3fn:
+        return pack_fp8(codes, scales if wide else scales.index_select(1, at), order)
+    if bits != 4 or codes.shape[1] % GROUP:
+        return None
+    fine_zeros = None if zeros is None else zeros.index_select(1, at)
+    return pack_int4(codes, scales.index_select(1, at), fine_zeros, order)
 
 
 def fp8_reference(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None, gated: bool = False) -> Tensor:
@@ -31,6 +68,8 @@ def int4_reference(
 
 def quantised_linear(x: Tensor, weight: QuantisedWeight, bias: Tensor | None, gated: bool = False) -> Tensor:
     """x [T, K] contiguous, bias [N] → [T, N], or [T, N / 2] when `gated`, in x's dtype."""
+    if weight.order is not None:
+        x = x.index_select(1, weight.order)
     if x.is_cuda:
         from baton_kernels.gpu.quantised_linear import quantised_linear_cuda
 

@@ -1,6 +1,6 @@
 """Weights of 8 and 4 bits as a GPU streams them: packing, unpacking, and back to more bits. W = scale · (q - zero).
 
-The forms that the engine's weight formats pack a checkpoint's tensors into; the engine reads none of them yet:
+The forms that the engine's weight formats pack a checkpoint's tensors into:
 
 - float8_e4m3fn with a scale of the tensor, of each output channel, or of each block of 128 x 128;
 - 4 bits, 0 to 15, with a bfloat16 scale and a zero point (8 when symmetric) of each output and 128 columns.
@@ -11,7 +11,7 @@ stored, they are its 4 neighbouring bytes. Four bits: 128 bytes hold 256 columns
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -39,16 +39,35 @@ class QuantisedWeight:
     bits: int
     arrived: Tensor
     """int32 [features / 32], 0 between products: programs that share a product count themselves here."""
+    blocks: Tensor | None = None
+    """float32 [features / 128, columns / 128] where each scale is shared by 128 features: `scales` once more."""
+    order: Tensor | None = None
+    """int64 [columns]: the input's column for each of the weight's; None: the same."""
 
     def stored_bytes(self) -> int:
         """What a product reads of it."""
         tensors = (self.values, self.scales, self.zeros)
         return sum(t.numel() * t.element_size() for t in tensors if t is not None)
 
+    def last_features(self, count: int) -> QuantisedWeight:
+        """The same for the last `count` features alone, sharing the values."""
+        whole_blocks = self.blocks is not None and count % GROUP == 0
+        return replace(
+            self,
+            values=self.values[-count:],
+            scales=self.scales[..., -count:].contiguous(),
+            zeros=None if self.zeros is None else self.zeros[..., -count:].contiguous(),
+            blocks=self.blocks[-(count // GROUP) :] if self.blocks is not None and whole_blocks else None,
+            arrived=torch.zeros_like(self.arrived),
+        )
+
 
 def fp8_scales(scale: Tensor, features: int, columns: int) -> Tensor:
-    """A scale of the tensor [] or [1], of channels [N] or [N, 1], or of blocks [⌈N/128⌉, ⌈K/128⌉] → float32 [N, K]."""
+    """A scale of the tensor [] or [1], of channels [N] or [N, 1], of groups of columns [N, ⌈K/128⌉], or of blocks
+    [⌈N/128⌉, ⌈K/128⌉] → float32 [N, K]."""
     blocks = (-(-features // GROUP), -(-columns // GROUP))
+    if tuple(scale.shape) == (features, blocks[1]) and blocks[1] > 1:
+        return scale.float().repeat_interleave(GROUP, 1)[:, :columns]
     scale = scale.float()
     if scale.numel() == 1:
         return scale.reshape(1, 1).expand(features, columns)
@@ -61,8 +80,9 @@ def fp8_scales(scale: Tensor, features: int, columns: int) -> Tensor:
     return wide.repeat_interleave(GROUP, 1)[:, :columns]
 
 
-def pack_fp8(weight: Tensor, scale: Tensor) -> QuantisedWeight:
-    """weight float8_e4m3fn [N, K], K a multiple of 16, without NaN; scale as in `fp8_scales`. Raises ValueError."""
+def pack_fp8(weight: Tensor, scale: Tensor, order: Tensor | None = None) -> QuantisedWeight:
+    """weight float8_e4m3fn [N, K], K a multiple of 16, without NaN; scale as in `fp8_scales`; order as in
+    `QuantisedWeight`. Raises ValueError."""
     features, columns = weight.shape
     if weight.dtype != torch.float8_e4m3fn:
         raise ValueError(f"weight is {weight.dtype}; allowed is torch.float8_e4m3fn")
@@ -70,10 +90,10 @@ def pack_fp8(weight: Tensor, scale: Tensor) -> QuantisedWeight:
         raise ValueError(f"weight has {columns} columns; allowed are multiples of {_COLUMNS}")
     scales = fp8_scales(scale, features, columns)
     of_blocks = scale.numel() > 1 and scale.shape not in ((features,), (features, 1))
+    blocks = _blocks(scales) if of_blocks and not (features % GROUP or columns % GROUP) else None
     scales = scales[:, ::GROUP].t() if of_blocks else scales[:, 0]
-    return QuantisedWeight(
-        _stored_order(weight.view(torch.uint8)), scales.contiguous(), None, columns, 8, _arrived(weight)
-    )
+    values = _stored_order(weight.view(torch.uint8))
+    return QuantisedWeight(values, scales.contiguous(), None, columns, 8, _arrived(weight), blocks, order)
 
 
 def unpack_fp8(packed: QuantisedWeight) -> Tensor:
@@ -81,8 +101,11 @@ def unpack_fp8(packed: QuantisedWeight) -> Tensor:
     return _column_order(packed.values).view(torch.float8_e4m3fn)
 
 
-def pack_int4(values: Tensor, scale: Tensor, zero: Tensor | None = None) -> QuantisedWeight:
-    """values [N, K] of 0 to 15, K a multiple of 128; scale and zero [N, K / 128]. Raises ValueError."""
+def pack_int4(
+    values: Tensor, scale: Tensor, zero: Tensor | None = None, order: Tensor | None = None
+) -> QuantisedWeight:
+    """values [N, K] of 0 to 15, K a multiple of 128; scale and zero [N, K / 128]; order as in `QuantisedWeight`. Raises
+    ValueError."""
     features, columns = values.shape
     groups = [features, columns // GROUP]
     if columns % GROUP:
@@ -99,7 +122,8 @@ def pack_int4(values: Tensor, scale: Tensor, zero: Tensor | None = None) -> Quan
     low, high = ordered.view(features, -1, 2, GROUP).unbind(2)
     lines = (low | high << 4).reshape(features, -1)
     zeros = None if zero is None else (zero.t() + 128).to(torch.bfloat16).contiguous()
-    return QuantisedWeight(lines, scale.t().to(torch.bfloat16).contiguous(), zeros, columns, 4, _arrived(lines))
+    scales = scale.t().to(torch.bfloat16).contiguous()
+    return QuantisedWeight(lines, scales, zeros, columns, 4, _arrived(lines), order=order)
 
 
 def unpack_int4(packed: QuantisedWeight) -> Tensor:
@@ -110,7 +134,7 @@ def unpack_int4(packed: QuantisedWeight) -> Tensor:
 
 
 def dequantise(packed: QuantisedWeight, dtype: torch.dtype) -> Tensor:
-    """W [features, columns], rounded to the dtype once."""
+    """W [features, columns], columns in the order of the codes, rounded to the dtype once."""
     if packed.bits == 4:
         zero = None if packed.zeros is None else packed.zeros.t() - 128
         return int4_weight(unpack_int4(packed), packed.scales.t(), zero).to(dtype)
@@ -124,6 +148,13 @@ def dequantise(packed: QuantisedWeight, dtype: torch.dtype) -> Tensor:
 def int4_weight(values: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
     zeros: Tensor | int = SYMMETRIC_ZERO if zero is None else zero.float().repeat_interleave(GROUP, 1)
     return (values.float() - zeros) * scale.float().repeat_interleave(GROUP, 1)
+
+
+def _blocks(scales: Tensor) -> Tensor | None:
+    """[N / 128, K / 128] of scales [N, K] that are equal in each block, else None."""
+    first = scales[::GROUP, ::GROUP]
+    wide = first.repeat_interleave(GROUP, 0)
+    return first.contiguous() if torch.equal(wide, scales[:, ::GROUP]) else None
 
 
 def _arrived(weight: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton_kernels.linear import linear
 from baton_kernels.quantised_linear import fp8_reference, int4_reference, quantised_linear
 from baton_kernels.quantised_weight import (
     QuantisedWeight,
@@ -133,7 +132,7 @@ def test_bad_weights_are_refused_by_name() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not IS_HOPPER, reason="needs a Hopper GPU")
 @pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("rows", [1, 3, 8, 9, 17, 32, 33, 64, 65])
+@pytest.mark.parametrize("rows", [1, 3, 8, 9, 17, 32, 33, 64])
 @pytest.mark.parametrize(("features", "columns"), [*SHAPES, (4096, 14336)])
 @pytest.mark.parametrize("form", FORMS)
 def test_on_hopper_equals_the_formula(form: str, features: int, columns: int, rows: int, gated: bool) -> None:
@@ -146,10 +145,110 @@ def test_on_hopper_equals_the_formula(form: str, features: int, columns: int, ro
         y = y.bfloat16().double()
         y = torch.nn.functional.silu(y[:, : features // 2]).bfloat16().double() * y[:, features // 2 :]
     got = quantised_linear(x, packed, bias, gated)
-    if rows > 64:  # by the weight brought back to 16 bits: its own rounding shows beside the result's
-        assert torch.equal(got, linear(x, dequantise(packed, x.dtype), bias, gated))
-        assert (got - y).norm() < 1e-2 * y.norm()
-    else:  # the result is rounded to 8 bits, gated twice
-        torch.testing.assert_close(got.double(), y, atol=2e-2, rtol=2**-6)
+    # The result is rounded to 8 bits, gated twice.
+    torch.testing.assert_close(got.double(), y, atol=2e-2, rtol=2**-6)
     assert torch.equal(got, quantised_linear(x, packed, bias, gated))
     assert not packed.arrived.any()
+
+
+STORED = [column + at for column in (0, 2, 4, 6) for at in (0, 8, 1, 9)]
+"""Which of 16 columns stands in each stored place, as the page of the packed form says."""
+
+
+def in_stored_order(x: Tensor) -> Tensor:
+    return x.view(x.shape[0], -1, 16)[:, :, STORED].flatten(1)
+
+
+def assert_rounded(codes: Tensor, values: Tensor) -> None:
+    """To e4m3: half a unit of the last of 3 bits. Triton's interpreter rounds to neighbours of neighbours."""
+    relative = 2**-4 if codes.is_cuda else 0.55
+    torch.testing.assert_close(codes.float(), values, rtol=relative, atol=2**-9)
+
+
+@pytest.mark.parametrize("columns", [16, 400, 1024])
+def test_rows_in_8_bits_equal_the_formula(triton_device: str, columns: int) -> None:
+    from baton_kernels.gpu.fp8_activations import quantise_rows
+
+    x = (torch.randn(5, columns, generator=torch.Generator().manual_seed(1)) * 3).to(triton_device)
+    x[2] = 0
+    codes, scales = quantise_rows(x)
+    expected = x.abs().amax(1, keepdim=True).clamp(min=1e-12) / 448
+    torch.testing.assert_close(scales, expected, rtol=1e-6, atol=0)
+    assert_rounded(codes, in_stored_order(x) / scales)
+
+
+@pytest.mark.parametrize("columns", [128, 400, 2304])
+def test_groups_in_8_bits_equal_the_formula(triton_device: str, columns: int) -> None:
+    from baton_kernels.gpu.fp8_activations import quantise_groups
+
+    x = (torch.randn(3, columns, generator=torch.Generator().manual_seed(1)) * 3).to(triton_device)
+    codes, scales = quantise_groups(x)
+    groups = -(-columns // 128)
+    assert scales.shape == (4, groups)
+    codes, scales = codes[:3], scales[:3]
+    padded = torch.nn.functional.pad(x, (0, groups * 128 - columns)).view(3, groups, 128)
+    torch.testing.assert_close(scales, padded.abs().amax(2) / 448, rtol=1e-6, atol=0)
+    assert_rounded(codes, in_stored_order(x) / scales.repeat_interleave(128, 1)[:, :columns])
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("features", "columns"), SHAPES[:2])
+def test_the_gpu_brings_weights_back_as_the_formula(triton_device: str, form: str, features: int, columns: int) -> None:
+    from baton_kernels.gpu.dequantise import dequantise_triton
+
+    packed, _ = make(form, features, columns, 4, triton_device)
+    got = dequantise_triton(packed, torch.float32)
+    assert torch.equal(got, dequantise(packed, torch.float32))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not IS_HOPPER, reason="needs a Hopper GPU")
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("rows", [65, 128, 256, 1000])
+@pytest.mark.parametrize(("features", "columns"), [(6144, 1024), (4096, 14336)])
+@pytest.mark.parametrize("form", FORMS)
+def test_many_rows_on_hopper_equal_the_formula(form: str, features: int, columns: int, rows: int, gated: bool) -> None:
+    """Of 8 bits with activations rounded as documented, of 4 bits with activations as they are."""
+    from baton_kernels.gpu.fp8_activations import quantise_groups, quantise_rows
+
+    packed, weight = make(form, features, columns, 5, "cuda")
+    x = torch.randn(rows, columns, device="cuda", generator=torch.Generator("cuda").manual_seed(6)).bfloat16()
+    bias = torch.randn(features, device="cuda").bfloat16()
+    rounded = x.double()
+    if packed.bits == 8 and (form != "block" or packed.blocks is not None):
+        codes, scales = quantise_groups(x) if form == "block" else quantise_rows(x)
+        wide = scales.double().repeat_interleave(128, 1) if form == "block" else scales.double()
+        stored = (codes.double() * wide)[:rows]
+        rounded = torch.empty_like(stored)
+        places = in_stored_order(torch.arange(columns, device="cuda")[None].float())[0].long()
+        rounded[:, places] = stored
+    y = (rounded @ weight.double().t() + bias.double()).bfloat16().double()
+    if gated:
+        y = torch.nn.functional.silu(y[:, : features // 2]) * y[:, features // 2 :]
+    got = quantised_linear(x, packed, bias, gated).double()
+    assert float((got - y).norm() / y.norm()) < 1e-2
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_an_order_of_columns_is_followed(bits: int) -> None:
+    order = torch.randperm(256, generator=torch.Generator().manual_seed(2))
+    x = torch.randn(3, 256)
+    weight = torch.randint(0, 16, (64, 256), generator=torch.Generator().manual_seed(3))
+    if bits == 8:
+        packed = pack_fp8(weight.float().to(torch.float8_e4m3fn), torch.ones(64), order)
+        wide = weight.float()
+    else:
+        packed = pack_int4(weight, torch.ones(64, 2), order=order)
+        wide = weight.float() - 8
+    expected = torch.zeros(3, 64)
+    for stored, column in enumerate(order.tolist()):
+        expected += x[:, column, None] * wide[None, :, stored]
+    torch.testing.assert_close(quantised_linear(x, packed, None), expected, atol=1e-3, rtol=1e-4)
+
+
+def test_the_last_features_are_a_weight_of_their_own() -> None:
+    for form in FORMS:
+        packed, weight = make(form, 384, 256, 7, "cpu")
+        part = packed.last_features(256)
+        assert torch.equal(dequantise(part, torch.float64), weight[-256:].float().double())
+        assert (part.blocks is None) == (form != "block")

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from baton_engine.model.decoder import Decoder, DecoderLayer
-from baton_engine.model.layers.linear import Linear, LinearMethod, RowLinear, linear_method
+from baton_engine.model.formats.quantization import WeightFormats
+from baton_engine.model.formats.stored_weight import StoredWeight, joined
+from baton_engine.model.formats.weight_format import named_error
+from baton_engine.model.layers.linear import Linear, LinearMethod, QuantisedLinear, RowLinear, linear_method
 from baton_engine.model.layers.mlp import GatedMlp
 from baton_engine.model.layers.norm import PackedNorm, pack_norm
 from baton_engine.model.layers.rope import rope_tables
 from baton_engine.model.model_config import ModelConfig
-from baton_engine.model.parameters import EMBEDDING, FINAL_NORM, HEAD, layer_prefix
+from baton_engine.model.parameters import EMBEDDING, FINAL_NORM, HEAD_LAYER, layer_prefix, linear_sizes
 from baton_engine.model.weights import WeightSource
 from baton_kernels.attention_inputs import HeadNorms
 from baton_kernels.kv_scales import GREATEST
@@ -28,10 +32,13 @@ class _Reader:
     device: torch.device
     method: LinearMethod
     norm_eps: float
+    formats: WeightFormats
+    sizes: Mapping[str, tuple[int, int]]
+    """Features and columns of each linear layer."""
 
     def tensor(self, *names: str) -> Tensor:
         """The parameters stacked along dimension 0, in memory of their own (a mapped file may change or go away)."""
-        shapes = [self.source.shapes[name] for name in names]
+        shapes = [self.source.headers[name].shape for name in names]
         rows = [shape[0] for shape in shapes]
         stacked = torch.empty(sum(rows), *shapes[0][1:], dtype=self.dtype, device=self.device)
         for part, name in zip(stacked.split_with_sizes(rows), names, strict=True):
@@ -48,11 +55,41 @@ class _Reader:
         self, prefix: str, *projections: str, has_bias: bool, norm: PackedNorm | None = None, gated: bool = False
     ) -> Linear:
         """The projections as one; `norm` comes before them."""
-        weight = self.tensor(*(f"{prefix}{name}.weight" for name in projections))
+        bias = self.tensor(*(f"{prefix}{name}.bias" for name in projections)) if has_bias else None
+        layers = [prefix + name for name in projections]
+        if any(self.formats.of(layer) for layer in layers):
+            parts = [self._stored(layer) for layer in layers]
+            packed = self._packed(parts, bias)
+            if packed is not None:
+                return packed
+            dense = [part.dequantised() if isinstance(part, StoredWeight) else part for part in parts]
+            weight = torch.cat([part.to(self.dtype) for part in dense])
+        else:
+            weight = self.tensor(*(f"{layer}.weight" for layer in layers))
         if norm is not None and norm.scale is not None:
             weight.mul_(norm.scale)
-        bias = self.tensor(*(f"{prefix}{name}.bias" for name in projections)) if has_bias else None
         return self.method.pack(weight, bias, norm.deferred_eps if norm is not None else None, gated)
+
+    def _packed(self, parts: Sequence[StoredWeight | Tensor], bias: Tensor | None) -> Linear | None:
+        """The parts as one product of quantised weights. None where they are not stored alike, or the device has no
+        such product."""
+        stored = [part for part in parts if isinstance(part, StoredWeight)]
+        whole = joined(stored) if len(stored) == len(parts) else None
+        return None if whole is None else self.method.pack_stored(whole, bias, self.dtype)
+
+    def _stored(self, layer: str) -> StoredWeight | Tensor:
+        """The layer's weight as it is stored, on the device."""
+        stored = self.formats.of(layer)
+        if stored is None:
+            return self.tensor(f"{layer}.weight")
+        features, columns = self.sizes[layer]
+        forms = stored.tensors(features, columns)
+        names = [name for name in forms if f"{layer}.{name}" in self.source.headers]
+        read = {name: self.source.read(f"{layer}.{name}").to(self.device, copy=True) for name in names}
+        try:
+            return stored.read(read, features, columns)
+        except ValueError as error:
+            raise named_error(layer, error) from error
 
 
 def assemble(
@@ -60,10 +97,8 @@ def assemble(
 ) -> Decoder:
     """The decoder of a config with the source's (already checked) parameters; RoPE tables reach max_context_tokens."""
     method = linear_method(dtype, device)
-    reader = _Reader(source, dtype, device, method, config.rms_norm_eps)
+    reader = _Reader(source, dtype, device, method, config.rms_norm_eps, config.formats, linear_sizes(config))
     embedding = reader.tensor(EMBEDDING)
-    # Tied: with rows as in the checkpoint the memory is shared; the CPU's own layout is a second copy, for speed.
-    head = embedding if config.tied_head else reader.tensor(HEAD)
     input_norms = [reader.norm(f"{layer_prefix(layer)}input_layernorm.weight") for layer in range(config.num_layers)]
     final_norm = reader.norm(FINAL_NORM)
     borders = [*input_norms, final_norm]
@@ -74,12 +109,20 @@ def assemble(
             _assemble_layer(config, reader, layer, borders[layer], borders[layer + 1])
             for layer in range(config.num_layers)
         ),
-        head=method.pack(head if final_norm.scale is None else head * final_norm.scale, None, final_norm.deferred_eps),
+        head=_head(config, reader, embedding, final_norm),
         rope=rope_tables(config.rope, config.head_dim, max_context_tokens, dtype, device),
         num_q_heads=config.num_q_heads,
         attention_scale=config.head_dim**-0.5,
         kv_scales=_kv_scales(config, source).to(device),
     )
+
+
+def _head(config: ModelConfig, reader: _Reader, embedding: Tensor, norm: PackedNorm) -> Linear:
+    if not config.tied_head:
+        return reader.linear("", HEAD_LAYER, has_bias=False, norm=norm)
+    # With rows as in the checkpoint the memory is shared; the CPU's own layout is a second copy, for speed.
+    weight = embedding if norm.scale is None else embedding * norm.scale
+    return reader.method.pack(weight, None, norm.deferred_eps)
 
 
 def _kv_scales(config: ModelConfig, source: WeightSource) -> Tensor:
@@ -106,7 +149,7 @@ def _assemble_layer(
     qkv = reader.linear(attention, "q_proj", "k_proj", "v_proj", has_bias=config.qkv_bias, norm=input_norm)
     key_value: Linear | None = None
     if layer == config.num_layers - 1:
-        if isinstance(qkv, RowLinear):
+        if isinstance(qkv, RowLinear | QuantisedLinear):
             key_value = qkv.last_features(2 * config.num_kv_heads * config.head_dim)
         elif reader.method.reads_norms:
             key_value = reader.linear(attention, "k_proj", "v_proj", has_bias=config.qkv_bias, norm=input_norm)

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from baton_engine.model.config_fields import ConfigFields, JsonObject, read_json_object
 from baton_engine.model.errors import ModelConfigError
+from baton_engine.model.formats.quantization import WeightFormats, read_weight_formats
 from baton_engine.model.rope_config import RopeConfig, YarnScaling, read_rope
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -67,6 +68,8 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     dtype: str | None
     """The checkpoint's own dtype; None when the config does not say."""
+    formats: WeightFormats = field(default_factory=WeightFormats)
+    """How the weights of linear layers are stored."""
 
     @property
     def max_context_tokens(self) -> int:
@@ -126,14 +129,13 @@ def parse_config(config: JsonObject, generation: JsonObject | None = None) -> Mo
         windows=_read_windows(fields, num_layers),
         eos_token_ids=_read_eos(fields, ConfigFields(generation or {}, "generation_config.")),
         dtype=_read_dtype(fields),
+        formats=read_weight_formats(fields),
     )
 
 
 def _read_family(fields: ConfigFields) -> _Family:
     if fields.has("auto_map"):
         raise fields.error("auto_map", "absent (code from a model's directory is never run)")
-    if fields.has("quantization_config"):
-        raise fields.error("quantization_config", "absent (unquantised weights)")
     family = _FAMILIES.get(fields.text("model_type"))
     if family is None:
         raise fields.error("model_type", ", ".join(_FAMILIES))

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton_engine.model.model_config import ModelConfig
+from baton_engine.model.parameters import linear_sizes
 from baton_engine.running.step_load import StepLoad
 
 
@@ -43,7 +44,8 @@ class CostModel:
 
 
 def cost_model(config: ModelConfig, element_bytes: int, kv_element_bytes: int) -> CostModel:
-    """For weights and KV whose elements take that many bytes. Embedding rows that are looked up are left out."""
+    """For unquantised weights and KV whose elements take that many bytes; quantised weights count as they are stored.
+    Embedding rows that are looked up are left out."""
     attended = config.num_q_heads * config.head_dim
     kv = config.num_kv_heads * config.head_dim
     layer = config.hidden_size * (2 * attended + 2 * kv) + 3 * config.hidden_size * config.intermediate_size
@@ -53,6 +55,13 @@ def cost_model(config: ModelConfig, element_bytes: int, kv_element_bytes: int) -
         layer_weights=weights,
         head_weights=head,
         pair_flops=4.0 * config.num_layers * attended,
-        weight_bytes=(weights + head) * element_bytes,
+        weight_bytes=sum(
+            _stored_bytes(config, name, *size, element_bytes) for name, size in linear_sizes(config).items()
+        ),
         kv_token_bytes=2 * config.num_layers * kv * kv_element_bytes,
     )
+
+
+def _stored_bytes(config: ModelConfig, name: str, features: int, columns: int, element_bytes: int) -> int:
+    stored = config.formats.of(name)
+    return features * columns * element_bytes if stored is None else stored.stored_bytes(features, columns)

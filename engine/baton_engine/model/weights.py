@@ -10,6 +10,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -19,19 +20,26 @@ from torch import Tensor
 
 from baton_engine.model.checkpoint_files import CheckpointFiles
 from baton_engine.model.errors import WeightsError
+from baton_engine.model.formats.weight_format import Shape
 from baton_engine.model.model_config import ModelConfig
-from baton_engine.model.parameters import Shape, expected_shapes, is_harmless_extra
+from baton_engine.model.parameters import expected_tensors, is_harmless_extra, linear_sizes
 
-LOADABLE: Final = ("F32", "BF16", "F16", "F64")
 _SHOWN: Final = 6
 _CPU: Final = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorHeader:
+    shape: Shape
+    dtype: str
+    """As safetensors files name it."""
 
 
 class WeightSource(Protocol):
     """Tensors by name. `read` may be called once for each name; the result may be a view of a mapped file."""
 
     @property
-    def shapes(self) -> Mapping[str, Shape]: ...
+    def headers(self) -> Mapping[str, TensorHeader]: ...
 
     def read(self, name: str) -> Tensor: ...
 
@@ -39,9 +47,9 @@ class WeightSource(Protocol):
 class SafetensorsWeights:
     """Tensors of open safetensors files; valid inside `open_safetensors`."""
 
-    def __init__(self, handles: Mapping[str, safe_open], shapes: Mapping[str, Shape]) -> None:
+    def __init__(self, handles: Mapping[str, safe_open], headers: Mapping[str, TensorHeader]) -> None:
         self._handles = handles
-        self.shapes = shapes
+        self.headers = headers
 
     def read(self, name: str) -> Tensor:
         tensor: Tensor = self._handles[name].get_tensor(name)  # type: ignore[no-untyped-call]
@@ -52,7 +60,7 @@ class SafetensorsWeights:
 def open_safetensors(files: CheckpointFiles) -> Iterator[SafetensorsWeights]:
     """Map the files and read their headers. Raises WeightsError for a broken or truncated file, naming it."""
     handles: dict[str, safe_open] = {}
-    shapes: dict[str, Shape] = {}
+    headers: dict[str, TensorHeader] = {}
     with ExitStack() as stack:
         for path in files.paths:
             handle = stack.enter_context(_open(path))
@@ -61,14 +69,14 @@ def open_safetensors(files: CheckpointFiles) -> Iterator[SafetensorsWeights]:
                     raise WeightsError(f"{path.name}: tensor {name} is in another file too")
                 if files.index and files.index.get(name) != path.name:
                     raise WeightsError(f"{path.name}: holds tensor {name}, which the index does not place there")
-                shapes[name] = _checked_shape(handle, name, path)
+                headers[name] = _header(handle, name)
                 handles[name] = handle
         missing = [name for name in files.index if name not in handles]
         if missing:
             raise WeightsError(
                 f"{files.index[missing[0]]}: lacks tensors that the index places there: {_listed(missing)}"
             )
-        yield SafetensorsWeights(handles, shapes)
+        yield SafetensorsWeights(handles, headers)
 
 
 def _open(path: Path) -> safe_open:
@@ -78,11 +86,9 @@ def _open(path: Path) -> safe_open:
         raise WeightsError(f"{path.name}: is not a whole safetensors file: {error}") from error
 
 
-def _checked_shape(handle: safe_open, name: str, path: Path) -> Shape:
+def _header(handle: safe_open, name: str) -> TensorHeader:
     entry = handle.get_slice(name)  # type: ignore[no-untyped-call]
-    if entry.get_dtype() not in LOADABLE:
-        raise WeightsError(f"{path.name}: tensor {name} has dtype {entry.get_dtype()}; allowed: {', '.join(LOADABLE)}")
-    return tuple(entry.get_shape())
+    return TensorHeader(tuple(entry.get_shape()), str(entry.get_dtype()))
 
 
 class RandomWeights:
@@ -94,28 +100,56 @@ class RandomWeights:
     def __init__(self, config: ModelConfig, seed: int, device: torch.device = _CPU) -> None:
         self._seed = seed
         self._device = device
-        self.shapes: Mapping[str, Shape] = expected_shapes(config)
+        self._formats = config.formats
+        self._drawn: dict[str, Tensor] = {}
+        self.headers: Mapping[str, TensorHeader] = {
+            name: TensorHeader(form.shapes[0], form.dtypes[0])
+            for name, form in expected_tensors(config).items()
+            if not form.optional
+        }
+        self._sizes = linear_sizes(config)
 
     def read(self, name: str) -> Tensor:
-        shape = self.shapes[name]
+        shape = self.headers[name].shape
         if name.endswith("norm.weight"):
             return torch.ones(shape, device=self._device)
+        layer, _, part = name.rpartition(".")
+        stored = self._formats.of(layer) if layer in self._sizes and part != "bias" else None
+        if stored is None:
+            return (
+                torch.randn(math.prod(shape), generator=self._generator(name), device=self._device)
+                .mul_(0.02)
+                .view(shape)
+            )
+        if name not in self._drawn:
+            drawn = stored.drawn(*self._sizes[layer], self._generator(layer))
+            self._drawn |= {f"{layer}.{key}": tensor for key, tensor in drawn.items()}
+        return self._drawn.pop(name)
+
+    def _generator(self, name: str) -> torch.Generator:
         key = hashlib.sha256(f"{self._seed}:{name}".encode()).digest()
-        generator = torch.Generator(self._device).manual_seed(int.from_bytes(key[:7], "little"))
-        return torch.randn(math.prod(shape), generator=generator, device=self._device).mul_(0.02).view(shape)
+        return torch.Generator(self._device).manual_seed(int.from_bytes(key[:7], "little"))
 
 
 def check_parameters(source: WeightSource, config: ModelConfig) -> None:
-    """Raises WeightsError naming tensors that are missing, misshapen for the config, or not understood."""
-    expected, found = expected_shapes(config), source.shapes
-    missing = [name for name in expected if name not in found]
+    """Raises WeightsError naming tensors that are missing, misshapen for the config, or not understood, and
+    ModelConfigError for a `quantization_config` that names no layer or suits none."""
+    config.formats.check(list(linear_sizes(config)))
+    expected, found = expected_tensors(config), source.headers
+    missing = [name for name, form in expected.items() if name not in found and not form.optional]
     if missing:
         raise WeightsError(f"missing tensors: {_listed(missing)}")
-    for name, shape in expected.items():
-        if found[name] != shape:
+    for name, form in expected.items():
+        if name not in found:
+            continue
+        header = found[name]
+        if header.shape not in form.shapes:
+            allowed = " or ".join(str(list(shape)) for shape in form.shapes)
             raise WeightsError(
-                f"tensor {name}: shape {list(found[name])} does not fit the config, which asks for {list(shape)}"
+                f"tensor {name}: shape {list(header.shape)} does not fit the config, which asks for {allowed}"
             )
+        if header.dtype not in form.dtypes:
+            raise WeightsError(f"tensor {name}: has dtype {header.dtype}; allowed: {', '.join(form.dtypes)}")
     extra = [name for name in found if name not in expected and not is_harmless_extra(name, config)]
     if extra:
         raise WeightsError(f"tensors that a {config.family} model of this config does not have: {_listed(extra)}")

@@ -1,4 +1,5 @@
-"""Which way a quantised linear layer goes on a GPU: streamed as it is stored (Gluon, Hopper), or brought back first."""
+"""Which way a quantised linear layer goes on a GPU: streamed as it is stored (Gluon, Hopper), multiplied in 8 bits by
+the library, or brought back to 16 first."""
 
 from __future__ import annotations
 
@@ -8,12 +9,17 @@ import torch
 import triton
 from torch import Tensor
 
+from baton_kernels.gpu.dequantise import dequantise_triton
+from baton_kernels.gpu.fp8_activations import quantise_groups, quantise_rows
 from baton_kernels.gpu.streamed_quantised import LINE, MAX_ROWS, QuantisedConfig, streamed_quantised, x_rows
 from baton_kernels.linear import linear
-from baton_kernels.quantised_weight import QuantisedWeight, dequantise
+from baton_kernels.quantised_weight import QuantisedWeight
+from baton_kernels.swiglu import swiglu
 
 SHARED_BYTES = 228 * 1024
 """Of a multiprocessor."""
+PIECES = 3
+"""So many times MAX_ROWS rows are streamed in pieces, with 4 bits: bringing them back costs more."""
 PROGRAM_BYTES = 3584
 """Of them, a program's beside its tiles."""
 
@@ -21,18 +27,50 @@ PROGRAM_BYTES = 3584
 def quantised_linear_cuda(x: Tensor, weight: QuantisedWeight, bias: Tensor | None, gated: bool) -> Tensor:
     """As `baton_kernels.quantised_linear.quantised_linear`."""
     features, size = weight.values.shape
+    if weight.bits == 4 and MAX_ROWS < x.shape[0] <= PIECES * MAX_ROWS and streams(x[:1], features, gated):
+        return torch.cat([quantised_linear_cuda(part, weight, bias, gated) for part in torch.split(x, MAX_ROWS)])
     if streams(x, features, gated):
         groups = (t for t in (weight.scales, weight.zeros) if t is not None and t.dim() == 2)
         group_bytes = sum(t.element_size() for t in groups)
         config = default_config(x_rows(x.shape[0]), features, size, weight.bits, group_bytes, gated)
         return streamed_quantised(x, weight, bias, config, gated)
-    return linear(x, dequantise(weight, x.dtype), bias, gated)
+    if weight.bits == 8 and x.dtype == torch.bfloat16 and x.shape[0] and is_hopper(x.device):
+        y = _fp8_product(x, weight, bias)
+        if y is not None:
+            return swiglu(y) if gated else y
+    return linear(x, dequantise_triton(weight, x.dtype), bias, gated)
+
+
+def _fp8_product(x: Tensor, weight: QuantisedWeight, bias: Tensor | None) -> Tensor | None:
+    """With activations in e4m3: [T, N]. None where the library takes no such scales."""
+    values = weight.values.view(torch.float8_e4m3fn).t()
+    if weight.scales.dim() == 1:
+        codes, scales = quantise_rows(x)
+        return torch._scaled_mm(
+            codes, values, scales, weight.scales[None, :], bias=bias, out_dtype=x.dtype, use_fast_accum=True
+        )
+    if weight.blocks is None:
+        return None
+    codes, scales = quantise_groups(x)
+    y = torch._scaled_mm(codes, values, scales, weight.blocks.t(), out_dtype=x.dtype)[: len(x)]
+    return y if bias is None else y.add_(bias)
+
+
+def holds_quantised(codes: Tensor, dtype: torch.dtype) -> bool:
+    """Whether products with inputs of the dtype gain from weights that stay small."""
+    features, columns = codes.shape
+    return dtype == torch.bfloat16 and features % 16 == 0 and columns % 16 == 0 and is_hopper(codes.device)
+
+
+@cache
+def is_hopper(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device)[0] == 9
 
 
 def streams(x: Tensor, features: int, gated: bool) -> bool:
     """Whether the streamed kernel serves a weight of so many features. Boxes of scales begin at 16 bytes."""
     fits = 0 < x.shape[0] <= MAX_ROWS and x.dtype == torch.bfloat16 and features % (16 if gated else 8) == 0
-    return fits and torch.cuda.get_device_capability(x.device)[0] == 9
+    return fits and is_hopper(x.device)
 
 
 @cache

@@ -167,7 +167,7 @@ BAD: list[tuple[str, JsonObject, str]] = [
         "architectures.*LlamaForCausalLM",
     ),
     ("custom code", llama(auto_map={"AutoModel": "evil.Model"}), "auto_map.*never run"),
-    ("quantised", llama(quantization_config={"bits": 4}), "quantization_config.*unquantised"),
+    ("quantised", llama(quantization_config={"bits": 4}), r"quantization_config\.quant_method: is missing.*gptq"),
     ("another activation", llama(hidden_act="gelu"), 'hidden_act: "gelu".*allowed: silu'),
     ("missing size", without(LLAMA, "hidden_size"), "hidden_size: is missing"),
     ("missing kv heads", without(mistral(), "num_key_value_heads"), "num_key_value_heads: is missing"),

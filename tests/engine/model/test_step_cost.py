@@ -42,3 +42,10 @@ def test_a_prompt_needs_every_layer_for_every_token_and_the_head_once(model: Cos
     cost = model.of(StepLoad(8192, 8192 * 8192 / 2, 1, 0, 0))
     assert cost.flops == pytest.approx(2 * 8192 * 6.979e9 + 2 * 0.5253e9 + 4 * 32 * 4096 * 8192**2 / 2, rel=1e-3)
     assert cost.bytes == pytest.approx(15.009e9 + 131_072 * 8192, rel=1e-4)
+
+
+def test_quantised_weights_count_as_they_are_stored() -> None:
+    section = {"quant_method": "awq", "bits": 4, "group_size": 128}
+    model = cost_model(parse_config({**LLAMA_8B, "quantization_config": section}), 2, 2)
+    packed = 6.979e9 / 2 + 6.979e9 / 128 * 2  # nibbles, and a scale of 2 bytes for each 128 of them
+    assert model.weight_bytes == pytest.approx(packed + 2 * 0.5253e9, rel=1e-3)

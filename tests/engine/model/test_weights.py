@@ -238,7 +238,7 @@ BAD: list[tuple[str, Callable[[Path], object], type[ModelError], str]] = [
     ("extra layers", lambda d: edit_config(d, num_hidden_layers=2), WeightsError, "does not have.*layers.2"),
     ("misshaped", put(Q, torch.ones(48, 47)), WeightsError, rf"tensor {Q}: shape \[48, 47\].*asks for \[128, 48\]"),
     ("transposed", put("lm_head.weight", torch.ones(48, 199)), WeightsError, r"lm_head.weight: shape \[48, 199\]"),
-    ("integers", put(Q, torch.ones(48, 48, dtype=torch.int8)), WeightsError, f"{Q} has dtype I8; allowed: F32"),
+    ("integers", put(Q, torch.ones(128, 48, dtype=torch.int8)), WeightsError, f"{Q}: has dtype I8; allowed: F32"),
     ("other vocabulary", lambda d: edit_config(d, vocab_size=200), WeightsError, r"embed_tokens.*asks for \[200, 48\]"),
     ("truncated", truncate, WeightsError, "model.safetensors: is not a whole safetensors file"),
     ("long header", rewrite_header, WeightsError, "model.safetensors: is not a whole safetensors file"),

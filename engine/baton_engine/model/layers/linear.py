@@ -1,8 +1,9 @@
-"""Matrix multiplication by a weight, behind the seam at which a quantisation method will plug in.
+"""Matrix multiplication by a weight.
 
-A `LinearMethod` decides how a weight is stored; what it returns multiplies. Three methods: rows as in the checkpoint
+A `LinearMethod` decides how a weight is held; what it returns multiplies. Three methods: rows as in the checkpoint
 (GPU, where the kernels' op picks the fastest way, and 16-bit types on the CPU); for float32 on the CPU panels for the
 compiled kernel where the processor suits it, else transposed, which MKL multiplies up to twice as fast (docs/log).
+A quantised weight stays as small as it is stored where the method has a product for it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ import torch
 from torch import Tensor
 
 from baton_engine.memory.host_memory import HugePageArena
+from baton_engine.model.formats.stored_weight import StoredWeight
 from baton_kernels.linear import linear, pack_linear, packs_linear
+from baton_kernels.quantised_linear import pack_quantised, quantised_linear
+from baton_kernels.quantised_weight import QuantisedWeight
 from baton_kernels.swiglu import swiglu
 
 PANEL_COLUMNS: Final = 384
@@ -62,6 +66,10 @@ class LinearMethod(Protocol):
         """
         ...
 
+    def pack_stored(self, weight: StoredWeight, bias: Tensor | None, dtype: torch.dtype) -> Linear | None:
+        """Take over a quantised weight for inputs of the dtype. None: hold it in that dtype, by `pack`."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class RowLinear:
@@ -84,11 +92,45 @@ class RowLinear:
         total.add_(self(x))
 
 
+@dataclass(frozen=True, slots=True)
+class QuantisedLinear:
+    """The weight as small as it is stored."""
+
+    weight: QuantisedWeight
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return quantised_linear(x, self.weight, self.bias)
+
+    def gated(self, x: Tensor) -> Tensor:
+        return quantised_linear(x, self.weight, self.bias, gated=True)
+
+    def last_features(self, count: int) -> QuantisedLinear:
+        """The same for the last `count` features alone."""
+        return QuantisedLinear(self.weight.last_features(count), None if self.bias is None else self.bias[-count:])
+
+    def add_to(self, total: Tensor, x: Tensor) -> None:
+        total.add_(self(x))
+
+
 class RowMethod:
     reads_norms = False
 
     def pack(self, weight: Tensor, bias: Tensor | None, norm_eps: float | None = None, gated: bool = False) -> Linear:
         return RowLinear(weight, bias)
+
+    def pack_stored(self, weight: StoredWeight, bias: Tensor | None, dtype: torch.dtype) -> Linear | None:
+        packed = pack_quantised(
+            weight.codes, weight.bits, weight.scales, weight.zeros, weight.group, weight.order, dtype
+        )
+        return None if packed is None else QuantisedLinear(packed, bias)
+
+
+class _Unquantised:
+    """Of methods that hold every weight in the model's dtype."""
+
+    def pack_stored(self, weight: StoredWeight, bias: Tensor | None, dtype: torch.dtype) -> Linear | None:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +176,7 @@ class PanelLinear:
         total.add_(self(x))
 
 
-class PanelMethod:
+class PanelMethod(_Unquantised):
     """Weights of one model lie side by side in huge pages."""
 
     reads_norms = False
@@ -155,7 +197,7 @@ class PanelMethod:
         return rows[:, :out_features].copy_(weight.t())
 
 
-class CompiledMethod:
+class CompiledMethod(_Unquantised):
     """Panels for the compiled kernel, which takes norm and gate along. They lie side by side in huge pages."""
 
     reads_norms = True
@@ -171,7 +213,7 @@ class CompiledMethod:
 
 
 def linear_method(dtype: torch.dtype, device: torch.device) -> LinearMethod:
-    """The method for unquantised weights of a dtype on a device."""
+    """The method for a dtype on a device."""
     if device.type == "cpu" and dtype == torch.float32:
         return CompiledMethod() if packs_linear(dtype) else PanelMethod()
     return RowMethod()

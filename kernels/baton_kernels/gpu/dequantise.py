@@ -1,0 +1,73 @@
+"""A quantised weight back to 16 bits, in Triton: one pass over what is stored, one over what comes out."""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from baton_kernels.gpu.fp8_activations import stored_column
+from baton_kernels.quantised_weight import GROUP, QuantisedWeight
+
+ROWS = 16
+"""Features a program."""
+
+
+@triton.jit
+def _fp8_kernel(values_ptr, scale_ptr, out_ptr, N, K, GROUPED: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    feature = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    group = tl.program_id(1)
+    place = group * WIDTH + tl.arange(0, WIDTH)
+    at = feature.to(tl.int64)[:, None] * K
+    inside = (feature < N)[:, None] & (place < K)[None, :]
+    codes = tl.load(values_ptr + at + place[None, :], mask=inside, other=0).to(tl.float8e4nv, bitcast=True)
+    scales = scale_ptr + group * N + feature if GROUPED else scale_ptr + feature
+    scale = tl.load(scales, mask=feature < N, other=0.0)  # [ROWS]
+    wide = codes.to(tl.float32) * scale[:, None]
+    tl.store(out_ptr + at + stored_column(place)[None, :], wide.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _int4_kernel(
+    values_ptr, scale_ptr, zero_ptr, out_ptr, N, K, LINE, ZEROS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr
+):
+    feature = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    line = tl.program_id(1)
+    place = tl.arange(0, WIDTH)
+    known = feature < N
+    both = tl.load(
+        values_ptr + feature.to(tl.int64)[:, None] * LINE + line * WIDTH + place[None, :], mask=known[:, None], other=0
+    ).to(tl.int32)  # [ROWS, WIDTH]
+    for half in tl.static_range(2):
+        group = 2 * line + half
+        inside = known[:, None] & (group * WIDTH + place < K)[None, :]
+        scale = tl.load(scale_ptr + group * N + feature, mask=known & (group * WIDTH < K), other=0.0).to(tl.float32)
+        codes = ((both >> 4 * half) & 15).to(tl.float32)
+        if ZEROS:
+            zero = tl.load(zero_ptr + group * N + feature, mask=known & (group * WIDTH < K), other=0.0).to(tl.float32)
+            codes = codes - (zero[:, None] - 128.0)
+        else:
+            codes = codes - 8.0
+        column = group * WIDTH + stored_column(place)
+        out = out_ptr + feature.to(tl.int64)[:, None] * K + column[None, :]
+        tl.store(out, (codes * scale[:, None]).to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def dequantise_triton(weight: QuantisedWeight, dtype: torch.dtype) -> Tensor:
+    """W [features, columns] as `dequantise` gives it, columns in the order of the codes."""
+    features, size = weight.values.shape
+    out = torch.empty(features, weight.columns, dtype=dtype, device=weight.values.device)
+    grid = (triton.cdiv(features, ROWS), triton.cdiv(size, GROUP))
+    if weight.bits == 8:
+        grouped = weight.scales.dim() == 2
+        _fp8_kernel[grid](weight.values, weight.scales, out, features, weight.columns, grouped, ROWS, GROUP)
+    else:
+        zeros = weight.scales if weight.zeros is None else weight.zeros
+        _int4_kernel[grid](
+            weight.values, weight.scales, zeros, out, features, weight.columns, size, weight.zeros is not None,
+            ROWS, GROUP,
+        )  # fmt: skip
+    return out
