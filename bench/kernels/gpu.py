@@ -155,7 +155,7 @@ def quantised_products() -> Iterator[Row]:
         for form in ("fp8", "fp8 blocks", "int4", "int4 zeros"):
             copies = max(3, int(1e9 / (features * columns * (1 if "fp8" in form else 0.5))))
             weights = [_quantised(form, features, columns) for _ in range(copies)]
-            for rows in (1, 8, 16, 32, 64):
+            for rows in (1, 8, 16, 32, 64, 128, 256):
                 x = torch.randn(rows, columns, dtype=torch.bfloat16, device=GPU)
 
                 def multiply(x: Tensor = x, weights: list[QuantisedWeight] = weights, gated: bool = gated) -> None:

@@ -13,7 +13,7 @@ from baton_engine.model.formats.quantization import WeightFormats
 from baton_engine.model.formats.stored_weight import StoredWeight, joined
 from baton_engine.model.formats.weight_format import named_error
 from baton_engine.model.layers.linear import Linear, LinearMethod, QuantisedLinear, RowLinear, linear_method
-from baton_engine.model.layers.mlp import GatedMlp
+from baton_engine.model.layers.mlp import gated_mlp
 from baton_engine.model.layers.norm import PackedNorm, pack_norm
 from baton_engine.model.layers.rope import rope_tables
 from baton_engine.model.model_config import ModelConfig
@@ -159,7 +159,7 @@ def _assemble_layer(
         head_norms=reader.head_norms(attention) if config.qk_norm else None,
         output=reader.linear(attention, "o_proj", has_bias=config.output_bias),
         mlp_norm=mlp_norm.norm,
-        mlp=GatedMlp(
+        mlp=gated_mlp(
             reader.linear(mlp, "gate_proj", "up_proj", has_bias=config.mlp_bias, norm=mlp_norm, gated=True),
             reader.linear(mlp, "down_proj", has_bias=config.mlp_bias),
             config.intermediate_size,

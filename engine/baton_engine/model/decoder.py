@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from baton_engine.model.layers.attention import StepRows, attend
-from baton_engine.model.layers.linear import Linear
-from baton_engine.model.layers.mlp import GatedMlp
+from baton_engine.model.layers.linear import Linear, Projection
 from baton_engine.model.layers.norm import RmsNorm
 from baton_engine.model.layers.rope import RopeTables
 from baton_kernels.attention_inputs import HeadNorms, KvLayer, PlacedRows
@@ -41,7 +40,7 @@ class DecoderLayer:
     head_norms: HeadNorms | None
     output: Linear  # q_heads · head_dim → hidden_size
     mlp_norm: RmsNorm
-    mlp: GatedMlp
+    mlp: Projection
     next_norm: RmsNorm
     """Input norm of the next layer; after the last one the final norm."""
     window: int | None

@@ -1,4 +1,7 @@
-"""A quantised weight back to 16 bits, in Triton: one pass over what is stored, one over what comes out."""
+"""A quantised weight back to 16 bits, in Triton: one pass over what is stored, one over what comes out.
+
+Columns keep the order in which they are stored: bringing x in that order is cheaper than scattering a weight.
+"""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
@@ -9,7 +12,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton_kernels.gpu.fp8_activations import stored_column
 from baton_kernels.quantised_weight import GROUP, QuantisedWeight
 
 ROWS = 16
@@ -27,7 +29,7 @@ def _fp8_kernel(values_ptr, scale_ptr, out_ptr, N, K, GROUPED: tl.constexpr, ROW
     scales = scale_ptr + group * N + feature if GROUPED else scale_ptr + feature
     scale = tl.load(scales, mask=feature < N, other=0.0)  # [ROWS]
     wide = codes.to(tl.float32) * scale[:, None]
-    tl.store(out_ptr + at + stored_column(place)[None, :], wide.to(out_ptr.dtype.element_ty), mask=inside)
+    tl.store(out_ptr + at + place[None, :], wide.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -51,13 +53,12 @@ def _int4_kernel(
             codes = codes - (zero[:, None] - 128.0)
         else:
             codes = codes - 8.0
-        column = group * WIDTH + stored_column(place)
-        out = out_ptr + feature.to(tl.int64)[:, None] * K + column[None, :]
+        out = out_ptr + feature.to(tl.int64)[:, None] * K + (group * WIDTH + place)[None, :]
         tl.store(out, (codes * scale[:, None]).to(out_ptr.dtype.element_ty), mask=inside)
 
 
 def dequantise_triton(weight: QuantisedWeight, dtype: torch.dtype) -> Tensor:
-    """W [features, columns] as `dequantise` gives it, columns in the order of the codes."""
+    """W [features, columns] as `dequantise` gives it, but columns in stored order."""
     features, size = weight.values.shape
     out = torch.empty(features, weight.columns, dtype=dtype, device=weight.values.device)
     grid = (triton.cdiv(features, ROWS), triton.cdiv(size, GROUP))

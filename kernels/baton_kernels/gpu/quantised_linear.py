@@ -9,15 +9,17 @@ import torch
 import triton
 from torch import Tensor
 
+from baton_kernels.gpu import linear
 from baton_kernels.gpu.dequantise import dequantise_triton
-from baton_kernels.gpu.fp8_activations import quantise_groups, quantise_rows
+from baton_kernels.gpu.fp8_activations import quantise_groups, quantise_rows, scale_product, swiglu_rounded
 from baton_kernels.gpu.streamed_quantised import LINE, MAX_ROWS, QuantisedConfig, streamed_quantised, x_rows
-from baton_kernels.linear import linear
 from baton_kernels.quantised_weight import QuantisedWeight
 from baton_kernels.swiglu import swiglu
 
 SHARED_BYTES = 228 * 1024
 """Of a multiprocessor."""
+MANY_ROWS = 512
+"""From more rows on the library's products with a scale a row are as fast as those without."""
 PIECES = 3
 """So many times MAX_ROWS rows are streamed in pieces, with 4 bits: bringing them back costs more."""
 PROGRAM_BYTES = 3584
@@ -34,26 +36,65 @@ def quantised_linear_cuda(x: Tensor, weight: QuantisedWeight, bias: Tensor | Non
         group_bytes = sum(t.element_size() for t in groups)
         config = default_config(x_rows(x.shape[0]), features, size, weight.bits, group_bytes, gated)
         return streamed_quantised(x, weight, bias, config, gated)
-    if weight.bits == 8 and x.dtype == torch.bfloat16 and x.shape[0] and is_hopper(x.device):
-        y = _fp8_product(x, weight, bias)
-        if y is not None:
-            return swiglu(y) if gated else y
-    return linear(x, dequantise_triton(weight, x.dtype), bias, gated)
+    if rounds(x, weight):
+        y = _rounded_product(x, weight, bias)
+        return swiglu(y) if gated else y
+    stored = x.index_select(1, _stored_columns(x.shape[1], x.device))
+    return linear.linear_cuda(stored, dequantise_triton(weight, x.dtype), bias, gated, recorded=False)
 
 
-def _fp8_product(x: Tensor, weight: QuantisedWeight, bias: Tensor | None) -> Tensor | None:
-    """With activations in e4m3: [T, N]. None where the library takes no such scales."""
-    values = weight.values.view(torch.float8_e4m3fn).t()
-    if weight.scales.dim() == 1:
-        codes, scales = quantise_rows(x)
-        return torch._scaled_mm(
-            codes, values, scales, weight.scales[None, :], bias=bias, out_dtype=x.dtype, use_fast_accum=True
-        )
-    if weight.blocks is None:
+def quantised_mlp_cuda(
+    x: Tensor, gate_up: QuantisedWeight, gate_up_bias: Tensor | None, down: QuantisedWeight, down_bias: Tensor | None
+) -> Tensor | None:
+    """As `baton_kernels.quantised_linear.quantised_mlp`, without rounding to 16 bits between; None where the two
+    products are not made so."""
+    channels = gate_up.scales.dim() == 1 and down.scales.dim() == 1 and down.order is None
+    otherwise = streams(x, gate_up.values.shape[0], True) or x.shape[0] > MANY_ROWS
+    if otherwise or not (channels and rounds(x, gate_up)):
         return None
+    codes, scales = quantise_rows(x)
+    inner, inner_scales = swiglu_rounded(_unscaled(codes, gate_up, x.dtype), scales, gate_up.scales, gate_up_bias)
+    return scale_product(_unscaled(inner, down, x.dtype), inner_scales, down.scales, down_bias)
+
+
+def rounds(x: Tensor, weight: QuantisedWeight) -> bool:
+    """Whether many rows x are multiplied in 8 bits."""
+    scaled = weight.scales.dim() == 1 or weight.blocks is not None
+    return weight.bits == 8 and scaled and x.dtype == torch.bfloat16 and x.shape[0] > 0 and is_hopper(x.device)
+
+
+def _rounded_product(x: Tensor, weight: QuantisedWeight, bias: Tensor | None) -> Tensor:
+    """With activations in e4m3: [T, N]."""
+    values = weight.values.view(torch.float8_e4m3fn).t()
+    if weight.blocks is None:
+        codes, scales = quantise_rows(x)
+        if x.shape[0] > MANY_ROWS:
+            wide = weight.scales[None, :]
+            return torch._scaled_mm(codes, values, scales, wide, bias=bias, out_dtype=x.dtype, use_fast_accum=True)
+        return scale_product(_unscaled(codes, weight, x.dtype), scales, weight.scales, bias)
     codes, scales = quantise_groups(x)
     y = torch._scaled_mm(codes, values, scales, weight.blocks.t(), out_dtype=x.dtype)[: len(x)]
     return y if bias is None else y.add_(bias)
+
+
+def _unscaled(codes: Tensor, weight: QuantisedWeight, dtype: torch.dtype) -> Tensor:
+    """The product of codes [T, K] alone. The library splits columns between programs only where one scale is of all:
+    twice as fast for few features as with a scale a row."""
+    values = weight.values.view(torch.float8_e4m3fn).t()
+    one = _one(codes.device)
+    return torch._scaled_mm(codes, values, one, one, out_dtype=dtype, use_fast_accum=True)
+
+
+@cache
+def _one(device: torch.device) -> Tensor:
+    return torch.ones((), device=device)
+
+
+@cache
+def _stored_columns(columns: int, device: torch.device) -> Tensor:
+    """Which column stands in each stored place."""
+    place = torch.arange(columns, device=device)
+    return (place & ~15) + 2 * (place >> 2 & 3) + 8 * (place & 1) + (place >> 1 & 1)
 
 
 def holds_quantised(codes: Tensor, dtype: torch.dtype) -> bool:

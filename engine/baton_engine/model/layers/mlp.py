@@ -8,7 +8,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from baton_engine.model.layers.linear import Linear
+from baton_engine.model.layers.linear import Linear, QuantisedLinear
+from baton_kernels.quantised_linear import quantised_mlp
 
 TILE_BYTES: Final = 3 << 19
 """Most of gate and up that is computed at a time on the CPU: the next product finds it in the cache."""
@@ -34,3 +35,23 @@ class GatedMlp:
             return
         for part, part_total in zip(torch.split(x, rows), torch.split(total, rows), strict=True):
             self.down.add_to(part_total, self.gate_up.gated(part))
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisedMlp:
+    """Of two quantised weights, on a GPU."""
+
+    gate_up: QuantisedLinear
+    down: QuantisedLinear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return quantised_mlp(x, self.gate_up.weight, self.gate_up.bias, self.down.weight, self.down.bias)
+
+    def add_to(self, total: Tensor, x: Tensor) -> None:
+        total.add_(self(x))
+
+
+def gated_mlp(gate_up: Linear, down: Linear, intermediate_size: int) -> GatedMlp | QuantisedMlp:
+    if isinstance(gate_up, QuantisedLinear) and isinstance(down, QuantisedLinear):
+        return QuantisedMlp(gate_up, down)
+    return GatedMlp(gate_up, down, intermediate_size)
