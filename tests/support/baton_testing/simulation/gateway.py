@@ -44,7 +44,7 @@ from baton_wire.messages.gateway_link import WorkerState as WorkerStateMessage
 from baton_wire.messages.values import Address, Finish
 
 LIMITS = AdmissionLimits(max_running=6, max_queued=32, max_wait_s=6.0)
-RULES = RelayRules(LifeRules(reroute_wait_s=8.0, park_s=2.0))
+RULES = RelayRules(LifeRules(reroute_wait_s=8.0, park_s=2.0), generation_defaults=False)
 PULSE_S = 0.25
 METRICS = GatewayMetrics(CollectorRegistry())
 """Of all gateways: making them takes longer than a request, and nobody reads them."""
