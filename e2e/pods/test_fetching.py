@@ -59,7 +59,7 @@ def _secret(name: str, token: str) -> Json:
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {"name": name},
-        "stringData": {"HF_TOKEN": token, "endpoint": "http://hub:8080"},
+        "stringData": {"HF_TOKEN": token, "endpoint": "http://hub:8080", "sources": "hf://"},
     }
 
 

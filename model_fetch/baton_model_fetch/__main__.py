@@ -16,8 +16,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import aiohttp
-
 from baton_model_fetch import bucket, hub, registry, web
 from baton_model_fetch.cache_volume import ModelFolder
 from baton_model_fetch.credentials import Credentials
@@ -45,7 +43,7 @@ class Listed:
     told: Told
 
 
-async def listed(session: aiohttp.ClientSession, source: str, credentials: Credentials) -> Listed:
+async def listed(session: web.SourceSession, source: str, credentials: Credentials) -> Listed:
     """What the source holds and how to ask for it. Raises FetchError."""
     scheme, _, rest = source.partition("://")
     match = _FORMS[scheme].fullmatch(rest) if scheme in _FORMS else None
@@ -53,6 +51,8 @@ async def listed(session: aiohttp.ClientSession, source: str, credentials: Crede
         raise SourceRefused(
             f"--source: {source!r} is none of hf://ORG/NAME@COMMIT, s3://BUCKET/PATH, oci://IMAGE@sha256:DIGEST"
         )
+    if ".." in re.split("[/@]", rest):
+        raise SourceRefused(f"--source: {source!r} has '..' in a path")
     part = match.groupdict()
     if scheme == "hf":
         return Listed(await hub.list_files(session, part["place"], part["revision"], credentials), _as_is, _unchanged)
@@ -72,7 +72,8 @@ async def fetch(source: str, cache: ModelFolder, credentials: Credentials) -> No
             _log.info("%s is there already: %s", source, cache.model)
             return
         started = time.monotonic()
-        async with web.session() as session:
+        credentials.check(source)
+        async with web.session(credentials.hosts) as session:
             found = await listed(session, source, credentials)
             places = cache.prepare(source, found.files)
             total = sum(file.size for file in found.files)
@@ -83,7 +84,7 @@ async def fetch(source: str, cache: ModelFolder, credentials: Credentials) -> No
         _log.info("%s is at %s: %.3f GiB in %.1f s", source, cache.model, size / (1 << 30), took)
 
 
-async def _download_all(session: aiohttp.ClientSession, places: Mapping[RemoteFile, Path], found: Listed) -> None:
+async def _download_all(session: web.SourceSession, places: Mapping[RemoteFile, Path], found: Listed) -> None:
     """Several files at once; the first that cannot be had stops the others."""
     turns = asyncio.Semaphore(AT_ONCE)
 

@@ -11,8 +11,6 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Mapping
 from urllib.parse import quote
 
-import aiohttp
-
 from baton_model_fetch import web
 from baton_model_fetch.credentials import Credentials
 from baton_model_fetch.errors import Damaged
@@ -37,7 +35,7 @@ def signer(credentials: Credentials, now: Callable[[], datetime.datetime]) -> Si
 
 
 async def list_files(
-    session: aiohttp.ClientSession, bucket: str, prefix: str, credentials: Credentials, sign: Signer
+    session: web.SourceSession, bucket: str, prefix: str, credentials: Credentials, sign: Signer
 ) -> tuple[RemoteFile, ...]:
     """The objects below `prefix/` that Baton reads. Raises FetchError."""
     base = f"{credentials.endpoint or f'https://s3.{credentials.region}.amazonaws.com'}/{bucket}"

@@ -7,23 +7,27 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gzip
 import hashlib
 import json
 import os
 import shutil
 import tarfile
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
-from baton_model_fetch.errors import Damaged, Interrupted
+from baton_model_fetch.errors import Damaged, Interrupted, SourceRefused
 from baton_model_fetch.listing import RemoteFile, is_wanted, safe_path
 
 RECORD = "baton-files.json"
 """Lists what a folder has to contain; written last."""
 CONFIG = "config.json"
 FILE_MODE, FOLDER_MODE = 0o444, 0o555
+MOST_UNPACKED, SLACK_BYTES = 8, 256 << 20
+"""An archive may unpack to so many times its own size, and a little more: text shrinks, weights hardly do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +117,14 @@ class ModelFolder:
 
 
 def extract(archive: Path, into: Path) -> None:
-    """Write the files of a tar that Baton reads, without links, devices, owners and modes. Raises Damaged."""
+    """Write the files of a tar that Baton reads, without links, devices, owners and modes. Raises Damaged, and
+    SourceRefused when more comes out than weights and vocabularies ever shrink by."""
     try:
-        with tarfile.open(archive, "r:*") as members:
+        most = SLACK_BYTES + MOST_UNPACKED * archive.stat().st_size
+        with (
+            _unpacked(archive) as plain,
+            tarfile.open(fileobj=cast(IO[bytes], _Bounded(plain, most)), mode="r|") as members,
+        ):
             for member in members:
                 name = member.name.removeprefix("./")
                 if not member.isreg() or not is_wanted(name):
@@ -126,10 +135,31 @@ def extract(archive: Path, into: Path) -> None:
                 assert content is not None
                 with content, path.open("wb") as out:
                     _copy(content, out)
-    except (tarfile.TarError, EOFError, OSError) as error:
+    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise Damaged(f"{archive.name}: {error}") from error
+
+
+class _Bounded:
+    """Reads from `source` until more than `most` bytes came; whatever unpacks them, headers included, stops there."""
+
+    def __init__(self, source: IO[bytes], most: int) -> None:
+        self._source, self._most, self._left = source, most, most
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Raises SourceRefused beyond the bound."""
+        data = self._source.read(size)
+        self._left -= len(data)
+        if self._left < 0:
+            raise SourceRefused(f"an archive unpacks to over {self._most} bytes, far more than it has itself")
+        return data
+
+
+def _unpacked(archive: Path) -> IO[bytes]:
+    with archive.open("rb") as file:
+        is_gzip = file.read(2) == b"\x1f\x8b"
+    return cast(IO[bytes], gzip.open(archive)) if is_gzip else archive.open("rb")
 
 
 def _copy(content: IO[bytes], out: IO[bytes]) -> None:

@@ -6,7 +6,10 @@
 | s3 | `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_REGION` |
 | oci | `.dockerconfigjson`, or `username` and `password` |
 
-`endpoint` names another server than the public one: a mirror, an S3-compatible store, a registry's URL.
+`sources` has to be there: beginnings of the sources that these credentials are for, one a line. Whoever may write the
+Secret says so, and not whoever names it in an LLMDeployment. `endpoint` names another server than the public one: a
+mirror, an S3-compatible store, a registry's URL. `hosts` has further hosts that belong to it, one a line: token
+servers, stores that bodies are redirected to. Both may have private addresses.
 """
 
 from __future__ import annotations
@@ -14,13 +17,17 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
+
+from yarl import URL
 
 from baton_model_fetch.errors import SourceRefused
 from baton_model_fetch.sigv4 import AwsKey
 
 MAX_BYTES = 64 << 10
+_HOST = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9.]{0,251}[A-Za-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +43,28 @@ class Credentials:
         if url is not None and not url.startswith(("https://", "http://")):
             raise SourceRefused("the credentials' endpoint is not allowed: must begin with https:// or http://")
         return None if url is None else url.rstrip("/")
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        """Those that may have any address: of `endpoint`, and in `hosts`. Raises SourceRefused."""
+        named = frozenset(self._lines("hosts"))
+        wrong = [host for host in named if _HOST.fullmatch(host) is None]
+        if wrong:
+            raise SourceRefused(f"the credentials' hosts has {wrong[0][:80]!r}: must be host names, one a line")
+        of_endpoint = URL(self.endpoint).host if self.endpoint is not None else None
+        return named | ({of_endpoint} if of_endpoint else set())
+
+    def check(self, source: str) -> None:
+        """Raises SourceRefused unless there are no credentials, or they are for this source."""
+        if self.folder is None:
+            return
+        named = self._lines("sources")
+        if not any(begins(source, beginning) for beginning in named):
+            what = ", ".join(named) if named else "nothing"
+            raise SourceRefused(
+                f"the credentials are for {what}: to allow this source, their Secret needs a key 'sources' with "
+                f"{source.partition('@')[0]!r} or a beginning of it"
+            )
 
     @property
     def hf_token(self) -> str | None:
@@ -60,7 +89,14 @@ class Credentials:
         if config is not None:
             return _docker_login(config, registry)
         user, password = self._text("username"), self._text("password")
-        return None if user is None or password is None else (user, password)
+        if user is None or password is None:
+            return None
+        if not any(begins(each, f"oci://{registry}") for each in self._lines("sources")):
+            raise SourceRefused(f"the credentials' username and password are not for {registry}: name it in 'sources'")
+        return user, password
+
+    def _lines(self, name: str) -> tuple[str, ...]:
+        return tuple((self._text(name) or "").split())
 
     def _text(self, name: str) -> str | None:
         path = None if self.folder is None else self.folder / name
@@ -72,6 +108,13 @@ class Credentials:
             return content.decode().strip() or None
         except UnicodeDecodeError:
             raise SourceRefused(f"the credentials' {name} is not text") from None
+
+
+def begins(source: str, beginning: str) -> bool:
+    """Whether a source is, or lies below, what another text names: no host or folder is meant by a part of its name."""
+    if "://" not in beginning or not source.startswith(beginning):
+        return False
+    return beginning.endswith("/") or source[len(beginning) : len(beginning) + 1] in ("", "/", "@")
 
 
 def _docker_login(config: str, registry: str) -> tuple[str, str] | None:

@@ -8,8 +8,6 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import aiohttp
-
 from baton_model_fetch import web
 from baton_model_fetch.errors import Damaged, Interrupted
 from baton_model_fetch.listing import RemoteFile, hasher
@@ -24,7 +22,7 @@ Sign = Callable[[str, Mapping[str, str]], Mapping[str, str]]
 Told = Callable[[RemoteFile, Mapping[str, str]], RemoteFile]
 
 
-async def download(session: aiohttp.ClientSession, file: RemoteFile, path: Path, sign: Sign, told: Told) -> None:
+async def download(session: web.SourceSession, file: RemoteFile, path: Path, sign: Sign, told: Told) -> None:
     """Have the file's content at `path`, whole and checked. Raises FetchError, OSError."""
     for attempt in range(1, TRIES + 1):
         try:
@@ -41,9 +39,7 @@ async def download(session: aiohttp.ClientSession, file: RemoteFile, path: Path,
             await asyncio.sleep(pause)
 
 
-async def _continued(
-    session: aiohttp.ClientSession, file: RemoteFile, path: Path, sign: Sign, told: Told
-) -> RemoteFile:
+async def _continued(session: web.SourceSession, file: RemoteFile, path: Path, sign: Sign, told: Told) -> RemoteFile:
     have = _size(path)
     if have > file.size:
         raise Damaged(f"{file.path}: {have} bytes came, it has {file.size}")

@@ -6,8 +6,6 @@ import json
 from collections.abc import Mapping
 from urllib.parse import quote
 
-import aiohttp
-
 from baton_model_fetch import web
 from baton_model_fetch.credentials import Credentials
 from baton_model_fetch.errors import Damaged
@@ -18,7 +16,7 @@ MAX_PAGES = 100
 
 
 async def list_files(
-    session: aiohttp.ClientSession, repository: str, commit: str, credentials: Credentials
+    session: web.SourceSession, repository: str, commit: str, credentials: Credentials
 ) -> tuple[RemoteFile, ...]:
     """The files of the commit that Baton reads. Raises FetchError."""
     base = credentials.endpoint or PUBLIC

@@ -10,10 +10,10 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from urllib.parse import urlencode
 
-import aiohttp
+from yarl import URL
 
 from baton_model_fetch import web
 from baton_model_fetch.credentials import Credentials
@@ -26,17 +26,23 @@ INDEX_TYPES = (
 )
 MANIFEST_TYPES = ("application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json")
 TITLES = ("org.cncf.model.filepath", "org.opencontainers.image.title")
+KNOWN_TOKEN_HOSTS = {
+    **dict.fromkeys(("docker.io", "index.docker.io", "registry-1.docker.io"), ("auth.docker.io",)),
+    "registry.gitlab.com": ("gitlab.com",),
+}
+"""Public registries whose tokens are had from another host."""
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _PARAMETER = re.compile(r'(\w+)="([^"]*)"')
 
 
 async def list_files(
-    session: aiohttp.ClientSession, registry: str, name: str, digest: str, credentials: Credentials
+    session: web.SourceSession, registry: str, name: str, digest: str, credentials: Credentials
 ) -> tuple[RemoteFile, ...]:
     """The model's layers. Raises FetchError."""
     base = f"{credentials.endpoint or f'https://{registry}'}/v2/{name}"
     login = credentials.registry_login(registry)
-    headers = await _authorised(session, f"{base}/manifests/{digest}", name, login)
+    friends = {*KNOWN_TOKEN_HOSTS.get(registry, ()), *credentials.hosts}
+    headers = await _authorised(session, f"{base}/manifests/{digest}", name, login, friends)
     manifest = await _manifest(session, base, digest, headers)
     if manifest.get("mediaType") in INDEX_TYPES or "manifests" in manifest:
         manifest = await _manifest(session, base, only_manifest(manifest), headers)
@@ -44,7 +50,7 @@ async def list_files(
 
 
 async def _manifest(
-    session: aiohttp.ClientSession, base: str, digest: str, headers: Mapping[str, str]
+    session: web.SourceSession, base: str, digest: str, headers: Mapping[str, str]
 ) -> Mapping[str, object]:
     accept = {"Accept": ", ".join((*MANIFEST_TYPES, *INDEX_TYPES))}
     body, _ = await web.text(session, f"{base}/manifests/{digest}", {**headers, **accept})
@@ -103,21 +109,35 @@ def _hex(digest: object) -> str:
     return match.group(1)
 
 
+def token_server(realm: str, registry: str, friends: Collection[str]) -> str:
+    """The URL of a challenge where a token may be asked for. Raises SourceRefused for any other."""
+    try:
+        asked, own = URL(realm), URL(registry)
+        is_own = asked.origin() == own.origin()
+    except ValueError as error:
+        raise SourceRefused("the registry's challenge names no place for tokens") from error
+    if is_own or (asked.scheme == "https" and (asked.host == own.host or asked.host in friends)):
+        return realm
+    raise SourceRefused(
+        f"the registry wants a token asked for at {asked.origin()}, which is not its own: name that host in the "
+        "credentials' hosts, and use https"
+    )
+
+
 async def _authorised(
-    session: aiohttp.ClientSession, url: str, name: str, login: tuple[str, str] | None
+    session: web.SourceSession, url: str, name: str, login: tuple[str, str] | None, friends: Collection[str]
 ) -> dict[str, str]:
-    """What a request to the registry has to carry: nothing, the login itself, or a token that the login buys."""
+    """What a request to the registry has to carry: nothing, the login itself, or a token that the login buys.
+
+    The registry says where tokens are had. That is asked for one only if it is the registry's own or one of `friends`.
+    """
     basic = {} if login is None else {"Authorization": f"Basic {base64.b64encode(':'.join(login).encode()).decode()}"}
     async with web.opened(session, url, {}, allow=frozenset({401, 404})) as reply:
         challenge = reply.headers.get("WWW-Authenticate", "") if reply.status == 401 else ""
     if not challenge.lower().startswith("bearer"):
         return basic if challenge else {}
     given = dict(_PARAMETER.findall(challenge))
-    realm = given.get("realm", "")
-    if not realm.startswith(("https://", "http://")):
-        raise SourceRefused("the registry's challenge names no place for tokens")
-    if basic and realm.startswith("http://") and url.startswith("https://"):
-        raise SourceRefused("the registry asks for the login without TLS")
+    realm = token_server(given.get("realm", ""), url, friends)
     query = {"scope": given.get("scope", f"repository:{name}:pull")}
     query |= {"service": given["service"]} if "service" in given else {}
     body, _ = await web.text(session, f"{realm}{'&' if '?' in realm else '?'}{urlencode(query)}", basic)

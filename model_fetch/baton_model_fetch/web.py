@@ -1,47 +1,111 @@
-"""HTTP for fetching: one session, a deadline on every wait, status codes turned into the errors of this package."""
+"""HTTP for fetching: whom a source may have asked, a deadline on every wait, status codes turned into our errors.
+
+Hosts that the credentials name are asked at any address, as they are configured. Everybody else, wherever a source or
+a redirect points, is asked over https, at public addresses, and without any secret.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
+from dataclasses import dataclass
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
+from yarl import URL
 
+from baton_model_fetch.addresses import PrivateAddressError, public_socket
 from baton_model_fetch.errors import Damaged, Interrupted, SourceRefused
 
 CONNECT_S, READ_S = 20.0, 60.0
 MAX_REPLY_BYTES = 32 << 20
+MAX_REDIRECTS = 5
 _AGAIN = {408, 425, 429, 500, 502, 503, 504}
 _OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS}
 _WORDS = {401: "credentials are missing or not accepted", 403: "no access", 404: "not found", 410: "gone"}
+_REDIRECTS = {301, 302, 303, 307, 308}
+_FOR_ANYBODY = {"accept", "accept-encoding", "range"}
+"""Headers that another server than the one asked first is sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSession:
+    """Asks servers. Every request goes through `opened`."""
+
+    own: frozenset[str]
+    """Hosts that the credentials name."""
+    trusting: aiohttp.ClientSession
+    """Dials any address, also that of a proxy which the environment names."""
+    wary: aiohttp.ClientSession
+    """Dials public addresses alone."""
+
+    def of(self, url: URL) -> aiohttp.ClientSession:
+        """The session for one hop. Raises SourceRefused for what may not be asked at all."""
+        host = url.host or ""
+        if host in self.own:
+            return self.trusting
+        if url.scheme != "https":
+            raise SourceRefused(f"{place(str(url))}: not asked without TLS: the credentials do not name its host")
+        return self.trusting if "https" in getproxies() and not proxy_bypass(host) else self.wary
 
 
 @contextlib.asynccontextmanager
-async def session() -> AsyncIterator[aiohttp.ClientSession]:
-    """A session that trusts the image's certificates and sends Authorization to no server that it is redirected to."""
+async def session(own: Collection[str] = ()) -> AsyncIterator[SourceSession]:
+    """A session that trusts the image's certificates; `own`: hosts that may have any address."""
     times = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=READ_S)
-    async with aiohttp.ClientSession(timeout=times, auto_decompress=False, trust_env=True) as made:
-        yield made
+    public = aiohttp.TCPConnector(socket_factory=public_socket)
+    async with (
+        aiohttp.ClientSession(timeout=times, auto_decompress=False, trust_env=True) as trusting,
+        aiohttp.ClientSession(timeout=times, auto_decompress=False, connector=public) as wary,
+    ):
+        yield SourceSession(frozenset(own), trusting, wary)
 
 
 @contextlib.asynccontextmanager
 async def opened(
-    session: aiohttp.ClientSession, url: str, headers: Mapping[str, str], *, allow: frozenset[int] = frozenset()
+    session: SourceSession, url: str, headers: Mapping[str, str], *, allow: frozenset[int] = frozenset()
 ) -> AsyncIterator[aiohttp.ClientResponse]:
-    """A GET whose status is 2xx or allowed. Raises SourceRefused, Interrupted."""
+    """A GET whose status is 2xx or allowed, after at most 5 redirects. Raises SourceRefused, Interrupted."""
+    at, sent = URL(url), dict(headers)
     try:
-        async with session.get(url, headers=dict(headers), max_redirects=5) as reply:
-            if reply.status not in allow:
-                check(reply.status, url)
-            yield reply
+        for _ in range(1 + MAX_REDIRECTS):
+            async with session.of(at).get(at, headers=sent, allow_redirects=False) as reply:
+                target = reply.headers.get("Location") if reply.status in _REDIRECTS else None
+                if target is None:
+                    if reply.status not in allow:
+                        check(reply.status, url)
+                    yield reply
+                    return
+            before, at = at, _joined(at, target)
+            if at.origin() != before.origin():
+                sent = {name: value for name, value in sent.items() if name.lower() in _FOR_ANYBODY}
     except (TimeoutError, aiohttp.ClientError, OSError) as error:
+        if isinstance(error, aiohttp.ClientConnectorError) and _is_private(error.os_error):
+            why = error.os_error.strerror or str(error.os_error)
+            raise SourceRefused(f"{place(str(at))}: {why}: name its host in the credentials' hosts") from error
+        if isinstance(error, aiohttp.InvalidURL):
+            raise SourceRefused(f"{place(str(at))}: not an address that can be asked") from error
         if isinstance(error, OSError) and (error.filename is not None or error.errno in _OF_THE_DISK):
             raise
         raise Interrupted(f"{place(url)}: {type(error).__name__}: {error}") from error
+    raise SourceRefused(f"{place(url)}: over {MAX_REDIRECTS} redirects")
 
 
-async def text(session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> tuple[bytes, Mapping[str, str]]:
+def _joined(at: URL, target: str) -> URL:
+    try:
+        following = at.join(URL(target))
+        following.origin()
+    except ValueError as error:
+        raise SourceRefused(f"{place(str(at))}: redirects to nowhere") from error
+    return following
+
+
+def _is_private(error: OSError) -> bool:
+    return isinstance(error, PrivateAddressError) or "is not a public address" in str(error)
+
+
+async def text(session: SourceSession, url: str, headers: Mapping[str, str]) -> tuple[bytes, Mapping[str, str]]:
     """A small reply and its headers. Raises SourceRefused, Interrupted, Damaged for one over 32 MiB."""
     async with opened(session, url, {"Accept-Encoding": "identity", **headers}) as reply:
         body = await reply.content.read(MAX_REPLY_BYTES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import enum
+import ipaddress
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +61,7 @@ def parse(argv: list[str]) -> Settings:
     parser.add_argument("--prometheus-rules", action="store_true", help="make PrometheusRules for all deployments")
     parser.add_argument("--cluster-domain", default="cluster.local")
     parser.add_argument("--fetch-ports", default="443", help="comma-separated ports that fetch Jobs may reach")
+    parser.add_argument("--fetch-cidrs", default="", help="comma-separated private networks that fetch Jobs may reach")
     parser.add_argument(
         "--pod-policy",
         default="{}",
@@ -90,6 +92,7 @@ def parse(argv: list[str]) -> Settings:
             operator_service=None if given.gateway_listen == "none" else given.operator_service,
             python=given.python,
             fetch_ports=_ports(given.fetch_ports),
+            fetch_cidrs=_networks(given.fetch_cidrs),
             pod_policy=parse_pod_policy(given.pod_policy),
         )
     except ValueError as error:
@@ -124,6 +127,14 @@ def _ports(text: str) -> tuple[int, ...]:
     if not all(0 < port < 65_536 for port in ports):
         raise ValueError(f"--fetch-ports: {text!r} is not allowed: must be ports from 1 to 65535")
     return ports
+
+
+def _networks(text: str) -> tuple[str, ...]:
+    """Raises ValueError."""
+    try:
+        return tuple(str(ipaddress.ip_network(each.strip())) for each in text.split(",") if each.strip())
+    except ValueError as error:
+        raise ValueError(f"--fetch-cidrs: {error}: must be networks such as 10.20.0.0/16") from error
 
 
 def _advertised(listen: str) -> str:

@@ -180,7 +180,8 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 async def fetched(tmp_path: Path, source: Source, text: str, **secret: str) -> ModelFolder:
     cache = ModelFolder(tmp_path / "cache", "model")
     async with serving(source) as url:
-        await program.fetch(text, cache, credentials(tmp_path / "secret", endpoint=url, **secret))
+        secret = {"endpoint": url, "sources": text.partition("@")[0], **secret}
+        await program.fetch(text, cache, credentials(tmp_path / "secret", **secret))
     return cache
 
 
@@ -237,7 +238,7 @@ async def test_the_hubs_token_goes_to_the_hub_alone(tmp_path: Path) -> None:
     cdn = Source()
     async with serving(cdn) as elsewhere:
         hub = Source(token="secret", elsewhere=elsewhere)
-        assert content_of(await fetched(tmp_path, hub, HF, HF_TOKEN="secret")) == FILES
+        assert content_of(await fetched(tmp_path, hub, HF, HF_TOKEN="secret", hosts="127.0.0.1")) == FILES
     assert {authorization for _, authorization in cdn.seen} == {""}
 
 
@@ -341,7 +342,7 @@ async def test_a_try_that_ended_before_its_rename_is_taken_up(tmp_path: Path) ->
 async def test_the_program_says_by_its_status_whether_another_try_helps(tmp_path: Path) -> None:
     server = Source()
     async with serving(server) as url:
-        credentials(tmp_path / "secret", endpoint=url)
+        credentials(tmp_path / "secret", endpoint=url, sources="hf://org")
         common = ["--key=model", f"--cache={tmp_path / 'cache'}", f"--credentials={tmp_path / 'secret'}"]
         missing = await asyncio.to_thread(program.main, [f"--source=hf://org/other@{COMMIT}", *common])
         server.busy = 1

@@ -38,7 +38,9 @@ class Platform:
     """Namespace that may read metrics; None: none may."""
     cluster_domain: str = "cluster.local"
     fetch_ports: tuple[int, ...] = (443,)
-    """Ports that fetch Jobs may reach, whatever the address."""
+    """Ports that fetch Jobs may reach, at public addresses and in `fetch_cidrs`."""
+    fetch_cidrs: tuple[str, ...] = ()
+    """Networks with private addresses that fetch Jobs may reach: those of mirrors and registries."""
     python: str = "python"
     monitors: bool = False
     """Whether PodMonitors are made."""

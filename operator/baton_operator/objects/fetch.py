@@ -23,6 +23,23 @@ REFUSED = 3
 """Exit status of the program when another try would not help."""
 TRIES = 12
 """Pods of one Job; each goes on where the one before stopped. Kubernetes waits longer between them, up to 6 minutes."""
+_PUBLIC: tuple[Manifest, ...] = (
+    {
+        "ipBlock": {
+            "cidr": "0.0.0.0/0",
+            "except": [
+                "10.0.0.0/8",
+                "100.64.0.0/10",
+                "127.0.0.0/8",
+                "169.254.0.0/16",
+                "172.16.0.0/12",
+                "192.168.0.0/16",
+            ],
+        }
+    },
+    {"ipBlock": {"cidr": "::/0", "except": ["fc00::/7", "fe80::/10"]}},
+)
+"""The open internet. Clusters, machines and their metadata servers are in what is left out."""
 _COMPONENT = {ROLE_LABEL: FETCH_ROLE, "app.kubernetes.io/component": FETCH_ROLE}
 
 
@@ -106,7 +123,8 @@ def _owned(api_version: str, kind: str, name: str, deployment: LLMDeployment, ow
 
 
 def _policy(deployment: LLMDeployment, platform: Platform, owner: Owner, source: ModelSource) -> Manifest:
-    """Out to the ports that sources listen on, wherever they are; nobody comes in."""
+    """Out to the ports that sources listen on, at public addresses and those that the installation names; nobody comes
+    in. What private networks hold is no source's to choose."""
     ports = {*platform.fetch_ports}
     if source.scheme is Scheme.OCI:
         _, separator, port = str(source.place).partition("/")[0].partition(":")
@@ -114,7 +132,12 @@ def _policy(deployment: LLMDeployment, platform: Platform, owner: Owner, source:
     spec: Manifest = {
         "podSelector": {"matchLabels": {**selector(deployment), ROLE_LABEL: FETCH_ROLE}},
         "policyTypes": ["Ingress", "Egress"],
-        "egress": [{"ports": [{"protocol": "TCP", "port": port} for port in sorted(ports)]}],
+        "egress": [
+            {
+                "to": [*_PUBLIC, *({"ipBlock": {"cidr": cidr}} for cidr in platform.fetch_cidrs)],
+                "ports": [{"protocol": "TCP", "port": port} for port in sorted(ports)],
+            }
+        ],
     }
     name = fetch_account_name(deployment.metadata.name)
     return _owned("networking.k8s.io/v1", "NetworkPolicy", name, deployment, owner) | {"spec": spec}

@@ -36,6 +36,7 @@ FULL = PINNED | {
     "monitoring.podMonitor": "true",
     "monitoring.prometheusRule": "true",
     "images.pullSecrets": "{registry}",
+    "fetch.cidrs": "{10.20.0.0/16,fd00::/64}",
     "priorityClassName": "system-cluster-critical",
     "nodeSelector.kubernetes\\.io/os": "linux",
 }
@@ -85,6 +86,7 @@ def test_the_operators_pod_is_restricted_and_understands_its_flags(tmp_path: Pat
         settings = parse(container["args"])
         assert settings.namespaces == (None if "watch.clusterWide" in values else ("team-a", "team-b"))
         assert settings.platform.worker_image == PINNED["images.worker"]
+        assert settings.platform.fetch_cidrs == (("10.20.0.0/16", "fd00::/64") if values is FULL else ())
         assert settings.platform.pod_policy == PodPolicy(), "the values are the defaults of the flag"
         ports = {each["name"]: each["containerPort"] for each in container["ports"]}
         assert ports["http"] == settings.listen[1]
@@ -119,6 +121,7 @@ def test_rights_are_roles_of_the_named_namespaces_unless_asked_for_all() -> None
         PINNED | {"watch.namespaces": "{}"},
         PINNED | {"watch.namespaces": "{Team_A}"},
         PINNED | {"fetch.ports": "{70000}"},
+        PINNED | {"fetch.cidrs": "{everywhere}"},
         PINNED | {"logLevel": "loud"},
         PINNED | {"podPolicy.priorityClasses": "{system-node-critical}"},
         PINNED | {"podPolicy.annotations": "{a b}"},

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
+from dataclasses import replace
 from typing import Any
 
 import kubernetes_validate
@@ -100,6 +102,38 @@ def test_only_the_job_reaches_the_source_and_nobody_reaches_it() -> None:
         labels = objects(remote(source))["Job"]["spec"]["template"]["metadata"]["labels"]
         assert policy["podSelector"]["matchLabels"].items() <= labels.items()
         assert policy["podSelector"]["matchLabels"]["baton.dev/role"] == "fetch"
+
+
+def test_the_job_reaches_the_open_internet_and_the_networks_that_the_installation_names() -> None:
+    def reached(platform: Platform) -> list[Any]:
+        made = fetch_objects(remote(SOURCES[0]), platform, OWNER)
+        (policy,) = (each for each in made if each["kind"] == "NetworkPolicy")
+        return [each["ipBlock"] for rule in policy["spec"]["egress"] for each in rule["to"]]  # type: ignore[index]
+
+    def allows(blocks: list[Any], address: str) -> bool:
+        at = ipaddress.ip_address(address)
+        return any(
+            at in ipaddress.ip_network(block["cidr"])
+            and not any(at in ipaddress.ip_network(left) for left in block.get("except", ()))
+            for block in blocks
+        )
+
+    inside = (
+        "10.96.0.1",
+        "169.254.169.254",
+        "172.20.0.1",
+        "192.168.0.9",
+        "100.64.0.1",
+        "127.0.0.1",
+        "fd00::1",
+        "fe80::1",
+    )
+    blocks = reached(PLATFORM)
+    assert not any(allows(blocks, address) for address in inside)
+    assert all(allows(blocks, address) for address in ("8.8.8.8", "2606:4700::1111"))
+    named = reached(replace(PLATFORM, fetch_cidrs=("10.20.0.0/16",)))
+    assert allows(named, "10.20.3.4")
+    assert not allows(named, "10.96.0.1")
 
 
 def test_another_source_or_secret_is_another_job_and_the_same_is_the_same() -> None:
