@@ -101,6 +101,11 @@ def no_capacity(retry_after_s: int = 1) -> Problem:
     )
 
 
+def out_of_memory() -> Problem:
+    message = "This gateway holds as many bytes of requests as it may, or as one client may; try again."
+    return Problem(503, SERVER, message, None, "out_of_memory", 1)
+
+
 def queue_full(retry_after_s: int) -> Problem:
     return Problem(429, RATE_LIMIT, "Too many requests are waiting.", None, "queue_full", retry_after_s)
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from prometheus_client import CollectorRegistry
 
 from baton_gateway.http_api.certificate import Certificate, CertificateError
+from baton_gateway.http_api.memory_budget import MemoryBudget
 from baton_gateway.http_api.routes import HttpApi, not_http
 from baton_gateway.http_api.tenants import Tenants
 from baton_gateway.reporting.metrics import GatewayMetrics
@@ -82,7 +83,8 @@ class GatewayServer:
         """What is wrong with the configuration file as it is now; empty: nothing."""
         self.certificate_complaint = ""
         """The same of the certificate's files."""
-        self.api = HttpApi(self.relay, self.table, self._tenants, self._templates, policy, self.metrics)
+        self.budget = MemoryBudget(settings.max_request_memory_mib << 20)
+        self.api = HttpApi(self.relay, self.table, self._tenants, self._templates, policy, self.metrics, self.budget)
         self.operator_link = self._operator_link(keys)
         self._tasks: list[asyncio.Task[None]] = []
         self._http: BoundedServer | None = None

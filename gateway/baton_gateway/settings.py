@@ -48,6 +48,8 @@ class Settings:
     slo_ttft_s: float
     slo_tpot_s: float
     max_request_duration_s: float
+    max_request_memory_mib: int
+    """For bodies being read and requests that wait or run, per process."""
     max_connections_per_address: int | None
     """None: half of all; 0: no bound."""
     max_running: int
@@ -95,6 +97,13 @@ def _parser() -> _Parser:
     add("--slo-ttft-s", type=float, default=0.5, metavar="S", help="target, for waiting and auto (default %(default)s)")
     add("--slo-tpot-s", type=float, default=0.05, metavar="S", help="target, for auto (default %(default)s)")
     add("--max-request-duration-s", type=float, default=600.0, metavar="S", help="(default %(default)s)")
+    add(
+        "--max-request-memory-mib",
+        type=int,
+        default=512,
+        metavar="N",
+        help="for bodies being read and requests at work, per process (default %(default)s)",
+    )
     add(
         "--max-connections-per-address",
         type=int,
@@ -178,6 +187,7 @@ def parse_settings(argv: list[str]) -> Settings:
         slo_tpot_s=_within("--slo-tpot-s", first.slo_tpot_s, 0.001, 3600),
         processes=_within("--processes", first.processes, 1, 256),
         max_request_duration_s=_within("--max-request-duration-s", first.max_request_duration_s, 1, 86_400),
+        max_request_memory_mib=_within("--max-request-memory-mib", first.max_request_memory_mib, 16, 1 << 20),
         max_connections_per_address=None
         if first.max_connections_per_address is None
         else _within("--max-connections-per-address", first.max_connections_per_address, 0, 1_000_000),

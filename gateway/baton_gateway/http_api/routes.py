@@ -11,15 +11,15 @@ import logging
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
 
-from aiohttp import HttpVersion11, StreamReader, web
+from aiohttp import HttpVersion11, web
 
 from baton_gateway import errors
 from baton_gateway.errors import Problem, RefusedError, invalid
-from baton_gateway.http_api.json_body import parse_object
 from baton_gateway.http_api.lookups import JSON, MODELS, SERVER, Lookups
+from baton_gateway.http_api.memory_budget import MemoryBudget
 from baton_gateway.http_api.openai_types import ChatRequest, CompletionRequest, parse_chat, parse_completion
+from baton_gateway.http_api.request_body import RequestBody
 from baton_gateway.http_api.responses import error_body
 from baton_gateway.http_api.sinks import CollectingSink, StreamingSink
 from baton_gateway.http_api.tenants import DEFAULT_TENANT, Tenant, Tenants
@@ -35,8 +35,6 @@ _log = logging.getLogger("baton.gateway.http")
 
 CLIENT_GONE = 499
 """Only in metrics: the client hung up before its answer was complete."""
-BODY_S = 30.0
-BODY_IDLE_S = 10.0
 _HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{0,255}")
 _STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no", **SERVER}
 
@@ -63,8 +61,10 @@ class HttpApi:
         templates: TemplateRenderer,
         policy: RoutePolicy,
         metrics: GatewayMetrics,
+        budget: MemoryBudget,
     ) -> None:
         self._relay = relay
+        self._budget = budget
         self._table = table
         self._tenants = tenants
         self._metrics = metrics
@@ -164,23 +164,28 @@ class HttpApi:
         return await self._generate(request, tenant, parse_completion)
 
     async def _tokenize(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
-        return web.Response(body=await self._tokenising.tokenize(await self._object(request), tenant), headers=JSON)
+        with self._body(request, tenant) as body:
+            answer = await self._tokenising.tokenize(await body.read_object(self._table.body_limits), tenant)
+        return web.Response(body=answer, headers=JSON)
 
     async def _detokenize(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
-        return web.Response(body=await self._tokenising.detokenize(await self._object(request)), headers=JSON)
+        with self._body(request, tenant) as body:
+            answer = await self._tokenising.detokenize(await body.read_object(self._table.body_limits))
+        return web.Response(body=answer, headers=JSON)
 
-    async def _object(self, request: web.BaseRequest) -> dict[str, Any]:
-        """The body. Raises RefusedError."""
-        limits = self._table.body_limits
-        return parse_object(await _body(request, limits.max_bytes), limits.max_values)
+    def _body(self, request: web.BaseRequest, tenant: Tenant) -> RequestBody:
+        """What the request brings, held for its tenant; for its address when everybody is the same tenant."""
+        holder = f"address {request.remote}" if tenant is DEFAULT_TENANT else f"tenant {tenant.name}"
+        return RequestBody(request, holder, self._budget)
 
     async def _generate(self, request: web.BaseRequest, tenant: Tenant, parse: Parse) -> web.StreamResponse:
-        parsed = parse(await self._object(request))
-        if self.is_draining:
-            raise RefusedError(errors.shutting_down())
-        if parsed.options.stream:
-            return await self._stream(request, parsed, tenant)
-        return await self._collect(parsed, tenant)
+        with self._body(request, tenant) as body:
+            parsed = parse(await body.read_object(self._table.body_limits))
+            if self.is_draining:
+                raise RefusedError(errors.shutting_down())
+            if parsed.options.stream:
+                return await self._stream(request, parsed, tenant)
+            return await self._collect(parsed, tenant)
 
     async def _collect(self, parsed: ChatRequest | CompletionRequest, tenant: Tenant) -> web.StreamResponse:
         sink = CollectingSink()
@@ -220,44 +225,6 @@ class HttpApi:
         finally:
             self._streams.discard(entry)
             self._relay.client_gone(live)
-
-
-async def _body(request: web.BaseRequest, max_bytes: int) -> bytes:
-    """The body within size and time. Raises RefusedError."""
-    if request.content_type != "application/json":
-        raise invalid(None, "Content-Type must be application/json.", "unsupported_media_type", status=415)
-    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
-        raise invalid(None, "Compressed bodies are not accepted.", "unsupported_media_type", status=415)
-    if (request.content_length or 0) > max_bytes:
-        raise _too_large(max_bytes)
-    content = request.content
-    if content.is_eof():  # as a rule it came together with the head
-        body = content.read_nowait(-1)
-        if len(body) > max_bytes:
-            raise _too_large(max_bytes)
-        return body
-    return await _late_body(content, max_bytes)
-
-
-async def _late_body(content: StreamReader, max_bytes: int) -> bytes:
-    parts = []
-    size = 0
-    try:
-        async with asyncio.timeout(BODY_S), asyncio.timeout(BODY_IDLE_S) as idle:
-            while part := await content.readany():
-                idle.reschedule(asyncio.get_running_loop().time() + BODY_IDLE_S)
-                size += len(part)
-                if size > max_bytes:
-                    raise _too_large(max_bytes)
-                parts.append(part)
-    except TimeoutError as error:
-        raise invalid(None, "The body came too slowly.", "request_timeout", status=408) from error
-    return b"".join(parts)
-
-
-def _too_large(max_bytes: int) -> RefusedError:
-    message = f"The body is larger than the {max_bytes} bytes that the longest request may have."
-    return invalid(None, message, "body_too_large", status=413)
 
 
 def _error(problem: Problem) -> web.Response:

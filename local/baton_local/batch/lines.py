@@ -21,7 +21,7 @@ import msgspec
 from baton_gateway.errors import INVALID, Problem
 from baton_gateway.errors import RefusedError as RefusedRequestError
 from baton_gateway.http_api.body_limits import body_limits
-from baton_gateway.http_api.json_body import parse_object
+from baton_gateway.http_api.json_body import json_shape, parse_object
 from baton_gateway.http_api.responses import error_body
 from baton_local.errors import StartError
 
@@ -99,7 +99,7 @@ def _parse(raw: bytes, number: int) -> BatchLine | BadLine:
     if len(raw) > MAX_LINE_BYTES:
         return _bad(raw, number, f"longer than the {MAX_LINE_BYTES} bytes that a request may have", None)
     try:
-        fields = parse_object(raw, MAX_VALUES)
+        fields = parse_object(raw, json_shape(raw, MAX_VALUES))
     except RefusedRequestError as error:
         return _bad(raw, number, error.problem.message, None)
     custom_id, url, body = fields.get("custom_id"), fields.get("url"), fields.get("body")

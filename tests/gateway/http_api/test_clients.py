@@ -250,9 +250,9 @@ async def _status(gateway: RunningGateway, http: aiohttp.ClientSession) -> tuple
 async def test_a_body_that_comes_too_slowly_is_given_up(
     gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from baton_gateway.http_api import routes as http_api
+    from baton_gateway.http_api import request_body
 
-    monkeypatch.setattr(http_api, "BODY_IDLE_S", 0.2)
+    monkeypatch.setattr(request_body, "BODY_IDLE_S", 0.2)
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     head = f"POST {CHAT} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
     writer.write(head.encode() + b"{")

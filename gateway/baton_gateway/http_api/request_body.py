@@ -1,0 +1,94 @@
+"""The body of a request: read within size, time and the process's memory, and held until the request has ended."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Any
+
+from aiohttp import HttpVersion11, StreamReader, web
+
+from baton_gateway.errors import RefusedError, invalid, out_of_memory
+from baton_gateway.http_api.body_limits import BodyLimits
+from baton_gateway.http_api.json_body import json_shape, parse_object
+from baton_gateway.http_api.memory_budget import MemoryBudget
+
+BODY_S = 30.0
+BODY_IDLE_S = 10.0
+VALUE_BYTES = 64
+"""What a parsed value takes beside its text: a token id as an object, in a list and in a tuple."""
+
+
+class RequestBody:
+    """A context: what the request takes of the budget is given back when it ends."""
+
+    def __init__(self, request: web.BaseRequest, holder: str, budget: MemoryBudget) -> None:
+        self._request = request
+        self._holder = holder
+        self._budget = budget
+        self._taken = 0
+
+    def __enter__(self) -> RequestBody:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._budget.give_back(self._holder, self._taken)
+
+    async def read_object(self, limits: BodyLimits) -> dict[str, Any]:
+        """The JSON object that the body is. Raises RefusedError."""
+        body = await self._read(limits.max_bytes)
+        shape = json_shape(body, limits.max_values)
+        self._take(VALUE_BYTES * shape.values)
+        return parse_object(body, shape)
+
+    async def _read(self, max_bytes: int) -> bytes:
+        request = self._request
+        if request.content_type != "application/json":
+            raise invalid(None, "Content-Type must be application/json.", "unsupported_media_type", status=415)
+        if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+            raise invalid(None, "Compressed bodies are not accepted.", "unsupported_media_type", status=415)
+        if (request.content_length or 0) > max_bytes:
+            raise _too_large(max_bytes)
+        content = request.content
+        if content.is_eof():  # as a rule it came together with the head
+            body = content.read_nowait(-1)
+            self._take(len(body))
+            if len(body) > max_bytes:
+                raise _too_large(max_bytes)
+            return body
+        if request.headers.get("Expect", "").lower() == "100-continue" and request.version >= HttpVersion11:
+            self._go_on()
+        return await self._late(content, max_bytes)
+
+    def _go_on(self) -> None:
+        """The client waits to hear that its body is wanted."""
+        if self._request.transport is not None:
+            self._request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    async def _late(self, content: StreamReader, max_bytes: int) -> bytes:
+        parts = []
+        size = 0
+        try:
+            async with asyncio.timeout(BODY_S), asyncio.timeout(BODY_IDLE_S) as idle:
+                while part := await content.readany():
+                    idle.reschedule(asyncio.get_running_loop().time() + BODY_IDLE_S)
+                    size += len(part)
+                    if size > max_bytes:
+                        raise _too_large(max_bytes)
+                    self._take(len(part))
+                    parts.append(part)
+        except TimeoutError as error:
+            raise invalid(None, "The body came too slowly.", "request_timeout", status=408) from error
+        return b"".join(parts)
+
+    def _take(self, size: int) -> None:
+        if not self._budget.take(self._holder, size):
+            raise RefusedError(out_of_memory())
+        self._taken += size
+
+
+def _too_large(max_bytes: int) -> RefusedError:
+    message = f"The body is larger than the {max_bytes} bytes that the longest request may have."
+    return invalid(None, message, "body_too_large", status=413)
