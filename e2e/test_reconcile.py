@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import functools
 import http.client
 import importlib.util
 import os
@@ -263,6 +264,51 @@ async def test_an_edit_rolls_a_revert_rolls_back_and_an_upgrade_restarts_nothing
         stage.patch(DEPLOYMENTS, "chat", "metadata.annotations", {"baton.dev/upgrade": "now"})
         await stage.until("new templates", lambda: set(stage.workers()).isdisjoint(first))
         await stage.serves(2, 2)
+
+
+async def test_a_restart_of_a_deployment_and_a_foreign_edit_of_its_template_never_take_all_its_workers(
+    stage: Stage,
+) -> None:
+    two = {"prefill__replicas": {"min": 1, "max": 1}, "decode__replicas": {"min": 2, "max": 2}}
+    fewest = {"prefill": 9, "decode": 9}
+
+    def ready(role: str) -> list[str]:
+        pods = [pod for pod in stage.all(PODS) if pod["metadata"]["labels"].get(ROLE_LABEL) == role]
+        return [
+            pod["metadata"]["uid"]
+            for pod in pods
+            if "deletionTimestamp" not in pod["metadata"]
+            and any(
+                each["type"] == "Ready" and each["status"] == "True" for each in pod["status"].get("conditions", ())
+            )
+        ]
+
+    def are_others(role: str, count: int, before: set[str]) -> bool:
+        for each in fewest:
+            fewest[each] = min(fewest[each], len(ready(each)))
+        return len(ready(role)) == count and before.isdisjoint(ready(role))
+
+    async with stage.operator():
+        stage.apply(**two)
+        await stage.serves(1, 2)
+        decode, prefill = (next(name for name in stage.workers() if role in name) for role in ("decode", "prefill"))
+        for name, role, count in ((decode, "decode", 2), (prefill, "prefill", 1)):
+            before = set(ready(role))
+            at = "spec.template.metadata.annotations"
+            stage.patch(WORKERS, name, at, {"kubectl.kubernetes.io/restartedAt": "now"})  # as `kubectl rollout restart`
+            await stage.until("restarted", functools.partial(are_others, role, count, before))
+        assert fewest == {"prefill": 1, "decode": 1}
+        image = stage.read(WORKERS, decode)["spec"]["template"]["spec"]["containers"][0]
+        stage.patch(WORKERS, decode, "spec.template.spec.containers", [{**image, "image": "other"}])
+        await stage.until(
+            "the image again",
+            lambda: (
+                stage.read(WORKERS, decode)["spec"]["template"]["spec"]["containers"][0]["image"] != "other"
+                and are_others("decode", 2, set())
+            ),
+        )
+        await stage.serves(1, 2)
+        assert fewest == {"prefill": 1, "decode": 1}
 
 
 async def test_what_others_change_or_delete_is_put_back(stage: Stage) -> None:

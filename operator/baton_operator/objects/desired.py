@@ -18,7 +18,8 @@ from baton_operator.schema.llm_pool import POOL_KIND
 from baton_wire.messages.values import POOL_ROLES, Role
 
 _ROLES = (*POOL_ROLES, Role.GATEWAY)
-_NEVER_EDITED = {"type": "Recreate"}
+LINK_S = 5
+"""A worker that is ready counts after so long: by then gateways have found and linked it."""
 
 
 def standing_objects(
@@ -60,11 +61,19 @@ def workers_of(
         "replicas": replicas,
         "revisionHistoryLimit": 0,
         "progressDeadlineSeconds": LOAD_S + 600,
-        "strategy": _NEVER_EDITED,
+        "minReadySeconds": LINK_S,
+        "strategy": _strategy(replicas),
         "selector": {"matchLabels": selector(deployment, role, revision.template)},
         "template": pod,
     }
     return owned("apps/v1", "Deployment", name, deployment, owner, role, revision) | {"spec": spec}
+
+
+def _strategy(replicas: int) -> Manifest:
+    """Baton never edits a template, but people restart Deployments, and edit them, which Baton takes back. Of several
+    workers one is missing meanwhile; of a single one none, so that it needs room for its successor."""
+    surge, missing = (1, 0) if replicas <= 1 else (0, 1)
+    return {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": surge, "maxUnavailable": missing}}
 
 
 def pool_facade(deployment: LLMDeployment, role: Role, owner: Owner, replicas: int | None = None) -> Manifest:

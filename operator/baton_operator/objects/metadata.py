@@ -12,6 +12,8 @@ TEMPLATE_LABEL, FIT_LABEL = "baton.dev/template", "baton.dev/fit"
 FETCH_ROLE = "fetch"
 """Value of the role label on what belongs to a fetch Job."""
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+RESTART_ANNOTATION = "baton.dev/restart"
+"""On an LLMDeployment: another value restarts its workers, within the limits of its rollouts. On their Pods: its hash."""
 FIELD_MANAGER = "baton-operator"
 
 

@@ -28,7 +28,7 @@ from baton_operator.objects.cluster import (
     model_source,
     site_of,
 )
-from baton_operator.objects.metadata import QUEUE_LABEL, labels, selector
+from baton_operator.objects.metadata import QUEUE_LABEL, RESTART_ANNOTATION, labels, selector
 from baton_wire.messages.values import Role
 
 USER = 10_001
@@ -54,15 +54,16 @@ class WorkerTemplate:
     """A PodTemplateSpec, final: its labels name the revision."""
 
 
-def worker_template(deployment: LLMDeployment, role: Role, platform: Platform) -> WorkerTemplate:
-    """The template of a pool's workers. Raises UnsupportedError for what this version cannot run."""
+def worker_template(deployment: LLMDeployment, role: Role, platform: Platform, restart: str = "") -> WorkerTemplate:
+    """The template of a pool's workers. `restart`: a mark that makes it another one; empty: none. Raises
+    UnsupportedError for what this version cannot run."""
     spec = worker_spec(deployment, role, site_of(deployment, role, platform))
     pool = pool_spec(deployment, role)
     argv = tuple(argument for argument in spec.argv if not argument.startswith(_TEMPLATE_FLAG))
-    bare = _worker_pod(deployment, dataclasses.replace(spec, argv=argv), pool, platform, None)
+    bare = _worker_pod(deployment, dataclasses.replace(spec, argv=argv), pool, platform, None, restart)
     revision = Revision(spec.revision.fit, content_hash({"pod": bare, "fit": spec.revision.fit}))
     spec = dataclasses.replace(spec, argv=(*argv, f"{_TEMPLATE_FLAG}{revision.template}"), revision=revision)
-    return WorkerTemplate(spec, _worker_pod(deployment, spec, pool, platform, revision))
+    return WorkerTemplate(spec, _worker_pod(deployment, spec, pool, platform, revision, restart))
 
 
 def gateway_template(deployment: LLMDeployment, platform: Platform) -> Manifest:
@@ -87,7 +88,12 @@ def gateway_template(deployment: LLMDeployment, platform: Platform) -> Manifest:
 
 
 def _worker_pod(
-    deployment: LLMDeployment, spec: WorkerSpec, pool: PoolSpec, platform: Platform, revision: Revision | None
+    deployment: LLMDeployment,
+    spec: WorkerSpec,
+    pool: PoolSpec,
+    platform: Platform,
+    revision: Revision | None,
+    restart: str,
 ) -> Manifest:
     container = _container(spec, platform.worker_image, PAIR_PORT if spec.role is Role.DECODE else None)
     container |= {
@@ -99,12 +105,15 @@ def _worker_pod(
     name = pool_name(deployment.metadata.name, spec.role)
     pod = _pod(deployment, spec, container, name, grace_s(deployment)) | _placement(deployment, spec.role, pool)
     queue = {} if pool.queue is None else {QUEUE_LABEL: pool.queue}
-    return {"metadata": _metadata(deployment, spec.role, revision, queue), "spec": pod}
+    return {"metadata": _metadata(deployment, spec.role, revision, queue, restart), "spec": pod}
 
 
-def _metadata(deployment: LLMDeployment, role: Role, revision: Revision | None, more: dict[str, str]) -> Manifest:
+def _metadata(
+    deployment: LLMDeployment, role: Role, revision: Revision | None, more: dict[str, str], restart: str = ""
+) -> Manifest:
     given = deployment.spec.pod_metadata
-    annotations = {"annotations": dict(given.annotations)} if given.annotations else {}
+    found = {**given.annotations, **({RESTART_ANNOTATION: restart} if restart else {})}
+    annotations = {"annotations": found} if found else {}
     return {"labels": {**given.labels, **more, **labels(deployment, role, revision)}, **annotations}
 
 

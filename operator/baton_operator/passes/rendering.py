@@ -21,6 +21,7 @@ from baton_operator.kube.kube_api import Resource
 from baton_operator.kube.object_fields import annotations_of, metadata_of
 from baton_operator.objects.cluster import Manifest, Owner, Platform
 from baton_operator.objects.desired import pool_facade, standing_objects, workers_of
+from baton_operator.objects.metadata import RESTART_ANNOTATION
 from baton_operator.passes.apply import Wish, wish, with_metadata
 from baton_operator.passes.snapshot import KEYS_ANNOTATION, Snapshot
 from baton_operator.passes.template_records import UPGRADE_ANNOTATION, Record, Stored, current, newest
@@ -43,6 +44,8 @@ class Inputs:
     masters: Mapping[str, bytes]
     served: frozenset[Resource]
     """Which of the optional kinds there are."""
+    restart: str = ""
+    """Mark of the restart that was asked for last; empty: none was."""
     is_held: bool = False
     """The last good spec, while a newer one is refused: nothing new is rendered."""
 
@@ -86,7 +89,9 @@ def inputs_of(seen: Snapshot, platform: Platform, masters: Mapping[str, bytes], 
     raw["metadata"] = {name: metadata[name] for name in ("name", "namespace") if name in metadata}
     upgrade = str(annotations_of(seen.raw).get(UPGRADE_ANNOTATION, ""))
     text = msgspec.json.encode(raw, order="sorted")
-    return Inputs(text, upgrade, seen.owner, seen.records, platform, masters, served)
+    asked = annotations_of(seen.raw).get(RESTART_ANNOTATION)
+    restart = content_hash(asked) if asked else ""
+    return Inputs(text, upgrade, seen.owner, seen.records, platform, masters, served, restart)
 
 
 def last_good(given: Inputs) -> Inputs | None:
@@ -106,7 +111,7 @@ def render(given: Inputs) -> Rendering:
         record = before.record
     else:
         given.platform.pod_policy.check(deployment)
-        record = current(deployment, given.platform, given.upgrade, given.records)
+        record = current(deployment, given.platform, given.upgrade, given.records, restart=given.restart)
     platform = replace(given.platform, worker_image=record.worker_image)  # of fetch Jobs too
     gateway_pod = record.rendered[Role.GATEWAY].pod
     objects = standing_objects(deployment, platform, given.owner, given.masters, gateway_pod)

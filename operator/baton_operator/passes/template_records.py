@@ -93,12 +93,20 @@ class Stored:
 
 
 def current(
-    deployment: LLMDeployment, platform: Platform, upgrade: str, stored: Iterable[Stored], version: int | None = None
+    deployment: LLMDeployment,
+    platform: Platform,
+    upgrade: str,
+    stored: Iterable[Stored],
+    version: int | None = None,
+    restart: str = "",
 ) -> Record:
-    """What the deployment is to be made from now. Raises UnsupportedError for what this version cannot run."""
+    """What the deployment is to be made from now. `restart`: the mark of the last restart that was asked for; empty:
+    none, and what runs keeps the one it has. Raises UnsupportedError for what this version cannot run."""
     version = TEMPLATE_VERSION if version is None else version
     newest_first = [each.record for each in sorted(stored, key=lambda each: -each.number)]
-    wanted = {role: inputs(deployment, role) for role in ROLES}
+    if not restart and newest_first:
+        restart = text(newest_first[0].rendered[Role.DECODE].inputs.get("restart")) or ""
+    wanted = {role: inputs(deployment, role, restart) for role in ROLES}
     if newest_first and newest_first[0].upgrade == upgrade:
         base = newest_first[0]
         kept = {role: _known(role, wanted[role], base, newest_first) for role in ROLES}
@@ -125,11 +133,11 @@ def _render(deployment: LLMDeployment, role: Role, platform: Platform, wanted: M
     if role is Role.GATEWAY:
         pod = gateway_template(deployment, platform)
         return Rendered(wanted, Revision("", content_hash(pod)), pod)
-    template = worker_template(deployment, role, platform)
+    template = worker_template(deployment, role, platform, str(wanted["restart"]))
     return Rendered(wanted, template.spec.revision, template.pod)
 
 
-def inputs(deployment: LLMDeployment, role: Role) -> Manifest:
+def inputs(deployment: LLMDeployment, role: Role, restart: str = "") -> Manifest:
     """Everything of the spec that a role's template is rendered from, as plain data."""
     spec = deployment.spec
     dump = spec.model_dump(mode="json", by_alias=True)
@@ -151,6 +159,7 @@ def inputs(deployment: LLMDeployment, role: Role) -> Manifest:
         "kvTransfer": dump["kvTransfer"],
         "accelerated": devices,
         "maxRequestDuration": longest,
+        "restart": restart,
     }
 
 

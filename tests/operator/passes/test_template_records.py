@@ -261,3 +261,18 @@ def test_a_field_that_a_template_is_rendered_from_is_among_its_inputs(path: str)
         one, other = (current(each, OLD, "", ()).rendered[role].pod for each in (before, after))
         if one != other:
             assert not same_inputs(inputs(before, role), inputs(after, role), {}), f"{role} depends on {path}"
+
+
+def test_a_restart_that_is_asked_for_makes_other_worker_templates_once_and_leaves_the_gateway_alone() -> None:
+    made = deployment(model__source="pvc://models/a")
+    first = current(made, OLD, "", ())
+    kept = Stored("a", "1", 1, first)
+    again = current(made, OLD, "", (kept,), restart="mark")
+    for role in POOL_ROLES:
+        assert again.rendered[role].revision.template != first.rendered[role].revision.template
+        assert again.rendered[role].revision.fit == first.rendered[role].revision.fit, "old and new may pair"
+    assert again.rendered[Role.GATEWAY] == first.rendered[Role.GATEWAY]
+    records = (kept, Stored("b", "2", 2, again))
+    assert current(made, OLD, "", records, restart="mark") == again
+    assert current(made, OLD, "", records) == again, "taken away, the annotation restarts nothing"
+    assert (again.worker_image, again.upgrade) == (first.worker_image, first.upgrade)
