@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import datetime
 import functools
 import http.client
 import importlib.util
@@ -136,7 +137,9 @@ class Stage:
                         if "deletionTimestamp" in pod["metadata"]:
                             api.send("DELETE", path, {"gracePeriodSeconds": 0})
                         elif not pod["status"].get("conditions"):
-                            status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+                            now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+                            ready = {"type": "Ready", "status": "True", "lastTransitionTime": now}
+                            status = {"phase": "Running", "conditions": [ready]}
                             api.send("PATCH", f"{path}/status", {"status": status}, kind="merge-patch+json")
 
     def path(self, resource: Resource, name: str = "") -> str:
@@ -182,7 +185,7 @@ class Stage:
             status, generation = live["status"], live["metadata"]["generation"]
             ready = (status["prefill"]["summary"], status["decode"]["summary"])
             is_rolled = self.condition("Progressing")[1] == "RolloutComplete" and len(self.workers()) == 2
-            is_current = status["observedGeneration"] == generation
+            is_current = status["observedGeneration"] == generation and self.condition("Available")[1] == "Serving"
             return is_rolled and is_current and ready == (f"{prefill}/{prefill}", f"{decode}/{decode}")
 
         await self.until("served", is_done)

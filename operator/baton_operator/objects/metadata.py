@@ -13,7 +13,7 @@ FETCH_ROLE = "fetch"
 """Value of the role label on what belongs to a fetch Job."""
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 RESTART_ANNOTATION = "baton.dev/restart"
-"""On an LLMDeployment: another value restarts its workers, within the limits of its rollouts. On their Pods: its hash."""
+"""On an LLMDeployment: another value restarts its workers, as a rollout. On their Pods: its hash."""
 FIELD_MANAGER = "baton-operator"
 
 

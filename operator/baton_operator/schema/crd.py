@@ -100,7 +100,7 @@ def _root(description: str, spec: Schema, status: Schema) -> Schema:
     properties: Schema = {
         "apiVersion": {"type": "string", "description": "Version of the schema that this object follows."},
         "kind": {"type": "string", "description": "What kind of object this is."},
-        "metadata": {"type": "object", "description": "Standard metadata of Kubernetes."},
+        "metadata": {"type": "object"},  # API servers refuse any word about it
         "spec": {"description": "What is asked for.", **spec},
         "status": {"description": "What was found; only Baton writes it.", **status},
     }
