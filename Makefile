@@ -2,7 +2,7 @@
 # needs for demo and serve, with the developers' tools for the rest.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help install install-user demo serve test test-k8s check verify manifests scan e2e bench bench-gpu campaign format clean
+.PHONY: help install install-user demo serve test test-k8s test-clients check verify manifests scan e2e bench bench-gpu campaign format clean
 
 BIN := .venv/bin
 TEST_WORKERS ?= $(shell n=$$(env -u OMP_NUM_THREADS nproc 2>/dev/null || echo 2); echo $$(( n < 8 ? n : 8 )))
@@ -37,7 +37,11 @@ test: install ## Run the tests (PYTEST_ARGS=… is passed on)
 
 test-k8s: install ## Test the custom resources on a real API server (skips, saying how, without its binaries)
 	@timeout 120 e2e/fetch_etcd.sh || true
-	$(BIN)/pytest -q -rs e2e --ignore=e2e/pods $(PYTEST_ARGS)
+	$(BIN)/pytest -q -rs e2e --ignore=e2e/pods --ignore=e2e/clients $(PYTEST_ARGS)
+
+test-clients: install ## Run openai, litellm, LangChain, LlamaIndex, guidellm, lm-eval and vLLM's benchmark against Baton
+	$(BIN)/python e2e/clients/environment.py
+	$(BIN)/pytest -q -rs e2e/clients $(PYTEST_ARGS)
 
 scan: install ## Scan everything that Baton renders with checkov (fetches it into an environment of its own)
 	$(BIN)/python scripts/scan.py
