@@ -14,6 +14,7 @@ from typing import Final
 
 from baton_engine.model.config_fields import JsonObject, read_json_object
 from baton_engine.model.errors import WeightsError
+from baton_engine.model.model_directory import outside
 
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
@@ -73,8 +74,8 @@ def _inside(directory: Path, name: str) -> Path:
     if Path(name).name != name or name in (".", ".."):
         raise WeightsError(f"{name!r}: shard names are plain file names; a path out of the model directory is refused")
     path = directory / name
-    if not path.resolve().is_relative_to(directory.resolve()):
-        raise WeightsError(f"{name}: is a link to {path.resolve()}, outside the model directory, which is refused")
+    if (target := outside(directory, name)) is not None:
+        raise WeightsError(f"{name}: is a link to {target}, outside the model directory, which is refused")
     if not path.is_file():
         raise WeightsError(f"{name}: named by {INDEX} but missing from {directory}")
     return path

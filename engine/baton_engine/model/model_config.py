@@ -16,6 +16,7 @@ from pathlib import Path
 from baton_engine.model.config_fields import ConfigFields, JsonObject, read_json_object
 from baton_engine.model.errors import ModelConfigError
 from baton_engine.model.formats.quantization import WeightFormats, read_weight_formats
+from baton_engine.model.model_directory import model_file
 from baton_engine.model.rope_config import RopeConfig, YarnScaling, read_rope
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -96,9 +97,9 @@ class ModelConfig:
 
 def read_config(directory: Path) -> ModelConfig:
     """Config of a model directory: config.json, stop ids from generation_config.json too. Raises ModelConfigError."""
-    generation_path = directory / "generation_config.json"
-    generation = read_json_object(generation_path) if generation_path.is_file() else {}
-    return parse_config(read_json_object(directory / "config.json"), generation)
+    generation = model_file(directory, "generation_config.json")
+    config = model_file(directory, "config.json") or directory / "config.json"
+    return parse_config(read_json_object(config), read_json_object(generation) if generation else {})
 
 
 def parse_config(config: JsonObject, generation: JsonObject | None = None) -> ModelConfig:

@@ -19,6 +19,9 @@ from baton_operator.objects.cluster import Manifest
 
 log = logging.getLogger(__name__)
 MANAGER = "baton-lease"
+LONGEST_S = 60.0
+"""A Lease's duration counts as at most this, and as at least this process's own."""
+MAX_TRANSITIONS = (1 << 31) - 1
 ADDRESS = "baton.dev/address"
 """Annotation: where the holder can be reached."""
 
@@ -124,7 +127,9 @@ class Lease:
         version = str(metadata_of(found).get("resourceVersion"))
         if self._seen is None or self._seen[0] != version:
             self._seen = (version, clock)
-        wait_s = float(duration) if isinstance(duration, int) else self._times.duration_s
+        wait_s = float(duration) if type(duration) is int else self._times.duration_s
+        # Anybody with the right could have written it: too short lets two be active, too long nobody ever again.
+        wait_s = max(self._times.duration_s, min(wait_s, LONGEST_S))
         return clock - self._seen[1] >= wait_s
 
     async def _renew(self) -> None:
@@ -146,7 +151,7 @@ class Lease:
 
     def _taken(self, found: Manifest) -> Manifest:
         before = mapping(found.get("spec")).get("leaseTransitions")
-        transitions = before + 1 if isinstance(before, int) else 1
+        transitions = before + 1 if type(before) is int and 0 <= before < MAX_TRANSITIONS else 1
         kept = {name: metadata_of(found)[name] for name in ("name", "namespace", "uid", "resourceVersion")}
         metadata: Manifest = {**kept, "annotations": {**annotations_of(found), ADDRESS: self._address}}
         return {**found, "metadata": metadata, "spec": self._holding(transitions)}

@@ -169,6 +169,48 @@ def test_a_deleted_lease_is_lost() -> None:
     on_virtual_time(scene)
 
 
+def foreign(site: Site, **fields: object) -> None:
+    """Somebody else writes into the Lease."""
+    lease = site.store.read(LEASES, "ns", "baton")
+    site.store.replace(LEASES, {**lease, "spec": {**lease["spec"], **fields}}, "foreign")
+
+
+@pytest.mark.parametrize("duration", [0, -1, 1, True])
+def test_a_duration_that_somebody_shortened_never_makes_two_active(duration: object) -> None:
+    async def scene() -> None:
+        site = Site()
+        one = asyncio.create_task(site.operate("one", site.link()))
+        await asyncio.sleep(1.0)
+        two = asyncio.create_task(site.operate("two", site.link()))
+        for step in range(40):
+            await asyncio.sleep(1.3 + 0.17 * step)
+            foreign(site, leaseDurationSeconds=duration)
+        assert site.most == 1
+        await ended(one, two)
+
+    on_virtual_time(scene)
+
+
+def test_a_duration_that_somebody_lengthened_is_waited_for_a_minute_at_most() -> None:
+    async def scene() -> None:
+        site = Site()
+        first = site.link()
+        one = asyncio.create_task(site.operate("one", first))
+        await asyncio.sleep(1.0)
+        two = asyncio.create_task(site.operate("two", site.link()))
+        await asyncio.sleep(20.0)
+        first.down = True
+        one.cancel()
+        foreign(site, leaseDurationSeconds=10**9, leaseTransitions=(1 << 31) - 1)
+        left = site.clock()
+        await asyncio.wait_for(site.started("two"), 100.0)
+        assert site.clock() - left <= 60.0 + 2.0 + 0.5
+        assert site.store.read(LEASES, "ns", "baton")["spec"]["leaseTransitions"] == 1
+        await ended(one, two)
+
+    on_virtual_time(scene)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_never_two_at_once_whatever_fails(seed: int) -> None:
     """Three operators, links that fail and lose answers at random for twenty minutes; mostly, somebody is active."""

@@ -11,6 +11,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from baton_engine.model.errors import ModelError
+from baton_engine.model.model_directory import model_file
 from baton_worker.errors import ConfigError
 
 REQUIRED = ("tokenizer.json", "config.json")
@@ -27,12 +29,15 @@ class TokenizerBundle:
 def read_bundle(model_dir: Path) -> TokenizerBundle:
     """Read the bundle of a model directory.
 
-    Raises ConfigError when a required file is missing, not UTF-8 or not JSON.
+    Raises ConfigError when a required file is missing, or one is not UTF-8, not JSON, too large, or a link out of it.
     """
     files: dict[str, str | None] = {}
     for name in REQUIRED + OPTIONAL:
-        path = model_dir / name
-        if not path.is_file():
+        try:
+            path = model_file(model_dir, name)
+        except ModelError as error:
+            raise ConfigError(f"model: {error}") from error
+        if path is None:
             if name in REQUIRED:
                 raise ConfigError(f"model: {model_dir} has no {name}")
             files[name] = None
@@ -46,9 +51,11 @@ def read_bundle(model_dir: Path) -> TokenizerBundle:
 
 def _read_text(path: Path) -> str:
     try:
+        if (size := path.stat().st_size) > MAX_BUNDLE_BYTES:
+            raise ConfigError(f"model: {path} has {size} bytes, more than {MAX_BUNDLE_BYTES}")
         text = path.read_text(encoding="utf-8")
         if path.suffix == ".json":
             json.loads(text)
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"model: {path}: {error}") from error
     return text
