@@ -31,6 +31,7 @@ from baton_local.fleet.emulation import Emulation, emulated, write_paced
 from baton_local.fleet.health_polls import HealthPolls
 from baton_local.fleet.host import devices, free_port, gpu_ids, model_argument
 from baton_local.fleet.local_site import LOOPBACK, local_site
+from baton_local.fleet.log_rotation import rotate_logs
 from baton_local.fleet.log_tail import last_line
 from baton_local.fleet.model_check import check_model
 from baton_local.fleet.pool_scaling import Scaling
@@ -178,6 +179,7 @@ class LocalRuntime:
         self._act(self._supervisor.tick(now))
         self._write_record()
         self._books.retry(now)
+        rotate_logs(self._run.logs)
 
     def _observe(self, now: float) -> None:
         for ended in self._processes.poll():

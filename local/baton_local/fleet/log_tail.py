@@ -15,6 +15,7 @@ def last_line(path: Path, start: int = 0) -> str:
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
+            start = start if start <= size else 0  # it was rotated since
             file.seek(max(start, size - TAIL_BYTES))
             text = file.read(TAIL_BYTES).decode(errors="replace")
     except OSError:
