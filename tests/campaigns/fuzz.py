@@ -1,9 +1,10 @@
 """Campaigns against the hand-over in one process: `make campaign RUN="fuzz CAMPAIGN"`.
 
 `corruption` spoils the data of hand-overs and looks for wrong bytes that were admitted; `wire` decodes frames that no
-honest peer sends; `machines` tells both machines anything at any time; `forgeries` tries forged and replayed keys,
-grants and seals; `cancels` cancels after every event of a hand-over; `transfers` hands over again and again over one
-link of real sockets. Memory is watched in all of them. Exits with 1 when a bar is missed.
+honest peer sends; `links` alters frames on their way, and signs bad ones; `machines` tells both machines anything at
+any time; `forgeries` tries forged and replayed keys, grants and seals; `cancels` cancels after every event of a
+hand-over; `transfers` hands over again and again over one link of real sockets. Memory is watched in all of them.
+Exits with 1 when a bar is missed.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from baton_testing.kv_transfer.machine_fuzz import DecodeFuzz, PrefillFuzz
 from baton_testing.kv_transfer.spoilt_pair import SIDES, CancelledPair, SpoiltPair
 from baton_testing.wire.forgeries import Forgeries
 from baton_testing.wire.fuzz import HandshakeFuzz, WireFuzz
+from baton_testing.wire.link_fuzz import LinkFuzz
 from campaigns.long_link import transfers
 
 Rows = list[dict[str, Cell]]
@@ -105,6 +107,21 @@ def wire(count: int, seed: int) -> tuple[Rows, bool]:
         *progress.rows(),
     ]
     return rows, peak < MAX_PEAK_BYTES and fuzz.longest_error <= 300
+
+
+def links(count: int, seed: int) -> tuple[Rows, bool]:
+    """At least `count` frames; anything but a typed end, or another message than was sent, raises."""
+    fuzz, progress = LinkFuzz(seed), Progress("links", count)
+    done = 0
+    while done < count:
+        done += fuzz.run(min(5_000, count - done))
+        progress.at(min(done, count), "frames")
+    rows: Rows = [
+        {"what": "frames sent", "count": done},
+        *_counted({f"links that ended with {end}": n for end, n in sorted(fuzz.ends.items())}),
+        *progress.rows(),
+    ]
+    return rows, True
 
 
 def _traced(work: Callable[[], int], done: int, peak: int) -> tuple[int, int]:
@@ -188,6 +205,7 @@ def cancels(count: int, seed: int) -> tuple[Rows, bool]:
 CAMPAIGNS: dict[str, tuple[Callable[[int, int], tuple[Rows, bool]], int]] = {
     "cancels": (cancels, 200),
     "corruption": (corruption, 100_000),
+    "links": (links, 50_000),
     "wire": (wire, 1_000_000),
     "machines": (machines, 1_000_000),
     "forgeries": (forgeries, 10_000),

@@ -8,6 +8,7 @@ from baton_testing.kv_transfer.defects import Defect
 from baton_testing.kv_transfer.spoilt_pair import SIDES, CancelledPair, SpoiltPair, spoil
 from baton_testing.wire.forgeries import Forgeries
 from baton_testing.wire.fuzz import HandshakeFuzz, WireFuzz
+from baton_testing.wire.link_fuzz import LinkFuzz
 
 EVENTS = 24
 
@@ -50,6 +51,12 @@ def test_no_forged_proof_grant_or_seal_is_acted_on() -> None:
         pairs.forge_grant()
         pairs.forge_seal()
     assert pairs.counts == {"grants": 300, "grants acted on": 0, "seals": 300, "seals landed": 0}
+
+
+def test_altered_and_hostile_frames_end_their_link_and_hand_nothing_else_on() -> None:
+    fuzz = LinkFuzz(5)
+    assert fuzz.run(2_000) >= 2_000
+    assert set(fuzz.ends) == {"AlteredFrameError", "BadMessageError", "LinkLostError"}
 
 
 def test_frames_of_nobody_are_refused_in_a_few_words() -> None:

@@ -8,11 +8,15 @@ import random
 import time
 from dataclasses import dataclass, field
 
+from baton_wire.handshake import CONFIRM_BYTES, OFFER_BYTES, PROOF_BYTES
+
 CHUNK_BYTES = 1 << 16
 _CHANNEL_AT = 15
 """In the first frame of who dialled a pair port."""
-SET_UP_BYTES = {False: 520, True: 900}
-"""More than a handshake takes, an HTTP upgrade included: of who dialled, of who was dialled."""
+HANDSHAKE_BYTES = {False: PROOF_BYTES, True: OFFER_BYTES + CONFIRM_BYTES}
+"""Of who dialled, of who was dialled."""
+UPGRADE_BYTES = 400
+"""More than an HTTP upgrade takes."""
 ANYWHERE = 0.05
 """Share of the flips that may also meet a handshake."""
 
@@ -127,7 +131,8 @@ class TamperingProxy:
                 await writer.drain()
 
     def _passed(self, passage: _Passage, way: Way, data: bytes) -> bytes:
-        is_set_up = passage.passed[way.is_back] > SET_UP_BYTES[way.is_back]
+        before = HANDSHAKE_BYTES[way.is_back] + (0 if len(self._links) > 1 else UPGRADE_BYTES)
+        is_set_up = passage.passed[way.is_back] >= before
         passage.passed[way.is_back] += len(data)
         if way not in self._armed or not (is_set_up or self._draw.random() < ANYWHERE):
             return data

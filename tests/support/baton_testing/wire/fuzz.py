@@ -73,9 +73,9 @@ class WireFuzz:
         if kind < 0.55:
             frame: bytes = msgpack.packb(self._changed(self._raw[number]), use_bin_type=True)
             return frame
-        return self._spoilt(self.corpus[number])
+        return self.spoilt(self.corpus[number])
 
-    def _spoilt(self, frame: bytes) -> bytes:
+    def spoilt(self, frame: bytes) -> bytes:
         """Bytes flipped, cut, repeated, taken from another frame."""
         data = bytearray(frame)
         for _ in range(self.chance.randint(1, 4)):
