@@ -170,6 +170,7 @@ def _arguments(deployment: LLMDeployment, role: Role, pool: PoolSpec, site: Site
         f"--transport={transfer.transport.lower()}",
     )
     optional = {
+        "--quantization": None if model.quantization == "none" else model.quantization,
         "--kv-cache-dtype": _kv_cache_dtype(model.kv_cache_dtype, device),
         "--min-bandwidth": None if transfer.min_bandwidth is None else f"{transfer.min_bandwidth:g}",
         "--kv-cache-bytes": engine.kv_cache_memory,

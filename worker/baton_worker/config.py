@@ -39,6 +39,7 @@ class WorkerConfig:
     template_hash: str
     device: str
     dtype: str
+    quantization: str
     kv_cache_dtype: str
     threads: int
     """Torch threads. One by default: on CPU the pools scale by processes."""
@@ -124,6 +125,12 @@ def parser(role: Role) -> argparse.ArgumentParser:
     add("--template-hash", default="local", metavar="HASH")
     add("--device", choices=("cpu", "cuda"), default="cpu")
     add("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
+    add(
+        "--quantization",
+        choices=("none", "auto"),
+        default="none",
+        help="auto: weights as the checkpoint has them; none: quantised ones are refused",
+    )
     add("--kv-cache-dtype", choices=("auto", "fp8"), default="auto", help="auto: as --dtype; fp8: e4m3, cuda only")
     add("--threads", type=_bounded(1, 1_024), default=1, metavar="N")
     add("--max-context-tokens", type=_bounded(16, 1 << 20), metavar="N")

@@ -24,6 +24,8 @@ class ModelShape:
     vocabulary: int
     tied_embeddings: bool
     element_bytes: int = 2
+    layer_weight_bytes: float | None = None
+    """Bytes of a weight of the layers where these are quantised, scales included; None: element_bytes."""
     max_context_tokens: int = 131_072
 
     @property
@@ -43,7 +45,16 @@ class ModelShape:
     @property
     def weight_bytes(self) -> int:
         """What the weights take in memory."""
-        return self.parameters * self.element_bytes
+        return int(self._layers_bytes + (self.parameters - self.block_parameters) * self.element_bytes)
+
+    @property
+    def step_weight_bytes(self) -> float:
+        """What a decode step reads of the weights."""
+        return self._layers_bytes + self.embedding_parameters * self.element_bytes
+
+    @property
+    def _layers_bytes(self) -> float:
+        return self.block_parameters * (self.layer_weight_bytes or self.element_bytes)
 
     @property
     def step_parameters(self) -> int:
@@ -88,11 +99,28 @@ def shape_from_config(name: str, config: Mapping[str, object]) -> ModelShape:
         vocabulary=integer("vocab_size"),
         tied_embeddings=config.get("tie_word_embeddings", False) is True,
         element_bytes=DTYPE_BYTES.get(str(dtype), 2),
+        layer_weight_bytes=_layer_weight_bytes(config.get("quantization_config")),
         max_context_tokens=integer("max_position_embeddings", 131_072),
     )
     if problems:
         raise ManifestError(tuple(problems))
     return shape
+
+
+def _layer_weight_bytes(section: object) -> float | None:
+    """Of a `quantization_config`, whose details a worker judges: 4 bits where it says so, else 8; with 2 bytes of scale
+    for each group."""
+    if not isinstance(section, Mapping):
+        return None
+    groups = section.get("config_groups")
+    first = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
+    weights = first.get("weights") if isinstance(first, Mapping) else section
+    if not isinstance(weights, Mapping):
+        return None
+    bits = weights.get("bits", weights.get("num_bits", 8))
+    group = weights.get("group_size")
+    scale = 2.0 / group if isinstance(group, int) and group > 0 else 0.0
+    return (0.5 if bits == 4 else 1.0) + scale
 
 
 LLAMA_8B = ModelShape("llama-3.1-8b", 32, 4096, 32, 8, 128, 14_336, 128_256, False)

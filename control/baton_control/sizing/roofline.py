@@ -45,7 +45,7 @@ def prefill_times(shape: ModelShape, accelerator: Accelerator, tensor_parallel: 
 
 def decode_times(shape: ModelShape, accelerator: Accelerator, tensor_parallel: int) -> DecodeTimes:
     """Weights once per step; per sequence 2 FLOP per parameter, mostly hidden behind them below the knee."""
-    weights = shape.step_parameters * shape.element_bytes / (accelerator.weight_bytes_per_s * tensor_parallel)
+    weights = shape.step_weight_bytes / (accelerator.weight_bytes_per_s * tensor_parallel)
     compute = 2.0 * shape.step_parameters / (accelerator.dense_flops * tensor_parallel)
     latency = 2 * shape.layers * accelerator.collective_s if tensor_parallel > 1 else 0.0
     return DecodeTimes(
@@ -59,7 +59,8 @@ def decode_times(shape: ModelShape, accelerator: Accelerator, tensor_parallel: i
 
 def balance_batch(shape: ModelShape, accelerator: Accelerator) -> float:
     """The batch at which computing a step takes as long as reading its weights."""
-    return accelerator.dense_flops * shape.element_bytes / (2.0 * accelerator.weight_bytes_per_s)
+    bytes_each = shape.step_weight_bytes / shape.step_parameters
+    return accelerator.dense_flops * bytes_each / (2.0 * accelerator.weight_bytes_per_s)
 
 
 def kv_capacity_tokens(shape: ModelShape, accelerator: Accelerator, tensor_parallel: int) -> int:

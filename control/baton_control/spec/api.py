@@ -102,8 +102,8 @@ class ModelSpec(Model):
     """Longest prompt and answer together, in tokens."""
     dtype: Annotated[Dtype, Field(strict=False)] = Dtype.AUTO
     """Of weights and arithmetic; `auto`: what the model's config.json says, and float32 on CPUs."""
-    quantization: Literal["none"] = "none"
-    """How weights are stored; quantised ones are not supported yet."""
+    quantization: Literal["auto", "none"] = "auto"
+    """`auto`: as the checkpoint's quantization_config says. `none`: quantised checkpoints are refused."""
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     """`auto`: as `dtype`. `fp8` (e4m3, with scales) halves KV of 16-bit models and needs accelerators."""
     generation_defaults: bool = True

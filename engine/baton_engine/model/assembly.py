@@ -11,7 +11,7 @@ from torch import Tensor
 from baton_engine.model.decoder import Decoder, DecoderLayer
 from baton_engine.model.formats.quantization import WeightFormats
 from baton_engine.model.formats.stored_weight import StoredWeight, joined
-from baton_engine.model.formats.weight_format import named_error
+from baton_engine.model.formats.unpacking import unpack
 from baton_engine.model.layers.linear import Linear, LinearMethod, QuantisedLinear, RowLinear, linear_method
 from baton_engine.model.layers.mlp import gated_mlp
 from baton_engine.model.layers.norm import PackedNorm, pack_norm
@@ -86,10 +86,7 @@ class _Reader:
         forms = stored.tensors(features, columns)
         names = [name for name in forms if f"{layer}.{name}" in self.source.headers]
         read = {name: self.source.read(f"{layer}.{name}").to(self.device, copy=True) for name in names}
-        try:
-            return stored.read(read, features, columns)
-        except ValueError as error:
-            raise named_error(layer, error) from error
+        return unpack(stored, read, features, columns, layer)
 
 
 def assemble(

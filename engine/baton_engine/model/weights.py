@@ -20,6 +20,7 @@ from torch import Tensor
 
 from baton_engine.model.checkpoint_files import CheckpointFiles
 from baton_engine.model.errors import WeightsError
+from baton_engine.model.formats.drawing import draw
 from baton_engine.model.formats.weight_format import Shape
 from baton_engine.model.model_config import ModelConfig
 from baton_engine.model.parameters import expected_tensors, is_harmless_extra, linear_sizes
@@ -122,7 +123,7 @@ class RandomWeights:
                 .view(shape)
             )
         if name not in self._drawn:
-            drawn = stored.drawn(*self._sizes[layer], self._generator(layer))
+            drawn = draw(stored, *self._sizes[layer], self._generator(layer))
             self._drawn |= {f"{layer}.{key}": tensor for key, tensor in drawn.items()}
         return self._drawn.pop(name)
 

@@ -8,7 +8,7 @@ import pytest
 from baton_control.errors import ManifestError
 from baton_control.sizing import fitting
 from baton_control.sizing.model_shape import LLAMA_8B, LLAMA_70B, QWEN3_06B, shape_from_config
-from baton_control.sizing.roofline import balance_batch, worker_model
+from baton_control.sizing.roofline import balance_batch, decode_times, kv_capacity_tokens, worker_model
 from baton_wire.rules.hardware import A100, H200
 from baton_wire.rules.step_times import attended_pairs
 
@@ -29,6 +29,22 @@ def test_sizes_of_llama_8b_are_the_published_ones() -> None:
     assert shape.weight_bytes == pytest.approx(16.06e9, rel=1e-3)
     assert shape.kv_bytes_per_token == 131_072
     assert QWEN3_06B.kv_bytes_per_token == 114_688
+
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
+FP8_GROUP = {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}
+
+
+@pytest.mark.parametrize(
+    ("section", "layers"),
+    [(AWQ, 0.5 + 2 / 128), ({"quant_method": "fp8"}, 1.0), ({"config_groups": {"group_0": FP8_GROUP}}, 1.0)],
+)
+def test_quantised_weights_take_less_memory_and_time(section: dict[str, object], layers: float) -> None:
+    shape = shape_from_config("llama", {**CONFIG, "quantization_config": section})
+    assert shape.weight_bytes == pytest.approx(shape.block_parameters * layers + 2 * 2 * 128_256 * 4_096, rel=1e-6)
+    plain = shape_from_config("llama", CONFIG)
+    assert decode_times(shape, H200, 1).fixed_s < 0.7 * decode_times(plain, H200, 1).fixed_s
+    assert kv_capacity_tokens(shape, H200, 1) > kv_capacity_tokens(plain, H200, 1)
 
 
 @pytest.mark.parametrize(("field", "value"), [("hidden_size", None), ("num_hidden_layers", 0), ("vocab_size", "big")])

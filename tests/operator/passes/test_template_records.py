@@ -202,7 +202,7 @@ VALUES: dict[str, object] = {
     "model.servedName": "other",
     "model.maxContextTokens": 256,
     "model.dtype": "float32",
-    "model.quantization": None,
+    "model.quantization": "none",
     "model.kvCacheDtype": "fp8",
     "model.cache.size": "7Gi",
     "model.cache.storageClassName": "fast",

@@ -14,6 +14,7 @@ import torch
 from baton_engine.memory.kv_pool import KvPool, kv_geometry
 from baton_engine.model.errors import ModelError
 from baton_engine.model.loading import DTYPES, RANDOM_SCHEME, LoadedModel, load_model
+from baton_engine.model.servable import CONFIG, servable_config
 from baton_engine.model.step_cost import cost_model
 from baton_engine.running.runner import ModelRunner
 from baton_engine.running.step_load import StepLoad
@@ -43,6 +44,7 @@ def build(config: WorkerConfig, observe_step: Callable[[int, StepLoad, float], N
     asked_dtype = None if config.dtype == "auto" else DTYPES[config.dtype]
     stages = _Stages()
     try:
+        _check_quantization(config)
         loaded = load_model(config.model, asked_dtype, device, config.max_context_tokens)
     except ModelError as error:
         raise ConfigError(f"argument --model: {error}") from error
@@ -90,6 +92,15 @@ def _device(config: WorkerConfig) -> torch.device:
     if config.kv_cache_dtype == "fp8" and config.device != "cuda":
         raise ConfigError(f"argument --kv-cache-dtype: fp8 with --device {config.device}; allowed there: auto")
     return torch.device(config.device)
+
+
+def _check_quantization(config: WorkerConfig) -> None:
+    """Raises ConfigError before weights are read; ModelError."""
+    source = config.model
+    path = Path(source.removeprefix(RANDOM_SCHEME).partition("?")[0] if source.startswith(RANDOM_SCHEME) else source)
+    method = servable_config(path if source.startswith(RANDOM_SCHEME) else path / CONFIG).formats.method
+    if method is not None and config.quantization == "none":
+        raise ConfigError(f"argument --quantization: none, but the model's weights are stored as {method}; allowed: auto")
 
 
 def _model_directory(model: str) -> Path:

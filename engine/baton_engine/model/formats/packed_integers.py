@@ -10,18 +10,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
-import torch
-from torch import Tensor
-
-from baton_engine.model.formats.stored_weight import StoredWeight
-from baton_engine.model.formats.weight_format import DEVIATION, FLOATS, TensorForm, checked_scales, unpacked
+from baton_engine.model.formats.weight_format import FLOATS, TensorForm
 
 WORD: Final = 32
-AWQ_PLACES: Final = [0, 4, 1, 5, 2, 6, 3, 7]
-"""In which place of its word each of 8 neighbouring values stands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +29,7 @@ class PackedIntegers:
     """Columns belong to the groups that `weight_g_idx` says."""
 
     def tensors(self, features: int, columns: int) -> Mapping[str, TensorForm]:
-        groups = _groups(columns, self.group)
+        groups = groups_of(columns, self.group)
         scales = ((features, groups), (features,)) if groups == 1 else ((features, groups),)
         forms = {
             "weight_packed": TensorForm(((features, -(-columns * self.bits // WORD)),), ("I32",)),
@@ -48,22 +42,6 @@ class PackedIntegers:
         if self.has_order:
             forms["weight_g_idx"] = TensorForm(((columns,),), ("I32",))
         return forms
-
-    def read(self, parts: Mapping[str, Tensor], features: int, columns: int) -> StoredWeight:
-        said = parts["weight_shape"].tolist()
-        if said != [features, columns]:
-            raise ValueError(f"weight_shape: says {said}; the config asks for {[features, columns]}")
-        codes = unpacked(parts["weight_packed"], self.bits)[:, :columns]
-        scales = checked_scales("weight_scale", parts["weight_scale"]).reshape(features, -1).contiguous()
-        zeros = None
-        if not self.symmetric:
-            zeros = unpacked(parts["weight_zero_point"].t(), self.bits)[:, :features].t().contiguous()
-        group = self.group or columns
-        order = _order("weight_g_idx", parts["weight_g_idx"], columns, group) if self.has_order else None
-        return _sorted(codes, StoredWeight(codes, self.bits, scales, zeros, group, order))
-
-    def drawn(self, features: int, columns: int, generator: torch.Generator) -> dict[str, Tensor]:
-        return _drawn(self, features, columns, generator)
 
     def stored_bytes(self, features: int, columns: int) -> int:
         return _stored_bytes(self.bits, self.group, features, columns)
@@ -79,7 +57,7 @@ class Gptq:
     """Files of version 1 hold zero points less one."""
 
     def tensors(self, features: int, columns: int) -> Mapping[str, TensorForm]:
-        groups, many = _groups(columns, self.group), WORD // self.bits
+        groups, many = groups_of(columns, self.group), WORD // self.bits
         if columns % many or features % many:
             raise ValueError(f"qweight: packs {many} values a word; {features} x {columns} does not divide by it")
         return {
@@ -88,23 +66,6 @@ class Gptq:
             "scales": TensorForm(((groups, features),), FLOATS),
             "g_idx": TensorForm(((columns,),), ("I32",), optional=True),
         }
-
-    def read(self, parts: Mapping[str, Tensor], features: int, columns: int) -> StoredWeight:
-        codes = unpacked(parts["qweight"].t(), self.bits)
-        zeros = unpacked(parts["qzeros"], self.bits).t()
-        if self.lesser_zeros:
-            if int(zeros.max()) == (1 << self.bits) - 1:
-                raise ValueError(
-                    f"qzeros: holds a zero point of {1 << self.bits}; allowed: 0 to {(1 << self.bits) - 1}"
-                )
-            zeros = zeros + 1
-        scales = checked_scales("scales", parts["scales"]).t().contiguous()
-        group = self.group or columns
-        order = _order("g_idx", parts["g_idx"], columns, group) if "g_idx" in parts else None
-        return _sorted(codes, StoredWeight(codes, self.bits, scales, zeros.contiguous(), group, order))
-
-    def drawn(self, features: int, columns: int, generator: torch.Generator) -> dict[str, Tensor]:
-        return _drawn(self, features, columns, generator)
 
     def stored_bytes(self, features: int, columns: int) -> int:
         return _stored_bytes(self.bits, self.group, features, columns)
@@ -122,7 +83,7 @@ class Awq:
         return 4
 
     def tensors(self, features: int, columns: int) -> Mapping[str, TensorForm]:
-        groups, many = _groups(columns, self.group), WORD // 4
+        groups, many = groups_of(columns, self.group), WORD // 4
         if features % many:
             raise ValueError(f"qweight: packs {many} values a word; {features} features do not divide by it")
         forms = {
@@ -133,66 +94,16 @@ class Awq:
             forms["qzeros"] = TensorForm(((groups, features // many),), ("I32",))
         return forms
 
-    def read(self, parts: Mapping[str, Tensor], features: int, columns: int) -> StoredWeight:
-        scales = checked_scales("scales", parts["scales"]).t().contiguous()
-        zeros = _parted(parts["qzeros"]).t().contiguous() if self.has_zeros else None
-        return StoredWeight(_parted(parts["qweight"]).t().contiguous(), 4, scales, zeros, self.group or columns)
-
-    def drawn(self, features: int, columns: int, generator: torch.Generator) -> dict[str, Tensor]:
-        return _drawn(self, features, columns, generator)
-
     def stored_bytes(self, features: int, columns: int) -> int:
         return _stored_bytes(4, self.group, features, columns)
 
 
-def _order(name: str, groups: Tensor, columns: int, group: int) -> Tensor | None:
-    """Columns sorted by the groups that each belongs to. None when they are sorted."""
-    sizes = torch.bincount(groups.clamp(0, columns), minlength=_groups(columns, group)).tolist()
-    if int(groups.min()) < 0 or sizes != [group] * _groups(columns, group):
-        raise ValueError(f"{name}: places columns in groups of other sizes than the config's {group}")
-    order = torch.argsort(groups, stable=True)
-    return None if torch.equal(order, torch.arange(columns, device=order.device)) else order
-
-
-def _sorted(codes: Tensor, weight: StoredWeight) -> StoredWeight:
-    """With the codes' columns in the weight's order."""
-    sorted_codes = codes if weight.order is None else codes.index_select(1, weight.order)
-    return replace(weight, codes=sorted_codes.contiguous())
-
-
-def _parted(words: Tensor) -> Tensor:
-    """AWQ's words [rows, n] → uint8 [rows, 8 n]."""
-    return unpacked(words, 4).view(words.shape[0], -1, 8)[:, :, AWQ_PLACES].flatten(1)
-
-
-def _drawn(
-    stored: PackedIntegers | Gptq | Awq, features: int, columns: int, generator: torch.Generator
-) -> dict[str, Tensor]:
-    """Uniform codes; each zero point is the middle of the range, which GPTQ's version 1 reads as the next one."""
-    device, drawn = generator.device, {}
-    for name, form in stored.tensors(features, columns).items():
-        shape, middle = form.shapes[0], 1 << (stored.bits - 1)
-        if name == "weight_shape":
-            drawn[name] = torch.tensor([features, columns])
-        elif name.endswith("g_idx"):
-            drawn[name] = torch.arange(columns, dtype=torch.int32, device=device) // (stored.group or columns)
-        elif "I32" not in form.dtypes:
-            drawn[name] = torch.full(shape, DEVIATION * 12**0.5 / (1 << stored.bits), device=device)
-        elif "zero" in name:
-            word = sum(middle << at for at in range(0, WORD, stored.bits))
-            drawn[name] = torch.full(shape, word - (1 << WORD), dtype=torch.int32, device=device)
-        else:
-            drawn[name] = torch.randint(
-                -(1 << 31), 1 << 31, shape, generator=generator, dtype=torch.int64, device=device
-            ).to(torch.int32)
-    return drawn
-
-
-def _groups(columns: int, group: int) -> int:
+def groups_of(columns: int, group: int) -> int:
+    """How many there are. Raises ValueError where columns do not divide."""
     if group and columns % group:
         raise ValueError(f"weight: {columns} columns do not divide into groups of {group}")
     return columns // group if group else 1
 
 
 def _stored_bytes(bits: int, group: int, features: int, columns: int) -> int:
-    return features * columns * bits // 8 + 2 * features * _groups(columns, group)
+    return features * columns * bits // 8 + 2 * features * groups_of(columns, group)

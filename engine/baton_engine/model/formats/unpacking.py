@@ -1,0 +1,135 @@
+"""From a checkpoint's tensors to a weight: one function for each format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from baton_engine.model.errors import WeightsError
+from baton_engine.model.formats.eight_bits import EightBits
+from baton_engine.model.formats.packed_integers import Awq, Gptq, PackedIntegers, groups_of
+from baton_engine.model.formats.stored_weight import StoredWeight
+from baton_engine.model.formats.weight_format import WeightFormat
+
+Parts = Mapping[str, Tensor]
+"""Tensors of the forms that the format asks for, by the last part of their names; optional ones may be missing."""
+
+AWQ_PLACES: Final = [0, 4, 1, 5, 2, 6, 3, 7]
+"""In which place of its word each of 8 neighbouring values stands."""
+NOT_A_NUMBER: Final = 0x7F
+"""Of e4m3 without its sign."""
+
+
+def unpack(stored: WeightFormat, parts: Parts, features: int, columns: int, layer: str) -> StoredWeight:
+    """The weight [features, columns] of a layer. Raises WeightsError naming the tensor."""
+    try:
+        match stored:
+            case EightBits():
+                return _eight_bits(stored, parts, features, columns)
+            case PackedIntegers():
+                return _packed_integers(stored, parts, features, columns)
+            case Gptq():
+                return _gptq(stored, parts, columns)
+            case Awq():
+                return _awq(stored, parts, columns)
+    except ValueError as error:
+        raise WeightsError(f"tensor {layer}.{error}") from error
+    raise TypeError(f"no unpacking of {type(stored).__name__}")
+
+
+def _eight_bits(stored: EightBits, parts: Parts, features: int, columns: int) -> StoredWeight:
+    codes = parts["weight"]
+    if stored.dtype == "F8_E4M3":
+        if bool((codes.view(torch.uint8) & NOT_A_NUMBER == NOT_A_NUMBER).any()):
+            raise ValueError("weight: holds values that are no numbers; allowed: finite values of e4m3")
+    else:
+        codes = _unsigned(codes)
+
+    def by_feature(values: Tensor) -> Tensor:
+        values = values.reshape(stored.groups(features, columns))
+        rows = stored.block[0] or features
+        return (values if rows == 1 else values.repeat_interleave(rows, 0)[:features]).contiguous()
+
+    scales = by_feature(_checked_scales(stored.scale_name, parts[stored.scale_name]))
+    zeros = None if stored.symmetric else by_feature(_unsigned(parts["weight_zero_point"]))
+    return StoredWeight(codes, 8, scales, zeros, stored.block[1] or columns)
+
+
+def _packed_integers(stored: PackedIntegers, parts: Parts, features: int, columns: int) -> StoredWeight:
+    said = parts["weight_shape"].tolist()
+    if said != [features, columns]:
+        raise ValueError(f"weight_shape: says {said}; the config asks for {[features, columns]}")
+    codes = _words_apart(parts["weight_packed"], stored.bits)[:, :columns]
+    scales = _checked_scales("weight_scale", parts["weight_scale"]).reshape(features, -1).contiguous()
+    zeros = None
+    if not stored.symmetric:
+        zeros = _words_apart(parts["weight_zero_point"].t(), stored.bits)[:, :features].t().contiguous()
+    group = stored.group or columns
+    order = _order("weight_g_idx", parts["weight_g_idx"], columns, group) if stored.has_order else None
+    return _sorted(codes, StoredWeight(codes, stored.bits, scales, zeros, group, order))
+
+
+def _gptq(stored: Gptq, parts: Parts, columns: int) -> StoredWeight:
+    codes = _words_apart(parts["qweight"].t(), stored.bits)
+    zeros = _words_apart(parts["qzeros"], stored.bits).t()
+    if stored.lesser_zeros:
+        top = (1 << stored.bits) - 1
+        if int(zeros.max()) == top:
+            raise ValueError(f"qzeros: holds a zero point of {top + 1}; allowed: 0 to {top}")
+        zeros = zeros + 1
+    scales = _checked_scales("scales", parts["scales"]).t().contiguous()
+    group = stored.group or columns
+    order = _order("g_idx", parts["g_idx"], columns, group) if "g_idx" in parts else None
+    return _sorted(codes, StoredWeight(codes, stored.bits, scales, zeros.contiguous(), group, order))
+
+
+def _awq(stored: Awq, parts: Parts, columns: int) -> StoredWeight:
+    def apart(words: Tensor) -> Tensor:
+        values = _words_apart(words, 4)
+        return values.view(words.shape[0], -1, 8)[:, :, AWQ_PLACES].flatten(1).t().contiguous()
+
+    scales = _checked_scales("scales", parts["scales"]).t().contiguous()
+    zeros = apart(parts["qzeros"]) if stored.has_zeros else None
+    return StoredWeight(apart(parts["qweight"]), 4, scales, zeros, stored.group or columns)
+
+
+def _checked_scales(name: str, scales: Tensor) -> Tensor:
+    """In float32. Raises ValueError unless all are finite and above zero."""
+    wide = scales.float()
+    if not bool(torch.isfinite(wide).all()):
+        raise ValueError(f"{name}: holds an infinity or no number; allowed: finite scales above 0")
+    if wide.numel() and float(wide.min()) <= 0:
+        raise ValueError(f"{name}: holds {float(wide.min()):g}; allowed: finite scales above 0")
+    return wide
+
+
+def _words_apart(words: Tensor, bits: int) -> Tensor:
+    """int32 words [rows, n] → uint8 codes [rows, n · 32 / bits], the lowest bits first. bits is 4 or 8."""
+    as_bytes = words.contiguous().view(torch.uint8)
+    if bits == 8:
+        return as_bytes
+    return torch.stack((as_bytes & 15, as_bytes >> 4), -1).flatten(1)
+
+
+def _unsigned(codes: Tensor) -> Tensor:
+    """int8 → uint8, 128 more."""
+    return (codes.view(torch.uint8) ^ 128).contiguous()
+
+
+def _order(name: str, groups: Tensor, columns: int, group: int) -> Tensor | None:
+    """Columns sorted by the groups that each belongs to. None when they are sorted."""
+    sizes = torch.bincount(groups.clamp(0, columns), minlength=groups_of(columns, group)).tolist()
+    if int(groups.min()) < 0 or sizes != [group] * groups_of(columns, group):
+        raise ValueError(f"{name}: places columns in groups of other sizes than the config's {group}")
+    order = torch.argsort(groups, stable=True)
+    return None if torch.equal(order, torch.arange(columns, device=order.device)) else order
+
+
+def _sorted(codes: Tensor, weight: StoredWeight) -> StoredWeight:
+    """With the codes' columns in the weight's order."""
+    sorted_codes = codes if weight.order is None else codes.index_select(1, weight.order)
+    return replace(weight, codes=sorted_codes.contiguous())
