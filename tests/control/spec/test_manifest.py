@@ -70,7 +70,11 @@ NOT_ALLOWED: list[tuple[tuple[str, ...], object, str]] = [
     (("spec", "model", "maxContextTokens"), True, "true is not allowed: must be an integer"),
     (("spec", "model", "dtype"), "int3", "must be one of auto, float32, bfloat16, float16"),
     (("spec", "model", "kvCacheDtype"), "fp8", "fp8 is not allowed: needs an accelerator in both pools"),
-    (("spec", "model", "quantization"), "awq", "spec.model.quantization: 'awq' is not allowed: must be 'auto' or 'none'"),
+    (
+        ("spec", "model", "quantization"),
+        "awq",
+        "spec.model.quantization: 'awq' is not allowed: must be one of auto, none",
+    ),
     (
         ("spec", "prefill", "replicas", "min"),
         -1,

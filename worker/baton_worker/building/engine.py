@@ -100,7 +100,9 @@ def _check_quantization(config: WorkerConfig) -> None:
     path = Path(source.removeprefix(RANDOM_SCHEME).partition("?")[0] if source.startswith(RANDOM_SCHEME) else source)
     method = servable_config(path if source.startswith(RANDOM_SCHEME) else path / CONFIG).formats.method
     if method is not None and config.quantization == "none":
-        raise ConfigError(f"argument --quantization: none, but the model's weights are stored as {method}; allowed: auto")
+        raise ConfigError(
+            f"argument --quantization: none, but the model's weights are stored as {method}; allowed: auto"
+        )
 
 
 def _model_directory(model: str) -> Path:
