@@ -41,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "batch": _batch,
         "simulate": _simulate,
         "plan": _plan,
+        "quantise": _quantise,
     }
     try:
         return commands[options.command](options)
@@ -73,6 +74,12 @@ def _plan(options: argparse.Namespace) -> int:
     from baton_local.commands.plan import run_plan
 
     return run_plan(options)
+
+
+def _quantise(options: argparse.Namespace) -> int:
+    from baton_local.commands.quantise import run_quantise
+
+    return run_quantise(options)
 
 
 def _up(options: argparse.Namespace) -> int:

@@ -29,7 +29,8 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
         "simulate", help="replay a load under a scaling policy, on paper", allow_abbrev=False
     )
     plan = commands.add_parser("plan", help="what a model can do on an accelerator, on paper", allow_abbrev=False)
-    _add_late(arguments, batch, simulate, plan)
+    quantise = commands.add_parser("quantise", help="a copy of a model with weights of 8 or 4 bits", allow_abbrev=False)
+    _add_late(arguments, batch, simulate, plan, quantise)
     return parser.parse_args(arguments)
 
 
@@ -38,6 +39,7 @@ def _add_late(
     batch: argparse.ArgumentParser,
     simulate: argparse.ArgumentParser,
     plan: argparse.ArgumentParser,
+    quantise: argparse.ArgumentParser,
 ) -> None:
     """Options of the commands that need numpy or torch, imported only when one of them was asked for."""
     if "batch" in arguments[:1]:
@@ -52,6 +54,10 @@ def _add_late(
         from baton_local.commands.plan import add_options as add_plan
 
         add_plan(plan)
+    if "quantise" in arguments[:1]:
+        from baton_local.commands.quantise import add_options as add_quantise
+
+        add_quantise(quantise)
 
 
 def _add_up(parser: argparse.ArgumentParser) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from baton_engine.model.checkpoint_files import CheckpointFiles
 from baton_engine.model.errors import WeightsError
-from baton_engine.model.formats.drawing import draw
+from baton_engine.model.formats.random_tensors import draw
 from baton_engine.model.formats.weight_format import Shape
 from baton_engine.model.model_config import ModelConfig
 from baton_engine.model.parameters import expected_tensors, is_harmless_extra, linear_sizes

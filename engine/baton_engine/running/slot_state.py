@@ -62,7 +62,7 @@ class SlotState:
     def rows(self, plan: StepPlan, drawing: DrawingRows | None = None) -> tuple[Tensor, StepRows]:
         """Token ids [T] and metadata of a plan with at least one row. Contexts move on as if it had run.
 
-        `drawing`: the rows whose hidden states are wanted, None for all.
+        `random_tensors`: the rows whose hidden states are wanted, None for all.
         """
         if not plan.prefill:
             positions, mapping, only_decode = self._decode_rows(plan.decode)

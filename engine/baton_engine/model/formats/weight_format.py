@@ -1,6 +1,6 @@
 """What every way of storing a quantised weight says of itself. Plain values: no torch here.
 
-`unpacking` makes weights of the tensors, `drawing` random tensors.
+`unpacking` makes weights of the tensors, `random_tensors` random tensors.
 """
 
 from __future__ import annotations

@@ -1,0 +1,155 @@
+"""Write a quantised copy of a model: each weight rounded to the nearest value of its scale, nothing calibrated.
+
+The copy is in compressed-tensors' forms, which other engines read too: e4m3 with a scale a channel, integers of 8 bits
+with a scale a channel, integers of 4 bits with a scale for each group of columns. Embedding, norms and head stay.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from baton_engine.model.checkpoint_files import INDEX, SINGLE, CheckpointFiles, find_checkpoint
+from baton_engine.model.config_fields import read_json_object
+from baton_engine.model.errors import ModelError
+from baton_engine.model.formats.stored_weight import FP8
+from baton_engine.model.model_config import ModelConfig, read_config
+from baton_engine.model.parameters import HEAD_LAYER, linear_sizes
+from baton_engine.model.weights import check_parameters, open_safetensors
+
+Format = Literal["fp8", "int8", "int4"]
+FORMATS: Final[tuple[Format, ...]] = ("fp8", "int8", "int4")
+GROUPS: Final = (128, 64, 32, 16)
+"""Columns that share a scale of 4 bits: the first one that divides every layer."""
+COPIED: Final = (".json", ".jinja", ".model", ".txt", ".md")
+GREATEST: Final = {"fp8": 448.0, "int8": 127.0, "int4": 7.0}
+_LEAST: Final = 2.0**-24
+"""Of a scale: a channel of zeros has one too."""
+
+
+def quantise_model(source: Path, target: Path, kind: Format, told: Callable[[int, int], None]) -> None:
+    """The copy in the new directory `target`. `told` gets the tensors done and all of them.
+
+    Raises ModelError: `source` can't be served or is quantised already, `target` is there, its disk is full.
+    """
+    config = read_config(source)
+    if config.formats.method is not None:
+        raise ModelError(f"{source}: is quantised already ({config.formats.method}); allowed: unquantised weights")
+    if target.exists():
+        raise ModelError(f"{target}: is there already; allowed: a new directory")
+    group = _group(config)
+    files = find_checkpoint(source)
+    partial = target.with_name(f"{target.name}.partial-{os.getpid()}")
+    try:
+        partial.mkdir(parents=True)
+        _write_weights(files, partial, config, kind, group, told)
+        _copy_rest(source, partial, files)
+        fields = {**read_json_object(source / "config.json"), "quantization_config": _section(kind, group)}
+        (partial / "config.json").write_text(json.dumps(fields, indent=2) + "\n")
+        partial.rename(target)
+    except OSError as error:
+        raise ModelError(f"{target}: cannot be written: {error.strerror}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def rounded(weight: Tensor, kind: Format, group: int) -> dict[str, Tensor]:
+    """The stored tensors of weight [features, columns]."""
+    wide = weight.float()
+    features, columns = wide.shape
+    parts = wide.view(features, -1, group if kind == "int4" else columns)
+    scales = (parts.abs().amax(-1) / GREATEST[kind]).clamp(min=_LEAST).to(torch.bfloat16)
+    codes = (parts / scales.float()[..., None]).view(features, columns)
+    if kind == "fp8":
+        return {"weight": codes.clamp(-448, 448).to(FP8), "weight_scale": scales}
+    if kind == "int8":
+        return {"weight": codes.round().clamp(-128, 127).to(torch.int8), "weight_scale": scales}
+    nibbles = (codes.round().clamp(-8, 7) + 8).to(torch.uint8)
+    padded = torch.nn.functional.pad(nibbles, (0, -columns % 8))
+    words = (padded[:, ::2] | padded[:, 1::2] << 4).contiguous().view(torch.int32)
+    return {"weight_packed": words, "weight_scale": scales, "weight_shape": torch.tensor([features, columns])}
+
+
+def _group(config: ModelConfig) -> int:
+    columns = {size[1] for layer, size in linear_sizes(config).items() if layer != HEAD_LAYER}
+    for group in GROUPS:
+        if all(count % group == 0 for count in columns):
+            return group
+    raise ModelError(f"columns of {sorted(columns)} do not divide into groups; allowed: multiples of {GROUPS[-1]}")
+
+
+def _section(kind: Format, group: int) -> dict[str, Any]:
+    """`quantization_config` of the copy."""
+    weights: dict[str, Any] = {"num_bits": 4 if kind == "int4" else 8, "symmetric": True, "dynamic": False}
+    weights["type"] = "float" if kind == "fp8" else "int"
+    weights |= {"strategy": "group", "group_size": group} if kind == "int4" else {"strategy": "channel"}
+    token = {"num_bits": 8, "type": weights["type"], "symmetric": True, "strategy": "token", "dynamic": True}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": {"fp8": "float-quantized", "int8": "int-quantized", "int4": "pack-quantized"}[kind],
+        "quantization_status": "compressed",
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": weights,
+                "input_activations": None if kind == "int4" else token,
+                "output_activations": None,
+            }
+        },
+        "ignore": [HEAD_LAYER],
+    }
+
+
+def _write_weights(
+    files: CheckpointFiles,
+    target: Path,
+    config: ModelConfig,
+    kind: Format,
+    group: int,
+    told: Callable[[int, int], None],
+) -> None:
+    """One file for each of the source's, so that memory holds one at a time."""
+    quantised = set(linear_sizes(config)) - {HEAD_LAYER}
+    places: dict[str, str] = {}
+    done = 0
+    with open_safetensors(files) as weights:
+        check_parameters(weights, config)
+        for path in files.paths:
+            written: dict[str, Tensor] = {}
+            for name in (name for name in weights.headers if files.index.get(name, path.name) == path.name):
+                layer, _, part = name.rpartition(".")
+                tensor = weights.read(name)
+                if layer in quantised and part == "weight":
+                    written |= {f"{layer}.{key}": value for key, value in rounded(tensor, kind, group).items()}
+                else:
+                    written[name] = tensor.clone()
+                done += 1
+                told(done, len(weights.headers))
+            save_file(written, target / path.name, metadata={"format": "pt"})
+            places |= dict.fromkeys(written, path.name)
+    if files.paths[0].name != SINGLE:
+        _write_index(target, places)
+
+
+def _write_index(target: Path, places: Mapping[str, str]) -> None:
+    size = sum(path.stat().st_size for path in target.glob("*.safetensors"))
+    index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(places.items()))}
+    (target / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _copy_rest(source: Path, target: Path, files: CheckpointFiles) -> None:
+    """Tokenizer, template, generation defaults: small files of the directory itself."""
+    weights = {path.name for path in files.paths} | {INDEX, "config.json"}
+    for path in sorted(source.iterdir()):
+        if path.name in weights or path.suffix not in COPIED or not path.is_file():
+            continue
+        if path.resolve().is_relative_to(source.resolve()):
+            shutil.copyfile(path, target / path.name)

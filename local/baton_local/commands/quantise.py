@@ -1,0 +1,39 @@
+"""`baton quantise`: a copy of a model with weights of 8 or 4 bits, rounded to the nearest. No calibration."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from baton_engine.model.errors import ModelError
+from baton_engine.model.quantising import FORMATS, quantise_model
+from baton_local.errors import StartError
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `baton quantise`."""
+    parser.add_argument("source", type=Path, metavar="SRC", help="directory of an unquantised model")
+    parser.add_argument("target", type=Path, metavar="DST", help="new directory for the copy")
+    parser.add_argument("--format", choices=FORMATS, required=True, help="fp8: e4m3; int8, int4: integers")
+
+
+def run_quantise(options: argparse.Namespace) -> int:
+    """The command; raises StartError."""
+    try:
+        quantise_model(options.source, options.target, options.format, _tell)
+    except ModelError as error:
+        raise StartError(str(error)) from error
+    before, after = (_weight_bytes(path) for path in (options.source, options.target))
+    print(f"{options.target}: {after / 1e9:.3g} GB of weights, {after / before:.0%} of {before / 1e9:.3g} GB")
+    return 0
+
+
+def _tell(done: int, of: int) -> None:
+    end = "\n" if done == of else ""
+    if sys.stderr.isatty() or end:
+        print(f"\r{done} of {of} tensors", end=end, file=sys.stderr, flush=True)
+
+
+def _weight_bytes(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.glob("*.safetensors"))

@@ -1,0 +1,141 @@
+"""Quantised copies: what rounding costs the trained model, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+
+from baton_engine.model.errors import ModelError
+from baton_engine.model.loading import LoadedModel, load_model
+from baton_engine.model.quantising import Format, quantise_model
+from baton_testing.engine import tiny_llama
+from baton_testing.engine.model_steps import ModelSteps, chunk
+from baton_testing.engine.models import reference_logits, reference_model, write_random_model
+
+CPU = torch.device("cpu")
+GREATEST_KL = {"fp8": 0.002, "int8": 0.01, "int4": 0.05}
+"""Mean over the answers' tokens, in nats."""
+
+
+def quantised(source: Path, target: Path, kind: Format) -> Path:
+    quantise_model(source, target, kind, lambda done, of: None)
+    return target
+
+
+@cache
+def answers() -> list[tuple[list[int], list[int]]]:
+    """Prompt and greedy answer of each question, by transformers."""
+    asked = [list(tiny_llama.chat_ids(question)) for question in tiny_llama.LONG_ANSWERS]
+    return [(prompt, list(tiny_llama.greedy(tuple(prompt), 300).ids)) for prompt in asked]
+
+
+def logits_of(loaded: LoadedModel, ids: list[int]) -> torch.Tensor:
+    return ModelSteps(loaded, blocks_per_slot=-(-len(ids) // 16) + 1).prefill(chunk(0, ids))
+
+
+@pytest.mark.parametrize("kind", get_args(Format))
+def test_rounding_costs_the_trained_model_little(kind: Format, tmp_path: Path) -> None:
+    copy = load_model(quantised(tiny_llama.FOLDER, tmp_path / "copy", kind), torch.float32, CPU)
+    original = load_model(tiny_llama.FOLDER, torch.float32, CPU)
+    divergences: list[torch.Tensor] = []
+    changed = 0
+    for prompt, answer in answers():
+        ids = prompt + answer
+        mine, theirs = (torch.log_softmax(logits_of(model, ids[:-1]), -1) for model in (copy, original))
+        at = slice(len(prompt) - 1, None)
+        divergences.append((theirs[at].exp() * (theirs[at] - mine[at])).sum(-1))
+        changed += mine[at].argmax(-1).tolist() != answer
+    mean = float(torch.cat(divergences).mean())
+    assert mean <= GREATEST_KL[kind]
+    assert changed == 0 or kind == "int4"
+
+
+@pytest.mark.parametrize("kind", get_args(Format))
+def test_a_copy_is_what_transformers_makes_of_the_same_weights(kind: Format, tmp_path: Path) -> None:
+    """With QK norms, biases aside; the copy's weights brought back by the formula of compressed-tensors."""
+    source = write_random_model(tmp_path / "source", "qwen3", hidden_size=64, intermediate_size=96)
+    copy = quantised(source, tmp_path / "copy", kind)
+    loaded = load_model(copy, torch.float32, CPU)
+    dense = reference_model(source)
+    with torch.no_grad():
+        for name, parameter in dense.named_parameters():
+            if "_proj" in name:
+                parameter.copy_(brought_back(parameter.float(), kind))
+    tokens = list(range(3, 40))
+    got = ModelSteps(loaded).prefill(chunk(0, tokens))
+    torch.testing.assert_close(got, reference_logits(dense, tokens), rtol=0, atol=1e-4)
+
+
+def brought_back(weight: torch.Tensor, kind: Format) -> torch.Tensor:
+    """Written apart: by rows, or by groups of 32 columns (64 and 96 divide by it)."""
+    out = torch.empty_like(weight)
+    width = 32 if kind == "int4" else weight.shape[1]
+    for row in range(weight.shape[0]):
+        for start in range(0, weight.shape[1], width):
+            part = weight[row, start : start + width]
+            scale = (part.abs().max() / {"fp8": 448, "int8": 127, "int4": 7}[kind]).bfloat16().float()
+            values = part / scale
+            if kind == "fp8":
+                values = values.clamp(-448, 448).to(torch.float8_e4m3fn).float()
+            else:
+                values = values.round().clamp(-8 if kind == "int4" else -128, 7 if kind == "int4" else 127)
+            out[row, start : start + width] = values * scale
+    return out
+
+
+def test_shards_stay_shards_and_everything_else_comes_along(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    source = write_random_model(tmp_path / "source", "llama-mha", hidden_size=64, intermediate_size=96)
+    tensors = load_file(source / "model.safetensors")
+    (source / "model.safetensors").unlink()
+    places = {name: f"model-{number % 2}.safetensors" for number, name in enumerate(sorted(tensors))}
+    for file in set(places.values()):
+        save_file({name: tensors[name] for name in places if places[name] == file}, source / file)
+    (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    (source / "tokenizer.json").write_text("{}")
+    outside = tmp_path / "secret.json"
+    outside.write_text("{}")
+    (source / "link.json").symlink_to(outside)
+    copy = quantised(source, tmp_path / "copy", "int8")
+    assert (copy / "tokenizer.json").read_text() == "{}"
+    assert not (copy / "link.json").exists()
+    assert len(list(copy.glob("*.safetensors"))) == 2
+    assert load_model(copy, torch.float32, CPU).config.formats.method == "compressed-tensors"
+
+
+def there(source: Path, target: Path) -> None:
+    target.mkdir()
+
+
+def quantised_already(source: Path, target: Path) -> None:
+    config = json.loads((source / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8"}
+    (source / "config.json").write_text(json.dumps(config))
+
+
+def no_directory(source: Path, target: Path) -> None:
+    target.parent.write_text("a file")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [(there, "is there already"), (quantised_already, "is quantised already"), (no_directory, "cannot be written")],
+)
+def test_what_cannot_be_written_is_refused_and_leaves_nothing(
+    spoil: Callable[[Path, Path], None], message: str, tmp_path: Path
+) -> None:
+    source: Any = write_random_model(tmp_path / "source", "llama-mha", hidden_size=64, intermediate_size=96)
+    target = tmp_path / "place" / "copy"
+    if spoil is not no_directory:
+        target.parent.mkdir()
+    spoil(source, target)
+    with pytest.raises(ModelError, match=message):
+        quantise_model(source, target, "fp8", lambda done, of: None)
+    assert not list(tmp_path.glob("place/copy.partial*"))
