@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MAX_SHOWN_VALUE = 80
+MAX_SHOWN_BITS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,8 @@ def shown(value: object) -> str:
         text = "a mapping"
     elif isinstance(value, list | tuple):
         text = f"a list of {len(value)}"
+    elif isinstance(value, int) and value.bit_length() > MAX_SHOWN_BITS:
+        text = f"an integer of {value.bit_length()} bits"  # Python writes no integer of very many digits
     else:
         text = repr(value)
     return text if len(text) <= MAX_SHOWN_VALUE else text[: MAX_SHOWN_VALUE - 1] + "…"

@@ -25,6 +25,7 @@ from baton_operator.kube.kube_api import KubeApi
 from baton_operator.kube.kubeconfig import KubeConfigError, load
 from baton_operator.kube.lease import Lease, LeaseLost
 from baton_operator.kube.reach import Scope
+from baton_operator.kube.secrets_guard import SecretsUnguarded, check_secrets_guarded
 from baton_operator.kube.streams import TooManyNamespaces, raise_open_files, scopes_for
 from baton_operator.master_keys import MasterKeys, MasterKeysError
 from baton_operator.passes.reconcile import Installation
@@ -46,7 +47,7 @@ def _as_it_is(api: KubeApi) -> KubeApi:
 
 async def run(settings: Settings, adapt: Callable[[KubeApi], KubeApi] = _as_it_is) -> None:
     """The whole life of one process; `adapt` stands between it and the API server. Raises LeaseLost, StalledError,
-    MasterKeysError, KubeConfigError, TooManyNamespaces."""
+    MasterKeysError, KubeConfigError, TooManyNamespaces, SecretsUnguarded."""
     keys = MasterKeys(settings.master_keys)
     installation = Installation(lambda: settings.platform, keys)
     stop = asyncio.Event()
@@ -64,6 +65,7 @@ async def run(settings: Settings, adapt: Callable[[KubeApi], KubeApi] = _as_it_i
 
         async def choose() -> None:
             nonlocal scopes
+            await check_secrets_guarded(api, settings.namespaces)
             scopes = await scopes_for(api, settings.namespaces, open_files)
 
         if not await _before(stop, choose()):
@@ -180,7 +182,7 @@ def main() -> int:
     logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         asyncio.run(run(settings))
-    except (LeaseLost, StalledError, MasterKeysError, KubeConfigError, TooManyNamespaces) as error:
+    except (LeaseLost, StalledError, MasterKeysError, KubeConfigError, TooManyNamespaces, SecretsUnguarded) as error:
         log.error("%s: %s", type(error).__name__, error)
         return 1
     return 0

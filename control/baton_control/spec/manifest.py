@@ -20,6 +20,8 @@ from baton_control.spec.api import LLMDeployment
 
 MAX_FILE_BYTES = 256 << 10
 MAX_DEPTH = 24
+MAX_DOCUMENTS = 8
+"""Empty ones included: a file may begin and end with `---`."""
 
 Location = tuple[int | str, ...]
 
@@ -32,6 +34,9 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.nodes.Node | None, index: int) -> yaml.nodes.Node | None:
         if self.check_event(yaml.events.AliasEvent):
             raise self._refused("aliases are not allowed")
+        tag = getattr(self.peek_event(), "tag", None)  # type: ignore[no-untyped-call]
+        if tag is not None:
+            raise self._refused(f"tags such as {shown(tag)} are not allowed")
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise self._refused(f"nested deeper than {MAX_DEPTH} levels")
@@ -74,7 +79,7 @@ def read_manifest(path: Path) -> LLMDeployment:
 def parse_manifest(text: str, name: str = "manifest") -> LLMDeployment:
     """The one LLMDeployment in YAML text, strictly. Raises ManifestError; `name` stands for the text in messages."""
     try:
-        documents = [document for document in yaml.load_all(text, Loader=_Loader) if document is not None]
+        documents = _documents(text)
     except yaml.YAMLError as error:
         raise ManifestError((FieldProblem(name, _yaml_message(error)),)) from error
     except (ValueError, RecursionError) as error:
@@ -82,8 +87,18 @@ def parse_manifest(text: str, name: str = "manifest") -> LLMDeployment:
     if not documents:
         raise ManifestError((FieldProblem(name, "is empty: must hold one LLMDeployment"),))
     if len(documents) != 1:
-        raise ManifestError((FieldProblem(name, f"must hold exactly one document, has {len(documents)}"),))
+        raise ManifestError((FieldProblem(name, "must hold exactly one document, has more"),))
     return parse_object(documents[0])
+
+
+def _documents(text: str) -> list[object]:
+    """The documents that are not empty: none, one, or two for any larger number. What follows is not read."""
+    found: list[object] = []
+    for number, document in enumerate(yaml.load_all(text, Loader=_Loader), 1):
+        found += [] if document is None else [document]
+        if len(found) > 1 or number > MAX_DOCUMENTS:
+            return (found * 2)[:2] or [None, None]
+    return found
 
 
 def parse_object(raw: object) -> LLMDeployment:

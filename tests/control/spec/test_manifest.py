@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_control.errors import ManifestError
+from baton_control.errors import FieldProblem, ManifestError
 from baton_control.spec.api import ScalingMode, TransportMode
 from baton_control.spec.manifest import MAX_FILE_BYTES, parse_live, parse_manifest, parse_object, read_manifest
 from baton_testing.kube.manifests import as_yaml, manifest, set_at
@@ -166,13 +167,21 @@ def test_all_problems_are_reported_at_once() -> None:
     ("text", "message"),
     [
         ("# nothing", "file.yaml: is empty: must hold one LLMDeployment"),
-        (f"{HEAD}\n---\n{HEAD}", "must hold exactly one document, has 2"),
+        (f"{HEAD}\n---\n{HEAD}", "must hold exactly one document, has more"),
+        (f"{HEAD}\n" + "--- {}\n" * 40_000, "must hold exactly one document, has more"),
+        ("---\n" * 40_000, "must hold exactly one document, has more"),
+        ("x: !!timestamp y", "tags such as 'tag:yaml.org,2002:timestamp' are not allowed (line 1, column 4)"),
+        ("x: !!bool y", "tags such as 'tag:yaml.org,2002:bool' are not allowed"),
+        ("x: !!binary y", "tags such as"),
+        (f"spec: {{model: 0x{'f' * 200_000}}}", "spec.model: an integer of 800000 bits is not allowed"),
+        (f"spec: {{model: 1{':59' * 3_000}}}", "bits is not allowed"),
+        (f"spec: {{model: {'9' * 200_000}}}", "not usable YAML"),
         ("a: 1\na: 2", "key 'a' is given twice (line 2, column 1)"),
         ("a: &x [1]\nb: *x", "aliases are not allowed (line 2, column 4)"),
         ("a: " + "[" * 40 + "]" * 40, "nested deeper than 24 levels"),
         ("? [1]\n: 2", "keys must be plain text"),
         ("1: 2", "keys must be plain text"),
-        ("x: !!python/object/apply:os.system [ls]", "could not determine a constructor"),
+        ("x: !!python/object/apply:os.system [ls]", "tags such as 'tag:yaml.org,2002:python/object/apply:os.system'"),
         ("a: [1", "not usable YAML"),
         ("a: \x01", "not usable YAML"),
         ("just text", "'just text' is not allowed: must be a mapping with apiVersion"),
@@ -233,3 +242,29 @@ def refusals(raw: object) -> list[str] | None:
     except ManifestError as error:
         return [str(problem) for problem in error.problems]
     return None
+
+
+def test_a_file_may_begin_and_end_with_a_separator() -> None:
+    assert parse_manifest(f"---\n{HEAD}\n---\n# nothing follows\n").metadata.name == "chat"
+
+
+def test_any_change_of_a_few_characters_is_read_or_refused() -> None:
+    draw = random.Random(11)
+    for _ in range(1_500):
+        text = list(HEAD)
+        for _ in range(draw.randint(1, 4)):
+            at = draw.randrange(len(text))
+            text[at : at + draw.randint(0, 3)] = draw.choice(WORDS)
+        problems: tuple[FieldProblem, ...] = ()
+        try:
+            parse_manifest("".join(text))
+        except ManifestError as error:
+            problems = error.problems
+        assert all("\n" not in str(problem) and len(str(problem)) < 400 for problem in problems)
+
+
+WORDS = (
+    "!!timestamp ", "!!int ", "!!float ", "!!set ", "!!omap ", "!!bool ", "<<", "=", "0x", "1:2:3", "2001-13-99", "&a ",
+    "*a", "---\n", "...\n", "[", "{", "}", "]", ",", ":", "? ", "- ", "|", ">", "'", '"', "#", "%YAML 9.9\n", "\0",
+    "\u2028", "\ud800", ".nan", "1e999", "-0", "~", "!", "@", "`", "\\", "\ufeff", "yes", "9" * 5_000,
+)  # fmt: skip

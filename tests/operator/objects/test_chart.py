@@ -53,12 +53,29 @@ READY = Condition.model_validate(
 WIDE = PINNED | {"watch.clusterWide": "true"}
 
 
-def render(values: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def test_a_whole_cluster_is_watched_only_where_an_admission_policy_guards_its_secrets() -> None:
+    kinds = {each["kind"] for each in objects(WIDE)}
+    assert {"ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"} <= kinds
+    old = render(WIDE, "1.29")
+    assert old.returncode != 0
+    assert "watch.clusterWide needs a cluster with ValidatingAdmissionPolicies" in old.stderr
+    assert objects(PINNED | {"secretsPolicy.enabled": "false"}), "in named namespaces that is the installer's choice"
+
+
+def render(values: dict[str, str], version: str = "1.36") -> subprocess.CompletedProcess[str]:
     helm = find(may_fetch=False)
     if helm is None:
         pytest.skip("no Helm: `python scripts/find_helm.py` fetches one")
     sets = [f"--set={name}={value}" for name, value in values.items()]
-    command = [str(helm), "template", "baton", str(CHART), "--namespace=baton-system", "--kube-version=1.36", *sets]
+    command = [
+        str(helm),
+        "template",
+        "baton",
+        str(CHART),
+        "--namespace=baton-system",
+        f"--kube-version={version}",
+        *sets,
+    ]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -121,6 +138,7 @@ def test_rights_are_roles_of_the_named_namespaces_unless_asked_for_all() -> None
         PINNED | {"watch.namespaces": "{}"},
         PINNED | {"watch.namespaces": "{Team_A}"},
         PINNED | {"fetch.ports": "{70000}"},
+        WIDE | {"secretsPolicy.enabled": "false"},
         PINNED | {"fetch.cidrs": "{everywhere}"},
         PINNED | {"logLevel": "loud"},
         PINNED | {"podPolicy.priorityClasses": "{system-node-critical}"},
