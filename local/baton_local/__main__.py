@@ -84,10 +84,16 @@ def _quantise(options: argparse.Namespace) -> int:
 
 def _up(options: argparse.Namespace) -> int:
     from baton_local.commands.up import UpOptions, run_up
+    from baton_local.fetching.model_cache import DEFAULT_BYTES, ModelCache, cache_folder
+    from baton_local.fetching.ready_model import AskedSource
     from baton_local.fleet.client_keys import AskedKeys
 
     up = UpOptions(
         manifest=options.file,
+        source=None
+        if options.source is None
+        else AskedSource(options.source, options.served_name, options.max_context_tokens, options.latest),
+        cache=ModelCache(options.cache or cache_folder(os.environ), options.cache_size or DEFAULT_BYTES),
         host=options.host,
         port=options.port,
         volumes=dict(options.volume),
@@ -112,6 +118,8 @@ def _demo(options: argparse.Namespace) -> int:
     passed += ["--emulate", options.emulate] if options.emulate else []
     passed += ["--api-key-file", str(options.api_key_file)] if options.api_key_file else []
     passed += ["--open"] if options.open else []
+    passed += ["--cache", str(options.cache)] if options.cache else []
+    passed += ["--cache-size", str(options.cache_size)] if options.cache_size else []
     passed += ["--no-generation-defaults"] if options.no_generation_defaults else []
     if options.api_key is not None:  # a child's arguments can be read by everybody
         os.environ[KEY_VARIABLE] = options.api_key

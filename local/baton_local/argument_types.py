@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from pydantic_core import PydanticCustomError
+
+from baton_control.spec.quantities import parse_memory
 from baton_control.worker_specs import Device
 
 
@@ -24,6 +27,14 @@ def device(text: str) -> Device:
     if text not in set(Device):
         raise argparse.ArgumentTypeError(f"{text!r} is not allowed: must be one of {', '.join(Device)}")
     return Device(text)
+
+
+def size(text: str) -> int:
+    """An argument's type: bytes, as `100Gi`."""
+    try:
+        return parse_memory(text)
+    except PydanticCustomError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: must be a size such as 512Mi or 100Gi") from None
 
 
 def volume(text: str) -> tuple[str, Path]:

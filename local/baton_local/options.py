@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from baton_local.argument_types import device, integer, volume
+from baton_local.argument_types import device, integer, size, volume
 
 DEFAULT_PORT = 8000
 KEY_VARIABLE = "BATON_API_KEY"
@@ -61,7 +61,23 @@ def _add_late(
 
 
 def _add_up(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-f", "--file", type=Path, required=True, metavar="FILE", help="the LLMDeployment (YAML)")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument(
+        "source", nargs="?", metavar="MODEL", help="a model's folder, hf://ORG/NAME[@REVISION], s3://… or oci://…"
+    )
+    what.add_argument("-f", "--file", type=Path, metavar="FILE", help="an LLMDeployment (YAML) instead of MODEL")
+    parser.add_argument("--served-name", metavar="NAME", help="with MODEL: what clients write (default: its own name)")
+    parser.add_argument(
+        "--max-context-tokens", type=integer(16, 1 << 20), metavar="N", help="with MODEL (default: what fits)"
+    )
+    _add_serving(parser)
+
+
+def _add_serving(parser: argparse.ArgumentParser) -> None:
+    """How to serve what was chosen."""
+    parser.add_argument("--latest", action="store_true", help="with hf://: ask the hub again what a name means")
+    parser.add_argument("--cache", type=Path, metavar="DIR", help="of fetched models (default: ~/.cache/baton/models)")
+    parser.add_argument("--cache-size", type=size, metavar="SIZE", help="most that it may hold (default: 100Gi)")
     parser.add_argument(
         "--port", type=integer(0, 65_535), default=DEFAULT_PORT, metavar="N", help="of the gateway; 0: any free one"
     )
@@ -105,7 +121,8 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_demo(parser: argparse.ArgumentParser) -> None:
-    _add_up(parser)
+    parser.add_argument("-f", "--file", type=Path, required=True, metavar="FILE", help="the LLMDeployment (YAML)")
+    _add_serving(parser)
     parser.set_defaults(port=0)
     parser.add_argument(
         "--question", default="Tell me the fable of the fox and the lantern.", metavar="TEXT", help="what is asked"

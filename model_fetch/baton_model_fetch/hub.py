@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from urllib.parse import quote
 
@@ -13,6 +14,7 @@ from baton_model_fetch.listing import HashKind, RemoteFile, checked, is_wanted, 
 
 PUBLIC = "https://huggingface.co"
 MAX_PAGES = 100
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 async def list_files(
@@ -30,6 +32,20 @@ async def list_files(
         files += read_tree(body, f"{base}/{repository}/resolve/{commit}", headers)
         url = _next(reply.get("Link", ""), base)
     raise Damaged(f"the tree has over {MAX_PAGES} pages")
+
+
+async def commit_of(session: web.SourceSession, repository: str, revision: str, credentials: Credentials) -> str:
+    """The commit that a branch or tag means now. Raises FetchError."""
+    base = credentials.endpoint or PUBLIC
+    headers = {} if credentials.hf_token is None else {"Authorization": f"Bearer {credentials.hf_token}"}
+    body, _ = await web.text(session, f"{base}/api/models/{repository}/revision/{quote(revision, safe='')}", headers)
+    try:
+        commit = str(json.loads(body)["sha"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise Damaged(f"the hub's answer about {repository} cannot be read: {error}") from error
+    if _COMMIT.fullmatch(commit) is None:
+        raise Damaged(f"the hub's answer about {repository} names no commit")
+    return commit
 
 
 def read_tree(body: bytes, base: str, headers: Mapping[str, str]) -> list[RemoteFile]:

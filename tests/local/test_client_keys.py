@@ -8,18 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from baton_control.spec.api import LLMDeployment
 from baton_gateway.http_api.tenants import Tenants
 from baton_local.errors import StartError
 from baton_local.fleet.client_keys import AskedKeys, ClientKeys, client_keys, key_for
 from baton_local.fleet.record import RunRecord, TargetRecord
 from baton_local.fleet.run_dir import RunDir
 from baton_local.options import KEY_VARIABLE
-from baton_testing.kube.manifests import deployment
 
 KEY = "sk-0123456789"
-PLAIN = deployment()
-OPEN = deployment(gateway__openAccess=True)
+PLAIN, OPEN = False, True
 LOOPBACK, ANYWHERE = "127.0.0.1", "0.0.0.0"
 
 
@@ -33,9 +30,7 @@ LOOPBACK, ANYWHERE = "127.0.0.1", "0.0.0.0"
         (AskedKeys(), ANYWHERE, OPEN),
     ],
 )
-def test_nobody_needs_a_key_on_loopback_or_where_that_was_said(
-    asked: AskedKeys, host: str, made: LLMDeployment
-) -> None:
+def test_nobody_needs_a_key_on_loopback_or_where_that_was_said(asked: AskedKeys, host: str, made: bool) -> None:
     assert client_keys(asked, {}, made, host) == ClientKeys()
 
 

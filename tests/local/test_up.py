@@ -285,7 +285,7 @@ def test_followed_logs_go_on_until_the_deployment_stops(rig: Rig) -> None:
         (("up", "-f", "x", "--volume", "models"), "'models' is not allowed: must be NAME=PATH"),
         (("up", "-f", "x", "--device", "tpu"), "argument --device: 'tpu' is not allowed: must be one of cpu, cuda"),
         (("up", "-f", "x", "--processes", "0"), "must be an integer from 1 to 64"),
-        (("up",), "the following arguments are required: -f/--file"),
+        (("up",), "one of the arguments MODEL -f/--file is required"),
         (("down",), "invalid choice: 'down'"),
         (("ask", "hello", "--max-tokens", "0"), "must be an integer from 1 to"),
     ],

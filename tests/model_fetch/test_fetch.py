@@ -23,6 +23,7 @@ from baton_model_fetch import download
 from baton_model_fetch.cache_volume import RECORD, ModelFolder
 from baton_model_fetch.credentials import Credentials
 from baton_model_fetch.errors import Damaged, FetchError, Interrupted, SourceRefused
+from baton_model_fetch.fetching import fetch
 
 COMMIT = "c" * 40
 FILES = {
@@ -181,7 +182,7 @@ async def fetched(tmp_path: Path, source: Source, text: str, **secret: str) -> M
     cache = ModelFolder(tmp_path / "cache", "model")
     async with serving(source) as url:
         secret = {"endpoint": url, "sources": text.partition("@")[0], **secret}
-        await program.fetch(text, cache, credentials(tmp_path / "secret", **secret))
+        await fetch(text, cache, credentials(tmp_path / "secret", **secret))
     return cache
 
 
@@ -325,7 +326,7 @@ async def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
 async def test_two_do_not_fetch_the_same_model_at_once(tmp_path: Path) -> None:
     cache = ModelFolder(tmp_path, "model")
     with cache.alone(), pytest.raises(Interrupted, match="another process"):
-        await program.fetch(HF, cache, Credentials(None))
+        await fetch(HF, cache, Credentials(None))
 
 
 async def test_a_try_that_ended_before_its_rename_is_taken_up(tmp_path: Path) -> None:

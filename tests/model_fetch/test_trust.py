@@ -257,6 +257,6 @@ async def test_a_challenge_brings_home_no_secret_of_another_server(tmp_path: Pat
 
 
 async def fetch(source: str, cache: Path, found: Credentials) -> Any:
-    from baton_model_fetch import __main__ as program
+    from baton_model_fetch.fetching import fetch
 
-    await asyncio.wait_for(program.fetch(source, cache_volume.ModelFolder(cache, "model"), found), 30)
+    await asyncio.wait_for(fetch(source, cache_volume.ModelFolder(cache, "model"), found), 30)

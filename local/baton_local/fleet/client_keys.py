@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from baton_control.spec.api import LLMDeployment
 from baton_gateway.http_api.tenants import KEY_WORDS, Tenants, first_key, is_key
 from baton_local.errors import StartError
 from baton_local.fleet.record import RunRecord
@@ -48,8 +47,10 @@ class ClientKeys:
         return run.api_keys
 
 
-def client_keys(asked: AskedKeys, environment: Mapping[str, str], deployment: LLMDeployment, host: str) -> ClientKeys:
-    """Whom the gateway serves on this address. Raises StartError, which never repeats a key."""
+def client_keys(asked: AskedKeys, environment: Mapping[str, str], says_open: bool, host: str) -> ClientKeys:
+    """Whom the gateway serves on this address; `says_open`: the manifest has `openAccess`. Raises StartError, which
+    never repeats a key.
+    """
     if asked.key is not None and asked.file is not None:
         raise StartError("--api-key and --api-key-file: give one of them")
     text = asked.key if asked.key is not None or asked.file is not None else environment.get(KEY_VARIABLE)
@@ -57,7 +58,7 @@ def client_keys(asked: AskedKeys, environment: Mapping[str, str], deployment: LL
         if asked.is_open:
             raise StartError(f"--open: not allowed together with a key ({_WAYS})")
         return _checked(text, asked.file, "--api-key" if asked.key is not None else KEY_VARIABLE)
-    if not (asked.is_open or deployment.spec.gateway.open_access or _is_loopback(host)):
+    if not (asked.is_open or says_open or _is_loopback(host)):
         raise StartError(f"--host {host}: whoever reaches it could ask: give {_WAYS}, or say --open")
     return ClientKeys()
 

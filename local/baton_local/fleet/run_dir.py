@@ -37,6 +37,11 @@ class RunDir:
         return self.root / "keys"
 
     @property
+    def manifest(self) -> Path:
+        """The LLMDeployment, where `baton up` made it from a model alone."""
+        return self.root / "deployment.yaml"
+
+    @property
     def api_keys(self) -> Path:
         """The key that clients need, where `baton up` was given one as text."""
         return self.root / "api-keys"

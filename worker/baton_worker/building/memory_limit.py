@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
 
@@ -13,6 +11,8 @@ CGROUP = Path("/sys/fs/cgroup")
 def free_bytes(device: str) -> int:
     """Bytes that could be allocated now on `device` (`cpu` or `cuda`)."""
     if device == "cuda":
+        import torch  # not where only the machine's own memory is asked for
+
         free, _ = torch.cuda.mem_get_info()
         return int(free)
     available = _available(MEMINFO.read_text(encoding="ascii"))

@@ -1,0 +1,136 @@
+"""The user's cache of fetched models: a folder for each source, as on a cluster's volume, bounded in bytes.
+
+When another model needs room, those go that were used longest ago. One that a running command uses never goes: it is
+held by a shared lock, which cannot stay behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from baton_control.hashes import content_hash
+from baton_local.errors import StartError
+from baton_model_fetch.cache_volume import RECORD, ModelFolder
+
+DEFAULT_BYTES = 100 << 30
+PINS = "pins.json"
+_USED = ".used-"
+
+
+def cache_folder(environment: Mapping[str, str]) -> Path:
+    """`$XDG_CACHE_HOME/baton/models`, or `~/.cache/baton/models`."""
+    chosen = environment.get("XDG_CACHE_HOME", "")
+    base = Path(chosen) if chosen.startswith("/") else Path.home() / ".cache"
+    return base / "baton" / "models"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCache:
+    folder: Path
+    most_bytes: int = DEFAULT_BYTES
+
+    def model(self, source: str) -> ModelFolder:
+        """Where a pinned source lies, or will."""
+        return ModelFolder(self.folder, f"model-{content_hash(source)}")
+
+    @contextlib.contextmanager
+    def used(self, model: ModelFolder) -> Iterator[None]:
+        """Hold a model in the cache, and note that it was used."""
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with (self.folder / f"{_USED}{model.key}").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            os.utime(lock.fileno())
+            yield
+
+    def make_room(self, wanted: ModelFolder, size: int) -> list[str]:
+        """Remove models until `size` bytes fit into the bound; returns the sources that went. Raises StartError."""
+        if size > self.most_bytes:
+            message = f"the model has {shown(size)}, the cache may have {shown(self.most_bytes)}"
+            raise StartError(f"{message}: raise --cache-size")
+        sizes = {model.key: _size(model) for model in self._models() if model.key != wanted.key}
+        gone = []
+        for model in sorted(self._models(), key=self._used_at):
+            if sum(sizes.values()) + size <= self.most_bytes:
+                break
+            source = _source(model)
+            if model.key in sizes and self._removed(model):
+                del sizes[model.key]
+                gone.append(source)
+        if (held := sum(sizes.values())) + size > self.most_bytes:
+            message = (
+                f"the model has {shown(size)}; others that are in use take {shown(held)} of {shown(self.most_bytes)}"
+            )
+            raise StartError(f"{message} in {self.folder}: raise --cache-size, or stop them")
+        return gone
+
+    def pin(self, name: str) -> str | None:
+        """The commit that a name was resolved to before."""
+        found = self._pins().get(name)
+        return found if isinstance(found, str) else None
+
+    def remember(self, name: str, commit: str) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        temporary = self.folder / f".{PINS}.{os.getpid()}"
+        temporary.write_text(json.dumps({**self._pins(), name: commit}, sort_keys=True), encoding="utf-8")
+        temporary.replace(self.folder / PINS)
+
+    def _pins(self) -> dict[str, object]:
+        try:
+            content = json.loads((self.folder / PINS).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return content if isinstance(content, dict) else {}
+
+    def _models(self) -> list[ModelFolder]:
+        if not self.folder.is_dir():
+            return []
+        names = {path.name.removeprefix(".fetching-").removesuffix(".lock") for path in self.folder.iterdir()}
+        return [ModelFolder(self.folder, name) for name in sorted(names) if name.startswith("model-")]
+
+    def _used_at(self, model: ModelFolder) -> float:
+        try:
+            return (self.folder / f"{_USED}{model.key}").stat().st_mtime
+        except OSError:
+            return 0.0
+
+    def _removed(self, model: ModelFolder) -> bool:
+        """Remove a model with what was begun of it, unless a command uses or fetches it."""
+        with contextlib.ExitStack() as stack:
+            for name in (f"{_USED}{model.key}", f".fetching-{model.key}.lock"):
+                lock = stack.enter_context((self.folder / name).open("a"))
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return False
+            for folder in (model.model, model.draft):
+                if folder.is_dir():
+                    for path in (folder, *folder.rglob("*")):
+                        if path.is_dir() and not path.is_symlink():
+                            path.chmod(0o700)
+                    shutil.rmtree(folder)
+            for name in (f"{_USED}{model.key}", f".fetching-{model.key}.lock"):
+                (self.folder / name).unlink()
+            return True
+
+
+def shown(size: int) -> str:
+    return f"{size / (1 << 30):.3g} GiB"
+
+
+def _size(model: ModelFolder) -> int:
+    folders = (model.model, model.draft)
+    return sum(path.lstat().st_size for folder in folders for path in folder.rglob("*") if path.is_file())
+
+
+def _source(model: ModelFolder) -> str:
+    try:
+        return str(json.loads((model.model / RECORD).read_text(encoding="utf-8"))["source"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return model.key

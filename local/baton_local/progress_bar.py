@@ -1,0 +1,74 @@
+"""How far something is, on standard error: a bar on a terminal, a line now and then in a log. Its last line stands.
+
+tqdm writes both; where a line ends is decided here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from types import TracebackType
+from typing import TextIO
+
+from tqdm import tqdm
+
+LOG_EVERY_S = 10.0
+BAR_EVERY_S = 0.1
+
+
+class ProgressBar:
+    """`unit`: what is counted; bytes are shown in powers of 1024. A context: its end writes the last state."""
+
+    def __init__(self, what: str, total: int, unit: str, stream: TextIO | None = None) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._what, self._total = what, total
+        self._scale = {"unit": unit, "unit_scale": True, "unit_divisor": 1024 if unit == "B" else 1000}
+        self._began_s = self._shown_s = time.monotonic()
+        self._initial: int | None = None
+        self._done, self._note = 0, ""
+        self._bar = (
+            tqdm(desc=what, total=total, file=self._stream, dynamic_ncols=True, mininterval=BAR_EVERY_S, **self._scale)
+            if self._stream.isatty()
+            else None
+        )
+
+    def __enter__(self) -> ProgressBar:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def at(self, done: int, note: str = "") -> None:
+        """So much is done. What was done at the first call counts as there from the start: it says nothing of speed."""
+        if self._initial is None:
+            self._initial = done
+            if self._bar is not None:
+                self._bar.initial = done
+        self._done, self._note = done, note
+        now = time.monotonic()
+        if self._bar is not None:
+            self._bar.set_postfix_str(note, refresh=False)
+            self._bar.update(done - self._bar.n)
+        elif now - self._shown_s >= LOG_EVERY_S:
+            self._shown_s = now
+            self._say(now)
+
+    def close(self) -> None:
+        """Write the last state and end the line."""
+        if self._bar is not None:
+            self._bar.refresh()
+            self._bar.close()
+        elif self._initial is not None:
+            self._say(time.monotonic())
+
+    def _say(self, now: float) -> None:
+        line = tqdm.format_meter(
+            self._done, self._total, now - self._began_s, prefix=self._what, postfix=self._note,
+            initial=self._initial or 0, bar_format="{desc}: {percentage:3.0f} %, {n_fmt} of {total_fmt}, "
+            "{rate_fmt}, {remaining} left{postfix}", **self._scale,
+        )  # fmt: skip
+        with contextlib.suppress(OSError):  # nobody may be reading any more
+            print(f"baton: {line}", file=self._stream, flush=True)
