@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,9 @@ import pytest
 import yaml
 
 from baton_testing.kube.api_server import HOW, ApiServer, find_binaries, running
+from baton_testing.kube.control_plane import HOW as HOW_PLANE
+from baton_testing.kube.control_plane import ControlPlane, control_plane, find_programs
+from baton_testing.kube.stage import LONG_S, Stage
 
 CRDS = sorted((Path(__file__).parents[1] / "crds").glob("*.yaml"))
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
@@ -31,3 +35,29 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
         for plural in ("llmdeployments", "llmpools"):
             server.until("GET", f"{GROUP}/namespaces/default/{plural}")
         yield server
+
+
+@pytest.fixture(scope="session")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    programs = find_programs()
+    if programs is None and os.environ.get("BATON_REQUIRE_K8S"):
+        pytest.fail(HOW_PLANE)
+    if programs is None:
+        pytest.skip(HOW_PLANE)
+    with control_plane(programs, tmp_path_factory.mktemp("plane")) as made:
+        for path in CRDS:
+            body = yaml.safe_load(path.read_text(encoding="utf-8"))
+            reply = made.api.send("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", body)
+            assert reply.status == 201, reply.message
+        made.api.until("GET", "/apis/baton.dev/v1alpha1/namespaces/default/llmpools", deadline_s=LONG_S)
+        yield made
+
+
+@pytest.fixture
+def stage(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    monkeypatch.setenv("KUBECONFIG", str(plane.kubeconfig))
+    made = Stage(plane, f"t{secrets.token_hex(4)}")
+    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": made.space}}
+    assert plane.api.send("POST", "/api/v1/namespaces", body).status == 201
+    yield made
+    plane.api.send("DELETE", f"/api/v1/namespaces/{made.space}")

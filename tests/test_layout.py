@@ -26,7 +26,6 @@ PACKAGES = (
 RULE_OF_THUMB_LINES = 400
 MAX_LINES = 600
 LONGER: dict[str, str] = {
-    "e2e/test_reconcile.py": "one control plane and one stage for all that happens to a deployment on it",
     "kv_transfer/baton_kv_transfer/decode/machine.py": "one machine: a hand-over's events and their effects",
     "control/baton_control/spec/api.py": "one schema: every field with its bounds, default and words",
     "control/baton_control/twin/twin.py": "one event loop: every event of a request and of a worker",

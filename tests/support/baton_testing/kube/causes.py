@@ -132,12 +132,24 @@ def _role(body: Json) -> str:
 # How causes are planted
 
 
-def _pods(roles: tuple[str, ...], affliction: Affliction, **fields: Any) -> Callable[[World], Awaitable[None]]:
-    async def plant(world: World) -> None:
-        world.cluster.weather.afflicts = lambda pod: affliction if _role(pod) in roles else None
-        world.user_applies(**fields)
+@dataclass(frozen=True, slots=True)
+class PodsAfflicted:
+    """Plants what a scheduler or a kubelet would say about new Pods of these roles."""
 
-    return plant
+    roles: tuple[str, ...]
+    affliction: Affliction
+    fields: dict[str, Any]
+
+    async def __call__(self, world: World) -> None:
+        world.cluster.weather.afflicts = self.of
+        world.user_applies(**self.fields)
+
+    def of(self, pod: Json) -> Affliction | None:
+        return self.affliction if _role(pod) in self.roles else None
+
+
+def _pods(roles: tuple[str, ...], affliction: Affliction, **fields: Any) -> PodsAfflicted:
+    return PodsAfflicted(roles, affliction, fields)
 
 
 def _refusals(roles: tuple[str, ...], text: str, **fields: Any) -> Callable[[World], Awaitable[None]]:

@@ -1,0 +1,157 @@
+"""Causes on a real API server: its own refusals, Events and admission; what schedulers and kubelets say is played."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from baton_operator.kube.kinds import DEPLOYMENTS, EVENTS
+from baton_testing.kube.causes import CAUSES, WITHIN_S, PodsAfflicted
+from baton_testing.kube.control_plane import ControlPlane
+from baton_testing.kube.stage import Stage
+
+AT_ONCE = 6
+NOWHERE = "https://127.0.0.1:1/"
+
+
+@dataclass(frozen=True, slots=True)
+class OnServer:
+    name: str
+    reason: str
+    plant: Callable[[Stage], Awaitable[None]]
+    says: str = ""
+
+
+def played(cause: PodsAfflicted) -> Callable[[Stage], Awaitable[None]]:
+    async def plant(stage: Stage) -> None:
+        stage.afflicts = cause.of
+        stage.apply(**cause.fields)
+
+    return plant
+
+
+def made(path: str, body: dict[str, Any], **fields: Any) -> Callable[[Stage], Awaitable[None]]:
+    """Something in the namespace that refuses Pods."""
+
+    async def plant(stage: Stage) -> None:
+        reply = stage.api.send("POST", path.format(space=stage.space), body)
+        assert reply.status == 201, reply.message
+        if body["kind"] == "ResourceQuota":  # its controller does not run
+            status = {"status": {"hard": body["spec"]["hard"], "used": {"pods": "0"}}}
+            place = f"{path.format(space=stage.space)}/{body['metadata']['name']}/status"
+            assert stage.api.send("PATCH", place, status, kind="merge-patch+json").status == 200
+        stage.apply(**fields)
+
+    return plant
+
+
+def webhook(group: str, resource: str, version: str = "v1") -> Callable[[Stage], Awaitable[None]]:
+    """A validating webhook for one kind that does not answer."""
+
+    async def plant(stage: Stage) -> None:
+        name = f"{stage.space}.example.com"
+        rule = {"apiGroups": [group], "apiVersions": [version], "resources": [resource], "operations": ["*"]}
+        body = {
+            "apiVersion": "admissionregistration.k8s.io/v1",
+            "kind": "ValidatingWebhookConfiguration",
+            "metadata": {"name": name},
+            "webhooks": [
+                {
+                    "name": name,
+                    "rules": [rule],
+                    "clientConfig": {"url": NOWHERE},
+                    "namespaceSelector": {"matchLabels": {"stage": stage.space}},
+                    "sideEffects": "None",
+                    "failurePolicy": "Fail",
+                    "timeoutSeconds": 2,
+                    "admissionReviewVersions": ["v1"],
+                }
+            ],
+        }
+        path = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
+        reply = stage.api.send("POST", path, body)
+        assert reply.status == 201, reply.message
+        await asyncio.sleep(1.5)  # until the API server has read it
+        stage.apply()
+
+    return plant
+
+
+async def unsupported(stage: Stage) -> None:
+    stage.apply(model__source="file://relative")
+
+
+async def not_allowed(stage: Stage) -> None:
+    stage.apply(decode__priorityClassName="system-node-critical")
+
+
+QUOTA = {
+    "apiVersion": "v1",
+    "kind": "ResourceQuota",
+    "metadata": {"name": "none"},
+    "spec": {"hard": {"pods": "0"}},
+}
+LIMITS = {
+    "apiVersion": "v1",
+    "kind": "LimitRange",
+    "metadata": {"name": "small"},
+    "spec": {"limits": [{"type": "Container", "max": {"memory": "1Mi"}}]},
+}
+SPACED = "/api/v1/namespaces/{space}"
+ON_SERVER = (
+    *(OnServer(c.name, c.reason, played(c.plant), c.says) for c in CAUSES if isinstance(c.plant, PodsAfflicted)),
+    OnServer("quota", "QuotaExceeded", made(f"{SPACED}/resourcequotas", QUOTA), "none"),
+    OnServer("LimitRange", "OutsideLimitRange", made(f"{SPACED}/limitranges", LIMITS)),
+    OnServer("webhook for Pods", "WebhookDown", webhook("", "pods")),
+    OnServer("webhook for our objects", "WebhookDown", webhook("networking.k8s.io", "networkpolicies")),
+    OnServer("unsupported", "Unsupported", unsupported, "spec.model.source"),
+    OnServer("not allowed", "NotAllowed", not_allowed, "priorityClassName"),
+)
+
+
+async def told(plane: ControlPlane, cause: OnServer) -> str:
+    """What is wrong with the status; empty: nothing."""
+    stage = Stage(plane, f"c{secrets.token_hex(4)}")
+    body = {
+        "apiVersion": "v1",
+        "kind": "Namespace",
+        "metadata": {"name": stage.space, "labels": {"stage": stage.space}},
+    }
+    assert plane.api.send("POST", "/api/v1/namespaces", body).status == 201
+    clock = asyncio.get_running_loop().time
+    try:
+        async with stage.operator():
+            began, status = clock(), {}
+            await cause.plant(stage)
+            while clock() - began < WITHIN_S:
+                status = stage.read(DEPLOYMENTS, "chat").get("status", {})
+                if status.get("summary", "").split(" ")[0] == cause.reason:
+                    break
+                await asyncio.sleep(0.3)
+            took = clock() - began
+            ready: dict[str, str] = next((each for each in status.get("conditions", ()) if each["type"] == "Ready"), {})
+            print(f"{cause.name}: {status.get('summary')} after {took:.1f} s")
+            is_right = status.get("summary", "").split(" ")[0] == cause.reason
+            if not is_right or ready.get("status") != "False" or cause.says not in ready.get("message", ""):
+                return f"{cause.name}: {status.get('summary')}: {ready}"
+            ours = [each for each in stage.all(EVENTS) if each["source"].get("component") == "baton-operator"]
+            return "" if all(each["count"] >= 1 for each in ours) else f"{cause.name}: {ours}"
+    finally:
+        plane.api.send("DELETE", f"/api/v1/namespaces/{stage.space}")
+
+
+async def test_the_top_line_names_the_cause_on_a_real_api_server(
+    plane: ControlPlane,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(plane.kubeconfig))
+    wrong: list[str] = []
+    for start in range(0, len(ON_SERVER), AT_ONCE):
+        batch = ON_SERVER[start : start + AT_ONCE]
+        wrong += await asyncio.gather(*(told(plane, cause) for cause in batch))
+    assert [each for each in wrong if each] == []
