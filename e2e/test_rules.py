@@ -83,6 +83,25 @@ def pool_cases(pool: str) -> Iterator[Case]:
     )
     claims = [{"name": name, "resourceClaimTemplateName": "gpu"} for name in ("a", "b", "a")]
     yield bounded(f"spec.{pool}", "names must differ", f"{pool}__resourceClaims", claims[:2], claims)
+    env = [{"name": name, "value": "1"} for name in ("UCX_A", "UCX_B", "UCX_A")]
+    yield bounded(f"spec.{pool}", "names must differ", f"{pool}__env", env[:2], env)
+    for name in ("BATON_X", "LD_PRELOAD", "PYTHONPATH", "HOME", "PATH", "NCCL_NET_PLUGIN", "UCX_MODULE_DIR"):
+        yield bounded(f"spec.{pool}.env[]", "is reserved", f"{pool}__env", env[:1], [{"name": name, "value": "1"}])
+    volume: Json = {"name": "a", "mountPath": "/mnt/a", "claimName": "a"}
+    twins: tuple[Json, ...] = ({"name": "a", "mountPath": "/mnt/b"}, {"name": "b", "mountPath": "/mnt/a"})
+    for twin in twins:
+        good = [volume, {"name": "b", "mountPath": "/mnt/b", "configMapName": "b"}]
+        both = [volume, {**twin, "claimName": "b"}]
+        yield bounded(f"spec.{pool}", "names and mount paths must differ", f"{pool}__volumes", good, both)
+    wrong: tuple[tuple[str, Json], ...] = (
+        ("must be given", {"claimName": "a", "configMapName": "b"}),
+        ("must be given", {}),
+        ("must be true for", {"configMapName": "b", "readOnly": False}),
+        ("is reserved", {"claimName": "a", "name": "keys"}),
+    )
+    for message, fields in wrong:
+        bad = [{"name": "a", "mountPath": "/mnt/a", **fields}]
+        yield bounded(f"spec.{pool}.volumes[]", message, f"{pool}__volumes", [volume], bad)
 
 
 def window(**more: object) -> list[Json]:
@@ -153,6 +172,33 @@ CASES = [
             ("annotations", ("baton.dev", "x.baton.dev")),
         )
         for domain in domains
+    ),
+    *(
+        bounded(path, "keys of the domains", field, {"batonxdev/a": "b"}, {"x.baton.dev/a": "b"})
+        for path, field in (
+            ("spec.gateway.service", "gateway__service__annotations"),
+            ("spec.model.fetch", "model__fetch__serviceAccountAnnotations"),
+        )
+    ),
+    *(
+        bounded(f"{path}.{field}", "keys must", f"{path.removeprefix('spec.').replace('.', '__')}__{field}", good, bad)
+        for path, field in (
+            ("spec.gateway.service", "annotations"),
+            ("spec.model.fetch", "serviceAccountAnnotations"),
+            ("spec.gateway.placement", "nodeSelector"),
+            ("spec.model.fetch.placement", "nodeSelector"),
+        )
+        for good, bad in [({"a.b/c_d": "e"}, {"a b": "c"})]
+    ),
+    *(
+        bounded(
+            f"{path}.tolerations[]",
+            "must be absent",
+            f"{path.removeprefix('spec.').replace('.', '__')}__tolerations",
+            [{"key": "a", "operator": "Equal", "value": "b"}],
+            [{"key": "a", "value": "b"}],
+        )
+        for path in ("spec.gateway.placement", "spec.model.fetch.placement")
     ),
     *(
         bounded(f"spec.podMetadata.{field}", "keys must", f"podMetadata__{field}", {"a.b/c_d": "e"}, {"a b": "c"})

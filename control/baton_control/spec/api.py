@@ -7,12 +7,14 @@ The only source of the schema: files, live objects, CRDs and the reference page 
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from baton_control.spec.base_model import Model, broken_rule
 from baton_control.spec.model_source import SourceText
+from baton_control.spec.pod_options import EnvSpec, HugepagesSpec, VolumeSpec
 from baton_control.spec.quantities import (
     Allowed,
     AnnotationValue,
@@ -82,6 +84,13 @@ class ServiceType(enum.StrEnum):
     LOAD_BALANCER = "LoadBalancer"
 
 
+def _refuse_reserved(field: str, keys: Iterable[str], domains: tuple[str, ...]) -> None:
+    for key in keys:
+        domain = key.partition("/")[0] if "/" in key else ""
+        if any(domain == reserved or domain.endswith(f".{reserved}") for reserved in domains):
+            raise broken_rule(f"{field}.{key}", f"not allowed: {domain} is reserved")
+
+
 class CacheSpec(Model):
     """Where fetched weights are kept on a cluster."""
 
@@ -89,6 +98,59 @@ class CacheSpec(Model):
     """Size of the volume claim, which keeps every source that was fetched into it. It can only grow."""
     storage_class_name: ObjectName | None = None
     """StorageClass of the claim, one that many nodes can read at once; unset: the cluster's default."""
+
+
+class TolerationSpec(Model):
+    """A taint that workers tolerate."""
+
+    key: QualifiedName
+    """Key of the taint that is tolerated; the installation lists which may be."""
+    operator: Literal["Exists", "Equal"] = "Exists"
+    """`Exists` tolerates every value of the key, `Equal` the one in `value`."""
+    value: LabelValue | None = None
+    """Value of the taint; only with operator `Equal`."""
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+    """Effect of the taint; unset: all effects."""
+
+    @model_validator(mode="after")
+    def _exists_has_no_value(self) -> TolerationSpec:
+        if self.operator == "Exists" and self.value:
+            raise broken_rule("value", "not allowed: must be absent while operator is Exists")
+        return self
+
+
+class NodesSpec(Model):
+    """Onto which nodes Pods go."""
+
+    node_selector: Annotated[dict[QualifiedName, LabelValue], Field(max_length=16)] = {}  # noqa: RUF012 - pydantic copies it
+    """Labels that a node must have."""
+    tolerations: Annotated[tuple[TolerationSpec, ...], Field(max_length=16, strict=False)] = ()
+    """Taints of nodes that the Pods may run on nevertheless."""
+
+
+class ResourceSpec(Model):
+    """What one Pod asks of its node."""
+
+    cpu: CpuQuantity | None = None
+    """CPUs requested, not limited; on CPU pools also how many threads compute. Unset: none requested, one thread."""
+    memory: MemoryText | None = None
+    """Memory requested, and the limit; unset: neither."""
+
+
+class FetchSpec(Model):
+    """The Job that fetches a remote model."""
+
+    resources: ResourceSpec = ResourceSpec()
+    """What the Job asks for; unset: 250m and 256Mi, with a limit of 2Gi."""
+    placement: NodesSpec = NodesSpec()
+    """Onto which nodes the Job goes."""
+    service_account_annotations: Annotated[dict[QualifiedName, AnnotationValue], Field(max_length=8)] = {}  # noqa: RUF012 - pydantic copies it
+    """Annotations of the Job's ServiceAccount, such as a cloud identity; the installation lists which."""
+
+    @model_validator(mode="after")
+    def _not_reserved(self) -> FetchSpec:
+        _refuse_reserved("serviceAccountAnnotations", self.service_account_annotations, RESERVED_ANNOTATIONS)
+        return self
 
 
 class ModelSpec(Model):
@@ -109,6 +171,7 @@ class ModelSpec(Model):
     generation_defaults: bool = True
     """Whether sampling that a request leaves open follows the model's generation_config.json; otherwise the API's."""
     cache: CacheSpec = CacheSpec()
+    fetch: FetchSpec = FetchSpec()
     credentials_secret: ObjectName | None = None
     """Secret in the same namespace with credentials for fetching the model; unset: none are sent."""
 
@@ -153,43 +216,13 @@ class AcceleratorSpec(Model):
     """Extended resource of the node that each rank of a worker takes one of."""
 
 
-class TolerationSpec(Model):
-    """A taint that workers tolerate."""
+class PlacementSpec(NodesSpec):
+    """Onto which nodes equal Pods go, and how they are spread."""
 
-    key: QualifiedName
-    """Key of the taint that is tolerated; the installation lists which may be."""
-    operator: Literal["Exists", "Equal"] = "Exists"
-    """`Exists` tolerates every value of the key, `Equal` the one in `value`."""
-    value: LabelValue | None = None
-    """Value of the taint; only with operator `Equal`."""
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
-    """Effect of the taint; unset: all effects."""
-
-    @model_validator(mode="after")
-    def _exists_has_no_value(self) -> TolerationSpec:
-        if self.operator == "Exists" and self.value:
-            raise broken_rule("value", "not allowed: must be absent while operator is Exists")
-        return self
-
-
-class PlacementSpec(Model):
-    """Onto which nodes the workers of a pool go."""
-
-    node_selector: Annotated[dict[QualifiedName, LabelValue], Field(max_length=16)] = {}  # noqa: RUF012 - pydantic copies it
-    """Labels that a node must have."""
-    tolerations: Annotated[tuple[TolerationSpec, ...], Field(max_length=16, strict=False)] = ()
-    """Taints of nodes that the workers may run on nevertheless."""
     topology_key: QualifiedName | None = None
-    """Workers are spread over the values of this node label; unset: over nodes."""
-
-
-class ResourceSpec(Model):
-    """What one worker asks of its node."""
-
-    cpu: CpuQuantity | None = None
-    """CPUs requested, not limited; on CPU pools also how many threads compute. Unset: none requested, one thread."""
-    memory: MemoryText | None = None
-    """Memory requested, and the limit; unset: neither."""
+    """Pods are spread over the values of this node label; unset: over nodes."""
+    spread: Literal["Preferred", "Required"] = "Preferred"
+    """`Required` leaves a Pod without a node rather than spread them unevenly."""
 
 
 class ResourceClaimSpec(Model):
@@ -236,12 +269,31 @@ class PoolSpec(Model):
     """Claims of dynamic resource allocation that every worker gets."""
     queue: Label | None = None
     """Kueue queue that admits the pool's Pods; unset: none has to."""
+    env: Annotated[tuple[EnvSpec, ...], Field(max_length=32, strict=False)] = ()
+    """Variables for the libraries that workers use, such as UCX_NET_DEVICES."""
+    volumes: Annotated[tuple[VolumeSpec, ...], Field(max_length=8, strict=False)] = ()
+    """Volumes that workers get beside Baton's own."""
+    shared_memory: MemoryText | None = None
+    """Size of /dev/shm, which counts towards the memory of the Pod; unset: the container runtime's, often 64Mi."""
+    hugepages: HugepagesSpec | None = None
+    """Huge pages of each worker; unset: none."""
 
     @model_validator(mode="after")
     def _claims_differ(self) -> PoolSpec:
         names = [claim.name for claim in self.resource_claims]
         if len(set(names)) < len(names):
             raise broken_rule("resourceClaims", "not allowed: names must differ")
+        return self
+
+    @model_validator(mode="after")
+    def _options_differ(self) -> PoolSpec:
+        for field, found in (
+            ("env", [each.name for each in self.env]),
+            ("volumes", [each.name for each in self.volumes]),
+            ("volumes", [each.mount_path for each in self.volumes]),
+        ):
+            if len(set(found)) < len(found):
+                raise broken_rule(field, "not allowed: names and mount paths must differ")
         return self
 
     @model_validator(mode="after")
@@ -347,6 +399,13 @@ class ServiceSpec(Model):
     """`NodePort` and `LoadBalancer` can be reached from outside of the cluster."""
     port: Annotated[int, Field(ge=1, le=65_535)] = 80
     """TCP port of the Service."""
+    annotations: Annotated[dict[QualifiedName, AnnotationValue], Field(max_length=16)] = {}  # noqa: RUF012 - pydantic copies it
+    """Annotations of the Service, such as those of a cloud's load balancers; the installation lists which."""
+
+    @model_validator(mode="after")
+    def _not_reserved(self) -> ServiceSpec:
+        _refuse_reserved("annotations", self.annotations, RESERVED_ANNOTATIONS)
+        return self
 
 
 class TlsSpec(Model):
@@ -398,6 +457,11 @@ class GatewaySpec(Model):
     open_access: bool = False
     """Whoever reaches the gateway may ask without a key; only without `apiKeys`."""
     limits: LimitSpec = LimitSpec()
+    resources: ResourceSpec = ResourceSpec()
+    """What one Pod asks for; unset: 250m and 512Mi, with a limit of 4Gi."""
+    placement: PlacementSpec = PlacementSpec()
+    priority_class_name: ObjectName | None = None
+    """PriorityClass of the gateway's Pods, one that the installation lists; unset: the cluster's default."""
 
     @model_validator(mode="after")
     def _outsiders_have_a_key(self) -> GatewaySpec:
@@ -423,14 +487,8 @@ class PodMetadataSpec(Model):
 
     @model_validator(mode="after")
     def _not_reserved(self) -> PodMetadataSpec:
-        for field, keys, reserved_domains in (
-            ("labels", self.labels, RESERVED_LABELS),
-            ("annotations", self.annotations, RESERVED_ANNOTATIONS),
-        ):
-            for key in keys:
-                domain = key.partition("/")[0] if "/" in key else ""
-                if any(domain == reserved or domain.endswith(f".{reserved}") for reserved in reserved_domains):
-                    raise broken_rule(f"{field}.{key}", f"not allowed: {domain} is reserved")
+        _refuse_reserved("labels", self.labels, RESERVED_LABELS)
+        _refuse_reserved("annotations", self.annotations, RESERVED_ANNOTATIONS)
         return self
 
 

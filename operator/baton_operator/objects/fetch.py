@@ -16,6 +16,7 @@ from baton_control.spec.model_source import ModelSource, Scheme
 from baton_operator.kube.object_fields import mapping, mappings, metadata_of
 from baton_operator.objects.cluster import Manifest, Owner, Platform, model_key, model_source
 from baton_operator.objects.metadata import FETCH_ROLE, ROLE_LABEL, owned, selector
+from baton_operator.objects.pod_options import nodes, sized, with_annotations
 
 USER = 10_001
 CACHE_PATH, CREDENTIALS_PATH = "/cache", "/etc/baton/credentials"
@@ -58,9 +59,10 @@ def fetch_objects(deployment: LLMDeployment, platform: Platform, owner: Owner) -
     if not source.is_remote:
         return ()
     account = _owned("v1", "ServiceAccount", fetch_account_name(deployment.metadata.name), deployment, owner)
+    marked = with_annotations(account, deployment.spec.model.fetch.service_account_annotations)
     return (
         _policy(deployment, platform, owner, source),
-        account | {"automountServiceAccountToken": False},
+        marked | {"automountServiceAccountToken": False},
         _claim(deployment, owner),
         fetch_job(deployment, platform, owner),
     )
@@ -172,7 +174,7 @@ def _pod(deployment: LLMDeployment, platform: Platform) -> Manifest:
         "command": [platform.python, "-m", "baton_model_fetch"],
         "args": [argument.replace("$", "$$") for argument in arguments],
         "env": [{"name": "HOME", "value": "/tmp"}, {"name": "PYTHONDONTWRITEBYTECODE", "value": "1"}],
-        "resources": {"requests": {"cpu": "250m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}},
+        "resources": sized(model.fetch.resources, cpu="250m", memory="256Mi", limit="2Gi"),
         "volumeMounts": mounts,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {
@@ -200,6 +202,7 @@ def _pod(deployment: LLMDeployment, platform: Platform) -> Manifest:
         },
         "containers": [container],
         "volumes": volumes,
+        **nodes(model.fetch.placement),
         **({"imagePullSecrets": [{"name": name} for name in secrets]} if secrets else {}),
     }
     return {"metadata": {"labels": {**given.labels, **own}, **annotations}, "spec": spec}

@@ -15,7 +15,7 @@ from typing import Annotated, Final
 import msgspec
 
 from baton_control.errors import FieldProblem, NotAllowedError, shown
-from baton_control.spec.api import LLMDeployment
+from baton_control.spec.api import LLMDeployment, NodesSpec
 from baton_control.worker_specs import pool_spec
 from baton_wire.messages.values import POOL_ROLES
 
@@ -24,8 +24,10 @@ NEVER_PRIORITIES: Final = "system-"
 """Begins the names of the priorities that keep a cluster alive; no list lets a tenant have one."""
 SAFE_ANNOTATIONS: Final = ("prometheus.io", "cluster-autoscaler.kubernetes.io/safe-to-evict", "karpenter.sh")
 """Read by whoever measures or moves Pods; none of them changes what runs in one."""
+SAFE_ENV: Final = ("UCX_", "NCCL_")
+"""Settings of the libraries that carry KV and activations; those that load code are reserved in any case."""
 ACCELERATOR_TAINTS: Final = ("nvidia.com/gpu", "amd.com/gpu")
-_ENTRY: Final = re.compile(r"\*|[A-Za-z0-9]([-A-Za-z0-9_./]{0,250}[A-Za-z0-9])?")
+_ENTRY: Final = re.compile(r"\*|[A-Za-z0-9]([-A-Za-z0-9_./]{0,250}[A-Za-z0-9_])?")
 
 Entries = Annotated[tuple[str, ...], msgspec.Meta(max_length=64)]
 
@@ -45,6 +47,12 @@ class PodPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
     runtime_classes: Entries = ()
     tolerations: Entries = ACCELERATOR_TAINTS
     """Keys of taints."""
+    env: Entries = SAFE_ENV
+    """Names of variables, or their beginnings with a final `_`."""
+    service_annotations: Entries = ()
+    """Keys, or domains: of the Services that clients use."""
+    account_annotations: Entries = ()
+    """Keys, or domains: of the ServiceAccount of fetch Jobs. They can lend the rights of a cloud account."""
 
     def __post_init__(self) -> None:
         for field, encoded in zip(self.__struct_fields__, self.__struct_encode_fields__, strict=True):
@@ -72,17 +80,33 @@ class PodPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
         for role in POOL_ROLES:
             pool = pool_spec(deployment, role)
             at = f"spec.{role}"
-            priority = pool.priority_class_name
-            if priority is not None and priority.startswith(NEVER_PRIORITIES):
-                yield FieldProblem(f"{at}.priorityClassName", f"{priority!r} is not allowed: it is the system's own")
-            else:
-                yield from _name(f"{at}.priorityClassName", priority, self.priority_classes, "priorityClasses")
+            yield from self._priority(at, pool.priority_class_name)
             yield from _name(f"{at}.schedulerName", pool.scheduler_name, self.schedulers, "schedulers")
             yield from _name(f"{at}.runtimeClassName", pool.runtime_class_name, self.runtime_classes, "runtimeClasses")
-            for place, toleration in enumerate(pool.placement.tolerations):
+            yield from self._tolerations(at, pool.placement)
+            for place, variable in enumerate(pool.env):
+                if not _begins(self.env, variable.name):
+                    yield _problem(f"{at}.env[{place}].name", variable.name, self.env, "env")
+        gateway, fetch = deployment.spec.gateway, deployment.spec.model.fetch
+        yield from self._priority("spec.gateway", gateway.priority_class_name)
+        yield from self._tolerations("spec.gateway", gateway.placement)
+        at, marks = "spec.gateway.service.annotations", gateway.service.annotations
+        yield from _keys(at, marks, self.service_annotations, "serviceAnnotations")
+        yield from self._tolerations("spec.model.fetch", fetch.placement)
+        at, marks = "spec.model.fetch.serviceAccountAnnotations", fetch.service_account_annotations
+        yield from _keys(at, marks, self.account_annotations, "accountAnnotations")
+
+    def _priority(self, at: str, priority: str | None) -> Iterator[FieldProblem]:
+        if priority is not None and priority.startswith(NEVER_PRIORITIES):
+            yield FieldProblem(f"{at}.priorityClassName", f"{priority!r} is not allowed: it is the system's own")
+        else:
+            yield from _name(f"{at}.priorityClassName", priority, self.priority_classes, "priorityClasses")
+
+    def _tolerations(self, at: str, placement: NodesSpec) -> Iterator[FieldProblem]:
+        for place, toleration in enumerate(placement.tolerations):
+            if not _allows(self.tolerations, toleration.key):
                 at_key = f"{at}.placement.tolerations[{place}].key"
-                if not _allows(self.tolerations, toleration.key):
-                    yield _problem(at_key, toleration.key, self.tolerations, "tolerations")
+                yield _problem(at_key, toleration.key, self.tolerations, "tolerations")
 
 
 DEFAULT_POLICY: Final = PodPolicy()
@@ -106,6 +130,10 @@ def _keys(path: str, keys: Iterable[str], entries: Entries, field: str) -> Itera
 def _allows(entries: Entries, key: str) -> bool:
     domain = key.rpartition("/")[0]
     return ANY in entries or key in entries or (domain != "" and domain in entries)
+
+
+def _begins(entries: Entries, name: str) -> bool:
+    return ANY in entries or name in entries or any(name.startswith(e) for e in entries if e.endswith("_"))
 
 
 def _name(path: str, name: str | None, entries: Entries, field: str) -> Iterator[FieldProblem]:

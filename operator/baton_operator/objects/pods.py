@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from baton_control.hashes import Revision, content_hash
 from baton_control.names import cache_name, gateway_name, keys_name, pool_name
-from baton_control.spec.api import LLMDeployment, PoolSpec
+from baton_control.spec.api import LLMDeployment, PlacementSpec, PoolSpec
 from baton_control.spec.model_source import Scheme
 from baton_control.worker_specs import WorkerSpec, gateway_spec, instance_arguments, pool_spec, worker_spec
 from baton_operator.objects.cluster import (
@@ -29,6 +29,7 @@ from baton_operator.objects.cluster import (
     site_of,
 )
 from baton_operator.objects.metadata import QUEUE_LABEL, RESTART_ANNOTATION, labels, selector
+from baton_operator.objects.pod_options import environment, mount, nodes, sized, volumes
 from baton_wire.messages.values import Role
 
 USER = 10_001
@@ -73,7 +74,7 @@ def gateway_template(deployment: LLMDeployment, platform: Platform) -> Manifest:
     scheme = None if tls is None else "HTTPS"
     container = _container(spec, platform.gateway_image, None)
     container |= {
-        "resources": {"requests": {"cpu": "250m", "memory": "512Mi"}, "limits": {"memory": "4Gi"}},
+        "resources": sized(deployment.spec.gateway.resources, cpu="250m", memory="512Mi", limit="4Gi"),
         "lifecycle": {"preStop": {"sleep": {"seconds": BEFORE_STOP_S}}},
         "startupProbe": _probe("live", period_s=1, failures=120, scheme=scheme),
         "livenessProbe": _probe("live", period_s=10, failures=3, scheme=scheme),
@@ -84,7 +85,7 @@ def gateway_template(deployment: LLMDeployment, platform: Platform) -> Manifest:
         _mount_secret(pod, "tls", tls.secret_name, TLS_PATH)
     if api_keys is not None:
         _mount_secret(pod, "api-keys", api_keys.secret_name, API_KEYS_PATH)
-    return {"metadata": _metadata(deployment, spec.role, None, {}), "spec": pod | _spread(deployment, spec.role, None)}
+    return {"metadata": _metadata(deployment, spec.role, None, {}), "spec": pod | _gateway_placement(deployment)}
 
 
 def _worker_pod(
@@ -95,7 +96,7 @@ def _worker_pod(
     revision: Revision | None,
     restart: str,
 ) -> Manifest:
-    container = _container(spec, platform.worker_image, PAIR_PORT if spec.role is Role.DECODE else None)
+    container = _container(spec, platform.worker_image, PAIR_PORT if spec.role is Role.DECODE else None, pool)
     container |= {
         "resources": _resources(spec, pool),
         "startupProbe": _probe("live", period_s=2, failures=LOAD_S // 2),
@@ -104,6 +105,8 @@ def _worker_pod(
     }
     name = pool_name(deployment.metadata.name, spec.role)
     pod = _pod(deployment, spec, container, name, grace_s(deployment)) | _placement(deployment, spec.role, pool)
+    for volume, place in volumes(pool):
+        mount(pod, volume, place)
     queue = {} if pool.queue is None else {QUEUE_LABEL: pool.queue}
     return {"metadata": _metadata(deployment, spec.role, revision, queue, restart), "spec": pod}
 
@@ -117,7 +120,7 @@ def _metadata(
     return {"labels": {**given.labels, **more, **labels(deployment, role, revision)}, **annotations}
 
 
-def _container(spec: WorkerSpec, image: str, second_port: int | None) -> Manifest:
+def _container(spec: WorkerSpec, image: str, second_port: int | None, pool: PoolSpec | None = None) -> Manifest:
     second = None if second_port is None else f"0.0.0.0:{second_port}"
     more = instance_arguments(spec.role, f"0.0.0.0:{HTTP_PORT}", f"{RUN_PATH}/announce.json", second)
     env = {"HOME": RUN_PATH, "TMPDIR": "/tmp", "PYTHONDONTWRITEBYTECODE": "1", **dict(spec.env)}
@@ -131,7 +134,7 @@ def _container(spec: WorkerSpec, image: str, second_port: int | None) -> Manifes
         "image": image,
         "command": [part.replace("$", "$$") for part in spec.argv],  # or $(NAME) would become an environment variable
         "args": list(more),
-        "env": [{"name": name, "value": value} for name, value in env.items()],
+        "env": environment(pool, env),
         "ports": [
             {"name": port, "containerPort": PORTS[port], "protocol": "TCP"} for port in spec.ports if port in PORTS
         ],
@@ -169,29 +172,20 @@ def _pod(deployment: LLMDeployment, spec: WorkerSpec, container: Manifest, accou
         "volumes": volumes,
     }
     source = model_source(deployment)
-    mount: Manifest = {"name": "model", "mountPath": MODEL_PATH, "readOnly": True}
+    place: Manifest = {"name": "model", "mountPath": MODEL_PATH, "readOnly": True}
     if spec.role is not Role.GATEWAY and source.scheme is Scheme.PVC:
         claim = {"claimName": source.place, "readOnly": True}
-        _mount(pod, {"name": "model", "persistentVolumeClaim": claim}, mount | {"subPath": source.path})
+        mount(pod, {"name": "model", "persistentVolumeClaim": claim}, place | {"subPath": source.path})
     if spec.role is not Role.GATEWAY and source.is_remote:
         claim = {"claimName": cache_name(deployment.metadata.name), "readOnly": True}
-        _mount(pod, {"name": "model", "persistentVolumeClaim": claim}, mount)
+        mount(pod, {"name": "model", "persistentVolumeClaim": claim}, place)
     secrets = deployment.spec.image_pull_secrets
     return pod | ({"imagePullSecrets": [{"name": name} for name in secrets]} if secrets else {})
 
 
 def _mount_secret(pod: Manifest, volume: str, secret_name: str, path: str) -> None:
     secret: Manifest = {"secretName": secret_name, "defaultMode": KEY_FILE_MODE}
-    _mount(pod, {"name": volume, "secret": secret}, {"name": volume, "mountPath": path, "readOnly": True})
-
-
-def _mount(pod: Manifest, volume: Manifest, mount: Manifest) -> None:
-    """Add a volume to a Pod and mount it in its one container."""
-    volumes, containers = pod["volumes"], pod["containers"]
-    assert isinstance(volumes, list)
-    assert isinstance(containers, list)
-    volumes.append(volume)
-    containers[0]["volumeMounts"].append(mount)
+    mount(pod, {"name": volume, "secret": secret}, {"name": volume, "mountPath": path, "readOnly": True})
 
 
 def _resources(spec: WorkerSpec, pool: PoolSpec) -> Manifest:
@@ -202,6 +196,9 @@ def _resources(spec: WorkerSpec, pool: PoolSpec) -> Manifest:
         requests["cpu"] = pool.resources.cpu
     if pool.resources.memory is not None:
         requests["memory"] = limits["memory"] = pool.resources.memory
+    if pool.hugepages is not None:
+        requests[f"hugepages-{pool.hugepages.page_size}"] = pool.hugepages.size
+        limits[f"hugepages-{pool.hugepages.page_size}"] = pool.hugepages.size
     if spec.accelerator_resource is not None:
         requests[spec.accelerator_resource] = limits[spec.accelerator_resource] = str(spec.accelerators)
     parts: Manifest = {"requests": requests, "limits": limits}
@@ -210,25 +207,30 @@ def _resources(spec: WorkerSpec, pool: PoolSpec) -> Manifest:
 
 
 def _placement(deployment: LLMDeployment, role: Role, pool: PoolSpec) -> Manifest:
-    placement = pool.placement
-    tolerations = [toleration.model_dump(by_alias=True, exclude_none=True) for toleration in placement.tolerations]
     claims = [claim.model_dump(by_alias=True) for claim in pool.resource_claims]
     given: Manifest = {
-        "nodeSelector": dict(placement.node_selector),
-        "tolerations": tolerations,
+        **nodes(pool.placement),
         "priorityClassName": pool.priority_class_name,
         "schedulerName": pool.scheduler_name,
         "runtimeClassName": pool.runtime_class_name,
         "resourceClaims": claims,
     }
-    return {key: value for key, value in given.items() if value} | _spread(deployment, role, placement.topology_key)
+    return {key: value for key, value in given.items() if value} | _spread(deployment, role, pool.placement)
 
 
-def _spread(deployment: LLMDeployment, role: Role, key: str | None) -> Manifest:
+def _gateway_placement(deployment: LLMDeployment) -> Manifest:
+    gateway = deployment.spec.gateway
+    priority: Manifest = (
+        {} if gateway.priority_class_name is None else {"priorityClassName": gateway.priority_class_name}
+    )
+    return {**nodes(gateway.placement), **priority, **_spread(deployment, Role.GATEWAY, gateway.placement)}
+
+
+def _spread(deployment: LLMDeployment, role: Role, placement: PlacementSpec) -> Manifest:
     constraint: Manifest = {
         "maxSkew": 1,
-        "topologyKey": key or "kubernetes.io/hostname",
-        "whenUnsatisfiable": "ScheduleAnyway",
+        "topologyKey": placement.topology_key or "kubernetes.io/hostname",
+        "whenUnsatisfiable": {"Preferred": "ScheduleAnyway", "Required": "DoNotSchedule"}[placement.spread],
         "labelSelector": {"matchLabels": selector(deployment, role)},
     }
     return {"topologySpreadConstraints": [constraint]}

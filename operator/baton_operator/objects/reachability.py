@@ -11,6 +11,7 @@ from baton_control.names import gateway_name, pool_name
 from baton_control.spec.api import LLMDeployment
 from baton_operator.objects.cluster import HTTP_PORT, OPERATOR_PORT, PAIR_PORT, Manifest, Owner, Platform
 from baton_operator.objects.metadata import owned, selector
+from baton_operator.objects.pod_options import with_annotations
 from baton_wire.messages.values import POOL_ROLES, Role
 
 NAMESPACE_LABEL = "kubernetes.io/metadata.name"
@@ -41,7 +42,8 @@ def gateway_service(deployment: LLMDeployment, owner: Owner) -> Manifest:
         "ports": [{"name": "http", "port": service.port, "targetPort": "http", "protocol": "TCP", **scheme}],
     }
     name = gateway_name(deployment.metadata.name)
-    return owned("v1", "Service", name, deployment, owner, Role.GATEWAY) | {"spec": spec}
+    made = with_annotations(owned("v1", "Service", name, deployment, owner, Role.GATEWAY), service.annotations)
+    return made | {"spec": spec}
 
 
 def policies(deployment: LLMDeployment, platform: Platform, owner: Owner) -> tuple[Manifest, ...]:

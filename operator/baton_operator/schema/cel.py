@@ -13,6 +13,7 @@ from baton_control.spec.api import (
     RESERVED_LABELS,
     CacheSpec,
     DeploymentSpec,
+    FetchSpec,
     GatewaySpec,
     LLMDeployment,
     PodMetadataSpec,
@@ -20,9 +21,11 @@ from baton_control.spec.api import (
     ReplicaSpec,
     RolloutSpec,
     ScheduleSpec,
+    ServiceSpec,
     TolerationSpec,
 )
 from baton_control.spec.base_model import Model
+from baton_control.spec.pod_options import RESERVED_ENV, RESERVED_VOLUMES, EnvSpec, VolumeSpec
 from baton_operator.schema.llm_pool import PoolFacadeSpec
 
 
@@ -85,6 +88,25 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
             "names must differ",
             ".resourceClaims",
         ),
+        Rule(
+            "!has(self.env) || self.env.all(e, self.env.exists_one(f, f.name == e.name))", "names must differ", ".env"
+        ),
+        Rule(
+            "!has(self.volumes) || self.volumes.all(v, self.volumes.exists_one(w, w.name == v.name) && "
+            "self.volumes.exists_one(w, w.mountPath == v.mountPath))",
+            "names and mount paths must differ",
+            ".volumes",
+        ),
+    ),
+    EnvSpec: (Rule(f"!self.name.matches('{RESERVED_ENV}')", "is reserved", ".name"),),
+    VolumeSpec: (
+        Rule(
+            "has(self.claimName) != has(self.configMapName)",
+            "must be given, or configMapName, and not both",
+            ".claimName",
+        ),
+        Rule("has(self.claimName) || self.readOnly", "must be true for a ConfigMap", ".readOnly"),
+        Rule(f"!(self.name in {list(RESERVED_VOLUMES)})", "is reserved", ".name"),
     ),
     TolerationSpec: (
         Rule(
@@ -102,6 +124,8 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
         Rule("self.start != self.end", "must differ from start", ".end"),
         Rule("has(self.prefill) || has(self.decode)", "a schedule names prefill, decode or both"),
     ),
+    ServiceSpec: (_reserved("annotations", RESERVED_ANNOTATIONS),),
+    FetchSpec: (_reserved("serviceAccountAnnotations", RESERVED_ANNOTATIONS),),
     PodMetadataSpec: (_reserved("labels", RESERVED_LABELS), _reserved("annotations", RESERVED_ANNOTATIONS)),
     GatewaySpec: (
         Rule(

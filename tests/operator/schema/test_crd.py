@@ -28,8 +28,10 @@ FORBIDDEN_NAMES = {
     "initContainers",
     "serviceAccountName",
     "command",
-    "env",
+    "secretKeyRef",
+    "valueFrom",
 }
+"""Of `env` there are only literal values of names that the installation lists: test_pod_options.py."""
 
 
 def nodes(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:

@@ -69,7 +69,11 @@ class ReadyIsRoutable:
         return Heard(counts)
 
 
-READY = Affliction({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]})
+def ready_now() -> Affliction:
+    """What a kubelet says of a Pod that has come up."""
+    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    ready = {"type": "Ready", "status": "True", "lastTransitionTime": now}
+    return Affliction({"phase": "Running", "conditions": [ready]})
 
 
 def event_of(pod: Json, affliction: Affliction) -> Json:
@@ -140,7 +144,7 @@ class Stage:
                         if "deletionTimestamp" in pod["metadata"]:
                             api.send("DELETE", path, {"gracePeriodSeconds": 0})
                         elif not pod["status"].get("conditions"):
-                            affliction = self.afflicts(pod) or READY
+                            affliction = self.afflicts(pod) or ready_now()
                             status = {"status": affliction.status}
                             api.send("PATCH", f"{path}/status", status, kind="merge-patch+json")
                             if affliction.event is not None:
@@ -189,7 +193,7 @@ class Stage:
             status, generation = live["status"], live["metadata"]["generation"]
             ready = (status["prefill"]["summary"], status["decode"]["summary"])
             is_rolled = self.condition("Progressing")[1] == "RolloutComplete" and len(self.workers()) == 2
-            is_current = status["observedGeneration"] == generation
+            is_current = status["observedGeneration"] == generation and self.condition("Available")[1] == "Serving"
             return is_rolled and is_current and ready == (f"{prefill}/{prefill}", f"{decode}/{decode}")
 
         await self.until("served", is_done)

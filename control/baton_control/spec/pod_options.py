@@ -1,0 +1,81 @@
+"""What a deployment may add to its Pods beyond what Baton needs: environment, volumes, shared memory, huge pages.
+
+No embedded PodSpec: each option is bounded here and rendered by Baton, so that none can replace what Baton sets.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Final, Literal
+
+from pydantic import StringConstraints, model_validator
+
+from baton_control.spec.base_model import Model, broken_rule
+from baton_control.spec.quantities import Allowed, AnnotationValue, Label, MemoryText, ObjectName
+
+RESERVED_ENV: Final = (
+    "^(BATON_|LD_|PYTHON|KUBERNETES_|HOME$|TMPDIR$|PATH$)"
+    "|(_PLUGIN|_PLUGINS|_MODULES|_MODULE_DIR|_PRELOAD|_LIBRARY_PATH|_LIBRARIES|_CONF_FILE|_CONFIG_FILE|INJECTION.*)$"
+)
+"""Names that are Baton's own, or that would load code into a process that holds keys."""
+RESERVED_VOLUMES: Final = ("keys", "run", "tmp", "model", "shm", "hugepages")
+
+EnvName = Annotated[
+    str,
+    StringConstraints(pattern=r"^[A-Z_][A-Z0-9_]*$", min_length=1, max_length=64),
+    Allowed("1 to 64 capital letters, digits and '_'"),
+]
+MountPath = Annotated[
+    str,
+    StringConstraints(pattern=r"^/mnt(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+$", max_length=253),
+    Allowed("a path below /mnt, such as /mnt/certificates"),
+]
+
+
+class EnvSpec(Model):
+    """A variable of the environment of workers."""
+
+    name: EnvName
+    """Name of the variable, one that the installation lists; never one of Baton's own."""
+    value: AnnotationValue
+    """Its value, taken literally. Never a secret: whoever reads the object reads it."""
+
+    @model_validator(mode="after")
+    def _not_reserved(self) -> EnvSpec:
+        if re.search(RESERVED_ENV, self.name):
+            raise broken_rule("name", f"{self.name} is not allowed: it is reserved")
+        return self
+
+
+class VolumeSpec(Model):
+    """A volume that workers get beside Baton's own."""
+
+    name: Label
+    """Name of the volume within the Pod; names differ within a pool."""
+    mount_path: MountPath
+    """Where it is mounted; paths differ within a pool."""
+    claim_name: ObjectName | None = None
+    """PersistentVolumeClaim in the same namespace; either this or `configMapName`."""
+    config_map_name: ObjectName | None = None
+    """ConfigMap in the same namespace, mounted read-only."""
+    read_only: bool = True
+    """Whether workers may only read the claim."""
+
+    @model_validator(mode="after")
+    def _has_one_source(self) -> VolumeSpec:
+        if (self.claim_name is None) == (self.config_map_name is None):
+            raise broken_rule("claimName", "must be given, or configMapName, and not both")
+        if self.config_map_name is not None and not self.read_only:
+            raise broken_rule("readOnly", "false is not allowed: must be true for a ConfigMap")
+        if self.name in RESERVED_VOLUMES:
+            raise broken_rule("name", f"{self.name} is not allowed: it is reserved")
+        return self
+
+
+class HugepagesSpec(Model):
+    """Huge pages of the node, mounted at /dev/hugepages."""
+
+    page_size: Literal["2Mi", "1Gi"] = "2Mi"
+    """Size of a page."""
+    size: MemoryText
+    """Pages of one worker together, requested and the limit; a multiple of `pageSize`."""

@@ -1,0 +1,67 @@
+"""What a deployment adds to its workers' Pods: variables, volumes, shared memory and huge pages.
+
+Nothing here replaces what Baton sets: its variables win, its volumes have names and places of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from baton_control.spec.api import NodesSpec, PoolSpec, ResourceSpec
+from baton_operator.objects.cluster import Manifest
+
+SHARED_MEMORY_PATH, HUGEPAGES_PATH = "/dev/shm", "/dev/hugepages"
+
+
+def environment(given: PoolSpec | None, own: Mapping[str, str]) -> list[Manifest]:
+    """Variables of a container; of a name that both give, Baton's."""
+    theirs = {} if given is None else {each.name: each.value.replace("$", "$$") for each in given.env}
+    return [{"name": name, "value": value} for name, value in ({**theirs, **own}).items()]
+
+
+def volumes(pool: PoolSpec) -> Iterator[tuple[Manifest, Manifest]]:
+    """Volumes with their mounts."""
+    for each in pool.volumes:
+        mount: Manifest = {"name": each.name, "mountPath": each.mount_path, "readOnly": each.read_only}
+        if each.claim_name is not None:
+            claim: Manifest = {"claimName": each.claim_name, "readOnly": each.read_only}
+            yield {"name": each.name, "persistentVolumeClaim": claim}, mount
+        else:
+            yield {"name": each.name, "configMap": {"name": each.config_map_name}}, mount
+    if pool.shared_memory is not None:
+        memory: Manifest = {"medium": "Memory", "sizeLimit": pool.shared_memory}
+        yield {"name": "shm", "emptyDir": memory}, {"name": "shm", "mountPath": SHARED_MEMORY_PATH}
+    if pool.hugepages is not None:
+        pages: Manifest = {"medium": f"HugePages-{pool.hugepages.page_size}"}
+        yield {"name": "hugepages", "emptyDir": pages}, {"name": "hugepages", "mountPath": HUGEPAGES_PATH}
+
+
+def mount(pod: Manifest, volume: Manifest, place: Manifest) -> None:
+    """Add a volume to a Pod and mount it in its one container."""
+    found, containers = pod["volumes"], pod["containers"]
+    assert isinstance(found, list)
+    assert isinstance(containers, list)
+    found.append(volume)
+    containers[0]["volumeMounts"].append(place)
+
+
+def sized(given: ResourceSpec, cpu: str, memory: str, limit: str) -> Manifest:
+    """Resources of a Pod that has defaults: what is given is requested, and memory is the limit too."""
+    return {
+        "requests": {"cpu": given.cpu or cpu, "memory": given.memory or memory},
+        "limits": {"memory": given.memory or limit},
+    }
+
+
+def nodes(placement: NodesSpec) -> Manifest:
+    """Where a Pod may go."""
+    tolerations = [toleration.model_dump(by_alias=True, exclude_none=True) for toleration in placement.tolerations]
+    given: Manifest = {"nodeSelector": dict(placement.node_selector), "tolerations": tolerations}
+    return {key: value for key, value in given.items() if value}
+
+
+def with_annotations(manifest: Manifest, annotations: Mapping[str, str]) -> Manifest:
+    """A copy of an object with these annotations."""
+    metadata = manifest["metadata"]
+    assert isinstance(metadata, dict)
+    return {**manifest, "metadata": {**metadata, "annotations": dict(annotations)}} if annotations else manifest

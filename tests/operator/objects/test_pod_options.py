@@ -1,0 +1,166 @@
+"""What a deployment may add to its Pods: where it lands, that it replaces nothing, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import kubernetes_validate
+import pytest
+
+from baton_control.errors import ManifestError
+from baton_control.spec.manifest import parse_object
+from baton_operator.objects.cluster import Owner, Platform
+from baton_operator.objects.desired import standing_objects
+from baton_operator.objects.pod_policy import PodPolicy
+from baton_operator.objects.pods import worker_template
+from baton_testing.kube.manifests import deployment, manifest
+from baton_testing.kube.pod_security import violations
+from baton_testing.kube.world import MASTERS
+from baton_wire.messages.values import Role
+
+Json = dict[str, Any]
+DIGEST = "registry.example.com/baton@sha256:"
+PLATFORM = Platform(DIGEST + "a" * 64, DIGEST + "b" * 64)
+PVC = {"model__source": "pvc://models/a"}
+HUB: Json = {"model__source": "hf://org/model@" + "a" * 40}
+OPTIONS: Json = {
+    "decode__env": [{"name": "UCX_NET_DEVICES", "value": "$(HOME):1"}, {"name": "OMP_NUM_THREADS", "value": "64"}],
+    "decode__volumes": [
+        {"name": "ca", "mountPath": "/mnt/ca", "configMapName": "ca"},
+        {"name": "data", "mountPath": "/mnt/data", "claimName": "data", "readOnly": False},
+    ],
+    "decode__sharedMemory": "8Gi",
+    "decode__hugepages": {"pageSize": "2Mi", "size": "1Gi"},
+    "decode__resources": {"memory": "16Gi", "cpu": "4"},
+    "decode__placement": {"topologyKey": "example.com/rack", "spread": "Required"},
+}
+
+
+def pod_of(role: Role, **fields: Any) -> Json:
+    found: Any = worker_template(deployment(**{**PVC, **fields}), role, PLATFORM).pod
+    pod: Json = found
+    return pod
+
+
+def made(kind: str, name: str, **fields: Any) -> Json:
+    objects: Any = standing_objects(deployment(**{**PVC, **fields}), PLATFORM, Owner("u"), MASTERS)
+    found: Json = next(each for each in objects if (each["kind"], each["metadata"]["name"]) == (kind, name))
+    return found
+
+
+def test_options_land_in_the_workers_pod_and_replace_nothing_of_batons() -> None:
+    plain, pod = pod_of(Role.DECODE), pod_of(Role.DECODE, **OPTIONS)
+    container = pod["spec"]["containers"][0]
+    env = {each["name"]: each["value"] for each in container["env"]}
+    assert env["UCX_NET_DEVICES"] == "$$(HOME):1", "taken literally"
+    assert env["OMP_NUM_THREADS"] == "4", "Baton's own value wins"
+    own = {each["name"] for each in plain["spec"]["containers"][0]["env"]}
+    assert own < env.keys()
+    assert len(env) == len(container["env"])
+    mounts = {each["mountPath"]: each for each in container["volumeMounts"]}
+    assert {each["mountPath"] for each in plain["spec"]["containers"][0]["volumeMounts"]} < mounts.keys()
+    assert mounts["/mnt/ca"]["readOnly"] is True
+    assert mounts["/mnt/data"]["readOnly"] is False
+    volumes = {each["name"]: each for each in pod["spec"]["volumes"]}
+    assert len(volumes) == len(pod["spec"]["volumes"])
+    assert volumes["shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "8Gi"}
+    assert mounts["/dev/shm"]["name"] == "shm"
+    resources = container["resources"]
+    assert resources["limits"]["hugepages-2Mi"] == resources["requests"]["hugepages-2Mi"] == "1Gi"
+    assert volumes["hugepages"]["emptyDir"] == {"medium": "HugePages-2Mi"}
+    constraint = pod["spec"]["topologySpreadConstraints"][0]
+    assert (constraint["topologyKey"], constraint["whenUnsatisfiable"]) == ("example.com/rack", "DoNotSchedule")
+    assert violations(pod["spec"]) == []
+    body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x", **pod["metadata"]}, "spec": pod["spec"]}
+    kubernetes_validate.validate(body, "1.36", strict=True)
+
+
+def test_a_pool_without_options_keeps_its_template() -> None:
+    one, other = (worker_template(deployment(**PVC), role, PLATFORM) for role in (Role.PREFILL, Role.DECODE))
+    moved = worker_template(deployment(**{**PVC, **OPTIONS}), Role.PREFILL, PLATFORM)
+    assert moved.spec.revision == one.spec.revision
+    assert worker_template(deployment(**{**PVC, **OPTIONS}), Role.DECODE, PLATFORM).spec.revision != other.spec.revision
+
+
+def test_the_gateway_has_a_place_a_size_and_marks_of_its_own() -> None:
+    toleration = {"key": "nvidia.com/gpu"}
+    fields: Json = {
+        "gateway__resources": {"cpu": "2", "memory": "1Gi"},
+        "gateway__placement": {"nodeSelector": {"pool": "web"}, "tolerations": [toleration]},
+        "gateway__priorityClassName": "high",
+        "gateway__service": {"annotations": {"example.com/lb": "nlb"}},
+    }
+    pod = made("Deployment", "chat-gateway", **fields)["spec"]["template"]["spec"]
+    assert pod["containers"][0]["resources"] == {
+        "requests": {"cpu": "2", "memory": "1Gi"},
+        "limits": {"memory": "1Gi"},
+    }
+    assert (pod["nodeSelector"], pod["priorityClassName"]) == ({"pool": "web"}, "high")
+    assert pod["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists"}]
+    assert made("Service", "chat-gateway", **fields)["metadata"]["annotations"] == {"example.com/lb": "nlb"}
+    plain = made("Deployment", "chat-gateway")["spec"]["template"]["spec"]
+    assert plain["containers"][0]["resources"]["limits"] == {"memory": "4Gi"}
+    assert "nodeSelector" not in plain
+
+
+def test_the_fetch_job_has_a_place_a_size_and_an_identity() -> None:
+    fetch = {
+        "resources": {"cpu": "1", "memory": "8Gi"},
+        "placement": {"nodeSelector": {"disk": "fast"}},
+        "serviceAccountAnnotations": {"iam.example.com/role": "reader"},
+    }
+    fields = {**HUB, "model__fetch": fetch}
+    objects: Any = standing_objects(deployment(**fields), PLATFORM, Owner("u"), MASTERS)
+    (job,) = (each for each in objects if each["kind"] == "Job")
+    pod = job["spec"]["template"]["spec"]
+    assert pod["containers"][0]["resources"]["limits"] == {"memory": "8Gi"}
+    assert pod["nodeSelector"] == {"disk": "fast"}
+    marked = [each["metadata"]["name"] for each in objects
+              if each["kind"] == "ServiceAccount" and "annotations" in each["metadata"]]  # fmt: skip
+    assert marked == ["chat-fetch"], "no worker and no gateway gets an identity"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["BATON_KEYS", "LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH", "HOME", "TMPDIR", "PATH", "KUBERNETES_SERVICE_HOST",
+     "NCCL_NET_PLUGIN", "UCX_MODULE_DIR", "OMP_TOOL_LIBRARIES", "NCCL_CONF_FILE", "CUDA_INJECTION64_PATH"],
+)  # fmt: skip
+def test_names_of_batons_own_and_names_that_load_code_are_refused_whatever_is_listed(name: str) -> None:
+    with pytest.raises(ManifestError, match="reserved"):
+        parse_object(manifest(decode__env=[{"name": name, "value": "x"}]))
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/etc/baton/keys", "/model", "/mnt", "/mnt/", "/mnt/..", "/mnt/../etc", "/mnt/a/../../run", "/tmp/x", "mnt/a"],
+)
+def test_nothing_is_mounted_over_anything_of_batons(path: str) -> None:
+    with pytest.raises(ManifestError, match="mountPath"):
+        parse_object(manifest(decode__volumes=[{"name": "a", "mountPath": path, "claimName": "a"}]))
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"decode__env": [{"name": "HTTPS_PROXY", "value": "x"}]}, "spec.decode.env[0].name"),
+        ({"gateway__service": {"annotations": {"example.com/a": "b"}}}, "spec.gateway.service.annotations"),
+        ({"gateway__priorityClassName": "system-cluster-critical"}, "spec.gateway.priorityClassName"),
+        ({"gateway__placement": {"tolerations": [{"key": "infra"}]}}, "spec.gateway.placement.tolerations[0].key"),
+        ({"model__fetch": {"placement": {"tolerations": [{"key": "infra"}]}}}, "spec.model.fetch.placement"),
+        ({"model__fetch": {"serviceAccountAnnotations": {"eks.amazonaws.com/role-arn": "x"}}}, "spec.model.fetch"),
+    ],
+)
+def test_what_the_installation_does_not_list_is_refused_by_its_field(fields: Json, said: str) -> None:
+    problems = [str(each) for each in PodPolicy().refusals(deployment(**fields))]
+    assert len(problems) == 1
+    assert said in problems[0]
+    listed = PodPolicy(
+        env=("HTTPS_PROXY",), service_annotations=("example.com",), account_annotations=("eks.amazonaws.com",),
+        tolerations=("infra",),
+    )  # fmt: skip
+    assert bool(list(listed.refusals(deployment(**fields)))) == ("system-" in str(fields))
+
+
+def test_settings_of_the_transports_are_allowed_by_default() -> None:
+    env = [{"name": name, "value": "x"} for name in ("UCX_TLS", "UCX_NET_DEVICES", "NCCL_SOCKET_IFNAME")]
+    assert list(PodPolicy().refusals(deployment(prefill__env=env))) == []
