@@ -153,7 +153,7 @@ CASES = [
         {"openAccess": True, "apiKeys": {"secretName": "a"}},
     ),
     *(
-        bounded("spec.gateway", "needs apiKeys", "gateway", reached | {"openAccess": True}, reached)
+        bounded("spec.gateway", "a gateway that can be reached", "gateway", reached | {"openAccess": True}, reached)
         for reached in ({"service": {"type": "LoadBalancer"}}, {"route": {"parent": "edge"}})
     ),
     bounded(
