@@ -33,6 +33,8 @@ UPGRADE_ANNOTATION = "baton.dev/upgrade"
 ROLES = (*POOL_ROLES, Role.GATEWAY)
 _NOT_IN_PODS = ("replicas", "service", "route", "openAccess")
 """Fields of the gateway that its Pods do not depend on."""
+_NOT_IN_WORKERS = ("generationDefaults", "fetch")
+"""Fields of the model that workers do not depend on."""
 GOOD_ANNOTATION = "baton.dev/last-good"
 """On the current record: the LLMDeployment that was last carried out, as JSON without status and labels."""
 MAX_GOOD_BYTES = 128 << 10
@@ -154,7 +156,7 @@ def inputs(deployment: LLMDeployment, role: Role, restart: str = "") -> Manifest
     devices = {each.value: pool_spec(deployment, each).accelerator is not None for each in POOL_ROLES}
     return {
         **shared,
-        "model": {name: value for name, value in dump["model"].items() if name != "generationDefaults"},
+        "model": {name: value for name, value in dump["model"].items() if name not in _NOT_IN_WORKERS},
         "pool": pool,
         "kvTransfer": dump["kvTransfer"],
         "accelerated": devices,

@@ -87,6 +87,9 @@ def test_what_moves_no_pod_makes_no_template(fields: dict[str, object]) -> None:
         ({"model__generationDefaults": False}, {Role.GATEWAY}),
         ({"kvTransfer__minBandwidth": "10GB/s"}, set(POOL_ROLES)),
         ({"gateway__limits": {"maxRequestDuration": "30s"}}, {*POOL_ROLES, Role.GATEWAY}),
+        ({"decode__env": [{"name": "UCX_TLS", "value": "tcp"}]}, {Role.DECODE}),
+        ({"gateway__resources": {"cpu": "2"}}, {Role.GATEWAY}),
+        ({"model__fetch": {"resources": {"cpu": "2"}}}, set()),
         ({"podMetadata": {"labels": {"team": "x"}}}, {*POOL_ROLES, Role.GATEWAY}),
         ({"prefill__accelerator": {"resource": "nvidia.com/gpu"}}, set(POOL_ROLES)),
     ],
@@ -99,6 +102,25 @@ def test_an_edit_moves_what_it_concerns_and_keeps_the_recorded_images(
     assert {role for role in after.rendered if templates(after)[role] != templates(record)[role]} == moved
     assert (after.worker_image, after.gateway_image) == (OLD.worker_image, OLD.gateway_image)
     assert OLD.worker_image in json.dumps(after.rendered[Role.DECODE].pod)
+
+
+def test_a_record_from_before_a_field_was_there_moves_nothing() -> None:
+    """The fields of Pods that were added last, taken out of a record again: an operator's upgrade restarts nothing."""
+    record = current(made(), OLD, "", ())
+    raw = json.loads(json.dumps(manifest(record, 1, made(), OWNER)))
+    roles = raw["data"]["roles"]
+    for role in ("prefill", "decode"):
+        for name in ("env", "volumes", "sharedMemory", "hugepages"):
+            del roles[role]["inputs"]["pool"][name]
+        del roles[role]["inputs"]["pool"]["placement"]["spread"]
+    for name in ("resources", "placement", "priorityClassName"):
+        del roles["gateway"]["inputs"]["gateway"][name]
+    raw["metadata"]["uid"] = "uid-1"
+    old = stored(raw)
+    assert old is not None
+    assert templates(current(made(), NEW, "", [old])) == templates(record)
+    assert current(made(), NEW, "", [old]).gateway_image == OLD.gateway_image
+    assert "c" * 64 not in json.dumps(current(made(), NEW, "", [old]).data())
 
 
 def test_an_edit_that_needs_newer_images_moves_both_pools_together() -> None:
@@ -196,6 +218,12 @@ POOL_VALUES: dict[str, object] = {
     "runtimeClassName": "nvidia",
     "resourceClaims": [{"name": "nic", "resourceClaimTemplateName": "nic"}],
     "queue": "team",
+    "placement.spread": "Required",
+    "env": [{"name": "UCX_TLS", "value": "tcp"}],
+    "volumes": [{"name": "ca", "mountPath": "/mnt/ca", "configMapName": "ca"}],
+    "sharedMemory": "1Gi",
+    "hugepages.pageSize": None,
+    "hugepages.size": "64Mi",
 }
 VALUES: dict[str, object] = {
     "model.source": "pvc://models/other",
@@ -228,6 +256,19 @@ VALUES: dict[str, object] = {
     "gateway.processes": 3,
     "gateway.service.type": None,
     "gateway.service.port": 81,
+    "gateway.service.annotations": {"a": "b"},
+    "gateway.resources.cpu": "2",
+    "gateway.resources.memory": "1Gi",
+    "gateway.placement.nodeSelector": {"a": "b"},
+    "gateway.placement.tolerations": [{"key": "gpu"}],
+    "gateway.placement.topologyKey": "topology.kubernetes.io/zone",
+    "gateway.placement.spread": "Required",
+    "gateway.priorityClassName": "high",
+    "model.fetch.resources.cpu": "2",
+    "model.fetch.resources.memory": "4Gi",
+    "model.fetch.placement.nodeSelector": {"a": "b"},
+    "model.fetch.placement.tolerations": [{"key": "gpu"}],
+    "model.fetch.serviceAccountAnnotations": {"a": "b"},
     "gateway.tls.secretName": "cert",
     "gateway.route.parent": None,
     "gateway.route.parentNamespace": None,
