@@ -16,7 +16,7 @@ from baton_control.spec.model_source import ModelSource, Scheme
 from baton_operator.kube.object_fields import mapping, mappings, metadata_of
 from baton_operator.objects.cluster import Manifest, Owner, Platform, model_key, model_source
 from baton_operator.objects.metadata import FETCH_ROLE, ROLE_LABEL, owned, selector
-from baton_operator.objects.pod_options import nodes, sized, with_annotations
+from baton_operator.objects.pod_additions import nodes, sized, with_annotations
 
 USER = 10_001
 CACHE_PATH, CREDENTIALS_PATH = "/cache", "/etc/baton/credentials"

@@ -29,7 +29,7 @@ from baton_operator.objects.cluster import (
     site_of,
 )
 from baton_operator.objects.metadata import QUEUE_LABEL, RESTART_ANNOTATION, labels, selector
-from baton_operator.objects.pod_options import environment, mount, nodes, sized, volumes
+from baton_operator.objects.pod_additions import environment, mount, nodes, sized, volumes
 from baton_wire.messages.values import Role
 
 USER = 10_001

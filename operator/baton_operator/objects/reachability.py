@@ -11,7 +11,7 @@ from baton_control.names import gateway_name, pool_name
 from baton_control.spec.api import LLMDeployment
 from baton_operator.objects.cluster import HTTP_PORT, OPERATOR_PORT, PAIR_PORT, Manifest, Owner, Platform
 from baton_operator.objects.metadata import owned, selector
-from baton_operator.objects.pod_options import with_annotations
+from baton_operator.objects.pod_additions import with_annotations
 from baton_wire.messages.values import POOL_ROLES, Role
 
 NAMESPACE_LABEL = "kubernetes.io/metadata.name"
