@@ -194,6 +194,7 @@ ERROR = {
                 "type": {"type": "string"},
                 "param": {"type": ["string", "null"]},
                 "code": {"type": ["string", "null"]},
+                "request_id": {"type": "string", "description": "As in the header X-Request-Id."},
             },
         }
     },

@@ -122,6 +122,7 @@ def gateway_spec(deployment: LLMDeployment, site: Site) -> WorkerSpec:
         *_operator(deployment, site),
         *_tls(deployment, site),
         *_api_keys(deployment, site),
+        *((f"--allowed-origins={','.join(spec.gateway.allowed_origins)}",) if spec.gateway.allowed_origins else ()),
         *_drain(site),
     )
     argv = (site.python, "-m", MODULES[Role.GATEWAY], *arguments)

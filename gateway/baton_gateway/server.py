@@ -84,7 +84,16 @@ class GatewayServer:
         self.certificate_complaint = ""
         """The same of the certificate's files."""
         self.budget = MemoryBudget(settings.max_request_memory_mib << 20)
-        self.api = HttpApi(self.relay, self.table, self._tenants, self._templates, policy, self.metrics, self.budget)
+        self.api = HttpApi(
+            self.relay,
+            self.table,
+            self._tenants,
+            self._templates,
+            policy,
+            self.metrics,
+            self.budget,
+            settings.allowed_origins,
+        )
         self.operator_link = self._operator_link(keys)
         self._tasks: list[asyncio.Task[None]] = []
         self._http: BoundedServer | None = None

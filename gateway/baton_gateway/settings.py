@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 from urllib.parse import urlsplit
 
+from baton_gateway.http_api.cors import is_origin
 from baton_wire.discovery import Source, parse_source
 
 N = TypeVar("N", int, float)
@@ -39,6 +40,8 @@ class Settings:
     admin_host: str | None
     admin_port: int
     api_keys: Path | None
+    allowed_origins: tuple[str, ...]
+    """Whose pages in browsers may call; none: nobody's."""
     tls: Path | None
     """A folder with tls.crt and tls.key, read again whenever they change; None: clients speak plain HTTP."""
     disaggregation: str
@@ -84,6 +87,12 @@ def _parser() -> _Parser:
     add("--config", type=Path, metavar="FILE", help="JSON object of the flags below (dashes as underscores)")
     add(
         "--api-keys", type=Path, metavar="PATH", help="file or folder of API keys, see docs/api-http.md (default: open)"
+    )
+    add(
+        "--allowed-origins",
+        default="",
+        metavar="LIST",
+        help="whose pages in browsers may call: https://a.example,… or * (default: nobody's)",
     )
     add("--tls", type=Path, metavar="DIR", help="folder with tls.crt and tls.key: serve HTTPS (default: HTTP)")
     add("--disaggregation", choices=("always", "never", "auto"), default="always", help="(default %(default)s)")
@@ -179,6 +188,7 @@ def parse_settings(argv: list[str]) -> Settings:
         admin_host=admin_host,
         admin_port=admin_port,
         api_keys=first.api_keys,
+        allowed_origins=_origins(first.allowed_origins),
         tls=first.tls,
         disaggregation=first.disaggregation,
         prefill_unavailable=first.prefill_unavailable,
@@ -229,6 +239,14 @@ def _host_port(flag: str, value: str) -> tuple[str, int]:
     if not host or not (port.isascii() and port.isdigit() and int(port) <= 65_535):
         raise SettingsError(f"{flag}: {value!r} is not HOST:PORT")
     return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _origins(value: str) -> tuple[str, ...]:
+    origins = tuple(part.strip() for part in value.split(",") if part.strip())
+    for origin in origins:
+        if not is_origin(origin):
+            raise SettingsError(f"--allowed-origins: {origin[:64]!r} is neither * nor http(s)://HOST[:PORT]")
+    return origins
 
 
 def _operator(value: str | None) -> str | None:

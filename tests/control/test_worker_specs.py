@@ -151,3 +151,10 @@ def test_accelerators_are_counted_per_worker() -> None:
     spec = worker_spec(deployment(decode__accelerator={"resource": "nvidia.com/gpu"}), Role.DECODE, SITE)
     assert (spec.accelerators, spec.accelerator_resource) == (1, "nvidia.com/gpu")
     assert worker_spec(deployment(), Role.DECODE, SITE).accelerators == 0
+
+
+def test_origins_of_pages_reach_the_gateway() -> None:
+    spec = gateway_spec(deployment(gateway__allowedOrigins=["https://a.example", "http://localhost:3000"]), SITE)
+    arguments = [argument for argument in spec.argv if argument.startswith("--")]
+    assert parse_settings(arguments).allowed_origins == ("https://a.example", "http://localhost:3000")
+    assert not any("origins" in argument for argument in gateway_spec(deployment(), SITE).argv)

@@ -26,6 +26,7 @@ from baton_control.spec.quantities import (
     Memory,
     MemoryText,
     ObjectName,
+    Origin,
     QualifiedName,
     Rate,
     ResourceName,
@@ -456,6 +457,9 @@ class GatewaySpec(Model):
     """Who may ask; unset: Pods of the same namespace, without a key."""
     open_access: bool = False
     """Whoever reaches the gateway may ask without a key; only without `apiKeys`."""
+    allowed_origins: Annotated[tuple[Origin, ...], Field(max_length=16, strict=False)] = ()
+    """Origins whose pages in browsers may call the API (CORS), such as https://chat.example, or * for any; none: no
+    page may."""
     limits: LimitSpec = LimitSpec()
     resources: ResourceSpec = ResourceSpec()
     """What one Pod asks for; unset: 250m and 512Mi, with a limit of 4Gi."""

@@ -97,6 +97,11 @@ ServedName = Annotated[
     StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?$", min_length=1, max_length=128),
     Allowed("1 to 128 letters, digits and '._:/-', beginning and ending with a letter or digit"),
 ]
+Origin = Annotated[
+    str,
+    StringConstraints(pattern=r"^(\*|https?://[A-Za-z0-9.\[\]:-]+)$", min_length=1, max_length=253),
+    Allowed("* or http(s)://HOST[:PORT] without a path, as browsers send it"),
+]
 QualifiedName = Annotated[
     str,
     StringConstraints(pattern=rf"^({_SUBDOMAIN}/)?{_KEY}$", max_length=253),

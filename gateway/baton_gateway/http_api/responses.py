@@ -80,19 +80,19 @@ class FinishedChoice:
     """Of the prompt's own tokens, when they are wanted in a field of their own."""
 
 
-def error_body(problem: Problem) -> bytes:
-    """Always succeeds: what a client sent, say in its path, need not be text."""
+def error_body(problem: Problem, request_id: str | None = None) -> bytes:
+    """Always succeeds: what a client sent, say in its path, need not be text. `request_id`: None in a file."""
     param = None if problem.param is None else _shown(problem.param)
     error = {"message": _shown(problem.message), "type": problem.type, "param": param, "code": problem.code}
-    return _encode({"error": error})
+    return _encode({"error": error if request_id is None else error | {"request_id": request_id}})
 
 
 def _shown(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def error_event(problem: Problem) -> bytes:
-    return b"data: " + error_body(problem) + b"\n\n"
+def error_event(problem: Problem, request_id: str | None) -> bytes:
+    return b"data: " + error_body(problem, request_id) + b"\n\n"
 
 
 def response_body(

@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from aiohttp import HttpVersion11, web
 
 from baton_gateway import errors
 from baton_gateway.errors import Problem, RefusedError, invalid
+from baton_gateway.http_api.access_log import EXCHANGE, ID_HEADER, AccessLog, Exchange, request_id
+from baton_gateway.http_api.cors import PREFLIGHT_HEADER, cors_headers, preflight_headers
 from baton_gateway.http_api.lookups import JSON, MODELS, SERVER, Lookups
 from baton_gateway.http_api.memory_budget import MemoryBudget
 from baton_gateway.http_api.openai_types import ChatRequest, CompletionRequest, parse_chat, parse_completion
@@ -62,11 +64,15 @@ class HttpApi:
         policy: RoutePolicy,
         metrics: GatewayMetrics,
         budget: MemoryBudget,
+        origins: Sequence[str] = (),
     ) -> None:
+        """`origins`: whose pages in browsers may call; `*`: anybody's."""
         self._relay = relay
         self._budget = budget
         self._table = table
         self._tenants = tenants
+        self._origins = tuple(origins)
+        self._access_log = AccessLog()
         self._metrics = metrics
         self._streams: set[tuple[LiveRequest, StreamingSink]] = set()
         self._lookups = lookups = Lookups(table, policy, metrics)
@@ -107,27 +113,41 @@ class HttpApi:
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request; every problem becomes an error object."""
+        clock = asyncio.get_running_loop().time
+        exchange = request[EXCHANGE] = self._exchange(request, clock())
+        status = CLIENT_GONE
         try:
-            response = await self._answer(request)
-        except (ConnectionError, asyncio.CancelledError):
-            self._metrics.answered(CLIENT_GONE)
-            raise
-        self._metrics.answered(response.status)
-        return response
+            response = await self._answer(request, exchange)
+            if not response.prepared:
+                response.headers.update(exchange.headers)
+            status = response.status
+            return response
+        finally:
+            self._metrics.answered(status)
+            self._access_log.answered(exchange, request.method, status, clock())
 
-    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+    def _exchange(self, request: web.BaseRequest, now: float) -> Exchange:
+        own_id = request_id(request.headers.get(ID_HEADER))
+        return Exchange(own_id, now, {ID_HEADER: own_id} | cors_headers(request.headers.get("Origin"), self._origins))
+
+    async def _answer(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
         try:
             try:
-                endpoint = self._find(request)
+                endpoint = self._find(request, exchange)
+                if self._is_preflight(request):
+                    return web.Response(status=204, headers=SERVER | preflight_headers(endpoint.methods))
+                if request.method not in endpoint.methods:
+                    raise RefusedError(errors.method_not_allowed(endpoint.methods))
                 tenant = DEFAULT_TENANT if endpoint.is_open else self._tenants.of(request.headers.get("Authorization"))
+                exchange.tenant = tenant.name
                 return await endpoint.handler(request, tenant)
             except RefusedError as refusal:
-                return _error(refusal.problem)
+                return _error(refusal.problem, exchange.id)
         except ConnectionError:
             raise
         except Exception:  # noqa: BLE001 (the outermost loop of a request; logged and counted)
-            _log.exception("a request failed")
-            return _error(errors.internal_error())
+            _log.exception("request %s failed", exchange.id)
+            return _error(errors.internal_error(), exchange.id)
 
     async def watch_streams(self) -> None:
         """Cancel requests whose clients stopped reading. Runs for the life of the server."""
@@ -142,17 +162,19 @@ class HttpApi:
 
     # Routing ----------------------------------------------------------------------------------------------------------
 
-    def _find(self, request: web.BaseRequest) -> _Endpoint:
+    def _is_preflight(self, request: web.BaseRequest) -> bool:
+        return bool(self._origins) and request.method == "OPTIONS" and PREFLIGHT_HEADER in request.headers
+
+    def _find(self, request: web.BaseRequest, exchange: Exchange) -> _Endpoint:
         if "Upgrade" in request.headers or not _HOST.fullmatch(request.headers.get("Host", "")):
             raise invalid(None, "This request is not understood.", "bad_request")
         path = request.raw_path.partition("?")[0]
         endpoint = self._endpoints.get(path)
         if endpoint is None and path.startswith(MODELS + "/"):
-            endpoint = self._model
+            path, endpoint = f"{MODELS}/{{id}}", self._model
         if endpoint is None:
             raise RefusedError(errors.unknown_url(self._endpoints))
-        if request.method not in endpoint.methods:
-            raise RefusedError(errors.method_not_allowed(endpoint.methods))
+        exchange.path, exchange.is_probe = path, endpoint.is_open
         return endpoint
 
     # Generating -------------------------------------------------------------------------------------------------------
@@ -185,29 +207,32 @@ class HttpApi:
                 raise RefusedError(errors.shutting_down())
             if parsed.options.stream:
                 return await self._stream(request, parsed, tenant)
-            return await self._collect(parsed, tenant)
+            return await self._collect(request[EXCHANGE], parsed, tenant)
 
-    async def _collect(self, parsed: ChatRequest | CompletionRequest, tenant: Tenant) -> web.StreamResponse:
+    async def _collect(
+        self, exchange: Exchange, parsed: ChatRequest | CompletionRequest, tenant: Tenant
+    ) -> web.StreamResponse:
         sink = CollectingSink()
-        live = self._relay.start(parsed, tenant, sink)
+        live = exchange.live = self._relay.start(parsed, tenant, sink, exchange.id)
         try:
             result = await sink.done
         finally:
             self._relay.client_gone(live)
         if isinstance(result, Problem):
-            return _error(result)
+            return _error(result, exchange.id)
         return web.Response(body=result, headers=JSON)
 
     async def _stream(
         self, request: web.BaseRequest, parsed: ChatRequest | CompletionRequest, tenant: Tenant
     ) -> web.StreamResponse:
-        sink = StreamingSink()
-        live = self._relay.start(parsed, tenant, sink)
+        exchange = request[EXCHANGE]
+        sink = StreamingSink(exchange.id)
+        live = exchange.live = self._relay.start(parsed, tenant, sink, exchange.id)
         entry = (live, sink)
         try:
             if (problem := await sink.opened) is not None:
-                return _error(problem)
-            response = web.StreamResponse(headers=_STREAM)
+                return _error(problem, exchange.id)
+            response = web.StreamResponse(headers=_STREAM | exchange.headers)
             is_chunked = request.version >= HttpVersion11
             if is_chunked:
                 response.enable_chunked_encoding()
@@ -227,13 +252,13 @@ class HttpApi:
             self._relay.client_gone(live)
 
 
-def _error(problem: Problem) -> web.Response:
+def _error(problem: Problem, request_id: str | None = None) -> web.Response:
     headers = dict(JSON)
     if problem.retry_after_s is not None:
         headers["Retry-After"] = str(problem.retry_after_s)
     if problem.allow is not None:
         headers["Allow"] = problem.allow
-    response = web.Response(status=problem.status, body=error_body(problem), headers=headers)
+    response = web.Response(status=problem.status, body=error_body(problem, request_id), headers=headers)
     if problem.status in (408, 413, 415):
         response.force_close()
     return response

@@ -128,7 +128,9 @@ class StreamingSink:
     `closed` when the last byte of the stream has been handed to the connection.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, request_id: str | None = None) -> None:
+        """`request_id`: named where the stream ends in an error."""
+        self._request_id = request_id
         loop = asyncio.get_running_loop()
         self._loop = loop
         self.opened: asyncio.Future[Problem | None] = loop.create_future()
@@ -186,7 +188,7 @@ class StreamingSink:
         if not self.opened.done():
             self.opened.set_result(problem)
         if problem is not None:
-            self._last_words = error_event(problem)
+            self._last_words = error_event(problem, self._request_id)
         else:
             assert self._writer is not None
             self._last_words = (self._writer.usage(usage) if self._include_usage else b"") + DONE

@@ -52,6 +52,8 @@ class LiveRequest:
     sink: Sink
     ticket: int
     times: RequestTimes
+    request_id: str = ""
+    """As the client knows it, for logs."""
     preparing: asyncio.Task[None] | None = None
     timer: asyncio.TimerHandle | None = None
     run_ids: tuple[bytes, ...] = ()
@@ -112,13 +114,14 @@ def text_bytes(request: ChatRequest | CompletionRequest) -> int:
     return sum(len(prompt) * (1 if isinstance(prompt, str) else ID_BYTES) for prompt in request.prompts)
 
 
-def tell_failure(life: RequestLife, problem: Problem | None, now: float) -> None:
+def tell_failure(life: RequestLife, problem: Problem | None, now: float, request_id: str = "") -> None:
     """A line for whoever has to find out why a client was told of a failure: which workers, in which state, no text."""
     runs = "; ".join(_account(run, now) for run in life.last_runs) or "no run"
     code, age_s = problem.code if problem is not None else None, now - life.arrived_s
     delivered = life.completion_tokens()
     _log.warning(
-        "failed: %s after %.1f s, %d attempts, %d tokens delivered: %s", code, age_s, life.attempts, delivered, runs
+        "failed: %s after %.1f s, %d attempts, %d tokens delivered: %s; request %s",
+        *(code, age_s, life.attempts, delivered, runs, request_id),
     )
 
 

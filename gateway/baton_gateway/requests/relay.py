@@ -115,7 +115,9 @@ class Relay:
 
     # From HTTP --------------------------------------------------------------------------------------------------------
 
-    def start(self, request: ChatRequest | CompletionRequest, tenant: Tenant, sink: Sink) -> LiveRequest:
+    def start(
+        self, request: ChatRequest | CompletionRequest, tenant: Tenant, sink: Sink, request_id: str = ""
+    ) -> LiveRequest:
         """Begin a request. Raises RefusedError when it may not even wait."""
         now = self._loop.time()
         verdict = self._admission.offer(tenant, now)
@@ -125,7 +127,7 @@ class Relay:
         ticket, turn = verdict
         self._metrics.telemetry.offered(waits=turn is Verdict.QUEUED)
         life = self._new_life(request.options.n, now)
-        live = LiveRequest(life, request, tenant, sink, ticket, self._metrics.arrived(now))
+        live = LiveRequest(life, request, tenant, sink, ticket, self._metrics.arrived(now), request_id)
         self._by_ticket[ticket] = live
         if turn is Verdict.ADMITTED:
             self._admit_one(ticket)
@@ -283,7 +285,7 @@ class Relay:
         if action.problem is not None and (action.problem.status >= 500 or action.problem.status == 429):
             self._metrics.telemetry.unserved()
         if action.outcome is Outcome.FAILED:
-            tell_failure(live.life, action.problem, now)
+            tell_failure(live.life, action.problem, now, live.request_id)
         if action.outcome is not Outcome.CANCELLED:
             live.sink.end(action.problem, usage)
         self._admit(self._admission.leave(live.ticket))

@@ -120,6 +120,7 @@ NOT_ALLOWED: list[tuple[tuple[str, ...], object, str]] = [
         "spec.gateway.service.type: LoadBalancer is not allowed",
     ),
     (("spec", "gateway", "service"), {"type": "NodePort"}, "needs gateway.apiKeys, or gateway.openAccess: true"),
+    (("spec", "gateway", "allowedOrigins"), ["https://a.example/x"], "without a path, as browsers send it"),
     (("spec", "gateway", "route"), {"parent": "edge"}, "spec.gateway.route: not allowed: needs gateway.apiKeys"),
     (
         ("spec", "gateway"),

@@ -290,7 +290,7 @@ async def test_a_bad_body_is_refused_by_field(shared: RunningGateway, case: Case
     error = content["error"]
     expected = (case.status, "invalid_request_error", case.param, case.code)
     assert (status, error["type"], error["param"], error["code"]) == expected, error
-    assert set(error) == {"message", "type", "param", "code"}
+    assert set(error) == {"message", "type", "param", "code", "request_id"}
     assert "127.0.0.1" not in error["message"]
     said = error["message"].lower()
     wanted = (case.word, SAID.get((case.param, case.code), ""), SAID_BY_CODE.get(case.code, ""))

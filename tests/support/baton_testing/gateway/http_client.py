@@ -59,6 +59,11 @@ class HttpClient:
         assert isinstance(message, Prefill)
         return message
 
+    def prefill_of(self, number: int) -> Prefill:
+        message = self.pool.prefill[0].of_type(Prefill)[number]
+        assert isinstance(message, Prefill)
+        return message
+
     def sampling(self) -> SamplingParams:
         return self.prefill().sampling
 

@@ -1,0 +1,43 @@
+"""Which pages in browsers may call this API (CORS). Nobody may unless the operator of the gateway names origins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+ANY = "*"
+MAX_AGE_S = 600
+PREFLIGHT_HEADER = "Access-Control-Request-Method"
+_ALLOWED_HEADERS = "Authorization, Content-Type, X-Request-Id"
+_EXPOSED_HEADERS = "X-Request-Id, Retry-After"
+
+
+def is_origin(text: str) -> bool:
+    """`*`, or SCHEME://HOST[:PORT] as browsers write it: nothing behind it, no spaces, no commas."""
+    scheme, separator, host = text.partition("://")
+    if text == ANY:
+        return True
+    is_plain = host.isascii() and host.isprintable() and not set(host) & set(" ,/?#@\\\"'")
+    return bool(separator) and scheme in ("http", "https") and 0 < len(host) <= 253 and is_plain
+
+
+def cors_headers(origin: str | None, allowed: Sequence[str]) -> dict[str, str]:
+    """Of every answer to a page of this origin; none where it is not allowed. Credentials are never invited: keys
+    come in a header that the page sets.
+    """
+    if not allowed:
+        return {}
+    vary = {"Vary": "Origin"}
+    if ANY in allowed:
+        return {"Access-Control-Allow-Origin": ANY, "Access-Control-Expose-Headers": _EXPOSED_HEADERS}
+    if origin is None or origin not in allowed:
+        return vary
+    return vary | {"Access-Control-Allow-Origin": origin, "Access-Control-Expose-Headers": _EXPOSED_HEADERS}
+
+
+def preflight_headers(methods: Sequence[str]) -> dict[str, str]:
+    """What a browser is told before it sends the request itself."""
+    return {
+        "Access-Control-Allow-Methods": ", ".join(methods),
+        "Access-Control-Allow-Headers": _ALLOWED_HEADERS,
+        "Access-Control-Max-Age": str(MAX_AGE_S),
+    }
