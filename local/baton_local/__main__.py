@@ -1,32 +1,23 @@
 """`baton`: dispatches a command and turns every expected error into one line and an exit status.
 
-0: done · 1: it failed while running · 2: what was asked cannot be done as asked. What only `up` and `demo` need is
-imported there: it takes longer than the other commands.
+0: done · 1: it failed while running · 2: what was asked cannot be done as asked. What a command needs is
+imported there: `baton --help` takes no longer than Python does.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from baton_control.errors import ManifestError, OperatorError
-from baton_local.commands.ask import AskOptions, run_ask
-from baton_local.commands.show_logs import run_logs
-from baton_local.commands.status import as_json, as_text
-from baton_local.errors import LocalError, NotRunningError, StartError
-from baton_local.fleet.observation import observe
-from baton_local.fleet.record import read_record
-from baton_local.fleet.run_dir import base_directory, find_run
-from baton_local.options import KEY_VARIABLE, parse_options
-from baton_wire.errors import BadMessageError
+from baton_local.options import DISTRIBUTION, KEY_VARIABLE, command_line, parse_options
 
 FAILED = 1
 REFUSED = 2
 INTERRUPTED = 130
+WATCH_S = 2.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,9 +33,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "simulate": _simulate,
         "plan": _plan,
         "quantise": _quantise,
+        "version": _version,
+        "completion": _completion,
     }
+    if options.version:
+        return _version(options)
+    if options.command is None:
+        command_line(frozenset()).print_help()
+        return 0
+    return _done(commands[options.command], options)
+
+
+def _done(command: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
+    from baton_control.errors import ManifestError, OperatorError
+    from baton_local.errors import LocalError, NotRunningError, StartError
+    from baton_wire.errors import BadMessageError
+
     try:
-        return commands[options.command](options)
+        return command(options)
     except ManifestError as error:
         for problem in error.problems:
             print(f"baton: {problem}", file=sys.stderr)
@@ -56,6 +62,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     return REFUSED
+
+
+def _version(options: argparse.Namespace) -> int:
+    from importlib.metadata import PackageNotFoundError, version
+
+    from baton_wire.messages.values import WIRE_VERSION
+
+    try:
+        found = version(DISTRIBUTION)
+    except PackageNotFoundError:
+        found = "not installed as a package"
+    print(f"baton {found} (wire version {WIRE_VERSION})")
+    return 0
+
+
+def _completion(options: argparse.Namespace) -> int:
+    import shtab
+
+    print(shtab.complete(command_line(frozenset(("batch", "simulate", "plan", "quantise"))), options.shell))
+    return 0
 
 
 def _batch(options: argparse.Namespace) -> int:
@@ -129,12 +155,26 @@ def _demo(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
-    seen = observe(read_record(find_run(base_directory(), options.name)))
-    print(json.dumps(as_json(seen), indent=2) if options.json else as_text(seen))
+    import json
+
+    from baton_local.commands.status import as_json, as_text, watched
+    from baton_local.fleet.observation import observe
+    from baton_local.fleet.record import read_record
+    from baton_local.fleet.run_dir import base_directory, find_run
+
+    def page() -> str:
+        seen = observe(read_record(find_run(base_directory(), options.name)))
+        return json.dumps(as_json(seen), indent=None if options.watch else 2) if options.json else as_text(seen)
+
+    if options.watch:
+        watched(page, sys.stdout, is_clearing=sys.stdout.isatty() and not options.json, every_s=WATCH_S)
+    print(page())
     return 0
 
 
 def _ask(options: argparse.Namespace) -> int:
+    from baton_local.commands.ask import AskOptions, run_ask
+
     return run_ask(
         AskOptions(
             text=options.question,
@@ -148,6 +188,8 @@ def _ask(options: argparse.Namespace) -> int:
 
 
 def _logs(options: argparse.Namespace) -> int:
+    from baton_local.commands.show_logs import run_logs
+
     return run_logs(options.process, options.name, options.follow)
 
 

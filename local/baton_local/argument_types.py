@@ -1,14 +1,16 @@
-"""Types of the command line's arguments: text checked, or refused in one line."""
+"""Types of the command line's arguments: text checked, or refused in one line.
+
+What checks is imported when there is something to check: `baton --help` needs none of it.
+"""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pydantic_core import PydanticCustomError
-
-from baton_control.spec.quantities import parse_memory
-from baton_control.worker_specs import Device
+if TYPE_CHECKING:
+    from baton_control.worker_specs import Device
 
 
 def integer(low: int, high: int) -> type[int]:
@@ -24,6 +26,8 @@ def integer(low: int, high: int) -> type[int]:
 
 def device(text: str) -> Device:
     """An argument's type."""
+    from baton_control.worker_specs import Device
+
     if text not in set(Device):
         raise argparse.ArgumentTypeError(f"{text!r} is not allowed: must be one of {', '.join(Device)}")
     return Device(text)
@@ -31,6 +35,10 @@ def device(text: str) -> Device:
 
 def size(text: str) -> int:
     """An argument's type: bytes, as `100Gi`."""
+    from pydantic_core import PydanticCustomError
+
+    from baton_control.spec.quantities import parse_memory
+
     try:
         return parse_memory(text)
     except PydanticCustomError:

@@ -13,12 +13,21 @@ KEY_VARIABLE = "BATON_API_KEY"
 """Environment variable with the key that clients need, for `up`, or have, for `ask`."""
 
 
+DISTRIBUTION = "baton-serving"
+
+
 def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     """The parsed command line. Exits with status 2 and a usage line when it is wrong."""
+    return command_line(frozenset(arguments[:1])).parse_args(arguments)
+
+
+def command_line(filled: frozenset[str]) -> argparse.ArgumentParser:
+    """All commands. Some need numpy or torch for their options: only of those in `filled` they are all there."""
     parser = argparse.ArgumentParser(
         prog="baton", description="Serve a model through separate prefill and decode workers on this machine."
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    parser.add_argument("--version", action="store_true", help="what is installed")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     _add_up(commands.add_parser("up", help="run an LLMDeployment until Ctrl-C", allow_abbrev=False))
     _add_demo(commands.add_parser("demo", help="run one, ask it a question, show what moved, stop", allow_abbrev=False))
     _add_status(commands.add_parser("status", help="what runs, with its latencies", allow_abbrev=False))
@@ -30,31 +39,34 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     )
     plan = commands.add_parser("plan", help="what a model can do on an accelerator, on paper", allow_abbrev=False)
     quantise = commands.add_parser("quantise", help="a copy of a model with weights of 8 or 4 bits", allow_abbrev=False)
-    _add_late(arguments, batch, simulate, plan, quantise)
-    return parser.parse_args(arguments)
+    commands.add_parser("version", help="what is installed", allow_abbrev=False)
+    completion = commands.add_parser("completion", help="for a shell: tab completes commands", allow_abbrev=False)
+    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
+    _add_late(filled, batch, simulate, plan, quantise)
+    return parser
 
 
 def _add_late(
-    arguments: Sequence[str],
+    filled: frozenset[str],
     batch: argparse.ArgumentParser,
     simulate: argparse.ArgumentParser,
     plan: argparse.ArgumentParser,
     quantise: argparse.ArgumentParser,
 ) -> None:
     """Options of the commands that need numpy or torch, imported only when one of them was asked for."""
-    if "batch" in arguments[:1]:
+    if "batch" in filled:
         from baton_local.batch.command import add_options as add_batch
 
         add_batch(batch)
-    if "simulate" in arguments[:1]:
+    if "simulate" in filled:
         from baton_local.commands.simulate import add_options as add_simulate
 
         add_simulate(simulate)
-    if "plan" in arguments[:1]:
+    if "plan" in filled:
         from baton_local.commands.plan import add_options as add_plan
 
         add_plan(plan)
-    if "quantise" in arguments[:1]:
+    if "quantise" in filled:
         from baton_local.commands.quantise import add_options as add_quantise
 
         add_quantise(quantise)
@@ -133,6 +145,7 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
 def _add_status(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.add_argument("--name", metavar="X", help="NAME or NAMESPACE.NAME when several run")
+    parser.add_argument("--watch", action="store_true", help="again every two seconds, until Ctrl-C")
 
 
 def _add_ask(parser: argparse.ArgumentParser) -> None:

@@ -13,6 +13,7 @@ from typing import TextIO
 
 from tqdm import tqdm
 
+PROGRAM = "baton"
 LOG_EVERY_S = 10.0
 BAR_EVERY_S = 0.1
 
@@ -71,4 +72,4 @@ class ProgressBar:
             "{rate_fmt}, {remaining} left{postfix}", **self._scale,
         )  # fmt: skip
         with contextlib.suppress(OSError):  # nobody may be reading any more
-            print(f"baton: {line}", file=self._stream, flush=True)
+            print(line if self._what == PROGRAM else f"{PROGRAM}: {line}", file=self._stream, flush=True)

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -25,17 +25,15 @@ from baton_local.batch.jobs import Desk
 from baton_local.batch.lines import BadLine, read_lines
 from baton_local.errors import StartError
 from baton_local.fleet.host import devices, gpu_ids, model_argument
+from baton_local.progress_bar import ProgressBar
 from baton_wire.messages.values import Role
 from baton_worker.building.engine import build
 from baton_worker.building.parts import EngineParts
 from baton_worker.config import WorkerConfig, parse
 from baton_worker.errors import ConfigError
 
-SHOWN_EVERY_S: Final = {True: 0.2, False: 10.0}
-"""On a terminal, and in a log."""
 MAX_SEQUENCES: Final = {Device.CPU: 64, Device.CUDA: 512}
 """Batch size unless the deployment or the command line says otherwise: no latency target bounds it here."""
-BAR: Final = 30
 
 
 def run_batch(options: argparse.Namespace) -> int:
@@ -61,13 +59,16 @@ def _answer_rest(options: argparse.Namespace, answers: Answers) -> int:
         raise StartError(str(error)) from error
     lines = (line for line in read_lines(options.input) if line.id not in done)
     run = BatchRun(engine, _desk(config.served_name, engine, _generation_defaults(options)), lines, answers)
-    meter = Meter(run.progress, left, time.monotonic())
+    began_s = time.monotonic()
     try:
-        run.run(meter.tick)
+        with ProgressBar("baton", left, " answers") as bar:
+            meter = Meter(run.progress, bar, began_s)
+            run.run(meter.tick)
+            meter.tick()
     except KeyboardInterrupt:
-        print(f"\nbaton: stopped after {run.progress.answered:,} answers; the same command goes on", file=sys.stderr)
+        print(f"baton: stopped after {run.progress.answered:,} answers; the same command goes on", file=sys.stderr)
         raise
-    _summary(run.progress, time.monotonic() - meter.began_s, options.json)
+    _summary(run.progress, time.monotonic() - began_s, options.json)
     return 0
 
 
@@ -154,38 +155,17 @@ def _desk(served_name: str, engine: EngineParts, generation_defaults: bool) -> D
     return Desk(text, limits, served_name, model_hash, most, int(time.time()), generation_defaults)
 
 
-@dataclass(slots=True)
 class Meter:
     """Shows on standard error how far a batch is and how fast it goes."""
 
-    progress: Progress
-    total: int
-    began_s: float
-    shown_s: float = 0.0
-    shown_tokens: int = 0
+    def __init__(self, progress: Progress, bar: ProgressBar, began_s: float) -> None:
+        self._progress, self._bar, self._began_s = progress, bar, began_s
 
     def tick(self) -> None:
-        """Called between steps; shows something now and then."""
-        now = time.monotonic()
-        is_terminal = sys.stderr.isatty()
-        if now - (self.shown_s or self.began_s) < SHOWN_EVERY_S[is_terminal]:
-            return
-        line = self.line(now)
-        print(f"\r{line}" if is_terminal else f"baton: {line}", end="" if is_terminal else "\n", file=sys.stderr)
-        sys.stderr.flush()
-
-    def line(self, now: float) -> str:
-        """Bar, answers, tokens a second since the last line, and how long the rest takes at the pace so far."""
-        progress = self.progress
-        since = now - (self.shown_s or self.began_s)
-        rate = (progress.output_tokens - self.shown_tokens) / since if since > 0 else 0.0
-        self.shown_s, self.shown_tokens = now, progress.output_tokens
-        part = progress.answered / self.total
-        left_s = (now - self.began_s) * (1 / part - 1) if progress.answered else None
-        left = "?" if left_s is None else f"{int(left_s // 60)}:{int(left_s % 60):02d}"
-        bar = "#" * int(part * BAR) + "." * (BAR - int(part * BAR))
-        counts = f"{progress.answered:,}/{self.total:,} answers, {progress.running:,} running"
-        return f"[{bar}] {counts}, {rate:,.0f} output tokens/s, {left} left "
+        """Called between steps; the bar shows something now and then."""
+        progress = self._progress
+        rate = progress.output_tokens / max(time.monotonic() - self._began_s, 1e-9)
+        self._bar.at(progress.answered, f"{progress.running:,} running, {rate:,.0f} output tokens/s")
 
 
 def _summary(progress: Progress, seconds: float, as_json: bool) -> None:

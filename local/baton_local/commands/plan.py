@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from pathlib import Path
 
 from baton_control.sizing.model_shape import KNOWN_SHAPES, ModelShape, shape_from_config
@@ -58,7 +59,8 @@ def run_plan(options: argparse.Namespace) -> int:
     else:
         print(f"{shape.name} on {options.tensor_parallel}× {accelerator.name} per worker")
         for _, text, value in figures:
-            print(f"  {text:<52} {value:>14,.6g}")
+            words, _, unit = text.partition(", ")
+            print(f"  {words:<52} {three_digits(value):>10} {unit}".rstrip())
     return 0
 
 
@@ -83,28 +85,41 @@ def plan_figures(
     )
     kv_tail_s = prompt * model.kv_bytes_per_token / model.link_bytes_per_s / model.layers + model.hand_over_s
     return [
-        ("parameters", "parameters, 10^9", shape.parameters / 1e9),
+        ("parameters", "parameters, billions", shape.parameters / 1e9),
         ("weight_gb", "weights, GB", shape.weight_bytes / 1e9),
         ("kv_bytes_per_token", "KV per token, bytes", float(shape.kv_bytes_per_token)),
         ("kv_capacity_tokens", "KV that fits beside the weights, tokens", float(model.kv_capacity_tokens)),
-        ("sequences", f"sequences of {prompt}+{output} tokens that fit", model.kv_capacity_tokens // (prompt + output)),
-        ("balance_batch", "batch where computing meets reading the weights", balance_batch(shape, accelerator)),
+        (
+            "sequences",
+            f"sequences of {prompt}+{output} tokens that fit, sequences",
+            model.kv_capacity_tokens // (prompt + output),
+        ),
+        ("balance_batch", "batch where computing meets reading weights, sequences", balance_batch(shape, accelerator)),
         ("ttft_floor_ms", "TTFT of a prompt alone, ms", 1e3 * model.prefill.seconds(prompt, attended_pairs(prompt, 0))),
-        ("ttft_expected_ms", "TTFT at 80 % use, one worker, mean, ms", 1e3 * _expected_ttft_s(model, prompt)),
+        ("ttft_expected_ms", "mean TTFT of one worker at 80 % use, ms", 1e3 * _expected_ttft_s(model, prompt)),
         ("hand_over_ms", "KV that streaming cannot hide, ms", 1e3 * kv_tail_s),
         ("tpot_floor_ms", "TPOT of a sequence alone, ms", 1e3 * model.decode.seconds(1, context)),
-        ("decode_batch", f"decode batch within {tpot_s * 1000:g} ms", float(batch)),
+        ("decode_batch", f"decode batch within {tpot_s * 1000:g} ms, sequences", float(batch)),
         ("tpot_expected_ms", "TPOT at that batch, ms", 1e3 * step_s),
         ("prefill_tokens_per_s", "prefill worker, prompt tokens/s", prompt / prefill_s),
         ("decode_tokens_per_s", "decode worker, tokens/s", batch / step_s),
-        ("prefill_per_decode", "prefill workers per decode worker", decode_rate / prefill_rate),
-        ("requests_per_s_per_accelerator", "req/s per accelerator at 80 % use", 1 / per_request_gpu_s),
+        ("prefill_per_decode", "prefill workers per decode worker, workers", decode_rate / prefill_rate),
+        ("requests_per_s_per_accelerator", "load per accelerator at 80 % use, requests/s", 1 / per_request_gpu_s),
         (
             "cost_per_million_output_tokens",
-            "cost per 10^6 answer tokens",
+            f"cost of a million answer tokens, at {price:g} an accelerator and hour (--price)",
             price / 3600 * per_request_gpu_s / output * 1e6,
         ),
     ]
+
+
+def three_digits(value: float) -> str:
+    """A figure as people compare it: three digits, thousands in groups, no exponent."""
+    if not math.isfinite(value) or value == 0:
+        return f"{value:g}"
+    decimals = 2 - math.floor(math.log10(abs(value)))
+    rounded = round(value, decimals)
+    return f"{rounded:,.0f}" if decimals <= 0 else f"{rounded:.{decimals}f}"
 
 
 def decode_batch(model: WorkerModel, context: float, tpot_s: float) -> int:

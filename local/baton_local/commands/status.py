@@ -1,8 +1,10 @@
-"""`baton status`: a running deployment as JSON for programs and as text for people. Pure."""
+"""`baton status`: a running deployment as JSON for programs and as text for people."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
+from typing import TextIO
 
 import msgspec
 
@@ -12,6 +14,8 @@ from baton_local.text_table import milliseconds, table
 from baton_wire.sketch import Sketch
 
 SHOWN_PERCENTILES = (50, 95, 99)
+HOME_AND_CLEAR = "\x1b[H\x1b[2J"
+"""To the upper left corner, and an empty screen: what every terminal understands."""
 
 
 def as_json(seen: Observation) -> dict[str, object]:
@@ -71,6 +75,15 @@ def as_text(seen: Observation) -> str:
             f"TPOT  {_latency_text(seen.seen_by_gateway.tpot, record.tpot)}",
         ]
     )
+
+
+def watched(page: Callable[[], str], out: TextIO, *, is_clearing: bool, every_s: float) -> None:
+    """Write the page again and again, until something raises: over the former one, or one below the other."""
+    while True:
+        text = page()
+        out.write(f"{HOME_AND_CLEAR if is_clearing else ''}{text}\n")
+        out.flush()
+        time.sleep(every_s)
 
 
 def _lanes(seen: Observation) -> list[str]:
