@@ -23,10 +23,11 @@ def words(request: FakeRequest) -> list[int]:
     return [FIRST_ID + (index * 7 + request.choice) % IDS for index in range(request.sampling.max_tokens)]
 
 
-async def serve(folder: Path, announce: Path, step_s: float) -> None:
+async def serve(folder: Path, announce: Path, step_s: float, context_tokens: int) -> None:
     pool = FakePool(folder, byte_level(), words)
     for role in (Role.PREFILL, Role.DECODE):
-        await pool.add(role, served_name=SERVED_NAME, step_s=step_s, blocks_total=1 << 16)
+        options = {"served_name": SERVED_NAME, "step_s": step_s, "blocks_total": 1 << 16}
+        await pool.add(role, max_context_tokens=context_tokens, **options)
     announce.with_suffix(".draft").write_text("{}")
     announce.with_suffix(".draft").replace(announce)
     await asyncio.Event().wait()
@@ -37,8 +38,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--announce", type=Path, required=True)
     parser.add_argument("--step-ms", type=float, default=20.0)
+    parser.add_argument("--context-tokens", type=int, default=2_048)
     options = parser.parse_args()
-    asyncio.run(serve(options.folder, options.announce, options.step_ms / 1e3))
+    asyncio.run(serve(options.folder, options.announce, options.step_ms / 1e3, options.context_tokens))
 
 
 if __name__ == "__main__":

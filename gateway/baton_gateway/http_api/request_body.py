@@ -12,6 +12,7 @@ from baton_gateway.errors import RefusedError, invalid, out_of_memory
 from baton_gateway.http_api.body_limits import BodyLimits
 from baton_gateway.http_api.json_body import json_shape, parse_object
 from baton_gateway.http_api.memory_budget import MemoryBudget
+from baton_gateway.text.returned_memory import MemoryReturn
 
 BODY_S = 30.0
 BODY_IDLE_S = 10.0
@@ -22,10 +23,11 @@ VALUE_BYTES = 64
 class RequestBody:
     """A context: what the request takes of the budget is given back when it ends."""
 
-    def __init__(self, request: web.BaseRequest, holder: str, budget: MemoryBudget) -> None:
+    def __init__(self, request: web.BaseRequest, holder: str, budget: MemoryBudget, memory: MemoryReturn) -> None:
         self._request = request
         self._holder = holder
         self._budget = budget
+        self._memory = memory
         self._taken = 0
 
     def __enter__(self) -> RequestBody:
@@ -35,6 +37,7 @@ class RequestBody:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._budget.give_back(self._holder, self._taken)
+        self._memory.used(self._taken)
 
     async def read_object(self, limits: BodyLimits) -> dict[str, Any]:
         """The JSON object that the body is. Raises RefusedError."""

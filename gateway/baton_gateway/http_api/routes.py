@@ -29,6 +29,7 @@ from baton_gateway.http_api.tokenising import Tokenising
 from baton_gateway.reporting.metrics import GatewayMetrics
 from baton_gateway.requests.live_request import LiveRequest
 from baton_gateway.requests.relay import Relay
+from baton_gateway.text.returned_memory import MemoryReturn
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.workers.linked_workers import WorkerTable
 from baton_gateway.workers.route import RoutePolicy
@@ -69,6 +70,7 @@ class HttpApi:
         """`origins`: whose pages in browsers may call; `*`: anybody's."""
         self._relay = relay
         self._budget = budget
+        self._memory = MemoryReturn()
         self._table = table
         self._tenants = tenants
         self._origins = tuple(origins)
@@ -198,7 +200,7 @@ class HttpApi:
     def _body(self, request: web.BaseRequest, tenant: Tenant) -> RequestBody:
         """What the request brings, held for its tenant; for its address when everybody is the same tenant."""
         holder = f"address {request.remote}" if tenant is DEFAULT_TENANT else f"tenant {tenant.name}"
-        return RequestBody(request, holder, self._budget)
+        return RequestBody(request, holder, self._budget, self._memory)
 
     async def _generate(self, request: web.BaseRequest, tenant: Tenant, parse: Parse) -> web.StreamResponse:
         with self._body(request, tenant) as body:

@@ -1,0 +1,271 @@
+"""Attacks on one gateway: `make campaign RUN="hostile --count 5000"`.
+
+First the largest legal and the smallest illegal request of every kind, one at a time beside streams of innocents: how
+long `/health/live` takes, the widest gap of an innocent stream, and the gateway's memory two seconds later. Then random
+hostile requests from a seed, eight at a time. Null workers in a process of their own; a long context or a short one.
+Exits with 1 for any answer that was not meant, a traceback in the log, or requests that stay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+from bench.machine import this_machine
+from bench.results import Cell, publish
+
+from baton_testing.gateway.fake_pool import pool_flags
+from baton_testing.gateway.hostile_requests import HostileRequests, Verdicts
+from baton_testing.processes.child_process import Child, get_json, get_status, wait_for
+from baton_testing.processes.deployment import START_S
+
+MODEL = "null"
+STEP_MS = 20.0
+STREAMS = 8
+AT_ONCE = 8
+LOOK_S = 0.02
+MIB = 1 << 20
+
+
+@dataclass(slots=True)
+class Target:
+    port: int
+    admin_port: int
+    gateway: Child
+    process: psutil.Process
+
+    @property
+    def rss_mib(self) -> float:
+        return sum(p.memory_info().rss for p in [self.process]) / MIB
+
+
+@contextlib.contextmanager
+def target(folder: Path, context: int) -> Iterator[Target]:
+    children: list[Child] = []
+
+    def start(name: str, *argv: str) -> tuple[Child, Any]:
+        announce = folder / f"{name}.json"
+        children.append(Child(name, ("-m", *argv, "--announce", str(announce)), folder))
+        return children[-1], children[-1].await_file(announce, START_S)
+
+    try:
+        worker = ("--step-ms", str(STEP_MS), "--context-tokens", str(context))
+        start("null", "bench.serving.null_worker", str(folder), *worker)
+        listening = ("--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0")
+        gateway, at = start("gateway", "baton_gateway", *listening, *pool_flags(folder))
+        url = f"http://127.0.0.1:{at['port']}"
+        wait_for(lambda: get_status(f"{url}/health/routable") == 200 or None, "the gateway to be routable", START_S)
+        yield Target(at["port"], at["admin_port"], gateway, psutil.Process(at["pid"]))
+    finally:
+        for child in reversed(children):
+            child.stop()
+
+
+# One at a time -------------------------------------------------------------------------------------------------------
+
+
+def bombs(context: int) -> list[tuple[str, str, bytes]]:
+    """Name, path, body."""
+    text = "the cat sat on "
+    whole = text * (560_000)
+
+    def completion(prompt: Any, **others: Any) -> bytes:
+        return json.dumps({"model": MODEL, "prompt": prompt, "max_tokens": 1, **others}).encode()
+
+    def raw(field_text: bytes) -> bytes:
+        return b'{"model":"null","prompt":"a","max_tokens":1,"metadata":[' + field_text + b"1]}"
+
+    def chat(content: Any) -> bytes:
+        return json.dumps(
+            {"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": 1}
+        ).encode()
+
+    part = {"type": "text", "text": "x"}
+    fits = text * (context // 10)
+    return [
+        ("one short prompt", "/v1/completions", completion("a")),
+        ("prompt of 8 MiB", "/v1/completions", completion(whole[: 8 * MIB - 200])),
+        ("chat of 8 MiB", "/v1/chat/completions", chat(whole[: 8 * MIB - 200])),
+        ("64 prompts, 8 MiB", "/v1/completions", completion([whole[:130_000]] * 64)),
+        ("the longest prompt that fits", "/v1/completions", completion(fits)),
+        ("the same as a chat", "/v1/chat/completions", chat(fits)),
+        ("the same 16 times", "/v1/completions", completion([fits[: 8 * MIB // 17]] * 16)),
+        ("as many ids as fit", "/v1/completions", completion([300] * (context - 2))),
+        ("ids, 8 MiB", "/v1/completions", completion([300] * 1_600_000)),
+        ("metadata of [], 8 MiB", "/v1/completions", raw(b"[]," * 2_790_000)),
+        ("metadata of {}, 8 MiB", "/v1/completions", raw(b"{}," * 2_790_000)),
+        ("metadata of floats, 8 MiB", "/v1/completions", raw(b"1.5," * 2_090_000)),
+        ("metadata of strings, 8 MiB", "/v1/completions", raw(b'"",' * 2_790_000)),
+        ("150,000 values", "/v1/completions", raw(b"[]," * 75_000)),
+        ("310,000 text parts", "/v1/chat/completions", chat([part] * 310_000)[: 8 * MIB]),
+        ("1,024 text parts", "/v1/chat/completions", chat([part] * 1_024)),
+        ("levels, 8 MiB", "/v1/completions", b"[" * (8 * MIB)),
+        ("quotes, 8 MiB", "/v1/completions", b'"' * (8 * MIB)),
+        ("/tokenize of 8 MiB", "/tokenize", completion(whole[: 8 * MIB - 200]).replace(b', "max_tokens": 1', b"")),
+    ]
+
+
+@dataclass
+class Watch:
+    """What others see meanwhile."""
+
+    port: int
+    health_s: float = 0.0
+    gap_s: float = 0.0
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    async def __aenter__(self) -> Watch:
+        self.tasks = [
+            asyncio.create_task(self._health()),
+            *(asyncio.create_task(self._stream()) for _ in range(STREAMS)),
+        ]
+        await asyncio.sleep(0.5)
+        self.health_s = self.gap_s = 0.0
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+    async def _health(self) -> None:
+        while True:
+            began = time.perf_counter()
+            status, _ = await exchange(self.port, b"GET /health/live HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+            self.health_s = max(self.health_s, time.perf_counter() - began if status == 200 else 99.0)
+            await asyncio.sleep(LOOK_S)
+
+    async def _stream(self) -> None:
+        body = json.dumps({"model": MODEL, "prompt": "a", "max_tokens": 1_500, "stream": True}).encode()
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(posted("/v1/completions", body))
+        try:
+            last = time.perf_counter()
+            while await reader.read(65_536):
+                now = time.perf_counter()
+                self.gap_s, last = max(self.gap_s, now - last), now
+        finally:
+            writer.close()
+
+
+def posted(path: str, body: bytes) -> bytes:
+    head = f"POST {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    return head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+
+async def exchange(port: int, sent: bytes) -> tuple[int, bytes]:
+    """Status and body; 0 for none within a minute."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        async with asyncio.timeout(60):
+            writer.write(sent)
+            answer = await reader.read()
+    except (TimeoutError, ConnectionError):
+        return 0, b""
+    finally:
+        writer.close()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head[9:12] or 0), body
+
+
+async def bombed(at: Target, context: int) -> list[dict[str, Cell]]:
+    rows: list[dict[str, Cell]] = []
+    first_mib = 0.0
+    for name, path, body in bombs(context):
+        async with Watch(at.port) as watch:
+            began = time.perf_counter()
+            status, answer = await exchange(at.port, posted(path, body))
+            took_s = time.perf_counter() - began
+            await asyncio.sleep(1.0)
+            health_s, gap_s = watch.health_s, watch.gap_s
+        await asyncio.sleep(1.0)
+        first_mib = first_mib or at.rss_mib
+        code = (json.loads(answer).get("error") or {}).get("code", "") if answer[:1] == b"{" else ""
+        rows.append(
+            {
+                "request": name,
+                "bytes": len(body),
+                "answer": f"{status} {code}".strip(),
+                "s": round(took_s, 2),
+                "health ms": round(1e3 * health_s),
+                "gap ms": round(1e3 * gap_s),
+                "RSS %": round(100 * at.rss_mib / first_mib),
+            }
+        )
+        print(rows[-1], flush=True)
+    return rows
+
+
+# Many at once --------------------------------------------------------------------------------------------------------
+
+
+async def flooded(at: Target, count: int, seed: int) -> tuple[list[dict[str, Cell]], list[str]]:
+    requests, verdicts = HostileRequests(seed, MODEL), Verdicts()
+    before_fds = at.process.num_fds()
+    left = iter(range(count))
+
+    async def lane() -> None:
+        for _ in left:
+            await verdicts.judge(requests.draw(), at.port)
+
+    began_mib = at.rss_mib
+    await asyncio.gather(*(lane() for _ in range(AT_ONCE)))
+    await asyncio.sleep(3.0)
+    state = get_json(f"http://127.0.0.1:{at.admin_port}/state")
+    tracebacks = at.gateway.log.read_text(errors="replace").count("Traceback")
+    rows: list[dict[str, Cell]] = [
+        {"what": f"{kind}: {status}", "count": number} for (kind, status), number in sorted(verdicts.counts.items())
+    ]
+    rows += [
+        {"what": "answers that were not meant", "count": len(verdicts.wrong)},
+        {"what": "tracebacks in the gateway's log", "count": tracebacks},
+        {"what": "bytes of the gateway's log", "count": at.gateway.log.stat().st_size},
+        {"what": "descriptors more than before", "count": at.process.num_fds() - before_fds},
+        {"what": "memory, % of before", "count": round(100 * at.rss_mib / began_mib)},
+    ]
+    wrong = list(verdicts.wrong) + (["a traceback in the log"] if tracebacks else [])
+    if any(process["requests_running"] or process["requests_waiting"] for process in state["processes"]):
+        wrong.append(f"requests stay: {state}")
+    return rows, wrong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=5_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--context-tokens", type=int, default=2_048)
+    parser.add_argument("--label", default="", help="goes into the notes")
+    options = parser.parse_args()
+    machine = this_machine()
+    with tempfile.TemporaryDirectory() as folder, target(Path(folder), options.context_tokens) as at:
+        notes = [f"Context of {options.context_tokens} tokens, {STREAMS} innocent streams of {STEP_MS:.0f} ms a token."]
+        notes += [options.label] if options.label else []
+        rows = asyncio.run(bombed(at, options.context_tokens))
+        columns = ("request", "bytes", "answer", "s", "health ms", "gap ms", "RSS %")
+        publish("hostile_one_by_one", machine, notes, columns, rows)
+        wrong: list[str] = []
+        if options.count:
+            counted, wrong = asyncio.run(flooded(at, options.count, options.seed))
+            publish(
+                "hostile_flood",
+                machine,
+                [f"{options.count} requests, seed {options.seed}."],
+                ("what", "count"),
+                counted,
+            )
+    print("\n".join(wrong[:20]))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
