@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from importlib import resources
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import msgspec
@@ -38,7 +38,7 @@ class Lookups:
         self._metrics = metrics
         self._started = int(time.time())
         self._openapi = resources.files(__package__).joinpath("openapi.json").read_bytes()
-        self._version = _encode({"version": version(_DISTRIBUTION)})
+        self._version = _encode({"version": _version()})
 
     async def models(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
         entries = [self._entry(name) for name in self._table.served_names()]
@@ -81,6 +81,14 @@ class Lookups:
         """One model as OpenAI's API lists it; `max_model_len` is the longest context that a pair can take."""
         entry = {"id": name, "object": "model", "created": self._started, "owned_by": "baton"}
         return entry | {"max_model_len": self._table.max_context_tokens(name)}
+
+
+def _version() -> str:
+    """An image may hold the packages alone, without what an installer writes beside them."""
+    try:
+        return version(_DISTRIBUTION)
+    except PackageNotFoundError:
+        return "unknown"
 
 
 def _json(content: dict[str, Any]) -> web.Response:
