@@ -32,7 +32,7 @@ from baton_testing.processes.deployment import START_S
 MODEL = "null"
 STEP_MS = 20.0
 STREAMS = 8
-AT_ONCE = 8
+AT_ONCE = 16
 LOOK_S = 0.02
 MIB = 1 << 20
 
