@@ -20,6 +20,10 @@ BENCHES = {
     "transfer": ("bench.transfer.transports", "the `tcp` transport beside a plain socket: GB/s"),
     "disaggregation": ("bench.serving.disaggregation", "prefill and decode apart and together: TTFT, TPOT, tokens/s"),
     "handover": ("bench.serving.handover", "what the hand-over costs a client: TTFT, the gap behind the first token"),
+    "overload": (
+        "bench.serving.overload",
+        "five times too much, and one huge request beside small ones: TTFT, refusals",
+    ),
     "offline": ("bench.serving.offline", "`baton batch`: tokens/s of whole sets, on the CPU or a GPU"),
     "kernels": ("bench.kernels.cpu", "the kernels' CPU paths beside what they replace"),
     "sizing": ("bench.sizing", "scaling policies: SLO misses and GPU-hours over all scenarios"),

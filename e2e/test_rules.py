@@ -157,6 +157,9 @@ CASES = [
         for reached in ({"service": {"type": "LoadBalancer"}}, {"route": {"parent": "edge"}})
     ),
     bounded(
+        "spec.gateway.limits.maxQueueDuration", "must be at least", "gateway__limits__maxQueueDuration", "5s", "2h"
+    ),
+    bounded(
         "spec.gateway.limits.maxRequestDuration", "must be at least", "gateway__limits__maxRequestDuration", "1s", "25h"
     ),
     *(

@@ -119,6 +119,7 @@ def gateway_spec(deployment: LLMDeployment, site: Site) -> WorkerSpec:
         f"--prefill-unavailable={_PREFILL_UNAVAILABLE[spec.routing.prefill_unavailable]}",
         f"--max-request-duration-s={spec.gateway.limits.max_request_duration:g}",
         *(() if spec.model.generation_defaults else ("--generation-defaults=off",)),
+        *_queue(deployment),
         *_operator(deployment, site),
         *_tls(deployment, site),
         *_api_keys(deployment, site),
@@ -198,6 +199,13 @@ def _operator(deployment: LLMDeployment, site: Site) -> tuple[str, ...]:
         if spec.prefill.replicas.min == 0:
             arguments += (f"--park-s={spec.gateway.limits.max_request_duration:g}",)
     return arguments
+
+
+def _queue(deployment: LLMDeployment) -> tuple[str, ...]:
+    """Bounds of the line; what is not set is the gateway's to choose."""
+    limits = deployment.spec.gateway.limits
+    duration = () if limits.max_queue_duration is None else (f"--max-queue-s={limits.max_queue_duration:g}",)
+    return duration if limits.max_queued is None else (*duration, f"--max-queued={limits.max_queued}")
 
 
 def _tls(deployment: LLMDeployment, site: Site) -> tuple[str, ...]:

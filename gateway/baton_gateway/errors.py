@@ -97,7 +97,7 @@ def no_workers(retry_after_s: int = 1) -> Problem:
 
 def no_capacity(retry_after_s: int = 1) -> Problem:
     return Problem(
-        503, SERVER, "The workers have no room for this request at present.", None, "no_capacity", retry_after_s
+        429, RATE_LIMIT, "The workers have no room for this request at present.", None, "no_capacity", retry_after_s
     )
 
 
@@ -106,12 +106,18 @@ def out_of_memory() -> Problem:
     return Problem(503, SERVER, message, None, "out_of_memory", 1)
 
 
+def overloaded(wait_s: float, bound_s: float, retry_after_s: int) -> Problem:
+    """Told at arrival: nothing was done for the request."""
+    message = f"The predicted wait of {wait_s:.1f} s is longer than the {bound_s:.1f} s that a request may wait now."
+    return Problem(429, RATE_LIMIT, message, None, "overloaded", retry_after_s)
+
+
 def queue_full(retry_after_s: int) -> Problem:
     return Problem(429, RATE_LIMIT, "Too many requests are waiting.", None, "queue_full", retry_after_s)
 
 
 def queue_timeout(retry_after_s: int) -> Problem:
-    return Problem(503, SERVER, "The request waited too long for its turn.", None, "queue_timeout", retry_after_s)
+    return Problem(429, RATE_LIMIT, "The request waited too long for its turn.", None, "queue_timeout", retry_after_s)
 
 
 def deadline_exceeded() -> Problem:

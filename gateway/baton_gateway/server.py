@@ -27,6 +27,7 @@ from baton_gateway.requests.admission import Admission, AdmissionLimits
 from baton_gateway.requests.live_request import RelayRules
 from baton_gateway.requests.relay import Relay
 from baton_gateway.requests.request_events import LifeRules
+from baton_gateway.requests.waiting_line import WaitRules
 from baton_gateway.settings import Settings, SettingsError, config_hash
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.workers.disaggregation import LatencyTargets
@@ -44,6 +45,8 @@ from baton_wire.messages.values import Address, Role
 _log = logging.getLogger("baton.gateway")
 SHUTDOWN_S = 1.0
 """For connections to close, after their requests have ended."""
+UNSET_QUEUE_S = 60.0
+"""The longest wait for a turn, as it turns out, where none is set."""
 MAX_CONFIG_BYTES = 1 << 16
 """A longer config.json is not told to the operator."""
 MAX_CONNECTIONS = 8_192
@@ -238,19 +241,23 @@ def _policy(settings: Settings) -> RoutePolicy:
 def _rules(settings: Settings) -> RelayRules:
     life = LifeRules(park_s=settings.park_s)
     duration_s = settings.max_request_duration_s
+    wait = WaitRules(settings.slo_ttft_s, settings.max_queue_s)
     return RelayRules(
         life,
         _policy(settings),
         duration_s,
         settings.slo_ttft_s,
+        wait,
         settings.max_queued,
         generation_defaults=settings.generation_defaults == "on",
     )
 
 
 def _limits(settings: Settings) -> AdmissionLimits:
-    """Who may wait for workers to appear may wait as long for a turn."""
-    max_wait_s = max(settings.max_queue_s, settings.park_s)
+    """Who may wait for workers to appear may wait as long for a turn. Without a setting the predicted wait alone is
+    bounded, and what was wrongly let in ends after a minute.
+    """
+    max_wait_s = max(UNSET_QUEUE_S if settings.max_queue_s is None else settings.max_queue_s, settings.park_s)
     return AdmissionLimits(settings.max_running, settings.max_queued, max_wait_s)
 
 

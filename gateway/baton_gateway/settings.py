@@ -57,7 +57,7 @@ class Settings:
     """None: half of all; 0: no bound."""
     max_running: int
     max_queued: int
-    max_queue_s: float
+    max_queue_s: float | None
     park_s: float
     drain_s: float
     suspect_s: float
@@ -119,9 +119,9 @@ def _parser() -> _Parser:
         metavar="N",
         help="of one client address, per process; 0: no bound (default: half of all that the process may have)",
     )
-    add("--max-running", type=int, default=1024, metavar="N", help="at work, per process (default %(default)s)")
-    add("--max-queued", type=int, default=4096, metavar="N", help="requests waiting, per process (default %(default)s)")
-    add("--max-queue-s", type=float, default=60.0, metavar="S", help="longest wait for a turn (default %(default)s)")
+    add("--max-running", type=int, default=1024, metavar="N", help="sequences at work a process (default %(default)s)")
+    add("--max-queued", type=int, default=4096, metavar="N", help="sequences waiting a process (default %(default)s)")
+    add("--max-queue-s", type=float, metavar="S", help="longest wait for a turn (default: ten times --slo-ttft-s)")
     add("--park-s", type=float, default=10.0, metavar="S", help="wait so long for a first pair (default %(default)s)")
     add(
         "--drain-s",
@@ -203,7 +203,7 @@ def parse_settings(argv: list[str]) -> Settings:
         else _within("--max-connections-per-address", first.max_connections_per_address, 0, 1_000_000),
         max_running=_within("--max-running", first.max_running, 1, 1_000_000),
         max_queued=_within("--max-queued", first.max_queued, 0, 1_000_000),
-        max_queue_s=_within("--max-queue-s", first.max_queue_s, 0, 86_400),
+        max_queue_s=None if first.max_queue_s is None else _within("--max-queue-s", first.max_queue_s, 0, 86_400),
         park_s=_within("--park-s", first.park_s, 0, 86_400),
         drain_s=_within("--drain-s", first.drain_s, 0, 86_400),
         suspect_s=_within("--suspect-s", first.suspect_s, 0.1, 600),

@@ -76,13 +76,17 @@ def test_a_worker_understands_what_is_rendered_for_it(role: Role) -> None:
 
 def test_the_gateway_understands_what_is_rendered_for_it() -> None:
     wanted = deployment(
-        gateway={"processes": 3, "limits": {"maxRequestDuration": "90s"}},
+        gateway={
+            "processes": 3,
+            "limits": {"maxRequestDuration": "90s", "maxQueueDuration": "1500ms", "maxQueued": 99},
+        },
         routing={"disaggregation": "Never", "prefillUnavailable": "DecodeLocally"},
     )
     spec = gateway_spec(wanted, dataclasses.replace(SITE, drain_s=9.0))
     instance = instance_arguments(Role.GATEWAY, "127.0.0.1:0", "/run/a.json", "127.0.0.1:0")
     settings = parse_settings([*spec.argv[3:], *instance])
     assert (settings.processes, settings.max_request_duration_s, settings.drain_s) == (3, 90.0, 9.0)
+    assert (settings.max_queue_s, settings.max_queued) == (1.5, 99)
     assert (settings.disaggregation, settings.prefill_unavailable) == ("never", "decode-locally")
 
 

@@ -202,7 +202,7 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> N
     path.write_text('{"max_running": 5, "max_queued": 6, "disaggregation": "never"}')
     settings = parse_settings([*FLAGS, f"--config={path}", "--max-queued=7"])
     assert (settings.max_running, settings.max_queued, settings.disaggregation) == (5, 7, "never")
-    assert settings.max_queue_s == 60
+    assert settings.max_queue_s is None
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,24 @@
-"""Runs that wait for a prefill worker to be nearly done, in the order of `baton_wire.rules.prompt_order`.
+"""Runs that wait for workers to be nearly done, in the order of `baton_wire.rules.prompt_order`.
 
 A prompt that waits at a worker is bound to it: it stays behind a long one although a neighbour falls idle or a new
-worker comes. So while all are busy prompts wait here instead, and go to whoever has room first.
+worker comes. So while all are busy prompts wait here instead, and go to whoever has room first. A request of many runs
+is let out piece by piece: what is beyond its share of the decode workers' slots waits here until its first runs end.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 
 from baton_gateway.errors import Problem
 from baton_gateway.requests.live_request import LiveRequest
 from baton_gateway.requests.request import Stage
 from baton_gateway.requests.request_events import PickRoute, Route
 from baton_gateway.workers.linked_workers import WorkerTable
-from baton_gateway.workers.route import is_backed_up
+from baton_gateway.workers.route import free_sequences, is_backed_up, is_full
 from baton_wire.messages.values import PairFingerprint
+from baton_wire.rules.fair_share import GATEWAY_GREED, may_take
 from baton_wire.rules.prompt_order import PromptOrder
 
 SWEEP_S = 1.0
@@ -29,29 +32,68 @@ Held = tuple[LiveRequest, PickRoute]
 class HeldRuns:
     """A queue for each revision: one that has room does not wait for another."""
 
-    def __init__(self, table: WorkerTable, let_go: Callable[[LiveRequest, PickRoute], None]) -> None:
-        """`let_go` routes a run whose turn has come, or drops it if its request is over."""
+    def __init__(
+        self,
+        table: WorkerTable,
+        let_go: Callable[[LiveRequest, PickRoute], None],
+        output_tokens: Callable[[LiveRequest], float] = lambda live: 0.0,
+        may_grow: Callable[[LiveRequest, int], bool] = lambda live, sequences: True,
+    ) -> None:
+        """`let_go` routes a run whose turn has come, or drops it if its request is over. `output_tokens`: of a
+        sequence of the request's model, as a rule. `may_grow`: whether its tenant may have so many sequences more.
+        """
         self._table = table
         self._let_go = let_go
+        self._output_tokens, self._may_grow = output_tokens, may_grow
         self._queues: dict[PairFingerprint, PromptOrder[Held]] = {}
+        self._pieces: dict[int, deque[Held]] = {}
+        """Runs beyond their request's share, by ticket."""
         self._timer: asyncio.TimerHandle | None = None
         self._swept_s = 0.0
 
     def __len__(self) -> int:
-        return sum(len(queue) for queue in self._queues.values())
+        return sum(len(queue) for queue in self._queues.values()) + sum(map(len, self._pieces.values()))
+
+    def __iter__(self) -> Iterator[Held]:
+        for queue in self._queues.values():
+            yield from queue
+        for pieces in self._pieces.values():
+            yield from pieces
 
     def takes(self, live: LiveRequest, action: PickRoute, route: Route | Problem, ttft_s: float) -> bool:
-        """Whether the run waits its turn. What ran before, or is computed where it is decoded, does not."""
-        if not action.is_first or isinstance(route, Problem) or route.prefill is None:
+        """Whether the run waits its turn. What ran before does not; what is computed where it is decoded waits only
+        for decode workers.
+        """
+        if not action.is_first or isinstance(route, Problem):
             return False
         fingerprint = live.fingerprint
         assert fingerprint is not None
-        if fingerprint not in self._queues and self._has_room(route.prefill, fingerprint):
+        if not self._is_within_share(live, action):
+            self._pieces.setdefault(live.ticket, deque()).append((live, action))
+            self._look_later()
+            return True
+        if not self._has_to_wait(live, route, fingerprint):
             return False
         queue = self._queues.setdefault(fingerprint, PromptOrder(ttft_s))
         queue.push((live, action), live.life.arrived_s, route.own_s)
         self._look_later()
         return True
+
+    def _is_within_share(self, live: LiveRequest, action: PickRoute) -> bool:
+        """A request's first run always is, and with it every request of one run."""
+        own = live.life.sequences_at_work
+        if not own:
+            return True
+        assert live.fingerprint is not None
+        free = free_sequences(self._table.views(), live.fingerprint)
+        return may_take(own, action.choices, free, GATEWAY_GREED) and self._may_grow(live, action.choices)
+
+    def _has_to_wait(self, live: LiveRequest, route: Route, fingerprint: PairFingerprint) -> bool:
+        if is_full(self._table.views(), fingerprint, self._output_tokens(live)):
+            return True
+        if route.prefill is None:
+            return False
+        return fingerprint in self._queues or not self._has_room(route.prefill, fingerprint)
 
     def _has_room(self, chosen: bytes, fingerprint: PairFingerprint) -> bool:
         """The chosen worker or any other has; mostly it is the chosen one, which is cheaper to look at alone."""
@@ -59,6 +101,10 @@ class HeldRuns:
         if worker is not None and worker.token_s and not is_backed_up((worker.view(),), fingerprint):
             return True
         return not is_backed_up(self._table.views(), fingerprint)
+
+    def _is_open(self, live: LiveRequest, fingerprint: PairFingerprint) -> bool:
+        views = self._table.views()
+        return not is_backed_up(views, fingerprint) and not is_full(views, fingerprint, self._output_tokens(live))
 
     def look(self) -> None:
         """Let go whose turn has come: a worker reported, came or went, or time has passed."""
@@ -68,14 +114,36 @@ class HeldRuns:
         for fingerprint, queue in list(self._queues.items()):
             if is_due:
                 queue.drop_late(lambda held: held[0].life.stage is Stage.ENDED)
-            while queue and not is_backed_up(self._table.views(), fingerprint):
-                queue.first(now)
+            while queue and self._is_open(queue.first(now)[0], fingerprint):
                 self._let_go(*queue.pop())
             if not queue:
                 self._queues.pop(fingerprint, None)
+        self._look_at_pieces()
         self._look_later()
+
+    def _look_at_pieces(self) -> None:
+        """One of each request, again and again: newcomers have been let go before."""
+        going = list(self._pieces)
+        while going:
+            going = [ticket for ticket in going if self._lets_a_piece_go(ticket)]
+
+    def _lets_a_piece_go(self, ticket: int) -> bool:
+        pieces = self._pieces[ticket]
+        live, action = pieces[0]
+        if live.life.stage is Stage.ENDED:
+            del self._pieces[ticket]
+            return False
+        assert live.fingerprint is not None
+        if not self._is_within_share(live, action) or not self._is_open(live, live.fingerprint):
+            return False
+        pieces.popleft()
+        if not pieces:
+            del self._pieces[ticket]
+        self._let_go(live, action)
+        return ticket in self._pieces
 
     def _look_later(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(LOOK_S, self.look) if self._queues else None
+        is_wanted = bool(self._queues or self._pieces)
+        self._timer = asyncio.get_running_loop().call_later(LOOK_S, self.look) if is_wanted else None

@@ -16,6 +16,7 @@ from baton_gateway.requests.request import RequestLife
 from baton_gateway.requests.request_events import Deliver, LifeRules, Prompt
 from baton_gateway.requests.run import Run
 from baton_gateway.requests.scored_prompts import ScoredPrompts, echoes, with_echo
+from baton_gateway.requests.waiting_line import WaitingLine, WaitRules
 from baton_gateway.text.choice_text import ChoiceText, Increment
 from baton_gateway.text.revision_text import TextModel
 from baton_gateway.workers.route import RoutePolicy
@@ -34,6 +35,7 @@ class RelayRules:
     max_duration_s: float = 600.0
     ttft_s: float = 0.5
     """The target by which prompts wait their turn."""
+    wait: WaitRules = field(default_factory=WaitRules)
     max_parked: int = 4_096
     """Requests that may wait for a first pair of workers; more are told to come again."""
     max_parked_bytes: int = 64 << 20
@@ -63,6 +65,8 @@ class LiveRequest:
     prefixes: tuple[tuple[bytes, ...], ...] = ()
     texts: list[ChoiceText] = field(default_factory=list)
     echoes: tuple[str, ...] = ()
+    line: WaitingLine | None = None
+    """Of its model, where it waits until a worker is told of it."""
     scores: ScoredPrompts | None = None
     """When log probabilities of the prompts are wanted."""
 
@@ -112,6 +116,11 @@ def text_bytes(request: ChatRequest | CompletionRequest) -> int:
     if isinstance(request, ChatRequest):
         return sum(len(value) for message in request.messages for value in message.values())
     return sum(len(prompt) * (1 if isinstance(prompt, str) else ID_BYTES) for prompt in request.prompts)
+
+
+def num_sequences(request: ChatRequest | CompletionRequest) -> int:
+    """Prompts × n."""
+    return request.options.n * (1 if isinstance(request, ChatRequest) else len(request.prompts))
 
 
 def tell_failure(life: RequestLife, problem: Problem | None, now: float, request_id: str = "") -> None:

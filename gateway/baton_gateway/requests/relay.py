@@ -19,7 +19,8 @@ from baton_gateway.http_api.tenants import Tenant
 from baton_gateway.reporting.metrics import GatewayMetrics
 from baton_gateway.requests.admission import Admission, Verdict
 from baton_gateway.requests.held_runs import HeldRuns
-from baton_gateway.requests.live_request import LiveRequest, RelayRules, tell_failure, text_bytes
+from baton_gateway.requests.live_request import LiveRequest, RelayRules, num_sequences, tell_failure, text_bytes
+from baton_gateway.requests.model_lines import ModelLines
 from baton_gateway.requests.preparing import chat_prompt, completion_prompts, make_prompts
 from baton_gateway.requests.request import RequestLife
 from baton_gateway.requests.request_events import (
@@ -87,7 +88,13 @@ class Relay:
         self._budget = RetryBudget()
         self._dice = dice or random.SystemRandom()
         self._routing = Routing(table, self._dice)
-        self.held = HeldRuns(table, self._let_go)
+        self._lines = ModelLines(table)
+        self.held = HeldRuns(
+            table,
+            self._let_go,
+            lambda live: self._lines.of(live).output_tokens,
+            lambda live, sequences: admission.may_grow(live.ticket, sequences),
+        )
         self.worker_reported = self.held.look
         self._by_ticket: dict[int, LiveRequest] = {}
         self._by_run: dict[bytes, LiveRequest] = {}
@@ -120,7 +127,10 @@ class Relay:
     ) -> LiveRequest:
         """Begin a request. Raises RefusedError when it may not even wait."""
         now = self._loop.time()
-        verdict = self._admission.offer(tenant, now)
+        work = self._lines.expected(request)
+        verdict: tuple[int, Verdict] | Problem | None = self._lines.overload(request, work, self._rules.wait, now)
+        if verdict is None:
+            verdict = self._admission.offer(tenant, num_sequences(request), now, at_once=request.options.n)
         if isinstance(verdict, Problem):
             self._metrics.refused()
             raise RefusedError(verdict)
@@ -129,6 +139,7 @@ class Relay:
         life = self._new_life(request.options.n, now)
         live = LiveRequest(life, request, tenant, sink, ticket, self._metrics.arrived(now), request_id)
         self._by_ticket[ticket] = live
+        self._lines.of(live).joins(ticket, work)
         if turn is Verdict.ADMITTED:
             self._admit_one(ticket)
         else:
@@ -186,6 +197,7 @@ class Relay:
                 self._carry_out(live, actions, now)
                 if not actions or type(actions[-1]) is not Deliver:
                     self._keep_timer(live)
+                    self._count(live)
         for live in touched.values():
             live.sink.flush()
 
@@ -206,6 +218,12 @@ class Relay:
         actions = live.life.handle(event, now)
         self._carry_out(live, actions, now)
         self._keep_timer(live)
+        self._count(live)
+
+    def _count(self, live: LiveRequest) -> None:
+        """Tell admission how many sequences of the request are at work: those that ended make room for others."""
+        if live.ticket in self._by_ticket and (at_work := live.life.sequences_at_work):
+            self._admit(self._admission.at_work(live.ticket, at_work))
 
     def _carry_out(self, live: LiveRequest, actions: list[Action], now: float) -> None:
         for action in actions:
@@ -262,6 +280,7 @@ class Relay:
         self._metrics.routed(is_local=route.prefill is None)
         self._by_run[action.run] = live
         live.run_ids = (*live.run_ids, action.run)
+        self._lines.of(live).leaves(live.ticket)
         return Routed(action.run, route)
 
     def _tell_prompt(self, live: LiveRequest, action: PickRoute, prefix: tuple[bytes, ...]) -> None:
@@ -284,6 +303,10 @@ class Relay:
         self._metrics.ended(live.times, action.outcome, usage, *counts, now)
         if action.problem is not None and (action.problem.status >= 500 or action.problem.status == 429):
             self._metrics.telemetry.unserved()
+        line = self._lines.of(live)
+        line.leaves(live.ticket)
+        if action.outcome is Outcome.FINISHED and live.prompts:
+            line.ended(completion_tokens / (len(live.prompts) * live.request.options.n))
         if action.outcome is Outcome.FAILED:
             tell_failure(live.life, action.problem, now, live.request_id)
         if action.outcome is not Outcome.CANCELLED:

@@ -104,6 +104,11 @@ class RequestLife:
         """It waits for a pair of workers to appear."""
         return self.stage is Stage.PARKED or any(run.state is RunState.UNROUTED for run in self._runs.values())
 
+    @property
+    def sequences_at_work(self) -> int:
+        """Unfinished choices that workers were told of and have not lost."""
+        return sum(len(run.choices) for run in self._runs.values() if run.state is RunState.RUNNING)
+
     def completion_tokens(self) -> int:
         return sum(len(choice.ids) for choice in self._choices)
 

@@ -14,11 +14,14 @@ from dataclasses import dataclass
 from baton_gateway import errors
 from baton_gateway.errors import Problem
 from baton_gateway.requests.request_events import Route
+from baton_gateway.requests.waiting_line import PoolService
 from baton_gateway.workers.affinity import PrefixAffinity
 from baton_gateway.workers.disaggregation import Costs, LatencyTargets, goes_to_decode, work_s
 from baton_wire.messages.values import Address, PairFingerprint, Role
 from baton_wire.rules.prompt_order import BUSY_S
 
+FULL_S = 0.1
+"""A wait for slots that is shorter may be that for the next step."""
 SEQUENCE_COST_TOKENS = 64
 """One more sequence on a decode worker weighs as much as so many prompt tokens that it would have to receive."""
 
@@ -43,6 +46,11 @@ class WorkerView:
     """Running, waiting, and sent since the last report."""
     load_tokens: int = 0
     """Prompt tokens still to be computed or received."""
+    running: int = 0
+    """Sequences at the last report."""
+    waiting: int = 0
+    """Requests that wait there for slots or blocks: those of the last report, and sent since if there were any."""
+    max_sequences: int = 1
     is_draining: bool = False
     is_suspect: bool = False
     token_s: float | None = None
@@ -116,9 +124,55 @@ def is_backed_up(workers: Sequence[WorkerView], fingerprint: PairFingerprint) ->
 
     One that has computed nothing yet is taken to be as fast as the others.
     """
-    prefill = [each for each in workers if each.role is Role.PREFILL and each.fingerprint == fingerprint]
-    usable = [worker for worker in prefill if _is_usable(worker)]
+    usable = _usable(workers, Role.PREFILL, fingerprint)
     return bool(usable) and all(worker.load_tokens * _token_s(worker, usable) > BUSY_S for worker in usable)
+
+
+def is_full(workers: Sequence[WorkerView], fingerprint: PairFingerprint, output_tokens: float) -> bool:
+    """The same of the decode workers: what waits at each for slots or blocks is work for so long. `output_tokens`: of
+    a sequence, as a rule.
+    """
+    usable = _usable(workers, Role.DECODE, fingerprint)
+    return bool(usable) and all(decode_wait_s(worker, output_tokens) > BUSY_S for worker in usable)
+
+
+def decode_wait_s(worker: WorkerView, output_tokens: float) -> float:
+    """Until its slots have taken in what waits there now; 0 where nothing waits or nothing runs."""
+    if not worker.waiting or not worker.running:
+        return 0.0
+    return worker.waiting * output_tokens * worker.step_s / worker.running
+
+
+def free_sequences(workers: Sequence[WorkerView], fingerprint: PairFingerprint) -> int:
+    """Slots of the revision's decode workers that nobody has or is about to have."""
+    usable = _usable(workers, Role.DECODE, fingerprint)
+    return sum(max(0, worker.max_sequences - worker.load_sequences) for worker in usable)
+
+
+def _usable(workers: Sequence[WorkerView], role: Role, fingerprint: PairFingerprint) -> list[WorkerView]:
+    fitting = (each for each in workers if each.role is role and each.fingerprint == fingerprint)
+    return [worker for worker in fitting if _is_usable(worker)]
+
+
+def pool_services(
+    workers: Sequence[WorkerView], served_name: str, output_tokens: float
+) -> tuple[PoolService, PoolService]:
+    """How the prefill and the decode workers of a model serve now, by what they reported.
+
+    A prefill pool serves as many tokens a second as its workers' own steps took. A decode worker makes one token a
+    step for each running sequence; it limits only where it has let others wait.
+    """
+    usable = [each for each in workers if each.served_name == served_name and _is_usable(each)]
+    prefill = [each for each in usable if each.role is Role.PREFILL]
+    times = [_token_s(each, prefill) for each in prefill]
+    rate = sum(1 / seconds for seconds in times) if all(times) else None
+    load = sum(each.load_tokens for each in prefill)
+    there = PoolService(load, rate, min(times, default=None) or None, is_limiting=bool(prefill))
+    decode = [each for each in usable if each.role is Role.DECODE]
+    is_limiting = bool(decode) and all(decode_wait_s(each, output_tokens) > FULL_S for each in decode)
+    running = sum(each.running / each.step_s for each in decode if each.step_s > 0)
+    waiting = sum(each.waiting for each in decode) * output_tokens
+    return there, PoolService(waiting, running or None, None, is_limiting)
 
 
 def _token_s(worker: WorkerView, others: Sequence[WorkerView]) -> float:

@@ -246,7 +246,7 @@ async def test_a_failed_leg_is_tried_again_unseen(client: HttpClient, role: str,
 async def test_workers_without_room_are_told_as_503_with_a_time_to_come_back(client: HttpClient) -> None:
     client.pool.decode[0].fail_next = [Reason.NO_CAPACITY] * 20
     status, error = await client.refused(CHAT)
-    assert (status, error["code"]) == (503, "no_capacity")
+    assert (status, error["code"]) == (429, "no_capacity")
 
 
 async def test_when_all_workers_leave_requests_are_refused(client: HttpClient, gateway: RunningGateway) -> None:

@@ -18,14 +18,14 @@ TWO_OWNERS = '{"tenants": [{"name": "a", "key_sha256": ["0"]}, {"name": "b", "ke
 
 
 def offered(admission: Admission, tenant: Tenant = DEFAULT_TENANT, now: float = 0.0) -> int:
-    verdict = admission.offer(tenant, now)
+    verdict = admission.offer(tenant, 1, now)
     assert not isinstance(verdict, Problem)
     return verdict[0]
 
 
 def test_requests_run_up_to_the_limit_then_wait_then_are_refused() -> None:
     admission = Admission(AdmissionLimits(max_running=2, max_queued=1))
-    verdicts = [admission.offer(DEFAULT_TENANT, 0) for _ in range(4)]
+    verdicts = [admission.offer(DEFAULT_TENANT, 1, 0) for _ in range(4)]
     assert [each if isinstance(each, Problem) else each[1] for each in verdicts][:3] == [
         Verdict.ADMITTED, Verdict.ADMITTED, Verdict.QUEUED,
     ]  # fmt: skip
@@ -76,12 +76,41 @@ def test_quotas_of_a_tenant_hold_only_that_tenant_back() -> None:
     admission = Admission(AdmissionLimits(max_running=10))
     small = Tenant("small", max_running=1, max_queued=1)
     assert offered(admission, small)
-    assert isinstance(admission.offer(small, 0), tuple)
-    refused = admission.offer(small, 0)
+    assert isinstance(admission.offer(small, 1, 0), tuple)
+    refused = admission.offer(small, 1, 0)
     assert isinstance(refused, Problem)
-    other = admission.offer(A, 0)
+    other = admission.offer(A, 1, 0)
     assert not isinstance(other, Problem)
     assert other[1] is Verdict.ADMITTED
+
+
+def test_quotas_count_sequences_and_a_large_request_begins_alone() -> None:
+    admission = Admission(AdmissionLimits(max_running=100))
+    small = Tenant("small", max_running=8)
+    one = offered(admission, small)
+    large = admission.offer(small, 1024, 0, at_once=16)
+    assert not isinstance(large, Problem)
+    assert large[1] is Verdict.QUEUED, "16 at once beside one is over the quota of 8"
+    assert admission.num_waiting == 1024
+    assert admission.leave(one) == [large[0]]
+    assert (admission.num_running, admission.num_waiting) == (16, 0)
+    assert not admission.may_grow(large[0], 16)
+    waits = admission.offer(small, 1, 0)
+    assert not isinstance(waits, Problem)
+    assert waits[1] is Verdict.QUEUED
+    assert admission.at_work(large[0], 7) == [waits[0]], "as its sequences end, others begin"
+    assert admission.num_running == 8
+
+
+def test_many_sequences_of_one_request_do_not_keep_another_tenant_out() -> None:
+    admission = Admission(AdmissionLimits(max_running=64, max_queued=8))
+    large = admission.offer(A, 1024, 0, at_once=16)
+    assert not isinstance(large, Problem)
+    admission.at_work(large[0], 48)
+    assert not admission.may_grow(large[0], 32)
+    verdict = admission.offer(B, 1, 0)
+    assert not isinstance(verdict, Problem)
+    assert verdict[1] is Verdict.ADMITTED
 
 
 def test_waiting_has_a_limit_in_time() -> None:
@@ -109,7 +138,7 @@ def test_whatever_happens_the_counts_hold_and_nobody_waits_beside_a_free_place(s
             running.discard(ticket)
             running.update(admission.leave(ticket))
         else:
-            verdict = admission.offer(random_.choice([A, B, DEFAULT_TENANT]), 0)
+            verdict = admission.offer(random_.choice([A, B, DEFAULT_TENANT]), 1, 0)
             if not isinstance(verdict, Problem):
                 inside.add(verdict[0])
                 if verdict[1] is Verdict.ADMITTED:

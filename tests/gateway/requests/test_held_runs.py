@@ -5,6 +5,7 @@ target is nearest, late ones last.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -29,7 +30,9 @@ ROUTE = Route(b"prefill", b"decode", None)
 
 
 def view(load: int, revision: str = "a", token_s: float | None = TOKEN_S, **more: Any) -> WorkerView:
-    fields: dict[str, Any] = {"epoch": b"prefill", "role": Role.PREFILL, "served_name": "m", "fingerprint": revision}
+    fields: dict[str, Any] = {"epoch": b"prefill", "role": Role.PREFILL} | more
+    more = {}
+    fields |= {"served_name": "m", "fingerprint": revision}
     fields |= {"pair_address": None, "max_context_tokens": 9, "max_choices": 9, "block_tokens": 9}
     return WorkerView(**fields, blocks_total=9, blocks_free=9, load_tokens=load, token_s=token_s, **more)
 
@@ -64,7 +67,7 @@ class Gate:
         age_s: float = 0.0,
         stage: Stage = Stage.RUNNING,
     ) -> bool:
-        life = SimpleNamespace(arrived_s=asyncio.get_running_loop().time() - age_s, stage=stage)
+        life = SimpleNamespace(arrived_s=asyncio.get_running_loop().time() - age_s, stage=stage, sequences_at_work=0)
         return self.held.takes(cast(Any, SimpleNamespace(fingerprint=revision, life=life)), action, route, TTFT_S)
 
     def free_one_at_a_time(self, times: int) -> list[int]:
@@ -85,6 +88,40 @@ def test_a_pool_is_backed_up_when_each_of_its_workers_is() -> None:
     assert not backed_up(view(BUSY), view(FREE, token_s=None))
     assert backed_up(view(BUSY), view(0, is_draining=True), view(0, is_suspect=True), view(0, "b"))
     assert not backed_up(), "nothing to wait for"
+
+
+async def test_a_request_of_many_runs_is_let_out_piece_by_piece_as_far_as_it_leaves_slots_free() -> None:
+    decode = view(0, role=Role.DECODE, max_sequences=40)
+    table = SimpleNamespace(views=lambda: [decode], get=lambda epoch: None)
+    large = SimpleNamespace(
+        ticket=1, fingerprint="a", life=SimpleNamespace(arrived_s=0.0, stage=Stage.RUNNING, sequences_at_work=0)
+    )
+    gone: list[int] = []
+
+    def run_it(live: Any, action: PickRoute) -> None:
+        nonlocal decode
+        gone.append(action.run[0])
+        live.life.sequences_at_work += action.choices
+        decode = replace(decode, load_sequences=decode.load_sequences + action.choices)
+
+    held = HeldRuns(cast(Any, table), run_it)
+    for number in range(20):
+        action = replace(run(number), choices=4)
+        if not held.takes(cast(Any, large), action, ROUTE, TTFT_S):
+            run_it(large, action)
+    assert gone == list(range(8)), "32 of 40 slots: four times what it leaves"
+    assert len(held) == 12
+    small = SimpleNamespace(
+        ticket=2, fingerprint="a", life=SimpleNamespace(arrived_s=0.0, stage=Stage.RUNNING, sequences_at_work=0)
+    )
+    assert not held.takes(cast(Any, small), run(99), ROUTE, TTFT_S)
+    large.life.sequences_at_work -= 8
+    decode = replace(decode, load_sequences=decode.load_sequences - 8)
+    held.look()
+    assert gone == list(range(10)), "as some end, others begin"
+    large.life.stage = Stage.ENDED
+    held.look()
+    assert len(held) == 0
 
 
 async def test_runs_go_in_order_one_for_each_room() -> None:

@@ -19,7 +19,9 @@ TIMING = StepTiming(
 
 
 def linked(now: list[float]) -> LinkedWorker:
-    hello: dict[str, Any] = dict.fromkeys(("epoch", "served_name", "fingerprint", "max_context_tokens", "max_choices"))
+    hello: dict[str, Any] = dict.fromkeys(
+        ("epoch", "served_name", "fingerprint", "max_context_tokens", "max_choices", "max_sequences")
+    )
     hello |= {"role": Role.PREFILL, "pair_port": None, "block_tokens": 16, "blocks_total": 100}
     address = Address("127.0.0.1", 1)
     return LinkedWorker(

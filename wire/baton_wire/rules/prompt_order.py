@@ -8,8 +8,9 @@ late as well. Gateways keep their prompts so, and the twin predicts it.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 BUSY_S = 0.5
@@ -35,6 +36,10 @@ class PromptOrder(Generic[T]):
 
     def __len__(self) -> int:
         return len(self._retried) + len(self._in_time) + len(self._late)
+
+    def __iter__(self) -> Iterator[T]:
+        """In no order."""
+        return itertools.chain(self._retried, (prompt for _, _, prompt in self._in_time), self._late)
 
     def push(self, prompt: T, arrival_s: float, own_s: float) -> None:
         """`own_s`: seconds that a worker computes it. What takes longer than its target waits as if it took none."""

@@ -44,6 +44,7 @@ GOOD: dict[str, tuple[Any, ...]] = {
         [{"start": "22:00", "end": "06:30", "prefill": 1, "decode": 1}],
         [{"start": "08:00", "end": "18:00", "days": ["Mon", "Fri"], "decode": 1}],
     ),
+    "maxQueueDuration": ("1ms", "1h", "5s"),
     "maxRequestDuration": ("1s", "24h", "5m"),
     "topologyKey": ("example.com/rack",),
     "nodeSelector": ({"example.com/kind": "big"},),

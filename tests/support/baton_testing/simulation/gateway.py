@@ -323,12 +323,7 @@ class SimGateway(SimProcess):
     # Checks -----------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        queues = self.relay.held._queues.values()
-        held = {
-            held[1].run
-            for queue in queues
-            for held in (*queue._retried, *(entry[2] for entry in queue._in_time), *queue._late)
-        }
+        held = {action.run for _, action in self.relay.held}
         for live in self.relay._by_ticket.values():
             late_s = self.now - live.life.deadline_s
             number = cast(SimClient, live.sink).plan.number

@@ -1,0 +1,162 @@
+"""Overload and unfairness, as clients meet them: `baton up` with emulated workers, real gateway and protocol.
+
+    python -m bench overload [--seconds 60]
+
+First what the pools can do (a closed loop), and the goodput at 0.8 and 1 times that; then five times as much. Then a
+request of 64 prompts × n 16 beside requests of 20 tokens, one after the other. Workers keep time instead of computing,
+so that the figures are not the machine's; TTFT counts from when a request was due.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from bench.machine import this_machine
+from bench.results import Cell, percentile, publish
+from bench.serving.load import closed_loop, open_loop, random_prompt
+
+from baton_control.sizing.workload import Workload
+from baton_local.client import Answer, AnswerEnd, ClientRequest, completion, open_session, send
+from baton_testing.engine import tiny_llama
+from baton_testing.processes.baton_up import Up, manifest
+
+EMULATE = "h200:llama-3.1-8b/30@2"
+NAME = "paced"
+TTFT_S, TPOT_S = 2.0, 0.4
+PROMPT_TOKENS, OUTPUT_TOKENS = 512, 20
+SLOTS = 64
+PROMPTS, CHOICES, LONG_TOKENS = 64, 16, 400
+TIMES = 5.0
+COLUMNS = ("load", "offered", "served", "goodput/s", "ttft_p50_s", "ttft_p95_s", "refused", "refusal_p95_ms", "reasons")
+
+
+def document() -> dict[str, Any]:
+    pool = {"replicas": {"min": 1, "max": 1}, "engine": {"maxSequences": SLOTS}}
+    return manifest(
+        "overload",
+        "bench",
+        model={"source": f"file://{tiny_llama.FOLDER}", "servedName": NAME, "maxContextTokens": 4096},
+        slo={"ttft": {"target": f"{TTFT_S:g}s"}, "tpot": {"target": f"{1000 * TPOT_S:g}ms"}},
+        prefill=pool,
+        decode=pool,
+        routing={"disaggregation": "Always"},
+    )
+
+
+def workload(rate: float, seconds: float) -> Workload:
+    dice = np.random.default_rng(3)
+    count = int(rate * seconds)
+    arrivals = np.sort(dice.uniform(0.0, seconds, count))
+    lengths = np.full(count, PROMPT_TOKENS), np.full(count, OUTPUT_TOKENS)
+    return Workload(arrivals, *lengths, np.zeros(count, dtype=np.int64), f"{rate:.1f}/s")
+
+
+def row(name: str, answers: Sequence[Answer], seconds: float) -> dict[str, Cell]:
+    served = [each for each in answers if each.end is AnswerEnd.WHOLE]
+    refused = [each for each in answers if each.end is not AnswerEnd.WHOLE]
+    good = [each for each in served if each.ttft_s <= TTFT_S and each.tpot_s <= TPOT_S]
+    ttft = [each.ttft_s for each in served]
+    took = [1e3 * (each.ended_s - each.sent_s) for each in refused]
+    reasons = Counter(f"{each.failure} {each.detail.split(' of ')[0][:40]}" for each in refused)
+    return {
+        "load": name,
+        "offered": len(answers),
+        "served": len(served),
+        "goodput/s": len(good) / seconds,
+        "ttft_p50_s": percentile(ttft, 50) if ttft else None,
+        "ttft_p95_s": percentile(ttft, 95) if ttft else None,
+        "refused": len(refused),
+        "refusal_p95_ms": percentile(took, 95) if took else None,
+        "reasons": "; ".join(f"{count} × {reason}" for reason, count in reasons.most_common(3)) or None,
+    }
+
+
+async def overload(endpoint: str, seconds: float) -> list[dict[str, Cell]]:
+    dice = random.Random(1)
+    warm = [completion(NAME, random_prompt(PROMPT_TOKENS, 500, dice), OUTPUT_TOKENS) for _ in range(60)]
+    answers = await closed_loop(endpoint, warm, 16)
+    capacity = len(answers) / (max(each.ended_s for each in answers) - min(each.sent_s for each in answers))
+    rows = [row("closed loop, 16 at once", answers, len(answers) / capacity)]
+    for share, length_s in ((0.8, seconds / 2), (1.0, seconds / 2), (TIMES, seconds)):
+        answers = await open_loop(endpoint, NAME, workload(share * capacity, length_s), 120.0, lambda answer: None)
+        rows.append(row(f"{share:g} × capacity, {length_s:g} s", answers, length_s))
+    return rows
+
+
+async def afterwards(endpoint: str) -> dict[str, Cell]:
+    """Requests from one second behind an overload on: it is over, and its last answers still run."""
+    flood = asyncio.create_task(open_loop(endpoint, NAME, workload(12.0, 10.0), 120.0, lambda answer: None))
+    await asyncio.sleep(11.0)
+    answers = await open_loop(endpoint, NAME, workload(1.0, 10.0), 120.0, lambda answer: None, seed=9)
+    await flood
+    return row("from 1 s after an overload", answers, 10.0)
+
+
+async def beside(endpoint: str) -> list[dict[str, Cell]]:
+    """The small requests' time to their last token, alone and beside the large one."""
+    dice = random.Random(2)
+    prompts = [random_prompt(16, 500, dice) for _ in range(PROMPTS)]
+    body = completion(NAME, [], LONG_TOKENS).body
+    large = ClientRequest("/v1/completions", {**body, "prompt": prompts, "n": CHOICES})
+
+    async def small(count: int) -> list[Answer]:
+        requests = [completion(NAME, random_prompt(16, 500, dice), 20) for _ in range(count)]
+        return await closed_loop(endpoint, requests, 1)
+
+    alone = await small(5)
+    async with open_session(900) as session:
+        running = asyncio.create_task(send(session, endpoint, large))
+        await asyncio.sleep(8.0)
+        near = await small(5)
+        is_over = running.done()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert not is_over, "the large request ended before the small ones had run"
+    return [took("20 tokens, alone", alone), took("20 tokens beside 64 prompts × n 16", near)]
+
+
+def took(name: str, answers: Sequence[Answer]) -> dict[str, Cell]:
+    seconds = [each.ended_s - each.sent_s for each in answers]
+    first = [each.ttft_s for each in answers]
+    return {
+        "load": name,
+        "median_s": percentile(seconds, 50),
+        "max_s": max(seconds),
+        "ttft_p50_s": percentile(first, 50),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench overload", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--name", default="overload", help="of the result's file")
+    options = parser.parse_args()
+    with (
+        tempfile.TemporaryDirectory(prefix="baton-overload-") as folder,
+        Up(Path(folder), document(), "--emulate", EMULATE) as up,
+    ):
+        endpoint = up.await_ready()
+        machine = this_machine()
+        fair = asyncio.run(beside(endpoint))
+        rows = asyncio.run(overload(endpoint, options.seconds))
+        rows.append(asyncio.run(afterwards(endpoint)))
+    notes = [
+        f"`baton up --emulate {EMULATE}`, one worker of each role, {PROMPT_TOKENS} tokens in, {OUTPUT_TOKENS} out;",
+        f"targets: TTFT {TTFT_S:g} s, TPOT {TPOT_S:g} s. Load of the machine at the end: {os.getloadavg()[0]:.1f}.",
+    ]
+    publish(options.name + "_beside", machine, notes, ("load", "median_s", "max_s", "ttft_p50_s"), fair)
+    publish(options.name, machine, notes, COLUMNS, rows)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,136 @@
+"""Who may still join the line: the wait of a newcomer is predicted, and one beyond its bound is told so at once. Pure.
+
+The prediction is the tokens that wait, divided by the rate at which they are served: prompt tokens by the prefill
+pool, output tokens by the decode pool while it is full. Without a measured rate it is unknown, and a newcomer waits.
+
+The bound is long while the line is young, so that a burst waits instead of being refused. Once the line has stood for
+the TTFT target, only those may join who will still be in time: a standing line helps nobody (Nichols and Jacobson,
+CoDel, 2012; Maurer, Fail at Scale, 2015).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+BOUND_TARGETS = 10.0
+"""The longest wait without a setting, in TTFT targets."""
+STANDING_SHARE = 0.5
+"""Of the target, the wait that a standing line may have. The rest is for the prompt itself."""
+FIRST_OUTPUT_TOKENS = 200.0
+"""What an answer is taken to have until the first one has ended."""
+FADING = 0.95
+MAX_RETRY_S = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Predicted tokens of what waits."""
+
+    prompt_tokens: float = 0.0
+    output_tokens: float = 0.0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(self.prompt_tokens + other.prompt_tokens, self.output_tokens + other.output_tokens)
+
+    def __sub__(self, other: Work) -> Work:
+        return Work(self.prompt_tokens - other.prompt_tokens, self.output_tokens - other.output_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolService:
+    """What waits at the workers of a pool, and how fast they serve it together."""
+
+    waiting_tokens: float = 0.0
+    tokens_per_s: float | None = None
+    """None: not measured."""
+    token_s: float | None = None
+    """Seconds a token takes at its fastest worker."""
+    is_limiting: bool = True
+    """Whether what comes has to wait for it at all: not where a decode worker has slots left."""
+
+    def wait_s(self, more_tokens: float) -> float | None:
+        """Until `more_tokens` besides those that wait have been served; None: unknown."""
+        tokens = self.waiting_tokens + more_tokens
+        if not self.is_limiting or tokens <= 0:
+            return 0.0
+        return tokens / self.tokens_per_s if self.tokens_per_s else None
+
+
+def predicted_wait_s(held: Work, prefill: PoolService, decode: PoolService) -> float | None:
+    """Seconds until a newcomer's turn behind `held` and what waits at the workers; None when a rate is unknown."""
+    there, then = prefill.wait_s(held.prompt_tokens), decode.wait_s(held.output_tokens)
+    return None if there is None or then is None else max(there, then)
+
+
+@dataclass(frozen=True, slots=True)
+class WaitRules:
+    """Seconds. `longest_s` None: ten TTFT targets, or ten times the prompt's own work where that is more."""
+
+    ttft_s: float = 0.5
+    longest_s: float | None = None
+
+
+class WaitBound:
+    """The bound on the wait of one model's newcomers, as its line behaves."""
+
+    def __init__(self) -> None:
+        self._over_since: float | None = None
+        self._over_s = -math.inf
+
+    def of(self, wait_s: float, own_s: float, rules: WaitRules, now: float) -> float:
+        """Seconds that a newcomer with this predicted wait may wait; `own_s`: its prompt alone.
+
+        Where even an idle pool takes most of the target there is nothing to protect: then only the long bound holds.
+        """
+        in_time_s = STANDING_SHARE * rules.ttft_s
+        longest_s = BOUND_TARGETS * max(rules.ttft_s, own_s) if rules.longest_s is None else rules.longest_s
+        if wait_s > in_time_s:
+            if self._over_since is None or now - self._over_s > rules.ttft_s:
+                self._over_since = now
+            self._over_s = now
+        is_standing = self._over_since is not None and (
+            now - self._over_since >= rules.ttft_s and now - self._over_s <= rules.ttft_s
+        )
+        return min(in_time_s, longest_s) if is_standing and own_s <= in_time_s else longest_s
+
+
+class WaitingLine:
+    """Requests of one model that no worker has been told of, by ticket."""
+
+    def __init__(self) -> None:
+        self._work: dict[int, Work] = {}
+        self._total = Work()
+        self._mean_output: float | None = None
+        self.bound = WaitBound()
+
+    def __len__(self) -> int:
+        return len(self._work)
+
+    @property
+    def held(self) -> Work:
+        return self._total if self._work else Work()
+
+    def joins(self, ticket: int, work: Work) -> None:
+        self._work[ticket] = work
+        self._total += work
+
+    def leaves(self, ticket: int) -> None:
+        """A worker was told of it, or it ended. No effect when it is not in the line."""
+        if (work := self._work.pop(ticket, None)) is not None:
+            self._total = self._total - work if self._work else Work()
+
+    def ended(self, output_tokens: float) -> None:
+        """A sequence had so many tokens when it ended."""
+        mean = output_tokens if self._mean_output is None else self._mean_output
+        self._mean_output = FADING * mean + (1 - FADING) * output_tokens
+
+    @property
+    def output_tokens(self) -> float:
+        """What a sequence comes to, by those that ended."""
+        return FIRST_OUTPUT_TOKENS if self._mean_output is None else self._mean_output
+
+
+def retry_after_s(wait_s: float, bound_s: float) -> int:
+    """When the wait should have fallen to the bound: at least a second."""
+    return min(MAX_RETRY_S, max(1, math.ceil(wait_s - bound_s)))

@@ -1,0 +1,114 @@
+"""What a newcomer's wait is predicted to be, and how long it may be."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from baton_gateway.requests.waiting_line import (
+    PoolService,
+    WaitBound,
+    WaitingLine,
+    WaitRules,
+    Work,
+    predicted_wait_s,
+    retry_after_s,
+)
+from baton_gateway.workers.route import WorkerView, is_full, pool_services
+from baton_wire.messages.values import Role
+
+TARGET_S = 0.5
+RULES = WaitRules(TARGET_S)
+
+
+def prefill(tokens: float = 0.0, rate: float | None = 1000.0) -> PoolService:
+    return PoolService(tokens, rate)
+
+
+FREE = PoolService(is_limiting=False)
+
+
+@pytest.mark.parametrize(
+    ("held", "there", "then", "wait_s"),
+    [
+        (Work(), prefill(), FREE, 0.0),
+        (Work(500, 9e9), prefill(500), FREE, 1.0),
+        (Work(500, 300), prefill(), PoolService(100, 100), 4.0),
+        (Work(), prefill(rate=None), FREE, 0.0),
+        (Work(1, 1), prefill(rate=None), FREE, None),
+        (Work(1, 1), prefill(), PoolService(1, None), None),
+    ],
+    ids=["idle", "prompts", "answers", "nothing waits", "prompts unknown", "answers unknown"],
+)
+def test_the_wait_is_tokens_by_rate_of_the_slower_pool_and_unknown_is_not_zero(
+    held: Work, there: PoolService, then: PoolService, wait_s: float | None
+) -> None:
+    assert predicted_wait_s(held, there, then) == wait_s
+
+
+def test_a_burst_may_wait_ten_targets_and_a_line_that_stands_only_for_who_is_in_time() -> None:
+    bound = WaitBound()
+    assert bound.of(4.0, 0.01, RULES, 0.0) == 5.0
+    assert bound.of(4.9, 0.01, RULES, 0.4) == 5.0
+    assert bound.of(4.0, 0.01, RULES, 0.6) == 0.25
+    assert bound.of(0.2, 0.01, RULES, 0.7) == 0.25, "a look below the bound does not make the line young again"
+    assert bound.of(0.3, 0.01, RULES, 0.8) == 0.25
+    assert bound.of(0.2, 0.01, RULES, 1.4) == 5.0, "nobody was late for longer than the target"
+    assert bound.of(4.0, 0.01, RULES, 1.5) == 5.0
+
+
+def test_a_setting_is_kept_and_a_target_out_of_reach_refuses_nobody_early() -> None:
+    bound, slow_s = WaitBound(), 2.0
+    for now in (0.0, 0.4, 0.8, 1.2):
+        assert bound.of(9.0, slow_s, RULES, now) == 20.0, "ten times its own work"
+        assert bound.of(9.0, slow_s, WaitRules(TARGET_S, 0.1), now) == 0.1
+
+
+def test_the_line_counts_who_is_in_it_and_learns_how_long_answers_are() -> None:
+    line = WaitingLine()
+    line.joins(1, Work(10, 20))
+    line.joins(2, Work(1, 2))
+    line.leaves(1)
+    line.leaves(1)
+    assert line.held == Work(1, 2)
+    line.leaves(2)
+    assert (line.held, len(line)) == (Work(), 0)
+    line.ended(40)
+    assert line.output_tokens == 40
+    for _ in range(200):
+        line.ended(10)
+    assert math.isclose(line.output_tokens, 10, abs_tol=0.01)
+
+
+def test_clients_come_again_when_the_wait_has_fallen() -> None:
+    assert [retry_after_s(wait_s, 0.25) for wait_s in (0.3, 3.0, 900.0)] == [1, 3, 60]
+
+
+def worker(role: Role, **fields: object) -> WorkerView:
+    values = {"epoch": b"x", "role": role, "served_name": "m", "fingerprint": "f", "pair_address": None}
+    values |= {"max_context_tokens": 9, "max_choices": 9, "block_tokens": 9, "blocks_total": 9, "blocks_free": 9}
+    return WorkerView(**(values | fields))  # type: ignore[arg-type]
+
+
+def test_rates_are_those_that_the_workers_of_the_model_measured() -> None:
+    pool = [
+        worker(Role.PREFILL, load_tokens=300, token_s=0.001),
+        worker(Role.PREFILL, load_tokens=100, token_s=0.002),
+        worker(Role.PREFILL, load_tokens=100),
+        worker(Role.PREFILL, served_name="other", load_tokens=999, token_s=1.0),
+        worker(Role.DECODE, running=100, step_s=0.05, waiting=40),
+    ]
+    there, then = pool_services(pool, "m", 10.0)
+    assert there.waiting_tokens == 500
+    assert there.tokens_per_s == pytest.approx(1000 + 500 + 1 / 0.0015)
+    assert (then.waiting_tokens, then.tokens_per_s, then.is_limiting) == (400, 2000, True)
+    pool.append(worker(Role.DECODE, running=1, step_s=0.05))
+    assert not pool_services(pool, "m", 10.0)[1].is_limiting, "one has slots left"
+    assert pool_services([worker(Role.PREFILL, load_tokens=5)], "m", 10.0)[0].tokens_per_s is None
+
+
+@pytest.mark.parametrize(("waiting", "full"), [(0, False), (20, False), (400, True)])
+def test_decode_workers_are_full_when_what_waits_is_work_for_half_a_second(waiting: int, full: bool) -> None:
+    pool = [worker(Role.DECODE, running=100, step_s=0.05, waiting=waiting)]
+    assert is_full(pool, "f", 10.0) is full  # type: ignore[arg-type]
