@@ -86,7 +86,13 @@ def test_clients_come_again_when_the_wait_has_fallen() -> None:
 
 
 def worker(role: Role, **fields: object) -> WorkerView:
-    values: dict[str, object] = {"epoch": b"x", "role": role, "served_name": "m", "fingerprint": "f", "pair_address": None}
+    values: dict[str, object] = {
+        "epoch": b"x",
+        "role": role,
+        "served_name": "m",
+        "fingerprint": "f",
+        "pair_address": None,
+    }
     values |= {"max_context_tokens": 9, "max_choices": 9, "block_tokens": 9, "blocks_total": 9, "blocks_free": 9}
     return WorkerView(**(values | fields))  # type: ignore[arg-type]
 
