@@ -49,6 +49,8 @@ class EngineState:
     """Blocks of held prompts that no decode worker has granted room for."""
     starved: Stem | None = None
     """The prompt that last lacked blocks: as long as it waits, younger reservations must not take them."""
+    over_share: int = 0
+    """Queued reservations and landed stems that wait for nothing but their own flow, as of the last looks."""
     is_draining: bool = False
     waiting_tokens: int = 0
     """Of the waiting and returning stems."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton_engine.scheduling.engine_state import EngineState, may_promise_slots
+from baton_engine.scheduling.engine_state import EngineState, may_promise_slots, may_take_slots
 from baton_engine.scheduling.events import Queued, Reserved
 from baton_engine.scheduling.sequence import Stem, StemStage
 
@@ -13,11 +13,13 @@ def grant_reservations(state: EngineState) -> None:
     A preempted sequence, or a prompt that lacked blocks, comes first if its turn does.
     """
     is_shorter = False
+    state.over_share = sum(not may_take_slots(state, stem) for stem in state.landed)
     over_share: set[bytes] = set()
     for stem in tuple(state.queued.values()):
         flow = stem.request.flow
         if flow in over_share or not may_promise_slots(state, stem):
             over_share.add(flow)
+            state.over_share += 1
             continue
         if state.returning and state.returning[0].order < stem.order:
             break

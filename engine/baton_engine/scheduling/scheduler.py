@@ -45,7 +45,10 @@ class SchedulerStats:
     running: int
     """Sequences that hold a slot."""
     waiting: int
-    """Requests accepted that hold no slot yet, reservations and landed ones included, and preempted sequences."""
+    """Requests accepted that hold no slot yet, reservations and landed ones included, and preempted sequences.
+
+    Not those that wait for other runs of their own flow: they keep nobody else waiting.
+    """
     waiting_tokens: int
     """Tokens of prompts and preempted sequences that have not been started."""
     blocks_free: int
@@ -196,9 +199,10 @@ class Scheduler:
     def stats(self) -> SchedulerStats:
         """Cheap enough for every turn."""
         state, count = self._state, self.pool.count
+        waiting = len(state.waiting) + len(state.returning) + len(state.queued) + len(state.landed)
         return SchedulerStats(
             running=state.slots.taken,
-            waiting=len(state.waiting) + len(state.returning) + len(state.queued) + len(state.landed),
+            waiting=max(0, waiting - state.over_share),
             waiting_tokens=state.waiting_tokens,
             blocks_free=count(BlockState.FREE),
             blocks_cached=count(BlockState.CACHED),

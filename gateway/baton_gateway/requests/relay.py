@@ -258,7 +258,7 @@ class Relay:
         worker = self._table.get(action.worker)
         if worker is not None and worker.send(action.message):
             if isinstance(action.message, Prefill | Reserve):
-                worker.sent(len(action.message.tokens) // 4)
+                worker.sent(len(action.message.tokens) // 4, len(action.message.choices))
         elif not isinstance(action.message, Cancel):
             self._loop.call_soon(self._feed, live, WorkerLost(action.worker))
 

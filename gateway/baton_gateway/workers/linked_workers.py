@@ -78,8 +78,8 @@ class LinkedWorker:
                 self.prefill_tokens = FADING * self.prefill_tokens + timing.prefill_tokens
         self.sent_sequences = self.sent_tokens = 0
 
-    def sent(self, tokens: int) -> None:
-        self.sent_sequences += 1
+    def sent(self, tokens: int, sequences: int = 1) -> None:
+        self.sent_sequences += sequences
         self.sent_tokens += tokens
 
     @property

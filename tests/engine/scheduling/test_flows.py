@@ -91,3 +91,9 @@ def test_a_flow_alone_takes_nearly_all_slots() -> None:
     for _ in range(12):
         running.turn()
     assert running.scheduler.stats().running == 7, "of 8 slots"
+
+
+def test_runs_that_wait_for_their_own_flow_do_not_make_the_worker_look_full() -> None:
+    running = loaded(False, 400, hog(60), spec(SMALL, 8))
+    assert running.scheduler.stats().running == 6
+    assert running.scheduler.stats().waiting == 0

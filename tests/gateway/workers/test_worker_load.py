@@ -45,6 +45,12 @@ def test_a_prompt_that_is_computed_is_load_until_it_should_be_done() -> None:
     assert worker.view().load_tokens == 300 + 50, "slower than thought, but never less than what waits"
 
 
+def test_a_run_counts_as_many_sequences_as_it_has_choices_before_the_worker_tells() -> None:
+    worker = linked([10.0])
+    worker.sent(50, 16)
+    assert worker.view().load_sequences == 16
+
+
 def test_another_report_in_the_middle_of_a_step_does_not_begin_it_anew() -> None:
     now = [10.0]
     worker = linked(now)
