@@ -438,7 +438,7 @@ class LimitSpec(Model):
     """What one request may take, and how many may wait."""
 
     max_queue_duration: Annotated[Duration, Field(ge=0.001, le=3600)] | None = None
-    """Longest wait for a turn: beyond it 429 at once, as predicted. By default ten times the TTFT target."""
+    """Longest predicted wait; beyond it 429. By default ten TTFT targets, and half of one if that lasts."""
     max_queued: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     """Sequences (prompts × n) that may wait in a gateway process; more get 429. By default 4096."""
     max_request_duration: Annotated[Duration, Field(ge=1, le=86_400)] = 600.0

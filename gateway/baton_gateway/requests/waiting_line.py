@@ -65,7 +65,9 @@ def predicted_wait_s(held: Work, prefill: PoolService, decode: PoolService) -> f
 
 @dataclass(frozen=True, slots=True)
 class WaitRules:
-    """Seconds. `longest_s` None: ten TTFT targets, or ten times the prompt's own work where that is more."""
+    """Seconds. `longest_s`: the bound as somebody set it, whatever the line does. None: as long as ten TTFT targets, or
+    ten times the prompt's own work where that is more, while the line is young.
+    """
 
     ttft_s: float = 0.5
     longest_s: float | None = None
@@ -84,7 +86,6 @@ class WaitBound:
         Where even an idle pool takes most of the target there is nothing to protect: then only the long bound holds.
         """
         in_time_s = STANDING_SHARE * rules.ttft_s
-        longest_s = BOUND_TARGETS * max(rules.ttft_s, own_s) if rules.longest_s is None else rules.longest_s
         if wait_s > in_time_s:
             if self._over_since is None or now - self._over_s > rules.ttft_s:
                 self._over_since = now
@@ -92,7 +93,9 @@ class WaitBound:
         is_standing = self._over_since is not None and (
             now - self._over_since >= rules.ttft_s and now - self._over_s <= rules.ttft_s
         )
-        return min(in_time_s, longest_s) if is_standing and own_s <= in_time_s else longest_s
+        if rules.longest_s is not None:
+            return rules.longest_s
+        return in_time_s if is_standing and own_s <= in_time_s else BOUND_TARGETS * max(rules.ttft_s, own_s)
 
 
 class WaitingLine:

@@ -19,6 +19,10 @@ from baton_wire.messages.gateway_link import Cancel, Hello, Prefill, Reserve, Re
 from baton_wire.messages.measures import MAX_TIMINGS, StepTiming, WorkerCondition
 from baton_wire.messages.values import Address, PairFingerprint, Role
 
+SPREAD = 0.01
+"""Variance of the steps' tokens, by their squared mean, from which on a slope can be told."""
+LEAST_SHARE = 0.1
+"""Of the mean, a slope that is believed: smaller ones are noise."""
 FADING = 0.9
 """What an older prompt step counts against the next one."""
 
@@ -47,6 +51,10 @@ class LinkedWorker:
     prefill_s: float = 0.0
     """Seconds and tokens of its pure prompt steps, older ones fading."""
     prefill_tokens: float = 0.0
+    prefill_steps: float = 0.0
+    prefill_squares: float = 0.0
+    prefill_products: float = 0.0
+    """The same of steps, tokens × tokens and tokens × seconds."""
     allowance_s: float = 0.0
     """Seconds that it may spend on prompts now (see `disaggregation`)."""
     refilled_s: float | None = None
@@ -75,7 +83,11 @@ class LinkedWorker:
         for timing in state.timings:
             if timing.prefill_tokens and not timing.decode_rows:
                 self.prefill_s = FADING * self.prefill_s + timing.seconds
-                self.prefill_tokens = FADING * self.prefill_tokens + timing.prefill_tokens
+                tokens = timing.prefill_tokens
+                self.prefill_tokens = FADING * self.prefill_tokens + tokens
+                self.prefill_steps = FADING * self.prefill_steps + 1
+                self.prefill_squares = FADING * self.prefill_squares + tokens * tokens
+                self.prefill_products = FADING * self.prefill_products + tokens * timing.seconds
         self.sent_sequences = self.sent_tokens = 0
 
     def sent(self, tokens: int, sequences: int = 1) -> None:
@@ -86,6 +98,20 @@ class LinkedWorker:
     def token_s(self) -> float | None:
         """Seconds per prompt token; None: no prompt step was seen."""
         return self.prefill_s / self.prefill_tokens if self.prefill_tokens else None
+
+    @property
+    def more_token_s(self) -> float | None:
+        """Seconds that one more token adds to a step, by least squares: less than `token_s`, which has the fixed part of
+        a step in it. What waits together is computed together. None: no prompt step was seen.
+        """
+        mean_s, count = self.token_s, self.prefill_steps
+        if mean_s is None:
+            return None
+        spread = count * self.prefill_squares - self.prefill_tokens**2
+        if spread <= SPREAD * self.prefill_tokens**2:  # all steps were alike
+            return mean_s
+        slope = (count * self.prefill_products - self.prefill_tokens * self.prefill_s) / spread
+        return min(mean_s, max(LEAST_SHARE * mean_s, slope))
 
     def _computing(self, state: WorkerState) -> int:
         """Prompt tokens still to be computed in the steps that ran at the last report, as time has passed since."""
@@ -110,6 +136,7 @@ class LinkedWorker:
             load_sequences=self.sent_sequences + (0 if state is None else state.running + state.waiting),
             load_tokens=self.sent_tokens + (0 if state is None else state.waiting_tokens + self._computing(state)),
             token_s=self.token_s,
+            more_token_s=self.more_token_s,
             running=0 if state is None else state.running,
             waiting=0 if state is None or not state.waiting else state.waiting + self.sent_sequences,
             max_sequences=hello.max_sequences,

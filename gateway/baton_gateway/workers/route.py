@@ -55,6 +55,8 @@ class WorkerView:
     is_suspect: bool = False
     token_s: float | None = None
     """Seconds per prompt token; None: no prompt step was seen."""
+    more_token_s: float | None = None
+    """Seconds that one more token adds to a step."""
     step_s: float = 0.0
     allowance_s: float = 0.0
     """Seconds that a decode worker may spend on prompts now."""
@@ -164,7 +166,9 @@ def pool_services(
     """
     usable = [each for each in workers if each.served_name == served_name and _is_usable(each)]
     prefill = [each for each in usable if each.role is Role.PREFILL]
-    times = [_token_s(each, prefill) for each in prefill]
+    known = [each.more_token_s for each in prefill if each.more_token_s is not None]
+    usual = sum(known) / max(1, len(known))
+    times = [usual if each.more_token_s is None else each.more_token_s for each in prefill]
     rate = sum(1 / seconds for seconds in times) if all(times) else None
     load = sum(each.load_tokens for each in prefill)
     there = PoolService(load, rate, min(times, default=None) or None, is_limiting=bool(prefill))

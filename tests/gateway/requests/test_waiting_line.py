@@ -63,6 +63,7 @@ def test_a_setting_is_kept_and_a_target_out_of_reach_refuses_nobody_early() -> N
     for now in (0.0, 0.4, 0.8, 1.2):
         assert bound.of(9.0, slow_s, RULES, now) == 20.0, "ten times its own work"
         assert bound.of(9.0, slow_s, WaitRules(TARGET_S, 0.1), now) == 0.1
+        assert bound.of(9.0, 0.01, WaitRules(TARGET_S, 60.0), now) == 60.0
 
 
 def test_the_line_counts_who_is_in_it_and_learns_how_long_answers_are() -> None:
@@ -99,10 +100,10 @@ def worker(role: Role, **fields: object) -> WorkerView:
 
 def test_rates_are_those_that_the_workers_of_the_model_measured() -> None:
     pool = [
-        worker(Role.PREFILL, load_tokens=300, token_s=0.001),
-        worker(Role.PREFILL, load_tokens=100, token_s=0.002),
+        worker(Role.PREFILL, load_tokens=300, more_token_s=0.001),
+        worker(Role.PREFILL, load_tokens=100, more_token_s=0.002),
         worker(Role.PREFILL, load_tokens=100),
-        worker(Role.PREFILL, served_name="other", load_tokens=999, token_s=1.0),
+        worker(Role.PREFILL, served_name="other", load_tokens=999, more_token_s=1.0),
         worker(Role.DECODE, running=100, step_s=0.05, waiting=40),
     ]
     there, then = pool_services(pool, "m", 10.0)

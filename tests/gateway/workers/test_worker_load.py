@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 from msgspec.structs import replace
 
 from baton_gateway.workers.linked_workers import LinkedWorker
@@ -49,6 +50,23 @@ def test_a_run_counts_as_many_sequences_as_it_has_choices_before_the_worker_tell
     worker = linked([10.0])
     worker.sent(50, 16)
     assert worker.view().load_sequences == 16
+
+
+def test_what_one_more_token_adds_is_told_apart_from_the_fixed_part_of_steps() -> None:
+    worker = linked([10.0])
+    assert worker.more_token_s is None
+    fixed_s, more_s = 0.05, 0.001
+
+    def report(*tokens: int) -> None:
+        timings = tuple(replace(TIMING, prefill_tokens=each, seconds=fixed_s + more_s * each) for each in tokens)
+        worker.reported(state(0, 0, timings))
+
+    report(16, 16)
+    assert worker.more_token_s == worker.token_s, "steps alike: nobody knows"
+    report(512, 16, 1024)
+    assert worker.more_token_s == pytest.approx(more_s)
+    assert worker.token_s is not None
+    assert worker.token_s > more_s
 
 
 def test_another_report_in_the_middle_of_a_step_does_not_begin_it_anew() -> None:

@@ -24,6 +24,7 @@ def manifest(name: str, namespace: str = "tests", **spec: Any) -> dict[str, Any]
         "slo": {"ttft": {"target": "500ms", "percentile": 95}, "tpot": {"target": "50ms", "percentile": 95}},
         "prefill": pool,
         "decode": pool,
+        "gateway": {"limits": {"maxQueueDuration": "60s"}},  # answers are tested, however slow the machine is
     }
     return {
         "apiVersion": "baton.dev/v1alpha1",

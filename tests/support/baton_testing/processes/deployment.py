@@ -196,7 +196,9 @@ class Deployment:
             *("--keys", str(self.keys), "--announce", str(announce)),
             *("--prefill-discovery", f"file:{self._discovery_file('prefill')}"),
             *("--decode-discovery", f"file:{self._discovery_file('decode')}"),
-            *("--processes", str(self.shape.gateway_processes), *self.shape.gateway_flags),
+            *("--processes", str(self.shape.gateway_processes)),
+            "--max-queue-s=60",  # answers are tested, however slow the machine is
+            *self.shape.gateway_flags,
         ]
         self.gateway = self.launch("gateway", argv, self.shape.environment.get("gateway"))
         announced = self.gateway.await_file(announce, START_S)
