@@ -101,8 +101,8 @@ class LinkedWorker:
 
     @property
     def more_token_s(self) -> float | None:
-        """Seconds that one more token adds to a step, by least squares: less than `token_s`, which has the fixed part of
-        a step in it. What waits together is computed together. None: no prompt step was seen.
+        """Seconds that one more token adds to a step, by least squares: less than `token_s`, which has the fixed part
+        of a step in it. What waits together is computed together. None: no prompt step was seen.
         """
         mean_s, count = self.token_s, self.prefill_steps
         if mean_s is None:
