@@ -2,8 +2,8 @@
 
     python -m bench overload [--seconds 60]
 
-First what the pools can do (a closed loop), and the goodput at 0.8 and 1 times that; then five times as much. Then a
-request of 64 prompts × n 16 beside requests of 20 tokens, one after the other. Workers keep time instead of computing,
+A request of 64 prompts × n 16 beside requests of 20 tokens, one after the other. Then a few loads, of which the best
+goodput is the peak, and five times as much. Workers keep time instead of computing,
 so that the figures are not the machine's; TTFT counts from when a request was due.
 """
 
@@ -36,6 +36,9 @@ PROMPT_TOKENS, OUTPUT_TOKENS = 512, 20
 SLOTS = 64
 PROMPTS, CHOICES, LONG_TOKENS = 64, 16, 400
 TIMES = 5.0
+RATES = 1.4, 1.8, 2.2
+SWEEP_S = 20.0
+PATIENCE_S = 120.0
 COLUMNS = ("load", "offered", "served", "goodput/s", "ttft_p50_s", "ttft_p95_s", "refused", "refusal_p95_ms", "reasons")
 
 
@@ -64,7 +67,7 @@ def workload(rate: float, seconds: float) -> Workload:
 def row(name: str, answers: Sequence[Answer], seconds: float) -> dict[str, Cell]:
     served = [each for each in answers if each.end is AnswerEnd.WHOLE]
     refused = [each for each in answers if each.end is not AnswerEnd.WHOLE]
-    good = [each for each in served if each.ttft_s <= TTFT_S and each.tpot_s <= TPOT_S]
+    good = [each for each in served if is_good(each)]
     ttft = [each.ttft_s for each in served]
     took = [1e3 * (each.ended_s - each.sent_s) for each in refused]
     reasons = Counter(f"{each.failure} {each.detail.split(' of ')[0][:40]}" for each in refused)
@@ -83,22 +86,27 @@ def row(name: str, answers: Sequence[Answer], seconds: float) -> dict[str, Cell]
 
 async def overload(endpoint: str, seconds: float) -> list[dict[str, Cell]]:
     dice = random.Random(1)
-    warm = [completion(NAME, random_prompt(PROMPT_TOKENS, 500, dice), OUTPUT_TOKENS) for _ in range(60)]
-    await closed_loop(endpoint, warm[:6], 2)  # until the gateway has seen steps of this kind
-    answers = await closed_loop(endpoint, warm[6:], 16)
-    capacity = len(answers) / (max(each.ended_s for each in answers) - min(each.sent_s for each in answers))
-    rows = [row("closed loop, 16 at once", answers, len(answers) / capacity)]
-    for share, length_s in ((0.8, seconds / 2), (1.0, seconds / 2), (TIMES, seconds)):
-        answers = await open_loop(endpoint, NAME, workload(share * capacity, length_s), 120.0, lambda answer: None)
-        rows.append(row(f"{share:g} × capacity, {length_s:g} s", answers, length_s))
+    warm = [completion(NAME, random_prompt(PROMPT_TOKENS, 500, dice), OUTPUT_TOKENS) for _ in range(6)]
+    await closed_loop(endpoint, warm, 2)  # until the gateway has seen steps of this kind
+    rows, peak = [], 0.0
+    for rate in RATES:
+        answers = await open_loop(endpoint, NAME, workload(rate, SWEEP_S), PATIENCE_S, lambda answer: None)
+        rows.append(row(f"{rate:g}/s, {SWEEP_S:g} s", answers, SWEEP_S))
+        peak = max(peak, sum(is_good(each) for each in answers) / SWEEP_S)
+    answers = await open_loop(endpoint, NAME, workload(TIMES * peak, seconds), PATIENCE_S, lambda answer: None)
+    rows.append(row(f"{TIMES:g} × the peak ({TIMES * peak:.1f}/s), {seconds:g} s", answers, seconds))
     return rows
+
+
+def is_good(answer: Answer) -> bool:
+    return answer.end is AnswerEnd.WHOLE and answer.ttft_s <= TTFT_S and answer.tpot_s <= TPOT_S
 
 
 async def afterwards(endpoint: str) -> dict[str, Cell]:
     """Requests from one second behind an overload on: it is over, and its last answers still run."""
-    flood = asyncio.create_task(open_loop(endpoint, NAME, workload(12.0, 10.0), 120.0, lambda answer: None))
+    flood = asyncio.create_task(open_loop(endpoint, NAME, workload(12.0, 10.0), PATIENCE_S, lambda answer: None))
     await asyncio.sleep(11.0)
-    answers = await open_loop(endpoint, NAME, workload(1.0, 10.0), 120.0, lambda answer: None, seed=9)
+    answers = await open_loop(endpoint, NAME, workload(1.0, 10.0), PATIENCE_S, lambda answer: None, seed=9)
     await flood
     return row("from 1 s after an overload", answers, 10.0)
 
