@@ -19,6 +19,10 @@ from baton_testing.kube.stage import DIGEST, Stage
 Json = dict[str, Any]
 
 
+def records(stage: Stage) -> list[str]:
+    return [each["metadata"]["name"] for each in stage.all(RECORDS)]
+
+
 def owned(stage: Stage) -> list[str]:
     """Names of everything that carries the deployment's name, by kind."""
     found = []
@@ -127,8 +131,11 @@ async def test_what_others_change_or_delete_is_put_back(stage: Stage) -> None:
         stage.patch(SERVICES, "chat-decode", "spec.selector", {"baton.dev/deployment": "other"})
         stage.patch(WORKERS, next(iter(before)), "spec.replicas", 0)
         stage.delete(POOLS, "chat-prefill")
-        stage.delete(RECORDS, stage.all(RECORDS)[0]["metadata"]["name"])
+        stage.delete(RECORDS, next(name for name in records(stage) if "-templates-" in name))
         stage.delete(WORKERS, list(before)[1])
+        keys = stage.read(SECRETS, "chat-keys")
+        stage.delete(SECRETS, "chat-keys")
+        await stage.until("the keys again", lambda: stage.read(SECRETS, "chat-keys")["data"] == keys["data"])
         await stage.until("all there again", lambda: stage.workers() == before and len(owned(stage)) >= len(made) - 2)
         await stage.until(
             "the selector again",
@@ -208,3 +215,44 @@ async def test_a_real_autoscaler_owns_the_pool_in_mode_external(stage: Stage) ->
             written = stage.read(POOLS, "chat-decode")["metadata"]["annotations"]["baton.dev/replicas"]
             assert written == "1", "the operator wrote when it made the pool, and not again"
             assert stage.api.send("DELETE", f"{path}/chat-decode").status == 200
+
+
+def stripped(body: Json) -> Json:
+    """As a backup keeps it: no identity, no owner, no status."""
+    kept = {name: each for name, each in body["metadata"].items() if name in ("name", "namespace", "labels")}
+    kept["annotations"] = dict(body["metadata"].get("annotations") or {})
+    return {name: each for name, each in body.items() if name not in ("metadata", "status")} | {"metadata": kept}
+
+
+async def test_what_was_deleted_without_its_objects_or_restored_from_a_backup_is_told_and_taken_over(
+    stage: Stage,
+) -> None:
+    kinds = (SERVICES, WORKERS, RECORDS, POOLS)
+    async with stage.operator():
+        stage.apply()
+        await stage.serves()
+        pods = {pod["metadata"]["uid"] for pod in stage.all(PODS)}
+        live = stage.read(DEPLOYMENTS, "chat")
+        orphan = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Orphan"}
+        assert stage.api.send("DELETE", stage.path(DEPLOYMENTS, "chat"), orphan).status == 200
+        await stage.until("gone", lambda: stage.api.send("GET", stage.path(DEPLOYMENTS, "chat")).status == 404)
+        stage.apply()
+        await stage.until("told", lambda: stage.condition("Degraded")[:2] == ("True", "NameTaken"))
+        events = stage.api.send("GET", f"/api/v1/namespaces/{stage.space}/events").body["items"]
+        assert "NameTaken" in {each["reason"] for each in events}  # type: ignore[attr-defined]
+        stage.patch(DEPLOYMENTS, "chat", "metadata.annotations", {"baton.dev/adopt": "true"})
+        await stage.serves()
+        assert {pod["metadata"]["uid"] for pod in stage.all(PODS)} == pods, "nothing restarted"
+        backup = {kind: [stripped(each) for each in stage.all(kind)] for kind in kinds}
+        saved = stripped(stage.read(DEPLOYMENTS, "chat"))
+        assert saved["spec"] == live["spec"]
+        stage.delete(DEPLOYMENTS, "chat")
+        await stage.until("all gone", lambda: owned(stage) == [])
+    for kind, bodies in backup.items():
+        for body in bodies:
+            body.get("spec", {}).pop("clusterIP", None), body.get("spec", {}).pop("clusterIPs", None)
+            reply = stage.api.send("POST", stage.path(kind), body)
+            assert reply.status == 201, reply.message
+    assert stage.api.send("POST", stage.path(DEPLOYMENTS), saved).status == 201
+    async with stage.operator():
+        await stage.serves()

@@ -63,6 +63,8 @@ class Owner:
     """The live LLMDeployment that the objects belong to."""
 
     uid: str
+    adopts: bool = False
+    """Whether it takes over objects that carry its label and that nobody controls."""
 
 
 def site_of(deployment: LLMDeployment, role: Role, platform: Platform) -> Site:

@@ -7,9 +7,25 @@ from collections.abc import Mapping
 
 from baton_control.names import keys_name
 from baton_control.spec.api import LLMDeployment
+from baton_operator.kube.object_fields import mappings, metadata_of
 from baton_operator.objects.cluster import Manifest, Owner
 from baton_operator.objects.metadata import owned
 from baton_wire.keys import derived_key
+
+
+def key_marker(secret: Manifest, uid: str) -> Manifest:
+    """An object whose only owner is the stored key Secret, with that uid. Secrets are never read; this is. When the
+    Secret goes, the garbage collector takes it along, and that is seen."""
+    metadata = metadata_of(secret)
+    reference = {"apiVersion": "v1", "kind": "Secret", "name": metadata["name"], "uid": uid}
+    kept = {name: metadata[name] for name in ("name", "namespace", "labels")}
+    made: Manifest = {"apiVersion": "apps/v1", "kind": "ControllerRevision", "revision": 0, "data": {}}
+    return made | {"metadata": {**kept, "ownerReferences": [reference]}}
+
+
+def is_key_marker(found: Manifest) -> bool:
+    """Whether a live object stands for a Secret that is there."""
+    return any(each.get("kind") == "Secret" for each in mappings(metadata_of(found).get("ownerReferences")))
 
 
 def key_secret(deployment: LLMDeployment, owner: Owner, masters: Mapping[str, bytes]) -> Manifest:

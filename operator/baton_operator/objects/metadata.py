@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from baton_control.hashes import Revision
 from baton_control.spec.api import API_VERSION, KIND, LLMDeployment
+from baton_operator.kube.object_fields import is_controlled, mappings, metadata_of
 from baton_operator.objects.cluster import Manifest, Owner
 from baton_wire.messages.values import Role
 
@@ -14,6 +15,8 @@ FETCH_ROLE = "fetch"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 RESTART_ANNOTATION = "baton.dev/restart"
 """On an LLMDeployment: another value restarts its workers, as a rollout. On their Pods: its hash."""
+ADOPT_ANNOTATION = "baton.dev/adopt"
+"""On an LLMDeployment, `true`: it takes over objects with its label that have lost their owner."""
 FIELD_MANAGER = "baton-operator"
 
 
@@ -45,6 +48,15 @@ def selector(deployment: LLMDeployment, role: Role | None = None, template: str 
 def selector_text(deployment: LLMDeployment, role: Role) -> str:
     """The pool's Pods of all revisions, as `/scale` wants it."""
     return ",".join(f"{key}={value}" for key, value in selector(deployment, role).items())
+
+
+def belongs(manifest: Manifest, owner: Owner) -> bool:
+    """Whether a live object with a deployment's label is the deployment's: it controls it, or nobody does and it
+    adopts."""
+    if is_controlled(manifest, owner.uid):
+        return True
+    references = mappings(metadata_of(manifest).get("ownerReferences"))
+    return owner.adopts and bool(manifest) and not any(each.get("controller") is True for each in references)
 
 
 def owned(

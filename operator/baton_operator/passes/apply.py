@@ -27,7 +27,8 @@ from baton_operator.kube.object_fields import (
     uid_of,
 )
 from baton_operator.objects.cluster import Manifest, Owner
-from baton_operator.objects.metadata import DEPLOYMENT_LABEL, FIELD_MANAGER
+from baton_operator.objects.link_keys import key_marker
+from baton_operator.objects.metadata import DEPLOYMENT_LABEL, FIELD_MANAGER, belongs
 from baton_operator.passes.drift import APPLIED, has_drifted
 
 log = logging.getLogger(__name__)
@@ -66,7 +67,10 @@ class NameTaken(OperatorError):
     """An object of that name exists and belongs to somebody else."""
 
     def __init__(self, kind: str, name: str) -> None:
-        super().__init__(f"{kind} {name} exists and does not belong to this LLMDeployment: it is left alone")
+        super().__init__(
+            f"{kind} {name} exists and does not belong to this LLMDeployment: it is left alone; the annotation"
+            ' baton.dev/adopt: "true" takes over what nobody else controls'
+        )
 
 
 class Applier:
@@ -125,7 +129,9 @@ class Applier:
                 return None
             if is_controlled(live, owner.uid):
                 cache.written(live)
-        if not is_controlled(live, owner.uid):
+        if not is_controlled(live, owner.uid) and not (
+            belongs(live, owner) and _labels_of(live) == _labels_of(wish.body)
+        ):
             raise NameTaken(wish.resource.kind, wish.name)
         return live
 
@@ -141,8 +147,8 @@ class Applier:
         self._count(wanted)
 
     async def ensure_secret(self, wanted: Manifest, is_known: bool) -> None:
-        """Apply a Secret, which the operator may not read. `is_known`: it was applied before; otherwise a dry run that
-        could only conflict with Baton's own label tells whether one of that name is somebody else's."""
+        """Apply a Secret, which the operator may not read, and its marker. `is_known`: it was applied before; otherwise
+        a dry run that could only conflict with Baton's own label tells whether one of that name is somebody else's."""
         resource = resource_of(wanted)
         namespace, name = place_of(wanted)
         if not is_known:
@@ -158,7 +164,8 @@ class Applier:
             except Conflict as error:
                 if FIELD_MANAGER not in error.managers:
                     raise NameTaken(resource.kind, name) from error
-        await self._api.apply(resource, wanted, manager=FIELD_MANAGER, force=True)
+        found = await self._api.apply(resource, wanted, manager=FIELD_MANAGER, force=True)
+        await self.apply(key_marker(wanted, uid_of(found)), manager=FIELD_MANAGER, force=True)
 
     async def delete(self, resource: Resource, live: Manifest) -> None:
         """Delete exactly this object in exactly this state. Raises Conflict if it is another by now."""
@@ -206,6 +213,10 @@ class Applier:
         if not has_drifted(wish.body, live):
             return False
         return self._settled.get((wish.resource, wish.namespace, wish.name)) != (wish.digest, _essence(live))
+
+
+def _labels_of(manifest: Manifest) -> object:
+    return mapping(metadata_of(manifest).get("labels")).get(DEPLOYMENT_LABEL)
 
 
 def _essence(live: Manifest) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from baton_control.hashes import Revision
 from baton_control.rollout import Group, Step
 from baton_operator.objects.cluster import Manifest, Owner
-from baton_operator.objects.metadata import FIT_LABEL, ROLE_LABEL, TEMPLATE_LABEL
+from baton_operator.objects.metadata import FIT_LABEL, ROLE_LABEL, TEMPLATE_LABEL, belongs
 from baton_wire.messages.values import POOL_ROLES, Role
 
 RoutableCounts = Mapping[tuple[Role, str], int]
@@ -88,7 +88,7 @@ def _worker_set(deployment: Manifest, owner: Owner) -> WorkerSet | None:
     role, template, fit = (labels.get(label) for label in (ROLE_LABEL, TEMPLATE_LABEL, FIT_LABEL))
     if role not in set(POOL_ROLES) or not isinstance(template, str) or not isinstance(fit, str):
         return None
-    if not _is_controlled(metadata, owner):
+    if not belongs(deployment, owner):
         return None
     return WorkerSet(
         name=str(metadata.get("name")),
@@ -116,12 +116,6 @@ def refusal(deployment: Manifest) -> str:
     """Why the Pods of a Deployment cannot be made; empty: they can."""
     failure = condition(deployment, "ReplicaFailure")
     return str(failure.get("message") or failure.get("reason")) if failure.get("status") == "True" else ""
-
-
-def _is_controlled(metadata: Manifest, owner: Owner) -> bool:
-    references = metadata.get("ownerReferences")
-    found = [_mapping(each) for each in references] if isinstance(references, list) else []
-    return any(each.get("uid") == owner.uid and each.get("controller") is True for each in found)
 
 
 def _routable(each: WorkerSet, routable: RoutableCounts | None) -> int | None:

@@ -19,9 +19,9 @@ from baton_control.rollout import Group, Limits, Step, Wanted, next_step
 from baton_control.sizing.metrics import SizingMetrics
 from baton_control.sizing.scaling import HoldSizing, PoolNow, Sized, Sizing
 from baton_control.spec.api import LLMDeployment, ScalingMode
-from baton_operator.kube.kinds import OPTIONAL
+from baton_operator.kube.kinds import OPTIONAL, RECORDS
 from baton_operator.kube.kube_api import Forbidden, Invalid, KubeApi, Resource
-from baton_operator.kube.object_fields import mapping, uid_of
+from baton_operator.kube.object_fields import is_controlled, mapping, uid_of
 from baton_operator.objects.cluster import Manifest, Platform
 from baton_operator.objects.fetch import FetchState, fetch_of, former_jobs
 from baton_operator.passes.apply import Applied, Applier, NameTaken, wish
@@ -96,7 +96,7 @@ class Reconciler:
         self._caches, self._installation, self._clock, self._now = caches, installation, clock, now
         self._sizing, self._telemetry, self._measured = sizing or HoldSizing(), telemetry, measured
         self._applier = Applier(api, caches)
-        self._shared = SharedObjects(self._applier, clock)
+        self._shared = SharedObjects(self._applier)
         self._statuses = StatusWriter(api, self._applier, now, clock)
         self._cleanup = Cleanup(self._applier)
         self._events = ObjectEvents(api, clock)
@@ -160,8 +160,9 @@ class Reconciler:
         step = next_step(wanted, _doubted(groups, doubtful), limits, rollout.paused)
 
         await self._record(this, record)
-        this.troubles += await self._shared.ensure(seen, this.made)
-        await self._facades(this, plan)
+        if not this.troubles:
+            this.troubles += await self._shared.ensure(seen, this.made)
+            await self._facades(this, plan)
         if not this.troubles:
             await self._workers(this, step, may_start=fetch.is_done)
             await self._cleanup.run(seen, {role: each.revision for role, each in wanted.items()})
@@ -273,11 +274,25 @@ class Reconciler:
         seen = this.seen
         before, good = newest(seen.records), this.made.text
         is_same = before is not None and before.record == record
-        if before is not None and is_same and (before.good == good or len(good.encode()) > MAX_GOOD_BYTES):
+        is_noted = before is not None and (before.good == good or len(good.encode()) > MAX_GOOD_BYTES)
+        is_ours = before is not None and is_controlled(seen.live_records[before.name], seen.owner.uid)
+        if is_same and is_noted and is_ours:
             return
         number = 1 if before is None else before.number + (not is_same)
         wanted = wish(record_manifest(record, number, this.deployment, seen.owner, good))
-        applied = await self._applier.ensure(wanted, seen.owner)
+        try:
+            try:
+                applied = await self._applier.ensure(wanted, seen.owner)
+            except Invalid:
+                if before is None or not is_same or is_ours:
+                    raise
+                # Restored from a backup: the same data in other bytes, which cannot be changed.
+                await self._applier.delete(RECORDS, seen.live_records[before.name])
+                self._caches[RECORDS].gone(seen.key.namespace, before.name)
+                applied = await self._applier.ensure(wanted, seen.owner)
+        except (NameTaken, Forbidden, Invalid) as error:
+            this.troubles.append(trouble(error))
+            return
         if applied is Applied.LEAVING:
             this.again_in(LEAVING_S)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from baton_control.errors import OperatorError
 from baton_control.spec.api import ScalingMode
 from baton_operator.kube.kube_api import Forbidden, Invalid
@@ -15,21 +13,17 @@ from baton_operator.passes.rendering import Rendering
 from baton_operator.passes.snapshot import Snapshot
 from baton_operator.passes.troubles import Trouble, refused_object
 
-SECRET_AGAIN_S = 300.0
-"""Whether the key Secret still exists cannot be read; while Pods do not come up, it is applied anew this often."""
-
 
 class SharedObjects:
-    def __init__(self, applier: Applier, clock: Callable[[], float]) -> None:
-        self._applier, self._clock = applier, clock
-        self._secret_at: dict[str, float] = {}
+    def __init__(self, applier: Applier) -> None:
+        self._applier = applier
 
     async def ensure(self, seen: Snapshot, made: Rendering) -> list[Trouble]:
         """Make these objects what they should be, in order; what Pods need comes before them. Stops at the first that
         is refused, so that no Pod runs without its policies, and says why. Raises KubeError for what can be tried
         again."""
         try:
-            if seen.keys != made.keys or self._may_be_missing(seen):
+            if seen.keys != made.keys or not seen.has_keys:
                 await self._applier.ensure_secret(made.secret, is_known=seen.keys is not None)
             for each in made.standing:
                 if await self._applier.ensure(each, seen.owner) is Applied.LEAVING:
@@ -53,17 +47,6 @@ class SharedObjects:
         await self._applier.ensure(bare, owner)
         if replicas is not None:
             await self._applier.apply(full, manager=SCALER, force=live.mode != mode)
-
-    def _may_be_missing(self, seen: Snapshot) -> bool:
-        waiting = any(crew.ready + crew.failing + crew.unschedulable < crew.existing for crew in seen.crews.values())
-        if not waiting and seen.gateways_ready:
-            self._secret_at.pop(seen.owner.uid, None)
-            return False
-        now = self._clock()
-        if now - self._secret_at.setdefault(seen.owner.uid, now) < SECRET_AGAIN_S:
-            return False
-        self._secret_at[seen.owner.uid] = now
-        return True
 
 
 def trouble(error: OperatorError) -> Trouble:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 from pydantic import ValidationError
 
-from baton_control.names import Key, gateway_name, pool_name
+from baton_control.names import Key, gateway_name, keys_name, pool_name
 from baton_operator.kube.cache import REPLICA_OWNERS, Cache
 from baton_operator.kube.kinds import ACCOUNTS, CLAIMS, DEPLOYMENTS, JOBS, PODS, POOLS, RECORDS, WITHDRAWN, WORKERS
 from baton_operator.kube.kube_api import Resource
@@ -23,6 +23,8 @@ from baton_operator.kube.object_fields import (
     uid_of,
 )
 from baton_operator.objects.cluster import Manifest, Owner
+from baton_operator.objects.link_keys import is_key_marker
+from baton_operator.objects.metadata import ADOPT_ANNOTATION, belongs
 from baton_operator.passes.observe import WorkerSet, condition, refusal, worker_sets
 from baton_operator.passes.pod_troubles import our_pods
 from baton_operator.passes.pool_size import WRITTEN, Facade
@@ -59,6 +61,8 @@ class Snapshot:
     """That new gateways did not get ready in time; empty: they did, or still may."""
     keys: str | None
     """Hash of the key Secret that was applied last; None: none was."""
+    has_keys: bool = True
+    """Whether that Secret is still there, as far as its marker tells."""
     live_pods: tuple[Manifest, ...] = ()
     """Live Pods of gateways, workers and fetch Jobs."""
     claims: tuple[Manifest, ...] = ()
@@ -75,7 +79,7 @@ def snapshot(key: Key, caches: Caches) -> Snapshot | None:
     raw = caches[DEPLOYMENTS].get(*key)
     if raw is None or is_leaving(raw):
         return None
-    owner = Owner(uid_of(raw))
+    owner = Owner(uid_of(raw), adopts=annotations_of(raw).get(ADOPT_ANNOTATION) == "true")
     workers = {str(metadata_of(each)["name"]): each for each in caches[WORKERS].of(key)}
     records = {str(metadata_of(each)["name"]): each for each in _ours(caches[RECORDS].of(key), owner)}
     pods = worker_pods(caches[PODS].of(key), key.name)
@@ -102,6 +106,7 @@ def snapshot(key: Key, caches: Caches) -> Snapshot | None:
         gateway_refusal=refusal(gateway),
         gateway_lateness=_lateness(gateway),
         keys=keys if isinstance(keys, str) else None,
+        has_keys=is_key_marker(caches[RECORDS].get(key.namespace, keys_name(key.name)) or {}),
         live_pods=our_pods(caches[PODS].of(key), key.name, jobs),
         claims=_ours(caches[CLAIMS].of(key), owner),
         fetches=fetches,
@@ -149,4 +154,4 @@ def read_status(raw: Manifest) -> DeploymentStatus:
 
 
 def _ours(manifests: tuple[Manifest, ...], owner: Owner) -> tuple[Manifest, ...]:
-    return tuple(each for each in manifests if is_controlled(each, owner.uid) and not is_leaving(each))
+    return tuple(each for each in manifests if belongs(each, owner) and not is_leaving(each))

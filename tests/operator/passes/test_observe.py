@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from baton_control.hashes import Revision
 from baton_control.rollout import Limits, PoolChange, Step, Wanted, next_step
 from baton_control.spec.api import LLMDeployment
+from baton_operator.kube.object_fields import mapping
 from baton_operator.objects.cluster import Manifest, Owner, Platform
-from baton_operator.objects.desired import standing_objects, worker_deployment
+from baton_operator.objects.desired import standing_objects, worker_deployment, workers_of
 from baton_operator.objects.pods import WorkerTemplate, worker_template
 from baton_operator.passes.observe import WorkerSet, finished, groups, replicas_after, worker_sets
 from baton_testing.kube.manifests import deployment
@@ -74,7 +75,9 @@ def write(
     else:
         spec = live[name]["spec"]
         assert isinstance(spec, dict)
-        spec["replicas"] = replicas
+        pod = spec["template"]
+        assert isinstance(pod, dict)
+        spec |= mapping(workers_of(wanted, role, revision, pod, replicas, OWNER)["spec"])
 
 
 def ready(live: Live, role: Role) -> int:

@@ -1,0 +1,128 @@
+"""What is deleted comes back at once, also the key Secret, which is never read; what lost its owner can be adopted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from baton_operator.kube.kinds import DEPLOYMENTS, EVENTS, PODS, RECORDS, SECRETS, WORKERS
+from baton_operator.objects.metadata import ADOPT_ANNOTATION
+from baton_testing.kube.world import NAME, SPACE, Promise, World, wish
+from baton_testing.virtual_time.loop import run_virtual
+
+ANY = Promise(floor=0, most=9)
+
+
+def play(script: Callable[[World], Awaitable[None]], **fields: object) -> None:
+    async def main() -> None:
+        world = World(promise=ANY)
+        world.start()
+        try:
+            world.user_applies(**fields)
+            await world.settle()
+            await script(world)
+        finally:
+            await world.end()
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_the_key_secret_is_back_within_seconds_though_nobody_reads_it(is_restarted: bool) -> None:
+    async def script(world: World) -> None:
+        before = world.store.read(SECRETS, SPACE, "chat-keys")
+        world.user_deletes(SECRETS, "chat-keys")
+        if is_restarted:
+            await world.restart(away_s=60.0)
+        await asyncio.sleep(5.0)
+        after = world.store.read(SECRETS, SPACE, "chat-keys")
+        assert after["data"] == before["data"]
+        assert after["metadata"]["uid"] != before["metadata"]["uid"]
+        await world.settle()
+        calls = len(world.kube.made)
+        await asyncio.sleep(1000.0)
+        later = [each for each in world.kube.made[calls:] if not each.startswith(("watch", "list"))]
+        assert later == [], "three resyncs make no request"
+
+    play(script)
+
+
+def test_a_secret_whose_marker_is_orphaned_or_deleted_is_applied_again() -> None:
+    async def script(world: World) -> None:
+        world.user_deletes(RECORDS, "chat-keys")
+        await world.settle()
+        owner = world.store.read(RECORDS, SPACE, "chat-keys")["metadata"]["ownerReferences"][0]
+        assert owner["uid"] == world.store.read(SECRETS, SPACE, "chat-keys")["metadata"]["uid"]
+
+    play(script)
+
+
+def orphan(world: World) -> None:
+    """`kubectl delete --cascade=orphan`."""
+    uid = world.store.read(DEPLOYMENTS, SPACE, NAME)["metadata"]["uid"]
+    world.by_hand = True
+    for resource, body in list(world.store.everything()):
+        owners = body["metadata"].get("ownerReferences", [])
+        left = [each for each in owners if each["uid"] != uid]
+        if len(left) != len(owners):
+            changed = world.store.read(resource, SPACE, body["metadata"]["name"])
+            changed["metadata"]["ownerReferences"] = left
+            world.store.replace(resource, changed, "garbage-collector")
+    world.store.delete(DEPLOYMENTS, SPACE, NAME)
+    world.by_hand = False
+
+
+def degraded(world: World) -> tuple[str, str]:
+    found = world.store.read(DEPLOYMENTS, SPACE, NAME)["status"]["conditions"]
+    return next((each["status"], each["reason"]) for each in found if each["type"] == "Degraded")
+
+
+def test_objects_without_an_owner_are_a_condition_and_an_event_and_an_annotation_takes_them_over() -> None:
+    async def script(world: World) -> None:
+        await world.stop()
+        orphan(world)
+        pods = {each["metadata"]["uid"] for each in world.store.all(PODS, SPACE)}
+        workers = {each["metadata"]["uid"] for each in world.store.all(WORKERS, SPACE)}
+        world.start()
+        world.user_applies()
+        await world.settle()
+        assert degraded(world) == ("True", "NameTaken")
+        assert "NameTaken" in {each["reason"] for each in world.store.all(EVENTS, SPACE)}
+        body = wish()
+        body["metadata"]["annotations"] = {ADOPT_ANNOTATION: "true"}
+        world.store.apply(DEPLOYMENTS, body, "kubectl", force=True)
+        await world.settle()
+        assert degraded(world)[0] == "False"
+        assert {each["metadata"]["uid"] for each in world.store.all(PODS, SPACE)} == pods, "nothing restarted"
+        assert {each["metadata"]["uid"] for each in world.store.all(WORKERS, SPACE)} == workers
+        uid = world.store.read(DEPLOYMENTS, SPACE, NAME)["metadata"]["uid"]
+        for resource in (WORKERS, SECRETS):
+            for each in world.store.all(resource, SPACE):
+                assert [owner["uid"] for owner in each["metadata"]["ownerReferences"]] == [uid]
+
+    play(script)
+
+
+def test_what_another_object_controls_is_never_taken_over() -> None:
+    async def script(world: World) -> None:
+        await world.stop()
+        orphan(world)
+        theirs = world.store.read(WORKERS, SPACE, "chat-gateway")
+        uid = world.store.read(SECRETS, SPACE, "chat-keys")["metadata"]["uid"]
+        controller = {"apiVersion": "v1", "kind": "Secret", "name": "chat-keys", "uid": uid, "controller": True}
+        theirs["metadata"]["ownerReferences"] = [controller]
+        world.by_hand = True
+        world.store.replace(WORKERS, theirs, "kubectl")
+        world.by_hand = False
+        world.start()
+        adopting = wish()
+        adopting["metadata"]["annotations"] = {ADOPT_ANNOTATION: "true"}
+        world.store.apply(DEPLOYMENTS, adopting, "kubectl", force=True)
+        await world.settle()
+        assert degraded(world) == ("True", "NameTaken")
+        kept = world.store.read(WORKERS, SPACE, "chat-gateway")["metadata"]["ownerReferences"]
+        assert [each["kind"] for each in kept] == ["Secret"]
+
+    play(script)
