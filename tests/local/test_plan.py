@@ -39,7 +39,7 @@ def test_a_folder_with_a_model_that_can_be_served_is_planned(tmp_path: Path) -> 
     ("config", "said"),
     [
         (GEMMA, 'cannot be served: model_type: "gemma3_text" is not supported; allowed: llama'),
-        ({**LLAMA, "quantization_config": {"quant_method": "awq"}}, "quantization_config"),
+        ({**LLAMA, "quantization_config": {"quant_method": "bitsandbytes"}}, "quantization_config"),
         ({**LLAMA, "rope_scaling": {"rope_type": "longrope", "long_factor": [1.0]}}, "longrope"),
     ],
 )

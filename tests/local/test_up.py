@@ -16,7 +16,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from baton_control.spec.manifest import read_manifest
+from baton_local.fetching.made_deployment import as_yaml
 from baton_local.fleet.record import read_record
+from baton_local.fleet.run_dir import RunDir
 from baton_testing.engine import tiny_llama
 from baton_testing.kube.manifests import manifest
 from baton_testing.processes.baton_up import BATON, Up
@@ -316,7 +319,7 @@ def test_a_key_reaches_the_gateway_as_a_file_and_stands_nowhere_else(rig: Rig) -
 
 NOT_SERVED: list[tuple[dict[str, object], str]] = [
     ({"model_type": "phi3"}, 'spec.model.source: .*/config.json: model_type: "phi3" is not supported; allowed: llama'),
-    ({"quantization_config": {"quant_method": "awq"}}, "spec.model.source: .*: quantization_config: "),
+    ({"quantization_config": {"quant_method": "bitsandbytes"}}, "spec.model.source: .*: quantization_config"),
     ({"rope_scaling": {"rope_type": "longrope", "long_factor": [1.0] * 48}}, 'rope_type: "longrope" is not supported'),
     ({"max_position_embeddings": 256}, "spec.model.maxContextTokens: 512 is not supported; allowed: 1 to 256"),
 ]
@@ -335,6 +338,24 @@ def test_a_model_that_cannot_be_served_is_refused_before_anything_starts(rig: Ri
     (folder / "tokenizer.json").unlink()
     assert rig.start(model__source=f"file://{folder}").wait(WAIT_S) == 2
     assert "has no tokenizer.json" in rig.progress()
+
+
+def test_a_model_alone_is_served_and_written_down_as_a_file_that_serves_the_same(rig: Rig) -> None:
+    (rig.directory / "runtime").mkdir(mode=0o700)
+    child = Child("up", (*BATON, "up", str(tiny_llama.FOLDER), "--port", "0"), rig.directory, rig.extra)
+    try:
+        eventually(lambda: "ready http://" in child.output(), child.output())
+        base = rig.directory / "runtime" / "baton" / f"default.{tiny_llama.FOLDER.name}"
+        written = read_manifest(base / "deployment.yaml")
+        assert written.spec.model.source == f"file://{tiny_llama.FOLDER.resolve()}"
+        assert written.spec.model.served_name == tiny_llama.FOLDER.name
+        assert read_record(RunDir(base)).served_name == written.spec.model.served_name
+    finally:
+        child.send(signal.SIGTERM)
+        assert child.wait(WAIT_S) == 0
+    again = rig.directory / "again.yaml"
+    again.write_text(as_yaml(written))
+    assert read_manifest(again) == written
 
 
 def test_an_address_that_others_reach_is_refused_before_anything_starts(rig: Rig) -> None:
