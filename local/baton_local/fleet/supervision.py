@@ -28,9 +28,9 @@ class Patience:
     """For each start of a process, until it says where it listens."""
     silent_s: float = 30.0
     """A process that was ready and does not answer for so long hangs."""
-    live_poll_s: float = 3.0
+    live_poll_s: float = 2.0
     """Between two questions whether a process is live."""
-    live_answer_s: float = 5.0
+    live_answer_s: float = 3.0
     """How long an answer may take."""
     backoff_s: float = 0.5
     """Before the first restart; doubles with each failure in a row."""
