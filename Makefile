@@ -2,12 +2,14 @@
 # needs for demo and serve, with the developers' tools for the rest.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help install install-user demo serve test test-k8s test-clients check verify manifests scan e2e bench bench-gpu campaign format clean
+.PHONY: help install install-user demo serve test test-k8s test-clients wheel images chart check verify manifests scan e2e bench bench-gpu campaign format clean
 
 BIN := .venv/bin
 TEST_WORKERS ?= $(shell n=$$(env -u OMP_NUM_THREADS nproc 2>/dev/null || echo 2); echo $$(( n < 8 ? n : 8 )))
 FILE ?= examples/tiny.yaml
 PORT ?= 8000
+ROLES ?= operator gateway worker-cuda
+BUILDER ?= docker
 # One compute thread per process: tests and workers scale by processes.
 export OMP_NUM_THREADS ?= 1
 
@@ -63,6 +65,19 @@ verify: install ## Generated files are what their sources say
 	$(BIN)/python -m baton_operator.schema.crd --check crds
 	$(BIN)/python -m baton_operator.schema.crd --check charts/baton/files/crds
 	$(BIN)/python scripts/render.py --check
+
+wheel: install ## Build dist/baton_serving-….whl, as a user installs it
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+
+images: ## Build the images: BASE=…/python@sha256:… REGISTRY=HOST/PATH (ROLES="operator gateway worker-cuda", BUILDER=docker)
+	@test -n "$(BASE)" -a -n "$(REGISTRY)" || { echo 'make images: BASE=…/python@sha256:… and REGISTRY=HOST/PATH are needed' >&2; exit 2; }
+	@command -v $(BUILDER) >/dev/null || { echo "make images: there is no $(BUILDER); name another with BUILDER=…" >&2; exit 2; }
+	for role in $(ROLES); do \
+	  $(BUILDER) build -f images/Dockerfile --target $$role --build-arg BASE=$(BASE) \
+	    --build-arg TORCH_INDEX=$(TORCH_INDEX) -t $(REGISTRY)/$$role . || exit 1; done
+
+chart: install ## Package the Helm chart into dist/ (needs Helm, or fetches it)
+	$$($(BIN)/python scripts/find_helm.py) package charts/baton --destination dist
 
 manifests: install ## Write charts/manifests from the chart (needs Helm, or fetches it)
 	$(BIN)/python scripts/render.py
