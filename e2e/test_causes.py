@@ -16,8 +16,6 @@ from baton_testing.kube.control_plane import ControlPlane
 from baton_testing.kube.stage import Stage
 
 AT_ONCE = 6
-SETTLED_S = 4.0
-"""Sooner an operator is not ended: kopf would still be looking around."""
 NOWHERE = "https://127.0.0.1:1/"
 
 
@@ -127,7 +125,7 @@ async def told(plane: ControlPlane, cause: OnServer) -> str:
     assert plane.api.send("POST", "/api/v1/namespaces", body).status == 201
     clock = asyncio.get_running_loop().time
     try:
-        async with stage.operator():
+        async with stage.operator(by_kopf=False):
             began, status = clock(), {}
             await cause.plant(stage)
             while clock() - began < WITHIN_S:
@@ -136,7 +134,6 @@ async def told(plane: ControlPlane, cause: OnServer) -> str:
                     break
                 await asyncio.sleep(0.3)
             took = clock() - began
-            await asyncio.sleep(max(0.0, SETTLED_S - took))
             ready: dict[str, str] = next((each for each in status.get("conditions", ()) if each["type"] == "Ready"), {})
             print(f"{cause.name}: {status.get('summary')} after {took:.1f} s")
             is_right = status.get("summary", "").split(" ")[0] == cause.reason

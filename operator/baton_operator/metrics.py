@@ -83,7 +83,7 @@ class DeploymentConditions(Collector):
                     for truth in Truth:
                         place = [*key, each.type, truth.value]
                         conditions.add_metric(place, float(each.status == truth))
-            reasons.add_metric([*key, (status.summary or "Unknown").partition(" ")[0]], 1.0)
+            reasons.add_metric([*key, status.summary or "Unknown"], 1.0)
         yield conditions
         yield reasons
         bounds = GaugeMetricFamily(

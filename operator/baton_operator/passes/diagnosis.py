@@ -9,9 +9,9 @@ from baton_control.names import cache_name
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.model_source import Scheme, parse_source
 from baton_control.worker_specs import pool_spec
-from baton_operator.kube.object_fields import mapping, metadata_of, uid_of
+from baton_operator.kube.object_fields import integer, mapping, metadata_of, uid_of
 from baton_operator.objects.cluster import Manifest
-from baton_operator.objects.fetch import FetchState
+from baton_operator.objects.fetch import TRIES, FetchState
 from baton_operator.objects.metadata import FETCH_ROLE, ROLE_LABEL
 from baton_operator.passes.pod_troubles import PodNeeds, Said, age_s, is_ready, pod_trouble
 from baton_operator.passes.snapshot import Snapshot
@@ -25,9 +25,8 @@ def diagnose(
     fetch: FetchState,
     said: Mapping[str, Said],
     now: datetime.datetime,
-    percent: int | None = None,
 ) -> tuple[Trouble, ...]:
-    """`said`: the newest Events about Pods and Jobs that are stuck, by uid; `percent`: of the model that is there."""
+    """`said`: the newest Events about Pods and Jobs that are stuck, by uid."""
     needs = _needs(deployment)
     found = [pod_trouble(pod, needs, said.get(uid_of(pod)), age_s(pod, now)) for pod in _current(seen.live_pods)]
     troubles = [each for each in found if each is not None]
@@ -37,7 +36,7 @@ def diagnose(
         message = f"{fetch.failure}; delete the Job to have it tried again"
         troubles.append(Trouble("ModelFetchFailed", message, of=FETCH_ROLE))
     elif not fetch.is_done:
-        troubles += _fetching(seen, said, percent)
+        troubles += _fetching(seen, said)
     if seen.gateway_lateness and not any(each.of == Role.GATEWAY for each in troubles):
         troubles.append(Trouble("GatewayFails", f"gateway: {seen.gateway_lateness}", of=Role.GATEWAY.value))
     for each in seen.sets:
@@ -90,7 +89,7 @@ def _refused_pods(seen: Snapshot) -> list[Trouble]:
     return [Trouble(refused_object(text, "FailedCreate"), f"{role}: {short(text)}", of=role) for role, text in told]
 
 
-def _fetching(seen: Snapshot, said: Mapping[str, Said], percent: int | None) -> list[Trouble]:
+def _fetching(seen: Snapshot, said: Mapping[str, Said]) -> list[Trouble]:
     told = [said[uid_of(job)] for job in seen.fetches if uid_of(job) in said]
     refused = [each for each in told if each.reason == "FailedCreate"]
     if refused:
@@ -104,6 +103,7 @@ def _fetching(seen: Snapshot, said: Mapping[str, Said], percent: int | None) -> 
         for claim in seen.claims
         if mapping(claim.get("status")).get("phase") in ("Pending", "Lost")
     ]
-    much = "" if percent is None else f" {percent}%"
-    message = f"the model is being fetched{much and f', {percent} % are there'}{''.join(unbound)}"
-    return [Trouble("FetchingModel", message, lasts=False, of=FETCH_ROLE, detail=much.strip())]
+    failed = max((integer(mapping(job.get("status")).get("failed")) or 0 for job in seen.fetches), default=0)
+    tries = f", try {failed + 1} of {TRIES + 1}" if failed else ""
+    message = f"the model is being fetched{tries}{''.join(unbound)}"
+    return [Trouble("FetchingModel", message, lasts=False, of=FETCH_ROLE)]

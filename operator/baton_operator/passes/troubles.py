@@ -25,8 +25,6 @@ class Trouble:
     """Whether it stays until somebody does something; False: waiting is enough."""
     of: str = ""
     """Whom it keeps back: a role, `fetch`, or nobody in particular."""
-    detail: str = ""
-    """What a column shows beside the reason, such as a percentage."""
 
 
 WORST = (

@@ -61,7 +61,7 @@ def status_of(view: View, before: DeploymentStatus, now: datetime.datetime) -> D
     heard, findings = view.heard, _findings(view)
     raw = {
         "observedGeneration": view.generation,
-        "summary": _summary(findings, _told(view)),
+        "summary": _summary(findings),
         "conditions": merged(before.conditions, findings, view.generation, now),
         "prefill": _pool(view, Role.PREFILL),
         "decode": _pool(view, Role.DECODE),
@@ -330,16 +330,15 @@ def _messages(troubles: Iterable[Trouble]) -> str:
     return "; ".join(dict.fromkeys(each.message for each in troubles))
 
 
-def _summary(findings: Iterable[Finding], told: tuple[Trouble, ...]) -> str:
-    """The worst that is true, in a word or two, for a column."""
+def _summary(findings: Iterable[Finding]) -> str:
+    """The worst that is true, in a word, for a column."""
     by_type = {each.type: each for each in findings}
     ready, progressing = by_type[ConditionType.READY], by_type[ConditionType.PROGRESSING]
     if by_type[ConditionType.STALLED].truth is Truth.TRUE:
         return by_type[ConditionType.STALLED].reason
     if ready.truth is Truth.TRUE and ready.reason == "Serving" and progressing.truth is Truth.TRUE:
         ready = progressing
-    detail = next((each.detail for each in told if each.reason == ready.reason), "")
-    return f"{ready.reason} {detail}".rstrip()
+    return ready.reason
 
 
 def _slo(view: View) -> Finding:

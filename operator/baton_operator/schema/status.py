@@ -151,7 +151,7 @@ class DeploymentStatus(Model):
     observed_generation: Generation | None = None
     """`metadata.generation` that the status is about."""
     summary: Text | None = None
-    """The worst that is true now, as the column shows it: Serving, FetchingModel 43%, MissingSecret."""
+    """The worst that is true now, as the column shows it: Serving, FetchingModel, MissingSecret."""
     conditions: Conditions = ()
     """Ready, Reconciling and Stalled as kstatus reads them; Available, Progressing, Degraded, SLOMet, TransportVerified
     and ScalingLimited."""

@@ -149,8 +149,8 @@ def test_degraded_names_the_worst_that_is_known_and_so_does_the_column(seen: Vie
         (view(routable=0), "NoRoutableWorkers"),
         (replace(view(), gateways_ready=0), "NoGateway"),
         (
-            replace(view(routable=0), troubles=(Trouble("FetchingModel", "x", False, "fetch", detail="43%"),)),
-            "FetchingModel 43%",
+            replace(view(routable=0), troubles=(Trouble("FetchingModel", "x", False, "fetch"),)),
+            "FetchingModel",
         ),
         (replace(view(routable=0), troubles=(CRASH, Trouble("Unschedulable", "y", of="gateway"))), "WorkersFail"),
     ],

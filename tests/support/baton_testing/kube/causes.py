@@ -70,7 +70,7 @@ def play(cause: Planted) -> Told:
             await _until(lambda: _summary(world) == "Serving", SETTLED_S)
         began = world.clock()
         await cause.plant(world)
-        await _until(lambda: _summary(world).split(" ")[0] == cause.reason, WITHIN_S)
+        await _until(lambda: _summary(world) == cause.reason, WITHIN_S)
         after_s = world.clock() - began
         lies = [] if await _agrees(world) else [f"{_summary(world)} while available is {available(world)}"]
         ready, reason, message = _ready(world)
@@ -351,7 +351,8 @@ CAUSES = (
     Planted("unsupported", "Unsupported", _edits(model__source="file://relative"), _fixed, says="spec.model.source"),
     Planted("not allowed", "NotAllowed", _edits(decode__priorityClassName="system-node-critical"), _fixed,
             says="priorityClassName"),
-    Planted("model is fetched", "FetchingModel", _jobs(Affliction({"active": 1})), _clear),
+    Planted("model is fetched", "FetchingModel", _jobs(Affliction({"active": 1, "failed": 2})), _clear,
+            says="try 3 of 13"),
     Planted("fetch fails", "ModelFetchFailed", _jobs(Affliction(FAILED)), says="exit code 3"),
     Planted("fetch without quota", "QuotaExceeded", _jobs(Affliction({}, ("FailedCreate", QUOTA))), _clear),
     Planted("fetch refused by Pod Security", "PodSecurity", _jobs(Affliction({}, ("FailedCreate", SECURITY))), _clear),

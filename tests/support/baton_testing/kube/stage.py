@@ -10,6 +10,7 @@ import contextlib
 import datetime
 import http.client
 import importlib.util
+import random
 import secrets
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -28,6 +29,7 @@ from baton_operator.objects.metadata import ROLE_LABEL, TEMPLATE_LABEL
 from baton_operator.passes.reconcile import Installation
 from baton_operator.runtime import Pace, Runtime
 from baton_operator.telemetry import Heard
+from baton_testing.kube import own_kinds
 from baton_testing.kube.api_server import ApiServer
 from baton_testing.kube.cluster import Affliction
 from baton_testing.kube.control_plane import ControlPlane
@@ -109,8 +111,9 @@ class Stage:
         """What the scheduler or the kubelet says about a new Pod; None: it gets ready."""
 
     @contextlib.asynccontextmanager
-    async def operator(self, platform: Platform = PLATFORM) -> AsyncIterator[Runtime]:
-        """A whole life of an operator's process."""
+    async def operator(self, platform: Platform = PLATFORM, *, by_kopf: bool = True) -> AsyncIterator[Runtime]:
+        """A whole life of an operator's process. Without kopf, of which a process bears but one, informers watch
+        Baton's own kinds."""
         async with HttpKubeApi(from_kubeconfig()) as session:
             self.calls = session.calls
             api, custom = for_old_server(session), CustomResources((self.space,))
@@ -122,8 +125,11 @@ class Stage:
                 pace=Pace(resync_s=3.0),
             )
             self.runtime = runtime
-            stream = KopfStream(api, session, custom)
-            tasks = [asyncio.create_task(each) for each in (runtime.run(), stream.run(), self._play_kubelet())]
+            if by_kopf:
+                work = [runtime.run(), KopfStream(api, session, custom).run()]
+            else:
+                work = [own_kinds.run(runtime, custom, api, rng=random.Random(1))]
+            tasks = [asyncio.create_task(each) for each in (*work, self._play_kubelet())]
             try:
                 await asyncio.wait_for(runtime.synced.wait(), LONG_S)
                 yield runtime
