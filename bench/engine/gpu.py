@@ -1,6 +1,6 @@
 """The engine on one GPU beside its goals: decode steps, prefill, other models' shapes, the timeline, the kernels.
 
-`python -m bench gpu [PART …]` (decode, prefill, timeline, kernels, weights, models; all without arguments; each takes
+`python -m bench gpu [PART …]` (decode, prefill, timeline, kernels, weights, experts, models; all without arguments; each takes
 a minute or two) builds models of random bf16 weights on the device, fills pools with random KV and times real runner
 steps, one step ahead. The table goes to `bench/results/gpu.json`; BATON_COMMIT names the commit where git is not at
 hand.
@@ -14,7 +14,7 @@ from statistics import median
 from typing import Final
 
 import torch
-from bench.engine.gpu_model import SAMPLED, SHAPES, Bench, gpu_facts
+from bench.engine.gpu_model import SAMPLED, SHAPES, Bench, gpu_facts, graph_us
 from bench.kernels import gpu as gpu_kernels
 from bench.kernels.gpu import Row, row
 from bench.machine import this_machine
@@ -103,6 +103,29 @@ def quantised() -> Iterator[Row]:
         torch.cuda.empty_cache()
 
 
+EXPERT_GOALS: Final = {1: 2.2, 32: 15.0, 128: 17.0}
+"""Rows at 1k context: ms a decode step of Qwen3-30B-A3B's shape in bf16."""
+EXPERT_LAYER_US: Final = {1: (26.0, 40.0), 32: (None, 305.0), 128: (1.15 * 284.0, 316.0), 4096: (None, 691.0)}
+"""Tokens: the goal of one layer's experts and vLLM 0.24's."""
+
+
+def experts() -> Iterator[Row]:
+    bench = Bench("Qwen3-30B-A3B", 1_400, 128)
+    for batch, goal in EXPERT_GOALS.items():
+        yield row("decode step Qwen3-30B-A3B", f"{batch} x 1024", bench.decode(batch, 1024).step_ms, "ms", goal)
+    yield row("prefill Qwen3-30B-A3B", "4096", bench.prefill(4096), "ms", None)
+    blocks = [layer.mlp for layer in bench.loaded.model.layers[:16]]
+    for tokens, (aim, vllm) in EXPERT_LAYER_US.items():
+        x = torch.randn(tokens, 2048, dtype=torch.bfloat16, device="cuda")
+
+        def work(x: torch.Tensor = x) -> None:
+            for block in blocks:
+                block(x)
+
+        us = graph_us(work, len(blocks))
+        yield row("expert layer Qwen3-30B-A3B", f"{tokens} tokens", us, "µs", aim, f"vLLM {vllm:.0f}")
+
+
 def models() -> Iterator[Row]:
     for name, goals in OTHERS.items():
         bench = Bench(name, 1_400, max(goals))
@@ -126,7 +149,7 @@ def _weights(bench: Bench) -> Iterator[torch.Tensor]:
         yield layer.mlp.down.weight  # type: ignore[attr-defined]
 
 
-PARTS: Final = ("decode", "prefill", "timeline", "kernels", "weights", "models")
+PARTS: Final = ("decode", "prefill", "timeline", "kernels", "weights", "experts", "models")
 
 
 def main() -> None:
@@ -158,6 +181,8 @@ def main() -> None:
                 rows += kernels()
         if "weights" in parts:
             rows += quantised()
+        if "experts" in parts:
+            rows += experts()
         if "models" in parts:
             rows += models()
     publish("gpu", this_machine(), gpu_facts(), ["what", "size", "measured", "unit", "goal", "beside"], rows)

@@ -9,15 +9,17 @@ import torch
 from torch import Tensor
 
 from baton_engine.model.decoder import Decoder, DecoderLayer
+from baton_engine.model.expert_config import ExpertConfig
 from baton_engine.model.formats.quantization import WeightFormats
 from baton_engine.model.formats.stored_weight import StoredWeight, joined
 from baton_engine.model.formats.unpacking import unpack
-from baton_engine.model.layers.linear import Linear, LinearMethod, QuantisedLinear, RowLinear, linear_method
+from baton_engine.model.layers.experts import Router, SeparateExperts, StackedExperts
+from baton_engine.model.layers.linear import Linear, LinearMethod, Projection, QuantisedLinear, RowLinear, linear_method
 from baton_engine.model.layers.mlp import gated_mlp
-from baton_engine.model.layers.norm import PackedNorm, pack_norm
+from baton_engine.model.layers.norm import PackedNorm, RmsNorm, WeightedRmsNorm, pack_norm
 from baton_engine.model.layers.rope import rope_tables
 from baton_engine.model.model_config import ModelConfig
-from baton_engine.model.parameters import EMBEDDING, FINAL_NORM, HEAD_LAYER, layer_prefix, linear_sizes
+from baton_engine.model.parameters import EMBEDDING, FINAL_NORM, HEAD_LAYER, is_sparse, layer_prefix, linear_sizes
 from baton_engine.model.weights import WeightSource
 from baton_kernels.attention_inputs import HeadNorms
 from baton_kernels.kv_scales import GREATEST
@@ -62,13 +64,23 @@ class _Reader:
             packed = self._packed(parts, bias)
             if packed is not None:
                 return packed
-            dense = [part.dequantised() if isinstance(part, StoredWeight) else part for part in parts]
-            weight = torch.cat([part.to(self.dtype) for part in dense])
+            weight = self._dense(parts)
         else:
-            weight = self.tensor(*(f"{layer}.weight" for layer in layers))
+            weight = self.weight(prefix, *projections)
         if norm is not None and norm.scale is not None:
             weight.mul_(norm.scale)
         return self.method.pack(weight, bias, norm.deferred_eps if norm is not None else None, gated)
+
+    def weight(self, prefix: str, *projections: str) -> Tensor:
+        """The projections' weights one below the other, in the model's dtype."""
+        layers = [prefix + name for name in projections]
+        if any(self.formats.of(layer) for layer in layers):
+            return self._dense([self._stored(layer) for layer in layers])
+        return self.tensor(*(f"{layer}.weight" for layer in layers))
+
+    def _dense(self, parts: Sequence[StoredWeight | Tensor]) -> Tensor:
+        dense = [part.dequantised() if isinstance(part, StoredWeight) else part for part in parts]
+        return torch.cat([part.to(self.dtype) for part in dense])
 
     def _packed(self, parts: Sequence[StoredWeight | Tensor], bias: Tensor | None) -> Linear | None:
         """The parts as one product of quantised weights. None where they are not stored alike, or the device has no
@@ -141,8 +153,8 @@ def _assemble_layer(
     config: ModelConfig, reader: _Reader, layer: int, input_norm: PackedNorm, next_norm: PackedNorm
 ) -> DecoderLayer:
     prefix = layer_prefix(layer)
-    attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
-    mlp_norm = reader.norm(f"{prefix}post_attention_layernorm.weight")
+    attention = f"{prefix}self_attn."
+    mlp, mlp_norm = _feed_forward(config, reader, layer)
     qkv = reader.linear(attention, "q_proj", "k_proj", "v_proj", has_bias=config.qkv_bias, norm=input_norm)
     key_value: Linear | None = None
     if layer == config.num_layers - 1:
@@ -155,12 +167,37 @@ def _assemble_layer(
         key_value=key_value,
         head_norms=reader.head_norms(attention) if config.qk_norm else None,
         output=reader.linear(attention, "o_proj", has_bias=config.output_bias),
-        mlp_norm=mlp_norm.norm,
-        mlp=gated_mlp(
-            reader.linear(mlp, "gate_proj", "up_proj", has_bias=config.mlp_bias, norm=mlp_norm, gated=True),
-            reader.linear(mlp, "down_proj", has_bias=config.mlp_bias),
-            config.intermediate_size,
-        ),
+        mlp_norm=mlp_norm,
+        mlp=mlp,
         next_norm=next_norm.norm,
         window=config.windows[layer],
+    )
+
+
+def _feed_forward(config: ModelConfig, reader: _Reader, layer: int) -> tuple[Projection, RmsNorm]:
+    """The block and the norm before it."""
+    prefix = layer_prefix(layer)
+    name = f"{prefix}post_attention_layernorm.weight"
+    if config.experts is not None and is_sparse(config, layer):
+        # Router and experts read the norm: it is not folded into any of them.
+        return _experts(config.experts, reader, prefix), WeightedRmsNorm(reader.tensor(name), reader.norm_eps)
+    norm, mlp = reader.norm(name), f"{prefix}mlp."
+    block = gated_mlp(
+        reader.linear(mlp, "gate_proj", "up_proj", has_bias=config.mlp_bias, norm=norm, gated=True),
+        reader.linear(mlp, "down_proj", has_bias=config.mlp_bias),
+        config.intermediate_size,
+    )
+    return block, norm.norm
+
+
+def _experts(experts: ExpertConfig, reader: _Reader, prefix: str) -> Projection:
+    router = Router(reader.tensor(f"{prefix}{experts.router}.weight"), experts.per_token, experts.normalised)
+    numbers = range(experts.count)
+    if reader.device.type == "cuda" and reader.dtype == torch.bfloat16:
+        gate_up = torch.stack([reader.weight(prefix, *experts.gate_up(number)) for number in numbers])
+        return StackedExperts(router, gate_up, torch.stack([reader.weight(prefix, experts.down(n)) for n in numbers]))
+    return SeparateExperts(
+        router,
+        tuple(reader.linear(prefix, *experts.gate_up(n), has_bias=False, gated=True) for n in numbers),
+        tuple(reader.linear(prefix, experts.down(n), has_bias=False) for n in numbers),
     )

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from baton_engine.model.config_fields import ConfigFields, JsonObject, read_json_object
 from baton_engine.model.errors import ModelConfigError
+from baton_engine.model.expert_config import ExpertConfig, read_experts
 from baton_engine.model.formats.quantization import WeightFormats, read_weight_formats
 from baton_engine.model.model_directory import model_file
 from baton_engine.model.rope_config import RopeConfig, YarnScaling, read_rope
@@ -41,6 +42,8 @@ _FAMILIES = {
     "mistral": _Family("MistralForCausalLM", False, False, False),
     "qwen2": _Family("Qwen2ForCausalLM", True, False, False),
     "qwen3": _Family("Qwen3ForCausalLM", None, False, True, default_head_dim=128),
+    "mixtral": _Family("MixtralForCausalLM", False, False, False),
+    "qwen3_moe": _Family("Qwen3MoeForCausalLM", None, False, True),
 }
 
 
@@ -69,6 +72,8 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     dtype: str | None
     """The checkpoint's own dtype; None when the config does not say."""
+    experts: ExpertConfig | None = None
+    """None: one feed-forward block in every layer."""
     formats: WeightFormats = field(default_factory=WeightFormats)
     """How the weights of linear layers are stored."""
 
@@ -130,6 +135,7 @@ def parse_config(config: JsonObject, generation: JsonObject | None = None) -> Mo
         windows=_read_windows(fields, num_layers),
         eos_token_ids=_read_eos(fields, ConfigFields(generation or {}, "generation_config.")),
         dtype=_read_dtype(fields),
+        experts=read_experts(fields, fields.text("model_type"), num_layers),
         formats=read_weight_formats(fields),
     )
 
@@ -181,11 +187,24 @@ def _read_windows(fields: ConfigFields, num_layers: int) -> tuple[int | None, ..
         case "mistral":
             fields.only("layer_types", None, "absent for this model_type")
             return (_read_window(fields),) * num_layers
+        case "mixtral":
+            fields.only("layer_types", None, "absent for this model_type")
+            window = fields.integer("sliding_window") if fields.has("sliding_window") else None
+            return (window,) * num_layers
+        case "qwen3_moe":
+            return _read_uniform_window(fields, num_layers)
         case "qwen2" | "qwen3":
             return _read_qwen_windows(fields, num_layers)
     fields.only("sliding_window", None, "absent for this model_type")
     fields.only("layer_types", ["full_attention"] * num_layers, "full_attention in every layer for this model_type")
     return (None,) * num_layers
+
+
+def _read_uniform_window(fields: ConfigFields, num_layers: int) -> tuple[int | None, ...]:
+    """Every layer has it, or none."""
+    fields.only("layer_types", None, "absent for this model_type")
+    window = _read_window(fields) if fields.flag("use_sliding_window", False) else None
+    return (window,) * num_layers
 
 
 def _read_window(fields: ConfigFields) -> int | None:

@@ -36,7 +36,9 @@ def expected_tensors(config: ModelConfig) -> dict[str, TensorForm]:
     for layer in range(config.num_layers):
         prefix = layer_prefix(layer)
         forms[f"{prefix}input_layernorm.weight"] = _plain(config.hidden_size)
-        for name, features, columns, has_bias in layer_projections(config):
+        if is_sparse(config, layer) and config.experts is not None:
+            forms[f"{prefix}{config.experts.router}.weight"] = _plain(config.experts.count, config.hidden_size)
+        for name, features, columns, has_bias in layer_projections(config, layer):
             forms |= _linear(config, prefix + name, features, columns, has_bias)
         if config.qk_norm:
             forms |= {f"{prefix}self_attn.{name}_norm.weight": _plain(config.head_dim) for name in ("q", "k")}
@@ -47,7 +49,17 @@ def expected_tensors(config: ModelConfig) -> dict[str, TensorForm]:
     return forms
 
 
-def layer_projections(config: ModelConfig) -> Iterator[tuple[str, int, int, bool]]:
+def is_sparse(config: ModelConfig, layer: int) -> bool:
+    """Whether the layer has experts."""
+    return config.experts is not None and layer in config.experts.layers
+
+
+def is_expert(config: ModelConfig, layer: int, projection: str) -> bool:
+    """Whether a projection of the layer is an expert's."""
+    return is_sparse(config, layer) and not projection.startswith("self_attn.")
+
+
+def layer_projections(config: ModelConfig, layer: int) -> Iterator[tuple[str, int, int, bool]]:
     """The linear layers of a decoder layer: name, output features, columns, and whether there is a bias."""
     hidden, inner = config.hidden_size, config.intermediate_size
     q_width, kv_width = config.num_q_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -55,6 +67,12 @@ def layer_projections(config: ModelConfig) -> Iterator[tuple[str, int, int, bool
     yield "self_attn.k_proj", kv_width, hidden, config.qkv_bias
     yield "self_attn.v_proj", kv_width, hidden, config.qkv_bias
     yield "self_attn.o_proj", hidden, q_width, config.output_bias
+    if config.experts is not None and is_sparse(config, layer):
+        for number in range(config.experts.count):
+            for name in config.experts.gate_up(number):
+                yield name, config.experts.intermediate_size, hidden, False
+            yield config.experts.down(number), hidden, config.experts.intermediate_size, False
+        return
     yield "mlp.gate_proj", inner, hidden, config.mlp_bias
     yield "mlp.up_proj", inner, hidden, config.mlp_bias
     yield "mlp.down_proj", hidden, inner, config.mlp_bias
@@ -62,11 +80,10 @@ def layer_projections(config: ModelConfig) -> Iterator[tuple[str, int, int, bool
 
 def linear_sizes(config: ModelConfig) -> dict[str, tuple[int, int]]:
     """Output features and columns of all linear layers by name, the head among them."""
-    projections = list(layer_projections(config))
     sizes = {
         layer_prefix(layer) + name: (features, columns)
         for layer in range(config.num_layers)
-        for name, features, columns, _ in projections
+        for name, features, columns, _ in layer_projections(config, layer)
     }
     return sizes | {HEAD_LAYER: (config.vocab_size, config.hidden_size)}
 

@@ -6,6 +6,9 @@ re-reads and work that is skipped because nobody reads its result change nothing
 
     FLOPs = 2 · (tokens · layer weights + drawing rows · head) + 4 · layers · q_heads · head_dim · attended pairs
     bytes = weights once + KV written + KV that decode rows read
+
+A token is multiplied with the weights of the experts that it takes. Of E experts, T tokens that take k each read
+E · (1 - (1 - k / E)^T), if the router chooses evenly.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton_engine.model.model_config import ModelConfig
-from baton_engine.model.parameters import linear_sizes
+from baton_engine.model.parameters import HEAD_LAYER, is_expert, is_sparse, layer_prefix, layer_projections
 from baton_engine.running.step_load import StepLoad
 
 
@@ -33,13 +36,19 @@ class CostModel:
     pair_flops: float
     """Of one query position attending to one key position, all layers and heads."""
     weight_bytes: int
+    """Of all weights that every step reads."""
     kv_token_bytes: int
+    expert_bytes: int = 0
+    """Of the experts of all layers together."""
+    expert_share: float = 1.0
+    """Of the experts, that a token takes."""
 
     def of(self, load: StepLoad) -> StepCost:
         tokens = load.prefill_tokens + load.decode_rows
         pairs = load.prefill_pairs + load.kv_tokens
         flops = 2.0 * (tokens * self.layer_weights + load.rows * self.head_weights) + self.pair_flops * pairs
-        moved = self.weight_bytes + self.kv_token_bytes * (tokens + load.kv_tokens)
+        experts = self.expert_bytes * (1.0 - (1.0 - self.expert_share) ** tokens)
+        moved = self.weight_bytes + experts + self.kv_token_bytes * (tokens + load.kv_tokens)
         return StepCost(flops, float(moved))
 
 
@@ -47,18 +56,29 @@ def cost_model(config: ModelConfig, element_bytes: int, kv_element_bytes: int) -
     """For unquantised weights and KV whose elements take that many bytes; quantised weights count as they are stored.
     Embedding rows that are looked up are left out."""
     attended = config.num_q_heads * config.head_dim
-    kv = config.num_kv_heads * config.head_dim
-    layer = config.hidden_size * (2 * attended + 2 * kv) + 3 * config.hidden_size * config.intermediate_size
-    weights = config.num_layers * layer
+    share = 1.0 if config.experts is None else config.experts.per_token / config.experts.count
+    weights, read, of_experts = 0.0, 0, 0
+    for layer in range(config.num_layers):
+        for name, features, columns, _ in layer_projections(config, layer):
+            stored = _stored_bytes(config, layer_prefix(layer) + name, features, columns, element_bytes)
+            if is_expert(config, layer, name):
+                weights += features * columns * share
+                of_experts += stored
+            else:
+                weights += features * columns
+                read += stored
+        if config.experts is not None and is_sparse(config, layer):
+            weights += config.hidden_size * config.experts.count
+            read += config.hidden_size * config.experts.count * element_bytes
     head = config.vocab_size * config.hidden_size
     return CostModel(
-        layer_weights=weights,
+        layer_weights=round(weights),
         head_weights=head,
         pair_flops=4.0 * config.num_layers * attended,
-        weight_bytes=sum(
-            _stored_bytes(config, name, *size, element_bytes) for name, size in linear_sizes(config).items()
-        ),
-        kv_token_bytes=2 * config.num_layers * kv * kv_element_bytes,
+        weight_bytes=read + _stored_bytes(config, HEAD_LAYER, config.vocab_size, config.hidden_size, element_bytes),
+        kv_token_bytes=2 * config.num_layers * config.num_kv_heads * config.head_dim * kv_element_bytes,
+        expert_bytes=of_experts,
+        expert_share=share,
     )
 
 

@@ -157,10 +157,17 @@ def test_the_rope_digest_tells_options_apart() -> None:
     assert all(len(digest) == 64 for digest in digests)
 
 
+MIXTRAL: JsonObject = LLAMA | {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "num_local_experts": 8}
+QWEN3_MOE: JsonObject = LLAMA | {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"]}
+
 BAD: list[tuple[str, JsonObject, str]] = [
     ("unknown family", llama(model_type="gpt2"), r"model_type: \"gpt2\".*llama, mistral, qwen2, qwen3"),
     ("no family", without(LLAMA, "model_type"), "model_type: is missing|model_type.*string"),
-    ("mixture of experts", llama(model_type="qwen3_moe"), 'model_type: "qwen3_moe"'),
+    ("unknown mixture of experts", llama(model_type="deepseek_v3"), 'model_type: "deepseek_v3"'),
+    ("more experts a token than there are", MIXTRAL | {"num_experts_per_tok": 9}, "num_experts_per_tok: 9 .* 1 to 8"),
+    ("noise at the router", MIXTRAL | {"router_jitter_noise": 0.1}, "router_jitter_noise: 0.1"),
+    ("dense layer of none", QWEN3_MOE | {"mlp_only_layers": [2]}, r"mlp_only_layers: \[2\].* from 0 to 1"),
+    ("windows of some layers", QWEN3_MOE | {"layer_types": ["full_attention"]}, "layer_types"),
     (
         "not a language model",
         llama(architectures=["LlamaForSequenceClassification"]),

@@ -49,3 +49,26 @@ def test_quantised_weights_count_as_they_are_stored() -> None:
     model = cost_model(parse_config({**LLAMA_8B, "quantization_config": section}), 2, 2)
     packed = 6.979e9 / 2 + 6.979e9 / 128 * 2  # nibbles, and a scale of 2 bytes for each 128 of them
     assert model.weight_bytes == pytest.approx(packed + 2 * 0.5253e9, rel=1e-3)
+
+
+def test_a_token_reads_its_experts_and_many_tokens_read_all() -> None:
+    """Qwen3-30B-A3B's shape: 3.3 of 30.5 G weights are active, as its page says."""
+    fields = {
+        **LLAMA_8B,
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "hidden_size": 2048,
+        "num_hidden_layers": 48,
+        "num_key_value_heads": 4,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "vocab_size": 151936,
+    }
+    model = cost_model(parse_config(fields), 2, 2)
+    embedding = 151936 * 2048
+    assert model.layer_weights + 2 * embedding == pytest.approx(3.35e9, rel=0.01)
+    assert (model.weight_bytes + model.expert_bytes) / 2 + embedding == pytest.approx(30.5e9, rel=0.01)
+    one, many = (model.of(StepLoad(0, 0.0, 0, rows, 0)).bytes for rows in (1, 512))
+    assert one == pytest.approx(model.weight_bytes + model.expert_bytes / 16 + model.kv_token_bytes, rel=1e-6)
+    assert many == pytest.approx(model.weight_bytes + model.expert_bytes, rel=1e-2)

@@ -1,0 +1,60 @@
+"""The feed-forward block of a layer with experts, hidden_size → hidden_size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baton_engine.model.layers.linear import Linear
+from baton_kernels.experts import choose_experts, grouped_experts
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """Which experts a token takes, and their shares."""
+
+    weight: Tensor  # [experts, hidden_size]
+    per_token: int
+    normalised: bool
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return choose_experts(torch.nn.functional.linear(x, self.weight), self.per_token, self.normalised)
+
+
+@dataclass(frozen=True, slots=True)
+class StackedExperts:
+    """All experts' weights as two tensors, on a GPU."""
+
+    router: Router
+    gate_up: Tensor  # [experts, 2 · intermediate_size, hidden_size], gate first
+    down: Tensor  # [experts, hidden_size, intermediate_size]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return grouped_experts(x, self.gate_up, self.down, *self.router(x))
+
+    def add_to(self, total: Tensor, x: Tensor) -> None:
+        total.add_(self(x))
+
+
+@dataclass(frozen=True, slots=True)
+class SeparateExperts:
+    """Each expert's weights as the device multiplies them fastest; the host goes through the experts that are asked."""
+
+    router: Router
+    gate_up: tuple[Linear, ...]
+    down: tuple[Linear, ...]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        total = torch.zeros_like(x)
+        self.add_to(total, x)
+        return total
+
+    def add_to(self, total: Tensor, x: Tensor) -> None:
+        """total += self(x), experts in ascending order."""
+        shares, experts = self.router(x)
+        for expert in torch.unique(experts).tolist():
+            tokens, place = (experts == expert).nonzero(as_tuple=True)
+            y = self.down[expert](self.gate_up[expert].gated(x.index_select(0, tokens)))
+            total.index_add_(0, tokens, y * shares[tokens, place][:, None].to(y.dtype))
