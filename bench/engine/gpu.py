@@ -1,7 +1,7 @@
 """The engine on one GPU beside its goals: decode steps, prefill, other models' shapes, the timeline, the kernels.
 
-`python -m bench gpu [PART …]` (decode, prefill, timeline, kernels, weights, experts, models; all without arguments; each takes
-a minute or two) builds models of random bf16 weights on the device, fills pools with random KV and times real runner
+`python -m bench gpu [PART …]` (decode, prefill, timeline, kernels, weights, experts, models; all without arguments;
+each takes a minute or two) builds models of random bf16 weights on the device, fills pools with random KV and times real runner
 steps, one step ahead. The table goes to `bench/results/gpu.json`; BATON_COMMIT names the commit where git is not at
 hand.
 """
@@ -105,7 +105,14 @@ def quantised() -> Iterator[Row]:
 
 EXPERT_GOALS: Final = {1: 2.2, 32: 15.0, 128: 17.0}
 """Rows at 1k context: ms a decode step of Qwen3-30B-A3B's shape in bf16."""
-EXPERT_LAYER_US: Final = {1: (26.0, 40.0), 32: (None, 305.0), 128: (1.15 * 284.0, 316.0), 4096: (None, 691.0)}
+EXPERT_LAYER_US: Final = {
+    1: (26.0, 40.0),
+    8: (None, 172.0),
+    16: (None, None),
+    32: (None, 305.0),
+    128: (1.15 * 284.0, 316.0),
+    4096: (None, 691.0),
+}
 """Tokens: the goal of one layer's experts and vLLM 0.24's."""
 
 
@@ -123,7 +130,7 @@ def experts() -> Iterator[Row]:
                 block(x)
 
         us = graph_us(work, len(blocks))
-        yield row("expert layer Qwen3-30B-A3B", f"{tokens} tokens", us, "µs", aim, f"vLLM {vllm:.0f}")
+        yield row("expert layer Qwen3-30B-A3B", f"{tokens} tokens", us, "µs", aim, f"vLLM {vllm}")
 
 
 def models() -> Iterator[Row]:

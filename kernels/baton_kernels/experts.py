@@ -11,14 +11,26 @@ from torch.nn import functional
 
 from baton_kernels.swiglu import swiglu, swiglu_reference
 
+FEW_TOKENS = 16
+"""From more on, several tokens share an expert, and reading it for each costs more than sorting."""
+
 
 def choose_experts(logits: Tensor, per_token: int, normalised: bool) -> tuple[Tensor, Tensor]:
     """logits [T, E] → shares float32 [T, k] and experts int64 [T, k], the greatest first; of equals the lowest number.
 
     Shares are a softmax over all experts in float32; `normalised` ones add up to 1.
     """
+    if logits.is_cuda:
+        from baton_kernels.gpu.experts import choose_experts_triton
+
+        return choose_experts_triton(logits, per_token, normalised)
+    return choose_experts_reference(logits, per_token, normalised)
+
+
+def choose_experts_reference(logits: Tensor, per_token: int, normalised: bool) -> tuple[Tensor, Tensor]:
+    """The formula of `choose_experts`."""
     shares, order = torch.softmax(logits.float(), -1).sort(dim=-1, descending=True, stable=True)
-    shares, experts = shares[:, :per_token], order[:, :per_token]
+    shares, experts = shares[:, :per_token].contiguous(), order[:, :per_token].contiguous()
     return (shares / shares.sum(-1, keepdim=True) if normalised else shares), experts
 
 
@@ -35,8 +47,14 @@ def experts_reference(x: Tensor, gate_up: Tensor, down: Tensor, shares: Tensor, 
 
 
 def grouped_experts(x: Tensor, gate_up: Tensor, down: Tensor, shares: Tensor, experts: Tensor) -> Tensor:
-    """As `experts_reference`, on a GPU in bfloat16, by the library's grouped product: tokens sorted by expert on the
-    device, which the host never waits for. Rows of x and F have whole 16 bytes."""
+    """As `experts_reference`, on a GPU in bfloat16. Rows of x and F have whole 16 bytes.
+
+    Few tokens read each expert by a kernel of our own. More are sorted by expert on the device, which the host never
+    waits for, and multiplied by the library's grouped product."""
+    if x.shape[0] <= FEW_TOKENS:
+        from baton_kernels.gpu.experts import few_experts_triton
+
+        return few_experts_triton(x, gate_up, down, shares, experts)
     tokens, per_token = experts.shape
     flat = experts.flatten()
     order = torch.argsort(flat, stable=True)

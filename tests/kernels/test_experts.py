@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from baton_kernels.experts import choose_experts, experts_reference, grouped_experts
+from baton_kernels.experts import choose_experts, choose_experts_reference, experts_reference, grouped_experts
 
 IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 
@@ -17,6 +17,37 @@ def test_the_greatest_are_chosen_and_of_equals_the_lowest_number() -> None:
     torch.testing.assert_close(shares, torch.full((2, 2), 0.5))
     shares, _ = choose_experts(logits, 2, normalised=False)
     torch.testing.assert_close(shares[1], torch.full((2,), 0.25))
+
+
+@pytest.mark.parametrize(("count", "per_token"), [(4, 2), (6, 3), (128, 8)])
+@pytest.mark.parametrize("normalised", [True, False])
+def test_the_routing_kernel_equals_the_formula(
+    triton_device: str, count: int, per_token: int, normalised: bool
+) -> None:
+    from baton_kernels.gpu.experts import choose_experts_triton
+
+    logits = torch.randint(-9, 9, (7, count), generator=torch.Generator().manual_seed(1)).float().to(triton_device)
+    shares, experts = choose_experts_triton(logits, per_token, normalised)
+    expected_shares, expected = choose_experts_reference(logits, per_token, normalised)
+    assert torch.equal(experts, expected)
+    torch.testing.assert_close(shares, expected_shares)
+
+
+@pytest.mark.parametrize(("count", "per_token", "hidden", "inner"), [(4, 2, 48, 80), (6, 3, 300, 17)])
+@pytest.mark.parametrize("tokens", [0, 1, 5])
+def test_the_kernel_of_few_tokens_equals_the_formula(
+    triton_device: str, count: int, per_token: int, hidden: int, inner: int, tokens: int
+) -> None:
+    from baton_kernels.gpu.experts import few_experts_triton
+
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(tokens, hidden, generator=generator).to(triton_device)
+    gate_up = torch.randn(count, 2 * inner, hidden, generator=generator).to(triton_device) * hidden**-0.5
+    down = torch.randn(count, hidden, inner, generator=generator).to(triton_device) * inner**-0.5
+    logits = torch.randn(tokens, count, generator=generator).to(triton_device)
+    shares, experts = choose_experts_reference(logits, per_token, True)
+    got = few_experts_triton(x, gate_up, down, shares, experts)
+    torch.testing.assert_close(got, experts_reference(x, gate_up, down, shares, experts), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.gpu
