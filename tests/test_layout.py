@@ -83,6 +83,7 @@ ONE_IDEA = {
     "status": "how a deployment stands, on a cluster and on a laptop",
     "attention": "one operation: the layer and its backend",
     "linear": "one operation: the layer, its door and its backends",
+    "experts": "one operation: the layer, its door and its backend",
     "Settings": "the flags of one process",
     "Heartbeat": "a sign of life, with each link's own number",
     "Verify": "what is verified of KV: as a field of the API and as the transfer takes it",

@@ -1,9 +1,9 @@
 """The engine on one GPU beside its goals: decode steps, prefill, other models' shapes, the timeline, the kernels.
 
 `python -m bench gpu [PART …]` (decode, prefill, timeline, kernels, weights, experts, models; all without arguments;
-each takes a minute or two) builds models of random bf16 weights on the device, fills pools with random KV and times real runner
-steps, one step ahead. The table goes to `bench/results/gpu.json`; BATON_COMMIT names the commit where git is not at
-hand.
+each takes a minute or two) builds models of random bf16 weights on the device, fills pools with random KV and times
+real runner steps, one step ahead. The table goes to `bench/results/gpu.json`; BATON_COMMIT names the commit where git is
+not at hand.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def quantised() -> Iterator[Row]:
 
 EXPERT_GOALS: Final = {1: 2.2, 32: 15.0, 128: 17.0}
 """Rows at 1k context: ms a decode step of Qwen3-30B-A3B's shape in bf16."""
-EXPERT_LAYER_US: Final = {
+EXPERT_LAYER_US: Final[Mapping[int, tuple[float | None, float | None]]] = {
     1: (26.0, 40.0),
     8: (None, 172.0),
     16: (None, None),

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from baton_kernels.swiglu import swiglu, swiglu_reference
 
-FEW_TOKENS = 16
+FEW_TOKENS = 24
 """From more on, several tokens share an expert, and reading it for each costs more than sorting."""
 
 

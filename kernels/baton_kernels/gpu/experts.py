@@ -11,9 +11,9 @@ from torch import Tensor
 
 from baton_kernels.gpu.dependent_launch import after_previous, chain
 
-FEATURES = 16
+FEATURES = 8
 """Of gate, and as many of up, a program."""
-OUTPUTS = 8
+OUTPUTS = 4
 """Of the block, a program."""
 COLUMNS = 256
 """Read at a time."""
