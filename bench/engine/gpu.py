@@ -2,8 +2,8 @@
 
 `python -m bench gpu [PART …]` (decode, prefill, timeline, kernels, weights, experts, models; all without arguments;
 each takes a minute or two) builds models of random bf16 weights on the device, fills pools with random KV and times
-real runner steps, one step ahead. The table goes to `bench/results/gpu.json`; BATON_COMMIT names the commit where git is
-not at hand.
+real runner steps, one step ahead. The table goes to `bench/results/gpu.json`; BATON_COMMIT names the commit where git
+is not at hand.
 """
 
 from __future__ import annotations
