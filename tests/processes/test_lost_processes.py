@@ -149,7 +149,7 @@ def test_a_worker_that_comes_back_is_used_again(deployment: Deployment, client: 
     assert seen == {worker.child.name for worker in deployment.of_role("decode")}
 
 
-def test_when_all_prefill_workers_are_gone_requests_fail_clearly_and_recover(
+def test_when_all_prefill_workers_are_gone_decode_workers_give_the_same_answers(
     deployment: Deployment, client: openai.OpenAI
 ) -> None:
     victims = deployment.of_role("prefill")
@@ -157,9 +157,7 @@ def test_when_all_prefill_workers_are_gone_requests_fail_clearly_and_recover(
         victim.child.send(signal.SIGKILL)
     for victim in victims:
         victim.child.wait(5)
-    with pytest.raises(openai.InternalServerError) as caught:
-        Stream(client.with_options(timeout=30), "What is a block?").run()
-    assert caught.value.status_code == 503
+    assert Stream(client, "What is a block?").run() == expected("What is a block?")
     for victim in victims:
         deployment.replace(victim)
     deployment.await_routable()
