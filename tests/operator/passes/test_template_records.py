@@ -276,6 +276,7 @@ VALUES: dict[str, object] = {
     "model.generationDefaults": False,
     "gateway.apiKeys.secretName": "clients",
     "gateway.openAccess": True,
+    "gateway.allowedOrigins": ["https://chat.example"],
     "gateway.limits.maxQueueDuration": "3s",
     "gateway.limits.maxQueued": 77,
     "gateway.limits.maxRequestDuration": "31s",
