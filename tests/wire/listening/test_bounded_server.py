@@ -128,6 +128,19 @@ async def test_one_address_cannot_take_every_connection() -> None:
         await close(fresh)
 
 
+async def test_who_has_all_that_its_address_may_have_gets_in_for_its_own_idle_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bounded_server, "EVICTED_AFTER_S", 0.05)
+    async with serving(ConnectionLimits(8, per_address=2)) as server:
+        idle = [await connect(server) for _ in range(2)]
+        await asyncio.sleep(0.2)
+        fresh = await connect(server)
+        assert (await ask(fresh)).startswith(b"HTTP/1.1 200")
+        assert server.num_connections == 2
+        await close(*idle, fresh)
+
+
 async def test_no_descriptor_left_is_said_once_and_tried_again_later(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

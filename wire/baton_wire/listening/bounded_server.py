@@ -104,7 +104,7 @@ class BoundedServer(web.Server):
                 await asyncio.sleep(ACCEPT_AGAIN_S)
                 continue
             address = str(peer[0]) if peer else ""
-            if self._book.take(address):
+            if self._book.take(address) or (self._evict(address) and self._book.take(address)):
                 self._keep(self._serve(sock, address, context))
                 continue
             self._complaints.say("an address has as many connections as one may have; closed another", address)
@@ -127,6 +127,19 @@ class BoundedServer(web.Server):
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await self._changed.wait()
+
+    def _evict(self, address: str) -> bool:
+        """Close who idles longest of this address, if long enough."""
+        until_s = asyncio.get_running_loop().time() - EVICTED_AFTER_S
+        for handler, (since_s, _) in self._idle.items():
+            if since_s > until_s:
+                return False
+            if self._addresses.get(handler) == address and not self._transports[handler].get_write_buffer_size():
+                self._no_longer_idle(handler)
+                self._transports[handler].abort()
+                self._left(handler)
+                return True
+        return False
 
     async def _serve(self, sock: socket.socket, address: str, context: ssl.SSLContext | None) -> None:
         handler = self()

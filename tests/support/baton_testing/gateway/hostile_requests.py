@@ -34,7 +34,7 @@ TEXTS = (
     "{{ 7*7 }}",
     "<|end|>",
     "../../etc",
-    "a" * 70_000,
+    "a" * 9_000,
     "\u202e",
     "%s%n",
     "'\"\\",
@@ -72,7 +72,7 @@ class HostileRequests:
 
     def _value(self, depth: int = 0) -> Any:
         draw = self._random
-        kind = draw.randrange(8 if depth < 4 else 5)
+        kind = draw.randrange(8 if depth < 3 else 5)
         if kind < 2:
             return draw.choice(TEXTS)
         if kind < 4:
@@ -80,7 +80,7 @@ class HostileRequests:
         if kind == 4:
             return draw.choice([None, True, False, [], {}])
         if kind == 5:
-            return [self._value(depth + 1) for _ in range(draw.choice([1, 2, 17, 65]))]
+            return [self._value(depth + 1) for _ in range(draw.choice([1, 2, 17, 65] if depth == 0 else [1, 2, 5]))]
         if kind == 6:
             return [draw.choice(NUMBERS)] * draw.choice([1, 100, 5_000])
         return {draw.choice(FIELDS + TEXTS): self._value(depth + 1) for _ in range(draw.randrange(1, 4))}
@@ -100,7 +100,7 @@ class HostileRequests:
         message = {"role": self._random.choice(["user", "system", "tool", "\ud800", ""]), "content": self._value()}
         if path == CHAT:
             message |= {self._random.choice(FIELDS): self._value()} if self._random.random() < 0.3 else {}
-            body["messages"] = [message] * self._random.choice([1, 2, 300])
+            body["messages"] = [message] * self._random.choice([1, 2, 300 if len(json.dumps(message)) < 10_000 else 3])
         else:
             body["tokens" if path == "/detokenize" else "prompt"] = self._value()
         return Hostile("values", _post(path, json.dumps(body).encode()))
