@@ -129,8 +129,8 @@ def tell_failure(life: RequestLife, problem: Problem | None, now: float, request
     code, age_s = problem.code if problem is not None else None, now - life.arrived_s
     delivered = life.completion_tokens()
     _log.warning(
-        "failed: %s after %.1f s, %d attempts, %d tokens delivered: %s; request %s",
-        *(code, age_s, life.attempts, delivered, runs, request_id),
+        "failed: %s after %.1f s, %d attempts, %d tokens delivered: %s%s",
+        *(code, age_s, life.attempts, delivered, runs, f"; request {request_id}" if request_id else ""),
     )
 
 

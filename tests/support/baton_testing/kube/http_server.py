@@ -45,7 +45,8 @@ class HttpServer:
         """Serve while the block runs; gives the address."""
         application = web.Application()
         application.router.add_route("*", "/{path:.*}", self._answer)
-        runner = web.AppRunner(application, shutdown_timeout=0.1)
+        # Cancelled with their connection: a watch of a client that went is over, as at an API server.
+        runner = web.AppRunner(application, shutdown_timeout=0.1, handler_cancellation=True)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         try:
