@@ -1,7 +1,7 @@
 """The wheel as a user has it: built, installed into an environment of its own, and serving from there.
 
 What Baton requires is seen through the folder of the environment that runs the tests; Baton itself is not, so that
-whatever answers came out of the wheel. `make test-install` installs the requirements too.
+whatever answers came out of the wheel.
 """
 
 from __future__ import annotations
