@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.metadata
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -17,11 +18,21 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE = ROOT / "constraints.txt"
+PROJECT = ROOT / "pyproject.toml"
 HEADER = """\
 # Exact versions for `make install` and CI; ranges are in pyproject.toml. Written by scripts/freeze.py.
 """
 DISTRIBUTION = "baton-serving"
 CUDA_PREFIXES = ("nvidia-", "cuda-")
+
+
+def requirements(name: str, extra: str) -> list[Requirement]:
+    """What a distribution asks for. Of ours pyproject.toml knows: what pip noted is as old as the last install."""
+    if name != DISTRIBUTION:
+        return [Requirement(text) for text in importlib.metadata.requires(name) or []]
+    project = tomllib.loads(PROJECT.read_text())["project"]
+    texts = project["optional-dependencies"][extra] if extra else project["dependencies"]
+    return [Requirement(text) for text in texts]
 
 
 def closure(root: str, extras: tuple[str, ...]) -> set[str]:
@@ -35,8 +46,7 @@ def closure(root: str, extras: tuple[str, ...]) -> set[str]:
             continue
         seen.add((name, extra))
         names.add(name)
-        for text in importlib.metadata.requires(name) or []:
-            requirement = Requirement(text)
+        for requirement in requirements(name, extra):
             if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
                 queue += [(canonicalize_name(requirement.name), wanted) for wanted in ("", *requirement.extras)]
     return {name for name in names if not name.startswith(CUDA_PREFIXES)} - {canonicalize_name(root)}
@@ -51,8 +61,8 @@ def problems(pinned: dict[str, str], names: set[str]) -> list[str]:
     """What is wrong with the pins."""
     found = [f"{name} is needed and not pinned" for name in sorted(names - set(pinned))]
     found += [f"{name} is pinned and not needed" for name in sorted(set(pinned) - names)]
-    for text in importlib.metadata.requires(DISTRIBUTION) or []:
-        requirement = Requirement(text)
+    extras = ("", *tomllib.loads(PROJECT.read_text())["project"]["optional-dependencies"])
+    for requirement in (each for extra in extras for each in requirements(DISTRIBUTION, extra)):
         name = canonicalize_name(requirement.name)
         if name in pinned and pinned[name] not in requirement.specifier:
             found.append(f"{name}=={pinned[name]} is outside {requirement.specifier}")

@@ -128,3 +128,15 @@ def test_constraints_cover_everything_that_is_needed_and_nothing_else() -> None:
     pins = {"a": "1.0", "b": "2.0"}
     assert freeze.problems(pins, {"a", "c"}) == ["c is needed and not pinned", "b is pinned and not needed"]
     assert freeze.read_pins("# note\na==1.0\nb==2.0\n") == pins
+
+
+def test_what_baton_needs_is_read_from_pyproject_and_not_from_the_last_install(tmp_path: Path) -> None:
+    """Found in an environment that was installed before a package was added: its pin was called needless."""
+    freeze = load("freeze")
+    freeze.PROJECT = tmp_path / "pyproject.toml"
+    freeze.PROJECT.write_text(
+        '[project]\ndependencies = ["packaging>=1"]\n[project.optional-dependencies]\ndev = ["pluggy>=1"]\n'
+    )
+    assert freeze.closure("baton-serving", ("dev",)) == {"packaging", "pluggy"}
+    pins = {"packaging": "1.0", "pluggy": "0.9"}
+    assert freeze.problems(pins, set(pins)) == ["pluggy==0.9 is outside >=1"]
