@@ -130,11 +130,14 @@ def test_constraints_cover_everything_that_is_needed_and_nothing_else() -> None:
     assert freeze.read_pins("# note\na==1.0\nb==2.0\n") == pins
 
 
-def test_what_baton_needs_is_read_from_pyproject_and_not_from_the_last_install(tmp_path: Path) -> None:
+def test_what_baton_needs_is_read_from_pyproject_and_not_from_the_last_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Found in an environment that was installed before a package was added: its pin was called needless."""
     freeze = load("freeze")
-    freeze.PROJECT = tmp_path / "pyproject.toml"
-    freeze.PROJECT.write_text(
+    project = tmp_path / "pyproject.toml"
+    monkeypatch.setattr(freeze, "PROJECT", project)
+    project.write_text(
         '[project]\ndependencies = ["packaging>=1"]\n[project.optional-dependencies]\ndev = ["pluggy>=1"]\n'
     )
     assert freeze.closure("baton-serving", ("dev",)) == {"packaging", "pluggy"}
