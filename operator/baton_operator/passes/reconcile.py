@@ -279,7 +279,8 @@ class Reconciler:
         if is_same and is_noted and is_ours:
             return
         number = 1 if before is None else before.number + (not is_same)
-        wanted = wish(record_manifest(record, number, this.deployment, seen.owner, good))
+        name = before.name if before is not None and is_same else None
+        wanted = wish(record_manifest(record, number, this.deployment, seen.owner, good, name))
         try:
             try:
                 applied = await self._applier.ensure(wanted, seen.owner)

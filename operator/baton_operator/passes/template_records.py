@@ -194,10 +194,13 @@ def _of_defaults(role: Role) -> Manifest:
 _DEFAULTS = {role: _of_defaults(role) for role in ROLES}
 
 
-def manifest(record: Record, number: int, deployment: LLMDeployment, owner: Owner, good: str = "") -> Manifest:
-    """The ControllerRevision of a record, named by its content; `good` is noted on it, if there is room."""
+def manifest(
+    record: Record, number: int, deployment: LLMDeployment, owner: Owner, good: str = "", name: str | None = None
+) -> Manifest:
+    """The ControllerRevision of a record, named by its content; `good` is noted on it, if there is room. One that
+    stands keeps its `name`: a backup or another version may have named it by other bytes of the same content."""
     data = record.data()
-    name = record_name(deployment.metadata.name, content_hash(data))
+    name = name or record_name(deployment.metadata.name, content_hash(data))
     made = owned("apps/v1", "ControllerRevision", name, deployment, owner)
     if 0 < len(good.encode()) <= MAX_GOOD_BYTES:
         made["metadata"] = {**mapping(made["metadata"]), "annotations": {GOOD_ANNOTATION: good}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -101,6 +102,41 @@ def test_objects_without_an_owner_are_a_condition_and_an_event_and_an_annotation
         for resource in (WORKERS, SECRETS):
             for each in world.store.all(resource, SPACE):
                 assert [owner["uid"] for owner in each["metadata"]["ownerReferences"]] == [uid]
+
+    play(script)
+
+
+def test_a_record_under_another_name_is_taken_over_once_and_fights_no_other() -> None:
+    """As a backup brings it, or another version that wrote the same content otherwise: the name is of other bytes."""
+
+    def records(world: World) -> list[dict[str, Any]]:
+        return [each for each in world.store.all(RECORDS, SPACE) if "-templates-" in each["metadata"]["name"]]
+
+    async def script(world: World) -> None:
+        await world.stop()
+        orphan(world)
+        [old] = records(world)
+        world.by_hand = True
+        world.store.delete(RECORDS, SPACE, old["metadata"]["name"])
+        metadata = {
+            key: old["metadata"][key] for key in ("namespace", "labels", "annotations") if key in old["metadata"]
+        }
+        copied = {key: old[key] for key in ("apiVersion", "kind", "revision", "data")}
+        world.store.create(RECORDS, copied | {"metadata": {**metadata, "name": "chat-templates-0000000000"}}, "kubectl")
+        world.by_hand = False
+        world.start()
+        world.user_applies()
+        await world.settle()
+        body = wish()
+        body["metadata"]["annotations"] = {ADOPT_ANNOTATION: "true"}
+        world.store.apply(DEPLOYMENTS, body, "kubectl", force=True)
+        await asyncio.sleep(60.0)
+        await world.settle()
+        uid = world.store.read(DEPLOYMENTS, SPACE, NAME)["metadata"]["uid"]
+        assert [each["metadata"]["ownerReferences"][0]["uid"] for each in records(world)] == [uid]
+        calls = len(world.kube.made)
+        await asyncio.sleep(1000.0)
+        assert [each for each in world.kube.made[calls:] if not each.startswith(("watch", "list"))] == []
 
     play(script)
 
