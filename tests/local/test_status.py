@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from baton_local.client import Answer, AnswerEnd
-from baton_local.commands.demo import DemoError, check_moved, is_settled, report
+from baton_local.commands.demo import DemoError, check_moved, is_paired, is_settled, report
 from baton_local.commands.status import as_json, as_text
 from baton_local.fleet.observation import GatewayState, Link, Observation, ObservedWorker, Transfer
 from baton_local.fleet.record import PostRecord, RunRecord, TargetRecord
@@ -143,3 +143,15 @@ def test_a_demo_is_settled_when_both_ends_counted_the_same(
     decode = ObservedWorker(64, 64, 1000, running, 0, Transfer("tcp", 2, 0, received))
     assert is_settled([prefill, decode]) is settled
     assert not is_settled([prefill, decode, None])
+
+
+def test_a_demo_waits_for_a_pair_and_not_for_a_decode_worker_alone() -> None:
+    seen = observation(SENT, RECEIVED)
+    addresses = [str(post.address) for post, _ in seen.workers]
+    linked = replace(SENT, transfer=replace(SENT.transfer, links=(Link("d", "tcp"),)))
+    live = GatewayState(dict.fromkeys(addresses, "live"))
+    assert not is_paired(Observation(RECORD, seen.workers, GATEWAY, live)), "no way from the prefill worker"
+    workers = ((PREFILL, linked), (DECODE, RECEIVED))
+    assert is_paired(Observation(RECORD, workers, GATEWAY, live))
+    one = GatewayState(dict.fromkeys(addresses[1:], "live"))
+    assert not is_paired(Observation(RECORD, workers, GATEWAY, one)), "the gateway knows one worker"

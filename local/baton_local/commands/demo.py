@@ -36,6 +36,10 @@ UP = "baton up"
 POLL_S = 0.05
 SETTLE_S = 5.0
 STOP_S = 40.0
+PAIRED_S = 30.0
+"""A deployment is ready when a decode worker alone could answer. The demonstration waits for a pair."""
+TOLD_S = 0.5
+"""Until a worker's account of its links has reached the gateway too."""
 
 
 class DemoError(LocalError):
@@ -74,6 +78,8 @@ def _show(run: RunDir, processes: ChildProcesses, environment: dict[str, str], l
     pid = processes.start(UP, command, environment, log)
     record = _ready(run, pid, processes, log, options.ready_s)
     print(f"ready {record.endpoint} after {time.monotonic() - started_s:.1f} s\n", flush=True)
+    _awaited(lambda: True if is_paired(observe(read_record(run))) else None, PAIRED_S, "no pair of workers is linked")
+    time.sleep(TOLD_S)
     answer = _ask(record, options)
     seen = _settled(run)
     print(f"\n\n{report(seen, answer)}\n", flush=True)
@@ -110,6 +116,13 @@ def report(seen: Observation, answer: Answer) -> str:
         f"{answer.tokens} tokens",
     )
     return f"{table(header, rows)}\n\n{'   '.join(facts)}"
+
+
+def is_paired(seen: Observation) -> bool:
+    """Whether the gateway is linked with every worker, and every prefill worker with a decode worker. Pure."""
+    linked = all(seen.seen_by_gateway.links.get(post.address or "") == "live" for post, _ in seen.workers)
+    prefill = [state for post, state in seen.workers if post.role == "prefill"]
+    return linked and bool(prefill) and all(state is not None and state.transfer.links for state in prefill)
 
 
 def check_moved(seen: Observation) -> None:
