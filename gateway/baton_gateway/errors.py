@@ -140,6 +140,12 @@ def too_long_for_workers() -> Problem:
     return Problem(400, INVALID, "The request does not fit any worker.", None, "context_length_exceeded")
 
 
+def grammar_failed() -> Problem:
+    """A worker's matcher gave up, perhaps in the middle of the answer."""
+    message = "The answer cannot follow the requested schema or grammar any further: it is too complex to match."
+    return Problem(400, INVALID, message, None, "grammar_failed")
+
+
 def template_failed() -> Problem:
     return Problem(500, SERVER, "The model's chat template failed.", None, "template_failed")
 

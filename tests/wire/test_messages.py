@@ -19,13 +19,16 @@ from baton_wire.messages.measures import WorkerCondition, WorkerMeasures
 from baton_wire.messages.pair_link import PairMessage
 from baton_wire.messages.values import (
     MAX_FRAME_BYTES,
+    MAX_GRAMMAR_CHARS,
     Address,
     Finish,
+    Grammar,
     Message,
     PeerRef,
     Reason,
     Role,
     SamplingParams,
+    Thought,
     TokenEntry,
     TokenLogprob,
     pack_ids,
@@ -81,6 +84,19 @@ DOWN: list[Message] = [
         timeout_s=30.0,
         salt="tenant",
         decode=PeerRef(address=Address(host="10.0.0.1", port=9), epoch=EPOCH),
+    ),
+    gateway_link.Reserve(
+        request=ID,
+        attempt=1,
+        tokens=pack_ids([1, 2]),
+        prompt_tokens=2,
+        choices=(0,),
+        sampling=SamplingParams(
+            max_tokens=5, grammar=Grammar('{"grammars": []}'), thought=Thought(end=(9, 8), start=(7,), max_tokens=0)
+        ),
+        timeout_s=30.0,
+        salt="",
+        prefill_epoch=EPOCH,
     ),
     gateway_link.Cancel(request=ID, attempt=1, choice=1),
 ]
@@ -227,6 +243,44 @@ def test_the_frame_cap_holds_in_both_directions() -> None:
     over = msgspec.structs.replace(seal, checksums=bytes(MAX_FRAME_BYTES))
     with pytest.raises(BadMessageError, match="exceed the frame cap"):
         encode(over)
+
+
+def _constrained(*fields: Any) -> bytes:
+    """A PREFILL whose grammar and thought are `fields`."""
+    raw = msgpack.unpackb(encode(DOWN[0]))
+    raw[6] = [*raw[6][: SamplingParams.__struct_fields__.index("grammar")], *fields]
+    frame: bytes = msgpack.packb(raw)
+    return frame
+
+
+def test_the_longest_grammar_fits_a_frame_and_one_character_more_does_not() -> None:
+    longest = "\N{GRINNING FACE}" * MAX_GRAMMAR_CHARS
+    prefill = decode(_constrained([longest]), gateway_link.ToWorker)
+    assert prefill.sampling.grammar == Grammar(longest)
+    assert decode(encode(prefill), gateway_link.ToWorker) == prefill
+    with pytest.raises(BadMessageError):
+        decode(_constrained(["x" * (MAX_GRAMMAR_CHARS + 1)]), gateway_link.ToWorker)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        ([""],),
+        ([b"{}"],),
+        ("{}",),
+        (None, [[]]),
+        (None, [[1] * 17]),
+        (None, [[1], [1] * 17]),
+        (None, [[1 << 24]]),
+        (None, [[1], [], -1]),
+        (None, [[1], [], 1.5]),
+        (None, [[1], [], (1 << 20) + 1]),
+        (None, None, 0),
+    ],
+)
+def test_a_grammar_or_thought_out_of_bounds_is_a_typed_error(fields: tuple[Any, ...]) -> None:
+    with pytest.raises(BadMessageError):
+        decode(_constrained(*fields), gateway_link.ToWorker)
 
 
 def test_token_ids_are_little_endian_and_whole() -> None:

@@ -157,6 +157,7 @@ _TELL_CLIENT: dict[Reason, Callable[[], Problem]] = {
     Reason.TOO_LONG: errors.too_long_for_workers,
     Reason.DEADLINE: errors.deadline_exceeded,
     Reason.BAD_REQUEST: errors.worker_refused,
+    Reason.GRAMMAR: errors.grammar_failed,
 }
 """Reasons after which another attempt cannot help."""
 

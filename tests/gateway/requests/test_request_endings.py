@@ -33,7 +33,8 @@ from baton_wire.messages.values import Finish, Reason, SamplingParams, unpack_id
 
 
 @pytest.mark.parametrize(
-    ("reason", "status"), [(Reason.TOO_LONG, 400), (Reason.DEADLINE, 504), (Reason.BAD_REQUEST, 500)]
+    ("reason", "status"),
+    [(Reason.TOO_LONG, 400), (Reason.DEADLINE, 504), (Reason.BAD_REQUEST, 500), (Reason.GRAMMAR, 400)],
 )
 def test_what_another_attempt_cannot_help_is_told_at_once(reason: Reason, status: int) -> None:
     drive = started()

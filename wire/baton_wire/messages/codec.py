@@ -12,11 +12,13 @@ import msgpack
 import msgspec
 
 from baton_wire.errors import BadMessageError
-from baton_wire.messages.values import MAX_FRAME_BYTES
+from baton_wire.messages.values import MAX_FRAME_BYTES, MAX_GRAMMAR_CHARS
 
 M = TypeVar("M")
 
 _MAX_ITEMS = 1 << 16
+_MAX_TEXT_BYTES = 4 * MAX_GRAMMAR_CHARS
+"""UTF-8 of the longest string of any message."""
 
 
 def _refuse_extension(code: int, data: bytes) -> Any:
@@ -45,7 +47,7 @@ def decode(frame: bytes, union: Any) -> Any:
             raw=False,
             strict_map_key=True,
             ext_hook=_refuse_extension,
-            max_str_len=1 << 16,
+            max_str_len=_MAX_TEXT_BYTES,
             max_bin_len=len(frame),
             max_array_len=min(_MAX_ITEMS, len(frame)),
             max_map_len=0,

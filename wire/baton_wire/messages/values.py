@@ -15,7 +15,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 """Version of every message type below and of how frames travel; both ends of a link agree on one in the handshake."""
 
 MAX_FRAME_BYTES = 4 << 20
@@ -31,6 +31,9 @@ Attempt = Annotated[int, Meta(ge=1, le=1_000)]
 Choice = Annotated[int, Meta(ge=0, lt=128)]
 TokenId = Annotated[int, Meta(ge=0, lt=1 << 24)]
 TokenCount = Annotated[int, Meta(ge=0, le=1 << 20)]
+MAX_GRAMMAR_CHARS = 1 << 18
+MAX_MARK_IDS = 16
+"""Token ids that mark where a thought starts or ends."""
 PackedTokenIds = Annotated[bytes, Meta(max_length=1 << 20)]
 """Token ids as little-endian uint32; see `pack_ids`."""
 
@@ -97,6 +100,7 @@ class Reason(enum.StrEnum):
     KV_CORRUPT = "kv_corrupt"  # landed KV failed verification: prefill again
     INTERNAL = "internal"  # the worker failed: retry on another
     STALLED = "stalled"  # the worker lives, this part of it does not move: retry on another
+    GRAMMAR = "grammar"  # the grammar cannot be followed, or no further: tell the client, every worker would end so
 
 
 class Finish(enum.StrEnum):
@@ -136,6 +140,28 @@ class PairFingerprint(NestedValue, frozen=True):
     tokenizer: Digest
 
 
+class Grammar(NestedValue, frozen=True):
+    """What an answer must match, from its first token to its end."""
+
+    definition: Annotated[str, Meta(min_length=1, max_length=MAX_GRAMMAR_CHARS)]
+    """In llguidance's own serialised form, validated by the gateway. Only the worker's matcher looks into it."""
+
+
+class Thought(NestedValue, frozen=True):
+    """What may stand before the answer: a thought, which no grammar binds.
+
+    With a `start` the model chooses. Either its first tokens are `start`, and what follows is a thought. Or they are
+    not, and there is no thought: the grammar holds from the first token.
+    """
+
+    end: Annotated[tuple[TokenId, ...], Meta(min_length=1, max_length=MAX_MARK_IDS)]
+    """The thought ends with these ids; a grammar begins after them."""
+    start: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_MARK_IDS)] = ()
+    """Empty: the prompt already opened the thought."""
+    max_tokens: TokenCount | None = None
+    """After so many tokens of thought `end` is forced; neither mark counts. None: the model ends its thought itself."""
+
+
 class SamplingParams(NestedValue, frozen=True):
     """How tokens are drawn. `temperature` 0 is greedy. None means that the option is off.
 
@@ -163,6 +189,10 @@ class SamplingParams(NestedValue, frozen=True):
     """None: no logprobs. k: the drawn token's logprob and the k likeliest alternatives."""
     prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     """The same for the prompt's own tokens but the first; told once, before the first drawn token."""
+    grammar: Grammar | None = None
+    """None: any token may be drawn. With a grammar, stop ids are drawn where the answer may end, and only there."""
+    thought: Thought | None = None
+    """None: the answer begins at once."""
 
     def __post_init__(self) -> None:
         if self.min_tokens > self.max_tokens:
