@@ -117,6 +117,9 @@ async def test_a_client_that_stops_reading_is_cancelled_and_its_memory_bounded(
     decode.tokens_per_step = 8
     reader, writer = await send(gateway, stream=True, n=16, max_tokens=2_000, logprobs=True, top_logprobs=20)
     await until(lambda: bool(decode.running))
+    # Three quarters of the answer are more than the sockets hold. The rest waits, so that a slow gateway is not outrun.
+    await until(lambda: not decode.running or decode.state().steps > 185, 15.0)
+    decode.hold = True
     await until(lambda: is_idle(gateway), 15.0)
     assert decode.of_type(Cancel), "it did not run to its end"
     writer.transport.abort()
