@@ -214,6 +214,10 @@ CASES = [
         both_min(0, autoscaling__scaleToZeroAfter="5m"),
         both_min(1, autoscaling__scaleToZeroAfter="5m"),
     ),
+    *(
+        Case("spec.model", "names must differ", manifest(model__aliases=["a", "b"]), manifest(model__aliases=wrong))
+        for wrong in (["a", "a"], ["tiny"])
+    ),
     Case(
         "spec",
         "fp8 needs",

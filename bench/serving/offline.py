@@ -170,7 +170,7 @@ def measure(names: Sequence[str], config: dict[str, object], device: str, share:
         notes.append(f"Engine built, graphs captured: {time.perf_counter() - began:.1f} s.")
         text = load_text_model(engine.bundle.data, engine.bundle.sha256)
         limits = ModelLimits(engine.limits.max_context_tokens, engine.limits.vocab_size)
-        desk = Desk(text, limits, NAME, engine.fingerprint.model_hash, engine.limits.max_choices, 0)
+        desk = Desk(text, limits, (NAME,), engine.fingerprint.model_hash, engine.limits.max_choices, 0)
         draw = random.Random(SEED)
         vocab = limits.vocab_size
         timed(engine, desk, list(lines(chat_like(max(8, int(64 * share)), draw), vocab, draw, "warm")))

@@ -119,6 +119,7 @@ def gateway_spec(deployment: LLMDeployment, site: Site) -> WorkerSpec:
         f"--prefill-unavailable={_PREFILL_UNAVAILABLE[spec.routing.prefill_unavailable]}",
         f"--max-request-duration-s={spec.gateway.limits.max_request_duration:g}",
         *(() if spec.model.generation_defaults else ("--generation-defaults=off",)),
+        *_aliases(deployment),
         *_queue(deployment),
         *_operator(deployment, site),
         *_tls(deployment, site),
@@ -199,6 +200,13 @@ def _operator(deployment: LLMDeployment, site: Site) -> tuple[str, ...]:
         if spec.prefill.replicas.min == 0:
             arguments += (f"--park-s={spec.gateway.limits.max_request_duration:g}",)
     return arguments
+
+
+def _aliases(deployment: LLMDeployment) -> tuple[str, ...]:
+    """Other names of the model: workers are not told, so that none is restarted for a name."""
+    model = deployment.spec.model
+    pairs = ",".join(f"{alias}={model.served_name}" for alias in model.aliases)
+    return (f"--model-aliases={pairs}",) if pairs else ()
 
 
 def _queue(deployment: LLMDeployment) -> tuple[str, ...]:

@@ -96,6 +96,7 @@ class GatewayServer:
             self.metrics,
             self.budget,
             settings.allowed_origins,
+            settings.model_aliases,
         )
         self.operator_link = self._operator_link(keys)
         self._tasks: list[asyncio.Task[None]] = []
@@ -195,7 +196,7 @@ class GatewayServer:
         self._settings = settings
         self.relay.reconfigure(_rules(settings))
         self._admission.reconfigure(_limits(settings))
-        self.api.reconfigure(_policy(settings))
+        self.api.reconfigure(_policy(settings), settings.model_aliases)
         _log.info("configuration %s applied", config_hash(settings))
 
     def _operator_link(self, keys: KeyDirectory) -> OperatorLink | None:

@@ -42,6 +42,8 @@ class Settings:
     api_keys: Path | None
     allowed_origins: tuple[str, ...]
     """Whose pages in browsers may call; none: nobody's."""
+    model_aliases: tuple[tuple[str, str], ...]
+    """Other names of models: (alias, served name)."""
     tls: Path | None
     """A folder with tls.crt and tls.key, read again whenever they change; None: clients speak plain HTTP."""
     disaggregation: str
@@ -93,6 +95,9 @@ def _parser() -> _Parser:
         default="",
         metavar="LIST",
         help="whose pages in browsers may call: https://a.example,… or * (default: nobody's)",
+    )
+    add(
+        "--model-aliases", default="", metavar="LIST", help="other names of models: ALIAS=SERVED_NAME,… (default: none)"
     )
     add("--tls", type=Path, metavar="DIR", help="folder with tls.crt and tls.key: serve HTTPS (default: HTTP)")
     add("--disaggregation", choices=("always", "never", "auto"), default="always", help="(default %(default)s)")
@@ -155,6 +160,7 @@ _IN_FILE = (
     "disaggregation",
     "prefill_unavailable",
     "generation_defaults",
+    "model_aliases",
     "slo_ttft_s",
     "slo_tpot_s",
     "max_request_duration_s",
@@ -189,6 +195,7 @@ def parse_settings(argv: list[str]) -> Settings:
         admin_port=admin_port,
         api_keys=first.api_keys,
         allowed_origins=_origins(first.allowed_origins),
+        model_aliases=_aliases(first.model_aliases),
         tls=first.tls,
         disaggregation=first.disaggregation,
         prefill_unavailable=first.prefill_unavailable,
@@ -247,6 +254,19 @@ def _origins(value: str) -> tuple[str, ...]:
         if not is_origin(origin):
             raise SettingsError(f"--allowed-origins: {origin[:64]!r} is neither * nor http(s)://HOST[:PORT]")
     return origins
+
+
+def _aliases(value: str) -> tuple[tuple[str, str], ...]:
+    """Raises SettingsError for what is no list of different names with what they stand for."""
+    pairs = []
+    for part in value.split(",") if value else ():
+        alias, _, served = part.partition("=")
+        if not alias or not served or alias == served:
+            raise SettingsError(f"--model-aliases: {part[:300]!r} is not ALIAS=SERVED_NAME")
+        pairs.append((alias, served))
+    if len(dict(pairs)) < len(pairs):
+        raise SettingsError("--model-aliases: an alias is given twice")
+    return tuple(pairs)
 
 
 def _operator(value: str | None) -> str | None:

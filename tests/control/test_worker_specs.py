@@ -57,6 +57,15 @@ def test_the_gateway_is_told_whether_the_models_sampling_defaults_count(wanted: 
     assert parse_settings(list(arguments)).generation_defaults == said
 
 
+def test_aliases_reach_the_gateway_and_no_worker() -> None:
+    plain, named = deployment(), deployment(model__aliases=["gpt-4o", "team/chat:latest"])
+    spec = gateway_spec(named, SITE)
+    arguments = (*spec.argv[3:], *instance_arguments(Role.GATEWAY, "127.0.0.1:0", "/run/a.json"))
+    assert parse_settings(list(arguments)).model_aliases == (("gpt-4o", "tiny"), ("team/chat:latest", "tiny"))
+    for role in POOL_ROLES:
+        assert worker_spec(named, role, SITE) == worker_spec(plain, role, SITE), "a new name restarts no worker"
+
+
 @pytest.mark.parametrize("role", POOL_ROLES)
 def test_a_worker_understands_what_is_rendered_for_it(role: Role) -> None:
     site = dataclasses.replace(SITE, drain_s=7.5, threads=2)

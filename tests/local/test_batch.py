@@ -59,6 +59,22 @@ def test_answers_are_those_of_the_api(tmp_path: Path) -> None:
     assert found["again"]["body"]["choices"] == found["same"]["body"]["choices"]
 
 
+def test_a_batch_may_name_the_model_by_its_aliases(tmp_path: Path) -> None:
+    text = (TINY.parent / "tiny.yaml").read_text()
+    text = text.replace("file://tiny-llama #", f"file://{TINY} #")
+    (tmp_path / "tiny.yaml").write_text(
+        text.replace("servedName: tiny-llama", "servedName: tiny\n    aliases: [gpt-4o]")
+    )
+    lines = [request("own", max_tokens=2), request("alias", model="gpt-4o", max_tokens=2)]
+    (tmp_path / "in").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    assert main(["batch", str(tmp_path / "in"), str(tmp_path / "out"), "-f", str(tmp_path / "tiny.yaml")]) == 0
+    found = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
+    assert {each["custom_id"]: each["response"]["body"]["model"] for each in found} == {
+        "own": "tiny",
+        "alias": "gpt-4o",
+    }
+
+
 def test_a_wrong_request_is_answered_and_the_others_go_on(tmp_path: Path) -> None:
     found = answers(
         tmp_path,

@@ -161,6 +161,8 @@ class ModelSpec(Model):
     """Where the weights are. Remote sources are fetched once, pinned and verified."""
     served_name: ServedName
     """What clients write as `model`."""
+    aliases: Annotated[tuple[ServedName, ...], Field(max_length=16, strict=False)] = ()
+    """Other names that clients may write as `model`; only the gateway knows them. None: only `servedName`."""
     max_context_tokens: Annotated[int, Field(ge=16, le=1 << 20)]
     """Longest prompt and answer together, in tokens."""
     dtype: Annotated[Dtype, Field(strict=False)] = Dtype.AUTO
@@ -175,6 +177,12 @@ class ModelSpec(Model):
     fetch: FetchSpec = FetchSpec()
     credentials_secret: ObjectName | None = None
     """Secret in the same namespace with credentials for fetching the model; unset: none are sent."""
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> ModelSpec:
+        if len({self.served_name, *self.aliases}) <= len(self.aliases):
+            raise broken_rule("aliases", "not allowed: names must differ from each other and from servedName")
+        return self
 
 
 class TargetSpec(Model):

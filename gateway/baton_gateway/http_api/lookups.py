@@ -15,6 +15,7 @@ from aiohttp import web
 
 from baton_gateway import errors
 from baton_gateway.errors import RefusedError
+from baton_gateway.http_api.model_names import ModelNames
 from baton_gateway.http_api.tenants import Tenant
 from baton_gateway.reporting.admin_server import METRICS_TYPE
 from baton_gateway.reporting.metrics import GatewayMetrics
@@ -31,26 +32,27 @@ _encode = msgspec.json.Encoder().encode
 class Lookups:
     """Handlers of the paths that answer from what this process knows."""
 
-    def __init__(self, table: WorkerTable, policy: RoutePolicy, metrics: GatewayMetrics) -> None:
+    def __init__(self, table: WorkerTable, names: ModelNames, policy: RoutePolicy, metrics: GatewayMetrics) -> None:
         self.policy = policy
         self.is_draining = False
         self._table = table
+        self._names = names
         self._metrics = metrics
         self._started = int(time.time())
         self._openapi = resources.files(__package__).joinpath("openapi.json").read_bytes()
         self._version = _encode({"version": _version()})
 
     async def models(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
-        entries = [self._entry(name) for name in self._table.served_names()]
+        entries = [self._entry(name, served) for name, served in self._names.listed().items()]
         return _json({"object": "list", "data": entries})
 
     async def model(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
         """Raises RefusedError for a model that nobody serves."""
         name = request.raw_path.partition("?")[0][len(MODELS) + 1 :]
-        served = self._table.served_names()
-        if name not in served:
-            raise RefusedError(errors.model_not_found(name, served))
-        return _json(self._entry(name))
+        known = self._names.listed()
+        if name not in known:
+            raise RefusedError(errors.model_not_found(name, list(known)))
+        return _json(self._entry(name, known[name]))
 
     async def version(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
         return web.Response(body=self._version, headers=JSON)
@@ -77,10 +79,12 @@ class Lookups:
     async def metrics(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
         return web.Response(body=self._metrics.page(), headers={"Content-Type": METRICS_TYPE, **SERVER})
 
-    def _entry(self, name: str) -> dict[str, Any]:
-        """One model as OpenAI's API lists it; `max_model_len` is the longest context that a pair can take."""
+    def _entry(self, name: str, served: str) -> dict[str, Any]:
+        """One model as OpenAI's API lists it, and as vLLM's does: `root` is what an alias stands for, `parent` would be
+        what an adapter builds on, and `max_model_len` is the longest context that a pair can take.
+        """
         entry = {"id": name, "object": "model", "created": self._started, "owned_by": "baton"}
-        return entry | {"max_model_len": self._table.max_context_tokens(name)}
+        return entry | {"root": served, "parent": None, "max_model_len": self._table.max_context_tokens(served)}
 
 
 def _version() -> str:

@@ -72,6 +72,8 @@ class Options:
     continuous_usage: bool
     """With `include_usage`: every chunk says the usage up to there."""
     cache_salt: str
+    alias: str | None = None
+    """What the client wrote instead of the served name in `model`; answers repeat it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from baton_gateway.http_api.access_log import EXCHANGE, ID_HEADER, AccessLog, Ex
 from baton_gateway.http_api.cors import PREFLIGHT_HEADER, cors_headers, preflight_headers
 from baton_gateway.http_api.lookups import JSON, MODELS, SERVER, Lookups
 from baton_gateway.http_api.memory_budget import MemoryBudget
+from baton_gateway.http_api.model_names import ModelNames
 from baton_gateway.http_api.openai_types import ChatRequest, CompletionRequest, parse_chat, parse_completion
 from baton_gateway.http_api.request_body import RequestBody
 from baton_gateway.http_api.responses import error_body
@@ -66,8 +67,9 @@ class HttpApi:
         metrics: GatewayMetrics,
         budget: MemoryBudget,
         origins: Sequence[str] = (),
+        aliases: Sequence[tuple[str, str]] = (),
     ) -> None:
-        """`origins`: whose pages in browsers may call; `*`: anybody's."""
+        """`origins`: whose pages in browsers may call; `*`: anybody's. `aliases`: other names of models."""
         self._relay = relay
         self._budget = budget
         self._memory = MemoryReturn()
@@ -77,8 +79,9 @@ class HttpApi:
         self._access_log = AccessLog()
         self._metrics = metrics
         self._streams: set[tuple[LiveRequest, StreamingSink]] = set()
-        self._lookups = lookups = Lookups(table, policy, metrics)
-        self._tokenising = Tokenising(table, templates, relay.encoder)
+        self._names = names = ModelNames(table, aliases)
+        self._lookups = lookups = Lookups(table, names, policy, metrics)
+        self._tokenising = Tokenising(table, names, templates, relay.encoder)
         self._endpoints = {
             "/v1/chat/completions": _Endpoint(("POST",), self._chat),
             "/v1/completions": _Endpoint(("POST",), self._completions),
@@ -102,8 +105,9 @@ class HttpApi:
             f"{MODELS}/{{id}}": self._model.methods
         }
 
-    def reconfigure(self, policy: RoutePolicy) -> None:
+    def reconfigure(self, policy: RoutePolicy, aliases: Sequence[tuple[str, str]]) -> None:
         self._lookups.policy = policy
+        self._names.reconfigure(aliases)
 
     @property
     def is_draining(self) -> bool:
@@ -204,7 +208,7 @@ class HttpApi:
 
     async def _generate(self, request: web.BaseRequest, tenant: Tenant, parse: Parse) -> web.StreamResponse:
         with self._body(request, tenant) as body:
-            parsed = parse(await body.read_object(self._table.body_limits))
+            parsed = self._names.resolve(parse(await body.read_object(self._table.body_limits)))
             if self.is_draining:
                 raise RefusedError(errors.shutting_down())
             if parsed.options.stream:

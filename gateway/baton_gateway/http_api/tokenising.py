@@ -10,6 +10,7 @@ import msgspec
 
 from baton_gateway import errors
 from baton_gateway.errors import RefusedError, invalid
+from baton_gateway.http_api.model_names import ModelNames
 from baton_gateway.http_api.openai_fields import Fields
 from baton_gateway.http_api.openai_types import (
     MAX_TEXT_CHARS,
@@ -73,8 +74,11 @@ def parse_detokenize(raw: dict[str, Any]) -> DetokenizeRequest:
 class Tokenising:
     """Answers from the tokenizers of the linked workers' models."""
 
-    def __init__(self, table: WorkerTable, templates: TemplateRenderer, encoder: PromptEncoder) -> None:
+    def __init__(
+        self, table: WorkerTable, names: ModelNames, templates: TemplateRenderer, encoder: PromptEncoder
+    ) -> None:
         self._table = table
+        self._names = names
         self._templates = templates
         self._encoder = encoder
 
@@ -108,7 +112,7 @@ class Tokenising:
         name = served[0] if model is None and len(served) == 1 else model
         if name is None:
             raise invalid("model", "'model' is required: several models are served.", "missing_required_parameter")
-        found = self._table.text_of(name)
+        found = self._table.text_of(self._names.served(name))
         if found is None:
-            raise RefusedError(errors.model_not_found(name, served))
+            raise RefusedError(errors.model_not_found(name, list(self._names.listed())))
         return found

@@ -369,7 +369,7 @@ class Relay:
             endpoint=ApiEndpoint.CHAT if is_chat else ApiEndpoint.COMPLETIONS,
             id=("chatcmpl-" if is_chat else "cmpl-") + secrets.token_hex(12),
             created=int(time.time()),
-            model=options.model,
+            model=options.alias or options.model,
             system_fingerprint=f"fp_{fingerprint.model_hash[:12]}",
         )
         prompt_tokens = sum(len(prompt.tokens) for prompt in prompts)

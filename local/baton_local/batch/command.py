@@ -58,7 +58,7 @@ def _answer_rest(options: argparse.Namespace, answers: Answers) -> int:
     except ConfigError as error:
         raise StartError(str(error)) from error
     lines = (line for line in read_lines(options.input) if line.id not in done)
-    run = BatchRun(engine, _desk(config.served_name, engine, _generation_defaults(options)), lines, answers)
+    run = BatchRun(engine, _desk(config.served_name, engine, options), lines, answers)
     began_s = time.monotonic()
     try:
         with ProgressBar("baton", left, " answers") as bar:
@@ -142,17 +142,14 @@ def _batch_sizes(computed_on: Device) -> list[str]:
     return [f"--max-sequences={MAX_SEQUENCES[computed_on]}", *blocks]
 
 
-def _generation_defaults(options: argparse.Namespace) -> bool:
-    """Whether the model's own sampling defaults count."""
-    said: bool = not options.no_generation_defaults
-    return said and (options.file is None or read_manifest(options.file).spec.model.generation_defaults)
-
-
-def _desk(served_name: str, engine: EngineParts, generation_defaults: bool) -> Desk:
+def _desk(served_name: str, engine: EngineParts, options: argparse.Namespace) -> Desk:
+    written = None if options.file is None else read_manifest(options.file).spec.model
+    names = (served_name, *(() if written is None else written.aliases))
+    defaults = not options.no_generation_defaults and (written is None or written.generation_defaults)
     text = load_text_model(engine.bundle.data, engine.bundle.sha256)
     limits = ModelLimits(engine.limits.max_context_tokens, engine.limits.vocab_size)
     model_hash, most = engine.fingerprint.model_hash, engine.limits.max_choices
-    return Desk(text, limits, served_name, model_hash, most, int(time.time()), generation_defaults)
+    return Desk(text, limits, names, model_hash, most, int(time.time()), defaults)
 
 
 class Meter:

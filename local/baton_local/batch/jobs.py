@@ -165,17 +165,19 @@ class Desk:
         self,
         text: TextModel,
         limits: ModelLimits,
-        served_name: str,
+        names: Sequence[str],
         model_hash: str,
         max_choices: int,
         created: int,
         generation_defaults: bool = True,
     ) -> None:
-        """`created`: seconds since 1970, for the answers. `generation_defaults`: whether the model's own count."""
+        """`names`: what requests may call the model. `created`: seconds since 1970, for the answers.
+        `generation_defaults`: whether the model's own count.
+        """
         self._defaults = text.bundle.generation if generation_defaults else OF_THE_API
         self._text = text
         self._limits = limits
-        self._served_name = served_name
+        self._names = tuple(names)
         self._model_hash = model_hash
         self._max_choices = max_choices
         self._created = created
@@ -197,8 +199,8 @@ class Desk:
             options = request.options
             if options.stream:
                 raise unsupported("stream", "an answer in a file is not streamed")
-            if options.model != self._served_name:
-                raise RefusedRequestError(model_not_found(options.model, [self._served_name]))
+            if options.model not in self._names:
+                raise RefusedRequestError(model_not_found(options.model, self._names))
             if options.n > self._max_choices:
                 raise unsupported("n", f"this engine computes at most {self._max_choices} choices at once")
             encoded = await self._encode(request)

@@ -33,7 +33,7 @@ UPGRADE_ANNOTATION = "baton.dev/upgrade"
 ROLES = (*POOL_ROLES, Role.GATEWAY)
 _NOT_IN_PODS = ("replicas", "service", "route", "openAccess")
 """Fields of the gateway that its Pods do not depend on."""
-_NOT_IN_WORKERS = ("generationDefaults", "fetch")
+_NOT_IN_WORKERS = ("generationDefaults", "aliases", "fetch")
 """Fields of the model that workers do not depend on."""
 GOOD_ANNOTATION = "baton.dev/last-good"
 """On the current record: the LLMDeployment that was last carried out, as JSON without status and labels."""
@@ -151,6 +151,7 @@ def inputs(deployment: LLMDeployment, role: Role, restart: str = "") -> Manifest
         may_sleep = spec.prefill.replicas.min == 0
         more = {"routing": dump["routing"], "targets": targets, "maySleep": may_sleep}
         more["generationDefaults"] = spec.model.generation_defaults
+        more["aliases"] = [f"{alias}={spec.model.served_name}" for alias in spec.model.aliases]
         return {**shared, "gateway": gateway, "maxRequestDuration": longest, **more}
     pool = {name: value for name, value in dump[role.value].items() if name != "replicas"}
     devices = {each.value: pool_spec(deployment, each).accelerator is not None for each in POOL_ROLES}

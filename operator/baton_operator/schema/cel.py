@@ -16,6 +16,7 @@ from baton_control.spec.api import (
     FetchSpec,
     GatewaySpec,
     LLMDeployment,
+    ModelSpec,
     PodMetadataSpec,
     PoolSpec,
     ReplicaSpec,
@@ -66,6 +67,13 @@ NO_PARENT = Rule("!self.matches('(^|[/@])[.][.]($|[/@])')", "must have no '..' i
 
 RULES: dict[type[Model], tuple[Rule, ...]] = {
     LLMDeployment: (NAME,),
+    ModelSpec: (
+        Rule(
+            "!has(self.aliases) || self.aliases.all(a, a != self.servedName && self.aliases.exists_one(b, b == a))",
+            "names must differ from each other and from servedName",
+            ".aliases",
+        ),
+    ),
     CacheSpec: (
         Rule(
             "has(self.storageClassName) == has(oldSelf.storageClassName) && "

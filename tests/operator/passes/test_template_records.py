@@ -85,6 +85,7 @@ def test_what_moves_no_pod_makes_no_template(fields: dict[str, object]) -> None:
         ({"routing__disaggregation": "Never"}, {Role.GATEWAY}),
         ({"slo__ttft": {"target": "1s"}}, {Role.GATEWAY}),
         ({"model__generationDefaults": False}, {Role.GATEWAY}),
+        ({"model__aliases": ["gpt-4o"]}, {Role.GATEWAY}),
         ({"kvTransfer__minBandwidth": "10GB/s"}, set(POOL_ROLES)),
         ({"gateway__limits": {"maxRequestDuration": "30s"}}, {*POOL_ROLES, Role.GATEWAY}),
         ({"decode__env": [{"name": "UCX_TLS", "value": "tcp"}]}, {Role.DECODE}),
@@ -115,6 +116,7 @@ def test_a_record_from_before_a_field_was_there_moves_nothing() -> None:
         del roles[role]["inputs"]["pool"]["placement"]["spread"]
     for name in ("resources", "placement", "priorityClassName"):
         del roles["gateway"]["inputs"]["gateway"][name]
+    del roles["gateway"]["inputs"]["aliases"]
     raw["metadata"]["uid"] = "uid-1"
     old = stored(raw)
     assert old is not None
@@ -274,6 +276,7 @@ VALUES: dict[str, object] = {
     "gateway.route.parentNamespace": None,
     "gateway.route.hostnames": None,
     "model.generationDefaults": False,
+    "model.aliases": ["gpt-4o"],
     "gateway.apiKeys.secretName": "clients",
     "gateway.openAccess": True,
     "gateway.allowedOrigins": ["https://chat.example"],
