@@ -47,6 +47,19 @@ class ResponseHead:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerHead:
+    """What whoever writes an answer must know before the first token."""
+
+    head: ResponseHead
+    text: TextModel
+    num_choices: int
+    include_usage: bool
+    continuous_usage: bool
+    prompt_tokens: int
+    wants_logprobs: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     prompt_tokens: int
     completion_tokens: int
@@ -78,6 +91,8 @@ class FinishedChoice:
     finish: str
     prompt: PromptScores | None = None
     """Of the prompt's own tokens, when they are wanted in a field of their own."""
+    stop: str | None = None
+    """The stop string that ended it."""
 
 
 def error_body(problem: Problem, request_id: str | None = None) -> bytes:
@@ -89,10 +104,6 @@ def error_body(problem: Problem, request_id: str | None = None) -> bytes:
 
 def _shown(text: str) -> str:
     return text.encode(errors="replace").decode()
-
-
-def error_event(problem: Problem, request_id: str | None) -> bytes:
-    return b"data: " + error_body(problem, request_id) + b"\n\n"
 
 
 def response_body(
@@ -136,10 +147,12 @@ def _ranked(token: int, logprob: float, rank: int, text: TextModel) -> dict[str,
 class ChunkWriter:
     """Chunks of one stream."""
 
-    def __init__(self, head: ResponseHead, text: TextModel, include_usage: bool, wants_logprobs: bool) -> None:
+    def __init__(self, answer: AnswerHead) -> None:
+        head, include_usage = answer.head, answer.include_usage
         self._endpoint = head.endpoint
-        self._text = text
-        self._wants_logprobs = wants_logprobs
+        self._text = answer.text
+        self._wants_logprobs = answer.wants_logprobs
+        self._include_usage = include_usage
         self._usage: dict[str, Any] = {"usage": None} if include_usage else {}
         self._fields = head.fields(is_chunk=True)
         self._parts: dict[int, bytes] = {}
@@ -175,13 +188,20 @@ class ChunkWriter:
         entry["logprobs"] = logprobs_fields(self._endpoint, tokens, self._text)
         return self._chunk(entry | self._text_field(text))
 
-    def finish(self, index: int, reason: str) -> bytes:
+    def finish(self, index: int, reason: str, stop: str | None = None) -> bytes:
         entry: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": reason}
         empty: dict[str, Any] = {"delta": {}} if self._is_chat else {"text": ""}
         return self._chunk(entry | empty)
 
-    def usage(self, usage: Usage) -> bytes:
-        return b"data: " + _encode(self._fields | {"choices": [], "usage": usage.fields()}) + b"\n\n"
+    def closing(self, usage: Usage) -> bytes:
+        """The end of a good stream, with the usage if it was asked for."""
+        if not self._include_usage:
+            return DONE
+        return b"data: " + _encode(self._fields | {"choices": [], "usage": usage.fields()}) + b"\n\n" + DONE
+
+    def failure(self, problem: Problem, usage: Usage, request_id: str | None) -> bytes:
+        """The end of a bad one."""
+        return b"data: " + error_body(problem, request_id) + b"\n\n"
 
     def _constant_part(self, index: int) -> bytes:
         """Everything of a text chunk that stands before the text; written so that only the text need be encoded."""

@@ -13,36 +13,14 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from baton_gateway.errors import Problem
-from baton_gateway.http_api.responses import (
-    DONE,
-    ChunkWriter,
-    FinishedChoice,
-    PromptScores,
-    ResponseHead,
-    Usage,
-    error_event,
-    response_body,
-)
+from baton_gateway.http_api.answer_forms import OPENAI, AnswerForm, EventWriter
+from baton_gateway.http_api.responses import AnswerHead, FinishedChoice, PromptScores, Usage
 from baton_gateway.text.choice_text import Increment, TokenInfo
-from baton_gateway.text.revision_text import TextModel
 
 MAX_BUFFERED_BYTES = 256 << 10
 MERGE_ABOVE_BYTES = 64 << 10
 STALL_S = 30.0
 _PUMP_S = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerHead:
-    """What a sink must know before the first token."""
-
-    head: ResponseHead
-    text: TextModel
-    num_choices: int
-    include_usage: bool
-    continuous_usage: bool
-    prompt_tokens: int
-    wants_logprobs: bool
 
 
 class Sink(Protocol):
@@ -72,13 +50,15 @@ class _Collected:
     texts: list[str] = field(default_factory=list)
     tokens: list[TokenInfo] = field(default_factory=list)
     finish: str = ""
+    stop: str | None = None
     prompt: PromptScores | None = None
 
 
 class CollectingSink:
     """Keeps everything; `done` resolves to the response's body or the problem."""
 
-    def __init__(self) -> None:
+    def __init__(self, form: AnswerForm = OPENAI) -> None:
+        self._form = form
         self.done: asyncio.Future[bytes | Problem] = asyncio.get_running_loop().create_future()
         self._answer: AnswerHead | None = None
         self._choices: list[_Collected] = []
@@ -95,7 +75,7 @@ class CollectingSink:
         collected.texts.append(increment.text)
         collected.tokens += increment.tokens
         if increment.finish is not None:
-            collected.finish = increment.finish.value
+            collected.finish, collected.stop = increment.finish.value, increment.stop
 
     def flush(self) -> None:
         pass
@@ -106,9 +86,11 @@ class CollectingSink:
         if problem is not None or self._answer is None:
             self.done.set_result(problem or _UNANSWERED)
             return
-        answer = self._answer
-        choices = [FinishedChoice("".join(each.texts), each.tokens, each.finish, each.prompt) for each in self._choices]
-        self.done.set_result(response_body(answer.head, choices, usage, answer.text, answer.wants_logprobs))
+        choices = [
+            FinishedChoice("".join(each.texts), each.tokens, each.finish, each.prompt, each.stop)
+            for each in self._choices
+        ]
+        self.done.set_result(self._form.body(self._answer, choices, usage))
 
 
 _UNANSWERED = Problem(500, "server_error", "Internal error.", None, "internal_error")
@@ -119,24 +101,25 @@ class _Pending:
     texts: list[str] = field(default_factory=list)
     tokens: list[TokenInfo] = field(default_factory=list)
     finish: str | None = None
+    stop: str | None = None
 
 
 class StreamingSink:
-    """Writes chunks straight to the connection once the response's head is out.
+    """Writes events straight to the connection once the response's head is out.
 
     `opened` resolves at the first chunk (None) or at an end before it (the problem, for an ordinary error response);
     `closed` when the last byte of the stream has been handed to the connection.
     """
 
-    def __init__(self, request_id: str | None = None) -> None:
+    def __init__(self, request_id: str | None = None, form: AnswerForm = OPENAI) -> None:
         """`request_id`: named where the stream ends in an error."""
+        self._form = form
         self._request_id = request_id
         loop = asyncio.get_running_loop()
         self._loop = loop
         self.opened: asyncio.Future[Problem | None] = loop.create_future()
         self.closed: asyncio.Future[None] = loop.create_future()
-        self._writer: ChunkWriter | None = None
-        self._include_usage = False
+        self._writer: EventWriter | None = None
         self._continuous_from: int | None = None
         """Tokens of the prompts when every chunk says the usage so far."""
         self._counted: list[int] = []
@@ -144,7 +127,7 @@ class StreamingSink:
         self._begun: list[bool] = []
         self._pending: dict[int, _Pending] = {}
         self._pending_chars = 0
-        self._last_words: bytes | None = None
+        self._end: tuple[Problem | None, Usage] | None = None
         self._transport: asyncio.Transport | None = None
         self._is_chunked = True
         self._pump: asyncio.TimerHandle | None = None
@@ -153,8 +136,7 @@ class StreamingSink:
         self._taken_s = loop.time()
 
     def begin(self, answer: AnswerHead) -> None:
-        self._writer = ChunkWriter(answer.head, answer.text, answer.include_usage, answer.wants_logprobs)
-        self._include_usage = answer.include_usage
+        self._writer = self._form.writer(answer)
         self._continuous_from = answer.prompt_tokens if answer.continuous_usage else None
         self._counted = [0] * answer.num_choices
         self._begun = [False] * answer.num_choices
@@ -169,7 +151,7 @@ class StreamingSink:
         pending.texts.append(increment.text)
         pending.tokens += increment.tokens
         if increment.finish is not None:
-            pending.finish = increment.finish.value
+            pending.finish, pending.stop = increment.finish.value, increment.stop
         self._counted[choice] = increment.counted
         self._pending_chars += len(increment.text) + 64 * len(increment.tokens)
 
@@ -187,11 +169,7 @@ class StreamingSink:
     def end(self, problem: Problem | None, usage: Usage) -> None:
         if not self.opened.done():
             self.opened.set_result(problem)
-        if problem is not None:
-            self._last_words = error_event(problem, self._request_id)
-        else:
-            assert self._writer is not None
-            self._last_words = (self._writer.usage(usage) if self._include_usage else b"") + DONE
+        self._end = problem, usage
         self.flush()
 
     def attach(self, transport: asyncio.Transport, is_chunked: bool) -> None:
@@ -241,12 +219,19 @@ class StreamingSink:
         elif text:
             parts.append(self._writer.text(choice, text))
         if pending.finish is not None:
-            parts.append(self._writer.finish(choice, pending.finish))
+            parts.append(self._writer.finish(choice, pending.finish, pending.stop))
         return parts
 
+    def _last_words(self, problem: Problem | None, usage: Usage) -> bytes:
+        if self._writer is None:
+            return b""
+        return (
+            self._writer.closing(usage) if problem is None else self._writer.failure(problem, usage, self._request_id)
+        )
+
     def _write(self, data: bytes) -> None:
-        if self._last_words is not None:
-            data, self._last_words = data + self._last_words, None
+        if self._end is not None:
+            data, self._end = data + self._last_words(*self._end), None
             if not self.closed.done():
                 self.closed.set_result(None)
         if not data or self._transport is None or self._transport.is_closing():

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from baton_gateway import errors
 from baton_gateway.errors import Problem, RefusedError
 from baton_gateway.http_api.openai_types import ApiEndpoint, ChatRequest, CompletionRequest
-from baton_gateway.http_api.responses import ResponseHead, Usage
-from baton_gateway.http_api.sinks import AnswerHead, Sink
+from baton_gateway.http_api.responses import AnswerHead, ResponseHead, Usage
+from baton_gateway.http_api.sinks import Sink
 from baton_gateway.http_api.tenants import Tenant
 from baton_gateway.reporting.metrics import GatewayMetrics
 from baton_gateway.requests.admission import Admission, Verdict

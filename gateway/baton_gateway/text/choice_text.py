@@ -36,6 +36,8 @@ class Increment:
     """A stop string matched at this many tokens of the choice: the engine need not go on."""
     counted: int = 0
     """Tokens of the choice that count up to here: those of text held back too, none behind a stop string."""
+    stop: str | None = None
+    """With `finish`: the stop string that ended the text."""
 
 
 class ChoiceText:
@@ -97,4 +99,4 @@ class ChoiceText:
         rest = tuple(info for info, _ in self._pending) if self._stop.matched is None else tuple(partly)
         self._pending.clear()
         counted = self._counted if stopped_after is None else stopped_after
-        return Increment(text, released + rest, finish, stopped_after, counted)
+        return Increment(text, released + rest, finish, stopped_after, counted, self._stop.matched)

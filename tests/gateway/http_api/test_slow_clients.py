@@ -7,8 +7,8 @@ from typing import Any, cast
 import pytest
 
 from baton_gateway.http_api.openai_types import ApiEndpoint
-from baton_gateway.http_api.responses import ResponseHead
-from baton_gateway.http_api.sinks import MAX_BUFFERED_BYTES, STALL_S, AnswerHead, StreamingSink
+from baton_gateway.http_api.responses import AnswerHead, ResponseHead
+from baton_gateway.http_api.sinks import MAX_BUFFERED_BYTES, STALL_S, StreamingSink
 from baton_gateway.text.choice_text import Increment
 
 STEP_BYTES = 20

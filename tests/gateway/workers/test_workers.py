@@ -108,7 +108,7 @@ async def test_models_are_those_of_the_linked_workers(gateway: RunningGateway, h
     assert [model["id"] for model in models["data"]] == ["tiny"]
     async with http.get(gateway.url("/v1/models/tiny")) as got:
         assert (await got.json()) == models["data"][0]
-        assert set(models["data"][0]) == {"id", "object", "created", "owned_by", "max_model_len"}
+        assert set(models["data"][0]) == {"id", "object", "created", "owned_by", "root", "parent", "max_model_len"}
 
 
 async def test_without_a_prefill_worker_decode_workers_serve_unless_told_otherwise(tmp_path: Path) -> None:

@@ -14,8 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from baton_gateway.errors import Problem, RefusedError
 from baton_gateway.http_api.openai_types import CompletionRequest, Options
-from baton_gateway.http_api.responses import PromptScores, Usage
-from baton_gateway.http_api.sinks import AnswerHead
+from baton_gateway.http_api.responses import AnswerHead, PromptScores, Usage
 from baton_gateway.http_api.tenants import DEFAULT_TENANT, Tenant
 from baton_gateway.reporting.metrics import GatewayMetrics
 from baton_gateway.requests.admission import AdmissionLimits

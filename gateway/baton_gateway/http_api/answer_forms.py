@@ -1,0 +1,64 @@
+"""How an answer is written, in the form of one API: whole, or as the events of a stream.
+
+The sinks do what is alike in all forms: collecting, merging, back-pressure. A form is pure: values in, bytes out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from baton_gateway.errors import Problem
+from baton_gateway.http_api.responses import AnswerHead, ChunkWriter, FinishedChoice, Usage, response_body
+from baton_gateway.text.choice_text import TokenInfo
+
+
+class EventWriter(Protocol):
+    """The events of one stream, in order. Each call gives the bytes to be sent, which may be none."""
+
+    def usage_so_far(self, usage: Usage) -> None:
+        """From now on each event says this usage, where the form has a place for it."""
+        ...
+
+    def beginning(self, index: int) -> bytes:
+        """Before the first piece of a choice."""
+        ...
+
+    def text(self, index: int, text: str) -> bytes: ...
+
+    def text_with_logprobs(self, index: int, text: str, tokens: Sequence[TokenInfo]) -> bytes: ...
+
+    def finish(self, index: int, reason: str, stop: str | None) -> bytes:
+        """The end of a choice; `stop`: the stop string that ended it."""
+        ...
+
+    def closing(self, usage: Usage) -> bytes:
+        """After the end of every choice."""
+        ...
+
+    def failure(self, problem: Problem, usage: Usage, request_id: str | None) -> bytes:
+        """Instead of what is still missing."""
+        ...
+
+
+class AnswerForm(Protocol):
+    """One API's way to write the answer to one request."""
+
+    def body(self, answer: AnswerHead, choices: Sequence[FinishedChoice], usage: Usage) -> bytes:
+        """The whole answer of a request that is not streamed."""
+        ...
+
+    def writer(self, answer: AnswerHead) -> EventWriter: ...
+
+
+class _OpenAiForm:
+    """Chat and text completions."""
+
+    def body(self, answer: AnswerHead, choices: Sequence[FinishedChoice], usage: Usage) -> bytes:
+        return response_body(answer.head, choices, usage, answer.text, answer.wants_logprobs)
+
+    def writer(self, answer: AnswerHead) -> EventWriter:
+        return ChunkWriter(answer)
+
+
+OPENAI: AnswerForm = _OpenAiForm()
