@@ -3,7 +3,8 @@ them.
 
 Each child serves its own SO_REUSEPORT socket, bound by the parent before anything starts, so that the kernel spreads
 connections and a restarted child finds its socket again. The parent answers on the admin listener: it asks the children
-over a socket pair. A child dies with the parent; a dead child is started again.
+over a socket pair. A child dies with the parent; a dead child is started again. One that hangs is killed, which makes
+it a dead one: its clients lose their connections, and workers notice the lost link.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import os
 import socket
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import msgspec
 
 from baton_gateway.parent_death import PARENT_VARIABLE
 from baton_gateway.reporting.state_page import ProcessReport
+from baton_wire.liveness import LOOKS, Liveness, LivenessConfig, PeerState
 
 _log = logging.getLogger("baton.gateway.processes")
 CHILD_VARIABLE = "BATON_GATEWAY_CHILD_SOCKETS"
@@ -28,6 +30,10 @@ CHILD_VARIABLE = "BATON_GATEWAY_CHILD_SOCKETS"
 METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 ANSWER_S = 2.0
 RESTART_S = 1.0
+START_S = 60.0
+"""A child that has not answered so long after its start hangs."""
+SILENCE = LivenessConfig(suspect_s=10.0, dead_s=30.0)
+"""A child that served and does not answer for `dead_s` hangs. `suspect_s` only says how often it is asked."""
 _STOP_MARGIN_S = 5.0
 
 
@@ -40,13 +46,28 @@ class _Child:
     question: asyncio.Task[ProcessReport | None] | None = None
     """The one that is out; it stays out while the child is stopped, and its answer is good whenever it comes."""
 
+    def hang_up(self) -> None:
+        if self.question is not None:
+            self.question.cancel()
+        if self.writer is not None:
+            self.writer.close()
+
 
 class GatewayProcesses:
     """The children of this parent."""
 
-    def __init__(self, argv: list[str], listening: list[socket.socket], drain_s: float) -> None:
+    def __init__(
+        self,
+        argv: list[str],
+        listening: list[socket.socket],
+        drain_s: float,
+        silence: LivenessConfig = SILENCE,
+        start_s: float = START_S,
+    ) -> None:
         self._argv = argv
         self._drain_s = drain_s
+        self._silence = silence
+        self._start_s = start_s
         self._children = [_Child(each) for each in listening]
         self._metrics_folder = tempfile.TemporaryDirectory(prefix="baton-gateway-metrics-")
         self._watchers: list[asyncio.Task[None]] = []
@@ -68,6 +89,8 @@ class GatewayProcesses:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
         await asyncio.gather(*(self._stop_child(child) for child in self._children))
+        for child in self._children:
+            child.hang_up()
         self._metrics_folder.cleanup()
 
     async def reports(self) -> list[ProcessReport]:
@@ -77,19 +100,35 @@ class GatewayProcesses:
 
     async def _keep(self, child: _Child) -> None:
         while True:
-            await self._start_child(child)
-            assert child.process is not None
-            code = await child.process.wait()
-            _log.error("gateway process %d ended with %d; starting another", child.process.pid, code)
-            self._forget_metrics(child.process.pid)
+            process = await self._start_child(child)
+            watch = asyncio.create_task(self._kill_when_hung(child, process))
+            try:
+                code = await process.wait()
+            finally:
+                watch.cancel()
+            _log.error("gateway process %d ended with %d; starting another", process.pid, code)
+            self._forget_metrics(process.pid)
             await asyncio.sleep(RESTART_S)
 
-    async def _start_child(self, child: _Child) -> None:
+    async def _kill_when_hung(self, child: _Child, process: asyncio.subprocess.Process) -> None:
+        now = asyncio.get_running_loop().time
+        start_until_s = now() + self._start_s
+        if await self._ask(child, self._start_s) is None:
+            await asyncio.sleep(start_until_s - now())  # one that has ended is no longer watched then
+            _log.error("gateway process %d did not start within %g s; killing it", process.pid, self._start_s)
+        else:
+            self._ready.put_nowait(None)
+            await until_silent(lambda for_s: self._answers(child, for_s), self._silence)
+            _log.error("gateway process %d was silent for %g s; killing it", process.pid, self._silence.dead_s)
+        if process.returncode is None:
+            process.kill()
+
+    async def _answers(self, child: _Child, for_s: float) -> bool:
+        return await self._ask(child, for_s) is not None
+
+    async def _start_child(self, child: _Child) -> asyncio.subprocess.Process:
+        child.hang_up()
         ours, theirs = socket.socketpair()
-        if child.question is not None:
-            child.question.cancel()
-        if child.writer is not None:
-            child.writer.close()
         descriptors = (child.listening.fileno(), theirs.fileno())
         environment = os.environ | {
             PARENT_VARIABLE: str(os.getpid()),
@@ -97,11 +136,10 @@ class GatewayProcesses:
             METRICS_VARIABLE: self._metrics_folder.name,
         }
         command = [sys.executable, "-m", "baton_gateway", *self._argv]
-        child.process = await asyncio.create_subprocess_exec(*command, env=environment, pass_fds=descriptors)
+        process = child.process = await asyncio.create_subprocess_exec(*command, env=environment, pass_fds=descriptors)
         theirs.close()
         child.reader, child.writer = await asyncio.open_connection(sock=ours)
-        if await self._ask(child, timeout_s=60.0) is not None:
-            self._ready.put_nowait(None)
+        return process
 
     async def _ask(self, child: _Child, timeout_s: float = ANSWER_S) -> ProcessReport | None:
         if child.question is None or child.question.done():
@@ -129,6 +167,21 @@ class GatewayProcesses:
         for name in os.listdir(self._metrics_folder.name):
             if name.startswith("gauge_live") and name.endswith(f"_{pid}.db"):
                 os.unlink(os.path.join(self._metrics_folder.name, name))
+
+
+async def until_silent(answers: Callable[[float], Awaitable[bool]], silence: LivenessConfig) -> None:
+    """Return when a child that has just answered has not done so for `dead_s`.
+
+    `answers`: whether it does within so many seconds, counted from a question that may be out already. The parent's own
+    gaps are not held against a child.
+    """
+    now = asyncio.get_running_loop().time
+    liveness, look_s = Liveness(silence, now()), silence.suspect_s / (2 * LOOKS)
+    while liveness.state(now()) is not PeerState.DEAD:
+        next_s = now() + look_s
+        if await answers(look_s):
+            liveness.heard(now())
+        await asyncio.sleep(next_s - now())
 
 
 async def _put_question(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> ProcessReport | None:

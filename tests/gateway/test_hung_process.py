@@ -1,0 +1,109 @@
+"""A gateway process that hangs is killed and started again, and one that is briefly slow is not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+
+import psutil
+import pytest
+
+from baton_gateway.parent_process import SILENCE, GatewayProcesses, until_silent
+from baton_testing.gateway.fake_pool import FakePool
+from baton_testing.gateway.gateway_process import until
+from baton_testing.virtual_time.loop import run_virtual
+from baton_wire.listening.sockets import bind
+from baton_wire.liveness import LivenessConfig
+
+
+def given_up_after_s(answers_at: Callable[[float], bool], until_s: float = 200.0, parent_stops_s: float = 0.0) -> float:
+    """Virtual seconds until a child is given up; `until_s` when it is not."""
+
+    async def watched() -> float:
+        now = asyncio.get_running_loop().time
+        stops = iter([parent_stops_s])
+
+        async def answers(for_s: float) -> bool:
+            if answers_at(now()):
+                return True
+            await asyncio.sleep(for_s + (next(stops, 0.0) if now() > 20 else 0.0))
+            return False
+
+        try:
+            async with asyncio.timeout(until_s):
+                await until_silent(answers, SILENCE)
+        except TimeoutError:
+            pass
+        return now()
+
+    return run_virtual(watched())
+
+
+def test_a_child_that_never_answers_again_is_given_up_after_30_s() -> None:
+    assert SILENCE.dead_s <= given_up_after_s(lambda now: False) < SILENCE.dead_s + SILENCE.suspect_s / 3
+    assert 68.0 <= given_up_after_s(lambda now: now < 40.0) < 74.0
+
+
+def test_a_child_that_is_slow_again_and_again_is_kept() -> None:
+    assert given_up_after_s(lambda now: now % 28.0 < 2.0) == 200.0
+
+
+def test_a_parent_that_was_stopped_itself_gives_the_child_its_time_anew() -> None:
+    assert 20.0 + 40.0 + 30.0 <= given_up_after_s(lambda now: False, parent_stops_s=40.0) < 100.0
+
+
+@contextlib.asynccontextmanager
+async def one_child(
+    pool: FakePool, silence: LivenessConfig, start_s: float = 60.0
+) -> AsyncIterator[tuple[GatewayProcesses, list[psutil.Process]]]:
+    """One child of this process; the list holds every process that was seen of it."""
+    seen: list[psutil.Process] = []
+    listening = bind("127.0.0.1", 0, shared=True)
+    listening.listen()
+    processes = GatewayProcesses([*pool.flags, "--drain-s=0"], [listening], 0.0, silence, start_s)
+
+    def look() -> None:
+        for child in psutil.Process().children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if child not in seen and "baton_gateway" in " ".join(child.cmdline()):
+                    seen.append(child)
+
+    async def look_on() -> None:
+        while True:
+            look()
+            await asyncio.sleep(0.02)
+
+    looking = asyncio.create_task(look_on())
+    try:
+        yield processes, seen
+    finally:
+        looking.cancel()
+        await processes.stop()
+        listening.close()
+
+
+@pytest.mark.processes
+async def test_a_stopped_child_is_killed_and_another_serves_its_socket(pool: FakePool) -> None:
+    async with one_child(pool, LivenessConfig(suspect_s=1.5, dead_s=3.0)) as (processes, seen):
+        async with asyncio.timeout(60):
+            await processes.start()
+            [first] = await processes.reports()
+            os.kill(first.pid, signal.SIGSTOP)
+            await until(lambda: len(seen) == 2, 30.0)
+            while not (reports := await processes.reports()):
+                assert len(seen) == 2
+        assert (reports[0].pid, psutil.pid_exists(first.pid)) == (seen[1].pid, False)
+
+
+@pytest.mark.processes
+async def test_a_child_that_hangs_at_its_start_is_killed(pool: FakePool) -> None:
+    async with one_child(pool, SILENCE, start_s=3.0) as (processes, seen):
+        starting = asyncio.create_task(processes.start())
+        await until(lambda: bool(seen))
+        os.kill(seen[0].pid, signal.SIGSTOP)
+        await until(lambda: len(seen) > 1, 30.0)
+        starting.cancel()
+        assert not seen[0].is_running()
