@@ -146,26 +146,40 @@ class Applier:
         self._caches[resource].written(found)
         self._count(wanted)
 
-    async def ensure_secret(self, wanted: Manifest, is_known: bool) -> None:
+    async def ensure_secret(self, wanted: Manifest, owner: Owner, is_known: bool) -> None:
         """Apply a Secret, which the operator may not read, and its marker. `is_known`: it was applied before; otherwise
         a dry run that could only conflict with Baton's own label tells whether one of that name is somebody else's."""
         resource = resource_of(wanted)
-        namespace, name = place_of(wanted)
         if not is_known:
-            probe: Manifest = {
-                "apiVersion": resource.api_version,
-                "kind": resource.kind,
-                "metadata": {"name": name, "namespace": namespace, "labels": {DEPLOYMENT_LABEL: _NOBODY}},
-            }
             try:
-                found = await self._api.apply(resource, probe, manager=_PROBE, force=False, dry_run=True)
+                found = await self._probe(wanted, _NOBODY)
                 if len(mapping(metadata_of(found).get("labels"))) > 1 or mapping(found.get("data")):
-                    raise NameTaken(resource.kind, name)
+                    raise NameTaken(resource.kind, place_of(wanted)[1])
             except Conflict as error:
-                if FIELD_MANAGER not in error.managers:
-                    raise NameTaken(resource.kind, name) from error
+                if FIELD_MANAGER not in error.managers and not (owner.adopts and await self._is_lost(wanted, owner)):
+                    raise NameTaken(resource.kind, place_of(wanted)[1]) from error
         found = await self._api.apply(resource, wanted, manager=FIELD_MANAGER, force=True)
         await self.apply(key_marker(wanted, uid_of(found)), manager=FIELD_MANAGER, force=True)
+
+    async def _is_lost(self, secret: Manifest, owner: Owner) -> bool:
+        """Whether the Secret of that name, on which somebody else set Baton's label (a backup that was restored), has
+        this deployment's label and no controller."""
+        try:
+            return belongs(await self._probe(secret, str(_labels_of(secret))), owner)
+        except Conflict:
+            return False
+
+    async def _probe(self, secret: Manifest, label: str) -> Manifest:
+        """What the Secret of that name would be with that label; nothing is changed. Raises Conflict where somebody set
+        another."""
+        resource = resource_of(secret)
+        namespace, name = place_of(secret)
+        probe: Manifest = {
+            "apiVersion": resource.api_version,
+            "kind": resource.kind,
+            "metadata": {"name": name, "namespace": namespace, "labels": {DEPLOYMENT_LABEL: label}},
+        }
+        return await self._api.apply(resource, probe, manager=_PROBE, force=False, dry_run=True)
 
     async def delete(self, resource: Resource, live: Manifest) -> None:
         """Delete exactly this object in exactly this state. Raises Conflict if it is another by now."""

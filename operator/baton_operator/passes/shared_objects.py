@@ -24,7 +24,7 @@ class SharedObjects:
         again."""
         try:
             if seen.keys != made.keys or not seen.has_keys:
-                await self._applier.ensure_secret(made.secret, is_known=seen.keys is not None)
+                await self._applier.ensure_secret(made.secret, seen.owner, is_known=seen.keys is not None)
             for each in made.standing:
                 if await self._applier.ensure(each, seen.owner) is Applied.LEAVING:
                     message = f"an older {each.resource.kind} {each.name} is being deleted"

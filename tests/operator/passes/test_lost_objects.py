@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from baton_operator.kube.kinds import DEPLOYMENTS, EVENTS, PODS, RECORDS, SECRETS, WORKERS
-from baton_operator.objects.metadata import ADOPT_ANNOTATION
+from baton_operator.kube.object_fields import is_controlled
+from baton_operator.objects.metadata import ADOPT_ANNOTATION, DEPLOYMENT_LABEL
 from baton_testing.kube.world import NAME, SPACE, Promise, World, wish
 from baton_testing.virtual_time.loop import run_virtual
 
@@ -137,6 +138,32 @@ def test_a_record_under_another_name_is_taken_over_once_and_fights_no_other() ->
         calls = len(world.kube.made)
         await asyncio.sleep(1000.0)
         assert [each for each in world.kube.made[calls:] if not each.startswith(("watch", "list"))] == []
+
+    play(script)
+
+
+@pytest.mark.parametrize(
+    ("label", "adopts", "is_taken_over"), [(NAME, True, True), (NAME, False, False), ("other", True, False)]
+)
+def test_a_secret_that_a_backup_wrote_is_taken_over_by_whom_its_label_names_and_who_adopts(
+    label: str, adopts: bool, is_taken_over: bool
+) -> None:
+    async def script(world: World) -> None:
+        await world.stop()
+        world.by_hand = True
+        orphan(world)
+        world.store.delete(SECRETS, SPACE, "chat-keys")
+        metadata = {"name": "chat-keys", "namespace": SPACE, "labels": {DEPLOYMENT_LABEL: label}}
+        world.store.create(SECRETS, {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": {}}, "velero")
+        world.by_hand = False
+        world.start()
+        body = wish()
+        body["metadata"]["annotations"] = {ADOPT_ANNOTATION: "true"} if adopts else {}
+        world.store.apply(DEPLOYMENTS, body, "kubectl", force=True)
+        await asyncio.sleep(60.0)
+        uid = world.store.read(DEPLOYMENTS, SPACE, NAME)["metadata"]["uid"]
+        assert is_controlled(world.store.read(SECRETS, SPACE, "chat-keys"), uid) is is_taken_over
+        assert (degraded(world)[1] == "NameTaken") is not is_taken_over
 
     play(script)
 
