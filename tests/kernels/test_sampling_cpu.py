@@ -20,6 +20,7 @@ from baton_kernels.logprobs import logprobs, logprobs_reference
 from baton_kernels.penalties import apply_bias, apply_penalties, apply_penalties_reference
 from baton_kernels.sampling import greedy, sample, sample_reference
 from baton_kernels.sampling_inputs import Draws, Penalties, Truncation
+from baton_kernels.token_mask import forbid_tokens, forbid_tokens_reference, mask_words
 from baton_kernels.truncation import mask_top_k_top_p_min_p, mask_top_k_top_p_min_p_reference
 
 EULER = 0.5772156649
@@ -281,3 +282,27 @@ def test_logprobs_equal_their_reference(k: int) -> None:
     assert got.top.shape == (4, min(k, 63))
     by_hand = logits.double() - logits.double().exp().sum(-1, keepdim=True).log()
     torch.testing.assert_close(expected.chosen.double(), by_hand.gather(1, ids[:, None])[:, 0], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("vocab", [1, 31, 32, 33, 1024, 1100])
+def test_masks_forbid_the_tokens_whose_bit_is_not_set(vocab: int) -> None:
+    logits = random_logits(4, vocab)
+    allowed = torch.randint(-(2**31), 2**31, (3, mask_words(vocab) + 2), dtype=torch.int32)
+    allowed[1] = 0
+    rows = torch.tensor([3, 0, 2])
+    got, expected = logits.clone(), logits.clone()
+    forbid_tokens(got, rows, allowed)
+    forbid_tokens_reference(expected, rows, allowed)
+    assert torch.equal(got, expected)
+    for row, words in zip(rows.tolist(), allowed.tolist(), strict=True):
+        for token in range(vocab):
+            is_allowed = words[token // 32] >> (token % 32) & 1
+            assert got[row, token] == (logits[row, token] if is_allowed else float("-inf"))
+    assert torch.equal(got[1], logits[1])
+
+
+def test_no_row_with_a_mask_changes_nothing() -> None:
+    logits = random_logits(2, 40)
+    got = logits.clone()
+    forbid_tokens(got, torch.zeros(0, dtype=torch.int64), torch.zeros(0, 2, dtype=torch.int32))
+    assert torch.equal(got, logits)

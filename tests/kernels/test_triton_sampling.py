@@ -11,6 +11,7 @@ from baton_kernels.logprobs import Logprobs, logprobs_reference
 from baton_kernels.penalties import apply_penalties_reference
 from baton_kernels.sampling import sample_reference
 from baton_kernels.sampling_inputs import Draws, Penalties, Truncation
+from baton_kernels.token_mask import forbid_tokens_reference, mask_words
 from baton_kernels.truncated_draw import truncated_draw_reference
 from baton_kernels.truncation import mask_top_k_top_p_min_p_reference
 
@@ -157,3 +158,20 @@ def test_equal_logits_are_listed_by_ascending_id(triton_device: str) -> None:
     logits = torch.zeros(1, 1100, device=triton_device)
     found = Logprobs(*logprobs_triton(logits, torch.tensor([3], device=triton_device), 4))
     assert found.top_ids.tolist() == [[0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("vocab", [*VOCABULARIES, 4096, 4099])
+def test_mask_kernel_forbids_what_the_reference_forbids(triton_device: str, vocab: int, dtype: torch.dtype) -> None:
+    from baton_kernels.gpu.token_mask import forbid_tokens_triton
+
+    generator = torch.Generator().manual_seed(2)
+    logits = random_logits(4, vocab, triton_device).to(dtype)
+    allowed = torch.randint(-(2**31), 2**31, (3, mask_words(vocab) + 1), generator=generator, dtype=torch.int32)
+    allowed[2] = 0
+    rows = torch.tensor([3, 0, 2]).to(triton_device)
+    got, expected = logits.clone(), logits.clone()
+    forbid_tokens_triton(got, rows, allowed.to(triton_device))
+    forbid_tokens_reference(expected, rows, allowed.to(triton_device))
+    assert torch.equal(got, expected)
+    assert torch.equal(got[1], logits[1]), "a row without a mask"

@@ -3,6 +3,9 @@
 `launch` reads top to bottom as the plan's order of effects; prefill chunks and decode rows go through the model in one
 pass; only rows that draw go through the last layer's output and the head. On a CPU a launched step is done; on a GPU
 it runs behind the host, its results come to pinned memory, and the next step may be launched before they are collected.
+
+A draw that follows a grammar needs the ids of the step before. So of a step that is launched ahead only the layers and
+the head run at once; its draw is launched when the step before it is collected. The device computes meanwhile.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from baton_engine.grammars.row_masks import RowMasks
 from baton_engine.memory.host_memory import keep_freed_memory
 from baton_engine.memory.kv_pool import KvPool
 from baton_engine.model.loading import LoadedModel
@@ -20,37 +24,44 @@ from baton_engine.running.decode_graph import DecodeGraphs, graph_sizes
 from baton_engine.running.drawing import DrawingRows
 from baton_engine.running.layer_notices import LayerListener, LayerNotices
 from baton_engine.running.prompt_scores import ChunkScores, score
-from baton_engine.running.sampler import Draw, LogitsHook, Sampler
+from baton_engine.running.sampler import Draw, Sampler, TokenMasks
 from baton_engine.running.slot_state import SlotState
 from baton_engine.running.step_clock import StepClock, start_clock
 from baton_engine.running.upload import upload
 from baton_engine.running.warm_up import warm_up
-from baton_engine.scheduling.step_plan import SlotTokens, StepPlan, StepResult
+from baton_engine.scheduling.step_plan import SlotFailure, SlotTokens, StepPlan, StepResult
 from baton_kernels.logprobs import Logprobs
 from baton_wire.messages.values import TokenLogprob
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _InFlight:
     step: int
     slots: tuple[int, ...]
-    draw: Draw | None
-    """On the host once the clock says that the step is done; None when no slot draws."""
+    drawn: Draw | Tensor | None
+    """A draw is on the host once the clock says that the step is done. Before it: logits, one row a slot. None when no
+    slot draws."""
     scores: tuple[ChunkScores, ...]
     clock: StepClock
+    closes: tuple[int, ...]
+    failures: tuple[SlotFailure, ...] = ()
+    is_whole: bool = False
+    """Nothing of the step is left to launch; so it is for the oldest one."""
 
 
 class ModelRunner:
     """Implements `plan.Runner`. The pool's blocks are the scheduler's to give; slots are numbered [0, max_slots)."""
 
-    def __init__(self, loaded: LoadedModel, pool: KvPool, max_slots: int, hook: LogitsHook | None = None) -> None:
+    def __init__(self, loaded: LoadedModel, pool: KvPool, max_slots: int, masks: RowMasks | None = None) -> None:
+        """`masks`: what follows grammars and thoughts; without it both are left out of account."""
         self._model = loaded.model
         self._pool = pool
         self._device = loaded.device
         block_tokens = pool.geometry.block_tokens
         max_blocks = -(-loaded.max_context_tokens // block_tokens)
         self._slots = SlotState(max_slots, max_blocks, block_tokens, loaded.device)
-        self._sampler = Sampler(loaded.config.vocab_size, max_slots, loaded.device, hook)
+        self._sampler = Sampler(loaded.config.vocab_size, max_slots, loaded.device)
+        self._masks = masks
         self._notices: LayerNotices | None = None
         self._in_flight: deque[_InFlight] = deque()
         self._graphs: DecodeGraphs | None = None
@@ -73,18 +84,24 @@ class ModelRunner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
+        if self._in_flight and not self._in_flight[-1].is_whole:
+            raise RuntimeError("launch: the draw of the step before waits for a result to be collected")
         clock = start_clock(self._device)
         for opened in plan.opens:
             self._slots.open(opened)
             self._sampler.open(opened)
+            if self._masks is not None:
+                self._masks.open(opened)
         self._slots.set_blocks(plan.blocks)
         if self._graphs is not None:
             self._graphs.set_blocks(plan.blocks)
         if plan.copies:
             self._pool.copy_blocks([copy.source for copy in plan.copies], [copy.target for copy in plan.copies])
-        slots, draw, scores = self._run(plan) if plan.prefill or plan.decode else ((), None, ())
-        clock.stop()
-        self._in_flight.append(_InFlight(plan.step, slots, draw, scores, clock))
+        slots, drawn, scores = self._run(plan) if plan.prefill or plan.decode else ((), None, ())
+        launched = _InFlight(plan.step, slots, drawn, scores, clock, plan.closes)
+        if not self._in_flight or not self._follows_grammar(slots):
+            self._finish(launched)
+        self._in_flight.append(launched)
 
     def is_done(self) -> bool:
         return bool(self._in_flight) and self._in_flight[0].clock.is_done()
@@ -94,8 +111,17 @@ class ModelRunner:
             raise RuntimeError("collect: no step was launched")
         oldest = self._in_flight.popleft()
         duration_s = oldest.clock.wait()
-        tokens = () if oldest.draw is None else _slot_tokens(oldest.slots, oldest.draw)
-        return StepResult(oldest.step, tokens, duration_s, tuple(scores.read() for scores in oldest.scores))
+        tokens = _slot_tokens(oldest.slots, oldest.drawn) if isinstance(oldest.drawn, Draw) else ()
+        if oldest.failures:
+            failed = {failure.slot for failure in oldest.failures}
+            tokens = tuple(entry for entry in tokens if entry.slot not in failed)
+        if self._masks is not None:
+            self._masks.drawn(tokens)
+            self._masks.close(oldest.closes)
+        if self._in_flight and not self._in_flight[0].is_whole:
+            self._finish(self._in_flight[0])
+        scored = tuple(scores.read() for scores in oldest.scores)
+        return StepResult(oldest.step, tokens, duration_s, scored, oldest.failures)
 
     def execute(self, plan: StepPlan) -> StepResult:
         if self._in_flight:
@@ -103,7 +129,8 @@ class ModelRunner:
         self.launch(plan)
         return self.collect()
 
-    def _run(self, plan: StepPlan) -> tuple[tuple[int, ...], Draw | None, tuple[ChunkScores, ...]]:
+    def _run(self, plan: StepPlan) -> tuple[tuple[int, ...], Draw | Tensor | None, tuple[ChunkScores, ...]]:
+        """The slots that draw, their draw or the logits to draw from, and what is scored."""
         if self._graphs is not None and not plan.prefill and len(plan.decode) <= self._graphs.largest:
             slots = self._slots.longest_first(plan.decode)
             return slots, self._replay(self._graphs, slots), ()
@@ -113,7 +140,7 @@ class ModelRunner:
         written = None if self._notices is None else self._notices.of(plan)
         hidden = self._model.hidden_states(token_ids, rows, self._pool.tensor, written)
         if drawing is None:
-            return plan.decode, self._draw(plan.decode, self._model.head(hidden)), ()
+            return plan.decode, self._model.head(hidden), ()
         scores = score(self._model, hidden, plan.prefill) if is_scored else ()
         if not drawing.slots:
             return (), None, scores
@@ -122,17 +149,32 @@ class ModelRunner:
         logits = self._model.head(hidden)
         if len(drawing.slots) > len(drawing.rows):
             logits = logits.index_select(0, upload(drawing.logits_rows, self._device))
-        return drawing.slots, self._draw(drawing.slots, logits), scores
+        return drawing.slots, logits, scores
 
-    def _replay(self, graphs: DecodeGraphs, slots: tuple[int, ...]) -> Draw:
+    def _replay(self, graphs: DecodeGraphs, slots: tuple[int, ...]) -> Draw | Tensor:
         hidden = graphs.run(self._slots.decode_inputs(slots))
-        greedy_slots = self._sampler.count_greedy(slots)
+        greedy_slots = None if self._follows_grammar(slots) else self._sampler.count_greedy(slots)
         if greedy_slots is None:
-            return self._draw(slots, self._model.head(hidden))
+            return self._model.head(hidden)
         return _to_host(Draw(graphs.greatest(len(slots)), greedy_slots, None, (), ()))
 
-    def _draw(self, slots: tuple[int, ...], logits: Tensor) -> Draw:
-        draw = self._sampler.draw(slots, logits)
+    def _follows_grammar(self, slots: tuple[int, ...]) -> bool:
+        return self._masks is not None and self._masks.bind(slots)
+
+    @torch.inference_mode()
+    def _finish(self, step: _InFlight) -> None:
+        """Launch what is left of a step: its draw, unless that is captured."""
+        if isinstance(step.drawn, Tensor):
+            masks = None
+            if self._masks is not None and self._masks.bind(step.slots):
+                constraints = self._masks.constraints(step.slots)
+                masks, step.failures = constraints.masks, constraints.failures
+            step.drawn = self._draw(step.slots, step.drawn, masks)
+        step.clock.stop()
+        step.is_whole = True
+
+    def _draw(self, slots: tuple[int, ...], logits: Tensor, masks: TokenMasks | None) -> Draw:
+        draw = self._sampler.draw(slots, logits, masks)
         self._slots.last_tokens.index_copy_(0, draw.slots, draw.ids)
         return draw if self._device.type == "cpu" else _to_host(draw)
 

@@ -1,4 +1,4 @@
-"""Draw the next token of every row: penalties, bias, forbidden stop ids, mask hook, truncation, noise, logprobs.
+"""Draw the next token of every row: penalties, bias, forbidden stop ids, masks, truncation, noise, logprobs.
 
 State per slot is only what the options ask for; a batch of greedy rows without options is one argmax. The noise is a
 function of (seed, choice, token index, vocabulary id), so a sequence draws the same tokens wherever it goes on.
@@ -6,7 +6,7 @@ function of (seed, choice, token index, vocabulary id), so a sequence draws the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -21,14 +21,22 @@ from baton_kernels.logprobs import Logprobs, logprobs
 from baton_kernels.penalties import apply_bias, apply_penalties
 from baton_kernels.sampling import greedy, sample
 from baton_kernels.sampling_inputs import Draws, Penalties, Truncation
+from baton_kernels.token_mask import forbid_tokens
 from baton_kernels.truncated_draw import truncated_draw
 from baton_wire.messages.values import SamplingParams
 
 LOWEST_TEMPERATURE = 1e-5
 """Below it a row is greedy."""
-LogitsHook = Callable[[Sequence[int], Tensor], Tensor]
-"""(slots, logits [N, vocab] float32) → logits to draw from, -inf where a token is forbidden. Comes after penalties
-and bias and before truncation. Must not change its argument; must leave at least one finite logit per row."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenMasks:
+    """Which tokens some rows of a draw may take; every row named here may take at least one."""
+
+    rows: npt.NDArray[np.int64]
+    """[R], ascending."""
+    allowed: npt.NDArray[np.int32]
+    """[R, W]: bits as in `baton_kernels.token_mask`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +75,7 @@ class _Rows:
     penalties: Penalties | None
     bias: _Bias | None
     min_tokens_until: int
-    """No row forbids stop ids from this token index on."""
+    """No row forbids stop ids here from this token index on; with a grammar its masks do."""
     truncation: Truncation | None
     noise: _Noise | None
     logprob_rows: tuple[int, ...]
@@ -78,11 +86,10 @@ class _Rows:
 class Sampler:
     """Sampling state of `max_slots` slots over a vocabulary."""
 
-    def __init__(self, vocab_size: int, max_slots: int, device: torch.device, hook: LogitsHook | None = None) -> None:
+    def __init__(self, vocab_size: int, max_slots: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._max_slots = max_slots
         self._device = device
-        self._hook = hook
         self._params: list[SamplingParams | None] = [None] * max_slots
         self._choices = np.zeros(max_slots, dtype=np.int64)
         self._next_index = np.zeros(max_slots, dtype=np.int64)
@@ -102,7 +109,7 @@ class Sampler:
         """When every slot takes just its greatest raw logit: count a token for each as drawn, return the slots on the
         device. None when some slot asks for more."""
         rows = self._described(slots)
-        if self._hook is not None or rows.penalties or rows.bias or rows.noise or rows.logprob_rows:
+        if rows.penalties or rows.bias or rows.noise or rows.logprob_rows:
             return None
         indices = self._next_index[rows.host_slots]
         if rows.min_tokens_until and int(indices.min()) < rows.min_tokens_until:
@@ -110,11 +117,12 @@ class Sampler:
         self._next_index[rows.host_slots] = indices + 1
         return rows.device_slots
 
-    def draw(self, slots: tuple[int, ...], logits: Tensor) -> Draw:
-        """One token for each slot from its row of raw logits [N, vocab], in whatever dtype the head leaves them."""
+    def draw(self, slots: tuple[int, ...], logits: Tensor, masks: TokenMasks | None = None) -> Draw:
+        """One token for each slot from its row of raw logits [N, vocab], in whatever dtype the head leaves them. With
+        masks the logits of their rows are changed, unless some row wants log probabilities."""
         rows = self._described(slots)
         indices = self._next_index[rows.host_slots]
-        ids = self._draw(rows, indices, logits)
+        ids = self._draw(rows, indices, logits, masks)
         self._next_index[rows.host_slots] = indices + 1
         if rows.penalties is not None and self._counts is not None:
             one = torch.ones((), dtype=torch.int32, device=self._device)
@@ -125,7 +133,8 @@ class Sampler:
         found = logprobs(logits.index_select(0, wanted).float(), ids.index_select(0, wanted), max(rows.logprob_counts))
         return Draw(ids, rows.device_slots, found, rows.logprob_rows, rows.logprob_counts)
 
-    def _draw(self, rows: _Rows, indices: npt.NDArray[np.int64], logits: Tensor) -> Tensor:
+    def _draw(self, rows: _Rows, indices: npt.NDArray[np.int64], raw: Tensor, masks: TokenMasks | None) -> Tensor:
+        logits = raw
         if not logits.is_cuda or self._is_changed(rows, indices):
             logits = logits.float()
         if rows.penalties is not None and self._counts is not None:
@@ -135,8 +144,10 @@ class Sampler:
             logits = apply_bias(logits, rows.bias.rows, rows.bias.ids, rows.bias.values)
         if rows.min_tokens_until and int(indices.min()) < rows.min_tokens_until:
             logits = self._forbid_stops(rows, indices, logits)
-        if self._hook is not None:
-            logits = self._hook(rows.slots, logits)
+        if masks is not None:
+            # Log probabilities are those of the raw logits.
+            logits = logits.clone() if logits is raw and rows.logprob_rows else logits
+            forbid_tokens(logits, upload(masks.rows, self._device), upload(masks.allowed, self._device))
         if rows.noise is None:
             return greedy(logits)
         noise = rows.noise
@@ -145,7 +156,7 @@ class Sampler:
 
     def _is_changed(self, rows: _Rows, indices: npt.NDArray[np.int64]) -> bool:
         """Whether anything is added to the logits before the draw; a mere draw takes them as they are."""
-        if rows.penalties is not None or rows.bias is not None or self._hook is not None:
+        if rows.penalties is not None or rows.bias is not None:
             return True
         return rows.min_tokens_until > 0 and int(indices.min()) < rows.min_tokens_until
 
@@ -153,7 +164,7 @@ class Sampler:
         forbidden = [
             (row, token, -np.inf)
             for row, (params, index) in enumerate(zip(self._of(rows.slots), indices.tolist(), strict=True))
-            if index < params.min_tokens
+            if index < params.min_tokens and params.grammar is None
             for token in params.stop_token_ids
         ]
         bias = self._bias(forbidden)
@@ -191,7 +202,7 @@ class Sampler:
             device_slots=upload(host_slots, self._device),
             penalties=self._penalties(params),
             bias=self._bias([(row, token, value) for row, p in enumerate(params) for token, value in p.logit_bias]),
-            min_tokens_until=max((p.min_tokens for p in params if p.stop_token_ids), default=0),
+            min_tokens_until=max((p.min_tokens for p in params if p.stop_token_ids and p.grammar is None), default=0),
             truncation=self._truncation(params),
             noise=self._noise(params, self._choices[host_slots]),
             logprob_rows=logprob_rows,

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from baton_engine.model.decoder import Decoder
 from baton_engine.model.layers.attention import LastRows, StepRows
-from baton_engine.running.sampler import Sampler
+from baton_engine.running.sampler import Sampler, TokenMasks
 from baton_engine.scheduling.step_plan import OpenSlot
 from baton_kernels.attention_inputs import DecodeRows, PrefillRows
+from baton_kernels.token_mask import mask_words
 from baton_wire.messages.values import SamplingParams
 
 GPU_PROMPTS: Final = (1, 16, 37, 128, 1024, 2001)
@@ -47,8 +49,15 @@ def warm_up(model: Decoder, kv_pool: Tensor, vocab_size: int, max_context_tokens
     for sampling in DRAWS:
         sampler.open(OpenSlot(0, sampling, 0, (0,), (), 1, None))
         sampler.draw((0,), logits)
+    sampler.draw((0,), logits, _first_id(vocab_size))
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def _first_id(vocab_size: int) -> TokenMasks:
+    allowed = np.zeros((1, mask_words(vocab_size)), dtype=np.int32)
+    allowed[0, 0] = 1
+    return TokenMasks(np.zeros(1, dtype=np.int64), allowed)
 
 
 def _prompt(tokens: int, block_tokens: int, device: torch.device, draws: bool) -> StepRows:

@@ -25,4 +25,6 @@ def refusal(spec: SequenceSpec, max_context_tokens: int, max_choices: int) -> tu
         return Reason.TOO_LONG, f"tokens: {length} leave no room in a context of {max_context_tokens}"
     if generated >= spec.sampling.max_tokens:
         return Reason.BAD_REQUEST, f"max_tokens: {spec.sampling.max_tokens} are already generated"
+    if spec.sampling.grammar is not None and not spec.sampling.stop_token_ids:
+        return Reason.BAD_REQUEST, "stop_token_ids: none, but an answer that follows a grammar ends with one"
     return None

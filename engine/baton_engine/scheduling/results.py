@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from baton_engine.memory.blocks import BlockOwner
 from baton_engine.memory.prefix import block_digest
-from baton_engine.scheduling.engine_state import EngineState, announce, end_sequence, publish
-from baton_engine.scheduling.events import Drawn, Prefilled, PromptScored
+from baton_engine.scheduling.engine_state import EngineState, announce, end_sequence, publish, stop_request
+from baton_engine.scheduling.events import Drawn, Failed, Prefilled, PromptScored
 from baton_engine.scheduling.sequence import Sequence, SequenceStage, Stem, StemStage
-from baton_engine.scheduling.step_draft import LaunchedChunk
+from baton_engine.scheduling.step_draft import LaunchedChunk, LaunchedStep
 from baton_engine.scheduling.step_plan import SlotTokens, StepResult
 from baton_wire.messages.pair_link import FirstToken
-from baton_wire.messages.values import Finish
+from baton_wire.messages.values import Finish, Reason
 
 
 def read_result(state: EngineState, result: StepResult) -> None:
@@ -29,16 +29,25 @@ def read_result(state: EngineState, result: StepResult) -> None:
         if not request.is_stopped and request.live:
             first = chunk.start + 1
             state.events.append(PromptScored(request.key, first, scored.logprobs))
-    rows, samples = launched.rows, launched.samples
     for tokens in result.tokens:
-        sequence = rows.get(tokens.slot) or samples.get(tokens.slot)
-        if sequence is None:
-            raise RuntimeError(f"step {result.step}: tokens for slot {tokens.slot}, which had no row in it")
+        sequence = _drawing(launched, tokens.slot)
         if sequence.stage is not SequenceStage.DONE:  # else the surplus row of a sequence that has ended meanwhile
             _receive(state, sequence, tokens)
+    for failure in result.failures:
+        sequence = _drawing(launched, failure.slot)
+        if sequence.stage is not SequenceStage.DONE:
+            state.events.append(Failed(sequence.request.key, Reason.GRAMMAR, failure.detail))
+            stop_request(state, sequence.request)
     for chunk in launched.chunks:
         if chunk.is_last and chunk.stem.request.spec.hold:
             _complete_held(state, chunk.stem)
+
+
+def _drawing(launched: LaunchedStep, slot: int) -> Sequence:
+    sequence = launched.rows.get(slot) or launched.samples.get(slot)
+    if sequence is None:
+        raise RuntimeError(f"step {launched.step}: tokens for slot {slot}, which had no row in it")
+    return sequence
 
 
 def _advance_stem(state: EngineState, chunk: LaunchedChunk) -> None:
@@ -69,7 +78,9 @@ def _receive(state: EngineState, sequence: Sequence, tokens: SlotTokens) -> None
     request = sequence.request
     spec = request.spec
     finish: Finish | None = None
-    if token in sequence.stop_ids and index >= spec.sampling.min_tokens:
+    # A grammar allows stop ids only where the answer may end. Before `min_tokens` that means: where it must.
+    may_stop = index >= spec.sampling.min_tokens or spec.sampling.grammar is not None
+    if token in sequence.stop_ids and may_stop:
         finish = Finish.STOP
     elif index + 1 >= sequence.limit:
         finish = Finish.LENGTH

@@ -100,6 +100,14 @@ class SlotTokens:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotFailure:
+    """What one slot drew means nothing: its grammar cannot be followed any further. Every later step says so again."""
+
+    slot: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class ScoredChunk:
     """Log probabilities of a chunk's `targets`, in order."""
 
@@ -115,6 +123,8 @@ class StepResult:
     duration_s: float
     """Time the device took, for the step-time model and metrics."""
     scored: tuple[ScoredChunk, ...] = ()
+    failures: tuple[SlotFailure, ...] = ()
+    """Slots that are missing in `tokens`."""
 
 
 class Runner(Protocol):

@@ -14,7 +14,7 @@ from baton_engine.memory.kv_pool import KvPool, kv_geometry
 from baton_engine.model.loading import LoadedModel, load_model
 from baton_engine.scheduling.step_plan import BlockCopy, StepPlan
 from baton_kernels.kv_scales import KV_FP8
-from baton_testing.engine.model_steps import GREEDY, RunnerSteps, blocks_of, chunk, make_pool, opened, updates
+from baton_testing.engine.model_steps import GREEDY, RunnerSteps, blocks_of, chunk, opened, updates
 from baton_wire.kv_shape import Units
 from baton_wire.messages.values import SamplingParams
 
@@ -36,16 +36,6 @@ def on_gpu(model: Any) -> LoadedModel:
     return load_model(model.directory, torch.float32, torch.device("cuda"))
 
 
-def without_hook(loaded: LoadedModel) -> RunnerSteps:
-    """A hook would keep every row from the graph's own draw."""
-    from baton_engine.running.runner import ModelRunner
-
-    steps = RunnerSteps(loaded)
-    steps.pool = make_pool(loaded, 32)
-    steps.runner = ModelRunner(loaded, steps.pool, 4)
-    return steps
-
-
 @pytest.mark.parametrize("sampling", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_captured_steps_draw_what_eager_cpu_steps_draw(
@@ -53,13 +43,13 @@ def test_captured_steps_draw_what_eager_cpu_steps_draw(
 ) -> None:
     model = tiny(family)
     expected = RunnerSteps(model.loaded).generate(model.tokens, 24, sampling)
-    assert without_hook(on_gpu(model)).generate(model.tokens, 24, sampling) == expected
+    assert RunnerSteps(on_gpu(model)).generate(model.tokens, 24, sampling) == expected
 
 
 def test_rows_of_a_batch_draw_what_they_draw_alone(tiny: Callable[[str], Any]) -> None:
     model = tiny("llama-gqa")
     alone = [RunnerSteps(model.loaded).generate(model.tokens[:n], 12) for n in (15, 16, 17)]
-    steps = without_hook(on_gpu(model))
+    steps = RunnerSteps(on_gpu(model))
     opens = [opened(slot, prompt=model.tokens[:n]) for slot, n in enumerate((15, 16, 17))]
     chunks = [chunk(slot, model.tokens[:n], sample=[slot]) for slot, n in enumerate((15, 16, 17))]
     results = [steps.execute(opens, chunks), *(steps.execute(decode=[2, 0, 1]) for _ in range(11))]
@@ -80,12 +70,12 @@ def test_choices_of_one_prompt_share_blocks_and_part(tiny: Callable[[str], Any])
         return [entry.ids for result in results for entry in result.tokens]
 
     model = tiny("qwen3")
-    assert run(without_hook(on_gpu(model))) == run(RunnerSteps(model.loaded))
+    assert run(RunnerSteps(on_gpu(model))) == run(RunnerSteps(model.loaded))
 
 
 def test_a_sequence_returns_from_preemption_in_another_slot(tiny: Callable[[str], Any]) -> None:
     model = tiny("llama-gqa")
-    steps = without_hook(on_gpu(model))
+    steps = RunnerSteps(on_gpu(model))
     ids = RunnerSteps(model.loaded).generate(model.tokens, 16)
     steps.generate(model.tokens, 7)
     forced = [*model.tokens, *ids[:6]]
@@ -97,7 +87,7 @@ def test_a_sequence_returns_from_preemption_in_another_slot(tiny: Callable[[str]
 def test_a_step_launched_ahead_takes_its_token_from_the_device(tiny: Callable[[str], Any]) -> None:
     model = tiny("llama-gqa")
     expected = RunnerSteps(model.loaded).generate(model.tokens, 12)
-    steps = without_hook(on_gpu(model))
+    steps = RunnerSteps(on_gpu(model))
     steps.runner.launch(steps.plan([opened(0, prompt=model.tokens)], [chunk(0, model.tokens, sample=[0])]))
     ids = []
     for _ in range(11):
@@ -131,7 +121,7 @@ def test_nothing_is_compiled_after_the_runner_is_there(
     tiny: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny("llama-gqa")
-    steps = without_hook(load_model(model.directory, torch.bfloat16, torch.device("cuda")))
+    steps = RunnerSteps(load_model(model.directory, torch.bfloat16, torch.device("cuda")))
     compiled: list[str] = []
     monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", lambda **entry: compiled.append(entry["repr"]))
     for length in (1, 15, 16, 17, 33, 61, 100):

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from baton_engine.running.sampler import Draw, Sampler
+from baton_engine.running.sampler import Draw, Sampler, TokenMasks
 from baton_testing.engine.model_steps import opened
-from baton_wire.messages.values import SamplingParams
+from baton_wire.messages.values import Grammar, SamplingParams
 
 VOCAB = 64
 CPU = torch.device("cpu")
@@ -162,23 +163,52 @@ def test_stop_ids_are_not_drawn_before_min_tokens() -> None:
     assert draws(sampling, 2, logits, outputs=[9, 9]) == [third, best]
 
 
-def test_the_hook_sees_logits_after_bias_and_may_forbid_tokens() -> None:
-    logits = random_logits()
-    best, second = torch.topk(logits[0], 2).indices.tolist()
-    seen: list[tuple[tuple[int, ...], torch.Tensor]] = []
+def masks(*rows: tuple[int, Sequence[int]]) -> TokenMasks:
+    """Of (row, allowed ids)."""
+    bits = np.zeros((len(rows), VOCAB), dtype=np.uint8)
+    for place, (_, ids) in enumerate(rows):
+        bits[place, list(ids)] = 1
+    return TokenMasks(np.array([row for row, _ in rows]), np.packbits(bits, axis=1, bitorder="little").view(np.int32))
 
-    def forbid_best(slots: Sequence[int], found: torch.Tensor) -> torch.Tensor:
-        seen.append((tuple(slots), found))
-        return found.index_fill(1, torch.tensor([best]), float("-inf"))
 
-    sampler = Sampler(VOCAB, 4, CPU, forbid_best)
-    sampler.open(opened(1, params(temperature=0.0, logprobs=1, logit_bias=((second, 0.25),))))
-    draw = sampler.draw((1,), logits)
-    assert draw.ids.tolist() == [second]
-    assert seen[0][0] == (1,)
-    torch.testing.assert_close(seen[0][1][0, second], logits[0, second] + 0.25)
+def test_masks_come_after_bias_and_leave_other_rows_and_logprobs_alone() -> None:
+    logits = random_logits(2)
+    best, second, third = torch.topk(logits[0], 3).indices.tolist()
+    sampler = Sampler(VOCAB, 4, CPU)
+    sampler.open(opened(1, params(temperature=0.0, logprobs=1, logit_bias=((third, 50.0), (best, 90.0)))))
+    sampler.open(opened(3, params(temperature=0.0)))
+    expected = logits.log_softmax(-1)
+    draw = sampler.draw((1, 3), logits.clone(), masks((0, [second, third])))
+    assert draw.ids.tolist() == [third, int(logits[1].argmax())]
     assert draw.logprobs is not None
     assert draw.logprobs.top_ids.tolist() == [[best]]
+    torch.testing.assert_close(draw.logprobs.chosen, expected[0, third][None])
+    # Without bias the raw logits are what is masked: log probabilities still want them as they were.
+    sampler.open(opened(1, params(temperature=0.0, logprobs=1)))
+    draw = sampler.draw((1, 3), logits.clone(), masks((0, [second])))
+    assert draw.ids.tolist() == [second, int(logits[1].argmax())]
+    assert draw.logprobs is not None
+    torch.testing.assert_close(draw.logprobs.top[0], expected[0, [best]])
+
+
+@pytest.mark.parametrize("others", [{}, {"top_p": 0.5}, {"top_k": 3, "min_p": 0.1}, {"presence_penalty": 2.0}])
+def test_only_allowed_tokens_are_drawn_whatever_else_is_asked(others: dict[str, Any]) -> None:
+    logits = random_logits(2)
+    allowed = torch.topk(logits[0], 10, largest=False).indices.tolist()
+    sampler = Sampler(VOCAB, 4, CPU)
+    for slot in range(2):
+        sampler.open(opened(slot, params(temperature=1.3, **others)))
+    for ids in (allowed, allowed[:1]):
+        drawn = [sampler.draw((0, 1), logits.clone(), masks((0, ids))).ids.tolist()[0] for _ in range(50)]
+        assert set(drawn) <= set(ids)
+        assert len(set(drawn)) > 1 or len(ids) == 1
+
+
+def test_with_a_grammar_its_masks_decide_about_stop_ids() -> None:
+    logits = random_logits()
+    best = int(logits.argmax())
+    sampling = params(temperature=0.0, min_tokens=3, stop_token_ids=(best,), grammar=Grammar("{}"))
+    assert draws(sampling, 2, logits) == [best, best]
 
 
 def test_logprobs_are_those_of_the_raw_logits() -> None:

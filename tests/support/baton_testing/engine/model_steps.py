@@ -1,7 +1,7 @@
 """Drive a model or a runner step by step with plans that show only what a test is about.
 
 `ModelSteps` returns the logits of every row of a step; `RunnerSteps` goes through the runner and records what the
-logits hook sees. Both give slot s its own blocks, in an order that is neither ascending nor contiguous.
+sampler is given. Both give slot s its own blocks, in an order that is neither ascending nor contiguous.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from collections.abc import Sequence
 
 import torch
 
+from baton_engine.grammars.row_masks import RowMasks
 from baton_engine.memory.kv_pool import KvPool, kv_geometry
 from baton_engine.model.loading import LoadedModel
 from baton_engine.running.drawing import DrawingRows
 from baton_engine.running.runner import ModelRunner
+from baton_engine.running.sampler import Draw, TokenMasks
 from baton_engine.running.slot_state import SlotState
 from baton_engine.scheduling.step_plan import BlockUpdate, OpenSlot, PrefillChunk, StepPlan, StepResult
 from baton_wire.messages.values import SamplingParams
@@ -93,16 +95,25 @@ class ModelSteps:
 class RunnerSteps:
     """A runner whose steps are numbered for the test; `seen` collects (slots, logits) of every draw."""
 
-    def __init__(self, loaded: LoadedModel, slots: int = 4, block_tokens: int = 16, blocks_per_slot: int = 8) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        slots: int = 4,
+        block_tokens: int = 16,
+        blocks_per_slot: int = 8,
+        masks: RowMasks | None = None,
+    ) -> None:
         self.slots, self.blocks_per_slot = slots, blocks_per_slot
         self.pool = make_pool(loaded, slots * blocks_per_slot, block_tokens)
         self.seen: list[tuple[tuple[int, ...], torch.Tensor]] = []
-        self.runner = ModelRunner(loaded, self.pool, slots, self._record)
+        self.runner = ModelRunner(loaded, self.pool, slots, masks)
+        self._draw = self.runner._sampler.draw
+        setattr(self.runner._sampler, "draw", self._record)  # noqa: B010 - mypy: a method
         self._step = 0
 
-    def _record(self, slots: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
-        self.seen.append((tuple(slots), logits))
-        return logits
+    def _record(self, slots: tuple[int, ...], logits: torch.Tensor, masks: TokenMasks | None) -> Draw:
+        self.seen.append((slots, logits.clone()))
+        return self._draw(slots, logits, masks)
 
     def plan(
         self,

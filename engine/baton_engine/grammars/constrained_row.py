@@ -1,0 +1,176 @@
+"""One row's answer: what its next token may be. State is the matcher and the thought, both rebuilt from ids.
+
+A grammar begins behind the thought. While the opening mark may still come, both the mark and the answer are allowed; if
+the mark is drawn to its end, the answer begins anew behind the thought. Stop ids are allowed where the grammar may end,
+and nowhere else.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import numpy as np
+from llguidance import LLMatcher
+
+from baton_engine.grammars.thought_tracker import ThoughtStage, ThoughtTracker
+from baton_engine.grammars.vocabulary import Vocabulary, Words, bits_of
+from baton_kernels.token_mask import WORD_BITS
+from baton_wire.messages.values import SamplingParams
+
+
+class Allowance(enum.Enum):
+    """What decides the next token."""
+
+    ANYTHING = "anything"
+    TEXT = "text"
+    """A thought before a grammar: anything but an end."""
+    FORCED = "forced"
+    MATCHER = "matcher"
+    FAILED = "failed"
+    """Nothing: the matcher gave up."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndIds:
+    """The ids that end one row's answer, as words to mix into its masks."""
+
+    ids: tuple[int, ...]
+    text: Words
+    """[W]: every known id that ends nothing."""
+
+    @staticmethod
+    def of(vocabulary: Vocabulary, stop_ids: tuple[int, ...]) -> EndIds:
+        ids = tuple(token for token in stop_ids if token < vocabulary.words * WORD_BITS)
+        ends = bits_of((*ids, *vocabulary.end_ids), vocabulary.words)
+        return EndIds(ids, vocabulary.known & ~ends)
+
+
+class ConstrainedRow:
+    """`fresh`: a matcher at the beginning of the answer, kept as it is; None without a grammar."""
+
+    def __init__(
+        self,
+        sampling: SamplingParams,
+        outputs: tuple[int, ...],
+        vocabulary: Vocabulary,
+        fresh: LLMatcher | None,
+    ) -> None:
+        """Raises nothing: a grammar that cannot be followed up to here is `Allowance.FAILED`."""
+        self._fresh = fresh
+        self._vocabulary = vocabulary
+        self._min_tokens = sampling.min_tokens
+        self._ends = EndIds.of(vocabulary, sampling.stop_token_ids)
+        self._thought = None if sampling.thought is None else ThoughtTracker(sampling.thought)
+        self._index = 0
+        self._is_over = False
+        self._failure: str | None = None
+        self.matcher: LLMatcher | None = None
+        """Of the answer; None where there is none, or while only a thought goes on."""
+        self._begin_answer()
+        for token in outputs:
+            self.take(token)
+
+    @property
+    def words(self) -> int:
+        """Width of its masks."""
+        return self._vocabulary.words
+
+    @property
+    def is_free(self) -> bool:
+        """Nothing binds this row any more."""
+        return self._is_over or (self._fresh is None and self._stage is ThoughtStage.OVER)
+
+    @property
+    def failure(self) -> str | None:
+        """Why no token may follow; says nothing of the grammar's text."""
+        if self._failure is None and self.matcher is not None and self.matcher.is_error():
+            # Text of the answer stands in quotation marks.
+            what = self.matcher.get_error().partition("\n")[0].partition('"')[0]
+            self._failure = f"the matcher gave up: {what}"
+        return self._failure
+
+    @property
+    def allowance(self) -> Allowance:
+        if self._is_over:
+            return Allowance.ANYTHING
+        if self._forced is not None:
+            return Allowance.FORCED
+        if self._fresh is None:
+            return Allowance.ANYTHING
+        if self._stage is ThoughtStage.INSIDE:
+            return Allowance.TEXT
+        return Allowance.MATCHER if self.failure is None else Allowance.FAILED
+
+    def take(self, token: int) -> None:
+        """The row drew `token`."""
+        self._index += 1
+        if self.is_free:
+            return
+        before = self._stage
+        if self._thought is not None:
+            self._thought.take(token)
+        if before is ThoughtStage.INSIDE:
+            if self._stage is ThoughtStage.OVER:
+                self._begin_answer()
+        elif self._stage is ThoughtStage.INSIDE:
+            self.matcher = None
+        else:
+            self._answer(token)
+
+    def fill(self, words: Words) -> None:
+        """Write what may come next into [W]. With `Allowance.MATCHER` the matcher has written its part before."""
+        allowance = self.allowance
+        if allowance is Allowance.FORCED:
+            assert self._forced is not None
+            words[:] = 0
+            _allow(words, self._forced)
+        elif allowance is Allowance.TEXT:
+            words[:] = self._ends.text
+        elif allowance is Allowance.MATCHER:
+            self._finish(words)
+
+    @property
+    def _stage(self) -> ThoughtStage:
+        return ThoughtStage.OVER if self._thought is None else self._thought.stage
+
+    @property
+    def _forced(self) -> int | None:
+        """The only id that may come next, if so: of a mark that has to be written to its end."""
+        if self._thought is None:
+            return None
+        is_opening = self._thought.opening is not None and self._fresh is not None and self.matcher is None
+        return self._thought.opening if is_opening else self._thought.forced
+
+    def _begin_answer(self) -> None:
+        self.matcher = None if self._fresh is None else self._fresh.deep_copy()
+
+    def _answer(self, token: int) -> None:
+        """The token belongs to the answer, or may still belong to the mark that opens a thought."""
+        if token in self._ends.ids:
+            self._is_over = True
+        elif self.matcher is None:
+            self._failure = None if self._fresh is None else "the row left the mark that opens its thought"
+        elif self._stage is not ThoughtStage.OPENING:
+            self.matcher.consume_token(token)
+        elif self.matcher.try_consume_tokens([token]) == 0:
+            self.matcher = None  # only the mark goes on
+
+    def _finish(self, words: Words) -> None:
+        """The row's stop ids instead of the vocabulary's own ends, the opening mark, and nothing that is no token."""
+        end = self._vocabulary.end_ids[0]
+        may_end = int(words[end // WORD_BITS]) >> (end % WORD_BITS) & 1
+        np.bitwise_and(words, self._ends.text, out=words)
+        opening = None if self._thought is None else self._thought.opening
+        if opening is not None:
+            _allow(words, opening)
+        leaves_some = bool(words.any())
+        if may_end and (self._index >= self._min_tokens or not leaves_some):
+            for token in self._ends.ids:
+                _allow(words, token)
+        elif not leaves_some:
+            self._failure = "the grammar leaves no token"
+
+
+def _allow(words: Words, token: int) -> None:
+    words[token // WORD_BITS] |= np.uint32(1 << (token % WORD_BITS))

@@ -1,0 +1,137 @@
+"""The constrained rows of a runner by slot, and the masks of a draw.
+
+A mask needs every id that its row drew before. So on a device that runs behind the host, a draw with masks is launched
+when the step before it has been collected: see `baton_engine.running.runner`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from llguidance import LLExecutor, LLMatcher
+
+from baton_engine.grammars.constrained_row import Allowance, ConstrainedRow
+from baton_engine.grammars.grammar_compiler import GrammarCompiler, GrammarError
+from baton_engine.grammars.vocabulary import VocabularyError, Words
+from baton_engine.running.sampler import TokenMasks
+from baton_engine.scheduling.step_plan import OpenSlot, SlotFailure, SlotTokens
+
+READY_S: Final = 5.0
+"""Longest wait for a row whose grammar is still being compiled; a compilation's fuel ends long before."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowConstraints:
+    """What binds the rows of one draw."""
+
+    masks: TokenMasks | None
+    failures: tuple[SlotFailure, ...]
+    """Slots whose draw means nothing."""
+
+
+class RowMasks:
+    """Rows of `max_slots` slots; for one thread. `threads`: how many compute masks at a time."""
+
+    def __init__(self, compiler: GrammarCompiler, max_slots: int, threads: int) -> None:
+        self.observe_masks: Callable[[float], None] = lambda seconds: None
+        """Told the seconds that the masks of each draw took."""
+        self._compiler = compiler
+        self._max_slots = max_slots
+        self._executor = LLExecutor(threads) if threads > 1 else None
+        self._rows: dict[int, ConstrainedRow | Future[ConstrainedRow]] = {}
+        self._words = np.zeros((0, 0), dtype=np.uint32)
+
+    def open(self, opened: OpenSlot) -> None:
+        """A sequence takes a slot; whatever the slot held is over."""
+        self._rows.pop(opened.slot, None)
+        if opened.sampling.grammar is not None or opened.sampling.thought is not None:
+            self._rows[opened.slot] = self._compiler.row(opened)
+
+    def close(self, slots: Iterable[int]) -> None:
+        """The slots are given back."""
+        for slot in slots:
+            self._rows.pop(slot, None)
+
+    def bind(self, slots: Sequence[int]) -> bool:
+        """Whether any of these slots is constrained. Costs next to nothing while no slot is."""
+        return not self._rows.keys().isdisjoint(slots)
+
+    def drawn(self, tokens: Iterable[SlotTokens]) -> None:
+        """What the slots of a collected step drew."""
+        if not self._rows:
+            return
+        for each in tokens:
+            row = self._rows.get(each.slot)
+            if isinstance(row, ConstrainedRow):
+                for token in each.ids:
+                    row.take(token)
+                if row.is_free:
+                    del self._rows[each.slot]
+
+    def constraints(self, slots: Sequence[int]) -> RowConstraints:
+        """What may be drawn for each of `slots`, whose earlier tokens are all known. The masks' memory is used again by
+        the next call."""
+        begin = time.perf_counter()
+        places: list[int] = []
+        rows: list[ConstrainedRow] = []
+        failures: list[SlotFailure] = []
+        for place, slot in enumerate(slots):
+            if slot not in self._rows:
+                continue
+            row = self._ready(slot)
+            if isinstance(row, SlotFailure):
+                failures.append(row)
+            elif row.allowance is not Allowance.ANYTHING:
+                places.append(place)
+                rows.append(row)
+        words = self._computed(rows)
+        kept: list[int] = []
+        for number, row in enumerate(rows):
+            row.fill(words[number])
+            if row.failure is None:
+                kept.append(number)
+            else:
+                failures.append(SlotFailure(slots[places[number]], row.failure))
+        masks = None
+        if kept:
+            allowed = words if len(kept) == len(rows) else words[kept]
+            masks = TokenMasks(np.array([places[number] for number in kept], dtype=np.int64), allowed.view(np.int32))
+        self.observe_masks(time.perf_counter() - begin)
+        return RowConstraints(masks, tuple(failures))
+
+    def _ready(self, slot: int) -> ConstrainedRow | SlotFailure:
+        row = self._rows[slot]
+        if isinstance(row, Future):
+            try:
+                row = row.result(READY_S)
+            except (GrammarError, VocabularyError) as error:
+                return SlotFailure(slot, str(error))
+            except TimeoutError:
+                return SlotFailure(slot, f"the grammar was not compiled within {READY_S:g} s")
+            self._rows[slot] = row
+        return row
+
+    def _computed(self, rows: Sequence[ConstrainedRow]) -> Words:
+        """[len(rows), W]: the matchers' masks; the other rows hold whatever they held."""
+        if not rows:
+            return self._words[:0]
+        wide = rows[0].words
+        if self._words.shape[1] != wide:
+            self._words = np.zeros((self._max_slots, wide), dtype=np.uint32)
+        words = self._words[: len(rows)]
+        matchers: list[tuple[LLMatcher, int]] = [
+            (row.matcher, number)
+            for number, row in enumerate(rows)
+            if row.allowance is Allowance.MATCHER and row.matcher is not None
+        ]
+        if self._executor is not None and len(matchers) > 1:
+            self._executor.unsafe_compute_mask_ptr(matchers, words.ctypes.data, words.strides[0], len(rows))
+        else:
+            for matcher, number in matchers:
+                matcher.unsafe_compute_mask_ptr(words.ctypes.data + number * words.strides[0], words.strides[0])
+        return words

@@ -1,0 +1,59 @@
+"""Where a row stands in its thought, from the ids drawn: before it, inside it, or behind it. Pure."""
+
+from __future__ import annotations
+
+import enum
+
+from baton_wire.messages.values import Thought
+
+
+class ThoughtStage(enum.Enum):
+    """Where the next token falls."""
+
+    OPENING = "opening"
+    """It may go on with the mark that opens a thought, or begin the answer."""
+    INSIDE = "inside"
+    OVER = "over"
+    """It belongs to the answer."""
+
+
+class ThoughtTracker:
+    """Follows one row. The marks are found as they are written: the last ids drawn are the whole mark."""
+
+    def __init__(self, thought: Thought) -> None:
+        self.stage = ThoughtStage.OPENING if thought.start else ThoughtStage.INSIDE
+        self._start, self._end, self._max_tokens = thought.start, thought.end, thought.max_tokens
+        self._opened = 0  # ids of `start` drawn
+        self._drawn = 0  # ids since the thought began
+        self._closed = 0  # ids of `end` that the last ones are
+
+    @property
+    def opening(self) -> int | None:
+        """The id that goes on with the opening mark, while one may."""
+        return self._start[self._opened] if self.stage is ThoughtStage.OPENING else None
+
+    @property
+    def forced(self) -> int | None:
+        """The only id that may come next: the budget is used up, so the closing mark follows."""
+        is_used = self._max_tokens is not None and self._drawn >= self._max_tokens
+        return self._end[self._closed] if self.stage is ThoughtStage.INSIDE and is_used else None
+
+    def take(self, token: int) -> None:
+        """The row drew `token`."""
+        if self.stage is ThoughtStage.OPENING:
+            if token != self._start[self._opened]:
+                self.stage = ThoughtStage.OVER
+                return
+            self._opened += 1
+            if self._opened == len(self._start):
+                self.stage = ThoughtStage.INSIDE
+        elif self.stage is ThoughtStage.INSIDE:
+            self._drawn += 1
+            self._closed = _matched((*self._end[: self._closed], token), self._end)
+            if self._closed == len(self._end):
+                self.stage = ThoughtStage.OVER
+
+
+def _matched(last: tuple[int, ...], mark: tuple[int, ...]) -> int:
+    """The longest beginning of `mark` with which `last` ends."""
+    return next(length for length in range(len(last), -1, -1) if last[len(last) - length :] == mark[:length])

@@ -1,0 +1,63 @@
+"""A model's vocabulary as its matchers see it: the bytes of every token, and the ids that end a text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLTokenizer
+
+from baton_kernels.token_mask import WORD_BITS, mask_words
+
+Words = npt.NDArray[np.uint32]
+
+
+class VocabularyError(Exception):
+    """The tokenizer file cannot be read: this worker follows no grammar."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """Shared by all matchers of a worker. Ids beyond the tokenizer's own are padding and are never allowed."""
+
+    tokenizer: LLTokenizer
+    known: Words
+    """[W]: the tokenizer's own ids."""
+    end_ids: tuple[int, ...]
+    """What a matcher allows where a text may end."""
+
+    @property
+    def words(self) -> int:
+        return len(self.known)
+
+
+def read_vocabulary(tokenizer_json: str, end_ids: tuple[int, ...], vocab_size: int) -> Vocabulary:
+    """`end_ids`: none when the model names none; the tokenizer's own is taken then. Raises VocabularyError."""
+    try:
+        own = LLTokenizer(tokenizer_json).vocab_size
+        size = max(own, vocab_size)
+        ends = [token for token in end_ids if token < size] or None
+        tokenizer = LLTokenizer(tokenizer_json, n_vocab=size, eos_token=ends)
+    except ValueError as error:
+        raise VocabularyError(f"tokenizer.json: {error}") from error
+    return Vocabulary(tokenizer, bits_of(range(own), mask_words(size)), tuple(tokenizer.eos_tokens))
+
+
+def named_end_ids(files: Mapping[str, str | None]) -> tuple[int, ...]:
+    """The end ids that a model's own files name: those for generation, or else those of its config."""
+    for name in ("generation_config.json", "config.json"):
+        found = json.loads(files.get(name) or "{}").get("eos_token_id")
+        ids = found if isinstance(found, list) else [found]
+        if all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids) and ids:
+            return tuple(ids)
+    return ()
+
+
+def bits_of(ids: range | tuple[int, ...], words: int) -> Words:
+    """[words]: a mask with these ids."""
+    bits = np.zeros(words * WORD_BITS, dtype=np.uint8)
+    bits[list(ids)] = 1
+    return np.packbits(bits, bitorder="little").view(np.uint32)

@@ -1,0 +1,44 @@
+"""Forbid tokens in some rows of logits, by bits.
+
+    l[rows[r], v] ← -inf where bit v of allowed[r] is 0
+
+Bit v is bit v mod 32 of word v div 32, as grammar matchers write them. Other rows are not touched: a batch in which few
+rows follow a grammar costs what those rows cost. In place, and before truncation and noise.
+
+Bytes: reads R·V/8 bits, writes the forbidden ones of R·V logits.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+WORD_BITS = 32
+
+
+def mask_words(vocab: int) -> int:
+    """Words of a row's mask."""
+    return -(-vocab // WORD_BITS)
+
+
+def forbid_tokens_reference(logits: Tensor, rows: Tensor, allowed: Tensor) -> None:
+    """The formula above, written out. Shapes as in `forbid_tokens`."""
+    vocab = logits.shape[1]
+    bits = (allowed[:, :, None] >> torch.arange(WORD_BITS, device=allowed.device)) & 1
+    forbidden = bits.view(len(rows), -1)[:, :vocab] == 0
+    logits.index_copy_(0, rows, logits.index_select(0, rows).masked_fill_(forbidden, float("-inf")))
+
+
+def forbid_tokens(logits: Tensor, rows: Tensor, allowed: Tensor) -> None:
+    """Changes logits [N, V], contiguous, of any float. rows [R] int64, all different; allowed [R, W] int32, contiguous.
+
+    W is at least `mask_words(V)`. Tokens beyond V in a mask are ignored.
+    """
+    if logits.is_cuda:
+        from baton_kernels.gpu.token_mask import forbid_tokens_triton
+
+        forbid_tokens_triton(logits, rows, allowed)
+    else:
+        from baton_kernels.cpu.token_mask import forbid_tokens_rows
+
+        forbid_tokens_rows(logits, rows, allowed)

@@ -1,0 +1,229 @@
+"""Masks of one row: equal to trying every token by hand at every prefix, rebuilt from ids, around a thought."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import msgspec
+import pytest
+
+from baton_engine.grammars.constrained_row import Allowance
+from baton_engine.grammars.grammar_compiler import GrammarCompiler, GrammarError
+from baton_testing.engine.grammars import (
+    END,
+    SPECIAL,
+    VOCAB,
+    allowed_by,
+    allowed_by_hand,
+    compiling,
+    of_regex,
+    of_schema,
+    row_of,
+    sampling_of,
+    token_bytes,
+    vocabulary,
+)
+from baton_testing.engine.random_grammars import random_regex, random_schema
+from baton_wire.messages.values import Grammar, Thought
+
+START, CLOSE = 1, 2
+"""Special ids of the tiny vocabulary as marks of a thought."""
+TEXT = set(range(VOCAB)) - {END}
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[GrammarCompiler]:
+    with compiling() as made:
+        yield made
+
+
+def some_answer(compiler: GrammarCompiler, grammar: Grammar, chance: random.Random, length: int) -> list[int]:
+    """Ids that a random model draws, at most `length`; END is the last one if the answer came to its end."""
+    row, ids = row_of(compiler, sampling_of(grammar)), list[int]()
+    while len(ids) < length and (not ids or ids[-1] != END):
+        allowed = allowed_by(row)
+        assert allowed
+        ids.append(chance.choice(sorted(allowed)))
+        row.take(ids[-1])
+    return ids
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_masks_are_what_trying_every_token_by_hand_allows(compiler: GrammarCompiler, seed: int) -> None:
+    chance = random.Random(seed)
+    pattern = random_regex(chance)
+    row, ids = row_of(compiler, sampling_of(of_regex(pattern))), list[int]()
+    for _ in range(12):
+        allowed = allowed_by(row)
+        assert allowed == allowed_by_hand(pattern, ids), (pattern, ids)
+        ids.append(chance.choice(sorted(allowed)))
+        row.take(ids[-1])
+        if ids[-1] == END:
+            break
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_masks_of_schemas_are_what_trying_every_token_by_hand_allows(compiler: GrammarCompiler, seed: int) -> None:
+    chance = random.Random(seed)
+    schema, pattern = random_schema(chance)
+    row, ids = row_of(compiler, sampling_of(of_schema(schema))), list[int]()
+    for _ in range(40):
+        allowed = allowed_by(row)
+        assert allowed == allowed_by_hand(pattern, ids), (schema, ids)
+        ids.append(chance.choice(sorted(allowed)))
+        row.take(ids[-1])
+        if ids[-1] == END:
+            text = b"".join(token_bytes()[token] for token in ids[:-1])
+            jsonschema.validate(msgspec.json.decode(text), schema)
+            break
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_text_that_is_certain_may_be_forced_into_the_tokenizers_own_ids(compiler: GrammarCompiler, seed: int) -> None:
+    """As the gateway asks for it: either the mask is what it is by hand, or it is one id of that."""
+    chance = random.Random(seed)
+    schema, pattern = random_schema(chance)
+    row, ids = row_of(compiler, sampling_of(of_schema(schema, head=""))), list[int]()
+    for _ in range(40):
+        allowed, by_hand = allowed_by(row), allowed_by_hand(pattern, ids)
+        assert allowed is not None
+        assert allowed == by_hand or (len(allowed) == 1 and allowed < by_hand), (schema, ids)
+        ids.append(chance.choice(sorted(allowed)))
+        row.take(ids[-1])
+        if ids[-1] == END:
+            break
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_row_that_is_rebuilt_from_ids_at_any_place_goes_on_alike(compiler: GrammarCompiler, seed: int) -> None:
+    chance = random.Random(seed)
+    grammar = of_schema(random_schema(chance)[0])
+    start, budget = chance.choice([((), None), ((START,), None), ((START,), 3), ((), 2)])
+    thought = chance.choice([None, Thought(end=(CLOSE, 7), start=start, max_tokens=budget)])
+    sampling = sampling_of(grammar, thought)
+    row, ids = row_of(compiler, sampling), list[int]()
+    for _ in range(30):
+        allowed = allowed_by(row)
+        again = row_of(compiler, sampling, ids)
+        assert allowed_by(again) == allowed, ids
+        assert again.is_free == row.is_free
+        if allowed is None:
+            break
+        ids.append(chance.choice(sorted(allowed)))
+        row.take(ids[-1])
+
+
+@pytest.mark.parametrize("ends", [(END,), (END, 77), (77,)])
+def test_stop_ids_are_allowed_where_the_answer_may_end_and_only_there(
+    compiler: GrammarCompiler, ends: tuple[int, ...]
+) -> None:
+    pattern = "[a-c]{2,4}"
+    row, ids = row_of(compiler, sampling_of(of_regex(pattern), stop_token_ids=(*ends, VOCAB + 99))), list[int]()
+    for letter in "abca":
+        expected = allowed_by_hand(pattern, ids, ends)
+        assert allowed_by(row) == expected - ({77} if 77 in ends and len(ids) < 2 else set())
+        ids.append(token_bytes().index(letter.encode()))
+        row.take(ids[-1])
+    assert allowed_by(row) == set(ends)
+
+
+def test_before_min_tokens_an_answer_ends_only_where_it_must(compiler: GrammarCompiler) -> None:
+    row = row_of(compiler, sampling_of(of_regex("a{1,5}"), min_tokens=3))
+    letter = token_bytes().index(b"a")
+    for drawn in range(5):
+        allowed = allowed_by(row)
+        assert allowed is not None
+        assert (END in allowed) == (drawn >= 3)
+        row.take(letter)
+    assert allowed_by(row) == {END}
+    forced = row_of(compiler, sampling_of(of_regex("a"), min_tokens=9), [letter])
+    assert allowed_by(forced) == {END}, "nothing else is possible"
+
+
+def test_ids_behind_the_vocabulary_are_never_allowed(compiler: GrammarCompiler) -> None:
+    """A model's logits may be wider than its tokenizer, and a grammar may name ids."""
+    from baton_engine.grammars.grammar_compiler import GrammarCompiler
+
+    padded = GrammarCompiler(lambda: vocabulary(VOCAB + 70))
+    try:
+        row = row_of(padded, sampling_of(Grammar('{"grammars":[{"lark_grammar":"start: <[1030]> | \\"a\\""}]}')))
+        assert row.words * 32 >= VOCAB + 70
+        allowed = allowed_by(row)
+        assert allowed == {token_bytes().index(b"a")}
+    finally:
+        padded.close()
+
+
+def test_a_grammar_holds_from_the_first_token_unless_a_thought_is_opened(compiler: GrammarCompiler) -> None:
+    sampling = sampling_of(of_regex("[ab]c"), Thought(end=(CLOSE,), start=(START,)))
+    answer = allowed_by_hand("[ab]c", [])
+    row = row_of(compiler, sampling)
+    assert allowed_by(row) == answer | {START}
+    letter = token_bytes().index(b"a")
+    row.take(letter)
+    assert allowed_by(row) == allowed_by_hand("[ab]c", [letter]), "no thought any more"
+    row = row_of(compiler, sampling, [START])
+    assert row.allowance is Allowance.TEXT
+    assert allowed_by(row) == TEXT, "anything but an end"
+    row.take(letter)
+    row.take(CLOSE)
+    assert allowed_by(row) == answer, "the grammar begins behind the thought"
+
+
+def test_a_mark_of_several_ids_may_also_be_the_answers_beginning(compiler: GrammarCompiler) -> None:
+    """`start` is written in plain letters that the grammar allows too: both go on until they part."""
+    a, b, c, x = (token_bytes().index(letter) for letter in (b"a", b"b", b"c", b"x"))
+    sampling = sampling_of(of_regex("abx|c"), Thought(end=(CLOSE,), start=(a, b, c)))
+    row = row_of(compiler, sampling, [a, b])
+    assert allowed_by(row) == {x, c}
+    row.take(x)
+    assert allowed_by(row) == {END}
+    row = row_of(compiler, sampling, [a, b, c])
+    assert row.allowance is Allowance.TEXT
+    row.take(CLOSE)
+    assert allowed_by(row) == allowed_by_hand("abx|c", [])
+    only_mark = row_of(compiler, sampling_of(of_regex("x"), Thought(end=(CLOSE,), start=(a, b))), [a])
+    assert allowed_by(only_mark) == {b}, "the answer cannot begin so: the mark is written to its end"
+
+
+def test_a_budget_without_a_grammar_only_forces_the_end_of_the_thought(compiler: GrammarCompiler) -> None:
+    row = row_of(compiler, sampling_of(None, Thought(end=(CLOSE, 7), start=(START,), max_tokens=2)))
+    assert allowed_by(row) is None
+    for token in (START, 50, 51):
+        assert allowed_by(row) is None
+        row.take(token)
+    assert allowed_by(row) == {CLOSE}
+    row.take(CLOSE)
+    assert allowed_by(row) == {7}
+    assert not row.is_free
+    row.take(7)
+    assert row.is_free
+    assert allowed_by(row) is None
+    assert row_of(compiler, sampling_of(None, Thought(end=(CLOSE,), start=(START,))), [50]).is_free
+
+
+def test_a_matcher_that_gives_up_says_so_and_not_what_it_matched(compiler: GrammarCompiler) -> None:
+    row = row_of(compiler, sampling_of(of_regex("secret")), [token_bytes().index(b"a")])
+    assert row.allowance is Allowance.FAILED
+    assert row.failure is not None
+    assert "secret" not in row.failure
+    for definition in ("no grammar", '{"grammars":[{"json_schema":{"type":"secret"}}]}', "{}"):
+        with pytest.raises(GrammarError) as error:
+            row_of(compiler, sampling_of(Grammar(definition)))
+        assert "secret" not in str(error.value)
+
+
+def test_answers_of_a_random_model_end_valid(compiler: GrammarCompiler) -> None:
+    chance, ended = random.Random(5), 0
+    for _ in range(60):
+        schema, _ = random_schema(chance)
+        ids = some_answer(compiler, of_schema(schema), chance, 300)
+        if ids[-1] == END:
+            ended += 1
+            document: Any = msgspec.json.decode(b"".join(token_bytes()[token] for token in ids[:-1]))
+            jsonschema.validate(document, schema)
+        assert not SPECIAL & set(ids[:-1])
+    assert ended > 20

@@ -1,0 +1,224 @@
+"""Answers that follow grammars through real steps: batched, one step ahead, continued elsewhere, preempted, failing."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+
+import jsonschema
+import msgspec
+import pytest
+
+from baton_engine.running.stepper import Stepper
+from baton_engine.scheduling.events import SequenceSpec
+from baton_testing.engine.grammars import END, VOCAB, masking, of_regex, of_schema, sampling_of, token_bytes
+from baton_testing.engine.model_steps import RunnerSteps, chunk, opened
+from baton_testing.engine.random_grammars import random_schema
+from baton_testing.engine.structured_engine import (
+    StructuredEngine,
+    loaded,
+    structured_engine,
+    structured_spec,
+)
+from baton_testing.engine.tiny_llama import chat_ids
+from baton_wire.messages.values import Grammar, Reason, SamplingParams, Thought
+
+CLOSE = 2
+PLAIN = SamplingParams(max_tokens=40, temperature=0.0, stop_token_ids=(END,))
+
+
+def mixed(seed: int, count: int = 8) -> list[SequenceSpec]:
+    """Requests of every kind; every third has no grammar."""
+    chance = random.Random(seed)
+    specs = []
+    for number in range(1, count + 1):
+        prompt = [chance.randrange(5, VOCAB) for _ in range(chance.randint(1, 60))]
+        grammar = None if number % 3 == 0 else of_schema(random_schema(chance)[0], head=chance.choice(("", "\n")))
+        start, budget = chance.choice([((), 4), ((1,), None), ((1,), 3), ((), 0)])
+        thought = chance.choice([None, None, Thought(end=(CLOSE, 9), start=start, max_tokens=budget)])
+        sampling = sampling_of(
+            grammar,
+            thought,
+            max_tokens=chance.randint(1, 60),
+            temperature=chance.choice((0.0, 1.0)),
+            seed=chance.randrange(1 << 30),
+            top_p=chance.choice((1.0, 0.8)),
+            presence_penalty=chance.choice((0.0, 0.0, 0.7)),
+            logprobs=chance.choice((None, None, 2)),
+        )
+        specs.append(structured_spec(number, prompt, sampling, choices=chance.choice((1, 1, 2, 3))))
+    return specs
+
+
+@cache
+def alone(seed: int) -> dict[tuple[int, int], list[int]]:
+    """What each of `mixed(seed)` answers by itself, step by step."""
+    found: dict[tuple[int, int], list[int]] = {}
+    for each in mixed(seed):
+        with structured_engine() as engine:
+            found |= engine.run(each)
+    return found
+
+
+def run(engine: StructuredEngine, specs: list[SequenceSpec]) -> dict[tuple[int, int], list[int]]:
+    found = engine.run(*specs)
+    assert engine.failures == {}
+    return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("late", [False, True])
+def test_together_and_one_step_ahead_each_answers_what_it_answers_alone(late: bool, threads: int, seed: int) -> None:
+    with structured_engine(late=late, threads=threads, max_step_tokens=40) as engine:
+        assert run(engine, mixed(seed)) == alone(seed)
+
+
+def long_ones(seed: int) -> list[SequenceSpec]:
+    """Answers of about sixty tokens, some behind a thought."""
+    chance, specs = random.Random(seed), []
+    for number in range(1, 9):
+        thought = chance.choice([None, Thought(end=(CLOSE,), max_tokens=chance.randint(0, 50))])
+        pattern = chance.choice(["[a-z ]{50,60}", "((yes|no|maybe), ){30}"])
+        sampling = sampling_of(of_regex(pattern, head=""), thought, max_tokens=70, seed=number)
+        specs.append(structured_spec(number, [chance.randrange(5, VOCAB) for _ in range(30)], sampling))
+    return specs
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("seed", range(2))
+def test_preempted_rows_go_on_where_they_were(late: bool, seed: int) -> None:
+    expected: dict[tuple[int, int], list[int]] = {}
+    for each in long_ones(seed):
+        with structured_engine() as engine:
+            expected |= engine.run(each)
+    with structured_engine(late=late, blocks=16) as engine:
+        assert run(engine, long_ones(seed)) == expected
+        assert engine.scheduler.stats().preemptions > 0
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_an_answer_continued_from_any_of_its_tokens_goes_on_alike(late: bool, seed: int) -> None:
+    """Migration and hand-over: the other worker knows the prompt and the ids, and no matcher's state."""
+    whole = {number: ids for (number, choice), ids in alone(seed).items() if choice == 0}
+    with structured_engine(late=late) as engine:
+        specs = {int.from_bytes(each.key.request, "big"): each for each in mixed(seed)}
+        cuts = [(number, cut) for number, ids in whole.items() for cut in range(0, len(ids), 3)]
+        later = [
+            structured_spec(
+                place + 1, specs[number].tokens, specs[number].sampling, forced=whole[number][:cut], hold=False
+            )
+            for place, (number, cut) in enumerate(cuts)
+        ]
+        found = run(engine, later)
+    for place, (number, cut) in enumerate(cuts):
+        assert found[place + 1, 0] == whole[number][cut:], (number, cut)
+
+
+def test_a_prefill_worker_draws_each_choices_first_token_by_the_same_masks() -> None:
+    with structured_engine() as engine:
+        specs = mixed(2)
+        held = [
+            SequenceSpec(each.key, each.tokens, each.prompt_tokens, each.choices, each.sampling, "", 1e9, True)
+            for each in specs
+        ]
+        for each in held:
+            engine.scheduler.submit(each, 0.0)
+            engine.scheduler.granted(each.key, 0.0)
+        found = run(engine, [])
+        assert {place: ids[:1] for place, ids in alone(2).items()} == found
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_rows_without_a_grammar_draw_what_they_draw_on_an_engine_without_masks(late: bool) -> None:
+    prompts = [list(chat_ids(question)) for question in ("What is Baton?", "Tell me about owls.")]
+    plain = [RunnerSteps(loaded(), blocks_per_slot=16).generate(prompt, 40, PLAIN) for prompt in prompts]
+    with structured_engine(late=late) as engine:
+        specs = [structured_spec(number, prompt, PLAIN) for number, prompt in enumerate(prompts, 1)]
+        bound = structured_spec(9, prompts[0], sampling_of(of_regex("(yes|no)+"), max_tokens=30))
+        found = run(engine, [*specs, bound])
+    for number, ids in enumerate(plain, 1):
+        assert found[number, 0] == ids[: len(found[number, 0])]
+        assert len(found[number, 0]) == 40 or found[number, 0][-1] == END
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_every_ended_answer_of_a_model_validates(temperature: float) -> None:
+    chance, ended = random.Random(11), 0
+    for round_ in range(4):
+        schemas = [random_schema(chance)[0] for _ in range(16)]
+        with structured_engine(late=round_ % 2 == 1) as engine:
+            specs = [
+                structured_spec(
+                    number, chat_ids("Hi!"), sampling_of(of_schema(schema), temperature=temperature, seed=number)
+                )
+                for number, schema in enumerate(schemas)
+            ]
+            found = run(engine, specs)
+        for number, schema in enumerate(schemas):
+            ids = found[number, 0]
+            if ids[-1] == END:
+                ended += 1
+                jsonschema.validate(msgspec.json.decode(b"".join(token_bytes()[token] for token in ids[:-1])), schema)
+            else:
+                assert len(ids) == 200
+    assert ended > 20
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_grammar_that_fails_ends_its_request_and_no_other(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One never compiles; one runs out of what its matcher may use in the middle of the answer."""
+    monkeypatch.setattr("baton_wire.rules.grammar_limits.MAX_LEXER_STATES", 100)
+    bad = sampling_of(Grammar("{"), temperature=0.0)
+    tiring = sampling_of(of_regex("(a|b)*a(a|b){18}"), max_tokens=150, min_tokens=150, temperature=100.0)
+    good = sampling_of(of_regex("(yes|no)+"), max_tokens=30)
+    with structured_engine(late=late) as engine:
+        specs = [
+            structured_spec(number, chat_ids("Hi!"), sampling, choices=choices)
+            for number, (sampling, choices) in enumerate([(bad, 2), (tiring, 2), (good, 1), (PLAIN, 1)])
+        ]
+        found = engine.run(*specs)
+    assert {number: failed.reason for number, failed in engine.failures.items()} == dict.fromkeys(
+        (0, 1), Reason.GRAMMAR
+    )
+    assert engine.failures[0].detail == "grammar: the matcher does not take it"
+    assert engine.failures[1].detail.startswith("the matcher gave up: lexer error: too many states")
+    assert (0, 0) not in found
+    assert 1 < len(found[1, 0]) < 150
+    with structured_engine() as engine:
+        assert engine.run(*specs[2:]) == {place: ids for place, ids in found.items() if place[0] > 1}
+
+
+def test_a_grammar_needs_a_stop_id_to_end_with() -> None:
+    with structured_engine() as engine:
+        engine.run(structured_spec(1, [7], sampling_of(of_regex("a"), stop_token_ids=())))
+    assert engine.failures[1].reason is Reason.BAD_REQUEST
+    assert "stop_token_ids" in engine.failures[1].detail
+
+
+def test_a_step_ahead_waits_for_its_masks_and_nothing_is_launched_over_it() -> None:
+    with masking(4) as masks:
+        steps = RunnerSteps(loaded(), masks=masks)
+        runner, bound = steps.runner, sampling_of(of_regex("[ab]{9}"), temperature=0.0)
+        prompt = list(chat_ids("Hi!"))
+        runner.launch(steps.plan([opened(0, bound, prompt=prompt)], [chunk(0, prompt, sample=[0])]))
+        assert len(steps.seen) == 1
+        runner.launch(steps.plan(decode=[0]))
+        assert len(steps.seen) == 1, "its draw needs the first one's id"
+        with pytest.raises(RuntimeError, match="waits for a result"):
+            runner.launch(steps.plan(decode=[0]))
+        first = runner.collect()
+        assert len(steps.seen) == 2
+        second = runner.collect()
+        text = [token_bytes()[result.tokens[0].ids[0]] for result in (first, second)]
+        assert set(b"".join(text)) <= set(b"ab")
+
+
+def test_rows_leave_nothing_behind() -> None:
+    with structured_engine() as engine:
+        engine.run(*mixed(3))
+        masks = engine.runner._masks
+        assert masks is not None
+        assert masks._rows == {}
+        assert isinstance(engine.stepper, Stepper)

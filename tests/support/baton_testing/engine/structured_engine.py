@@ -1,0 +1,93 @@
+"""A real engine over `examples/tiny-llama` whose rows follow grammars, and what came out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+
+import torch
+
+from baton_engine.grammars.row_masks import RowMasks
+from baton_engine.memory.kv_pool import KvPool, kv_geometry
+from baton_engine.model.loading import LoadedModel, load_model
+from baton_engine.running.runner import ModelRunner
+from baton_engine.running.stepper import Stepper
+from baton_engine.scheduling.engine_config import EngineConfig
+from baton_engine.scheduling.events import Drawn, Failed, SequenceSpec
+from baton_engine.scheduling.scheduler import Scheduler
+from baton_testing.engine.grammars import compiling
+from baton_testing.engine.tiny_llama import FOLDER
+from baton_testing.engine.toy_engine import FAR, key
+from baton_wire.messages.values import SamplingParams
+
+BLOCK_TOKENS = 16
+
+
+@cache
+def loaded() -> LoadedModel:
+    return load_model(FOLDER, torch.float32, torch.device("cpu"))
+
+
+class LateRunner(ModelRunner):
+    """Says that no step is done, as a device would: the next one is launched before the last is collected."""
+
+    def is_done(self) -> bool:
+        return False
+
+
+@dataclass(slots=True, eq=False)
+class StructuredEngine:
+    scheduler: Scheduler
+    runner: ModelRunner
+    stepper: Stepper
+    outputs: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+    """By request number and choice; forced ids are not repeated."""
+    failures: dict[int, Failed] = field(default_factory=dict)
+
+    def run(self, *specs: SequenceSpec, turns: int = 20_000) -> dict[tuple[int, int], list[int]]:
+        """Until nothing moves any more."""
+        for each in specs:
+            self.scheduler.submit(each, 0.0)
+        for _ in range(turns):
+            moved = self.stepper.turn(0.0)
+            for event in self.scheduler.events():
+                number = int.from_bytes(event.key.request, "big")
+                if isinstance(event, Drawn):
+                    assert number not in self.failures, "a token behind the failure"
+                    self.outputs.setdefault((number, event.choice), []).extend(event.ids)
+                elif isinstance(event, Failed):
+                    assert number not in self.failures, "told twice"
+                    self.failures[number] = event
+            self.scheduler.check()
+            if not moved and self.stepper.idle:
+                return self.outputs
+        raise AssertionError("it goes on for ever")
+
+
+@contextmanager
+def structured_engine(
+    *, late: bool = False, blocks: int = 400, slots: int = 16, threads: int = 1, max_step_tokens: int = 256
+) -> Iterator[StructuredEngine]:
+    context = 256
+    pool = KvPool(kv_geometry(loaded().config, torch.float32, BLOCK_TOKENS), blocks, torch.float32, torch.device("cpu"))
+    config = EngineConfig(blocks, BLOCK_TOKENS, slots, context, max_step_tokens)
+    with compiling() as compiler:
+        scheduler = Scheduler(config)
+        masks = RowMasks(compiler, slots, threads)
+        runner = (LateRunner if late else ModelRunner)(loaded(), pool, slots, masks)
+        yield StructuredEngine(scheduler, runner, Stepper(scheduler, runner))
+
+
+def structured_spec(
+    number: int,
+    prompt: Sequence[int],
+    sampling: SamplingParams,
+    *,
+    choices: int = 1,
+    forced: Sequence[int] = (),
+    hold: bool = False,
+) -> SequenceSpec:
+    asked = tuple(range(choices))
+    return SequenceSpec(key(number), (*prompt, *forced), len(prompt), asked, sampling, "", FAR, hold)
