@@ -97,12 +97,13 @@ class FinishedChoice:
 
 def error_body(problem: Problem, request_id: str | None = None) -> bytes:
     """Always succeeds: what a client sent, say in its path, need not be text. `request_id`: None in a file."""
-    param = None if problem.param is None else _shown(problem.param)
-    error = {"message": _shown(problem.message), "type": problem.type, "param": param, "code": problem.code}
+    param = None if problem.param is None else shown(problem.param)
+    error = {"message": shown(problem.message), "type": problem.type, "param": param, "code": problem.code}
     return _encode({"error": error if request_id is None else error | {"request_id": request_id}})
 
 
-def _shown(text: str) -> str:
+def shown(text: str) -> str:
+    """A text that can be encoded, whatever it was made of."""
     return text.encode(errors="replace").decode()
 
 

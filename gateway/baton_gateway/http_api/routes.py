@@ -17,11 +17,13 @@ from aiohttp import HttpVersion11, web
 from baton_gateway import errors
 from baton_gateway.errors import Problem, RefusedError, invalid
 from baton_gateway.http_api.access_log import EXCHANGE, ID_HEADER, AccessLog, Exchange, request_id
+from baton_gateway.http_api.answer_forms import OPENAI, AnswerForm
 from baton_gateway.http_api.cors import PREFLIGHT_HEADER, cors_headers, preflight_headers
 from baton_gateway.http_api.lookups import JSON, MODELS, SERVER, Lookups
 from baton_gateway.http_api.memory_budget import MemoryBudget
 from baton_gateway.http_api.model_names import ModelNames
 from baton_gateway.http_api.openai_types import ChatRequest, CompletionRequest, parse_chat, parse_completion
+from baton_gateway.http_api.refused_paths import refused_path
 from baton_gateway.http_api.request_body import RequestBody
 from baton_gateway.http_api.responses import error_body
 from baton_gateway.http_api.sinks import CollectingSink, StreamingSink
@@ -43,7 +45,9 @@ _HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{0,255}")
 _STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no", **SERVER}
 
 Handler = Callable[[web.BaseRequest, Tenant], Awaitable[web.StreamResponse]]
-Parse = Callable[[dict[str, object]], ChatRequest | CompletionRequest]
+ErrorForm = Callable[[Problem, str | None], bytes]
+Asked = tuple[ChatRequest | CompletionRequest, AnswerForm]
+Parse = Callable[[dict[str, object]], Asked]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,9 @@ class _Endpoint:
     handler: Handler
     is_open: bool = False
     """Answered without an API key: probes and monitoring."""
+    error_form: ErrorForm = error_body
+    key_header: str | None = None
+    """A header that may have the API key where there is no `Authorization`."""
 
 
 class HttpApi:
@@ -137,23 +144,25 @@ class HttpApi:
         return Exchange(own_id, now, {ID_HEADER: own_id} | cors_headers(request.headers.get("Origin"), self._origins))
 
     async def _answer(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
+        form: ErrorForm = error_body
         try:
             try:
                 endpoint = self._find(request, exchange)
+                form = endpoint.error_form
                 if self._is_preflight(request):
                     return web.Response(status=204, headers=SERVER | preflight_headers(endpoint.methods))
                 if request.method not in endpoint.methods:
                     raise RefusedError(errors.method_not_allowed(endpoint.methods))
-                tenant = DEFAULT_TENANT if endpoint.is_open else self._tenants.of(request.headers.get("Authorization"))
+                tenant = DEFAULT_TENANT if endpoint.is_open else self._tenants.of(_credentials(request, endpoint))
                 exchange.tenant = tenant.name
                 return await endpoint.handler(request, tenant)
             except RefusedError as refusal:
-                return _error(refusal.problem, exchange.id)
+                return _error(refusal.problem, exchange.id, form)
         except ConnectionError:
             raise
         except Exception:  # noqa: BLE001 (the outermost loop of a request; logged and counted)
             _log.exception("request %s failed", exchange.id)
-            return _error(errors.internal_error(), exchange.id)
+            return _error(errors.internal_error(), exchange.id, form)
 
     async def watch_streams(self) -> None:
         """Cancel requests whose clients stopped reading. Runs for the life of the server."""
@@ -179,17 +188,17 @@ class HttpApi:
         if endpoint is None and path.startswith(MODELS + "/"):
             path, endpoint = f"{MODELS}/{{id}}", self._model
         if endpoint is None:
-            raise RefusedError(errors.unknown_url(self._endpoints))
+            raise RefusedError(refused_path(path) or errors.unknown_url(self._endpoints))
         exchange.path, exchange.is_probe = path, endpoint.is_open
         return endpoint
 
     # Generating -------------------------------------------------------------------------------------------------------
 
     async def _chat(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
-        return await self._generate(request, tenant, parse_chat)
+        return await self._generate(request, tenant, lambda raw: (parse_chat(raw), OPENAI))
 
     async def _completions(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
-        return await self._generate(request, tenant, parse_completion)
+        return await self._generate(request, tenant, lambda raw: (parse_completion(raw), OPENAI))
 
     async def _tokenize(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
         with self._body(request, tenant) as body:
@@ -208,36 +217,37 @@ class HttpApi:
 
     async def _generate(self, request: web.BaseRequest, tenant: Tenant, parse: Parse) -> web.StreamResponse:
         with self._body(request, tenant) as body:
-            parsed = self._names.resolve(parse(await body.read_object(self._table.body_limits)))
+            asked, form = parse(await body.read_object(self._table.body_limits))
+            parsed = self._names.resolve(asked)
             if self.is_draining:
                 raise RefusedError(errors.shutting_down())
             if parsed.options.stream:
-                return await self._stream(request, parsed, tenant)
-            return await self._collect(request[EXCHANGE], parsed, tenant)
+                return await self._stream(request, parsed, form, tenant)
+            return await self._collect(request[EXCHANGE], parsed, form, tenant)
 
     async def _collect(
-        self, exchange: Exchange, parsed: ChatRequest | CompletionRequest, tenant: Tenant
+        self, exchange: Exchange, parsed: ChatRequest | CompletionRequest, form: AnswerForm, tenant: Tenant
     ) -> web.StreamResponse:
-        sink = CollectingSink()
+        sink = CollectingSink(form)
         live = exchange.live = self._relay.start(parsed, tenant, sink, exchange.id)
         try:
             result = await sink.done
         finally:
             self._relay.client_gone(live)
         if isinstance(result, Problem):
-            return _error(result, exchange.id)
+            raise RefusedError(result)
         return web.Response(body=result, headers=JSON)
 
     async def _stream(
-        self, request: web.BaseRequest, parsed: ChatRequest | CompletionRequest, tenant: Tenant
+        self, request: web.BaseRequest, parsed: ChatRequest | CompletionRequest, form: AnswerForm, tenant: Tenant
     ) -> web.StreamResponse:
         exchange = request[EXCHANGE]
-        sink = StreamingSink(exchange.id)
+        sink = StreamingSink(exchange.id, form)
         live = exchange.live = self._relay.start(parsed, tenant, sink, exchange.id)
         entry = (live, sink)
         try:
             if (problem := await sink.opened) is not None:
-                return _error(problem, exchange.id)
+                raise RefusedError(problem)
             response = web.StreamResponse(headers=_STREAM | exchange.headers)
             is_chunked = request.version >= HttpVersion11
             if is_chunked:
@@ -258,13 +268,22 @@ class HttpApi:
             self._relay.client_gone(live)
 
 
-def _error(problem: Problem, request_id: str | None = None) -> web.Response:
+def _credentials(request: web.BaseRequest, endpoint: _Endpoint) -> str | None:
+    """What `Authorization` says, or would say."""
+    authorization = request.headers.get("Authorization")
+    if authorization is None and endpoint.key_header is not None:
+        key = request.headers.get(endpoint.key_header)
+        return None if key is None else f"Bearer {key}"
+    return authorization
+
+
+def _error(problem: Problem, request_id: str | None = None, form: ErrorForm = error_body) -> web.Response:
     headers = dict(JSON)
     if problem.retry_after_s is not None:
         headers["Retry-After"] = str(problem.retry_after_s)
     if problem.allow is not None:
         headers["Allow"] = problem.allow
-    response = web.Response(status=problem.status, body=error_body(problem, request_id), headers=headers)
+    response = web.Response(status=problem.status, body=form(problem, request_id), headers=headers)
     if problem.status in (408, 413, 415):
         response.force_close()
     return response

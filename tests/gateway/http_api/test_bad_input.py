@@ -360,7 +360,7 @@ async def test_a_chunked_body_beyond_the_limit_is_refused(shared: RunningGateway
         ("GET", "http://127.0.0.1/v1/models", 404, "unknown_url"),
         ("GET", "/v1/models.", 404, "unknown_url"),
         ("GET", "/state", 404, "unknown_url"),
-        ("GET", "/v1/embeddings", 404, "unknown_url"),
+        ("GET", "/v1/embedding", 404, "unknown_url"),
         ("POST", "/pause", 404, "unknown_url"),
         ("POST", "/update_weights", 404, "unknown_url"),
         ("POST", "/collective_rpc", 404, "unknown_url"),

@@ -46,7 +46,7 @@ async def test_a_model_says_the_longest_context_that_a_pair_can_take(
 async def test_an_unknown_path_or_model_names_what_is_served(
     gateway: RunningGateway, http: aiohttp.ClientSession
 ) -> None:
-    status, content = await get(gateway, http, "/v1/embeddings")
+    status, content = await get(gateway, http, "/v1/nothing")
     assert status == 404
     for path in ("/v1/chat/completions", "/v1/completions", "/v1/models", "/health"):
         assert path in content["error"]["message"]
@@ -56,6 +56,27 @@ async def test_an_unknown_path_or_model_names_what_is_served(
     body = {"model": "gpt-9", "prompt": "x"}
     async with http.post(gateway.url("/v1/completions"), json=body) as got:
         assert "'tiny'" in (await got.json())["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/v1/embeddings", "text-embeddings-inference"),
+        ("/v1/rerank", "reranking model"),
+        ("/score", "reranking model"),
+        ("/v1/audio/transcriptions", "speech model"),
+        ("/v1/images/generations", "image model"),
+        ("/v1/batches", "baton batch"),
+        ("/v1/responses/resp_1", "send the whole conversation"),
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_what_a_generating_model_cannot_do_is_refused_with_what_can(
+    gateway: RunningGateway, http: aiohttp.ClientSession, path: str, said: str, method: str
+) -> None:
+    status, content = await get(gateway, http, path, method)
+    assert (status, content["error"]["code"]) == (404, "unsupported_path")
+    assert said in content["error"]["message"]
 
 
 async def test_another_method_is_told_those_of_the_path(gateway: RunningGateway, http: aiohttp.ClientSession) -> None:
