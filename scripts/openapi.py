@@ -15,17 +15,25 @@ import json
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from baton_gateway.http_api import openai_fields, openai_types, tokenising
+from baton_gateway.answers.tool_use import ToolMode
+from baton_gateway.http_api import (
+    chat_messages,
+    openai_fields,
+    openai_types,
+    prompting_fields,
+    tokenising,
+    tool_fields,
+)
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "gateway/baton_gateway/http_api/openapi.json"
 Schema = dict[str, Any]
 
-TEXT = {"type": "string", "maxLength": openai_types.MAX_TEXT_CHARS}
+TEXT = {"type": "string", "maxLength": openai_fields.MAX_TEXT_CHARS}
 IDS = {
     "type": "array",
     "minItems": 1,
@@ -35,26 +43,72 @@ STOP = {"type": "string", "minLength": 1, "maxLength": openai_types.MAX_STOP_BYT
 MESSAGES = {
     "type": "array",
     "minItems": 1,
-    "maxItems": openai_types.MAX_MESSAGES,
+    "maxItems": chat_messages.MAX_MESSAGES,
     "items": {"$ref": "#/components/schemas/Message"},
 }
+TOOL_NAME = {"type": "string", "pattern": f"^{tool_fields.TOOL_NAME.pattern}$"}
 RAW: dict[str, Schema] = {
     "model": {"type": "string", "maxLength": 253, "description": "A served name."},
     "messages": MESSAGES,
-    "messages[].role": {"type": "string", "enum": sorted(openai_types._ROLES)},
+    "messages[].role": {"type": "string", "enum": sorted(chat_messages.ROLES)},
     "messages[].content": {
         "anyOf": [
             TEXT,
             {
                 "type": "array",
                 "minItems": 1,
-                "maxItems": openai_types.MAX_PARTS,
+                "maxItems": chat_messages.MAX_PARTS,
                 "items": {"$ref": "#/components/schemas/Part"},
             },
             {"type": "null"},
         ],
         "description": "Null, or absent, only in an assistant's message.",
     },
+    "messages[].tool_calls": {
+        "type": ["array", "null"],
+        "maxItems": tool_fields.MAX_TOOLS,
+        "items": {"$ref": "#/components/schemas/ToolCall"},
+        "description": "Of an assistant.",
+    },
+    "messages[].tool_call_id": {
+        "type": "string",
+        "maxLength": tool_fields.MAX_CALL_ID_CHARS,
+        "description": "Of a tool, which needs it: the id of a call before.",
+    },
+    "messages[].tool_calls[].id": {"type": "string", "maxLength": tool_fields.MAX_CALL_ID_CHARS},
+    "messages[].tool_calls[].type": {"type": "string", "enum": ["function"]},
+    "messages[].tool_calls[].function": {"$ref": "#/components/schemas/CalledFunction"},
+    "messages[].tool_calls[].function.name": TOOL_NAME,
+    "messages[].tool_calls[].function.arguments": TEXT | {"description": "JSON text."},
+    "tools": {
+        "type": ["array", "null"],
+        "maxItems": tool_fields.MAX_TOOLS,
+        "items": {"$ref": "#/components/schemas/Tool"},
+        "description": f"At most {tool_fields.MAX_TOOLS_BYTES} bytes of JSON together; no name twice.",
+    },
+    "tools[].type": {"type": "string", "enum": ["function"]},
+    "tools[].function": {"$ref": "#/components/schemas/Function"},
+    "tools[].function.name": TOOL_NAME,
+    "tools[].function.parameters": {
+        "type": ["object", "null"],
+        "properties": {"type": {"enum": ["object"]}},
+        "description": "JSON Schema of the arguments.",
+    },
+    "tool_choice": {
+        "anyOf": [
+            {"type": "string", "enum": list(ToolMode)},
+            {"$ref": "#/components/schemas/NamedTool"},
+            {"type": "null"},
+        ]
+    },
+    "tool_choice.type": {"type": "string", "enum": ["function"]},
+    "tool_choice.function": {"$ref": "#/components/schemas/NamedFunction"},
+    "tool_choice.function.name": TOOL_NAME,
+    "chat_template_kwargs": {
+        "type": ["object", "null"],
+        "description": f"Variables that the model's template reads; at most {prompting_fields.MAX_KWARGS_BYTES} bytes.",
+    },
+    "reasoning_effort": {"enum": [*prompting_fields.ReasoningEffort, None]},
     "messages[].content[].type": {"type": "string", "enum": ["text"]},
     "messages[].content[].text": TEXT,
     "prompt": {
@@ -87,7 +141,11 @@ RAW: dict[str, Schema] = {
     "stream_options": {"anyOf": [{"$ref": "#/components/schemas/StreamOptions"}, {"type": "null"}]},
     "tokens": IDS,
 }
-NAMES = {"messages[].": "Message", "messages[].content[].": "Part", "stream_options.": "StreamOptions"}
+NOT_ALWAYS = ("messages[].content", "messages[].tool_call_id")
+"""Required of some messages only."""
+NAMES = {"messages[].": "Message", "messages[].content[].": "Part", "stream_options.": "StreamOptions",
+    "messages[].tool_calls[].": "ToolCall", "messages[].tool_calls[].function.": "CalledFunction", "tools[].": "Tool",
+    "tools[].function.": "Function", "tool_choice.": "NamedTool", "tool_choice.function.": "NamedFunction"}  # fmt: skip
 """Objects within a body: how they are called in the document."""
 
 
@@ -118,7 +176,7 @@ class Recorder(openai_fields.Fields):
 
     def require(self, field: str) -> Any:
         required = self._schema.setdefault("required", [])
-        if field not in required and self._place + field != "messages[].content":
+        if field not in required and self._place + field not in NOT_ALWAYS:
             required.append(field)
         return super().require(field)
 
@@ -155,17 +213,25 @@ def recording() -> Iterator[dict[str, Schema]]:
     """While it lasts the parsers' objects note down into what is given, by their place in the body."""
     objects: dict[str, Schema] = {}
     recorder = type("Recorder", (Recorder,), {"objects": objects})
-    with mock.patch.object(openai_types, "Fields", recorder), mock.patch.object(tokenising, "Fields", recorder):
+    with ExitStack() as stack:
+        for module in (chat_messages, openai_types, prompting_fields, tokenising, tool_fields):
+            stack.enter_context(mock.patch.object(module, "Fields", recorder))
         yield objects
 
 
 PARTS = [{"type": "text", "text": "x"}]
-CHAT = {"role": "assistant", "content": PARTS}
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+CHAT = [
+    {"role": "assistant", "content": PARTS, "tool_calls": [CALL]},
+    {"role": "tool", "content": "x", "tool_call_id": "c"},
+]
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+TOLD = {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}}
 BODIES: dict[str, tuple[str, Callable[[dict[str, Any]], Any], tuple[dict[str, Any], ...]]] = {
     "/v1/chat/completions": (
         "ChatRequest",
         openai_types.parse_chat,
-        ({"model": "x", "messages": [CHAT], "stream": True, "stream_options": {}},),
+        ({"model": "x", "messages": CHAT, "stream": True, "stream_options": {}} | TOLD,),
     ),
     "/v1/completions": (
         "CompletionRequest",
@@ -176,7 +242,7 @@ BODIES: dict[str, tuple[str, Callable[[dict[str, Any]], Any], tuple[dict[str, An
     "/tokenize": (
         "TokenizeRequest",
         tokenising.parse_tokenize,
-        ({"prompt": "x"}, {"messages": [CHAT]}),
+        ({"prompt": "x"}, {"messages": CHAT} | TOLD),
     ),
     "/detokenize": ("DetokenizeRequest", tokenising.parse_detokenize, ({"tokens": [1]},)),
 }

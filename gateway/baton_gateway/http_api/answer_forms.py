@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from baton_gateway.answers.answer_parts import AnswerPart
 from baton_gateway.errors import Problem
 from baton_gateway.http_api.responses import AnswerHead, ChunkWriter, FinishedChoice, Usage, response_body
 from baton_gateway.text.choice_text import TokenInfo
@@ -24,9 +25,13 @@ class EventWriter(Protocol):
         """Before the first piece of a choice."""
         ...
 
-    def text(self, index: int, text: str) -> bytes: ...
+    def part(self, index: int, part: AnswerPart) -> bytes:
+        """The next part of a choice, without logprobs."""
+        ...
 
-    def text_with_logprobs(self, index: int, text: str, tokens: Sequence[TokenInfo]) -> bytes: ...
+    def logprobs(self, index: int, parts: Sequence[AnswerPart], tokens: Sequence[TokenInfo]) -> bytes:
+        """The next parts of a choice, perhaps none, with the tokens that they are made of."""
+        ...
 
     def finish(self, index: int, reason: str, stop: str | None) -> bytes:
         """The end of a choice; `stop`: the stop string that ended it."""

@@ -13,6 +13,9 @@ import msgspec
 
 from baton_gateway.errors import RefusedError, invalid, unsupported
 
+MAX_TEXT_CHARS = 8 << 20
+"""Of one text, wherever it stands."""
+
 
 class Fields:
     """The fields of `raw` that are still unread; `path` is put before their names in errors."""

@@ -9,19 +9,25 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
+from baton_gateway.answers.tool_use import NO_TOOLS, ToolUse
 from baton_gateway.errors import invalid, unsupported
-from baton_gateway.http_api.openai_fields import Fields, check_integer, check_number, check_text, wrong_type
+from baton_gateway.http_api.chat_messages import ChatMessage, read_messages
+from baton_gateway.http_api.openai_fields import (
+    MAX_TEXT_CHARS,
+    Fields,
+    check_integer,
+    check_number,
+    check_text,
+    wrong_type,
+)
+from baton_gateway.http_api.prompting_fields import PLAIN_PROMPTING, Prompting, read_prompting
+from baton_gateway.http_api.tool_fields import read_tool_use
 
 MAX_CHOICES = 16
 MAX_TOKENS = 1 << 20
-MAX_MESSAGES = 2_048
-MAX_PARTS = 1_024
-"""Text parts of one message."""
-MAX_PARTS_IN_ALL = 8_192
 MAX_IGNORED_BYTES = 16 << 10
 """Of all fields without effect together, as JSON."""
 MAX_PROMPTS = 64
-MAX_TEXT_CHARS = 8 << 20
 MAX_STOPS = 16
 MAX_STOP_BYTES = 256
 MAX_LOGPROBS = 20
@@ -31,8 +37,6 @@ MAX_STOP_IDS = 64
 
 _IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 """Accepted without effect: they steer the provider's side, not the answer."""
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-"""Templates know nothing of `developer`, which took the place of `system`."""
 
 
 class ApiEndpoint(enum.Enum):
@@ -79,8 +83,11 @@ class Options:
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
     options: Options
-    messages: tuple[dict[str, str], ...]
-    """`role`, `content` and perhaps `name` of each, as templates see them."""
+    messages: tuple[ChatMessage, ...]
+    tool_use: ToolUse = NO_TOOLS
+    prompting: Prompting = PLAIN_PROMPTING
+    max_thinking_tokens: int | None = None
+    """After so many tokens of thought its end is forced; None: the model ends it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +101,9 @@ def parse_chat(raw: dict[str, Any]) -> ChatRequest:
     """Raises RefusedError that names the offending field."""
     fields = Fields(raw)
     messages = read_messages(fields.require("messages"))
+    tool_use = read_tool_use(fields)
+    prompting = read_prompting(fields, messages)
+    max_thinking_tokens = fields.integer("max_thinking_tokens", 0, MAX_TOKENS)
     _refuse_chat_features(fields)
     max_tokens = fields.integer("max_completion_tokens", 1, MAX_TOKENS)
     legacy = fields.integer("max_tokens", 1, MAX_TOKENS)
@@ -102,7 +112,8 @@ def parse_chat(raw: dict[str, Any]) -> ChatRequest:
     if top is not None and not wants_logprobs:
         raise invalid("top_logprobs", "'top_logprobs' needs 'logprobs' to be true.")
     logprobs = (top or 0) if wants_logprobs else None
-    return ChatRequest(_options(fields, legacy if max_tokens is None else max_tokens, logprobs), messages)
+    options = _options(fields, legacy if max_tokens is None else max_tokens, logprobs)
+    return ChatRequest(options, messages, tool_use, prompting, max_thinking_tokens)
 
 
 def parse_completion(raw: dict[str, Any]) -> CompletionRequest:
@@ -162,83 +173,10 @@ def _options(fields: Fields, max_tokens: int | None, logprobs: int | None, echo:
 
 
 def _refuse_chat_features(fields: Fields) -> None:
-    no_tools = "tool and function calling is not available"
-    for name in ("tools", "functions"):
-        fields.refuse(name, no_tools, harmless=([],))
-    for name in ("tool_choice", "function_call"):
-        fields.refuse(name, no_tools, harmless=("none",))
-    fields.flag("parallel_tool_calls", True)
     fields.refuse("response_format", "only plain text is available", harmless=({"type": "text"},))
     fields.refuse("modalities", "only text is available", harmless=(["text"],))
-    for name in ("audio", "web_search_options", "prediction", "reasoning_effort", "verbosity"):
+    for name in ("audio", "web_search_options", "prediction", "verbosity"):
         fields.refuse(name, "it is not available for this model")
-    refuse_templates(fields)
-
-
-def refuse_templates(fields: Fields) -> None:
-    for name in ("chat_template", "chat_template_kwargs"):
-        fields.refuse(name, "the model's own template is used")
-
-
-def read_messages(value: Any) -> tuple[dict[str, str], ...]:
-    """A chat as templates see it. Raises RefusedError."""
-    if not isinstance(value, list):
-        raise wrong_type("messages", "a list of messages")
-    if not 1 <= len(value) <= MAX_MESSAGES:
-        raise invalid("messages", f"'messages' must have 1 to {MAX_MESSAGES} entries.", "out_of_range")
-    parts = sum(len(entry["content"]) for entry in value if _has_parts(entry))
-    if parts > MAX_PARTS_IN_ALL:
-        raise invalid(
-            "messages", f"'messages' has {parts} parts; at most {MAX_PARTS_IN_ALL} are allowed in all.", "too_long"
-        )
-    return tuple(_message(entry, f"messages[{place}]") for place, entry in enumerate(value))
-
-
-def _has_parts(message: Any) -> bool:
-    return isinstance(message, dict) and isinstance(message.get("content"), list)
-
-
-def _message(value: Any, path: str) -> dict[str, str]:
-    if not isinstance(value, dict):
-        raise wrong_type(path, "an object")
-    fields = Fields(value, f"{path}.")
-    role = fields.require("role")
-    if role in ("tool", "function"):
-        raise unsupported(f"{path}.role", "tool and function calling is not available")
-    if not isinstance(role, str) or role not in _ROLES:
-        raise invalid(f"{path}.role", f"'{path}.role' must be one of {', '.join(_ROLES)}.")
-    for feature in ("tool_calls", "function_call", "audio", "annotations"):
-        fields.refuse(feature, "it is not available", harmless=([],))
-    fields.refuse("refusal", "a message has text only", harmless=("",))
-    # An answer without text is resent as it came; everybody else has something to say.
-    content = fields.take("content") if role == "assistant" else fields.require("content")
-    message = {"role": _ROLES[role], "content": "" if content is None else _content(content, f"{path}.content")}
-    name = fields.text("name", 64)
-    fields.end()
-    return message if name is None else message | {"name": name}
-
-
-def _content(value: Any, path: str) -> str:
-    if isinstance(value, str):
-        return check_text(value, path, MAX_TEXT_CHARS)
-    if not isinstance(value, list):
-        raise wrong_type(path, "a string or a list of text parts")
-    if not value:
-        raise invalid(path, f"'{path}' must not be an empty list.")
-    if len(value) > MAX_PARTS:
-        raise invalid(path, f"'{path}' has {len(value)} parts; at most {MAX_PARTS} are allowed.", "too_long")
-    return "\n".join(_part(part, f"{path}[{place}]") for place, part in enumerate(value))
-
-
-def _part(value: Any, path: str) -> str:
-    if not isinstance(value, dict):
-        raise wrong_type(path, "an object")
-    fields = Fields(value, f"{path}.")
-    if (kind := fields.require("type")) != "text":
-        raise unsupported(f"{path}.type", f"only 'text' parts are available, not {str(kind)[:32]!r}")
-    text = check_text(fields.require("text"), f"{path}.text", MAX_TEXT_CHARS)
-    fields.end()
-    return text
 
 
 def _prompts(value: Any) -> tuple[str | tuple[int, ...], ...]:

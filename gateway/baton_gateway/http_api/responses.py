@@ -12,6 +12,14 @@ from typing import Any
 
 import msgspec
 
+from baton_gateway.answers.answer_parts import (
+    AnswerPart,
+    ArgumentsPart,
+    CallPart,
+    ContentPart,
+    ReasoningPart,
+    WholeAnswer,
+)
 from baton_gateway.errors import Problem
 from baton_gateway.http_api.openai_types import ApiEndpoint
 from baton_gateway.text.choice_text import TokenInfo
@@ -86,7 +94,7 @@ class PromptScores:
 class FinishedChoice:
     """One choice of a response that is not streamed."""
 
-    text: str
+    answer: WholeAnswer
     tokens: Sequence[TokenInfo]
     finish: str
     prompt: PromptScores | None = None
@@ -117,14 +125,28 @@ def response_body(
         logprobs = logprobs_fields(head.endpoint, choice.tokens, text) if wants_logprobs else None
         entry: dict[str, Any] = {"index": index, "logprobs": logprobs, "finish_reason": choice.finish}
         if head.endpoint is ApiEndpoint.CHAT:
-            entry["message"] = {"role": "assistant", "content": choice.text, "refusal": None}
+            entry["message"] = message_fields(choice.answer)
         else:
-            entry["text"] = choice.text
+            entry["text"] = choice.answer.content
         if choice.prompt is not None:  # where vLLM has it: a chat has one prompt, a completion's choices may differ
             place = body if head.endpoint is ApiEndpoint.CHAT else entry
             place["prompt_logprobs"] = prompt_logprobs_fields(choice.prompt, text)
         entries.append(entry)
     return _encode(body | {"choices": entries, "usage": usage.fields()})
+
+
+def message_fields(answer: WholeAnswer) -> dict[str, Any]:
+    """The `message` of a choice. Content is null beside calls when there is none."""
+    message: dict[str, Any] = {"role": "assistant", "content": answer.content, "refusal": None}
+    if answer.reasoning is not None:
+        message["reasoning_content"] = answer.reasoning
+    if answer.calls:
+        message["content"] = answer.content or None
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in answer.calls
+        ]
+    return message
 
 
 def prompt_logprobs_fields(scores: PromptScores, text: TextModel) -> list[dict[str, Any] | None]:
@@ -151,7 +173,7 @@ class ChunkWriter:
     def __init__(self, answer: AnswerHead) -> None:
         head, include_usage = answer.head, answer.include_usage
         self._endpoint = head.endpoint
-        self._text = answer.text
+        self._model_text = answer.text
         self._wants_logprobs = answer.wants_logprobs
         self._include_usage = include_usage
         self._usage: dict[str, Any] = {"usage": None} if include_usage else {}
@@ -175,19 +197,27 @@ class ChunkWriter:
             return b""
         return self._chunk({"index": index, "delta": {"role": "assistant", "content": ""}, **_OPEN})
 
-    def text(self, index: int, text: str) -> bytes:
-        """The next piece of a choice's text, without logprobs."""
+    def part(self, index: int, part: AnswerPart) -> bytes:
+        """The next part of a choice, without logprobs."""
+        if isinstance(part, ContentPart):
+            return self._text(index, part.text)
+        return self._chunk({"index": index, "delta": _delta(part), **_OPEN})
+
+    def logprobs(self, index: int, parts: Sequence[AnswerPart], tokens: Sequence[TokenInfo]) -> bytes:
+        """The next parts with their tokens, which stand in the last chunk of them."""
+        if not self._wants_logprobs:
+            return b"".join(self.part(index, part) for part in parts)
+        *before, last = parts or (ContentPart(""),)
+        entry: dict[str, Any] = {"index": index, "finish_reason": None}
+        entry["logprobs"] = logprobs_fields(self._endpoint, tokens, self._model_text)
+        entry |= {"delta": _delta(last)} if self._is_chat else {"text": _content(last)}
+        return b"".join(self.part(index, part) for part in before) + self._chunk(entry)
+
+    def _text(self, index: int, text: str) -> bytes:
         part = self._parts.get(index)
         if part is None:
             part = self._parts[index] = self._constant_part(index)
         return part + _encode(text) + self._tail
-
-    def text_with_logprobs(self, index: int, text: str, tokens: Sequence[TokenInfo]) -> bytes:
-        if not self._wants_logprobs or not tokens:
-            return self.text(index, text)
-        entry: dict[str, Any] = {"index": index, "finish_reason": None}
-        entry["logprobs"] = logprobs_fields(self._endpoint, tokens, self._text)
-        return self._chunk(entry | self._text_field(text))
 
     def finish(self, index: int, reason: str, stop: str | None = None) -> bytes:
         entry: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": reason}
@@ -211,11 +241,26 @@ class ChunkWriter:
             return b"data: " + head + b'"delta":{"content":'
         return b"data: " + head + b'"logprobs":null,"finish_reason":null,"text":'
 
-    def _text_field(self, text: str) -> dict[str, Any]:
-        return {"delta": {"content": text}} if self._is_chat else {"text": text}
-
     def _chunk(self, entry: dict[str, Any]) -> bytes:
         return b"data: " + _encode(self._fields | {"choices": [entry]} | self._usage) + b"\n\n"
+
+
+def _delta(part: AnswerPart) -> dict[str, Any]:
+    match part:
+        case ContentPart(text):
+            return {"content": text}
+        case ReasoningPart(text):
+            return {"reasoning_content": text}
+        case CallPart(number, call_id, name):
+            function = {"name": name, "arguments": ""}
+            return {"tool_calls": [{"index": number, "id": call_id, "type": "function", "function": function}]}
+        case ArgumentsPart(number, text):
+            return {"tool_calls": [{"index": number, "function": {"arguments": text}}]}
+
+
+def _content(part: AnswerPart) -> str:
+    assert isinstance(part, ContentPart), "a completion has neither thoughts nor calls"
+    return part.text
 
 
 _OPEN: dict[str, Any] = {"logprobs": None, "finish_reason": None}

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from baton_gateway.answers.answer_parts import AnswerPart, joined, whole_answer
 from baton_gateway.errors import Problem
 from baton_gateway.http_api.answer_forms import OPENAI, AnswerForm, EventWriter
 from baton_gateway.http_api.responses import AnswerHead, FinishedChoice, PromptScores, Usage
@@ -47,7 +48,7 @@ class Sink(Protocol):
 
 @dataclass(slots=True)
 class _Collected:
-    texts: list[str] = field(default_factory=list)
+    parts: list[AnswerPart] = field(default_factory=list)
     tokens: list[TokenInfo] = field(default_factory=list)
     finish: str = ""
     stop: str | None = None
@@ -72,10 +73,10 @@ class CollectingSink:
 
     def increment(self, choice: int, increment: Increment) -> None:
         collected = self._choices[choice]
-        collected.texts.append(increment.text)
+        collected.parts += increment.told
         collected.tokens += increment.tokens
         if increment.finish is not None:
-            collected.finish, collected.stop = increment.finish.value, increment.stop
+            collected.finish, collected.stop = increment.finish_reason or "", increment.stop
 
     def flush(self) -> None:
         pass
@@ -87,7 +88,7 @@ class CollectingSink:
             self.done.set_result(problem or _UNANSWERED)
             return
         choices = [
-            FinishedChoice("".join(each.texts), each.tokens, each.finish, each.prompt, each.stop)
+            FinishedChoice(whole_answer(each.parts), each.tokens, each.finish, each.prompt, each.stop)
             for each in self._choices
         ]
         self.done.set_result(self._form.body(self._answer, choices, usage))
@@ -98,7 +99,7 @@ _UNANSWERED = Problem(500, "server_error", "Internal error.", None, "internal_er
 
 @dataclass(slots=True)
 class _Pending:
-    texts: list[str] = field(default_factory=list)
+    parts: list[AnswerPart] = field(default_factory=list)
     tokens: list[TokenInfo] = field(default_factory=list)
     finish: str | None = None
     stop: str | None = None
@@ -148,10 +149,10 @@ class StreamingSink:
         pending = self._pending.get(choice)
         if pending is None:
             pending = self._pending[choice] = _Pending()
-        pending.texts.append(increment.text)
+        pending.parts += increment.told
         pending.tokens += increment.tokens
         if increment.finish is not None:
-            pending.finish, pending.stop = increment.finish.value, increment.stop
+            pending.finish, pending.stop = increment.finish_reason, increment.stop
         self._counted[choice] = increment.counted
         self._pending_chars += len(increment.text) + 64 * len(increment.tokens)
 
@@ -213,11 +214,11 @@ class StreamingSink:
         if not self._begun[choice]:
             self._begun[choice] = True
             parts.append(self._writer.beginning(choice))
-        text = "".join(pending.texts)
+        told = joined(pending.parts)
         if pending.tokens:
-            parts.append(self._writer.text_with_logprobs(choice, text, pending.tokens))
-        elif text:
-            parts.append(self._writer.text(choice, text))
+            parts.append(self._writer.logprobs(choice, told, pending.tokens))
+        else:
+            parts += [self._writer.part(choice, part) for part in told]
         if pending.finish is not None:
             parts.append(self._writer.finish(choice, pending.finish, pending.stop))
         return parts

@@ -9,17 +9,16 @@ from typing import Any
 import msgspec
 
 from baton_gateway import errors
+from baton_gateway.answers.tool_use import NO_TOOLS, ToolUse
 from baton_gateway.errors import RefusedError, invalid
+from baton_gateway.http_api.chat_messages import ChatMessage, read_messages
 from baton_gateway.http_api.model_names import ModelNames
-from baton_gateway.http_api.openai_fields import Fields
-from baton_gateway.http_api.openai_types import (
-    MAX_TEXT_CHARS,
-    read_messages,
-    read_token_ids,
-    refuse_templates,
-)
+from baton_gateway.http_api.openai_fields import MAX_TEXT_CHARS, Fields
+from baton_gateway.http_api.openai_types import read_token_ids
+from baton_gateway.http_api.prompting_fields import PLAIN_PROMPTING, Prompting, read_prompting
 from baton_gateway.http_api.tenants import Tenant
-from baton_gateway.requests.preparing import ModelLimits, check_ids
+from baton_gateway.http_api.tool_fields import read_tool_use
+from baton_gateway.requests.preparing import ModelLimits, check_ids, conversation
 from baton_gateway.text.encoding import PromptEncoder, PromptText
 from baton_gateway.text.revision_text import TextModel
 from baton_gateway.text.template_renderer import TemplateRenderer
@@ -34,9 +33,11 @@ class TokenizeRequest:
 
     model: str | None
     """None: the one that is served."""
-    content: str | tuple[dict[str, str], ...]
+    content: str | tuple[ChatMessage, ...]
     adds_special_tokens: bool
     wants_strings: bool
+    tool_use: ToolUse = NO_TOOLS
+    prompting: Prompting = PLAIN_PROMPTING
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +55,12 @@ def parse_tokenize(raw: dict[str, Any]) -> TokenizeRequest:
         raise invalid("prompt", "One of 'prompt' and 'messages' is required, not both.", "missing_required_parameter")
     adds_special_tokens = fields.flag("add_special_tokens", prompt is not None)
     wants_strings = fields.flag("return_token_strs", False)
-    fields.refuse("add_generation_prompt", "a chat is rendered as for its answer", harmless=(True,))
-    fields.refuse("continue_final_message", "a chat is rendered as for its answer", harmless=(False,))
-    refuse_templates(fields)
-    fields.end()
     content = read_messages(messages) if prompt is None else prompt
-    return TokenizeRequest(model, content, adds_special_tokens, wants_strings)
+    tool_use, prompting = read_tool_use(fields), read_prompting(fields, () if isinstance(content, str) else content)
+    fields.end()
+    if prompt is not None and (tool_use, prompting) != (NO_TOOLS, PLAIN_PROMPTING):
+        raise invalid("prompt", "Tools and options of chat templates need 'messages'.")
+    return TokenizeRequest(model, content, adds_special_tokens, wants_strings, tool_use, prompting)
 
 
 def parse_detokenize(raw: dict[str, Any]) -> DetokenizeRequest:
@@ -89,7 +90,8 @@ class Tokenising:
         if isinstance(request.content, str):
             field, content = "prompt", request.content
         else:
-            field, content = "messages", await self._templates.render(text.bundle, request.content)
+            asked = conversation(request.content, request.tool_use, request.prompting)
+            field, content = "messages", await self._templates.render(text.bundle, asked)
         prompt = PromptText(text, content, not request.adds_special_tokens, limits.max_context_tokens, field)
         [ids] = await self._encoder.encode([prompt], tenant.name)
         strings = [text.tokenizer.id_to_token(token) for token in ids] if request.wants_strings else None

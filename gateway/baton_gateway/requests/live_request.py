@@ -6,6 +6,8 @@ import asyncio
 import logging
 from dataclasses import dataclass, field
 
+import msgspec
+
 from baton_gateway.errors import Problem
 from baton_gateway.http_api.openai_types import ChatRequest, CompletionRequest
 from baton_gateway.http_api.responses import PromptScores
@@ -114,7 +116,8 @@ class LiveRequest:
 def text_bytes(request: ChatRequest | CompletionRequest) -> int:
     """Memory of its prompts, about: a byte a character, and as many a token as an id takes."""
     if isinstance(request, ChatRequest):
-        return sum(len(value) for message in request.messages for value in message.values())
+        tools = [tool.for_template() for tool in request.tool_use.tools]
+        return len(msgspec.json.encode((request.messages, tools, request.prompting.variables)))
     return sum(len(prompt) * (1 if isinstance(prompt, str) else ID_BYTES) for prompt in request.prompts)
 
 

@@ -11,9 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from baton_gateway.errors import context_exceeded, invalid
+from baton_gateway.answers.tool_use import ToolMode, ToolUse
+from baton_gateway.errors import context_exceeded, invalid, unsupported
+from baton_gateway.http_api.chat_messages import ChatMessage
 from baton_gateway.http_api.openai_types import CompletionRequest, Options
+from baton_gateway.http_api.prompting_fields import Prompting
 from baton_gateway.requests.request_events import Prompt
+from baton_gateway.text.chat_template import Conversation
 from baton_gateway.text.encoding import PromptText
 from baton_gateway.text.generation_defaults import GenerationDefaults
 from baton_gateway.text.revision_text import TextModel
@@ -32,6 +36,27 @@ class ModelLimits:
 
     max_context_tokens: int
     vocab_size: int
+
+
+def conversation(messages: Sequence[ChatMessage], tool_use: ToolUse, prompting: Prompting) -> Conversation:
+    """What the model's template renders. Of tools that may not be called the model is not told."""
+    told = () if tool_use.mode is ToolMode.NONE else tool_use.tools
+    return Conversation(
+        messages=tuple(messages),
+        tools=tuple(tool.for_template() for tool in told),
+        variables=dict(prompting.variables),
+        effort=prompting.effort,
+        add_generation_prompt=prompting.add_generation_prompt,
+        continue_final_message=prompting.continue_final_message,
+    )
+
+
+def check_readable(tool_use: ToolUse, max_thinking_tokens: int | None) -> None:
+    """Raises RefusedError for calls and thoughts that nobody could read in the answer."""
+    if tool_use.callable:
+        raise unsupported("tools", "it is not known how this model writes calls")
+    if max_thinking_tokens is not None:
+        raise unsupported("max_thinking_tokens", "it is not known how this model writes thoughts")
 
 
 def chat_prompt(rendered: str, text: TextModel, limits: ModelLimits) -> PromptText:

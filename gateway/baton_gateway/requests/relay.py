@@ -21,7 +21,7 @@ from baton_gateway.requests.admission import Admission, Verdict
 from baton_gateway.requests.held_runs import HeldRuns
 from baton_gateway.requests.live_request import LiveRequest, RelayRules, num_sequences, tell_failure, text_bytes
 from baton_gateway.requests.model_lines import ModelLines
-from baton_gateway.requests.preparing import chat_prompt, completion_prompts, make_prompts
+from baton_gateway.requests.preparing import chat_prompt, check_readable, completion_prompts, conversation, make_prompts
 from baton_gateway.requests.request import RequestLife
 from baton_gateway.requests.request_events import (
     Action,
@@ -344,7 +344,9 @@ class Relay:
         assert text is not None
         assert limits is not None
         if isinstance(request, ChatRequest):
-            rendered = await self._templates.render(text.bundle, request.messages)
+            check_readable(request.tool_use, request.max_thinking_tokens)
+            asked = conversation(request.messages, request.tool_use, request.prompting)
+            rendered = await self._templates.render(text.bundle, asked)
             encoded = await self.encoder.encode([chat_prompt(rendered, text, limits)], live.tenant.name)
         else:
             encoded = await self.encoder.encode(completion_prompts(request, text, limits), live.tenant.name)

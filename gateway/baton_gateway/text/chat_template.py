@@ -8,21 +8,41 @@ a process that can be killed. There is no template from a client.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
+import msgspec
 
 MAX_RENDERED_CHARS = 8 << 20
+OWN_VARIABLES = frozenset(("messages", "tools", "documents", "add_generation_prompt"))
+"""What no client sets by `chat_template_kwargs`; special tokens neither."""
+THINKING_SWITCHES = ("enable_thinking", "thinking")
+"""What templates without `reasoning_effort` call the choice whether to think at all."""
+
+
+class Conversation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is to be rendered, beside the model's own special tokens."""
+
+    messages: tuple[dict[str, Any], ...]
+    tools: tuple[dict[str, Any], ...] = ()
+    variables: dict[str, Any] = {}
+    effort: str | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
 
 
 class TemplateRefusalError(Exception):
-    """The template itself refused the messages (`raise_exception`); the text is for the client."""
+    """What the client asked for does not go with the template; the text is for the client, `field` names the field."""
+
+    def __init__(self, text: str, field: str = "messages") -> None:
+        super().__init__(text)
+        self.field = field
 
 
 class TemplateFailureError(Exception):
@@ -53,29 +73,112 @@ def _tojson(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def compile_template(source: str) -> Callable[[Sequence[dict[str, str]], dict[str, str]], str]:
-    """A function of (messages, special tokens) → prompt text. Raises TemplateFailureError when the source is broken."""
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    try:
-        template = environment.from_string(source)
-    except jinja2.TemplateError as error:
-        raise TemplateFailureError(f"the chat template does not compile: {error}") from error
+class CompiledTemplate:
+    """One model's template. Raises TemplateFailureError when its source is broken."""
 
-    def render(messages: Sequence[dict[str, str]], special_tokens: dict[str, str]) -> str:
-        variables = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": True}
+    def __init__(self, source: str) -> None:
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         try:
-            return _bounded(template.generate(**special_tokens, **variables))
+            self._template = environment.from_string(source)
+            read = jinja2.meta.find_undeclared_variables(environment.parse(source))
+        except (jinja2.TemplateError, RecursionError) as error:
+            raise TemplateFailureError(f"the chat template does not compile: {error}") from error
+        self._variables = frozenset(read - environment.globals.keys())
+        self._writes_objects: bool | None = None
+        """Whether it writes arguments of calls itself, from objects; None: not tried yet."""
+
+    def render(self, conversation: Conversation, special_tokens: dict[str, str]) -> str:
+        """Prompt text. Raises TemplateRefusalError or TemplateFailureError."""
+        variables = self._known(conversation, special_tokens)
+        if conversation.tools and "tools" not in self._variables:
+            raise TemplateRefusalError("it has no place for tools", "tools")
+        messages = conversation.messages
+        if any("tool_calls" in message for message in messages) and not self._takes_objects(special_tokens):
+            messages = tuple(map(_with_argument_texts, messages))
+        rendered = self._render(
+            {
+                **special_tokens,
+                **variables,
+                "messages": messages,
+                "tools": conversation.tools or None,
+                "documents": None,
+                "add_generation_prompt": conversation.add_generation_prompt,
+            }
+        )
+        return _continued(rendered, messages[-1]) if conversation.continue_final_message else rendered
+
+    def _known(self, conversation: Conversation, special_tokens: dict[str, str]) -> dict[str, Any]:
+        """The client's variables, each of which the template reads."""
+        allowed = self._variables - OWN_VARIABLES - special_tokens.keys()
+        for name in conversation.variables:
+            if name not in allowed:
+                known = ", ".join(sorted(allowed)) or "none"
+                raise TemplateRefusalError(f"it has no variable {name[:64]!r}; it has: {known}", "chat_template_kwargs")
+        if conversation.effort is None:
+            return conversation.variables
+        if "reasoning_effort" in self._variables:
+            return {"reasoning_effort": conversation.effort} | conversation.variables
+        switches = {name: conversation.effort != "none" for name in THINKING_SWITCHES if name in allowed}
+        if not switches:
+            raise TemplateRefusalError("it cannot say how much to think", "reasoning_effort")
+        return switches | conversation.variables
+
+    def _takes_objects(self, special_tokens: dict[str, str]) -> bool:
+        """Most templates write arguments by `tojson`; some join them to other texts, as OpenAI's API has them."""
+        if self._writes_objects is None:
+            try:
+                shown = self._render({**special_tokens, "messages": _PROBE, "add_generation_prompt": False})
+                self._writes_objects = "'probed'" not in shown  # Python's way to write a dict
+            except TemplateFailureError:
+                self._writes_objects = False
+            except TemplateRefusalError:
+                self._writes_objects = True
+        return self._writes_objects
+
+    def _render(self, variables: dict[str, Any]) -> str:
+        try:
+            return _bounded(self._template.generate(**variables))
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, ArithmeticError, RecursionError) as error:
             raise TemplateFailureError(f"the chat template failed: {type(error).__name__}") from error
         except MemoryError as error:
             raise TemplateFailureError("the chat template needs too much memory") from error
 
-    return render
+
+_PROBE = (
+    {"role": "user", "content": "x"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {"probed": "probed"}}}
+        ],
+    },
+)
+
+
+def _with_argument_texts(message: dict[str, Any]) -> dict[str, Any]:
+    if "tool_calls" not in message:
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        arguments = call["function"]["arguments"]
+        text = arguments if isinstance(arguments, str) else _tojson(arguments)
+        calls.append(call | {"function": call["function"] | {"arguments": text}})
+    return message | {"tool_calls": calls}
+
+
+def _continued(rendered: str, message: dict[str, Any]) -> str:
+    """The prompt up to the end of its last message, without what the template writes behind it."""
+    content = message["content"].rstrip()
+    place = rendered.rfind(content.lstrip()) if content else -1
+    if place < 0:
+        raise TemplateRefusalError("it does not show the last message as it is", "continue_final_message")
+    return rendered[: place + len(content.lstrip())]
 
 
 def _bounded(parts: Any) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from baton_gateway.answers.answer_parts import AnswerPart, ContentPart
 from baton_gateway.text.detokenizer import Detokenizer
 from baton_gateway.text.stop_strings import StopMatcher
 from baton_wire.messages.values import Finish, TokenLogprob
@@ -38,6 +39,26 @@ class Increment:
     """Tokens of the choice that count up to here: those of text held back too, none behind a stop string."""
     stop: str | None = None
     """With `finish`: the stop string that ended the text."""
+    parts: tuple[AnswerPart, ...] | None = None
+    """What of the answer became clear; None: the text is content as it is."""
+    has_calls: bool = False
+    """Whether the choice has called a tool so far."""
+    reasoning_tokens: int | None = None
+    """Of `counted`, those of a thought; None: nobody knows what this model's thoughts look like."""
+
+    @property
+    def told(self) -> tuple[AnswerPart, ...]:
+        """The parts to be written."""
+        if self.parts is not None:
+            return self.parts
+        return (ContentPart(self.text),) if self.text else ()
+
+    @property
+    def finish_reason(self) -> str | None:
+        """As OpenAI's API has it."""
+        if self.finish is None:
+            return None
+        return "tool_calls" if self.has_calls and self.finish is Finish.STOP else self.finish.value
 
 
 class ChoiceText:

@@ -9,29 +9,34 @@ from __future__ import annotations
 import resource
 import signal
 import sys
-from collections.abc import Callable, Sequence
 
 import msgspec
 
 from baton_gateway.parent_death import die_with_parent
-from baton_gateway.text.chat_template import TemplateFailureError, TemplateRefusalError, compile_template
+from baton_gateway.text.chat_template import (
+    CompiledTemplate,
+    Conversation,
+    TemplateFailureError,
+    TemplateRefusalError,
+)
 
 MAX_MEMORY_BYTES = 512 << 20
 MAX_TEMPLATES = 8
-Render = Callable[[Sequence[dict[str, str]], dict[str, str]], str]
 
 
 class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: str
     source: str | None
     """None: this process knows it already."""
-    messages: tuple[dict[str, str], ...]
+    conversation: Conversation
     special_tokens: dict[str, str]
 
 
 class RenderAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     text: str | None = None
     refusal: str | None = None
+    field: str = "messages"
+    """What was refused."""
     failure: str | None = None
     is_unknown: bool = False
     """The template was dropped here: ask again with its source."""
@@ -41,24 +46,24 @@ class Templates:
     """Compiled templates by key."""
 
     def __init__(self) -> None:
-        self._compiled: dict[str, Render] = {}
+        self._compiled: dict[str, CompiledTemplate] = {}
 
     def answer(self, question: Question) -> RenderAnswer:
         try:
-            render = self._template(question)
-            if render is None:
+            template = self._template(question)
+            if template is None:
                 return RenderAnswer(is_unknown=True)
-            return RenderAnswer(text=render(question.messages, question.special_tokens))
+            return RenderAnswer(text=template.render(question.conversation, question.special_tokens))
         except TemplateRefusalError as error:
-            return RenderAnswer(refusal=str(error))
+            return RenderAnswer(refusal=str(error), field=error.field)
         except TemplateFailureError as error:
             return RenderAnswer(failure=str(error))
 
-    def _template(self, question: Question) -> Render | None:
+    def _template(self, question: Question) -> CompiledTemplate | None:
         if question.source is not None:
             if len(self._compiled) >= MAX_TEMPLATES:
                 self._compiled.clear()
-            self._compiled[question.key] = compile_template(question.source)
+            self._compiled[question.key] = CompiledTemplate(question.source)
         return self._compiled.get(question.key)
 
 

@@ -8,19 +8,20 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Sequence
 
 import msgspec
 
-from baton_gateway.errors import RefusedError, invalid, template_failed
+from baton_gateway.errors import RefusedError, invalid, template_failed, unsupported
 from baton_gateway.parent_death import PARENT_VARIABLE
 from baton_gateway.text.bundle import Bundle
+from baton_gateway.text.chat_template import Conversation
 from baton_gateway.text.template_process import Question, RenderAnswer
 
 _log = logging.getLogger("baton.gateway.templates")
 RENDER_S = 1.0
 START_S = 20.0
 
+_HELLO = Question("", "", Conversation(({"role": "user", "content": ""},)), {})
 _NO_ANSWER = RenderAnswer(failure="no answer in time, or its process ended, twice")
 
 
@@ -42,27 +43,29 @@ class TemplateRenderer:
         async with self._turn:
             await self._kill()
 
-    async def render(self, bundle: Bundle, messages: Sequence[dict[str, str]]) -> str:
+    async def render(self, bundle: Bundle, conversation: Conversation) -> str:
         """Prompt text of a conversation. Raises RefusedError: the template's own refusal, or its failure."""
         if bundle.chat_template is None:
             raise invalid("messages", "This model has no chat template; use /v1/completions.", "no_chat_template")
         async with self._turn:
-            answer = await self._ask(bundle.hash, bundle.chat_template, messages, bundle.special_tokens)
+            answer = await self._ask(bundle.hash, bundle.chat_template, conversation, bundle.special_tokens)
             if answer.is_unknown or answer is _NO_ANSWER:  # once more: the process died, or one of us was stopped
                 self._known.discard(bundle.hash)
-                answer = await self._ask(bundle.hash, bundle.chat_template, messages, bundle.special_tokens)
+                answer = await self._ask(bundle.hash, bundle.chat_template, conversation, bundle.special_tokens)
         if answer.refusal is not None:
-            raise invalid("messages", f"The model's chat template refuses these messages: {answer.refusal}")
+            if answer.field == "messages":
+                raise invalid("messages", f"The model's chat template refuses these messages: {answer.refusal}")
+            raise unsupported(answer.field, f"the model's chat template does not take it: {answer.refusal}")
         if answer.text is None:
             _log.error("template %s: %s", bundle.hash[:12], answer.failure)
             raise RefusedError(template_failed())
         return answer.text
 
     async def _ask(
-        self, key: str, source: str, messages: Sequence[dict[str, str]], special_tokens: dict[str, str]
+        self, key: str, source: str, conversation: Conversation, special_tokens: dict[str, str]
     ) -> RenderAnswer:
         process = await self._running()
-        question = Question(key, None if key in self._known else source, tuple(messages), special_tokens)
+        question = Question(key, None if key in self._known else source, conversation, special_tokens)
         is_answered = False
         try:
             async with asyncio.timeout(self._render_s):
@@ -87,7 +90,10 @@ class TemplateRenderer:
             is_ready = False
             try:
                 async with asyncio.timeout(START_S):
-                    await _exchange(self._process, msgspec.json.encode(Question("", "", (), {})))
+                    await _exchange(
+                        self._process,
+                        msgspec.json.encode(_HELLO),
+                    )
                 is_ready = True
             finally:
                 if not is_ready:  # cancelled with its client: the next request must not read this answer as its own

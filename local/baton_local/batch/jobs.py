@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from baton_engine.scheduling.events import Drawn, PromptScored, SequenceSpec
+from baton_gateway.answers.answer_parts import AnswerPart, ContentPart, whole_answer
 from baton_gateway.errors import Problem, internal_error, model_not_found, unsupported
 from baton_gateway.errors import RefusedError as RefusedRequestError
 from baton_gateway.http_api.openai_types import (
@@ -26,7 +27,14 @@ from baton_gateway.http_api.responses import (
     error_body,
     response_body,
 )
-from baton_gateway.requests.preparing import ModelLimits, chat_prompt, completion_prompts, make_prompts
+from baton_gateway.requests.preparing import (
+    ModelLimits,
+    chat_prompt,
+    check_readable,
+    completion_prompts,
+    conversation,
+    make_prompts,
+)
 from baton_gateway.requests.request_events import Prompt
 from baton_gateway.requests.scored_prompts import ScoredPrompts, echoes
 from baton_gateway.text.choice_text import ChoiceText, Increment, TokenInfo
@@ -43,10 +51,10 @@ ATTEMPT = 1
 @dataclass(slots=True)
 class _Choice:
     text: ChoiceText
-    parts: list[str]
+    parts: list[AnswerPart]
     tokens: list[TokenInfo] = field(default_factory=list)
     drawn: int = 0
-    finish: Finish | None = None
+    finish: str | None = None
 
 
 class Job:
@@ -71,7 +79,9 @@ class Job:
         is_chat, options = isinstance(request, ChatRequest), self._options
         told = self._echoes or ("",) * len(self._prompts)
         self._choices = [
-            _Choice(text.choice_text(options.stop, options.skip_special_tokens, not is_chat, len(echo)), [echo])
+            _Choice(
+                text.choice_text(options.stop, options.skip_special_tokens, not is_chat, len(echo)), [ContentPart(echo)]
+            )
             for echo in told
             for _ in range(options.n)
         ]
@@ -107,10 +117,10 @@ class Job:
         else:
             increment = choice.text.push(event.ids, event.logprobs, event.finish)
             choice.drawn += len(event.ids)
-        choice.parts.append(increment.text)
+        choice.parts += increment.told
         choice.tokens += increment.tokens
         if increment.finish is not None:
-            choice.finish = increment.finish
+            choice.finish = increment.finish_reason
             self._open.discard(number)
         return increment.stopped_after is not None
 
@@ -129,7 +139,7 @@ class Job:
     def body(self) -> bytes:
         """The response of a done job."""
         finished = [
-            FinishedChoice("".join(each.parts), each.tokens, each.finish.value, self._prompt_scores(number))
+            FinishedChoice(whole_answer(each.parts), each.tokens, each.finish, self._prompt_scores(number))
             for number, each in enumerate(self._choices)
             if each.finish is not None
         ]
@@ -223,7 +233,9 @@ class Desk:
         if isinstance(request, CompletionRequest):
             prompts = completion_prompts(request, self._text, self._limits)
         else:
-            rendered = await self._templates.render(self._text.bundle, request.messages)
+            check_readable(request.tool_use, request.max_thinking_tokens)
+            asked = conversation(request.messages, request.tool_use, request.prompting)
+            rendered = await self._templates.render(self._text.bundle, asked)
             prompts = [chat_prompt(rendered, self._text, self._limits)]
         return [encode_prompt(prompt) if isinstance(prompt, PromptText) else prompt for prompt in prompts]
 

@@ -112,15 +112,14 @@ MESSAGES = [
     message({"content": "x"}, "messages[0].role", "missing_required_parameter"),
     message({"role": "user"}, "messages[0].content", "missing_required_parameter"),
     message({"role": "robot", "content": "x"}, "messages[0].role", "invalid_value"),
-    message({"role": "tool", "content": "x"}, "messages[0].role", "unsupported_parameter"),
+    message({"role": "function", "content": "x"}, "messages[0].role", "unsupported_parameter"),
+    message({"role": "tool", "content": "x"}, "messages[0].tool_call_id", "missing_required_parameter"),
+    message({"role": "tool", "content": "x", "tool_call_id": "c"}, "messages[0].tool_call_id", "invalid_value"),
     message({"role": ["user"], "content": "x"}, "messages[0].role", "invalid_value"),
     message({"role": "user", "content": 1}, "messages[0].content", "invalid_type"),
     message({"role": "user", "content": []}, "messages[0].content", "invalid_value"),
     message({"role": "user", "content": "x", "colour": 1}, "messages[0].colour", "unknown_parameter"),
     message({"role": "user", "content": "x", "name": "n" * 65}, "messages[0].name", "too_long"),
-    message(
-        {"role": "assistant", "content": "x", "tool_calls": [{}]}, "messages[0].tool_calls", "unsupported_parameter"
-    ),
     message(
         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://127.0.0.1/x"}}]},
         "messages[0].content[0].type",
@@ -147,9 +146,9 @@ UNKNOWN = [
     completion("use_beam_search", True, "unknown_parameter"),
 ]
 UNSUPPORTED = [
-    field("tools", [{"type": "function"}], "unsupported_parameter"),
+    field("tools", [{"type": "web_search"}], "unsupported_parameter", "tools[0].type"),
+    field("tools", [{"type": "function", "function": {"name": "f"}}], "unsupported_parameter"),
     field("functions", [{"name": "f"}], "unsupported_parameter"),
-    field("tool_choice", "auto", "unsupported_parameter"),
     field("function_call", {"name": "f"}, "unsupported_parameter"),
     field("response_format", {"type": "json_object"}, "unsupported_parameter"),
     field("response_format", {"type": "json_schema", "json_schema": {}}, "unsupported_parameter"),
@@ -158,6 +157,7 @@ UNSUPPORTED = [
     field("chat_template", "{{ 1 }}", "unsupported_parameter"),
     field("chat_template_kwargs", {"a": 1}, "unsupported_parameter"),
     field("reasoning_effort", "high", "unsupported_parameter"),
+    field("max_thinking_tokens", 5, "unsupported_parameter"),
     completion("suffix", "end", "unsupported_parameter"),
     completion("best_of", 2, "unsupported_parameter"),
     completion("prompt_embeds", "AAAA", "unsupported_parameter"),
@@ -246,7 +246,7 @@ SAID: dict[tuple[str | None, str], str] = {
     (None, "invalid_utf8"): "utf-8", (None, "json_too_deep"): "deep", ("model", "invalid_type"): "string",
     ("messages", "out_of_range"): "entries", ("messages", "invalid_type"): "list",
     ("messages[0].role", "invalid_value"): "role", ("messages[0].content[0].type", "unsupported_parameter"): "text",
-    ("tools", "unsupported_parameter"): "tool", ("response_format", "unsupported_parameter"): "text",
+    ("tools", "unsupported_parameter"): "calls", ("response_format", "unsupported_parameter"): "text",
     ("temperature", "out_of_range"): "between", ("temperature", "invalid_type"): "number",
     ("top_p", "out_of_range"): "above 0 and at most",
     ("n", "out_of_range"): "between", ("n", "invalid_type"): "integer", ("max_tokens", "out_of_range"): "between",

@@ -22,11 +22,15 @@ LEAST: dict[str, dict[str, Any]] = {
     "/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [1]},
 }
+A_CHAT: dict[str, Any] = {"messages": USER, "prompt": None}
 TOGETHER: dict[str, dict[str, Any]] = {
     "top_logprobs": {"logprobs": True},
     "stream_options": {"stream": True},
     "min_tokens": {"max_tokens": 1 << 20},
     "messages": {"prompt": None},
+    "continue_final_message": {"messages": [*USER, {"role": "assistant", "content": "x"}], "prompt": None},
+    **dict.fromkeys(("add_generation_prompt", "chat_template_kwargs", "reasoning_effort", "tools"), A_CHAT),
+    "tool_choice": A_CHAT | {"tools": [{"type": "function", "function": {"name": "f"}}]},
 }
 """Fields that mean nothing alone, with what they need."""
 SHAPE = ("invalid_type", "out_of_range", "too_long", "unknown_parameter", "unsupported_parameter", "invalid_value")
@@ -87,6 +91,7 @@ def test_each_bound_of_the_document_is_the_parsers(path: str, field: str, value:
         body |= {"n": value, "best_of": value} if field == "best_of" else {}
     if field == "prompt_logprobs":
         body["stream"] = False
+    body = {name: each for name, each in body.items() if each is not None or name == field}
     name, parse, _ = openapi.BODIES[path]
     validator = jsonschema.Draft202012Validator(SCHEMAS[name] | {"components": DOCUMENT["components"]})
     refused: str | None = None

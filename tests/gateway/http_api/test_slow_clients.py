@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pytest
 
+from baton_gateway.answers.answer_parts import ContentPart
 from baton_gateway.http_api.openai_types import ApiEndpoint
 from baton_gateway.http_api.responses import AnswerHead, ResponseHead
 from baton_gateway.http_api.sinks import MAX_BUFFERED_BYTES, STALL_S, StreamingSink
@@ -58,7 +59,9 @@ def stream_to(sink: StreamingSink, transport: StuckTransport, tokens_per_s: int)
 
 
 def sink_holds(sink: StreamingSink) -> int:
-    return sum(len(text) for pending in sink._pending.values() for text in pending.texts)
+    return sum(
+        len(part.text) for pending in sink._pending.values() for part in pending.parts if isinstance(part, ContentPart)
+    )
 
 
 def is_bounded(seconds: int, held_bytes: int) -> bool:

@@ -13,6 +13,7 @@ import pytest
 
 from baton_gateway.errors import BundleError, RefusedError
 from baton_gateway.text.bundle import Bundle
+from baton_gateway.text.chat_template import Conversation
 from baton_gateway.text.revision_text import TextModel, load_text_model
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_testing.gateway.made_tokenizers import MadeTokenizer, bundle_hash, byte_level, make_bundle, sentencepiece
@@ -88,7 +89,7 @@ async def test_rendered_chats_have_the_ids_of_transformers(
     model = _model(made, TEMPLATES[template])
     reference = _reference(tmp_path, made, TEMPLATES[template])
     for messages in CONVERSATIONS:
-        text = await renderer.render(model.bundle, messages)
+        text = await renderer.render(model.bundle, Conversation(tuple(messages)))
         expected = reference.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)  # type: ignore[attr-defined]
         assert text == expected
         ids = reference.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)  # type: ignore[attr-defined]
@@ -99,6 +100,10 @@ async def test_rendered_chats_have_the_ids_of_transformers(
 
 def _bundle(template: str | None) -> Bundle:
     return Bundle(bundle_hash(str(template).encode()), "{}", template, {}, ())
+
+
+def chat(*texts: str) -> Conversation:
+    return Conversation(tuple({"role": "user", "content": text} for text in texts))
 
 
 BAD_TEMPLATES = (
@@ -121,9 +126,9 @@ async def test_a_bad_template_fails_alone_and_within_its_time() -> None:
     renderer = TemplateRenderer(render_s=0.5)
     for template in BAD_TEMPLATES:
         with pytest.raises(RefusedError) as refusal:
-            await renderer.render(_bundle(template), [{"role": "user", "content": "x"}])
+            await renderer.render(_bundle(template), chat("x"))
         assert (refusal.value.problem.status, refusal.value.problem.code) == (500, "template_failed"), template
-        assert await renderer.render(_bundle("{{ messages[0].content }}"), [{"role": "user", "content": "x"}]) == "x"
+        assert await renderer.render(_bundle("{{ messages[0].content }}"), chat("x")) == "x"
     await renderer.stop()
 
 
@@ -134,7 +139,7 @@ async def test_a_renderer_that_dies_or_stands_still_costs_no_request(signum: sig
     await renderer.start()
     assert renderer._process is not None
     os.kill(renderer._process.pid, signum)
-    assert await renderer.render(_bundle("{{ messages[0].content }}"), [{"role": "user", "content": "x"}]) == "x"
+    assert await renderer.render(_bundle("{{ messages[0].content }}"), chat("x")) == "x"
     await renderer.stop()
 
 
@@ -143,25 +148,25 @@ async def test_a_request_that_is_cancelled_while_the_renderer_starts_leaves_no_a
     renderer = TemplateRenderer(render_s=5.0)
     bundle = _bundle("{{ messages[0].content }}")
     for delay_s in (0.0, 0.005, 0.02):
-        asked = asyncio.create_task(renderer.render(bundle, [{"role": "user", "content": "somebody else's"}]))
+        asked = asyncio.create_task(renderer.render(bundle, chat("somebody else's")))
         await asyncio.sleep(delay_s)
         asked.cancel()
         await asyncio.wait([asked])
         for text in ("mine", "mine too"):
-            assert await renderer.render(bundle, [{"role": "user", "content": text}]) == text
+            assert await renderer.render(bundle, chat(text)) == text
         await renderer.stop()
 
 
 async def test_a_template_may_refuse_messages_and_the_client_reads_why(renderer: TemplateRenderer) -> None:
     with pytest.raises(RefusedError) as refusal:
-        await renderer.render(_bundle("{{ raise_exception('roles must alternate') }}"), [])
+        await renderer.render(_bundle("{{ raise_exception('roles must alternate') }}"), chat())
     assert refusal.value.problem.status == 400
     assert "roles must alternate" in refusal.value.problem.message
 
 
 async def test_a_model_without_a_template_says_so(renderer: TemplateRenderer) -> None:
     with pytest.raises(RefusedError) as refusal:
-        await renderer.render(_bundle(None), [])
+        await renderer.render(_bundle(None), chat())
     assert refusal.value.problem.code == "no_chat_template"
 
 

@@ -1,0 +1,152 @@
+"""`messages` of a chat, read strictly, as chat templates see them: texts, calls of tools, and what the tools said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from baton_gateway.errors import invalid, unsupported
+from baton_gateway.http_api.openai_fields import MAX_TEXT_CHARS, Fields, check_text, wrong_type
+from baton_gateway.http_api.tool_fields import MAX_CALL_ID_CHARS, MAX_TOOLS, check_tool_name
+
+MAX_MESSAGES = 2_048
+MAX_PARTS = 1_024
+"""Text parts of one message."""
+MAX_PARTS_IN_ALL = 8_192
+
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+"""Templates know nothing of `developer`, which took the place of `system`."""
+
+ChatMessage = dict[str, Any]
+"""As templates see it: `role` and `content`, perhaps `name`, `tool_calls`, `tool_call_id` and `reasoning_content`."""
+
+
+def read_messages(value: Any) -> tuple[ChatMessage, ...]:
+    """A chat as templates see it. Raises RefusedError."""
+    if not isinstance(value, list):
+        raise wrong_type("messages", "a list of messages")
+    if not 1 <= len(value) <= MAX_MESSAGES:
+        raise invalid("messages", f"'messages' must have 1 to {MAX_MESSAGES} entries.", "out_of_range")
+    parts = sum(len(entry["content"]) for entry in value if _has_parts(entry))
+    if parts > MAX_PARTS_IN_ALL:
+        raise invalid(
+            "messages", f"'messages' has {parts} parts; at most {MAX_PARTS_IN_ALL} are allowed in all.", "too_long"
+        )
+    called: dict[str, str] = {}
+    return tuple(_message(entry, f"messages[{place}]", called) for place, entry in enumerate(value))
+
+
+def text_of(message: ChatMessage) -> str:
+    """The content of a message."""
+    content: str = message["content"]
+    return content
+
+
+def _has_parts(message: Any) -> bool:
+    return isinstance(message, dict) and isinstance(message.get("content"), list)
+
+
+def _message(value: Any, path: str, called: dict[str, str]) -> ChatMessage:
+    """`called`: ids of all calls so far, with the names of their tools."""
+    if not isinstance(value, dict):
+        raise wrong_type(path, "an object")
+    fields = Fields(value, f"{path}.")
+    role = fields.require("role")
+    if role == "function":
+        raise unsupported(f"{path}.role", "it is deprecated; use 'tool'")
+    if not isinstance(role, str) or role not in ROLES:
+        raise invalid(f"{path}.role", f"'{path}.role' must be one of {', '.join(ROLES)}.")
+    for feature in ("function_call", "audio", "annotations"):
+        fields.refuse(feature, "it is not available", harmless=([],))
+    fields.refuse("refusal", "a message has text only", harmless=("",))
+    calls = fields.take("tool_calls")
+    if calls and role != "assistant":
+        raise invalid(f"{path}.tool_calls", f"'{path}.tool_calls' stands in an assistant's message only.")
+    # An answer without text is resent as it came; everybody else has something to say.
+    content = fields.take("content") if role == "assistant" else fields.require("content")
+    message = {"role": ROLES[role], "content": "" if content is None else _content(content, f"{path}.content")}
+    name = fields.text("name", 64)
+    if role == "assistant":
+        message |= _thought(fields) | _calls(calls, f"{path}.tool_calls", called)
+    if role == "tool":
+        message |= _answered(fields, called)
+    fields.end()
+    return message if name is None else message | {"name": name}
+
+
+def _thought(fields: Fields) -> ChatMessage:
+    """A thought that a client resends, under the two names that templates know."""
+    thoughts = [fields.text(name, MAX_TEXT_CHARS) for name in ("reasoning_content", "reasoning")]
+    thought = thoughts[0] or thoughts[1]
+    return {"reasoning_content": thought, "thinking": thought} if thought else {}
+
+
+def _calls(value: Any, path: str, called: dict[str, str]) -> ChatMessage:
+    if not value:
+        return {}
+    if not isinstance(value, list):
+        raise wrong_type(path, "a list of calls")
+    if len(value) > MAX_TOOLS:
+        raise invalid(path, f"'{path}' has {len(value)} entries; at most {MAX_TOOLS} are allowed.", "too_long")
+    return {"tool_calls": [_call(entry, f"{path}[{place}]", called) for place, entry in enumerate(value)]}
+
+
+def _call(value: Any, path: str, called: dict[str, str]) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise wrong_type(path, "an object")
+    fields = Fields(value, f"{path}.")
+    call_id = check_text(fields.require("id"), f"{path}.id", MAX_CALL_ID_CHARS)
+    if (kind := fields.require("type")) != "function":
+        raise unsupported(f"{path}.type", f"only 'function' is available, not {str(kind)[:32]!r}")
+    function = fields.require("function")
+    fields.integer("index", 0, MAX_TOOLS)  # clients that put a stream together leave it in
+    fields.end()
+    if not isinstance(function, dict):
+        raise wrong_type(f"{path}.function", "an object")
+    inner = Fields(function, f"{path}.function.")
+    name = check_tool_name(inner.require("name"), f"{path}.function.name")
+    arguments = check_text(inner.require("arguments"), f"{path}.function.arguments", MAX_TEXT_CHARS)
+    inner.end()
+    called[call_id] = name
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": _parsed(arguments)}}
+
+
+def _parsed(arguments: str) -> Any:
+    """An object, which templates write in their own way; what a model wrote wrong stays the text that it is."""
+    try:
+        value = msgspec.json.decode(arguments or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        return arguments
+    return value if isinstance(value, dict) else arguments
+
+
+def _answered(fields: Fields, called: dict[str, str]) -> ChatMessage:
+    path = fields.name("tool_call_id")
+    call_id = check_text(fields.require("tool_call_id"), path, MAX_CALL_ID_CHARS)
+    if call_id not in called:
+        raise invalid(path, f"'{path}' is the id of no call in an assistant's message before: {call_id[:64]!r}.")
+    return {"tool_call_id": call_id, "name": called[call_id]}
+
+
+def _content(value: Any, path: str) -> str:
+    if isinstance(value, str):
+        return check_text(value, path, MAX_TEXT_CHARS)
+    if not isinstance(value, list):
+        raise wrong_type(path, "a string or a list of text parts")
+    if not value:
+        raise invalid(path, f"'{path}' must not be an empty list.")
+    if len(value) > MAX_PARTS:
+        raise invalid(path, f"'{path}' has {len(value)} parts; at most {MAX_PARTS} are allowed.", "too_long")
+    return "\n".join(_part(part, f"{path}[{place}]") for place, part in enumerate(value))
+
+
+def _part(value: Any, path: str) -> str:
+    if not isinstance(value, dict):
+        raise wrong_type(path, "an object")
+    fields = Fields(value, f"{path}.")
+    if (kind := fields.require("type")) != "text":
+        raise unsupported(f"{path}.type", f"only 'text' parts are available, not {str(kind)[:32]!r}")
+    text = check_text(fields.require("text"), f"{path}.text", MAX_TEXT_CHARS)
+    fields.end()
+    return text
