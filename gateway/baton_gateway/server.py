@@ -20,6 +20,7 @@ from baton_gateway.http_api.certificate import Certificate, CertificateError
 from baton_gateway.http_api.memory_budget import MemoryBudget
 from baton_gateway.http_api.routes import HttpApi, not_http
 from baton_gateway.http_api.tenants import Tenants
+from baton_gateway.reporting.loop_lag import watch_loop_lag
 from baton_gateway.reporting.metrics import GatewayMetrics
 from baton_gateway.reporting.operator_link import OperatorLink, OperatorSources
 from baton_gateway.reporting.state_page import ProcessReport, worker_report
@@ -128,6 +129,7 @@ class GatewayServer:
         self._tasks = [
             asyncio.create_task(self.api.watch_streams()),
             asyncio.create_task(self._every_second()),
+            asyncio.create_task(watch_loop_lag(self.metrics.lagged)),
             asyncio.create_task(watch(self._settings.prefill_discovery, self._prefill_found)),
             asyncio.create_task(watch(self._settings.decode_discovery, self._decode_found)),
         ]

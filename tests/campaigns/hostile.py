@@ -1,8 +1,9 @@
 """Attacks on one gateway: `make campaign RUN="hostile --count 5000"`.
 
 First the largest legal and the smallest illegal request of every kind, one at a time beside streams of innocents: how
-long `/health/live` takes, the widest gap of an innocent stream, and the gateway's memory two seconds later. Then random
-hostile requests from a seed, eight at a time. Null workers in a process of their own; a long context or a short one.
+long `/health/live` takes, the widest gap of an innocent stream, the longest lag of the gateway's event loop, and its
+memory two seconds later. Then random hostile requests from a seed. Null workers in a process of their own; a long
+context or a short one.
 Exits with 1 for any answer that was not meant, a traceback in the log, or requests that stay.
 """
 
@@ -12,6 +13,8 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
+import re
 import sys
 import tempfile
 import time
@@ -26,7 +29,7 @@ from bench.results import Cell, publish
 
 from baton_testing.gateway.fake_pool import pool_flags
 from baton_testing.gateway.hostile_requests import HostileRequests, Verdicts
-from baton_testing.processes.child_process import Child, get_json, get_status, wait_for
+from baton_testing.processes.child_process import Child, get_json, get_status, get_text, wait_for
 from baton_testing.processes.deployment import START_S
 
 MODEL = "null"
@@ -35,6 +38,7 @@ STREAMS = 8
 AT_ONCE = 16
 LOOK_S = 0.02
 MIB = 1 << 20
+LAG = re.compile(r'baton_gateway_loop_lag_seconds_bucket\{le="(.+)"\} (.+)')
 
 
 @dataclass(slots=True)
@@ -47,6 +51,11 @@ class Target:
     @property
     def rss_mib(self) -> float:
         return sum(p.memory_info().rss for p in [self.process]) / MIB
+
+    def lags(self) -> dict[float, float]:
+        """By bound in seconds, how many timers of the gateway's loop fired no later than that since it started."""
+        page = get_text(f"http://127.0.0.1:{self.admin_port}/metrics")
+        return {float(bound): float(count) for bound, count in LAG.findall(page)}
 
 
 @contextlib.contextmanager
@@ -178,16 +187,24 @@ async def exchange(port: int, sent: bytes) -> tuple[int, bytes]:
     return int(head[9:12] or 0), body
 
 
+def longest(before: dict[float, float], after: dict[float, float]) -> float:
+    """The bound under which every lag between two readings was, in seconds."""
+    total = after[math.inf] - before[math.inf]
+    return min(bound for bound in after if after[bound] - before[bound] == total)
+
+
 async def bombed(at: Target, context: int) -> list[dict[str, Cell]]:
     rows: list[dict[str, Cell]] = []
     first_mib = 0.0
     for name, path, body in bombs(context):
         async with Watch(at.port) as watch:
+            lags = await asyncio.to_thread(at.lags)
             began = time.perf_counter()
             status, answer = await exchange(at.port, posted(path, body))
             took_s = time.perf_counter() - began
             await asyncio.sleep(1.0)
             health_s, gap_s = watch.health_s, watch.gap_s
+            lag_s = longest(lags, await asyncio.to_thread(at.lags))
         await asyncio.sleep(1.0)
         first_mib = first_mib or at.rss_mib
         code = (json.loads(answer).get("error") or {}).get("code", "") if answer[:1] == b"{" else ""
@@ -199,6 +216,7 @@ async def bombed(at: Target, context: int) -> list[dict[str, Cell]]:
                 "s": round(took_s, 2),
                 "health ms": round(1e3 * health_s),
                 "gap ms": round(1e3 * gap_s),
+                "lag ms, at most": round(1e3 * lag_s) if math.isfinite(lag_s) else None,
                 "RSS %": round(100 * at.rss_mib / first_mib),
             }
         )
@@ -251,7 +269,7 @@ def main() -> int:
         notes = [f"Context of {options.context_tokens} tokens, {STREAMS} innocent streams of {STEP_MS:.0f} ms a token."]
         notes += [options.label] if options.label else []
         rows = asyncio.run(bombed(at, options.context_tokens))
-        columns = ("request", "bytes", "answer", "s", "health ms", "gap ms", "RSS %")
+        columns = ("request", "bytes", "answer", "s", "health ms", "gap ms", "lag ms, at most", "RSS %")
         publish("hostile_one_by_one", machine, notes, columns, rows)
         wrong: list[str] = []
         if options.count:

@@ -22,6 +22,7 @@ from baton_wire.sketch import Sketch
 
 _TIME_BUCKETS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300, 600)
 _GAP_BUCKETS = (0.001, 0.002, 0.004, 0.008, 0.012, 0.016, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 3)
+_LAG_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 3)
 ROUTES = ("disaggregated", "local")
 STATUSES = ("200", "400", "401", "404", "405", "408", "413", "415", "429", "499", "500", "502", "503", "504", "other")
 
@@ -131,6 +132,9 @@ class GatewayMetrics:
     def stalled(self) -> None:
         self._stalled.inc()
 
+    def lagged(self, seconds: float) -> None:
+        self._lag.observe(seconds)
+
     def now_at_work(self, running: int, waiting: int, linked: dict[Role, int]) -> None:
         """Sampled once a second."""
         self._running.set(running)
@@ -150,6 +154,7 @@ class GatewayMetrics:
         self._itl = histogram("itl", "Gap between one token and the next", _GAP_BUCKETS)
         self._e2e = histogram("e2e", "From arrival to the end of a finished request", _TIME_BUCKETS)
         self._queue = histogram("queue", "From arrival to admission", _TIME_BUCKETS)
+        self._lag = histogram("loop_lag", "How late timers of the event loop fire", _LAG_BUCKETS)
 
     def _make_counters(self, registry: CollectorRegistry) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:
