@@ -10,6 +10,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from aiohttp import HttpVersion11, web
@@ -80,6 +81,7 @@ class HttpApi:
         self._relay = relay
         self._budget = budget
         self._memory = MemoryReturn()
+        self._parsing = ThreadPoolExecutor(1, "parse")
         self._table = table
         self._tenants = tenants
         self._origins = tuple(origins)
@@ -213,7 +215,7 @@ class HttpApi:
     def _body(self, request: web.BaseRequest, tenant: Tenant) -> RequestBody:
         """What the request brings, held for its tenant; for its address when everybody is the same tenant."""
         holder = f"address {request.remote}" if tenant is DEFAULT_TENANT else f"tenant {tenant.name}"
-        return RequestBody(request, holder, self._budget, self._memory)
+        return RequestBody(request, holder, self._budget, self._memory, self._parsing)
 
     async def _generate(self, request: web.BaseRequest, tenant: Tenant, parse: Parse) -> web.StreamResponse:
         with self._body(request, tenant) as body:

@@ -23,6 +23,7 @@ from baton_gateway.text.encoding import PromptEncoder, PromptText
 from baton_gateway.text.revision_text import TextModel
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.workers.linked_workers import WorkerTable
+from baton_wire.messages.values import unpack_ids
 
 _encode = msgspec.json.Encoder().encode
 
@@ -93,7 +94,8 @@ class Tokenising:
             asked = conversation(request.content, request.tool_use, request.prompting)
             field, content = "messages", await self._templates.render(text.bundle, asked)
         prompt = PromptText(text, content, not request.adds_special_tokens, limits.max_context_tokens, field)
-        [ids] = await self._encoder.encode([prompt], tenant.name)
+        [packed] = await self._encoder.encode([prompt], tenant.name)
+        ids = unpack_ids(packed)
         strings = [text.tokenizer.id_to_token(token) for token in ids] if request.wants_strings else None
         return _encode(
             {"count": len(ids), "max_model_len": limits.max_context_tokens, "tokens": ids, "token_strs": strings}

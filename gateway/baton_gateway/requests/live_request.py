@@ -79,7 +79,7 @@ class LiveRequest:
         is_chat = isinstance(self.request, ChatRequest)
         self.echoes = echoes(self.request, text)
         if options.prompt_alternatives is not None:
-            self.scores = ScoredPrompts([prompt.tokens for prompt in self.prompts])
+            self.scores = ScoredPrompts(self.prompts)
         self.texts = [
             text.choice_text(
                 options.stop, options.skip_special_tokens, not is_chat, len(self.echoes[prompt]) if self.echoes else 0
@@ -102,7 +102,7 @@ class LiveRequest:
             return increment
         prompt = self.prompt_of(choice)
         if self.scores is not None and options.prompt_logprobs is not None:
-            scores = PromptScores(self.prompts[prompt].tokens, self.scores.of(prompt), options.prompt_logprobs)
+            scores = PromptScores(self.prompts[prompt].ids(), self.scores.of(prompt), options.prompt_logprobs)
             self.sink.prompt(choice, scores)
         if not self.echoes:
             return increment

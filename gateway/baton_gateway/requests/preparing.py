@@ -21,7 +21,7 @@ from baton_gateway.text.chat_template import Conversation
 from baton_gateway.text.encoding import PromptText
 from baton_gateway.text.generation_defaults import GenerationDefaults
 from baton_gateway.text.revision_text import TextModel
-from baton_wire.messages.values import SamplingParams
+from baton_wire.messages.values import PACKED_ID_BYTES, SamplingParams, pack_ids
 
 T = TypeVar("T")
 
@@ -63,26 +63,25 @@ def chat_prompt(rendered: str, text: TextModel, limits: ModelLimits) -> PromptTe
     return PromptText(text, rendered, True, limits.max_context_tokens, "messages")
 
 
-def completion_prompts(
-    request: CompletionRequest, text: TextModel, limits: ModelLimits
-) -> list[PromptText | list[int]]:
-    """What is to be tokenised, and ids where the client sent them. Raises RefusedError for ids that the model does not
-    have.
+def completion_prompts(request: CompletionRequest, text: TextModel, limits: ModelLimits) -> list[PromptText | bytes]:
+    """What is to be tokenised, and packed ids where the client sent them.
+
+    Raises RefusedError for ids that the model does not have.
     """
-    prompts: list[PromptText | list[int]] = []
+    prompts: list[PromptText | bytes] = []
     for place, prompt in enumerate(request.prompts):
         field = "prompt" if len(request.prompts) == 1 else f"prompt[{place}]"
         if isinstance(prompt, str):
             prompts.append(PromptText(text, prompt, False, limits.max_context_tokens, field))
         else:
             check_ids(prompt, limits, field)
-            prompts.append(list(prompt))
+            prompts.append(pack_ids(prompt))
     return prompts
 
 
 def make_prompts(
     options: Options,
-    encoded: Sequence[Sequence[int]],
+    encoded: Sequence[bytes],
     text: TextModel,
     limits: ModelLimits,
     field: str,
@@ -90,19 +89,24 @@ def make_prompts(
     tenant_salt: str,
     defaults: GenerationDefaults,
 ) -> tuple[Prompt, ...]:
-    """Check lengths and fill in `defaults`; `seed` is used unless the client gave one. `field` names the prompts in
-    errors.
+    """Check lengths of packed prompts and fill in `defaults`; `seed` is used unless the client gave one.
 
-    Raises RefusedError.
+    Raises RefusedError, with `field` for the prompts.
     """
-    _check_prompt_values(options, sum(map(len, encoded)))
+    _check_prompt_values(options, sum(map(len, encoded)) // PACKED_ID_BYTES)
     check_ids(options.stop_token_ids, limits, "stop_token_ids")
     check_ids([token for token, _ in options.logit_bias], limits, "logit_bias")
     first_seed = seed if options.seed is None else options.seed
     salt = cache_salt(tenant_salt, options.cache_salt)
     return tuple(
-        Prompt(tuple(ids), _sampling(options, ids, text, limits, field, (first_seed + place) % _SEEDS, defaults), salt)
-        for place, ids in enumerate(encoded)
+        Prompt(
+            packed,
+            _sampling(
+                options, len(packed) // PACKED_ID_BYTES, text, limits, field, (first_seed + place) % _SEEDS, defaults
+            ),
+            salt,
+        )
+        for place, packed in enumerate(encoded)
     )
 
 
@@ -133,14 +137,14 @@ def _check_prompt_values(options: Options, tokens: int) -> None:
 
 def _sampling(
     options: Options,
-    ids: Sequence[int],
+    prompt_tokens: int,
     text: TextModel,
     limits: ModelLimits,
     field: str,
     seed: int,
     defaults: GenerationDefaults,
 ) -> SamplingParams:
-    max_tokens = _max_tokens(options.max_tokens, len(ids), limits, field)
+    max_tokens = _max_tokens(options.max_tokens, prompt_tokens, limits, field)
     if options.min_tokens > max_tokens:
         raise invalid("min_tokens", f"'min_tokens' must not exceed the {max_tokens} tokens that fit.")
     end_ids = () if options.ignore_eos else text.eos_ids

@@ -363,7 +363,7 @@ class Relay:
         request, options = live.request, live.request.options
         is_chat = isinstance(request, ChatRequest)
         live.text, live.fingerprint, live.prompts = text, fingerprint, prompts
-        live.prefixes = tuple(prefix_keys(prompt.tokens, prompt.salt) for prompt in prompts)
+        live.prefixes = tuple(prefix_keys(prompt.packed, prompt.salt) for prompt in prompts)
         live.begin_texts()
         num_choices = len(live.texts)
         self._metrics.telemetry.branched(num_choices - 1)
@@ -374,7 +374,7 @@ class Relay:
             model=options.alias or options.model,
             system_fingerprint=f"fp_{fingerprint.model_hash[:12]}",
         )
-        prompt_tokens = sum(len(prompt.tokens) for prompt in prompts)
+        prompt_tokens = sum(prompt.num_tokens for prompt in prompts)
         usage = options.include_usage, options.continuous_usage, prompt_tokens
         live.sink.begin(AnswerHead(head, text, num_choices, *usage, options.logprobs is not None))
 

@@ -113,7 +113,7 @@ class RequestLife:
         return sum(len(choice.ids) for choice in self._choices)
 
     def prompt_tokens(self) -> int:
-        return sum(len(prompt.tokens) for prompt in self._prompts)
+        return sum(prompt.num_tokens for prompt in self._prompts)
 
     # Beginning --------------------------------------------------------------------------------------------------------
 
@@ -160,8 +160,8 @@ class RequestLife:
         return PickRoute(
             run=run.request,
             prompt=run.prompt,
-            tokens=len(prompt.tokens) + len(self._forced(run)),
-            total_tokens=len(prompt.tokens) + prompt.sampling.max_tokens,
+            tokens=prompt.num_tokens + len(self._forced(run)),
+            total_tokens=prompt.num_tokens + prompt.sampling.max_tokens,
             choices=len(run.choices),
             avoid=run.avoid,
             kept=run.kept,

@@ -7,7 +7,16 @@ from dataclasses import dataclass, replace
 
 from baton_gateway.errors import Problem
 from baton_wire.messages.gateway_link import Cancel, LegFailed, Prefill, PromptLogprobs, Reserve, Retarget
-from baton_wire.messages.values import Address, Finish, PromptLogprob, SamplingParams, TokenEntry, TokenLogprob
+from baton_wire.messages.values import (
+    PACKED_ID_BYTES,
+    Address,
+    Finish,
+    PromptLogprob,
+    SamplingParams,
+    TokenEntry,
+    TokenLogprob,
+    unpack_ids,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +50,17 @@ class LifeRules:
 class Prompt:
     """One prompt, ready for the workers."""
 
-    tokens: tuple[int, ...]
+    packed: bytes
+    """Its ids as the wire has them (`pack_ids`): 4 bytes a token for as long as a run waits, where a list takes 40."""
     sampling: SamplingParams
     salt: str
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.packed) // PACKED_ID_BYTES
+
+    def ids(self) -> list[int]:
+        return unpack_ids(self.packed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from baton_gateway import errors
@@ -93,14 +93,14 @@ class Choice:
 
 
 def start_legs(
-    run: Run, route: Route, prompt: Prompt, forced: Sequence[int], n: int, left_s: float, flow: bytes
+    run: Run, route: Route, prompt: Prompt, forced: list[int], n: int, left_s: float, flow: bytes
 ) -> list[Send]:
     """Both legs, the decode worker's first. `forced`: what was generated before this attempt; `n`: choices a prompt;
     `flow`: the client's request, whose runs share one turn.
     """
-    tokens = pack_ids([*prompt.tokens, *forced])
+    tokens = prompt.packed + pack_ids(forced)
     choices = tuple(sorted(choice % n for choice in run.choices))
-    what = (tokens, len(prompt.tokens), choices, prompt.sampling, max(left_s, LEAST_S), prompt.salt)
+    what = (tokens, prompt.num_tokens, choices, prompt.sampling, max(left_s, LEAST_S), prompt.salt)
     legs = [Send(route.decode, Reserve(run.request, run.attempt, *what, route.prefill, flow))]
     if route.prefill is not None and route.decode_address is not None:
         decode = PeerRef(route.decode_address, route.decode)

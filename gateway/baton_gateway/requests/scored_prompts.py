@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from baton_gateway.http_api.openai_types import ChatRequest, CompletionRequest
+from baton_gateway.requests.request_events import Prompt
 from baton_gateway.text.choice_text import Increment, TokenInfo
 from baton_gateway.text.revision_text import TextModel
 from baton_wire.messages.values import PromptLogprob, TokenLogprob
@@ -14,7 +15,7 @@ from baton_wire.messages.values import PromptLogprob, TokenLogprob
 class ScoredPrompts:
     """What is known of each prompt. A token's place is its index in the prompt; the first has no log probability."""
 
-    def __init__(self, prompts: Sequence[Sequence[int]]) -> None:
+    def __init__(self, prompts: Sequence[Prompt]) -> None:
         self._prompts = prompts
         self._found: list[list[PromptLogprob]] = [[] for _ in prompts]
 
@@ -29,7 +30,7 @@ class ScoredPrompts:
             found += logprobs[known:]
 
     def is_complete(self, prompt: int) -> bool:
-        return len(self._found[prompt]) == len(self._prompts[prompt]) - 1
+        return len(self._found[prompt]) == self._prompts[prompt].num_tokens - 1
 
     def of(self, prompt: int) -> tuple[PromptLogprob | None, ...]:
         """One for each token of a complete prompt."""
@@ -37,7 +38,7 @@ class ScoredPrompts:
 
     def echo(self, prompt: int, alternatives: int, text: TextModel) -> tuple[TokenInfo, ...]:
         """The prompt's tokens as if they had been generated, each with at most so many alternatives."""
-        ids = tuple(self._prompts[prompt])
+        ids = tuple(self._prompts[prompt].ids())
         logprobs = tuple(
             None if each is None else TokenLogprob(each.logprob, each.top[:alternatives]) for each in self.of(prompt)
         )

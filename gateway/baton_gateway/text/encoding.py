@@ -1,4 +1,4 @@
-"""Prompts to token ids, at a cost that the model's context bounds, however long the text is.
+"""Prompts to packed token ids, at a cost that the model's context bounds, however long the text is.
 
 A text that cannot fit is refused by its bytes before it is tokenised. Where nothing is known of the longest token, or
 it is very long, the text is first counted in pieces until it is clear that it does not fit. The library lets other
@@ -17,6 +17,7 @@ from baton_gateway.errors import prompt_too_long
 from baton_gateway.text.fair_turns import FairTurns
 from baton_gateway.text.returned_memory import return_memory
 from baton_gateway.text.revision_text import TextModel
+from baton_wire.messages.values import pack_ids
 
 INLINE_CHARS = 4_096
 """Shorter prompts are tokenised where they are: some 1 ms."""
@@ -42,8 +43,8 @@ class PromptText:
     """What errors name."""
 
 
-def encode_prompt(prompt: PromptText, is_wanted: Callable[[], bool] = lambda: True) -> list[int]:
-    """Ids of a prompt; they may still be more than `max_tokens`, but by no large factor.
+def encode_prompt(prompt: PromptText, is_wanted: Callable[[], bool] = lambda: True) -> bytes:
+    """Packed ids of a prompt; they may still be more than `max_tokens`, but by no large factor.
 
     Raises RefusedError. `is_wanted` is asked between pieces.
     """
@@ -54,7 +55,7 @@ def encode_prompt(prompt: PromptText, is_wanted: Callable[[], bool] = lambda: Tr
         raise prompt_too_long(prompt.field, prompt.max_tokens, size)
     if size > USUAL_BYTES * prompt.max_tokens and len(text) > PIECE_CHARS:
         _count(prompt, size, is_wanted)
-    return model.encode_rendered(text) if prompt.is_rendered else model.encode_prompt(text)
+    return pack_ids(model.encode_rendered(text) if prompt.is_rendered else model.encode_prompt(text))
 
 
 def _count(prompt: PromptText, size: int, is_wanted: Callable[[], bool]) -> None:
@@ -73,11 +74,11 @@ class PromptEncoder:
         self._turns = FairTurns()
         self._thread = ThreadPoolExecutor(1, "tokenise")
 
-    async def encode(self, prompts: Sequence[PromptText | list[int]], who: str) -> list[list[int]]:
-        """Ids of every prompt; what has ids already stays. `who` takes turns with others. Raises RefusedError."""
-        return [prompt if isinstance(prompt, list) else await self._encode(prompt, who) for prompt in prompts]
+    async def encode(self, prompts: Sequence[PromptText | bytes], who: str) -> list[bytes]:
+        """Packed ids of every prompt; what is packed stays. `who` takes turns with others. Raises RefusedError."""
+        return [prompt if isinstance(prompt, bytes) else await self._encode(prompt, who) for prompt in prompts]
 
-    async def _encode(self, prompt: PromptText, who: str) -> list[int]:
+    async def _encode(self, prompt: PromptText, who: str) -> bytes:
         if len(prompt.text) <= INLINE_CHARS:
             return encode_prompt(prompt)
         async with self._turns.turn(who):
@@ -89,9 +90,9 @@ class PromptEncoder:
                 wanted.clear()
 
 
-def _in_thread(prompt: PromptText, wanted: threading.Event) -> list[int]:
+def _in_thread(prompt: PromptText, wanted: threading.Event) -> bytes:
     if not wanted.is_set():
-        return []
+        return b""
     try:
         return encode_prompt(prompt, wanted.is_set)
     finally:

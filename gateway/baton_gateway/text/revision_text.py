@@ -42,7 +42,8 @@ class TextModel:
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """As a batch of one: that lets other threads run meanwhile, which `encode` does not."""
         [encoding] = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        return list(encoding.ids)
+        ids: list[int] = encoding.ids
+        return ids
 
     def decode(self, ids: list[int], skip_special: bool = True) -> str:
         text: str = self.tokenizer.decode(ids, skip_special_tokens=skip_special)

@@ -12,22 +12,22 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from baton_wire.messages.values import pack_ids
+from baton_wire.messages.values import PACKED_ID_BYTES
 
 STEP_TOKENS = 64
 MAX_STEPS = 64
 """Beginnings longer than 4,096 tokens are told apart no further."""
 _WORKERS_PER_KEY = 4
+_STEP_BYTES = STEP_TOKENS * PACKED_ID_BYTES
 
 
-def prefix_keys(tokens: Sequence[int], salt: str) -> tuple[bytes, ...]:
-    """One key for every whole step of the prompt's beginning, shortest first."""
-    steps = min(len(tokens) // STEP_TOKENS, MAX_STEPS)
-    packed = pack_ids(list(tokens[: steps * STEP_TOKENS]))
+def prefix_keys(packed: bytes, salt: str) -> tuple[bytes, ...]:
+    """One key for every whole step of the prompt's beginning, shortest first. `packed`: its ids, by `pack_ids`."""
+    steps = min(len(packed) // _STEP_BYTES, MAX_STEPS)
     keys = []
     key = salt.encode()
     for step in range(steps):
-        chunk = packed[step * STEP_TOKENS * 4 : (step + 1) * STEP_TOKENS * 4]
+        chunk = packed[step * _STEP_BYTES : (step + 1) * _STEP_BYTES]
         key = hashlib.blake2b(chunk, digest_size=16, key=key[-64:]).digest()
         keys.append(key)
     return tuple(keys)

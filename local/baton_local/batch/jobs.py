@@ -75,7 +75,7 @@ class Job:
         self._text = text
         self._base = hashlib.blake2b(custom_id.encode(), digest_size=12).digest()
         self._echoes = echoes(request, text)
-        self._scores = ScoredPrompts([prompt.tokens for prompt in prompts])
+        self._scores = ScoredPrompts(self._prompts)
         is_chat, options = isinstance(request, ChatRequest), self._options
         told = self._echoes or ("",) * len(self._prompts)
         self._choices = [
@@ -93,8 +93,8 @@ class Job:
         return tuple(
             SequenceSpec(
                 RequestKey(self._base + number.to_bytes(4, "big"), ATTEMPT),
-                prompt.tokens,
-                len(prompt.tokens),
+                tuple(prompt.ids()),
+                prompt.num_tokens,
                 choices,
                 prompt.sampling,
                 prompt.salt,
@@ -134,7 +134,7 @@ class Job:
 
     @property
     def usage(self) -> Usage:
-        return Usage(sum(len(prompt.tokens) for prompt in self._prompts), sum(each.drawn for each in self._choices))
+        return Usage(sum(prompt.num_tokens for prompt in self._prompts), sum(each.drawn for each in self._choices))
 
     def body(self) -> bytes:
         """The response of a done job."""
@@ -149,7 +149,7 @@ class Job:
         prompt, alternatives = choice // self._options.n, self._options.prompt_logprobs
         if alternatives is None:
             return None
-        return PromptScores(self._prompts[prompt].tokens, self._scores.of(prompt), alternatives)
+        return PromptScores(self._prompts[prompt].ids(), self._scores.of(prompt), alternatives)
 
 
 def _prompt_of(key: RequestKey) -> int:
@@ -229,7 +229,7 @@ class Desk:
         )
         return Job(line.custom_id, request, prompts, head, self._text)
 
-    async def _encode(self, request: ChatRequest | CompletionRequest) -> list[list[int]]:
+    async def _encode(self, request: ChatRequest | CompletionRequest) -> list[bytes]:
         if isinstance(request, CompletionRequest):
             prompts = completion_prompts(request, self._text, self._limits)
         else:

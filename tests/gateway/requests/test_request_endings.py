@@ -29,7 +29,7 @@ from baton_gateway.requests.request_events import (
 )
 from baton_testing.gateway.request_drive import D1, D2, DEADLINE_S, P1, P2, PROMPT, REQUEST, Drive, started
 from baton_wire.messages.gateway_link import Cancel, Prefill, Reserve, Retarget
-from baton_wire.messages.values import Finish, Reason, SamplingParams, unpack_ids
+from baton_wire.messages.values import Finish, Reason, SamplingParams, pack_ids, unpack_ids
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_failure_is_logged_with_its_workers_and_their_states(caplog: pytest.Lo
 def test_a_failure_before_any_worker_had_the_request_says_so(caplog: pytest.LogCaptureFixture) -> None:
     drive = Drive(rules=LifeRules(park_s=5))
     drive.feed(Admitted())
-    drive.feed(Prepared((Prompt(PROMPT, SamplingParams(max_tokens=3), ""),)))
+    drive.feed(Prepared((Prompt(pack_ids(PROMPT), SamplingParams(max_tokens=3), ""),)))
     drive.feed(NoRoute(REQUEST, errors.no_workers()))
     drive.now = DEADLINE_S
     drive.feed(Tick())
@@ -73,7 +73,7 @@ def test_a_failure_before_any_worker_had_the_request_says_so(caplog: pytest.LogC
 def test_without_a_pair_a_new_request_is_told_at_once() -> None:
     drive = Drive()
     drive.feed(Admitted())
-    drive.feed(Prepared((Prompt(PROMPT, SamplingParams(max_tokens=3), ""),)))
+    drive.feed(Prepared((Prompt(pack_ids(PROMPT), SamplingParams(max_tokens=3), ""),)))
     assert drive.feed(NoRoute(REQUEST, errors.no_workers())) == ["end refused no_routable_workers"]
 
 
@@ -99,7 +99,7 @@ def test_without_parking_a_request_that_finds_no_revision_is_told_at_once() -> N
 def test_a_request_may_be_parked_until_a_pair_appears() -> None:
     drive = Drive(rules=LifeRules(park_s=5))
     drive.feed(Admitted())
-    drive.feed(Prepared((Prompt(PROMPT, SamplingParams(max_tokens=3), ""),)))
+    drive.feed(Prepared((Prompt(pack_ids(PROMPT), SamplingParams(max_tokens=3), ""),)))
     assert drive.feed(NoRoute(REQUEST, errors.no_workers())) == []
     assert drive.life.wake_at == 5
     assert drive.feed(RoutesChanged()) == ["pick"]
@@ -150,7 +150,7 @@ def _preparing(drive: Drive) -> None:
 
 def _routing(drive: Drive) -> None:
     drive.feed(Admitted())
-    drive.feed(Prepared((Prompt(PROMPT, SamplingParams(max_tokens=3), ""),)))
+    drive.feed(Prepared((Prompt(pack_ids(PROMPT), SamplingParams(max_tokens=3), ""),)))
 
 
 def _unrouted(drive: Drive) -> None:

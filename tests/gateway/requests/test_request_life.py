@@ -11,7 +11,7 @@ from baton_gateway.requests.request_events import (
 )
 from baton_testing.gateway.request_drive import D1, DEADLINE_S, P1, PROMPT, Drive, started
 from baton_wire.messages.gateway_link import Prefill, Reserve
-from baton_wire.messages.values import Finish, SamplingParams, unpack_ids
+from baton_wire.messages.values import Finish, SamplingParams, pack_ids, unpack_ids
 
 # The way it should go -------------------------------------------------------------------------------------------------
 
@@ -19,7 +19,7 @@ from baton_wire.messages.values import Finish, SamplingParams, unpack_ids
 def test_both_legs_start_at_once_and_tokens_are_delivered_once() -> None:
     drive = Drive(max_tokens=3)
     assert drive.feed(Admitted()) == ["prepare"]
-    drive.feed(Prepared((Prompt(PROMPT, SamplingParams(max_tokens=3), "s"),)))
+    drive.feed(Prepared((Prompt(pack_ids(PROMPT), SamplingParams(max_tokens=3), "s"),)))
     assert drive.route() == ["reserve D1/1", "prefill P1/1"]
     assert drive.tokens(P1, 0, 50) == ["deliver 0:50"]
     assert drive.tokens(D1, 0, 50) == []

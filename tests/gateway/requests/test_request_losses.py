@@ -17,7 +17,7 @@ from baton_gateway.requests.request_events import (
 from baton_gateway.requests.retry_budget import RetryBudget
 from baton_testing.gateway.request_drive import D1, D2, P1, P2, PROMPT, REQUEST, started
 from baton_wire.messages.gateway_link import Prefill, Reserve
-from baton_wire.messages.values import Finish, Reason, SamplingParams, unpack_ids
+from baton_wire.messages.values import Finish, Reason, SamplingParams, pack_ids, unpack_ids
 
 # Losing workers -------------------------------------------------------------------------------------------------------
 
@@ -259,7 +259,7 @@ def test_a_request_whose_revision_went_before_its_first_token_is_prepared_for_an
     drive = started()
     assert drive.leg(D1, Reason.DRAINING)[-1] == "pick"
     assert drive.feed(outlived(drive.picks.pop(0).run)) == ["cancel P1/1", "prepare"]
-    drive.feed(Prepared((Prompt((21, 22), SamplingParams(max_tokens=1), ""),)))
+    drive.feed(Prepared((Prompt(pack_ids((21, 22)), SamplingParams(max_tokens=1), ""),)))
     run = drive.picks[0].run
     assert run != REQUEST
     assert drive.route(P2, D2) == ["reserve D2/1", "prefill P2/1"]

@@ -22,6 +22,7 @@ from baton_gateway.text.encoding import (
 from baton_gateway.text.fair_turns import FairTurns
 from baton_gateway.text.revision_text import TextModel, load_text_model
 from baton_testing.gateway.made_tokenizers import MadeTokenizer, bundle_hash, byte_level, metaspace
+from baton_wire.messages.values import pack_ids, unpack_ids
 
 
 def loaded(made: MadeTokenizer) -> TextModel:
@@ -80,11 +81,12 @@ def test_the_largest_text_costs_what_the_context_allows(model: TextModel) -> Non
 def test_a_long_text_of_long_words_is_counted_and_then_tokenised_whole() -> None:
     model, tokenizer = counting(BYTES)
     text = "the quick brown fox jumps over the lazy dog. " * 2_000
-    ids = encode_prompt(PromptText(model, text, False, len(text) // (USUAL_BYTES + 1), "prompt"))
+    ids = unpack_ids(encode_prompt(PromptText(model, text, False, len(text) // (USUAL_BYTES + 1), "prompt")))
     assert ids == BYTES.tokenizer.encode(text).ids
     assert tokenizer.chars == 2 * len(text)
     tokenizer.chars = 0
-    assert encode_prompt(PromptText(model, text, True, len(text) // USUAL_BYTES, "messages")) == ids[1:]
+    packed = encode_prompt(PromptText(model, text, True, len(text) // USUAL_BYTES, "messages"))
+    assert unpack_ids(packed) == ids[1:]
     assert tokenizer.chars == len(text)
 
 
@@ -92,8 +94,8 @@ async def test_large_prompts_are_tokenised_in_a_thread_and_small_ones_where_they
     model, tokenizer = counting(BYTES)
     encoder = PromptEncoder()
     small, large = "x" * INLINE_CHARS, "x" * (INLINE_CHARS + 1)
-    found = await encoder.encode([PromptText(model, small, False, 9_999, "prompt[0]"), [1, 2]], "a")
-    assert found == [BYTES.encode_prompt(small), [1, 2]]
+    found = await encoder.encode([PromptText(model, small, False, 9_999, "prompt[0]"), pack_ids([1, 2])], "a")
+    assert list(map(unpack_ids, found)) == [BYTES.encode_prompt(small), [1, 2]]
     assert tokenizer.threads == {threading.current_thread().name}
     tokenizer.threads.clear()
     await encoder.encode([PromptText(model, large, False, 9_999, "prompt")], "a")
@@ -112,7 +114,7 @@ async def test_the_loop_turns_while_a_prompt_is_tokenised_and_a_client_that_left
     assert not task.done()
     task.cancel()
     tokenizer.held.set()
-    assert await other == [BYTES.encode_prompt("y" * 5_000)]
+    assert await other == [pack_ids(BYTES.encode_prompt("y" * 5_000))]
     assert tokenizer.chars == PIECE_CHARS + 5_000
 
 

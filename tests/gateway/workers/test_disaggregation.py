@@ -11,7 +11,7 @@ from baton_gateway.requests.request_events import Route
 from baton_gateway.workers.affinity import PrefixAffinity, prefix_keys
 from baton_gateway.workers.disaggregation import FULL_S, Costs, LatencyTargets, goes_to_decode, refilled, work_s
 from baton_gateway.workers.route import RoutePolicy, RouteQuery, WorkerView, pick
-from baton_wire.messages.values import Address, PairFingerprint, Role
+from baton_wire.messages.values import Address, PairFingerprint, Role, pack_ids
 
 TARGETS = LatencyTargets(ttft_s=0.5, tpot_s=0.05)
 IDLE_P = Costs(token_s=1e-4, step_s=0.01, queued_tokens=0, missing_tokens=1000)
@@ -91,7 +91,7 @@ def view(role: Role, **changes: object) -> WorkerView:
 def test_routing_follows_only_when_it_may() -> None:
     pair = [view(Role.PREFILL, load_tokens=20_000), view(Role.DECODE)]
     tokens = list(range(1_000))
-    query = RouteQuery(pair[0].fingerprint, 1_000, 1_100, 1, frozenset(), prefix_keys(tokens, ""))
+    query = RouteQuery(pair[0].fingerprint, 1_000, 1_100, 1, frozenset(), prefix_keys(pack_ids(list(tokens)), ""))
 
     def route(policy: RoutePolicy) -> Route:
         found = pick(query, pair, policy, PrefixAffinity(), 0.0)

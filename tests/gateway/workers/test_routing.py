@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -10,11 +11,15 @@ from baton_gateway.errors import Problem
 from baton_gateway.requests.request_events import Route
 from baton_gateway.workers.affinity import PrefixAffinity, prefix_keys
 from baton_gateway.workers.route import RoutePolicy, RouteQuery, WorkerView, pick, revisions
-from baton_wire.messages.values import Address, PairFingerprint, Role
+from baton_wire.messages.values import Address, PairFingerprint, Role, pack_ids
 
 PRINT = PairFingerprint(1, "a" * 64, "float32", "float32", 2, 2, 8, "b" * 64, "c" * 64)
 OTHER = PairFingerprint(1, "d" * 64, "float32", "float32", 2, 2, 8, "b" * 64, "c" * 64)
 POLICY = RoutePolicy()
+
+
+def keys_of(tokens: Iterable[int], salt: str) -> tuple[bytes, ...]:
+    return prefix_keys(pack_ids(list(tokens)), salt)
 
 
 def worker(name: str, **changes: object) -> WorkerView:
@@ -79,7 +84,11 @@ def test_the_pair_is_the_least_loaded_that_fits(workers: list[WorkerView], expec
 
 
 def test_a_route_says_how_long_its_prompt_takes_without_what_is_cached() -> None:
-    prefix, affinity, workers = prefix_keys(range(64), ""), PrefixAffinity(), (worker("P1", token_s=0.01), worker("D1"))
+    prefix, affinity, workers = (
+        keys_of(range(64), ""),
+        PrefixAffinity(),
+        (worker("P1", token_s=0.01), worker("D1")),
+    )
     affinity.sent([b"P1"], prefix)
     routes = [pick(query(prefix=keys), workers, POLICY, affinity, 0.0) for keys in ((), prefix)]
     new = (worker("P1", load_tokens=9, token_s=0.02), worker("P2"), worker("D1", token_s=9.0))
@@ -116,7 +125,7 @@ def test_ties_are_broken_by_the_draw_alone() -> None:
 
 
 def test_a_prompt_goes_back_to_who_holds_its_beginning_unless_that_one_is_busy() -> None:
-    prefix = prefix_keys(range(1_000), "")
+    prefix = keys_of(range(1_000), "")
     affinity = PrefixAffinity()
     affinity.sent([b"P2", b"D2"], prefix[:6])
     asked = query(500, prefix=prefix[:7])
@@ -127,12 +136,12 @@ def test_a_prompt_goes_back_to_who_holds_its_beginning_unless_that_one_is_busy()
 
 
 def test_a_salt_separates_prefixes() -> None:
-    assert prefix_keys(range(64), "a") != prefix_keys(range(64), "b")
-    assert prefix_keys(range(64), "a") == prefix_keys(range(127), "a")
-    assert prefix_keys(range(63), "a") == ()
-    assert prefix_keys(range(128), "")[:1] == prefix_keys(range(64), "")
+    assert keys_of(range(64), "a") != keys_of(range(64), "b")
+    assert keys_of(range(64), "a") == keys_of(range(127), "a")
+    assert keys_of(range(63), "a") == ()
+    assert keys_of(range(128), "")[:1] == keys_of(range(64), "")
     changed = [0, 1, *range(3, 65), *range(64, 128)]
-    assert not set(prefix_keys(changed, "")) & set(prefix_keys(range(128), "")), "the chain covers what went before"
+    assert not set(keys_of(changed, "")) & set(keys_of(range(128), "")), "the chain covers what went before"
 
 
 def test_the_memory_of_prefixes_is_bounded_and_forgets_the_oldest() -> None:

@@ -232,6 +232,9 @@ class TokenEntry(NestedValue, frozen=True):
     finish: Finish | None = None
 
 
+PACKED_ID_BYTES = 4
+
+
 def pack_ids(ids: tuple[int, ...] | list[int]) -> bytes:
     """Encode token ids as little-endian uint32."""
     packed = array("I", ids)

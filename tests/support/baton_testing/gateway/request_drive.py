@@ -25,7 +25,7 @@ from baton_gateway.requests.request_events import (
 )
 from baton_gateway.requests.retry_budget import RetryBudget
 from baton_wire.messages.gateway_link import Cancel, LegFailed, Prefill, Reserve
-from baton_wire.messages.values import Address, Finish, Reason, SamplingParams, TokenEntry
+from baton_wire.messages.values import Address, Finish, Reason, SamplingParams, TokenEntry, pack_ids
 
 P1, P2, D1, D2 = (name.encode().ljust(16, b".") for name in ("P1", "P2", "D1", "D2"))
 NAMES = {P1: "P1", P2: "P2", D1: "D1", D2: "D2"}
@@ -61,7 +61,7 @@ class Drive:
         """Admitted, prepared and routed."""
         assert self.feed(Admitted()) == ["prepare"]
         sampling = SamplingParams(max_tokens=self.max_tokens, seed=7)
-        self.feed(Prepared(tuple(Prompt(PROMPT, sampling, "") for _ in range(self.prompts))))
+        self.feed(Prepared(tuple(Prompt(pack_ids(PROMPT), sampling, "") for _ in range(self.prompts))))
         for _ in range(self.prompts):
             self.route(prefill, decode)
 
