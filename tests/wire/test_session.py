@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import secrets
 
@@ -22,7 +23,7 @@ from baton_wire.handshake import (
     parse_proof,
 )
 from baton_wire.keys import KeySet
-from baton_wire.session import FRAME_MAC_BYTES, AlteredFrames, Session, session_keys
+from baton_wire.session import FRAME_MAC_BYTES, HASHED_FROM_BYTES, AlteredFrames, Session, session_keys
 
 ACCEPTOR, DIALLER = Party(LinkRole.DECODE, b"d" * 16), Party(LinkRole.PREFILL, b"p" * 16)
 KEYS = KeySet({"k1": b"1" * 32})
@@ -52,6 +53,27 @@ def test_no_flipped_bit_passes(size: int) -> None:
         altered[bit // 8] ^= 1 << bit % 8
         with pytest.raises(AlteredFrameError):
             far.verify(bytes(altered))
+
+
+def test_no_flipped_bit_of_a_long_frame_passes() -> None:
+    frame = random.Random(0).randbytes(HASHED_FROM_BYTES)
+    near, far = sessions()
+    assert far.verify(near.sign(frame)) == frame
+    for bit in range(0, 8 * (len(frame) + FRAME_MAC_BYTES), 7):
+        near, far = sessions()
+        altered = bytearray(near.sign(frame))
+        altered[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(AlteredFrameError):
+            far.verify(bytes(altered))
+
+
+@pytest.mark.parametrize("size", [HASHED_FROM_BYTES - 1, HASHED_FROM_BYTES, 10 * HASHED_FROM_BYTES])
+def test_the_hash_of_a_long_frame_does_not_pass_in_its_place(size: int) -> None:
+    frame = bytes(size)
+    near, far = sessions()
+    signed = near.sign(frame)
+    with pytest.raises(AlteredFrameError):
+        far.verify(hashlib.sha256(frame).digest() + signed[-FRAME_MAC_BYTES:])
 
 
 @pytest.mark.parametrize("cut", [1, 15, 16, 17, 40])

@@ -19,7 +19,7 @@ from baton_kv_transfer.transports import tcp
 from baton_wire import handshake
 from baton_wire.messages import gateway_link, operator_link, pair_link
 from baton_wire.messages.values import POOL_ROLES, WIRE_VERSION, PairFingerprint, Role
-from baton_wire.session import FRAME_MAC_BYTES
+from baton_wire.session import FRAME_MAC_BYTES, HASHED_FROM_BYTES
 
 PAGES = Path(__file__).parent / "wire_versions"
 UNIONS = {
@@ -36,7 +36,7 @@ def page() -> str:
     """Everything that this version says: the handshake's frames, what surrounds others, then every message."""
     lines = [f"handshake {name}: {getattr(handshake, name).format}" for name in ("_OFFER", "_PROOF")]
     lines += [
-        f"frame MAC: {FRAME_MAC_BYTES} bytes",
+        f"frame MAC: {FRAME_MAC_BYTES} bytes, of the SHA-256 from {HASHED_FROM_BYTES} on",
         *(f"tcp {name}: {getattr(tcp, name).format}" for name in ("PUT", "ACK")),
     ]
     for link, union in UNIONS.items():
