@@ -12,7 +12,7 @@ from baton_engine.scheduling.engine_config import EngineConfig
 from baton_engine.scheduling.events import Drawn, Failed, Reserved, SchedulerEvent, SequenceSpec
 from baton_engine.scheduling.scheduler import Scheduler
 from baton_testing.engine.runners import ToyRunner
-from baton_wire.messages.values import Finish, RequestKey, SamplingParams
+from baton_wire.messages.values import Finish, Grammar, RequestKey, SamplingParams
 from baton_worker.reporting.reports import worker_state
 from baton_worker.reporting.views import EngineSnapshot
 from baton_worker.serving.engine_thread import CancelWork, EngineThread, ReserveBlocks, Submit
@@ -91,6 +91,17 @@ def test_a_cancel_is_heard_after_the_reservation_that_it_ends() -> None:
     assert isinstance(reserved, Reserved)
     assert cancelled == KEY
     assert thread.stop(5.0)
+
+
+def test_a_grammar_is_prepared_when_its_request_arrives() -> None:
+    heard, scheduler, prepared = Heard(), Scheduler(CONFIG), list[Grammar]()
+    stepper = Stepper(scheduler, ToyRunner(CONFIG.block_tokens, scheduler.pool))
+    thread = EngineThread(scheduler, stepper, heard.events, heard.cancelled, heard.crashed, prepare=prepared.append)
+    bound = SamplingParams(max_tokens=3, temperature=0.0, grammar=Grammar("{}"), stop_token_ids=(999,))
+    thread.post(ReserveBlocks(replace(spec(), sampling=bound)))
+    thread.post(Submit(replace(spec(), key=RequestKey(b"r" * 16, 1))))
+    thread.turn()
+    assert prepared == [Grammar("{}")]
 
 
 def test_an_idle_engine_still_notices_deadlines() -> None:

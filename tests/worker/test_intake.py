@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from msgspec.structs import replace
 
 from baton_engine.scheduling.events import Failed, SequenceSpec
 from baton_wire.messages.gateway_link import Reserve
-from baton_wire.messages.values import Reason, RequestKey, SamplingParams, pack_ids
+from baton_wire.messages.values import Grammar, Reason, RequestKey, SamplingParams, pack_ids
 from baton_worker.serving.intake import RequestLimits, sequence_spec
 
 LIMITS = RequestLimits(vocab_size=100, max_context_tokens=32, max_choices=4)
@@ -59,3 +61,12 @@ def test_what_breaks_a_rule_is_refused_by_name(change: dict[str, object], reason
 def test_a_prompt_that_leaves_room_for_one_token_is_accepted() -> None:
     longest = replace(MESSAGE, tokens=pack_ids([1] * 31), prompt_tokens=31)
     assert isinstance(sequence_spec(longest, LIMITS, now=0.0, hold=False), SequenceSpec)
+
+
+def test_a_worker_that_only_keeps_time_says_that_it_follows_no_grammar() -> None:
+    bound = replace(MESSAGE, sampling=SamplingParams(max_tokens=8, grammar=Grammar("{}"), stop_token_ids=(2,)))
+    assert isinstance(sequence_spec(bound, LIMITS, now=0.0, hold=False), SequenceSpec)
+    refusal = sequence_spec(bound, dataclasses.replace(LIMITS, follows_grammars=False), now=0.0, hold=False)
+    assert isinstance(refusal, Failed)
+    assert refusal.reason is Reason.GRAMMAR
+    assert "only keeps time" in refusal.detail

@@ -40,7 +40,7 @@ class RowMasks:
     def __init__(self, compiler: GrammarCompiler, max_slots: int, threads: int) -> None:
         self.observe_masks: Callable[[float], None] = lambda seconds: None
         """Told the seconds that the masks of each draw took."""
-        self._compiler = compiler
+        self.compiler = compiler
         self._max_slots = max_slots
         self._executor = LLExecutor(threads) if threads > 1 else None
         self._rows: dict[int, ConstrainedRow | Future[ConstrainedRow]] = {}
@@ -50,7 +50,7 @@ class RowMasks:
         """A sequence takes a slot; whatever the slot held is over."""
         self._rows.pop(opened.slot, None)
         if opened.sampling.grammar is not None or opened.sampling.thought is not None:
-            self._rows[opened.slot] = self._compiler.row(opened)
+            self._rows[opened.slot] = self.compiler.row(opened)
 
     def close(self, slots: Iterable[int]) -> None:
         """The slots are given back."""

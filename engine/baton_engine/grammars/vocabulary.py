@@ -49,7 +49,8 @@ def read_vocabulary(tokenizer_json: str, end_ids: tuple[int, ...], vocab_size: i
 def named_end_ids(files: Mapping[str, str | None]) -> tuple[int, ...]:
     """The end ids that a model's own files name: those for generation, or else those of its config."""
     for name in ("generation_config.json", "config.json"):
-        found = json.loads(files.get(name) or "{}").get("eos_token_id")
+        content = json.loads(files.get(name) or "{}")
+        found = content.get("eos_token_id") if isinstance(content, dict) else None
         ids = found if isinstance(found, list) else [found]
         if all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids) and ids:
             return tuple(ids)

@@ -25,6 +25,11 @@ class TokenizerBundle:
     data: bytes
     sha256: str
 
+    def files(self) -> dict[str, str | None]:
+        """Contents by name; None: the model has no such file."""
+        files: dict[str, str | None] = json.loads(self.data)
+        return files
+
 
 def read_bundle(model_dir: Path) -> TokenizerBundle:
     """Read the bundle of a model directory.

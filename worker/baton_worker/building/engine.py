@@ -5,12 +5,16 @@ What can be wrong with a model or a size is found here, before anything listens,
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
+from baton_engine.grammars.grammar_compiler import GrammarCompiler
+from baton_engine.grammars.row_masks import RowMasks
+from baton_engine.grammars.vocabulary import Vocabulary, named_end_ids, read_vocabulary
 from baton_engine.memory.kv_pool import KvPool, kv_geometry
 from baton_engine.model.errors import ModelError
 from baton_engine.model.loading import DTYPES, RANDOM_SCHEME, LoadedModel, load_model
@@ -31,6 +35,8 @@ from baton_worker.config import WorkerConfig
 from baton_worker.errors import ConfigError
 
 BLOCK_TOKENS = {"cpu": 16, "cuda": 64}
+MAX_MASK_THREADS = 8
+"""Masks of a batch beside a GPU's layers."""
 
 
 def build(config: WorkerConfig, observe_step: Callable[[int, StepLoad, float], None]) -> EngineParts:
@@ -57,7 +63,8 @@ def build(config: WorkerConfig, observe_step: Callable[[int, StepLoad, float], N
     pool = KvPool(geometry, sized.blocks, kv_dtype, device, with_checksums=config.verify == Verify.FULL)
     stages.ended("pool")
     scheduler = scheduler_of(config, pool, context)
-    runner = ModelRunner(loaded, pool, config.max_sequences)
+    masks = _masks(config, bundle, loaded.config.vocab_size)
+    runner = ModelRunner(loaded, pool, config.max_sequences, masks)
     stages.ended("runner")
     return EngineParts(
         bundle=bundle,
@@ -68,6 +75,7 @@ def build(config: WorkerConfig, observe_step: Callable[[int, StepLoad, float], N
         limits=limits_of(config, loaded.config.vocab_size, context),
         fingerprint=_fingerprint(loaded, kv_dtype, bundle),
         watch_layers=runner.watch_layers,
+        masks=masks,
         costs=cost_model(loaded.config, loaded.dtype.itemsize, geometry.element_bytes),
         peak=peak(device, loaded.dtype),
         stages=stages.seconds,
@@ -84,6 +92,18 @@ class _Stages:
     def ended(self, name: str) -> None:
         now = time.monotonic()
         self.seconds[name], self._began_s = now - self._began_s, now
+
+
+def _masks(config: WorkerConfig, bundle: TokenizerBundle, vocab_size: int) -> RowMasks:
+    """The vocabulary is read in the background: the first grammar comes later."""
+
+    def read() -> Vocabulary:
+        files = bundle.files()
+        return read_vocabulary(files["tokenizer.json"] or "", named_end_ids(files), vocab_size)
+
+    cores = len(os.sched_getaffinity(0))
+    threads = config.threads if config.device == "cpu" else max(1, min(MAX_MASK_THREADS, cores - 1))
+    return RowMasks(GrammarCompiler(read), config.max_sequences, threads)
 
 
 def _device(config: WorkerConfig) -> torch.device:

@@ -155,7 +155,7 @@ def build(config: WorkerConfig, times: PacedTimes, observe: Callable[[int, StepL
         landing_bytes=landing if config.role is Role.DECODE else 0,
         scheduler=scheduler,
         stepper=Stepper(scheduler, runner, observe),
-        limits=limits_of(config, vocabulary, context),
+        limits=limits_of(config, vocabulary, context, follows_grammars=False),
         fingerprint=_fingerprint(times, geometry, bundle.sha256),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from baton_engine.grammars.row_masks import RowMasks
 from baton_engine.memory.kv_pool import KvPool
 from baton_engine.model.step_cost import CostModel
 from baton_engine.running.layer_notices import LayerListener
@@ -34,6 +35,8 @@ class EngineParts:
     fingerprint: PairFingerprint
     watch_layers: Callable[[LayerListener], None] = field(default=lambda listener: None)
     """Have a listener told of layers while prompts are computed; a paced runner has none to tell of."""
+    masks: RowMasks | None = None
+    """None: grammars are refused (paced)."""
     costs: CostModel | None = None
     """None when nothing is computed (paced)."""
     peak: Peak | None = None
@@ -55,5 +58,7 @@ def scheduler_of(config: WorkerConfig, pool: KvPool, max_context_tokens: int) ->
     )
 
 
-def limits_of(config: WorkerConfig, vocab_size: int, max_context_tokens: int) -> RequestLimits:
-    return RequestLimits(vocab_size, max_context_tokens, min(MAX_CHOICES, config.max_sequences))
+def limits_of(
+    config: WorkerConfig, vocab_size: int, max_context_tokens: int, *, follows_grammars: bool = True
+) -> RequestLimits:
+    return RequestLimits(vocab_size, max_context_tokens, min(MAX_CHOICES, config.max_sequences), follows_grammars)

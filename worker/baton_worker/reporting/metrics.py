@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from baton_engine.grammars.row_masks import RowMasks
 from baton_engine.model.step_cost import CostModel
 from baton_engine.running.step_load import StepLoad
 from baton_kv_transfer.transports.bandwidth import LinkReport
@@ -23,6 +24,7 @@ from baton_worker.reporting.views import EngineSnapshot, TransferView
 
 STEP_BUCKETS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0, 4.0)
 HANDOVER_BUCKETS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 5.0)
+GRAMMAR_BUCKETS = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
 BATCH_BUCKETS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)
 
 
@@ -143,6 +145,12 @@ class WorkerMetrics:
         self.legs: dict[Reason, Counter] = {reason: ended.labels(role.value, reason.value) for reason in Reason}
         self.step_s = histogram("baton_step_seconds", "Duration of an engine step", STEP_BUCKETS)
         self.batch = histogram("baton_batch_size", "Prefill chunks and decode rows of an engine step", BATCH_BUCKETS)
+        self.compile_s = histogram(
+            "baton_grammar_compile_seconds", "Compiling one grammar that was not known here", GRAMMAR_BUCKETS
+        )
+        self.mask_s = histogram(
+            "baton_grammar_mask_seconds", "Masks of all rows of a step that follow grammars", GRAMMAR_BUCKETS
+        )
         self._utilisation: Utilisation | None = None
         self._startup_s = Gauge(
             "baton_startup_seconds", "Parts of the worker's start", ["role", "stage"], registry=self.registry
@@ -162,6 +170,11 @@ class WorkerMetrics:
         self._utilisation = None if costs is None else Utilisation(self._role, costs, peak)
         if self._utilisation is not None:
             self.registry.register(self._utilisation)
+
+    def follows_grammars(self, masks: RowMasks) -> None:
+        """Both are told in threads of the engine."""
+        masks.compiler.observe_compiled = self.compile_s.observe
+        masks.observe_masks = self.mask_s.observe
 
     def started(self, stages: Mapping[str, float]) -> None:
         """Seconds by part of the start."""

@@ -18,7 +18,7 @@ from baton_engine.running.stepper import Stepper
 from baton_engine.scheduling.events import SchedulerEvent, SequenceSpec
 from baton_engine.scheduling.scheduler import Scheduler
 from baton_wire.messages.pair_link import FirstToken
-from baton_wire.messages.values import RequestKey
+from baton_wire.messages.values import Grammar, RequestKey
 from baton_worker.reporting.views import EngineSnapshot
 
 log = logging.getLogger(__name__)
@@ -92,10 +92,12 @@ class EngineThread:
         on_cancel: Callable[[RequestKey], None],
         on_crash: Callable[[BaseException], None],
         clock: Callable[[], float] = time.monotonic,
+        prepare: Callable[[Grammar], object] = lambda grammar: None,
     ) -> None:
         """All three run in this thread: `on_events` after a turn that produced any, `on_cancel` after a whole
         request was cancelled (so that the transfer hears of it after everything that was said before), `on_crash`
-        once, if the loop dies. `clock` is what deadlines are set on.
+        once, if the loop dies. `clock` is what deadlines are set on. `prepare` hears of a grammar when its request
+        arrives, long before it is needed; it must not wait.
         """
         self._clock = clock
         self._scheduler = scheduler
@@ -103,6 +105,7 @@ class EngineThread:
         self._on_events = on_events
         self._on_cancel = on_cancel
         self._on_crash = on_crash
+        self._prepare = prepare
         stepper.before_launch = self._hand_out_events
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -189,6 +192,8 @@ class EngineThread:
     def _carry_out(self, command: Command, now: float) -> None:
         if isinstance(command, Submit | ReserveBlocks):
             self._taken = self._taken.and_of(command)
+            if (grammar := command.spec.sampling.grammar) is not None:
+                self._prepare(grammar)
         match command:
             case Submit(spec):
                 self._scheduler.submit(spec, now)

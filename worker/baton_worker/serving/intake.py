@@ -12,11 +12,12 @@ from baton_wire.messages.values import Reason, RequestKey, unpack_ids
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """What one request may ask of this worker; the same numbers are in Hello."""
+    """What one request may ask of this worker; the numbers are also in Hello."""
 
     vocab_size: int
     max_context_tokens: int
     max_choices: int
+    follows_grammars: bool = True
 
 
 def sequence_spec(
@@ -33,6 +34,8 @@ def sequence_spec(
         return Failed(key, Reason.BAD_REQUEST, detail)
     if message.prompt_tokens < len(tokens) and len(message.choices) > 1:
         return Failed(key, Reason.BAD_REQUEST, "choices: a continued request continues one choice")
+    if message.sampling.grammar is not None and not limits.follows_grammars:
+        return Failed(key, Reason.GRAMMAR, "grammar: this worker only keeps time and follows none")
     spec = SequenceSpec(
         key=key,
         tokens=tokens,

@@ -18,6 +18,7 @@ from baton_engine.running.step_load import StepLoad
 from baton_wire.errors import AuthenticationError
 from baton_wire.keys import KeyDirectory
 from baton_wire.messages.gateway_link import WorkerState
+from baton_wire.messages.values import Grammar
 from baton_worker.building import engine, paced
 from baton_worker.building.parts import EngineParts
 from baton_worker.config import WorkerConfig
@@ -92,10 +93,21 @@ async def serve(config: WorkerConfig, stop: process.Stop, build_role: BuildRole)
     def crashed(error: BaseException) -> None:
         loop.call_soon_threadsafe(stop.crashed, error)
 
-    thread = EngineThread(parts.scheduler, parts.stepper, service.on_events, service.on_cancel, crashed)
+    masks = parts.masks
+    thread = EngineThread(
+        parts.scheduler,
+        parts.stepper,
+        service.on_events,
+        service.on_cancel,
+        crashed,
+        prepare=_nothing if masks is None else masks.compiler.prepare,
+    )
     service.attach(thread)
     metrics.watch(lambda: thread.snapshot, role.transfer_view)
     async with contextlib.AsyncExitStack() as stack:
+        if masks is not None:
+            metrics.follows_grammars(masks)
+            stack.callback(masks.compiler.close)
         transfer_thread = LoopThread("transfer")
         stack.callback(transfer_thread.stop, STOP_S)
         await process.bound(config, transfer_thread.run_from_loop(role.mover.start()))
@@ -125,6 +137,10 @@ async def serve(config: WorkerConfig, stop: process.Stop, build_role: BuildRole)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_S):
                 await transfer_thread.run_from_loop(role.mover.stop())
+
+
+def _nothing(grammar: Grammar) -> None:
+    """Where none is followed, none is prepared: the request is refused."""
 
 
 class Wear:
