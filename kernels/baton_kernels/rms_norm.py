@@ -3,7 +3,7 @@
     y = weight * (x / sqrt(mean(x²) + eps))            x [T, H], weight [H]
 
 The mean and the division are done in float32 and rounded to x's dtype before the weight is applied, as the Hugging
-Face models do.
+Face models do. The weight may be float32 whatever x is.
 
 Bytes: rms_norm reads and writes T·H elements; add_rms_norm reads 2·T·H and writes 2·T·H (unfused: one read more).
 """
@@ -18,7 +18,7 @@ def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The formula above, written out. x [T, H], weight [H] → [T, H] in x's dtype."""
     x32 = x.float()
     scale = torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + eps)
-    return weight * (x32 * scale).to(x.dtype)
+    return (weight * (x32 * scale).to(x.dtype)).to(x.dtype)
 
 
 def add_rms_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from baton_engine.model.errors import ModelError
-from baton_engine.model.model_config import read_config
+from baton_engine.model.model_directory import read_spec
+from baton_wire.models.errors import ModelError
 from baton_worker.building import bundle_files
 from baton_worker.building.bundle_files import OPTIONAL, REQUIRED, read_bundle
 from baton_worker.errors import ConfigError
@@ -65,7 +65,7 @@ def test_the_configuration_is_not_read_through_a_link_either(model: Path, name: 
     (model / name).unlink()
     (model / name).symlink_to(model.parent / "secret.json")
     with pytest.raises(ModelError, match="outside the model directory"):
-        read_config(model)
+        read_spec(model)
 
 
 def test_what_is_no_file_or_far_too_large_is_named(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

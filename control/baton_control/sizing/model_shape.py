@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from baton_control.errors import FieldProblem, ManifestError, shown
+from baton_control.errors import FieldProblem, ManifestError
+from baton_wire.models.decoder_spec import Dense, Experts
+from baton_wire.models.errors import ModelConfigError
+from baton_wire.models.parsing import parse_spec
+from baton_wire.models.sizes import layer_sizes
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Dense decoder with grouped-query attention and a gated feed-forward block."""
+    """Decoder with grouped-query attention and gated feed-forward blocks, one in a layer or experts."""
 
     name: str
     layers: int
@@ -28,11 +32,17 @@ class ModelShape:
     """Bytes of a weight of the layers where these are quantised, scales included; None: element_bytes."""
     max_context_tokens: int = 131_072
 
+    expert_layers: int = 0
+    """Of the layers, those with experts in place of one feed-forward block."""
+    experts: int = 0
+    """In each of these."""
+    experts_per_token: int = 0
+    expert_inner: int = 0
+
     @property
     def block_parameters(self) -> int:
-        """Parameters of all layers, without embeddings: each is multiplied once per token."""
-        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-        return self.layers * (attention + 3 * self.hidden * self.feed_forward + 2 * self.hidden)
+        """Parameters of all layers that are multiplied once per token, without embeddings."""
+        return self._layer_parameters(self.experts_per_token)
 
     @property
     def embedding_parameters(self) -> int:
@@ -40,25 +50,34 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        return self.block_parameters + self.embedding_parameters * (1 if self.tied_embeddings else 2)
+        """All that are held, every expert among them."""
+        return self._layer_parameters(self.experts) + self.embedding_parameters * (1 if self.tied_embeddings else 2)
 
     @property
     def weight_bytes(self) -> int:
         """What the weights take in memory."""
-        return int(self._layers_bytes + (self.parameters - self.block_parameters) * self.element_bytes)
+        embeddings = self.embedding_parameters * (1 if self.tied_embeddings else 2)
+        return int(self._layers_bytes + embeddings * self.element_bytes)
 
     @property
     def step_weight_bytes(self) -> float:
-        """What a decode step reads of the weights."""
+        """What a decode step reads of the weights. A full batch reads every expert: so it is reckoned for any."""
         return self._layers_bytes + self.embedding_parameters * self.element_bytes
 
     @property
     def _layers_bytes(self) -> float:
-        return self.block_parameters * (self.layer_weight_bytes or self.element_bytes)
+        return self._layer_parameters(self.experts) * (self.layer_weight_bytes or self.element_bytes)
+
+    def _layer_parameters(self, experts: int) -> int:
+        """With so many experts in each layer that has them."""
+        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        dense = (self.layers - self.expert_layers) * 3 * self.hidden * self.feed_forward
+        sparse = self.expert_layers * self.hidden * (3 * experts * self.expert_inner + self.experts)
+        return self.layers * (attention + 2 * self.hidden) + dense + sparse
 
     @property
     def step_parameters(self) -> int:
-        """Parameters that a decode step reads: all layers and the output projection, not the input embedding."""
+        """Parameters that a token is multiplied with in a decode step: its layers' and the output projection's."""
         return self.block_parameters + self.embedding_parameters
 
     @property
@@ -68,59 +87,35 @@ class ModelShape:
 
 
 def shape_from_config(name: str, config: Mapping[str, object]) -> ModelShape:
-    """The shape in a parsed config.json. Raises ManifestError naming each missing or absurd field."""
-    problems: list[FieldProblem] = []
-
-    def integer(field: str, default: int | None = None) -> int:
-        value = config.get(field, default)
-        if value is None and default is not None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 1 << 24:
-            problems.append(
-                FieldProblem(field, f"{shown(value)} is not allowed: must be an integer from 1 to {1 << 24}")
-            )
-            return 1
-        return value
-
-    hidden, heads = integer("hidden_size"), integer("num_attention_heads")
-    dtype = config.get("torch_dtype", config.get("dtype", "bfloat16"))
-    if dtype not in DTYPE_BYTES:
-        problems.append(FieldProblem("torch_dtype", f"{shown(dtype)} is not allowed: one of {', '.join(DTYPE_BYTES)}"))
-    if config.get("num_experts") or config.get("num_local_experts"):
-        problems.append(FieldProblem("num_experts", "mixtures of experts are not modelled yet"))
-    shape = ModelShape(
+    """The shape of the model that a parsed config.json describes. Raises ManifestError naming the field."""
+    try:
+        spec = parse_spec(dict(config))
+        element_bytes = DTYPE_BYTES[spec.dtype or "bfloat16"]
+        sizes = layer_sizes(spec, element_bytes)
+    except ModelConfigError as error:
+        field, _, problem = str(error).partition(": ")
+        raise ManifestError((FieldProblem(field, problem),)) from error
+    attention = spec.attention
+    blocks = [layer.feed_forward for layer in spec.layers]
+    experts = [block for block in blocks if isinstance(block, Experts)]
+    return ModelShape(
         name=name,
-        layers=integer("num_hidden_layers"),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=integer("num_key_value_heads", heads),
-        head_dim=integer("head_dim", max(1, hidden // heads)),
-        feed_forward=integer("intermediate_size"),
-        vocabulary=integer("vocab_size"),
-        tied_embeddings=config.get("tie_word_embeddings", False) is True,
-        element_bytes=DTYPE_BYTES.get(str(dtype), 2),
-        layer_weight_bytes=_layer_weight_bytes(config.get("quantization_config")),
-        max_context_tokens=integer("max_position_embeddings", 131_072),
+        layers=spec.num_layers,
+        hidden=spec.hidden_size,
+        heads=attention.q_heads,
+        kv_heads=attention.kv_heads,
+        head_dim=attention.head_dim,
+        feed_forward=next((block.inner for block in blocks if isinstance(block, Dense)), 0),
+        vocabulary=spec.vocab_size,
+        tied_embeddings=spec.tied_head,
+        element_bytes=element_bytes,
+        layer_weight_bytes=(sizes.bytes + sizes.expert_bytes) / (sizes.weights + sizes.expert_weights),
+        max_context_tokens=spec.max_context_tokens,
+        expert_layers=len(experts),
+        experts=experts[0].count if experts else 0,
+        experts_per_token=experts[0].per_token if experts else 0,
+        expert_inner=experts[0].inner if experts else 0,
     )
-    if problems:
-        raise ManifestError(tuple(problems))
-    return shape
-
-
-def _layer_weight_bytes(section: object) -> float | None:
-    """Of a `quantization_config`, whose details a worker judges: 4 bits where it says so, else 8; with 2 bytes of scale
-    for each group."""
-    if not isinstance(section, Mapping):
-        return None
-    groups = section.get("config_groups")
-    first = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
-    weights = first.get("weights") if isinstance(first, Mapping) else section
-    if not isinstance(weights, Mapping):
-        return None
-    bits = weights.get("bits", weights.get("num_bits", 8))
-    group = weights.get("group_size")
-    scale = 2.0 / group if isinstance(group, int) and group > 0 else 0.0
-    return (0.5 if bits == 4 else 1.0) + scale
 
 
 LLAMA_8B = ModelShape("llama-3.1-8b", 32, 4096, 32, 8, 128, 14_336, 128_256, False)

@@ -59,8 +59,8 @@ def decode_times(shape: ModelShape, accelerator: Accelerator, tensor_parallel: i
 
 def balance_batch(shape: ModelShape, accelerator: Accelerator) -> float:
     """The batch at which computing a step takes as long as reading its weights."""
-    bytes_each = shape.step_weight_bytes / shape.step_parameters
-    return accelerator.dense_flops * bytes_each / (2.0 * accelerator.weight_bytes_per_s)
+    read_s = shape.step_weight_bytes / accelerator.weight_bytes_per_s
+    return accelerator.dense_flops * read_s / (2.0 * shape.step_parameters)
 
 
 def kv_capacity_tokens(shape: ModelShape, accelerator: Accelerator, tensor_parallel: int) -> int:

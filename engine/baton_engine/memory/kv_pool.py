@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 
 from baton_engine.memory.host_memory import HugePageArena
-from baton_engine.model.model_config import ModelConfig
 from baton_kernels.kv_checksum import kv_checksums
 from baton_kernels.kv_copy import copy_blocks, pack_kv, scatter_kv
 from baton_kernels.kv_units import UnitRange
 from baton_wire.kv_shape import KvGeometry, PoolPart, Units
+from baton_wire.models.decoder_spec import DecoderSpec
 
 WARM_UNITS = (0, 1, 2)
 """First units: kernels are compiled for 1 and for multiples of 16 apart."""
 
 
-def kv_geometry(config: ModelConfig, dtype: torch.dtype, block_tokens: int) -> KvGeometry:
+def kv_geometry(config: DecoderSpec, dtype: torch.dtype, block_tokens: int) -> KvGeometry:
     """The shape of a model's blocks when its keys and values are kept in `dtype`."""
     return KvGeometry(config.num_layers, config.num_kv_heads, config.head_dim, dtype.itemsize, block_tokens)
 

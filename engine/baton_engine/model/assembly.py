@@ -9,20 +9,19 @@ import torch
 from torch import Tensor
 
 from baton_engine.model.decoder import Decoder, DecoderLayer
-from baton_engine.model.expert_config import ExpertConfig
-from baton_engine.model.formats.quantization import WeightFormats
 from baton_engine.model.formats.stored_weight import StoredWeight, joined
 from baton_engine.model.formats.unpacking import unpack
 from baton_engine.model.layers.experts import Router, SeparateExperts, StackedExperts
 from baton_engine.model.layers.linear import Linear, LinearMethod, Projection, QuantisedLinear, RowLinear, linear_method
 from baton_engine.model.layers.mlp import gated_mlp
-from baton_engine.model.layers.norm import PackedNorm, RmsNorm, WeightedRmsNorm, pack_norm
+from baton_engine.model.layers.norm import NormedProjection, PackedNorm, RmsNorm, WeightedRmsNorm, pack_norm
 from baton_engine.model.layers.rope import rope_tables
-from baton_engine.model.model_config import ModelConfig
-from baton_engine.model.parameters import EMBEDDING, FINAL_NORM, HEAD_LAYER, is_sparse, layer_prefix, linear_sizes
 from baton_engine.model.weights import WeightSource
 from baton_kernels.attention_inputs import HeadNorms
 from baton_kernels.kv_scales import GREATEST
+from baton_wire.models.decoder_spec import Attention, DecoderSpec, Dense, Experts, ExpertTensors
+from baton_wire.models.formats.quantization import WeightFormats
+from baton_wire.models.parameters import EMBEDDING, FINAL_NORM, HEAD_LAYER, layer_prefix, linear_sizes, rotated_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +33,7 @@ class _Reader:
     device: torch.device
     method: LinearMethod
     norm_eps: float
+    norms_from_one: bool
     formats: WeightFormats
     sizes: Mapping[str, tuple[int, int]]
     """Features and columns of each linear layer."""
@@ -47,26 +47,51 @@ class _Reader:
             part.copy_(self.source.read(name))
         return stacked
 
-    def norm(self, name: str) -> PackedNorm:
-        return pack_norm(self.tensor(name), self.norm_eps, self.method.reads_norms)
+    def norm_weight(self, name: str) -> Tensor:
+        """What a norm multiplies by: float32 where it is 1 more than what is stored, as 16 bits would lose the rest."""
+        if not self.norms_from_one:
+            return self.tensor(name)
+        return self.source.read(name).to(device=self.device, dtype=torch.float32, copy=True).add_(1.0)
 
-    def head_norms(self, prefix: str) -> HeadNorms:
-        return HeadNorms(self.tensor(f"{prefix}q_norm.weight"), self.tensor(f"{prefix}k_norm.weight"), self.norm_eps)
+    def norm(self, name: str) -> PackedNorm:
+        return pack_norm(self.norm_weight(name), self.norm_eps, self.dtype, self.method.reads_norms)
+
+    def own_norm(self, name: str) -> WeightedRmsNorm:
+        """A norm of which nothing is folded into the layers around it."""
+        return WeightedRmsNorm(self.norm_weight(name), self.norm_eps)
+
+    def head_norms(self, prefix: str, rows: Sequence[int] | None, head_dim: int) -> HeadNorms:
+        """`rows` as `rotated_rows` has them: the dimensions of a head stand as its weights' rows do."""
+        q, k = (self.norm_weight(f"{prefix}{name}_norm.weight") for name in ("q", "k"))
+        if rows is not None:
+            q, k = (weight[list(rows[:head_dim])] for weight in (q, k))
+        return HeadNorms(q, k, self.norm_eps)
 
     def linear(
-        self, prefix: str, *projections: str, has_bias: bool, norm: PackedNorm | None = None, gated: bool = False
+        self,
+        prefix: str,
+        *projections: str,
+        has_bias: bool,
+        norm: PackedNorm | None = None,
+        gated: bool = False,
+        rows: Sequence[int] | None = None,
     ) -> Linear:
-        """The projections as one; `norm` comes before them."""
+        """The projections as one; `norm` comes before them. `rows`: which of all their features stand where."""
         bias = self.tensor(*(f"{prefix}{name}.bias" for name in projections)) if has_bias else None
+        taken = None if rows is None else torch.tensor(rows, device=self.device)
+        if bias is not None and taken is not None:
+            bias = bias.index_select(0, taken)
         layers = [prefix + name for name in projections]
         if any(self.formats.of(layer) for layer in layers):
             parts = [self._stored(layer) for layer in layers]
-            packed = self._packed(parts, bias)
+            packed = self._packed(parts, bias, taken)
             if packed is not None:
                 return packed
             weight = self._dense(parts)
         else:
             weight = self.weight(prefix, *projections)
+        if taken is not None:
+            weight = weight.index_select(0, taken)
         if norm is not None and norm.scale is not None:
             weight.mul_(norm.scale)
         return self.method.pack(weight, bias, norm.deferred_eps if norm is not None else None, gated)
@@ -82,11 +107,15 @@ class _Reader:
         dense = [part.dequantised() if isinstance(part, StoredWeight) else part for part in parts]
         return torch.cat([part.to(self.dtype) for part in dense])
 
-    def _packed(self, parts: Sequence[StoredWeight | Tensor], bias: Tensor | None) -> Linear | None:
+    def _packed(
+        self, parts: Sequence[StoredWeight | Tensor], bias: Tensor | None, rows: Tensor | None
+    ) -> Linear | None:
         """The parts as one product of quantised weights. None where they are not stored alike, or the device has no
         such product."""
         stored = [part for part in parts if isinstance(part, StoredWeight)]
         whole = joined(stored) if len(stored) == len(parts) else None
+        if whole is not None and rows is not None:
+            whole = whole.with_features(rows)
         return None if whole is None else self.method.pack_stored(whole, bias, self.dtype)
 
     def _stored(self, layer: str) -> StoredWeight | Tensor:
@@ -102,31 +131,38 @@ class _Reader:
 
 
 def assemble(
-    config: ModelConfig, source: WeightSource, dtype: torch.dtype, device: torch.device, max_context_tokens: int
+    config: DecoderSpec, source: WeightSource, dtype: torch.dtype, device: torch.device, max_context_tokens: int
 ) -> Decoder:
     """The decoder of a config with the source's (already checked) parameters; RoPE tables reach max_context_tokens."""
     method = linear_method(dtype, device)
-    reader = _Reader(source, dtype, device, method, config.rms_norm_eps, config.formats, linear_sizes(config))
+    reader = _Reader(
+        source, dtype, device, method, config.norm_eps, config.norms_from_one, config.formats, linear_sizes(config)
+    )
     embedding = reader.tensor(EMBEDDING)
-    input_norms = [reader.norm(f"{layer_prefix(layer)}input_layernorm.weight") for layer in range(config.num_layers)]
+    prefixes = [layer_prefix(number) for number in range(config.num_layers)]
+    input_norms = [
+        reader.norm(f"{prefix}{layer.norms.before_mixer}.weight")
+        for prefix, layer in zip(prefixes, config.layers, strict=True)
+    ]
     final_norm = reader.norm(FINAL_NORM)
     borders = [*input_norms, final_norm]
     return Decoder(
         embedding=embedding,
+        embedding_scale=float(torch.tensor(config.embedding_scale).to(dtype)),
         first_norm=borders[0].norm,
         layers=tuple(
             _assemble_layer(config, reader, layer, borders[layer], borders[layer + 1])
             for layer in range(config.num_layers)
         ),
         head=_head(config, reader, embedding, final_norm),
-        rope=rope_tables(config.rope, config.head_dim, max_context_tokens, dtype, device),
-        num_q_heads=config.num_q_heads,
-        attention_scale=config.head_dim**-0.5,
+        logit_cap=config.logit_cap,
+        ropes=tuple(rope_tables(rope, config.head_dim, max_context_tokens, dtype, device) for rope in config.ropes),
+        num_q_heads=config.attention.q_heads,
         kv_scales=_kv_scales(config, source).to(device),
     )
 
 
-def _head(config: ModelConfig, reader: _Reader, embedding: Tensor, norm: PackedNorm) -> Linear:
+def _head(config: DecoderSpec, reader: _Reader, embedding: Tensor, norm: PackedNorm) -> Linear:
     if not config.tied_head:
         return reader.linear("", HEAD_LAYER, has_bias=False, norm=norm)
     # With rows as in the checkpoint the memory is shared; the CPU's own layout is a second copy, for speed.
@@ -134,70 +170,86 @@ def _head(config: ModelConfig, reader: _Reader, embedding: Tensor, norm: PackedN
     return reader.method.pack(weight, None, norm.deferred_eps)
 
 
-def _kv_scales(config: ModelConfig, source: WeightSource) -> Tensor:
+def _kv_scales(config: DecoderSpec, source: WeightSource) -> Tensor:
     """Scales of a float8 pool, [layers, 2, kv_heads] float32: 1 for keys, 1/8 for values, which are smaller; more where
     a projection's bias alone would take half of the range (keys of Qwen2). Powers of two, the same on every worker."""
     scales = torch.ones(config.num_layers, 2, config.num_kv_heads)
     scales[:, 1] = 1 / 8
-    if config.qkv_bias:
-        for layer in range(config.num_layers):
-            for side, name in enumerate(("k_proj", "v_proj")):
-                bias = source.read(f"{layer_prefix(layer)}self_attn.{name}.bias").float().cpu()
-                greatest = bias.view(config.num_kv_heads, config.head_dim).abs().amax(-1)
-                needed = torch.exp2(torch.ceil(torch.log2((2 * greatest / GREATEST).clamp(min=2.0**-20))))
-                scales[layer, side] = torch.maximum(scales[layer, side], needed)
+    for number, layer in enumerate(config.layers):
+        mixer = layer.mixer
+        if not mixer.qkv_bias:
+            continue
+        names = [f"{layer_prefix(number)}self_attn.{name}.bias" for name in mixer.qkv]
+        biases = torch.cat([source.read(name).float().cpu() for name in names])
+        for side, bias in enumerate(torch.split(biases[mixer.q_width :], mixer.kv_width)):
+            greatest = bias.view(mixer.kv_heads, mixer.head_dim).abs().amax(-1)
+            needed = torch.exp2(torch.ceil(torch.log2((2 * greatest / GREATEST).clamp(min=2.0**-20))))
+            scales[number, side] = torch.maximum(scales[number, side], needed)
     return scales
 
 
 def _assemble_layer(
-    config: ModelConfig, reader: _Reader, layer: int, input_norm: PackedNorm, next_norm: PackedNorm
+    config: DecoderSpec, reader: _Reader, number: int, input_norm: PackedNorm, next_norm: PackedNorm
 ) -> DecoderLayer:
-    prefix = layer_prefix(layer)
-    attention = f"{prefix}self_attn."
-    mlp, mlp_norm = _feed_forward(config, reader, layer)
-    qkv = reader.linear(attention, "q_proj", "k_proj", "v_proj", has_bias=config.qkv_bias, norm=input_norm)
-    key_value: Linear | None = None
-    if layer == config.num_layers - 1:
-        if isinstance(qkv, RowLinear | QuantisedLinear):
-            key_value = qkv.last_features(2 * config.num_kv_heads * config.head_dim)
-        elif reader.method.reads_norms:
-            key_value = reader.linear(attention, "k_proj", "v_proj", has_bias=config.qkv_bias, norm=input_norm)
+    layer, prefix = config.layers[number], layer_prefix(number)
+    mixer, norms, attention = layer.mixer, layer.norms, f"{prefix}self_attn."
+    mlp, mlp_norm = _feed_forward(config, reader, number)
+    rows = rotated_rows(mixer)
+    qkv = reader.linear(attention, *mixer.qkv, has_bias=mixer.qkv_bias, norm=input_norm, rows=rows)
+    output: Projection = reader.linear(attention, "o_proj", has_bias=mixer.output_bias)
+    if norms.after_mixer is not None:
+        output = NormedProjection(output, reader.own_norm(f"{prefix}{norms.after_mixer}.weight"))
+    if norms.after_feed_forward is not None:
+        mlp = NormedProjection(mlp, reader.own_norm(f"{prefix}{norms.after_feed_forward}.weight"))
     return DecoderLayer(
         qkv=qkv,
-        key_value=key_value,
-        head_norms=reader.head_norms(attention) if config.qk_norm else None,
-        output=reader.linear(attention, "o_proj", has_bias=config.output_bias),
+        key_value=_key_value(reader, mixer, attention, qkv, input_norm) if number == config.num_layers - 1 else None,
+        head_norms=reader.head_norms(attention, rows, mixer.head_dim) if mixer.qk_norm else None,
+        output=output,
         mlp_norm=mlp_norm,
         mlp=mlp,
         next_norm=next_norm.norm,
-        window=config.windows[layer],
+        rope=config.ropes.index(mixer.rope),
+        scale=mixer.scale,
+        window=mixer.window,
     )
 
 
-def _feed_forward(config: ModelConfig, reader: _Reader, layer: int) -> tuple[Projection, RmsNorm]:
+def _key_value(reader: _Reader, mixer: Attention, prefix: str, qkv: Linear, input_norm: PackedNorm) -> Linear | None:
+    """K and V of a layer alone, where that pays."""
+    if isinstance(qkv, RowLinear | QuantisedLinear):
+        return qkv.last_features(2 * mixer.kv_width)
+    if not reader.method.reads_norms:
+        return None
+    rows = rotated_rows(mixer) or range(mixer.q_width + 2 * mixer.kv_width)
+    return reader.linear(prefix, *mixer.qkv, has_bias=mixer.qkv_bias, norm=input_norm, rows=rows[mixer.q_width :])
+
+
+def _feed_forward(config: DecoderSpec, reader: _Reader, number: int) -> tuple[Projection, RmsNorm]:
     """The block and the norm before it."""
-    prefix = layer_prefix(layer)
-    name = f"{prefix}post_attention_layernorm.weight"
-    if config.experts is not None and is_sparse(config, layer):
+    layer, prefix = config.layers[number], layer_prefix(number)
+    block, name = layer.feed_forward, f"{prefix}{layer.norms.before_feed_forward}.weight"
+    if isinstance(block, Experts):
         # Router and experts read the norm: it is not folded into any of them.
-        return _experts(config.experts, reader, prefix), WeightedRmsNorm(reader.tensor(name), reader.norm_eps)
-    norm, mlp = reader.norm(name), f"{prefix}mlp."
-    block = gated_mlp(
-        reader.linear(mlp, "gate_proj", "up_proj", has_bias=config.mlp_bias, norm=norm, gated=True),
-        reader.linear(mlp, "down_proj", has_bias=config.mlp_bias),
-        config.intermediate_size,
-    )
-    return block, norm.norm
+        return _experts(block, reader, prefix), reader.own_norm(name)
+    norm = reader.norm(name)
+    return _dense(block, reader, f"{prefix}mlp.", norm), norm.norm
 
 
-def _experts(experts: ExpertConfig, reader: _Reader, prefix: str) -> Projection:
+def _dense(block: Dense, reader: _Reader, prefix: str, norm: PackedNorm) -> Projection:
+    gate_up = reader.linear(prefix, *block.gate_up, has_bias=block.bias, norm=norm, gated=True)
+    return gated_mlp(gate_up, reader.linear(prefix, "down_proj", has_bias=block.bias), block.inner)
+
+
+def _experts(experts: Experts, reader: _Reader, prefix: str) -> Projection:
     router = Router(reader.tensor(f"{prefix}{experts.router}.weight"), experts.per_token, experts.normalised)
-    numbers = range(experts.count)
+    assert isinstance(experts.tensors, ExpertTensors)
+    names, numbers = experts.tensors, range(experts.count)
     if reader.device.type == "cuda" and reader.dtype == torch.bfloat16:
-        gate_up = torch.stack([reader.weight(prefix, *experts.gate_up(number)) for number in numbers])
-        return StackedExperts(router, gate_up, torch.stack([reader.weight(prefix, experts.down(n)) for n in numbers]))
+        gate_up = torch.stack([reader.weight(prefix, *names.gate_up(number)) for number in numbers])
+        return StackedExperts(router, gate_up, torch.stack([reader.weight(prefix, names.down(n)) for n in numbers]))
     return SeparateExperts(
         router,
-        tuple(reader.linear(prefix, *experts.gate_up(n), has_bias=False, gated=True) for n in numbers),
-        tuple(reader.linear(prefix, experts.down(n), has_bias=False) for n in numbers),
+        tuple(reader.linear(prefix, *names.gate_up(n), has_bias=False, gated=True) for n in numbers),
+        tuple(reader.linear(prefix, names.down(n), has_bias=False) for n in numbers),
     )

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from baton_engine.model.config_fields import JsonObject, read_json_object
 from baton_engine.model.errors import WeightsError
-from baton_engine.model.model_directory import outside
+from baton_engine.model.model_directory import outside, read_json_object
+from baton_wire.models.config_fields import JsonObject
 
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"

@@ -1,7 +1,8 @@
 """The decoder: embedding, layers of attention and gated MLP, final norm, head. One implementation for every supported
 family.
 
-What differs between families is which optional weights a layer has (biases inside `Linear`, QK norms) and its window.
+What differs between families is in the layers: optional weights (biases inside `Linear`, QK norms, norms of what is
+added to the residual stream), windows, and which table of rotations they read.
 Weights arrive ready from `assembly.py`; the KV pool and the rows of the step are passed in. No state of its own.
 """
 
@@ -38,23 +39,27 @@ class DecoderLayer:
     key_value: Linear | None
     """K and V alone, for rows that need no more: of the last layer, on a GPU or where products are compiled."""
     head_norms: HeadNorms | None
-    output: Linear  # q_heads · head_dim → hidden_size
+    output: Projection  # q_heads · head_dim → hidden_size
     mlp_norm: RmsNorm
     mlp: Projection
     next_norm: RmsNorm
     """Input norm of the next layer; after the last one the final norm."""
+    rope: int
+    """Which of the decoder's tables."""
+    scale: float
     window: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
     embedding: Tensor  # [vocab_size, hidden_size]
+    embedding_scale: float
     first_norm: RmsNorm
     layers: tuple[DecoderLayer, ...]
     head: Linear  # hidden_size → vocab_size
-    rope: RopeTables
+    logit_cap: float | None
+    ropes: tuple[RopeTables, ...]
     num_q_heads: int
-    attention_scale: float
     kv_scales: Tensor
     """[layers, 2, kv_heads] float32 (`kv_scales.py`): what a float8 pool divides keys and values by."""
 
@@ -69,6 +74,8 @@ class Decoder:
         last, scales = rows.last, self._scales(kv_pool)
         placed = self._placed(rows.positions, rows.slot_mapping)
         x = functional.embedding(token_ids, self.embedding)
+        if self.embedding_scale != 1.0:
+            x = x * self.embedding_scale
         residual, x = x, self.first_norm(x)
         for number, layer in enumerate(self.layers):
             kv = KvLayer(kv_pool, number, scales)
@@ -76,7 +83,7 @@ class Decoder:
             qkv, num_q_heads = layer.qkv, self.num_q_heads
             if ending is not None and layer.key_value is not None and _pays(x, ending.rows):
                 qkv, num_q_heads = layer.key_value, 0
-            q = rope_kv_write(qkv(x), kv, placed, num_q_heads, layer.head_norms)
+            q = rope_kv_write(qkv(x), kv, placed[layer.rope], num_q_heads, layer.head_norms)
             if written is not None:
                 written(number + 1)
             if ending is not None:
@@ -88,20 +95,24 @@ class Decoder:
                 else:  # their K and V stand, and may be on their way to another worker: not written twice
                     again, nowhere = layer.qkv(x.index_select(0, ending.rows)), torch.full_like(ending.rows, -1)
                     unplaced = self._placed(rows.positions.index_select(0, ending.rows), nowhere)
-                    q = rope_kv_write(again, kv, unplaced, self.num_q_heads, layer.head_norms)
-                attended = paged_decode_attention(q, kv, ending.attention, self.attention_scale, layer.window)
+                    q = rope_kv_write(again, kv, unplaced[layer.rope], self.num_q_heads, layer.head_norms)
+                attended = paged_decode_attention(q, kv, ending.attention, layer.scale, layer.window)
             else:
-                attended = attend(q, kv, rows, self.attention_scale, layer.window)
+                attended = attend(q, kv, rows, layer.scale, layer.window)
             x, residual = layer.mlp_norm.after(layer.output, attended.flatten(1), residual)
             x, residual = layer.next_norm.after(layer.mlp, x, residual)
         return x
 
-    def _placed(self, positions: Tensor, slot_mapping: Tensor) -> PlacedRows:
-        return PlacedRows(positions, slot_mapping, self.rope.cos, self.rope.sin)
+    def _placed(self, positions: Tensor, slot_mapping: Tensor) -> tuple[PlacedRows, ...]:
+        """For each of the rope tables."""
+        return tuple(PlacedRows(positions, slot_mapping, rope.cos, rope.sin) for rope in self.ropes)
 
     def _scales(self, kv_pool: Tensor) -> Tensor | None:
         return self.kv_scales if kv_pool.dtype == KV_FP8 else None
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [N, hidden_size] → float32 logits [N, vocab_size]."""
-        return self.head(hidden).float()
+        logits = self.head(hidden).float()
+        if self.logit_cap is None:
+            return logits
+        return logits.div_(self.logit_cap).tanh_().mul_(self.logit_cap)

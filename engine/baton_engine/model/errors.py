@@ -1,20 +1,8 @@
-"""Errors of reading and loading a model. All are the operator's to fix: the message names the field or tensor and what
-is allowed.
-
-ModelError
-├── ModelConfigError    config.json is missing, malformed, or asks for something that this engine does not compute
-└── WeightsError   weight files are missing, refused, truncated, or do not match the config
-"""
+"""Errors of loading a model, below those of reading its config (`baton_wire.models.errors`, which draws the tree)."""
 
 from __future__ import annotations
 
-
-class ModelError(Exception):
-    """Base of every error about a model's files."""
-
-
-class ModelConfigError(ModelError):
-    """A field of the model's config; the message starts with its name."""
+from baton_wire.models.errors import ModelError
 
 
 class WeightsError(ModelError):

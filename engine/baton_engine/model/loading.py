@@ -15,11 +15,13 @@ import torch
 
 from baton_engine.model.assembly import assemble
 from baton_engine.model.checkpoint_files import content_hash, find_checkpoint
-from baton_engine.model.config_fields import JsonObject, read_json_object
 from baton_engine.model.decoder import Decoder
-from baton_engine.model.errors import ModelError
-from baton_engine.model.model_config import ModelConfig, parse_config, read_config
+from baton_engine.model.model_directory import read_json_object, read_spec
 from baton_engine.model.weights import RandomWeights, check_parameters, open_safetensors
+from baton_wire.models.config_fields import JsonObject
+from baton_wire.models.decoder_spec import DecoderSpec
+from baton_wire.models.errors import ModelError
+from baton_wire.models.parsing import parse_spec
 
 RANDOM_SCHEME: Final = "random://"
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -27,7 +29,7 @@ DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16"
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    config: ModelConfig
+    config: DecoderSpec
     model: Decoder
     model_hash: str
     """SHA-256 of config and weights, hexadecimal: equal exactly when two workers serve the same model."""
@@ -48,7 +50,7 @@ def load_model(
     if seed is None and not config_path.parent.is_dir():
         raise ModelError(f"{config_path.parent}: no such model directory")
     raw = read_json_object(config_path)
-    config = parse_config(raw) if seed is not None else read_config(config_path.parent)
+    config = parse_spec(raw) if seed is not None else read_spec(config_path.parent)
     context = config.context_within(max_context_tokens)
     dtype = dtype or default_dtype(config, device)
     with torch.inference_mode():
@@ -61,7 +63,7 @@ def load_model(
     return LoadedModel(config, model, model_hash, dtype, device, context)
 
 
-def default_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
+def default_dtype(config: DecoderSpec, device: torch.device) -> torch.dtype:
     """float32 on a CPU, which computes 16-bit types slowly; elsewhere the checkpoint's own, else bfloat16."""
     if device.type == "cpu":
         return torch.float32
@@ -69,7 +71,7 @@ def default_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
 
 
 def _load_directory(
-    directory: Path, raw: JsonObject, config: ModelConfig, dtype: torch.dtype, device: torch.device, context: int
+    directory: Path, raw: JsonObject, config: DecoderSpec, dtype: torch.dtype, device: torch.device, context: int
 ) -> tuple[Decoder, str]:
     files = find_checkpoint(directory)
     with open_safetensors(files) as source:

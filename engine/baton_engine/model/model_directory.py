@@ -6,9 +6,37 @@ that somebody else filled could name any file that the worker may read.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Final
 
-from baton_engine.model.errors import ModelConfigError
+from baton_wire.models.config_fields import JsonObject
+from baton_wire.models.decoder_spec import DecoderSpec
+from baton_wire.models.errors import ModelConfigError
+from baton_wire.models.parsing import parse_spec
+
+MAX_JSON_BYTES: Final = 16 << 20
+"""A config.json has a few KB, the index of a very large model a few hundred; more is a mistake or an attack."""
+
+
+def read_json_object(path: Path) -> JsonObject:
+    """The JSON object in a file. Raises ModelConfigError when it is missing, too large, not JSON, or not an object."""
+    try:
+        size = path.stat().st_size
+        if size > MAX_JSON_BYTES:
+            raise ModelConfigError(f"{path.name}: {size} bytes is more than the allowed {MAX_JSON_BYTES}")
+        parsed = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
+    except OSError as error:
+        raise ModelConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelConfigError(f"{path}: is not valid JSON: {error}") from error
+    if not isinstance(parsed, dict):
+        raise ModelConfigError(f"{path}: must hold a JSON object, not {type(parsed).__name__}")
+    return parsed
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def outside(directory: Path, name: str) -> Path | None:
@@ -23,3 +51,10 @@ def model_file(directory: Path, name: str) -> Path | None:
     if path.is_symlink() and (target := outside(directory, name)) is not None:
         raise ModelConfigError(f"{name}: is a link to {target}, outside the model directory, which is refused")
     return path if path.is_file() else None
+
+
+def read_spec(directory: Path) -> DecoderSpec:
+    """The model of a directory: config.json, stop ids from generation_config.json too. Raises ModelConfigError."""
+    generation = model_file(directory, "generation_config.json")
+    config = model_file(directory, "config.json") or directory / "config.json"
+    return parse_spec(read_json_object(config), read_json_object(generation) if generation else {})

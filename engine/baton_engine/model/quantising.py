@@ -18,12 +18,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from baton_engine.model.checkpoint_files import INDEX, SINGLE, CheckpointFiles, find_checkpoint
-from baton_engine.model.config_fields import read_json_object
-from baton_engine.model.errors import ModelError
 from baton_engine.model.formats.stored_weight import FP8
-from baton_engine.model.model_config import ModelConfig, read_config
-from baton_engine.model.parameters import HEAD_LAYER, linear_sizes
+from baton_engine.model.model_directory import read_json_object, read_spec
 from baton_engine.model.weights import check_parameters, open_safetensors
+from baton_wire.models.decoder_spec import DecoderSpec
+from baton_wire.models.errors import ModelError
+from baton_wire.models.parameters import HEAD_LAYER, linear_sizes
 
 Format = Literal["fp8", "int8", "int4"]
 FORMATS: Final[tuple[Format, ...]] = ("fp8", "int8", "int4")
@@ -40,7 +40,7 @@ def quantise_model(source: Path, target: Path, kind: Format, told: Callable[[int
 
     Raises ModelError: `source` can't be served or is quantised already, `target` is there, its disk is full.
     """
-    config = read_config(source)
+    config = read_spec(source)
     if config.formats.method is not None:
         raise ModelError(f"{source}: is quantised already ({config.formats.method}); allowed: unquantised weights")
     if target.exists():
@@ -78,7 +78,7 @@ def rounded(weight: Tensor, kind: Format, group: int) -> dict[str, Tensor]:
     return {"weight_packed": words, "weight_scale": scales, "weight_shape": torch.tensor([features, columns])}
 
 
-def _group(config: ModelConfig) -> int:
+def _group(config: DecoderSpec) -> int:
     columns = {size[1] for layer, size in linear_sizes(config).items() if layer != HEAD_LAYER}
     for group in GROUPS:
         if all(count % group == 0 for count in columns):
@@ -111,7 +111,7 @@ def _section(kind: Format, group: int) -> dict[str, Any]:
 def _write_weights(
     files: CheckpointFiles,
     target: Path,
-    config: ModelConfig,
+    config: DecoderSpec,
     kind: Format,
     group: int,
     told: Callable[[int, int], None],

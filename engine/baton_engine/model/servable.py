@@ -9,19 +9,20 @@ from __future__ import annotations
 from pathlib import Path
 
 from baton_engine.model.checkpoint_files import find_checkpoint
-from baton_engine.model.config_fields import read_json_object
-from baton_engine.model.model_config import ModelConfig, parse_config, read_config
+from baton_engine.model.model_directory import read_json_object, read_spec
+from baton_wire.models.decoder_spec import DecoderSpec
+from baton_wire.models.parsing import parse_spec
 
 CONFIG = "config.json"
 
 
-def servable_config(config_path: Path) -> ModelConfig:
+def servable_config(config_path: Path) -> DecoderSpec:
     """The model that a config.json describes. Raises ModelConfigError: field, value, what is allowed."""
-    return parse_config(read_json_object(config_path))
+    return parse_spec(read_json_object(config_path))
 
 
-def servable_model(directory: Path) -> ModelConfig:
+def servable_model(directory: Path) -> DecoderSpec:
     """The model of a directory whose weight files are there by name. Raises ModelError."""
-    config = read_config(directory)
+    config = read_spec(directory)
     find_checkpoint(directory)
     return config

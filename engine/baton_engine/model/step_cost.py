@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton_engine.model.model_config import ModelConfig
-from baton_engine.model.parameters import HEAD_LAYER, is_expert, is_sparse, layer_prefix, layer_projections
 from baton_engine.running.step_load import StepLoad
+from baton_wire.models.decoder_spec import DecoderSpec
+from baton_wire.models.sizes import head_bytes, layer_sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,36 +52,17 @@ class CostModel:
         return StepCost(flops, float(moved))
 
 
-def cost_model(config: ModelConfig, element_bytes: int, kv_element_bytes: int) -> CostModel:
+def cost_model(config: DecoderSpec, element_bytes: int, kv_element_bytes: int) -> CostModel:
     """For unquantised weights and KV whose elements take that many bytes; quantised weights count as they are stored.
     Embedding rows that are looked up are left out."""
-    attended = config.num_q_heads * config.head_dim
-    share = 1.0 if config.experts is None else config.experts.per_token / config.experts.count
-    weights, read, of_experts = 0.0, 0, 0
-    for layer in range(config.num_layers):
-        for name, features, columns, _ in layer_projections(config, layer):
-            stored = _stored_bytes(config, layer_prefix(layer) + name, features, columns, element_bytes)
-            if is_expert(config, layer, name):
-                weights += features * columns * share
-                of_experts += stored
-            else:
-                weights += features * columns
-                read += stored
-        if config.experts is not None and is_sparse(config, layer):
-            weights += config.hidden_size * config.experts.count
-            read += config.hidden_size * config.experts.count * element_bytes
-    head = config.vocab_size * config.hidden_size
+    sizes, head = layer_sizes(config, element_bytes), config.vocab_size * config.hidden_size
+    attention, share = config.attention, sizes.expert_share
     return CostModel(
-        layer_weights=round(weights),
+        layer_weights=round(sizes.weights + sizes.expert_weights * share),
         head_weights=head,
-        pair_flops=4.0 * config.num_layers * attended,
-        weight_bytes=read + _stored_bytes(config, HEAD_LAYER, config.vocab_size, config.hidden_size, element_bytes),
-        kv_token_bytes=2 * config.num_layers * config.num_kv_heads * config.head_dim * kv_element_bytes,
-        expert_bytes=of_experts,
+        pair_flops=4.0 * config.num_layers * attention.q_width,
+        weight_bytes=sizes.bytes + head_bytes(config, element_bytes),
+        kv_token_bytes=2 * config.num_layers * attention.kv_width * kv_element_bytes,
+        expert_bytes=sizes.expert_bytes,
         expert_share=share,
     )
-
-
-def _stored_bytes(config: ModelConfig, name: str, features: int, columns: int, element_bytes: int) -> int:
-    stored = config.formats.of(name)
-    return features * columns * element_bytes if stored is None else stored.stored_bytes(features, columns)

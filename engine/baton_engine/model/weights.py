@@ -21,9 +21,9 @@ from torch import Tensor
 from baton_engine.model.checkpoint_files import CheckpointFiles
 from baton_engine.model.errors import WeightsError
 from baton_engine.model.formats.random_tensors import draw
-from baton_engine.model.formats.weight_format import Shape
-from baton_engine.model.model_config import ModelConfig
-from baton_engine.model.parameters import expected_tensors, is_harmless_extra, linear_sizes
+from baton_wire.models.decoder_spec import DecoderSpec
+from baton_wire.models.formats.weight_format import Shape
+from baton_wire.models.parameters import expected_tensors, is_harmless_extra, linear_sizes
 
 _SHOWN: Final = 6
 _CPU: Final = torch.device("cpu")
@@ -98,7 +98,7 @@ class RandomWeights:
     Each tensor depends on (seed, name) and on the kind of device that draws it.
     """
 
-    def __init__(self, config: ModelConfig, seed: int, device: torch.device = _CPU) -> None:
+    def __init__(self, config: DecoderSpec, seed: int, device: torch.device = _CPU) -> None:
         self._seed = seed
         self._device = device
         self._formats = config.formats
@@ -132,7 +132,7 @@ class RandomWeights:
         return torch.Generator(self._device).manual_seed(int.from_bytes(key[:7], "little"))
 
 
-def check_parameters(source: WeightSource, config: ModelConfig) -> None:
+def check_parameters(source: WeightSource, config: DecoderSpec) -> None:
     """Raises WeightsError naming tensors that are missing, misshapen for the config, or not understood, and
     ModelConfigError for a `quantization_config` that names no layer or suits none."""
     config.formats.check(list(linear_sizes(config)))

@@ -10,10 +10,10 @@ from pathlib import Path
 from baton_control.sizing.model_shape import KNOWN_SHAPES, ModelShape, shape_from_config
 from baton_control.sizing.roofline import balance_batch, worker_model
 from baton_control.sizing.worker_model import WorkerModel
-from baton_engine.model.config_fields import read_json_object
-from baton_engine.model.errors import ModelError
+from baton_engine.model.model_directory import read_json_object
 from baton_engine.model.servable import CONFIG, servable_config
 from baton_local.errors import StartError
+from baton_wire.models.errors import ModelError
 from baton_wire.rules.hardware import ACCELERATORS, Accelerator
 from baton_wire.rules.step_times import attended_pairs
 

@@ -6,9 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from baton_engine.model.errors import ModelError
 from baton_engine.model.quantising import FORMATS, quantise_model
 from baton_local.errors import StartError
+from baton_wire.models.errors import ModelError
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

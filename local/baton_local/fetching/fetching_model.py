@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from baton_engine.model.errors import ModelError
 from baton_engine.model.servable import servable_config
 from baton_local.errors import LocalError, StartError
 from baton_local.fetching.asked_model import HubName
@@ -21,6 +20,7 @@ from baton_model_fetch.cache_volume import ModelFolder
 from baton_model_fetch.credentials import Credentials
 from baton_model_fetch.errors import FetchError, SourceRefused
 from baton_model_fetch.fetching import Watch, fetch
+from baton_wire.models.errors import ModelError
 
 _NAMES: Mapping[str, Mapping[str, str]] = {
     "hf": {"HF_TOKEN": "HF_TOKEN", "endpoint": "HF_ENDPOINT"},

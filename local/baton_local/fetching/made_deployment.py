@@ -6,8 +6,8 @@ import yaml
 
 from baton_control.spec.api import API_VERSION, KIND, LLMDeployment
 from baton_control.spec.manifest import parse_object
-from baton_engine.model.model_config import ModelConfig
 from baton_local.fetching.asked_model import deployment_name
+from baton_wire.models.decoder_spec import DecoderSpec
 from baton_worker.building.block_budget import CPU_DEFAULT_BYTES, MEMORY_SHARE
 
 MOST_CONTEXT_TOKENS = 32_768
@@ -17,7 +17,7 @@ STEP = 16
 FLOAT32_BYTES = 4
 
 
-def context_tokens(config: ModelConfig, asked: int | None, free_bytes: int | None) -> int:
+def context_tokens(config: DecoderSpec, asked: int | None, free_bytes: int | None) -> int:
     """The context to serve: what is asked for, else what the model is made for and a CPU worker's KV memory holds.
 
     A decode worker keeps one sequence of full length and room to land another. `free_bytes` None: not on a CPU.

@@ -9,7 +9,6 @@ from pathlib import Path
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.model_source import ModelSource, parse_source
 from baton_control.worker_specs import Device
-from baton_engine.model.errors import ModelError
 from baton_engine.model.servable import servable_model
 from baton_local.errors import StartError
 from baton_local.fetching.asked_model import HubName, asked_model, served_name
@@ -18,6 +17,7 @@ from baton_local.fetching.made_deployment import context_tokens, made_deployment
 from baton_local.fetching.model_cache import ModelCache
 from baton_local.fleet.host import model_argument
 from baton_model_fetch.cache_volume import ModelFolder
+from baton_wire.models.errors import ModelError
 from baton_worker.building.memory_limit import free_bytes
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from baton_control.errors import UnsupportedError
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.model_source import Scheme
-from baton_engine.model.errors import ModelError
 from baton_engine.model.servable import CONFIG, servable_config, servable_model
 from baton_local.fleet.host import SOURCE_FIELD
+from baton_wire.models.errors import ModelError
 from baton_worker.building.bundle_files import read_bundle
 from baton_worker.errors import ConfigError
 

@@ -40,7 +40,7 @@ def test_every_layout_multiplies_alike(method: LinearMethod, out_features: int, 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_norm_and_what_it_leaves_to_the_next_layer_make_rms_norm(dtype: torch.dtype) -> None:
     weight, x, residual = random(40).to(dtype), random(6, 40).to(dtype), random(6, 40).to(dtype)
-    packed = pack_norm(weight, 1e-3)
+    packed = pack_norm(weight, 1e-3, weight.dtype)
     scale = torch.ones(40, dtype=dtype) if packed.scale is None else packed.scale
     projection = RowMethod().pack(torch.eye(40, dtype=dtype), None)
     expected = functional.rms_norm(x + residual, (40,), weight, 1e-3)
@@ -51,7 +51,7 @@ def test_a_norm_and_what_it_leaves_to_the_next_layer_make_rms_norm(dtype: torch.
 
 
 def test_a_row_of_zeros_is_normed_to_zeros() -> None:
-    assert not pack_norm(torch.ones(8), 1e-6).norm(torch.zeros(2, 8)).any()
+    assert not pack_norm(torch.ones(8), 1e-6, torch.float32).norm(torch.zeros(2, 8)).any()
 
 
 @needs_vectors

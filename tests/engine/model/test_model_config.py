@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from baton_engine.model.config_fields import JsonObject
-from baton_engine.model.errors import ModelConfigError
-from baton_engine.model.model_config import parse_config, read_config
-from baton_engine.model.rope_config import LinearScaling, Llama3Scaling, RopeConfig, YarnScaling
+from baton_engine.model.model_directory import read_spec
+from baton_wire.models.config_fields import JsonObject
+from baton_wire.models.decoder_spec import DecoderSpec, Dense
+from baton_wire.models.errors import ModelConfigError
+from baton_wire.models.parsing import parse_spec
+from baton_wire.models.rope_config import LinearScaling, Llama3Scaling, RopeConfig, YarnScaling
 
 LLAMA: JsonObject = {
     "architectures": ["LlamaForCausalLM"],
@@ -26,6 +28,16 @@ LLAMA: JsonObject = {
     "rms_norm_eps": 1e-5,
 }
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+
+
+def dense(config: DecoderSpec) -> Dense:
+    block = config.layers[0].feed_forward
+    assert isinstance(block, Dense)
+    return block
+
+
+def windows_of(config: DecoderSpec) -> tuple[int | None, ...]:
+    return tuple(layer.mixer.window for layer in config.layers)
 
 
 def llama(**fields: Any) -> JsonObject:
@@ -46,21 +58,22 @@ def without(config: JsonObject, name: str) -> JsonObject:
 
 
 def test_a_llama_config_is_read() -> None:
-    config = parse_config(llama(torch_dtype="bfloat16", eos_token_id=[7, 9]), {"eos_token_id": 5})
-    assert (config.num_layers, config.num_q_heads, config.num_kv_heads, config.head_dim) == (2, 4, 2, 16)
-    assert (config.hidden_size, config.intermediate_size, config.vocab_size) == (64, 96, 128)
-    assert (config.rms_norm_eps, config.max_context_tokens, config.dtype) == (1e-5, 4096, "bfloat16")
-    assert config.rope == RopeConfig(10_000.0, None)
-    assert config.windows == (None, None)
+    config = parse_spec(llama(torch_dtype="bfloat16", eos_token_id=[7, 9]), {"eos_token_id": 5})
+    assert (config.num_layers, config.attention.q_heads, config.num_kv_heads, config.head_dim) == (2, 4, 2, 16)
+    assert (config.hidden_size, dense(config).inner, config.vocab_size) == (64, 96, 128)
+    assert (config.norm_eps, config.max_context_tokens, config.dtype) == (1e-5, 4096, "bfloat16")
+    assert config.ropes == (RopeConfig(10_000.0, None),)
+    assert windows_of(config) == (None, None)
     assert config.eos_token_ids == (5, 7, 9)
-    options = (config.tied_head, config.qkv_bias, config.output_bias, config.mlp_bias, config.qk_norm)
+    mixer = config.attention
+    options = (config.tied_head, mixer.qkv_bias, mixer.output_bias, dense(config).bias, mixer.qk_norm)
     assert options == (False,) * 5
 
 
 def test_fields_that_a_llama_config_may_leave_out_have_the_defaults_of_transformers() -> None:
-    config = parse_config({key: LLAMA[key] for key in LLAMA if key not in ("num_key_value_heads", "rms_norm_eps")})
-    assert (config.num_kv_heads, config.rms_norm_eps, config.dtype, config.eos_token_ids) == (4, 1e-6, None, ())
-    assert parse_config(without(LLAMA, "max_position_embeddings")).max_position_embeddings == 2048
+    config = parse_spec({key: LLAMA[key] for key in LLAMA if key not in ("num_key_value_heads", "rms_norm_eps")})
+    assert (config.num_kv_heads, config.norm_eps, config.dtype, config.eos_token_ids) == (4, 1e-6, None, ())
+    assert parse_spec(without(LLAMA, "max_position_embeddings")).max_position_embeddings == 2048
 
 
 @pytest.mark.parametrize(
@@ -75,8 +88,8 @@ def test_fields_that_a_llama_config_may_leave_out_have_the_defaults_of_transform
     ],
 )
 def test_biases_follow_the_family(config: JsonObject, biases: tuple[bool, bool, bool]) -> None:
-    parsed = parse_config(config)
-    assert (parsed.qkv_bias, parsed.output_bias, parsed.mlp_bias) == biases
+    parsed = parse_spec(config)
+    assert (parsed.attention.qkv_bias, parsed.attention.output_bias, dense(parsed).bias) == biases
 
 
 @pytest.mark.parametrize(
@@ -102,14 +115,14 @@ def test_biases_follow_the_family(config: JsonObject, biases: tuple[bool, bool, 
     ],
 )
 def test_windows_follow_the_family(config: JsonObject, windows: tuple[int | None, ...]) -> None:
-    assert parse_config(config).windows == windows
+    assert windows_of(parse_spec(config)) == windows
 
 
 def test_head_dim_may_differ_from_the_share_of_the_hidden_size() -> None:
-    assert parse_config(qwen("qwen3")).head_dim == 128
-    assert parse_config(qwen("qwen3", head_dim=24)).head_dim == 24
-    assert parse_config(mistral(head_dim=40)).head_dim == 40
-    assert parse_config(llama(head_dim=None)).head_dim == 16
+    assert parse_spec(qwen("qwen3")).head_dim == 128
+    assert parse_spec(qwen("qwen3", head_dim=24)).head_dim == 24
+    assert parse_spec(mistral(head_dim=40)).head_dim == 40
+    assert parse_spec(llama(head_dim=None)).head_dim == 16
 
 
 @pytest.mark.parametrize(
@@ -137,13 +150,13 @@ def test_head_dim_may_differ_from_the_share_of_the_hidden_size() -> None:
     ],
 )
 def test_both_layouts_of_rope_options_are_read(fields: dict[str, Any], rope: RopeConfig) -> None:
-    assert parse_config(llama(**fields)).rope == rope
+    assert parse_spec(llama(**fields)).ropes == (rope,)
 
 
 def test_the_context_of_a_yarn_model_is_the_extended_one() -> None:
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
-    assert parse_config(qwen("qwen2", rope_scaling=yarn)).max_context_tokens == 16_384
-    longer = parse_config(qwen("qwen2", rope_scaling=yarn, max_position_embeddings=20_000))
+    assert parse_spec(qwen("qwen2", rope_scaling=yarn)).max_context_tokens == 16_384
+    longer = parse_spec(qwen("qwen2", rope_scaling=yarn, max_position_embeddings=20_000))
     assert longer.max_context_tokens == 20_000
 
 
@@ -151,9 +164,9 @@ def test_the_rope_digest_tells_options_apart() -> None:
     yarn = {"rope_type": "yarn", "factor": 4.0}
     linear = {"rope_type": "linear", "factor": 4.0}
     configs = [llama(), llama(rope_theta=5e5), llama(rope_scaling=yarn), llama(rope_scaling=linear)]
-    digests = [parse_config(config).rope_digest() for config in configs]
+    digests = [parse_spec(config).rope_digest(4096) for config in configs]
     assert len(set(digests)) == len(digests)
-    assert digests[0] == parse_config(llama(rope_parameters={"rope_type": "default"})).rope_digest()
+    assert digests[0] == parse_spec(llama(rope_parameters={"rope_type": "default"})).rope_digest(4096)
     assert all(len(digest) == 64 for digest in digests)
 
 
@@ -255,7 +268,7 @@ BAD: list[tuple[str, JsonObject, str]] = [
 @pytest.mark.parametrize(("config", "message"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
 def test_what_would_be_computed_wrongly_is_refused(config: JsonObject, message: str) -> None:
     with pytest.raises(ModelConfigError, match=message):
-        parse_config(config)
+        parse_spec(config)
 
 
 @pytest.mark.parametrize(
@@ -271,21 +284,21 @@ def test_what_would_be_computed_wrongly_is_refused(config: JsonObject, message: 
 def test_a_broken_config_file_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(ModelConfigError, match=message):
-        read_config(tmp_path)
+        read_spec(tmp_path)
 
 
 def test_a_missing_or_huge_config_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelConfigError, match=r"config\.json: cannot be read: No such file"):
-        read_config(tmp_path)
+        read_spec(tmp_path)
     (tmp_path / "config.json").write_bytes(b" " * (16 << 20) + b"{}")
     with pytest.raises(ModelConfigError, match="more than the allowed"):
-        read_config(tmp_path)
+        read_spec(tmp_path)
 
 
 def test_stop_ids_of_the_generation_config_are_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(llama(eos_token_id=2)))
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 3]}))
-    assert read_config(tmp_path).eos_token_ids == (2, 3)
+    assert read_spec(tmp_path).eos_token_ids == (2, 3)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2.5]}))
     with pytest.raises(ModelConfigError, match=r"generation_config\.eos_token_id"):
-        read_config(tmp_path)
+        read_spec(tmp_path)

@@ -11,12 +11,12 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from baton_engine.model.errors import ModelError
 from baton_engine.model.loading import LoadedModel, load_model
 from baton_engine.model.quantising import Format, quantise_model
 from baton_testing.engine import tiny_llama
 from baton_testing.engine.model_steps import ModelSteps, chunk
 from baton_testing.engine.models import reference_logits, reference_model, write_random_model
+from baton_wire.models.errors import ModelError
 
 CPU = torch.device("cpu")
 GREATEST_KL = {"fp8": 0.002, "int8": 0.01, "int4": 0.05}

@@ -10,8 +10,8 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from baton_engine.model.layers.rope import rope_tables
-from baton_engine.model.model_config import parse_config
 from baton_testing.engine.models import LINEAR_ROPE, LLAMA3_ROPE, YARN_ROPE
+from baton_wire.models.parsing import parse_spec
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 32,
@@ -46,7 +46,7 @@ LLAMA31 = {**LLAMA3_ROPE, "rope_theta": 500_000.0, "original_max_position_embedd
 def test_tables_equal_those_of_transformers(rope: dict[str, Any], head_dim: int) -> None:
     reference = LlamaRotaryEmbedding(LlamaConfig(**SHAPE, head_dim=head_dim, rope_parameters=dict(rope)))
     cos, sin = reference(torch.zeros(1), torch.arange(1_024)[None])
-    config = parse_config({**SHAPE, "model_type": "llama", "head_dim": head_dim, "rope_parameters": rope})
-    tables = rope_tables(config.rope, head_dim, 1_024, torch.float32, torch.device("cpu"))
+    config = parse_spec({**SHAPE, "model_type": "llama", "head_dim": head_dim, "rope_parameters": rope})
+    tables = rope_tables(config.ropes[0], head_dim, 1_024, torch.float32, torch.device("cpu"))
     torch.testing.assert_close(tables.cos, cos[0], rtol=0, atol=1e-6)
     torch.testing.assert_close(tables.sin, sin[0], rtol=0, atol=1e-6)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from baton_engine.model.model_config import parse_config
 from baton_engine.model.step_cost import CostModel, cost_model
 from baton_engine.running.step_load import StepLoad
+from baton_wire.models.parsing import parse_spec
 
 LLAMA_8B = {
     "architectures": ["LlamaForCausalLM"],
@@ -28,7 +28,7 @@ LLAMA_8B = {
 
 @pytest.fixture(name="model", scope="module")
 def fixture_model() -> CostModel:
-    return cost_model(parse_config(LLAMA_8B), 2, 2)
+    return cost_model(parse_spec(LLAMA_8B), 2, 2)
 
 
 def test_a_decode_step_reads_all_weights_once_and_the_kv_of_its_rows(model: CostModel) -> None:
@@ -46,7 +46,7 @@ def test_a_prompt_needs_every_layer_for_every_token_and_the_head_once(model: Cos
 
 def test_quantised_weights_count_as_they_are_stored() -> None:
     section = {"quant_method": "awq", "bits": 4, "group_size": 128}
-    model = cost_model(parse_config({**LLAMA_8B, "quantization_config": section}), 2, 2)
+    model = cost_model(parse_spec({**LLAMA_8B, "quantization_config": section}), 2, 2)
     packed = 6.979e9 / 2 + 6.979e9 / 128 * 2  # nibbles, and a scale of 2 bytes for each 128 of them
     assert model.weight_bytes == pytest.approx(packed + 2 * 0.5253e9, rel=1e-3)
 
@@ -65,7 +65,7 @@ def test_a_token_reads_its_experts_and_many_tokens_read_all() -> None:
         "moe_intermediate_size": 768,
         "vocab_size": 151936,
     }
-    model = cost_model(parse_config(fields), 2, 2)
+    model = cost_model(parse_spec(fields), 2, 2)
     embedding = 151936 * 2048
     assert model.layer_weights + 2 * embedding == pytest.approx(3.35e9, rel=0.01)
     assert (model.weight_bytes + model.expert_bytes) / 2 + embedding == pytest.approx(30.5e9, rel=0.01)

@@ -14,10 +14,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from baton_engine.model.errors import ModelConfigError, ModelError, WeightsError
+from baton_engine.model.errors import WeightsError
 from baton_engine.model.loading import LoadedModel, load_model
 from baton_testing.engine.model_steps import ModelSteps, chunk
 from baton_testing.engine.models import edit_config, reference_logits, write_random_model
+from baton_wire.models.errors import ModelConfigError, ModelError
 
 CPU = torch.device("cpu")
 TOKENS = list(range(3, 30))
@@ -133,7 +134,7 @@ def test_random_weights_need_only_a_config(directory: Path) -> None:
 
 
 def test_rope_tables_are_as_long_as_the_context_that_is_asked_for(directory: Path) -> None:
-    assert load_model(directory, None, CPU, 100).model.rope.cos.shape[0] == 100
+    assert load_model(directory, None, CPU, 100).model.ropes[0].cos.shape[0] == 100
     assert load(directory).max_context_tokens == 256
     for asked in (0, 257):
         with pytest.raises(ModelConfigError, match=f"max_context_tokens: {asked}.*1 to 256"):

@@ -11,8 +11,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from baton_engine.model.errors import ModelError
 from baton_engine.model.model_directory import model_file
+from baton_wire.models.errors import ModelError
 from baton_worker.errors import ConfigError
 
 REQUIRED = ("tokenizer.json", "config.json")

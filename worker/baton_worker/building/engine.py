@@ -16,7 +16,6 @@ from baton_engine.grammars.grammar_compiler import GrammarCompiler
 from baton_engine.grammars.row_masks import RowMasks
 from baton_engine.grammars.vocabulary import Vocabulary, named_end_ids, read_vocabulary
 from baton_engine.memory.kv_pool import KvPool, kv_geometry
-from baton_engine.model.errors import ModelError
 from baton_engine.model.loading import DTYPES, RANDOM_SCHEME, LoadedModel, load_model
 from baton_engine.model.servable import CONFIG, servable_config
 from baton_engine.model.step_cost import cost_model
@@ -26,6 +25,7 @@ from baton_engine.running.stepper import Stepper
 from baton_kernels.kv_scales import KV_FP8
 from baton_kv_transfer.handover import Verify
 from baton_wire.messages.values import WIRE_VERSION, PairFingerprint, Role
+from baton_wire.models.errors import ModelError
 from baton_worker.building import block_budget as capacity
 from baton_worker.building.accelerator import peak
 from baton_worker.building.bundle_files import TokenizerBundle, read_bundle
@@ -144,6 +144,6 @@ def _fingerprint(loaded: LoadedModel, kv_dtype: torch.dtype, bundle: TokenizerBu
         layers=loaded.config.num_layers,
         kv_heads=loaded.config.num_kv_heads,
         head_dim=loaded.config.head_dim,
-        rope=loaded.config.rope_digest(),
+        rope=loaded.config.rope_digest(loaded.max_context_tokens),
         tokenizer=bundle.sha256,
     )

@@ -1,6 +1,4 @@
-"""How quantised weights stand in checkpoints: one `WeightFormat` for each linear layer, read from
-`quantization_config`.
+"""Weights of quantised checkpoints: from the tensors that a `WeightFormat` names to codes, scales and zero points.
 
-Owns names, shapes and dtypes of the stored tensors, and what they mean. Never multiplies and knows no device's own
-layout. `model_config` reads the formats, `parameters` asks them for tensors, `assembly` for the weights in them.
+Owns what the stored bits mean. Never multiplies and knows no device's own layout. `assembly` asks for the weights.
 """

@@ -7,10 +7,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from baton_engine.model.formats.eight_bits import EightBits
-from baton_engine.model.formats.packed_integers import WORD
 from baton_engine.model.formats.stored_weight import FP8
-from baton_engine.model.formats.weight_format import WeightFormat
+from baton_wire.models.formats.eight_bits import EightBits
+from baton_wire.models.formats.packed_integers import WORD
+from baton_wire.models.formats.weight_format import WeightFormat
 
 DEVIATION: Final = 0.02
 FP8_DEVIATION: Final = 100

@@ -26,6 +26,12 @@ class StoredWeight:
     order: Tensor | None = None
     """int64 [columns]: column j of `codes` is column order[j] of the weight; None: the same."""
 
+    def with_features(self, rows: Tensor) -> StoredWeight:
+        """With those features, in that order; rows int64."""
+        zeros = None if self.zeros is None else self.zeros.index_select(0, rows)
+        codes = self.codes.view(torch.uint8).index_select(0, rows).view(self.codes.dtype)
+        return replace(self, codes=codes, scales=self.scales.index_select(0, rows), zeros=zeros)
+
     @property
     def is_float(self) -> bool:
         return self.codes.dtype == FP8

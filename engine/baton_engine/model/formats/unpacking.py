@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from baton_engine.model.errors import WeightsError
-from baton_engine.model.formats.eight_bits import EightBits
-from baton_engine.model.formats.packed_integers import Awq, Gptq, PackedIntegers, groups_of
 from baton_engine.model.formats.stored_weight import StoredWeight
-from baton_engine.model.formats.weight_format import WeightFormat
+from baton_wire.models.formats.eight_bits import EightBits
+from baton_wire.models.formats.packed_integers import Awq, Gptq, PackedIntegers, groups_of
+from baton_wire.models.formats.weight_format import WeightFormat
 
 Parts = Mapping[str, Tensor]
 """Tensors of the forms that the format asks for, by the last part of their names; optional ones may be missing."""

@@ -58,6 +58,20 @@ class FoldedRmsNorm:
         return self(residual), residual
 
 
+@dataclass(frozen=True, slots=True)
+class NormedProjection:
+    """norm(projection(x)): what a layer adds to the residual stream is normed first."""
+
+    projection: Projection
+    norm: WeightedRmsNorm
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.norm(self.projection(x))
+
+    def add_to(self, total: Tensor, x: Tensor) -> None:
+        total.add_(self(x))
+
+
 class DeferredRmsNorm:
     """Rows as they are: the linear layer that reads them norms them."""
 
@@ -78,11 +92,11 @@ class PackedNorm:
     """Of the norm that the reading linear layer must do itself."""
 
 
-def pack_norm(weight: Tensor, eps: float, deferred: bool = False) -> PackedNorm:
-    """The form for the weight's device and dtype; `deferred` when the linear layers read norms."""
+def pack_norm(weight: Tensor, eps: float, dtype: torch.dtype, deferred: bool = False) -> PackedNorm:
+    """The form for the weight's device and rows of the dtype; `deferred` when the linear layers read norms."""
     if deferred:
         return PackedNorm(DeferredRmsNorm(), weight, eps)
-    if weight.device.type != "cpu" or weight.dtype != torch.float32:
+    if weight.device.type != "cpu" or dtype != torch.float32:
         return PackedNorm(WeightedRmsNorm(weight, eps), None)
     size = float(weight.shape[0])
     return PackedNorm(FoldedRmsNorm(torch.tensor((size * eps) ** 0.5)), weight * size**0.5)

@@ -12,7 +12,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton_engine.model.rope_config import LinearScaling, Llama3Scaling, RopeConfig, RopeScaling, YarnScaling
+from baton_wire.models.rope_config import (
+    LinearScaling,
+    Llama3Scaling,
+    LongropeScaling,
+    RopeConfig,
+    RopeScaling,
+    YarnScaling,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +34,17 @@ def rope_tables(
     rope: RopeConfig, head_dim: int, positions: int, dtype: torch.dtype, device: torch.device
 ) -> RopeTables:
     """Tables for positions [0, positions): float32 on the CPU (devices differ in cos and sin), then rounded."""
-    inverse = inverse_frequencies(rope, head_dim)
-    angles = torch.outer(torch.arange(positions, dtype=torch.float32), inverse).repeat(1, 2)
+    inverse = inverse_frequencies(rope, rope.rotated(head_dim), positions)
+    angles = torch.outer(torch.arange(positions, dtype=torch.float32), inverse)
     factor = attention_factor(rope.scaling)
-    return RopeTables(
-        (angles.cos() * factor).to(device=device, dtype=dtype), (angles.sin() * factor).to(device=device, dtype=dtype)
-    )
+    still = (0, head_dim // 2 - angles.shape[1])  # pairs that are not rotated: cos 1, sin 0
+    cos = torch.nn.functional.pad(angles.cos() * factor, still, value=1.0).repeat(1, 2)
+    sin = torch.nn.functional.pad(angles.sin() * factor, still).repeat(1, 2)
+    return RopeTables(cos.to(device=device, dtype=dtype), sin.to(device=device, dtype=dtype))
 
 
-def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
-    """Rotation per position of each pair of dimensions: [head_dim / 2] float32."""
+def inverse_frequencies(rope: RopeConfig, head_dim: int, positions: int) -> Tensor:
+    """Rotation per position of each pair of the rotated dimensions: [head_dim / 2] float32."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
     powers = rope.theta**exponents
     match rope.scaling:
@@ -48,10 +56,15 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
             return _llama3(1.0 / powers, rope.scaling)
         case YarnScaling():
             return _yarn(powers, rope.scaling, rope.theta, head_dim)
+        case LongropeScaling():
+            factors = rope.scaling.long_factor if rope.is_long(positions) else rope.scaling.short_factor
+            return 1.0 / (torch.tensor(factors) * powers)
 
 
 def attention_factor(scaling: RopeScaling | None) -> float:
-    """What cos and sin are multiplied by: YaRN's correction of the attention's temperature, else 1."""
+    """What cos and sin are multiplied by: YaRN's or LongRoPE's correction of the attention's temperature, else 1."""
+    if isinstance(scaling, LongropeScaling):
+        return scaling.attention_factor
     if not isinstance(scaling, YarnScaling):
         return 1.0
     if scaling.attention_factor is not None:

@@ -14,11 +14,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from baton_engine.model.errors import ModelConfigError, ModelError, WeightsError
+from baton_engine.model.errors import WeightsError
 from baton_engine.model.loading import load_model
 from baton_testing.engine import quantised_models as written
 from baton_testing.engine.model_steps import ModelSteps, chunk
 from baton_testing.engine.models import write_random_model
+from baton_wire.models.errors import ModelConfigError, ModelError
 
 CPU = torch.device("cpu")
 TOKENS = list(range(3, 20))

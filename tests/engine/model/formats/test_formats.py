@@ -11,15 +11,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from baton_engine.model.config_fields import read_json_object
 from baton_engine.model.formats.unpacking import unpack
-from baton_engine.model.formats.weight_format import WeightFormat
 from baton_engine.model.loading import load_model
-from baton_engine.model.model_config import parse_config
+from baton_engine.model.model_directory import read_json_object
 from baton_testing.engine import quantised_models as written
 from baton_testing.engine.model_steps import ModelSteps, chunk
 from baton_testing.engine.models import reference_logits, reference_model, write_random_model
 from baton_testing.engine.quantised_models import PROJECTIONS, Form
+from baton_wire.models.formats.weight_format import WeightFormat
+from baton_wire.models.parsing import parse_spec
 
 CPU = torch.device("cpu")
 TOKENS = list(range(3, 40))
@@ -58,7 +58,7 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", FORMS)
 def test_every_weight_is_unpacked_bit_by_bit(name: str, dense: Path, tmp_path: Path) -> None:
     made = written.write_quantised(dense, tmp_path, FORMS[name])
-    config = parse_config(read_json_object(made.quantised / "config.json"))
+    config = parse_spec(read_json_object(made.quantised / "config.json"))
     stored, expected = (load_file(path / "model.safetensors") for path in (made.quantised, made.dense))
     compared = 0
     for full, weight in expected.items():

@@ -1,41 +1,16 @@
 """Typed reading of a JSON object. Every wrong value becomes a ModelConfigError that names the field, the value and what
 is allowed.
 
-Knows JSON only; which fields a model has is `config.py`'s business.
+Knows JSON only; which fields a model has is its family's business.
 """
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Final
 
-from baton_engine.model.errors import ModelConfigError
-
-MAX_JSON_BYTES: Final = 16 << 20
-"""A config.json has a few KB, the index of a very large model a few hundred; more is a mistake or an attack."""
+from baton_wire.models.errors import ModelConfigError
 
 JsonObject = dict[str, object]
-
-
-def read_json_object(path: Path) -> JsonObject:
-    """The JSON object in a file. Raises ModelConfigError when it is missing, too large, not JSON, or not an object."""
-    try:
-        size = path.stat().st_size
-        if size > MAX_JSON_BYTES:
-            raise ModelConfigError(f"{path.name}: {size} bytes is more than the allowed {MAX_JSON_BYTES}")
-        parsed = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
-    except OSError as error:
-        raise ModelConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise ModelConfigError(f"{path}: is not valid JSON: {error}") from error
-    if not isinstance(parsed, dict):
-        raise ModelConfigError(f"{path}: must hold a JSON object, not {type(parsed).__name__}")
-    return parsed
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is not a JSON number")
 
 
 class ConfigFields:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from baton_engine.model.formats.weight_format import FLOATS, Shape, TensorForm
+from baton_wire.models.formats.weight_format import FLOATS, Shape, TensorForm
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from baton_engine.model.formats.weight_format import FLOATS, TensorForm
+from baton_wire.models.formats.weight_format import FLOATS, TensorForm
 
 WORD: Final = 32
 

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from baton_engine.model.config_fields import ConfigFields
-from baton_engine.model.errors import ModelConfigError
-from baton_engine.model.formats.eight_bits import EightBits
-from baton_engine.model.formats.packed_integers import Awq, Gptq, PackedIntegers
-from baton_engine.model.formats.weight_format import WeightFormat
+from baton_wire.models.config_fields import ConfigFields
+from baton_wire.models.errors import ModelConfigError
+from baton_wire.models.formats.eight_bits import EightBits
+from baton_wire.models.formats.packed_integers import Awq, Gptq, PackedIntegers
+from baton_wire.models.formats.weight_format import WeightFormat
 
 METHODS: Final = "awq, compressed-tensors, fp8, gptq"
 KV_SCALES: Final = ("k_scale", "v_scale")

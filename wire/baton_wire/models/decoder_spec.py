@@ -1,0 +1,209 @@
+"""What a model is: a `DecoderSpec` of `LayerSpec`s. Plain values that everything about a model is read from: names and
+shapes of its tensors, the arithmetic of its layers, the bytes and operations of a step, and its size for the operator.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+
+from baton_wire.models.errors import ModelConfigError
+from baton_wire.models.formats.quantization import WeightFormats
+from baton_wire.models.rope_config import RopeConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """The mixer of a layer: grouped-query attention. Names are those in the checkpoint, behind `self_attn.`."""
+
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    rope: RopeConfig
+    scale: float
+    """Of the products of queries and keys."""
+    window: int | None = None
+    """How many positions, the query's own included, it attends to; None is all."""
+    qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    """Queries, keys and values: three tensors, or one that holds them in this order."""
+    qkv_bias: bool = False
+    output_bias: bool = False
+    qk_norm: bool = False
+    """RMSNorm of every query and key head before the rotation."""
+    sinks: bool = False
+    """One learnt logit for each query head, which takes part in the softmax and stands for no key."""
+    kv_group: int = 0
+    """Layers of one group share block tables. One group today."""
+
+    @property
+    def q_width(self) -> int:
+        return self.q_heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        return self.kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class SiluGate:
+    """silu(gate) · up."""
+
+
+@dataclass(frozen=True, slots=True)
+class GeluGate:
+    """gelu(gate) · up, by the tanh formula."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClampedGate:
+    """g · sigmoid(alpha · g) · (u + 1), g = min(gate, limit), u = up between -limit and limit (gpt-oss)."""
+
+    limit: float
+    alpha: float
+
+
+Gate = SiluGate | GeluGate | ClampedGate
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """One gated feed-forward block. Names stand behind `mlp.`."""
+
+    inner: int
+    gate: Gate = SiluGate()
+    gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    """Two tensors, or one that holds the gate first."""
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertTensors:
+    """Names of experts that have tensors of their own, behind the layer's prefix."""
+
+    expert: str
+    """With {number}."""
+    gate_up_down: tuple[str, str, str]
+
+    def gate_up(self, number: int) -> tuple[str, str]:
+        """Of an expert's two projections from the hidden size."""
+        at = self.expert.format(number=number)
+        return f"{at}.{self.gate_up_down[0]}", f"{at}.{self.gate_up_down[1]}"
+
+    def down(self, number: int) -> str:
+        return f"{self.expert.format(number=number)}.{self.gate_up_down[2]}"
+
+
+@dataclass(frozen=True, slots=True)
+class StackedTensors:
+    """All experts of a layer in one tensor, [experts, columns, features], columns of gate and up in turn, with a bias
+    each (gpt-oss). Names stand behind the layer's prefix."""
+
+    gate_up: str
+    down: str
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Feed-forward blocks of which each token takes some."""
+
+    count: int
+    per_token: int
+    inner: int
+    normalised: bool
+    """Whether the chosen experts' shares add up to 1."""
+    router: str
+    """Name behind the layer's prefix."""
+    tensors: ExpertTensors | StackedTensors
+    gate: Gate = SiluGate()
+    router_bias: bool = False
+
+
+FeedForward = Dense | Experts
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorms:
+    """Names of a layer's norms behind its prefix. None: there is no such norm."""
+
+    before_mixer: str = "input_layernorm"
+    after_mixer: str | None = None
+    """Of what the mixer adds to the residual stream."""
+    before_feed_forward: str = "post_attention_layernorm"
+    after_feed_forward: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    mixer: Attention
+    feed_forward: FeedForward
+    norms: LayerNorms = LayerNorms()
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderSpec:
+    """Everything the decoder needs to know about a model, apart from its weights. At least one layer; all layers have
+    equally many heads of one size."""
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    layers: tuple[LayerSpec, ...]
+    norm_eps: float
+    norms_from_one: bool
+    """Whether norms multiply by 1 + weight."""
+    max_position_embeddings: int
+    tied_head: bool
+    eos_token_ids: tuple[int, ...]
+    dtype: str | None
+    """The checkpoint's own dtype; None when the config does not say."""
+    embedding_scale: float = 1.0
+    logit_cap: float | None = None
+    """c of c · tanh(logits / c)."""
+    formats: WeightFormats = field(default_factory=WeightFormats)
+    """How the weights of linear layers are stored."""
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def attention(self) -> Attention:
+        """Of the first layer: heads and their size are those of all."""
+        return self.layers[0].mixer
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.attention.kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.attention.head_dim
+
+    @property
+    def ropes(self) -> tuple[RopeConfig, ...]:
+        """The different ones, in the order of the layers."""
+        return tuple(dict.fromkeys(layer.mixer.rope for layer in self.layers))
+
+    @property
+    def max_context_tokens(self) -> int:
+        """Longest context that positions are made for. YaRN configs may state the length before extension."""
+        return max(rope.reach(self.max_position_embeddings) for rope in self.ropes)
+
+    def context_within(self, asked: int | None) -> int:
+        """The context to serve: what is asked for, or all that the model is made for. Raises ModelConfigError."""
+        allowed = self.max_context_tokens
+        if asked is not None and not 1 <= asked <= allowed:
+            raise ModelConfigError(
+                f"max_context_tokens: {asked} is not supported; allowed: 1 to {allowed}, which the model is made for"
+            )
+        return asked or allowed
+
+    def rope_digest(self, context: int) -> str:
+        """SHA-256 over the RoPE options of a served context, hexadecimal: equal on two workers whose rotated keys may
+        be mixed."""
+        content = [
+            {"rope": asdict(rope), "type": type(rope.scaling).__name__, "long": rope.is_long(context)}
+            for rope in self.ropes
+        ]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

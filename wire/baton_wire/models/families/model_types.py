@@ -1,0 +1,20 @@
+"""The registry: families by `model_type`."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Final
+
+from baton_wire.models.families import llama, mistral, mixtral, qwen
+from baton_wire.models.families.family import Family
+
+FAMILIES: Final = MappingProxyType[str, Family](
+    {
+        "llama": llama.LLAMA,
+        "mistral": mistral.MISTRAL,
+        "qwen2": qwen.QWEN2,
+        "qwen3": qwen.QWEN3,
+        "mixtral": mixtral.MIXTRAL,
+        "qwen3_moe": qwen.QWEN3_MOE,
+    }
+)

@@ -1,0 +1,77 @@
+"""From a parsed config.json to a `DecoderSpec`, and the refusal of everything we would compute wrongly.
+
+What families have in common is read here, the rest in their own files. Generation defaults other than stop ids are the
+gateway's.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from baton_wire.models.config_fields import ConfigFields, JsonObject
+from baton_wire.models.decoder_spec import DecoderSpec
+from baton_wire.models.families.family import Family
+from baton_wire.models.families.model_types import FAMILIES
+from baton_wire.models.formats.quantization import read_weight_formats
+
+DTYPES: Final = ("float32", "bfloat16", "float16")
+
+
+def parse_spec(config: JsonObject, generation: JsonObject | None = None) -> DecoderSpec:
+    """The model of config.json and generation_config.json, parsed. Raises ModelConfigError: field, value, what is
+    allowed."""
+    fields = ConfigFields(config)
+    family = _read_family(fields)
+    hidden_size = fields.integer("hidden_size")
+    positions = fields.integer("max_position_embeddings", family.default_positions)
+    cap = family.caps_logits and fields.has("final_logit_softcapping")
+    return DecoderSpec(
+        family=fields.text("model_type"),
+        vocab_size=fields.integer("vocab_size", maximum=1 << 24),
+        hidden_size=hidden_size,
+        layers=family.layers(fields, positions),
+        norm_eps=fields.number("rms_norm_eps", family.default_eps, maximum=1.0),
+        norms_from_one=family.norms_from_one,
+        max_position_embeddings=positions,
+        tied_head=fields.flag("tie_word_embeddings", family.default_tied),
+        eos_token_ids=_read_eos(fields, ConfigFields(generation or {}, "generation_config.")) or family.default_eos,
+        dtype=_read_dtype(fields),
+        embedding_scale=hidden_size**0.5 if family.scales_embedding else 1.0,
+        logit_cap=fields.number("final_logit_softcapping") if cap else None,
+        formats=read_weight_formats(fields),
+    )
+
+
+def _read_family(fields: ConfigFields) -> Family:
+    if fields.has("auto_map"):
+        raise fields.error("auto_map", "absent (code from a model's directory is never run)")
+    family = FAMILIES.get(fields.text("model_type"))
+    if family is None:
+        raise fields.error("model_type", ", ".join(FAMILIES))
+    fields.only("architectures", [family.architecture], f'["{family.architecture}"] for this model_type')
+    activation, value = family.activation
+    fields.only(activation, value, value)
+    return family
+
+
+def _read_eos(config: ConfigFields, generation: ConfigFields) -> tuple[int, ...]:
+    ids: dict[int, None] = {}
+    for fields in (generation, config):
+        value = fields.raw("eos_token_id")
+        for token in value if isinstance(value, list) else [value]:
+            if token is None:
+                continue
+            if not isinstance(token, int) or isinstance(token, bool) or token < 0:
+                raise fields.error("eos_token_id", "a token id or a list of them")
+            ids[token] = None
+    return tuple(ids)
+
+
+def _read_dtype(fields: ConfigFields) -> str | None:
+    name = "dtype" if fields.has("dtype") else "torch_dtype"
+    if not fields.has(name):
+        return None
+    dtype = fields.text(name).removeprefix("torch.")
+    if dtype not in DTYPES:
+        raise fields.error(name, ", ".join(DTYPES))
+    return dtype

@@ -1,0 +1,208 @@
+"""RoPE options of a model as typed values, read from either layout of config.json.
+
+`rope_scaling` beside `rope_theta` is the older layout; transformers 5 writes `rope_parameters` with the base inside.
+The tables themselves are computed in `layers/rope.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from baton_wire.models.config_fields import ConfigFields
+from baton_wire.models.errors import ModelConfigError
+
+DEFAULT_THETA = 10_000.0
+MAX_FACTORS: Final = 2_048
+SUPPORTED = ("default", "linear", "llama3", "yarn")
+LONGROPE = ("longrope", "su")
+"""Two names of one type."""
+_LONGROPE = frozenset(("short_factor", "long_factor"))
+_KNOWN = frozenset(
+    (
+        *("rope_type", "type", "rope_theta", "factor", "partial_rotary_factor", "original_max_position_embeddings"),
+        *("low_freq_factor", "high_freq_factor"),
+        *("beta_fast", "beta_slow", "truncate", "attention_factor", "mscale", "mscale_all_dim"),
+        "finetuned",  # how a model was made, not how it is computed
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScaling:
+    """Positions divided by `factor`."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    """Llama 3.1: long wavelengths divided by `factor`, short ones kept, a smooth step between."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_positions: int
+
+
+@dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """YaRN (arXiv 2309.00071): a ramp over dimensions from extrapolation to interpolation, and scaled cos and sin."""
+
+    factor: float
+    original_positions: int
+    beta_fast: float
+    beta_slow: float
+    truncate: bool
+    attention_factor: float | None
+    mscale: float | None
+    mscale_all_dim: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class LongropeScaling:
+    """LongRoPE (arXiv 2402.13753): each pair of dimensions has a factor of its own, for short and for long contexts."""
+
+    short_factor: tuple[float, ...]
+    long_factor: tuple[float, ...]
+    original_positions: int
+    attention_factor: float
+    """What cos and sin are multiplied by."""
+
+
+RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | LongropeScaling
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    theta: float
+    scaling: RopeScaling | None
+    share: float = 1.0
+    """Of a head's dimensions, the first ones, that are rotated."""
+    interleaved: bool = False
+    """Whether neighbouring dimensions are rotated against each other, else those half of the rotated ones apart."""
+
+    def rotated(self, head_dim: int) -> int:
+        """Dimensions of a head that are rotated."""
+        return int(head_dim * self.share)
+
+    def reach(self, positions: int) -> int:
+        """Positions that a model made for so many is good for."""
+        if isinstance(self.scaling, YarnScaling):
+            return max(positions, int(self.scaling.original_positions * self.scaling.factor))
+        return positions
+
+    def is_long(self, context: int) -> bool:
+        """Whether a served context takes LongRoPE's factors for long ones. All positions take the same: keys that are
+        in the pool can't be rotated again."""
+        return isinstance(self.scaling, LongropeScaling) and context > self.scaling.original_positions
+
+
+@dataclass(frozen=True, slots=True)
+class RopeOptions:
+    """What a family allows, and its defaults."""
+
+    types: tuple[str, ...] = SUPPORTED
+    theta: float = DEFAULT_THETA
+    share: float | None = None
+    """Default of `partial_rotary_factor`; None: the whole head is rotated."""
+    interleaved: bool = False
+    original_positions: int | None = None
+    """Default of `original_max_position_embeddings`; None: the greatest position."""
+
+
+def read_rope(config: ConfigFields, max_positions: int, options: RopeOptions = RopeOptions()) -> RopeConfig:
+    """RoPE of a config.json object. Raises ModelConfigError for types this engine does not compute, by name."""
+    given = [name for name in ("rope_parameters", "rope_scaling") if config.has(name)]
+    if len(given) == 2 and config.raw("rope_parameters") != config.raw("rope_scaling"):
+        raise ModelConfigError("rope_scaling: given beside a different rope_parameters; allowed: one of the two")
+    theta = config.number("rope_theta", options.theta)
+    share = _read_share(config, options, 1.0 if options.share is None else options.share)
+    if not given:
+        return RopeConfig(theta, None, share, options.interleaved)
+    return read_rope_section(config, config.section(given[0]), max_positions, options, theta, share)
+
+
+def read_rope_section(
+    config: ConfigFields, section: ConfigFields, max_positions: int, options: RopeOptions, theta: float, share: float
+) -> RopeConfig:
+    """RoPE of one object of options; `theta` and `share` are what holds unless it says otherwise."""
+    if (kind := section.text(_type_field(section), "default")) not in options.types:
+        raise section.error(_type_field(section), ", ".join(options.types))
+    known = _KNOWN | (_LONGROPE if kind in LONGROPE else frozenset())
+    for name in section.names():
+        if name not in known and section.has(name):
+            raise section.error(name, f"one of {', '.join(sorted(known))}")
+    share = _read_share(section, options, share)
+    theta = section.number("rope_theta", theta)
+    # transformers: a length at the top of the config wins over the one in the section, which wins over the maximum.
+    original = section.integer("original_max_position_embeddings", options.original_positions or max_positions)
+    original = config.integer("original_max_position_embeddings", original)
+    return RopeConfig(theta, _read_scaling(section, kind, original, max_positions), share, options.interleaved)
+
+
+def _read_share(fields: ConfigFields, options: RopeOptions, default: float) -> float:
+    if options.share is None:
+        fields.only("partial_rotary_factor", 1.0, "1.0 (the whole head is rotated)")
+        return 1.0
+    return fields.number("partial_rotary_factor", default, maximum=1.0)
+
+
+def _type_field(section: ConfigFields) -> str:
+    """Which of two names says how positions are scaled: asked first, for the type decides which others there are."""
+    return "rope_type" if section.has("rope_type") or not section.has("type") else "type"
+
+
+def _read_scaling(section: ConfigFields, kind: str, original_positions: int, max_positions: int) -> RopeScaling | None:
+    match kind:
+        case "linear":
+            return LinearScaling(section.number("factor"))
+        case "llama3":
+            return _read_llama3(section, original_positions)
+        case "yarn":
+            return YarnScaling(
+                factor=section.number("factor", max_positions / original_positions),
+                original_positions=original_positions,
+                beta_fast=section.number("beta_fast", 32.0),
+                beta_slow=section.number("beta_slow", 1.0),
+                truncate=section.flag("truncate", True),
+                attention_factor=_optional_number(section, "attention_factor"),
+                mscale=_optional_number(section, "mscale"),
+                mscale_all_dim=_optional_number(section, "mscale_all_dim"),
+            )
+        case "longrope" | "su":
+            return _read_longrope(section, original_positions, max_positions)
+    return None
+
+
+def _read_longrope(section: ConfigFields, original_positions: int, max_positions: int) -> LongropeScaling:
+    factor = section.number("factor", max_positions / original_positions)
+    default = 1.0 if factor <= 1.0 else math.sqrt(1 + math.log(factor) / math.log(original_positions))
+    return LongropeScaling(
+        _factors(section, "short_factor"),
+        _factors(section, "long_factor"),
+        original_positions,
+        section.number("attention_factor", default),
+    )
+
+
+def _factors(section: ConfigFields, name: str) -> tuple[float, ...]:
+    values = section.raw(name)
+    if not isinstance(values, list) or not values or len(values) > MAX_FACTORS:
+        raise section.error(name, f"a list of 1 to {MAX_FACTORS} numbers")
+    for value in values:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1e12:
+            raise section.error(name, "numbers above 0")
+    return tuple(float(value) for value in values)
+
+
+def _read_llama3(section: ConfigFields, original_positions: int) -> Llama3Scaling:
+    low, high = section.number("low_freq_factor"), section.number("high_freq_factor")
+    if high <= low:
+        raise section.error("high_freq_factor", f"a number above low_freq_factor ({low:g})")
+    return Llama3Scaling(section.number("factor"), low, high, original_positions)
+
+
+def _optional_number(section: ConfigFields, name: str) -> float | None:
+    return section.number(name) if section.has(name) else None

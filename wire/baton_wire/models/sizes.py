@@ -1,0 +1,54 @@
+"""How large a model's layers are, in elements and as they are stored. Costs of steps and sizing reckon with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baton_wire.models.decoder_spec import DecoderSpec, Experts
+from baton_wire.models.parameters import HEAD_LAYER, layer_prefix, projections, stacks
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSizes:
+    """Of all layers together."""
+
+    weights: int
+    """Elements that every token is multiplied with, routers among them."""
+    bytes: int
+    """Of these, as they are stored."""
+    expert_weights: int
+    expert_bytes: int
+    expert_share: float
+    """Of the experts, that a token takes; 1 where there are none."""
+
+
+def layer_sizes(config: DecoderSpec, element_bytes: int) -> LayerSizes:
+    """Where unquantised elements take so many bytes. Raises ModelConfigError for sizes that a format can't hold."""
+    weights = stored = expert_weights = expert_bytes = 0
+    share = 1.0
+    for number, layer in enumerate(config.layers):
+        if isinstance(layer.feed_forward, Experts):
+            share = layer.feed_forward.per_token / layer.feed_forward.count
+            weights += config.hidden_size * layer.feed_forward.count
+            stored += config.hidden_size * layer.feed_forward.count * element_bytes
+        for part in projections(layer, config.hidden_size):
+            size = _stored_bytes(config, layer_prefix(number) + part.name, part.features, part.columns, element_bytes)
+            if part.is_expert:
+                expert_weights, expert_bytes = expert_weights + part.features * part.columns, expert_bytes + size
+            else:
+                weights, stored = weights + part.features * part.columns, stored + size
+        for stack in stacks(layer, config.hidden_size):
+            elements = stack.features * stack.columns
+            expert_weights += stack.count * elements
+            expert_bytes += stack.count * elements * element_bytes
+    return LayerSizes(weights, stored, expert_weights, expert_bytes, share)
+
+
+def head_bytes(config: DecoderSpec, element_bytes: int) -> int:
+    """Of the output projection, as it is stored."""
+    return _stored_bytes(config, HEAD_LAYER, config.vocab_size, config.hidden_size, element_bytes)
+
+
+def _stored_bytes(config: DecoderSpec, name: str, features: int, columns: int, element_bytes: int) -> int:
+    stored = config.formats.of(name)
+    return features * columns * element_bytes if stored is None else stored.stored_bytes(features, columns)
