@@ -14,11 +14,15 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest import mock
+
+import openapi_surfaces
+from openapi_answers import ANSWERS, ERROR, METHODS, MODEL, PLAIN, REFUSALS, USAGE, Schema
 
 from baton_gateway.answers.tool_use import ToolMode
 from baton_gateway.http_api import (
@@ -31,7 +35,6 @@ from baton_gateway.http_api import (
 )
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "gateway/baton_gateway/http_api/openapi.json"
-Schema = dict[str, Any]
 
 TEXT = {"type": "string", "maxLength": openai_fields.MAX_TEXT_CHARS}
 IDS = {
@@ -157,6 +160,8 @@ class Recorder(openai_fields.Fields):
     """Reads like `Fields` and notes down what is asked."""
 
     objects: dict[str, Schema]
+    raw: Mapping[str, Schema]
+    """Descriptions of what is taken raw, by place and name."""
 
     def __init__(self, raw: dict[str, Any], path: str = "") -> None:
         super().__init__(raw, path)
@@ -169,9 +174,9 @@ class Recorder(openai_fields.Fields):
 
     def take(self, field: str) -> Any:
         if field not in self._schema["properties"]:
-            if self._place + field not in RAW:
+            if self._place + field not in self.raw:
                 raise UnknownRawFieldError(f"{self._place}{field}: describe it in RAW")
-            self._note(field, RAW[self._place + field])
+            self._note(field, self.raw[self._place + field])
         return super().take(field)
 
     def require(self, field: str) -> Any:
@@ -208,13 +213,17 @@ class Recorder(openai_fields.Fields):
         super().ignore(*fields, max_bytes=max_bytes)
 
 
+MODULES = (chat_messages, openai_types, prompting_fields, tokenising, tool_fields)
+"""Whose parsers read bodies of chats, completions and tokens."""
+
+
 @contextmanager
-def recording() -> Iterator[dict[str, Schema]]:
+def recording(modules: Iterable[ModuleType], raw: Mapping[str, Schema]) -> Iterator[dict[str, Schema]]:
     """While it lasts the parsers' objects note down into what is given, by their place in the body."""
     objects: dict[str, Schema] = {}
-    recorder = type("Recorder", (Recorder,), {"objects": objects})
+    recorder = type("Recorder", (Recorder,), {"objects": objects, "raw": raw})
     with ExitStack() as stack:
-        for module in (chat_messages, openai_types, prompting_fields, tokenising, tool_fields):
+        for module in modules:
             stack.enter_context(mock.patch.object(module, "Fields", recorder))
         yield objects
 
@@ -245,96 +254,28 @@ BODIES: dict[str, tuple[str, Callable[[dict[str, Any]], Any], tuple[dict[str, An
         ({"prompt": "x"}, {"messages": CHAT} | TOLD),
     ),
     "/detokenize": ("DetokenizeRequest", tokenising.parse_detokenize, ({"tokens": [1]},)),
+    **openapi_surfaces.BODIES,
 }
 """By path: the body's name, its parser, and bodies that together take every branch."""
 
-ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-                "request_id": {"type": "string", "description": "As in the header X-Request-Id."},
-            },
-        }
-    },
-}
-USAGE = {
-    "type": "object",
-    "required": ["prompt_tokens", "completion_tokens", "total_tokens"],
-    "properties": {
-        name: {"type": "integer", "minimum": 0} for name in ("prompt_tokens", "completion_tokens", "total_tokens")
-    },
-}
-MODEL = {
-    "type": "object",
-    "required": ["id", "object", "created", "owned_by", "max_model_len"],
-    "properties": {"id": {"type": "string"}, "max_model_len": {"type": ["integer", "null"]}},
-}
-
-
-def _answer(kind: str) -> Schema:
-    return {
-        "type": "object",
-        "required": ["id", "object", "created", "model", "choices", "usage"],
-        "properties": {
-            "object": {"const": kind},
-            "choices": {"type": "array", "items": {"type": "object", "required": ["index", "finish_reason"]}},
-            "usage": {"$ref": "#/components/schemas/Usage"},
-        },
-    }
-
-
-ANSWERS: dict[str, Schema] = {
-    "/v1/chat/completions": _answer("chat.completion"),
-    "/v1/completions": _answer("text_completion"),
-    "/tokenize": {"type": "object", "required": ["count", "max_model_len", "tokens", "token_strs"]},
-    "/detokenize": {"type": "object", "required": ["prompt"]},
-    "/v1/models": {
-        "type": "object",
-        "required": ["object", "data"],
-        "properties": {"data": {"type": "array", "items": {"$ref": "#/components/schemas/Model"}}},
-    },
-    "/v1/models/{id}": {"$ref": "#/components/schemas/Model"},
-    "/version": {"type": "object", "required": ["version"]},
-    "/openapi.json": {"type": "object", "required": ["openapi", "paths"]},
-}
-"""Of answers in JSON; the other paths answer in plain text."""
-PLAIN = ("/health", "/ping", "/health/live", "/health/ready", "/health/routable", "/metrics")
-METHODS = {"/health": ("get", "post"), "/ping": ("get", "post")}
-REFUSALS = {
-    "400": "a field breaks its rule, or prompt and model do not go together",
-    "401": "the API key is missing or unknown",
-    "404": "the model is not served",
-    "408": "the body came too slowly",
-    "413": "the body is too large",
-    "415": "not application/json, or compressed",
-    "429": "too many wait",
-    "500": "a failure",
-    "502": "the workers failed the request repeatedly",
-    "503": "nothing can serve it at present",
-    "504": "it took too long",
-}
+ALL_ANSWERS = ANSWERS | openapi_surfaces.ANSWERS
 
 
 def document() -> Schema:
     """The whole document."""
     schemas: dict[str, Schema] = {"Error": ERROR, "Usage": USAGE, "Model": MODEL}
+    schemas["MessageError"] = openapi_surfaces.MESSAGE_ERROR
     bodies = {}
     for path, (name, parse, samples) in BODIES.items():
-        with recording() as objects:
+        own = openapi_surfaces.OWN.get(name)
+        modules, raw, names = (MODULES, RAW, NAMES) if own is None else ((own.module,), own.raw, own.names)
+        with recording(modules, raw) as objects:
             for sample in samples:
                 parse(sample)
         for place, schema in objects.items():
-            schemas[NAMES.get(place, name)] = schema
+            schemas[names[place] if place else name] = schema
         bodies[path] = name
-    paths = {path: _operations(path, bodies.get(path)) for path in sorted({*BODIES, *ANSWERS, *PLAIN})}
+    paths = {path: _operations(path, bodies.get(path)) for path in sorted({*BODIES, *ALL_ANSWERS, *PLAIN})}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -368,7 +309,8 @@ def _operation(path: str, method: str, body: str | None) -> Schema:
         content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{body}"}}}
         operation["requestBody"] = {"required": True, "content": content}
     wanted = REFUSALS if body is not None else {code: REFUSALS[code] for code in ("400", "401", "404", "500")}
-    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    form = openapi_surfaces.ERRORS.get(path, "Error")
+    error = {"application/json": {"schema": {"$ref": f"#/components/schemas/{form}"}}}
     for status, text in wanted.items():
         operation["responses"][status] = {"description": text, "content": error}
     return operation
@@ -377,8 +319,8 @@ def _operation(path: str, method: str, body: str | None) -> Schema:
 def _good(path: str) -> Schema:
     if path in PLAIN:
         return {"description": "well", "content": {"text/plain": {}}}
-    content: Schema = {"application/json": {"schema": ANSWERS[path]}}
-    if path in ("/v1/chat/completions", "/v1/completions"):
+    content: Schema = {"application/json": {"schema": ALL_ANSWERS[path]}}
+    if path in ("/v1/chat/completions", "/v1/completions", *openapi_surfaces.STREAMED):
         content["text/event-stream"] = {}
     return {"description": "the answer", "content": content}
 

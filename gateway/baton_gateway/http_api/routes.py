@@ -33,6 +33,8 @@ from baton_gateway.http_api.tokenising import Tokenising
 from baton_gateway.reporting.metrics import GatewayMetrics
 from baton_gateway.requests.live_request import LiveRequest
 from baton_gateway.requests.relay import Relay
+from baton_gateway.surfaces.messages_answer import MESSAGES, message_error_body
+from baton_gateway.surfaces.messages_request import parse_counted, parse_message
 from baton_gateway.text.returned_memory import MemoryReturn
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.workers.linked_workers import WorkerTable
@@ -95,6 +97,8 @@ class HttpApi:
             "/v1/chat/completions": _Endpoint(("POST",), self._chat),
             "/v1/completions": _Endpoint(("POST",), self._completions),
             MODELS: _Endpoint(("GET",), lookups.models),
+            "/v1/messages": _messages(self._message),
+            "/v1/messages/count_tokens": _messages(self._count_tokens),
             "/tokenize": _Endpoint(("POST",), self._tokenize),
             "/detokenize": _Endpoint(("POST",), self._detokenize),
             "/openapi.json": _Endpoint(("GET",), lookups.openapi),
@@ -202,6 +206,15 @@ class HttpApi:
     async def _completions(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
         return await self._generate(request, tenant, lambda raw: (parse_completion(raw), OPENAI))
 
+    async def _message(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
+        return await self._generate(request, tenant, lambda raw: (parse_message(raw), MESSAGES))
+
+    async def _count_tokens(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
+        with self._body(request, tenant) as body:
+            chat = parse_counted(await body.read_object(self._table.body_limits))
+            answer = await self._tokenising.count(chat, tenant)
+        return web.Response(body=answer, headers=JSON)
+
     async def _tokenize(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
         with self._body(request, tenant) as body:
             answer = await self._tokenising.tokenize(await body.read_object(self._table.body_limits), tenant)
@@ -268,6 +281,11 @@ class HttpApi:
         finally:
             self._streams.discard(entry)
             self._relay.client_gone(live)
+
+
+def _messages(handler: Handler) -> _Endpoint:
+    """An endpoint of Anthropic's API: its errors, and its clients' header."""
+    return _Endpoint(("POST",), handler, error_form=message_error_body, key_header="X-Api-Key")
 
 
 def _credentials(request: web.BaseRequest, endpoint: _Endpoint) -> str | None:

@@ -14,11 +14,11 @@ from baton_gateway.errors import RefusedError, invalid
 from baton_gateway.http_api.chat_messages import ChatMessage, read_messages
 from baton_gateway.http_api.model_names import ModelNames
 from baton_gateway.http_api.openai_fields import MAX_TEXT_CHARS, Fields
-from baton_gateway.http_api.openai_types import read_token_ids
+from baton_gateway.http_api.openai_types import ChatRequest, read_token_ids
 from baton_gateway.http_api.prompting_fields import PLAIN_PROMPTING, Prompting, read_prompting
 from baton_gateway.http_api.tenants import Tenant
 from baton_gateway.http_api.tool_fields import read_tool_use
-from baton_gateway.requests.preparing import ModelLimits, check_ids, conversation
+from baton_gateway.requests.preparing import ModelLimits, chat_prompt, check_ids, conversation
 from baton_gateway.text.encoding import PromptEncoder, PromptText
 from baton_gateway.text.revision_text import TextModel
 from baton_gateway.text.template_renderer import TemplateRenderer
@@ -100,6 +100,14 @@ class Tokenising:
         return _encode(
             {"count": len(ids), "max_model_len": limits.max_context_tokens, "tokens": ids, "token_strs": strings}
         )
+
+    async def count(self, chat: ChatRequest, tenant: Tenant) -> bytes:
+        """The answer of `/v1/messages/count_tokens`: tokens of a chat's prompt. Raises RefusedError."""
+        text, limits = self._served(chat.options.model)
+        asked = conversation(chat.messages, chat.tool_use, chat.prompting)
+        rendered = await self._templates.render(text.bundle, asked)
+        [ids] = await self._encoder.encode([chat_prompt(rendered, text, limits)], tenant.name)
+        return _encode({"input_tokens": len(ids)})
 
     async def detokenize(self, raw: dict[str, Any]) -> bytes:
         """The answer's body. Raises RefusedError."""

@@ -21,6 +21,8 @@ LEAST: dict[str, dict[str, Any]] = {
     "/v1/completions": {"model": "x", "prompt": "x", "echo": True},
     "/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [1]},
+    "/v1/messages": {"model": "x", "max_tokens": 1, "messages": USER},
+    "/v1/messages/count_tokens": {"model": "x", "messages": USER},
 }
 A_CHAT: dict[str, Any] = {"messages": USER, "prompt": None}
 TOGETHER: dict[str, dict[str, Any]] = {
@@ -114,6 +116,8 @@ def test_each_bound_of_the_document_is_the_parsers(path: str, field: str, value:
         ("/v1/completions", {"model": "tiny", "prompt": "x", "logprobs": 1}),
         ("/tokenize", {"prompt": "x"}),
         ("/detokenize", {"tokens": ids_of("x")}),
+        ("/v1/messages", {"model": "tiny", "max_tokens": 4, "messages": USER}),
+        ("/v1/messages/count_tokens", {"model": "tiny", "messages": USER}),
         ("/v1/models", None),
         ("/v1/models/{id}", None),
         ("/version", None),

@@ -1,0 +1,152 @@
+"""What the OpenAPI document says of the fields that the translated APIs take raw, and of their answers.
+
+Their names are those APIs' own, so that one name may mean something else than in a chat. What is inside a chat's own
+fields, as the schema of a tool, is described at the chat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from openapi_answers import Schema
+
+from baton_gateway.http_api import chat_messages, openai_fields, openai_types, tool_fields
+from baton_gateway.surfaces import messages_request
+
+Body = tuple[str, Callable[[dict[str, Any]], Any], tuple[dict[str, Any], ...]]
+
+
+@dataclass(frozen=True)
+class OwnFields:
+    """Of one body: the module that reads it, its raw fields, and the names of its inner objects."""
+
+    module: ModuleType
+    raw: Mapping[str, Schema]
+    names: Mapping[str, str]
+
+
+TEXT: Schema = {"type": "string", "maxLength": openai_fields.MAX_TEXT_CHARS}
+OBJECT: Schema = {"type": "object"}
+
+
+def _ref(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _list(item: Schema, most: int, least: int = 0) -> Schema:
+    return {"type": "array", "minItems": least, "maxItems": most, "items": item}
+
+
+def _or_null(schema: Schema) -> Schema:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+MODEL: Schema = {"type": "string", "maxLength": 253, "description": "A served name, or an alias."}
+MAX_TOKENS: Schema = {"type": "integer", "minimum": 1, "maximum": openai_types.MAX_TOKENS}
+NAME: Schema = {"type": "string", "pattern": f"^{tool_fields.TOOL_NAME.pattern}$"}
+BLOCKS = _list(_ref("MessageBlock"), chat_messages.MAX_PARTS, 1)
+TEXTS: Schema = {"anyOf": [TEXT, _list(_ref("MessageText"), chat_messages.MAX_PARTS)]}
+MESSAGE_RAW: dict[str, Schema] = {
+    "model": MODEL,
+    "max_tokens": MAX_TOKENS,
+    "system": _or_null(TEXTS),
+    "messages": _list(_ref("MessageTurn"), chat_messages.MAX_MESSAGES, 1),
+    "messages[].role": {"enum": ["user", "assistant", "system"]},
+    "messages[].content": {"anyOf": [TEXT, BLOCKS]},
+    "messages[].content[].type": {"enum": ["text", "thinking", "tool_use", "tool_result"]},
+    "messages[].content[].text": TEXT,
+    "messages[].content[].thinking": TEXT,
+    "messages[].content[].input": OBJECT,
+    "messages[].content[].id": {"type": "string", "maxLength": tool_fields.MAX_CALL_ID_CHARS},
+    "messages[].content[].name": NAME,
+    "messages[].content[].content": _or_null(TEXTS),
+    "messages[].content[].tool_use_id": {"type": "string", "maxLength": tool_fields.MAX_CALL_ID_CHARS},
+    "system[].type": {"const": "text"},
+    "system[].text": TEXT,
+    "stop_sequences": _or_null(
+        _list({"type": "string", "minLength": 1, "maxLength": openai_types.MAX_STOP_BYTES}, openai_types.MAX_STOPS)
+    ),
+    "tools": _or_null(_list(_ref("MessageTool"), tool_fields.MAX_TOOLS)),
+    "tools[].type": {"enum": ["custom", None]},
+    "tools[].name": NAME,
+    "tools[].input_schema": OBJECT,
+    "tool_choice": _or_null(_ref("MessageToolChoice")),
+    "tool_choice.type": {"enum": ["auto", "any", "tool", "none"]},
+    "tool_choice.name": {"type": "string", "description": "With type tool: which."},
+    "thinking": _or_null(_ref("MessageThinking")),
+    "thinking.type": {"enum": ["enabled", "adaptive", "disabled"]},
+    "thinking.budget_tokens": MAX_TOKENS | {"description": "With type enabled."},
+    "output_config": _or_null(_ref("MessageOutput")),
+    "output_config.format": _or_null(_ref("MessageFormat")),
+    "output_config.format.type": {"const": "json_schema"},
+    "output_config.format.schema": OBJECT,
+}
+MESSAGE_NAMES = {
+    "messages[].": "MessageTurn",
+    "messages[].content[].": "MessageBlock",
+    "system[].": "MessageText",
+    "tools[].": "MessageTool",
+    "tool_choice.": "MessageToolChoice",
+    "thinking.": "MessageThinking",
+    "output_config.": "MessageOutput",
+    "output_config.format.": "MessageFormat",
+}
+_CALL = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
+_THOUGHT = {"type": "thinking", "thinking": "x"}
+_ASKED: dict[str, Any] = {
+    "model": "x",
+    "system": [{"type": "text", "text": "x"}],
+    "messages": [
+        {"role": "assistant", "content": [_THOUGHT, {"type": "text", "text": "x"}, _CALL]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c"}]},
+    ],
+    "tools": [{"name": "f", "input_schema": {}}],
+    "tool_choice": {"type": "tool", "name": "f"},
+    "thinking": {"type": "enabled", "budget_tokens": 1},
+    "output_config": {"effort": "low"},
+}
+BODIES: dict[str, Body] = {
+    "/v1/messages": ("MessageRequest", messages_request.parse_message, (_ASKED | {"max_tokens": 1},)),
+    "/v1/messages/count_tokens": ("CountTokensRequest", messages_request.parse_counted, (_ASKED,)),
+}
+OWN: dict[str, OwnFields] = {
+    name: OwnFields(messages_request, MESSAGE_RAW, MESSAGE_NAMES) for name in ("MessageRequest", "CountTokensRequest")
+}
+"""By the name of the body."""
+MESSAGE_ERROR: Schema = {
+    "type": "object",
+    "required": ["type", "error", "request_id"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message", "param", "code"],
+            "properties": {
+                "type": {"type": "string"},
+                "message": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        },
+        "request_id": {"type": "string", "description": "As in the header X-Request-Id."},
+    },
+}
+ERRORS = {"/v1/messages": "MessageError", "/v1/messages/count_tokens": "MessageError"}
+"""Paths whose errors have another form than OpenAI's."""
+MESSAGE_FIELDS = ["id", "type", "role", "model", "content", "stop_reason", "stop_sequence", "usage"]
+ANSWERS: dict[str, Schema] = {
+    "/v1/messages": {
+        "type": "object",
+        "required": MESSAGE_FIELDS,
+        "properties": {"type": {"const": "message"}, "content": {"type": "array", "items": OBJECT}},
+    },
+    "/v1/messages/count_tokens": {
+        "type": "object",
+        "required": ["input_tokens"],
+        "properties": {"input_tokens": {"type": "integer", "minimum": 0}},
+    },
+}
+STREAMED = ("/v1/messages",)
