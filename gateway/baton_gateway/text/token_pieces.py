@@ -77,13 +77,13 @@ class PieceTable:
 
 def piece_table(tokenizer: Tokenizer, skip_special: bool) -> PieceTable | None:
     """The table for this tokenizer, or None when its decoder does not work piece by piece."""
-    config = msgspec.json.decode(tokenizer.to_str(), type=dict[str, Any])
-    steps = _flatten(config.get("decoder"))
+    # The whole tokenizer as text would hold the interpreter for a second where the vocabulary is large.
+    decoder = tokenizer.decoder
+    steps = [] if decoder is None else _flatten(msgspec.json.decode(decoder.__getstate__()))
     kind = _kind(steps)
     if kind is DecoderKind.OTHER:
         return None
-    added = config.get("added_tokens") or []
-    special = frozenset(entry["id"] for entry in added if entry.get("special"))
+    special = frozenset(token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special)
     return PieceTable(
         tokenizer=tokenizer,
         kind=kind,

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from typing import cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
 from baton_gateway.text.detokenizer import ByteLevelDetokenizer, SentencePieceDetokenizer, WindowDetokenizer
 from baton_gateway.text.revision_text import TextModel, load_text_model
+from baton_gateway.text.token_pieces import piece_table
 from baton_testing.gateway.made_tokenizers import (
     SENTENCES,
     MadeTokenizer,
@@ -135,3 +138,24 @@ def test_special_tokens_are_skipped_unless_asked_for(name: str) -> None:
     ids = [made(name).id_of("<|begin|>"), *made(name).tokenizer.encode("fox", add_special_tokens=False).ids]
     assert "<|begin|>" not in "".join(streamed(name, ids))
     assert "".join(streamed(name, ids, skip_special=False)).startswith("<|begin|>")
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_table_of_pieces_is_made_without_writing_the_whole_tokenizer_down(name: str) -> None:
+    """Found with a vocabulary of 128,000: that held the gateway's event loop for a second, twice."""
+
+    class Asked:
+        def __init__(self) -> None:
+            self.names: list[str] = []
+
+        def __getattr__(self, attribute: str) -> object:
+            self.names.append(attribute)
+            return getattr(made(name).tokenizer, attribute)
+
+    asked = Asked()
+    table, whole_table = piece_table(cast(Tokenizer, asked), True), model(name).plain_pieces
+    assert "to_str" not in asked.names
+    assert (table is None) is (whole_table is None) is (name == "word_pieces")
+    assert table is None or {token: table.piece(token).is_skipped for token in table.special_ids} == dict.fromkeys(
+        (token for token, added in made(name).tokenizer.get_added_tokens_decoder().items() if added.special), True
+    )
