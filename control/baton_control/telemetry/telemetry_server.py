@@ -15,11 +15,12 @@ from aiohttp import WSMsgType, web
 from baton_control.names import Key
 from baton_control.telemetry.store import TelemetryStore
 from baton_wire.errors import AuthenticationError, BadMessageError
-from baton_wire.handshake import KeySource, LinkRole, Party, accept_handshake
+from baton_wire.handshake import HANDSHAKE_S, KeySource, LinkRole, Party, accept_handshake
 from baton_wire.keys import KeySet, derived_key
 from baton_wire.messages.codec import decode, encode
 from baton_wire.messages.measures import WorkerCondition
 from baton_wire.messages.operator_link import (
+    SILENCE,
     GatewayHello,
     Heartbeat,
     ModelConfigFile,
@@ -30,12 +31,12 @@ from baton_wire.messages.operator_link import (
 )
 from baton_wire.messages.values import Address
 from baton_wire.session import FRAME_MAC_BYTES, AlteredFrames, SignedFrames
+from baton_wire.silence import bounded_silence
 
 log = logging.getLogger(__name__)
 
 PATH = "/gateways/{namespace}/{name}"
-HEARTBEAT_S = 3.0
-SILENCE_S = 16.0
+HEARTBEAT_S = 1.0
 MAX_LINKS = 1_024
 """Gateway processes of one deployment; more are refused."""
 MAX_FRAME_BYTES = 1 << 20
@@ -127,7 +128,8 @@ class TelemetryServer:
         if is_standby:
             await frames.send(encode(Standby(holder)))
             return
-        hello = decode(await frames.receive(), ToOperator)
+        async with asyncio.timeout(HANDSHAKE_S):
+            hello = decode(await frames.receive(), ToOperator)
         if not isinstance(hello, GatewayHello):
             raise BadMessageError(f"{type(hello).__name__} before GatewayHello")
         store = self.store(key)
@@ -144,23 +146,24 @@ class TelemetryServer:
 
     async def _read(self, key: Key, store: TelemetryStore, epoch: bytes, frames: SignedFrames) -> None:
         linked: frozenset[tuple[bytes, WorkerCondition, bool]] | None = None
-        while True:
-            async with asyncio.timeout(SILENCE_S):
+        async with bounded_silence(SILENCE) as liveness:
+            while True:
                 message = decode(await frames.receive(), ToOperator)
-            match message:
-                case Summary():
-                    store.told(epoch, message, self._clock())
-                    before, linked = (
-                        linked,
-                        frozenset((each.epoch, each.condition, each.has_partner) for each in message.workers),
-                    )
-                    if message.backlog.parked or linked != before:  # a rollout waits for what is routable now
+                liveness.heard(asyncio.get_running_loop().time())
+                match message:
+                    case Summary():
+                        store.told(epoch, message, self._clock())
+                        before, linked = (
+                            linked,
+                            frozenset((each.epoch, each.condition, each.has_partner) for each in message.workers),
+                        )
+                        if message.backlog.parked or linked != before:  # a rollout waits for what is routable now
+                            self._on_wake(key)
+                    case Wake(parked):
+                        store.woken(parked)
                         self._on_wake(key)
-                case Wake(parked):
-                    store.woken(parked)
-                    self._on_wake(key)
-                case ModelConfigFile(content):
-                    store.model_config = content
+                    case ModelConfigFile(content):
+                        store.model_config = content
 
     async def _beat(self, frames: SignedFrames) -> None:
         """Heartbeats; a process that became a standby says so."""

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 import aiohttp
 
 from baton_wire.errors import AuthenticationError, TransferError
-from baton_wire.handshake import LinkRole, Party, dial_handshake
+from baton_wire.handshake import HANDSHAKE_S, LinkRole, Party, dial_handshake
 from baton_wire.keys import KeyDirectory
 from baton_wire.messages.codec import decode, encode
 from baton_wire.messages.operator_link import (
+    SILENCE,
     GatewayHello,
     Heartbeat,
     ModelConfigFile,
@@ -28,6 +29,7 @@ from baton_wire.messages.operator_link import (
 )
 from baton_wire.messages.values import Message
 from baton_wire.session import FRAME_MAC_BYTES, AlteredFrames, SignedFrames
+from baton_wire.silence import bounded_silence
 
 _log = logging.getLogger("baton.gateway.operator")
 
@@ -40,9 +42,10 @@ class OperatorTimes:
     """Seconds."""
 
     summary_s: float = SUMMARY_S
-    silence_s: float = 15.0
-    """Without a word from the other end the link is given up."""
-    setup_s: float = 10.0
+    heartbeat_s: float = 1.0
+    """Goes out after so long without another message."""
+    setup_s: float = HANDSHAKE_S
+    """From dialling to the proof; also for sending one frame."""
     first_retry_s: float = 0.5
     last_retry_s: float = 15.0
     wake_s: float = 1.0
@@ -124,12 +127,13 @@ class OperatorLink:
                     await asyncio.gather(telling, return_exceptions=True)
 
     async def _listen(self, frames: SignedFrames, telling: asyncio.Task[None]) -> None:
-        while not telling.done():
-            async with asyncio.timeout(self._times.silence_s):
+        async with bounded_silence(SILENCE) as liveness:
+            while not telling.done():
                 message = decode(await frames.receive(), ToGateway)
-            if isinstance(message, Standby):
-                self._standby(message)
-                return
+                liveness.heard(asyncio.get_running_loop().time())
+                if isinstance(message, Standby):
+                    self._standby(message)
+                    return
         telling.result()
 
     def _standby(self, message: Standby) -> None:
@@ -153,7 +157,12 @@ class OperatorLink:
 
     async def _tell_wakes(self, frames: SignedFrames) -> None:
         while True:
-            await self._waking.wait()
+            try:
+                async with asyncio.timeout(self._times.heartbeat_s):
+                    await self._waking.wait()
+            except TimeoutError:
+                await self._send(frames, Heartbeat())
+                continue
             self._waking.clear()
             if parked := self._sources.parked():
                 await self._send(frames, Wake(parked))

@@ -9,23 +9,27 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 from aiohttp import web
 from msgspec.structs import replace
 
 from baton_control.names import Key
 from baton_control.sizing.readings import Arrivals
+from baton_control.telemetry import telemetry_server
 from baton_control.telemetry.telemetry_server import PATH, TelemetryServer
+from baton_gateway.reporting import operator_link
 from baton_gateway.reporting.operator_link import OperatorLink, OperatorSources, OperatorTimes
 from baton_gateway.reporting.telemetry import LoadTelemetry
 from baton_testing.gateway.gateway_process import until
 from baton_wire.keys import KeyDirectory, write_new_key
+from baton_wire.liveness import LivenessConfig
 from baton_wire.messages.measures import Backlog, WorkerCondition, WorkerMeasures
 from baton_wire.messages.operator_link import GatewayHello
 from baton_wire.messages.values import Address, Role
 from baton_wire.session import AlteredFrames
 
 KEY = Key("team", "chat")
-TIMES = OperatorTimes(summary_s=0.05, silence_s=5.0, first_retry_s=0.02, last_retry_s=0.05, wake_s=0.05)
+TIMES = OperatorTimes(summary_s=0.05, first_retry_s=0.02, last_retry_s=0.05, wake_s=0.05)
 WORKER = WorkerMeasures(
     Role.DECODE,
     b"w" * 16,
@@ -89,7 +93,7 @@ class Gateway:
 
 
 @asynccontextmanager
-async def linking(keys: Path, url: str) -> AsyncIterator[Gateway]:
+async def linking(keys: Path, url: str, times: OperatorTimes = TIMES) -> AsyncIterator[Gateway]:
     loop = asyncio.get_running_loop()
     telemetry = LoadTelemetry(loop.time())
 
@@ -101,7 +105,7 @@ async def linking(keys: Path, url: str) -> AsyncIterator[Gateway]:
         lambda: gateway.parked,
         lambda: b'{"vocab_size": 9}',
     )
-    link = OperatorLink(url, KeyDirectory(keys), b"g" * 16, GatewayHello("one", 1), sources, AlteredFrames(), TIMES)
+    link = OperatorLink(url, KeyDirectory(keys), b"g" * 16, GatewayHello("one", 1), sources, AlteredFrames(), times)
     gateway = Gateway(telemetry, link)
     task = asyncio.create_task(link.run())
     try:
@@ -203,3 +207,48 @@ async def test_a_deployment_that_does_not_exist_has_no_link(tmp_path: Path) -> N
     async with operating(keys) as operator, linking(keys, operator.url.replace("chat", "other")) as gateway:
         await asyncio.sleep(0.2)
         assert not gateway.link.is_linked
+
+
+SHORT = LivenessConfig(suspect_s=0.3, dead_s=0.6)
+
+
+@pytest.mark.parametrize(("heartbeat_s", "is_kept"), [(0.05, True), (99.0, False)])
+async def test_a_gateway_is_given_up_that_says_nothing_for_too_long(
+    heartbeat_s: float, is_kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(telemetry_server, "SILENCE", SHORT)
+    keys = keys_in(tmp_path)
+    async with (
+        operating(keys) as operator,
+        linking(keys, operator.url, OperatorTimes(summary_s=99.0, heartbeat_s=heartbeat_s)),
+    ):
+        await asyncio.sleep(3 * SHORT.dead_s)
+        assert ("it was silent for too long" in caplog.text) is not is_kept
+
+
+@pytest.mark.parametrize(("heartbeat_s", "is_kept"), [(0.05, True), (99.0, False)])
+async def test_an_operator_is_dialled_again_that_says_nothing_for_too_long(
+    heartbeat_s: float, is_kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(operator_link, "SILENCE", SHORT)
+    monkeypatch.setattr(telemetry_server, "HEARTBEAT_S", heartbeat_s)
+    caplog.set_level("INFO")
+    keys = keys_in(tmp_path)
+    async with operating(keys) as operator, linking(keys, operator.url):
+        await asyncio.sleep(3 * SHORT.dead_s)
+        assert (caplog.text.count("gateway one of team/chat is linked") == 1) is is_kept
+
+
+async def test_who_proves_the_key_and_says_no_hello_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(telemetry_server, "HANDSHAKE_S", 0.2)
+    monkeypatch.setattr(OperatorLink, "_send", _say_nothing)
+    keys = keys_in(tmp_path)
+    async with operating(keys) as operator, linking(keys, operator.url, OperatorTimes(summary_s=99.0)):
+        await asyncio.sleep(1.0)
+        assert "it was silent for too long" in caplog.text
+
+
+async def _say_nothing(*_: object) -> None:
+    pass

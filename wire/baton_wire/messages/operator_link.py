@@ -10,9 +10,13 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from baton_wire.liveness import LivenessConfig
 from baton_wire.messages.measures import ArrivalCounts, Backlog, Served, WorkerMeasures
 from baton_wire.messages.values import Address, Count, Message, Seconds
 
+SILENCE = LivenessConfig(suspect_s=2.0, dead_s=4.0)
+"""For both ends, which send at least a heartbeat a second. A flipped length of a frame shows as silence alone, and 5 s
+are the most for which a link may stand so."""
 MAX_WORKERS = 1_024
 """Workers that one summary describes."""
 
