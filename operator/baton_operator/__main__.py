@@ -18,6 +18,7 @@ from collections.abc import Callable, Coroutine
 from baton_control.sizing.metrics import SizingMetrics
 from baton_operator import health, metrics
 from baton_operator.gateway_links import DeploymentLinks
+from baton_operator.kube.claims import Claims, claim_name
 from baton_operator.kube.custom_resources import CustomResources
 from baton_operator.kube.http_client import HttpKubeApi
 from baton_operator.kube.kopf_stream import KopfStream
@@ -70,13 +71,14 @@ async def run(settings: Settings, adapt: Callable[[KubeApi], KubeApi] = _as_it_i
 
         if not await _before(stop, choose()):
             return
-        custom = CustomResources(settings.namespaces, scopes)
+        custom = CustomResources(settings.namespaces, scopes, settings.operator_class)
         lease = _lease(api, settings)
         links = DeploymentLinks(
             custom, keys, lambda key: runtime.offer(key), lambda: None if lease is None else lease.holder_address
         )
         metrics.REGISTRY.register(metrics.AlteredGatewayFrames(lambda: links.server.altered.count))
         told = settings.routable_from is RoutableFrom.GATEWAY
+        claims = _claims(api, settings)
         runtime = Runtime(
             api,
             custom,
@@ -84,10 +86,17 @@ async def run(settings: Settings, adapt: Callable[[KubeApi], KubeApi] = _as_it_i
             sizing=links.sizing if told else None,
             telemetry=links.telemetry if told else None,
             measured=SizingMetrics(metrics.REGISTRY),
+            claims=claims,
             pace=Pace(workers=settings.workers, resync_s=settings.resync_s),
         )
         async with contextlib.AsyncExitStack() as open_now:
-            await open_now.enter_async_context(health.serving(settings.listen, runtime.stalled, custom.reach.troubles))
+
+            def troubles() -> list[str]:
+                closed = [f"namespace {name} cannot be read: {why}" for name, why in custom.reach.troubles().items()]
+                others = claims.others() if claims is not None else {}
+                return [*closed, *(f"namespace {name} belongs to the operator {each}" for name, each in others.items())]
+
+            await open_now.enter_async_context(health.serving(settings.listen, runtime.stalled, troubles))
             if settings.gateway_listen is not None:
                 await open_now.enter_async_context(links.serving(settings.gateway_listen))
             stream = KopfStream(api, session, custom, on_start=listen_to_signals)
@@ -175,6 +184,13 @@ def _lease(api: KubeApi, settings: Settings) -> Lease | None:
     name = os.environ.get("POD_NAME", socket.gethostname())
     identity = f"{name}_{secrets.token_hex(4)}"
     return Lease(api, settings.own_namespace, settings.lease, identity, address=settings.advertise)
+
+
+def _claims(api: KubeApi, settings: Settings) -> Claims | None:
+    """Without a Lease there is but this process, as whoever started it says."""
+    if settings.lease is None:
+        return None
+    return Claims(api, claim_name(settings.operator_class), f"{settings.own_namespace}/{settings.lease}")
 
 
 def main() -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable
 
 from aiohttp import web
 
@@ -12,20 +12,19 @@ from baton_operator import metrics
 
 @contextlib.asynccontextmanager
 async def serving(
-    address: tuple[str, int], stalled: Callable[[], str | None], troubles: Callable[[], Mapping[str, str]] = dict
+    address: tuple[str, int], stalled: Callable[[], str | None], troubles: Callable[[], Iterable[str]] = tuple
 ) -> AsyncIterator[int]:
     """Serve while the block runs; gives the port. `stalled` says why the process should be ended, or None. A standby is
-    ready too: it does what it is there for. `troubles`: namespaces that cannot be read, and why. Readiness names them;
-    it does not fail for them, or the gateways of all other namespaces would lose the operator."""
+    ready too: it does what it is there for. `troubles`: namespaces that are not worked on, and why. Readiness names
+    them; it does not fail for them, or the gateways of all other namespaces would lose the operator."""
 
     async def live(_: web.Request) -> web.Response:
         why = stalled()
         return web.Response(status=200 if why is None else 503, text=why or "ok")
 
     async def ready(_: web.Request) -> web.Response:
-        lines = [f"namespace {name} cannot be read: {why}" for name, why in sorted(troubles().items())]
         why = stalled()
-        return web.Response(status=200 if why is None else 503, text=why or "\n".join(["ok", *lines]))
+        return web.Response(status=200 if why is None else 503, text=why or "\n".join(["ok", *sorted(troubles())]))
 
     async def show(_: web.Request) -> web.Response:
         return web.Response(body=metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})

@@ -40,6 +40,21 @@ def unreadable(namespaces: frozenset[str]) -> None:
         _UNREADABLE.labels(each).set(1)
 
 
+_CLAIMED = Gauge(
+    "baton_operator_namespace_claimed_elsewhere",
+    "1 for each namespace that another operator of the same class has, which holder names: this one stays out",
+    ["namespace", "holder"],
+    registry=REGISTRY,
+)
+
+
+def claimed_elsewhere(holders: Mapping[str, str]) -> None:
+    """By namespace, these and no others."""
+    _CLAIMED.clear()
+    for namespace, holder in holders.items():
+        _CLAIMED.labels(namespace, holder[:128]).set(1)
+
+
 def pass_ended(outcome: str, seconds: float, queued: int) -> None:
     _PASSES.labels(outcome).inc()
     _SECONDS.observe(seconds)

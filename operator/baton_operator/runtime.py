@@ -20,6 +20,7 @@ from baton_control.sizing.metrics import SizingMetrics
 from baton_control.sizing.scaling import Sizing
 from baton_operator import metrics
 from baton_operator.kube.cache import Cache
+from baton_operator.kube.claims import Claims
 from baton_operator.kube.custom_resources import CustomResources
 from baton_operator.kube.informer import RELIST_S, WATCH_S, Informer, Turns
 from baton_operator.kube.kinds import DEPLOYMENTS, OPTIONAL, OWNED
@@ -59,12 +60,15 @@ class Runtime:
         sizing: Sizing | None = None,
         telemetry: Telemetry | None = None,
         measured: SizingMetrics | None = None,
+        claims: Claims | None = None,
         pace: Pace = Pace(),
         now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
         rng: random.Random | None = None,
     ) -> None:
         self._api, self._custom, self._installation = api, custom, installation
-        self._pace = pace
+        self._pace, self._claims = pace, claims
+        if claims is not None:
+            claims.on_change = self._claim_changed
         self._sizing, self._telemetry, self._measured, self._now = sizing, telemetry, measured, now
         self._rng = rng or random.Random()
         self._queue = WorkQueue(self._rng, together=pace.workers)
@@ -110,6 +114,8 @@ class Runtime:
                 tasks.create_task(informer.run())
             tasks.create_task(self._dispatch(tasks, reconciler))
             tasks.create_task(self._resync())
+            if self._claims is not None:
+                tasks.create_task(self._claims.keep(self._namespaces_at_work))
             await self.reach.settled()
             self.synced.set()
             log.info("caches are filled: %d deployments", len(self.caches[DEPLOYMENTS]))
@@ -126,6 +132,16 @@ class Runtime:
             log.warning("namespace %s cannot be read, its deployments wait: %s", name, troubles[name])
         for key in self.caches[DEPLOYMENTS].deployments():
             if scope in (None, key.namespace):
+                self.offer(key)
+
+    def _namespaces_at_work(self) -> frozenset[str]:
+        return frozenset(key.namespace for key in self.caches[DEPLOYMENTS].deployments())
+
+    def _claim_changed(self, namespace: str) -> None:
+        assert self._claims is not None, "who calls"
+        metrics.claimed_elsewhere(self._claims.others())
+        for key in self.caches[DEPLOYMENTS].deployments():
+            if key.namespace == namespace:
                 self.offer(key)
 
     def offer(self, key: Key) -> None:
@@ -204,7 +220,11 @@ class Runtime:
         try:
             async with asyncio.timeout(PASS_S):
                 again_s: float | None = None
-                if is_known:
+                other = await self._claims.other(key.namespace) if is_known and self._claims is not None else ""
+                if other:
+                    outcome = "ClaimedElsewhere"
+                    await reconciler.stay_out(key, other)
+                elif is_known:
                     again_s = await reconciler.reconcile(key)
                 elif why := self.reach.trouble(key.namespace):
                     await reconciler.hold(key, why)

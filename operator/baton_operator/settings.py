@@ -9,10 +9,12 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from baton_operator.kube.custom_resources import is_class
 from baton_operator.objects.cluster import Platform
 from baton_operator.objects.pod_policy import parse_pod_policy
 
 DEFAULT_NAMESPACE = "baton-system"
+CLASS_HELP = "work on LLMDeployments with this spec.operatorClass alone; default: on those without one"
 
 
 class RoutableFrom(enum.StrEnum):
@@ -33,6 +35,8 @@ class Settings:
     """Health and metrics."""
     gateway_listen: tuple[str, int] | None
     """Links from gateways; None: none are taken."""
+    operator_class: str | None
+    """LLMDeployments of which class are worked on; None: those without one."""
     lease: str | None
     """Name of the Lease; None: this process is the only one."""
     advertise: str
@@ -73,7 +77,8 @@ def parse(argv: list[str]) -> Settings:
     parser.add_argument(
         "--operator-service", default="baton-operator", help="Service in the operator's namespace that gateways dial"
     )
-    parser.add_argument("--lease", default="baton-operator", help="name of the Lease, or none")
+    parser.add_argument("--class", dest="operator_class", metavar="NAME", help=CLASS_HELP)
+    parser.add_argument("--lease", help="name of the Lease, or none; default: baton-operator, and the class after it")
     parser.add_argument("--routable-from", type=RoutableFrom, choices=list(RoutableFrom), default=RoutableFrom.GATEWAY)
     parser.add_argument("--workers", type=int, default=8, help="passes at a time")
     parser.add_argument("--calls-per-s", type=float, default=200.0, help="calls to the API server")
@@ -101,6 +106,8 @@ def parse(argv: list[str]) -> Settings:
         parser.error("--workers, --calls-per-s and --resync-s must be positive")
     if given.gateway_listen == "none" and given.routable_from is RoutableFrom.GATEWAY:
         given.routable_from = RoutableFrom.READINESS
+    if given.operator_class is not None and not is_class(given.operator_class):
+        parser.error(f"--class: {given.operator_class!r} is not allowed: must be a label such as team-a")
     named = tuple(each.strip() for each in (given.namespaces or given.own_namespace).split(",") if each.strip())
     return Settings(
         namespaces=None if given.all_namespaces else named,
@@ -112,13 +119,18 @@ def parse(argv: list[str]) -> Settings:
         if given.gateway_listen == "none"
         else _address(parser, "--gateway-listen", given.gateway_listen),
         advertise=_advertised(given.gateway_listen),
-        lease=None if given.lease == "none" else given.lease,
+        operator_class=given.operator_class,
+        lease=None if given.lease == "none" else given.lease or _lease_name(given.operator_class),
         routable_from=given.routable_from,
         workers=given.workers,
         calls_per_s=given.calls_per_s,
         resync_s=given.resync_s,
         log_level=given.log_level,
     )
+
+
+def _lease_name(operator_class: str | None) -> str:
+    return "baton-operator" if operator_class is None else f"baton-operator-{operator_class}"
 
 
 def _ports(text: str) -> tuple[int, ...]:

@@ -32,6 +32,12 @@ def test_namespaces_can_be_named_or_be_all() -> None:
     assert parsed("--all-namespaces").namespaces is None
 
 
+def test_a_class_has_a_lease_of_its_own() -> None:
+    assert parsed().operator_class is None
+    assert (parsed("--class=gold").operator_class, parsed("--class=gold").lease) == ("gold", "baton-operator-gold")
+    assert parsed("--class=gold", "--lease=mine").lease == "mine"
+
+
 def test_without_links_workers_are_judged_by_readiness() -> None:
     found = parsed("--gateway-listen=none")
     assert found.routable_from is RoutableFrom.READINESS
@@ -46,6 +52,7 @@ def test_without_links_workers_are_judged_by_readiness() -> None:
         ["--listen=8080"],
         ["--listen=0.0.0.0:99999"],
         ["--workers=0"],
+        ["--class=Gold"],
         ["--calls-per-s=0"],
         ["--all-namespaces", "--namespaces=a"],
         ["--routable-from=hope"],

@@ -39,6 +39,13 @@
 - apiGroups: [""]
   resources: [secrets] # written, never read
   verbs: [create, patch]
+- apiGroups: [coordination.k8s.io] # which operator has the namespace
+  resources: [leases]
+  verbs: [create]
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  resourceNames: [baton-claim{{ with .Values.operatorClass }}-{{ . }}{{ end }}]
+  verbs: [get, update]
 - apiGroups: [""]
   resources: [events] # told of a deployment; those about a Pod that is stuck are asked for
   verbs: [list, create, patch]

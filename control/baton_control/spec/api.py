@@ -525,6 +525,8 @@ class DeploymentSpec(Model):
     image_pull_secrets: Annotated[tuple[ObjectName, ...], Field(max_length=8, strict=False)] = ()
     """Secrets in the same namespace with which the images are pulled."""
     pod_metadata: PodMetadataSpec = PodMetadataSpec()
+    operator_class: Label | None = None
+    """Which of several operators in a cluster works on it, as its --class says; unset: the one without a class."""
 
     @model_validator(mode="after")
     def _pools_sleep_together(self) -> DeploymentSpec:

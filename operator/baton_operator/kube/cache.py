@@ -43,12 +43,16 @@ class Entry:
 
 class Cache:
     """The objects of one kind in `namespaces` (None: in all); tells `on_change` which LLMDeployment a change concerns.
-    What a stream over more namespaces tells of others is dropped."""
+    What a stream over more namespaces tells of others is dropped. An object that is not `ours` counts as absent."""
 
     def __init__(
-        self, resource: Resource, on_change: Callable[[Key], None], namespaces: Container[str] | None = None
+        self,
+        resource: Resource,
+        on_change: Callable[[Key], None],
+        namespaces: Container[str] | None = None,
+        ours: Callable[[Manifest], bool] = lambda manifest: True,
     ) -> None:
-        self.resource, self._namespaces = resource, namespaces
+        self.resource, self._namespaces, self._ours = resource, namespaces, ours
         self._on_change = on_change
         self._entries: dict[Place, Entry] = {}
         self._places: dict[Key, set[Place]] = {}
@@ -89,7 +93,7 @@ class Cache:
         entry = self._entry(event.object)
         if entry is None:
             return
-        if event.change is Change.DELETED:
+        if event.change is Change.DELETED or not self._ours(event.object):
             self._drop(_place(event.object), entry.uid, entry.version)
         else:
             self._keep(_place(event.object), entry)
@@ -98,7 +102,7 @@ class Cache:
         """The answer to a write or to a fresh read. It is a change like any other: a pass that wrote is followed by one
         that sees what came of it."""
         entry = self._entry(manifest)
-        if entry is not None:
+        if entry is not None and self._ours(manifest):
             self._keep(_place(manifest), entry)
 
     def gone(self, namespace: str, name: str) -> None:
@@ -112,7 +116,7 @@ class Cache:
         seen: set[Place] = set()
         for manifest in listing.items:
             entry = self._entry(manifest)
-            if entry is not None:
+            if entry is not None and self._ours(manifest):
                 seen.add(_place(manifest))
                 self._keep(_place(manifest), entry)
         until = _number(listing.resource_version)

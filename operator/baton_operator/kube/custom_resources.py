@@ -5,23 +5,47 @@ One stream feeds it: kopf's in the operator, informers where an API server in me
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 
 from baton_control.names import Key
 from baton_operator.kube.cache import Cache
-from baton_operator.kube.kinds import CUSTOM
+from baton_operator.kube.kinds import CUSTOM, DEPLOYMENTS, POOLS
 from baton_operator.kube.kube_api import Resource
+from baton_operator.kube.object_fields import mapping
 from baton_operator.kube.reach import Reach, Scope
+from baton_operator.objects.cluster import Manifest
+
+_CLASS = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+
+
+def is_class(given: object) -> bool:
+    """Whether it can name a class of operators. What cannot is the one's to refuse that has none."""
+    return isinstance(given, str) and _CLASS.fullmatch(given) is not None
 
 
 class CustomResources:
     """The caches of Baton's own kinds in `namespaces` (None: in all). `scopes`: what streams are made for; by default
-    one for each namespace. Each of `listeners` is called with the LLMDeployment that a change concerns."""
+    one for each namespace. LLMDeployments of another `operator_class` count as absent. Each of `listeners` is called
+    with the LLMDeployment that a change concerns."""
 
-    def __init__(self, namespaces: tuple[str, ...] | None, scopes: tuple[Scope, ...] | None = None) -> None:
+    def __init__(
+        self,
+        namespaces: tuple[str, ...] | None,
+        scopes: tuple[Scope, ...] | None = None,
+        operator_class: str | None = None,
+    ) -> None:
         self.scopes = scopes if scopes is not None else namespaces or (None,)
         self.namespaces = None if namespaces is None else frozenset(namespaces)
-        self.caches: Mapping[Resource, Cache] = {each: Cache(each, self._changed, self.namespaces) for each in CUSTOM}
+
+        def is_of_class(manifest: Manifest) -> bool:
+            given = mapping(manifest.get("spec")).get("operatorClass")
+            return given == operator_class or (operator_class is None and not is_class(given))
+
+        self.caches: Mapping[Resource, Cache] = {
+            DEPLOYMENTS: Cache(DEPLOYMENTS, self._changed, self.namespaces, is_of_class),
+            POOLS: Cache(POOLS, self._changed, self.namespaces),
+        }
         self.reach = Reach()
         for scope in self.scopes:
             for each in CUSTOM:

@@ -58,6 +58,8 @@ class Lease:
         self._address, self._times, self._now = address, times, now
         self.holder_address: str | None = None
         """Where the process that holds the Lease can be reached, as last seen; None: not known."""
+        self.holder = ""
+        """Who held it when it could not be had last; empty: nobody did, or it is not known."""
         self._held: Manifest | None = None
         self._seen: tuple[str, float] | None = None
         """The version last seen, and since when."""
@@ -89,6 +91,15 @@ class Lease:
             if clock() - renewed >= self._times.give_up_s:
                 raise LeaseLost(f"not renewed for {clock() - renewed:.1f} s")
 
+    async def hold(self) -> bool:
+        """One attempt to get the Lease, or to renew it; whether this process holds it now. Raises KubeError."""
+        if self._held is not None:
+            try:
+                await self._renew()
+            except (LeaseLost, NotFound):
+                self._held = None
+        return self._held is not None or await self._try()
+
     async def release(self) -> None:
         """Let another process take over at once. Best effort."""
         if self._held is None:
@@ -111,6 +122,7 @@ class Lease:
             return True
         if not self._may_take(found):
             self.holder_address = text(annotations_of(found).get(ADDRESS)) or None
+            self.holder = text(mapping(found.get("spec")).get("holderIdentity")) or ""
             return False
         try:
             self._held = await self._api.replace(LEASES, self._taken(found), manager=MANAGER)

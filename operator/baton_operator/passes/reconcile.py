@@ -147,6 +147,13 @@ class Reconciler:
         if seen is not None:
             await self._statuses.write(seen, unreadable(why, seen.before, seen.generation, self._now()))
 
+    async def stay_out(self, key: Key, other: str) -> None:
+        """Say by an Event that another operator has the namespace; nothing else is written there."""
+        seen = snapshot(key, self._caches)
+        if seen is not None:
+            why = f"the operator {other} has this namespace: a second one of its class does nothing here"
+            await self._statuses.tell(seen, [Turn(True, "ClaimedElsewhere", why)])
+
     async def _pass(self, this: Pass) -> float | None:
         seen, deployment, record = this.seen, this.deployment, this.made.record
         objects = this.made.objects

@@ -133,3 +133,15 @@ def test_a_note_goes_with_the_next_change_of_the_object() -> None:
     made.heard(event(Change.DELETED, service(3)))
     made.heard(event(Change.ADDED, service(4, uid="2")))
     assert made.marked("ns", "chat-gateway") is None
+
+
+def test_what_is_not_ours_counts_as_absent_and_what_ceases_to_be_ours_is_gone() -> None:
+    heard: list[Key] = []
+    made = Cache(SERVICES, heard.append, ours=lambda each: each["spec"] == "ours")
+    mine, place = "ours", ("ns", "chat-gateway")
+    for version, spec in ((1, "theirs"), (2, mine), (3, "theirs"), (4, mine)):
+        made.heard(event(Change.MODIFIED, service(version) | {"spec": spec}))
+        assert (made.get(*place) is not None) is (spec == mine)
+    made.listed(Listing((service(5) | {"spec": "theirs"},), "5"), None)
+    assert made.get(*place) is None
+    assert heard == [KEY] * 4

@@ -17,6 +17,7 @@ from baton_control.names import Key
 from baton_control.sizing.metrics import SizingMetrics
 from baton_control.sizing.scaling import PoolNow
 from baton_operator import metrics
+from baton_operator.kube.claims import claim_name
 from baton_operator.kube.kinds import OPTIONAL, WATCHED
 from baton_operator.metrics import CONDITIONS
 from baton_operator.objects.pod_policy import PodPolicy
@@ -158,6 +159,16 @@ def test_shared_streams_let_the_operator_list_everywhere_and_write_nowhere_else(
     listed = {resource for rule in rules for resource in rule["resources"]}
     assert listed == {each.plural for each in (*WATCHED, *OPTIONAL)}
     assert not any(each["metadata"]["name"].endswith("-streams") for each in objects(FULL))
+
+
+def test_a_class_reaches_the_flags_and_the_rights_on_its_leases() -> None:
+    found = objects(FULL | {"operatorClass": "gold"})
+    (made,) = (each for each in found if each["kind"] == "Deployment")
+    settings = parse(made["spec"]["template"]["spec"]["containers"][0]["args"])
+    rules = [rule for each in found if each["kind"] == "Role" for rule in each["rules"]]
+    leases = {name for rule in rules if "leases" in rule["resources"] for name in rule.get("resourceNames", [])}
+    assert leases == {settings.lease, claim_name(settings.operator_class)}
+    assert settings.operator_class == "gold"
 
 
 def test_alerts_are_about_metrics_that_the_operator_has() -> None:

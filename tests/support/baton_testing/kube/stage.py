@@ -18,6 +18,7 @@ from typing import Any
 
 from baton_control.names import Key
 from baton_control.spec.api import LLMDeployment
+from baton_operator.kube.claims import Claims, claim_name
 from baton_operator.kube.custom_resources import CustomResources
 from baton_operator.kube.http_client import HttpKubeApi
 from baton_operator.kube.kinds import DEPLOYMENTS, EVENTS, PODS, WORKERS
@@ -111,17 +112,26 @@ class Stage:
         """What the scheduler or the kubelet says about a new Pod; None: it gets ready."""
 
     @contextlib.asynccontextmanager
-    async def operator(self, platform: Platform = PLATFORM, *, by_kopf: bool = True) -> AsyncIterator[Runtime]:
+    async def operator(
+        self,
+        platform: Platform = PLATFORM,
+        *,
+        by_kopf: bool = True,
+        identity: str = "",
+        operator_class: str | None = None,
+        with_kubelet: bool = True,
+    ) -> AsyncIterator[Runtime]:
         """A whole life of an operator's process. Without kopf, of which a process bears but one, informers watch
-        Baton's own kinds."""
+        Baton's own kinds. With an `identity` it claims its namespace."""
         async with HttpKubeApi(from_kubeconfig()) as session:
             self.calls = session.calls
-            api, custom = for_old_server(session), CustomResources((self.space,))
+            api, custom = for_old_server(session), CustomResources((self.space,), operator_class=operator_class)
             runtime = Runtime(
                 api,
                 custom,
                 Installation(lambda: platform, lambda: {"first": b"m" * 32}),
                 telemetry=ReadyIsRoutable(lambda: runtime),
+                claims=Claims(api, claim_name(operator_class), identity) if identity else None,
                 pace=Pace(resync_s=3.0),
             )
             self.runtime = runtime
@@ -129,7 +139,8 @@ class Stage:
                 work = [runtime.run(), KopfStream(api, session, custom).run()]
             else:
                 work = [own_kinds.run(runtime, custom, api, rng=random.Random(1))]
-            tasks = [asyncio.create_task(each) for each in (*work, self._play_kubelet())]
+            work += [self._play_kubelet()] if with_kubelet else []
+            tasks = [asyncio.create_task(each) for each in work]
             try:
                 await asyncio.wait_for(runtime.synced.wait(), LONG_S)
                 yield runtime
