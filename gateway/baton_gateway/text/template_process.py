@@ -1,18 +1,14 @@
 """The process that renders chat templates for a gateway: bounded in memory, killed when it takes too long.
 
-Frames on stdin and stdout: four bytes of length, then JSON. A question names a template by key and brings its source
+A question names a template by key and brings its source
 the first time; an answer has exactly one of text, refusal and failure.
 """
 
 from __future__ import annotations
 
-import resource
-import signal
-import sys
-
 import msgspec
 
-from baton_gateway.parent_death import die_with_parent
+from baton_gateway.process_apart import answer_questions
 from baton_gateway.text.chat_template import (
     CompiledTemplate,
     Conversation,
@@ -69,17 +65,9 @@ class Templates:
 
 def main() -> None:
     """Answer until stdin ends."""
-    die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the gateway, which still drains
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     templates = Templates()
-    source, target = sys.stdin.buffer, sys.stdout.buffer
-    while length := source.read(4):
-        question = msgspec.json.decode(source.read(int.from_bytes(length)), type=Question)
-        body = msgspec.json.encode(templates.answer(question))
-        target.write(len(body).to_bytes(4) + body)
-        target.flush()
+    questions, encode = msgspec.json.Decoder(Question), msgspec.json.Encoder().encode
+    answer_questions(lambda body: encode(templates.answer(questions.decode(body))), MAX_MEMORY_BYTES)
 
 
 if __name__ == "__main__":

@@ -137,7 +137,7 @@ async def test_a_renderer_that_dies_or_stands_still_costs_no_request(signum: sig
     """Found by SIGSTOP under load: its request was told that the template had failed."""
     renderer = TemplateRenderer(render_s=0.5)
     await renderer.start()
-    assert renderer._process is not None
+    assert renderer._process.pid is not None
     os.kill(renderer._process.pid, signum)
     assert await renderer.render(_bundle("{{ messages[0].content }}"), chat("x")) == "x"
     await renderer.stop()

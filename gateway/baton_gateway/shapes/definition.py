@@ -1,0 +1,140 @@
+"""A shape to a grammar's definition in the compiler's own form, or a refusal. Runs in a process apart: see
+`shape_process`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import msgspec
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from baton_gateway.errors import RefusedError
+from baton_gateway.shapes.answer_shape import AnswerShape, ShapeAnswer, ShapeKind
+from baton_gateway.shapes.json_schema import CheckedSchema, check_schema
+from baton_gateway.shapes.lark import JSON_OPTIONS, check_lark, json_term, literal
+from baton_gateway.shapes.pattern import PatternError, common_pattern
+from baton_gateway.shapes.shape_errors import refused
+from baton_wire.messages.values import MAX_GRAMMAR_CHARS
+
+LIMITS = LLParserLimits(verbose_errors=False)
+_BYTES = LLTokenizer("byte")
+"""A vocabulary of the 256 bytes: what can be followed with it is followed with any other."""
+_BLAME_S = 0.02
+_MAX_REASON = 200
+
+
+def definition_of(shape: AnswerShape) -> str:
+    """Raises RefusedError that names the place in the client's definition."""
+    match shape.kind:
+        case ShapeKind.JSON:
+            return _json(shape)
+        case ShapeKind.REGEX:
+            definition = LLMatcher.grammar_from_regex(_pattern(shape, shape.source))
+        case ShapeKind.CHOICE:
+            definition = _lark("start: " + " | ".join(map(literal, shape.choices)))
+        case ShapeKind.LARK:
+            _client_lark(shape)
+            definition = _lark(shape.source)
+        case ShapeKind.COMPOSED:
+            rules = [
+                f"{schema.rule}: {json_term(_checked(shape, place).schema)}"
+                for place, schema in enumerate(shape.schemas)
+            ]
+            definition = _lark("\n".join((shape.source, *rules)))
+    if (problem := _problem(definition)) is not None:
+        raise refused(shape.field, "", problem)
+    return definition
+
+
+def _lark(source: str) -> str:
+    return json.dumps({"grammars": [{"lark_grammar": source}]})
+
+
+def _json(shape: AnswerShape) -> str:
+    checked = _checked(shape, 0)
+    definition = LLMatcher.grammar_from_json_schema(checked.schema, overrides=JSON_OPTIONS)
+    if (problem := _problem(definition)) is not None:
+        raise refused(shape.field, _blamed(checked), problem)
+    return definition
+
+
+def _checked(shape: AnswerShape, place: int) -> CheckedSchema:
+    named = shape.schemas[place]
+    return check_schema(msgspec.json.decode(named.definition), named.field, named.is_strict)
+
+
+def _pattern(shape: AnswerShape, source: str) -> str:
+    try:
+        return common_pattern(source)
+    except PatternError as error:
+        raise refused(shape.field, "", str(error)) from error
+
+
+def _client_lark(shape: AnswerShape) -> None:
+    try:
+        check_lark(shape.source)
+    except PatternError as error:
+        raise refused(shape.field, "", str(error)) from error
+
+
+def _problem(definition: str) -> str | None:
+    """What is wrong with a definition. It is not only read: the first mask is made of it."""
+    if len(definition) > MAX_GRAMMAR_CHARS:
+        return f"its grammar has {len(definition)} characters; at most {MAX_GRAMMAR_CHARS} are allowed"
+    is_error, messages = LLMatcher.validate_grammar_with_warnings(definition, limits=LIMITS)
+    if is_error:
+        return _first_line(messages[0])
+    matcher = LLMatcher(_BYTES, definition, log_level=0, limits=LIMITS)
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    if matcher.is_error() or (matcher.is_stopped() and not matcher.is_accepting()):
+        return _first_line(matcher.get_error()) or "no answer can match"
+    return None
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0].strip(" .:")[:_MAX_REASON]
+
+
+def _blamed(checked: CheckedSchema) -> str:
+    """The pointer of the smallest schema within that fails alone, as far as that is found in a moment."""
+    until = time.monotonic() + _BLAME_S
+    definitions = checked.schema.get("$defs", {})
+    part: Any = checked.schema
+    while True:
+        inner = next((each for each in _inner(part, definitions) if _fails(each, definitions, until)), None)
+        if inner is None:
+            return checked.pointer(part)
+        part = inner
+
+
+def _inner(part: dict[str, Any], definitions: dict[str, Any]) -> list[dict[str, Any]]:
+    found: list[Any] = []
+    for key, value in part.items():
+        match key:
+            case "$defs" | "properties" | "patternProperties":
+                found.extend(value.values())
+            case "allOf" | "anyOf" | "prefixItems":
+                found.extend(value)
+            case "items" | "additionalProperties":
+                found.append(value)
+    return [each for each in found if isinstance(each, dict)]
+
+
+def _fails(part: dict[str, Any], definitions: dict[str, Any], until: float) -> bool:
+    if time.monotonic() > until:
+        return False
+    schema = part | ({"$defs": definitions} if definitions else {})
+    definition = LLMatcher.grammar_from_json_schema(schema, overrides=JSON_OPTIONS)
+    return LLMatcher.validate_grammar_with_warnings(definition, limits=LIMITS)[0]
+
+
+def answer_of(shape: AnswerShape) -> ShapeAnswer:
+    try:
+        return ShapeAnswer(definition_of(shape))
+    except RefusedError as refusal:
+        problem = refusal.problem
+        return ShapeAnswer(None, problem.param, problem.message, problem.code or "")

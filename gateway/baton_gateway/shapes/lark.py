@@ -1,0 +1,73 @@
+"""Pieces of Lark, the compiler's language for grammars, and the check of a client's own. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from baton_gateway.shapes.pattern import MAX_STATES, PatternError, common_pattern
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+JSON_OPTIONS: JsonCompileOptions = {
+    "whitespace_pattern": r"[ ]|\r?\n[ \t]{0,32}",
+    "json_allowed_escapes": 'nrbtf\\"',
+}
+"""How JSON is written where a grammar leaves it open. One space, or a new line with its indentation: without a bound a
+model could go on with blanks until its tokens are spent. No `\\uXXXX`: with it a name has several spellings, and the
+compiler takes another spelling of a name for another name, whose value it does not check.
+"""
+
+_TOKEN = re.compile(
+    r"""(?P<blank>\s+|//[^\n]*|\#[^\n]*)
+    |(?P<text>"(?:[^"\\\n]|\\.)*"i?)
+    |(?P<expression>/(?:[^/\\\n]|\\.)+/[a-z]*)
+    |(?P<counted>\{\s*\d{0,9}\s*(?:,\s*\d{0,9}\s*)?\}|~\s*\d{1,9}(?:\s*\.\.\s*\d{1,9})?)
+    |(?P<name>[!?]?[A-Za-z_][\w-]*)
+    |(?P<mark>[():|*+?\[\],.&~]|->)
+    |(?P<refused>[%@<].{0,32})""",
+    re.VERBOSE,
+)
+_NUMBERS = re.compile(r"\d+")
+
+
+def literal(text: str) -> str:
+    """`text` itself, as a term of a rule."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def json_term(schema: dict[str, Any]) -> str:
+    """JSON of a schema from `check_schema`, as a term of a rule."""
+    return f"%json {json.dumps(schema | {'x-guidance': JSON_OPTIONS}, ensure_ascii=False)}"
+
+
+def check_lark(source: str) -> None:
+    """Raises PatternError for a client's grammar that has more than text in it, or becomes too large.
+
+    Special tokens, inline schemas and options of the compiler are the gateway's own.
+    """
+    place = states = 0
+    factor = 1
+    while place < len(source):
+        found = _TOKEN.match(source, place)
+        if found is None:
+            raise PatternError(f"the character {source[place]!r} in line {_line(source, place)} is not Lark")
+        token = found.group()
+        match found.lastgroup:
+            case "refused":
+                reason = "special tokens and directives ('<…>', '%…', '@…') are not available"
+                raise PatternError(f"{reason} (line {_line(source, place)})")
+            case "expression":
+                common_pattern(token[1 : token.rindex("/")].replace("\\/", "/"))
+            case "counted":
+                factor *= max(1, *map(int, _NUMBERS.findall(token) or ["1"]))
+        states += found.lastgroup in ("text", "expression", "name")
+        if factor * states > MAX_STATES * 10:
+            raise PatternError(f"its counted repeats together make more than {MAX_STATES * 10} states")
+        place = found.end()
+
+
+def _line(source: str, place: int) -> int:
+    return source.count("\n", 0, place) + 1

@@ -1,0 +1,157 @@
+"""Regular expressions of clients: bounded before anything is built of them, and in one dialect. Pure.
+
+JSON Schema's are ECMA-262's; the compiler's are those of Rust's `regex`. What both have in common passes. What means
+something else there is written in the other way, or refused.
+"""
+
+from __future__ import annotations
+
+import re
+
+MAX_PATTERN_CHARS = 16_384
+MAX_STATES = 20_000
+"""Of an expression with its counted repeats written out: some 10 ms for the first mask."""
+
+_COUNTED = re.compile(r"\{(\d{1,9})(,(\d{0,9}))?\}")
+_ESCAPE = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|p\{[\w=]{1,64}\}|P\{[\w=]{1,64}\}|.)", re.DOTALL)
+_LETTERS = frozenset("dDwWsStnrfvpPxu")
+_GROUP = re.compile(r"\((?:\?(?::|<[A-Za-z_]\w{0,63}>))?")
+_WRITABLE = frozenset("\b\t\n\f\r")
+"""Control characters with a short escape in JSON: answers have no others."""
+
+
+class PatternError(Exception):
+    """Says what is wrong with an expression."""
+
+
+def common_pattern(pattern: str) -> str:
+    """The same expression in the compiler's dialect. Raises PatternError for what is too large or not common."""
+    if len(pattern) > MAX_PATTERN_CHARS:
+        raise PatternError(f"the expression has {len(pattern)} characters; at most {MAX_PATTERN_CHARS} are allowed")
+    reader = _Reader(pattern)
+    states = reader.alternatives(0)
+    if reader.place < len(pattern):
+        raise PatternError("a ')' closes nothing")
+    if states > MAX_STATES:
+        raise PatternError(f"the expression has {states} states with its repeats; at most {MAX_STATES} are allowed")
+    return "".join(reader.parts)
+
+
+class _Reader:
+    """Reads an expression once, counts what it becomes, and writes it again."""
+
+    def __init__(self, pattern: str) -> None:
+        self.place = 0
+        self.parts: list[str] = []
+        self._pattern = pattern
+
+    def alternatives(self, depth: int) -> int:
+        """States up to the end, or to the parenthesis that closes this group."""
+        if depth > 64:
+            raise PatternError("groups are nested more than 64 deep")
+        total = 0
+        while (char := self._peek()) not in ("", ")"):
+            states = self._atom(char, depth)
+            total += states * self._repeats()
+        return total
+
+    def _atom(self, char: str, depth: int) -> int:
+        match char:
+            case "(":
+                self._group(depth)
+                states = self.alternatives(depth + 1)
+                if self._peek() != ")":
+                    raise PatternError("a '(' is not closed")
+                self._take(1)
+                return states
+            case "[":
+                self._class()
+            case "\\":
+                self._escape(in_class=False)
+            case _ if ord(char) < 0x20 and char not in _WRITABLE:
+                raise _unwritable(ord(char))
+            case _:
+                self._take(1)
+        return 1
+
+    def _group(self, depth: int) -> None:
+        opened = _GROUP.match(self._pattern, self.place)
+        assert opened is not None
+        if self._pattern.startswith("?", opened.end()):
+            raise PatternError("look-around, flags and other '(?…)' but '(?:…)' are not available")
+        self.parts.append("(?:" if opened.group() == "(" else opened.group())
+        self.place = opened.end()
+
+    def _class(self) -> None:
+        self._take(1)
+        if self._peek() == "^":
+            self._take(1)
+        if self._peek() == "]":
+            raise PatternError("an empty '[]' or '[^]' is not available")
+        while (char := self._peek()) != "]":
+            if not char:
+                raise PatternError("a '[' is not closed")
+            if char == "\\":
+                self._escape(in_class=True)
+            elif char in "[&~":
+                self.parts.append(f"\\{char}")
+                self.place += 1
+            elif self._pattern.startswith("--", self.place):
+                raise PatternError("'--' in a class is not available; write '\\-'")
+            else:
+                self._take(1)
+        self._take(1)
+
+    def _escape(self, in_class: bool) -> None:
+        found = _ESCAPE.match(self._pattern, self.place)
+        if found is None:
+            raise PatternError("the expression ends in a '\\'")
+        text = found.group()
+        letter = text[1]
+        if letter.isalnum() and (
+            letter not in _LETTERS or not letter.isascii() or (letter in "xupP" and len(text) < 4)
+        ):
+            raise PatternError(f"the escape '\\{letter}' is not available")
+        if not in_class and letter in "xu" and (code := int(text[2:], 16)) < 0x20 and chr(code) not in _WRITABLE:
+            raise _unwritable(code)
+        if not in_class and letter == "v":
+            raise _unwritable(0x0B)
+        self.parts.append(text)
+        self.place = found.end()
+
+    def _repeats(self) -> int:
+        """How many times the atom before stands there, written out; 1 for `*`, `+` and `?`."""
+        times = 1
+        while char := self._peek():
+            if char in "*+?":
+                self._take(1)
+            elif char == "{":
+                counted = _COUNTED.match(self._pattern, self.place)
+                if counted is None:
+                    raise PatternError("'{' must be a repeat such as '{2,5}'; write '\\{' for the character")
+                times *= max(1, int(counted[3] or counted[1]))
+                self._take(len(counted[0]))
+            else:
+                break
+        return times
+
+    def _peek(self) -> str:
+        return self._pattern[self.place : self.place + 1]
+
+    def _take(self, chars: int) -> None:
+        self.parts.append(self._pattern[self.place : self.place + chars])
+        self.place += chars
+
+
+def _unwritable(code: int) -> PatternError:
+    return PatternError(f"the control character U+{code:04X} cannot be written in an answer")
+
+
+def check_writable(text: str) -> str | None:
+    """Why `text` cannot stand in an answer, or None."""
+    for char in text:
+        if char < " " and char not in _WRITABLE:
+            return f"the control character U+{ord(char):04X} cannot be written in an answer"
+        if "\ud800" <= char <= "\udfff":
+            return "half of a surrogate pair cannot be written in an answer"
+    return None

@@ -1,0 +1,67 @@
+"""Every keyword of JSON Schema and what becomes of it. docs/structured.md tells the same to readers.
+
+A keyword is enforced, has no say in what is valid, or is refused. Nothing that says what is valid is ignored.
+"""
+
+from __future__ import annotations
+
+NO_SAY = frozenset({
+    "$schema", "$comment", "$anchor", "$dynamicAnchor", "$vocabulary", "$defs", "definitions", "title",
+    "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "contentMediaType",
+    "contentEncoding", "contentSchema", "discriminator",
+})  # fmt: skip
+"""Annotations and places for definitions. A definition is read where a reference leads to it."""
+
+ENFORCED = frozenset({
+    "$ref", "type", "enum", "const", "allOf", "anyOf", "oneOf", "properties", "patternProperties",
+    "additionalProperties", "required", "minProperties", "maxProperties", "items", "prefixItems", "additionalItems",
+    "minItems", "maxItems", "minLength", "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum",
+    "exclusiveMaximum", "multipleOf", "uniqueItems",
+})  # fmt: skip
+"""`uniqueItems` where it is false."""
+
+_NO_GRAMMAR = "no grammar can follow it"
+REFUSED = {
+    "not": _NO_GRAMMAR,
+    "if": "write 'anyOf' of the cases",
+    "then": "write 'anyOf' of the cases",
+    "else": "write 'anyOf' of the cases",
+    "contains": "write 'prefixItems' or 'items'",
+    "minContains": "write 'prefixItems' or 'items'",
+    "maxContains": "write 'prefixItems' or 'items'",
+    "propertyNames": "write 'patternProperties' and 'additionalProperties'",
+    "dependentRequired": "write 'anyOf' of the cases",
+    "dependentSchemas": "write 'anyOf' of the cases",
+    "dependencies": "write 'anyOf' of the cases",
+    "unevaluatedProperties": "write 'additionalProperties' in each case",
+    "unevaluatedItems": "write 'items' in each case",
+    "$dynamicRef": "write '$ref'",
+    "$recursiveRef": "write '$ref'",
+    "$recursiveAnchor": "write '$ref'",
+    "$id": "references are within one schema; only the outermost may have an '$id'",
+}
+"""Keywords that are known, and what to write in their place."""
+
+TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
+
+_YEAR = r"([1-9]\d{3}|0[1-9]\d\d|00[1-9]\d|000[1-9])"
+_LEAP_YEAR = r"(\d\d(0[48]|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00)"
+_DAY = r"((0[13578]|1[02])-(0[1-9]|[12]\d|3[01])|(0[469]|11)-(0[1-9]|[12]\d|30)|02-(0[1-9]|1\d|2[0-8]))"
+_DATE = rf"({_YEAR}-{_DAY}|{_LEAP_YEAR}-02-29)"
+_TIME = r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,6})?(Z|[+-]([01]\d|2[0-3]):[0-5]\d)"
+
+FORMATS: dict[str, str | None] = {
+    "date": f"^{_DATE}$",
+    "time": f"^{_TIME}$",
+    "date-time": f"^{_DATE}T{_TIME}$",
+    "duration": None,
+    "email": None,
+    "hostname": None,
+    "ipv4": None,
+    "ipv6": None,
+    "uuid": None,
+    "uri": None,
+}
+"""Formats that are enforced: our pattern, or None for llguidance's own. Its dates have a 29th of February in any year
+and its times a 61st second in any minute; ours have neither, and no year 0.
+"""

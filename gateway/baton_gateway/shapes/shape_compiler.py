@@ -1,0 +1,119 @@
+"""Grammars for the event loop: known ones at once, new ones from a process apart, in turns among clients."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+import msgspec
+
+from baton_gateway.errors import invalid
+from baton_gateway.process_apart import ProcessApart
+from baton_gateway.shapes.answer_shape import AnswerShape, ShapeAnswer, ShapeKind
+from baton_gateway.shapes.shape_errors import refused
+from baton_gateway.text.fair_turns import FairTurns
+from baton_wire.messages.values import Grammar
+
+_log = logging.getLogger("baton.gateway.grammars")
+COMPILE_S = 1.0
+"""A schema of 64 kB takes less."""
+MAX_KEPT_BYTES = 8 << 20
+"""Of answers that are kept for the next request with the same shape, grammars and refusals alike."""
+_KEPT_BESIDE_BYTES = 512
+_TRIES = 2
+"""The process may have been ended by somebody else."""
+
+_HELLO = AnswerShape(ShapeKind.CHOICE, "", choices=("a",)).encoded()
+
+
+class Compiled(enum.StrEnum):
+    """How a request came by its grammar."""
+
+    KNOWN = "known"
+    NEW = "new"
+    REFUSED = "refused"
+
+
+class ShapeCompiler:
+    """Compiles one shape at a time; each client's name takes turns with the others'."""
+
+    def __init__(
+        self, tell: Callable[[Compiled, float], None] = lambda how, seconds: None, compile_s: float = COMPILE_S
+    ) -> None:
+        """`tell` hears of each shape, with the seconds that it took."""
+        self._tell = tell
+        self._compile_s = compile_s
+        self._process = ProcessApart("baton_gateway.shapes.shape_process", _HELLO)
+        self._turns = FairTurns()
+        self._asking = asyncio.Lock()
+        self._tasks: set[asyncio.Task[ShapeAnswer]] = set()
+        self._kept: OrderedDict[bytes, ShapeAnswer] = OrderedDict()
+        self.kept_bytes = 0
+
+    async def start(self) -> None:
+        """Start the process ahead of the first request that needs it; that request tries again if it does not come."""
+        try:
+            async with self._asking:
+                await self._process.start()
+        except (TimeoutError, EOFError, OSError):
+            _log.exception("the process that compiles grammars does not start")
+
+    async def stop(self) -> None:
+        async with self._asking:
+            await self._process.kill()
+
+    async def compile(self, shape: AnswerShape, who: str) -> Grammar:
+        """Raises RefusedError that names the place in the client's definition."""
+        began = time.monotonic()
+        key = shape.key
+        if is_known := key in self._kept:
+            self._kept.move_to_end(key)
+            answer = self._kept[key]
+        else:
+            async with self._turns.turn(who):
+                answer = self._kept.get(key) or await self._new(shape, key)
+        how = Compiled.REFUSED if answer.definition is None else Compiled.KNOWN if is_known else Compiled.NEW
+        self._tell(how, time.monotonic() - began)
+        if answer.definition is None:
+            raise invalid(answer.param, answer.message, answer.code)
+        return Grammar(answer.definition)
+
+    async def _new(self, shape: AnswerShape, key: bytes) -> ShapeAnswer:
+        """The answer is waited for also after the client is gone: stopping the process would cost the next one more."""
+        task = asyncio.get_running_loop().create_task(self._ask(shape, key))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)
+
+    async def _ask(self, shape: AnswerShape, key: bytes) -> ShapeAnswer:
+        async with self._asking:
+            question, body = shape.encoded(), None
+            try:
+                for _ in range(_TRIES):
+                    body = body or await self._process.ask(question, self._compile_s)
+            except (TimeoutError, EOFError, OSError):
+                _log.exception("the process that compiles grammars does not start")
+        answer = _too_complex(shape) if body is None else msgspec.json.decode(body, type=ShapeAnswer)
+        self._keep(key, answer)
+        return answer
+
+    def _keep(self, key: bytes, answer: ShapeAnswer) -> None:
+        self._kept[key] = answer
+        self.kept_bytes += _size(answer)
+        while self.kept_bytes > MAX_KEPT_BYTES:
+            _, dropped = self._kept.popitem(last=False)
+            self.kept_bytes -= _size(dropped)
+
+
+def _size(answer: ShapeAnswer) -> int:
+    return _KEPT_BESIDE_BYTES + 4 * len(answer.definition or answer.message)
+
+
+def _too_complex(shape: AnswerShape) -> ShapeAnswer:
+    """Also for a definition that ended the process: it is kept, so that nobody tries it again."""
+    problem = refused(shape.field, "", "it is too complex to compile").problem
+    return ShapeAnswer(None, problem.param, problem.message, problem.code or "")

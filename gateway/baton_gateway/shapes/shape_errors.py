@@ -1,0 +1,22 @@
+"""Refusals of a definition that name the place in it."""
+
+from __future__ import annotations
+
+from baton_gateway.errors import RefusedError, invalid
+
+_MAX_POINTER = 256
+
+
+def step(pointer: str, token: str | int) -> str:
+    """The JSON pointer (RFC 6901) of what stands under `token`."""
+    return f"{pointer}/{str(token).replace('~', '~0').replace('/', '~1')}"
+
+
+def refused(field: str, pointer: str, reason: str) -> RefusedError:
+    """`pointer` names the place inside of `field`; empty: all of it."""
+    place = f"'{field}'" if not pointer else f"'{field}' at '{_clipped(pointer)}'"
+    return invalid(field, f"{place}: {reason}.", "invalid_schema")
+
+
+def _clipped(pointer: str) -> str:
+    return pointer if len(pointer) <= _MAX_POINTER else f"{pointer[:_MAX_POINTER]}…"

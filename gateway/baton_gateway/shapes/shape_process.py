@@ -1,0 +1,24 @@
+"""The process that makes grammars of shapes for a gateway: bounded in memory, killed when it takes too long.
+
+The compiler is native code that reads what strangers wrote: should it hang or crash, the gateway stays.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from baton_gateway.process_apart import answer_questions
+from baton_gateway.shapes.answer_shape import AnswerShape
+from baton_gateway.shapes.definition import answer_of
+
+MAX_MEMORY_BYTES = 1 << 30
+
+
+def main() -> None:
+    """Answer until stdin ends."""
+    shapes, encode = msgspec.json.Decoder(AnswerShape), msgspec.json.Encoder().encode
+    answer_questions(lambda body: encode(answer_of(shapes.decode(body))), MAX_MEMORY_BYTES)
+
+
+if __name__ == "__main__":
+    main()

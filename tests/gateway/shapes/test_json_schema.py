@@ -1,0 +1,166 @@
+"""What of JSON Schema is refused, by the place it stands at; and that what passes means what the client wrote."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from baton_gateway.errors import RefusedError
+from baton_gateway.shapes.answer_shape import AnswerShape, ShapeKind, choice_shape, json_shape, text_shape
+from baton_gateway.shapes.definition import definition_of
+
+BYTES = LLTokenizer("byte")
+
+
+def follows(shape: AnswerShape, answer: str) -> bool:
+    """Whether `answer` is a whole answer of the shape."""
+    matcher = LLMatcher(BYTES, definition_of(shape), log_level=0)
+    ids = list(answer.encode())
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+def allows(schema: Any, answer: str) -> bool:
+    return follows(json_shape(schema, "f"), answer)
+
+
+def refusal(shape: AnswerShape) -> str:
+    with pytest.raises(RefusedError) as caught:
+        definition_of(shape)
+    assert caught.value.problem.status == 400
+    assert caught.value.problem.code == "invalid_schema"
+    return caught.value.problem.message
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(depth):
+        schema = {"items": schema}
+    return schema
+
+
+REFUSED = {
+    "$ref to itself": ({"$ref": "#"}, ""),
+    "required recursion": ({"type": "object", "properties": {"x": {"$ref": "#"}}, "required": ["x"]}, ""),
+    "two that lead to each other": (
+        {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
+        "/$defs/",
+    ),
+    "remote": ({"properties": {"a": {"$ref": "http://127.0.0.1/x"}}}, "/properties/a/$ref"),
+    "nowhere": ({"properties": {"a": {"$ref": "#/$defs/x"}}}, "/properties/a/$ref"),
+    "empty enum": ({"properties": {"a": {"enum": []}}}, "/properties/a/enum"),
+    "required and not allowed": (
+        {"type": "object", "required": ["b", "a"], "properties": {"b": {}}, "additionalProperties": False},
+        "/required/1",
+    ),
+    "required and false": ({"type": "object", "required": ["a"], "properties": {"a": False}}, "/required/0"),
+    "unknown keyword": ({"properties": {"a/b": {"minLenght": 1}}}, "/properties/a~1b/minLenght"),
+    "options of the compiler": ({"x-guidance": {"lenient": True}}, "/x-guidance"),
+    "too deep": (nested(65), ""),
+    "states": ({"type": "string", "pattern": "(a{1000}){1000}"}, "/pattern"),
+    "states of one repeat": ({"type": "string", "pattern": "[a-z]{1,1000000}"}, "/pattern"),
+    "look-ahead": ({"type": "string", "pattern": "(?=a)"}, "/pattern"),
+    "patterns at once": ({"allOf": [{"pattern": str(n)} for n in range(20)]}, ""),
+    "patterns of names": ({"patternProperties": {f"^x{n}_": {} for n in range(400)}}, "/patternProperties"),
+    "a multiple of a large prime": ({"multipleOf": 9_999_991}, "/multipleOf"),
+    "multiples that multiply": ({"allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}]}, "/allOf/1/multipleOf"),
+    "a bound that crashes the compiler": ({"type": "integer", "minimum": -1e19, "maximum": -1e19}, "/minimum"),
+    "crossed bounds": ({"type": "object", "properties": {"a": {"minimum": 2, "maximum": 1, "type": "integer"}},
+                        "required": ["a"]}, "/properties/a"),
+    "crossed lengths": ({"type": "string", "minLength": 2, "maxLength": 1}, "/minLength"),
+    "names that cannot be told apart": ({"type": "object", "minProperties": 2}, "/minProperties"),
+    "a control character": ({"enum": ["a", "b\x00"]}, "/enum/1"),
+    "cases that overlap": ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "/oneOf"),
+    "names that overlap": ({"items": {"patternProperties": {"a": {}, "b": {"type": "null"}}}}, "/items"),
+    "no answer": (False, ""),
+    "not a schema": ({"items": 3}, "/items"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(REFUSED))
+def test_it_is_refused_with_its_pointer(name: str) -> None:
+    schema, pointer = REFUSED[name]
+    message = refusal(json_shape(schema, "f"))
+    assert message.startswith(f"'f' at '{pointer}" if pointer else "'f'"), message
+
+
+KEYWORDS = "not if then else contains propertyNames dependentRequired dependentSchemas dependencies $dynamicRef"
+
+
+@pytest.mark.parametrize("keyword", [*KEYWORDS.split(), "unevaluatedProperties", "unevaluatedItems", "uniqueItems"])
+def test_a_keyword_that_no_grammar_follows_is_refused_where_it_stands(keyword: str) -> None:
+    message = refusal(json_shape({"properties": {"a": {"items": {keyword: True}}}}, "f"))
+    assert message.startswith(f"'f' at '/properties/a/items/{keyword}': this keyword is not supported")
+
+
+def test_legal_recursion_works() -> None:
+    tree = {"type": "object", "properties": {"next": {"$ref": "#"}}, "additionalProperties": False}
+    assert allows(tree, '{"next": {"next": {}}}')
+    assert not allows(tree, '{"next": 1}')
+    either = {"anyOf": [{"type": "integer"}, {"type": "array", "items": {"$ref": "#"}}]}
+    assert allows(either, "[1, [2, []]]")
+
+
+@pytest.mark.parametrize("name", ['a"b', "a\nb", "a\\b", "a/b~c", "é東", "a\x7f"])
+def test_names_with_quotes_and_newlines_work(name: str) -> None:
+    schema = {"type": "object", "properties": {name: {"type": "integer"}}, "required": [name]}
+    assert allows(schema | {"additionalProperties": False}, json.dumps({name: 1}, ensure_ascii=False))
+    assert follows(choice_shape([name, "x"], "f"), name)
+
+
+def test_a_name_has_one_spelling() -> None:
+    """Found by reading: the compiler took the escaped spelling for another name and let it have any value."""
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    assert allows(schema, '{"a": 1, "b": "x"}')
+    assert not allows(schema, '{"a": 1, "\\u0061": "x"}')
+    assert not allows(schema, '{"a": 1, "a": "x"}')
+
+
+def test_blanks_are_bounded() -> None:
+    assert allows({"type": "array"}, "[\n    1, 2\n]")
+    assert not allows({"type": "array"}, "[" + "\n" * 2 + "]")
+    assert not allows({"type": "array"}, "[" + " " * 40 + "]")
+
+
+def test_dates_are_of_the_calendar() -> None:
+    date, both = {"type": "string", "format": "date"}, {"type": "string", "format": "date", "pattern": "^2"}
+    assert allows(date, '"2024-02-29"')
+    assert not allows(date, '"2023-02-29"')
+    assert not allows(date, '"1900-02-29"')
+    assert allows(both, '"2024-02-29"')
+    assert not allows(both, '"1924-02-29"')
+    assert not allows({"type": "string", "format": "date-time"}, '"2024-01-01T23:59:60Z"')
+
+
+def test_an_unknown_format_is_an_annotation_unless_strict() -> None:
+    schema = {"type": "string", "format": "colour"}
+    assert allows(schema, '"red"')
+    assert "/format" in refusal(json_shape(schema, "f", is_strict=True))
+
+
+def test_cases_that_a_constant_tells_apart_are_followed() -> None:
+    def case(kind: str) -> dict[str, Any]:
+        return {"type": "object", "properties": {"kind": {"const": kind}, kind: {"type": "null"}},
+                "required": ["kind", kind], "additionalProperties": False}  # fmt: skip
+
+    schema = {"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}], "$defs": {"a": case("a"), "b": case("b")}}
+    assert allows(schema, '{"kind": "b", "b": null}')
+    assert not allows(schema, '{"kind": "b", "a": null}')
+
+
+def test_lists_of_older_drafts_are_read() -> None:
+    schema = {"items": [{"type": "string"}], "additionalItems": False, "type": "array"}
+    assert allows(schema, '["a"]')
+    assert not allows(schema, '["a", 1]')
+
+
+def test_expressions_and_grammars() -> None:
+    assert follows(text_shape(ShapeKind.REGEX, "^[a-c]{2}$", "f"), "ab")
+    assert not follows(text_shape(ShapeKind.REGEX, "[a-c]{2}", "f"), "abc")
+    assert follows(text_shape(ShapeKind.LARK, 'start: "x" NUMBER\nNUMBER: /[0-9]+/', "f"), "x12")
+    for lark in ('start: %json {"type": "string"}', "start: <|im_end|>", "start: @other", "%llguidance {}\nstart: A"):
+        assert "not available" in refusal(text_shape(ShapeKind.LARK, lark, "f"))
+    for lark in ("start: x", 'start: start "a"', "nothing", 'start: A\nA: B{1000}\nB: C{1000}\nC: "a"{1000}'):
+        assert refusal(text_shape(ShapeKind.LARK, lark, "f"))

@@ -1,0 +1,90 @@
+"""The process that compiles: known shapes at once, hostile ones alone, and nobody gets another's answer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+
+import pytest
+
+from baton_gateway.errors import RefusedError
+from baton_gateway.shapes import shape_compiler
+from baton_gateway.shapes.answer_shape import choice_shape, composed_shape, json_shape, named_schema
+from baton_gateway.shapes.shape_compiler import Compiled, ShapeCompiler
+
+
+@pytest.fixture
+async def told() -> list[Compiled]:
+    return []
+
+
+@pytest.fixture
+async def compiler(told: list[Compiled]) -> AsyncIterator[ShapeCompiler]:
+    compiler = ShapeCompiler(lambda how, seconds: told.append(how))
+    yield compiler
+    await compiler.stop()
+
+
+async def test_a_shape_is_compiled_once(compiler: ShapeCompiler, told: list[Compiled]) -> None:
+    shape = json_shape({"type": "object", "properties": {"a": {"type": "integer"}}}, "f")
+    first = await compiler.compile(shape, "one")
+    assert await compiler.compile(shape, "other") == first
+    with pytest.raises(RefusedError) as refusal:
+        await compiler.compile(json_shape({"not": {}}, "f"), "one")
+    assert refusal.value.problem.param == "f"
+    assert "'/not'" in refusal.value.problem.message
+    assert told == [Compiled.NEW, Compiled.KNOWN, Compiled.REFUSED]
+
+
+async def test_what_is_kept_is_bounded(compiler: ShapeCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shape_compiler, "MAX_KEPT_BYTES", 8_000)
+    for number in range(20):
+        await compiler.compile(choice_shape([f"choice {number}"], "f"), "one")
+        assert compiler.kept_bytes <= 8_000
+    assert len(compiler._kept) in range(2, 19)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_process_that_dies_or_stands_still_costs_no_request(number: signal.Signals) -> None:
+    compiler = ShapeCompiler(compile_s=0.5)
+    await compiler.start()
+    assert compiler._process.pid is not None
+    os.kill(compiler._process.pid, number)
+    assert (await compiler.compile(choice_shape(["a"], "f"), "one")).definition
+    await compiler.stop()
+
+
+async def test_a_definition_that_takes_too_long_is_refused_and_remembered(told: list[Compiled]) -> None:
+    compiler = ShapeCompiler(lambda how, seconds: told.append(how), compile_s=1e-6)
+    for _ in range(2):
+        with pytest.raises(RefusedError) as refusal:
+            await compiler.compile(choice_shape(["a"], "f"), "one")
+        assert "too complex" in refusal.value.problem.message
+        assert not compiler._process.is_running
+    assert told == [Compiled.REFUSED, Compiled.REFUSED]
+    await compiler.stop()
+
+
+async def test_a_client_that_hangs_up_leaves_the_process_and_no_answer_behind(compiler: ShapeCompiler) -> None:
+    await compiler.start()
+    pid = compiler._process.pid
+    for delay_s in (0.0, 0.001, 0.004):
+        asked = asyncio.create_task(compiler.compile(choice_shape([f"theirs {delay_s}"], "f"), "one"))
+        await asyncio.sleep(delay_s)
+        asked.cancel()
+        await asyncio.wait([asked])
+        assert "mine" in (await compiler.compile(choice_shape([f"mine {delay_s}"], "f"), "other")).definition
+    assert compiler._process.pid == pid
+
+
+async def test_schemas_stand_in_a_composed_grammar_and_each_has_its_field(compiler: ShapeCompiler) -> None:
+    good = named_schema({"type": "object"}, "tools[0].function.parameters", rule="a")
+    grammar = await compiler.compile(composed_shape('start: "<" a ">"', [good], "tools"), "one")
+    assert "%json" in grammar.definition
+    bad = named_schema({"properties": {"x": {"if": {}}}}, "tools[1].function.parameters", rule="b")
+    with pytest.raises(RefusedError) as refusal:
+        await compiler.compile(composed_shape("start: a | b", [good, bad], "tools"), "one")
+    assert refusal.value.problem.param == "tools[1].function.parameters"
+    assert "'/properties/x/if'" in refusal.value.problem.message
