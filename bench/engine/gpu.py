@@ -1,9 +1,9 @@
 """The engine on one GPU beside its goals: decode steps, prefill, other models' shapes, the timeline, the kernels.
 
-`python -m bench gpu [PART …]` (decode, prefill, timeline, kernels, weights, experts, models; all without arguments;
-each takes a minute or two) builds models of random bf16 weights on the device, fills pools with random KV and times
-real runner steps, one step ahead. The table goes to `bench/results/gpu.json`; BATON_COMMIT names the commit where git
-is not at hand.
+`python -m bench gpu [PART …]` (decode, prefill, mixed, timeline, kernels, weights, experts, models; all without
+arguments; each takes a minute or two) builds models of random bf16 weights on the device, fills pools with random KV
+and times real runner steps, one step ahead. The table goes to `bench/results/gpu.json`; BATON_COMMIT names the commit
+where git is not at hand.
 """
 
 from __future__ import annotations
@@ -32,8 +32,16 @@ DECODE: Final = {
     (32, 4096): (8.5, 8.87),
 }
 """(batch, context): ms a step, the goal and vLLM 0.26's."""
-PREFILL: Final = {1024: (25.0, 27.1), 4096: (98.0, 100.4), 8192: (211.0, 216.7), 32768: (1170.0, 1197.4)}
+PREFILL: Final[Mapping[int, tuple[float | None, float | None]]] = {
+    **{64: (5.0, None), 128: (5.5, None), 256: (7.5, None), 512: (12.5, None), 768: (None, None)},
+    **{1024: (25.0, 27.1), 4096: (98.0, 100.4), 8192: (211.0, 216.7), 32768: (1170.0, 1197.4)},
+}
 """Prompt tokens: ms, the goal and vLLM 0.26's."""
+MIXED: Final[Mapping[tuple[int, int], float | None]] = {
+    **{(16, 64): None, (64, 64): 7.8, (64, 256): 11.5, (64, 512): 17.0, (64, 1024): None},
+    **{(128, 64): None, (128, 256): 13.5, (128, 512): None},
+}
+"""(decode rows at 1.2k context, tokens of a piece of a prompt): ms a step, the goal."""
 OTHERS: Final[Mapping[str, Mapping[int, float | None]]] = {
     "Qwen3-0.6B": {1: 1.25, 64: 3.0},
     "Llama-3.2-1B": {1: None, 64: None},
@@ -58,6 +66,13 @@ def decode(bench: Bench) -> Iterator[Row]:
 def prefill(bench: Bench) -> Iterator[Row]:
     for tokens, (goal, vllm) in PREFILL.items():
         yield row("prefill", str(tokens), bench.prefill(tokens), "ms", goal, f"vLLM {vllm}")
+
+
+def mixed(bench: Bench) -> Iterator[Row]:
+    for (rows, piece), goal in MIXED.items():
+        times = bench.mixed(rows, piece, 1_200)
+        host = f"device {times.device_ms:.3f}, host {times.host_ms:.3f}"
+        yield row("step with a piece of a prompt", f"{rows} + {piece}", times.step_ms, "ms", goal, host)
 
 
 def timeline(bench: Bench) -> Iterator[Row]:
@@ -156,7 +171,7 @@ def _weights(bench: Bench) -> Iterator[torch.Tensor]:
         yield layer.mlp.down.weight  # type: ignore[attr-defined]
 
 
-PARTS: Final = ("decode", "prefill", "timeline", "kernels", "weights", "experts", "models")
+PARTS: Final = ("decode", "prefill", "mixed", "timeline", "kernels", "weights", "experts", "models")
 
 
 def main() -> None:
@@ -165,9 +180,10 @@ def main() -> None:
     parts = parser.parse_args().parts
     rows: list[Row] = []
     with torch.inference_mode():
-        if {"decode", "prefill", "timeline"} & set(parts):
+        of_one_model = {"decode": decode, "prefill": prefill, "mixed": mixed, "timeline": timeline}
+        if of_one_model.keys() & set(parts):
             bench = Bench("Llama-3.1-8B", BLOCKS)
-            for name, part in (("decode", decode), ("prefill", prefill), ("timeline", timeline)):
+            for name, part in of_one_model.items():
                 if name in parts:
                     rows += part(bench)
             del bench

@@ -102,7 +102,7 @@ WEIGHTS: Final[Mapping[str, dict[str, Any]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeTimes:
+class StepTimes:
     step_ms: float
     """Wall time of a step, one ahead, over many."""
     device_ms: float
@@ -121,6 +121,8 @@ class Bench:
         max_slots: int = 256,
         kv_dtype: torch.dtype = torch.bfloat16,
         weights: str = "bf16",
+        *,
+        decodes: bool = True,
     ) -> None:
         begin = time.perf_counter()
         config = Path(tempfile.mkdtemp()) / "config.json"
@@ -133,10 +135,15 @@ class Bench:
             block.copy_(torch.randn(block.shape, dtype=torch.bfloat16, device=GPU))
         torch.cuda.synchronize()
         built = time.perf_counter()
-        self.runner = ModelRunner(self.loaded, self.pool, max_slots)
+        free, _ = torch.cuda.mem_get_info()
+        self.runner = ModelRunner(self.loaded, self.pool, max_slots, decodes=decodes)
         torch.cuda.synchronize()
         self.capture_s = time.perf_counter() - built
-        print(f"{shape}, {weights}: build {built - begin:.1f} s, capture {self.capture_s:.1f} s", flush=True)
+        taken = (free - torch.cuda.mem_get_info()[0]) / 2**30
+        print(
+            f"{shape}, {weights}: build {built - begin:.1f} s, capture {self.capture_s:.1f} s, {taken:.2f} GiB",
+            flush=True,
+        )
 
     def open(self, slots: int, context: int, sampling: SamplingParams) -> None:
         blocks = -(-(context + 256) // BLOCK_TOKENS)
@@ -148,21 +155,25 @@ class Bench:
         )
         self.runner.execute(StepPlan(0, opens, updates))
 
-    def decode(self, batch: int, context: int, sampling: SamplingParams = GREEDY, steps: int = 100) -> DecodeTimes:
+    def decode(self, batch: int, context: int, sampling: SamplingParams = GREEDY, steps: int = 100) -> StepTimes:
         self.open(batch, context, sampling)
         slots = tuple(range(batch))
+        return self._timed(StepPlan(0, decode=slots), steps)
+
+    def _timed(self, plan: StepPlan, steps: int) -> StepTimes:
+        """The same step again and again, one ahead."""
         device_ms, host_ms = [], []
-        self.runner.launch(StepPlan(0, decode=slots))
+        self.runner.launch(plan)
         for step in range(steps + 10):
             if step == 10:
                 begin = time.perf_counter()
             launched = time.perf_counter()
-            self.runner.launch(StepPlan(0, decode=slots))
+            self.runner.launch(plan)
             host_ms.append((time.perf_counter() - launched) * 1e3)
             device_ms.append(self.runner.collect().duration_s * 1e3)
         step_ms = (time.perf_counter() - begin) / steps * 1e3
         self.runner.collect()
-        return DecodeTimes(step_ms, median(device_ms), median(host_ms))
+        return StepTimes(step_ms, median(device_ms), median(host_ms))
 
     def prefill(self, tokens: int) -> float:
         """Median ms of a whole prompt's step, its first token drawn."""
@@ -170,6 +181,14 @@ class Bench:
         ids = tuple(int(token) for token in torch.randint(5, 100_000, (tokens,)))
         plan = StepPlan(0, prefill=(PrefillChunk(0, 0, ids, (0,)),))
         return median(self.runner.execute(plan).duration_s * 1e3 for _ in range(5))
+
+    def mixed(self, rows: int, piece: int, context: int, steps: int = 30) -> StepTimes:
+        """Steps of decode rows and a piece of a prompt, one ahead; the piece ends its prompt and draws."""
+        self.open(rows + 1, context, GREEDY)
+        ids = tuple(int(token) for token in torch.randint(5, 100_000, (piece,)))
+        slots = tuple(range(rows))
+        plan = StepPlan(0, prefill=(PrefillChunk(rows, 0, ids, (rows,)),), decode=slots)
+        return self._timed(plan, steps)
 
     def gaps_us(self, batch: int, context: int, steps: int = 40) -> list[float]:
         """From CUPTI's timeline: the device's idle time between the last operation of a step and the first of the

@@ -96,7 +96,7 @@ def prefill_attention() -> Iterator[Row]:
         starts = torch.tensor([0, tokens], dtype=torch.int32, device=GPU)
         q = torch.randn(tokens, Q_HEADS, HEAD_DIM, dtype=torch.bfloat16, device=GPU)
         flop = 4 * (tokens * context - tokens**2 / 2) * Q_HEADS * HEAD_DIM
-        rows = PrefillRows(tables, starts, lens, longest=tokens)
+        rows = PrefillRows(tables, starts, lens)
 
         def tflops(attend: Callable[[int], Tensor], flop: float = flop) -> float:
             return flop / graph_us(lambda: [attend(layer) for layer in range(4)], 4) / 1e6

@@ -165,7 +165,7 @@ def measure(names: Sequence[str], config: dict[str, object], device: str, share:
         flags += [f"--max-sequences={64 if device == 'cpu' else 512}", f"--block-tokens={block_tokens}"]
         meter = Meter()
         began = time.perf_counter()
-        engine = build(parse(Role.PREFILL, flags), meter.add)
+        engine = build(parse(Role.PREFILL, flags), meter.add, alone=True)
         meter.pool, meter.block_tokens = engine.scheduler.pool, engine.scheduler.config.block_tokens
         notes.append(f"Engine built, graphs captured: {time.perf_counter() - began:.1f} s.")
         text = load_text_model(engine.bundle.data, engine.bundle.sha256)

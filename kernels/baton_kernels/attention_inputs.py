@@ -56,16 +56,17 @@ class DecodeRows:
 
 @dataclass(frozen=True, slots=True)
 class PrefillRows:
-    """Chunks of N sequences, T rows. Table entries beyond a sequence's blocks are never used, whatever they hold."""
+    """Chunks of N sequences, side by side among T rows; a chunk without rows is padding.
+
+    Table entries beyond a sequence's blocks are never used, whatever they hold.
+    """
 
     block_tables: Tensor
     """[N, max_blocks] int32."""
     query_starts: Tensor
-    """[N + 1] int32: where each chunk's rows begin; T at the end."""
+    """[N + 1] int32: where each chunk's rows begin, and where the last one's end."""
     context_lens: Tensor
     """[N] int32, this chunk included."""
-    longest: int | None = None
-    """An upper bound of the chunks' lengths. On a GPU it saves reading query_starts back."""
     memo: StepMemo = field(default_factory=StepMemo, compare=False, repr=False)
 
 

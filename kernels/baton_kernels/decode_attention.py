@@ -37,12 +37,15 @@ def paged_decode_attention_reference(
     return out
 
 
-def paged_decode_attention(q: Tensor, kv: KvLayer, rows: DecodeRows, scale: float, window: int | None = None) -> Tensor:
-    """Attention of N sequences: q [N, Hq, D] → [N, Hq, D]. Slots beyond a context are never used."""
+def paged_decode_attention(
+    q: Tensor, kv: KvLayer, rows: DecodeRows, scale: float, window: int | None = None, out: Tensor | None = None
+) -> Tensor:
+    """Attention of N sequences: q [N, Hq, D] → [N, Hq, D], in `out` if given. Slots beyond a context are never used."""
     if q.is_cuda:
         from baton_kernels.gpu.decode_attention import paged_decode_attention_triton
 
-        return paged_decode_attention_triton(q, kv, rows, scale, window)
+        return paged_decode_attention_triton(q, kv, rows, scale, window, out)
     if (compiled := compiled_attention(q, kv.pool)) is not None:
-        return compiled(q, kv, rows.block_tables, single_row_starts(q.shape[0]), rows.context_lens, scale, window)
-    return paged_decode_attention_cpu(q, kv, rows, scale, window)
+        return compiled(q, kv, rows.block_tables, single_row_starts(q.shape[0]), rows.context_lens, scale, window, out)
+    attended = paged_decode_attention_cpu(q, kv, rows, scale, window)
+    return attended if out is None else out.copy_(attended)

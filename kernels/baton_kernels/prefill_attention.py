@@ -22,6 +22,10 @@ from baton_kernels.cpu.compiled.attention import compiled_attention
 from baton_kernels.cpu.prefill_attention import paged_prefill_attention_cpu
 from baton_kernels.paged_context import read_context
 
+DIRECT_ROWS = 1_024
+"""Up to so many rows a float8 pool is read as it is, tile by tile: nothing is sized by the contexts' lengths, which a
+captured graph does not know."""
+
 
 def paged_prefill_attention_reference(
     q: Tensor, kv: KvLayer, rows: PrefillRows, scale: float, window: int | None = None
@@ -46,24 +50,30 @@ def paged_prefill_attention_reference(
 
 
 def paged_prefill_attention(
-    q: Tensor, kv: KvLayer, rows: PrefillRows, scale: float, window: int | None = None
+    q: Tensor, kv: KvLayer, rows: PrefillRows, scale: float, window: int | None = None, out: Tensor | None = None
 ) -> Tensor:
     """Attention of N chunks: q [T, Hq, D] → [T, Hq, D]. Slots beyond a context are never used.
 
-    Contexts of a float8 pool are brought to q's dtype first.
+    Rows before the first chunk and behind the last are not attended for: they stay as they are in `out`, if given.
+    Contexts of a float8 pool are brought to q's dtype first when there are more than DIRECT_ROWS rows.
     """
     if q.is_cuda:
         from baton_kernels.gpu.prefill_attention import paged_prefill_attention_triton
         from baton_kernels.gpu.prefill_attention_hopper import paged_prefill_attention_hopper, suits_hopper
 
-        if kv.scales is not None:
+        if kv.scales is not None and q.shape[0] > DIRECT_ROWS:
             from baton_kernels.gpu.kv_dequantise import dequantise_contexts
 
             kv, tables = dequantise_contexts(kv, rows.block_tables, rows.context_lens, q.dtype)
             rows = replace(rows, block_tables=tables)
         if suits_hopper(q, kv.pool, window):
-            return paged_prefill_attention_hopper(q, kv, rows, scale)
-        return paged_prefill_attention_triton(q, kv, rows, scale, window)
+            return paged_prefill_attention_hopper(q, kv, rows, scale, out)
+        return paged_prefill_attention_triton(q, kv, rows, scale, window, out)
     if (compiled := compiled_attention(q, kv.pool)) is not None:
-        return compiled(q, kv, rows.block_tables, rows.query_starts, rows.context_lens, scale, window)
-    return paged_prefill_attention_cpu(q, kv, rows, scale, window)
+        return compiled(q, kv, rows.block_tables, rows.query_starts, rows.context_lens, scale, window, out)
+    attended = paged_prefill_attention_cpu(q, kv, rows, scale, window)
+    if out is None:
+        return attended
+    first, end = int(rows.query_starts[0]), int(rows.query_starts[-1])
+    out[first:end] = attended[first:end]
+    return out

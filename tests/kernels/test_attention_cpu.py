@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from baton_kernels.attention_inputs import DecodeRows, PrefillRows
 from baton_kernels.cpu.decode_attention import length_groups, paged_decode_attention_cpu
 from baton_kernels.cpu.prefill_attention import paged_prefill_attention_cpu
 from baton_kernels.decode_attention import paged_decode_attention, paged_decode_attention_reference
@@ -159,3 +160,22 @@ def test_prefill_of_no_rows_gives_no_rows() -> None:
     starts = torch.zeros(2, dtype=torch.int32)
     got = paged_prefill_attention(torch.zeros(0, 2, 8), kv.layer(0), kv.prefill_rows(starts), 1.0)
     assert got.shape == (0, 2, 8)
+
+
+@pytest.mark.parametrize("heads", [(4, 2, 16), (4, 2, 32)], ids=["torch", "compiled"])
+@pytest.mark.parametrize("window", [None, 9])
+def test_chunks_and_decode_rows_share_one_result(heads: tuple[int, int, int], window: int | None) -> None:
+    """Rows behind both, padding among both; where chunks follow, a padding row's zeros are written over."""
+    q_heads, kv_heads, head_dim = heads
+    kv = paged_kv([33, 5, 0, 40, 0, 18], kv_heads=kv_heads, head_dim=head_dim)
+    decode = DecodeRows(kv.block_tables[:3], kv.context_lens[:3])
+    starts = torch.tensor([2, 9, 9, 27], dtype=torch.int32)
+    prefill = PrefillRows(kv.block_tables[3:], starts, kv.context_lens[3:])
+    q = torch.randn(30, q_heads, head_dim, generator=torch.Generator().manual_seed(1))
+    out = torch.full_like(q, 7.0)
+    paged_decode_attention(q[:3], kv.layer(1), decode, 0.25, window, out[:3])
+    paged_prefill_attention(q, kv.layer(1), prefill, 0.25, window, out)
+    expected = torch.full_like(q, 7.0)
+    expected[:2] = paged_decode_attention_reference(q[:3], kv.layer(1), decode, 0.25, window)[:2]
+    expected[2:27] = paged_prefill_attention_reference(q, kv.layer(1), prefill, 0.25, window)[2:27]
+    torch.testing.assert_close(out, expected, atol=2e-5, rtol=0)

@@ -43,7 +43,7 @@ class TestOnGpu:
         kv, pool, scales = fp8_kv([16, 80, 70, 300], kv_heads, head_dim)
         starts = torch.tensor([0, 16, 17, 22, 152], dtype=torch.int32).cuda()
         q = torch.randn(152, q_heads, head_dim, generator=torch.Generator().manual_seed(1)).bfloat16().cuda()
-        rows = PrefillRows(kv.block_tables.cuda(), starts, kv.context_lens.cuda(), longest=130)
+        rows = PrefillRows(kv.block_tables.cuda(), starts, kv.context_lens.cuda())
         args = (q, KvLayer(pool, 1, scales), rows, 0.1)
         expected = paged_prefill_attention_reference(*args)
         got = paged_prefill_attention(*args)

@@ -46,6 +46,21 @@ def test_prefill_attention_equals_reference(
     torch.testing.assert_close(paged_prefill_attention_hopper(*args), expected, atol=atol, rtol=rtol)
 
 
+def test_prefill_attention_finds_its_chunks_among_other_rows_and_padding() -> None:
+    from baton_kernels.gpu.prefill_attention_hopper import paged_prefill_attention_hopper
+
+    query_lens = [3, 0, 70, *[1, 0] * 8, 33, 0]
+    contexts = [length and length + 7 for length in query_lens]
+    kv = paged_kv(contexts, kv_heads=2, head_dim=128, block_tokens=64, dtype=torch.bfloat16, device="cuda")
+    starts = 5 + torch.tensor([0, *query_lens]).cumsum(0).int().cuda()
+    q = torch.randn(int(starts[-1]) + 9, 8, 128, generator=torch.Generator().manual_seed(1)).bfloat16().cuda()
+    args = (q, kv.layer(1), kv.prefill_rows(starts), 0.25)
+    expected = paged_prefill_attention_reference(*args)
+    expected[:5] = expected[starts[-1] :] = 7.0
+    got = paged_prefill_attention_hopper(*args, out=torch.full_like(q, 7.0))
+    torch.testing.assert_close(got, expected, atol=2e-2, rtol=2**-7)
+
+
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("rows", [1, 3, 8, 17, 33, 64, 65, 128])

@@ -81,14 +81,34 @@ def test_prefill_kernel_equals_reference(
     assert_close(paged_prefill_attention_triton(*args), paged_prefill_attention_reference(*args))
 
 
-def test_prefill_kernel_takes_an_upper_bound_of_the_chunks(triton_device: str) -> None:
-    from baton_kernels.gpu.prefill_attention import paged_prefill_attention_triton
+def test_prefill_kernel_finds_its_chunks_among_other_rows_and_padding(triton_device: str) -> None:
+    """Rows of others before and behind, chunks without rows among and behind them, more than are looked at together."""
+    from baton_kernels.gpu.prefill_attention import CHUNK_LANES, paged_prefill_attention_triton
 
-    kv = paged_kv([20], kv_heads=2, head_dim=16, device=triton_device)
-    q = torch.randn(20, 4, 16, generator=torch.Generator().manual_seed(1)).to(triton_device)
-    starts = torch.tensor([0, 20], dtype=torch.int32, device=triton_device)
-    args = (q, kv.layer(0), kv.prefill_rows(starts, longest=90), 0.25)
-    assert_close(paged_prefill_attention_triton(*args), paged_prefill_attention_reference(*args))
+    query_lens = [3, 0, 40, *[1, 0] * (CHUNK_LANES.value // 2), 17, 0]
+    contexts = [length and length + 7 for length in query_lens]
+    kv = paged_kv(contexts, kv_heads=2, head_dim=16, device=triton_device)
+    starts = 5 + torch.tensor([0, *query_lens]).cumsum(0).int().to(triton_device)
+    q = torch.randn(int(starts[-1]) + 9, 4, 16, generator=torch.Generator().manual_seed(1)).to(triton_device)
+    args = (q, kv.layer(0), kv.prefill_rows(starts), 0.25)
+    out = torch.full_like(q, 7.0)
+    expected = paged_prefill_attention_reference(*args)
+    expected[:5] = expected[starts[-1] :] = 7.0
+    assert_close(paged_prefill_attention_triton(*args, out=out), expected)
+    assert_close(out, expected)
+
+
+def test_decode_kernel_writes_where_it_is_told(triton_device: str) -> None:
+    from baton_kernels.gpu.decode_attention import paged_decode_attention_triton
+
+    kv = paged_kv([20, 0, 130], kv_heads=2, head_dim=16, device=triton_device)
+    q = torch.randn(3, 4, 16, generator=torch.Generator().manual_seed(1)).to(triton_device)
+    args = (q, kv.layer(0), kv.decode_rows(), 0.25)
+    for splits in (1, 2):
+        out = torch.full((5, 4, 16), 7.0, device=triton_device)
+        paged_decode_attention_triton(*args, out=out[:3], splits=splits)
+        assert_close(out[:3], paged_decode_attention_reference(*args))
+        assert (out[3:] == 7.0).all()
 
 
 def test_too_many_query_heads_per_kv_head_are_refused(triton_device: str) -> None:

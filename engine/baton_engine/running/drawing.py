@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from baton_engine.scheduling.step_plan import StepPlan
+from baton_engine.scheduling.step_plan import PrefillChunk
 
 Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class DrawingRows:
-    """The S rows of a step with prefill chunks that draw. Rows are counted as in `StepRows`: chunks, then decode."""
+    """The S rows of a step with prefill chunks that draw. Rows are counted as in `StepRows`: decode, then chunks."""
 
     slots: tuple[int, ...]
     """Slots that draw; several may share one chunk's last row (n > 1)."""
@@ -26,23 +27,18 @@ class DrawingRows:
     """[len(slots)] which of the S rows each drawing slot reads."""
 
     @staticmethod
-    def of(plan: StepPlan) -> DrawingRows:
-        slots: list[int] = []
-        rows: list[int] = []
-        tables: list[int] = []
-        logits_rows: list[int] = []
-        end = 0
-        for chunk in plan.prefill:
+    def of(chunks: Sequence[PrefillChunk], decode: Sequence[int]) -> DrawingRows:
+        """`decode`: the slots of the decode rows, in their order."""
+        slots, tables = list(decode), list(decode)
+        rows, logits_rows = list(range(len(decode))), list(range(len(decode)))
+        end = len(decode)
+        for chunk in chunks:
             end += len(chunk.tokens)
             if chunk.sample:
                 slots += chunk.sample
                 logits_rows += [len(rows)] * len(chunk.sample)
                 rows.append(end - 1)
                 tables.append(chunk.slot)
-        slots += plan.decode
-        logits_rows += range(len(rows), len(rows) + len(plan.decode))
-        rows += range(end, end + len(plan.decode))
-        tables += plan.decode
         return DrawingRows(tuple(slots), _ints(rows), _ints(tables), _ints(logits_rows))
 
 

@@ -49,10 +49,11 @@ class ChunkScores:
         )
 
 
-def score(model: Decoder, hidden: Tensor, chunks: Sequence[PrefillChunk]) -> tuple[ChunkScores, ...]:
-    """Score the chunks that ask for it. hidden [T, hidden_size]: all rows of the step, the chunks' first in order."""
+def score(model: Decoder, hidden: Tensor, chunks: Sequence[PrefillChunk], first_row: int) -> tuple[ChunkScores, ...]:
+    """Score the chunks that ask for it. hidden [T, hidden_size]: all rows of the step, the chunks' in order from
+    `first_row` on."""
     scored = []
-    start = 0
+    start = first_row
     for number, chunk in enumerate(chunks):
         if chunk.targets:
             targets = upload(np.array(chunk.targets, dtype=np.int64), hidden.device)

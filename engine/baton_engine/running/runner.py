@@ -11,7 +11,7 @@ the head run at once; its draw is launched when the step before it is collected.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,13 +20,13 @@ from baton_engine.grammars.row_masks import RowMasks
 from baton_engine.memory.host_memory import keep_freed_memory
 from baton_engine.memory.kv_pool import KvPool
 from baton_engine.model.loading import LoadedModel
-from baton_engine.running.decode_graph import DecodeGraphs, graph_sizes
 from baton_engine.running.drawing import DrawingRows
 from baton_engine.running.layer_notices import LayerListener, LayerNotices
 from baton_engine.running.prompt_scores import ChunkScores, score
 from baton_engine.running.sampler import Draw, Sampler, TokenMasks
 from baton_engine.running.slot_state import SlotState
 from baton_engine.running.step_clock import StepClock, start_clock
+from baton_engine.running.step_graphs import StepGraphs
 from baton_engine.running.upload import upload
 from baton_engine.running.warm_up import warm_up
 from baton_engine.scheduling.step_plan import SlotFailure, SlotTokens, StepPlan, StepResult
@@ -52,8 +52,17 @@ class _InFlight:
 class ModelRunner:
     """Implements `plan.Runner`. The pool's blocks are the scheduler's to give; slots are numbered [0, max_slots)."""
 
-    def __init__(self, loaded: LoadedModel, pool: KvPool, max_slots: int, masks: RowMasks | None = None) -> None:
-        """`masks`: what follows grammars and thoughts; without it both are left out of account."""
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        pool: KvPool,
+        max_slots: int,
+        masks: RowMasks | None = None,
+        *,
+        decodes: bool = True,
+    ) -> None:
+        """`masks`: what follows grammars and thoughts; without it both are left out of account. `decodes`: whether
+        steps with decode rows are to be fast; a prefill worker has none and is ready sooner without them."""
         self._model = loaded.model
         self._pool = pool
         self._device = loaded.device
@@ -64,17 +73,13 @@ class ModelRunner:
         self._masks = masks
         self._notices: LayerNotices | None = None
         self._in_flight: deque[_InFlight] = deque()
-        self._graphs: DecodeGraphs | None = None
+        self._graphs: StepGraphs | None = None
         if loaded.device.type == "cpu":
             keep_freed_memory()
         else:
-            self._graphs = self._capture(max_slots, max_blocks)
+            with torch.inference_mode():
+                self._graphs = StepGraphs(self._model, pool, self._slots.last_tokens, max_blocks, decodes=decodes)
         warm_up(loaded.model, pool.tensor, loaded.config.vocab_size, loaded.max_context_tokens)
-
-    @torch.inference_mode()
-    def _capture(self, max_slots: int, max_blocks: int) -> DecodeGraphs:
-        last_tokens, sizes = self._slots.last_tokens, graph_sizes(max_slots)
-        return DecodeGraphs(self._model, self._pool.tensor, last_tokens, max_slots, max_blocks, sizes)
 
     def watch_layers(self, listener: LayerListener) -> None:
         """From now on tell `listener` while prompts are computed. Before the first step."""
@@ -131,32 +136,43 @@ class ModelRunner:
 
     def _run(self, plan: StepPlan) -> tuple[tuple[int, ...], Draw | Tensor | None, tuple[ChunkScores, ...]]:
         """The slots that draw, their draw or the logits to draw from, and what is scored."""
-        if self._graphs is not None and not plan.prefill and len(plan.decode) <= self._graphs.largest:
-            slots = self._slots.longest_first(plan.decode)
-            return slots, self._replay(self._graphs, slots), ()
-        drawing = DrawingRows.of(plan) if plan.prefill else None
+        if self._graphs is not None:
+            plan = replace(plan, decode=self._slots.longest_first(plan.decode))
+        drawing = DrawingRows.of(plan.prefill, plan.decode) if plan.prefill else None
+        slots = plan.decode if drawing is None else drawing.slots
+        written = None if self._notices is None else self._notices.of(plan)
+        if self._graphs is not None:
+            captured = self._graphs.hidden_states(plan, drawing, self._slots, written)
+            if captured is not None:
+                return slots, self._draw_captured(self._graphs, slots, drawing, captured), ()
         is_scored = any(chunk.targets for chunk in plan.prefill)
         token_ids, rows = self._slots.rows(plan, None if is_scored else drawing)
-        written = None if self._notices is None else self._notices.of(plan)
         hidden = self._model.hidden_states(token_ids, rows, self._pool.tensor, written)
-        if drawing is None:
-            return plan.decode, self._model.head(hidden), ()
-        scores = score(self._model, hidden, plan.prefill) if is_scored else ()
-        if not drawing.slots:
+        scores = score(self._model, hidden, plan.prefill, len(plan.decode)) if is_scored else ()
+        if not slots:
             return (), None, scores
-        if is_scored:
+        if drawing is not None and is_scored:
             hidden = hidden.index_select(0, upload(drawing.rows, self._device))
-        logits = self._model.head(hidden)
-        if len(drawing.slots) > len(drawing.rows):
-            logits = logits.index_select(0, upload(drawing.logits_rows, self._device))
-        return drawing.slots, logits, scores
+        return slots, self._logits(hidden, drawing), scores
 
-    def _replay(self, graphs: DecodeGraphs, slots: tuple[int, ...]) -> Draw | Tensor:
-        hidden = graphs.run(self._slots.decode_inputs(slots))
-        greedy_slots = None if self._follows_grammar(slots) else self._sampler.count_greedy(slots)
-        if greedy_slots is None:
-            return self._model.head(hidden)
-        return _to_host(Draw(graphs.greatest(len(slots)), greedy_slots, None, (), ()))
+    def _draw_captured(
+        self, graphs: StepGraphs, slots: tuple[int, ...], drawing: DrawingRows | None, hidden: Tensor
+    ) -> Draw | Tensor | None:
+        """From the hidden states of the rows that draw: by a graph if that is all that the slots ask for."""
+        if not slots:
+            return None
+        if len(slots) == len(hidden) and graphs.draws(len(slots)) and not self._follows_grammar(slots):
+            greedy_slots = self._sampler.count_greedy(slots)
+            if greedy_slots is not None:
+                return _to_host(Draw(graphs.greatest(len(slots)), greedy_slots, None, (), ()))
+        return self._logits(hidden, drawing)
+
+    def _logits(self, hidden: Tensor, drawing: DrawingRows | None) -> Tensor:
+        """One row a slot that draws, from one row of hidden states for each row that draws."""
+        logits = self._model.head(hidden)
+        if drawing is not None and len(drawing.slots) > len(drawing.rows):
+            logits = logits.index_select(0, upload(drawing.logits_rows, self._device))
+        return logits
 
     def _follows_grammar(self, slots: tuple[int, ...]) -> bool:
         return self._masks is not None and self._masks.bind(slots)

@@ -34,6 +34,21 @@ class DecodeInputs:
     places: Ints
 
 
+@dataclass(frozen=True, slots=True)
+class ChunkInputs:
+    """The P prompt tokens of a step, chunk by chunk, and its N chunks."""
+
+    ids: Ints
+    """[P], as the next two."""
+    positions: Ints
+    places: Ints
+    slots: Ints
+    """[N], as the next two."""
+    counts: Ints
+    context_lens: Ints
+    """Behind each chunk."""
+
+
 class SlotState:
     """State of `max_slots` slots. Positions and blocks are trusted to be the scheduler's own."""
 
@@ -62,22 +77,22 @@ class SlotState:
     def rows(self, plan: StepPlan, drawing: DrawingRows | None = None) -> tuple[Tensor, StepRows]:
         """Token ids [T] and metadata of a plan with at least one row. Contexts move on as if it had run.
 
-        `random_tensors`: the rows whose hidden states are wanted, None for all.
+        `drawing`: the rows whose hidden states are wanted, None for all.
         """
         if not plan.prefill:
-            positions, mapping, only_decode = self._decode_rows(plan.decode)
-            ids = self.last_tokens.index_select(0, self._decode_index)
-            return ids, StepRows(self._upload(positions), self._upload(mapping), 0, None, only_decode)
-        chunk_ids, positions, mapping, prefill = self._prefill_rows(plan.prefill)
-        num_prefill, ids = len(positions), self._upload(chunk_ids)
-        decode: DecodeRows | None = None
+            ids, inputs, decode = self._decode_rows(plan.decode)
+            return ids, StepRows(self._upload(inputs.positions), self._upload(inputs.places), None, decode)
+        chunks = self.chunk_inputs(plan.prefill)
+        ids, positions, places = self._upload(chunks.ids), chunks.positions, chunks.places
+        decode_rows: DecodeRows | None = None
         if plan.decode:
-            decode_positions, decode_mapping, decode = self._decode_rows(plan.decode)
-            ids = torch.cat((ids, self.last_tokens.index_select(0, self._decode_index)))
-            positions = np.concatenate((positions, decode_positions))
-            mapping = np.concatenate((mapping, decode_mapping))
+            decode_ids, inputs, decode_rows = self._decode_rows(plan.decode)
+            ids = torch.cat((decode_ids, ids))
+            positions = np.concatenate((inputs.positions, positions))
+            places = np.concatenate((inputs.places, places))
         last = None if drawing is None else self._last_rows(drawing, positions)
-        return ids, StepRows(self._upload(positions), self._upload(mapping), num_prefill, prefill, decode, last)
+        prefill = self._prefill_rows(chunks, len(plan.decode))
+        return ids, StepRows(self._upload(positions), self._upload(places), prefill, decode_rows, last)
 
     def _last_rows(self, drawing: DrawingRows, positions: Ints) -> LastRows:
         lens = (positions[drawing.rows] + 1).astype(np.int32)
@@ -85,14 +100,16 @@ class SlotState:
         tables = self._tables[drawing.tables, :blocks]
         return LastRows(self._upload(drawing.rows), DecodeRows(self._upload(tables), self._upload(lens)))
 
-    def _decode_rows(self, decode: tuple[int, ...]) -> tuple[Ints, Ints, DecodeRows]:
+    def _decode_rows(self, decode: tuple[int, ...]) -> tuple[Tensor, DecodeInputs, DecodeRows]:
+        """Token ids, numbers and metadata of decode rows."""
         if decode != self._decode:
             self._decode, self._decode_slots = decode, np.array(decode, dtype=np.int64)
             self._decode_index = self._upload(self._decode_slots)
         inputs = self._advance(self._decode_slots)
         lens = (inputs.positions + 1).astype(np.int32)
         tables = self._tables[inputs.slots, : int(inputs.positions.max()) // self._block_tokens + 1]
-        return inputs.positions, inputs.places, DecodeRows(self._upload(tables), self._upload(lens))
+        ids = self.last_tokens.index_select(0, self._decode_index)
+        return ids, inputs, DecodeRows(self._upload(tables), self._upload(lens))
 
     def longest_first(self, decode: tuple[int, ...]) -> tuple[int, ...]:
         """The same slots by length of context, as it was when they came together: attention begins rows in their order,
@@ -104,7 +121,7 @@ class SlotState:
         return self._ordered
 
     def decode_inputs(self, decode: tuple[int, ...]) -> DecodeInputs:
-        """Rows of a step that only decodes, for a captured graph. Contexts move on as if it had run."""
+        """Decode rows of a step, for a captured graph. Contexts move on as if it had run."""
         return self._advance(np.array(decode, dtype=np.int64))
 
     def _advance(self, slots: Ints) -> DecodeInputs:
@@ -113,25 +130,27 @@ class SlotState:
         _, places = self._places(slots, positions)
         return DecodeInputs(slots, positions, places)
 
-    def _prefill_rows(self, chunks: Sequence[PrefillChunk]) -> tuple[Ints, Ints, Ints, PrefillRows]:
+    def chunk_inputs(self, chunks: Sequence[PrefillChunk]) -> ChunkInputs:
+        """Prompt rows of a step. Contexts move on as if it had run."""
         counts = np.array([len(chunk.tokens) for chunk in chunks])
         ids: Ints = np.fromiter(chain.from_iterable(chunk.tokens for chunk in chunks), np.int64, int(counts.sum()))
         lens = np.array([chunk.start for chunk in chunks]) + counts
-        starts = np.concatenate(([0], counts.cumsum()))
         slots = np.array([chunk.slot for chunk in chunks])
-        # Row r of chunk n is at position lens[n] - (starts[n + 1] - r).
-        positions: Ints = np.arange(len(ids)) + np.repeat(lens - starts[1:], counts)
-        block, mapping = self._places(np.repeat(slots, counts), positions)
-        tables = self._tables[slots, : int(block.max()) + 1]
+        # Row r of chunk n is at position lens[n] - (ends[n] - r).
+        positions: Ints = np.arange(len(ids)) + np.repeat(lens - counts.cumsum(), counts)
+        _, places = self._places(np.repeat(slots, counts), positions)
         for chunk, length in zip(chunks, lens, strict=True):
             self._contexts[[chunk.slot, *chunk.sample]] = length
-        rows = PrefillRows(
-            self._upload(tables),
+        return ChunkInputs(ids, positions, places, slots, counts, lens)
+
+    def _prefill_rows(self, chunks: ChunkInputs, first_row: int) -> PrefillRows:
+        blocks = -(-int(chunks.context_lens.max()) // self._block_tokens)
+        starts = first_row + np.concatenate(([0], chunks.counts.cumsum()))
+        return PrefillRows(
+            self._upload(self._tables[chunks.slots, :blocks]),
             self._upload(starts.astype(np.int32)),
-            self._upload(lens.astype(np.int32)),
-            int(counts.max()),
+            self._upload(chunks.context_lens.astype(np.int32)),
         )
-        return ids, positions, mapping, rows
 
     def _places(self, slots: Ints, positions: Ints) -> tuple[Ints, Ints]:
         """Index of each row's block within its table, and the row's token slot within the pool."""

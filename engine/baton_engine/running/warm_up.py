@@ -69,8 +69,7 @@ def _prompt(tokens: int, block_tokens: int, device: torch.device, draws: bool) -
     return StepRows(
         positions=torch.arange(tokens, device=device),
         slot_mapping=torch.full((tokens,), -1, dtype=torch.int64, device=device),
-        num_prefill_rows=tokens,
-        prefill=PrefillRows(tables, starts, lens, tokens),
+        prefill=PrefillRows(tables, starts, lens),
         decode=None,
         last=LastRows(wanted, DecodeRows(tables, lens)) if draws else None,
     )

@@ -159,6 +159,7 @@ def paged_decode_attention_triton(
     rows: DecodeRows,
     scale: float,
     window: int | None = None,
+    out: Tensor | None = None,
     splits: int | None = None,
     config: DecodeConfig | None = None,
 ) -> Tensor:
@@ -166,7 +167,7 @@ def paged_decode_attention_triton(
     kv_pool, kv_scales, block_tables = kv.pool, kv.scales, rows.block_tables
     sequences, q_heads, head_dim = q.shape
     _, _, _, kv_heads, block_tokens, _ = kv_pool.shape
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     if sequences == 0:
         return out
     wanted = PROGRAMS_WANTED if kv_scales is None else 2 * PROGRAMS_WANTED

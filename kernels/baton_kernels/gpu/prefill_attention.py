@@ -4,6 +4,9 @@ visible context.
 The rows of a tile are (token, head of the group) pairs, token-major, so that one load of K and V serves the whole
 group whatever its size. Tiles of keys that no row sees are not visited; rows see keys by position, so prefix and
 window need no other case.
+
+The grid counts the tiles of all chunks in a row and depends on shapes only: a program finds its chunk on the device
+(`nth_tile`), so a captured graph serves any chunks that fit. Programs beyond the last tile end at once.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -39,6 +42,36 @@ LONG_TOKENS = 6_144
 """From here on wider tiles pay: fewer loads weigh more than the last wave's idle multiprocessors."""
 FULL_PRECISION = PrefillConfig(64, 64, 4, 2)
 MAX_GROUP = 64
+
+
+CHUNK_LANES = tl.constexpr(16)
+"""Chunks that `nth_tile` looks at together."""
+
+
+def most_tiles(rows: int, chunks: int, tile_tokens: int) -> int:
+    """Tiles of so many chunks with so many rows together, at most."""
+    return (rows + chunks * (tile_tokens - 1)) // tile_tokens
+
+
+@triton.jit
+def nth_tile(place, starts_ptr, chunks, TOKENS: tl.constexpr):
+    """(chunk, tile within it, chunk's first row, its rows) of the tile at a place among those of all chunks, each
+    chunk's last tile first: it sees the most keys. No rows: there are fewer tiles."""
+    chunk = 0
+    passed = 0
+    tiles_before = 0
+    for first in range(0, chunks, CHUNK_LANES):
+        number = first + tl.arange(0, CHUNK_LANES)
+        is_chunk = number < chunks
+        begin = tl.load(starts_ptr + number, mask=is_chunk, other=0)
+        tiles = tl.cdiv(tl.load(starts_ptr + number + 1, mask=is_chunk, other=0) - begin, TOKENS)  # [CHUNK_LANES]
+        is_before = is_chunk & (tiles_before + tl.cumsum(tiles, 0) <= place)
+        chunk += tl.sum(is_before.to(tl.int32), 0)
+        passed += tl.sum(tl.where(is_before, tiles, 0), 0)
+        tiles_before += tl.sum(tiles, 0)
+    query_begin = tl.load(starts_ptr + chunk)
+    query_len = tl.load(starts_ptr + chunk + 1, mask=chunk < chunks, other=query_begin) - query_begin
+    return chunk, tl.cdiv(query_len, TOKENS) - 1 - (place - passed), query_begin, query_len
 
 
 @triton.jit
@@ -84,23 +117,27 @@ def _visit(
     return raised, total, weighted
 
 
-@triton.jit(do_not_specialize=["table_stride", "layer", "window"])
+@triton.jit(do_not_specialize=["chunks", "table_stride", "layer", "window"])
 def _prefill_kernel(
-    q_ptr, pool_ptr, tables_ptr, starts_ptr, lens_ptr, out_ptr,
-    table_stride, block_stride, layer, layer_stride, scale, window,
+    q_ptr, pool_ptr, tables_ptr, starts_ptr, lens_ptr, scales_ptr, out_ptr,
+    chunks, table_stride, block_stride, layer, layer_stride, scale, window,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, WINDOW: tl.constexpr, DOT: tl.constexpr,
+    SCALED: tl.constexpr,
 ):  # fmt: skip
     GROUP: tl.constexpr = Q_HEADS // KV_HEADS
     TOKENS: tl.constexpr = BLOCK_M // GROUP
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the longest first
-    kv_head = tl.program_id(1)
-    sequence = tl.program_id(2).to(tl.int64)
-    query_begin = tl.load(starts_ptr + sequence)
-    query_len = tl.load(starts_ptr + sequence + 1) - query_begin
-    if tile * TOKENS >= query_len:
+    chunk, tile, query_begin, query_len = nth_tile(tl.program_id(0), starts_ptr, chunks, TOKENS)
+    if query_len == 0:
         return
+    kv_head = tl.program_id(1)
+    sequence = chunk.to(tl.int64)
     prefix = tl.load(lens_ptr + sequence) - query_len
+    value_scale = 1.0
+    if SCALED:
+        of_head = scales_ptr + layer * 2 * KV_HEADS + kv_head
+        scale *= tl.load(of_head)
+        value_scale = tl.load(of_head + KV_HEADS)
 
     row = tl.arange(0, BLOCK_M)
     lane = tl.arange(0, BLOCK_D)
@@ -136,6 +173,8 @@ def _prefill_kernel(
             D, KV_HEADS, BLOCK_TOKENS, BLOCK_N, BLOCK_D, WINDOW, DOT, True,
         )  # fmt: skip
 
+    if SCALED:
+        weighted *= value_scale
     result = weighted / tl.where(total == 0.0, 1.0, total)[:, None]
     tl.store(out_ptr + place[:, None] + lane[None, :], result.to(out_ptr.dtype.element_ty), mask=is_row)
 
@@ -146,33 +185,33 @@ def paged_prefill_attention_triton(
     rows: PrefillRows,
     scale: float,
     window: int | None = None,
+    out: Tensor | None = None,
     config: PrefillConfig | None = None,
 ) -> Tensor:
     """As `baton_kernels.prefill_attention.paged_prefill_attention`. Raises ValueError when a kv head has more query
     heads than a tile has rows."""
     kv_pool, block_tables = kv.pool, rows.block_tables
-    _, q_heads, head_dim = q.shape
+    tokens, q_heads, head_dim = q.shape
     _, _, _, kv_heads, block_tokens, _ = kv_pool.shape
     group = q_heads // kv_heads
     if group > MAX_GROUP:
         raise ValueError(f"{group} query heads per kv head; the prefill kernel takes at most {MAX_GROUP}")
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    longest = int(rows.query_starts.diff().max()) if rows.longest is None else rows.longest
-    if longest == 0:
-        return out
-    sequences = rows.context_lens.shape[0]
-    config = config or _choose(q.dtype, longest)
-    _prefill_kernel[(triton.cdiv(longest, config.block_m // group), kv_heads, sequences)](
-        q.contiguous(), kv_pool, block_tables, rows.query_starts, rows.context_lens, out,
-        block_tables.stride(0), kv_pool.stride(0), kv.layer, kv_pool.stride(1), scale * LOG2_E, window or 0,
-        q_heads, kv_heads, head_dim, block_tokens,
-        config.block_m, config.block_n, max(16, triton.next_power_of_2(head_dim)), window is not None, dot_dtype(q),
-        num_warps=config.warps, num_stages=config.stages,
-    )  # fmt: skip
+    out = torch.empty_like(q) if out is None else out
+    chunks = rows.context_lens.shape[0]
+    config = config or _choose(q.dtype, tokens)
+    if tiles := most_tiles(tokens, chunks, config.block_m // group):
+        _prefill_kernel[(tiles, kv_heads)](
+            q.contiguous(), kv_pool, block_tables, rows.query_starts, rows.context_lens,
+            rows.context_lens if kv.scales is None else kv.scales, out,
+            chunks, block_tables.stride(0), kv_pool.stride(0), kv.layer, kv_pool.stride(1), scale * LOG2_E, window or 0,
+            q_heads, kv_heads, head_dim, block_tokens,
+            config.block_m, config.block_n, max(16, triton.next_power_of_2(head_dim)), window is not None, dot_dtype(q),
+            kv.scales is not None, num_warps=config.warps, num_stages=config.stages,
+        )  # fmt: skip
     return out
 
 
-def _choose(dtype: torch.dtype, longest: int) -> PrefillConfig:
+def _choose(dtype: torch.dtype, tokens: int) -> PrefillConfig:
     if dtype == torch.float32:
         return FULL_PRECISION
-    return LONG if longest >= LONG_TOKENS else HALF_PRECISION
+    return LONG if tokens >= LONG_TOKENS else HALF_PRECISION

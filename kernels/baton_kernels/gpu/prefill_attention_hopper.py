@@ -13,7 +13,6 @@ are set to zero in shared memory before the first product.
 from __future__ import annotations
 
 import torch
-import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -27,6 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from baton_kernels.attention_inputs import KvLayer, PrefillRows
+from baton_kernels.gpu.prefill_attention import CHUNK_LANES, most_tiles
 
 LOG2_E = 1.4426950408889634
 ROWS = gl.constexpr(64)
@@ -170,9 +170,35 @@ def _attend(
     gl.store(out_ptr + place[:, None] + lane[None, :], q_tile.load(COPY), mask=is_query[:, None])
 
 
-@gluon.jit(do_not_specialize=["table_stride", "layer"])
+@gluon.jit
+def _add(left, right):
+    return left + right
+
+
+@gluon.jit
+def _nth_tile(place, starts_ptr, chunks, TOKENS: gl.constexpr):
+    """As `nth_tile` of the plain kernel."""
+    LANES: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    chunk = 0
+    passed = 0
+    tiles_before = 0
+    for first in range(0, chunks, CHUNK_LANES):
+        number = first + gl.arange(0, CHUNK_LANES, LANES)
+        is_chunk = number < chunks
+        begin = gl.load(starts_ptr + number, mask=is_chunk, other=0)
+        tiles = gl.cdiv(gl.load(starts_ptr + number + 1, mask=is_chunk, other=0) - begin, TOKENS)
+        is_before = is_chunk & (tiles_before + gl.associative_scan(tiles, 0, _add) <= place)
+        chunk += gl.sum(is_before.to(gl.int32), 0)
+        passed += gl.sum(gl.where(is_before, tiles, 0), 0)
+        tiles_before += gl.sum(tiles, 0)
+    query_begin = gl.load(starts_ptr + chunk)
+    query_len = gl.load(starts_ptr + chunk + 1, mask=chunk < chunks, other=query_begin) - query_begin
+    return chunk, gl.cdiv(query_len, TOKENS) - 1 - (place - passed), query_begin, query_len
+
+
+@gluon.jit(do_not_specialize=["chunks", "table_stride", "layer"])
 def _prefill_hopper_kernel(
-    q_ptr, pool, tables_ptr, starts_ptr, lens_ptr, out_ptr, table_stride, layer, scale,
+    q_ptr, pool, tables_ptr, starts_ptr, lens_ptr, out_ptr, chunks, table_stride, layer, scale,
     Q_HEADS: gl.constexpr, KV_HEADS: gl.constexpr, D: gl.constexpr, BLOCK_TOKENS: gl.constexpr,
     LAYERS: gl.constexpr,
 ):  # fmt: skip
@@ -180,11 +206,8 @@ def _prefill_hopper_kernel(
     TOKENS: gl.constexpr = 2 * ROWS // GROUP
     PAGES: gl.constexpr = BLOCK_N // BLOCK_TOKENS
     kv_head = gl.program_id(0)
-    tile = gl.num_programs(1) - 1 - gl.program_id(1)  # the longest first
-    sequence = gl.program_id(2)
-    query_begin = gl.load(starts_ptr + sequence)
-    query_len = gl.load(starts_ptr + sequence + 1) - query_begin
-    if tile * TOKENS < query_len:
+    sequence, tile, query_begin, query_len = _nth_tile(gl.program_id(1), starts_ptr, chunks, TOKENS)
+    if query_len > 0:
         length = gl.load(lens_ptr + sequence)
         prefix = length - query_len
         first = prefix + tile * TOKENS
@@ -246,21 +269,21 @@ def suits_hopper(q: Tensor, kv_pool: Tensor, window: int | None) -> bool:
     )
 
 
-def paged_prefill_attention_hopper(q: Tensor, kv: KvLayer, rows: PrefillRows, scale: float) -> Tensor:
+def paged_prefill_attention_hopper(
+    q: Tensor, kv: KvLayer, rows: PrefillRows, scale: float, out: Tensor | None = None
+) -> Tensor:
     """As `baton_kernels.prefill_attention.paged_prefill_attention`, for tensors that `suits_hopper` accepts."""
-    _, q_heads, head_dim = q.shape
+    tokens, q_heads, head_dim = q.shape
     _, layers, _, kv_heads, block_tokens, _ = kv.pool.shape
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    longest = int(rows.query_starts.diff().max()) if rows.longest is None else rows.longest
-    if longest == 0:
-        return out
-    tokens = GROUPS * ROWS.value // (q_heads // kv_heads)
+    out = torch.empty_like(q) if out is None else out
     box = [block_tokens, PANEL.value]
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     pool_rows = TensorDescriptor.from_tensor(kv.pool.view(-1, head_dim), box, layout)
     tables, starts, lens = rows.block_tables, rows.query_starts, rows.context_lens
-    _prefill_hopper_kernel[(kv_heads, triton.cdiv(longest, tokens), lens.shape[0])](
-        q.contiguous(), pool_rows, tables, starts, lens, out, tables.stride(0), kv.layer,
-        scale * LOG2_E, q_heads, kv_heads, head_dim, block_tokens, layers, num_warps=4,
-    )  # fmt: skip
+    chunks = lens.shape[0]
+    if tiles := most_tiles(tokens, chunks, GROUPS * ROWS.value // (q_heads // kv_heads)):
+        _prefill_hopper_kernel[(kv_heads, tiles)](
+            q.contiguous(), pool_rows, tables, starts, lens, out, chunks, tables.stride(0), kv.layer,
+            scale * LOG2_E, q_heads, kv_heads, head_dim, block_tokens, layers, num_warps=4,
+        )  # fmt: skip
     return out

@@ -54,7 +54,7 @@ def _answer_rest(options: argparse.Namespace, answers: Answers) -> int:
     if bad:
         print(f"baton: {bad:,} lines are no requests: their answers say why", file=sys.stderr)
     try:
-        engine = build(config, lambda step, load, seconds: None)
+        engine = build(config, lambda step, load, seconds: None, alone=True)
     except ConfigError as error:
         raise StartError(str(error)) from error
     lines = (line for line in read_lines(options.input) if line.id not in done)

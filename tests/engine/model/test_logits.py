@@ -112,7 +112,7 @@ def test_prefill_and_decode_of_several_sequences_share_a_step(family: str, tiny:
     steps.prefill(chunk(0, model.tokens[:30]), chunk(1, others[0][:17]), chunk(2, others[1][:4]))
     decode = steps.force({0: model.tokens[30], 1: others[0][17]})
     mixed = steps.forward(StepPlan(0, prefill=(chunk(2, others[1][4:33], 4), chunk(3, others[2])), decode=decode))
-    parts = (expected[1][4:33], expected[2], model.logits[30:31], expected[0][17:18])
+    parts = (model.logits[30:31], expected[0][17:18], expected[1][4:33], expected[2])
     assert_close(mixed, torch.cat(parts))
     after = steps.decode({3: 7, 1: others[0][18], 2: others[1][33], 0: model.tokens[31]})
     with_seven = reference_logits(model.reference, [*others[2], 7])

@@ -30,11 +30,12 @@ def mixed_plan(steps: ModelSteps, tokens: tuple[int, ...]) -> StepPlan:
 
 def test_the_rows_that_draw_are_the_last_of_sampling_chunks_and_all_that_decode(tiny: Callable[[str], Any]) -> None:
     model = tiny("llama-gqa")
-    drawing = DrawingRows.of(mixed_plan(ModelSteps(model.loaded), model.tokens))
-    assert drawing.slots == (1, 3, 2, 0)
-    assert drawing.rows.tolist() == [17, 43, 44]
-    assert drawing.tables.tolist() == [1, 3, 0]
-    assert drawing.logits_rows.tolist() == [0, 1, 1, 2]
+    plan = mixed_plan(ModelSteps(model.loaded), model.tokens)
+    drawing = DrawingRows.of(plan.prefill, plan.decode)
+    assert drawing.slots == (0, 1, 3, 2)
+    assert drawing.rows.tolist() == [0, 18, 44]
+    assert drawing.tables.tolist() == [0, 1, 3]
+    assert drawing.logits_rows.tolist() == [0, 1, 2, 2]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -44,7 +45,7 @@ def test_drawing_rows_get_the_logits_and_the_pool_of_a_step_that_computes_all(
     model = tiny(family)
     whole, drawn = ModelSteps(model.loaded), ModelSteps(model.loaded)
     plan, same_plan = mixed_plan(whole, model.tokens), mixed_plan(drawn, model.tokens)
-    rows = DrawingRows.of(plan).rows
+    rows = DrawingRows.of(plan.prefill, plan.decode).rows
     expected, found = whole.forward(plan)[torch.from_numpy(rows)], drawn.drawn(same_plan)
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
     # What the same kernels wrote before the last layer's output is equal to the bit; the rest of the pool is NaN.

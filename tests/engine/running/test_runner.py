@@ -117,8 +117,8 @@ def test_only_chunks_that_end_a_prompt_draw(tiny: Callable[[str], Any]) -> None:
     assert [entry.slot for entry in second.tokens] == [1]
     assert second.duration_s > 0
     third = steps.execute((), [chunk(0, model.tokens[20:], 20, sample=[0])], decode=[1])
-    assert [entry.slot for entry in third.tokens] == [0, 1]
-    assert third.tokens[0].ids == second.tokens[0].ids
+    assert [entry.slot for entry in third.tokens] == [1, 0]
+    assert third.tokens[1].ids == second.tokens[0].ids
 
 
 def test_a_sequence_draws_the_same_alone_and_among_others(tiny: Callable[[str], Any]) -> None:

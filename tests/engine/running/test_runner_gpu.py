@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -36,6 +37,20 @@ def on_gpu(model: Any) -> LoadedModel:
     return load_model(model.directory, torch.float32, torch.device("cuda"))
 
 
+def counted(steps: RunnerSteps, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows of every eager pass through the layers from now on."""
+    seen: list[int] = []
+    rows = steps.runner._slots.rows
+
+    def rows_seen(*args: Any) -> Any:
+        ids, metadata = rows(*args)
+        seen.append(len(ids))
+        return ids, metadata
+
+    monkeypatch.setattr(steps.runner._slots, "rows", rows_seen)
+    return seen
+
+
 @pytest.mark.parametrize("sampling", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_captured_steps_draw_what_eager_cpu_steps_draw(
@@ -55,6 +70,78 @@ def test_rows_of_a_batch_draw_what_they_draw_alone(tiny: Callable[[str], Any]) -
     results = [steps.execute(opens, chunks), *(steps.execute(decode=[2, 0, 1]) for _ in range(11))]
     for slot in range(3):
         assert [entry.ids[0] for result in results for entry in result.tokens if entry.slot == slot] == alone[slot]
+
+
+def joined(steps: RunnerSteps, tokens: list[int], sampling: SamplingParams) -> dict[int, list[int]]:
+    """Prompts come in pieces while others decode, several in a step, with a prefix in the pool or none."""
+    ids: dict[int, list[int]] = {}
+
+    def step(opens: Any = (), chunks: Any = (), decode: Any = ()) -> None:
+        for entry in steps.execute(opens, chunks, decode).tokens:
+            ids.setdefault(entry.slot, []).extend(entry.ids)
+
+    def begin(slot: int, length: int) -> Any:
+        return opened(slot, sampling, prompt=tokens[:length])
+
+    step([begin(0, 15)], [chunk(0, tokens[:15], sample=[0])])
+    step([begin(1, 33)], [chunk(1, tokens[:16])], [0])
+    step([begin(2, 9)], [chunk(1, tokens[16:33], 16, sample=[1]), chunk(2, tokens[:9], sample=[2])], [0])
+    step((), (), [2, 0, 1])
+    step([begin(3, 40)], [chunk(3, tokens[:1])], [0, 1, 2])
+    step((), [chunk(3, tokens[1:40], 1, sample=[3])], [1, 2, 0])
+    for _ in range(6):
+        step((), (), [0, 1, 2, 3])
+    return ids
+
+
+@pytest.mark.parametrize("sampling", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_captured_steps_with_prompts_draw_what_eager_cpu_steps_draw(
+    tiny: Callable[[str], Any], family: str, sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny(family)
+    steps = RunnerSteps(on_gpu(model))
+    eager = counted(steps, monkeypatch)
+    expected = joined(RunnerSteps(model.loaded), list(model.tokens), sampling)
+    assert joined(steps, list(model.tokens), sampling) == expected
+    assert eager == []
+
+
+def test_a_worker_that_only_prefills_draws_first_tokens_and_tells_of_layers(
+    tiny: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it is told of stands in the pool for whoever reads beside the engine, while the step goes on."""
+    from baton_engine.running import layer_notices, step_shapes
+
+    monkeypatch.setattr(step_shapes, "PART_BYTES", 4_096)
+    monkeypatch.setattr(layer_notices, "NOTICE_BYTES", 1)
+    model = tiny("llama-gqa")
+    expected = [RunnerSteps(model.loaded).generate(model.tokens[:n], 1) for n in (37, 5)]
+    steps = RunnerSteps(on_gpu(model), decodes=False)
+    eager = counted(steps, monkeypatch)
+    layers = steps.pool.geometry.layers
+    told: list[tuple[int, torch.Tensor]] = []
+    beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    everything = threading.Event()
+
+    def tell(step: int, count: int) -> None:
+        with torch.cuda.stream(beside):
+            told.append((count, steps.pool.tensor[:, :count].cpu()))
+        if count == layers:
+            everything.set()
+
+    steps.runner.watch_layers(tell)
+    prompts = [model.tokens[:37], model.tokens[:5]]
+    chunks = [chunk(slot, prompt, sample=[slot]) for slot, prompt in enumerate(prompts)]
+    result = steps.execute([opened(0), opened(1)], chunks)
+    assert [list(entry.ids) for entry in result.tokens] == expected
+    assert everything.wait(10)
+    assert eager == []
+    assert len(told) == layers
+    for count, seen in told:
+        assert torch.equal(seen.nan_to_num(), steps.pool.tensor[:, :count].cpu().nan_to_num())
+    assert steps.execute(decode=[0, 1]).tokens
+    assert eager == [2], "decode rows have no graph there"
 
 
 def test_choices_of_one_prompt_share_blocks_and_part(tiny: Callable[[str], Any]) -> None:
@@ -127,5 +214,7 @@ def test_nothing_is_compiled_after_the_runner_is_there(
     for length in (1, 15, 16, 17, 33, 61, 100):
         for sampling in (GREEDY, DRAWN):
             steps.generate((model.tokens * 4)[:length], 6, sampling)
-            steps.execute(closes=[0])
+            joining = [opened(1, sampling, prompt=model.tokens[:5])]
+            steps.execute(joining, [chunk(1, model.tokens[:5], sample=[1])], decode=[0])
+            steps.execute(closes=[0, 1])
     assert compiled == []

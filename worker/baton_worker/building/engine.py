@@ -39,10 +39,12 @@ MAX_MASK_THREADS = 8
 """Masks of a batch beside a GPU's layers."""
 
 
-def build(config: WorkerConfig, observe_step: Callable[[int, StepLoad, float], None]) -> EngineParts:
+def build(
+    config: WorkerConfig, observe_step: Callable[[int, StepLoad, float], None], *, alone: bool = False
+) -> EngineParts:
     """Load and size everything. `observe_step` is told each step's number, what was in it, and its seconds.
 
-    Raises ConfigError with one line.
+    `alone`: the engine decodes what it prefills, whatever its role. Raises ConfigError with one line.
     """
     device = _device(config)
     torch.set_num_threads(config.threads)
@@ -64,7 +66,8 @@ def build(config: WorkerConfig, observe_step: Callable[[int, StepLoad, float], N
     stages.ended("pool")
     scheduler = scheduler_of(config, pool, context)
     masks = _masks(config, bundle, loaded.config.vocab_size)
-    runner = ModelRunner(loaded, pool, config.max_sequences, masks)
+    decodes = alone or config.role is Role.DECODE
+    runner = ModelRunner(loaded, pool, config.max_sequences, masks, decodes=decodes)
     stages.ended("runner")
     return EngineParts(
         bundle=bundle,

@@ -1,6 +1,6 @@
 """Attention over the paged pool for one step: which rows belong to which sequence, and the calls into the kernels.
 
-Rows of a step are flat: the tokens of all prefill chunks first, then one row per decoding sequence. The metadata is
+Rows of a step are flat: one row per decoding sequence first, then the tokens of all prefill chunks. The metadata is
 made once a step and read by every layer.
 """
 
@@ -30,11 +30,10 @@ class LastRows:
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
-    """All T rows of a step."""
+    """All T rows of a step. Padding has no context among `decode`, or lies behind the rows of `prefill`."""
 
     positions: Tensor  # [T] int64
-    slot_mapping: Tensor  # [T] int64: block · block_tokens + slot within it
-    num_prefill_rows: int
+    slot_mapping: Tensor  # [T] int64: block · block_tokens + slot within it; -1 is written nowhere
     prefill: PrefillRows | None
     decode: DecodeRows | None
     last: LastRows | None = None
@@ -43,11 +42,14 @@ class StepRows:
 
 def attend(q: Tensor, kv: KvLayer, rows: StepRows, scale: float, window: int | None) -> Tensor:
     """Attention of q [T, q_heads, head_dim], whose keys and values are already in the pool → the same shape."""
-    prefill, decode, border = rows.prefill, rows.decode, rows.num_prefill_rows
+    prefill, decode = rows.prefill, rows.decode
     if prefill is None:
         assert decode is not None, "a step without rows never reaches the model"
         return paged_decode_attention(q, kv, decode, scale, window)
     if decode is None:
         return paged_prefill_attention(q, kv, prefill, scale, window)
-    chunks = paged_prefill_attention(q[:border], kv, prefill, scale, window)
-    return torch.cat((chunks, paged_decode_attention(q[border:], kv, decode, scale, window)))
+    # Where decode rows end in padding, chunks may begin before its end: they are written after it.
+    out = torch.zeros_like(q)
+    decoding = decode.context_lens.shape[0]
+    paged_decode_attention(q[:decoding], kv, decode, scale, window, out[:decoding])
+    return paged_prefill_attention(q, kv, prefill, scale, window, out)

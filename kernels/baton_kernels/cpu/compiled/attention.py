@@ -48,10 +48,11 @@ class CompiledAttention:
         context_lens: Tensor,
         scale: float,
         window: int | None,
+        out: Tensor | None,
     ) -> Tensor:
-        """Arguments as `PrefillRows` has them; rows of q may have gaps between them."""
+        """Arguments as `PrefillRows` has them; rows of q may have gaps between them, those of `out` have none."""
         shape = self._shape
-        out = q.new_empty(q.shape)
+        out = q.new_empty(q.shape) if out is None else out
         reach = (block_tables.shape[1] * shape.block_tokens // _KEYS + 2) * _KEYS + LANES
         floats = (_ROWS + shape.head_dim) * reach + _ROWS * shape.head_dim
         layer_bytes = 2 * shape.kv_heads * shape.block_tokens * shape.head_dim * 4
@@ -122,7 +123,7 @@ class _Attention:
             self.table = k.pointer("tables") + n * k["table_stride"]
             seen_from = k.greatest(self.start - k["window"] + 1, 0)
             self.base = seen_from // shape.block_tokens * shape.block_tokens
-            with k.loop(0, shape.kv_heads) as head:
+            with k.when(self.rows > 0), k.loop(0, shape.kv_heads) as head:
                 self._sequence(head)
 
     def _at(self, parameter: str, n: Value) -> Value:

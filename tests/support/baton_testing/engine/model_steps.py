@@ -79,13 +79,13 @@ class ModelSteps:
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> torch.Tensor:
-        """Logits [T, vocab] of all rows: prefill chunks first, then decode rows."""
+        """Logits [T, vocab] of all rows: decode rows first, then prefill chunks."""
         return self._forward(plan, None)
 
     @torch.inference_mode()
     def drawn(self, plan: StepPlan) -> torch.Tensor:
         """Logits [S, vocab] of the rows that draw, as the runner computes them."""
-        return self._forward(plan, DrawingRows.of(plan))
+        return self._forward(plan, DrawingRows.of(plan.prefill, plan.decode))
 
     def _forward(self, plan: StepPlan, drawing: DrawingRows | None) -> torch.Tensor:
         ids, rows = self.state.rows(plan, drawing)
@@ -102,11 +102,13 @@ class RunnerSteps:
         block_tokens: int = 16,
         blocks_per_slot: int = 8,
         masks: RowMasks | None = None,
+        *,
+        decodes: bool = True,
     ) -> None:
         self.slots, self.blocks_per_slot = slots, blocks_per_slot
         self.pool = make_pool(loaded, slots * blocks_per_slot, block_tokens)
         self.seen: list[tuple[tuple[int, ...], torch.Tensor]] = []
-        self.runner = ModelRunner(loaded, self.pool, slots, masks)
+        self.runner = ModelRunner(loaded, self.pool, slots, masks, decodes=decodes)
         self._draw = self.runner._sampler.draw
         setattr(self.runner._sampler, "draw", self._record)  # noqa: B010 - mypy: a method
         self._step = 0

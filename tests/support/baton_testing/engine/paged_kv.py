@@ -32,8 +32,8 @@ class PagedKv:
     def decode_rows(self) -> DecodeRows:
         return DecodeRows(self.block_tables, self.context_lens)
 
-    def prefill_rows(self, query_starts: Tensor, longest: int | None = None) -> PrefillRows:
-        return PrefillRows(self.block_tables, query_starts, self.context_lens, longest)
+    def prefill_rows(self, query_starts: Tensor) -> PrefillRows:
+        return PrefillRows(self.block_tables, query_starts, self.context_lens)
 
 
 def paged_kv(

@@ -1,0 +1,58 @@
+"""Recording work on a GPU as CUDA graphs that share their memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from baton_kernels.linear import recording
+
+T = TypeVar("T")
+LayersWritten = Callable[[int], None]
+
+
+class Recorder:
+    """One stream and one pool of memory for all graphs: what one leaves free, the next one takes."""
+
+    def __init__(self) -> None:
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._memory: Any = torch.cuda.graph_pool_handle()
+
+    def captured(
+        self, work: Callable[[LayersWritten], None], ends: Container[int] = ()
+    ) -> tuple[torch.cuda.CUDAGraph, ...]:
+        """Run the work once, so that nothing is compiled while recording, then record it.
+
+        Where it says that so many layers are written as are in `ends`, a graph ends and the next begins.
+        """
+        graphs = [torch.cuda.CUDAGraph()]
+
+        def begin() -> None:
+            graphs[-1].capture_begin(pool=self._memory, capture_error_mode="thread_local")
+
+        def written(layers: int) -> None:
+            if layers in ends:
+                graphs[-1].capture_end()
+                graphs.append(torch.cuda.CUDAGraph())
+                begin()
+
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with recording(), torch.cuda.stream(self._stream):
+            work(lambda layers: None)
+            begin()
+            try:
+                work(written)
+            finally:
+                graphs[-1].capture_end()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        return tuple(graphs)
+
+
+def smallest_at_least(by_size: Mapping[int, T]) -> tuple[T, ...]:
+    """By number of rows, 0 included: what was captured for the smallest size that holds them."""
+    ascending = sorted(by_size)
+    sizes = np.array(ascending)[np.searchsorted(ascending, np.arange(ascending[-1] + 1))]
+    return tuple(by_size[int(size)] for size in sizes)

@@ -1,0 +1,41 @@
+"""The end of captured steps as graphs, one per number of rows: the head, each row's greatest logit, which becomes the
+slot's last token, so that the next step needs no word from the host.
+
+Rows that ask for more than that are drawn by the sampler from the same hidden states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from baton_engine.running.capturing import Recorder, smallest_at_least
+from baton_engine.running.graph_buffers import GraphBuffers
+from baton_kernels.sampling import greedy
+
+
+class DrawGraphs:
+    """Over the slots that a step's numbers begin with."""
+
+    def __init__(self, buffers: GraphBuffers, recorder: Recorder, sizes: Iterable[int]) -> None:
+        self._buffers = buffers
+        buffers.numbers.fill_(buffers.padding_slot)
+        # The largest first: the smaller ones fit into its memory.
+        self._by_rows = smallest_at_least({size: self._capture(recorder, size) for size in sorted(sizes, reverse=True)})
+        self.largest = len(self._by_rows) - 1
+
+    def greatest(self, rows: int) -> Tensor:
+        """The greatest logit's id [rows] int64 for each row of the step; they are the slots' last tokens now."""
+        self._by_rows[rows].replay()
+        return self._buffers.ids[:rows]
+
+    def _capture(self, recorder: Recorder, size: int) -> torch.cuda.CUDAGraph:
+        (graph,) = recorder.captured(lambda _: self._draw(size))
+        return graph
+
+    def _draw(self, size: int) -> None:
+        buffers = self._buffers
+        greedy(buffers.model.head(buffers.hidden[:size]), out=buffers.ids[:size])
+        buffers.last_tokens.index_copy_(0, buffers.numbers[:size], buffers.ids[:size])

@@ -1,0 +1,76 @@
+"""Steps with prompts as CUDA graphs: one for each shape of `step_shapes.py`, captured before the worker is ready.
+
+A graph runs the layers over decode rows and pieces of prompts at once and leaves the hidden states of the rows that
+draw. On a prefill worker it is cut behind some layers, so that their KV can be told of and sent meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from baton_engine.running.capturing import LayersWritten, Recorder
+from baton_engine.running.drawing import DrawingRows
+from baton_engine.running.graph_buffers import GraphBuffers
+from baton_engine.running.padded_step import count_numbers, padded, step_rows
+from baton_engine.running.slot_state import ChunkInputs, DecodeInputs
+from baton_engine.running.step_shapes import CHUNKS, StepShape
+
+
+class MixedStep:
+    """The layers of a step with prompts, over numbers that lie in the buffers."""
+
+    def __init__(self, buffers: GraphBuffers) -> None:
+        self._buffers = buffers
+        self._draws = buffers.hidden.shape[0]
+
+    def load(self, shape: StepShape, decode: DecodeInputs, chunks: ChunkInputs, drawing: DrawingRows) -> None:
+        slot = self._buffers.padding_slot
+        self._buffers.load(padded(shape, decode, chunks, drawing, drawing_slots=self._draws, padding_slot=slot))
+
+    def load_padding(self, shape: StepShape) -> None:
+        """Nothing but padding."""
+        none, nobody = np.zeros(0, dtype=np.int64), np.zeros(CHUNKS, dtype=np.int64)
+        chunks = ChunkInputs(none, none, none, nobody + self._buffers.padding_slot, nobody, nobody)
+        self.load(shape, DecodeInputs(none, none, none), chunks, DrawingRows.of((), ()))
+
+    def run(self, shape: StepShape, written: LayersWritten | None = None) -> None:
+        """The normed hidden states of the rows that draw are the buffers' afterwards."""
+        buffers = self._buffers
+        numbers = buffers.numbers[: count_numbers(shape, self._draws)]
+        ids, rows = step_rows(numbers, shape, self._draws, buffers.tables, buffers.last_tokens)
+        hidden = buffers.model.hidden_states(ids, rows, buffers.kv_pool, written)
+        buffers.hidden[: shape.draws].copy_(hidden)
+
+
+class MixedGraphs:
+    def __init__(self, buffers: GraphBuffers, recorder: Recorder, shapes: Mapping[StepShape, Sequence[int]]) -> None:
+        """`shapes`: behind how many layers each one's graph is cut, all of them last."""
+        self._step = MixedStep(buffers)
+        self._ends = shapes
+        # The largest first: the smaller ones fit into its memory.
+        largest_first = sorted(shapes, key=lambda shape: -shape.rows)
+        self._graphs = {shape: self._capture(recorder, shape) for shape in largest_first}
+
+    def run(
+        self,
+        shape: StepShape,
+        decode: DecodeInputs,
+        chunks: ChunkInputs,
+        drawing: DrawingRows,
+        written: Callable[[int], None] | None,
+    ) -> None:
+        """The layers over the rows, which fit into the shape. `written` as in `Decoder.hidden_states`, where the graph
+        is cut and at its end."""
+        self._step.load(shape, decode, chunks, drawing)
+        for part, layers in zip(self._graphs[shape], self._ends[shape], strict=True):
+            part.replay()
+            if written is not None:
+                written(layers)
+
+    def _capture(self, recorder: Recorder, shape: StepShape) -> tuple[torch.cuda.CUDAGraph, ...]:
+        """Only padding: nothing in the pool changes."""
+        self._step.load_padding(shape)
+        return recorder.captured(lambda written: self._step.run(shape, written), self._ends[shape][:-1])

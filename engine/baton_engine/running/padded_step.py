@@ -1,0 +1,88 @@
+"""The numbers of a step with prompts, padded to a captured shape, as one flat array. Pure.
+
+Padding writes nothing and reads nothing: its place in the pool is -1, its contexts are 0, its chunks have no rows. Its
+slot is the one behind the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from baton_engine.model.layers.attention import LastRows, StepRows
+from baton_engine.running.drawing import DrawingRows
+from baton_engine.running.slot_state import ChunkInputs, DecodeInputs
+from baton_engine.running.step_shapes import CHUNKS, StepShape
+from baton_kernels.attention_inputs import DecodeRows, PrefillRows
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+LAST_TOKEN: Final = -1
+"""Stands for a decode row's token id: only the device knows it."""
+
+
+def _lengths(shape: StepShape, drawing_slots: int) -> tuple[int, ...]:
+    """Of the parts of the array: slots that draw; of each decode row the slot and context length; of each row the token
+    id, position and place; of each row that draws its number, the slot of its blocks and its context length; of each
+    chunk the slot and context length; where chunks begin. All even, so that each part begins at 16 bytes."""
+    rows, decode, draws = shape.rows, shape.decode_rows, shape.draws
+    return (drawing_slots, decode, decode, rows, rows, rows, draws, draws, draws, CHUNKS, CHUNKS, CHUNKS + 2)
+
+
+def padded(
+    shape: StepShape,
+    decode: DecodeInputs,
+    chunks: ChunkInputs,
+    drawing: DrawingRows,
+    *,
+    drawing_slots: int,
+    padding_slot: int,
+) -> Ints:
+    """The whole array. Each of `drawing_slots` places has a row of its own, as long as no chunk draws for several."""
+    decoding = len(decode.slots)
+    ends = decoding + chunks.counts.cumsum()
+    positions = np.concatenate((decode.positions, chunks.positions))
+    slots = drawing.slots if len(drawing.slots) == len(drawing.rows) else ()
+    parts: tuple[tuple[int, Sequence[int] | Ints], ...] = (
+        (padding_slot, slots),
+        (padding_slot, decode.slots),
+        (0, decode.positions + 1),
+        (0, np.concatenate((np.full(decoding, LAST_TOKEN), chunks.ids))),
+        (0, positions),
+        (-1, np.concatenate((decode.places, chunks.places))),
+        (0, drawing.rows),
+        (padding_slot, drawing.tables),
+        (0, positions[drawing.rows] + 1),
+        (padding_slot, chunks.slots),
+        (0, chunks.context_lens),
+        (int(ends[-1]), np.concatenate(([decoding], ends))),
+    )
+    sizes = _lengths(shape, drawing_slots)
+    out = np.repeat(np.array([padding for padding, _ in parts], dtype=np.int64), sizes)
+    for begin, (_, values) in zip(np.cumsum((0, *sizes)), parts, strict=False):
+        out[begin : begin + len(values)] = values
+    return out
+
+
+def step_rows(
+    numbers: Tensor, shape: StepShape, drawing_slots: int, tables: Tensor, last_tokens: Tensor
+) -> tuple[Tensor, StepRows]:
+    """Token ids and metadata out of the array on the device: tables [slots + 1, max_blocks], last_tokens
+    [slots + 1]."""
+    parts = torch.split(numbers, list(_lengths(shape, drawing_slots)))
+    _, slots, lens, ids, positions, places, drawing, draw_tables, draw_lens, chunk_slots, chunk_lens, starts = parts
+    first = ids[: shape.decode_rows]
+    known = torch.where(first == LAST_TOKEN, last_tokens.index_select(0, slots), first)
+    ids = torch.cat((known, ids[shape.decode_rows :]))
+    decode = DecodeRows(tables.index_select(0, slots), lens.int())
+    prefill = PrefillRows(tables.index_select(0, chunk_slots), starts[: CHUNKS + 1].int(), chunk_lens.int())
+    last = LastRows(drawing, DecodeRows(tables.index_select(0, draw_tables), draw_lens.int()))
+    return ids, StepRows(positions, places, prefill, decode, last)
+
+
+def count_numbers(shape: StepShape, drawing_slots: int) -> int:
+    return sum(_lengths(shape, drawing_slots))

@@ -1,0 +1,79 @@
+"""All graphs of one runner: which steps they serve, and the way of such a step through them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from baton_engine.memory.kv_pool import KvPool
+from baton_engine.model.decoder import Decoder
+from baton_engine.running.capturing import Recorder
+from baton_engine.running.decode_graph import ROW_NUMBERS, DecodeGraphs, graph_sizes
+from baton_engine.running.draw_graph import DrawGraphs
+from baton_engine.running.drawing import DrawingRows
+from baton_engine.running.graph_buffers import GraphBuffers
+from baton_engine.running.mixed_graph import MixedGraphs
+from baton_engine.running.padded_step import count_numbers
+from baton_engine.running.slot_state import SlotState
+from baton_engine.running.step_shapes import CHUNKS, StepShape, StepShapes, part_ends
+from baton_engine.scheduling.step_plan import BlockUpdate, StepPlan
+
+
+class StepGraphs:
+    """Captured when made, for a worker that decodes or for one that computes prompts alone."""
+
+    def __init__(self, model: Decoder, pool: KvPool, last_tokens: Tensor, max_blocks: int, *, decodes: bool) -> None:
+        """`last_tokens` is [slots + 1] int64: the last entry belongs to padding."""
+        slots = last_tokens.numel() - 1
+        self._shapes = StepShapes(slots, decodes=decodes)
+        sizes = graph_sizes(slots) if decodes else tuple(range(1, CHUNKS + 1))
+        draws = max(*sizes, *(shape.draws for shape in self._shapes.all))
+        draws += draws % 2
+        numbers = max(ROW_NUMBERS * max(sizes), *(count_numbers(shape, draws) for shape in self._shapes.all))
+        self._buffers = GraphBuffers(model, pool.tensor, last_tokens, max_blocks, draws=draws, numbers=numbers)
+        recorder, geometry = Recorder(), pool.geometry
+
+        def ends(shape: StepShape) -> tuple[int, ...]:
+            layer_token_bytes = geometry.token_bytes // geometry.layers
+            if decodes:  # its KV stays here
+                return (geometry.layers,)
+            return part_ends(shape.rows, geometry.layers, layer_token_bytes)
+
+        self._mixed = MixedGraphs(self._buffers, recorder, {shape: ends(shape) for shape in self._shapes.all})
+        self._decode = DecodeGraphs(self._buffers, recorder, sizes) if decodes else None
+        self._draw = DrawGraphs(self._buffers, recorder, sizes)
+
+    def set_blocks(self, updates: Sequence[BlockUpdate]) -> None:
+        self._buffers.set_blocks(updates)
+
+    def hidden_states(
+        self,
+        plan: StepPlan,
+        drawing: DrawingRows | None,
+        state: SlotState,
+        written: Callable[[int], None] | None,
+    ) -> Tensor | None:
+        """Run the layers of a step: hidden states of the rows that draw, valid until the next step. None: nothing was
+        captured for it, and nothing is done.
+
+        `drawing`: of a step with prompts. `written`: as in `Decoder.hidden_states`, where a graph is cut.
+        """
+        if drawing is None:
+            if self._decode is None or len(plan.decode) > self._decode.largest:
+                return None
+            self._decode.run(state.decode_inputs(plan.decode))
+            return self._buffers.hidden[: len(plan.decode)]
+        shape = self._shapes.least(len(plan.decode), [len(chunk.tokens) for chunk in plan.prefill])
+        if shape is None or any(chunk.targets for chunk in plan.prefill):
+            return None
+        self._mixed.run(shape, state.decode_inputs(plan.decode), state.chunk_inputs(plan.prefill), drawing, written)
+        return self._buffers.hidden[: len(drawing.rows)]
+
+    def draws(self, rows: int) -> bool:
+        """Whether `greatest` serves so many rows."""
+        return rows <= self._draw.largest
+
+    def greatest(self, rows: int) -> Tensor:
+        """The greatest logit's id [rows] int64 for each row of the last step; they are the slots' last tokens now."""
+        return self._draw.greatest(rows)
