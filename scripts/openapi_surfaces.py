@@ -14,7 +14,7 @@ from typing import Any
 from openapi_answers import Schema
 
 from baton_gateway.http_api import chat_messages, openai_fields, openai_types, tool_fields
-from baton_gateway.surfaces import messages_request
+from baton_gateway.surfaces import messages_request, responses_request
 
 Body = tuple[str, Callable[[dict[str, Any]], Any], tuple[dict[str, Any], ...]]
 
@@ -108,12 +108,73 @@ _ASKED: dict[str, Any] = {
     "thinking": {"type": "enabled", "budget_tokens": 1},
     "output_config": {"effort": "low"},
 }
+PARTS: Schema = {"anyOf": [TEXT, _list(_ref("ResponseText"), chat_messages.MAX_PARTS)]}
+RESPONSE_RAW: dict[str, Schema] = {
+    "model": MODEL,
+    "input": {"anyOf": [TEXT, _list(_ref("ResponseItem"), chat_messages.MAX_MESSAGES, 1)]},
+    "input[].type": {"enum": ["message", "function_call", "function_call_output", "reasoning", None]},
+    "input[].role": {"enum": ["user", "assistant", "system", "developer"]},
+    "input[].content": _or_null(PARTS),
+    "input[].call_id": {"type": "string", "maxLength": tool_fields.MAX_CALL_ID_CHARS},
+    "input[].name": NAME,
+    "input[].arguments": TEXT | {"description": "JSON text."},
+    "input[].output": PARTS,
+    "input[].content[].type": {"enum": ["input_text", "output_text", "reasoning_text"]},
+    "input[].content[].text": TEXT,
+    "stream_options": _or_null(_ref("ResponseStreamOptions")),
+    "tools": _or_null(_list(_ref("ResponseTool"), tool_fields.MAX_TOOLS)),
+    "tools[].type": {"const": "function"},
+    "tools[].name": NAME,
+    "tools[].description": _or_null(TEXT),
+    "tools[].parameters": _or_null(OBJECT),
+    "tools[].strict": {"type": ["boolean", "null"]},
+    "tool_choice": {"anyOf": [{"enum": ["none", "auto", "required", None]}, _ref("ResponseToolChoice")]},
+    "tool_choice.type": {"const": "function"},
+    "tool_choice.name": NAME,
+    "text": _or_null(_ref("ResponseTextOptions")),
+    "text.format": _or_null(_ref("ResponseFormat")),
+    "text.format.type": {"enum": ["text", "json_object", "json_schema"]},
+    "text.format.name": {"type": ["string", "null"]},
+    "text.format.description": {"type": ["string", "null"]},
+    "text.format.schema": _or_null(OBJECT),
+    "text.format.strict": {"type": ["boolean", "null"]},
+    "reasoning": _or_null(_ref("ResponseReasoning")),
+    "include": _or_null(_list({"enum": list(responses_request.INCLUDABLE)}, len(responses_request.INCLUDABLE))),
+}
+RESPONSE_NAMES = {
+    "input[].": "ResponseItem",
+    "input[].content[].": "ResponseText",
+    "stream_options.": "ResponseStreamOptions",
+    "tools[].": "ResponseTool",
+    "tool_choice.": "ResponseToolChoice",
+    "text.": "ResponseTextOptions",
+    "text.format.": "ResponseFormat",
+    "reasoning.": "ResponseReasoning",
+}
+_RESPONSE: dict[str, Any] = {
+    "model": "x",
+    "input": [
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "x"}]},
+        {"type": "reasoning"},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "x"},
+    ],
+    "stream": True,
+    "stream_options": {},
+    "tools": [{"type": "function", "name": "f"}],
+    "tool_choice": {"type": "function", "name": "f"},
+    "text": {"format": {"type": "text"}},
+    "reasoning": {},
+}
 BODIES: dict[str, Body] = {
+    "/v1/responses": ("ResponseRequest", responses_request.parse_response, (_RESPONSE,)),
     "/v1/messages": ("MessageRequest", messages_request.parse_message, (_ASKED | {"max_tokens": 1},)),
     "/v1/messages/count_tokens": ("CountTokensRequest", messages_request.parse_counted, (_ASKED,)),
 }
 OWN: dict[str, OwnFields] = {
-    name: OwnFields(messages_request, MESSAGE_RAW, MESSAGE_NAMES) for name in ("MessageRequest", "CountTokensRequest")
+    "MessageRequest": OwnFields(messages_request, MESSAGE_RAW, MESSAGE_NAMES),
+    "CountTokensRequest": OwnFields(messages_request, MESSAGE_RAW, MESSAGE_NAMES),
+    "ResponseRequest": OwnFields(responses_request, RESPONSE_RAW, RESPONSE_NAMES),
 }
 """By the name of the body."""
 MESSAGE_ERROR: Schema = {
@@ -137,7 +198,13 @@ MESSAGE_ERROR: Schema = {
 ERRORS = {"/v1/messages": "MessageError", "/v1/messages/count_tokens": "MessageError"}
 """Paths whose errors have another form than OpenAI's."""
 MESSAGE_FIELDS = ["id", "type", "role", "model", "content", "stop_reason", "stop_sequence", "usage"]
+RESPONSE_ANSWER = ["id", "object", "created_at", "status", "error", "model", "output", "store", "usage"]
 ANSWERS: dict[str, Schema] = {
+    "/v1/responses": {
+        "type": "object",
+        "required": RESPONSE_ANSWER,
+        "properties": {"object": {"const": "response"}, "output": {"type": "array", "items": OBJECT}},
+    },
     "/v1/messages": {
         "type": "object",
         "required": MESSAGE_FIELDS,
@@ -149,4 +216,4 @@ ANSWERS: dict[str, Schema] = {
         "properties": {"input_tokens": {"type": "integer", "minimum": 0}},
     },
 }
-STREAMED = ("/v1/messages",)
+STREAMED = ("/v1/messages", "/v1/responses")

@@ -39,7 +39,7 @@ def interpreter() -> Path | None:
 
 def make() -> Path:
     """Make it. Raises subprocess.SubprocessError with what pip said on stderr."""
-    venv.create(folder(), with_pip=True)
+    venv.create(folder(), with_pip=True, clear=True)
     python = folder() / "bin" / "python"
     constraints = folder() / "constraints.txt"
     # The same care as for Baton's own environment: no gigabytes of CUDA where there is no driver.

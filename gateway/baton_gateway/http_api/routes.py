@@ -35,6 +35,8 @@ from baton_gateway.requests.live_request import LiveRequest
 from baton_gateway.requests.relay import Relay
 from baton_gateway.surfaces.messages_answer import MESSAGES, message_error_body
 from baton_gateway.surfaces.messages_request import parse_counted, parse_message
+from baton_gateway.surfaces.responses_answer import response_error_body
+from baton_gateway.surfaces.responses_request import parse_response
 from baton_gateway.text.returned_memory import MemoryReturn
 from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_gateway.workers.linked_workers import WorkerTable
@@ -97,6 +99,7 @@ class HttpApi:
             "/v1/chat/completions": _Endpoint(("POST",), self._chat),
             "/v1/completions": _Endpoint(("POST",), self._completions),
             MODELS: _Endpoint(("GET",), lookups.models),
+            "/v1/responses": _Endpoint(("POST",), self._response, error_form=response_error_body),
             "/v1/messages": _messages(self._message),
             "/v1/messages/count_tokens": _messages(self._count_tokens),
             "/tokenize": _Endpoint(("POST",), self._tokenize),
@@ -205,6 +208,9 @@ class HttpApi:
 
     async def _completions(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
         return await self._generate(request, tenant, lambda raw: (parse_completion(raw), OPENAI))
+
+    async def _response(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
+        return await self._generate(request, tenant, parse_response)
 
     async def _message(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
         return await self._generate(request, tenant, lambda raw: (parse_message(raw), MESSAGES))

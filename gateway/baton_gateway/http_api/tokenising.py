@@ -106,8 +106,8 @@ class Tokenising:
         text, limits = self._served(chat.options.model)
         asked = conversation(chat.messages, chat.tool_use, chat.prompting)
         rendered = await self._templates.render(text.bundle, asked)
-        [ids] = await self._encoder.encode([chat_prompt(rendered, text, limits)], tenant.name)
-        return _encode({"input_tokens": len(ids)})
+        [packed] = await self._encoder.encode([chat_prompt(rendered, text, limits)], tenant.name)
+        return _encode({"input_tokens": len(unpack_ids(packed))})
 
     async def detokenize(self, raw: dict[str, Any]) -> bytes:
         """The answer's body. Raises RefusedError."""

@@ -73,7 +73,7 @@ def text_part(text: str) -> dict[str, Any]:
 
 def renamed(problem: Problem, names: Mapping[str, str]) -> Problem:
     """The problem with the client's name of a field. `names`: patterns of the beginnings of chat's names."""
-    if problem.param is None:
+    if problem.param is None or problem.code == "unknown_parameter":  # that is the client's own word
         return problem
     for pattern, own in names.items():
         if (match := re.match(pattern, problem.param)) is not None:

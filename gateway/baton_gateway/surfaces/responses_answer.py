@@ -1,0 +1,262 @@
+"""Answers of `/v1/responses` (OpenAI's): a response of items, its events in their order, its errors.
+
+Every event has the next sequence number. An item is added, its parts grow, the item is done; the last event has the
+whole response.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from baton_gateway.answers.answer_parts import AnswerPart, ArgumentsPart, CallPart, ContentPart, ReasoningPart
+from baton_gateway.errors import Problem
+from baton_gateway.http_api.answer_forms import EventWriter
+from baton_gateway.http_api.openai_types import ApiEndpoint
+from baton_gateway.http_api.responses import AnswerHead, FinishedChoice, Usage, error_body, logprobs_fields, shown
+from baton_gateway.surfaces.chat_body import renamed
+from baton_gateway.text.choice_text import TokenInfo
+
+_encode = msgspec.json.Encoder().encode
+
+Item = dict[str, Any]
+
+_NAMES = {
+    r"messages$": "input",
+    r"max_completion_tokens": "max_output_tokens",
+    r"max_tokens": "max_output_tokens",
+    r"tools\[(\d+)\]\.function": r"tools[\1]",
+    r"tool_choice\.function": "tool_choice",
+    r"response_format\.json_schema": "text.format",
+    r"response_format": "text.format",
+    r"reasoning_effort": "reasoning.effort",
+}
+"""Fields of chats that are called otherwise here."""
+
+
+def response_error_body(problem: Problem, request_id: str | None = None) -> bytes:
+    """As everywhere in OpenAI's API, with the names of this endpoint's fields."""
+    return error_body(renamed(problem, _NAMES), request_id)
+
+
+@dataclass(frozen=True, slots=True)
+class ResponsesForm:
+    """One choice; its parts are items."""
+
+    echo: Mapping[str, Any]
+    """What the answer repeats of the request."""
+
+    def body(self, answer: AnswerHead, choices: Sequence[FinishedChoice], usage: Usage) -> bytes:
+        [choice] = choices
+        output = _output(answer, choice)
+        return _encode(self.response(answer, _status(choice.finish), output, usage))
+
+    def writer(self, answer: AnswerHead) -> EventWriter:
+        return ResponseWriter(self, answer)
+
+    def response(self, answer: AnswerHead, status: str, output: list[Item], usage: Usage | None) -> dict[str, Any]:
+        """The response as it is now; `usage` is None until it has ended."""
+        return {
+            "id": _id("resp", answer),
+            "object": "response",
+            "created_at": answer.head.created,
+            "status": status,
+            "background": False,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "model": answer.head.model,
+            "output": output,
+            "previous_response_id": None,
+            "store": False,
+            "truncation": "disabled",
+            "usage": None if usage is None else _usage(usage),
+            **self.echo,
+        }
+
+
+def _status(finish: str) -> str:
+    return "incomplete" if finish == "length" else "completed"
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    told = usage.fields()
+    counts = told["prompt_tokens"], told["completion_tokens"], told["total_tokens"]
+    return dict(zip(("input_tokens", "output_tokens", "total_tokens"), counts, strict=True))
+
+
+def _id(kind: str, answer: AnswerHead, place: int | None = None) -> str:
+    return f"{kind}_{answer.head.id.partition('-')[2]}" + ("" if place is None else f"{place:02x}")
+
+
+def _output(answer: AnswerHead, choice: FinishedChoice) -> list[Item]:
+    """The items of a whole answer; the last one has what ended the answer."""
+    whole, output = choice.answer, list[Item]()
+    if whole.reasoning is not None:
+        output.append(_thoughts(answer, len(output), whole.reasoning, "completed"))
+    if whole.content or not (output or whole.calls):
+        logprobs = _logprobs(answer, choice.tokens)
+        output.append(_message(answer, len(output), whole.content, logprobs, "completed"))
+    for call in whole.calls:
+        output.append(_call(answer, len(output), call.id, call.name, call.arguments, "completed"))
+    output[-1]["status"] = _status(choice.finish)
+    return output
+
+
+def _thoughts(answer: AnswerHead, place: int, text: str | None, status: str) -> Item:
+    content = [] if text is None else [{"type": "reasoning_text", "text": text}]
+    return {
+        "id": _id("rs", answer, place), "type": "reasoning", "summary": [], "content": content, "status": status,
+    }  # fmt: skip
+
+
+def _message(answer: AnswerHead, place: int, text: str | None, logprobs: list[Any], status: str) -> Item:
+    content = [] if text is None else [_text(text, logprobs)]
+    return {
+        "id": _id("msg", answer, place), "type": "message", "role": "assistant", "content": content, "status": status,
+    }  # fmt: skip
+
+
+def _text(text: str, logprobs: list[Any]) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+def _call(answer: AnswerHead, place: int, call_id: str, name: str, arguments: str, status: str) -> Item:
+    return {
+        "id": _id("fc", answer, place), "type": "function_call", "call_id": call_id, "name": name,
+        "arguments": arguments, "status": status,
+    }  # fmt: skip
+
+
+def _logprobs(answer: AnswerHead, tokens: Sequence[TokenInfo]) -> list[Any]:
+    if not answer.wants_logprobs:
+        return []
+    content: list[Any] = logprobs_fields(ApiEndpoint.CHAT, tokens, answer.text)["content"]
+    return content
+
+
+class ResponseWriter:
+    """Events of one streamed response."""
+
+    def __init__(self, form: ResponsesForm, answer: AnswerHead) -> None:
+        self._form = form
+        self._answer = answer
+        self._events = 0
+        self._output: list[Item] = []
+        """Items that are done."""
+        self._open: Item | None = None
+        """The item that grows, as it began."""
+        self._pieces: list[str] = []
+        """Of its text."""
+        self._told: list[Any] = []
+        """Log probabilities of its tokens."""
+        self._status = "completed"
+
+    def usage_so_far(self, usage: Usage) -> None:
+        """There is no place for it: the last event says the usage."""
+
+    def beginning(self, index: int) -> bytes:
+        begun = self._form.response(self._answer, "in_progress", [], None)
+        return self._event("response.created", response=begun) + self._event("response.in_progress", response=begun)
+
+    def part(self, index: int, part: AnswerPart) -> bytes:
+        return self._grown(part, [])
+
+    def logprobs(self, index: int, parts: Sequence[AnswerPart], tokens: Sequence[TokenInfo]) -> bytes:
+        """They stand with the last piece of content."""
+        told = _logprobs(self._answer, tokens)
+        last = max((place for place, part in enumerate(parts) if isinstance(part, ContentPart)), default=None)
+        return b"".join(self._grown(part, told if place == last else []) for place, part in enumerate(parts))
+
+    def finish(self, index: int, reason: str, stop: str | None) -> bytes:
+        self._status = _status(reason)
+        begun = b""
+        if self._open is None and not self._output:  # an empty answer is an empty message
+            begun = self._begin_message()
+        return begun + self._done(self._status)
+
+    def closing(self, usage: Usage) -> bytes:
+        response = self._form.response(self._answer, self._status, self._output, usage)
+        return self._event(f"response.{self._status}", response=response)
+
+    def failure(self, problem: Problem, usage: Usage, request_id: str | None) -> bytes:
+        """The events end as they must: the item that grew is done, but incomplete."""
+        ended = self._done("incomplete")
+        response = self._form.response(self._answer, "failed", self._output, usage)
+        code = "rate_limit_exceeded" if problem.status == 429 else "server_error"
+        response["error"] = {"code": code, "message": f"{shown(problem.message)} ({problem.code}; {request_id})"}
+        return ended + self._event("response.failed", response=response)
+
+    def _grown(self, part: AnswerPart, logprobs: list[Any]) -> bytes:
+        match part:
+            case ContentPart(text):
+                before = b"" if self._grows("message") else self._done("completed") + self._begin_message()
+                self._told += logprobs
+                return before + self._delta("output_text", text, logprobs=logprobs)
+            case ReasoningPart(text):
+                before = b"" if self._grows("reasoning") else self._done("completed") + self._begin_thoughts()
+                return before + self._delta("reasoning_text", text)
+            case CallPart(_, call_id, name):
+                item = _call(
+                    self._answer, len(self._output) + (self._open is not None), call_id, name, "", "in_progress"
+                )
+                return self._done("completed") + self._begin(item)
+            case ArgumentsPart(_, text):
+                return self._delta("function_call_arguments", text)
+
+    def _grows(self, kind: str) -> bool:
+        return self._open is not None and self._open["type"] == kind
+
+    def _begin_message(self) -> bytes:
+        added = self._begin(_message(self._answer, len(self._output), None, [], "in_progress"))
+        return added + self._within("response.content_part.added", content_index=0, part=_text("", []))
+
+    def _begin_thoughts(self) -> bytes:
+        added = self._begin(_thoughts(self._answer, len(self._output), None, "in_progress"))
+        part = {"type": "reasoning_text", "text": ""}
+        return added + self._within("response.content_part.added", content_index=0, part=part)
+
+    def _begin(self, item: Item) -> bytes:
+        self._open, self._pieces, self._told = item, [], []
+        return self._event("response.output_item.added", output_index=len(self._output), item=item)
+
+    def _delta(self, kind: str, text: str, **fields: Any) -> bytes:
+        self._pieces.append(text)
+        place = {} if kind == "function_call_arguments" else {"content_index": 0}
+        return self._within(f"response.{kind}.delta", **place, delta=text, **fields)
+
+    def _done(self, status: str) -> bytes:
+        """End the item that grows."""
+        if self._open is None:
+            return b""
+        item, text, place = self._open, "".join(self._pieces), len(self._output)
+        match item["type"]:
+            case "message":
+                whole = _message(self._answer, place, text, self._told, status)
+                events = self._within(
+                    "response.output_text.done", content_index=0, text=text, logprobs=self._told
+                ) + self._within("response.content_part.done", content_index=0, part=whole["content"][0])
+            case "reasoning":
+                whole = _thoughts(self._answer, place, text, status)
+                events = self._within("response.reasoning_text.done", content_index=0, text=text) + self._within(
+                    "response.content_part.done", content_index=0, part=whole["content"][0]
+                )
+            case _:
+                whole = item | {"arguments": text, "status": status}
+                events = self._within("response.function_call_arguments.done", name=item["name"], arguments=text)
+        events += self._event("response.output_item.done", output_index=place, item=whole)
+        self._output.append(whole)
+        self._open = None
+        return events
+
+    def _within(self, kind: str, **fields: Any) -> bytes:
+        """An event of the item that grows."""
+        assert self._open is not None
+        return self._event(kind, item_id=self._open["id"], output_index=len(self._output), **fields)
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        data = _encode({"type": kind, "sequence_number": self._events, **fields})
+        self._events += 1
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
