@@ -8,9 +8,10 @@ tokens that lie wholly behind a stop string's beginning have none.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton_gateway.answers.answer_parts import AnswerPart, ContentPart
+from baton_gateway.answers.answer_reader import AnswerReader
 from baton_gateway.text.detokenizer import Detokenizer
 from baton_gateway.text.stop_strings import StopMatcher
 from baton_wire.messages.values import Finish, TokenLogprob
@@ -64,9 +65,19 @@ class Increment:
 class ChoiceText:
     """The text of one choice while it grows."""
 
-    __slots__ = ("_counted", "_detokenizer", "_pending", "_released", "_stop", "_text_end", "_tokens", "finish")
+    __slots__ = ("_counted", "_detokenizer", "_parts", "_pending", "_reader",
+        "_reasoning", "_released", "_stop", "_text_end", "_tokens", "finish")  # fmt: skip
 
-    def __init__(self, detokenizer: Detokenizer, stops: tuple[str, ...], text_offset: int = 0) -> None:
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        stops: tuple[str, ...],
+        text_offset: int = 0,
+        reader: AnswerReader | None = None,
+    ) -> None:
+        self._reader = reader
+        self._parts: list[AnswerPart] = []
+        self._reasoning = 0
         self._detokenizer = detokenizer
         self._stop = StopMatcher(stops)
         self._tokens = 0
@@ -83,14 +94,31 @@ class ChoiceText:
         text = ""
         for place in range(rendered):
             text += self._take(ids[place], logprobs[place] if logprobs else None)
-            if self._stop.matched is not None:
+            if self._stop.matched is not None or (self._reader is not None and self._reader.is_over):
                 return self._end(text, Finish.STOP, stopped_after=self._tokens)
         if finish is None:
-            return Increment(text, self._release(len(text)), counted=self._counted)
-        text += self._stop.push(self._grown(self._detokenizer.flush()))
-        if self._stop.matched is not None:
-            return self._end(text, Finish.STOP)
-        return self._end(text + self._stop.flush(), finish)
+            return self._increment(Increment(text, self._release(len(text)), counted=self._counted))
+        last = self._stop.push(self._grown(self._detokenizer.flush()))
+        if self._stop.matched is None:
+            last += self._stop.flush()
+        else:
+            finish = Finish.STOP
+        self._read(last)
+        return self._end(text + last, finish)
+
+    def _increment(self, increment: Increment) -> Increment:
+        """With what the reader found."""
+        reader = self._reader
+        if reader is None:
+            return increment
+        if increment.finish is not None:
+            self._parts += reader.end()
+        parts, self._parts = tuple(self._parts), []
+        return replace(increment, parts=parts, has_calls=reader.has_calls, reasoning_tokens=self._reasoning)
+
+    def _read(self, text: str) -> None:
+        if self._reader is not None and text:
+            self._parts += self._reader.push(text)
 
     def _take(self, token: int, logprob: TokenLogprob | None) -> str:
         self._tokens += 1
@@ -98,7 +126,11 @@ class ChoiceText:
         grown = self._grown(self._detokenizer.push(token))
         if logprob is not None:
             self._pending.append((TokenInfo(token, logprob, start), self._text_end))
-        return self._stop.push(grown) if grown else ""
+        free = self._stop.push(grown) if grown else ""
+        was_thinking = self._reader is not None and self._reader.is_thinking
+        self._read(free)
+        self._reasoning += was_thinking and self._reader is not None and self._reader.is_thinking
+        return free
 
     def _grown(self, text: str) -> str:
         self._text_end += len(text)
@@ -120,4 +152,4 @@ class ChoiceText:
         rest = tuple(info for info, _ in self._pending) if self._stop.matched is None else tuple(partly)
         self._pending.clear()
         counted = self._counted if stopped_after is None else stopped_after
-        return Increment(text, released + rest, finish, stopped_after, counted, self._stop.matched)
+        return self._increment(Increment(text, released + rest, finish, stopped_after, counted, self._stop.matched))

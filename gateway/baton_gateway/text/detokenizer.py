@@ -30,9 +30,12 @@ class Detokenizer(Protocol):
         ...
 
 
-def detokenizer(tokenizer: Tokenizer, table: PieceTable | None, skip_special: bool, continues: bool) -> Detokenizer:
+def detokenizer(
+    tokenizer: Tokenizer, table: PieceTable | None, hidden_ids: frozenset[int], continues: bool
+) -> Detokenizer:
+    """`hidden_ids`: special tokens that are not shown, as `table` has them."""
     if table is None:
-        return WindowDetokenizer(tokenizer, skip_special)
+        return WindowDetokenizer(tokenizer, hidden_ids)
     if table.kind is DecoderKind.BYTE_LEVEL:
         return ByteLevelDetokenizer(table)
     return SentencePieceDetokenizer(table, continues)
@@ -104,16 +107,18 @@ class SentencePieceDetokenizer:
 class WindowDetokenizer:
     """Any tokenizer: the text of a small window of ids before and after each new one, by the library's own decoder."""
 
-    __slots__ = ("_ids", "_read", "_skip_special", "_start", "_tokenizer")
+    __slots__ = ("_hidden_ids", "_ids", "_read", "_start", "_tokenizer")
 
-    def __init__(self, tokenizer: Tokenizer, skip_special: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, hidden_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
-        self._skip_special = skip_special
+        self._hidden_ids = hidden_ids
         self._ids: list[int] = []
         self._start = 0
         self._read = 0
 
     def push(self, token: int) -> str:
+        if token in self._hidden_ids:
+            return ""
         self._ids.append(token)
         text = self._new_text()
         if not text or text.endswith(REPLACEMENT):
@@ -134,5 +139,5 @@ class WindowDetokenizer:
         self._start, self._read = self._read, len(self._ids)
 
     def _decode(self, ids: list[int]) -> str:
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=self._skip_special)
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
         return text

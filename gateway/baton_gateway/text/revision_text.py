@@ -6,16 +6,41 @@ process; increments of generated text are `choice_text`'s.
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
+from baton_gateway.answers.answer_reader import AnswerReader
+from baton_gateway.answers.formats import AnswerFormat, find_format
 from baton_gateway.errors import BundleError
 from baton_gateway.text.bundle import Bundle, parse_bundle
 from baton_gateway.text.choice_text import ChoiceText
 from baton_gateway.text.detokenizer import detokenizer
 from baton_gateway.text.longest_token import longest_token_bytes
-from baton_gateway.text.token_pieces import PieceTable, piece_table
+from baton_gateway.text.token_pieces import PieceTable, piece_table, special_tokens
+
+
+class Shown(enum.Enum):
+    """Which special tokens become text."""
+
+    NOTHING = enum.auto()
+    THOUGHTS = enum.auto()
+    """Those around thoughts."""
+    CALLS = enum.auto()
+    """Those around thoughts and calls."""
+    ALL = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """What ids become."""
+
+    hidden_ids: frozenset[int]
+    """Special tokens that do not become text."""
+    table: PieceTable | None
+    """None for a tokenizer whose decoder does not work piece by piece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +50,11 @@ class TextModel:
     bundle: Bundle
     tokenizer: Tokenizer
     eos_ids: tuple[int, ...]
-    plain_pieces: PieceTable | None
-    """Pieces without special tokens; None for a tokenizer whose decoder does not work piece by piece."""
-    all_pieces: PieceTable | None
+    pieces: Mapping[Shown, Pieces]
     longest_token_bytes: int | None
     """Of a prompt's UTF-8 text that one token stands for; None: no bound is known."""
+    answer_format: AnswerFormat = AnswerFormat()
+    """How the model writes thoughts and calls."""
 
     def encode_rendered(self, text: str) -> list[int]:
         """Ids of a rendered chat: the template wrote every special token that belongs there."""
@@ -50,16 +75,27 @@ class TextModel:
         return text
 
     def choice_text(
-        self, stops: tuple[str, ...], skip_special: bool, continues: bool, text_offset: int = 0
+        self,
+        stops: tuple[str, ...],
+        skip_special: bool,
+        continues: bool,
+        text_offset: int = 0,
+        reader: AnswerReader | None = None,
     ) -> ChoiceText:
-        """The empty text of a new choice; `continues`: it goes on after a prompt rather than beginning anew."""
-        table = self.plain_pieces if skip_special else self.all_pieces
-        return ChoiceText(detokenizer(self.tokenizer, table, skip_special, continues), stops, text_offset)
+        """The empty text of a new choice; `continues`: it goes on after a prompt rather than beginning anew. `reader`:
+        of its thoughts and calls, whose marks it sees whatever the client wants to see.
+        """
+        shown = Shown.NOTHING if skip_special else Shown.ALL
+        if reader is not None and skip_special:
+            shown = Shown.CALLS if reader.reads_calls else Shown.THOUGHTS
+        pieces = self.pieces[shown]
+        growing = detokenizer(self.tokenizer, pieces.table, pieces.hidden_ids, continues)
+        return ChoiceText(growing, stops, text_offset, reader)
 
     def token_bytes(self, token: int) -> bytes:
         """What one token stands for by itself, special tokens included."""
-        if self.all_pieces is not None:
-            return self.all_pieces.piece(token).data
+        if (table := self.pieces[Shown.ALL].table) is not None:
+            return table.piece(token).data
         text: str = self.tokenizer.decode([token], skip_special_tokens=False)
         return text.encode()
 
@@ -73,8 +109,25 @@ def load_text_model(data: bytes, expected_hash: str) -> TextModel:
     eos = bundle.special_tokens.get("eos_token")
     eos_id = tokenizer.token_to_id(eos) if eos else None
     eos_ids = dict.fromkeys([*bundle.eos_ids, *([] if eos_id is None else [eos_id])])
-    pieces = piece_table(tokenizer, True), piece_table(tokenizer, False)
-    return TextModel(bundle, tokenizer, tuple(eos_ids), *pieces, longest_token_bytes(bundle.tokenizer_json))
+    form = find_format(bundle.chat_template or "")
+    longest = longest_token_bytes(bundle.tokenizer_json)
+    return TextModel(bundle, tokenizer, tuple(eos_ids), _pieces(tokenizer, form), longest, form)
+
+
+def _pieces(tokenizer: Tokenizer, form: AnswerFormat) -> dict[Shown, Pieces]:
+    """One table for each set of hidden tokens; most models have two."""
+    special = special_tokens(tokenizer)
+    marks = {Shown.THOUGHTS: form.marks(with_calls=False), Shown.CALLS: form.marks(with_calls=True)}
+    hidden: dict[Shown, frozenset[int]] = {Shown.NOTHING: frozenset(special), Shown.ALL: frozenset()}
+    for shown, texts in marks.items():
+        hidden[shown] = frozenset(token for token, text in special.items() if not _is_within(text, texts))
+    made = {ids: Pieces(ids, piece_table(tokenizer, ids)) for ids in set(hidden.values())}
+    return {shown: made[ids] for shown, ids in hidden.items()}
+
+
+def _is_within(token: str, marks: frozenset[str]) -> bool:
+    """A mark may be longer than one token."""
+    return any(token in mark for mark in marks)
 
 
 def _tokenizer(bundle: Bundle) -> Tokenizer:

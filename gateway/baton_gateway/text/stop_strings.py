@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from baton_gateway.answers.text_feed import possible_beginning
+
 
 class StopMatcher:
     """Passes text through, holding back what may be the beginning of a stop string.
@@ -27,7 +29,7 @@ class StopMatcher:
         self._held = ""
         if (start := self._find(text)) is not None:
             return text[:start]
-        keep = self._possible_beginning(text)
+        keep = possible_beginning(text, self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
@@ -42,13 +44,3 @@ class StopMatcher:
             return None
         _, start, self.matched = min(found)
         return start
-
-    def _possible_beginning(self, text: str) -> int:
-        """Length of the longest end of `text` that begins a stop string."""
-        longest = 0
-        for stop in self._stops:
-            for length in range(min(len(stop) - 1, len(text)), longest, -1):
-                if text.endswith(stop[:length]):
-                    longest = length
-                    break
-        return longest

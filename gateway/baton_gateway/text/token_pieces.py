@@ -53,8 +53,8 @@ class PieceTable:
     kind: DecoderKind
     leading_space: LeadingSpace
     byte_fallback: bool
-    skip_special: bool
-    special_ids: frozenset[int]
+    hidden_ids: frozenset[int]
+    """Special tokens that are not shown."""
     pieces: dict[int, Piece] = field(default_factory=dict)
 
     def piece(self, token: int) -> Piece:
@@ -65,7 +65,7 @@ class PieceTable:
 
     def _make(self, token: int) -> Piece:
         text = self.tokenizer.id_to_token(token)
-        if text is None or (self.skip_special and token in self.special_ids):
+        if text is None or token in self.hidden_ids:
             return Piece(b"", is_skipped=True)
         if self.kind is DecoderKind.BYTE_LEVEL:
             return Piece(byte_level_bytes(text))
@@ -75,7 +75,13 @@ class PieceTable:
         return Piece(text.encode(), text)
 
 
-def piece_table(tokenizer: Tokenizer, skip_special: bool) -> PieceTable | None:
+def special_tokens(tokenizer: Tokenizer) -> dict[int, str]:
+    """Ids of special tokens with their texts."""
+    added = tokenizer.get_added_tokens_decoder()
+    return {token: entry.content for token, entry in added.items() if entry.special}
+
+
+def piece_table(tokenizer: Tokenizer, hidden_ids: frozenset[int]) -> PieceTable | None:
     """The table for this tokenizer, or None when its decoder does not work piece by piece."""
     # The whole tokenizer as text would hold the interpreter for a second where the vocabulary is large.
     decoder = tokenizer.decoder
@@ -83,14 +89,12 @@ def piece_table(tokenizer: Tokenizer, skip_special: bool) -> PieceTable | None:
     kind = _kind(steps)
     if kind is DecoderKind.OTHER:
         return None
-    special = frozenset(token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special)
     return PieceTable(
         tokenizer=tokenizer,
         kind=kind,
         leading_space=_leading_space(steps) if kind is DecoderKind.SENTENCEPIECE else LeadingSpace.KEEP,
         byte_fallback=any(step["type"] == "ByteFallback" for step in steps),
-        skip_special=skip_special,
-        special_ids=special,
+        hidden_ids=hidden_ids,
     )
 
 

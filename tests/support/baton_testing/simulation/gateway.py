@@ -24,7 +24,7 @@ from baton_gateway.requests.request import RequestLife
 from baton_gateway.requests.request_events import End, LifeRules, Outcome, PickRoute, Route, Routed
 from baton_gateway.requests.run import Run, RunState
 from baton_gateway.text.choice_text import Increment
-from baton_gateway.text.revision_text import TextModel
+from baton_gateway.text.revision_text import Pieces, Shown, TextModel
 from baton_gateway.text.token_pieces import DecoderKind, LeadingSpace, Piece, PieceTable
 from baton_gateway.workers.linked_workers import LinkedWorker, WorkerTable
 from baton_gateway.workers.route import RoutePolicy
@@ -56,8 +56,8 @@ def letter(token: int) -> str:
 
 def _text_model() -> TextModel:
     pieces = {token: Piece(letter(token).encode()) for token in range(VOCABULARY)}
-    table = PieceTable(cast(Any, None), DecoderKind.BYTE_LEVEL, LeadingSpace.KEEP, False, True, frozenset(), pieces)
-    return TextModel(cast(Any, None), cast(Any, None), (), table, table, None)
+    table = PieceTable(cast(Any, None), DecoderKind.BYTE_LEVEL, LeadingSpace.KEEP, False, frozenset(), pieces)
+    return TextModel(cast(Any, None), cast(Any, None), (), dict.fromkeys(Shown, Pieces(frozenset(), table)), None)
 
 
 TEXT = _text_model()

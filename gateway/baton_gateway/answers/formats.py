@@ -1,0 +1,131 @@
+"""The formats that are known, by name, and how a model's own files tell which it uses.
+
+A further format is a row here. One with a new shape of its calls needs a reader beside those of `call_formats`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from baton_gateway.answers.call_formats import BareJsonCalls, CallFormat, JsonCalls, MistralCalls, NamedJsonCalls
+from baton_gateway.answers.harmony import CHANNEL, ENDS, MESSAGE, START
+from baton_gateway.answers.python_calls import PythonCalls
+from baton_gateway.answers.tagged_calls import TaggedCalls
+
+HARMONY = "harmony"
+"""Names a format of calls and of thoughts at once."""
+NONE = "none"
+"""Nothing is read: neither calls nor thoughts."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtMarks:
+    """Between what a model thinks, before it answers."""
+
+    start: str
+    end: str
+
+
+THOUGHTS: Mapping[str, ThoughtMarks] = {
+    "think": ThoughtMarks("<think>", "</think>"),
+    "mistral": ThoughtMarks("[THINK]", "[/THINK]"),
+    "seed": ThoughtMarks("<seed:think>", "</seed:think>"),
+}
+CALLS: Mapping[str, CallFormat] = {
+    "hermes": JsonCalls(("<tool_call>",), "</tool_call>"),
+    "llama3_json": BareJsonCalls(("<|python_tag|>",), (";", ",")),
+    "pythonic": PythonCalls(("<|python_start|>",), ("<|python_end|>",)),
+    "mistral": MistralCalls(),
+    "qwen3_coder": TaggedCalls(
+        opens=("<tool_call>",),
+        before_name="<function=",
+        after_name=">",
+        key_open="<parameter=",
+        key_close=">",
+        value_open="",
+        value_closes=("\n</parameter>", "</parameter>"),
+        value_begins="\n",
+        end="</function>",
+        close="</tool_call>",
+    ),
+    "glm": TaggedCalls(
+        opens=("<tool_call>",),
+        before_name="",
+        after_name="",
+        key_open="<arg_key>",
+        key_close="</arg_key>",
+        value_open="<arg_value>",
+        value_closes=("</arg_value>",),
+        value_begins="",
+        end="",
+        close="</tool_call>",
+    ),
+    "deepseek_v3": NamedJsonCalls(
+        opens=("<｜tool▁call▁begin｜>",),
+        before="function<｜tool▁sep｜>",
+        between="\n```json\n",
+        after="```",
+        close="<｜tool▁call▁end｜>",
+        silent=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+    ),
+    "deepseek_v31": NamedJsonCalls(
+        opens=("<｜tool▁call▁begin｜>",),
+        before="",
+        between="<｜tool▁sep｜>",
+        after="",
+        close="<｜tool▁call▁end｜>",
+        silent=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+    ),
+}
+_IN_TEMPLATES: tuple[tuple[tuple[str, ...], str], ...] = (
+    ((CHANNEL, "to=functions."), HARMONY),
+    (("<｜tool▁calls▁begin｜>", "```json"), "deepseek_v3"),
+    (("<｜tool▁calls▁begin｜>",), "deepseek_v31"),
+    (("[TOOL_CALLS]",), "mistral"),
+    (("<function=", "<parameter="), "qwen3_coder"),
+    (("<arg_key>",), "glm"),
+    (("<tool_call>",), "hermes"),
+    (("<|python_start|>",), "pythonic"),
+    (("[func_name1(",), "pythonic"),
+    (("tools", '"parameters"', "<|eot_id|>"), "llama3_json"),
+)
+"""What templates of a format have in them; the first row counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFormat:
+    """How one model writes thoughts and calls. None: it is not known, or it does not."""
+
+    thoughts: str | None = None
+    calls: str | None = None
+
+    @property
+    def is_harmony(self) -> bool:
+        return HARMONY in (self.thoughts, self.calls)
+
+    def marks(self, with_calls: bool) -> frozenset[str]:
+        """Everything that the reader looks for, in pieces that are told apart by special tokens."""
+        if self.is_harmony:
+            return frozenset((START, CHANNEL, MESSAGE, "<|constrain|>", *ENDS))
+        found = set(_texts(THOUGHTS[self.thoughts])) if self.thoughts is not None else set()
+        if with_calls and self.calls is not None:
+            found |= set(_texts(CALLS[self.calls]))
+        return frozenset(found)
+
+
+def find_format(template: str) -> AnswerFormat:
+    """What a chat template tells of its model's answers."""
+    calls = next((name for marks, name in _IN_TEMPLATES if all(mark in template for mark in marks)), None)
+    if CHANNEL in template:
+        return AnswerFormat(HARMONY, HARMONY)
+    thoughts = next((name for name, marks in THOUGHTS.items() if marks.end in template), None)
+    return AnswerFormat(thoughts, calls)
+
+
+def _texts(row: object) -> Iterator[str]:
+    assert dataclasses.is_dataclass(row)
+    for field in dataclasses.fields(row):
+        value = getattr(row, field.name)
+        yield from (value,) if isinstance(value, str) else value
