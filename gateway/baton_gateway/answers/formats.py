@@ -115,6 +115,9 @@ class AnswerFormat:
         return frozenset(found)
 
 
+UNKNOWN_FORMAT = AnswerFormat()
+
+
 def find_format(template: str) -> AnswerFormat:
     """What a chat template tells of its model's answers."""
     calls = next((name for marks, name in _IN_TEMPLATES if all(mark in template for mark in marks)), None)

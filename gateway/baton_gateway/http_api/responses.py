@@ -71,14 +71,24 @@ class AnswerHead:
 class Usage:
     prompt_tokens: int
     completion_tokens: int
+    reasoning_tokens: int | None = None
+    """Of the completion, those of thoughts; None: nobody knows which they are."""
+    cached_tokens: int | None = None
+    """Of the prompts, those whose KV was there; None: no worker has told."""
 
-    def fields(self) -> dict[str, int]:
+    def fields(self) -> dict[str, Any]:
+        """Details that are not known are left out."""
         total = self.prompt_tokens + self.completion_tokens
-        return {
+        fields: dict[str, Any] = {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": total,
         }
+        if self.cached_tokens is not None:
+            fields["prompt_tokens_details"] = {"cached_tokens": self.cached_tokens}
+        if self.reasoning_tokens is not None:
+            fields["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
+        return fields
 
 
 @dataclass(frozen=True, slots=True)

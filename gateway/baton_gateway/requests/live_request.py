@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from baton_gateway.answers.reading import Reading
 from baton_gateway.errors import Problem
 from baton_gateway.http_api.openai_types import ChatRequest, CompletionRequest
 from baton_gateway.http_api.responses import PromptScores
@@ -71,6 +72,8 @@ class LiveRequest:
     """Of its model, where it waits until a worker is told of it."""
     scores: ScoredPrompts | None = None
     """When log probabilities of the prompts are wanted."""
+    reading: Reading | None = None
+    """How its answers are read; None: they are text."""
 
     def begin_texts(self) -> None:
         """Empty texts of all choices, behind their prompts where those are given back."""
@@ -82,11 +85,21 @@ class LiveRequest:
             self.scores = ScoredPrompts(self.prompts)
         self.texts = [
             text.choice_text(
-                options.stop, options.skip_special_tokens, not is_chat, len(self.echoes[prompt]) if self.echoes else 0
+                options.stop,
+                options.skip_special_tokens,
+                not is_chat,
+                len(self.echoes[prompt]) if self.echoes else 0,
+                self.reading.reader() if self.reading is not None else None,
             )
             for prompt in range(len(self.prompts))
             for _ in range(options.n)
         ]
+
+    def reasoning_tokens(self) -> int | None:
+        """Tokens of thoughts so far; None: nobody knows which they are."""
+        if self.reading is None or self.reading.thought_marks is None:
+            return None
+        return sum(text.reasoning_tokens for text in self.texts)
 
     def prompt_of(self, choice: int) -> int:
         return choice // self.request.options.n

@@ -11,17 +11,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from msgspec import structs
+
+from baton_gateway.answers.formats import AnswerFormat
+from baton_gateway.answers.reading import Reading, reading_of
 from baton_gateway.answers.tool_use import ToolMode, ToolUse
 from baton_gateway.errors import context_exceeded, invalid, unsupported
 from baton_gateway.http_api.chat_messages import ChatMessage
-from baton_gateway.http_api.openai_types import CompletionRequest, Options
+from baton_gateway.http_api.openai_types import ChatRequest, CompletionRequest, Options
 from baton_gateway.http_api.prompting_fields import Prompting
 from baton_gateway.requests.request_events import Prompt
 from baton_gateway.text.chat_template import Conversation
 from baton_gateway.text.encoding import PromptText
 from baton_gateway.text.generation_defaults import GenerationDefaults
 from baton_gateway.text.revision_text import TextModel
-from baton_wire.messages.values import PACKED_ID_BYTES, SamplingParams, pack_ids
+from baton_wire.messages.values import MAX_MARK_IDS, PACKED_ID_BYTES, Grammar, SamplingParams, Thought, pack_ids
 
 T = TypeVar("T")
 
@@ -51,12 +55,26 @@ def conversation(messages: Sequence[ChatMessage], tool_use: ToolUse, prompting: 
     )
 
 
-def check_readable(tool_use: ToolUse, max_thinking_tokens: int | None) -> None:
-    """Raises RefusedError for calls and thoughts that nobody could read in the answer."""
-    if tool_use.callable:
-        raise unsupported("tools", "it is not known how this model writes calls")
-    if max_thinking_tokens is not None:
+def chat_reading(request: ChatRequest, rendered: str, form: AnswerFormat) -> Reading:
+    """How the answer to a chat is read. Raises RefusedError for what could not be read."""
+    continued = request.messages[-1]["content"] if request.prompting.continue_final_message else None
+    return reading_of(form, request.tool_use, rendered, continued)
+
+
+def thought_of(reading: Reading | None, max_tokens: int | None, is_bound: bool, text: TextModel) -> Thought | None:
+    """What workers are told of a thought: where they count its tokens, or begin a grammar behind it.
+
+    Raises RefusedError for a bound on thoughts of a model that has none.
+    """
+    marks = reading.thought_marks if reading is not None else None
+    if marks is None and max_tokens is not None:
         raise unsupported("max_thinking_tokens", "it is not known how this model writes thoughts")
+    if marks is None or reading is None or (max_tokens is None and not is_bound):
+        return None
+    start, end = (tuple(text.encode_rendered(mark)) for mark in marks)
+    if max(len(start), len(end)) > MAX_MARK_IDS:
+        raise unsupported("max_thinking_tokens", "this model's marks of a thought have too many tokens")
+    return Thought(end, () if reading.is_thinking else start, max_tokens)
 
 
 def chat_prompt(rendered: str, text: TextModel, limits: ModelLimits) -> PromptText:
@@ -88,8 +106,11 @@ def make_prompts(
     seed: int,
     tenant_salt: str,
     defaults: GenerationDefaults,
+    grammar: Grammar | None = None,
+    thought: Thought | None = None,
 ) -> tuple[Prompt, ...]:
-    """Check lengths of packed prompts and fill in `defaults`; `seed` is used unless the client gave one.
+    """Check lengths of packed prompts and fill in `defaults`; `seed` is used unless the client gave one. `grammar` and
+    `thought` bind the answers.
 
     Raises RefusedError, with `field` for the prompts.
     """
@@ -98,15 +119,15 @@ def make_prompts(
     check_ids([token for token, _ in options.logit_bias], limits, "logit_bias")
     first_seed = seed if options.seed is None else options.seed
     salt = cache_salt(tenant_salt, options.cache_salt)
-    return tuple(
-        Prompt(
-            packed,
-            _sampling(
-                options, len(packed) // PACKED_ID_BYTES, text, limits, field, (first_seed + place) % _SEEDS, defaults
-            ),
-            salt,
+
+    def sampling(place: int, prompt_tokens: int) -> SamplingParams:
+        params = _sampling(options, prompt_tokens, text, limits, field, (first_seed + place) % _SEEDS, defaults)
+        return (
+            params if grammar is None and thought is None else structs.replace(params, grammar=grammar, thought=thought)
         )
-        for place, packed in enumerate(encoded)
+
+    return tuple(
+        Prompt(packed, sampling(place, len(packed) // PACKED_ID_BYTES), salt) for place, packed in enumerate(encoded)
     )
 
 

@@ -21,7 +21,14 @@ from baton_gateway.requests.admission import Admission, Verdict
 from baton_gateway.requests.held_runs import HeldRuns
 from baton_gateway.requests.live_request import LiveRequest, RelayRules, num_sequences, tell_failure, text_bytes
 from baton_gateway.requests.model_lines import ModelLines
-from baton_gateway.requests.preparing import chat_prompt, check_readable, completion_prompts, conversation, make_prompts
+from baton_gateway.requests.preparing import (
+    chat_prompt,
+    chat_reading,
+    completion_prompts,
+    conversation,
+    make_prompts,
+    thought_of,
+)
 from baton_gateway.requests.request import RequestLife
 from baton_gateway.requests.request_events import (
     Action,
@@ -60,7 +67,7 @@ from baton_gateway.workers.affinity import prefix_keys
 from baton_gateway.workers.linked_workers import WorkerTable
 from baton_wire.messages.gateway_link import Cancel, LegFailed, Prefill, PromptLogprobs, Reserve, Tokens
 from baton_wire.messages.measures import Backlog
-from baton_wire.messages.values import PairFingerprint
+from baton_wire.messages.values import PairFingerprint, Thought
 
 RELEASED_PER_S = 500
 """Parked requests are let go spread over a while, so that a pool that woke up is not buried at once."""
@@ -297,7 +304,7 @@ class Relay:
         if live.preparing is not None:
             live.preparing.cancel()
         completion_tokens = 0 if live.request.options.max_tokens == 0 else live.life.completion_tokens()
-        usage = Usage(live.life.prompt_tokens(), completion_tokens)
+        usage = Usage(live.life.prompt_tokens(), completion_tokens, live.reasoning_tokens())
         life = live.life
         counts = life.attempts, life.migrations, life.conflicts
         self._metrics.ended(live.times, action.outcome, usage, *counts, now)
@@ -343,17 +350,21 @@ class Relay:
         text, limits = self._table.text(fingerprint), self._table.limits(fingerprint)
         assert text is not None
         assert limits is not None
+        thought: Thought | None = None
         if isinstance(request, ChatRequest):
-            check_readable(request.tool_use, request.max_thinking_tokens)
             asked = conversation(request.messages, request.tool_use, request.prompting)
             rendered = await self._templates.render(text.bundle, asked)
+            live.reading = chat_reading(request, rendered, text.answer_format)
+            thought = thought_of(live.reading, request.max_thinking_tokens, False, text)
             encoded = await self.encoder.encode([chat_prompt(rendered, text, limits)], live.tenant.name)
         else:
             encoded = await self.encoder.encode(completion_prompts(request, text, limits), live.tenant.name)
         field_name = "messages" if isinstance(request, ChatRequest) else "prompt"
         seed = self._dice.getrandbits(63)
         defaults = text.bundle.generation if self._rules.generation_defaults else OF_THE_API
-        prompts = make_prompts(options, encoded, text, limits, field_name, seed, live.tenant.salt, defaults)
+        prompts = make_prompts(
+            *(options, encoded, text, limits, field_name, seed, live.tenant.salt, defaults), thought=thought
+        )
         self._begin(live, text, fingerprint, prompts)
         return prompts
 

@@ -44,8 +44,6 @@ class Increment:
     """What of the answer became clear; None: the text is content as it is."""
     has_calls: bool = False
     """Whether the choice has called a tool so far."""
-    reasoning_tokens: int | None = None
-    """Of `counted`, those of a thought; None: nobody knows what this model's thoughts look like."""
 
     @property
     def told(self) -> tuple[AnswerPart, ...]:
@@ -66,7 +64,7 @@ class ChoiceText:
     """The text of one choice while it grows."""
 
     __slots__ = ("_counted", "_detokenizer", "_parts", "_pending", "_reader",
-        "_reasoning", "_released", "_stop", "_text_end", "_tokens", "finish")  # fmt: skip
+        "_released", "_stop", "_text_end", "_tokens", "finish", "reasoning_tokens")  # fmt: skip
 
     def __init__(
         self,
@@ -77,7 +75,8 @@ class ChoiceText:
     ) -> None:
         self._reader = reader
         self._parts: list[AnswerPart] = []
-        self._reasoning = 0
+        self.reasoning_tokens = 0
+        """Tokens of thoughts so far, without their marks."""
         self._detokenizer = detokenizer
         self._stop = StopMatcher(stops)
         self._tokens = 0
@@ -114,7 +113,7 @@ class ChoiceText:
         if increment.finish is not None:
             self._parts += reader.end()
         parts, self._parts = tuple(self._parts), []
-        return replace(increment, parts=parts, has_calls=reader.has_calls, reasoning_tokens=self._reasoning)
+        return replace(increment, parts=parts, has_calls=reader.has_calls)
 
     def _read(self, text: str) -> None:
         if self._reader is not None and text:
@@ -129,7 +128,7 @@ class ChoiceText:
         free = self._stop.push(grown) if grown else ""
         was_thinking = self._reader is not None and self._reader.is_thinking
         self._read(free)
-        self._reasoning += was_thinking and self._reader is not None and self._reader.is_thinking
+        self.reasoning_tokens += was_thinking and self._reader is not None and self._reader.is_thinking
         return free
 
     def _grown(self, text: str) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tokenizers import Tokenizer
 
 from baton_gateway.answers.answer_reader import AnswerReader
-from baton_gateway.answers.formats import AnswerFormat, find_format
+from baton_gateway.answers.formats import UNKNOWN_FORMAT, AnswerFormat, find_format
 from baton_gateway.errors import BundleError
 from baton_gateway.text.bundle import Bundle, parse_bundle
 from baton_gateway.text.choice_text import ChoiceText
@@ -53,7 +53,7 @@ class TextModel:
     pieces: Mapping[Shown, Pieces]
     longest_token_bytes: int | None
     """Of a prompt's UTF-8 text that one token stands for; None: no bound is known."""
-    answer_format: AnswerFormat = AnswerFormat()
+    answer_format: AnswerFormat = UNKNOWN_FORMAT
     """How the model writes thoughts and calls."""
 
     def encode_rendered(self, text: str) -> list[int]:

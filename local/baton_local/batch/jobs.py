@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 from baton_engine.scheduling.events import Drawn, PromptScored, SequenceSpec
 from baton_gateway.answers.answer_parts import AnswerPart, ContentPart, whole_answer
+from baton_gateway.answers.reading import Reading
+from baton_gateway.answers.tool_use import ToolMode
 from baton_gateway.errors import Problem, internal_error, model_not_found, unsupported
 from baton_gateway.errors import RefusedError as RefusedRequestError
 from baton_gateway.http_api.openai_types import (
@@ -30,10 +32,11 @@ from baton_gateway.http_api.responses import (
 from baton_gateway.requests.preparing import (
     ModelLimits,
     chat_prompt,
-    check_readable,
+    chat_reading,
     completion_prompts,
     conversation,
     make_prompts,
+    thought_of,
 )
 from baton_gateway.requests.request_events import Prompt
 from baton_gateway.requests.scored_prompts import ScoredPrompts, echoes
@@ -67,6 +70,7 @@ class Job:
         prompts: Sequence[Prompt],
         head: ResponseHead,
         text: TextModel,
+        reading: Reading | None = None,
     ) -> None:
         self.custom_id = custom_id
         self._options = request.options
@@ -80,7 +84,14 @@ class Job:
         told = self._echoes or ("",) * len(self._prompts)
         self._choices = [
             _Choice(
-                text.choice_text(options.stop, options.skip_special_tokens, not is_chat, len(echo)), [ContentPart(echo)]
+                text.choice_text(
+                    options.stop,
+                    options.skip_special_tokens,
+                    not is_chat,
+                    len(echo),
+                    reading.reader() if reading is not None else None,
+                ),
+                [ContentPart(echo)],
             )
             for echo in told
             for _ in range(options.n)
@@ -213,11 +224,15 @@ class Desk:
                 raise RefusedRequestError(model_not_found(options.model, self._names))
             if options.n > self._max_choices:
                 raise unsupported("n", f"this engine computes at most {self._max_choices} choices at once")
-            encoded = await self._encode(request)
+            encoded, reading = await self._encode(request)
+            limit = request.max_thinking_tokens if isinstance(request, ChatRequest) else None
+            thought = thought_of(reading, limit, False, self._text)
             digest = hashlib.blake2b(line.custom_id.encode(), digest_size=16).digest()
             seed = int.from_bytes(digest[:8], "big") >> 1
             field_name = "messages" if is_chat else "prompt"
-            prompts = make_prompts(options, encoded, self._text, self._limits, field_name, seed, "", self._defaults)
+            prompts = make_prompts(
+                *(options, encoded, self._text, self._limits, field_name, seed, "", self._defaults), thought=thought
+            )
         except RefusedRequestError as refusal:
             return Refusal.of(line.custom_id, refusal.problem)
         head = ResponseHead(
@@ -227,17 +242,21 @@ class Desk:
             model=options.model,
             system_fingerprint=f"fp_{self._model_hash[:12]}",
         )
-        return Job(line.custom_id, request, prompts, head, self._text)
+        return Job(line.custom_id, request, prompts, head, self._text, reading)
 
-    async def _encode(self, request: ChatRequest | CompletionRequest) -> list[bytes]:
+    async def _encode(self, request: ChatRequest | CompletionRequest) -> tuple[list[bytes], Reading | None]:
+        reading: Reading | None = None
         if isinstance(request, CompletionRequest):
             prompts = completion_prompts(request, self._text, self._limits)
         else:
-            check_readable(request.tool_use, request.max_thinking_tokens)
+            if request.tool_use.mode is ToolMode.REQUIRED:
+                raise unsupported("tool_choice", "a batch follows no grammar; leave the choice to the model")
             asked = conversation(request.messages, request.tool_use, request.prompting)
             rendered = await self._templates.render(self._text.bundle, asked)
+            reading = chat_reading(request, rendered, self._text.answer_format)
             prompts = [chat_prompt(rendered, self._text, self._limits)]
-        return [encode_prompt(prompt) if isinstance(prompt, PromptText) else prompt for prompt in prompts]
+        packed = [encode_prompt(prompt) if isinstance(prompt, PromptText) else prompt for prompt in prompts]
+        return packed, reading
 
 
 def failure(custom_id: str) -> Refusal:

@@ -246,7 +246,7 @@ SAID: dict[tuple[str | None, str], str] = {
     (None, "invalid_utf8"): "utf-8", (None, "json_too_deep"): "deep", ("model", "invalid_type"): "string",
     ("messages", "out_of_range"): "entries", ("messages", "invalid_type"): "list",
     ("messages[0].role", "invalid_value"): "role", ("messages[0].content[0].type", "unsupported_parameter"): "text",
-    ("tools", "unsupported_parameter"): "calls", ("response_format", "unsupported_parameter"): "text",
+    ("tools", "unsupported_parameter"): "template", ("response_format", "unsupported_parameter"): "text",
     ("temperature", "out_of_range"): "between", ("temperature", "invalid_type"): "number",
     ("top_p", "out_of_range"): "above 0 and at most",
     ("n", "out_of_range"): "between", ("n", "invalid_type"): "integer", ("max_tokens", "out_of_range"): "between",

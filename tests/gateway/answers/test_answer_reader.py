@@ -1,0 +1,153 @@
+"""Readers of answers: streaming is whole, reading undoes writing, and no character is lost, whatever a model writes."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import pytest
+
+from baton_gateway.answers.answer_parts import ArgumentsPart, CallPart, WholeAnswer, WholeCall, whole_answer
+from baton_gateway.answers.answer_reader import AnswerReader, new_call_id
+from baton_gateway.answers.formats import AnswerFormat
+from baton_testing.gateway.answer_transcripts import (
+    BY_HAND,
+    FAMILIES,
+    TOOLS,
+    check_spans,
+    cuts_of,
+    draw_answer,
+    form_of,
+    read_cut,
+    read_whole,
+    reader_of,
+    same,
+    spans_of,
+    spoilt,
+)
+
+TRANSCRIPTS = 20
+SPLITS = 8
+FUZZED = 60
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("with_thoughts", [False, True])
+def test_reading_undoes_writing_and_streaming_is_whole(family: str, with_thoughts: bool) -> None:
+    dice = random.Random(f"{family} {with_thoughts}")
+    for _ in range(TRANSCRIPTS):
+        drawn = draw_answer(dice, family, with_thoughts)
+        whole = read_whole(drawn.form, drawn.text)
+        assert same(whole, drawn.answer), (drawn.text, whole)
+        for _ in range(SPLITS):
+            assert read_cut(drawn.form, drawn.text, cuts_of(dice, len(drawn.text))) == whole, drawn.text
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_whatever_a_model_writes_is_told_or_a_mark(family: str) -> None:
+    dice = random.Random(family)
+    texts = list(BY_HAND[family])
+    texts += [spoilt(dice, draw_answer(dice, family, True).text) for _ in range(FUZZED)]
+    for text in texts:
+        for with_thoughts in (False, True):
+            form = form_of(family, with_thoughts)
+            spans = spans_of(form, text)
+            check_spans(text, spans)
+            cuts = cuts_of(dice, len(text))
+            check_spans(text, spans_of(form, text, cuts))
+            assert read_cut(form, text, cuts) == read_whole(form, text), text
+
+
+def told(text: str, family: str = "hermes", **options: bool) -> WholeAnswer:
+    reader = AnswerReader(form_of(family, True), TOOLS, call_id=lambda: "id", **options)
+    return whole_answer([*reader.push(text), *reader.end()])
+
+
+def called(*calls: tuple[str, str], content: str = "", reasoning: str | None = None) -> WholeAnswer:
+    return WholeAnswer(content, reasoning, [WholeCall("id", name, arguments) for name, arguments in calls])
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "answer"),
+    [
+        ("hermes", "<tool_call>not json</tool_call>", called(content="<tool_call>not json</tool_call>")),
+        ("hermes", '<tool_call>{"name": "f"}</tool_call>', called(("f", "{}"))),
+        (
+            "hermes",
+            '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call> and',
+            called(("f", '{"a": 1}'), content="and"),
+        ),
+        ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', called(("f", '{"a": 1}'))),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1', called(("f", '{"a": 1'))),
+        (
+            "hermes",
+            '<tool_call>{"name": "f", "arguments": {}, "colour": 2}</tool_call>',
+            called(("f", "{}"), content='"colour": 2}'),
+        ),
+        ("hermes", " <think>\nhm\n\n</think>\n\n hi", called(content="hi", reasoning="hm")),
+        ("hermes", "say <think>", called(content="say <think>")),
+        ("hermes", "<think>a <tool_call> b", called(reasoning="a <tool_call> b")),
+        ("llama3_json", '{"name": "other", "parameters": {}}', called(content='{"name": "other", "parameters": {}}')),
+        ("llama3_json", '{"name": "f", "parameters": {}};{"name": "search", "parameters": {"a": 1}}',
+         called(("f", "{}"), ("search", '{"a": 1}'))),
+        ("pythonic", "[f(a=True, b=(1, 'it\\'s'),), search()]",
+         called(("f", '{"a": true, "b": [1, "it\'s"]}'), ("search", "{}"))),
+        ("pythonic", "[1, 2]", called(content="[1, 2]")),
+        ("pythonic", "[f(a=open)]", called(("f", '{"a": "open"}'))),
+        ("mistral", '[TOOL_CALLS]f[CALL_ID]abc[ARGS]{"a": 1}', called(("f", '{"a": 1}'))),
+        ("qwen3_coder", "<tool_call><function=f><parameter=days>7</parameter><parameter=city>7</parameter></function>",
+         called(("f", '{"days": 7, "city": "7"}'))),
+        ("glm", "<tool_call>f<arg_key>free</arg_key><arg_value>no json</arg_value></tool_call>",
+         called(("f", '{"free": "no json"}'))),
+        ("harmony", "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>hi",
+         called(content="hi", reasoning="hm")),
+        ("harmony", " to=functions.f<|channel|>commentary json<|message|>{}<|call|>", called(("f", "{}"))),
+        ("harmony", "plain", called(content="plain")),
+    ],
+)  # fmt: skip
+def test_an_answer_is_read_as_its_format_means_it(family: str, text: str, answer: WholeAnswer) -> None:
+    assert told(text, family) == answer
+
+
+def test_a_prompt_that_opened_a_thought_is_gone_on_with() -> None:
+    assert told("hm</think>hi", is_thinking=True) == called(content="hi", reasoning="hm")
+    assert told("hm", is_thinking=True) == called(reasoning="hm")
+
+
+def test_a_single_call_ends_the_answer() -> None:
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    reader = AnswerReader(form_of("hermes", False), TOOLS, single=True)
+    parts = [*reader.push(call[:-1])]
+    assert not reader.is_over
+    parts += reader.push(call[-1] + call)
+    assert reader.is_over
+    assert len(whole_answer([*parts, *reader.end()]).calls) == 1
+
+
+def test_without_tools_nothing_is_a_call() -> None:
+    text = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    reader = AnswerReader(AnswerFormat(None, "hermes"))
+    assert whole_answer([*reader.push(text), *reader.end()]).content == text
+
+
+def test_text_is_told_as_soon_as_it_is_clear() -> None:
+    """No more is held back than what may begin a mark, and the blanks before it."""
+    reader = reader_of(form_of("hermes", True))
+    for text, known in [
+        ("Hi", "Hi"),
+        (" ", ""),
+        ("there", " there"),
+        ("<to", ""),
+        ("day", "<today"),
+        (" <tool_call", ""),
+    ]:
+        assert whole_answer(reader.push(text)).content == known
+    assert reader.push('>{"name": "f"') == ()
+    assert reader.push(', "arguments": {"a') == (CallPart(0, "id", "f"), ArgumentsPart(0, '{"a'))
+    assert reader.push('": 1}}') == (ArgumentsPart(0, '": 1}'),)
+
+
+def test_ids_of_calls_are_what_every_template_takes() -> None:
+    ids = {new_call_id() for _ in range(1_000)}
+    assert len(ids) == 1_000
+    assert all(re.fullmatch("[A-Za-z0-9]{9}", each) for each in ids)

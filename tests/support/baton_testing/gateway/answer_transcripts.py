@@ -1,0 +1,381 @@
+"""Answers as models of each format write them: rendered from parts by rules of our own, written by hand, and spoilt.
+
+The renderers know the formats from their public descriptions and share nothing with the readers but their names.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from baton_gateway.answers.answer_parts import WholeAnswer, WholeCall, whole_answer
+from baton_gateway.answers.answer_reader import AnswerReader
+from baton_gateway.answers.formats import CALLS, HARMONY, AnswerFormat
+from baton_gateway.answers.text_feed import Span, SpanKind
+from baton_gateway.answers.tool_use import Tool
+
+FAMILIES = (*CALLS, HARMONY)
+FIELDS: dict[str, dict[str, Any]] = {
+    "city": {"type": "string"},
+    "unit": {"enum": ["c", "f"]},
+    "days": {"type": "integer"},
+    "deep": {"type": "object"},
+    "list": {"type": "array"},
+    "on": {"type": "boolean"},
+    "free": {},
+}
+TOOLS = tuple(
+    Tool(name, None, {"type": "object", "properties": FIELDS}, False) for name in ("get_weather", "search", "f")
+)
+CLEAN = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) not in "<>[]{}|") + "é東🏃\n"
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """An answer and how its family writes it."""
+
+    family: str
+    form: AnswerFormat
+    answer: WholeAnswer
+    text: str
+
+
+def form_of(family: str, with_thoughts: bool) -> AnswerFormat:
+    if family == HARMONY:
+        return AnswerFormat(HARMONY, HARMONY)
+    return AnswerFormat("think" if with_thoughts else None, family)
+
+
+def reader_of(form: AnswerFormat, tools: Sequence[Tool] = TOOLS) -> AnswerReader:
+    return AnswerReader(form, tools, call_id=lambda: "id")
+
+
+def read_whole(form: AnswerFormat, text: str) -> WholeAnswer:
+    reader = reader_of(form)
+    return whole_answer([*reader.push(text), *reader.end()])
+
+
+def read_cut(form: AnswerFormat, text: str, cuts: Sequence[int]) -> WholeAnswer:
+    """Read in pieces that end at these places."""
+    reader = reader_of(form)
+    parts = []
+    for begin, end in zip((0, *cuts), (*cuts, len(text)), strict=True):
+        parts += reader.push(text[begin:end])
+    return whole_answer([*parts, *reader.end()])
+
+
+def spans_of(form: AnswerFormat, text: str, cuts: Sequence[int] = ()) -> list[Span]:
+    reader = reader_of(form)
+    spans = []
+    for begin, end in zip((0, *cuts), (*cuts, len(text)), strict=True):
+        spans += reader.spans(text[begin:end])
+    return [*spans, *reader.last_spans()]
+
+
+def cuts_of(dice: random.Random, length: int) -> list[int]:
+    """Some cuts, many, or one after every character."""
+    kind = dice.randrange(4)
+    if kind == 0:
+        return list(range(1, length))
+    most = (2, 12, max(1, length))[kind - 1]
+    return sorted(dice.randrange(length + 1) for _ in range(dice.randrange(1, most + 1)))
+
+
+# Drawing answers ------------------------------------------------------------------------------------------------------
+
+
+def draw_answer(dice: random.Random, family: str, with_thoughts: bool) -> Rendered:
+    """An answer that the family can write."""
+    reasoning = _text(dice) if with_thoughts and dice.random() < 0.7 else None
+    takes_both = family not in ("llama3_json", "pythonic")
+    calls = [_call(dice, family) for _ in range(dice.randrange(4))]
+    content = "" if calls and (not takes_both or dice.random() < 0.4) else _text(dice)
+    answer = WholeAnswer(content, reasoning, calls)
+    thought = "" if reasoning is None or family == HARMONY else f"<think>\n{reasoning}\n</think>\n\n"
+    return Rendered(family, form_of(family, with_thoughts), answer, thought + RENDERERS[family](answer))
+
+
+def _text(dice: random.Random, most: int = 60) -> str:
+    text = "".join(dice.choice(CLEAN) for _ in range(dice.randrange(1, most))).strip()
+    return text or "x"
+
+
+def _call(dice: random.Random, family: str) -> WholeCall:
+    arguments = {
+        name: _value(dice, name, family) for name in dice.sample(list(FIELDS), dice.randrange(len(FIELDS) + 1))
+    }
+    return WholeCall("id", dice.choice(TOOLS).name, json.dumps(arguments, ensure_ascii=False))
+
+
+def _value(dice: random.Random, name: str, family: str) -> Any:
+    hard = "" if family in ("qwen3_coder", "glm") else dice.choice(['"', "\\", "<", "</tool_call>", "]", "}", "'", ";"])
+    match name:
+        case "city":
+            return _text(dice) + hard
+        case "unit":
+            return dice.choice(["c", "f"])
+        case "days":
+            return dice.choice([0, -1, 7, 10**12])
+        case "on":
+            return dice.random() < 0.5
+        case "deep":
+            return {"a": {"b": [None, {"c": hard or "x"}]}, "d": 1.5}
+        case "list":
+            return dice.choice([[], [1, [2, [3]]], [{"x": hard or "y"}]])
+    return dice.choice([None, True, 3, [hard], {"k": hard}, "a text"])
+
+
+# Rendering ------------------------------------------------------------------------------------------------------------
+
+
+def _hermes(answer: WholeAnswer) -> str:
+    calls = [
+        f'<tool_call>\n{{"name": "{call.name}", "arguments": {call.arguments}}}\n</tool_call>' for call in answer.calls
+    ]
+    return "\n".join([*([answer.content] if answer.content else []), *calls])
+
+
+def _llama(answer: WholeAnswer) -> str:
+    if not answer.calls:
+        return answer.content
+    return "; ".join(f'{{"name": "{call.name}", "parameters": {call.arguments}}}' for call in answer.calls)
+
+
+def _pythonic(answer: WholeAnswer) -> str:
+    if not answer.calls:
+        return answer.content
+    calls = (
+        f"{call.name}({', '.join(f'{name}={value!r}' for name, value in json.loads(call.arguments).items())})"
+        for call in answer.calls
+    )
+    return f"[{', '.join(calls)}]"
+
+
+def _mistral(answer: WholeAnswer) -> str:
+    if len(answer.calls) % 2:
+        return answer.content + "".join(f"[TOOL_CALLS]{call.name}[ARGS]{call.arguments}" for call in answer.calls)
+    calls = ", ".join(f'{{"name": "{call.name}", "arguments": {call.arguments}}}' for call in answer.calls)
+    return answer.content + (f"[TOOL_CALLS] [{calls}]" if calls else "")
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _qwen3_coder(answer: WholeAnswer) -> str:
+    def call(each: WholeCall) -> str:
+        parameters = "".join(
+            f"<parameter={name}>\n{_plain(value)}\n</parameter>\n" for name, value in json.loads(each.arguments).items()
+        )
+        return f"<tool_call>\n<function={each.name}>\n{parameters}</function>\n</tool_call>"
+
+    return "\n".join([*([answer.content] if answer.content else []), *map(call, answer.calls)])
+
+
+def _glm(answer: WholeAnswer) -> str:
+    def call(each: WholeCall) -> str:
+        values = "".join(
+            f"<arg_key>{name}</arg_key>\n<arg_value>{_plain(value)}</arg_value>\n"
+            for name, value in json.loads(each.arguments).items()
+        )
+        return f"<tool_call>{each.name}\n{values}</tool_call>"
+
+    return "\n".join([*([answer.content] if answer.content else []), *map(call, answer.calls)])
+
+
+def _deepseek(call: Callable[[WholeCall], str]) -> Callable[[WholeAnswer], str]:
+    def render(answer: WholeAnswer) -> str:
+        if not answer.calls:
+            return answer.content
+        calls = "\n".join(f"<｜tool▁call▁begin｜>{call(each)}<｜tool▁call▁end｜>" for each in answer.calls)
+        return f"{answer.content}<｜tool▁calls▁begin｜>{calls}<｜tool▁calls▁end｜>"
+
+    return render
+
+
+def _harmony(answer: WholeAnswer) -> str:
+    start = "<|start|>assistant"
+    messages = []
+    if answer.reasoning is not None:
+        messages.append(f"<|channel|>analysis<|message|>{answer.reasoning}<|end|>")
+    if answer.content:
+        channel = "commentary" if answer.calls else "final"
+        messages.append(f"<|channel|>{channel}<|message|>{answer.content}<|end|>")
+    messages += [
+        f"<|channel|>commentary to=functions.{call.name} <|constrain|>json<|message|>{call.arguments}<|call|>"
+        for call in answer.calls
+    ]
+    return start.join(messages)
+
+
+RENDERERS: dict[str, Callable[[WholeAnswer], str]] = {
+    "hermes": _hermes,
+    "llama3_json": _llama,
+    "pythonic": _pythonic,
+    "mistral": _mistral,
+    "qwen3_coder": _qwen3_coder,
+    "glm": _glm,
+    "deepseek_v3": _deepseek(lambda call: f"function<｜tool▁sep｜>{call.name}\n```json\n{call.arguments}\n```"),
+    "deepseek_v31": _deepseek(lambda call: f"{call.name}<｜tool▁sep｜>{call.arguments}"),
+    HARMONY: _harmony,
+}
+
+
+def same(one: WholeAnswer, other: WholeAnswer) -> bool:
+    """Equal, arguments as values."""
+    return (one.content, one.reasoning) == (other.content, other.reasoning) and [
+        (call.name, json.loads(call.arguments)) for call in one.calls
+    ] == [(call.name, json.loads(call.arguments)) for call in other.calls]
+
+
+# By hand, and spoilt --------------------------------------------------------------------------------------------------
+
+BY_HAND: dict[str, tuple[str, ...]] = {
+    "hermes": (
+        "<tool_call>not json</tool_call>",
+        '<tool_call>{"name": "f"}</tool_call>',
+        '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call> and more',
+        '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": {"a": 1}, "colour": 2}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": {"a": 1</tool_call>',
+        '<tool_call>\n{"name": "f", "arguments": {"a": "</tool_call>"}}\n</tool_call>',
+        '<tool_call>{"name": "f", "arguments": {}}</tool_call><tool_call>{"name": "f", "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "f", "argum',
+        "<tool_call><tool_call><tool_call>",
+        "  \n ",
+        "text with <tool and <tool_cal and < signs",
+        '<tool_call>{"id": "1", "type": "function", "name": "f", "arguments": null}</tool_call>',
+        "<think>unfinished thought <tool_call>",
+        "<think></think>",
+        "<thin",
+    ),
+    "llama3_json": (
+        '{"name": "f", "parameters": {}}',
+        '<|python_tag|>{"name": "f", "parameters": {"a": [1, 2]}}',
+        '{"name": "unknown", "parameters": {}}',
+        '{"a": 1}',
+        '{"name": "f", "parameters": {}}; {"name": "oops"',
+        'Here: {"name": "f", "parameters": {}}',
+        '{"name": "f", "parameters": {"a": "x',
+    ),
+    "pythonic": (
+        "[f()]",
+        "[f(a=1, b='it\\'s', c=[1, (2, 3)], d={'k': None},)]",
+        "[1, 2, 3]",
+        "[f(a=open('x'))]",
+        "[f(a=1",
+        "[unknown(a=1)]",
+        "<|python_start|>[f(a=True)]<|python_end|>",
+        "[f(a='\\ud800\\x41\\u00e9', b=1_000, c=.5)] tail",
+        "[f(a=1), oops",
+    ),
+    "mistral": (
+        '[TOOL_CALLS] [{"name": "f", "arguments": {}}]',
+        '[TOOL_CALLS]f[CALL_ID]abc123def[ARGS]{"a": 1}',
+        '[TOOL_CALLS]f{"a": 1}',
+        "[TOOL_CALLS] nothing",
+        '[TOOL_CALLS] [{"name": "f", "arguments": {}}, oops',
+        "[TOOL_CAL",
+    ),
+    "qwen3_coder": (
+        "<tool_call>\n<function=f>\n</function>\n</tool_call>",
+        "<tool_call><function=f><parameter=city>no newlines</parameter></function></tool_call>",
+        "<tool_call>\n<function=f>\n<parameter=city>\nunfinished",
+        "<tool_call>\n<function=f>\n<parameter=days>\nmany\n</parameter>\noops</function>\n</tool_call>",
+        "<tool_call>{}</tool_call>",
+        "<tool_call>\n<function=f>\n<parameter=city>\n<b>\n</parameter>\n</function>\n</tool_call>",
+    ),
+    "glm": (
+        "<tool_call>f</tool_call>",
+        "<tool_call>f\n<arg_key>days</arg_key><arg_value>3</arg_value></tool_call>",
+        "<tool_call>f\n<arg_key>days</arg_key>oops</tool_call>",
+        "<tool_call>f\n<arg_key>city</arg_key>\n<arg_value>open",
+        "<tool_call>two words</tool_call>",
+    ),
+    "deepseek_v3": (
+        "<｜tool▁calls▁begin｜>nothing<｜tool▁calls▁end｜>",
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{}\n```",
+        "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}",
+    ),
+    "deepseek_v31": (
+        "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜>",
+        "<｜tool▁call▁begin｜>f<｜tool▁sep｜>oops<｜tool▁call▁end｜> and more",
+        "<｜tool▁call▁begin｜>",
+    ),
+    HARMONY: (
+        "<|channel|>final<|message|>Hi",
+        " to=functions.f<|channel|>commentary json<|message|>{}<|call|>",
+        "<|channel|>commentary to=functions.f<|message|><|call|>",
+        "<|channel|>nowhere<|message|>x<|end|>",
+        "plain text",
+        "<|channel|>analysis<|message|>one<|start|>assistant<|channel|>final<|message|>two<|return|>",
+        "<|channel|>final <|constrain|>json<|message|>{}<|end|> stray",
+        "<|start|>user<|message|>x",
+    ),
+}
+
+
+MARKS = re.compile(
+    r"""(?:\s|[{}\[\](),:;=>]|```json|```|"(?:name|arguments|parameters)"|"(?:id|type)"\s*:\s*"(?:[^"\\]|\\.)*"|"(?:id|type)"
+    |</?tool_call>|</?think>|<function=|</function>|<parameter=|</parameter>|</?arg_key>|</?arg_value>|<\|python_tag\|>
+    |<\|python_start\|>|<\|python_end\|>|\[TOOL_CALLS\]|\[ARGS\]|\[CALL_ID\][^\s<>"'{}\[\]()|｜]*|function|<｜tool▁sep｜>
+    |<｜tool▁calls?▁(?:begin|end)｜>|<\|start\|>assistant|<\|channel\|>|<\|message\|>|<\|(?:end|call|return)\|>|analysis
+    |commentary|final|to=|functions\.|<\|constrain\|>\s*\w+|json|code|text)*""",
+    re.VERBOSE,
+)
+"""What no client is told: the formats' own words and signs, and ids of calls."""
+
+
+def check_spans(text: str, spans: Sequence[Span]) -> None:
+    """Every character is in one span, and what is in a mark is the format's own."""
+    place = 0
+    marks: list[str] = []
+    for span in sorted((span for span in spans if span.raw), key=lambda span: span.at):
+        assert span.at == place, "a character is told twice or never"
+        assert text.startswith(span.raw, place)
+        place += len(span.raw)
+        if span.kind is SpanKind.MARK:
+            marks.append(span.raw)
+            continue
+        check_marks(marks)
+        assert span.kind is SpanKind.ARGUMENTS or span.kind is SpanKind.NAME or span.told == span.raw
+    check_marks(marks)
+    assert place == len(text), "the end is missing"
+
+
+def check_marks(marks: list[str]) -> None:
+    assert MARKS.fullmatch("".join(marks)), marks
+    marks.clear()
+
+
+def spoilt(dice: random.Random, text: str) -> str:
+    """The text with pieces of it and of the formats' marks moved, doubled, dropped or put in."""
+    for _ in range(dice.randrange(1, 5)):
+        text = text or " "
+        place = dice.randrange(len(text) + 1)
+        end = min(len(text), place + dice.randrange(1, 20))
+        match dice.randrange(5):
+            case 0:
+                text = text[:place] + text[end:]
+            case 1:
+                text = text[:place] + text[place:end] * 2 + text[end:]
+            case 2:
+                text = text[:place] + dice.choice(SHARDS) + text[place:]
+            case 3:
+                text = text[:place]
+            case _:
+                text = text[:place] + chr(dice.choice([0, 9, 0x22, 0x5C, 0x7B, 0x7D, 0xFFFD, 0x1F3C3])) + text[end:]
+    return text
+
+
+SHARDS = (
+    "<tool_call>", "</tool_call>", "<think>", "</think>", '{"name": "f", "arguments": ', "}", "{", "]", "[", '"', "\\",
+    "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "<function=f>", "<parameter=city>", "</parameter>", "</function>",
+    "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "\n```json\n",
+    "<｜tool▁call▁end｜>", "<|channel|>", "<|message|>", "<|start|>assistant", "<|call|>", "<|end|>", " to=functions.f",
+    "[f(", ")]", "a='", ";", ",", " ", "\n",
+)  # fmt: skip
