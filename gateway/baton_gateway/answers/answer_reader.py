@@ -10,7 +10,7 @@ from baton_gateway.answers.answer_parts import AnswerPart, ArgumentsPart, CallPa
 from baton_gateway.answers.call_formats import CallFormat
 from baton_gateway.answers.formats import CALLS, THOUGHTS, AnswerFormat, ThoughtMarks
 from baton_gateway.answers.harmony import Harmony
-from baton_gateway.answers.text_feed import Span, SpanKind, Steps, TextFeed
+from baton_gateway.answers.text_feed import SpanKind, Steps, TextFeed, TextSpan
 from baton_gateway.answers.tool_use import Tool
 
 _ID_CHARS = string.ascii_letters + string.digits
@@ -76,22 +76,22 @@ class AnswerReader:
         """What was still open, at the end of the text."""
         return self.parts(self.last_spans())
 
-    def spans(self, text: str) -> list[Span]:
+    def spans(self, text: str) -> list[TextSpan]:
         """The same as spans: together they are the text, character by character."""
         self._feed.add(text)
         self._go_on()
         return self._feed.spans()
 
-    def last_spans(self) -> list[Span]:
+    def last_spans(self) -> list[TextSpan]:
         self._feed.end()
         self._go_on()
         self._feed.is_thinking = False
         return self._feed.spans()
 
-    def parts(self, spans: Sequence[Span]) -> tuple[AnswerPart, ...]:
+    def parts(self, spans: Sequence[TextSpan]) -> tuple[AnswerPart, ...]:
         return tuple(joined([self._part(span) for span in spans if span.kind is not SpanKind.MARK]))
 
-    def _part(self, span: Span) -> AnswerPart:
+    def _part(self, span: TextSpan) -> AnswerPart:
         match span.kind:
             case SpanKind.REASONING:
                 return ReasoningPart(span.told)

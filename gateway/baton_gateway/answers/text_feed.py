@@ -31,7 +31,7 @@ class SpanKind(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TextSpan:
     """A stretch of the model's text, and what is told of it."""
 
     kind: SpanKind
@@ -60,8 +60,8 @@ class TextFeed:
         self._text = ""
         self._at = 0
         self._ended = False
-        self._spans: list[Span] = []
-        self._held: list[Span] | None = None
+        self._spans: list[TextSpan] = []
+        self._held: list[TextSpan] | None = None
         self.is_thinking = False
         """Whether what comes now belongs to a thought."""
         self.num_names = 0
@@ -75,7 +75,7 @@ class TextFeed:
         """Nothing more will come."""
         self._ended = True
 
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[TextSpan]:
         """What was read since the last time."""
         spans, self._spans = self._spans, []
         return spans
@@ -162,7 +162,7 @@ class TextFeed:
         """Take this text, which the feed begins with."""
         assert self._text.startswith(text)
         if text or told:
-            span = Span(kind, self._at, text, text if told is None else told)
+            span = TextSpan(kind, self._at, text, text if told is None else told)
             (self._spans if self._held is None else self._held).append(span)
         self._text = self._text[len(text) :]
         self._at += len(text)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from baton_gateway.answers.reading import Reading
+from baton_gateway.answers.answer_reading import Reading
 from baton_gateway.errors import Problem
 from baton_gateway.http_api.openai_types import ChatRequest, CompletionRequest
 from baton_gateway.http_api.responses import PromptScores

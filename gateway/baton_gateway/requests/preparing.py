@@ -13,8 +13,8 @@ from typing import TypeVar
 
 from msgspec import structs
 
+from baton_gateway.answers.answer_reading import Reading, reading_of
 from baton_gateway.answers.formats import AnswerFormat
-from baton_gateway.answers.reading import Reading, reading_of
 from baton_gateway.answers.tool_use import ToolMode, ToolUse
 from baton_gateway.errors import context_exceeded, invalid, unsupported
 from baton_gateway.http_api.chat_messages import ChatMessage

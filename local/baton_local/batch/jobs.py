@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from baton_engine.scheduling.events import Drawn, PromptScored, SequenceSpec
 from baton_gateway.answers.answer_parts import AnswerPart, ContentPart, whole_answer
-from baton_gateway.answers.reading import Reading
+from baton_gateway.answers.answer_reading import Reading
 from baton_gateway.answers.tool_use import ToolMode
 from baton_gateway.errors import Problem, internal_error, model_not_found, unsupported
 from baton_gateway.errors import RefusedError as RefusedRequestError

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from baton_gateway.text.detokenizer import ByteLevelDetokenizer, SentencePieceDetokenizer, WindowDetokenizer
-from baton_gateway.text.revision_text import TextModel, load_text_model
-from baton_gateway.text.token_pieces import piece_table
+from baton_gateway.text.revision_text import Shown, TextModel, load_text_model
+from baton_gateway.text.token_pieces import piece_table, special_tokens
 from baton_testing.gateway.made_tokenizers import (
     SENTENCES,
     MadeTokenizer,
@@ -152,10 +152,12 @@ def test_a_table_of_pieces_is_made_without_writing_the_whole_tokenizer_down(name
             self.names.append(attribute)
             return getattr(made(name).tokenizer, attribute)
 
-    asked = Asked()
-    table, whole_table = piece_table(cast(Tokenizer, asked), True), model(name).plain_pieces
-    assert "to_str" not in asked.names
-    assert (table is None) is (whole_table is None) is (name == "word_pieces")
-    assert table is None or {token: table.piece(token).is_skipped for token in table.special_ids} == dict.fromkeys(
-        (token for token, added in made(name).tokenizer.get_added_tokens_decoder().items() if added.special), True
-    )
+    asked = cast(Tokenizer, (asking := Asked()))
+    special = special_tokens(asked)
+    table, whole = piece_table(asked, frozenset(special)), model(name).pieces[Shown.NOTHING]
+    assert "to_str" not in asking.names
+    assert (table is None) is (whole.table is None) is (name == "word_pieces")
+    added = made(name).tokenizer.get_added_tokens_decoder()
+    assert special == {token: entry.content for token, entry in added.items() if entry.special}
+    assert whole.hidden_ids == set(special)
+    assert table is None or all(table.piece(token).is_skipped for token in special)

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from baton_gateway.answers.answer_parts import WholeAnswer, WholeCall, whole_answer
+from baton_gateway.answers.answer_parts import AnswerPart, WholeAnswer, WholeCall, whole_answer
 from baton_gateway.answers.answer_reader import AnswerReader
 from baton_gateway.answers.formats import CALLS, HARMONY, AnswerFormat
-from baton_gateway.answers.text_feed import Span, SpanKind
+from baton_gateway.answers.text_feed import SpanKind, TextSpan
 from baton_gateway.answers.tool_use import Tool
 
 FAMILIES = (*CALLS, HARMONY)
@@ -62,15 +62,15 @@ def read_whole(form: AnswerFormat, text: str) -> WholeAnswer:
 def read_cut(form: AnswerFormat, text: str, cuts: Sequence[int]) -> WholeAnswer:
     """Read in pieces that end at these places."""
     reader = reader_of(form)
-    parts = []
+    parts: list[AnswerPart] = []
     for begin, end in zip((0, *cuts), (*cuts, len(text)), strict=True):
         parts += reader.push(text[begin:end])
     return whole_answer([*parts, *reader.end()])
 
 
-def spans_of(form: AnswerFormat, text: str, cuts: Sequence[int] = ()) -> list[Span]:
+def spans_of(form: AnswerFormat, text: str, cuts: Sequence[int] = ()) -> list[TextSpan]:
     reader = reader_of(form)
-    spans = []
+    spans: list[TextSpan] = []
     for begin, end in zip((0, *cuts), (*cuts, len(text)), strict=True):
         spans += reader.spans(text[begin:end])
     return [*spans, *reader.last_spans()]
@@ -330,7 +330,7 @@ MARKS = re.compile(
 """What no client is told: the formats' own words and signs, and ids of calls."""
 
 
-def check_spans(text: str, spans: Sequence[Span]) -> None:
+def check_spans(text: str, spans: Sequence[TextSpan]) -> None:
     """Every character is in one span, and what is in a mark is the format's own."""
     place = 0
     marks: list[str] = []

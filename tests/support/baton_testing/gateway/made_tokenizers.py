@@ -23,6 +23,16 @@ CHAT_TEMPLATE = (
     "<|{{ message['role'] }}|>\n{{ message['content'] | trim }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
+TOOL_TEMPLATE = (
+    "{% if tools %}<|system|>\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|end|>\n{% endif %}"
+    "{% for message in messages %}<|{{ message.role }}|>\n"
+    "{% if message.reasoning_content %}<think>\n{{ message.reasoning_content }}\n</think>\n\n{% endif %}"
+    "{{ message.content }}{% for call in message.tool_calls %}\n<tool_call>\n"
+    "{{ {'name': call.function.name, 'arguments': call.function.arguments} | tojson }}\n</tool_call>{% endfor %}"
+    "<|end|>\n{% endfor %}{% if add_generation_prompt %}<|assistant|>\n"
+    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+"""A model that thinks and calls tools in the ways of Qwen3."""
 SPECIAL = ("<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<pad>")
 
 
@@ -33,6 +43,7 @@ class MadeTokenizer:
     tokenizer: Tokenizer
     config: dict[str, object]
     generation: dict[str, object] | None = None
+    template: str = CHAT_TEMPLATE
 
     @property
     def eos_id(self) -> int:
@@ -47,7 +58,7 @@ class MadeTokenizer:
         return {
             "tokenizer.json": self.tokenizer.to_str(),
             "tokenizer_config.json": json.dumps(self.config),
-            "chat_template.jinja": CHAT_TEMPLATE,
+            "chat_template.jinja": self.template,
             "generation_config.json": None if self.generation is None else json.dumps(self.generation),
             "config.json": json.dumps({"eos_token_id": self.eos_id}),
         }

@@ -45,9 +45,9 @@ def reading_of(form: AnswerFormat, tool_use: ToolUse, prompt: str, continued: st
     Raises RefusedError for tools whose calls could not be read.
     """
     if tool_use.mode is ToolMode.REQUIRED:
-        form = bound_form(form)
-    elif tool_use.callable and form.calls is None:
-        raise unsupported("tools", "it is not known how this model writes calls; 'tool_choice' may require one")
+        raise unsupported("tool_choice", "only the model chooses whether it calls a tool")
+    if tool_use.callable and form.calls is None:
+        raise unsupported("tools", "it is not known how this model writes calls")
     marks = THOUGHTS.get(form.thoughts or "")
     if continued is None:
         is_thinking = opens_thought(form, prompt)
