@@ -12,15 +12,19 @@ from pathlib import Path
 import pytest
 import yaml
 
-from baton_control.errors import ManifestError
+from baton_control.errors import ManifestError, UnsupportedError
 from baton_control.spec.manifest import parse_object
+from baton_operator.objects.pods import worker_template
 from baton_testing.kube.api_server import ApiServer, Json, Reply
 from baton_testing.kube.manifests import manifest
+from baton_testing.kube.stage import PLATFORM
+from baton_wire.messages.values import Role
 
 DEPLOYMENTS = "/apis/baton.dev/v1alpha1/namespaces/default/llmdeployments"
 POOLS = "/apis/baton.dev/v1alpha1/namespaces/default/llmpools"
 CRDS = Path(__file__).parents[1] / "crds"
 GPU = {"resource": "nvidia.com/gpu"}
+FOUR = {"min": 4, "max": 4}
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,8 @@ class Case:
     """How the message of the rule begins."""
     good: Json
     bad: Json
+    is_for_files: bool = False
+    """Only a cluster refuses what breaks the rule."""
 
     def __str__(self) -> str:
         return f"{self.path}: {self.message}"
@@ -55,12 +61,8 @@ def pool_cases(pool: str) -> Iterator[Case]:
     yield bounded(
         f"spec.{pool}.replicas", "must be at most", f"{pool}__replicas", {"min": 2, "max": 2}, {"min": 3, "max": 2}
     )
-    yield Case(
-        f"spec.{pool}",
-        "must be 1 without",
-        manifest(**{pool: {"tensorParallel": 2, "accelerator": GPU}}),
-        manifest(**{pool: {"tensorParallel": 2}}),
-    )
+    one, two = ({pool: {"tensorParallel": width, "accelerator": GPU}} for width in (1, 2))
+    yield Case(f"spec.{pool}", "must be 1: more", manifest(**one), manifest(**two), is_for_files=True)
     yield bounded(
         f"spec.{pool}.engine.kvCacheMemory", "must be at least", f"{pool}__engine__kvCacheMemory", "1Mi", "1023Ki"
     )
@@ -111,8 +113,18 @@ def window(**more: object) -> list[Json]:
 CASES = [
     Case("", "metadata.name must", named("a-1"), named("1-a")),
     Case("", "metadata.name must", named("a" * 36), named("a" * 37)),
-    bounded("spec.model.source", "must have no '..'", "model__source", "file://a..b", "file://a/../b"),
+    bounded("spec.model.source", "must have no '..'", "model__source", "file:///a..b", "file:///a/../b"),
     bounded("spec.model.source", "must have no '..'", "model__source", "file:///a/.b", "file:///a/.."),
+    *(
+        Case(
+            "spec.model.source",
+            "must have a path from '/'",
+            manifest(model__source=f"{scheme}:///a/config.json"),
+            manifest(model__source=f"{scheme}://a/config.json"),
+            is_for_files=True,
+        )
+        for scheme in ("file", "random")
+    ),
     bounded("spec.slo.ttft.target", "must be at least", "slo__ttft__target", "1ms", "0ms"),
     bounded("spec.slo.ttft.target", "must be at least", "slo__ttft__target", "1h", "3601s"),
     bounded("spec.slo.tpot.target", "must be at least", "slo__tpot__target", "1.5s", "0.5ms"),
@@ -227,8 +239,8 @@ CASES = [
     Case(
         "spec",
         "must be at least what both pools",
-        manifest(decode={"accelerator": GPU, "tensorParallel": 4}, autoscaling__budget={"maxAccelerators": 4}),
-        manifest(decode={"accelerator": GPU, "tensorParallel": 4}, autoscaling__budget={"maxAccelerators": 3}),
+        manifest(decode={"accelerator": GPU, "replicas": FOUR}, autoscaling__budget={"maxAccelerators": 4}),
+        manifest(decode={"accelerator": GPU, "replicas": FOUR}, autoscaling__budget={"maxAccelerators": 3}),
     ),
 ]
 
@@ -286,8 +298,14 @@ def test_a_rule_lets_pass_what_keeps_it_and_refuses_what_breaks_it(api: ApiServe
     assert bad.status == 422, bad.message
     assert case.message in bad.message
     parse_object(case.good)
-    with pytest.raises(ManifestError):
-        parse_object(case.bad)
+    if case.is_for_files:
+        slipped = parse_object(case.bad)
+        role = Role.PREFILL if case.path == "spec.prefill" else Role.DECODE
+        with pytest.raises(UnsupportedError):
+            worker_template(slipped, role, PLATFORM)
+    else:
+        with pytest.raises(ManifestError):
+            parse_object(case.bad)
 
 
 @pytest.mark.parametrize(("case", "before"), CHANGES, ids=str)

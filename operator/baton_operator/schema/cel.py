@@ -63,6 +63,7 @@ NAME = Rule(
     "self.metadata.name.size() <= 36 && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
     "metadata.name must be 1 to 36 lower-case letters, digits and '-', beginning with a letter and not ending with '-'",
 )
+ABSOLUTE = Rule("!self.matches('^(file|random)://[^/]')", "must have a path from '/' on: it is one in the image")
 NO_PARENT = Rule("!self.matches('(^|[/@])[.][.]($|[/@])')", "must have no '..' in a path")
 
 RULES: dict[type[Model], tuple[Rule, ...]] = {
@@ -85,11 +86,7 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
     ),
     ReplicaSpec: (Rule("self.min <= self.max", "must be at most replicas.max", ".min"),),
     PoolSpec: (
-        Rule(
-            "self.tensorParallel == 1 || has(self.accelerator)",
-            "must be 1 without an accelerator",
-            ".tensorParallel",
-        ),
+        Rule("self.tensorParallel == 1", "must be 1: more is not supported yet", ".tensorParallel"),
         Rule(
             "!has(self.resourceClaims) || "
             "self.resourceClaims.all(c, self.resourceClaims.exists_one(d, d.name == c.name))",

@@ -20,7 +20,7 @@ from baton_control.spec.allowed import describe, fields_of, model_of, unwrapped,
 from baton_control.spec.base_model import Model
 from baton_control.spec.model_source import ALLOWED, source_pattern
 from baton_control.spec.quantities import PATTERNS, Allowed, Unit, show_quantity
-from baton_operator.schema.cel import NO_PARENT, RULES, Rule, keys_match, quantity_bounds
+from baton_operator.schema.cel import ABSOLUTE, NO_PARENT, RULES, Rule, keys_match, quantity_bounds
 from baton_operator.schema.status import ListKey
 
 Schema = dict[str, object]
@@ -150,7 +150,7 @@ def _text(items: tuple[object, ...]) -> Schema:
     low = constraints.min_length
     schema: Schema = {"type": "string", "maxLength": constraints.max_length, **({"minLength": low} if low else {})}
     if any(isinstance(item, Allowed) and item.text == ALLOWED for item in items):
-        return _with_rules({**schema, "pattern": source_pattern()}, (NO_PARENT,))
+        return _with_rules({**schema, "pattern": source_pattern()}, (NO_PARENT, ABSOLUTE))
     return schema if constraints.pattern is None else {**schema, "pattern": str(constraints.pattern)}
 
 

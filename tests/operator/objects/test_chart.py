@@ -24,6 +24,7 @@ from baton_operator.objects.pod_policy import PodPolicy
 from baton_operator.schema.crd import definitions
 from baton_operator.schema.status import Condition, DeploymentStatus
 from baton_operator.settings import parse
+from baton_testing.kube.manifests import KUBERNETES
 from baton_testing.kube.pod_security import violations
 from baton_wire.messages.values import POOL_ROLES, Role
 
@@ -83,7 +84,7 @@ def objects(values: dict[str, str]) -> list[Json]:
     return [each for each in yaml.safe_load_all(done.stdout) if each]
 
 
-@pytest.mark.parametrize("version", ["1.33", "1.36"])
+@pytest.mark.parametrize("version", KUBERNETES)
 @pytest.mark.parametrize("values", [PINNED, FULL, WIDE], ids=["least", "full", "wide"])
 def test_everything_is_valid_for_kubernetes(values: dict[str, str], version: str) -> None:
     for each in objects(values):

@@ -15,7 +15,7 @@ from baton_model_fetch import __main__ as program
 from baton_operator.objects.cluster import Owner, Platform
 from baton_operator.objects.fetch import REFUSED, fetch_objects, fetch_state, former_jobs
 from baton_operator.objects.pods import gateway_template, worker_template
-from baton_testing.kube.manifests import deployment
+from baton_testing.kube.manifests import KUBERNETES, deployment
 from baton_testing.kube.pod_security import violations
 from baton_wire.messages.values import POOL_ROLES
 
@@ -37,7 +37,7 @@ def objects(made: LLMDeployment, platform: Platform = PLATFORM) -> dict[str, Jso
     return {str(each["kind"]): json.loads(json.dumps(each)) for each in fetch_objects(made, platform, OWNER)}
 
 
-@pytest.mark.parametrize("version", ["1.33", "1.36"])
+@pytest.mark.parametrize("version", KUBERNETES)
 @pytest.mark.parametrize("source", SOURCES)
 def test_the_objects_are_valid_restricted_and_without_a_token(source: str, version: str) -> None:
     made = objects(remote(source, model__credentialsSecret="hub"))

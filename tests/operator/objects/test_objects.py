@@ -19,7 +19,7 @@ from baton_operator.objects.cluster import Owner, Platform
 from baton_operator.objects.desired import pool_facade, standing_objects, worker_deployment
 from baton_operator.objects.metadata import selector_text
 from baton_operator.objects.pods import worker_template
-from baton_testing.kube.manifests import deployment
+from baton_testing.kube.manifests import KUBERNETES, deployment
 from baton_testing.kube.pod_security import violations
 from baton_wire.keys import derived_key
 from baton_wire.messages.values import POOL_ROLES, Role
@@ -31,7 +31,6 @@ PLATFORM = Platform(IMAGE, IMAGE.replace("worker", "gateway"), monitoring_namesp
 OWNER = Owner("6f1c2f0e-8f57-4f7a-9a55-1d3b1c0f7a10")
 MASTERS = {"2026-11": b"m" * 32}
 EXAMPLES = sorted(path for path in (Path(__file__).parents[3] / "examples").glob("*.yaml") if path.name != "tiny.yaml")
-VERSIONS = ("1.33", "1.36")
 GPU = {"resource": "nvidia.com/gpu"}
 FULL = {
     "model": {"source": "pvc://models/llama", "servedName": "tiny", "maxContextTokens": 512},
@@ -88,7 +87,7 @@ NAMES = [*(path.name for path in EXAMPLES), "full", "in-image"]
 
 
 @pytest.mark.parametrize("made", CASES, ids=NAMES)
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", KUBERNETES)
 def test_every_object_is_valid_for_kubernetes(made: LLMDeployment, version: str) -> None:
     for each in everything(made):
         if each["kind"] != "LLMPool":
@@ -101,7 +100,7 @@ def test_the_validator_knows_unknown_fields_and_wrong_types() -> None:
         bad = of_kind(objects, "Deployment", Role.DECODE)[0]
         bad["spec"][path[0]] = value
         with pytest.raises(kubernetes_validate.ValidationError):
-            kubernetes_validate.validate(bad, VERSIONS[0], strict=True)
+            kubernetes_validate.validate(bad, KUBERNETES[0], strict=True)
 
 
 @pytest.mark.parametrize("made", CASES, ids=NAMES)

@@ -13,7 +13,7 @@ from baton_operator.objects.cluster import Owner, Platform
 from baton_operator.objects.desired import standing_objects
 from baton_operator.objects.pod_policy import PodPolicy
 from baton_operator.objects.pods import worker_template
-from baton_testing.kube.manifests import deployment, manifest
+from baton_testing.kube.manifests import KUBERNETES, deployment, manifest
 from baton_testing.kube.pod_security import violations
 from baton_testing.kube.world import MASTERS
 from baton_wire.messages.values import Role
@@ -72,7 +72,8 @@ def test_options_land_in_the_workers_pod_and_replace_nothing_of_batons() -> None
     assert (constraint["topologyKey"], constraint["whenUnsatisfiable"]) == ("example.com/rack", "DoNotSchedule")
     assert violations(pod["spec"]) == []
     body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x", **pod["metadata"]}, "spec": pod["spec"]}
-    kubernetes_validate.validate(body, "1.36", strict=True)
+    for version in KUBERNETES:
+        kubernetes_validate.validate(body, version, strict=True)
 
 
 def test_a_pool_without_options_keeps_its_template() -> None:

@@ -9,12 +9,14 @@ from baton_control.spec.api import LLMDeployment
 from baton_control.spec.manifest import parse_object
 
 Json = dict[str, object]
+KUBERNETES = ("1.33", "1.34", "1.35", "1.36")
+"""Versions whose published schemas everything rendered has to fit."""
 
 SMALLEST: Json = {
     "apiVersion": "baton.dev/v1alpha1",
     "kind": "LLMDeployment",
     "metadata": {"name": "chat"},
-    "spec": {"model": {"source": "file://model", "servedName": "tiny", "maxContextTokens": 512}},
+    "spec": {"model": {"source": "file:///model", "servedName": "tiny", "maxContextTokens": 512}},
 }
 
 
