@@ -110,7 +110,7 @@ def _quantise(options: argparse.Namespace) -> int:
 
 def _up(options: argparse.Namespace) -> int:
     from baton_local.commands.up import UpOptions, run_up
-    from baton_local.fetching.model_cache import DEFAULT_BYTES, ModelCache, cache_folder
+    from baton_local.fetching.model_cache import asked_cache
     from baton_local.fetching.ready_model import AskedSource
     from baton_local.fleet.client_keys import AskedKeys
 
@@ -119,7 +119,7 @@ def _up(options: argparse.Namespace) -> int:
         source=None
         if options.source is None
         else AskedSource(options.source, options.served_name, options.max_context_tokens, options.latest),
-        cache=ModelCache(options.cache or cache_folder(os.environ), options.cache_size or DEFAULT_BYTES),
+        cache=asked_cache(options.cache, options.cache_size, os.environ),
         host=options.host,
         port=options.port,
         volumes=dict(options.volume),

@@ -85,11 +85,16 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
     _add_serving(parser)
 
 
-def _add_serving(parser: argparse.ArgumentParser) -> None:
-    """How to serve what was chosen."""
+def add_fetching(parser: argparse.ArgumentParser) -> None:
+    """Where models go that have to be fetched."""
     parser.add_argument("--latest", action="store_true", help="with hf://: ask the hub again what a name means")
     parser.add_argument("--cache", type=Path, metavar="DIR", help="of fetched models (default: ~/.cache/baton/models)")
     parser.add_argument("--cache-size", type=size, metavar="SIZE", help="most that it may hold (default: 100Gi)")
+
+
+def _add_serving(parser: argparse.ArgumentParser) -> None:
+    """How to serve what was chosen."""
+    add_fetching(parser)
     parser.add_argument(
         "--port", type=integer(0, 65_535), default=DEFAULT_PORT, metavar="N", help="of the gateway; 0: any free one"
     )

@@ -11,6 +11,7 @@ import pytest
 
 from baton_local.__main__ import main
 from baton_local.batch import execution as batch_run
+from baton_testing.fake_hub import REPOSITORY, FakeHub, model_files, served
 
 TINY = Path(__file__).resolve().parents[2] / "examples" / "tiny-llama"
 QUESTION = "Tell me the fable of the fox and the lantern."
@@ -73,6 +74,30 @@ def test_a_batch_may_name_the_model_by_its_aliases(tmp_path: Path) -> None:
         "own": "tiny",
         "alias": "gpt-4o",
     }
+
+
+@pytest.mark.parametrize("is_in_a_file", [True, False])
+def test_a_model_that_lies_elsewhere_is_fetched_once(
+    is_in_a_file: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found: only `baton up` did, and a file with such a source was refused."""
+    source = f"hf://{REPOSITORY}@{'a' * 40}"
+    (tmp_path / "in").write_text(json.dumps(request("a", max_tokens=2)) + "\n")
+    (tmp_path / "file.yaml").write_text(
+        (TINY.parent / "tiny.yaml")
+        .read_text()
+        .replace("file://tiny-llama #", f"{source} #")
+        .replace("servedName: tiny-llama", "servedName: tiny")
+    )
+    model = ["-f", str(tmp_path / "file.yaml")] if is_in_a_file else ["--model", source, "--served-name", "tiny"]
+    with served(FakeHub(model_files(TINY))) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        for name in ("first", "second"):
+            flags = ["batch", str(tmp_path / "in"), str(tmp_path / name), *model, "--cache", str(tmp_path / "cache")]
+            assert main(flags) == 0
+            assert json.loads((tmp_path / name).read_text())["response"]["status_code"] == 200
+            assert bool(hub.seen) is (name == "first"), "the second finds it in the cache"
+            hub.seen.clear()
 
 
 def test_a_wrong_request_is_answered_and_the_others_go_on(tmp_path: Path) -> None:

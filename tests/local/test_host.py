@@ -68,7 +68,7 @@ def test_a_missing_model_is_named(tmp_path: Path) -> None:
     "source", [f"hf://org/name@{'a' * 40}", "s3://bucket/path", f"oci://host/image@sha256:{'0' * 64}"]
 )
 def test_what_has_to_be_fetched_first_is_refused(source: str) -> None:
-    with pytest.raises(UnsupportedError, match="is fetched by `baton up` and on a cluster"):
+    with pytest.raises(UnsupportedError, match="is fetched by `baton up`, `baton batch` and on a cluster"):
         model_directory(deployment(model__source=source), Path("file.yaml"), {})
 
 

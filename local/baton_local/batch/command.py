@@ -5,11 +5,12 @@ targets. Started again with the same files it goes on where it stopped.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -24,8 +25,12 @@ from baton_local.batch.execution import GPU_BLOCK_TOKENS, BatchRun, Progress
 from baton_local.batch.jobs import Desk
 from baton_local.batch.lines import BadLine, read_lines
 from baton_local.errors import StartError
-from baton_local.fleet.host import devices, gpu_ids, model_argument
+from baton_local.fetching.model_cache import ModelCache, asked_cache
+from baton_local.fetching.ready_model import brought, from_file
+from baton_local.fleet.host import devices, gpu_ids
+from baton_local.options import add_fetching
 from baton_local.progress_bar import ProgressBar
+from baton_model_fetch.cache_volume import ModelFolder
 from baton_wire.messages.values import Role
 from baton_worker.building.engine import build
 from baton_worker.building.parts import EngineParts
@@ -45,7 +50,6 @@ def run_batch(options: argparse.Namespace) -> int:
 def _answer_rest(options: argparse.Namespace, answers: Answers) -> int:
     done = answers.done
     total, left, bad = _counts(options.input, done)
-    config = _config(options)
     if not left:
         print(f"baton: {options.output} has an answer for each of the {total:,} requests", file=sys.stderr)
         return 0
@@ -53,6 +57,14 @@ def _answer_rest(options: argparse.Namespace, answers: Answers) -> int:
         print(f"baton: {total - left:,} of {total:,} requests are answered already", file=sys.stderr)
     if bad:
         print(f"baton: {bad:,} lines are no requests: their answers say why", file=sys.stderr)
+    cache = asked_cache(options.cache, options.cache_size, os.environ)
+    model = _model(options, cache)
+    with contextlib.nullcontext() if model.cached is None else cache.used(model.cached):
+        return _run(_config(options, model), options, answers, left)
+
+
+def _run(config: WorkerConfig, options: argparse.Namespace, answers: Answers, left: int) -> int:
+    done = answers.done
     try:
         engine = build(config, lambda step, load, seconds: None, alone=True)
     except ConfigError as error:
@@ -88,9 +100,30 @@ def _counts(path: Path, done: set[str]) -> tuple[int, int, int]:
     return total, left, bad_left
 
 
-def _config(options: argparse.Namespace) -> WorkerConfig:
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """What an engine is told of the model, and what the model is called unless somebody says otherwise."""
+
+    argument: str
+    served_name: str
+    cached: ModelFolder | None = None
+
+
+def _model(options: argparse.Namespace, cache: ModelCache) -> _Model:
+    """The model on this machine, fetched when it lies elsewhere. Raises LocalError, UnsupportedError."""
+    if options.file:
+        written = read_manifest(options.file)
+        ready = from_file(written, options.file, dict(options.volume), cache, os.environ)
+        return _Model(ready.argument, written.spec.model.served_name, ready.cached)
+    if options.model.startswith(RANDOM_SCHEME):
+        return _Model(options.model, Path(options.model.removeprefix(RANDOM_SCHEME)).stem)
+    here = brought(options.model, cache, os.environ, options.latest)
+    return _Model(str(here.folder), here.served_name, here.cached)
+
+
+def _config(options: argparse.Namespace, model: _Model) -> WorkerConfig:
     """The deployment's decode worker, or the options alone, as the configuration of one engine that does both."""
-    arguments = _manifest_arguments(options) if options.file else _plain_arguments(options)
+    arguments = _manifest_arguments(options, model) if options.file else _plain_arguments(options, model)
     optional = {
         "--max-sequences": options.max_sequences,
         "--max-step-tokens": options.max_step_tokens,
@@ -104,12 +137,12 @@ def _config(options: argparse.Namespace) -> WorkerConfig:
         raise StartError(str(error)) from error
 
 
-def _manifest_arguments(options: argparse.Namespace) -> list[str]:
+def _manifest_arguments(options: argparse.Namespace, model: _Model) -> list[str]:
     deployment = read_manifest(options.file)
     computed_on = devices(deployment, options.device, len(gpu_ids(os.environ)))[Role.DECODE]
     site = Site(
         python=sys.executable,
-        model_path=model_argument(deployment, options.file, dict(options.volume)),
+        model_path=model.argument,
         keys_path=".",
         prefill_discovery="",
         decode_discovery="",
@@ -121,14 +154,13 @@ def _manifest_arguments(options: argparse.Namespace) -> list[str]:
     return [*_batch_sizes(computed_on), *worker_spec(deployment, Role.DECODE, site).argv[3:]]
 
 
-def _plain_arguments(options: argparse.Namespace) -> list[str]:
+def _plain_arguments(options: argparse.Namespace, model: _Model) -> list[str]:
     computed_on = options.device or Device.CPU
-    name = options.served_name or Path(options.model.removeprefix(RANDOM_SCHEME)).stem
     dtype = options.dtype or ("float32" if computed_on is Device.CPU else "auto")
     context = [f"--max-context-tokens={options.max_context_tokens}"] if options.max_context_tokens else []
     return [
-        f"--model={options.model}",
-        f"--served-name={name}",
+        f"--model={model.argument}",
+        f"--served-name={options.served_name or model.served_name}",
         f"--device={computed_on}",
         f"--dtype={dtype}",
         "--keys=.",
@@ -190,12 +222,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("output", type=Path, metavar="OUT", help="answers; appended to, what it has is not asked again")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("-f", "--file", type=Path, metavar="FILE", help="the LLMDeployment (YAML)")
-    source.add_argument("--model", metavar="DIR", help=f"a model directory, or {RANDOM_SCHEME}CONFIG_JSON to measure")
-    add("--served-name", metavar="NAME", help="with --model: as the requests call it (default: the directory's name)")
+    what = f"a model's folder, hf://ORG/NAME[@REVISION], s3://…, oci://…, or {RANDOM_SCHEME}CONFIG_JSON to measure"
+    source.add_argument("--model", metavar="MODEL", help=what)
+    add("--served-name", metavar="NAME", help="with --model: as the requests call it (default: its own name)")
     add("--no-generation-defaults", action="store_true", help="leave the model's generation_config.json out")
     add("--dtype", choices=sorted(DTYPES), help="with --model")
     add("--max-context-tokens", type=integer(16, 1 << 20), metavar="N", help="with --model")
     add("--volume", type=volume, action="append", default=[], metavar="NAME=PATH", help="directory for pvc://NAME/…")
+    add_fetching(parser)
     add("--device", type=device, metavar="cpu|cuda", help="what to compute on, whatever FILE asks for")
     add("--max-sequences", type=integer(1, 4_096), metavar="N", help="computed at once")
     add("--max-step-tokens", type=integer(16, 1 << 20), metavar="N", help="prompt tokens of one step")

@@ -28,7 +28,7 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
         **{name: name for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION")},
         "endpoint": "AWS_ENDPOINT_URL",
     },
-    "oci": {},
+    "oci": {"endpoint": "OCI_ENDPOINT"},
 }
 """By scheme: files of credentials as a cluster's Secret has them, and the variables that they come from here."""
 

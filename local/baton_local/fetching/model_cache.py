@@ -31,6 +31,11 @@ def cache_folder(environment: Mapping[str, str]) -> Path:
     return base / "baton" / "models"
 
 
+def asked_cache(folder: Path | None, most_bytes: int | None, environment: Mapping[str, str]) -> ModelCache:
+    """The cache that the command line names; None: the user's, the default bound."""
+    return ModelCache(folder or cache_folder(environment), most_bytes or DEFAULT_BYTES)
+
+
 @dataclass(frozen=True, slots=True)
 class ModelCache:
     folder: Path

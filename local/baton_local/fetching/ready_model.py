@@ -56,28 +56,41 @@ def from_file(
     return ReadyModel(deployment, str(folder.model), folder)
 
 
-def from_source(asked: AskedSource, cache: ModelCache, environment: Mapping[str, str], device: Device) -> ReadyModel:
-    """A deployment of one model with the defaults. Raises LocalError, ManifestError."""
-    found = asked_model(asked.text)
-    folder = None
+@dataclass(frozen=True, slots=True)
+class HereModel:
+    """A model's folder on this machine, and what it is called."""
+
+    folder: Path
+    source: str
+    served_name: str
+    cached: ModelFolder | None
+
+
+def brought(text: str, cache: ModelCache, environment: Mapping[str, str], is_fresh: bool) -> HereModel:
+    """The model behind a text, fetched when it lies elsewhere. Raises LocalError."""
+    found = asked_model(text)
     if isinstance(found, Path):
         directory = found.expanduser().resolve()
         if not directory.is_dir():
-            raise StartError(f"{asked.text}: no such folder; a model of the hub is hf://ORG/NAME")
-        source = f"file://{directory}"
-    else:
-        source = _pinned_text(asked.text, found, cache, environment, asked.is_fresh)
-        folder = fetched(source, cache, environment)
-        directory = folder.model
+            raise StartError(f"{text}: no such folder; a model of the hub is hf://ORG/NAME")
+        return HereModel(directory, f"file://{directory}", served_name(found), None)
+    source = _pinned_text(text, found, cache, environment, is_fresh)
+    folder = fetched(source, cache, environment)
+    return HereModel(folder.model, source, served_name(found), folder)
+
+
+def from_source(asked: AskedSource, cache: ModelCache, environment: Mapping[str, str], device: Device) -> ReadyModel:
+    """A deployment of one model with the defaults. Raises LocalError, ManifestError."""
+    here = brought(asked.text, cache, environment, asked.is_fresh)
     try:
-        config = servable_model(directory)
+        config = servable_model(here.folder)
         free = free_bytes(device) if device is Device.CPU else None
         context = context_tokens(config, asked.max_context_tokens, free)
     except ModelError as error:
         raise StartError(f"{asked.text} cannot be served: {error}") from error
-    name = asked.served_name or served_name(found)
-    deployment = made_deployment(source, name, context, is_on_gpu=device is Device.CUDA)
-    return ReadyModel(deployment, str(directory), folder)
+    name = asked.served_name or here.served_name
+    deployment = made_deployment(here.source, name, context, is_on_gpu=device is Device.CUDA)
+    return ReadyModel(deployment, str(here.folder), here.cached)
 
 
 def _pinned_text(

@@ -40,9 +40,8 @@ def model_directory(deployment: LLMDeployment, manifest: Path, volumes: Mapping[
     elif source.scheme is Scheme.PVC:
         path = _in_volume(str(source.place), str(source.path), volumes)
     else:
-        message = (
-            f"{source.scheme}:// is fetched by `baton up` and on a cluster: use file:// or pvc:// with --volume here"
-        )
+        fetched_by = "`baton up`, `baton batch` and on a cluster"
+        message = f"{source.scheme}:// is fetched by {fetched_by}: use file:// or pvc:// with --volume here"
         raise UnsupportedError(SOURCE_FIELD, message)
     if not (path / "config.json").is_file():
         raise UnsupportedError(SOURCE_FIELD, f"{path} is not a directory with a config.json")

@@ -23,7 +23,7 @@ from baton_local.progress_bar import ProgressBar
 from baton_model_fetch import download
 from baton_model_fetch.listing import is_wanted
 from baton_testing.engine import tiny_llama
-from baton_testing.fake_hub import REPOSITORY, FakeHub, model_files, served
+from baton_testing.fake_hub import REPOSITORY, FakeHub, FakeStore, model_files, served
 from baton_testing.kube.manifests import deployment
 
 FIRST, SECOND = "a" * 40, "b" * 40
@@ -209,3 +209,22 @@ def test_the_last_line_of_a_bar_is_right_and_ends(stream: io.StringIO) -> None:
     assert "100" in last
     assert "400" in last
     assert "7 running" in last
+
+
+STORE = "s3://bucket/models/tiny"
+
+
+def test_up_takes_a_model_from_a_bucket(cache: ModelCache) -> None:
+    with served(FakeStore(model_files(tiny_llama.FOLDER))) as store:
+        ready = from_source(AskedSource(STORE), cache, {"AWS_ENDPOINT_URL": store.address}, Device.CPU)
+    assert (ready.deployment.spec.model.source, ready.deployment.spec.model.served_name) == (STORE, "tiny")
+    assert servable_model(Path(ready.argument)).family == "llama"
+
+
+def test_up_takes_a_model_from_a_registry(cache: ModelCache) -> None:
+    with served(FakeStore(model_files(tiny_llama.FOLDER))) as store:
+        host = store.address.removeprefix("http://")
+        source = f"oci://{host}/models/tiny@{store.digest}"
+        ready = from_source(AskedSource(source), cache, {"OCI_ENDPOINT": store.address}, Device.CPU)
+    assert (ready.deployment.spec.model.source, ready.deployment.spec.model.served_name) == (source, "tiny")
+    assert servable_model(Path(ready.argument)).family == "llama"

@@ -1,6 +1,7 @@
 """A model hub on loopback: one repository, its branches, byte ranges, and faults to order. The real hub is never asked.
 
-It keeps the two calls of the hub's API that fetching uses (`revision`, `tree`) and `resolve` for files.
+It keeps the two calls of the hub's API that fetching uses (`revision`, `tree`) and `resolve` for files. A second server
+has a bucket and a registry, with one model in each.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import TypeVar
 
 REPOSITORY = "org/tiny-chat"
 LFS_FROM = 1 << 10
+TITLE = "org.opencontainers.image.title"
 
 
 @dataclass
@@ -64,14 +67,65 @@ class FakeHub:
         self.sent_bytes += len(body)
 
 
+@dataclass
+class FakeStore:
+    """`s3://bucket/models/tiny` and `oci://HOST/models/tiny@` with `digest`."""
+
+    files: Mapping[str, bytes]
+    address: str = ""
+    seen: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._blobs = {_digest(content): content for content in self.files.values()}
+        layers = [
+            {"mediaType": "x", "digest": _digest(content), "size": len(content), "annotations": {TITLE: name}}
+            for name, content in self.files.items()
+        ]
+        self._manifest = json.dumps({"schemaVersion": 2, "layers": layers}).encode()
+        self.digest = _digest(self._manifest)
+
+    def answer(self, handler: BaseHTTPRequestHandler) -> None:
+        path = handler.path.partition("?")[0]
+        self.seen.append(path)
+        if path == "/bucket":
+            return _reply(handler, self._listing())
+        if path == f"/v2/models/tiny/manifests/{self.digest}":
+            return _reply(handler, self._manifest)
+        name, blob = path.removeprefix("/bucket/models/tiny/"), path.removeprefix("/v2/models/tiny/blobs/")
+        content = self.files.get(name, self._blobs.get(blob))
+        return handler.send_error(404) if content is None else _reply(handler, content)
+
+    def _listing(self) -> bytes:
+        entries = "".join(
+            f"<Contents><Key>models/tiny/{name}</Key><Size>{len(content)}</Size>"
+            f'<ETag>"{hashlib.md5(content).hexdigest()}"</ETag></Contents>'
+            for name, content in self.files.items()
+        )
+        return f"<ListBucketResult>{entries}</ListBucketResult>".encode()
+
+
+def _digest(content: bytes) -> str:
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+def _reply(handler: BaseHTTPRequestHandler, content: bytes) -> None:
+    handler.send_response(200)
+    handler.send_header("Content-Length", str(len(content)))
+    handler.end_headers()
+    handler.wfile.write(content)
+
+
 def model_files(folder: Path) -> dict[str, bytes]:
     """The files of a model's folder, as a repository has them."""
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
 
 
+Server = TypeVar("Server", FakeHub, FakeStore)
+
+
 @contextmanager
-def served(hub: FakeHub) -> Iterator[FakeHub]:
-    """The hub on a port of loopback, `address` filled in."""
+def served(hub: Server) -> Iterator[Server]:
+    """The server on a port of loopback, `address` filled in."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

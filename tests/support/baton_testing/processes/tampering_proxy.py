@@ -15,8 +15,8 @@ _CHANNEL_AT = 15
 """In the first frame of who dialled a pair port."""
 HANDSHAKE_BYTES = {False: PROOF_BYTES, True: OFFER_BYTES + CONFIRM_BYTES}
 """Of who dialled, of who was dialled."""
-UPGRADE_BYTES = 400
-"""More than an HTTP upgrade takes."""
+UPGRADE_BYTES = {False: 400, True: 250}
+"""More than an HTTP upgrade takes, and its answer."""
 ANYWHERE = 0.05
 """Share of the flips that may also meet a handshake."""
 
@@ -131,7 +131,7 @@ class TamperingProxy:
                 await writer.drain()
 
     def _passed(self, passage: _Passage, way: Way, data: bytes) -> bytes:
-        before = HANDSHAKE_BYTES[way.is_back] + (0 if len(self._links) > 1 else UPGRADE_BYTES)
+        before = HANDSHAKE_BYTES[way.is_back] + (0 if len(self._links) > 1 else UPGRADE_BYTES[way.is_back])
         is_set_up = passage.passed[way.is_back] >= before
         passage.passed[way.is_back] += len(data)
         if way not in self._armed or not (is_set_up or self._draw.random() < ANYWHERE):
