@@ -20,6 +20,13 @@ DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 GROUP = "/apis/baton.dev/v1alpha1"
 
 
+def _define(server: ApiServer) -> None:
+    """Give the server Baton's definitions."""
+    for path in CRDS:
+        reply = server.send("POST", DEFINITIONS, yaml.safe_load(path.read_text(encoding="utf-8")))
+        assert reply.status == 201, reply.message
+
+
 @pytest.fixture(scope="session")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     """A running API server with Baton's definitions, established."""
@@ -29,9 +36,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     if binaries is None:
         pytest.skip(HOW)
     with running(binaries, tmp_path_factory.mktemp("k8s")) as server:
-        for path in CRDS:
-            reply = server.send("POST", DEFINITIONS, yaml.safe_load(path.read_text(encoding="utf-8")))
-            assert reply.status == 201, reply.message
+        _define(server)
         for plural in ("llmdeployments", "llmpools"):
             server.until("GET", f"{GROUP}/namespaces/default/{plural}")
         yield server
@@ -45,11 +50,8 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     if programs is None:
         pytest.skip(HOW_PLANE)
     with control_plane(programs, tmp_path_factory.mktemp("plane")) as made:
-        for path in CRDS:
-            body = yaml.safe_load(path.read_text(encoding="utf-8"))
-            reply = made.api.send("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", body)
-            assert reply.status == 201, reply.message
-        made.api.until("GET", "/apis/baton.dev/v1alpha1/namespaces/default/llmpools", deadline_s=LONG_S)
+        _define(made.api)
+        made.api.until("GET", f"{GROUP}/namespaces/default/llmpools", deadline_s=LONG_S)
         yield made
 
 

@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from baton_operator.kube.kinds import ACCOUNTS, DEPLOYMENTS, POOLS, RECORDS, SECRETS, SERVICES, WORKERS
-from baton_testing.kube.world import NAME, SPACE, Promise, World
+from baton_testing.kube.calm_world import ANY, play
+from baton_testing.kube.world import NAME, SPACE, World
 from baton_testing.virtual_time.loop import run_virtual
 from baton_wire.messages.values import Role
 
 Json = dict[str, Any]
-ANY = Promise(floor=0, most=9)
 REFUSED = [("model.source", "file://relative", "Unsupported"), ("routing.disaggregation", "Newer", "InvalidSpec")]
-
-
-def play(script: Callable[[World], Awaitable[None]], **fields: object) -> None:
-    async def main() -> None:
-        world = World(promise=ANY)
-        world.start()
-        try:
-            world.user_applies(**fields)
-            await world.settle()
-            await script(world)
-        finally:
-            await world.end()
-
-    run_virtual(main())
 
 
 def conditions(world: World) -> dict[str, tuple[str, str]]:

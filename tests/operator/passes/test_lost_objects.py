@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -11,24 +10,8 @@ import pytest
 from baton_operator.kube.kinds import DEPLOYMENTS, EVENTS, PODS, RECORDS, SECRETS, WORKERS
 from baton_operator.kube.object_fields import is_controlled
 from baton_operator.objects.metadata import ADOPT_ANNOTATION, DEPLOYMENT_LABEL
-from baton_testing.kube.world import NAME, SPACE, Promise, World, wish
-from baton_testing.virtual_time.loop import run_virtual
-
-ANY = Promise(floor=0, most=9)
-
-
-def play(script: Callable[[World], Awaitable[None]], **fields: object) -> None:
-    async def main() -> None:
-        world = World(promise=ANY)
-        world.start()
-        try:
-            world.user_applies(**fields)
-            await world.settle()
-            await script(world)
-        finally:
-            await world.end()
-
-    run_virtual(main())
+from baton_testing.kube.calm_world import play
+from baton_testing.kube.world import NAME, SPACE, World, wish
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
