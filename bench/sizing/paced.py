@@ -70,7 +70,8 @@ def document(asked: Asked) -> dict[str, Any]:
         },
         prefill=pool,
         decode=pool,
-        gateway={"limits": {"maxRequestDuration": f"{PATIENCE_S:g}s"}},
+        # Everybody waits, however long: attainment is measured, and the twin refuses nobody.
+        gateway={"limits": {"maxRequestDuration": f"{PATIENCE_S:g}s", "maxQueueDuration": f"{PATIENCE_S:g}s"}},
     )
 
 
