@@ -20,6 +20,7 @@ from baton_wire.keys import KeySet, derived_key
 from baton_wire.messages.codec import decode, encode
 from baton_wire.messages.measures import WorkerCondition
 from baton_wire.messages.operator_link import (
+    CLOSE_S,
     SILENCE,
     GatewayHello,
     Heartbeat,
@@ -99,7 +100,7 @@ class TelemetryServer:
         keys = self._keys(key)
         if keys is None or self._links.get(key, 0) >= MAX_LINKS:
             return web.Response(status=404 if keys is None else 503)
-        socket = web.WebSocketResponse(max_msg_size=MAX_FRAME_BYTES + FRAME_MAC_BYTES, compress=False)
+        socket = web.WebSocketResponse(timeout=CLOSE_S, max_msg_size=MAX_FRAME_BYTES + FRAME_MAC_BYTES, compress=False)
         try:
             await socket.prepare(request)
         except ValueError as error:  # of a key header that is no base64

@@ -18,6 +18,7 @@ from baton_wire.handshake import HANDSHAKE_S, LinkRole, Party, dial_handshake
 from baton_wire.keys import KeyDirectory
 from baton_wire.messages.codec import decode, encode
 from baton_wire.messages.operator_link import (
+    CLOSE_S,
     SILENCE,
     GatewayHello,
     Heartbeat,
@@ -105,7 +106,9 @@ class OperatorLink:
 
     async def _link_once(self, session: aiohttp.ClientSession, url: str) -> None:
         async with asyncio.timeout(self._times.setup_s) as setup:
-            async with session.ws_connect(url, max_msg_size=MAX_DOWN_BYTES + FRAME_MAC_BYTES, compress=0) as socket:
+            closing = aiohttp.ClientWSTimeout(ws_close=CLOSE_S)
+            most = MAX_DOWN_BYTES + FRAME_MAC_BYTES
+            async with session.ws_connect(url, timeout=closing, max_msg_size=most, compress=0) as socket:
                 _, proven = await dial_handshake(
                     socket.send_bytes,
                     lambda length: _exactly(socket, length),

@@ -252,3 +252,20 @@ async def test_who_proves_the_key_and_says_no_hello_is_not_waited_for(
 
 async def _say_nothing(*_: object) -> None:
     pass
+
+
+async def test_a_farewell_that_never_comes_is_not_waited_for(tmp_path: Path) -> None:
+    """Found by flipped bits: the library waits for 10 s, and a peer behind an altered frame may never be heard."""
+    keys = keys_in(tmp_path)
+    async with operating(keys) as operator:
+        reader, writer = await asyncio.open_connection("127.0.0.1", operator.port)
+        path = PATH.format(**KEY._asdict())
+        upgrade = "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+        key = "Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n"
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: a\r\n{upgrade}{key}\r\n".encode())
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"\x82\xfe\x00\x80\x00\x00\x00\x00" + bytes(128))  # no PROOF: refused, and then nothing is said
+        async with asyncio.timeout(5.0):
+            await reader.read(-1)
+        writer.close()
+        await writer.wait_closed()

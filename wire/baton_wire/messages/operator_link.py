@@ -17,6 +17,8 @@ from baton_wire.messages.values import Address, Count, Message, Seconds
 SILENCE = LivenessConfig(suspect_s=2.0, dead_s=4.0)
 """For both ends, which send at least a heartbeat a second. A flipped length of a frame shows as silence alone, and 5 s
 are the most for which a link may stand so."""
+CLOSE_S = 0.2
+"""For the peer's farewell. Behind an altered frame it may never be read, and the library would wait for 10 s."""
 MAX_WORKERS = 1_024
 """Workers that one summary describes."""
 
