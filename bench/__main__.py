@@ -25,6 +25,10 @@ BENCHES = {
         "five times too much, and one huge request beside small ones: TTFT, refusals",
     ),
     "offline": ("bench.serving.offline", "`baton batch`: tokens/s of whole sets, on the CPU or a GPU"),
+    "structured_support": (
+        "bench.structured.support",
+        "what becomes of each keyword of JSON Schema: docs/structured.md",
+    ),
     "kernels": ("bench.kernels.cpu", "the kernels' CPU paths beside what they replace"),
     "sizing": ("bench.sizing", "scaling policies: SLO misses and GPU-hours over all scenarios"),
     "paced": ("bench.sizing.paced", "a deployment that sizes itself, with emulated GPUs, under a trace"),

@@ -30,9 +30,11 @@ from baton_gateway.http_api import (
     openai_fields,
     openai_types,
     prompting_fields,
+    shape_fields,
     tokenising,
     tool_fields,
 )
+from baton_gateway.shapes import answer_shape
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "gateway/baton_gateway/http_api/openapi.json"
 
@@ -50,6 +52,23 @@ MESSAGES = {
     "items": {"$ref": "#/components/schemas/Message"},
 }
 TOOL_NAME = {"type": "string", "pattern": f"^{tool_fields.TOOL_NAME.pattern}$"}
+DEFINITION = {"type": ["string", "null"], "minLength": 1}
+SCHEMA: Schema = {
+    "anyOf": [{"type": ["object", "boolean"]}],
+    "description": f"A JSON Schema of at most {answer_shape.MAX_DEFINITION_BYTES} bytes: docs/structured.md.",
+}
+OUTPUTS: dict[str, Schema] = {
+    "json": SCHEMA | {"anyOf": [{"type": ["object", "boolean", "null"]}, {"type": "string"}]},
+    "regex": DEFINITION | {"description": "The whole answer matches it."},
+    "choice": {
+        "type": ["array", "null"],
+        "minItems": 1,
+        "maxItems": answer_shape.MAX_CHOICES,
+        "items": {"type": "string", "minLength": 1},
+        "description": "The answer is one of them.",
+    },
+    "grammar": DEFINITION | {"description": "In Lark."},
+}
 RAW: dict[str, Schema] = {
     "model": {"type": "string", "maxLength": 253, "description": "A served name."},
     "messages": MESSAGES,
@@ -141,12 +160,28 @@ RAW: dict[str, Schema] = {
         "propertyNames": {"pattern": "^[0-9]{1,8}$"},
         "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
     },
+    "response_format": {"anyOf": [{"$ref": "#/components/schemas/AnswerFormat"}, {"type": "null"}]},
+    "response_format.type": {"type": "string", "enum": ["text", "json_object", "json_schema"]},
+    "response_format.json_schema": {
+        "$ref": "#/components/schemas/NamedSchema",
+        "description": "With the type `json_schema`, which needs it.",
+    },
+    "response_format.json_schema.name": {"type": "string", "pattern": f"^{shape_fields.SCHEMA_NAME.pattern}$"},
+    "response_format.json_schema.schema": SCHEMA,
+    "structured_outputs": {
+        "anyOf": [{"$ref": "#/components/schemas/StructuredOutputs"}, {"type": "null"}],
+        "description": "One of its fields.",
+    },
+    **{f"structured_outputs.{name}": schema for name, schema in OUTPUTS.items()},
+    **{f"guided_{name}": schema for name, schema in OUTPUTS.items()},
     "stream_options": {"anyOf": [{"$ref": "#/components/schemas/StreamOptions"}, {"type": "null"}]},
     "tokens": IDS,
 }
-NOT_ALWAYS = ("messages[].content", "messages[].tool_call_id")
+NOT_ALWAYS = ("messages[].content", "messages[].tool_call_id", "response_format.json_schema")
 """Required of some messages only."""
 NAMES = {"messages[].": "Message", "messages[].content[].": "Part", "stream_options.": "StreamOptions",
+    "response_format.": "AnswerFormat", "response_format.json_schema.": "NamedSchema",
+    "structured_outputs.": "StructuredOutputs",
     "messages[].tool_calls[].": "ToolCall", "messages[].tool_calls[].function.": "CalledFunction", "tools[].": "Tool",
     "tools[].function.": "Function", "tool_choice.": "NamedTool", "tool_choice.function.": "NamedFunction"}  # fmt: skip
 """Objects within a body: how they are called in the document."""
@@ -213,7 +248,7 @@ class Recorder(openai_fields.Fields):
         super().ignore(*fields, max_bytes=max_bytes)
 
 
-MODULES = (chat_messages, openai_types, prompting_fields, tokenising, tool_fields)
+MODULES = (chat_messages, openai_types, prompting_fields, shape_fields, tokenising, tool_fields)
 """Whose parsers read bodies of chats, completions and tokens."""
 
 
@@ -234,19 +269,29 @@ CHAT = [
     {"role": "assistant", "content": PARTS, "tool_calls": [CALL]},
     {"role": "tool", "content": "x", "tool_call_id": "c"},
 ]
+SHAPES: tuple[dict[str, Any], ...] = (
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}}},
+    {"structured_outputs": {"choice": ["a"]}},
+)
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 TOLD = {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}}
 BODIES: dict[str, tuple[str, Callable[[dict[str, Any]], Any], tuple[dict[str, Any], ...]]] = {
     "/v1/chat/completions": (
         "ChatRequest",
         openai_types.parse_chat,
-        ({"model": "x", "messages": CHAT, "stream": True, "stream_options": {}} | TOLD,),
+        (
+            {"model": "x", "messages": CHAT, "stream": True, "stream_options": {}} | TOLD,
+            *({"model": "x", "messages": CHAT} | shape for shape in SHAPES),
+        ),
     ),
     "/v1/completions": (
         "CompletionRequest",
         openai_types.parse_completion,
         # The widest bounds first: with `echo` nothing need be generated.
-        ({"model": "x", "prompt": "x", "echo": True, "stream": True, "stream_options": {}},),
+        (
+            {"model": "x", "prompt": "x", "echo": True, "stream": True, "stream_options": {}},
+            *({"model": "x", "prompt": "x"} | shape for shape in SHAPES),
+        ),
     ),
     "/tokenize": (
         "TokenizeRequest",

@@ -127,6 +127,7 @@ class GatewayServer:
         self._http = BoundedServer(self.api.handle, _connections(self._settings), _log, not_http)
         self._http.begin(listening, None if self._certificate is None else self._certificate.context)
         self._tasks = [
+            asyncio.create_task(self.relay.shapes.start()),
             asyncio.create_task(self.api.watch_streams()),
             asyncio.create_task(self._every_second()),
             asyncio.create_task(watch_loop_lag(self.metrics.lagged)),
@@ -153,6 +154,7 @@ class GatewayServer:
             await self._http.end(SHUTDOWN_S)
         await self.links.stop()
         await self._templates.stop()
+        await self.relay.shapes.stop()
 
     async def _every_second(self) -> None:
         while True:

@@ -21,7 +21,9 @@ from baton_gateway.http_api.openai_fields import (
     wrong_type,
 )
 from baton_gateway.http_api.prompting_fields import PLAIN_PROMPTING, Prompting, read_prompting
+from baton_gateway.http_api.shape_fields import check_free_to_end, read_shape
 from baton_gateway.http_api.tool_fields import read_tool_use
+from baton_gateway.shapes.answer_shape import AnswerShape
 
 MAX_CHOICES = 16
 MAX_TOKENS = 1 << 20
@@ -76,6 +78,8 @@ class Options:
     continuous_usage: bool
     """With `include_usage`: every chunk says the usage up to there."""
     cache_salt: str
+    shape: AnswerShape | None = None
+    """What the answer must look like; None: like anything."""
     alias: str | None = None
     """What the client wrote instead of the served name in `model`; answers repeat it."""
 
@@ -164,7 +168,10 @@ def _options(fields: Fields, max_tokens: int | None, logprobs: int | None, echo:
         include_usage=include_usage,
         continuous_usage=continuous_usage,
         cache_salt=fields.text("cache_salt", 64) or "",
+        shape=read_shape(fields),
     )
+    if options.shape is not None:
+        check_free_to_end(options.shape, options.ignore_eos, options.min_tokens)
     fields.ignore(*_IGNORED, max_bytes=MAX_IGNORED_BYTES)
     fields.end()
     if options.max_tokens is not None and options.min_tokens > options.max_tokens:
@@ -173,7 +180,6 @@ def _options(fields: Fields, max_tokens: int | None, logprobs: int | None, echo:
 
 
 def _refuse_chat_features(fields: Fields) -> None:
-    fields.refuse("response_format", "only plain text is available", harmless=({"type": "text"},))
     fields.refuse("modalities", "only text is available", harmless=(["text"],))
     for name in ("audio", "web_search_options", "prediction", "verbosity"):
         fields.refuse(name, "it is not available for this model")

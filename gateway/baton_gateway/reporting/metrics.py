@@ -16,6 +16,7 @@ from baton_gateway.http_api.responses import Usage
 from baton_gateway.parent_process import METRICS_VARIABLE
 from baton_gateway.reporting.telemetry import LoadTelemetry
 from baton_gateway.requests.request_events import Outcome
+from baton_gateway.shapes.shape_compiler import Compiled
 from baton_wire.messages.values import POOL_ROLES, Reason, Role
 from baton_wire.session import AlteredFrames
 from baton_wire.sketch import Sketch
@@ -129,6 +130,12 @@ class GatewayMetrics:
     def answered(self, status: int) -> None:
         self._statuses.get(str(status), self._statuses["other"]).inc()
 
+    def shaped(self, how: Compiled, seconds: float) -> None:
+        """A request's schema or grammar was looked up or compiled."""
+        self._shapes[how].inc()
+        if how is not Compiled.KNOWN:
+            self._compile.observe(seconds)
+
     def stalled(self) -> None:
         self._stalled.inc()
 
@@ -154,6 +161,7 @@ class GatewayMetrics:
         self._itl = histogram("itl", "Gap between one token and the next", _GAP_BUCKETS)
         self._e2e = histogram("e2e", "From arrival to the end of a finished request", _TIME_BUCKETS)
         self._queue = histogram("queue", "From arrival to admission", _TIME_BUCKETS)
+        self._compile = histogram("grammar_compile", "From a new schema or grammar to its definition", _GAP_BUCKETS)
         self._lag = histogram("loop_lag", "How late timers of the event loop fire", _LAG_BUCKETS)
 
     def _make_counters(self, registry: CollectorRegistry) -> None:
@@ -166,6 +174,8 @@ class GatewayMetrics:
         self._legs = {reason: legs.labels(reason.value) for reason in Reason}
         routes = counter("routed", "Attempts by where they are prefilled", "route")
         self._routes = [routes.labels(name) for name in ROUTES]
+        shapes = counter("grammars", "Requests with a schema or grammar, by how they came by it", "result")
+        self._shapes = {how: shapes.labels(how.value) for how in Compiled}
         statuses = counter("responses", "HTTP responses by status", "status")
         self._statuses = {status: statuses.labels(status) for status in STATUSES}
         self._prompt_tokens = counter("prompt_tokens", "Tokens of prompts")

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from msgspec import structs
-
 from baton_gateway.answers.answer_reading import Reading, reading_of
 from baton_gateway.answers.formats import AnswerFormat
 from baton_gateway.answers.tool_use import ToolMode, ToolUse
@@ -119,16 +117,12 @@ def make_prompts(
     check_ids([token for token, _ in options.logit_bias], limits, "logit_bias")
     first_seed = seed if options.seed is None else options.seed
     salt = cache_salt(tenant_salt, options.cache_salt)
-
-    def sampling(place: int, prompt_tokens: int) -> SamplingParams:
-        params = _sampling(options, prompt_tokens, text, limits, field, (first_seed + place) % _SEEDS, defaults)
-        return (
-            params if grammar is None and thought is None else structs.replace(params, grammar=grammar, thought=thought)
-        )
-
-    return tuple(
-        Prompt(packed, sampling(place, len(packed) // PACKED_ID_BYTES), salt) for place, packed in enumerate(encoded)
-    )
+    prompts = []
+    for place, packed in enumerate(encoded):
+        tokens, its_seed = len(packed) // PACKED_ID_BYTES, (first_seed + place) % _SEEDS
+        sampling = _sampling(options, tokens, text, limits, field, its_seed, defaults, grammar, thought)
+        prompts.append(Prompt(packed, sampling, salt))
+    return tuple(prompts)
 
 
 def cache_salt(tenant_salt: str, client_salt: str) -> str:
@@ -164,6 +158,8 @@ def _sampling(
     field: str,
     seed: int,
     defaults: GenerationDefaults,
+    grammar: Grammar | None,
+    thought: Thought | None,
 ) -> SamplingParams:
     max_tokens = _max_tokens(options.max_tokens, prompt_tokens, limits, field)
     if options.min_tokens > max_tokens:
@@ -184,6 +180,8 @@ def _sampling(
         stop_token_ids=tuple(dict.fromkeys((*end_ids, *options.stop_token_ids)))[:128],
         logprobs=options.logprobs,
         prompt_logprobs=options.prompt_alternatives,
+        grammar=grammar,
+        thought=thought,
     )
 
 

@@ -59,6 +59,7 @@ from baton_gateway.requests.request_events import (
 )
 from baton_gateway.requests.retry_budget import RetryBudget
 from baton_gateway.requests.routing import Routing
+from baton_gateway.shapes.shape_compiler import ShapeCompiler
 from baton_gateway.text.encoding import PromptEncoder
 from baton_gateway.text.generation_defaults import OF_THE_API
 from baton_gateway.text.revision_text import TextModel
@@ -90,6 +91,7 @@ class Relay:
         self._admission = admission
         self._templates = templates
         self.encoder = PromptEncoder()
+        self.shapes = ShapeCompiler(metrics.shaped)
         self._metrics = metrics
         self._rules = rules
         self._budget = RetryBudget()
@@ -350,12 +352,14 @@ class Relay:
         text, limits = self._table.text(fingerprint), self._table.limits(fingerprint)
         assert text is not None
         assert limits is not None
+        shape = options.shape
+        grammar = None if shape is None else await self.shapes.compile(shape, live.tenant.name)
         thought: Thought | None = None
         if isinstance(request, ChatRequest):
             asked = conversation(request.messages, request.tool_use, request.prompting)
             rendered = await self._templates.render(text.bundle, asked)
             live.reading = chat_reading(request, rendered, text.answer_format)
-            thought = thought_of(live.reading, request.max_thinking_tokens, False, text)
+            thought = thought_of(live.reading, request.max_thinking_tokens, grammar is not None, text)
             encoded = await self.encoder.encode([chat_prompt(rendered, text, limits)], live.tenant.name)
         else:
             encoded = await self.encoder.encode(completion_prompts(request, text, limits), live.tenant.name)
@@ -363,7 +367,7 @@ class Relay:
         seed = self._dice.getrandbits(63)
         defaults = text.bundle.generation if self._rules.generation_defaults else OF_THE_API
         prompts = make_prompts(
-            *(options, encoded, text, limits, field_name, seed, live.tenant.salt, defaults), thought=thought
+            *(options, encoded, text, limits, field_name, seed, live.tenant.salt, defaults), grammar, thought
         )
         self._begin(live, text, fingerprint, prompts)
         return prompts

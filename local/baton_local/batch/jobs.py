@@ -220,6 +220,8 @@ class Desk:
             options = request.options
             if options.stream:
                 raise unsupported("stream", "an answer in a file is not streamed")
+            if options.shape is not None:
+                raise unsupported(options.shape.field, "a batch follows no schemas and grammars")
             if options.model not in self._names:
                 raise RefusedRequestError(model_not_found(options.model, self._names))
             if options.n > self._max_choices:

@@ -1,0 +1,93 @@
+"""What an answer must look like, over HTTP: what reaches the workers, and what is refused by field and JSON pointer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from baton_gateway.shapes.answer_shape import MAX_DEFINITION_BYTES
+from baton_testing.gateway.http_client import CHAT, COMPLETIONS, HttpClient
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+IN_FORMAT = "response_format.json_schema.schema"
+
+
+def form(schema: Any, **fields: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema} | fields}}
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"not": {}}
+    for _ in range(depth):
+        schema = {"items": schema}
+    return schema
+
+
+REFUSED: list[tuple[dict[str, Any], str, str, str]] = [
+    ({"response_format": "json"}, "response_format", "invalid_type", ""),
+    ({"response_format": {"type": "xml"}}, "response_format.type", "invalid_value", "json_schema"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "missing_required_parameter", ""),
+    (form({}, name="a b"), "response_format.json_schema.name", "invalid_value", "letters"),
+    (form({}, strict=1), "response_format.json_schema.strict", "invalid_type", ""),
+    (form({}) | {"guided_regex": "a"}, "guided_regex", "invalid_value", "exclude each other"),
+    ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs.choice", "invalid_value", "exclude"),
+    ({"structured_outputs": {"x": {}}}, "structured_outputs.x", "unknown_parameter", ""),
+    ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "unsupported_parameter", "guided_regex"),
+    ({"guided_regex": "a", "min_tokens": 1}, "min_tokens", "unsupported_parameter", "guided_regex"),
+    ({"guided_regex": ""}, "guided_regex", "invalid_schema", "0 bytes"),
+    ({"guided_regex": "(a{1000}){1000}"}, "guided_regex", "invalid_schema", "1000000 states"),
+    ({"guided_regex": "(?=a)b"}, "guided_regex", "invalid_schema", "look-around"),
+    ({"guided_regex": "a" * 70_000}, "guided_regex", "invalid_schema", "70000 bytes"),
+    ({"guided_choice": []}, "guided_choice", "invalid_schema", "0 choices"),
+    ({"guided_choice": ["a", ""]}, "guided_choice[1]", "invalid_schema", "empty"),
+    ({"guided_choice": ["a", 1]}, "guided_choice", "invalid_type", "strings"),
+    ({"guided_grammar": "start: missing"}, "guided_grammar", "invalid_schema", "missing"),
+    ({"guided_grammar": 'start: %json {"uniqueItems": true}'}, "guided_grammar", "invalid_schema", "not available"),
+    ({"guided_json": "{"}, "guided_json", "invalid_value", "not JSON"),
+    ({"guided_json": {"not": {}}}, "guided_json", "invalid_schema", "'/not'"),
+    (form({"description": "x" * 66_000}), IN_FORMAT, "invalid_schema", str(MAX_DEFINITION_BYTES)),
+    (form(nested(28)), IN_FORMAT, "invalid_schema", "/items/items/not'"),
+    (form({"$ref": "#"}), IN_FORMAT, "invalid_schema", "finite"),
+    (form({"$ref": "http://localhost:1/schema"}), IN_FORMAT, "invalid_schema", "'/$ref'"),
+    (form({"properties": {"a": {"enum": []}}}), IN_FORMAT, "invalid_schema", "'/properties/a/enum'"),
+    (form(SCHEMA | {"required": ["a", "b"], "additionalProperties": False}), IN_FORMAT, "invalid_schema",
+     "'/required/1'"),
+    (form({"properties": {'a"\n': {"uniqueItems": True}}}), IN_FORMAT, "invalid_schema", "uniqueItems"),
+    (form({"type": "string", "format": "colour"}, strict=True), IN_FORMAT, "invalid_schema", "'/format'"),
+]  # fmt: skip
+
+
+async def test_bad_shapes_are_refused_by_field_and_pointer_and_no_worker_hears_of_them(client: HttpClient) -> None:
+    for fields, param, code, word in REFUSED:
+        status, error = await client.refused(CHAT, **fields)
+        assert (status, error["param"], error["code"]) == (400, param, code), error
+        assert word in error["message"]
+    assert not any(worker.received for worker in client.pool.workers)
+
+
+GOOD: list[tuple[dict[str, Any], str | None]] = [
+    (form(SCHEMA), "json_schema"),
+    (form(SCHEMA, strict=True, description="d"), "json_schema"),
+    ({"response_format": {"type": "json_object"}}, "json_schema"),
+    ({"response_format": {"type": "text"}}, None),
+    ({"structured_outputs": {"json": SCHEMA}}, "json_schema"),
+    ({"structured_outputs": {"json_object": True}}, "json_schema"),
+    ({"structured_outputs": {"grammar": 'start: "x"'}}, "lark_grammar"),
+    ({"guided_json": '{"type": "object"}'}, "json_schema"),
+    ({"guided_regex": "[a-z]+"}, "[a-z]+"),
+    ({"guided_choice": ["yes", 'a "quoted" one']}, "quoted"),
+    ({"guided_grammar": 'start: "x"'}, "lark_grammar"),
+]
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_workers_get_a_grammar_and_nothing_of_the_field(client: HttpClient, path: str) -> None:
+    """The fake workers answer what they like: only what they are asked is looked at."""
+    for fields, word in GOOD:
+        await client.ask(path, **fields)
+        grammar = client.prefill().sampling.grammar
+        assert (grammar is None) is (word is None)
+        if grammar is not None:
+            assert word is not None
+            assert word in grammar.definition
