@@ -10,7 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-PATHS = (CHAT, COMPLETIONS, "/tokenize", "/detokenize")
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
+PATHS = (CHAT, COMPLETIONS, "/tokenize", "/detokenize", MESSAGES, f"{MESSAGES}/count_tokens", RESPONSES)
+TURNS = {CHAT: "messages", MESSAGES: "messages", f"{MESSAGES}/count_tokens": "messages", RESPONSES: "input"}
+"""Where the turns of a conversation stand."""
+BLOCKS = (
+    "text", "input_text", "output_text", "thinking", "tool_use", "tool_result", "image", "function_call",
+    "function_call_output", "reasoning", "message", "item_reference", "\ud800",
+)  # fmt: skip
 ANSWER_S = 20.0
 LEAVES_S = 0.2
 READ_OUT_BYTES = 8 << 20
@@ -22,7 +29,8 @@ FIELDS = (
     "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "seed", "stop",
     "stop_token_ids", "ignore_eos", "skip_special_tokens", "logprobs", "top_logprobs", "stream", "stream_options",
     "echo", "best_of", "suffix", "tools", "response_format", "metadata", "user", "cache_salt", "prompt_logprobs",
-    "tokens",
+    "tokens", "input", "instructions", "system", "stop_sequences", "thinking", "output_config", "tool_choice", "text",
+    "reasoning", "include", "max_output_tokens", "previous_response_id", "background", "id", "call_id", "tool_use_id",
     "add_special_tokens", "return_token_strs", "chat_template", "kv_transfer_params", "priority", "__proto__", "",
 )  # fmt: skip
 TEXTS = (
@@ -66,6 +74,12 @@ class HostileRequests:
         match path:
             case "/v1/chat/completions":
                 return {"model": self._model, "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+            case "/v1/messages":
+                return {"model": self._model, "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+            case "/v1/messages/count_tokens":
+                return {"model": self._model, "messages": [{"role": "user", "content": "x"}]}
+            case "/v1/responses":
+                return {"model": self._model, "input": "x", "max_output_tokens": 2}
             case "/detokenize":
                 return {"model": self._model, "tokens": [1, 2]}
         return {"model": self._model, "prompt": "the cat"} | ({} if path == "/tokenize" else {"max_tokens": 2})
@@ -98,12 +112,23 @@ class HostileRequests:
         path = self._random.choice(PATHS)
         body = self._good(path)
         message = {"role": self._random.choice(["user", "system", "tool", "\ud800", ""]), "content": self._value()}
-        if path == CHAT:
+        if path in TURNS:
             message |= {self._random.choice(FIELDS): self._value()} if self._random.random() < 0.3 else {}
-            body["messages"] = [message] * self._random.choice([1, 2, 300 if len(json.dumps(message)) < 10_000 else 3])
+            if path != CHAT:
+                message |= self._block()
+            body[TURNS[path]] = [message] * self._random.choice([1, 2, 300 if len(json.dumps(message)) < 10_000 else 3])
         else:
             body["tokens" if path == "/detokenize" else "prompt"] = self._value()
         return Hostile("values", _post(path, json.dumps(body).encode()))
+
+    def _block(self) -> dict[str, Any]:
+        """What a turn of the other APIs may hold, or a turn that is such a thing itself."""
+        block = {"type": self._random.choice(BLOCKS)} | {
+            self._random.choice(("text", "input", "content", "id", "call_id", "tool_use_id", "name", "arguments",
+                                 "output", "thinking", "summary")): self._value(1)
+            for _ in range(self._random.randrange(4))
+        }  # fmt: skip
+        return {"content": [block]} if self._random.random() < 0.6 else block
 
     def _bytes(self) -> Hostile:
         """A good body with some bytes changed."""
@@ -134,7 +159,9 @@ class HostileRequests:
             case _:
                 filled = b'{"a":' * count + b"1" + b"}" * count
         path = self._random.choice(PATHS)
-        name = self._random.choice(["metadata", "prompt", "messages", "logit_bias", "tokens"])
+        name = self._random.choice(
+            ["metadata", "prompt", "messages", "logit_bias", "tokens", "input", "tools", "system"]
+        )
         model = json.dumps(self._model).encode()
         return Hostile("shape", _post(path, b'{"model":%b,"%b":%b}' % (model, name.encode(), filled)))
 
