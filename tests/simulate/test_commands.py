@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,17 @@ def test_every_policy_answers_in_json(policy: str, capsys: pytest.CaptureFixture
     assert answer["gpu_hours"] > 0
     assert answer["goodput_per_gpu"] > 0
     assert isinstance(answer["decisions"], list)
+
+
+def test_a_worker_is_started_only_where_fewer_would_break_the_percentile(capsys: pytest.CaptureFixture[str]) -> None:
+    """A minute of burst every five once started workers of which the reason said that one fewer kept 99.8 %."""
+    bursts = ["simulate", "--shape", "burst", "--rate", "12", "--duration", "20m", "--json"]
+    assert main(bursts) == 0
+    reasons = [move["reason"] for move in json.loads(capsys.readouterr().out)["decisions"]]
+    grown = [re.search(r"; \d+ would keep ([\d.]+)%", reason) for reason in reasons]
+    kept = [float(found[1]) for found in grown if found is not None]
+    assert kept, "it has to grow for a burst"
+    assert max(kept) < 95.0
 
 
 def test_faults_are_replayed_and_the_timeline_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

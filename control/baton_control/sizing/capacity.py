@@ -1,9 +1,9 @@
 """How many workers a pool needs for a load: the twin asked with a thinned representative group, each answer
 remembered.
 
-Pools are searched apart, each with the other taken as free; the joint answer is then verified once. A group of a
-few workers under its share of the load stands for the pool: that is exact for small pools and errs on the safe
-side for large ones (a smaller group smooths bursts less), and makes the cost independent of the pool's size.
+Pools are searched apart, each with the other taken as free. A group of a few workers under its share of the load
+stands for the pool: that is exact for small pools and errs on the safe side for large ones (a smaller group smooths
+bursts less), and makes the cost independent of the pool's size.
 """
 
 from __future__ import annotations
@@ -69,8 +69,6 @@ class Sizer(Protocol):
 
     def most_per_s(self, role: Role, mix: Mix) -> float: ...
 
-    def joint(self, mix: Mix, rate_per_s: float, workers: tuple[int, int]) -> tuple[float, float]: ...
-
 
 @dataclass(slots=True)
 class TwinSizer:
@@ -81,7 +79,6 @@ class TwinSizer:
     prefix_affinity: float = 0.9
     max_workers: int = 1024
     _seen: dict[tuple[Role, Mix, int, int], float] = field(default_factory=dict)
-    _joint: dict[tuple[Mix, tuple[int, int], int], tuple[float, float]] = field(default_factory=dict)
 
     def required(self, role: Role, mix: Mix, rate_per_s: float) -> int:
         """The fewest workers that meet the pool's percentile at this load; `max_workers` when none do."""
@@ -125,34 +122,6 @@ class TwinSizer:
     def most_per_s(self, role: Role, mix: Mix) -> float:
         """Requests that one worker can do at all, whatever they wait."""
         return MAX_UTILISATION / max(1e-9, _least_work_s(self.model, role, mix))
-
-    def joint(self, mix: Mix, rate_per_s: float, workers: tuple[int, int]) -> tuple[float, float]:
-        """Predicted shares within TTFT and TPOT with both pools and the links between them, on a thinned pair."""
-        if rate_per_s <= 0:
-            return 1.0, 1.0
-        step = ceil(log(rate_per_s) / log(GRID) - 1e-9)
-        key = (mix, workers, step)
-        if key not in self._joint:
-            if len(self._joint) > 256:
-                self._joint.clear()
-            self._joint[key] = self._simulate_joint(mix, GRID**step, workers)
-        return self._joint[key]
-
-    def _simulate_joint(self, mix: Mix, rate_per_s: float, workers: tuple[int, int]) -> tuple[float, float]:
-        prefill, decode = thinned_pair(*workers)
-        load = rate_per_s * min(prefill / workers[0], decode / workers[1])
-        workload = draw(mix, load, self._decode_requests(mix, load))
-        twin = self._twin(workload, Scope.BOTH)
-        for role, count in ((Role.PREFILL, prefill), (Role.DECODE, decode)):
-            for _ in range(count):
-                twin.add(role, 0.0)
-        twin.run_out()
-        ttft, tpot = latencies(twin, workload)
-        half = len(workload) // 2
-        return (
-            float(np.mean(ttft[half:] <= self.targets.ttft_s)),
-            float(np.mean(tpot[half:] <= self.targets.tpot_s)),
-        )
 
     def _simulate(self, role: Role, mix: Mix, group: int, load: float) -> float:
         prefill = role is Role.PREFILL
@@ -221,13 +190,3 @@ def latencies(twin: Twin, workload: Workload) -> tuple[Floats, Floats]:
     gaps = np.maximum(1, workload.output_tokens - 1)
     tpot = (np.array(twin.done_s) - first) / gaps
     return ttft, np.where(np.isnan(tpot), np.inf, np.where(workload.output_tokens > 1, tpot, 0.0))
-
-
-def thinned_pair(prefill: int, decode: int, limit: int = 8) -> tuple[int, int]:
-    """At most `limit` workers a pool in nearly the same ratio."""
-    if max(prefill, decode) <= limit:
-        return prefill, decode
-    ratio = prefill / decode
-    pairs = [(p, max(1, round(p / ratio))) for p in range(1, limit + 1)]
-    fitting = [pair for pair in pairs if pair[1] <= limit] or [(1, limit)]
-    return min(reversed(fitting), key=lambda pair: round(abs(log(pair[0] / pair[1] / ratio)), 3))

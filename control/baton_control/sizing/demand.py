@@ -48,6 +48,8 @@ class Demand:
     is_late: bool
     """More waits than can be answered within the target: nobody is sent away now."""
     predictor: str
+    tokens_each: float | None
+    """Prompt tokens to compute of the present mix's mean request, where load is counted in them; None: in requests."""
 
 
 def learned(
@@ -102,7 +104,8 @@ def demands(
             draining = left / max(spec.drain_s, DRAIN_SHARE * horizon_s)
         correction = memory.pools[role].correction
         rate = max(ahead.high, ahead.mean + draining) * correction
-        result[role] = Demand(rate, ahead.high * correction, horizon_s, draining, is_late, ahead.predictor)
+        each = mean_tokens if role is Role.PREFILL else None
+        result[role] = Demand(rate, ahead.high * correction, horizon_s, draining, is_late, ahead.predictor, each)
     return result
 
 

@@ -23,10 +23,6 @@ from baton_wire.messages.values import POOL_ROLES, Role
 SHRINK_MARGIN = 1.15
 """A smaller pool must carry this much more than the forecast, so that it does not have to grow again at once."""
 
-JOINT_TOLERANCE = 0.02
-"""By how much both pools together may promise less than each apart before one gets more workers …"""
-JOINT_EXTRA = 0.1
-"""… this share of it, at least one."""
 BUDGET_STEPS = 8
 """In about so many steps pools are cut to a budget."""
 
@@ -67,7 +63,7 @@ def size(
     if memory.mix is None:
         return _floor(spec, seen, memory, now, epoch_s)
     wanted = demands(spec, seen, memory, memory.mix, sizer, now)
-    needed = _needed(spec, memory.mix, wanted, sizer)
+    needed = {role: sizer.required(role, memory.mix, wanted[role].rate_per_s) for role in POOL_ROLES}
     pools: dict[Role, PoolDecision] = {}
     for role in POOL_ROLES:
         pool, kept = _decide_pool(spec, role, seen.pool(role), wanted[role], needed[role], memory, now, sizer, epoch_s)
@@ -93,20 +89,6 @@ def wake(spec: SizingSpec, seen: Observed, memory: SizingMemory, now: float, par
         pools[role] = PoolDecision(workers, f"{move}: {wait} for a first pair of workers", workers)
     memory = replace(_remembered(memory, pools), last_arrival_s=now)
     return SloDecision(pools, memory, False, {"parked": float(parked)})
-
-
-def _needed(spec: SizingSpec, mix: Mix, wanted: Mapping[Role, Demand], sizer: Sizer) -> dict[Role, int]:
-    """Workers of each pool on its own, then both verified together once: links and shared waits may ask for more."""
-    needed = {role: sizer.required(role, mix, wanted[role].rate_per_s) for role in POOL_ROLES}
-    rate = min(demand.rate_per_s for demand in wanted.values())
-    if rate <= 0 or any(needed[role] > spec.bounds_of[role].maximum for role in POOL_ROLES):
-        return needed
-    shares = sizer.joint(mix, rate, (needed[Role.PREFILL], needed[Role.DECODE]))
-    for role, share in zip(POOL_ROLES, shares, strict=True):
-        promised = min(spec.targets.share(role), sizer.share_met(role, mix, rate, needed[role]))
-        if share < promised - JOINT_TOLERANCE:
-            needed[role] += max(1, int(JOINT_EXTRA * needed[role]))
-    return needed
 
 
 def _decide_pool(
@@ -140,15 +122,23 @@ def _reason(
     limit = spec.targets.limit_s(role)
     name = "TTFT" if role is Role.PREFILL else "TPOT"
     move = f"{role.value} {before}→{after}" if before != after else f"{role.value} {after}"
-    text = f"{move}: forecast {demand.rate_per_s:.3g} req/s at +{demand.horizon_s:.0f} s"
+    text = f"{move}: forecast {_load(demand, demand.rate_per_s)} at +{demand.horizon_s:.0f} s"
     if demand.backlog_per_s > 0:
-        text += f" with a backlog of {demand.backlog_per_s:.3g} req/s"
+        text += f" with a backlog of {_load(demand, demand.backlog_per_s)}"
     if after > before and after > 1:
         met = sizer.share_met(role, mix, demand.rate_per_s, after - 1)
         text += f"; {after - 1} would keep {met:.1%} within {name} {limit * 1000:.0f} ms"
     elif why:
         text += f"; {why}"
     return text
+
+
+def _load(demand: Demand, rate_per_s: float) -> str:
+    """In the unit in which the pool's load is counted: requests of unequal prompts are not what prefill gets."""
+    if demand.tokens_each is None:
+        return f"{rate_per_s:.3g} req/s"
+    tokens_per_s = rate_per_s * demand.tokens_each
+    return f"{tokens_per_s:.3g} prompt tokens/s" if tokens_per_s < 1e3 else f"{tokens_per_s / 1e3:.3g}k prompt tokens/s"
 
 
 def _hold(spec: SizingSpec, seen: Observed, memory: SizingMemory, why: str) -> SloDecision:

@@ -12,7 +12,6 @@ The words of sizing, in the order in which a decision uses them:
     correction   how much more load a worker feels than the twin thinks, learned from what clients saw
     demand       the load that a pool has to be ready for: forecast, backlog and correction together
     needed       the fewest workers with which the twin meets the target for the demand
-    joint        both pools simulated together, once, to verify what each alone promises
     relaxed      needed for the forecast alone with a margin: what a pool may shrink to
     stabilised   upwards at once; downwards only to the most that was needed in a window, after a cooldown
     turn         a change of direction of a pool; small ones are limited per hour

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from baton_control.errors import ManifestError
-from baton_control.sizing.capacity import Mix, Targets, TwinSizer, thinned_pair
+from baton_control.sizing.capacity import Mix, Targets, TwinSizer, draw, latencies
 from baton_control.sizing.demand import capacity_steps, waiting_at
 from baton_control.sizing.forecast import forecast
 from baton_control.sizing.model_shape import LLAMA_8B
@@ -23,8 +23,9 @@ from baton_control.sizing.readings import (
 )
 from baton_control.sizing.roofline import worker_model
 from baton_control.sizing.workload import RequestShape
+from baton_control.twin.twin import Twin
 from baton_simulate.trace_files import read_trace
-from baton_wire.messages.values import Role
+from baton_wire.messages.values import POOL_ROLES, Role
 from baton_wire.rules.hardware import H200
 
 SHAPE = RequestShape(1000, 100)
@@ -109,8 +110,20 @@ def test_more_load_never_needs_fewer_workers_and_answers_hold_when_verified() ->
         assert sizes == sorted(sizes)
         assert sizes[-1] > 1
     workers = (sizer.required(Role.PREFILL, mix, 80.0), sizer.required(Role.DECODE, mix, 80.0))
-    assert min(sizer.joint(mix, 80.0, workers)) >= 0.93
-    assert sizer.joint(mix, 80.0, (1, 1))[0] < 0.9
+    assert min(_shares_met(sizer, mix, 80.0, workers)) >= 0.93
+    assert _shares_met(sizer, mix, 80.0, (1, 1))[0] < 0.9
+
+
+def _shares_met(sizer: TwinSizer, mix: Mix, rate_per_s: float, workers: tuple[int, int]) -> tuple[float, float]:
+    """Within TTFT and TPOT, with both pools and the links between them."""
+    workload = draw(mix, rate_per_s, 4_000)
+    twin = Twin(sizer.model, workload, ttft_s=sizer.targets.ttft_s)
+    for role, count in zip(POOL_ROLES, workers, strict=True):
+        for _ in range(count):
+            twin.add(role, 0.0)
+    twin.run_out()
+    ttft, tpot = (each[len(workload) // 2 :] for each in latencies(twin, workload))
+    return float(np.mean(ttft <= sizer.targets.ttft_s)), float(np.mean(tpot <= sizer.targets.tpot_s))
 
 
 def test_an_unreachable_target_does_not_ask_for_every_worker() -> None:
@@ -118,13 +131,6 @@ def test_an_unreachable_target_does_not_ask_for_every_worker() -> None:
     sizer = TwinSizer(worker_model(LLAMA_8B, H200), Targets(0.5, 0.025))
     assert sizer.reachable_share(Role.PREFILL, mix) < 0.6
     assert sizer.required(Role.PREFILL, mix, 2.0) < 20
-
-
-@pytest.mark.parametrize(
-    ("pools", "thinned"), [((3, 2), (3, 2)), ((64, 64), (8, 8)), ((64, 8), (8, 1)), ((40, 20), (8, 4))]
-)
-def test_a_thinned_pair_keeps_the_ratio(pools: tuple[int, int], thinned: tuple[int, int]) -> None:
-    assert thinned_pair(*pools) == thinned
 
 
 def test_the_three_trace_formats_are_told_apart(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_pools_follow_the_load_and_say_why() -> None:
     few = sized.workers[Role.PREFILL]
     more = run.step(400)
     assert more.workers[Role.PREFILL] > 2 * few
-    assert "req/s at +" in more.reasons[Role.PREFILL]
+    assert "prompt tokens/s at +" in more.reasons[Role.PREFILL]
     assert more.inputs is not None
     assert "arrivals_per_s 40" in more.inputs
     assert more.memory is not None
@@ -143,7 +143,7 @@ def test_lengths_that_become_known_only_after_the_wake_are_learned_from() -> Non
     assert "no request seen yet" in run.decide().reasons[Role.PREFILL]
     run.now += 10.0
     run.tell(0, lengths=8)
-    assert "req/s at +" in run.decide().reasons[Role.PREFILL]
+    assert "prompt tokens/s at +" in run.decide().reasons[Role.PREFILL]
 
 
 def test_another_process_goes_on_from_the_memory() -> None:

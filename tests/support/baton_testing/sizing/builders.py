@@ -48,10 +48,6 @@ class PerWorker:
     def most_per_s(self, role: Role, mix: Mix) -> float:
         return self.per_s
 
-    def joint(self, mix: Mix, rate_per_s: float, workers: tuple[int, int]) -> tuple[float, float]:
-        shares = [self.share_met(role, mix, rate_per_s, count) for role, count in zip(Role, workers, strict=False)]
-        return shares[0], shares[1]
-
 
 def spec(minimum: int = 1, maximum: int = 20, **changes: object) -> SizingSpec:
     bounds = Bounds(minimum, maximum)
