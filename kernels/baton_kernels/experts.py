@@ -5,14 +5,27 @@ Bytes: of the experts that any of the T tokens takes, 3·H·F each. FLOPs: 6·T�
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from baton_kernels.gated_activations import clamped_gate, clamped_gate_reference
 from baton_kernels.swiglu import swiglu, swiglu_reference
 
 FEW_TOKENS = 24
 """From more on, several tokens share an expert, and reading it for each costs more than sorting."""
+
+
+@dataclass(frozen=True, slots=True)
+class BiasedStacks:
+    """All experts of a layer, gate first."""
+
+    gate_up: Tensor  # [E, 2F, H]
+    gate_up_bias: Tensor  # [E, 2F]
+    down: Tensor  # [E, H, F]
+    down_bias: Tensor  # [E, H]
 
 
 def choose_experts(logits: Tensor, per_token: int, normalised: bool) -> tuple[Tensor, Tensor]:
@@ -55,13 +68,49 @@ def grouped_experts(x: Tensor, gate_up: Tensor, down: Tensor, shares: Tensor, ex
         from baton_kernels.gpu.experts import few_experts_triton
 
         return few_experts_triton(x, gate_up, down, shares, experts)
-    tokens, per_token = experts.shape
+    order, ends = _sorted_by_expert(experts, gate_up.shape[0])
+    rows = x.index_select(0, order // experts.shape[1])
+    inner = swiglu(functional.grouped_mm(rows, gate_up.transpose(1, 2), offs=ends))
+    return _added_up(functional.grouped_mm(inner, down.transpose(1, 2), offs=ends), order, shares)
+
+
+def biased_experts_reference(
+    x: Tensor, stacks: BiasedStacks, shares: Tensor, experts: Tensor, limit: float, alpha: float
+) -> Tensor:
+    """The formula of `biased_experts`, token by token."""
+    rows = []
+    for token in range(x.shape[0]):
+        total = torch.zeros(x.shape[1], dtype=torch.float32, device=x.device)
+        for share, expert in zip(shares[token], experts[token].tolist(), strict=True):
+            gate_up = stacks.gate_up[expert].float() @ x[token].float() + stacks.gate_up_bias[expert].float()
+            inner = clamped_gate_reference(gate_up.to(x.dtype)[None], limit, alpha)[0]
+            out = stacks.down[expert].float() @ inner.float() + stacks.down_bias[expert].float()
+            total += share * out.to(x.dtype).float()
+        rows.append(total.to(x.dtype))
+    return torch.stack(rows) if rows else x.clone()
+
+
+def biased_experts(
+    x: Tensor, stacks: BiasedStacks, shares: Tensor, experts: Tensor, limit: float, alpha: float
+) -> Tensor:
+    """Experts with biases and a clamped gate, x [T, H] → [T, H], on a GPU in bfloat16. The host never waits."""
+    order, ends = _sorted_by_expert(experts, stacks.gate_up.shape[0])
+    taken = experts.flatten().index_select(0, order)
+    rows = x.index_select(0, order // experts.shape[1])
+    gate_up = functional.grouped_mm(rows, stacks.gate_up.transpose(1, 2), offs=ends)
+    inner = clamped_gate(gate_up.add_(stacks.gate_up_bias.index_select(0, taken)), limit, alpha)
+    out = functional.grouped_mm(inner, stacks.down.transpose(1, 2), offs=ends)
+    return _added_up(out.add_(stacks.down_bias.index_select(0, taken)), order, shares)
+
+
+def _sorted_by_expert(experts: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """experts [T, k] → pairs of token and expert, sorted by expert [T · k], and each expert's end among them."""
     flat = experts.flatten()
-    order = torch.argsort(flat, stable=True)
-    numbers = torch.arange(gate_up.shape[0], device=x.device)
-    ends = (flat[:, None] == numbers).sum(0).cumsum(0).int()
-    inner = swiglu(functional.grouped_mm(x.index_select(0, order // per_token), gate_up.transpose(1, 2), offs=ends))
-    out = functional.grouped_mm(inner, down.transpose(1, 2), offs=ends)
-    # Back in the tokens' order, so that the sum has one order too.
-    back = torch.empty_like(out).index_copy_(0, order, out).view(tokens, per_token, -1)
-    return (back.float() * shares[:, :, None]).sum(1).to(x.dtype)
+    numbers = torch.arange(count, device=experts.device)
+    return torch.argsort(flat, stable=True), (flat[:, None] == numbers).sum(0).cumsum(0).int()
+
+
+def _added_up(out: Tensor, order: Tensor, shares: Tensor) -> Tensor:
+    """Rows of pairs, in the tokens' order again, so that the sum has one order too: [T · k, H] → [T, H]."""
+    back = torch.empty_like(out).index_copy_(0, order, out).view(*shares.shape, -1)
+    return (back.float() * shares[:, :, None]).sum(1).to(out.dtype)

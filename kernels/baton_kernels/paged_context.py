@@ -1,4 +1,4 @@
-"""Reading one sequence's K and V out of the paged pool: what the attention references share.
+"""Reading one sequence's K and V out of the paged pool: and softmax over it: what the attention references share.
 
 The pool is `[num_blocks, layers, 2 (K, V), kv_heads, block_tokens, head_dim]`; token t of a sequence lies in block
 `block_table[t // block_tokens]`, slot `t % block_tokens`.
@@ -6,6 +6,7 @@ The pool is `[num_blocks, layers, 2 (K, V), kv_heads, block_tokens, head_dim]`; 
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from baton_kernels.attention_inputs import KvLayer
@@ -21,3 +22,11 @@ def read_context(kv: KvLayer, block_table: Tensor, context_len: int) -> tuple[Te
         blocks = blocks.float() * kv.scales[kv.layer][None, :, :, None, None]
     key_value = blocks.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :context_len]
     return key_value[0], key_value[1]
+
+
+def softmax_with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """softmax over the last dimension of scores [Hq, …, keys], one weight exp(sinks[h]) more in each sum."""
+    if sinks is None:
+        return scores.softmax(-1)
+    extra = sinks.float().view(-1, *[1] * (scores.dim() - 1)).expand(*scores.shape[:-1], 1)
+    return torch.cat((scores, extra), -1).softmax(-1)[..., :-1]

@@ -11,17 +11,35 @@ from torch import Tensor
 from baton_engine.model.decoder import Decoder, DecoderLayer
 from baton_engine.model.formats.stored_weight import StoredWeight, joined
 from baton_engine.model.formats.unpacking import unpack
-from baton_engine.model.layers.experts import Router, SeparateExperts, StackedExperts
+from baton_engine.model.layers.experts import BiasedExperts, Router, SeparateExperts, StackedExperts
 from baton_engine.model.layers.linear import Linear, LinearMethod, Projection, QuantisedLinear, RowLinear, linear_method
-from baton_engine.model.layers.mlp import gated_mlp
+from baton_engine.model.layers.mlp import OtherGate, gated_mlp
 from baton_engine.model.layers.norm import NormedProjection, PackedNorm, RmsNorm, WeightedRmsNorm, pack_norm
 from baton_engine.model.layers.rope import rope_tables
 from baton_engine.model.weights import WeightSource
 from baton_kernels.attention_inputs import HeadNorms
+from baton_kernels.experts import BiasedStacks
 from baton_kernels.kv_scales import GREATEST
-from baton_wire.models.decoder_spec import Attention, DecoderSpec, Dense, Experts, ExpertTensors
+from baton_wire.models.decoder_spec import (
+    Attention,
+    ClampedGate,
+    DecoderSpec,
+    Dense,
+    Experts,
+    Gate,
+    SiluGate,
+    StackedTensors,
+)
 from baton_wire.models.formats.quantization import WeightFormats
-from baton_wire.models.parameters import EMBEDDING, FINAL_NORM, HEAD_LAYER, layer_prefix, linear_sizes, rotated_rows
+from baton_wire.models.parameters import (
+    EMBEDDING,
+    FINAL_NORM,
+    HEAD_LAYER,
+    SINKS,
+    layer_prefix,
+    linear_sizes,
+    rotated_rows,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +120,10 @@ class _Reader:
         if any(self.formats.of(layer) for layer in layers):
             return self._dense([self._stored(layer) for layer in layers])
         return self.tensor(*(f"{layer}.weight" for layer in layers))
+
+    def stack(self, name: str) -> Tensor:
+        """[experts, features, columns] of a tensor that has columns before features."""
+        return self.tensor(name).transpose(1, 2).contiguous()
 
     def _dense(self, parts: Sequence[StoredWeight | Tensor]) -> Tensor:
         dense = [part.dequantised() if isinstance(part, StoredWeight) else part for part in parts]
@@ -212,6 +234,7 @@ def _assemble_layer(
         rope=config.ropes.index(mixer.rope),
         scale=mixer.scale,
         window=mixer.window,
+        sinks=reader.tensor(prefix + SINKS).float() if mixer.sinks else None,
     )
 
 
@@ -237,19 +260,49 @@ def _feed_forward(config: DecoderSpec, reader: _Reader, number: int) -> tuple[Pr
 
 
 def _dense(block: Dense, reader: _Reader, prefix: str, norm: PackedNorm) -> Projection:
-    gate_up = reader.linear(prefix, *block.gate_up, has_bias=block.bias, norm=norm, gated=True)
-    return gated_mlp(gate_up, reader.linear(prefix, "down_proj", has_bias=block.bias), block.inner)
+    silu = isinstance(block.gate, SiluGate)
+    gate_up = reader.linear(prefix, *block.gate_up, has_bias=block.bias, norm=norm, gated=silu)
+    down = reader.linear(prefix, "down_proj", has_bias=block.bias)
+    return gated_mlp(_with_gate(gate_up, block.gate), down, block.inner)
+
+
+def _with_gate(gate_up: Linear, gate: Gate) -> Linear:
+    return gate_up if isinstance(gate, SiluGate) else OtherGate(gate_up, gate)
 
 
 def _experts(experts: Experts, reader: _Reader, prefix: str) -> Projection:
-    router = Router(reader.tensor(f"{prefix}{experts.router}.weight"), experts.per_token, experts.normalised)
-    assert isinstance(experts.tensors, ExpertTensors)
+    name = f"{prefix}{experts.router}"
+    bias = reader.tensor(f"{name}.bias") if experts.router_bias else None
+    router = Router(reader.tensor(f"{name}.weight"), bias, experts.per_token, experts.normalised)
     names, numbers = experts.tensors, range(experts.count)
-    if reader.device.type == "cuda" and reader.dtype == torch.bfloat16:
+    is_fast = reader.device.type == "cuda" and reader.dtype == torch.bfloat16
+    if isinstance(names, StackedTensors):
+        stacks = _stacks(names, reader, prefix)
+        if is_fast and isinstance(experts.gate, ClampedGate):
+            return BiasedExperts(router, stacks, experts.gate)
+        pack = reader.method.pack
+        return SeparateExperts(
+            router,
+            tuple(_with_gate(pack(stacks.gate_up[n], stacks.gate_up_bias[n]), experts.gate) for n in numbers),
+            tuple(pack(stacks.down[n], stacks.down_bias[n]) for n in numbers),
+        )
+    if is_fast:
         gate_up = torch.stack([reader.weight(prefix, *names.gate_up(number)) for number in numbers])
         return StackedExperts(router, gate_up, torch.stack([reader.weight(prefix, names.down(n)) for n in numbers]))
     return SeparateExperts(
         router,
         tuple(reader.linear(prefix, *names.gate_up(n), has_bias=False, gated=True) for n in numbers),
         tuple(reader.linear(prefix, names.down(n), has_bias=False) for n in numbers),
+    )
+
+
+def _stacks(names: StackedTensors, reader: _Reader, prefix: str) -> BiasedStacks:
+    """With gate and up, which the file has in turn, one below the other."""
+    gate_up, down = reader.stack(prefix + names.gate_up), reader.stack(prefix + names.down)
+    bias = reader.tensor(f"{prefix}{names.gate_up}_bias")
+    return BiasedStacks(
+        torch.cat((gate_up[:, ::2], gate_up[:, 1::2]), 1),
+        torch.cat((bias[:, ::2], bias[:, 1::2]), 1),
+        down,
+        reader.tensor(f"{prefix}{names.down}_bias"),
     )

@@ -48,6 +48,8 @@ class DecoderLayer:
     """Which of the decoder's tables."""
     scale: float
     window: int | None
+    sinks: Tensor | None
+    """[q_heads] float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +98,9 @@ class Decoder:
                     again, nowhere = layer.qkv(x.index_select(0, ending.rows)), torch.full_like(ending.rows, -1)
                     unplaced = self._placed(rows.positions.index_select(0, ending.rows), nowhere)
                     q = rope_kv_write(again, kv, unplaced[layer.rope], self.num_q_heads, layer.head_norms)
-                attended = paged_decode_attention(q, kv, ending.attention, layer.scale, layer.window)
+                attended = paged_decode_attention(q, kv, ending.attention, layer.scale, layer.window, layer.sinks)
             else:
-                attended = attend(q, kv, rows, layer.scale, layer.window)
+                attended = attend(q, kv, rows, layer.scale, layer.window, layer.sinks)
             x, residual = layer.mlp_norm.after(layer.output, attended.flatten(1), residual)
             x, residual = layer.next_norm.after(layer.mlp, x, residual)
         return x

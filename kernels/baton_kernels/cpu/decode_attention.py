@@ -148,7 +148,7 @@ def _announce_sparse_once() -> None:
 
 
 def paged_decode_attention_cpu(
-    q: Tensor, kv: KvLayer, rows: DecodeRows, scale: float, window: int | None = None
+    q: Tensor, kv: KvLayer, rows: DecodeRows, scale: float, window: int | None = None, sinks: Tensor | None = None
 ) -> Tensor:
     """Attention of one layer: q [N, Hq, D] contiguous → [N, Hq, D]."""
     num_q_heads = q.shape[1]
@@ -160,36 +160,45 @@ def paged_decode_attention_cpu(
     values = pool_rows.narrow(0, (2 * kv.layer + 1) * side, index.reach)
     attend = _attend_gathered if kv.pool.dtype != torch.float32 else _attend_sparse
     if len(index.groups) == 1 and index.groups[0].members is None:
-        return attend(q.reshape(-1, head_dim), keys, values, scale, index.groups[0]).view(q.shape)
+        return attend(q.reshape(-1, head_dim), keys, values, scale, index.groups[0], sinks).view(q.shape)
     out = torch.zeros_like(q)
     for group in index.groups:
         assert group.members is not None
-        part = attend(q.index_select(0, group.members).view(-1, head_dim), keys, values, scale, group)
+        part = attend(q.index_select(0, group.members).view(-1, head_dim), keys, values, scale, group, sinks)
         out.index_copy_(0, group.members, part.view(-1, *q.shape[1:]))
     return out
 
 
-def _attend_sparse(q: Tensor, keys: Tensor, values: Tensor, scale: float, group: LengthGroup) -> Tensor:
+def _attend_sparse(
+    q: Tensor, keys: Tensor, values: Tensor, scale: float, group: LengthGroup, sinks: Tensor | None
+) -> Tensor:
     """q [n · Hq, D] → [n · Hq, D]."""
     pattern = group.scores
     torch.sparse.sampled_addmm(pattern, q, keys.t(), beta=0.0, alpha=scale, out=pattern)
     assert pattern is not None
-    weights = _softmax(pattern.values(), q.shape[0], group).view(-1)
+    weights = _softmax(pattern.values(), q.shape[0], group, sinks).view(-1)
     return torch.embedding_bag(values, group.columns, group.starts, False, 0, False, weights)[0]
 
 
-def _attend_gathered(q: Tensor, keys: Tensor, values: Tensor, scale: float, group: LengthGroup) -> Tensor:
+def _attend_gathered(
+    q: Tensor, keys: Tensor, values: Tensor, scale: float, group: LengthGroup, sinks: Tensor | None
+) -> Tensor:
     """As `_attend_sparse` for dtypes that the sparse kernel lacks; computed in float32."""
     num_rows, head_dim = q.shape
     key = keys.index_select(0, group.columns).view(num_rows, -1, head_dim).float()
     scores = torch.bmm(key, q.float()[:, :, None]) * scale
-    weights = _softmax(scores.view(-1), num_rows, group)
+    weights = _softmax(scores.view(-1), num_rows, group, sinks)
     value = values.index_select(0, group.columns).view(num_rows, -1, head_dim).float()
     return torch.bmm(weights.view(num_rows, 1, -1), value).view(num_rows, head_dim).to(q.dtype)
 
 
-def _softmax(scores: Tensor, num_rows: int, group: LengthGroup) -> Tensor:
+def _softmax(scores: Tensor, num_rows: int, group: LengthGroup, sinks: Tensor | None) -> Tensor:
     if group.hidden is None:
-        return scores.view(num_rows, -1).softmax(-1)
-    members, _, longest = group.hidden.shape
-    return scores.view(members, -1, longest).masked_fill_(group.hidden, float("-inf")).softmax(-1)
+        scores = scores.view(num_rows, -1)
+    else:
+        members, _, longest = group.hidden.shape
+        scores = scores.view(members, -1, longest).masked_fill_(group.hidden, float("-inf")).view(num_rows, longest)
+    if sinks is None:
+        return scores.softmax(-1)
+    extra = sinks.to(scores.dtype).repeat(num_rows // sinks.shape[0])[:, None]
+    return torch.cat((scores, extra), -1).softmax(-1)[:, :-1].contiguous()

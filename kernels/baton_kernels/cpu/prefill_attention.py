@@ -86,32 +86,39 @@ def _run(kv_pool: Tensor, tables: Tensor, begin: int, queries: int, context: int
 
 
 def paged_prefill_attention_cpu(
-    q: Tensor, kv: KvLayer, rows: PrefillRows, scale: float, window: int | None = None
+    q: Tensor, kv: KvLayer, rows: PrefillRows, scale: float, window: int | None = None, sinks: Tensor | None = None
 ) -> Tensor:
     """Attention of one layer: q [T, Hq, D] → [T, Hq, D]. Rows of no sequence give zeros."""
     index = rows.memo.once(window, lambda: prefill_index(kv.pool, rows, window))
     if len(index.runs) == 1 and index.runs[0].members * index.runs[0].queries == q.shape[0]:
-        return _attend(q, kv, scale, index.runs[0], index.reach)
+        return _attend(q, kv, scale, index.runs[0], index.reach, sinks)
     out = torch.zeros_like(q)
     for run in index.runs:
         end = run.begin + run.members * run.queries
-        out[run.begin : end] = _attend(q[run.begin : end], kv, scale, run, index.reach)
+        out[run.begin : end] = _attend(q[run.begin : end], kv, scale, run, index.reach, sinks)
     return out
 
 
-def _attend(q: Tensor, kv: KvLayer, scale: float, run: PrefillRun, reach: int) -> Tensor:
+def _attend(q: Tensor, kv: KvLayer, scale: float, run: PrefillRun, reach: int, sinks: Tensor | None) -> Tensor:
     """q [members · queries, Hq, D] → the same shape."""
     _, _, _, kv_heads, block_tokens, head_dim = kv.pool.shape
     chunks = kv.pool.view(-1, block_tokens * head_dim).narrow(0, kv.layer * 2 * kv_heads, reach)
     gathered = chunks.index_select(0, run.chunks).view(2, run.members, kv_heads, -1, head_dim)
     key, value = gathered.to(q.dtype).narrow(3, run.first, run.keys).unbind(0)
     query = q.reshape(run.members, run.queries, -1, head_dim).transpose(1, 2)
+    mask = run.mask
+    if sinks is not None:  # a key of zeros, whose score is the sink, and a value of zeros
+        key, value = (torch.nn.functional.pad(side, (0, 0, 0, 1)) for side in (key, value))
+        if mask is None:
+            mask = torch.full((run.queries, run.keys), float("-inf"), dtype=q.dtype).triu_(1)
+        column = sinks.to(q.dtype)[:, None, None].expand(-1, run.queries, 1)
+        mask = torch.cat((mask.to(q.dtype).expand(sinks.shape[0], -1, -1), column), -1)
     out = scaled_dot_product_attention(
         query,
         key,
         value,
-        attn_mask=run.mask,
-        is_causal=run.mask is None,
+        attn_mask=mask,
+        is_causal=mask is None,
         scale=scale,
         enable_gqa=query.shape[1] != kv_heads,
     )

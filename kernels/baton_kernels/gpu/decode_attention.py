@@ -45,11 +45,11 @@ PROGRAMS_WANTED = 264
 
 @triton.jit(do_not_specialize=["table_stride", "layer", "splits", "window"])
 def _decode_split_kernel(
-    q_ptr, pool_ptr, tables_ptr, lens_ptr, scales_ptr, maximum_ptr, sum_ptr, partial_ptr,
+    q_ptr, pool_ptr, tables_ptr, lens_ptr, scales_ptr, sinks_ptr, maximum_ptr, sum_ptr, partial_ptr,
     table_stride, block_stride, layer, layer_stride, scale, window, splits,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, WINDOW: tl.constexpr, DOT: tl.constexpr,
-    ONE_SPLIT: tl.constexpr, SCALED: tl.constexpr, CHAINED: tl.constexpr,
+    ONE_SPLIT: tl.constexpr, SCALED: tl.constexpr, SINKS: tl.constexpr, LOG2E: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     after_previous(CHAINED)
     GROUP: tl.constexpr = Q_HEADS // KV_HEADS
@@ -82,6 +82,10 @@ def _decode_split_kernel(
     head_offset = layer.to(tl.int64) * layer_stride + kv_head * BLOCK_TOKENS * D
     maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
+    if SINKS:  # of the first split alone
+        sink = tl.load(sinks_ptr + kv_head * GROUP + group, mask=group < GROUP, other=0.0) * LOG2E
+        maximum = tl.where(split == 0, sink, maximum)
+        total = tl.where(split == 0, 1.0, total)
     weighted = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for start in range(begin, end, BLOCK_N):
         token = start + tile
@@ -160,6 +164,7 @@ def paged_decode_attention_triton(
     scale: float,
     window: int | None = None,
     out: Tensor | None = None,
+    sinks: Tensor | None = None,
     splits: int | None = None,
     config: DecodeConfig | None = None,
 ) -> Tensor:
@@ -183,11 +188,12 @@ def paged_decode_attention_triton(
     block_d = max(16, triton.next_power_of_2(head_dim))
     _decode_split_kernel[(kv_heads, sequences, splits)](
         q.contiguous(), kv_pool, block_tables, rows.context_lens, maximum if kv_scales is None else kv_scales,
-        maximum, total, partial,
+        maximum if sinks is None else sinks, maximum, total, partial,
         block_tables.stride(0), kv_pool.stride(0), kv.layer, kv_pool.stride(1), scale * LOG2_E, window or 0, splits,
         q_heads, kv_heads, head_dim, block_tokens,
         max(16, triton.next_power_of_2(q_heads // kv_heads)), config.block_n, block_d, window is not None,
-        dot_dtype(q, kv_pool), splits == 1, kv_scales is not None, bool(launch),
+        dot_dtype(q, kv_pool), splits == 1, kv_scales is not None,
+        sinks is not None, LOG2_E, bool(launch),
         num_warps=config.warps, num_stages=config.stages, **launch,
     )  # fmt: skip
     if splits > 1:

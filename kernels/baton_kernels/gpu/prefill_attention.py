@@ -119,11 +119,11 @@ def _visit(
 
 @triton.jit(do_not_specialize=["chunks", "table_stride", "layer", "window"])
 def _prefill_kernel(
-    q_ptr, pool_ptr, tables_ptr, starts_ptr, lens_ptr, scales_ptr, out_ptr,
+    q_ptr, pool_ptr, tables_ptr, starts_ptr, lens_ptr, scales_ptr, sinks_ptr, out_ptr,
     chunks, table_stride, block_stride, layer, layer_stride, scale, window,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, WINDOW: tl.constexpr, DOT: tl.constexpr,
-    SCALED: tl.constexpr,
+    SCALED: tl.constexpr, SINKS: tl.constexpr, LOG2E: tl.constexpr,
 ):  # fmt: skip
     GROUP: tl.constexpr = Q_HEADS // KV_HEADS
     TOKENS: tl.constexpr = BLOCK_M // GROUP
@@ -155,6 +155,9 @@ def _prefill_kernel(
     end = prefix + tl.minimum(tile * TOKENS + TOKENS, query_len)
     maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
+    if SINKS:
+        maximum = tl.load(sinks_ptr + kv_head * GROUP + row % GROUP) * LOG2E
+        total = tl.full([BLOCK_M], 1.0, tl.float32)
     weighted = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     # Tokens before `border` are seen by every row: their tiles need no mask.
     border = first
@@ -186,6 +189,7 @@ def paged_prefill_attention_triton(
     scale: float,
     window: int | None = None,
     out: Tensor | None = None,
+    sinks: Tensor | None = None,
     config: PrefillConfig | None = None,
 ) -> Tensor:
     """As `baton_kernels.prefill_attention.paged_prefill_attention`. Raises ValueError when a kv head has more query
@@ -202,11 +206,12 @@ def paged_prefill_attention_triton(
     if tiles := most_tiles(tokens, chunks, config.block_m // group):
         _prefill_kernel[(tiles, kv_heads)](
             q.contiguous(), kv_pool, block_tables, rows.query_starts, rows.context_lens,
-            rows.context_lens if kv.scales is None else kv.scales, out,
+            rows.context_lens if kv.scales is None else kv.scales,
+            out if sinks is None else sinks, out,
             chunks, block_tables.stride(0), kv_pool.stride(0), kv.layer, kv_pool.stride(1), scale * LOG2_E, window or 0,
             q_heads, kv_heads, head_dim, block_tokens,
             config.block_m, config.block_n, max(16, triton.next_power_of_2(head_dim)), window is not None, dot_dtype(q),
-            kv.scales is not None, num_warps=config.warps, num_stages=config.stages,
+            kv.scales is not None, sinks is not None, LOG2_E, num_warps=config.warps, num_stages=config.stages,
         )  # fmt: skip
     return out
 

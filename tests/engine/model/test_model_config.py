@@ -173,7 +173,60 @@ def test_the_rope_digest_tells_options_apart() -> None:
 MIXTRAL: JsonObject = LLAMA | {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "num_local_experts": 8}
 QWEN3_MOE: JsonObject = LLAMA | {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"]}
 
+GEMMA: JsonObject = LLAMA | {"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"]}
+PHI: JsonObject = LLAMA | {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"]}
+GLM4: JsonObject = LLAMA | {"model_type": "glm4", "architectures": ["Glm4ForCausalLM"], "head_dim": 16}
+OSS: JsonObject = LLAMA | {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "num_local_experts": 8}
+LONGROPE = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+PHI_CODE = {"AutoConfig": "configuration_phi3.Phi3Config", "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"}
+
+
+def test_stop_ids_that_no_file_names_are_the_familys() -> None:
+    assert parse_spec(GLM4).eos_token_ids == (151_329, 151_336, 151_338)
+    assert parse_spec({**GLM4, "eos_token_id": [4]}).eos_token_ids == (4,)
+    assert parse_spec(GEMMA, {"eos_token_id": [1, 106]}).eos_token_ids == (1, 106)
+
+
+def test_gemma_has_two_ropes_in_either_layout() -> None:
+    old = parse_spec({**GEMMA, "rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 8.0}})
+    sections = {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+    new = parse_spec({**GEMMA, "rope_parameters": sections, "sliding_window_pattern": 2})
+    assert old.ropes == (RopeConfig(1e4, None),)  # the first two layers are local
+    assert new.ropes == (RopeConfig(1e4, None), RopeConfig(5e5, LinearScaling(8.0)))
+    assert windows_of(new) == (4096, None)
+
+
+def test_code_that_every_phi_checkpoint_brings_along_is_not_needed() -> None:
+    assert parse_spec({**PHI, "auto_map": PHI_CODE}).attention.qkv == ("qkv_proj",)
+
+
+def test_long_and_short_contexts_of_longrope_never_mix() -> None:
+    spec = parse_spec({**PHI, "rope_scaling": LONGROPE, "original_max_position_embeddings": 1024})
+    assert spec.rope_digest(1024) != spec.rope_digest(1025) == spec.rope_digest(4096)
+
+
 BAD: list[tuple[str, JsonObject, str]] = [
+    ("capped scores", GEMMA | {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping: 50"),
+    ("both directions", GEMMA | {"use_bidirectional_attention": True}, "use_bidirectional_attention: true"),
+    ("silu in gemma", GEMMA | {"hidden_activation": "silu"}, 'hidden_activation: "silu".*gelu_pytorch_tanh'),
+    ("an image model", GEMMA | {"model_type": "gemma3"}, 'model_type: "gemma3"'),
+    ("a rope of a third kind", GEMMA | {"rope_parameters": {"full_attention": {}, "x": {}}}, "rope_parameters.x"),
+    ("no local window", GEMMA | {"sliding_window": None}, "sliding_window"),
+    ("zero scale", GEMMA | {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar: 0"),
+    ("other code", PHI | {"auto_map": {"AutoConfig": "evil.Config"}}, "auto_map.*never run"),
+    ("yarn in phi", PHI | {"rope_scaling": {"type": "yarn", "factor": 2}}, 'rope_scaling.type: "yarn".*longrope'),
+    ("factors of another head", PHI | {"rope_scaling": LONGROPE | {"long_factor": [1.0]}}, "long_factor: has 1 .*8"),
+    ("negative factor", PHI | {"rope_scaling": LONGROPE | {"long_factor": [-1.0] * 8}}, "rope_scaling.long_factor"),
+    ("no factors", PHI | {"rope_scaling": {"type": "longrope"}}, "rope_scaling.short_factor"),
+    ("an odd rotation", PHI | {"partial_rotary_factor": 0.2}, "partial_rotary_factor: 0.2 .*even"),
+    ("more than the head", PHI | {"partial_rotary_factor": 1.5}, "partial_rotary_factor: 1.5"),
+    ("window in glm", GLM4 | {"sliding_window": 64}, "sliding_window: 64"),
+    ("more experts a token", OSS | {"num_experts_per_tok": 9}, "num_experts_per_tok: 9 .* 1 to 8"),
+    ("negative clamp", OSS | {"swiglu_limit": -7.0}, "swiglu_limit: -7"),
+    ("one layer type too few", OSS | {"layer_types": ["full_attention"]}, "layer_types.*2 entries"),
     ("unknown family", llama(model_type="gpt2"), r"model_type: \"gpt2\".*llama, mistral, qwen2, qwen3"),
     ("no family", without(LLAMA, "model_type"), "model_type: is missing|model_type.*string"),
     ("unknown mixture of experts", llama(model_type="deepseek_v3"), 'model_type: "deepseek_v3"'),

@@ -79,6 +79,12 @@ class ConfigFields:
         if value is not None and value != expected:
             raise self.error(name, allowed)
 
+    def refuse_others(self, known: tuple[str, ...]) -> None:
+        """Every field that is there and not null must be a known one."""
+        for name in self._values:
+            if name not in known and self.has(name):
+                raise self.error(name, f"one of {', '.join(known)}")
+
     def section(self, name: str) -> ConfigFields:
         value = self._values.get(name)
         if not isinstance(value, dict):

@@ -43,15 +43,20 @@ def parse_spec(config: JsonObject, generation: JsonObject | None = None) -> Deco
 
 
 def _read_family(fields: ConfigFields) -> Family:
-    if fields.has("auto_map"):
-        raise fields.error("auto_map", "absent (code from a model's directory is never run)")
     family = FAMILIES.get(fields.text("model_type"))
+    if fields.has("auto_map") and not _is_shipped(fields.raw("auto_map"), family):
+        raise fields.error("auto_map", "absent (code from a model's directory is never run)")
     if family is None:
         raise fields.error("model_type", ", ".join(FAMILIES))
     fields.only("architectures", [family.architecture], f'["{family.architecture}"] for this model_type')
     activation, value = family.activation
     fields.only(activation, value, value)
     return family
+
+
+def _is_shipped(code: object, family: Family | None) -> bool:
+    """Whether it is code that every checkpoint of the family brings along."""
+    return family is not None and isinstance(code, dict) and all(name in family.shipped_code for name in code.values())
 
 
 def _read_eos(config: ConfigFields, generation: ConfigFields) -> tuple[int, ...]:

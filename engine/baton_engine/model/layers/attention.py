@@ -40,16 +40,16 @@ class StepRows:
     """None: the hidden states of every row are wanted."""
 
 
-def attend(q: Tensor, kv: KvLayer, rows: StepRows, scale: float, window: int | None) -> Tensor:
+def attend(q: Tensor, kv: KvLayer, rows: StepRows, scale: float, window: int | None, sinks: Tensor | None) -> Tensor:
     """Attention of q [T, q_heads, head_dim], whose keys and values are already in the pool → the same shape."""
     prefill, decode = rows.prefill, rows.decode
     if prefill is None:
         assert decode is not None, "a step without rows never reaches the model"
-        return paged_decode_attention(q, kv, decode, scale, window)
+        return paged_decode_attention(q, kv, decode, scale, window, sinks=sinks)
     if decode is None:
-        return paged_prefill_attention(q, kv, prefill, scale, window)
+        return paged_prefill_attention(q, kv, prefill, scale, window, sinks=sinks)
     # Where decode rows end in padding, chunks may begin before its end: they are written after it.
     out = torch.zeros_like(q)
     decoding = decode.context_lens.shape[0]
-    paged_decode_attention(q[:decoding], kv, decode, scale, window, out[:decoding])
-    return paged_prefill_attention(q, kv, prefill, scale, window, out)
+    paged_decode_attention(q[:decoding], kv, decode, scale, window, out[:decoding], sinks)
+    return paged_prefill_attention(q, kv, prefill, scale, window, out, sinks)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from baton_engine.model.layers.linear import Linear
-from baton_kernels.experts import choose_experts, grouped_experts
+from baton_kernels.experts import BiasedStacks, biased_experts, choose_experts, grouped_experts
+from baton_wire.models.decoder_spec import ClampedGate
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,11 +17,12 @@ class Router:
     """Which experts a token takes, and their shares."""
 
     weight: Tensor  # [experts, hidden_size]
+    bias: Tensor | None
     per_token: int
     normalised: bool
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return choose_experts(torch.nn.functional.linear(x, self.weight), self.per_token, self.normalised)
+        return choose_experts(torch.nn.functional.linear(x, self.weight, self.bias), self.per_token, self.normalised)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,21 @@ class StackedExperts:
 
     def __call__(self, x: Tensor) -> Tensor:
         return grouped_experts(x, self.gate_up, self.down, *self.router(x))
+
+    def add_to(self, total: Tensor, x: Tensor) -> None:
+        total.add_(self(x))
+
+
+@dataclass(frozen=True, slots=True)
+class BiasedExperts:
+    """All experts' weights and biases as tensors of all, on a GPU (gpt-oss)."""
+
+    router: Router
+    stacks: BiasedStacks
+    gate: ClampedGate
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return biased_experts(x, self.stacks, *self.router(x), self.gate.limit, self.gate.alpha)
 
     def add_to(self, total: Tensor, x: Tensor) -> None:
         total.add_(self(x))

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from baton_engine.model.layers.linear import Linear, QuantisedLinear
+from baton_kernels.gated_activations import clamped_gate, geglu
 from baton_kernels.quantised_linear import quantised_mlp
+from baton_wire.models.decoder_spec import ClampedGate, GeluGate
 
 TILE_BYTES: Final = 3 << 19
 """Most of gate and up that is computed at a time on the CPU: the next product finds it in the cache."""
@@ -49,6 +51,27 @@ class QuantisedMlp:
 
     def add_to(self, total: Tensor, x: Tensor) -> None:
         total.add_(self(x))
+
+
+@dataclass(frozen=True, slots=True)
+class OtherGate:
+    """A gate and up projection whose gate is not silu's: `gated` alone differs from the product's own."""
+
+    product: Linear
+    gate: GeluGate | ClampedGate
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.product(x)
+
+    def gated(self, x: Tensor) -> Tensor:
+        match self.gate:
+            case GeluGate():
+                return geglu(self.product(x))
+            case ClampedGate(limit, alpha):
+                return clamped_gate(self.product(x), limit, alpha)
+
+    def add_to(self, total: Tensor, x: Tensor) -> None:
+        self.product.add_to(total, x)
 
 
 def gated_mlp(gate_up: Linear, down: Linear, intermediate_size: int) -> GatedMlp | QuantisedMlp:

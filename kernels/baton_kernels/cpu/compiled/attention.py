@@ -35,9 +35,9 @@ class HeadShape:
 class CompiledAttention:
     """Attention of one shape."""
 
-    def __init__(self, shape: HeadShape) -> None:
+    def __init__(self, shape: HeadShape, with_sinks: bool) -> None:
         self._shape = shape
-        (self._function,) = compile_kernels([_Attention(shape).kernel])
+        (self._function,) = compile_kernels([_Attention(shape, with_sinks).kernel])
 
     def __call__(
         self,
@@ -49,6 +49,7 @@ class CompiledAttention:
         scale: float,
         window: int | None,
         out: Tensor | None,
+        sinks: Tensor | None,
     ) -> Tensor:
         """Arguments as `PrefillRows` has them; rows of q may have gaps between them, those of `out` have none."""
         shape = self._shape
@@ -71,6 +72,7 @@ class CompiledAttention:
             scale,
             scratch(4 * floats),
             reach,
+            0 if sinks is None else sinks.data_ptr(),
         )
         return out
 
@@ -81,17 +83,17 @@ def suits_attention(kv_pool: Tensor) -> bool:
     return head_dim % _KEYS == 0 and block_tokens % LANES == 0 and suits(kv_pool.dtype)
 
 
-def compiled_attention(q: Tensor, kv_pool: Tensor) -> CompiledAttention | None:
+def compiled_attention(q: Tensor, kv_pool: Tensor, with_sinks: bool) -> CompiledAttention | None:
     """The kernel for these heads if it suits the pool."""
     if q.dtype != kv_pool.dtype or not suits_attention(kv_pool):
         return None
     _, _, _, kv_heads, block_tokens, head_dim = kv_pool.shape
-    return _attention(HeadShape(q.shape[1], kv_heads, head_dim, block_tokens))
+    return _attention(HeadShape(q.shape[1], kv_heads, head_dim, block_tokens), with_sinks)
 
 
 @lru_cache(maxsize=8)
-def _attention(shape: HeadShape) -> CompiledAttention:
-    return CompiledAttention(shape)
+def _attention(shape: HeadShape, with_sinks: bool) -> CompiledAttention:
+    return CompiledAttention(shape, with_sinks)
 
 
 @lru_cache(maxsize=4)
@@ -103,13 +105,14 @@ def single_row_starts(rows: int) -> Tensor:
 class _Attention:
     """Writes the kernel. Scratch: [8 + head_dim][reach] (scores of 8 rows, keys transposed), then 8 scaled queries."""
 
-    def __init__(self, shape: HeadShape) -> None:
+    def __init__(self, shape: HeadShape, with_sinks: bool) -> None:
         self.shape = shape
+        self.with_sinks = with_sinks
         self.group = shape.q_heads // shape.kv_heads
         k = self.kernel = Kernel(
             "attention", q="*float", q_stride=I64, out="*float", pool="*float", block_stride=I64, tables="*i32",
             table_stride=I64, starts="*i32", contexts="*i32", count=I64, window=I64, scale="float", scratch="*float",
-            reach=I64,
+            reach=I64, sinks="*float",
         )  # fmt: skip
         self.scores = k.pointer("scratch")
         self.keys = self.scores + k["reach"] * _ROWS
@@ -123,6 +126,7 @@ class _Attention:
             self.table = k.pointer("tables") + n * k["table_stride"]
             seen_from = k.greatest(self.start - k["window"] + 1, 0)
             self.base = seen_from // shape.block_tokens * shape.block_tokens
+            # A chunk of no rows has no last row to stand in for those beyond it.
             with k.when(self.rows > 0), k.loop(0, shape.kv_heads) as head:
                 self._sequence(head)
 
@@ -180,7 +184,7 @@ class _Attention:
         self._score(size, first_row, (first, k.least(whole, seen)), greatest, is_mixed=True)
         self._score(size, first_row, (whole, k.least(mixed, seen)), greatest, is_mixed=False)
         self._score(size, first_row, (mixed, seen), greatest, is_mixed=True)
-        inverses = self._softmax(greatest, first, seen)
+        inverses = self._softmax(greatest, (first, seen), head, first_row)
         for d in range(0, dim, _KEYS):
             self._weigh_values(head, first_row, inverses, first, seen, d)
 
@@ -222,12 +226,20 @@ class _Attention:
             for total, half in zip(row_sums, halves, strict=True):
                 total.value = k.fma(spread, half, total.value)
 
-    def _softmax(self, greatest: list[Variable], first: Value, seen: Value) -> list[Value]:
+    def _softmax(
+        self, greatest: list[Variable], keys: tuple[Value, Value], head: Value, first_row: Value
+    ) -> list[Value]:
         """Scores become weights, 0 where a row sees nothing. Every row's inverse of their sum."""
         k = self.kernel
         tops = [k.splat(k.maximum(row.value)) for row in greatest]
         totals = [k.variable(k.constant(0.0, VECTOR)) for _ in greatest]
-        with k.loop(first, seen, LANES) as at:
+        if self.with_sinks:
+            for row, (top, total) in enumerate(zip(tops, totals, strict=True)):
+                _, q_head = self._row(head, first_row + row)
+                over = k.splat((k.pointer("sinks") + q_head).load()) - top
+                # Each lane holds its share of the weight. Beyond e^80 the values weigh nothing.
+                total.value = exp(k, k.select(over < 80.0, over, 80.0)) * k.constant(1.0 / LANES, VECTOR)
+        with k.loop(*keys, LANES) as at:
             for row, (top, total) in enumerate(zip(tops, totals, strict=True)):
                 scores = self.scores + k["reach"] * row + at
                 weights = exp(k, scores.load(LANES) - top)

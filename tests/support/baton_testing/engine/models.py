@@ -61,6 +61,48 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "norm_topk_prob": True,
         "mlp_only_layers": [1],
     },
+    "gemma3": {
+        "model_type": "gemma3_text",
+        "head_dim": 32,
+        "num_hidden_layers": 4,
+        "sliding_window": 24,
+        "query_pre_attn_scalar": 20,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "rope_theta": 100_000.0, "factor": 4.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+        },
+        "final_logit_softcapping": 20.0,
+    },
+    "phi3": {"model_type": "phi3", "pad_token_id": 0},
+    "phi3-longrope": {
+        "model_type": "phi3",
+        "pad_token_id": 0,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "sliding_window": 24,
+        "original_max_position_embeddings": 16,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10_000.0,
+            "partial_rotary_factor": 0.75,
+            "original_max_position_embeddings": 16,
+            "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+            "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+        },
+    },
+    "glm": {"model_type": "glm", "head_dim": 32, "pad_token_id": 0},
+    "glm4": {"model_type": "glm4", "head_dim": 32, "pad_token_id": 0},
+    "gpt-oss": {
+        "model_type": "gpt_oss",
+        "head_dim": 32,
+        "num_hidden_layers": 4,
+        "sliding_window": 24,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "rope_parameters": {**YARN_ROPE, "truncate": False},
+        "swiglu_limit": 1.5,
+    },
     "qwen3-tied-yarn": {
         "model_type": "qwen3",
         "head_dim": 20,
@@ -80,10 +122,11 @@ def write_random_model(directory: Path, family: str, seed: int = 0, **overrides:
         for name, parameter in model.named_parameters():
             if name.endswith("norm.weight"):
                 parameter.uniform_(0.5, 1.5)
-            elif name.endswith("bias"):
+            elif name.endswith(("bias", "sinks")):
                 parameter.normal_(std=0.3)
             else:
-                parameter.normal_(std=parameter.shape[-1] ** -0.5)
+                columns = parameter.shape[-1 if parameter.dim() < 3 else 1]  # stacks of experts have columns first
+                parameter.normal_(std=columns**-0.5)
     progress = transformers.utils.logging
     progress.disable_progress_bar()
     model.save_pretrained(directory)

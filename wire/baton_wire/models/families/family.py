@@ -29,3 +29,5 @@ class Family:
     """Whether `final_logit_softcapping` is understood."""
     default_eos: tuple[int, ...] = ()
     """Where no file names one."""
+    shipped_code: tuple[str, ...] = ()
+    """What `auto_map` of such checkpoints names. The file computes as Baton does, and is not run."""

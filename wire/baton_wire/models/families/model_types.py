@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Final
 
-from baton_wire.models.families import llama, mistral, mixtral, qwen
+from baton_wire.models.families import gemma, glm, gpt_oss, llama, mistral, mixtral, phi, qwen
 from baton_wire.models.families.family import Family
 
 FAMILIES: Final = MappingProxyType[str, Family](
@@ -16,5 +16,10 @@ FAMILIES: Final = MappingProxyType[str, Family](
         "qwen3": qwen.QWEN3,
         "mixtral": mixtral.MIXTRAL,
         "qwen3_moe": qwen.QWEN3_MOE,
+        "gemma3_text": gemma.GEMMA3,
+        "phi3": phi.PHI3,
+        "glm": glm.GLM,
+        "glm4": glm.GLM4,
+        "gpt_oss": gpt_oss.GPT_OSS,
     }
 )
