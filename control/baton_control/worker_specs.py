@@ -180,6 +180,7 @@ def _arguments(deployment: LLMDeployment, role: Role, pool: PoolSpec, site: Site
         "--block-tokens": engine.block_tokens,
         "--max-sequences": engine.max_sequences,
         "--max-step-tokens": engine.max_step_tokens,
+        "--slo-tpot-s": f"{deployment.spec.slo.tpot.target:g}" if role is Role.DECODE else None,
         "--threads": site.threads,
         "--decode-discovery": site.decode_discovery if role is Role.PREFILL else None,
         "--paced": site.paced_path,

@@ -125,6 +125,15 @@ def test_the_template_hash_follows_the_template_and_nothing_else() -> None:
     assert other.fit == base.fit
 
 
+def test_a_decode_worker_is_told_what_its_steps_may_take() -> None:
+    told = deployment(slo__tpot={"target": "12ms"})
+    decode, prefill = (worker_spec(told, role, SITE) for role in (Role.DECODE, Role.PREFILL))
+    assert flags(decode)["slo-tpot-s"] == "0.012"
+    assert "slo-tpot-s" not in flags(prefill)
+    assert parse(Role.DECODE, [*decode.argv[3:], "--listen=127.0.0.1:0"]).slo_tpot_s == 0.012
+    assert decode.revision.fit == worker_spec(deployment(), Role.DECODE, SITE).revision.fit
+
+
 def test_pools_of_one_deployment_fit_and_another_model_does_not() -> None:
     wanted, other = deployment(), deployment(model__source="file://other")
     fits = {worker_spec(wanted, role, SITE).revision.fit for role in POOL_ROLES}

@@ -13,6 +13,7 @@ from baton_engine.memory.blocks import BlockOwner, BlockPool
 from baton_engine.scheduling.decode_batch import DecodeBatch
 from baton_engine.scheduling.engine_config import EngineConfig
 from baton_engine.scheduling.events import Computed, SchedulerEvent
+from baton_engine.scheduling.piece_size import PieceSize
 from baton_engine.scheduling.sequence import Request, Sequence, SequenceStage, Stem, StemStage
 from baton_engine.scheduling.slots import SlotTable
 from baton_engine.scheduling.step_draft import LaunchedStep
@@ -42,6 +43,8 @@ class EngineState:
     """Oldest first."""
     branching: list[Stem] = field(default_factory=list)
     stalled: list[Sequence] = field(default_factory=list)
+    pieces: PieceSize | None = None
+    """None: a step has no target."""
     in_flight: deque[LaunchedStep] = field(default_factory=deque)
     launched_step: int = 0
     events: list[SchedulerEvent] = field(default_factory=list)

@@ -26,6 +26,7 @@ from baton_engine.scheduling.engine_state import (
 )
 from baton_engine.scheduling.events import Drawn, Failed, SchedulerEvent, SequenceSpec
 from baton_engine.scheduling.growth import advance_rows
+from baton_engine.scheduling.piece_size import PieceSize
 from baton_engine.scheduling.request_checks import refusal
 from baton_engine.scheduling.reservations import grant_reservations, report_positions
 from baton_engine.scheduling.results import read_result
@@ -72,7 +73,9 @@ class Scheduler:
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.pool = BlockPool(config.num_blocks)
-        self._state = EngineState(config, self.pool, SlotTable(config.max_slots))
+        target_s = config.step_target_s
+        pieces = None if target_s is None else PieceSize(target_s, config.max_step_tokens)
+        self._state = EngineState(config, self.pool, SlotTable(config.max_slots), pieces=pieces)
         self._arrivals = 0
         self._deadlines: list[tuple[float, int, RequestKey]] = []
 

@@ -24,6 +24,8 @@ from baton_engine.scheduling.step_plan import PrefillChunk
 
 def fill_step(state: EngineState, draft: StepDraft) -> None:
     """Add prefill chunks to the step, admitting as many prompts as budget, blocks and slots allow."""
+    rows = len(state.batch.rows)
+    draft.budget = state.config.max_step_tokens if state.pieces is None else state.pieces.tokens(rows)
     for stem in tuple(state.prefilling):
         _add_chunk(state, draft, stem)
     for stem in tuple(state.returning):
@@ -62,7 +64,7 @@ def _exceeds_share(state: EngineState, stem: Stem) -> bool:
 def _start(state: EngineState, draft: StepDraft, stem: Stem) -> bool:
     """Give the stem its blocks and slots and add its first chunk; False when something is missing."""
     pool, config, floor = state.pool, state.config, state.floor
-    if draft.prefill_tokens >= config.max_step_tokens or stem.failed_at == (pool.gains, floor):
+    if draft.prefill_tokens >= draft.budget or stem.failed_at == (pool.gains, floor):
         return False
     members = stem.waiting_members
     if len(members) > state.slots.available:
@@ -126,15 +128,16 @@ def _open(
 def _chunk_size(state: EngineState, draft: StepDraft, rest: int) -> int:
     """How many of a prompt's `rest` tokens go into this step: all, a piece, or none."""
     config = state.config
-    left = config.max_step_tokens - draft.prefill_tokens
+    left = draft.budget - draft.prefill_tokens
     if rest <= left:
         return rest
-    if rest <= config.max_step_tokens and not draft.is_shared:
+    if rest <= draft.budget and not draft.is_shared:
         return 0  # whole in the next step
     others = len(state.prefilling) + len(state.returning) + len(state.waiting)
     if others <= 1:
         return left
-    return config.chunk if config.chunk <= left else 0
+    chunk = min(config.chunk, draft.budget)
+    return chunk if chunk <= left else 0
 
 
 def _add_chunk(state: EngineState, draft: StepDraft, stem: Stem) -> None:

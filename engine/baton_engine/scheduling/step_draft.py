@@ -47,6 +47,8 @@ class StepDraft:
     """Rows that run for the last time in this step."""
     claimed_blocks: int = 0
     """Blocks on their way back that stalled rows already count on."""
+    budget: int = 0
+    """Prefill tokens that the step may have."""
     prefill_tokens: int = 0
     is_shared: bool = False
     """A prompt gave up part of this step's budget, although it could use it, to those behind it."""

@@ -1,0 +1,71 @@
+"""How many prompt tokens a step may carry beside decode rows so that it takes no longer than a target. Pure.
+
+    seconds = base_s + token_s · prompt tokens
+
+Both coefficients are learned from the steps themselves. `base_s` is what the rows cost without prompts. It follows the
+batch, which changes little from step to step. Steps without prompts tell it alone. Steps with prompts correct both, by
+their share of what was predicted (normalised least mean squares; Haykin, Adaptive Filter Theory).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+LEAST_TOKENS: Final = 64
+"""A prompt goes on by so many tokens a step whatever the target is, and until costs are known: on a GPU they cost
+little more than none."""
+TILE_ROWS: Final = 64
+"""Products go by tiles of so many rows: decode rows and the piece fill whole ones."""
+AIM: Final = 0.95
+"""Of the target, what a step is planned for: lengths of steps scatter."""
+WEIGHT: Final = 0.3
+"""Of a new step in what was learned."""
+SCALE_TOKENS: Final = 256
+"""A piece of so many tokens corrects both coefficients alike."""
+
+
+class PieceSize:
+    """Of one engine. Times are seconds."""
+
+    def __init__(self, target_s: float, most_tokens: int) -> None:
+        """`most_tokens`: of a step in which nothing decodes."""
+        self._target_s = target_s
+        self._most_tokens = most_tokens
+        self._base_s: float | None = None
+        self._token_s: float | None = None
+
+    def observe(self, rows: int, prompt_tokens: int, seconds: float) -> None:
+        """A step with so many decode rows and prompt tokens took that long. Prompts alone say nothing of the rows."""
+        if rows == 0:
+            return
+        if self._base_s is None:
+            # With prompts in it a step is too long a guess; then pieces stay small until it is corrected.
+            self._base_s = seconds
+        elif prompt_tokens == 0:
+            self._base_s += WEIGHT * (seconds - self._base_s)
+        elif self._token_s is not None:
+            self._correct(prompt_tokens, seconds)
+        elif seconds > self._base_s:
+            self._token_s = (seconds - self._base_s) / prompt_tokens
+
+    def tokens(self, rows: int) -> int:
+        """Of prompts, in a step with so many decode rows."""
+        if rows == 0:
+            return self._most_tokens
+        least = min(LEAST_TOKENS, self._most_tokens)
+        if self._base_s is None or self._token_s is None:
+            return least
+        left_s = max(0.0, AIM * self._target_s - self._base_s)
+        if left_s >= self._token_s * self._most_tokens:
+            return self._most_tokens
+        whole = (rows + int(left_s / self._token_s)) // TILE_ROWS * TILE_ROWS - rows
+        return max(least, min(whole, self._most_tokens))
+
+    def _correct(self, prompt_tokens: int, seconds: float) -> None:
+        assert self._base_s is not None
+        assert self._token_s is not None
+        size = prompt_tokens / SCALE_TOKENS
+        step = WEIGHT * (seconds - self._base_s - self._token_s * prompt_tokens) / (1 + size * size)
+        self._base_s = max(0.0, self._base_s + step)
+        # One odd step must not make tokens free: at most half of what they cost goes at a time.
+        self._token_s = max(self._token_s / 2, self._token_s + step * size / SCALE_TOKENS)

@@ -1,0 +1,123 @@
+"""Pieces of prompts that leave steps within a target, on devices whose costs the engine has to find out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton_engine.scheduling.engine_config import EngineConfig
+from baton_engine.scheduling.events import Drawn
+from baton_engine.scheduling.piece_size import LEAST_TOKENS, TILE_ROWS, PieceSize
+from baton_engine.scheduling.scheduler import Scheduler
+from baton_engine.scheduling.step_plan import SlotTokens, StepResult
+from baton_testing.engine.toy_engine import spec
+
+MOST = 8_192
+
+
+def told(pieces: PieceSize, rows: int, tokens: int, base_s: float, token_s: float) -> None:
+    pieces.observe(rows, tokens, base_s + token_s * tokens)
+
+
+def test_a_step_in_which_nothing_decodes_is_not_bounded() -> None:
+    pieces = PieceSize(0.01, MOST)
+    assert pieces.tokens(0) == MOST
+    pieces.observe(0, 8_192, 0.2)
+    assert pieces.tokens(0) == MOST
+
+
+def test_until_costs_are_known_pieces_are_small() -> None:
+    pieces = PieceSize(0.01, MOST)
+    assert pieces.tokens(3) == LEAST_TOKENS
+    told(pieces, 3, 0, 0.004, 2e-5)
+    assert pieces.tokens(3) == LEAST_TOKENS
+
+
+def test_a_piece_fills_what_the_target_leaves_and_whole_tiles() -> None:
+    pieces = PieceSize(0.012, MOST)
+    told(pieces, 64, 0, 0.006, 2e-5)
+    told(pieces, 64, 64, 0.006, 2e-5)
+    assert pieces.tokens(64) == 256  # 0.95 · 12 ms leave 5.4 ms: 270 tokens
+    assert (70 + pieces.tokens(70)) % TILE_ROWS == 0
+
+
+def test_a_target_that_rows_alone_miss_leaves_prompts_the_least() -> None:
+    pieces = PieceSize(0.005, MOST)
+    told(pieces, 64, 0, 0.006, 2e-5)
+    told(pieces, 64, 64, 0.006, 2e-5)
+    assert pieces.tokens(64) == LEAST_TOKENS
+
+
+def test_one_odd_step_does_not_make_tokens_free() -> None:
+    pieces = PieceSize(0.012, MOST)
+    told(pieces, 64, 0, 0.006, 2e-5)
+    told(pieces, 64, 64, 0.006, 2e-5)
+    pieces.observe(64, 256, 0.001)
+    assert pieces.tokens(64) < MOST
+
+
+@given(
+    base_s=st.floats(0.002, 0.02),
+    token_s=st.floats(5e-6, 2e-4),
+    target_s=st.floats(0.005, 0.05),
+    growth=st.floats(0.999, 1.001),
+)
+def test_steps_keep_the_target_while_costs_drift(base_s: float, token_s: float, target_s: float, growth: float) -> None:
+    """After a few steps, none is longer than the target, unless the rows and the least piece are."""
+    pieces = PieceSize(target_s, MOST)
+    told(pieces, 32, 0, base_s, token_s)
+    for number in range(300):
+        tokens = pieces.tokens(32)
+        told(pieces, 32, tokens, base_s, token_s)
+        if number > 5:
+            assert base_s + token_s * tokens <= max(target_s, base_s + token_s * (LEAST_TOKENS + TILE_ROWS)) * 1.001
+        base_s *= growth
+    left = 0.85 * target_s - base_s
+    if left / token_s > 4 * TILE_ROWS:
+        assert pieces.tokens(32) >= min(MOST, left / token_s - TILE_ROWS), "room is used"
+
+
+def longest_step(config: EngineConfig) -> tuple[float, int]:
+    """Seconds of the longest step in which rows decoded, while long prompts arrive; and answers that were complete.
+
+    A step takes 5 ms, 0.02 ms for each row and for each prompt token."""
+    scheduler = Scheduler(config)
+    now, longest, finished = 0.0, 0.0, 0
+    arrivals = {step: spec(step, 3_000, max_tokens=20) for step in range(40, 400, 60)}
+    scheduler.submit(spec(1, 20, max_tokens=1_200), now)
+    for step in range(2_000):
+        if step in arrivals:
+            scheduler.submit(arrivals[step], now)
+        plan = scheduler.plan(now)
+        if plan is None:
+            break
+        tokens = sum(len(chunk.tokens) for chunk in plan.prefill)
+        seconds = 0.005 + 2e-5 * (len(plan.decode) + tokens)
+        drawing = [*plan.decode, *(slot for chunk in plan.prefill for slot in chunk.sample)]
+        scheduler.apply(StepResult(plan.step, tuple(SlotTokens(slot, (7,)) for slot in drawing), seconds), now)
+        now += seconds
+        if plan.decode:
+            longest = max(longest, seconds)
+        finished += sum(isinstance(event, Drawn) and event.finish is not None for event in scheduler.events())
+        scheduler.check()
+    return longest, finished
+
+
+@pytest.mark.parametrize("chunk_tokens", [None, 8_192])
+def test_running_sequences_keep_their_target_while_long_prompts_arrive(chunk_tokens: int | None) -> None:
+    config = EngineConfig(
+        num_blocks=2_000, block_tokens=16, max_slots=16, max_context_tokens=4_096, chunk_tokens=chunk_tokens
+    )
+    without, answered = longest_step(config)
+    assert without > 0.06, "a whole prompt stands between two tokens"
+    longest, also_answered = longest_step(replace(config, step_target_s=0.015))
+    assert longest <= 0.015
+    assert answered == also_answered == 7
+
+
+def test_a_target_must_be_positive() -> None:
+    with pytest.raises(ValueError, match="step_target_s: 0"):
+        EngineConfig(num_blocks=10, block_tokens=16, max_slots=1, max_context_tokens=32, step_target_s=0.0)
