@@ -23,12 +23,27 @@ def answer() -> str:
     return tiny_llama.text_of(tiny_llama.greedy(tiny_llama.chat_ids(QUESTION), 400).ids)
 
 
-@pytest.mark.parametrize("name", ["openai_client", "litellm_client", "langchain_client", "llama_index_client"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "openai_client",
+        "responses_client",
+        "anthropic_client",
+        "litellm_client",
+        "langchain_client",
+        "llama_index_client",
+    ],
+)
 def test_a_library_reads_the_same_answer_whole_and_streamed(clients: Clients, name: str) -> None:
     found = clients.program(name, QUESTION)
     assert found["whole"] == found["streamed"] == answer()
     others = {key: value for key, value in found.items() if key not in ("whole", "streamed")}
     assert all(others.values()), others
+
+
+def test_libraries_get_answers_in_the_shape_of_a_type(clients: Clients) -> None:
+    found = clients.program("structured_clients", QUESTION)
+    assert found == dict.fromkeys(("parsed", "streamed", "responses", "langchain", "with_instructor"), True)
 
 
 def test_guidellm_measures_with_its_own_probe_and_streams(clients: Clients) -> None:
