@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from baton_gateway.answers.answer_reader import AnswerReader, opens_thought
 from baton_gateway.answers.formats import THOUGHTS, AnswerFormat
 from baton_gateway.answers.harmony import CHANNEL, ENDS, MESSAGE
-from baton_gateway.answers.tool_use import Tool, ToolMode, ToolUse
+from baton_gateway.answers.tool_grammars import bound_form, is_bound, tool_shape
+from baton_gateway.answers.tool_use import Tool, ToolUse
 from baton_gateway.errors import unsupported
-
-BOUND_FORM = "hermes"
-"""How a call is written that a grammar forces, where the model's own way is not known or cannot be forced."""
-BOUND = ("hermes", "llama3_json", "mistral", "deepseek_v3", "deepseek_v31")
-"""Formats whose calls a grammar forces as they are."""
+from baton_gateway.shapes.answer_shape import AnswerShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +22,8 @@ class Reading:
     is_thinking: bool = False
     """The prompt opened a thought."""
     single: bool = False
+    shape: AnswerShape | None = None
+    """What calls are bound by; None: by nothing."""
 
     def reader(self) -> AnswerReader:
         """A reader for one choice."""
@@ -44,18 +43,15 @@ def reading_of(form: AnswerFormat, tool_use: ToolUse, prompt: str, continued: st
 
     Raises RefusedError for tools whose calls could not be read.
     """
-    if tool_use.mode is ToolMode.REQUIRED:
-        raise unsupported("tool_choice", "only the model chooses whether it calls a tool")
-    if tool_use.callable and form.calls is None:
-        raise unsupported("tools", "it is not known how this model writes calls")
+    if is_bound(tool_use):
+        form = bound_form(form, tool_use)
+    elif tool_use.callable and form.calls is None:
+        raise unsupported("tools", "it is not known how this model writes calls; 'tool_choice' may require one")
     marks = THOUGHTS.get(form.thoughts or "")
     if continued is None:
         is_thinking = opens_thought(form, prompt)
     else:
         is_thinking = marks is not None and continued.rfind(marks.start) > continued.rfind(marks.end)
-    return Reading(form, tool_use.callable, is_thinking, bool(tool_use.callable) and not tool_use.parallel)
-
-
-def bound_form(form: AnswerFormat) -> AnswerFormat:
-    """How calls are written under a grammar."""
-    return form if form.calls in BOUND or form.is_harmony else replace(form, calls=BOUND_FORM)
+    single = bool(tool_use.callable) and not tool_use.parallel
+    shape = tool_shape(form, tool_use) if is_bound(tool_use) else None
+    return Reading(form, tool_use.callable, is_thinking, single, shape)
