@@ -9,6 +9,7 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
+from baton_gateway.answers.tool_grammars import is_bound
 from baton_gateway.answers.tool_use import NO_TOOLS, ToolUse
 from baton_gateway.errors import invalid, unsupported
 from baton_gateway.http_api.chat_messages import ChatMessage, read_messages
@@ -117,6 +118,10 @@ def parse_chat(raw: dict[str, Any]) -> ChatRequest:
         raise invalid("top_logprobs", "'top_logprobs' needs 'logprobs' to be true.")
     logprobs = (top or 0) if wants_logprobs else None
     options = _options(fields, legacy if max_tokens is None else max_tokens, logprobs)
+    if options.shape is not None and tool_use.callable:
+        raise unsupported(options.shape.field, "beside tools that may be called; 'tool_choice' may be 'none'")
+    if is_bound(tool_use):
+        check_free_to_end("tools", options.ignore_eos, options.min_tokens)
     return ChatRequest(options, messages, tool_use, prompting, max_thinking_tokens)
 
 
@@ -171,7 +176,7 @@ def _options(fields: Fields, max_tokens: int | None, logprobs: int | None, echo:
         shape=read_shape(fields),
     )
     if options.shape is not None:
-        check_free_to_end(options.shape, options.ignore_eos, options.min_tokens)
+        check_free_to_end(options.shape.field, options.ignore_eos, options.min_tokens)
     fields.ignore(*_IGNORED, max_bytes=MAX_IGNORED_BYTES)
     fields.end()
     if options.max_tokens is not None and options.min_tokens > options.max_tokens:

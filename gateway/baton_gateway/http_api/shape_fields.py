@@ -36,12 +36,12 @@ def read_shape(fields: Fields) -> AnswerShape | None:
     return found[0] if found else None
 
 
-def check_free_to_end(shape: AnswerShape, ignore_eos: bool, min_tokens: int) -> None:
+def check_free_to_end(field: str, ignore_eos: bool, min_tokens: int) -> None:
     """Raises RefusedError for options that keep an answer from ending where its shape does."""
     if ignore_eos:
-        raise unsupported("ignore_eos", f"'{shape.field}' says where the answer ends")
+        raise unsupported("ignore_eos", f"'{field}' says where the answer ends")
     if min_tokens:
-        raise unsupported("min_tokens", f"'{shape.field}' says where the answer ends")
+        raise unsupported("min_tokens", f"'{field}' says where the answer ends")
 
 
 def _shapes(fields: Fields) -> Iterator[AnswerShape]:

@@ -353,16 +353,17 @@ class Relay:
         assert text is not None
         assert limits is not None
         shape = options.shape
-        grammar = None if shape is None else await self.shapes.compile(shape, live.tenant.name)
         thought: Thought | None = None
         if isinstance(request, ChatRequest):
             asked = conversation(request.messages, request.tool_use, request.prompting)
             rendered = await self._templates.render(text.bundle, asked)
             live.reading = chat_reading(request, rendered, text.answer_format)
-            thought = thought_of(live.reading, request.max_thinking_tokens, grammar is not None, text)
+            shape = shape or live.reading.shape
+            thought = thought_of(live.reading, request.max_thinking_tokens, shape is not None, text)
             encoded = await self.encoder.encode([chat_prompt(rendered, text, limits)], live.tenant.name)
         else:
             encoded = await self.encoder.encode(completion_prompts(request, text, limits), live.tenant.name)
+        grammar = None if shape is None else await self.shapes.compile(shape, live.tenant.name)
         field_name = "messages" if isinstance(request, ChatRequest) else "prompt"
         seed = self._dice.getrandbits(63)
         defaults = text.bundle.generation if self._rules.generation_defaults else OF_THE_API

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from baton_engine.scheduling.events import Drawn, PromptScored, SequenceSpec
 from baton_gateway.answers.answer_parts import AnswerPart, ContentPart, whole_answer
 from baton_gateway.answers.answer_reading import Reading
-from baton_gateway.answers.tool_use import ToolMode
+from baton_gateway.answers.tool_grammars import is_bound
 from baton_gateway.errors import Problem, internal_error, model_not_found, unsupported
 from baton_gateway.errors import RefusedError as RefusedRequestError
 from baton_gateway.http_api.openai_types import (
@@ -251,8 +251,8 @@ class Desk:
         if isinstance(request, CompletionRequest):
             prompts = completion_prompts(request, self._text, self._limits)
         else:
-            if request.tool_use.mode is ToolMode.REQUIRED:
-                raise unsupported("tool_choice", "a batch follows no grammar; leave the choice to the model")
+            if is_bound(request.tool_use):
+                raise unsupported("tools", "a batch follows no grammars: tools are not strict, and the model chooses")
             asked = conversation(request.messages, request.tool_use, request.prompting)
             rendered = await self._templates.render(self._text.bundle, asked)
             reading = chat_reading(request, rendered, self._text.answer_format)

@@ -168,6 +168,28 @@ async def test_a_bound_on_thoughts_reaches_the_workers(client: HttpClient) -> No
     assert thought.max_tokens == 7
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}], ids=str)
+async def test_a_call_that_must_come_is_bound_by_a_grammar_behind_a_thought(client: HttpClient, choice: Any) -> None:
+    client.say(f"{THOUGHT}{CALL}")
+    [told] = (await client.ask(CHAT, messages=USER, tools=[TOOL], tool_choice=choice))["choices"]
+    assert [call["function"]["name"] for call in told["message"]["tool_calls"]] == ["get_weather"]
+    sampling = client.sampling()
+    assert sampling.grammar is not None
+    assert "get_weather" in sampling.grammar.definition
+    assert sampling.thought is not None
+    assert list(sampling.thought.end) == ids_of("</think>")
+    for fields in ({"ignore_eos": True}, {"min_tokens": 1}, {"response_format": {"type": "json_object"}}):
+        status, error = await client.refused(CHAT, messages=USER, tools=[TOOL], tool_choice=choice, **fields)
+        assert (status, error["param"]) == (400, next(iter(fields)))
+
+
+async def test_a_strict_tool_is_bound_and_a_free_one_is_not(client: HttpClient) -> None:
+    strict = {"type": "function", "function": TOOL["function"] | {"strict": True}}  # type: ignore[operator]
+    for tool, is_bound in ((TOOL, False), (strict, True)):
+        await client.ask(CHAT, messages=USER, tools=[tool])
+        assert (client.sampling().grammar is not None) is is_bound
+
+
 async def test_the_official_client_takes_a_tool_round_and_a_stream(
     gateway: RunningGateway, client: HttpClient, http: aiohttp.ClientSession
 ) -> None:
