@@ -27,7 +27,7 @@ from baton_testing.gateway.answer_transcripts import (
 )
 
 TRANSCRIPTS = 20
-SPLITS = 8
+SPLITS = 20
 FUZZED = 60
 
 
@@ -39,6 +39,7 @@ def test_reading_undoes_writing_and_streaming_is_whole(family: str, with_thought
         drawn = draw_answer(dice, family, with_thoughts)
         whole = read_whole(drawn.form, drawn.text)
         assert same(whole, drawn.answer), (drawn.text, whole)
+        assert read_cut(drawn.form, drawn.text, range(1, len(drawn.text))) == whole, drawn.text
         for _ in range(SPLITS):
             assert read_cut(drawn.form, drawn.text, cuts_of(dice, len(drawn.text))) == whole, drawn.text
 

@@ -77,11 +77,8 @@ def spans_of(form: AnswerFormat, text: str, cuts: Sequence[int] = ()) -> list[Te
 
 
 def cuts_of(dice: random.Random, length: int) -> list[int]:
-    """Some cuts, many, or one after every character."""
-    kind = dice.randrange(4)
-    if kind == 0:
-        return list(range(1, length))
-    most = (2, 12, max(1, length))[kind - 1]
+    """Mostly a few cuts, sometimes as many as there are characters."""
+    most = dice.choices((3, 12, max(1, length)), (70, 25, 5))[0]
     return sorted(dice.randrange(length + 1) for _ in range(dice.randrange(1, most + 1)))
 
 
