@@ -29,6 +29,10 @@ BENCHES = {
         "bench.structured.support",
         "what becomes of each keyword of JSON Schema: docs/structured.md",
     ),
+    "structured": (
+        "bench.engine.structured",
+        "what answers that follow a grammar cost: step times, on the CPU or a GPU",
+    ),
     "kernels": ("bench.kernels.cpu", "the kernels' CPU paths beside what they replace"),
     "sizing": ("bench.sizing", "scaling policies: SLO misses and GPU-hours over all scenarios"),
     "paced": ("bench.sizing.paced", "a deployment that sizes itself, with emulated GPUs, under a trace"),

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import torch
 
+from baton_engine.grammars.row_masks import RowMasks
 from baton_engine.memory.kv_pool import KvPool, kv_geometry
 from baton_engine.model.loading import LoadedModel, load_model
 from baton_engine.running.runner import ModelRunner
@@ -121,6 +122,7 @@ class Bench:
         max_slots: int = 256,
         kv_dtype: torch.dtype = torch.bfloat16,
         weights: str = "bf16",
+        masks: RowMasks | None = None,
         *,
         decodes: bool = True,
     ) -> None:
@@ -136,7 +138,7 @@ class Bench:
         torch.cuda.synchronize()
         built = time.perf_counter()
         free, _ = torch.cuda.mem_get_info()
-        self.runner = ModelRunner(self.loaded, self.pool, max_slots, decodes=decodes)
+        self.runner = ModelRunner(self.loaded, self.pool, max_slots, masks, decodes=decodes)
         torch.cuda.synchronize()
         self.capture_s = time.perf_counter() - built
         taken = (free - torch.cuda.mem_get_info()[0]) / 2**30

@@ -119,15 +119,13 @@ class ConstrainedRow:
             self._answer(token)
 
     def fill(self, words: Words) -> None:
-        """Write what may come next into [W]. With `Allowance.MATCHER` the matcher has written its part before."""
-        allowance = self.allowance
-        if allowance is Allowance.FORCED:
-            assert self._forced is not None
+        """Write what may come next into [W]. Where it is the matcher's to say, its part is written there already."""
+        if (forced := self._forced) is not None:
             words[:] = 0
-            _allow(words, self._forced)
-        elif allowance is Allowance.TEXT:
+            _allow(words, forced)
+        elif self._stage is ThoughtStage.INSIDE:
             words[:] = self._ends.text
-        elif allowance is Allowance.MATCHER:
+        elif not self._is_over and self.failure is None:
             self._finish(words)
 
     @property
@@ -137,7 +135,7 @@ class ConstrainedRow:
     @property
     def _forced(self) -> int | None:
         """The only id that may come next, if so: of a mark that has to be written to its end."""
-        if self._thought is None:
+        if self._thought is None or self._is_over:
             return None
         is_opening = self._thought.opening is not None and self._fresh is not None and self.matcher is None
         return self._thought.opening if is_opening else self._thought.forced

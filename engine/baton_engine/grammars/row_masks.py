@@ -80,16 +80,22 @@ class RowMasks:
         places: list[int] = []
         rows: list[ConstrainedRow] = []
         failures: list[SlotFailure] = []
+        matchers: list[tuple[LLMatcher, int]] = []
         for place, slot in enumerate(slots):
             if slot not in self._rows:
                 continue
             row = self._ready(slot)
             if isinstance(row, SlotFailure):
                 failures.append(row)
-            elif row.allowance is not Allowance.ANYTHING:
-                places.append(place)
-                rows.append(row)
-        words = self._computed(rows)
+                continue
+            allowance = row.allowance
+            if allowance is Allowance.ANYTHING:
+                continue
+            if allowance is Allowance.MATCHER and row.matcher is not None:
+                matchers.append((row.matcher, len(rows)))
+            places.append(place)
+            rows.append(row)
+        words = self._computed(len(rows), rows[0].words if rows else self._words.shape[1], matchers)
         kept: list[int] = []
         for number, row in enumerate(rows):
             row.fill(words[number])
@@ -116,22 +122,15 @@ class RowMasks:
             self._rows[slot] = row
         return row
 
-    def _computed(self, rows: Sequence[ConstrainedRow]) -> Words:
-        """[len(rows), W]: the matchers' masks; the other rows hold whatever they held."""
-        if not rows:
-            return self._words[:0]
-        wide = rows[0].words
-        if self._words.shape[1] != wide:
-            self._words = np.zeros((self._max_slots, wide), dtype=np.uint32)
-        words = self._words[: len(rows)]
-        matchers: list[tuple[LLMatcher, int]] = [
-            (row.matcher, number)
-            for number, row in enumerate(rows)
-            if row.allowance is Allowance.MATCHER and row.matcher is not None
-        ]
+    def _computed(self, rows: int, width: int, matchers: list[tuple[LLMatcher, int]]) -> Words:
+        """[rows, width]: masks of the matchers, each in its row; the others hold whatever they held."""
+        if self._words.shape[1] != width:
+            self._words = np.zeros((self._max_slots, width), dtype=np.uint32)
+        words = self._words[:rows]
+        pointer, row_bytes = words.ctypes.data, words.strides[0]
         if self._executor is not None and len(matchers) > 1:
-            self._executor.unsafe_compute_mask_ptr(matchers, words.ctypes.data, words.strides[0], len(rows))
+            self._executor.unsafe_compute_mask_ptr(matchers, pointer, row_bytes, rows)
         else:
-            for matcher, number in matchers:
-                matcher.unsafe_compute_mask_ptr(words.ctypes.data + number * words.strides[0], words.strides[0])
+            for matcher, row in matchers:
+                matcher.unsafe_compute_mask_ptr(pointer + row * row_bytes, row_bytes)
         return words

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from llguidance import LLTokenizer
@@ -34,14 +36,35 @@ class Vocabulary:
         return len(self.known)
 
 
+class _Model(msgspec.Struct):
+    vocab: dict[str, int] | list[Any]
+    """By piece, or (Unigram) in the order of ids."""
+
+
+class _AddedToken(msgspec.Struct):
+    id: int
+
+
+class _TokenizerFile(msgspec.Struct):
+    model: _Model
+    added_tokens: list[_AddedToken] = []
+
+
+def _own_size(file: _TokenizerFile) -> int:
+    """One more than the largest id."""
+    vocab = file.model.vocab
+    largest = len(vocab) - 1 if isinstance(vocab, list) else max(vocab.values(), default=-1)
+    return max(largest, *(added.id for added in file.added_tokens), -1) + 1
+
+
 def read_vocabulary(tokenizer_json: str, end_ids: tuple[int, ...], vocab_size: int) -> Vocabulary:
     """`end_ids`: none when the model names none; the tokenizer's own is taken then. Raises VocabularyError."""
     try:
-        own = LLTokenizer(tokenizer_json).vocab_size
+        own = _own_size(msgspec.json.decode(tokenizer_json, type=_TokenizerFile))
         size = max(own, vocab_size)
         ends = [token for token in end_ids if token < size] or None
         tokenizer = LLTokenizer(tokenizer_json, n_vocab=size, eos_token=ends)
-    except ValueError as error:
+    except (ValueError, msgspec.DecodeError) as error:
         raise VocabularyError(f"tokenizer.json: {error}") from error
     return Vocabulary(tokenizer, bits_of(range(own), mask_words(size)), tuple(tokenizer.eos_tokens))
 

@@ -26,8 +26,8 @@ BLOCK_TOKENS = 16
 
 
 @cache
-def loaded() -> LoadedModel:
-    return load_model(FOLDER, torch.float32, torch.device("cpu"))
+def loaded(device: str = "cpu") -> LoadedModel:
+    return load_model(FOLDER, torch.float32, torch.device(device))
 
 
 class LateRunner(ModelRunner):
@@ -68,15 +68,22 @@ class StructuredEngine:
 
 @contextmanager
 def structured_engine(
-    *, late: bool = False, blocks: int = 400, slots: int = 16, threads: int = 1, max_step_tokens: int = 256
+    *,
+    late: bool = False,
+    blocks: int = 400,
+    slots: int = 16,
+    threads: int = 1,
+    max_step_tokens: int = 256,
+    device: str = "cpu",
 ) -> Iterator[StructuredEngine]:
     context = 256
-    pool = KvPool(kv_geometry(loaded().config, torch.float32, BLOCK_TOKENS), blocks, torch.float32, torch.device("cpu"))
+    model = loaded(device)
+    pool = KvPool(kv_geometry(model.config, torch.float32, BLOCK_TOKENS), blocks, torch.float32, model.device)
     config = EngineConfig(blocks, BLOCK_TOKENS, slots, context, max_step_tokens)
     with compiling() as compiler:
         scheduler = Scheduler(config)
         masks = RowMasks(compiler, slots, threads)
-        runner = (LateRunner if late else ModelRunner)(loaded(), pool, slots, masks)
+        runner = (LateRunner if late else ModelRunner)(model, pool, slots, masks)
         yield StructuredEngine(scheduler, runner, Stepper(scheduler, runner))
 
 

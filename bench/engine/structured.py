@@ -1,0 +1,266 @@
+"""What answers that follow a grammar cost: `python -m bench structured cost [--gpu]`.
+
+On a CPU a whole engine over `examples/tiny-llama`, batches of 8. On a GPU decode steps of the shape of Llama-3.1-8B,
+one ahead, with a vocabulary of 128,256: words of Python's standard library, and pairs of them, as byte-level BPE.
+Three kinds of batch in turn: no row follows a grammar, all rows do, one of them does. The schema asks for more items
+than fit, so no answer ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import statistics
+import sysconfig
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from bench.machine import this_machine
+from bench.results import Cell, publish, spread
+from llguidance import LLMatcher
+
+from baton_engine.grammars.grammar_compiler import GrammarCompiler
+from baton_engine.grammars.row_masks import RowMasks
+from baton_engine.grammars.vocabulary import read_vocabulary
+from baton_engine.memory.kv_pool import KvPool, kv_geometry
+from baton_engine.model.loading import load_model
+from baton_engine.running.runner import ModelRunner
+from baton_engine.running.stepper import Stepper
+from baton_engine.scheduling.engine_config import EngineConfig
+from baton_engine.scheduling.events import Drawn, Failed, SequenceSpec
+from baton_engine.scheduling.scheduler import Scheduler
+from baton_engine.scheduling.step_plan import BlockUpdate, OpenSlot, StepPlan
+from baton_wire.messages.values import Grammar, RequestKey, SamplingParams
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+TINY: Final = ROOT / "examples" / "tiny-llama"
+CPU: Final = torch.device("cpu")
+END: Final = 4
+BATCH, PROMPT, OUTPUT = 8, 64, 128
+ROUNDS: Final = 9
+ITEM: Final[dict[str, Any]] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "kind": {"enum": ["bird", "fish", "mammal"]},
+        "count": {"type": "integer"},
+        "tags": {"type": "array", "items": {"type": "string"}},
+    },
+    "required": ["name", "kind", "count", "tags"],
+    "additionalProperties": False,
+}
+SCHEMA: Final[dict[str, Any]] = {"type": "array", "items": ITEM, "minItems": 1_000}
+GRAMMAR: Final = Grammar(LLMatcher.grammar_from_json_schema(SCHEMA))
+PLAIN: Final = SamplingParams(max_tokens=OUTPUT, temperature=0.0)
+BOUND: Final = SamplingParams(max_tokens=OUTPUT, temperature=0.0, grammar=GRAMMAR, stop_token_ids=(END,))
+
+
+class MaskTimes:
+    """Collects what a `RowMasks` says of its masks."""
+
+    def __init__(self, masks: RowMasks) -> None:
+        self.seconds: list[float] = []
+        masks.observe_masks = self.seconds.append
+
+    def take_us(self) -> float | None:
+        """Median since the last call."""
+        taken, self.seconds[:] = list(self.seconds), []
+        return statistics.median(taken) * 1e6 if taken else None
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    name: str
+    bound: Callable[[int], int]
+    """Of a batch's rows, how many follow the grammar."""
+
+
+KINDS: Final = (
+    Kind("no row", lambda batch: 0),
+    Kind("all rows", lambda batch: batch),
+    Kind("one row", lambda batch: 1),
+)
+
+
+# A whole engine on the CPU --------------------------------------------------------------------------------------------
+
+
+class TinyEngine:
+    """Scheduler, stepper and runner as a worker's engine thread drives them."""
+
+    def __init__(self) -> None:
+        loaded = load_model(TINY, torch.float32, CPU)
+        blocks = 2 * BATCH * -(-(PROMPT + OUTPUT) // 16)
+        pool = KvPool(kv_geometry(loaded.config, torch.float32, 16), blocks, torch.float32, CPU)
+        text = (TINY / "tokenizer.json").read_text()
+        masks = RowMasks(GrammarCompiler(lambda: read_vocabulary(text, (END,), loaded.config.vocab_size)), BATCH, 1)
+        self.mask_times = MaskTimes(masks)
+        self._scheduler = Scheduler(EngineConfig(blocks, 16, BATCH, PROMPT + OUTPUT))
+        self._stepper = Stepper(self._scheduler, ModelRunner(loaded, pool, BATCH, masks))
+        self._requests = 0
+
+    def tpot_ms(self, bound: int, chance: random.Random) -> float:
+        """Of a batch in which so many rows follow the grammar, from the last first token to the end."""
+        began = time.perf_counter()
+        for row in range(BATCH):
+            self._requests += 1
+            prompt = tuple(chance.randrange(5, 1_000) for _ in range(PROMPT))
+            sampling = BOUND if row < bound else PLAIN
+            key = RequestKey(self._requests.to_bytes(16, "big"), 1)
+            self._scheduler.submit(SequenceSpec(key, prompt, PROMPT, (0,), sampling, "", began + 600), began)
+        first_s, running, without_first = began, BATCH, BATCH
+        while running:
+            self._stepper.turn(time.perf_counter())
+            for event in self._scheduler.events():
+                if isinstance(event, Failed):
+                    raise RuntimeError(f"{event.reason}: {event.detail}")
+                if isinstance(event, Drawn):
+                    running -= event.finish is not None
+                    without_first -= event.first_index == 0
+                    first_s = time.perf_counter() if event.first_index == 0 and not without_first else first_s
+        return (time.perf_counter() - first_s) / (OUTPUT - 1) * 1e3
+
+
+def on_cpu(rounds: int) -> list[dict[str, Cell]]:
+    engine, chance = TinyEngine(), random.Random(1)
+    times: dict[str, list[float]] = {kind.name: [] for kind in KINDS}
+    masks: dict[str, list[float]] = {kind.name: [] for kind in KINDS}
+    for number in range(rounds + 1):
+        for kind in KINDS if number % 2 else KINDS[::-1]:
+            found = engine.tpot_ms(kind.bound(BATCH), chance)
+            mask_us = engine.mask_times.take_us()
+            if number:
+                times[kind.name].append(found)
+                masks[kind.name] += [] if mask_us is None else [mask_us]
+    return rows_of("tiny-llama, CPU", BATCH, times, masks)
+
+
+def rows_of(
+    subject: str, batch: int, times: dict[str, list[float]], masks: dict[str, list[float]]
+) -> list[dict[str, Cell]]:
+    """Ratios are of neighbouring rounds: a machine's speed drifts."""
+    plain = times[KINDS[0].name]
+    return [
+        {
+            "subject": subject,
+            "batch": batch,
+            "with a grammar": name,
+            "step ms": str(spread(found)),
+            "times no row": str(spread([one / other for one, other in zip(found, plain, strict=True)])),
+            "masks µs": statistics.median(masks[name]) if masks[name] else None,
+        }
+        for name, found in times.items()
+    ]
+
+
+# Decode steps on a GPU ------------------------------------------------------------------------------------------------
+
+
+def large_vocabulary(size: int) -> str:
+    """A tokenizer.json of `size` ids: bytes, then beginnings of the commonest words, longer ones behind shorter."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = sorted(set(range(0x100)) - printable)
+    letters = {byte: chr(byte) for byte in printable} | {byte: chr(0x100 + n) for n, byte in enumerate(others)}
+    words: Counter[str] = Counter()
+    for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
+        words.update(re.findall(r" ?[A-Za-z]+| ?[0-9]{1,3}| ?[^\sA-Za-z0-9]+|\s+", path.read_text("utf-8", "replace")))
+    common = [word for word, _ in words.most_common()]
+    compounds = [first + second.strip().title() for first in common[:600] for second in common[:600]]
+    vocab = {letters[byte]: byte for byte in range(0x100)}
+    merges: list[str] = []
+    for word in common + compounds:
+        text = "".join(letters[byte] for byte in word.encode()[:16])
+        for end in range(2, len(text) + 1):
+            if text[:end] not in vocab and len(vocab) < size - 256:
+                vocab[text[:end]] = len(vocab)
+                merges.append(f"{text[: end - 1]} {text[end - 1]}")
+    special = [
+        {"id": len(vocab) + n, "content": f"<|special_{n}|>", "special": True, "normalized": False}
+        | {"single_word": False, "lstrip": False, "rstrip": False}
+        for n in range(size - len(vocab))
+    ]
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    model = {"type": "BPE", "vocab": vocab, "merges": merges, "byte_fallback": False, "ignore_merges": False}
+    return json.dumps(
+        {"version": "1.0", "added_tokens": special, "pre_tokenizer": level, "decoder": level, "model": model}
+        | {"truncation": None, "padding": None, "normalizer": None, "post_processor": None}
+    )
+
+
+def on_gpu(rounds: int, steps: int = 100, context: int = 1_024) -> tuple[list[str], list[dict[str, Cell]]]:
+    from bench.engine.gpu_model import BLOCK_TOKENS, SHAPES, Bench, gpu_facts
+
+    shape, largest = "Llama-3.1-8B", 128
+    config = SHAPES[shape]
+    began = time.perf_counter()
+    vocabulary = read_vocabulary(large_vocabulary(config["vocab_size"]), (END,), config["vocab_size"])
+    read_s = time.perf_counter() - began
+    masks = RowMasks(GrammarCompiler(lambda: vocabulary), largest, max(1, min(8, len(os.sched_getaffinity(0)) - 1)))
+    mask_times = MaskTimes(masks)
+    blocks = -(-(context + 2 * steps) // BLOCK_TOKENS)
+    bench = Bench(shape, blocks * largest, largest, masks=masks)
+
+    def step_ms(batch: int, bound: int) -> float:
+        updates = tuple(
+            BlockUpdate(slot, index, slot * blocks + index) for slot in range(batch) for index in range(blocks)
+        )
+        opens = tuple(
+            OpenSlot(slot, BOUND if slot < bound else PLAIN, 0, (1, 2), (), context, 7 * slot + 3)
+            for slot in range(batch)
+        )
+        decode, warm = tuple(range(batch)), 10
+        bench.runner.execute(StepPlan(0, opens, updates))
+        bench.runner.launch(StepPlan(0, decode=decode))
+        for step in range(steps + warm):
+            if step == warm:
+                mask_times.take_us()
+                start = time.perf_counter()
+            bench.runner.launch(StepPlan(0, decode=decode))
+            result = bench.runner.collect()
+            if result.failures:
+                raise RuntimeError(f"{result.failures[0]}")
+        found = (time.perf_counter() - start) / steps * 1e3
+        bench.runner.collect()
+        return found
+
+    rows: list[dict[str, Cell]] = []
+    for batch in (1, 32, largest):
+        times: dict[str, list[float]] = {kind.name: [] for kind in KINDS}
+        medians: dict[str, list[float]] = {kind.name: [] for kind in KINDS}
+        for number in range(rounds):
+            for kind in KINDS if number % 2 else KINDS[::-1]:  # of one row, "one row" is all of them
+                times[kind.name].append(step_ms(batch, kind.bound(batch)))
+                mask_us = mask_times.take_us()
+                medians[kind.name] += [] if mask_us is None else [mask_us]
+        rows += rows_of(f"{shape}, context {context}", batch, times, medians)
+    return [*gpu_facts(), f"vocabulary read in {read_s:.1f} s"], rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["cost"])
+    parser.add_argument("--gpu", action="store_true", help="decode steps of a large model instead of the tiny one")
+    parser.add_argument("--rounds", type=int, default=None)
+    options = parser.parse_args()
+    columns = ["subject", "batch", "with a grammar", "step ms", "times no row", "masks µs"]
+    if options.gpu:
+        notes, rows = on_gpu(options.rounds or 3)
+        publish("structured_cost_gpu", this_machine(), notes, columns, rows)
+        return
+    torch.set_num_threads(1)
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-1:])
+    rows = on_cpu(options.rounds or ROUNDS)
+    notes = [f"prompts of {PROMPT}, {OUTPUT} tokens, greedy, one core; ratios of neighbouring rounds"]
+    publish("structured_cost", this_machine(), notes, columns, rows)
+
+
+if __name__ == "__main__":
+    main()
