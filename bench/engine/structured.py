@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import torch
 from bench.machine import this_machine
-from bench.results import Cell, publish, spread
+from bench.results import Cell, percentile, publish, spread
 from llguidance import LLMatcher
 
 from baton_engine.grammars.grammar_compiler import GrammarCompiler
@@ -70,10 +70,11 @@ class MaskTimes:
         self.seconds: list[float] = []
         masks.observe_masks = self.seconds.append
 
-    def take_us(self) -> float | None:
-        """Median since the last call."""
-        taken, self.seconds[:] = list(self.seconds), []
-        return statistics.median(taken) * 1e6 if taken else None
+    def take_us(self) -> list[float]:
+        """Of each draw since the last call."""
+        taken = [seconds * 1e6 for seconds in self.seconds]
+        self.seconds.clear()
+        return taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +140,7 @@ def on_cpu(rounds: int) -> list[dict[str, Cell]]:
             mask_us = engine.mask_times.take_us()
             if number:
                 times[kind.name].append(found)
-                masks[kind.name] += [] if mask_us is None else [mask_us]
+                masks[kind.name] += mask_us
     return rows_of("tiny-llama, CPU", BATCH, times, masks)
 
 
@@ -156,6 +157,8 @@ def rows_of(
             "step ms": str(spread(found)),
             "times no row": str(spread([one / other for one, other in zip(found, plain, strict=True)])),
             "masks µs": statistics.median(masks[name]) if masks[name] else None,
+            "of 100, slowest": percentile(masks[name], 99) if masks[name] else None,
+            "slowest": max(masks[name]) if masks[name] else None,
         }
         for name, found in times.items()
     ]
@@ -195,53 +198,62 @@ def large_vocabulary(size: int) -> str:
     )
 
 
-def on_gpu(rounds: int, steps: int = 100, context: int = 1_024) -> tuple[list[str], list[dict[str, Cell]]]:
-    from bench.engine.gpu_model import BLOCK_TOKENS, SHAPES, Bench, gpu_facts
+class GpuDecode:
+    """Decode steps of one model whose slots hold random KV."""
 
-    shape, largest = "Llama-3.1-8B", 128
-    config = SHAPES[shape]
-    began = time.perf_counter()
-    vocabulary = read_vocabulary(large_vocabulary(config["vocab_size"]), (END,), config["vocab_size"])
-    read_s = time.perf_counter() - began
-    masks = RowMasks(GrammarCompiler(lambda: vocabulary), largest, max(1, min(8, len(os.sched_getaffinity(0)) - 1)))
-    mask_times = MaskTimes(masks)
-    blocks = -(-(context + 2 * steps) // BLOCK_TOKENS)
-    bench = Bench(shape, blocks * largest, largest, masks=masks)
+    def __init__(self, shape: str, slots: int, threads: int, context: int = 1_024, steps: int = 100) -> None:
+        from bench.engine.gpu_model import BLOCK_TOKENS, SHAPES, Bench
 
-    def step_ms(batch: int, bound: int) -> float:
+        vocab_size, began = SHAPES[shape]["vocab_size"], time.perf_counter()
+        vocabulary = read_vocabulary(large_vocabulary(vocab_size), (END,), vocab_size)
+        self.read_s = time.perf_counter() - began
+        masks = RowMasks(GrammarCompiler(lambda: vocabulary), slots, threads)
+        self.mask_times = MaskTimes(masks)
+        self._context, self._steps = context, steps
+        self._blocks = -(-(context + 2 * steps) // BLOCK_TOKENS)
+        self.runner = Bench(shape, self._blocks * slots, slots, masks=masks).runner
+
+    def step_ms(self, batch: int, bound: int, warm: int = 10) -> float:
+        """Wall time of a step, one ahead, behind a few that are not counted."""
         updates = tuple(
-            BlockUpdate(slot, index, slot * blocks + index) for slot in range(batch) for index in range(blocks)
+            BlockUpdate(slot, index, slot * self._blocks + index)
+            for slot in range(batch)
+            for index in range(self._blocks)
         )
         opens = tuple(
-            OpenSlot(slot, BOUND if slot < bound else PLAIN, 0, (1, 2), (), context, 7 * slot + 3)
+            OpenSlot(slot, BOUND if slot < bound else PLAIN, 0, (1, 2), (), self._context, 7 * slot + 3)
             for slot in range(batch)
         )
-        decode, warm = tuple(range(batch)), 10
-        bench.runner.execute(StepPlan(0, opens, updates))
-        bench.runner.launch(StepPlan(0, decode=decode))
-        for step in range(steps + warm):
+        plan = StepPlan(0, decode=tuple(range(batch)))
+        self.runner.execute(StepPlan(0, opens, updates))
+        self.runner.launch(plan)
+        start = time.perf_counter()
+        for step in range(self._steps + warm):
             if step == warm:
-                mask_times.take_us()
+                self.mask_times.take_us()
                 start = time.perf_counter()
-            bench.runner.launch(StepPlan(0, decode=decode))
-            result = bench.runner.collect()
-            if result.failures:
-                raise RuntimeError(f"{result.failures[0]}")
-        found = (time.perf_counter() - start) / steps * 1e3
-        bench.runner.collect()
+            self.runner.launch(plan)
+            if failures := self.runner.collect().failures:
+                raise RuntimeError(failures[0].detail)
+        found = (time.perf_counter() - start) / self._steps * 1e3
+        self.runner.collect()
         return found
 
-    rows: list[dict[str, Cell]] = []
-    for batch in (1, 32, largest):
+
+def on_gpu(rounds: int, threads: int) -> tuple[list[str], list[dict[str, Cell]]]:
+    from bench.engine.gpu_model import gpu_facts
+
+    shape, rows = "Llama-3.1-8B", list[dict[str, Cell]]()
+    decode = GpuDecode(shape, 128, threads)
+    for batch in (1, 32, 128):
         times: dict[str, list[float]] = {kind.name: [] for kind in KINDS}
-        medians: dict[str, list[float]] = {kind.name: [] for kind in KINDS}
+        mask_us: dict[str, list[float]] = {kind.name: [] for kind in KINDS}
         for number in range(rounds):
             for kind in KINDS if number % 2 else KINDS[::-1]:  # of one row, "one row" is all of them
-                times[kind.name].append(step_ms(batch, kind.bound(batch)))
-                mask_us = mask_times.take_us()
-                medians[kind.name] += [] if mask_us is None else [mask_us]
-        rows += rows_of(f"{shape}, context {context}", batch, times, medians)
-    return [*gpu_facts(), f"vocabulary read in {read_s:.1f} s"], rows
+                times[kind.name].append(decode.step_ms(batch, kind.bound(batch)))
+                mask_us[kind.name] += decode.mask_times.take_us()
+        rows += rows_of(f"{shape}, context 1024", batch, times, mask_us)
+    return [*gpu_facts(), f"{threads} threads for masks; vocabulary read in {decode.read_s:.1f} s"], rows
 
 
 def main() -> None:
@@ -249,10 +261,20 @@ def main() -> None:
     parser.add_argument("what", choices=["cost"])
     parser.add_argument("--gpu", action="store_true", help="decode steps of a large model instead of the tiny one")
     parser.add_argument("--rounds", type=int, default=None)
+    parser.add_argument("--threads", type=int, default=8, help="for masks, beside a GPU")
     options = parser.parse_args()
-    columns = ["subject", "batch", "with a grammar", "step ms", "times no row", "masks µs"]
+    columns = [
+        "subject",
+        "batch",
+        "with a grammar",
+        "step ms",
+        "times no row",
+        "masks µs",
+        "of 100, slowest",
+        "slowest",
+    ]
     if options.gpu:
-        notes, rows = on_gpu(options.rounds or 3)
+        notes, rows = on_gpu(options.rounds or 3, options.threads)
         publish("structured_cost_gpu", this_machine(), notes, columns, rows)
         return
     torch.set_num_threads(1)

@@ -38,12 +38,16 @@ class EndIds:
     ids: tuple[int, ...]
     text: Words
     """[W]: every known id that ends nothing."""
+    not_text: tuple[tuple[int, int], ...]
+    """The words of a mask in which other ids have bits, and those bits: few, so that a mask is seldom changed."""
 
     @staticmethod
     def of(vocabulary: Vocabulary, stop_ids: tuple[int, ...]) -> EndIds:
         ids = tuple(token for token in stop_ids if token < vocabulary.words * WORD_BITS)
         ends = bits_of((*ids, *vocabulary.end_ids), vocabulary.words)
-        return EndIds(ids, vocabulary.known & ~ends)
+        text = vocabulary.known & ~ends
+        others = np.bitwise_not(text)
+        return EndIds(ids, text, tuple((int(word), int(others[word])) for word in np.flatnonzero(others)))
 
 
 class ConstrainedRow:
@@ -157,12 +161,16 @@ class ConstrainedRow:
     def _finish(self, words: Words) -> None:
         """The row's stop ids instead of the vocabulary's own ends, the opening mark, and nothing that is no token."""
         end = self._vocabulary.end_ids[0]
-        may_end = int(words[end // WORD_BITS]) >> (end % WORD_BITS) & 1
-        np.bitwise_and(words, self._ends.text, out=words)
-        opening = None if self._thought is None else self._thought.opening
-        if opening is not None:
-            _allow(words, opening)
-        leaves_some = bool(words.any())
+        may_end = words.item(end // WORD_BITS) >> (end % WORD_BITS) & 1
+        leaves_some = True
+        for word, bits in self._ends.not_text:
+            if words.item(word) & bits:
+                np.bitwise_and(words, self._ends.text, out=words)
+                leaves_some = bool(words.any())
+                break
+        if self._thought is not None and self._thought.opening is not None:
+            _allow(words, self._thought.opening)
+            leaves_some = True
         if may_end and (self._index >= self._min_tokens or not leaves_some):
             for token in self._ends.ids:
                 _allow(words, token)
