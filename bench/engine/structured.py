@@ -102,14 +102,14 @@ class TinyEngine:
         blocks = 2 * BATCH * -(-(PROMPT + OUTPUT) // 16)
         pool = KvPool(kv_geometry(loaded.config, torch.float32, 16), blocks, torch.float32, CPU)
         text = (TINY / "tokenizer.json").read_text()
-        masks = RowMasks(GrammarCompiler(lambda: read_vocabulary(text, (END,), loaded.config.vocab_size)), BATCH, 1)
+        masks = RowMasks(GrammarCompiler(lambda: read_vocabulary(text, (END,), loaded.config.vocab_size)), BATCH)
         self.mask_times = MaskTimes(masks)
         self._scheduler = Scheduler(EngineConfig(blocks, 16, BATCH, PROMPT + OUTPUT))
         self._stepper = Stepper(self._scheduler, ModelRunner(loaded, pool, BATCH, masks))
         self._requests = 0
 
     def tpot_ms(self, bound: int, chance: random.Random) -> float:
-        """Of a batch in which so many rows follow the grammar, from the last first token to the end."""
+        """Processor time of a step, from the last first token to the end; so many rows follow the grammar."""
         began = time.perf_counter()
         for row in range(BATCH):
             self._requests += 1
@@ -117,7 +117,7 @@ class TinyEngine:
             sampling = BOUND if row < bound else PLAIN
             key = RequestKey(self._requests.to_bytes(16, "big"), 1)
             self._scheduler.submit(SequenceSpec(key, prompt, PROMPT, (0,), sampling, "", began + 600), began)
-        first_s, running, without_first = began, BATCH, BATCH
+        first_s, running, without_first = time.process_time(), BATCH, BATCH
         while running:
             self._stepper.turn(time.perf_counter())
             for event in self._scheduler.events():
@@ -126,8 +126,8 @@ class TinyEngine:
                 if isinstance(event, Drawn):
                     running -= event.finish is not None
                     without_first -= event.first_index == 0
-                    first_s = time.perf_counter() if event.first_index == 0 and not without_first else first_s
-        return (time.perf_counter() - first_s) / (OUTPUT - 1) * 1e3
+                    first_s = time.process_time() if event.first_index == 0 and not without_first else first_s
+        return (time.process_time() - first_s) / (OUTPUT - 1) * 1e3
 
 
 def on_cpu(rounds: int) -> list[dict[str, Cell]]:
@@ -201,13 +201,13 @@ def large_vocabulary(size: int) -> str:
 class GpuDecode:
     """Decode steps of one model whose slots hold random KV."""
 
-    def __init__(self, shape: str, slots: int, threads: int, context: int = 1_024, steps: int = 100) -> None:
+    def __init__(self, shape: str, slots: int, context: int = 1_024, steps: int = 100) -> None:
         from bench.engine.gpu_model import BLOCK_TOKENS, SHAPES, Bench
 
         vocab_size, began = SHAPES[shape]["vocab_size"], time.perf_counter()
         vocabulary = read_vocabulary(large_vocabulary(vocab_size), (END,), vocab_size)
         self.read_s = time.perf_counter() - began
-        masks = RowMasks(GrammarCompiler(lambda: vocabulary), slots, threads)
+        masks = RowMasks(GrammarCompiler(lambda: vocabulary), slots)
         self.mask_times = MaskTimes(masks)
         self._context, self._steps = context, steps
         self._blocks = -(-(context + 2 * steps) // BLOCK_TOKENS)
@@ -240,11 +240,11 @@ class GpuDecode:
         return found
 
 
-def on_gpu(rounds: int, threads: int) -> tuple[list[str], list[dict[str, Cell]]]:
+def on_gpu(rounds: int) -> tuple[list[str], list[dict[str, Cell]]]:
     from bench.engine.gpu_model import gpu_facts
 
     shape, rows = "Llama-3.1-8B", list[dict[str, Cell]]()
-    decode = GpuDecode(shape, 128, threads)
+    decode = GpuDecode(shape, 128)
     for batch in (1, 32, 128):
         times: dict[str, list[float]] = {kind.name: [] for kind in KINDS}
         mask_us: dict[str, list[float]] = {kind.name: [] for kind in KINDS}
@@ -253,7 +253,7 @@ def on_gpu(rounds: int, threads: int) -> tuple[list[str], list[dict[str, Cell]]]
                 times[kind.name].append(decode.step_ms(batch, kind.bound(batch)))
                 mask_us[kind.name] += decode.mask_times.take_us()
         rows += rows_of(f"{shape}, context 1024", batch, times, mask_us)
-    return [*gpu_facts(), f"{threads} threads for masks; vocabulary read in {decode.read_s:.1f} s"], rows
+    return [*gpu_facts(), f"vocabulary read in {decode.read_s:.1f} s"], rows
 
 
 def main() -> None:
@@ -261,7 +261,6 @@ def main() -> None:
     parser.add_argument("what", choices=["cost"])
     parser.add_argument("--gpu", action="store_true", help="decode steps of a large model instead of the tiny one")
     parser.add_argument("--rounds", type=int, default=None)
-    parser.add_argument("--threads", type=int, default=8, help="for masks, beside a GPU")
     options = parser.parse_args()
     columns = [
         "subject",
@@ -274,13 +273,13 @@ def main() -> None:
         "slowest",
     ]
     if options.gpu:
-        notes, rows = on_gpu(options.rounds or 3, options.threads)
+        notes, rows = on_gpu(options.rounds or 3)
         publish("structured_cost_gpu", this_machine(), notes, columns, rows)
         return
     torch.set_num_threads(1)
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-1:])
     rows = on_cpu(options.rounds or ROUNDS)
-    notes = [f"prompts of {PROMPT}, {OUTPUT} tokens, greedy, one core; ratios of neighbouring rounds"]
+    notes = [f"prompts of {PROMPT}, {OUTPUT} tokens, greedy; processor time of one core, ratios of neighbouring rounds"]
     publish("structured_cost", this_machine(), notes, columns, rows)
 
 

@@ -41,7 +41,7 @@ def test_answers_are_those_of_the_cpu(seed: int) -> None:
     with structured_engine(slots=24) as engine:
         expected = engine.run(*mixed(seed))
         assert engine.failures == {}
-    with structured_engine(slots=24, threads=4, device="cuda") as engine:
+    with structured_engine(slots=24, device="cuda") as engine:
         found = engine.run(*mixed(seed))
         assert engine.failures == {}
     differing = [place for place in expected if found[place] != expected[place]]

@@ -5,7 +5,6 @@ What can be wrong with a model or a size is found here, before anything listens,
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -35,8 +34,6 @@ from baton_worker.config import WorkerConfig
 from baton_worker.errors import ConfigError
 
 BLOCK_TOKENS = {"cpu": 16, "cuda": 64}
-MAX_MASK_THREADS = 8
-"""Masks of a batch beside a GPU's layers."""
 
 
 def build(
@@ -65,7 +62,7 @@ def build(
     pool = KvPool(geometry, sized.blocks, kv_dtype, device, with_checksums=config.verify == Verify.FULL)
     stages.ended("pool")
     scheduler = scheduler_of(config, pool, context)
-    masks = _masks(config, bundle, loaded.config.vocab_size)
+    masks = _masks(bundle, loaded.config.vocab_size, config.max_sequences)
     decodes = alone or config.role is Role.DECODE
     runner = ModelRunner(loaded, pool, config.max_sequences, masks, decodes=decodes)
     stages.ended("runner")
@@ -97,16 +94,14 @@ class _Stages:
         self.seconds[name], self._began_s = now - self._began_s, now
 
 
-def _masks(config: WorkerConfig, bundle: TokenizerBundle, vocab_size: int) -> RowMasks:
+def _masks(bundle: TokenizerBundle, vocab_size: int, max_sequences: int) -> RowMasks:
     """The vocabulary is read in the background: the first grammar comes later."""
 
     def read() -> Vocabulary:
         files = bundle.files()
         return read_vocabulary(files["tokenizer.json"] or "", named_end_ids(files), vocab_size)
 
-    cores = len(os.sched_getaffinity(0))
-    threads = config.threads if config.device == "cpu" else max(1, min(MAX_MASK_THREADS, cores - 1))
-    return RowMasks(GrammarCompiler(read), config.max_sequences, threads)
+    return RowMasks(GrammarCompiler(read), max_sequences)
 
 
 def _device(config: WorkerConfig) -> torch.device:

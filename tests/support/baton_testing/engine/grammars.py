@@ -40,9 +40,9 @@ def compiling() -> Iterator[GrammarCompiler]:
 
 
 @contextmanager
-def masking(max_slots: int, threads: int = 1) -> Iterator[RowMasks]:
+def masking(max_slots: int) -> Iterator[RowMasks]:
     with compiling() as compiler:
-        yield RowMasks(compiler, max_slots, threads)
+        yield RowMasks(compiler, max_slots)
 
 
 NO_FORCING = '%llguidance { "no_forcing": true }\n'

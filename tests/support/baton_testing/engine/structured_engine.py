@@ -72,7 +72,6 @@ def structured_engine(
     late: bool = False,
     blocks: int = 400,
     slots: int = 16,
-    threads: int = 1,
     max_step_tokens: int = 256,
     device: str = "cpu",
 ) -> Iterator[StructuredEngine]:
@@ -82,7 +81,7 @@ def structured_engine(
     config = EngineConfig(blocks, BLOCK_TOKENS, slots, context, max_step_tokens)
     with compiling() as compiler:
         scheduler = Scheduler(config)
-        masks = RowMasks(compiler, slots, threads)
+        masks = RowMasks(compiler, slots)
         runner = (LateRunner if late else ModelRunner)(model, pool, slots, masks)
         yield StructuredEngine(scheduler, runner, Stepper(scheduler, runner))
 
