@@ -29,8 +29,8 @@ BENCHES = {
         "bench.structured.support",
         "what becomes of each keyword of JSON Schema: docs/structured.md",
     ),
-    "structured": (
-        "bench.engine.structured",
+    "structured_cost": (
+        "bench.structured.cost",
         "what answers that follow a grammar cost: step times, on the CPU or a GPU",
     ),
     "kernels": ("bench.kernels.cpu", "the kernels' CPU paths beside what they replace"),

@@ -1,4 +1,4 @@
-"""What answers that follow a grammar cost: `python -m bench structured cost [--gpu]`.
+"""What answers that follow a grammar cost: `python -m bench structured_cost [--gpu]`.
 
 On a CPU a whole engine over `examples/tiny-llama`, batches of 8. On a GPU decode steps of the shape of Llama-3.1-8B,
 one ahead, with a vocabulary of 128,256: words of Python's standard library, and pairs of them, as byte-level BPE.
@@ -258,7 +258,6 @@ def on_gpu(rounds: int) -> tuple[list[str], list[dict[str, Cell]]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["cost"])
     parser.add_argument("--gpu", action="store_true", help="decode steps of a large model instead of the tiny one")
     parser.add_argument("--rounds", type=int, default=None)
     options = parser.parse_args()
