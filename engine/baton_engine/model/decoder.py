@@ -98,7 +98,7 @@ class Decoder:
                     again, nowhere = layer.qkv(x.index_select(0, ending.rows)), torch.full_like(ending.rows, -1)
                     unplaced = self._placed(rows.positions.index_select(0, ending.rows), nowhere)
                     q = rope_kv_write(again, kv, unplaced[layer.rope], self.num_q_heads, layer.head_norms)
-                attended = paged_decode_attention(q, kv, ending.attention, layer.scale, layer.window, layer.sinks)
+                attended = paged_decode_attention(q, kv, ending.attention, layer.scale, layer.window, sinks=layer.sinks)
             else:
                 attended = attend(q, kv, rows, layer.scale, layer.window, layer.sinks)
             x, residual = layer.mlp_norm.after(layer.output, attended.flatten(1), residual)
