@@ -33,11 +33,13 @@ def main() -> int:
     scale.add_argument("--per-s", type=float, default=5.0)
     scale.add_argument("--calls-per-s", type=float, default=200.0, help="limit of the operator, as its own default")
     scale.add_argument("--namespace", default="default")
+    scale.add_argument("--namespaces", type=int, default=1, help="so many: NAMESPACE, NAMESPACE-1, …")
     asked = parser.parse_args()
     if asked.kind == "rollout":
         return 1 if operator_rollout.rollout(asked.sequences, asked.budget_s, asked.resume) else 0
     if asked.kind == "scale":
-        return 1 if operator_scale.scale(asked.deployments, asked.per_s, asked.calls_per_s, asked.namespace) else 0
+        spaces = (asked.namespace, *(f"{asked.namespace}-{number}" for number in range(1, asked.namespaces)))
+        return 1 if operator_scale.scale(asked.deployments, asked.per_s, asked.calls_per_s, spaces) else 0
     if asked.kind == "fields":
         return 1 if operator_fields.fields(asked.sequences, asked.budget_s, asked.resume) else 0
     return 1 if operator_crash.crash(asked.budget_s, asked.resume) else 0
