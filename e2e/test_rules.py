@@ -83,6 +83,9 @@ def pool_cases(pool: str) -> Iterator[Case]:
         [{"key": "a", "operator": "Equal", "value": "b"}, {"key": "a", "value": ""}],
         [{"key": "a", "operator": "Exists", "value": "b"}],
     )
+    for step in ({}, {"maxStepTokens": 64}):
+        kept, broken = ({**step, "chunkTokens": most} for most in ((64, 65) if step else (8192, 8193)))
+        yield bounded(f"spec.{pool}.engine", "must be at most maxStepTokens", f"{pool}__engine", kept, broken)
     claims = [{"name": name, "resourceClaimTemplateName": "gpu"} for name in ("a", "b", "a")]
     yield bounded(f"spec.{pool}", "names must differ", f"{pool}__resourceClaims", claims[:2], claims)
     env = [{"name": name, "value": "1"} for name in ("UCX_A", "UCX_B", "UCX_A")]

@@ -181,6 +181,8 @@ def _arguments(deployment: LLMDeployment, role: Role, pool: PoolSpec, site: Site
         "--max-sequences": engine.max_sequences,
         "--max-step-tokens": engine.max_step_tokens,
         "--slo-tpot-s": f"{deployment.spec.slo.tpot.target:g}" if role is Role.DECODE else None,
+        "--chunk-tokens": engine.chunk_tokens,
+        "--max-waiting": engine.max_waiting,
         "--threads": site.threads,
         "--decode-discovery": site.decode_discovery if role is Role.PREFILL else None,
         "--paced": site.paced_path,

@@ -180,3 +180,13 @@ def test_origins_of_pages_reach_the_gateway() -> None:
     arguments = [argument for argument in spec.argv if argument.startswith("--")]
     assert parse_settings(arguments).allowed_origins == ("https://a.example", "http://localhost:3000")
     assert not any("origins" in argument for argument in gateway_spec(deployment(), SITE).argv)
+
+
+def test_sizes_of_the_engine_reach_the_workers_flags_and_chunks_fit_into_a_step() -> None:
+    made = deployment(decode__engine={"chunkTokens": 64, "maxWaiting": 9, "maxStepTokens": 128})
+    argv = worker_spec(made, Role.DECODE, SITE).argv
+    assert {"--chunk-tokens=64", "--max-waiting=9", "--max-step-tokens=128"} <= set(argv)
+    assert not any(each.startswith(("--chunk", "--max-waiting")) for each in worker_spec(made, Role.PREFILL, SITE).argv)
+    for engine in ({"chunkTokens": 129, "maxStepTokens": 128}, {"chunkTokens": 8193}):
+        with pytest.raises(ManifestError, match="chunkTokens: .* must be at most maxStepTokens"):
+            deployment(decode__engine=engine)

@@ -243,6 +243,10 @@ class ResourceClaimSpec(Model):
     """ResourceClaimTemplate in the same namespace that the claim is made from."""
 
 
+STEP_TOKENS = 8192
+"""What a worker takes for `maxStepTokens` by itself."""
+
+
 class EngineSpec(Model):
     """Sizes of one worker; unset ones are chosen by the worker from the model and the memory it finds."""
 
@@ -254,6 +258,18 @@ class EngineSpec(Model):
     """Most sequences that are computed together; unset: 64."""
     max_step_tokens: Annotated[int, Field(ge=16, le=1 << 18)] | None = None
     """Most prompt tokens in one step: more use the accelerator better, fewer delay others less; unset: 8192."""
+    chunk_tokens: Annotated[int, Field(ge=16, le=1 << 18)] | None = None
+    """Most tokens of one prompt in a step, at most `maxStepTokens`; unset: as many."""
+    max_waiting: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
+    """Most sequences that wait at the worker; more are refused, and sent elsewhere. Unset: 1024."""
+
+    @model_validator(mode="after")
+    def _chunks_fit_into_a_step(self) -> EngineSpec:
+        most = self.max_step_tokens or STEP_TOKENS
+        if self.chunk_tokens is not None and self.chunk_tokens > most:
+            message = f"{self.chunk_tokens} is not allowed: must be at most maxStepTokens, which is {most}"
+            raise broken_rule("chunkTokens", message)
+        return self
 
 
 class PoolSpec(Model):

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from baton_control.spec.api import (
     RESERVED_ANNOTATIONS,
     RESERVED_LABELS,
+    STEP_TOKENS,
     CacheSpec,
     DeploymentSpec,
+    EngineSpec,
     FetchSpec,
     GatewaySpec,
     LLMDeployment,
@@ -83,6 +85,14 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
             ".storageClassName",
         ),
         Rule("quantity(self.size).compareTo(quantity(oldSelf.size)) >= 0", "cannot shrink", ".size"),
+    ),
+    EngineSpec: (
+        Rule(
+            "!has(self.chunkTokens) || "
+            f"self.chunkTokens <= (has(self.maxStepTokens) ? self.maxStepTokens : {STEP_TOKENS})",
+            "must be at most maxStepTokens",
+            ".chunkTokens",
+        ),
     ),
     ReplicaSpec: (Rule("self.min <= self.max", "must be at most replicas.max", ".min"),),
     PoolSpec: (

@@ -210,6 +210,8 @@ POOL_VALUES: dict[str, object] = {
     "engine.blockTokens": 32,
     "engine.maxSequences": 7,
     "engine.maxStepTokens": 99,
+    "engine.chunkTokens": 48,
+    "engine.maxWaiting": 5,
     "placement.nodeSelector": {"a": "b"},
     "placement.tolerations": [{"key": "gpu"}],
     "placement.topologyKey": "topology.kubernetes.io/zone",
@@ -286,6 +288,7 @@ VALUES: dict[str, object] = {
     "imagePullSecrets": ["pull"],
     "podMetadata.labels": {"a": "b"},
     "podMetadata.annotations": {"a": "b"},
+    "operatorClass": "gold",
     **{f"{pool}.{name}": value for pool in POOL_ROLES for name, value in POOL_VALUES.items()},
 }
 """Another value for each field; None: there is none that a cluster takes yet, or not without another field."""
