@@ -188,5 +188,5 @@ def test_sizes_of_the_engine_reach_the_workers_flags_and_chunks_fit_into_a_step(
     assert {"--chunk-tokens=64", "--max-waiting=9", "--max-step-tokens=128"} <= set(argv)
     assert not any(each.startswith(("--chunk", "--max-waiting")) for each in worker_spec(made, Role.PREFILL, SITE).argv)
     for engine in ({"chunkTokens": 129, "maxStepTokens": 128}, {"chunkTokens": 8193}):
-        with pytest.raises(ManifestError, match="chunkTokens: .* must be at most maxStepTokens"):
+        with pytest.raises(ManifestError, match=r"chunkTokens: .* must be at most maxStepTokens"):
             deployment(decode__engine=engine)
