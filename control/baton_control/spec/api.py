@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from baton_control.spec.base_model import Model, broken_rule
+from baton_control.spec.engine_sizes import EngineSpec
 from baton_control.spec.model_source import SourceText
 from baton_control.spec.pod_options import EnvSpec, HugepagesSpec, VolumeSpec
 from baton_control.spec.quantities import (
@@ -23,7 +24,6 @@ from baton_control.spec.quantities import (
     Duration,
     Label,
     LabelValue,
-    Memory,
     MemoryText,
     ObjectName,
     Origin,
@@ -241,35 +241,6 @@ class ResourceClaimSpec(Model):
     """Name of the claim within the Pod; names differ within a pool."""
     resource_claim_template_name: ObjectName
     """ResourceClaimTemplate in the same namespace that the claim is made from."""
-
-
-STEP_TOKENS = 8192
-"""What a worker takes for `maxStepTokens` by itself."""
-
-
-class EngineSpec(Model):
-    """Sizes of one worker; unset ones are chosen by the worker from the model and the memory it finds."""
-
-    kv_cache_memory: Annotated[Memory, Field(ge=1 << 20, le=1 << 44)] | None = None
-    """Memory for KV; unset: a share of what is free once the weights are loaded."""
-    block_tokens: Annotated[int, Field(ge=8, le=256)] | None = None
-    """Tokens whose KV shares a block, the unit of allocation and reuse; unset: 16 on CPUs, 64 on GPUs."""
-    max_sequences: Annotated[int, Field(ge=1, le=4096)] | None = None
-    """Most sequences that are computed together; unset: 64."""
-    max_step_tokens: Annotated[int, Field(ge=16, le=1 << 18)] | None = None
-    """Most prompt tokens in one step: more use the accelerator better, fewer delay others less; unset: 8192."""
-    chunk_tokens: Annotated[int, Field(ge=16, le=1 << 18)] | None = None
-    """Most tokens of one prompt in a step, at most `maxStepTokens`; unset: as many."""
-    max_waiting: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
-    """Most sequences that wait at the worker; more are refused, and sent elsewhere. Unset: 1024."""
-
-    @model_validator(mode="after")
-    def _chunks_fit_into_a_step(self) -> EngineSpec:
-        most = self.max_step_tokens or STEP_TOKENS
-        if self.chunk_tokens is not None and self.chunk_tokens > most:
-            message = f"{self.chunk_tokens} is not allowed: must be at most maxStepTokens, which is {most}"
-            raise broken_rule("chunkTokens", message)
-        return self
 
 
 class PoolSpec(Model):

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from baton_control.spec.api import (
     RESERVED_ANNOTATIONS,
     RESERVED_LABELS,
-    STEP_TOKENS,
     CacheSpec,
     DeploymentSpec,
-    EngineSpec,
     FetchSpec,
     GatewaySpec,
     LLMDeployment,
@@ -28,6 +26,7 @@ from baton_control.spec.api import (
     TolerationSpec,
 )
 from baton_control.spec.base_model import Model
+from baton_control.spec.engine_sizes import STEP_TOKENS, EngineSpec
 from baton_control.spec.pod_options import RESERVED_ENV, RESERVED_VOLUMES, EnvSpec, VolumeSpec
 from baton_operator.schema.llm_pool import PoolFacadeSpec
 
