@@ -36,7 +36,7 @@ class Harmony:
             is_begun = False
             header = yield from feed.until((MESSAGE,), MAX_HEADER_CHARS)
             found = _HEADER.fullmatch(header) if header is not None else None
-            if header is None or found is None:
+            if header is None or found is None or (found["early"] and found["late"]):  # nobody writes to two at once
                 mark = yield from feed.next_of((START, CHANNEL, TO))
                 feed.take(mark or "", SpanKind.CONTENT)
                 continue

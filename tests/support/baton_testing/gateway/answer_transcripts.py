@@ -312,6 +312,7 @@ BY_HAND: dict[str, tuple[str, ...]] = {
         "<|channel|>analysis<|message|>one<|start|>assistant<|channel|>final<|message|>two<|return|>",
         "<|channel|>final <|constrain|>json<|message|>{}<|end|> stray",
         "<|start|>user<|message|>x",
+        " to=functions.f<|channel|>commentary to=functions.g<|message|>{}<|call|>",
     ),
 }
 
