@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 
 import pytest
 from e2e.clients import environment
 from e2e.clients.runs import Clients
 
+from baton_testing.engine import tiny_llama
+from baton_testing.gateway.made_tokenizers import TOOL_TEMPLATE
 from baton_testing.processes.baton_up import Up, manifest
 
 
@@ -19,3 +22,15 @@ def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
     folder = tmp_path_factory.mktemp("clients")
     with Up(folder, manifest("clients")) as up:
         yield Clients(python, up.await_ready(), folder)
+
+
+@pytest.fixture
+def told_of_tools(clients: Clients) -> Iterator[Clients]:
+    """The same model with a template that has a place for tools; its weights were never told of any."""
+    folder = clients.folder / "tools"
+    model = folder / "model"
+    shutil.copytree(tiny_llama.FOLDER, model, ignore=shutil.ignore_patterns("corpus*", "train.py"))
+    (model / "chat_template.jinja").write_text(TOOL_TEMPLATE)
+    served = {"source": f"file://{model}", "servedName": "tiny", "maxContextTokens": 1024}
+    with Up(folder, manifest("tools", model=served)) as up:
+        yield Clients(clients.python, up.await_ready(), folder)

@@ -46,6 +46,11 @@ def test_libraries_get_answers_in_the_shape_of_a_type(clients: Clients) -> None:
     assert found == dict.fromkeys(("parsed", "streamed", "responses", "langchain", "with_instructor"), True)
 
 
+def test_libraries_get_the_calls_that_they_demand(told_of_tools: Clients) -> None:
+    found = told_of_tools.program("tool_clients", QUESTION)
+    assert found == dict.fromkeys(("langchain", "with_instructor", "responses"), True)
+
+
 def test_guidellm_measures_with_its_own_probe_and_streams(clients: Clients) -> None:
     report = clients.folder / "guidellm.json"
     clients.tool(
