@@ -10,7 +10,7 @@ from torch import Tensor
 
 from baton_engine.model.decoder import Decoder, DecoderLayer
 from baton_engine.model.formats.stored_weight import StoredWeight, joined
-from baton_engine.model.formats.unpacking import unpack
+from baton_engine.model.formats.unpacking import unpack, unpack_mxfp4
 from baton_engine.model.layers.experts import BiasedExperts, Router, SeparateExperts, StackedExperts
 from baton_engine.model.layers.linear import Linear, LinearMethod, Projection, QuantisedLinear, RowLinear, linear_method
 from baton_engine.model.layers.mlp import OtherGate, gated_mlp
@@ -122,7 +122,10 @@ class _Reader:
         return self.tensor(*(f"{layer}.weight" for layer in layers))
 
     def stack(self, name: str) -> Tensor:
-        """[experts, features, columns] of a tensor that has columns before features."""
+        """[experts, features, columns]; a tensor that is not quantised has columns before features."""
+        if self.formats.stacks is not None:
+            blocks, scales = (self.source.read(f"{name}_{part}").to(self.device) for part in ("blocks", "scales"))
+            return torch.stack([unpack_mxfp4(b, s, name).to(self.dtype) for b, s in zip(blocks, scales, strict=True)])
         return self.tensor(name).transpose(1, 2).contiguous()
 
     def _dense(self, parts: Sequence[StoredWeight | Tensor]) -> Tensor:

@@ -26,6 +26,8 @@ from baton_wire.models.formats.weight_format import Shape
 from baton_wire.models.parameters import expected_tensors, is_harmless_extra, linear_sizes
 
 _SHOWN: Final = 6
+RANDOM_SCALE: Final = 120
+"""2^-7: four-bit floats then have a deviation of 0.02."""
 _CPU: Final = torch.device("cpu")
 
 
@@ -114,6 +116,10 @@ class RandomWeights:
         shape = self.headers[name].shape
         if name.endswith("norm.weight"):
             return torch.ones(shape, device=self._device)
+        if self.headers[name].dtype == "U8":  # of experts in stacks
+            if name.endswith("_scales"):
+                return torch.full(shape, RANDOM_SCALE, dtype=torch.uint8, device=self._device)
+            return torch.randint(256, shape, generator=self._generator(name), dtype=torch.uint8, device=self._device)
         layer, _, part = name.rpartition(".")
         stored = self._formats.of(layer) if layer in self._sizes and part != "bias" else None
         if stored is None:

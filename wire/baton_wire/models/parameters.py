@@ -170,8 +170,12 @@ def _linear(config: DecoderSpec, prefix: str, projection: LinearShape) -> dict[s
 
 
 def _stack(config: DecoderSpec, prefix: str, stack: Stack) -> dict[str, TensorForm]:
-    name = prefix + stack.name
-    return {
-        name: _plain(stack.count, stack.columns, stack.features),
-        f"{name}_bias": _plain(stack.count, stack.features),
-    }
+    name, stored = prefix + stack.name, config.formats.stacks
+    bias = {f"{name}_bias": _plain(stack.count, stack.features)}
+    if stored is None:
+        return {name: _plain(stack.count, stack.columns, stack.features)} | bias
+    try:
+        tensors = stored.tensors(stack.count, stack.features, stack.columns)
+    except ValueError as error:
+        raise ModelConfigError(f"quantization_config: {name}_{error}") from error
+    return {name + end: form for end, form in tensors.items()} | bias

@@ -38,9 +38,10 @@ def layer_sizes(config: DecoderSpec, element_bytes: int) -> LayerSizes:
             else:
                 weights, stored = weights + part.features * part.columns, stored + size
         for stack in stacks(layer, config.hidden_size):
-            elements = stack.features * stack.columns
-            expert_weights += stack.count * elements
-            expert_bytes += stack.count * elements * element_bytes
+            one, form = stack.features * stack.columns, config.formats.stacks
+            expert_weights += stack.count * one
+            size = one * element_bytes if form is None else form.stored_bytes(stack.features, stack.columns)
+            expert_bytes += stack.count * size
     return LayerSizes(weights, stored, expert_weights, expert_bytes, share)
 
 

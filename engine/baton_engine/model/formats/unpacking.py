@@ -20,6 +20,9 @@ Parts = Mapping[str, Tensor]
 
 AWQ_PLACES: Final = [0, 4, 1, 5, 2, 6, 3, 7]
 """In which place of its word each of 8 neighbouring values stands."""
+E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+"""Values of four-bit floats by their codes."""
+E8M0_NAN: Final = 255
 NOT_A_NUMBER: Final = 0x7F
 """Of e4m3 without its sign."""
 
@@ -39,6 +42,16 @@ def unpack(stored: WeightFormat, parts: Parts, features: int, columns: int, laye
     except ValueError as error:
         raise WeightsError(f"tensor {layer}.{error}") from error
     raise TypeError(f"no unpacking of {type(stored).__name__}")
+
+
+def unpack_mxfp4(blocks: Tensor, scales: Tensor, name: str) -> Tensor:
+    """blocks uint8 [E, features, n, 16], scales uint8 [E, features, n] → float32 [E, features, 32 · n]. Raises
+    WeightsError naming the tensor."""
+    if bool((scales == E8M0_NAN).any()):
+        raise WeightsError(f"tensor {name}_scales: holds {E8M0_NAN}, which is no number; allowed: 0 to 254")
+    values = torch.tensor(E2M1, device=blocks.device)
+    nibbles = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2)
+    return torch.ldexp(values[nibbles.int()], scales.int()[..., None] - 127).flatten(-2)
 
 
 def _eight_bits(stored: EightBits, parts: Parts, features: int, columns: int) -> StoredWeight:

@@ -1,7 +1,7 @@
 """Which weights of a checkpoint are quantised and how, read from the `quantization_config` of its config.json.
 
-Four values of `quant_method`: fp8, compressed-tensors, gptq and awq. Fields that would change the result are understood
-or refused by name; those that only say how the checkpoint was made are passed over.
+Five values of `quant_method`: fp8, compressed-tensors, gptq, awq, and mxfp4 for experts in stacks. Fields that would
+change the result are understood or refused by name; those that only say how the checkpoint was made are passed over.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from typing import Final, Literal
 from baton_wire.models.config_fields import ConfigFields
 from baton_wire.models.errors import ModelConfigError
 from baton_wire.models.formats.eight_bits import EightBits
+from baton_wire.models.formats.mxfp4 import Mxfp4
 from baton_wire.models.formats.packed_integers import Awq, Gptq, PackedIntegers
 from baton_wire.models.formats.weight_format import WeightFormat
 
-METHODS: Final = "awq, compressed-tensors, fp8, gptq"
+METHODS: Final = "awq, compressed-tensors, fp8, gptq, and mxfp4 for gpt_oss"
 KV_SCALES: Final = ("k_scale", "v_scale")
 """Of a checkpoint's own float8 KV cache. Baton's scales come from the weights, so these are passed over."""
 _LINEAR_CLASS: Final = "Linear"
@@ -48,6 +49,8 @@ class WeightFormats:
     by_part: bool = False
     """Whether a name is ignored for any part of it, or as a whole and by patterns."""
     has_kv_scales: bool = False
+    stacks: Mxfp4 | None = None
+    """Of experts that lie in one tensor."""
 
     def of(self, layer: str) -> WeightFormat | None:
         """Of `model.layers.0.mlp.up_proj` or its like; None: the weight is there as it is."""
@@ -80,6 +83,8 @@ def read_weight_formats(fields: ConfigFields) -> WeightFormats:
             return _gptq(section)
         case "awq":
             return _awq(section)
+        case "mxfp4" if fields.raw("model_type") == "gpt_oss":
+            return WeightFormats("mxfp4", stacks=Mxfp4())
     raise section.error("quant_method", METHODS)
 
 

@@ -1,0 +1,130 @@
+"""gpt-oss checkpoints in MXFP4: bit by bit against the formula, a whole model against its plain copy, refusals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from baton_engine.model.errors import WeightsError
+from baton_engine.model.formats.unpacking import unpack_mxfp4
+from baton_engine.model.loading import load_model
+from baton_engine.model.step_cost import cost_model
+from baton_testing.engine.model_steps import ModelSteps, chunk
+from baton_testing.engine.models import write_random_model
+from baton_wire.models.errors import ModelConfigError
+
+CPU = torch.device("cpu")
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "sliding_window": None,
+    "layer_types": None,
+    "rope_parameters": None,
+}
+NAME = "model.layers.0.mlp.experts.down_proj"
+
+
+def value_of(code: int) -> float:
+    """e2m1: a sign, two bits of exponent with bias 1, one of mantissa; exponent 0 is denormal."""
+    exponent, mantissa = code >> 1 & 3, code & 1
+    size = mantissa / 2 if exponent == 0 else (1 + mantissa / 2) * 2.0 ** (exponent - 1)
+    return -size if code & 8 else size
+
+
+def test_every_byte_and_scale_is_unpacked_by_the_formula() -> None:
+    blocks = torch.arange(256, dtype=torch.uint8).view(1, 2, 8, 16)
+    scales = torch.tensor([0, 1, 100, 126, 127, 128, 200, 250] * 2, dtype=torch.uint8).view(1, 2, 8)
+    got = unpack_mxfp4(blocks, scales, "x").flatten().double()
+    for number, byte in enumerate(blocks.flatten().tolist()):
+        scale = 2.0 ** (int(scales.flatten()[number // 16]) - 127)
+        for half, code in enumerate((byte & 15, byte >> 4)):
+            assert got[2 * number + half].item() == value_of(code) * scale
+
+
+@pytest.fixture(name="pair")
+def fixture_pair(tmp_path: Path) -> tuple[Path, Path]:
+    """A model in MXFP4, and the same weights as they are."""
+    plain = write_random_model(tmp_path / "plain", "gpt-oss", hidden_size=64, intermediate_size=32)
+    tensors = load_file(plain / "model.safetensors")
+    packed: dict[str, Tensor] = {}
+    generator = torch.Generator().manual_seed(5)
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        count, columns, features = tensors[name].shape
+        shape = (count, features, columns // 32)
+        blocks = torch.randint(256, (*shape, 16), generator=generator, dtype=torch.uint8)
+        scales = torch.randint(122, 125, shape, generator=generator, dtype=torch.uint8)
+        packed |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        tensors[name] = unpack_mxfp4(blocks, scales, name).transpose(1, 2).contiguous()
+    quantised = tmp_path / "quantised"
+    quantised.mkdir()
+    fields = json.loads((plain / "config.json").read_text())
+    fields["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    (quantised / "config.json").write_text(json.dumps(fields))
+    kept = {name: tensor for name, tensor in tensors.items() if f"{name}_blocks" not in packed}
+    save_file(kept | packed, quantised / "model.safetensors")
+    save_file(tensors, plain / "model.safetensors", metadata={"format": "pt"})
+    return quantised, plain
+
+
+def test_a_model_in_mxfp4_computes_as_its_plain_copy(pair: tuple[Path, Path]) -> None:
+    tokens = list(range(3, 40))
+    quantised, plain = (load_model(directory, torch.float32, CPU) for directory in pair)
+    got, expected = (ModelSteps(loaded).prefill(chunk(0, tokens)) for loaded in (quantised, plain))
+    assert torch.equal(got, expected)
+    sizes = [cost_model(loaded.config, 2, 2).expert_bytes for loaded in (quantised, plain)]
+    assert sizes[0] / sizes[1] == pytest.approx(4.25 / 16)
+
+
+def test_random_weights_in_mxfp4_can_be_drawn(pair: tuple[Path, Path]) -> None:
+    loaded = load_model(f"random://{pair[0] / 'config.json'}", torch.float32, CPU)
+    assert torch.isfinite(ModelSteps(loaded).prefill(chunk(0, [3, 4, 5]))).all()
+
+
+def spoil(change: Callable[[Tensor], Tensor], end: str) -> Callable[[dict[str, Tensor]], None]:
+    def spoilt(tensors: dict[str, Tensor]) -> None:
+        tensors[NAME + end] = change(tensors[NAME + end]).contiguous()
+
+    return spoilt
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensors: tensors.pop(f"{NAME}_scales"), f"missing tensors: {NAME}_scales"),
+        (spoil(lambda scales: torch.full_like(scales, 255), "_scales"), f"tensor {NAME}_scales: holds 255"),
+        (spoil(lambda blocks: blocks[..., :8], "_blocks"), f"tensor {NAME}_blocks: shape"),
+        (spoil(lambda blocks: blocks.float(), "_blocks"), f"tensor {NAME}_blocks: has dtype F32; allowed: U8"),
+        (spoil(lambda bias: bias[:-1], "_bias"), f"tensor {NAME}_bias: shape"),
+    ],
+)
+def test_what_is_wrong_is_named(
+    change: Callable[[dict[str, Tensor]], None], message: str, pair: tuple[Path, Path]
+) -> None:
+    path = pair[0] / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+    with pytest.raises(WeightsError, match=message):
+        load_model(pair[0], torch.float32, CPU)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"hidden_size": 80}, "quantization_config: .*gate_up_proj_blocks: 80 columns do not divide"),
+        (LLAMA, 'quantization_config.quant_method: "mxfp4"'),
+    ],
+)
+def test_configs_that_mxfp4_can_not_hold_are_refused(
+    fields: dict[str, object], message: str, pair: tuple[Path, Path]
+) -> None:
+    path = pair[0] / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    with pytest.raises(ModelConfigError, match=message):
+        load_model(pair[0], torch.float32, CPU)

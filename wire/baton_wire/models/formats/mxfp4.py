@@ -1,0 +1,31 @@
+"""Four-bit floats of gpt-oss: e2m1 in blocks of 32 columns with a power of two each, experts in stacks (OCP MX 1.0)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from baton_wire.models.formats.weight_format import TensorForm
+
+BLOCK: Final = 32
+"""Columns that share a scale."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4:
+    """Of a stack of experts: `NAME_blocks`, two values a byte, the lower first, and `NAME_scales`, exponents + 127."""
+
+    def tensors(self, count: int, features: int, columns: int) -> Mapping[str, TensorForm]:
+        """By the ends of their names. Raises ValueError for columns that do not divide into blocks."""
+        if columns % BLOCK:
+            raise ValueError(f"blocks: {columns} columns do not divide into blocks of {BLOCK}")
+        blocks = columns // BLOCK
+        return {
+            "_blocks": TensorForm(((count, features, blocks, BLOCK // 2),), ("U8",)),
+            "_scales": TensorForm(((count, features, blocks),), ("U8",)),
+        }
+
+    def stored_bytes(self, features: int, columns: int) -> int:
+        """Of one expert."""
+        return features * columns * (BLOCK // 2 + 1) // BLOCK
