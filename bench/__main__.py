@@ -33,6 +33,7 @@ BENCHES = {
         "bench.structured.cost",
         "what answers that follow a grammar cost: step times, on the CPU or a GPU",
     ),
+    "structured_validity": ("bench.structured.validity", "answers of schemas judged by `jsonschema`, and continued"),
     "kernels": ("bench.kernels.cpu", "the kernels' CPU paths beside what they replace"),
     "sizing": ("bench.sizing", "scaling policies: SLO misses and GPU-hours over all scenarios"),
     "paced": ("bench.sizing.paced", "a deployment that sizes itself, with emulated GPUs, under a trace"),

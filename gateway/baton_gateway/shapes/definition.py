@@ -44,7 +44,7 @@ def definition_of(shape: AnswerShape) -> str:
                 for place, schema in enumerate(shape.schemas)
             ]
             definition = _lark("\n".join((shape.source, *rules)))
-    if (problem := _problem(definition)) is not None:
+    if (problem := _problem(definition, is_tried=shape.kind is not ShapeKind.COMPOSED)) is not None:
         raise refused(shape.field, "", problem)
     return definition
 
@@ -80,13 +80,17 @@ def _client_lark(shape: AnswerShape) -> None:
         raise refused(shape.field, "", str(error)) from error
 
 
-def _problem(definition: str) -> str | None:
-    """What is wrong with a definition. It is not only read: the first mask is made of it."""
+def _problem(definition: str, is_tried: bool = False) -> str | None:
+    """What is wrong with a definition. `is_tried`: it is not only read, the first mask is made of it too. Schemas need
+    not be tried: their expressions and recursions were looked at, and it takes ten times as long.
+    """
     if len(definition) > MAX_GRAMMAR_CHARS:
         return f"its grammar has {len(definition)} characters; at most {MAX_GRAMMAR_CHARS} are allowed"
     is_error, messages = LLMatcher.validate_grammar_with_warnings(definition, limits=LIMITS)
     if is_error:
         return _first_line(messages[0])
+    if not is_tried:
+        return None
     matcher = LLMatcher(_BYTES, definition, log_level=0, limits=LIMITS)
     if not matcher.is_error():
         matcher.compute_bitmask()

@@ -74,9 +74,11 @@ def structured_engine(
     slots: int = 16,
     max_step_tokens: int = 256,
     device: str = "cpu",
+    model: LoadedModel | None = None,
 ) -> Iterator[StructuredEngine]:
+    """With the vocabulary of `examples/tiny-llama`, and that model unless another is given."""
     context = 256
-    model = loaded(device)
+    model = model or loaded(device)
     pool = KvPool(kv_geometry(model.config, torch.float32, BLOCK_TOKENS), blocks, torch.float32, model.device)
     config = EngineConfig(blocks, BLOCK_TOKENS, slots, context, max_step_tokens)
     with compiling() as compiler:
