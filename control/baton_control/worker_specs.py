@@ -180,7 +180,6 @@ def _arguments(deployment: LLMDeployment, role: Role, pool: PoolSpec, site: Site
         "--block-tokens": engine.block_tokens,
         "--max-sequences": engine.max_sequences,
         "--max-step-tokens": engine.max_step_tokens,
-        "--slo-tpot-s": f"{deployment.spec.slo.tpot.target:g}" if role is Role.DECODE else None,
         "--chunk-tokens": engine.chunk_tokens,
         "--max-waiting": engine.max_waiting,
         "--threads": site.threads,

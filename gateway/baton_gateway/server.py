@@ -244,7 +244,7 @@ def _policy(settings: Settings) -> RoutePolicy:
 
 
 def _rules(settings: Settings) -> RelayRules:
-    life = LifeRules(park_s=settings.park_s)
+    life = LifeRules(park_s=settings.park_s, tpot_s=settings.slo_tpot_s)
     duration_s = settings.max_request_duration_s
     wait = WaitRules(settings.slo_ttft_s, settings.max_queue_s)
     return RelayRules(

@@ -125,13 +125,12 @@ def test_the_template_hash_follows_the_template_and_nothing_else() -> None:
     assert other.fit == base.fit
 
 
-def test_a_decode_worker_is_told_what_its_steps_may_take() -> None:
+def test_a_new_target_replaces_no_worker() -> None:
+    """The gateway tells it with each request."""
     told = deployment(slo__tpot={"target": "12ms"})
-    decode, prefill = (worker_spec(told, role, SITE) for role in (Role.DECODE, Role.PREFILL))
-    assert flags(decode)["slo-tpot-s"] == "0.012"
-    assert "slo-tpot-s" not in flags(prefill)
-    assert parse(Role.DECODE, [*decode.argv[3:], "--listen=127.0.0.1:0"]).slo_tpot_s == 0.012
-    assert decode.revision.fit == worker_spec(deployment(), Role.DECODE, SITE).revision.fit
+    for role in POOL_ROLES:
+        assert worker_spec(told, role, SITE) == worker_spec(deployment(), role, SITE)
+    assert flags(gateway_spec(told, SITE))["slo-tpot-s"] == "0.012"
 
 
 def test_pools_of_one_deployment_fit_and_another_model_does_not() -> None:

@@ -62,8 +62,6 @@ class WorkerConfig:
     decode_discovery: str | None
     pair_listen: ListenAddress | None
     landing_bytes: int | None
-    slo_tpot_s: float | None
-    """Decode worker: a step in which sequences decode takes no longer, whatever prompts there are."""
     paced: Path | None
     """Step times that stand in for a model; None: the model computes."""
 
@@ -102,13 +100,6 @@ def _seconds(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from None
     if not 0 <= number <= 86_400:
         raise argparse.ArgumentTypeError(f"{text} is not between 0 and 86400 seconds")
-    return number
-
-
-def _target(text: str) -> float:
-    number = _seconds(text)
-    if number == 0:
-        raise argparse.ArgumentTypeError("a target of 0 seconds cannot be kept")
     return number
 
 
@@ -159,7 +150,6 @@ def parser(role: Role) -> argparse.ArgumentParser:
     else:
         add("--pair-listen", type=endpoint, default=ListenAddress("127.0.0.1", 0), metavar="HOST:PORT")
         add("--landing-bytes", type=_bounded(64 * KIB, 1 << 44), metavar="N")
-        add("--slo-tpot-s", type=_target, metavar="S", help="prompts computed here leave steps no longer than this")
     return flags
 
 
@@ -173,6 +163,6 @@ def parse(role: Role, argv: Sequence[str]) -> WorkerConfig:
             f"argument --chunk-tokens: {flags['chunk_tokens']} is more than "
             f"--max-step-tokens {flags['max_step_tokens']}"
         )
-    for absent in ("decode_discovery", "pair_listen", "landing_bytes", "slo_tpot_s"):
+    for absent in ("decode_discovery", "pair_listen", "landing_bytes"):
         flags.setdefault(absent, None)
     return WorkerConfig(role=role, **flags)

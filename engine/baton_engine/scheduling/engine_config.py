@@ -24,9 +24,6 @@ class EngineConfig:
     """Prefill tokens of one step; decode rows come on top. Bounds the runner's activations and a step's length."""
     chunk_tokens: int | None = None
     """Piece of a prompt that is longer than `max_step_tokens` while others wait too. None: a quarter of it."""
-    step_target_s: float | None = None
-    """How long a step may take in which sequences decode: prompts give it as many tokens as that leaves room for
-    (`piece_size.py`). None: as many as `max_step_tokens`."""
     max_waiting: int = 1_024
     """Prompts, and as many reservations, that may wait; more are refused with NO_CAPACITY."""
     watermark_share: float = 0.01
@@ -56,8 +53,6 @@ class EngineConfig:
             raise ValueError(
                 f"chunk_tokens: {self.chunk_tokens} is not allowed, 1 to max_step_tokens {self.max_step_tokens}"
             )
-        if self.step_target_s is not None and not self.step_target_s > 0:
-            raise ValueError(f"step_target_s: {self.step_target_s} is not allowed, more than 0 is needed")
         for name in ("watermark_share", "max_held_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}: {getattr(self, name)} is not allowed, 0 to 1")

@@ -26,6 +26,7 @@ class EngineState:
     config: EngineConfig
     pool: BlockPool
     slots: SlotTable
+    pieces: PieceSize
     batch: DecodeBatch = field(default_factory=DecodeBatch)
     requests: dict[RequestKey, Request] = field(default_factory=dict)
     turns: StartTags = field(default_factory=StartTags)
@@ -43,8 +44,6 @@ class EngineState:
     """Oldest first."""
     branching: list[Stem] = field(default_factory=list)
     stalled: list[Sequence] = field(default_factory=list)
-    pieces: PieceSize | None = None
-    """None: a step has no target."""
     in_flight: deque[LaunchedStep] = field(default_factory=deque)
     launched_step: int = 0
     events: list[SchedulerEvent] = field(default_factory=list)

@@ -26,6 +26,8 @@ class SequenceSpec:
     """Prefill worker: stop after the first token of each choice and keep the blocks until `release`."""
     flow: bytes = b""
     """What shares one turn (see `baton_wire.rules.fair_share`); empty: nothing but this request."""
+    tpot_s: float | None = None
+    """Target between two tokens; None: steps may take as long as they do."""
 
 
 # Out of the scheduler -------------------------------------------------------------------------------------------------

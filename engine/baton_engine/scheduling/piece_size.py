@@ -27,9 +27,10 @@ SCALE_TOKENS: Final = 256
 class PieceSize:
     """Of one engine. Times are seconds."""
 
-    def __init__(self, target_s: float, most_tokens: int) -> None:
-        """`most_tokens`: of a step in which nothing decodes."""
-        self._target_s = target_s
+    def __init__(self, most_tokens: int, target_s: float | None = None) -> None:
+        """`most_tokens`: of a step in which nothing decodes, and of any while there is no target."""
+        self.target_s = target_s
+        """What requests said last; all of a deployment say the same."""
         self._most_tokens = most_tokens
         self._base_s: float | None = None
         self._token_s: float | None = None
@@ -50,12 +51,12 @@ class PieceSize:
 
     def tokens(self, rows: int) -> int:
         """Of prompts, in a step with so many decode rows."""
-        if rows == 0:
+        if rows == 0 or self.target_s is None:
             return self._most_tokens
         least = min(LEAST_TOKENS, self._most_tokens)
         if self._base_s is None or self._token_s is None:
             return least
-        left_s = max(0.0, AIM * self._target_s - self._base_s)
+        left_s = max(0.0, AIM * self.target_s - self._base_s)
         if left_s >= self._token_s * self._most_tokens:
             return self._most_tokens
         whole = (rows + int(left_s / self._token_s)) // TILE_ROWS * TILE_ROWS - rows

@@ -21,9 +21,8 @@ def read_result(state: EngineState, result: StepResult) -> None:
     state.in_flight.popleft()
     state.pool.collected(result.step)
     state.slots.collected(result.step)
-    if state.pieces is not None:
-        prompt_tokens = sum(chunk.end - chunk.start for chunk in launched.chunks)
-        state.pieces.observe(len(launched.rows), prompt_tokens, result.duration_s)
+    prompt_tokens = sum(chunk.end - chunk.start for chunk in launched.chunks)
+    state.pieces.observe(len(launched.rows), prompt_tokens, result.duration_s)
     for chunk in launched.chunks:
         _advance_stem(state, chunk)
     for scored in result.scored:

@@ -73,9 +73,7 @@ class Scheduler:
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.pool = BlockPool(config.num_blocks)
-        target_s = config.step_target_s
-        pieces = None if target_s is None else PieceSize(target_s, config.max_step_tokens)
-        self._state = EngineState(config, self.pool, SlotTable(config.max_slots), pieces=pieces)
+        self._state = EngineState(config, self.pool, SlotTable(config.max_slots), PieceSize(config.max_step_tokens))
         self._arrivals = 0
         self._deadlines: list[tuple[float, int, RequestKey]] = []
 
@@ -264,6 +262,8 @@ class Scheduler:
         request = open_request(spec, self._arrivals, tag, self.config.max_context_tokens, stage)
         self._state.requests[spec.key] = request
         heappush(self._deadlines, (spec.deadline_s, request.arrival, spec.key))
+        if spec.tpot_s is not None:
+            self._state.pieces.target_s = spec.tpot_s
         return request
 
     def _expire(self, now: float) -> None:

@@ -25,7 +25,7 @@ from baton_engine.scheduling.step_plan import PrefillChunk
 def fill_step(state: EngineState, draft: StepDraft) -> None:
     """Add prefill chunks to the step, admitting as many prompts as budget, blocks and slots allow."""
     rows = len(state.batch.rows)
-    draft.budget = state.config.max_step_tokens if state.pieces is None else state.pieces.tokens(rows)
+    draft.budget = state.pieces.tokens(rows)
     for stem in tuple(state.prefilling):
         _add_chunk(state, draft, stem)
     for stem in tuple(state.returning):

@@ -193,7 +193,8 @@ class RequestLife:
 
     def _start_legs(self, run: Run, route: Route, now: float) -> list[Action]:
         prompt, forced = self._prompts[run.prompt], self._forced(run)[: run.base]
-        return [*start_legs(run, route, prompt, forced, self._n, self.deadline_s - now, self._flow)]
+        left_s, tpot_s = self.deadline_s - now, self._rules.tpot_s
+        return [*start_legs(run, route, prompt, forced, self._n, left_s, self._flow, tpot_s)]
 
     def _no_route(self, event: NoRoute, now: float) -> list[Action]:
         run = self._runs.get(event.run)

@@ -38,6 +38,8 @@ class LifeRules:
     """How long a request waits for a pair of workers to appear; 0: it is told at once that there is none."""
     reroute_wait_s: float = 60.0
     """The same for a request that already ran and lost its workers."""
+    tpot_s: float | None = None
+    """The target that decode workers are told with each request; None: none."""
 
     def patient_for(self, settles_in_s: float) -> LifeRules:
         """These rules for a request that comes before the gateway has tried all its workers: nobody can say yet that

@@ -93,15 +93,22 @@ class Choice:
 
 
 def start_legs(
-    run: Run, route: Route, prompt: Prompt, forced: list[int], n: int, left_s: float, flow: bytes
+    run: Run,
+    route: Route,
+    prompt: Prompt,
+    forced: list[int],
+    n: int,
+    left_s: float,
+    flow: bytes,
+    tpot_s: float | None,
 ) -> list[Send]:
     """Both legs, the decode worker's first. `forced`: what was generated before this attempt; `n`: choices a prompt;
-    `flow`: the client's request, whose runs share one turn.
+    `flow`: the client's request, whose runs share one turn; `tpot_s`: the target for the decode worker.
     """
     tokens = prompt.packed + pack_ids(forced)
     choices = tuple(sorted(choice % n for choice in run.choices))
     what = (tokens, prompt.num_tokens, choices, prompt.sampling, max(left_s, LEAST_S), prompt.salt)
-    legs = [Send(route.decode, Reserve(run.request, run.attempt, *what, route.prefill, flow))]
+    legs = [Send(route.decode, Reserve(run.request, run.attempt, *what, route.prefill, flow, tpot_s))]
     if route.prefill is not None and route.decode_address is not None:
         decode = PeerRef(route.decode_address, route.decode)
         legs.append(Send(route.prefill, Prefill(run.request, run.attempt, *what, decode, flow)))

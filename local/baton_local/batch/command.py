@@ -131,9 +131,8 @@ def _config(options: argparse.Namespace, model: _Model) -> WorkerConfig:
     }
     given = [f"{flag}={value}" for flag, value in optional.items() if value is not None]
     try:
-        # An engine that prefills for itself: nothing lands, no link needs a key, nobody waits for the next token.
-        parsed = parse(Role.DECODE, [*arguments, *given, "--listen=127.0.0.1:0"])
-        return replace(parsed, role=Role.PREFILL, slo_tpot_s=None)
+        # An engine that prefills for itself: nothing lands, and no link needs a key.
+        return replace(parse(Role.DECODE, [*arguments, *given, "--listen=127.0.0.1:0"]), role=Role.PREFILL)
     except ConfigError as error:
         raise StartError(str(error)) from error
 

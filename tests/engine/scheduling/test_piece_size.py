@@ -23,21 +23,21 @@ def told(pieces: PieceSize, rows: int, tokens: int, base_s: float, token_s: floa
 
 
 def test_a_step_in_which_nothing_decodes_is_not_bounded() -> None:
-    pieces = PieceSize(0.01, MOST)
+    pieces = PieceSize(MOST, 0.01)
     assert pieces.tokens(0) == MOST
     pieces.observe(0, 8_192, 0.2)
     assert pieces.tokens(0) == MOST
 
 
 def test_until_costs_are_known_pieces_are_small() -> None:
-    pieces = PieceSize(0.01, MOST)
+    pieces = PieceSize(MOST, 0.01)
     assert pieces.tokens(3) == LEAST_TOKENS
     told(pieces, 3, 0, 0.004, 2e-5)
     assert pieces.tokens(3) == LEAST_TOKENS
 
 
 def test_a_piece_fills_what_the_target_leaves_and_whole_tiles() -> None:
-    pieces = PieceSize(0.012, MOST)
+    pieces = PieceSize(MOST, 0.012)
     told(pieces, 64, 0, 0.006, 2e-5)
     told(pieces, 64, 64, 0.006, 2e-5)
     assert pieces.tokens(64) == 256  # 0.95 · 12 ms leave 5.4 ms: 270 tokens
@@ -45,14 +45,14 @@ def test_a_piece_fills_what_the_target_leaves_and_whole_tiles() -> None:
 
 
 def test_a_target_that_rows_alone_miss_leaves_prompts_the_least() -> None:
-    pieces = PieceSize(0.005, MOST)
+    pieces = PieceSize(MOST, 0.005)
     told(pieces, 64, 0, 0.006, 2e-5)
     told(pieces, 64, 64, 0.006, 2e-5)
     assert pieces.tokens(64) == LEAST_TOKENS
 
 
 def test_one_odd_step_does_not_make_tokens_free() -> None:
-    pieces = PieceSize(0.012, MOST)
+    pieces = PieceSize(MOST, 0.012)
     told(pieces, 64, 0, 0.006, 2e-5)
     told(pieces, 64, 64, 0.006, 2e-5)
     pieces.observe(64, 256, 0.001)
@@ -67,7 +67,7 @@ def test_one_odd_step_does_not_make_tokens_free() -> None:
 )
 def test_steps_keep_the_target_while_costs_drift(base_s: float, token_s: float, target_s: float, growth: float) -> None:
     """After a few steps, none is longer than the target, unless the rows and the least piece are."""
-    pieces = PieceSize(target_s, MOST)
+    pieces = PieceSize(MOST, target_s)
     told(pieces, 32, 0, base_s, token_s)
     for number in range(300):
         tokens = pieces.tokens(32)
@@ -80,14 +80,14 @@ def test_steps_keep_the_target_while_costs_drift(base_s: float, token_s: float, 
         assert pieces.tokens(32) >= min(MOST, left / token_s - TILE_ROWS), "room is used"
 
 
-def longest_step(config: EngineConfig) -> tuple[float, int]:
+def longest_step(config: EngineConfig, tpot_s: float | None = None) -> tuple[float, int]:
     """Seconds of the longest step in which rows decoded, while long prompts arrive; and answers that were complete.
 
     A step takes 5 ms, 0.02 ms for each row and for each prompt token."""
     scheduler = Scheduler(config)
     now, longest, finished = 0.0, 0.0, 0
-    arrivals = {step: spec(step, 3_000, max_tokens=20) for step in range(40, 400, 60)}
-    scheduler.submit(spec(1, 20, max_tokens=1_200), now)
+    arrivals = {step: replace(spec(step, 3_000, max_tokens=20), tpot_s=tpot_s) for step in range(40, 400, 60)}
+    scheduler.submit(replace(spec(1, 20, max_tokens=1_200), tpot_s=tpot_s), now)
     for step in range(2_000):
         if step in arrivals:
             scheduler.submit(arrivals[step], now)
@@ -113,11 +113,6 @@ def test_running_sequences_keep_their_target_while_long_prompts_arrive(chunk_tok
     )
     without, answered = longest_step(config)
     assert without > 0.06, "a whole prompt stands between two tokens"
-    longest, also_answered = longest_step(replace(config, step_target_s=0.015))
+    longest, also_answered = longest_step(config, 0.015)
     assert longest <= 0.015
     assert answered == also_answered == 7
-
-
-def test_a_target_must_be_positive() -> None:
-    with pytest.raises(ValueError, match="step_target_s: 0"):
-        EngineConfig(num_blocks=10, block_tokens=16, max_slots=1, max_context_tokens=32, step_target_s=0.0)

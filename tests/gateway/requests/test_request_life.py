@@ -5,6 +5,7 @@ from __future__ import annotations
 from baton_gateway.requests.request_events import (
     Admitted,
     ClientGone,
+    LifeRules,
     Prepared,
     Prompt,
     StopFound,
@@ -38,6 +39,12 @@ def test_the_messages_say_the_same_to_both_workers() -> None:
     for message in (reserve, prefill):
         assert tuple(unpack_ids(message.tokens)) == PROMPT
         assert (message.prompt_tokens, message.choices, message.timeout_s) == (3, (0,), DEADLINE_S)
+
+
+def test_a_decode_worker_is_told_the_target_between_tokens() -> None:
+    told = started(rules=LifeRules(tpot_s=0.012)).last(Reserve)
+    assert isinstance(told, Reserve)
+    assert told.tpot_s == 0.012
 
 
 def test_a_token_of_the_decode_worker_may_come_before_that_of_the_prefill_worker() -> None:

@@ -166,6 +166,8 @@ class Reserve(Message, frozen=True, tag=17):
     prefill_epoch: Epoch | None
     flow: RequestId | None = None
     """As in Prefill."""
+    tpot_s: PositiveSeconds | None = None
+    """The target between two tokens: prompts computed beside this request leave steps no longer. None: no target."""
 
 
 class Retarget(Message, frozen=True, tag=19):

@@ -53,7 +53,6 @@ def scheduler_of(config: WorkerConfig, pool: KvPool, max_context_tokens: int) ->
             max_context_tokens=max_context_tokens,
             max_step_tokens=config.max_step_tokens,
             chunk_tokens=config.chunk_tokens,
-            step_target_s=config.slo_tpot_s,
             max_waiting=config.max_waiting,
         )
     )

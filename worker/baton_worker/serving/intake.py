@@ -46,6 +46,7 @@ def sequence_spec(
         deadline_s=now + message.timeout_s,
         hold=hold,
         flow=message.flow or b"",
+        tpot_s=message.tpot_s if isinstance(message, Reserve) else None,
     )
     problem = refusal(spec, limits.max_context_tokens, limits.max_choices)
     return spec if problem is None else Failed(key, *problem)
