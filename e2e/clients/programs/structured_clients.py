@@ -8,10 +8,14 @@ from typing import Any, Literal
 import instructor
 import openai
 from langchain_openai import ChatOpenAI
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 
 class Verdict(BaseModel):
+    """What is to be told of an animal. Nothing else: the model was never told when to stop."""
+
+    model_config = ConfigDict(extra="forbid")
+
     animal: Literal["fox", "owl"]
     is_old: bool
 
@@ -23,29 +27,31 @@ messages: Any = [{"role": "user", "content": sys.argv[2]}]
 
 def parsed() -> Any:
     return (
-        client.chat.completions.parse(model="tiny", messages=messages, response_format=Verdict)
+        client.chat.completions.parse(model="tiny", temperature=0, messages=messages, response_format=Verdict)
         .choices[0]
         .message.parsed
     )
 
 
 def streamed() -> Any:
-    with client.chat.completions.stream(model="tiny", messages=messages, response_format=Verdict) as stream:
+    with client.chat.completions.stream(
+        model="tiny", temperature=0, messages=messages, response_format=Verdict
+    ) as stream:
         return stream.get_final_completion().choices[0].message.parsed
 
 
 def responses() -> Any:
-    return client.responses.parse(model="tiny", input=sys.argv[2], text_format=Verdict).output_parsed
+    return client.responses.parse(model="tiny", temperature=0, input=sys.argv[2], text_format=Verdict).output_parsed
 
 
 def langchain() -> Any:
-    chat = ChatOpenAI(model="tiny", base_url=url, api_key="unused", max_retries=0)
+    chat = ChatOpenAI(model="tiny", temperature=0, base_url=url, api_key="unused", max_retries=0)
     return chat.with_structured_output(Verdict, method="json_schema").invoke(sys.argv[2])
 
 
 def with_instructor() -> Any:
     found = instructor.from_openai(client, mode=instructor.Mode.JSON_SCHEMA)
-    return found.create(model="tiny", messages=messages, response_model=Verdict, max_retries=0)
+    return found.create(model="tiny", temperature=0, messages=messages, response_model=Verdict, max_retries=0)
 
 
 ways: tuple[Callable[[], Any], ...] = (parsed, streamed, responses, langchain, with_instructor)

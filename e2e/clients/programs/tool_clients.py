@@ -28,20 +28,20 @@ TOOL: Any = {"name": "Verdict", "description": "Tells of an animal."}
 
 
 def langchain() -> Any:
-    chat = ChatOpenAI(model="tiny", base_url=url, api_key="unused", max_retries=0)
+    chat = ChatOpenAI(model="tiny", base_url=url, api_key="unused", max_retries=0, temperature=0)
     [call] = chat.bind_tools([Verdict], tool_choice="any", parallel_tool_calls=False).invoke(question).tool_calls
     return Verdict(**call["args"])
 
 
 def with_instructor() -> Any:
     found = instructor.from_openai(client, mode=instructor.Mode.TOOLS)
-    return found.create(model="tiny", messages=messages, response_model=Verdict, max_retries=0)
+    return found.create(model="tiny", messages=messages, response_model=Verdict, max_retries=0, temperature=0)
 
 
 def responses() -> Any:
     """A call, and its result put back."""
     tools: Any = [{"type": "function", "parameters": SCHEMA, "strict": True, **TOOL}]
-    asked: Any = {"model": "tiny", "tools": tools, "parallel_tool_calls": False}
+    asked: Any = {"model": "tiny", "tools": tools, "parallel_tool_calls": False, "temperature": 0}
     with client.responses.stream(**asked, input=question, tool_choice="required") as stream:
         item: Any = stream.get_final_response().output[0]
     result = {"type": "function_call_output", "call_id": item.call_id, "output": "It is."}
