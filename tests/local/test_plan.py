@@ -23,7 +23,7 @@ LLAMA = {
     "max_position_embeddings": 131_072,
     "torch_dtype": "bfloat16",
 }
-GEMMA = {**LLAMA, "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "sliding_window": 1024}
+FALCON = {**LLAMA, "model_type": "falcon", "architectures": ["FalconForCausalLM"]}
 
 
 def folder(path: Path, config: dict[str, Any]) -> str:
@@ -38,7 +38,7 @@ def test_a_folder_with_a_model_that_can_be_served_is_planned(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        (GEMMA, 'cannot be served: model_type: "gemma3_text" is not supported; allowed: llama'),
+        (FALCON, 'cannot be served: model_type: "falcon" is not supported; allowed: '),
         ({**LLAMA, "quantization_config": {"quant_method": "bitsandbytes"}}, "quantization_config"),
         ({**LLAMA, "rope_scaling": {"rope_type": "longrope", "long_factor": [1.0]}}, "longrope"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+import torch
 
 from baton_engine.scheduling.events import SequenceSpec
 from baton_testing.engine.grammars import END, VOCAB, of_schema, sampling_of
@@ -12,7 +13,10 @@ from baton_testing.engine.random_grammars import random_schema
 from baton_testing.engine.structured_engine import structured_engine, structured_spec
 from baton_wire.messages.values import SamplingParams, Thought
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
 
 
 def mixed(seed: int) -> list[SequenceSpec]:

@@ -19,7 +19,8 @@ from baton_testing.engine.models import FAMILIES, reference_logits
 from baton_wire.messages.values import PromptLogprob, RequestKey, SamplingParams
 
 BLOCK_TOKENS = 16
-ATOL = 1e-5
+ATOL = 1e-4
+"""Of float32 logits: those of some families are large."""
 
 
 def spec(number: int, tokens: list[int], k: int | None, choices: int = 1, hold: bool = False) -> SequenceSpec:
