@@ -101,7 +101,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_local_experts": 6,
         "num_experts_per_tok": 3,
         "rope_parameters": {**YARN_ROPE, "truncate": False},
-        "swiglu_limit": 1.5,
+        "swiglu_limit": 7.0,  # older transformers know no other
     },
     "qwen3-tied-yarn": {
         "model_type": "qwen3",
