@@ -18,6 +18,8 @@ from baton_testing.kube.api_server import ApiServer, Json
 
 GROUP, METRIC = "external.metrics.k8s.io", "queued-requests"
 _ROOT = f"/apis/{GROUP}/v1beta1"
+_SERVICE = "/api/v1/namespaces/default/services/external-metrics"
+_GROUP_SERVICE = f"/apis/apiregistration.k8s.io/v1/apiservices/v1beta1.{GROUP}"
 
 
 class ExternalMetrics:
@@ -72,24 +74,27 @@ def serving(api: ApiServer, folder: Path) -> Iterator[ExternalMetrics]:
         _register(api, server.server_address[1])
         yield metrics
     finally:
+        # A group that nobody answers for keeps the controllers from deleting any namespace.
+        for path in (_SERVICE, _GROUP_SERVICE):
+            api.send("DELETE", path)
         server.shutdown()
         server.server_close()
         thread.join()
 
 
 def _register(api: ApiServer, port: int) -> None:
-    name = {"name": "external-metrics", "namespace": "default"}
+    name = {"name": _SERVICE.rpartition("/")[2], "namespace": "default"}
     spec = {"type": "ExternalName", "externalName": "localhost", "ports": [{"port": port, "protocol": "TCP"}]}
     made = api.send(
         "POST",
-        "/api/v1/namespaces/default/services",
+        _SERVICE.rpartition("/")[0],
         {"kind": "Service", "apiVersion": "v1", "metadata": name, "spec": spec},
     )
     assert made.status == 201, made.message
     service: Json = {
         "apiVersion": "apiregistration.k8s.io/v1",
         "kind": "APIService",
-        "metadata": {"name": f"v1beta1.{GROUP}"},
+        "metadata": {"name": _GROUP_SERVICE.rpartition("/")[2]},
         "spec": {
             "group": GROUP,
             "version": "v1beta1",
@@ -99,6 +104,6 @@ def _register(api: ApiServer, port: int) -> None:
             "service": {**name, "port": port},
         },
     }
-    made = api.send("POST", "/apis/apiregistration.k8s.io/v1/apiservices", service)
+    made = api.send("POST", _GROUP_SERVICE.rpartition("/")[0], service)
     assert made.status == 201, made.message
     api.until("GET", _ROOT)
