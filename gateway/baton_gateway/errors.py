@@ -146,6 +146,11 @@ def grammar_failed() -> Problem:
     return Problem(400, INVALID, message, None, "grammar_failed")
 
 
+def grammars_unavailable() -> Problem:
+    message = "Schemas and grammars cannot be read at the moment: the process for it does not start."
+    return Problem(503, SERVER, message, None, "grammars_unavailable", 1)
+
+
 def template_failed() -> Problem:
     return Problem(500, SERVER, "The model's chat template failed.", None, "template_failed")
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from baton_gateway.errors import invalid
+from baton_gateway.errors import RefusedError, grammars_unavailable, invalid
 from baton_gateway.process_apart import ProcessApart
 from baton_gateway.shapes.answer_shape import AnswerShape, ShapeAnswer, ShapeKind
 from baton_gateway.shapes.shape_errors import refused
@@ -50,7 +50,7 @@ class ShapeCompiler:
         self._process = ProcessApart("baton_gateway.shapes.shape_process", _HELLO)
         self._turns = FairTurns()
         self._asking = asyncio.Lock()
-        self._tasks: set[asyncio.Task[ShapeAnswer]] = set()
+        self._tasks: set[asyncio.Task[ShapeAnswer | None]] = set()
         self._kept: OrderedDict[bytes, ShapeAnswer] = OrderedDict()
         self.kept_bytes = 0
 
@@ -67,7 +67,7 @@ class ShapeCompiler:
             await self._process.kill()
 
     async def compile(self, shape: AnswerShape, who: str) -> Grammar:
-        """Raises RefusedError that names the place in the client's definition."""
+        """Raises RefusedError that names the place in the client's definition, or says that none can be read now."""
         began = time.monotonic()
         key = shape.key
         if is_known := key in self._kept:
@@ -75,21 +75,25 @@ class ShapeCompiler:
             answer = self._kept[key]
         else:
             async with self._turns.turn(who):
-                answer = self._kept.get(key) or await self._new(shape, key)
+                found = self._kept.get(key) or await self._new(shape, key)
+            if found is None:
+                raise RefusedError(grammars_unavailable())
+            answer = found
         how = Compiled.REFUSED if answer.definition is None else Compiled.KNOWN if is_known else Compiled.NEW
         self._tell(how, time.monotonic() - began)
         if answer.definition is None:
             raise invalid(answer.param, answer.message, answer.code)
         return Grammar(answer.definition)
 
-    async def _new(self, shape: AnswerShape, key: bytes) -> ShapeAnswer:
+    async def _new(self, shape: AnswerShape, key: bytes) -> ShapeAnswer | None:
         """The answer is waited for also after the client is gone: stopping the process would cost the next one more."""
         task = asyncio.get_running_loop().create_task(self._ask(shape, key))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return await asyncio.shield(task)
 
-    async def _ask(self, shape: AnswerShape, key: bytes) -> ShapeAnswer:
+    async def _ask(self, shape: AnswerShape, key: bytes) -> ShapeAnswer | None:
+        """None: the process does not start, which says nothing of the definition."""
         async with self._asking:
             question, body = shape.encoded(), None
             try:
@@ -97,6 +101,7 @@ class ShapeCompiler:
                     body = body or await self._process.ask(question, self._compile_s)
             except (TimeoutError, EOFError, OSError):
                 _log.exception("the process that compiles grammars does not start")
+                return None
         answer = _too_complex(shape) if body is None else msgspec.json.decode(body, type=ShapeAnswer)
         self._keep(key, answer)
         return answer

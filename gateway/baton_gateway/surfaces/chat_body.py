@@ -6,11 +6,12 @@ Chat's own parser decides what is allowed. What it refuses is told by the name t
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from baton_gateway.errors import Problem, RefusedError
+from baton_gateway.http_api.openai_fields import wrong_type
 from baton_gateway.http_api.openai_types import ChatRequest, parse_chat
 
 _MESSAGE = re.compile(r"messages\[(\d+)\]")
@@ -54,6 +55,14 @@ class ChatBody:
     def _begin(self, origin: str, message: dict[str, Any]) -> None:
         self.messages.append(message)
         self.origins.append(origin)
+
+    def give_tools(self, value: Any, tool: Callable[[Any, str], dict[str, Any]]) -> None:
+        """`tool` reads one entry, whose path it is told, as chat's. Raises RefusedError."""
+        if value is None:
+            return
+        if not isinstance(value, list):
+            raise wrong_type("tools", "a list of tools")
+        self.give(tools=[tool(entry, f"tools[{place}]") for place, entry in enumerate(value)])
 
     def request(self) -> ChatRequest:
         """The parsed chat. Raises RefusedError; of a message it names the client's own field."""

@@ -47,7 +47,7 @@ def _parse(fields: Fields, body: ChatBody) -> ChatRequest:
     body.give(model=fields.require("model"))
     _read_system(fields.take("system"), body)
     _read_messages(fields.require("messages"), body)
-    _read_tools(fields.take("tools"), body)
+    body.give_tools(fields.take("tools"), _tool)
     _read_tool_choice(fields.take("tool_choice"), body)
     _read_thinking(fields.take("thinking"), body)
     _read_output(fields.take("output_config"), body)
@@ -155,14 +155,6 @@ def _text_block(value: Any, path: str) -> dict[str, Any]:
     fields.ignore("cache_control", max_bytes=MAX_IGNORED_BYTES)
     fields.end()
     return part
-
-
-def _read_tools(value: Any, body: ChatBody) -> None:
-    if value is None:
-        return
-    if not isinstance(value, list):
-        raise wrong_type("tools", "a list of tools")
-    body.give(tools=[_tool(entry, f"tools[{place}]") for place, entry in enumerate(value)])
 
 
 def _tool(value: Any, path: str) -> dict[str, Any]:

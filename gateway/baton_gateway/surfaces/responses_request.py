@@ -44,7 +44,7 @@ def parse_response(raw: dict[str, Any]) -> tuple[ChatRequest, ResponsesForm]:
         top_p=fields.number("top_p", 0, 1, above_low=True),
     )
     _read_stream_options(fields.take("stream_options"))
-    _read_tools(fields.take("tools"), body)
+    body.give_tools(fields.take("tools"), _tool)
     _read_tool_choice(fields.take("tool_choice"), body)
     body.give(parallel_tool_calls=fields.flag("parallel_tool_calls", True))
     _read_text(fields.take("text"), body)
@@ -162,14 +162,6 @@ def _read_stream_options(value: Any) -> None:
     fields = _object(value, "stream_options")
     fields.flag("include_obfuscation", False)
     fields.end()
-
-
-def _read_tools(value: Any, body: ChatBody) -> None:
-    if value is None:
-        return
-    if not isinstance(value, list):
-        raise wrong_type("tools", "a list of tools")
-    body.give(tools=[_tool(entry, f"tools[{place}]") for place, entry in enumerate(value)])
 
 
 def _tool(value: Any, path: str) -> dict[str, Any]:

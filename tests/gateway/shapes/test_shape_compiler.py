@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from baton_gateway.errors import RefusedError
+from baton_gateway.process_apart import ProcessApart
 from baton_gateway.shapes import shape_compiler
 from baton_gateway.shapes.answer_shape import choice_shape, composed_shape, json_shape, named_schema
 from baton_gateway.shapes.shape_compiler import Compiled, ShapeCompiler
@@ -65,6 +66,19 @@ async def test_a_definition_that_takes_too_long_is_refused_and_remembered(told: 
         assert not compiler._process.is_running
     assert told == [Compiled.REFUSED, Compiled.REFUSED]
     await compiler.stop()
+
+
+async def test_a_process_that_does_not_start_says_nothing_of_the_definition(told: list[Compiled]) -> None:
+    """A machine that starts no process for a while has not judged anybody's schema."""
+    compiler = ShapeCompiler(lambda how, seconds: told.append(how))
+    whole, compiler._process = compiler._process, ProcessApart("baton_gateway.no_such_module", b"?")
+    with pytest.raises(RefusedError) as refusal:
+        await compiler.compile(choice_shape(["a"], "f"), "one")
+    assert (refusal.value.problem.status, refusal.value.problem.code) == (503, "grammars_unavailable")
+    compiler._process = whole
+    assert (await compiler.compile(choice_shape(["a"], "f"), "one")).definition
+    await compiler.stop()
+    assert told == [Compiled.NEW]
 
 
 async def test_a_client_that_hangs_up_leaves_the_process_and_no_answer_behind(compiler: ShapeCompiler) -> None:

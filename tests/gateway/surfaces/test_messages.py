@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -36,16 +35,8 @@ def prompt(client: HttpClient) -> str:
 
 
 async def events(client: HttpClient, **body: Any) -> list[dict[str, Any]]:
-    """The events of a stream; each must be named as it is."""
-    async with client.http.post(client.gateway.url(PATH), json=BODY | body | {"stream": True}) as got:
-        assert (got.status, got.content_type) == (200, "text/event-stream")
-        text = await got.text()
-    found = []
-    for event in text.removesuffix("\n\n").split("\n\n"):
-        name, data = event.split("\n")
-        found.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {found[-1]['type']}"
-    return found
+    """The events of a stream."""
+    return await client.named_events(PATH, **BODY | body)
 
 
 async def refused(client: HttpClient, **body: Any) -> tuple[int, dict[str, Any]]:

@@ -25,15 +25,8 @@ async def gpt(gateway: RunningGateway) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 async def events(client: HttpClient, **body: Any) -> list[dict[str, Any]]:
-    """The events of a stream; each is named as it is and has the next number."""
-    async with client.http.post(client.gateway.url(PATH), json=BODY | body | {"stream": True}) as got:
-        assert (got.status, got.content_type) == (200, "text/event-stream")
-        text = await got.text()
-    found = []
-    for event in text.removesuffix("\n\n").split("\n\n"):
-        name, data = event.split("\n")
-        found.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {found[-1]['type']}"
+    """The events of a stream; each has the next number."""
+    found = await client.named_events(PATH, **BODY | body)
     assert [event["sequence_number"] for event in found] == list(range(len(found)))
     return found
 

@@ -49,6 +49,18 @@ class HttpClient:
         assert events.pop() == "data: [DONE]"
         return [json.loads(event.removeprefix("data: ")) for event in events]
 
+    async def named_events(self, path: str, **body: Any) -> list[dict[str, Any]]:
+        """The events of a stream in which each is named as its type."""
+        async with self.http.post(self.gateway.url(path), json=body | {"stream": True}) as got:
+            assert (got.status, got.content_type) == (200, "text/event-stream")
+            text = await got.text()
+        found: list[dict[str, Any]] = []
+        for event in text.removesuffix("\n\n").split("\n\n"):
+            name, data = event.split("\n")
+            found.append(json.loads(data.removeprefix("data: ")))
+            assert name == f"event: {found[-1]['type']}"
+        return found
+
     @staticmethod
     def _filled(path: str, body: dict[str, Any]) -> dict[str, Any]:
         default: dict[str, Any] = {"messages": USER} if path == CHAT else {"prompt": "Hello"}
