@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -109,9 +110,11 @@ def test_the_reference_and_the_definition_say_the_same() -> None:
     assert {path: text for path, text in said.items() if not text or not explained[path].startswith(text)} == {}
 
 
-def test_the_definitions_are_under_100_kb_together() -> None:
-    assert sum((CRDS / name).stat().st_size for name in definitions()) < 100_000
-    assert {path.name for path in CRDS.iterdir()} == set(definitions())
+def test_client_side_apply_can_keep_each_definition_in_its_annotation() -> None:
+    # `kubectl apply` stores the whole object as JSON in one annotation; all annotations together hold 262,144 bytes.
+    sizes = {path.name: len(json.dumps(yaml.safe_load(path.read_text()))) for path in CRDS.iterdir()}
+    assert set(sizes) == set(definitions())
+    assert max(sizes.values()) < 200_000
 
 
 def test_no_field_gives_a_tenant_a_way_into_the_pod() -> None:
