@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bench.results import percentile
 
 from baton_control.sizing.workload import Workload
-from baton_local.client import Answer, ClientRequest, completion, open_session, send
+from baton_local.client import Answer, ClientRequest, open_session, send
+from baton_local.load_test.loaded_server import LoadedServer
+from baton_local.load_test.open_loop import open_loop
+from baton_local.load_test.prompts import IdPrompts
 
-FIRST_TOKEN, LAST_TOKEN = 16, 500
+FIRST_TOKEN, LAST_TOKEN = 16, 499
 """Ids that prompts are made of, inside the vocabulary of the tiny model."""
 
 
@@ -78,26 +80,10 @@ def drive(endpoint: str, requests: Sequence[ClientRequest], lanes: int) -> list[
     return asyncio.run(closed_loop(endpoint, requests, lanes))
 
 
-async def open_loop(
+async def offered(
     endpoint: str, model: str, workload: Workload, timeout_s: float, on_answer: Callable[[Answer], None], seed: int = 5
 ) -> list[Answer]:
-    """Each request is sent when its time has come, whatever became of those before; waits for every answer."""
-    began = time.monotonic()
-    answers: list[Answer] = []
+    """An open loop of prompts that the tiny model knows; waits for every answer."""
     async with open_session(timeout_s) as session:
-
-        async def one(index: int, due_s: float) -> None:
-            draw = random.Random(seed * 1_000_003 + index)
-            prompt = draw.choices(range(FIRST_TOKEN, LAST_TOKEN), k=int(workload.prompt_tokens[index]))
-            request = completion(model, prompt, int(workload.output_tokens[index]))
-            answer = await send(session, endpoint, request, due_s=due_s)
-            answers.append(answer)
-            on_answer(answer)
-
-        tasks = []
-        for index, arrival_s in enumerate(workload.arrival_s):
-            due_s = began + float(arrival_s)
-            await asyncio.sleep(max(0.0, due_s - time.monotonic()))
-            tasks.append(asyncio.create_task(one(index, due_s)))
-        await asyncio.gather(*tasks)
-    return answers
+        server = LoadedServer(session, endpoint, model, IdPrompts(FIRST_TOKEN, LAST_TOKEN))
+        return await open_loop(session, endpoint, server.planned(workload, seed), on_answer)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 from bench.results import FOLDER, write
-from bench.serving.load import open_loop
+from bench.serving.load import offered
 from bench.sizing.paced import PATIENCE_S, Asked, current, document
 from bench.sizing.paced_report import measured, shares
 
@@ -47,7 +47,7 @@ async def run(asked: Asked, pools: tuple[int, int], workload: Workload) -> list[
             while sum(post.phase == "ready" for post in (await current(up.run_dir)).posts) <= sum(pools):  # noqa: ASYNC110
                 await asyncio.sleep(0.2)
         answers: list[Answer] = []
-        await open_loop(endpoint, "paced", workload, PATIENCE_S, answers.append)
+        await offered(endpoint, "paced", workload, PATIENCE_S, answers.append)
         return answers
 
 

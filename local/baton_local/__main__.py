@@ -33,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "simulate": _simulate,
         "plan": _plan,
         "quantise": _quantise,
+        "bench": _bench,
         "version": _version,
         "completion": _completion,
     }
@@ -80,7 +81,7 @@ def _version(options: argparse.Namespace) -> int:
 def _completion(options: argparse.Namespace) -> int:
     import shtab
 
-    print(shtab.complete(command_line(frozenset(("batch", "simulate", "plan", "quantise"))), options.shell))
+    print(shtab.complete(command_line(frozenset(("batch", "simulate", "plan", "quantise", "bench"))), options.shell))
     return 0
 
 
@@ -106,6 +107,12 @@ def _quantise(options: argparse.Namespace) -> int:
     from baton_local.commands.quantise import run_quantise
 
     return run_quantise(options)
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from baton_local.commands.bench import run_bench
+
+    return run_bench(options)
 
 
 def _up(options: argparse.Namespace) -> int:

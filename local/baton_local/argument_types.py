@@ -51,3 +51,26 @@ def volume(text: str) -> tuple[str, Path]:
     if not (name and separator and path):
         raise argparse.ArgumentTypeError(f"{text!r} is not allowed: must be NAME=PATH")
     return name, Path(path)
+
+
+def seconds(text: str) -> float:
+    """An argument's type: a time, as `500ms` or `30m`."""
+    from baton_control.spec.quantities import parse_duration
+
+    try:
+        return float(parse_duration(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not allowed: must be a time such as 500ms, 25ms or 30m"
+        ) from error
+
+
+def positive(text: str) -> float:
+    """An argument's type: a number over 0, at most 100,000."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0.0 < found <= 100_000.0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: must be a number over 0, at most 100000")
+    return found

@@ -21,6 +21,7 @@ from baton_local.errors import LocalError
 SILENCE_S = 120.0
 """Longest wait for the next bytes of an answer, where no time for the whole was given."""
 MAX_LINE_BYTES = 1 << 20
+_JSON = {"Content-Type": "application/json"}
 
 
 class AnswerError(LocalError):
@@ -33,6 +34,13 @@ class ClientRequest:
 
     path: str
     body: Mapping[str, Any]
+    encoded: bytes | None = None
+    """The whole body as JSON, when it was made ahead; `body` may then lack what only the server reads."""
+
+    def made_ahead(self) -> ClientRequest:
+        """The same request, that costs nothing to send: its prompt is kept as JSON alone."""
+        rest = {name: value for name, value in self.body.items() if name not in ("prompt", "messages")}
+        return ClientRequest(self.path, rest, json.dumps(self.body).encode())
 
 
 def chat(model: str, text: str, *, stream: bool = True, **fields: object) -> ClientRequest:
@@ -43,9 +51,16 @@ def chat(model: str, text: str, *, stream: bool = True, **fields: object) -> Cli
     )
 
 
-def completion(model: str, prompt: Sequence[int], max_tokens: int, *, stream: bool = True) -> ClientRequest:
-    """Token ids in, exactly `max_tokens` out, greedily."""
-    body = {"model": model, "prompt": list(prompt), "max_tokens": max_tokens, "temperature": 0, "stream": stream}
+def completion(model: str, prompt: Sequence[int] | str, max_tokens: int, *, stream: bool = True) -> ClientRequest:
+    """Token ids or a text in, exactly `max_tokens` out, greedily."""
+    words = prompt if isinstance(prompt, str) else list(prompt)
+    body: dict[str, object] = {
+        "model": model,
+        "prompt": words,
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "stream": stream,
+    }
     return ClientRequest("/v1/completions", _body(body, {"ignore_eos": True}))
 
 
@@ -79,6 +94,8 @@ class Answer:
     """The finish reason of each choice that has ended."""
     tokens: int = 0
     """As the service counts them at the end; before that, pieces."""
+    prompt_tokens: int | None = None
+    """As the service counts them at the end; None: it did not say."""
     fingerprint: str = ""
     ended_s: float = 0.0
     end: AnswerEnd = AnswerEnd.BROKEN
@@ -136,7 +153,8 @@ async def send(
     now = time.monotonic()
     answer = Answer(now if due_s is None else due_s, now)
     try:
-        async with session.post(endpoint + request.path, json=request.body) as response:
+        data = json.dumps(request.body).encode() if request.encoded is None else request.encoded
+        async with session.post(endpoint + request.path, data=data, headers=_JSON) as response:
             if response.status != 200:
                 _refused(answer, f"HTTP {response.status}", await response.text())
             elif request.body.get("stream"):
@@ -187,7 +205,7 @@ async def _read_stream(content: aiohttp.StreamReader, answer: Answer, on_text: C
             if text:
                 on_text(text)
         if usage := chunk.get("usage"):
-            answer.tokens = int(usage["completion_tokens"])
+            _count(answer, usage)
     if answer.end is AnswerEnd.BROKEN:
         _broken(answer, "no [DONE]", "the answer broke off before its end")
 
@@ -196,9 +214,16 @@ def _read_whole(reply: Mapping[str, Any], answer: Answer) -> None:
     for choice in reply["choices"]:
         _take(choice, answer)
     answer.times_s.append(time.monotonic())
-    answer.tokens = int((reply.get("usage") or {}).get("completion_tokens", 1))
+    answer.tokens = 1
+    _count(answer, reply.get("usage") or {})
     answer.fingerprint = reply.get("system_fingerprint") or ""
     answer.end = AnswerEnd.WHOLE
+
+
+def _count(answer: Answer, usage: Mapping[str, Any]) -> None:
+    answer.tokens = int(usage.get("completion_tokens", answer.tokens))
+    if "prompt_tokens" in usage:
+        answer.prompt_tokens = int(usage["prompt_tokens"])
 
 
 def _take(choice: Mapping[str, Any], answer: Answer) -> str:

@@ -39,10 +39,13 @@ def command_line(filled: frozenset[str]) -> argparse.ArgumentParser:
     )
     plan = commands.add_parser("plan", help="what a model can do on an accelerator, on paper", allow_abbrev=False)
     quantise = commands.add_parser("quantise", help="a copy of a model with weights of 8 or 4 bits", allow_abbrev=False)
+    bench = commands.add_parser(
+        "bench", help="a load on a server, and the latencies that clients saw", allow_abbrev=False
+    )
     commands.add_parser("version", help="what is installed", allow_abbrev=False)
     completion = commands.add_parser("completion", help="for a shell: tab completes commands", allow_abbrev=False)
     completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
-    _add_late(filled, batch, simulate, plan, quantise)
+    _add_late(filled, batch, simulate, plan, quantise, bench)
     return parser
 
 
@@ -52,6 +55,7 @@ def _add_late(
     simulate: argparse.ArgumentParser,
     plan: argparse.ArgumentParser,
     quantise: argparse.ArgumentParser,
+    bench: argparse.ArgumentParser,
 ) -> None:
     """Options of the commands that need numpy or torch, imported only when one of them was asked for."""
     if "batch" in filled:
@@ -70,6 +74,10 @@ def _add_late(
         from baton_local.commands.quantise import add_options as add_quantise
 
         add_quantise(quantise)
+    if "bench" in filled:
+        from baton_local.commands.bench import add_options as add_bench
+
+        add_bench(bench)
 
 
 def _add_up(parser: argparse.ArgumentParser) -> None:

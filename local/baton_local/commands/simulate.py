@@ -16,7 +16,7 @@ from baton_control.sizing.roofline import worker_model
 from baton_control.sizing.spec import Bounds, SizingSpec
 from baton_control.sizing.worker_model import WorkerModel
 from baton_control.sizing.workload import Workload
-from baton_control.spec.quantities import parse_duration
+from baton_local.argument_types import seconds
 from baton_local.commands.plan import accelerator_named, add_model_options, shape_named
 from baton_local.errors import StartError
 from baton_simulate.policies import POLICIES, mix_of, needs_of, player
@@ -44,15 +44,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     load.add_argument("--rate", type=float, default=10.0, metavar="R", help="highest requests per second, synthetic")
     load.add_argument("--shape", type=Shape, choices=list(Shape), default=Shape.DIURNAL, help="of the synthetic load")
-    load.add_argument("--duration", type=_seconds, default=1800.0, metavar="TIME", help="of the synthetic load")
+    load.add_argument("--duration", type=seconds, default=1800.0, metavar="TIME", help="of the synthetic load")
     load.add_argument("--rate-scale", type=float, default=1.0, metavar="X", help="X times as many requests")
     load.add_argument(
         "--time-scale", type=float, default=1.0, metavar="X", help="the same requests over X times the time"
     )
     load.add_argument("--seed", type=int, default=1)
     goal = parser.add_argument_group("goal")
-    goal.add_argument("--ttft", type=_seconds, default=0.5, metavar="TIME", help="target, such as 500ms")
-    goal.add_argument("--tpot", type=_seconds, default=0.025, metavar="TIME", help="target, such as 25ms")
+    goal.add_argument("--ttft", type=seconds, default=0.5, metavar="TIME", help="target, such as 500ms")
+    goal.add_argument("--tpot", type=seconds, default=0.025, metavar="TIME", help="target, such as 25ms")
     goal.add_argument("--percentile", type=float, default=95.0, metavar="P")
     pools = parser.add_argument_group("pools")
     pools.add_argument("--policy", choices=POLICIES, default="slo")
@@ -177,8 +177,8 @@ def _table(outcome: ReplayOutcome, run: _Run) -> str:
     return "\n".join(lines)
 
 
-def _spread(seconds: np.ndarray[tuple[int], np.dtype[np.float64]]) -> str:
-    ended = seconds[np.isfinite(seconds)]
+def _spread(latencies_s: np.ndarray[tuple[int], np.dtype[np.float64]]) -> str:
+    ended = latencies_s[np.isfinite(latencies_s)]
     if not len(ended):
         return "none ended"
     low, middle, high = (float(value) * 1000 for value in np.percentile(ended, (50, 95, 99)))
@@ -220,15 +220,6 @@ def _draw(path: Path, run: _Run, outcome: ReplayOutcome) -> None:
     except ImportError as error:
         raise StartError("--plot needs matplotlib: pip install 'baton-serving[plot]'") from error
     draw_timeline(path, run.workload, run.spec, outcome)
-
-
-def _seconds(text: str) -> float:
-    try:
-        return float(parse_duration(text))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not allowed: must be a time such as 500ms, 25ms or 30m"
-        ) from error
 
 
 def _span(text: str) -> tuple[float, float]:

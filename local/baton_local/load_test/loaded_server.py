@@ -1,0 +1,79 @@
+"""The server under load: which model it serves, how long its prompts become, and requests made ahead for it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import aiohttp
+
+from baton_control.sizing.workload import Workload
+from baton_local.client import AnswerError, ClientRequest, completion, send
+from baton_local.errors import LocalError
+from baton_local.load_test.open_loop import PlannedRequest
+from baton_local.load_test.prompts import Prompts, WordPrompts, word_prompts, words
+
+PROBED_WORDS = (16, 256)
+PROBE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedServer:
+    """Where requests go, and how they are made for it."""
+
+    session: aiohttp.ClientSession
+    endpoint: str
+    model: str
+    prompts: Prompts
+    is_plain: bool = False
+    """Only fields of OpenAI's are sent."""
+
+    def request(self, prompt: Sequence[int] | str, output_tokens: int) -> ClientRequest:
+        """Its body is JSON already, so that sending costs the loop nothing."""
+        made = completion(self.model, prompt, output_tokens)
+        if self.is_plain:
+            made = ClientRequest(made.path, {name: value for name, value in made.body.items() if name != "ignore_eos"})
+        return made.made_ahead()
+
+    def planned(self, workload: Workload, load: int) -> list[PlannedRequest]:
+        """A request for each of the workload's; what it calls cached is a beginning that others share.
+
+        `load` numbers the loads that one server gets: no two have a prompt in common.
+        """
+        columns = zip(
+            *(workload.arrival_s.tolist(), workload.prompt_tokens.tolist()),
+            *(workload.output_tokens.tolist(), workload.cached_tokens.tolist()),
+            strict=True,
+        )
+        return [
+            PlannedRequest(due_s, self.request(self.prompts.prompt(load, place, prompt, shared), output))
+            for place, (due_s, prompt, output, shared) in enumerate(columns)
+        ]
+
+
+async def first_model(session: aiohttp.ClientSession, endpoint: str) -> str:
+    """The first that it lists. Raises LocalError."""
+    try:
+        async with session.get(f"{endpoint}/v1/models", timeout=aiohttp.ClientTimeout(total=PROBE_S)) as response:
+            if response.status != 200:
+                raise AnswerError(f"{endpoint}/v1/models answers {response.status}: {(await response.text())[:200]}")
+            return str((await response.json())["data"][0]["id"])
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        raise LocalError(f"{endpoint} does not answer: {error}") from error
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise LocalError(f"{endpoint}/v1/models lists no model; give --model") from error
+
+
+async def counted_words(
+    session: aiohttp.ClientSession, endpoint: str, model: str, salt: int, beginnings: int
+) -> WordPrompts:
+    """Prompts of words, after the server has counted the tokens of two. Raises LocalError, where it does not tell."""
+    counted = []
+    for count in PROBED_WORDS:
+        text = " ".join(words(random.Random(f"{salt}"), count))
+        answer = (await send(session, endpoint, completion(model, text, 1, stream=False))).checked()
+        if answer.prompt_tokens is None:
+            raise LocalError(f"{endpoint} does not tell the tokens of a prompt; give --ids LOW-HIGH")
+        counted.append((count, answer.prompt_tokens))
+    return word_prompts(counted, salt, beginnings)

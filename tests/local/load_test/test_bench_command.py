@@ -1,0 +1,176 @@
+"""`baton bench` against a server of a few lines: what is sent, what is told, and how it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from baton_local.__main__ import main
+from baton_local.load_test.load_record import read_load_record
+
+
+@dataclass
+class Server:
+    """Streams as many tokens as asked for; counts two tokens a word; refuses what has over `most` tokens of answer."""
+
+    url: str = ""
+    most: int = 1_000
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    keys: set[str | None] = field(default_factory=set)
+
+    async def models(self, request: web.Request) -> web.StreamResponse:
+        return web.json_response({"data": [{"id": "served"}]})
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.bodies.append(body)
+        self.keys.add(request.headers.get("Authorization"))
+        prompt, count = body["prompt"], body["max_tokens"]
+        if count > self.most:
+            return web.json_response({"error": {"message": "too long for me"}}, status=429)
+        tokens = 2 * len(prompt.split()) if isinstance(prompt, str) else len(prompt)
+        usage = {"prompt_tokens": tokens, "completion_tokens": count}
+        if not body["stream"]:
+            return web.json_response({"choices": [{"text": "x", "finish_reason": "length"}], "usage": usage})
+        reply = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await reply.prepare(request)
+        for place in range(count):
+            choice = {"index": 0, "text": "x", "finish_reason": "length" if place == count - 1 else None}
+            await reply.write(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
+        await reply.write(b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\ndata: [DONE]\n\n")
+        return reply
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    served, ready = Server(), threading.Event()
+    loop = asyncio.new_event_loop()
+
+    async def start() -> web.AppRunner:
+        app = web.Application()
+        app.router.add_get("/v1/models", served.models)
+        app.router.add_post("/v1/completions", served.completions)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        served.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        ready.set()
+        return runner
+
+    def serve() -> None:
+        runner = loop.run_until_complete(start())
+        loop.run_forever()
+        loop.run_until_complete(runner.cleanup())
+        loop.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    assert ready.wait(10)
+    yield served
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(10)
+
+
+def bench(server: Server, *arguments: str) -> int:
+    return main(["bench", "--endpoint", server.url, "--duration", "500ms", *arguments])
+
+
+def test_each_rate_is_a_line_and_a_report(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "out.json"
+    shape = ("--prompt-tokens", "40", "--output-tokens", "3-9")
+    goals = ("--ttft", "9s", "--tpot", "1s", "2s", "--gpus", "2", "--json", str(path))
+    assert bench(server, "--rate", "10", "40", "--arrivals", "even", "--seeds", "2", *shape, *goals) == 0
+    text = capsys.readouterr().out
+    record = read_load_record(path)
+    assert [(one.rate, one.offered, one.whole) for one in record.reports] == [(10, 10, 10), (40, 40, 40)]
+    assert record.model == "served"
+    assert record.reports[0].prompt_tokens == pytest.approx(40, abs=2)
+    assert all(each.is_kept for one in record.reports for each in one.attainment)
+    assert "goodput at TTFT 9000 ms, TPOT 2000 ms, 95 %" in text
+    sent = [body for body in server.bodies if body["stream"]]
+    assert len(sent) == 4 + 10 + 40
+    assert {body["ignore_eos"] for body in sent} == {True}
+    assert len({body["prompt"] for body in sent}) == len(sent)
+
+
+def test_only_fields_of_openai_ids_and_the_key(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("BATON_API_KEY", "secret-of-mine")
+    assert bench(server, "--rate", "20", "--ids", "16-499", "--plain", "--warmup", "0", "--shared-tokens", "8") == 0
+    assert not any("ignore_eos" in body for body in server.bodies)
+    assert {len(body["prompt"]) for body in server.bodies} == {512}
+    assert len({tuple(body["prompt"][:8]) for body in server.bodies}) == 1
+    assert server.keys == {"Bearer secret-of-mine"}
+    found = capsys.readouterr()
+    assert "secret-of-mine" not in found.out + found.err
+
+
+def test_a_trace_is_sent_at_its_own_times(server: Server, tmp_path: Path) -> None:
+    trace, path = tmp_path / "t.csv", tmp_path / "out.json"
+    trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,20,2\n0.1,30,3\n0.2,40,4\n")
+    assert bench(server, "--trace", str(trace), "--ids", "1-9", "--warmup", "0", "--json", str(path)) == 0
+    assert [(len(body["prompt"]), body["max_tokens"]) for body in server.bodies] == [(20, 2), (30, 3), (40, 4)]
+    assert read_load_record(path).reports[0].offered == 3
+
+
+def test_a_search_tells_the_highest_rate_that_it_kept(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "out.json"
+    arguments = ("--find", "4-20", "--ids", "1-9", "--ttft", "9s", "--json", str(path))
+    assert bench(server, *arguments) == 0
+    assert [one.rate for one in read_load_record(path).reports] == [4, 20]
+    assert "20 req/s" in capsys.readouterr().out
+
+
+def test_what_is_refused_is_lost_and_said(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    server.most = 5
+    arguments = ("--rate", "20", "--ids", "1-9", "--output-tokens", "6", "--tpot", "1s")
+    assert bench(server, *arguments, "--warmup", "0") == 1
+    assert "x HTTP 429; the first: too long for me" in capsys.readouterr().out
+    assert bench(server, *arguments) == 1
+    assert "too long for me" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "give --rate R"),
+        (("--find", "1-2"), "needs --ttft or --tpot"),
+        (("--rate", "1", "--plot", "x.pdf"), "must end in .png or .svg"),
+        (("--rate", "1", "--trace", "no-such-file"), "cannot be read"),
+        (("--rate", "1", "--beside", "no-such-file"), "no-such-file"),
+    ],
+)
+def test_what_cannot_be_run_is_one_line(
+    server: Server, arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench(server, *arguments) != 0
+    assert said in capsys.readouterr().err
+    assert server.bodies == []
+
+
+def test_a_plot_beside_an_earlier_run(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, plot = tmp_path / "first.json", tmp_path / "plot.svg"
+    shape = ("--rate", "20", "--ids", "1-9", "--ttft", "9s")
+    assert bench(server, *shape, "--as", "before", "--json", str(first)) == 0
+    assert bench(server, *shape, "--as", "after", "--beside", str(first), "--plot", str(plot)) == 0
+    text = capsys.readouterr().out
+    assert "before 20 req/s" in text
+    assert "after 20 req/s" in text
+    assert plot.stat().st_size > 5_000
+
+
+def test_nobody_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--endpoint", "http://127.0.0.1:9", "--rate", "1"]) == 1
+    assert "does not answer" in capsys.readouterr().err
