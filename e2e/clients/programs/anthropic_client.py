@@ -15,5 +15,6 @@ with client.messages.stream(**asked) as stream:
     ended = stream.get_final_message().stop_reason
 counted = client.messages.count_tokens(model="tiny", messages=messages).input_tokens
 [block] = whole.content
+prompt_tokens = whole.usage.input_tokens + (whole.usage.cache_read_input_tokens or 0)
 found = {"whole": block.text if block.type == "text" else None, "streamed": "".join(pieces)}
-print(json.dumps(found | {"ended": ended == whole.stop_reason, "counted": counted == whole.usage.input_tokens}))
+print(json.dumps(found | {"ended": ended == whole.stop_reason, "counted": counted == prompt_tokens}))

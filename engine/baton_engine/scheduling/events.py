@@ -43,6 +43,8 @@ class Drawn:
     ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] | None
     finish: Finish | None
+    cached_tokens: int | None = None
+    """Tokens of the prompt that the prefix cache had; said with the first one when the prompt was computed here."""
 
 
 @dataclass(frozen=True, slots=True)

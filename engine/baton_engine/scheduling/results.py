@@ -86,7 +86,8 @@ def _receive(state: EngineState, sequence: Sequence, tokens: SlotTokens) -> None
         finish = Finish.STOP
     elif index + 1 >= sequence.limit:
         finish = Finish.LENGTH
-    state.events.append(Drawn(spec.key, sequence.choice, index, tokens.ids, tokens.logprobs, finish))
+    cached = request.cached_tokens if index == 0 else None
+    state.events.append(Drawn(spec.key, sequence.choice, index, tokens.ids, tokens.logprobs, finish, cached))
     if spec.hold:
         logprob = tokens.logprobs[0] if tokens.logprobs else None
         request.first_tokens.append(FirstToken(sequence.choice, token, logprob, finish))

@@ -171,6 +171,8 @@ class Request:
     is_announced: bool = False
     """Blocks were named in Computed or Reserved: another part of the worker may be using them."""
     is_stopped: bool = False
+    cached_tokens: int | None = None
+    """What the prefix cache had of the prompt when it was started here for the first time."""
     held_blocks: int = 0
     """Counted against the share for ungranted KV."""
     reported_position: int | None = None

@@ -98,13 +98,14 @@ def _tokens(stem: Stem) -> tuple[int, ...]:
 def _open(
     state: EngineState, draft: StepDraft, stem: Stem, members: list[Sequence], hits: list[int], missing: int
 ) -> None:
+    cached = len(hits) * state.config.block_tokens
     if stem.stage is StemStage.WAITING:
         state.turns.began(stem.request.start_tag, stem.request.cost)
+        stem.request.cached_tokens = cached
     leave_stage(state, stem)
     stem.stage = StemStage.PREFILLING
     state.pool.share(stem.owner, hits)
     state.pool.allocate(stem.owner, missing)
-    cached = len(hits) * state.config.block_tokens
     stem.cached_tokens = stem.planned_tokens = stem.done_tokens = cached
     state.prompt_tokens += len(stem.tokens)
     state.cached_prompt_tokens += cached

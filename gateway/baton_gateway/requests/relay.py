@@ -306,8 +306,8 @@ class Relay:
         if live.preparing is not None:
             live.preparing.cancel()
         completion_tokens = 0 if live.request.options.max_tokens == 0 else live.life.completion_tokens()
-        usage = Usage(live.life.prompt_tokens(), completion_tokens, live.reasoning_tokens())
         life = live.life
+        usage = Usage(life.prompt_tokens(), completion_tokens, live.reasoning_tokens(), life.cached_tokens())
         counts = life.attempts, life.migrations, life.conflicts
         self._metrics.ended(live.times, action.outcome, usage, *counts, now)
         if action.problem is not None and (action.problem.status >= 500 or action.problem.status == 429):

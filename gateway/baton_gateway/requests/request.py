@@ -78,6 +78,8 @@ class RequestLife:
         self._budget = budget
         self._prompts: tuple[Prompt, ...] = ()
         self._choices: list[Choice] = []
+        self._cached: dict[int, int] = {}
+        """By prompt: what a worker said that its prefix cache had of it."""
         self._runs: dict[bytes, Run] = {}
         self.last_runs: tuple[Run, ...] = ()
         """Those that were open at the end."""
@@ -114,6 +116,10 @@ class RequestLife:
 
     def prompt_tokens(self) -> int:
         return sum(prompt.num_tokens for prompt in self._prompts)
+
+    def cached_tokens(self) -> int | None:
+        """Tokens of the prompts that prefix caches had; None unless every prompt's worker has said it."""
+        return sum(self._cached.values()) if len(self._cached) == len(self._prompts) > 0 else None
 
     # Beginning --------------------------------------------------------------------------------------------------------
 
@@ -224,6 +230,7 @@ class RequestLife:
         cancels = [cancel for run in self._runs.values() for cancel in self._cancel_legs(run)]
         self._runs.clear()
         self._prompts, self._choices, self._open_choices = (), [], 0
+        self._cached.clear()
         return [*cancels, Prepare()]
 
     def _routes_changed(self, event: RoutesChanged, now: float) -> list[Action]:
@@ -242,6 +249,8 @@ class RequestLife:
         run.moved_s = now
         if event.worker == run.decode:
             run.landed = True
+        if entry.cached_tokens is not None:
+            self._cached.setdefault(run.prompt, min(entry.cached_tokens, self._prompts[run.prompt].num_tokens))
         choice = self._choices[number]
         known = len(choice.ids) - entry.first_index
         is_same = known < 0 or choice.repeats(entry)

@@ -120,7 +120,11 @@ def _ended(finish: str, stop: str | None) -> dict[str, Any]:
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    return {"input_tokens": usage.prompt_tokens, "output_tokens": usage.completion_tokens}
+    """Of the prompt, `input_tokens` counts what was not read from a cache, as in Anthropic's API."""
+    if (cached := usage.cached_tokens) is None:
+        return {"input_tokens": usage.prompt_tokens, "output_tokens": usage.completion_tokens}
+    fresh = usage.prompt_tokens - cached
+    return {"input_tokens": fresh, "cache_read_input_tokens": cached, "output_tokens": usage.completion_tokens}
 
 
 class MessageWriter:

@@ -82,9 +82,16 @@ def _status(finish: str) -> str:
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    told = usage.fields()
-    counts = told["prompt_tokens"], told["completion_tokens"], told["total_tokens"]
-    return dict(zip(("input_tokens", "output_tokens", "total_tokens"), counts, strict=True))
+    return {_USAGE_NAMES[name]: value for name, value in usage.fields().items()}
+
+
+_USAGE_NAMES = {
+    "prompt_tokens": "input_tokens",
+    "completion_tokens": "output_tokens",
+    "total_tokens": "total_tokens",
+    "prompt_tokens_details": "input_tokens_details",
+    "completion_tokens_details": "output_tokens_details",
+}
 
 
 def _id(kind: str, answer: AnswerHead, place: int | None = None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton_engine.scheduling.events import Computed, Failed, SequenceSpec
+from baton_engine.scheduling.events import Computed, Drawn, Failed, SequenceSpec
 from baton_engine.scheduling.step_plan import StepPlan
 from baton_testing.engine.toy_engine import Engine, config, engine, key, spec
 from baton_wire.messages.values import Reason
@@ -140,6 +140,20 @@ def test_at_least_one_token_is_computed_however_much_is_cached() -> None:
     running.run()
     assert chunks(running.plans()[1]) == [4]
     running.assert_exact(again)
+
+
+def test_the_first_token_tells_what_the_cache_had_of_the_prompt() -> None:
+    running = engine()
+    for number in (1, 2):
+        submit(running, spec(number, range(21), choices=(0, 1), max_tokens=3))
+        running.run()
+    told = [(event.key, event.first_index, event.cached_tokens) for event in running.log if isinstance(event, Drawn)]
+    assert told == [
+        (key(number), index, cached if index == 0 else None)
+        for number, cached in ((1, 0), (2, 20))
+        for index in (0, 1, 2)
+        for _ in (0, 1)
+    ]
 
 
 def test_generated_tokens_are_hit_by_the_next_turn_of_a_conversation() -> None:

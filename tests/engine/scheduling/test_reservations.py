@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton_engine.memory.blocks import BlockOwner
-from baton_engine.scheduling.events import SchedulerEvent
+from baton_engine.scheduling.events import Drawn, SchedulerEvent
 from baton_testing.engine.runners import copy_kv
 from baton_testing.engine.toy_engine import config, engine, key, spec
 from baton_wire.messages.pair_link import FirstToken
@@ -112,6 +112,9 @@ def test_landed_kv_is_hit_by_later_requests() -> None:
     running.run()
     running.assert_exact(again)
     assert running.scheduler.stats().cached_prompt_tokens == 16
+    firsts = [event for event in running.log if isinstance(event, Drawn) and event.first_index == 0]
+    told = {event.key: event.cached_tokens for event in firsts}
+    assert told == {request.key: None, again.key: 16}, "only who computed a prompt tells"
 
 
 def test_reserved_blocks_are_not_hit_before_they_landed() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from baton_testing.gateway.http_client import CHAT, COMPLETIONS, HttpClient
@@ -31,3 +33,12 @@ async def test_usage_up_to_a_chunk_counts_no_token_behind_a_stop_string(client: 
 async def test_continuous_usage_says_nothing_without_usage(client: HttpClient) -> None:
     chunks = await client.stream(CHAT, max_tokens=5, stream_options={"continuous_usage_stats": True})
     assert all("usage" not in chunk for chunk in chunks)
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_cached_tokens_are_told_where_a_worker_said_them(client: HttpClient, path: str) -> None:
+    asked: dict[str, Any] = {"max_tokens": 5, "stream_options": {"include_usage": True}}
+    assert "prompt_tokens_details" not in (await client.stream(path, **asked))[-1]["usage"]
+    client.pool.prefill[0].cached_tokens = 1
+    told = [(await client.stream(path, **asked))[-1]["usage"], (await client.ask(path, max_tokens=5))["usage"]]
+    assert [usage["prompt_tokens_details"] for usage in told] == [{"cached_tokens": 1}] * 2

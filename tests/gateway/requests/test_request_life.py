@@ -12,7 +12,7 @@ from baton_gateway.requests.request_events import (
 )
 from baton_testing.gateway.request_drive import D1, DEADLINE_S, P1, PROMPT, Drive, started
 from baton_wire.messages.gateway_link import Prefill, Reserve
-from baton_wire.messages.values import Finish, SamplingParams, pack_ids, unpack_ids
+from baton_wire.messages.values import Finish, Reason, SamplingParams, pack_ids, unpack_ids
 
 # The way it should go -------------------------------------------------------------------------------------------------
 
@@ -63,6 +63,37 @@ def test_a_finish_that_only_the_repetition_carries_counts() -> None:
     drive = started()
     drive.tokens(P1, 0, 50)
     assert drive.tokens(D1, 0, 50, finish=Finish.LENGTH) == ["deliver 0:", "end finished"]
+
+
+def test_cached_tokens_are_what_the_worker_of_the_prompt_said() -> None:
+    drive = started()
+    assert drive.life.cached_tokens() is None
+    drive.tokens(D1, 0, 50)
+    assert drive.life.cached_tokens() is None
+    drive.tokens(P1, 0, 50, cached=2)
+    assert drive.life.cached_tokens() == 2
+
+
+def test_cached_tokens_of_several_prompts_are_unknown_until_all_were_told() -> None:
+    drive = Drive(prompts=2)
+    drive.start()
+    first, second = (send.message.request for send in drive.sent if isinstance(send.message, Prefill))
+    drive.tokens(P1, 0, 50, run=first, cached=0)
+    assert drive.life.cached_tokens() is None
+    drive.tokens(P1, 0, 50, run=second, cached=3)
+    assert drive.life.cached_tokens() == 3
+
+
+def test_a_second_attempt_does_not_change_what_the_first_said_of_the_cache() -> None:
+    drive = started(n=2)
+    drive.tokens(P1, 0, 50, cached=0)
+    drive.leg(P1, Reason.INTERNAL)
+    drive.route(None)
+    drive.route(None)
+    later = [send.message.request for send in drive.sent if isinstance(send.message, Reserve)][-1]
+    drive.tokens(D1, 0, 51, choice=1, run=later, cached=3)
+    assert drive.delivered == {0: [50], 1: [51]}
+    assert drive.life.cached_tokens() == 0
 
 
 def test_a_local_prefill_has_one_leg() -> None:

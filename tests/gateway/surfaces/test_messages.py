@@ -60,6 +60,15 @@ async def test_a_message_is_answered_whole(claude: anthropic.AsyncAnthropic) -> 
     assert counted.input_tokens == message.usage.input_tokens > 0
 
 
+async def test_tokens_read_from_a_cache_are_counted_apart(client: HttpClient, claude: anthropic.AsyncAnthropic) -> None:
+    prompt_tokens = (await claude.messages.create(**BODY)).usage.input_tokens
+    client.pool.prefill[0].cached_tokens = 1
+    async with claude.messages.stream(**BODY) as stream:
+        streamed = (await stream.get_final_message()).usage
+    for usage in (streamed, (await claude.messages.create(**BODY)).usage):
+        assert (usage.input_tokens, usage.cache_read_input_tokens) == (prompt_tokens - 1, 1)
+
+
 async def test_a_stream_says_the_same(claude: anthropic.AsyncAnthropic) -> None:
     async with claude.messages.stream(**BODY) as stream:
         pieces = [text async for text in stream.text_stream]

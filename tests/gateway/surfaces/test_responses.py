@@ -48,6 +48,13 @@ async def test_a_response_is_answered_whole(gpt: openai.AsyncOpenAI) -> None:
     assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
 
 
+async def test_cached_tokens_are_a_detail_of_the_input(client: HttpClient, gpt: openai.AsyncOpenAI) -> None:
+    client.pool.prefill[0].cached_tokens = 1
+    usage = (await gpt.responses.create(**BODY)).usage
+    assert usage is not None
+    assert usage.input_tokens_details.cached_tokens == 1
+
+
 async def test_a_stream_says_the_same(gpt: openai.AsyncOpenAI) -> None:
     async with gpt.responses.stream(**BODY) as stream:
         pieces = [event.delta async for event in stream if event.type == "response.output_text.delta"]

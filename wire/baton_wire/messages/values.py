@@ -15,7 +15,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-WIRE_VERSION = 3
+WIRE_VERSION = 4
 """Version of every message type below and of how frames travel; both ends of a link agree on one in the handshake."""
 
 MAX_FRAME_BYTES = 4 << 20
@@ -230,6 +230,8 @@ class TokenEntry(NestedValue, frozen=True):
     ids: Annotated[tuple[TokenId, ...], Meta(min_length=1, max_length=64)]
     logprobs: Annotated[tuple[TokenLogprob, ...], Meta(max_length=64)] | None = None
     finish: Finish | None = None
+    cached_tokens: TokenCount | None = None
+    """Tokens of the prompt whose KV the prefix cache had: said with the first token, where the prompt was computed."""
 
 
 PACKED_ID_BYTES = 4

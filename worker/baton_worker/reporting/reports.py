@@ -27,6 +27,7 @@ def token_entry(event: Drawn, key: RequestKey) -> TokenEntry:
         ids=event.ids,
         logprobs=event.logprobs,
         finish=event.finish,
+        cached_tokens=event.cached_tokens,
     )
 
 

@@ -92,6 +92,8 @@ class FakeWorker:
     timings: tuple[StepTiming, ...] = ()
     """What it reports of its load."""
     tokens_per_step: int = 1
+    cached_tokens: int | None = None
+    """What it says of each prompt's first token."""
     model_hash: str = "ab" * 32
     epoch: bytes = field(default_factory=lambda: secrets.token_bytes(16))
     received: list[Prefill | Reserve | Retarget | Cancel] = field(default_factory=list)
@@ -342,7 +344,8 @@ class FakeWorker:
             elif sequence.index == sequence.sampling.max_tokens:
                 finish = Finish.LENGTH
         logprobs = _logprobs(ids, sequence.sampling.logprobs)
-        return TokenEntry(*sequence.key, sequence.choice, first, tuple(ids), logprobs, finish)
+        cached = self.cached_tokens if first == 0 else None
+        return TokenEntry(*sequence.key, sequence.choice, first, tuple(ids), logprobs, finish, cached)
 
     async def _step_forever(self) -> None:
         clock = asyncio.get_running_loop().time

@@ -72,9 +72,9 @@ class Drive:
 
     def tokens(
         self, worker: bytes, first: int, *ids: int, choice: int = 0, attempt: int = 1, finish: Finish | None = None,
-        run: bytes = REQUEST,
+        run: bytes = REQUEST, cached: int | None = None,
     ) -> list[str]:  # fmt: skip
-        return self.feed(Arrived(worker, TokenEntry(run, attempt, choice, first, ids, None, finish)))
+        return self.feed(Arrived(worker, TokenEntry(run, attempt, choice, first, ids, None, finish, cached)))
 
     def leg(self, worker: bytes, reason: Reason, attempt: int = 1, run: bytes = REQUEST) -> list[str]:
         return self.feed(LegEnded(worker, LegFailed(run, attempt, reason)))
