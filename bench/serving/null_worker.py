@@ -11,7 +11,7 @@ from pathlib import Path
 
 from baton_testing.gateway.fake_pool import FakePool
 from baton_testing.gateway.fake_worker import FakeRequest
-from baton_testing.gateway.made_tokenizers import byte_level
+from baton_testing.gateway.made_tokenizers import byte_level, large_byte_level
 from baton_wire.messages.values import Role
 
 SERVED_NAME = "null"
@@ -23,11 +23,13 @@ def words(request: FakeRequest) -> list[int]:
     return [FIRST_ID + (index * 7 + request.choice) % IDS for index in range(request.sampling.max_tokens)]
 
 
-async def serve(folder: Path, announce: Path, step_s: float, context_tokens: int) -> None:
-    pool = FakePool(folder, byte_level(), words)
+async def serve(folder: Path, announce: Path, options: argparse.Namespace) -> None:
+    tokenizer = byte_level() if options.vocabulary is None else large_byte_level(options.vocabulary)
+    tokenizer.bundle()  # now, rather than when a gateway links
+    pool = FakePool(folder, tokenizer, words)
     for role in (Role.PREFILL, Role.DECODE):
-        options = {"served_name": SERVED_NAME, "step_s": step_s, "blocks_total": 1 << 16}
-        await pool.add(role, max_context_tokens=context_tokens, **options)
+        known = {"served_name": options.served_name, "step_s": options.step_ms / 1e3, "blocks_total": 1 << 16}
+        await pool.add(role, max_context_tokens=options.context_tokens, **known)
     announce.with_suffix(".draft").write_text("{}")
     announce.with_suffix(".draft").replace(announce)
     await asyncio.Event().wait()
@@ -39,8 +41,10 @@ def main() -> None:
     parser.add_argument("--announce", type=Path, required=True)
     parser.add_argument("--step-ms", type=float, default=20.0)
     parser.add_argument("--context-tokens", type=int, default=2_048)
+    parser.add_argument("--served-name", default=SERVED_NAME)
+    parser.add_argument("--vocabulary", type=int, help="tokens of a large tokenizer (default: a small one)")
     options = parser.parse_args()
-    asyncio.run(serve(options.folder, options.announce, options.step_ms / 1e3, options.context_tokens))
+    asyncio.run(serve(options.folder, options.announce, options))
 
 
 if __name__ == "__main__":

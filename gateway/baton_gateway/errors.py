@@ -151,6 +151,11 @@ def grammars_unavailable() -> Problem:
     return Problem(503, SERVER, message, None, "grammars_unavailable", 1)
 
 
+def tokenizer_unavailable() -> Problem:
+    message = "Text cannot be tokenised at the moment: the process for it does not answer."
+    return Problem(503, SERVER, message, None, "tokenizer_unavailable", 1)
+
+
 def template_failed() -> Problem:
     return Problem(500, SERVER, "The model's chat template failed.", None, "template_failed")
 

@@ -15,6 +15,8 @@ import contextlib
 import json
 import math
 import re
+import shutil
+import statistics
 import sys
 import tempfile
 import time
@@ -38,6 +40,9 @@ STREAMS = 8
 AT_ONCE = 16
 LOOK_S = 0.02
 MIB = 1 << 20
+LARGE = "null-large"
+SMALL_PROMPTS = 200
+GET_MODELS = b"GET /v1/models HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
 LAG = re.compile(r'baton_gateway_loop_lag_seconds_bucket\{le="(.+)"\} (.+)')
 
 
@@ -47,6 +52,8 @@ class Target:
     admin_port: int
     gateway: Child
     process: psutil.Process
+    folder: Path
+    """Of keys and discovery."""
 
     @property
     def rss_mib(self) -> float:
@@ -74,7 +81,7 @@ def target(folder: Path, context: int) -> Iterator[Target]:
         gateway, at = start("gateway", "baton_gateway", *listening, *pool_flags(folder))
         url = f"http://127.0.0.1:{at['port']}"
         wait_for(lambda: get_status(f"{url}/health/routable") == 200 or None, "the gateway to be routable", START_S)
-        yield Target(at["port"], at["admin_port"], gateway, psutil.Process(at["pid"]))
+        yield Target(at["port"], at["admin_port"], gateway, psutil.Process(at["pid"]), folder)
     finally:
         for child in reversed(children):
             child.stop()
@@ -224,6 +231,73 @@ async def bombed(at: Target, context: int) -> list[dict[str, Cell]]:
     return rows
 
 
+@contextlib.contextmanager
+def other_workers(at: Target, vocabulary: int) -> Iterator[None]:
+    """Workers of a model whose tokenizer the gateway has not seen; it does not know of them yet."""
+    folder = at.folder / LARGE
+    folder.mkdir()
+    shutil.copytree(at.folder / "keys", folder / "keys")
+    announce = folder / "null.json"
+    argv = (str(folder), f"--served-name={LARGE}", f"--vocabulary={vocabulary}", f"--announce={announce}")
+    child = Child(LARGE, ("-m", "bench.serving.null_worker", *argv), folder)
+    try:
+        child.await_file(announce, START_S)
+        yield
+    finally:
+        child.stop()
+
+
+def discover_others(at: Target) -> None:
+    for name in ("prefill.json", "decode.json"):
+        known, others = (json.loads((folder / name).read_text()) for folder in (at.folder, at.folder / LARGE))
+        draft = at.folder / f"{name}.draft"
+        draft.write_text(json.dumps(known + others))
+        draft.replace(at.folder / name)
+
+
+async def prompt_ms(at: Target, model: str) -> float:
+    """Median milliseconds of a request for one token of a small prompt."""
+    body = json.dumps({"model": model, "prompt": "the cat sat on", "max_tokens": 1}).encode()
+    taken = []
+    for _ in range(SMALL_PROMPTS):
+        began = time.perf_counter()
+        status, _ = await exchange(at.port, posted("/v1/completions", body))
+        assert status == 200, status
+        taken.append(1e3 * (time.perf_counter() - began))
+    return statistics.median(taken)
+
+
+async def linked_others(at: Target) -> None:
+    discover_others(at)
+    async with asyncio.timeout(START_S):
+        while LARGE not in (await exchange(at.port, GET_MODELS))[1].decode():  # noqa: ASYNC110 - another process
+            await asyncio.sleep(LOOK_S)
+
+
+async def new_tokenizer(at: Target, vocabulary: int) -> list[dict[str, Cell]]:
+    """A large tokenizer comes while others are served."""
+    with other_workers(at, vocabulary):
+        async with Watch(at.port) as watch:
+            lags, began, first_mib = await asyncio.to_thread(at.lags), time.perf_counter(), at.rss_mib
+            await linked_others(at)
+            took_s = time.perf_counter() - began
+            await asyncio.sleep(0.5)
+            lag_s = longest(lags, await asyncio.to_thread(at.lags))
+        row: dict[str, Cell] = {
+            "tokens": vocabulary,
+            "s to the link": round(took_s, 2),
+            "health ms": round(1e3 * watch.health_s),
+            "gap ms": round(1e3 * watch.gap_s),
+            "lag ms, at most": round(1e3 * lag_s) if math.isfinite(lag_s) else None,
+            "MiB more": round(at.rss_mib - first_mib),
+        }
+        for model in (MODEL, LARGE, MODEL, LARGE):
+            name = f"{model}: small prompt ms"
+            row[name] = round(min(await prompt_ms(at, model), float(row.get(name) or math.inf)), 2)
+        print(row, flush=True)
+        return [row]
+
+
 # Many at once --------------------------------------------------------------------------------------------------------
 
 
@@ -262,15 +336,21 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=5_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--context-tokens", type=int, default=2_048)
+    parser.add_argument("--one-by-one", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--vocabulary", type=int, default=128_000, help="of a tokenizer that comes later; 0: none does")
     parser.add_argument("--label", default="", help="goes into the notes")
     options = parser.parse_args()
     machine = this_machine()
     with tempfile.TemporaryDirectory() as folder, target(Path(folder), options.context_tokens) as at:
         notes = [f"Context of {options.context_tokens} tokens, {STREAMS} innocent streams of {STEP_MS:.0f} ms a token."]
         notes += [options.label] if options.label else []
-        rows = asyncio.run(bombed(at, options.context_tokens))
-        columns = ("request", "bytes", "answer", "s", "health ms", "gap ms", "lag ms, at most", "RSS %")
-        publish("hostile_one_by_one", machine, notes, columns, rows)
+        if options.one_by_one:
+            rows = asyncio.run(bombed(at, options.context_tokens))
+            columns = ("request", "bytes", "answer", "s", "health ms", "gap ms", "lag ms, at most", "RSS %")
+            publish("hostile_one_by_one", machine, notes, columns, rows)
+        if options.vocabulary:
+            seen = asyncio.run(new_tokenizer(at, options.vocabulary))
+            publish("hostile_new_tokenizer", machine, notes, tuple(seen[0]), seen)
         wrong: list[str] = []
         if options.count:
             counted, wrong = asyncio.run(flooded(at, options.count, options.seed))

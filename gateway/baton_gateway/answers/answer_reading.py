@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton_gateway.answers.answer_reader import AnswerReader, opens_thought
-from baton_gateway.answers.formats import THOUGHTS, AnswerFormat
-from baton_gateway.answers.harmony import CHANNEL, ENDS, MESSAGE
+from baton_gateway.answers.formats import HARMONY_THOUGHTS, THOUGHTS, AnswerFormat
 from baton_gateway.answers.tool_grammars import bound_form, is_bound, tool_shape
 from baton_gateway.answers.tool_use import Tool, ToolUse
 from baton_gateway.errors import unsupported
@@ -33,7 +32,7 @@ class Reading:
     def thought_marks(self) -> tuple[str, str] | None:
         """What begins and ends a thought; None: the model has none that is known."""
         if self.form.is_harmony:
-            return f"{CHANNEL}analysis{MESSAGE}", ENDS[0]
+            return HARMONY_THOUGHTS.start, HARMONY_THOUGHTS.end
         marks = THOUGHTS.get(self.form.thoughts or "")
         return None if marks is None else (marks.start, marks.end)
 

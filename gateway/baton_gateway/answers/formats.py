@@ -33,6 +33,7 @@ THOUGHTS: Mapping[str, ThoughtMarks] = {
     "mistral": ThoughtMarks("[THINK]", "[/THINK]"),
     "seed": ThoughtMarks("<seed:think>", "</seed:think>"),
 }
+HARMONY_THOUGHTS = ThoughtMarks(f"{CHANNEL}analysis{MESSAGE}", ENDS[0])
 CALLS: Mapping[str, CallFormat] = {
     "hermes": JsonCalls(("<tool_call>",), "</tool_call>"),
     "llama3_json": BareJsonCalls(("<|python_tag|>",), (";", ",")),
@@ -125,6 +126,11 @@ def find_format(template: str) -> AnswerFormat:
         return AnswerFormat(HARMONY, HARMONY)
     thoughts = next((name for name, marks in THOUGHTS.items() if marks.end in template), None)
     return AnswerFormat(thoughts, calls)
+
+
+def known_marks() -> frozenset[str]:
+    """Marks of thoughts of all formats: workers may be told their ids."""
+    return frozenset(text for marks in (*THOUGHTS.values(), HARMONY_THOUGHTS) for text in _texts(marks))
 
 
 def _texts(row: object) -> Iterator[str]:

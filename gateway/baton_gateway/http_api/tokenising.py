@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,7 +95,7 @@ class Tokenising:
         prompt = PromptText(text, content, not request.adds_special_tokens, limits.max_context_tokens, field)
         [packed] = await self._encoder.encode([prompt], tenant.name)
         ids = unpack_ids(packed)
-        strings = [text.tokenizer.id_to_token(token) for token in ids] if request.wants_strings else None
+        strings = [text.token_text(token) for token in ids] if request.wants_strings else None
         return _encode(
             {"count": len(ids), "max_model_len": limits.max_context_tokens, "tokens": ids, "token_strs": strings}
         )
@@ -114,7 +113,7 @@ class Tokenising:
         request = parse_detokenize(raw)
         text, limits = self._served(request.model)
         check_ids(request.tokens, limits, "tokens")
-        return _encode({"prompt": await asyncio.to_thread(text.decode, list(request.tokens), False)})
+        return _encode({"prompt": await text.detokenize(list(request.tokens))})
 
     def _served(self, model: str | None) -> tuple[TextModel, ModelLimits]:
         """Text and limits of a model that some worker has. Raises RefusedError."""

@@ -31,10 +31,11 @@ class Detokenizer(Protocol):
 
 
 def detokenizer(
-    tokenizer: Tokenizer, table: PieceTable | None, hidden_ids: frozenset[int], continues: bool
+    tokenizer: Tokenizer | None, table: PieceTable | None, hidden_ids: frozenset[int], continues: bool
 ) -> Detokenizer:
-    """`hidden_ids`: special tokens that are not shown, as `table` has them."""
+    """`hidden_ids`: special tokens that are not shown, as `table` has them. Without a table a tokenizer is needed."""
     if table is None:
+        assert tokenizer is not None
         return WindowDetokenizer(tokenizer, hidden_ids)
     if table.kind is DecoderKind.BYTE_LEVEL:
         return ByteLevelDetokenizer(table)

@@ -2,7 +2,8 @@
 
 A text that cannot fit is refused by its bytes before it is tokenised. Where nothing is known of the longest token, or
 it is very long, the text is first counted in pieces until it is clear that it does not fit. The library lets other
-threads run while it tokenises a batch, so large prompts are tokenised in one thread of their own, one at a time.
+threads run while it tokenises a batch, so large prompts are tokenised in one thread of their own, one at a time. A
+tokenizer that is apart does the same where it is.
 """
 
 from __future__ import annotations
@@ -49,13 +50,19 @@ def encode_prompt(prompt: PromptText, is_wanted: Callable[[], bool] = lambda: Tr
     Raises RefusedError. `is_wanted` is asked between pieces.
     """
     model, text = prompt.model, prompt.text
-    size = len(text) if text.isascii() else len(text.encode())
-    longest = model.longest_token_bytes
-    if longest is not None and size > longest * prompt.max_tokens:
-        raise prompt_too_long(prompt.field, prompt.max_tokens, size)
+    size = _checked_size(prompt)
     if size > USUAL_BYTES * prompt.max_tokens and len(text) > PIECE_CHARS:
         _count(prompt, size, is_wanted)
     return pack_ids(model.encode_rendered(text) if prompt.is_rendered else model.encode_prompt(text))
+
+
+def _checked_size(prompt: PromptText) -> int:
+    """Bytes of the text. Raises RefusedError when so many cannot fit."""
+    size = len(prompt.text) if prompt.text.isascii() else len(prompt.text.encode())
+    longest = prompt.model.longest_token_bytes
+    if longest is not None and size > longest * prompt.max_tokens:
+        raise prompt_too_long(prompt.field, prompt.max_tokens, size)
+    return size
 
 
 def _count(prompt: PromptText, size: int, is_wanted: Callable[[], bool]) -> None:
@@ -79,15 +86,27 @@ class PromptEncoder:
         return [prompt if isinstance(prompt, bytes) else await self._encode(prompt, who) for prompt in prompts]
 
     async def _encode(self, prompt: PromptText, who: str) -> bytes:
-        if len(prompt.text) <= INLINE_CHARS:
-            return encode_prompt(prompt)
+        is_large = len(prompt.text) > INLINE_CHARS
+        if not is_large:
+            return encode_prompt(prompt) if prompt.model.apart is None else await _encode_apart(prompt, is_large)
         async with self._turns.turn(who):
+            if prompt.model.apart is not None:
+                return await _encode_apart(prompt, is_large)
             wanted = threading.Event()
             wanted.set()
             try:
                 return await asyncio.get_running_loop().run_in_executor(self._thread, _in_thread, prompt, wanted)
             finally:
                 wanted.clear()
+
+
+async def _encode_apart(prompt: PromptText, is_large: bool) -> bytes:
+    apart, size = prompt.model.apart, _checked_size(prompt)
+    assert apart is not None
+    packed = await apart.encode(prompt.text, prompt.is_rendered, prompt.max_tokens, is_large)
+    if packed is None:
+        raise prompt_too_long(prompt.field, prompt.max_tokens, size)
+    return packed
 
 
 def _in_thread(prompt: PromptText, wanted: threading.Event) -> bytes:

@@ -1,14 +1,16 @@
 """Text of one model revision: prompts to token ids, and what is needed to turn ids into text again.
 
 Loaded from the bundle that the revision's workers hand over. The chat template is rendered by `templates`, out of this
-process; increments of generated text are `choice_text`'s.
+process; increments of generated text are `choice_text`'s. A large tokenizer lives in processes apart
+(`tokenizer_apart`): here is what its tokens are written as.
 """
 
 from __future__ import annotations
 
+import asyncio
 import enum
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from tokenizers import Tokenizer
 
@@ -19,7 +21,8 @@ from baton_gateway.text.bundle import Bundle, parse_bundle
 from baton_gateway.text.choice_text import ChoiceText
 from baton_gateway.text.detokenizer import detokenizer
 from baton_gateway.text.longest_token import longest_token_bytes
-from baton_gateway.text.token_pieces import PieceTable, piece_table, special_tokens
+from baton_gateway.text.token_pieces import PieceTable, decoder_of, piece_table, special_tokens
+from baton_gateway.text.tokenizer_apart import Loaded, TokenizerApart
 
 
 class Shown(enum.Enum):
@@ -48,13 +51,19 @@ class TextModel:
     """Tokenizer, template and special tokens of a revision. Immutable but for the caches in its piece tables."""
 
     bundle: Bundle
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None
+    """None: it is in `apart`."""
     eos_ids: tuple[int, ...]
     pieces: Mapping[Shown, Pieces]
     longest_token_bytes: int | None
     """Of a prompt's UTF-8 text that one token stands for; None: no bound is known."""
     answer_format: AnswerFormat = UNKNOWN_FORMAT
     """How the model writes thoughts and calls."""
+    apart: TokenizerApart | None = None
+    tokens: Mapping[int, str] = field(default_factory=dict)
+    """The vocabulary of a tokenizer that is apart."""
+    marks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Ids of texts that requests need beside prompts, for a tokenizer that is apart."""
 
     def encode_rendered(self, text: str) -> list[int]:
         """Ids of a rendered chat: the template wrote every special token that belongs there."""
@@ -64,15 +73,34 @@ class TextModel:
         """Ids of a plain prompt, with the beginning-of-text token that the tokenizer adds."""
         return self._encode(text, True)
 
+    def mark_ids(self, mark: str) -> tuple[int, ...]:
+        """Ids of one of the marks that `answers` knows."""
+        return tuple(self.encode_rendered(mark)) if self.apart is None else self.marks[mark]
+
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """As a batch of one: that lets other threads run meanwhile, which `encode` does not."""
+        assert self.tokenizer is not None
         [encoding] = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         return ids
 
+    def token_text(self, token: int) -> str | None:
+        """A token as the vocabulary has it; None for an id that it has not."""
+        if self.tokenizer is None:
+            return self.tokens.get(token)
+        text: str | None = self.tokenizer.id_to_token(token)
+        return text
+
     def decode(self, ids: list[int], skip_special: bool = True) -> str:
+        assert self.tokenizer is not None
         text: str = self.tokenizer.decode(ids, skip_special_tokens=skip_special)
         return text
+
+    async def detokenize(self, ids: list[int]) -> str:
+        """The text of all ids, special tokens shown. Raises RefusedError when a tokenizer apart does not answer."""
+        if self.apart is not None:
+            return await self.apart.decode(ids)
+        return await asyncio.to_thread(self.decode, ids, False)
 
     def choice_text(
         self,
@@ -96,13 +124,12 @@ class TextModel:
         """What one token stands for by itself, special tokens included."""
         if (table := self.pieces[Shown.ALL].table) is not None:
             return table.piece(token).data
-        text: str = self.tokenizer.decode([token], skip_special_tokens=False)
-        return text.encode()
+        return self.decode([token], skip_special=False).encode()
 
 
 def load_text_model(data: bytes, expected_hash: str) -> TextModel:
-    """Check and load a bundle. Raises BundleError. Takes a second for a large vocabulary: call it
-    off the event loop.
+    """Check and load a bundle. Raises BundleError. Holds the interpreter, so also an event loop in another thread: for
+    0.1 s and more where the vocabulary is large.
     """
     bundle = parse_bundle(data, expected_hash)
     tokenizer = _tokenizer(bundle)
@@ -111,17 +138,38 @@ def load_text_model(data: bytes, expected_hash: str) -> TextModel:
     eos_ids = dict.fromkeys([*bundle.eos_ids, *([] if eos_id is None else [eos_id])])
     form = find_format(bundle.chat_template or "")
     longest = longest_token_bytes(bundle.tokenizer_json)
-    return TextModel(bundle, tokenizer, tuple(eos_ids), _pieces(tokenizer, form), longest, form)
+    pieces = _pieces(special_tokens(tokenizer), decoder_of(tokenizer), tokenizer.id_to_token, form)
+    return TextModel(bundle, tokenizer, tuple(eos_ids), pieces, longest, form)
 
 
-def _pieces(tokenizer: Tokenizer, form: AnswerFormat) -> dict[Shown, Pieces]:
+def text_model_apart(apart: TokenizerApart, loaded: Loaded) -> TextModel | None:
+    """The model of a tokenizer that was loaded apart; None when its decoder needs it here."""
+    form = find_format(loaded.bundle.chat_template or "")
+    pieces = _pieces(loaded.special_tokens, loaded.decoder, loaded.tokens.get, form)
+    if any(each.table is None for each in pieces.values()):
+        return None
+    return TextModel(
+        bundle=loaded.bundle,
+        tokenizer=None,
+        eos_ids=loaded.eos_ids,
+        pieces=pieces,
+        longest_token_bytes=loaded.longest_token_bytes,
+        answer_format=form,
+        apart=apart,
+        tokens=loaded.tokens,
+        marks=loaded.marks,
+    )
+
+
+def _pieces(
+    special: Mapping[int, str], decoder: bytes, text_of: Callable[[int], str | None], form: AnswerFormat
+) -> dict[Shown, Pieces]:
     """One table for each set of hidden tokens; most models have two."""
-    special = special_tokens(tokenizer)
     marks = {Shown.THOUGHTS: form.marks(with_calls=False), Shown.CALLS: form.marks(with_calls=True)}
     hidden: dict[Shown, frozenset[int]] = {Shown.NOTHING: frozenset(special), Shown.ALL: frozenset()}
     for shown, texts in marks.items():
         hidden[shown] = frozenset(token for token, text in special.items() if not _is_within(text, texts))
-    made = {ids: Pieces(ids, piece_table(tokenizer, ids)) for ids in set(hidden.values())}
+    made = {ids: Pieces(ids, piece_table(decoder, text_of, ids)) for ids in set(hidden.values())}
     return {shown: made[ids] for shown, ids in hidden.items()}
 
 

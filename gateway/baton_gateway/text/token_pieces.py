@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,7 +50,8 @@ class Piece:
 class PieceTable:
     """Pieces of one tokenizer, filled as ids are seen."""
 
-    tokenizer: Tokenizer
+    text_of: Callable[[int], str | None]
+    """A token as the vocabulary has it; None for an id that it has not."""
     kind: DecoderKind
     leading_space: LeadingSpace
     byte_fallback: bool
@@ -64,7 +66,7 @@ class PieceTable:
         return found
 
     def _make(self, token: int) -> Piece:
-        text = self.tokenizer.id_to_token(token)
+        text = self.text_of(token)
         if text is None or token in self.hidden_ids:
             return Piece(b"", is_skipped=True)
         if self.kind is DecoderKind.BYTE_LEVEL:
@@ -81,16 +83,22 @@ def special_tokens(tokenizer: Tokenizer) -> dict[int, str]:
     return {token: entry.content for token, entry in added.items() if entry.special}
 
 
-def piece_table(tokenizer: Tokenizer, hidden_ids: frozenset[int]) -> PieceTable | None:
-    """The table for this tokenizer, or None when its decoder does not work piece by piece."""
+def decoder_of(tokenizer: Tokenizer) -> bytes:
+    """The decoder's settings as JSON; empty for a tokenizer without one."""
     # The whole tokenizer as text would hold the interpreter for a second where the vocabulary is large.
     decoder = tokenizer.decoder
-    steps = [] if decoder is None else _flatten(msgspec.json.decode(decoder.__getstate__()))
+    state: bytes = b"" if decoder is None else decoder.__getstate__()
+    return state
+
+
+def piece_table(decoder: bytes, text_of: Callable[[int], str | None], hidden_ids: frozenset[int]) -> PieceTable | None:
+    """The table for a tokenizer with this decoder, or None when the decoder does not work piece by piece."""
+    steps = _flatten(msgspec.json.decode(decoder)) if decoder else []
     kind = _kind(steps)
     if kind is DecoderKind.OTHER:
         return None
     return PieceTable(
-        tokenizer=tokenizer,
+        text_of=text_of,
         kind=kind,
         leading_space=_leading_space(steps) if kind is DecoderKind.SENTENCEPIECE else LeadingSpace.KEEP,
         byte_fallback=any(step["type"] == "ByteFallback" for step in steps),

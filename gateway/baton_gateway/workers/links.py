@@ -17,7 +17,8 @@ from typing import Protocol
 import aiohttp
 
 from baton_gateway.errors import BundleError
-from baton_gateway.text.revision_text import TextModel, load_text_model
+from baton_gateway.text.revision_text import TextModel
+from baton_gateway.text.text_store import TextStore
 from baton_gateway.workers.linked_workers import LinkedWorker, WorkerTable
 from baton_wire.errors import AuthenticationError, BadMessageError, TransferError
 from baton_wire.handshake import HANDSHAKE_S, LinkRole, Party, dial_handshake
@@ -108,6 +109,7 @@ class WorkerLinks:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._shared.texts.stop()
         if self._session is not None:
             await self._session.close()
 
@@ -160,26 +162,6 @@ class WorkerLinks:
         if not link.was_linked:
             self._was_tried((role, address))
         return link.was_linked
-
-
-class TextStore:
-    """Text models by bundle hash; the most recently used few are kept, since loading one takes a second."""
-
-    def __init__(self, capacity: int = 4) -> None:
-        self._capacity = capacity
-        self._models: dict[str, TextModel] = {}
-        self._loading = asyncio.Lock()
-
-    async def load(self, data: bytes, bundle_hash: str) -> TextModel:
-        """The model of a bundle. Raises BundleError. Workers of one revision that link at once share one load."""
-        async with self._loading:
-            model = self._models.pop(bundle_hash, None)
-            if model is None:
-                model = await asyncio.to_thread(load_text_model, data, bundle_hash)
-            self._models[bundle_hash] = model
-            while len(self._models) > self._capacity:
-                del self._models[next(iter(self._models))]
-            return model
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from baton_gateway.text.detokenizer import ByteLevelDetokenizer, SentencePieceDetokenizer, WindowDetokenizer
 from baton_gateway.text.revision_text import Shown, TextModel, load_text_model
-from baton_gateway.text.token_pieces import piece_table, special_tokens
+from baton_gateway.text.token_pieces import decoder_of, piece_table, special_tokens
 from baton_testing.gateway.made_tokenizers import (
     SENTENCES,
     MadeTokenizer,
@@ -154,7 +154,10 @@ def test_a_table_of_pieces_is_made_without_writing_the_whole_tokenizer_down(name
 
     asked = cast(Tokenizer, (asking := Asked()))
     special = special_tokens(asked)
-    table, whole = piece_table(asked, frozenset(special)), model(name).pieces[Shown.NOTHING]
+    table, whole = (
+        piece_table(decoder_of(asked), asked.id_to_token, frozenset(special)),
+        model(name).pieces[Shown.NOTHING],
+    )
     assert "to_str" not in asking.names
     assert (table is None) is (whole.table is None) is (name == "word_pieces")
     added = made(name).tokenizer.get_added_tokens_decoder()

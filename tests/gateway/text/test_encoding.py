@@ -82,7 +82,7 @@ def test_a_long_text_of_long_words_is_counted_and_then_tokenised_whole() -> None
     model, tokenizer = counting(BYTES)
     text = "the quick brown fox jumps over the lazy dog. " * 2_000
     ids = unpack_ids(encode_prompt(PromptText(model, text, False, len(text) // (USUAL_BYTES + 1), "prompt")))
-    assert ids == BYTES.tokenizer.encode(text).ids
+    assert ids == BYTES.encode_prompt(text)
     assert tokenizer.chars == 2 * len(text)
     tokenizer.chars = 0
     packed = encode_prompt(PromptText(model, text, True, len(text) // USUAL_BYTES, "messages"))

@@ -21,8 +21,9 @@ class FakePool:
     decode: list[FakeWorker] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        (self.root / "keys").mkdir()
-        write_new_key(self.root / "keys", "k1")
+        if not (self.root / "keys").exists():
+            (self.root / "keys").mkdir()
+            write_new_key(self.root / "keys", "k1")
         self.keys = KeyDirectory(self.root / "keys")
 
     async def add(self, role: Role, **options: object) -> FakeWorker:

@@ -220,9 +220,9 @@ class FakeWorker:
     async def _greet(self, link: web.WebSocketResponse) -> None:
         bundle = self.tokenizer.bundle()
         await self.send(link, self.hello())
-        half = len(bundle) // 2
-        await self.send(link, BundleChunk(0, bundle[:half]))
-        await self.send(link, BundleChunk(half, bundle[half:]))
+        size = min(len(bundle) // 2, 1 << 20)
+        for offset in range(0, len(bundle), size):
+            await self.send(link, BundleChunk(offset, bundle[offset : offset + size]))
         await self.send(link, self.state())
 
     async def report(self, draining: bool = False) -> None:

@@ -4,9 +4,11 @@ them.
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import itertools
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -64,6 +66,10 @@ class MadeTokenizer:
         }
 
     def bundle(self) -> bytes:
+        return self._bundle
+
+    @functools.cached_property
+    def _bundle(self) -> bytes:
         return make_bundle(self.files())
 
 
@@ -88,6 +94,23 @@ def byte_level(vocab_size: int = 400) -> MadeTokenizer:
     )
     tokenizer.train_from_iterator(SENTENCES, trainer)
     return _finish(tokenizer)
+
+
+@functools.cache
+def large_byte_level(vocab_size: int = 128_000) -> MadeTokenizer:
+    """As large as Llama 3's: made of letters, pairs of them, and pairs of such pairs, rather than trained."""
+    small = json.loads(byte_level().tokenizer.to_str())
+    vocabulary, merges = small["model"]["vocab"], small["model"]["merges"]
+    parts = [letter for letter in vocabulary if len(letter) == 1 and letter.isalpha()]
+    for _ in range(2):
+        pairs = itertools.product(parts, parts)
+        made = list(itertools.islice(pairs, vocab_size - len(vocabulary)))
+        for left, right in made:
+            if left + right not in vocabulary:
+                vocabulary[left + right] = len(vocabulary)
+                merges.append([left, right])
+        parts = [left + right for left, right in made]
+    return replace(byte_level(), tokenizer=Tokenizer.from_str(json.dumps(small)))
 
 
 def sentencepiece(vocab_size: int = 480) -> MadeTokenizer:
