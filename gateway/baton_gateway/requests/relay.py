@@ -212,7 +212,10 @@ class Relay:
 
     def prompt_logprobs(self, epoch: bytes, message: PromptLogprobs) -> None:
         if (live := self._by_run.get(message.request)) is not None:
+            before = live.life.completion_tokens()
             self._feed(live, PromptArrived(epoch, message))
+            if live.life.completion_tokens() > before:  # they waited for it
+                live.sink.flush()
 
     def leg_failed(self, epoch: bytes, message: LegFailed) -> None:
         live = self._by_run.get(message.request)

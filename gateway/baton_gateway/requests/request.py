@@ -77,6 +77,8 @@ class RequestLife:
         self._rules = rules
         self._budget = budget
         self._prompts: tuple[Prompt, ...] = ()
+        self._told: list[int] = []
+        """Of each prompt, the tokens before the first whose log probability has not come."""
         self._choices: list[Choice] = []
         self._cached: dict[int, int] = {}
         """By prompt: what a worker said that its prefix cache had of it."""
@@ -137,6 +139,7 @@ class RequestLife:
             return []
         self.stage = Stage.RUNNING
         self._prompts = event.prompts
+        self._told = [1] * len(event.prompts)
         self._choices = [Choice() for _ in range(len(event.prompts) * self._n)]
         self._open_choices = len(self._choices)
         runs = [self._new_run(p, set(range(p * self._n, (p + 1) * self._n))) for p in range(len(event.prompts))]
@@ -187,6 +190,7 @@ class RequestLife:
         run.attempt += 1
         run.prefill, run.decode = route.prefill, route.decode
         run.landed = run.progressed = False
+        run.held.clear()
         run.moved_s = now
         self.attempts += 1
         self.migrations += bool(self._forced(run))
@@ -247,6 +251,9 @@ class RequestLife:
         if run is None or (number := run.prompt * self._n + entry.choice) not in run.choices:
             return []
         run.moved_s = now
+        if event.worker == run.decode and not self._is_told(run.prompt):
+            run.held.append(event)  # what the prefill worker says of the prompt comes over another link, perhaps later
+            return []
         if event.worker == run.decode:
             run.landed = True
         if entry.cached_tokens is not None:
@@ -275,7 +282,20 @@ class RequestLife:
         if run is None:
             return []
         run.moved_s = now
-        return [DeliverPrompt(run.prompt, message.first_index, message.logprobs)]
+        if message.first_index <= self._told[run.prompt]:
+            end = message.first_index + len(message.logprobs)
+            self._told[run.prompt] = max(self._told[run.prompt], end)
+        actions: list[Action] = [DeliverPrompt(run.prompt, message.first_index, message.logprobs)]
+        if self._is_told(run.prompt):
+            held, run.held = run.held, []
+            for each in held:
+                actions += self._arrived(each, now)
+        return actions
+
+    def _is_told(self, prompt: int) -> bool:
+        """Whether the client may have tokens: those of the prompt come before them, where it wants them."""
+        wanted = self._prompts[prompt]
+        return wanted.sampling.prompt_logprobs is None or self._told[prompt] >= wanted.num_tokens
 
     def _deliver(self, run: Run, number: int, choice: Choice, entry: TokenEntry, known: int) -> list[Action]:
         new = entry.ids[known:]

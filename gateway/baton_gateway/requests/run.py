@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from baton_gateway import errors
 from baton_gateway.errors import Problem
-from baton_gateway.requests.request_events import LifeRules, Prompt, Route, Send
+from baton_gateway.requests.request_events import Arrived, LifeRules, Prompt, Route, Send
 from baton_gateway.requests.retry_budget import RetryBudget
 from baton_wire.messages.gateway_link import Prefill, Reserve, Retarget
 from baton_wire.messages.values import PeerRef, Reason, TokenEntry, pack_ids
@@ -51,6 +51,8 @@ class Run:
 
     base: int = 0
     """Tokens of each choice that this attempt's prefill began with, beyond the prompt."""
+    held: list[Arrived] = field(default_factory=list)
+    """Of the decode worker, until the prompt's log probabilities are there."""
     asked: frozenset[int] = frozenset()
     """The choices that this attempt's prefill draws first tokens for."""
     kept: bytes | None = None

@@ -9,8 +9,10 @@ from baton_gateway.requests.request_events import (
     Prepared,
     Prompt,
     StopFound,
+    Tick,
+    WorkerLost,
 )
-from baton_testing.gateway.request_drive import D1, DEADLINE_S, P1, PROMPT, Drive, started
+from baton_testing.gateway.request_drive import D1, DEADLINE_S, P1, P2, PROMPT, Drive, started
 from baton_wire.messages.gateway_link import Prefill, Reserve
 from baton_wire.messages.values import Finish, Reason, SamplingParams, pack_ids, unpack_ids
 
@@ -144,3 +146,35 @@ def test_a_stop_string_in_the_last_tokens_adds_nothing() -> None:
     drive = started()
     assert drive.tokens(D1, 0, 50, finish=Finish.LENGTH)[-1] == "end finished"
     assert drive.feed(StopFound(0, 1)) == []
+
+
+# What is said of prompts ----------------------------------------------------------------------------------------------
+
+
+def test_tokens_that_overtake_what_is_said_of_the_prompt_wait_for_it() -> None:
+    """Both workers have links of their own: the decode worker's first step may be heard before all of the prompt."""
+    drive = started(prompt_logprobs=2, max_tokens=3)
+    assert drive.tokens(D1, 0, 50) == []
+    assert drive.scores(P1, 1, 1) == ["prompt 0:1+1"]
+    assert drive.tokens(D1, 1, 51) == []
+    assert drive.scores(P1, 2, 1) == ["prompt 0:2+1", "deliver 0:50", "deliver 0:51"]
+    assert drive.tokens(P1, 0, 50) == []
+    assert drive.tokens(D1, 2, 52, finish=Finish.LENGTH) == ["deliver 0:52", "end finished"]
+
+
+def test_an_answer_that_is_whole_before_its_prompt_is_told_ends_with_it() -> None:
+    drive = started(prompt_logprobs=0, max_tokens=2)
+    assert drive.tokens(D1, 0, 50, 51, finish=Finish.LENGTH) == []
+    assert drive.scores(P1, 1, 2) == ["prompt 0:1+2", "deliver 0:50,51", "end finished"]
+
+
+def test_a_prefill_worker_that_is_lost_before_it_told_all_is_replaced() -> None:
+    drive = started(prompt_logprobs=0, max_tokens=2)
+    drive.tokens(D1, 0, 50)
+    drive.scores(P1, 1, 1)
+    drive.feed(WorkerLost(P1))
+    drive.now += 60
+    drive.feed(Tick())
+    drive.route(P2)
+    assert drive.tokens(D1, 0, 50, attempt=2) == []
+    assert drive.scores(P2, 1, 2, attempt=2) == ["prompt 0:1+2", "deliver 0:50"]

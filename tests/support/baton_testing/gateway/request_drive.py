@@ -19,13 +19,14 @@ from baton_gateway.requests.request_events import (
     Prepare,
     Prepared,
     Prompt,
+    PromptArrived,
     Route,
     Routed,
     Send,
 )
 from baton_gateway.requests.retry_budget import RetryBudget
-from baton_wire.messages.gateway_link import Cancel, LegFailed, Prefill, Reserve
-from baton_wire.messages.values import Address, Finish, Reason, SamplingParams, TokenEntry, pack_ids
+from baton_wire.messages.gateway_link import Cancel, LegFailed, Prefill, PromptLogprobs, Reserve
+from baton_wire.messages.values import Address, Finish, PromptLogprob, Reason, SamplingParams, TokenEntry, pack_ids
 
 P1, P2, D1, D2 = (name.encode().ljust(16, b".") for name in ("P1", "P2", "D1", "D2"))
 NAMES = {P1: "P1", P2: "P2", D1: "D1", D2: "D2"}
@@ -44,6 +45,7 @@ class Drive:
     rules: LifeRules = field(default_factory=LifeRules)
     budget: RetryBudget = field(default_factory=RetryBudget)
     now: float = 0.0
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         self.life = RequestLife(REQUEST, self.n, DEADLINE_S, self.rules, self.budget, self.now)
@@ -60,7 +62,7 @@ class Drive:
     def start(self, prefill: bytes | None = P1, decode: bytes = D1) -> None:
         """Admitted, prepared and routed."""
         assert self.feed(Admitted()) == ["prepare"]
-        sampling = SamplingParams(max_tokens=self.max_tokens, seed=7)
+        sampling = SamplingParams(max_tokens=self.max_tokens, seed=7, prompt_logprobs=self.prompt_logprobs)
         self.feed(Prepared(tuple(Prompt(pack_ids(PROMPT), sampling, "") for _ in range(self.prompts))))
         for _ in range(self.prompts):
             self.route(prefill, decode)
@@ -75,6 +77,11 @@ class Drive:
         run: bytes = REQUEST, cached: int | None = None,
     ) -> list[str]:  # fmt: skip
         return self.feed(Arrived(worker, TokenEntry(run, attempt, choice, first, ids, None, finish, cached)))
+
+    def scores(self, worker: bytes, first: int, number: int, attempt: int = 1, run: bytes = REQUEST) -> list[str]:
+        """Log probabilities of so many tokens of a prompt, from place `first` on."""
+        told = (PromptLogprob(-1.0, 1, ()),) * number
+        return self.feed(PromptArrived(worker, PromptLogprobs(run, attempt, first, told)))
 
     def leg(self, worker: bytes, reason: Reason, attempt: int = 1, run: bytes = REQUEST) -> list[str]:
         return self.feed(LegEnded(worker, LegFailed(run, attempt, reason)))
