@@ -34,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "plan": _plan,
         "quantise": _quantise,
         "bench": _bench,
+        "quality": _quality,
         "version": _version,
         "completion": _completion,
     }
@@ -81,7 +82,8 @@ def _version(options: argparse.Namespace) -> int:
 def _completion(options: argparse.Namespace) -> int:
     import shtab
 
-    print(shtab.complete(command_line(frozenset(("batch", "simulate", "plan", "quantise", "bench"))), options.shell))
+    late = frozenset(("batch", "simulate", "plan", "quantise", "bench", "quality"))
+    print(shtab.complete(command_line(late), options.shell))
     return 0
 
 
@@ -113,6 +115,12 @@ def _bench(options: argparse.Namespace) -> int:
     from baton_local.commands.bench import run_bench
 
     return run_bench(options)
+
+
+def _quality(options: argparse.Namespace) -> int:
+    from baton_local.quality.measuring import run_quality
+
+    return run_quality(options)
 
 
 def _up(options: argparse.Namespace) -> int:

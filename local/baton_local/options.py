@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from baton_local.argument_types import device, integer, size, volume
@@ -42,42 +42,48 @@ def command_line(filled: frozenset[str]) -> argparse.ArgumentParser:
     bench = commands.add_parser(
         "bench", help="a load on a server, and the latencies that clients saw", allow_abbrev=False
     )
+    quality = commands.add_parser("quality", help="what a model loses against another, on a text", allow_abbrev=False)
     commands.add_parser("version", help="what is installed", allow_abbrev=False)
     completion = commands.add_parser("completion", help="for a shell: tab completes commands", allow_abbrev=False)
     completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
-    _add_late(filled, batch, simulate, plan, quantise, bench)
+    late = {
+        "batch": batch,
+        "simulate": simulate,
+        "plan": plan,
+        "quantise": quantise,
+        "bench": bench,
+        "quality": quality,
+    }
+    _add_late({name: late[name] for name in filled & late.keys()})
     return parser
 
 
-def _add_late(
-    filled: frozenset[str],
-    batch: argparse.ArgumentParser,
-    simulate: argparse.ArgumentParser,
-    plan: argparse.ArgumentParser,
-    quantise: argparse.ArgumentParser,
-    bench: argparse.ArgumentParser,
-) -> None:
+def _add_late(filled: Mapping[str, argparse.ArgumentParser]) -> None:
     """Options of the commands that need numpy or torch, imported only when one of them was asked for."""
     if "batch" in filled:
         from baton_local.batch.command import add_options as add_batch
 
-        add_batch(batch)
+        add_batch(filled["batch"])
     if "simulate" in filled:
         from baton_local.commands.simulate import add_options as add_simulate
 
-        add_simulate(simulate)
+        add_simulate(filled["simulate"])
     if "plan" in filled:
         from baton_local.commands.plan import add_options as add_plan
 
-        add_plan(plan)
+        add_plan(filled["plan"])
     if "quantise" in filled:
         from baton_local.commands.quantise import add_options as add_quantise
 
-        add_quantise(quantise)
+        add_quantise(filled["quantise"])
     if "bench" in filled:
         from baton_local.commands.bench import add_options as add_bench
 
-        add_bench(bench)
+        add_bench(filled["bench"])
+    if "quality" in filled:
+        from baton_local.quality.measuring import add_options as add_quality
+
+        add_quality(filled["quality"])
 
 
 def _add_up(parser: argparse.ArgumentParser) -> None:

@@ -8,9 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from baton_local.client import Answer, AnswerEnd
-from baton_local.commands.demo import DemoError, check_moved, is_paired, is_settled, report
+from baton_local.commands.demo import report
 from baton_local.commands.status import as_json, as_text
 from baton_local.fleet.observation import GatewayState, Link, Observation, ObservedWorker, Transfer
+from baton_local.fleet.own_deployment import OwnDeploymentError, check_moved, is_paired, is_settled
 from baton_local.fleet.record import PostRecord, RunRecord, TargetRecord
 from baton_wire.sketch import Sketch
 
@@ -117,13 +118,13 @@ STILL = replace(SENT, transfer=Transfer("tcp", 0, 0, 0))
 def test_the_demo_fails_when_kv_did_not_move(
     prefill: ObservedWorker | None, decode: ObservedWorker | None, message: str
 ) -> None:
-    with pytest.raises(DemoError, match=message):
+    with pytest.raises(OwnDeploymentError, match=message):
         check_moved(observation(prefill, decode))
 
 
 def test_the_demo_fails_when_one_process_did_everything() -> None:
     both = replace(SENT, transfer=Transfer("tcp", 2, 4500, 4500))
-    with pytest.raises(DemoError, match="did not leave its process"):
+    with pytest.raises(OwnDeploymentError, match="did not leave its process"):
         check_moved(observation(both, STILL))
 
 

@@ -1,0 +1,116 @@
+"""Asks a served model what it thinks of passages, and how it goes on after them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import aiohttp
+
+from baton_local.client import AnswerError, open_session
+from baton_local.quality.comparison import Place
+
+ALTERNATIVES: Final = 20
+"""The most that the API tells."""
+AT_ONCE: Final = 4
+ANSWER_S: Final = 600.0
+UNREADABLE: Final = "\ufffd"
+"""Stands for bytes that are no text by themselves: different tokens may look like it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A passage, and the greedy answer after it, as one model sees both."""
+
+    prompt: tuple[Place, ...]
+    """Without the first token, before which nothing stands."""
+    answer: tuple[Place, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    endpoint: str
+    model: str
+    api_key: str | None
+
+
+async def served_name(endpoint: str, api_key: str | None) -> str:
+    """Of the one model there. Raises AnswerError."""
+    async with open_session(ANSWER_S, api_key=api_key) as session:
+        listed = await _asked(session, "GET", f"{endpoint}/v1/models", None)
+    names = [str(entry["id"]) for entry in listed["data"]]
+    if len(names) != 1:
+        raise AnswerError(f"{endpoint} serves {len(names)} models: {', '.join(names)[:200]}; one was expected")
+    return names[0]
+
+
+def passages_of(text: str, characters: int) -> list[str]:
+    """The text in pieces of at most so many characters, cut before the last white space of each where there is one."""
+    pieces = []
+    start = 0
+    while start < len(text):
+        end = min(start + characters, len(text))
+        if end < len(text):
+            cut = next((at for at in range(end, start, -1) if text[at].isspace()), end)
+            end = cut if cut > start else end
+        pieces.append(text[start:end])
+        start = end
+    return [piece for piece in pieces if not piece.isspace()]
+
+
+async def score(
+    service: ServedModel, passages: Sequence[str], answer_tokens: int, done: Callable[[], None]
+) -> list[Scored]:
+    """In the passages' order; `done` after each. Raises AnswerError at the first that fails."""
+    free = asyncio.Semaphore(AT_ONCE)
+
+    async def one(passage: str) -> Scored:
+        body = {
+            "model": service.model, "prompt": passage, "max_tokens": answer_tokens, "temperature": 0,
+            "repetition_penalty": 1.0, "logprobs": ALTERNATIVES, "prompt_logprobs": ALTERNATIVES,
+        }  # fmt: skip
+        async with free:
+            reply = await _asked(session, "POST", f"{service.endpoint}/v1/completions", body)
+        done()
+        choice = reply["choices"][0]
+        return Scored(prompt_places(choice["prompt_logprobs"]), answer_places(choice["logprobs"]))
+
+    async with open_session(ANSWER_S, api_key=service.api_key) as session, asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one(passage)) for passage in passages]
+    return [task.result() for task in tasks]
+
+
+def prompt_places(told: Sequence[Mapping[str, Any] | None]) -> tuple[Place, ...]:
+    """From `prompt_logprobs`: by id. The prompt's own token stands first in each entry."""
+    places = []
+    for entries in told:
+        if entries is not None:
+            likeliest = {token: float(entry["logprob"]) for token, entry in entries.items()}
+            own = next(iter(likeliest))
+            places.append(Place(own, likeliest[own], likeliest))
+    return tuple(places)
+
+
+def answer_places(told: Mapping[str, Any]) -> tuple[Place, ...]:
+    """From a completion's `logprobs`: by text. Where texts do not tell tokens apart, the likeliest are not known."""
+    places = []
+    for token, logprob, top in zip(told["tokens"], told["token_logprobs"], told["top_logprobs"], strict=True):
+        is_clear = len(top) >= ALTERNATIVES and not any(UNREADABLE in text for text in top)
+        places.append(
+            Place(token, float(logprob), {text: float(each) for text, each in top.items()} if is_clear else None)
+        )
+    return tuple(places)
+
+
+async def _asked(session: aiohttp.ClientSession, method: str, url: str, body: Mapping[str, Any] | None) -> Any:
+    try:
+        async with session.request(method, url, json=body) as response:
+            reply = await response.json(content_type=None)
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+        raise AnswerError(f"{url}: {type(error).__name__}: {error}") from error
+    if response.status != 200:
+        message = reply["error"]["message"] if isinstance(reply, dict) and "error" in reply else str(reply)[:300]
+        raise AnswerError(f"{url}: HTTP {response.status}: {message}")
+    return reply
