@@ -240,6 +240,18 @@ CASES = [
         manifest(model__kvCacheDtype="fp8", decode__accelerator=GPU),
     ),
     Case(
+        "spec.prefill",
+        "needs an accelerator",
+        manifest(prefill__accelerator=GPU, prefill__engine={"offloadedLayers": 8}),
+        manifest(prefill__engine={"offloadedLayers": 8}),
+    ),
+    Case(
+        "spec",
+        "every decode step would wait",
+        manifest(decode__accelerator=GPU, decode__engine={"offloadedLayers": 8, "offloadDecode": True}),
+        manifest(decode__accelerator=GPU, decode__engine={"offloadedLayers": 8}),
+    ),
+    Case(
         "spec",
         "must be at least what both pools",
         manifest(decode={"accelerator": GPU, "replicas": FOUR}, autoscaling__budget={"maxAccelerators": 4}),

@@ -1,9 +1,9 @@
 """The engine on one GPU beside its goals: decode steps, prefill, other models' shapes, the timeline, the kernels.
 
-`python -m bench gpu [PART …]` (decode, prefill, mixed, timeline, kernels, weights, experts, models; all without
-arguments; each takes a minute or two) builds models of random bf16 weights on the device, fills pools with random KV
-and times real runner steps, one step ahead. The table goes to `bench/results/gpu.json`; BATON_COMMIT names the commit
-where git is not at hand.
+`python -m bench gpu [PART …]` (decode, prefill, mixed, timeline, kernels, weights, experts, models, offloading;
+all without arguments; each takes a minute or two) builds models of random bf16 weights on the device, fills pools with
+random KV and times real runner steps, one step ahead. The table goes to `bench/results/gpu.json`; BATON_COMMIT names
+the commit where git is not at hand.
 """
 
 from __future__ import annotations
@@ -171,7 +171,31 @@ def _weights(bench: Bench) -> Iterator[torch.Tensor]:
         yield layer.mlp.down.weight  # type: ignore[attr-defined]
 
 
-PARTS: Final = ("decode", "prefill", "mixed", "timeline", "kernels", "weights", "experts", "models")
+def _host_gb_per_s(size: int) -> float:
+    host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    device = torch.empty(size, dtype=torch.uint8, device="cuda")
+    return size / graph_us(lambda: device.copy_(host, non_blocking=True), 1) / 1e3
+
+
+OFFLOADED: Final = (0, 8, 16, 31)
+OFFLOADED_PROMPTS: Final = (512, 2_048, 4_096, 8_192, 16_384, 32_768)
+
+
+def offloading() -> Iterator[Row]:
+    """Llama-3.1-8B's shape with more and more of its 32 layers in the host's memory."""
+    yield row("copy from pinned memory", "512 MiB", _host_gb_per_s(1 << 29), "GB/s", None)
+    for offloaded in OFFLOADED:
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated()
+        bench = Bench("Llama-3.1-8B", 700, 8, decodes=False, offloaded=offloaded)
+        held = (bench.weight_bytes - before) / 2**30
+        yield row(f"weights on the device, {offloaded} layers offloaded", "bf16", held, "GiB", None)
+        for tokens in OFFLOADED_PROMPTS:
+            yield row(f"prefill, {offloaded} layers offloaded", str(tokens), bench.prefill(tokens), "ms", None)
+        del bench
+
+
+PARTS: Final = ("decode", "prefill", "mixed", "timeline", "kernels", "weights", "experts", "models", "offloading")
 
 
 def main() -> None:
@@ -208,6 +232,8 @@ def main() -> None:
             rows += experts()
         if "models" in parts:
             rows += models()
+        if "offloading" in parts:
+            rows += offloading()
     publish("gpu", this_machine(), gpu_facts(), ["what", "size", "measured", "unit", "goal", "beside"], rows)
 
 

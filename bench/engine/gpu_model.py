@@ -125,11 +125,13 @@ class Bench:
         masks: RowMasks | None = None,
         *,
         decodes: bool = True,
+        offloaded: int = 0,
     ) -> None:
         begin = time.perf_counter()
         config = Path(tempfile.mkdtemp()) / "config.json"
         config.write_text(json.dumps({**SHAPES[shape], **WEIGHTS[weights]}))
-        self.loaded: LoadedModel = load_model(f"random://{config}", torch.bfloat16, GPU)
+        self.loaded: LoadedModel = load_model(f"random://{config}", torch.bfloat16, GPU, offloaded=offloaded)
+        self.weight_bytes = torch.cuda.memory_allocated()
         self.blocks = blocks
         geometry = kv_geometry(self.loaded.config, kv_dtype, BLOCK_TOKENS)
         self.pool = KvPool(geometry, blocks, kv_dtype, GPU)

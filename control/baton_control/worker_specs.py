@@ -182,6 +182,7 @@ def _arguments(deployment: LLMDeployment, role: Role, pool: PoolSpec, site: Site
         "--max-step-tokens": engine.max_step_tokens,
         "--chunk-tokens": engine.chunk_tokens,
         "--max-waiting": engine.max_waiting,
+        "--offloaded-layers": _offloaded_layers(engine.offloaded_layers, role, device),
         "--threads": site.threads,
         "--decode-discovery": site.decode_discovery if role is Role.PREFILL else None,
         "--paced": site.paced_path,
@@ -189,6 +190,7 @@ def _arguments(deployment: LLMDeployment, role: Role, pool: PoolSpec, site: Site
     return (
         *always,
         *(f"{flag}={value}" for flag, value in optional.items() if value is not None),
+        *(("--offload-decode",) if engine.offload_decode else ()),
         *_drain(site, site.worker_drain_s),
     )
 
@@ -249,6 +251,13 @@ def _kv_cache_dtype(dtype: str, device: Device) -> str | None:
     if dtype == "fp8" and device is Device.CPU:
         raise UnsupportedError("spec.model.kvCacheDtype", "fp8 is not supported on CPUs: must be auto")
     return None if dtype == "auto" else dtype
+
+
+def _offloaded_layers(layers: int | None, role: Role, device: Device) -> int | None:
+    """Raises UnsupportedError: a CPU computes in the memory where offloaded layers would be."""
+    if layers is not None and device is Device.CPU:
+        raise UnsupportedError(f"spec.{role.value}.engine.offloadedLayers", "not supported on CPUs: must be absent")
+    return layers
 
 
 def _fit(deployment: LLMDeployment, site: Site) -> dict[str, str]:

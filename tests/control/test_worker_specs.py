@@ -168,6 +168,21 @@ def test_float8_kv_reaches_workers_on_gpus_and_is_refused_on_cpus() -> None:
             worker_spec(wanted, role, SITE)
 
 
+def test_offloaded_layers_reach_prefill_workers_and_decode_workers_only_on_purpose() -> None:
+    gpus = {"accelerator": {"resource": "nvidia.com/gpu"}}
+    on_gpus = dataclasses.replace(SITE, prefill_device=Device.CUDA, decode_device=Device.CUDA)
+    wanted = deployment(prefill={**gpus, "engine": {"offloadedLayers": 8}}, decode=gpus)
+    argv = worker_spec(wanted, Role.PREFILL, on_gpus).argv
+    assert "--offloaded-layers=8" in argv
+    assert not [each for each in worker_spec(wanted, Role.DECODE, on_gpus).argv if "offload" in each]
+    with pytest.raises(UnsupportedError, match=r"spec\.prefill\.engine\.offloadedLayers: not supported on CPUs"):
+        worker_spec(wanted, Role.PREFILL, SITE)
+    with pytest.raises(ManifestError, match="offloadDecode allows it"):
+        deployment(decode={**gpus, "engine": {"offloadedLayers": 8}})
+    forced = deployment(decode={**gpus, "engine": {"offloadedLayers": 8, "offloadDecode": True}})
+    assert "--offload-decode" in worker_spec(forced, Role.DECODE, on_gpus).argv
+
+
 def test_accelerators_are_counted_per_worker() -> None:
     spec = worker_spec(deployment(decode__accelerator={"resource": "nvidia.com/gpu"}), Role.DECODE, SITE)
     assert (spec.accelerators, spec.accelerator_resource) == (1, "nvidia.com/gpu")

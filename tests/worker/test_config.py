@@ -39,11 +39,21 @@ def test_ipv6_endpoints_are_bracketed() -> None:
         ("--unknown=1", "unrecognized arguments"),
         ("--chunk-tokens=9000", "--max-step-tokens 8192"),
         ("--landing-bytes=99999999", "unrecognized arguments"),
+        ("--offloaded-layers=2", "not with --device cpu"),
+        ("--offloaded-layers=2000", "between 0 and 1024"),
     ],
 )
 def test_a_bad_flag_is_named(flag: str, names: str) -> None:
     with pytest.raises(ConfigError, match=names):
         parse(Role.PREFILL, (*BASE, flag))
+
+
+def test_decode_workers_offload_only_on_purpose() -> None:
+    flags = (*BASE, "--device=cuda", "--offloaded-layers=4")
+    assert parse(Role.PREFILL, flags).offloaded_layers == 4
+    with pytest.raises(ConfigError, match="--offload-decode"):
+        parse(Role.DECODE, flags)
+    assert parse(Role.DECODE, (*flags, "--offload-decode")).offloaded_layers == 4
 
 
 def test_a_missing_flag_is_named() -> None:

@@ -49,6 +49,10 @@ class WorkerConfig:
     max_sequences: int
     """Slots of the batch."""
     max_waiting: int
+    offloaded_layers: int
+    """Layers whose weights stay in the host's memory."""
+    offload_decode: bool
+    """Whether a worker that decodes may have such layers."""
     max_step_tokens: int
     """Prefill tokens computed in one engine step."""
     chunk_tokens: int
@@ -138,6 +142,8 @@ def parser(role: Role) -> argparse.ArgumentParser:
     add("--block-tokens", type=_bounded(1, 4_096), metavar="N", help="default 16 on cpu, 64 on cuda")
     add("--max-sequences", type=_bounded(1, 4_096), default=64, metavar="N")
     add("--max-waiting", type=_bounded(1, 1 << 20), default=1_024, metavar="N")
+    add("--offloaded-layers", type=_bounded(0, 1_024), default=0, metavar="N", help="weights in host memory; cuda only")
+    add("--offload-decode", action="store_true", help="allow them where every token would wait for the copies")
     add("--max-step-tokens", type=_bounded(16, 1 << 20), default=8_192, metavar="N")
     add("--chunk-tokens", type=_bounded(16, 1 << 20), metavar="N", help="default: all of max-step-tokens")
     add("--verify", choices=("full", "stamps"), default="full", help="checksums of handed-over KV")
@@ -162,6 +168,12 @@ def parse(role: Role, argv: Sequence[str]) -> WorkerConfig:
         raise ConfigError(
             f"argument --chunk-tokens: {flags['chunk_tokens']} is more than "
             f"--max-step-tokens {flags['max_step_tokens']}"
+        )
+    if flags["offloaded_layers"] and flags["device"] != "cuda":
+        raise ConfigError(f"argument --offloaded-layers: not with --device {flags['device']}; allowed there: 0")
+    if flags["offloaded_layers"] and role is Role.DECODE and not flags["offload_decode"]:
+        raise ConfigError(
+            "argument --offloaded-layers: every token would wait for the copies; allowed without --offload-decode: 0"
         )
     for absent in ("decode_discovery", "pair_listen", "landing_bytes"):
         flags.setdefault(absent, None)

@@ -300,6 +300,13 @@ class PoolSpec(Model):
             )
         return self
 
+    @model_validator(mode="after")
+    def _offloading_needs_accelerators(self) -> PoolSpec:
+        if self.engine.offloaded_layers is not None and self.accelerator is None:
+            message = f"{self.engine.offloaded_layers} is not allowed: needs an accelerator"
+            raise broken_rule("engine.offloadedLayers", message)
+        return self
+
     @property
     def accelerators_at_min(self) -> int:
         """Accelerators that the pool takes at its smallest."""
@@ -529,6 +536,14 @@ class DeploymentSpec(Model):
     def _float8_has_accelerators(self) -> DeploymentSpec:
         if self.model.kv_cache_dtype == "fp8" and not (self.prefill.accelerator and self.decode.accelerator):
             raise broken_rule("model.kvCacheDtype", "fp8 is not allowed: needs an accelerator in both pools")
+        return self
+
+    @model_validator(mode="after")
+    def _decode_offloads_on_purpose(self) -> DeploymentSpec:
+        engine = self.decode.engine
+        if engine.offloaded_layers is not None and not engine.offload_decode:
+            message = f"{engine.offloaded_layers} is not allowed: every decode step would wait; offloadDecode allows it"
+            raise broken_rule("decode.engine.offloadedLayers", message)
         return self
 
     @model_validator(mode="after")

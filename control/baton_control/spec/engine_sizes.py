@@ -29,6 +29,12 @@ class EngineSpec(Model):
     max_waiting: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
     """Most sequences that wait at the worker; more are refused, and sent elsewhere. Unset: 1024."""
 
+    offloaded_layers: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Layers whose weights stay in the node's memory and are copied in every step; for steps of many tokens. Unset: 0.
+    """
+    offload_decode: bool = False
+    """Whether decode workers may have such layers too: each of their steps waits for all copies."""
+
     @model_validator(mode="after")
     def _chunks_fit_into_a_step(self) -> EngineSpec:
         most = self.max_step_tokens or STEP_TOKENS

@@ -16,6 +16,7 @@ from baton_engine.model.layers.linear import Linear, LinearMethod, Projection, Q
 from baton_engine.model.layers.mlp import OtherGate, gated_mlp
 from baton_engine.model.layers.norm import NormedProjection, PackedNorm, RmsNorm, WeightedRmsNorm, pack_norm
 from baton_engine.model.layers.rope import rope_tables
+from baton_engine.model.offloading import assembled
 from baton_engine.model.weights import WeightSource
 from baton_kernels.attention_inputs import HeadNorms
 from baton_kernels.experts import BiasedStacks
@@ -156,9 +157,17 @@ class _Reader:
 
 
 def assemble(
-    config: DecoderSpec, source: WeightSource, dtype: torch.dtype, device: torch.device, max_context_tokens: int
+    config: DecoderSpec,
+    source: WeightSource,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_context_tokens: int,
+    offloaded: int = 0,
 ) -> Decoder:
-    """The decoder of a config with the source's (already checked) parameters; RoPE tables reach max_context_tokens."""
+    """The decoder of a config with the source's (already checked) parameters; RoPE tables reach max_context_tokens.
+
+    `offloaded`: how many layers stay in the host's memory. Raises ValueError where that is not fewer than there are.
+    """
     method = linear_method(dtype, device)
     reader = _Reader(
         source, dtype, device, method, config.norm_eps, config.norms_from_one, config.formats, linear_sizes(config)
@@ -171,19 +180,22 @@ def assemble(
     ]
     final_norm = reader.norm(FINAL_NORM)
     borders = [*input_norms, final_norm]
+
+    def build(layer: int) -> DecoderLayer:
+        return _assemble_layer(config, reader, layer, borders[layer], borders[layer + 1])
+
+    layers, ring = assembled(config.num_layers, offloaded, device, build)
     return Decoder(
         embedding=embedding,
         embedding_scale=float(torch.tensor(config.embedding_scale).to(dtype)),
         first_norm=borders[0].norm,
-        layers=tuple(
-            _assemble_layer(config, reader, layer, borders[layer], borders[layer + 1])
-            for layer in range(config.num_layers)
-        ),
+        layers=layers,
         head=_head(config, reader, embedding, final_norm),
         logit_cap=config.logit_cap,
         ropes=tuple(rope_tables(rope, config.head_dim, max_context_tokens, dtype, device) for rope in config.ropes),
         num_q_heads=config.attention.q_heads,
         kv_scales=_kv_scales(config, source).to(device),
+        ring=ring,
     )
 
 

@@ -20,6 +20,7 @@ from baton_engine.model.layers.attention import StepRows, attend
 from baton_engine.model.layers.linear import Linear, Projection
 from baton_engine.model.layers.norm import RmsNorm
 from baton_engine.model.layers.rope import RopeTables
+from baton_engine.model.offloading import LayerRing
 from baton_kernels.attention_inputs import HeadNorms, KvLayer, PlacedRows
 from baton_kernels.decode_attention import paged_decode_attention
 from baton_kernels.kv_scales import KV_FP8
@@ -64,6 +65,8 @@ class Decoder:
     num_q_heads: int
     kv_scales: Tensor
     """[layers, 2, kv_heads] float32 (`kv_scales.py`): what a float8 pool divides keys and values by."""
+    ring: LayerRing | None = None
+    """Of layers whose weights are in the host's memory."""
 
     def hidden_states(
         self, token_ids: Tensor, rows: StepRows, kv_pool: Tensor, written: Callable[[int], None] | None = None
@@ -80,6 +83,8 @@ class Decoder:
             x = x * self.embedding_scale
         residual, x = x, self.first_norm(x)
         for number, layer in enumerate(self.layers):
+            if self.ring is not None:
+                self.ring.enter(number)
             kv = KvLayer(kv_pool, number, scales)
             ending = last if number == len(self.layers) - 1 else None
             qkv, num_q_heads = layer.qkv, self.num_q_heads
@@ -103,6 +108,8 @@ class Decoder:
                 attended = attend(q, kv, rows, layer.scale, layer.window, layer.sinks)
             x, residual = layer.mlp_norm.after(layer.output, attended.flatten(1), residual)
             x, residual = layer.next_norm.after(layer.mlp, x, residual)
+            if self.ring is not None:
+                self.ring.leave(number)
         return x
 
     def _placed(self, positions: Tensor, slot_mapping: Tensor) -> tuple[PlacedRows, ...]:

@@ -40,26 +40,35 @@ class LoadedModel:
 
 
 def load_model(
-    path: str | Path, dtype: torch.dtype | None, device: torch.device, max_context_tokens: int | None = None
+    path: str | Path,
+    dtype: torch.dtype | None,
+    device: torch.device,
+    max_context_tokens: int | None = None,
+    offloaded: int = 0,
 ) -> LoadedModel:
     """Load a model in a dtype (None: `default_dtype`) onto a device. Raises ModelError.
 
     max_context_tokens bounds the RoPE tables; None means all that the config allows, and more than that is refused.
+    offloaded: how many layers' weights stay in the host's memory; the last layer's never do.
     """
     config_path, seed = _parse_source(str(path))
     if seed is None and not config_path.parent.is_dir():
         raise ModelError(f"{config_path.parent}: no such model directory")
     raw = read_json_object(config_path)
     config = parse_spec(raw) if seed is not None else read_spec(config_path.parent)
+    if offloaded >= config.num_layers:
+        raise ModelError(
+            f"{offloaded} offloaded layers: the model has {config.num_layers}; allowed: up to {config.num_layers - 1}"
+        )
     context = config.context_within(max_context_tokens)
     dtype = dtype or default_dtype(config, device)
     with torch.inference_mode():
         if seed is not None:
-            model = assemble(config, RandomWeights(config, seed, device), dtype, device, context)
+            model = assemble(config, RandomWeights(config, seed, device), dtype, device, context, offloaded)
             drawn_on = {} if device.type == "cpu" else {"random_device": device.type}
             model_hash = content_hash({**raw, "random_seed": seed, **drawn_on}, ())
         else:
-            model, model_hash = _load_directory(config_path.parent, raw, config, dtype, device, context)
+            model, model_hash = _load_directory(config_path.parent, raw, config, dtype, device, context, offloaded)
     return LoadedModel(config, model, model_hash, dtype, device, context)
 
 
@@ -71,12 +80,18 @@ def default_dtype(config: DecoderSpec, device: torch.device) -> torch.dtype:
 
 
 def _load_directory(
-    directory: Path, raw: JsonObject, config: DecoderSpec, dtype: torch.dtype, device: torch.device, context: int
+    directory: Path,
+    raw: JsonObject,
+    config: DecoderSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    context: int,
+    offloaded: int,
 ) -> tuple[Decoder, str]:
     files = find_checkpoint(directory)
     with open_safetensors(files) as source:
         check_parameters(source, config)
-        model = assemble(config, source, dtype, device, context)
+        model = assemble(config, source, dtype, device, context, offloaded)
     return model, content_hash(raw, files.paths)
 
 

@@ -76,7 +76,7 @@ class ModelRunner:
         self._graphs: StepGraphs | None = None
         if loaded.device.type == "cpu":
             keep_freed_memory()
-        else:
+        elif loaded.model.ring is None:  # what is captured cannot wait for weights to arrive
             with torch.inference_mode():
                 self._graphs = StepGraphs(self._model, pool, self._slots.last_tokens, max_blocks, decodes=decodes)
         warm_up(loaded.model, pool.tensor, loaded.config.vocab_size, loaded.max_context_tokens)

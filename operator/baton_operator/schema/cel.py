@@ -97,6 +97,11 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
     PoolSpec: (
         Rule("self.tensorParallel == 1", "must be 1: more is not supported yet", ".tensorParallel"),
         Rule(
+            "!has(self.engine.offloadedLayers) || has(self.accelerator)",
+            "needs an accelerator",
+            ".engine.offloadedLayers",
+        ),
+        Rule(
             "!has(self.resourceClaims) || "
             "self.resourceClaims.all(c, self.resourceClaims.exists_one(d, d.name == c.name))",
             "names must differ",
@@ -166,6 +171,11 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
             "self.model.kvCacheDtype != 'fp8' || (has(self.prefill.accelerator) && has(self.decode.accelerator))",
             "fp8 needs an accelerator in both pools",
             ".model.kvCacheDtype",
+        ),
+        Rule(
+            "!has(self.decode.engine.offloadedLayers) || self.decode.engine.offloadDecode",
+            "every decode step would wait for the copies: offloadDecode allows it",
+            ".decode.engine.offloadedLayers",
         ),
         *(
             Rule(

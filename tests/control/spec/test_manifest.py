@@ -74,6 +74,8 @@ NOT_ALLOWED: list[tuple[tuple[str, ...], object, str]] = [
     (("spec", "model", "maxContextTokens"), 512.0, "512.0 is not allowed: must be an integer"),
     (("spec", "model", "maxContextTokens"), True, "true is not allowed: must be an integer"),
     (("spec", "model", "dtype"), "int3", "must be one of auto, float32, bfloat16, float16"),
+    (("spec", "prefill", "engine", "offloadedLayers"), 8, "8 is not allowed: needs an accelerator"),
+    (("spec", "prefill", "engine", "offloadedLayers"), 0, "must be an integer from 1 to 1024"),
     (("spec", "model", "kvCacheDtype"), "fp8", "fp8 is not allowed: needs an accelerator in both pools"),
     (
         ("spec", "model", "quantization"),

@@ -212,6 +212,8 @@ POOL_VALUES: dict[str, object] = {
     "engine.maxStepTokens": 99,
     "engine.chunkTokens": 48,
     "engine.maxWaiting": 5,
+    "engine.offloadedLayers": 4,
+    "engine.offloadDecode": True,
     "placement.nodeSelector": {"a": "b"},
     "placement.tolerations": [{"key": "gpu"}],
     "placement.topologyKey": "topology.kubernetes.io/zone",
@@ -290,6 +292,7 @@ VALUES: dict[str, object] = {
     "podMetadata.annotations": {"a": "b"},
     "operatorClass": "gold",
     **{f"{pool}.{name}": value for pool in POOL_ROLES for name, value in POOL_VALUES.items()},
+    "decode.engine.offloadedLayers": None,
 }
 """Another value for each field; None: there is none that a cluster takes yet, or not without another field."""
 

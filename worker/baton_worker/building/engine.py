@@ -50,7 +50,7 @@ def build(
     stages = _Stages()
     try:
         _check_quantization(config)
-        loaded = load_model(config.model, asked_dtype, device, config.max_context_tokens)
+        loaded = load_model(config.model, asked_dtype, device, config.max_context_tokens, config.offloaded_layers)
     except ModelError as error:
         raise ConfigError(f"argument --model: {error}") from error
     stages.ended("weights")
