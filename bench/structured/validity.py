@@ -1,11 +1,12 @@
 """Answers of schemas, judged by `jsonschema`: every ended one must be valid, and the same when it is continued.
 
     python -m bench structured_validity [--schemas 3000] [--suite jsonschema-4.26.0.tar.gz]
+    python -m bench structured_validity --models random --temperatures 1 --part 2/8 --journal FILE
 
 Schemas made from a seed and those of the JSON Schema Test Suite go through the gateway's check. Whole engines in this
 process answer: `examples/tiny-llama` and a model of random weights, at temperature 0 and 1. A part of the answers is
 then continued elsewhere from a random token, as after a lost decode worker, a retarget or a drain, in a pool that is so
-small that sequences are preempted: the ids must be the same.
+small that sequences are preempted: the ids must be the same. In parts, the table covers all that the journal has.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any
 import jsonschema
 import torch
 from bench.machine import this_machine
-from bench.results import Cell, publish
+from bench.results import publish
 from bench.structured.json_schema_suite import suite_cases
 from bench.structured.made_schemas import made_schema
 
@@ -41,6 +42,8 @@ from baton_testing.engine.tiny_llama import chat_ids
 from baton_wire.messages.values import Grammar, SamplingParams
 
 PROMPT = chat_ids("Tell me about owls.")
+MODELS = ("tiny-llama", "random")
+COUNTS = ("valid", "invalid", "cut", "gave up", "continued", "continued otherwise", "seconds")
 MAX_TOKENS = 64
 AT_ONCE = 64
 MAX_EXPONENT = 5_000
@@ -107,6 +110,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--continued", type=int, default=600, help="answers that are continued elsewhere")
     parser.add_argument("--suite", type=Path, help="the source package of jsonschema; else it is fetched")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
+    parser.add_argument("--temperatures", nargs="+", type=float, default=(0.0, 1.0))
+    parser.add_argument("--part", type=_part, default=(1, 1), help="K/N: every N-th schema, from the K-th on")
+    parser.add_argument("--journal", type=Path, help="of parts; appended to (default: a new one)")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     getcontext().prec = MAX_EXPONENT  # a remainder has as many digits as the quotient
@@ -121,33 +128,61 @@ def main(arguments: list[str]) -> int:
         f"{len(followed)} schemas followed, {refused} refused; seed {options.seed}",
         f"at most {MAX_TOKENS} tokens an answer; continued in a pool of {SMALL_POOL} blocks",
     ]
-    rows: list[dict[str, Cell]] = []
-    wrong = 0
+    first, step = options.part
+    part = list(enumerate(followed))[first - 1 :: step]
     with tempfile.TemporaryDirectory() as folder:
-        write_random_model(Path(folder), "llama-gqa", vocab_size=VOCAB)
-        models = {"tiny-llama": loaded(), "random": load_model(Path(folder), torch.float32, torch.device("cpu"))}
-        for name, model in models.items():
-            for temperature in (0.0, 1.0):
-                row = measure(model, followed, temperature, options.continued // 4, options.seed)
-                wrong += row["invalid"] + row["continued otherwise"]
-                rows.append({"model": name, "temperature": temperature, **row})
-                print(rows[-1], flush=True)
+        journal = options.journal or Path(folder) / "journal.jsonl"
+        for name in options.models:
+            model = _model(name, Path(folder) / name)
+            for temperature in options.temperatures:
+                row = measure(model, part, temperature, options.continued // (4 * step), options.seed)
+                with journal.open("a", encoding="utf-8") as parts:
+                    parts.write(json.dumps({"model": name, "temperature": temperature, **row}) + "\n")
+                print(name, temperature, row, flush=True)
+        rows = summary([json.loads(line) for line in journal.read_text(encoding="utf-8").splitlines()])
     publish("structured_validity", this_machine(), notes, list(rows[0]), rows)
-    return 1 if wrong else 0
+    return 1 if any(row["invalid"] or row["continued otherwise"] for row in rows) else 0
+
+
+def summary(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row for each model and temperature."""
+    kinds = dict.fromkeys((part["model"], part["temperature"]) for part in parts)
+    rows: list[dict[str, Any]] = []
+    for model, temperature in kinds:
+        same = [part for part in parts if (part["model"], part["temperature"]) == (model, temperature)]
+        counts = {name: sum(part[name] for part in same) for name in COUNTS}
+        rows.append({"model": model, "temperature": temperature, **counts})
+    return rows
+
+
+def _model(name: str, folder: Path) -> LoadedModel:
+    if name == "tiny-llama":
+        return loaded()
+    folder.mkdir()
+    write_random_model(folder, "llama-gqa", vocab_size=VOCAB)
+    return load_model(folder, torch.float32, torch.device("cpu"))
+
+
+def _part(text: str) -> tuple[int, int]:
+    first, _, step = text.partition("/")
+    if not (first.isdecimal() and step.isdecimal() and 1 <= int(first) <= int(step)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not K/N with K from 1 to N")
+    return int(first), int(step)
 
 
 def measure(
-    model: LoadedModel, followed: list[Followed], temperature: float, continued: int, seed: int
+    model: LoadedModel, part: list[tuple[int, Followed]], temperature: float, continued: int, seed: int
 ) -> dict[str, int]:
+    """`part`: schemas with their places among all, which are their seeds."""
     began = time.monotonic()
     chance = random.Random(seed)
     asked = [
         (each, sampling_of(each.grammar, temperature=temperature, seed=number, max_tokens=MAX_TOKENS), ())
-        for number, each in enumerate(followed)
+        for number, each in part
     ]
     whole = answers(model, asked, blocks=1_000)
     counts: Counter[str] = Counter()
-    for each, answer in zip(followed, whole, strict=True):
+    for (_, each), answer in zip(part, whole, strict=True):
         verdict = "gave up" if answer is None else judged(answer, each.schema)
         if verdict not in ("valid", "cut", "gave up"):
             print(f"INVALID {json.dumps(each.schema)[:600]}\n  {verdict}", flush=True)
@@ -161,9 +196,8 @@ def measure(
             cuts.append((place, (each, sampling, tuple(answer[: chance.randrange(1, len(answer))]))))
     again = answers(model, [cut for _, cut in cuts], blocks=SMALL_POOL)
     differ = sum(answer != whole[place] for (place, _), answer in zip(cuts, again, strict=True))
-    told = {name: counts[name] for name in ("valid", "invalid", "cut", "gave up")}
-    seconds = {"seconds": round(time.monotonic() - began)}
-    return told | {"continued": len(cuts), "continued otherwise": differ} | seconds
+    found = (*(counts[name] for name in COUNTS[:4]), len(cuts), differ, round(time.monotonic() - began))
+    return dict(zip(COUNTS, found, strict=True))
 
 
 if __name__ == "__main__":
