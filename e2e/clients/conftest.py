@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 
 import pytest
@@ -28,9 +27,7 @@ def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
 def told_of_tools(clients: Clients) -> Iterator[Clients]:
     """The same model with a template that has a place for tools; its weights were never told of any."""
     folder = clients.folder / "tools"
-    model = folder / "model"
-    shutil.copytree(tiny_llama.FOLDER, model, ignore=shutil.ignore_patterns("corpus*", "train.py"))
-    (model / "chat_template.jinja").write_text(TOOL_TEMPLATE)
+    model = tiny_llama.with_template(folder / "model", TOOL_TEMPLATE)
     served = {"source": f"file://{model}", "servedName": "tiny", "maxContextTokens": 1024}
     with Up(folder, manifest("tools", model=served)) as up:
         yield Clients(clients.python, up.await_ready(), folder)

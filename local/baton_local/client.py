@@ -87,9 +87,11 @@ class Answer:
     """When it was to be sent: in an open loop that can be before `sent_s`."""
     sent_s: float
     times_s: list[float] = field(default_factory=list)
-    """When each piece came: an event with text, or with the end of a choice."""
+    """When each piece came: an event with text, with a part of a call, or with the end of a choice."""
     texts: dict[int, str] = field(default_factory=dict)
     """By choice."""
+    calls: dict[int, str] = field(default_factory=dict)
+    """By choice: the names and arguments of its calls, one behind the other."""
     finished: dict[int, str] = field(default_factory=dict)
     """The finish reason of each choice that has ended."""
     tokens: int = 0
@@ -198,8 +200,8 @@ async def _read_stream(content: aiohttp.StreamReader, answer: Answer, on_text: C
             return _refused(answer, "error event", data.decode())
         answer.fingerprint = chunk.get("system_fingerprint") or answer.fingerprint
         for choice in chunk["choices"]:
-            text = _take(choice, answer)
-            if text or choice.get("finish_reason"):
+            text, called = _take(choice, answer)
+            if text or called or choice.get("finish_reason"):
                 answer.times_s.append(now)
                 answer.tokens += 1
             if text:
@@ -226,14 +228,19 @@ def _count(answer: Answer, usage: Mapping[str, Any]) -> None:
         answer.prompt_tokens = int(usage["prompt_tokens"])
 
 
-def _take(choice: Mapping[str, Any], answer: Answer) -> str:
-    """Note what an event or a reply says of a choice; its text."""
+def _take(choice: Mapping[str, Any], answer: Answer) -> tuple[str, str]:
+    """Note what an event or a reply says of a choice; its text and its calls."""
     index = choice.get("index", 0)
-    text = str((choice.get("delta") or choice.get("message") or {}).get("content") or choice.get("text") or "")
+    said = choice.get("delta") or choice.get("message") or {}
+    text = str(said.get("content") or choice.get("text") or "")
+    parts = [call.get("function") or {} for call in said.get("tool_calls") or ()]
+    called = "".join(str(part.get(name) or "") for part in parts for name in ("name", "arguments"))
     answer.texts[index] = answer.texts.get(index, "") + text
+    if called:
+        answer.calls[index] = answer.calls.get(index, "") + called
     if reason := choice.get("finish_reason"):
         answer.finished[index] = reason
-    return text
+    return text, called
 
 
 def _refused(answer: Answer, failure: str, body: str) -> None:

@@ -13,6 +13,9 @@ from baton_local.client import AnswerEnd, AnswerError, ask, chat, open_session, 
 from baton_local.pages import get_json
 
 DELTAS = [{"role": "assistant"}, {"content": "Once "}, {"content": "upon"}]
+CALL = [{"tool_calls": [{"function": {"name": "look", "arguments": ""}}]}] + [
+    {"tool_calls": [{"function": {"arguments": part}}]} for part in ('{"city"', ': "Ur"}')
+]
 
 
 class Service(BaseHTTPRequestHandler):
@@ -28,11 +31,11 @@ class Service(BaseHTTPRequestHandler):
             self.answer(200, "".join(f"data: {line}\n\n" for line in self.lines(asked["model"])))
 
     def lines(self, model: str) -> Iterator[str]:
-        for delta in DELTAS:
+        for delta in CALL if model == "calls" else DELTAS:
             yield json.dumps({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
         if model == "failing":
             yield json.dumps({"error": {"message": "no worker left"}})
-        if model == "ends":
+        if model in ("ends", "calls"):
             yield json.dumps({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
             yield json.dumps({"choices": [], "usage": {"completion_tokens": 7}})
             yield "[DONE]"
@@ -69,6 +72,12 @@ def test_a_stream_gives_pieces_then_the_count_and_the_reason(endpoint: str) -> N
     assert answer.sent_s <= answer.times_s[0] <= answer.times_s[-1] <= answer.ended_s
     assert answer.ttft_s == answer.times_s[0] - answer.sent_s
     assert answer.tpot_s == (answer.times_s[-1] - answer.times_s[0]) / 6
+
+
+def test_the_parts_of_a_call_are_pieces_too(endpoint: str) -> None:
+    answer = ask(endpoint, chat("calls", "Hi"))
+    assert (answer.texts, answer.calls) == ({0: ""}, {0: 'look{"city": "Ur"}'})
+    assert len(answer.times_s) == len(CALL) + 1
 
 
 def test_a_stream_that_breaks_off_is_an_error(endpoint: str) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -40,10 +38,7 @@ TOOLS: Any = [
 @pytest.fixture(scope="module")
 def shape(tmp_path_factory: pytest.TempPathFactory) -> Shape:
     """tiny-llama with a template that knows tools; its weights were never told of any."""
-    folder: Path = tmp_path_factory.mktemp("model") / "tiny-tools"
-    shutil.copytree(tiny_llama.FOLDER, folder, ignore=shutil.ignore_patterns("corpus*", "train.py"))
-    (folder / "chat_template.jinja").write_text(TOOL_TEMPLATE)
-    return Shape(model=folder)
+    return Shape(model=tiny_llama.with_template(tmp_path_factory.mktemp("model") / "tiny-tools", TOOL_TEMPLATE))
 
 
 def check(call: Any) -> None:

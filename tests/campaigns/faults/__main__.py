@@ -2,9 +2,10 @@
 
 `kill` SIGKILLs workers and gateway processes of `baton up` under load; `pause` stops and wakes them; `cut` drops
 packets between processes that live in network namespaces (needs root); `cancel` hangs up at many points of a request's
-life. Every whole text is known: a lost, repeated or different token is counted. Rounds are appended to a journal, so
-that a campaign can be run in slices; the summary in `bench/results` covers the whole journal. Exits with 1 when a round
-has a problem.
+life. In `structured` workers are killed, stopped and drained in turn, answers follow schemas, expressions and tools,
+and the KV pools are so small that sequences are preempted. Every whole text is known: a lost, repeated or different
+token is counted. Rounds are appended to a journal, so that a campaign can be run in slices; the summary in
+`bench/results` covers the whole journal. Exits with 1 when a round has a problem.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import random
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench.machine import this_machine
@@ -24,24 +26,28 @@ from bench.results import publish
 from campaigns.faults import cancel as faults_cancel
 from campaigns.faults import rounds as faults_rounds
 from campaigns.faults.fleet import Fleet, UpFleet
-from campaigns.faults.load import Load, asks
+from campaigns.faults.load import Ask, Load, asks
 from campaigns.faults.network import Cut, NetworkFleet, inside
 from campaigns.faults.rounds import Deck, Harm, Round
+from campaigns.faults.structured import structured_asks, structured_fleet
 
 HARMS = {"kill": faults_rounds.Kill, "pause": faults_rounds.Pause, "cut": Cut}
 
 
-async def campaign(fleet: Fleet, harm: Harm, count: int, lanes: int, seed: int, journal: Path, until_s: float) -> bool:
-    """`count` rounds, or as many as begin before `until_s` (monotonic). Whether all went well."""
-    draw = random.Random(seed)
-    load = Load(fleet.host, fleet.port, asks(), lanes, draw)
+async def campaign(
+    fleet: Fleet, harms: Sequence[Harm], known: Sequence[Ask], arguments: argparse.Namespace, journal: Path
+) -> bool:
+    """So many rounds, or as many as begin in time, each with one of `harms`. Whether all went well."""
+    until_s = time.monotonic() + arguments.minutes * 60
+    draw, count = random.Random(arguments.seed), arguments.count
+    load = Load(fleet.host, fleet.port, known, arguments.lanes, draw)
     deck = Deck(draw)
     is_good = True
     try:
         for number in range(count):
             if time.monotonic() > until_s:
                 break
-            round_ = await faults_rounds.play(fleet, load, harm, deck, draw)
+            round_ = await faults_rounds.play(fleet, load, draw.choice(harms), deck, draw)
             faults_rounds.append(journal, round_)
             _tell(number + 1, count, round_)
             is_good &= not round_.problems
@@ -53,8 +59,8 @@ async def campaign(fleet: Fleet, harm: Harm, count: int, lanes: int, seed: int, 
 def _tell(number: int, count: int, round_: Round) -> None:
     print(
         f"{time.strftime('%H:%M:%S')} {number}/{count} {round_.fault} {round_.role}: {round_.verdicts} "
-        f"own {round_.excepted}, noticed {round_.noticed_s}, baseline {round_.baseline_s}, "
-        f"fleet whole after {round_.restarted_s:.1f} s",
+        f"held {round_.held}, {round_.counts}, own {round_.excepted}, noticed {round_.noticed_s}, "
+        f"baseline {round_.baseline_s}, fleet whole after {round_.restarted_s:.1f} s",
         flush=True,
     )
     for problem in round_.problems:
@@ -62,10 +68,13 @@ def _tell(number: int, count: int, round_: Round) -> None:
 
 
 async def run(name: str, arguments: argparse.Namespace, folder: Path, journal: Path) -> bool:
-    harm: Harm = HARMS[name](random.Random(arguments.seed + 1))
+    draw = random.Random(arguments.seed + 1)
+    if name == "structured":
+        harms: list[Harm] = [faults_rounds.KillWorker(draw), faults_rounds.PauseWorker(draw), faults_rounds.Drain()]
+        async with structured_fleet(folder) as small:
+            return await campaign(small, harms, await structured_asks(small), arguments, journal)
     async with NetworkFleet(folder) if name == "cut" else UpFleet(folder) as fleet:
-        until_s = time.monotonic() + arguments.minutes * 60
-        return await campaign(fleet, harm, arguments.count, arguments.lanes, arguments.seed, journal, until_s)
+        return await campaign(fleet, [HARMS[name](draw)], asks(), arguments, journal)
 
 
 async def run_cancels(arguments: argparse.Namespace, folder: Path, journal: Path) -> None:
@@ -78,7 +87,7 @@ async def run_cancels(arguments: argparse.Namespace, folder: Path, journal: Path
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("campaign", choices=sorted((*HARMS, "cancel")))
+    parser.add_argument("campaign", choices=sorted((*HARMS, "cancel", "structured")))
     parser.add_argument("--count", type=int, default=200, help="faults (default %(default)s)")
     parser.add_argument("--minutes", type=float, default=120.0, help="begin no round after so long")
     parser.add_argument("--lanes", type=int, default=6, help="requests at a time (default %(default)s)")

@@ -69,6 +69,10 @@ class Fleet(Protocol):
         """Of every worker that answers."""
         ...
 
+    async def counts(self) -> dict[str, float]:
+        """Attempts after the first and continued ones, as the gateway counts them, and each worker's preemptions."""
+        ...
+
 
 async def wait_until(fleet: Fleet, timeout_s: float = READY_S) -> float:
     """Wait for a complete fleet; the seconds it took. Raises TimeoutError."""
@@ -88,6 +92,16 @@ async def page(session: aiohttp.ClientSession, url: str) -> Any:
         return None
 
 
+async def series(session: aiohttp.ClientSession, url: str, name: str) -> float:
+    """The sum of a counter's series on a page of metrics; 0 while nobody answers: what was counted is then lost."""
+    try:
+        async with session.get(url) as response:
+            lines = (await response.text()).splitlines()
+    except (aiohttp.ClientError, TimeoutError, OSError):
+        return 0.0
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
+
+
 def books_of(name: str, state: Any) -> WorkerBooks:
     return WorkerBooks(
         name,
@@ -104,13 +118,16 @@ def books_of(name: str, state: Any) -> WorkerBooks:
 class UpFleet:
     """`baton up` as a child process. A context."""
 
-    def __init__(self, folder: Path, each: int = 2, processes: int = 2, kv_memory: str = "16Mi") -> None:
+    def __init__(
+        self, folder: Path, each: int = 2, processes: int = 2, kv_memory: str = "16Mi", **spec: dict[str, Any]
+    ) -> None:
+        """`spec`: further fields of the manifest's."""
         self._folder = folder
         self._workers = 2 * each
         self._processes = processes
         pool = {"replicas": {"min": each, "max": each}, "engine": {"kvCacheMemory": kv_memory}}
-        spec = {"prefill": pool, "decode": pool, "gateway": {"processes": processes}}
-        self._manifest = manifest("faults", "campaign", **spec)
+        pools = {"prefill": pool, "decode": pool, "gateway": {"processes": processes}}
+        self._manifest = manifest("faults", "campaign", **pools, **spec)
         self._up: Up
         self._session: aiohttp.ClientSession
         self.host, self.port = "127.0.0.1", 0
@@ -171,6 +188,19 @@ class UpFleet:
         posts = [] if record is None else [post for post in record.posts if post.role != "gateway" and post.address]
         states = await asyncio.gather(*(page(self._session, f"http://{post.address}/state") for post in posts))
         return [books_of(post.name, state) for post, state in zip(posts, states, strict=True) if state is not None]
+
+    async def counts(self) -> dict[str, float]:
+        record = self._record()
+        found: dict[str, float] = {}
+        for post in () if record is None else record.posts:
+            if post.role == "gateway" and post.admin_port is not None:
+                page = f"http://127.0.0.1:{post.admin_port}/metrics"
+                for name in ("retries", "migrations"):
+                    found[name] = await series(self._session, page, f"baton_gateway_{name}_total")
+            elif post.address is not None:
+                page = f"http://{post.address}/metrics"
+                found[f"preemptions {post.pid}"] = await series(self._session, page, "baton_preemptions_total")
+        return found
 
     async def _gateway_state(self) -> Any:
         record = self._record()

@@ -104,12 +104,17 @@ async def sent(host: str, port: int, ask: Ask) -> Judged:
     if answer.end is not AnswerEnd.WHOLE:
         told = "failed" if answer.end is AnswerEnd.REFUSED else "broken"
         return Judged(ask, answer, own_port, told, f"{answer.failure}: {answer.detail}")
-    got = tuple(answer.texts.get(index, "") for index in range(len(ask.expected)))
+    got = said(answer, len(ask.expected))
     if got == ask.expected and set(answer.finished) == set(range(len(got))):
         return Judged(ask, answer, own_port, "exact")
     at = [_first_difference(a, b) for a, b in zip(got, ask.expected, strict=True)]
     detail = f"differs at characters {at} of {[len(each) for each in ask.expected]}, got {got!r}"
     return Judged(ask, answer, own_port, "wrong", detail)
+
+
+def said(answer: Answer, choices: int) -> tuple[str, ...]:
+    """What each choice said: its text, then its calls."""
+    return tuple(answer.texts.get(index, "") + answer.calls.get(index, "") for index in range(choices))
 
 
 def _first_difference(one: str, other: str) -> int:

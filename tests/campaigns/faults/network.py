@@ -165,6 +165,10 @@ class NetworkFleet:
         states = await asyncio.gather(*(page(self._session, url) for url in self._pages.values()))
         return [books_of(name, state) for name, state in zip(self._pages, states, strict=True) if state is not None]
 
+    async def counts(self) -> dict[str, float]:
+        """Nothing: they are not asked for across namespaces."""
+        return {}
+
     async def _gateway_state(self) -> Any:
         return await page(self._local, f"http://127.0.0.1:{self._service.admin_port}/state")
 

@@ -39,6 +39,10 @@ class Round:
     requests: int = 0
     open_requests: int = 0
     """In flight when the fault struck."""
+    held: int = 0
+    """Sequences of the victim just before."""
+    counts: dict[str, float] = field(default_factory=dict)
+    """What the service counted meanwhile; a process that died takes its own with it."""
     pieces: int = 0
     verdicts: dict[str, int] = field(default_factory=dict)
     excepted: int = 0
@@ -88,6 +92,7 @@ class Deck:
 async def play(fleet: Fleet, load: Load, harm: Harm, deck: Deck, draw: random.Random) -> Round:
     """One round; the fleet is whole when it begins, not necessarily when it ends. Raises TimeoutError if never."""
     restarted_s = await wait_until(fleet)
+    counts = await fleet.counts()
     load.begin()
     await asyncio.sleep(draw.uniform(0.2, 1.5))
     victim = deck.next(harm.members_of(await fleet.members()))
@@ -98,6 +103,7 @@ async def play(fleet: Fleet, load: Load, harm: Harm, deck: Deck, draw: random.Ra
             f"before the fault: {a.ask.kind} {a.verdict}: {a.detail}"[:600] for a in before if a.verdict != "exact"
         ]
     round_.open_requests = len(load.open)
+    round_.held = sum(each.running + each.waiting for each in await fleet.books() if each.epoch == victim.epoch)
     own = connections_of(victim.pid, fleet.port) if "gateway" in victim.role else set()
     began = time.monotonic()
     await harm.strike(victim, round_)
@@ -107,6 +113,9 @@ async def play(fleet: Fleet, load: Load, harm: Harm, deck: Deck, draw: random.Ra
     await harm.heal(victim, round_)
     ended = await load.settle()
     round_.duration_s = round(ended - began, 3)
+    for name, value in (await fleet.counts()).items():
+        kind = name.partition(" ")[0]
+        round_.counts[kind] = round_.counts.get(kind, 0) + value - min(value, counts.get(name, 0))
     await _baseline(fleet, round_, ended)
     _judge(load, round_, own, victim, struck)
     return round_
@@ -191,6 +200,13 @@ class Kill:
             await until_unlinked(fleet, victim.epoch, round_, struck)
 
 
+class KillWorker(Kill):
+    """SIGKILL, of workers alone."""
+
+    def members_of(self, members: Sequence[Member]) -> list[Member]:
+        return _workers(members)
+
+
 class Pause:
     """SIGSTOP, and SIGCONT after less or more than the silence that counts as death."""
 
@@ -218,6 +234,33 @@ class Pause:
             await until_unlinked(fleet, victim.epoch, round_, struck)
 
 
+class Drain:
+    """SIGTERM: the worker takes nothing new, and ends what it has."""
+
+    def members_of(self, members: Sequence[Member]) -> list[Member]:
+        return _workers(members)
+
+    async def strike(self, victim: Member, round_: Round) -> None:
+        os.kill(victim.pid, signal.SIGTERM)
+
+    async def heal(self, victim: Member, round_: Round) -> None:
+        """Its parent starts another."""
+
+    async def notice(self, fleet: Fleet, victim: Member, round_: Round, struck: float) -> None:
+        """It says so itself."""
+
+
+class PauseWorker(Pause):
+    """The same, of workers alone."""
+
+    def members_of(self, members: Sequence[Member]) -> list[Member]:
+        return _workers(members)
+
+
+def _workers(members: Sequence[Member]) -> list[Member]:
+    return [member for member in members if member.epoch]
+
+
 def load_journal(path: Path) -> list[Round]:
     if not path.exists():
         return []
@@ -240,7 +283,19 @@ def summary(rounds: Sequence[Round]) -> list[dict[str, Cell]]:
 
 
 COLUMNS = (
-    *("what", "faults", "requests", "in flight", "exact", "wrong", "failed", "broken", "own connections"),
+    *(
+        "what",
+        "faults",
+        "requests",
+        "in flight",
+        "held by the victim",
+        "exact",
+        "wrong",
+        "failed",
+        "broken",
+        "own connections",
+    ),
+    *("retries", "migrations", "preemptions"),
     *("noticed p50 s", "noticed max s", "baseline p50 s", "baseline max s", "quarantined bytes", "problems"),
 )
 
@@ -256,10 +311,14 @@ def _row(what: str, rounds: Sequence[Round]) -> dict[str, Cell]:
         "faults": len(rounds),
         "requests": sum(each.requests for each in rounds),
         "in flight": sum(each.open_requests for each in rounds),
+        "held by the victim": sum(each.held for each in rounds),
         "own connections": sum(each.excepted for each in rounds),
         "quarantined bytes": max((each.quarantined_bytes for each in rounds), default=0),
         "problems": sum(len(each.problems) for each in rounds),
     }
+    for name in ("retries", "migrations", "preemptions"):
+        counted = [each.counts[name] for each in rounds if name in each.counts]
+        row[name] = round(sum(counted)) if counted else None
     row |= {verdict: verdicts[verdict] for verdict in ("exact", "wrong", "failed", "broken")}
     for name, values in (("noticed", noticed), ("baseline", baseline)):
         row[f"{name} p50 s"] = percentile(values, 50) if values else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -63,6 +64,13 @@ class Greedy:
     def safe_tokens(self) -> int:
         """How many of the ids precede the first step whose margin is too small to compare."""
         return next((i for i, margin in enumerate(self.margins) if margin <= SAFE_MARGIN), len(self.ids))
+
+
+def with_template(folder: Path, template: str) -> Path:
+    """A copy of the model in `folder` with another chat template: of tools, for example."""
+    shutil.copytree(FOLDER, folder, ignore=shutil.ignore_patterns("corpus*", "train.py"))
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
 
 
 @cache
