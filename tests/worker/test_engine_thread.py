@@ -6,6 +6,8 @@ import threading
 import time
 from dataclasses import replace
 
+import pytest
+
 from baton_engine.running.step_load import StepLoad
 from baton_engine.running.stepper import Stepper
 from baton_engine.scheduling.engine_config import EngineConfig
@@ -102,6 +104,27 @@ def test_a_grammar_is_prepared_when_its_request_arrives() -> None:
     thread.post(Submit(replace(spec(), key=RequestKey(b"r" * 16, 1))))
     thread.turn()
     assert prepared == [Grammar("{}")]
+
+
+def test_what_a_sequence_waited_for_wakes_an_idle_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton_worker.serving.engine_thread.IDLE_WAIT_S", 60.0)
+    heard, asked, is_there = Heard(), threading.Event(), threading.Event()
+
+    def is_ready(sampling: SamplingParams) -> bool:
+        asked.set()
+        return is_there.is_set()
+
+    scheduler = Scheduler(CONFIG, is_ready)
+    stepper = Stepper(scheduler, ToyRunner(CONFIG.block_tokens, scheduler.pool))
+    thread = EngineThread(scheduler, stepper, heard.events, heard.cancelled, heard.crashed)
+    thread.start()
+    thread.post(Submit(spec()))
+    assert asked.wait(10.0)
+    assert heard.said == []
+    is_there.set()
+    thread.look()
+    assert len(heard.wait_for(3)) == 3
+    assert thread.stop(5.0)
 
 
 def test_an_idle_engine_still_notices_deadlines() -> None:

@@ -1,33 +1,58 @@
 """Compile grammars, each once, and make rows of them, beside the engine thread.
 
 Every method is called from that one thread; the work is done in a few others, whose results are futures. A compiled
-grammar is never advanced: each row gets a copy. What does not compile is kept too, as an error.
+grammar is never advanced: each row gets a copy. What does not compile is kept too, as an error. The scheduler asks
+`is_ready` before it lets a row draw, so that nobody else waits for a compilation.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Final
 
 from llguidance import LLMatcher, LLParserLimits
 
 from baton_engine.grammars.constrained_row import ConstrainedRow
-from baton_engine.grammars.vocabulary import Vocabulary
+from baton_engine.grammars.vocabulary import Vocabulary, VocabularyError
 from baton_engine.scheduling.step_plan import OpenSlot
-from baton_wire.messages.values import Grammar
+from baton_wire.messages.values import Grammar, SamplingParams
 from baton_wire.rules import grammar_limits as limits
 
 MAX_COMPILED: Final = 64
 """Grammars kept: an agent's tools come back with every turn."""
 THREADS: Final = 2
 """One slow grammar must not keep the others waiting."""
+READY_S: Final = 5.0
+"""A row whose grammar is not compiled after so long is given up; a compilation's fuel ends long before."""
 
 
 class GrammarError(Exception):
     """The matcher does not take this grammar; the message says nothing of its text."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Compilation:
+    matcher: Future[LLMatcher] = field(default_factory=Future)
+    begun_s: float = field(default_factory=time.monotonic)
+
+    def is_over(self) -> bool:
+        """Whether it has succeeded or failed: at the latest when its time is up."""
+        if not self.matcher.done() and time.monotonic() - self.begun_s >= READY_S:
+            self.ends(GrammarError(f"the grammar was not compiled within {READY_S:g} s"))
+        return self.matcher.done()
+
+    def ends(self, found: LLMatcher | GrammarError | VocabularyError) -> None:
+        """No effect after its end."""
+        with contextlib.suppress(InvalidStateError):
+            if isinstance(found, LLMatcher):
+                self.matcher.set_result(found)
+            else:
+                self.matcher.set_exception(found)
 
 
 class GrammarCompiler:
@@ -36,42 +61,82 @@ class GrammarCompiler:
     def __init__(self, read_vocabulary: Callable[[], Vocabulary]) -> None:
         self.observe_compiled: Callable[[float], None] = lambda seconds: None
         """Told the seconds of each compilation, in the thread that did it."""
+        self.on_ready: Callable[[], None] = lambda: None
+        """Called when what somebody may wait for is there, from any thread."""
         self._threads = ThreadPoolExecutor(THREADS, "grammars")
+        self._row_threads = ThreadPoolExecutor(THREADS, "grammar-rows")
+        """Apart: rows of compiled grammars do not wait behind compilations."""
         self._vocabulary = self._threads.submit(read_vocabulary)
-        self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+        self._vocabulary.add_done_callback(lambda _: self.on_ready())
+        self._compilations: OrderedDict[str, _Compilation] = OrderedDict()
 
-    def prepare(self, grammar: Grammar) -> Future[LLMatcher]:
+    def prepare(self, grammar: Grammar) -> None:
         """Begin to compile, unless it was begun before: a request is known some time before its first token."""
-        compiled = self._compiled.pop(grammar.definition, None)
-        if compiled is None:
-            compiled = self._threads.submit(self._compile, grammar.definition)
-        self._compiled[grammar.definition] = compiled
-        if len(self._compiled) > MAX_COMPILED:
-            self._compiled.popitem(last=False)
-        return compiled
+        self._compilation(grammar)
+
+    def is_ready(self, sampling: SamplingParams) -> bool:
+        """Whether a row can be made without waiting for a compilation. So it is too once that was given up."""
+        if sampling.grammar is None:
+            return sampling.thought is None or self._vocabulary.done()
+        return self._compilation(sampling.grammar).is_over()
 
     def row(self, opened: OpenSlot) -> Future[ConstrainedRow]:
         """The row of a slot, with what was generated so far. Fails with GrammarError or VocabularyError."""
-        # Begun before the row is: a thread that waits for it waits for one that runs.
-        fresh = None if opened.sampling.grammar is None else self.prepare(opened.sampling.grammar)
-        return self._threads.submit(self._make_row, opened, fresh)
+        row: Future[ConstrainedRow] = Future()
+
+        def begin(fresh: Future[LLMatcher] | None) -> None:
+            try:
+                self._row_threads.submit(self._make_row, row, opened, fresh)
+            except RuntimeError:  # it is being closed
+                row.cancel()
+
+        if opened.sampling.grammar is None:
+            self._vocabulary.add_done_callback(lambda _: begin(None))
+        else:
+            self._compilation(opened.sampling.grammar).matcher.add_done_callback(begin)
+        return row
 
     def close(self) -> None:
         """Let the threads end once they are done."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._row_threads.shutdown(wait=False, cancel_futures=True)
+
+    def _compilation(self, grammar: Grammar) -> _Compilation:
+        """Of those that are done the ones that nobody asked for longest are forgotten."""
+        found = self._compilations.pop(grammar.definition, None)
+        if found is None:
+            found = _Compilation()
+            self._threads.submit(self._carry_out, found, grammar.definition)
+            found.matcher.add_done_callback(lambda _: self.on_ready())
+            surplus = len(self._compilations) + 1 - MAX_COMPILED
+            done = [definition for definition, each in self._compilations.items() if each.matcher.done()]
+            for definition in done[: max(0, surplus)]:
+                del self._compilations[definition]
+        self._compilations[grammar.definition] = found
+        return found
+
+    def _carry_out(self, compilation: _Compilation, definition: str) -> None:
+        try:
+            compilation.ends(self._compile(definition))
+        except (GrammarError, VocabularyError) as error:
+            compilation.ends(error)
 
     def _compile(self, definition: str) -> LLMatcher:
         tokenizer = self._vocabulary.result().tokenizer
         begin = time.perf_counter()
         matcher = LLMatcher(tokenizer, definition, log_level=0, limits=_parser_limits())
+        matcher.compute_bitmask()  # the first mask may cost most: copies share the automata that it needs
         self.observe_compiled(time.perf_counter() - begin)
         if matcher.is_error():
             raise GrammarError("grammar: the matcher does not take it")
         return matcher
 
-    def _make_row(self, opened: OpenSlot, fresh: Future[LLMatcher] | None) -> ConstrainedRow:
-        matcher = None if fresh is None else fresh.result()
-        return ConstrainedRow(opened.sampling, opened.outputs, self._vocabulary.result(), matcher)
+    def _make_row(self, row: Future[ConstrainedRow], opened: OpenSlot, fresh: Future[LLMatcher] | None) -> None:
+        try:
+            matcher = None if fresh is None else fresh.result()
+            row.set_result(ConstrainedRow(opened.sampling, opened.outputs, self._vocabulary.result(), matcher))
+        except (GrammarError, VocabularyError) as error:
+            row.set_exception(error)
 
 
 def _parser_limits() -> LLParserLimits:

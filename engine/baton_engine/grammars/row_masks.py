@@ -10,19 +10,15 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 from llguidance import LLMatcher
 
 from baton_engine.grammars.constrained_row import Allowance, ConstrainedRow
-from baton_engine.grammars.grammar_compiler import GrammarCompiler, GrammarError
+from baton_engine.grammars.grammar_compiler import READY_S, GrammarCompiler, GrammarError
 from baton_engine.grammars.vocabulary import VocabularyError, Words
 from baton_engine.running.sampler import TokenMasks
 from baton_engine.scheduling.step_plan import OpenSlot, SlotFailure, SlotTokens
-
-READY_S: Final = 5.0
-"""Longest wait for a row whose grammar is still being compiled; a compilation's fuel ends long before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +109,7 @@ class RowMasks:
     def _ready(self, slot: int) -> ConstrainedRow | SlotFailure:
         row = self._rows[slot]
         if isinstance(row, Future):
+            # As a rule it is there: the scheduler lets no row draw before its grammar is compiled.
             try:
                 row = row.result(READY_S)
             except (GrammarError, VocabularyError) as error:

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from baton_engine.memory.blocks import BlockOwner
-from baton_engine.scheduling.engine_state import EngineState, close_slot, leave_stage, may_take_slots, release_blocks
+from baton_engine.scheduling.engine_state import (
+    EngineState,
+    close_slot,
+    leave_stage,
+    may_draw,
+    may_take_slots,
+    release_blocks,
+)
 from baton_engine.scheduling.preemption import return_sequence
 from baton_engine.scheduling.sequence import Sequence, Stem, StemStage
 from baton_engine.scheduling.step_draft import StepDraft
@@ -16,8 +23,8 @@ def branch_stems(state: EngineState, draft: StepDraft) -> None:
     for stem in branching:
         _branch(state, draft, stem, has_table=True)
     for stem in tuple(state.landed):
-        if not may_take_slots(state, stem):
-            continue  # others come first to what its flow would leave
+        if not may_take_slots(state, stem) or not may_draw(state, stem):
+            continue  # others come first to what its flow would leave, or do not wait with it
         if len(stem.waiting_members) > state.slots.available:
             break
         leave_stage(state, stem)

@@ -7,6 +7,7 @@ One `EngineState` belongs to one `Scheduler`; the modules `admission`, `reservat
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from baton_engine.memory.blocks import BlockOwner, BlockPool
@@ -17,7 +18,7 @@ from baton_engine.scheduling.piece_size import PieceSize
 from baton_engine.scheduling.sequence import Request, Sequence, SequenceStage, Stem, StemStage
 from baton_engine.scheduling.slots import SlotTable
 from baton_engine.scheduling.step_draft import LaunchedStep
-from baton_wire.messages.values import RequestKey
+from baton_wire.messages.values import RequestKey, SamplingParams
 from baton_wire.rules.fair_share import WORKER_GREED, StartTags, may_take
 
 
@@ -27,6 +28,8 @@ class EngineState:
     pool: BlockPool
     slots: SlotTable
     pieces: PieceSize
+    is_ready: Callable[[SamplingParams], bool] = lambda sampling: True
+    """Whether what such options need before a draw is there; else the sequence waits, and nobody with it."""
     batch: DecodeBatch = field(default_factory=DecodeBatch)
     requests: dict[RequestKey, Request] = field(default_factory=dict)
     turns: StartTags = field(default_factory=StartTags)
@@ -79,6 +82,11 @@ def enqueue(line: dict[RequestKey, Stem], stem: Stem) -> None:
         by_turn = sorted(line.items(), key=lambda entry: entry[1].order)
         line.clear()
         line.update(by_turn)
+
+
+def may_draw(state: EngineState, stem: Stem) -> bool:
+    """Whether nothing that a draw of the stem's members needs is still being made."""
+    return state.is_ready(stem.request.spec.sampling)
 
 
 def may_take_slots(state: EngineState, stem: Stem) -> bool:

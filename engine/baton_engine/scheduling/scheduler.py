@@ -9,6 +9,7 @@ that the KV has landed, and decode; or submit prompts to prefill them here. The 
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
@@ -36,7 +37,7 @@ from baton_engine.scheduling.step_admission import fill_step
 from baton_engine.scheduling.step_draft import StepDraft
 from baton_engine.scheduling.step_plan import StepPlan, StepResult
 from baton_wire.messages.pair_link import FirstToken
-from baton_wire.messages.values import Finish, Reason, RequestKey
+from baton_wire.messages.values import Finish, Reason, RequestKey, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +71,14 @@ class SchedulerStats:
 class Scheduler:
     """All verbs take `now` on one monotonic clock. Events gather until `events` is called."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(
+        self, config: EngineConfig, is_ready: Callable[[SamplingParams], bool] = lambda sampling: True
+    ) -> None:
+        """`is_ready`: whether what such options need before a draw is there. Asked in every plan; must not wait."""
         self.config = config
         self.pool = BlockPool(config.num_blocks)
-        self._state = EngineState(config, self.pool, SlotTable(config.max_slots), PieceSize(config.max_step_tokens))
+        pieces = PieceSize(config.max_step_tokens)
+        self._state = EngineState(config, self.pool, SlotTable(config.max_slots), pieces, is_ready)
         self._arrivals = 0
         self._deadlines: list[tuple[float, int, RequestKey]] = []
 

@@ -2,7 +2,7 @@
 
 Order: prompts already started, preempted sequences, then new prompts by their turns. A prompt starts when all its
 blocks and slots are there, so that a started one never waits for memory. Prompts are cut only when they exceed the
-budget.
+budget, and before their last token while that could not be drawn from: a grammar is being compiled.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from baton_engine.scheduling.engine_state import (
     announce,
     close_slot,
     leave_stage,
+    may_draw,
     may_take_slots,
 )
 from baton_engine.scheduling.events import Computing
@@ -33,7 +34,7 @@ def fill_step(state: EngineState, draft: StepDraft) -> None:
             break  # its last token is still on its way
         if not _start(state, draft, stem):
             break
-    if not any(may_take_slots(state, stem) for stem in state.landed):
+    if not any(may_take_slots(state, stem) and may_draw(state, stem) for stem in state.landed):
         _admit_new(state, draft)
 
 
@@ -143,14 +144,15 @@ def _chunk_size(state: EngineState, draft: StepDraft, rest: int) -> int:
 
 def _add_chunk(state: EngineState, draft: StepDraft, stem: Stem) -> None:
     rest = len(stem.tokens) - stem.planned_tokens
-    size = _chunk_size(state, draft, rest)
+    may_take = rest if may_draw(state, stem) else rest - 1
+    size = _chunk_size(state, draft, may_take)
     if size == 0:
         return
     start = stem.planned_tokens
     stem.planned_tokens = end = start + size
     draft.prefill_tokens += size
     is_last = size == rest
-    draft.is_shared = draft.is_shared or not is_last
+    draft.is_shared = draft.is_shared or size < may_take
     sample = tuple(member.slot for member in stem.waiting_members if member.slot is not None) if is_last else ()
     draft.prefill.append(_chunk(stem, start, end, sample))
     draft.chunks.append(LaunchedChunk(stem, start, end, is_last))

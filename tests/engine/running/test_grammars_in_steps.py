@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
 import jsonschema
 import msgspec
 import pytest
+from llguidance import LLMatcher
 
+from baton_engine.grammars.grammar_compiler import GrammarCompiler
 from baton_engine.running.stepper import Stepper
 from baton_engine.scheduling.events import SequenceSpec
-from baton_testing.engine.grammars import END, VOCAB, masking, of_regex, of_schema, sampling_of, token_bytes
+from baton_testing.engine.grammars import END, VOCAB, masking, of_regex, of_schema, sampling_of, token_bytes, vocabulary
 from baton_testing.engine.model_steps import RunnerSteps, chunk, opened
 from baton_testing.engine.random_grammars import random_schema
 from baton_testing.engine.structured_engine import (
@@ -21,6 +26,7 @@ from baton_testing.engine.structured_engine import (
     structured_spec,
 )
 from baton_testing.engine.tiny_llama import chat_ids
+from baton_wire.messages.pair_link import FirstToken
 from baton_wire.messages.values import Grammar, Reason, SamplingParams, Thought
 
 CLOSE = 2
@@ -221,3 +227,87 @@ def test_rows_leave_nothing_behind() -> None:
         assert masks is not None
         assert masks._rows == {}
         assert isinstance(engine.stepper, Stepper)
+
+
+class HeldCompiler(GrammarCompiler):
+    """Compiles one definition only when it is told to."""
+
+    def __init__(self, held: Grammar) -> None:
+        self._held, self.released = held.definition, threading.Event()
+        super().__init__(vocabulary)
+
+    def _compile(self, definition: str) -> LLMatcher:
+        assert definition != self._held or self.released.wait(30)
+        return super()._compile(definition)
+
+
+SLOW = of_regex("(red|green)+")
+NUMBERS = of_regex("[0-9]{30}")
+
+
+@contextmanager
+def held_engine(late: bool, max_step_tokens: int = 256) -> Iterator[tuple[StructuredEngine, HeldCompiler]]:
+    compiler = HeldCompiler(SLOW)
+    try:
+        with structured_engine(late=late, compiler=compiler, max_step_tokens=max_step_tokens) as engine:
+            yield engine, compiler
+    finally:
+        compiler.released.set()
+        compiler.close()
+
+
+def turned(engine: StructuredEngine, turns: int = 300) -> None:
+    """So many turns, each followed by a look at what came."""
+    for _ in range(turns):
+        engine.stepper.turn(0.0)
+        engine.look()
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("begun", [False, True])
+def test_nobody_waits_for_a_grammar_that_is_being_compiled(late: bool, begun: bool) -> None:
+    """Neither rows that run, nor prompts behind it, nor other grammars: all end before it has drawn anything."""
+    forced = tuple(token_bytes().index(bytes([byte])) for byte in b"red" if begun)
+    choices = 1 if begun else 2
+    slow = structured_spec(1, chat_ids("Hi!"), sampling_of(SLOW, max_tokens=30), choices=choices, forced=forced)
+    others = [
+        structured_spec(2, chat_ids("Hello!"), PLAIN),
+        structured_spec(3, [7], sampling_of(NUMBERS, max_tokens=40)),
+    ]
+    with held_engine(late, max_step_tokens=24) as (engine, compiler):
+        for each in (others[0], slow, others[1]):
+            engine.scheduler.submit(each, 0.0)
+        turned(engine)
+        assert {number for number, _ in engine.outputs} == {2, 3}
+        assert engine.ended == {2, 3}
+        compiler.released.set()
+        found = run(engine, [])
+    with structured_engine() as undisturbed:
+        assert found == run(undisturbed, [*others, slow])
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_landed_answer_waits_for_its_grammar_alone(late: bool) -> None:
+    slow = structured_spec(1, chat_ids("Hi!"), sampling_of(SLOW, max_tokens=30))
+    with structured_engine() as undisturbed:
+        whole = undisturbed.run(slow)[1, 0]
+    plain = structured_spec(2, chat_ids("Hello!"), PLAIN)
+    with held_engine(late) as (engine, compiler):
+        engine.scheduler.reserve(slow, 0.0)
+        engine.scheduler.landed(slow.key, (FirstToken(0, whole[0], None, None),), 0.0)
+        engine.scheduler.submit(plain, 0.0)
+        turned(engine)
+        assert engine.ended == {2}
+        assert engine.outputs[1, 0] == whole[:1]
+        compiler.released.set()
+        assert len(run(engine, [])[1, 0]) > 1
+
+
+def test_a_grammar_that_takes_too_long_ends_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton_engine.grammars.grammar_compiler.READY_S", 0.2)
+    plain = structured_spec(2, chat_ids("Hello!"), PLAIN)
+    with held_engine(late=False) as (engine, _):
+        engine.run(structured_spec(1, chat_ids("Hi!"), sampling_of(SLOW)), plain)
+        assert engine.failures[1].reason is Reason.GRAMMAR
+        assert engine.failures[1].detail == "the grammar was not compiled within 0.2 s"
+        assert engine.ended == {2}

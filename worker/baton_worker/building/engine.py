@@ -61,8 +61,8 @@ def build(
     sized = capacity.decide(geometry, context, budget, config.landing_bytes, lands=config.role is Role.DECODE)
     pool = KvPool(geometry, sized.blocks, kv_dtype, device, with_checksums=config.verify == Verify.FULL)
     stages.ended("pool")
-    scheduler = scheduler_of(config, pool, context)
     masks = _masks(bundle, loaded.config.vocab_size, config.max_sequences)
+    scheduler = scheduler_of(config, pool, context, masks)
     decodes = alone or config.role is Role.DECODE
     runner = ModelRunner(loaded, pool, config.max_sequences, masks, decodes=decodes)
     stages.ended("runner")

@@ -44,18 +44,19 @@ class EngineParts:
     """Seconds that each part of the start took, in order: weights, pool, runner (graphs, kernels)."""
 
 
-def scheduler_of(config: WorkerConfig, pool: KvPool, max_context_tokens: int) -> Scheduler:
-    return Scheduler(
-        EngineConfig(
-            num_blocks=pool.num_blocks,
-            block_tokens=pool.geometry.block_tokens,
-            max_slots=config.max_sequences,
-            max_context_tokens=max_context_tokens,
-            max_step_tokens=config.max_step_tokens,
-            chunk_tokens=config.chunk_tokens,
-            max_waiting=config.max_waiting,
-        )
+def scheduler_of(
+    config: WorkerConfig, pool: KvPool, max_context_tokens: int, masks: RowMasks | None = None
+) -> Scheduler:
+    settings = EngineConfig(
+        num_blocks=pool.num_blocks,
+        block_tokens=pool.geometry.block_tokens,
+        max_slots=config.max_sequences,
+        max_context_tokens=max_context_tokens,
+        max_step_tokens=config.max_step_tokens,
+        chunk_tokens=config.chunk_tokens,
+        max_waiting=config.max_waiting,
     )
+    return Scheduler(settings) if masks is None else Scheduler(settings, masks.compiler.is_ready)
 
 
 def limits_of(

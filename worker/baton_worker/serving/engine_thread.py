@@ -66,7 +66,12 @@ class Drain:
     pass
 
 
-Command = Submit | ReserveBlocks | HandoverLanded | GrantedRoom | ReleaseBlocks | CancelWork | Drain
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Something that a sequence waited for is there."""
+
+
+Command = Look | Submit | ReserveBlocks | HandoverLanded | GrantedRoom | ReleaseBlocks | CancelWork | Drain
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +132,10 @@ class EngineThread:
         if isinstance(command, Submit | ReserveBlocks):
             self._given = self._given.and_of(command)
         self._commands.put(command)
+
+    def look(self) -> None:
+        """Something that a sequence waited for is there; safe from any thread."""
+        self._commands.put(Look())
 
     def stop(self, timeout_s: float) -> bool:
         """Ask the loop to end and wait for it. Returns whether it ended in time."""
@@ -212,6 +221,8 @@ class EngineThread:
                     self._on_cancel(key)
             case Drain():
                 self._scheduler.drain()
+            case Look():
+                pass  # the next plan looks
 
     def _publish(self) -> None:
         now, steps = self._clock(), self._stepper.steps

@@ -107,6 +107,7 @@ async def serve(config: WorkerConfig, stop: process.Stop, build_role: BuildRole)
     async with contextlib.AsyncExitStack() as stack:
         if masks is not None:
             metrics.follows_grammars(masks)
+            masks.compiler.on_ready = thread.look
             stack.callback(masks.compiler.close)
         transfer_thread = LoopThread("transfer")
         stack.callback(transfer_thread.stop, STOP_S)

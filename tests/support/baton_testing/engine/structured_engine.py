@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 
 import torch
 
+from baton_engine.grammars.grammar_compiler import GrammarCompiler
 from baton_engine.grammars.row_masks import RowMasks
 from baton_engine.memory.kv_pool import KvPool, kv_geometry
 from baton_engine.model.loading import LoadedModel, load_model
@@ -45,6 +47,8 @@ class StructuredEngine:
     outputs: dict[tuple[int, int], list[int]] = field(default_factory=dict)
     """By request number and choice; forced ids are not repeated."""
     failures: dict[int, Failed] = field(default_factory=dict)
+    ended: set[int] = field(default_factory=set)
+    """Numbers of the requests of which some choice has come to its end."""
 
     def run(self, *specs: SequenceSpec, turns: int = 20_000) -> dict[tuple[int, int], list[int]]:
         """Until nothing moves any more."""
@@ -52,18 +56,26 @@ class StructuredEngine:
             self.scheduler.submit(each, 0.0)
         for _ in range(turns):
             moved = self.stepper.turn(0.0)
-            for event in self.scheduler.events():
-                number = int.from_bytes(event.key.request, "big")
-                if isinstance(event, Drawn):
-                    assert number not in self.failures, "a token behind the failure"
-                    self.outputs.setdefault((number, event.choice), []).extend(event.ids)
-                elif isinstance(event, Failed):
-                    assert number not in self.failures, "told twice"
-                    self.failures[number] = event
-            self.scheduler.check()
+            self.look()
             if not moved and self.stepper.idle:
                 return self.outputs
+            if not moved:
+                time.sleep(0.001)  # a grammar is being compiled
         raise AssertionError("it goes on for ever")
+
+    def look(self) -> None:
+        """Take what came of the turns since the last look."""
+        for event in self.scheduler.events():
+            number = int.from_bytes(event.key.request, "big")
+            if isinstance(event, Drawn):
+                assert number not in self.failures, "a token behind the failure"
+                self.outputs.setdefault((number, event.choice), []).extend(event.ids)
+                if event.finish is not None:
+                    self.ended.add(number)
+            elif isinstance(event, Failed):
+                assert number not in self.failures, "told twice"
+                self.failures[number] = event
+        self.scheduler.check()
 
 
 @contextmanager
@@ -75,15 +87,16 @@ def structured_engine(
     max_step_tokens: int = 256,
     device: str = "cpu",
     model: LoadedModel | None = None,
+    compiler: GrammarCompiler | None = None,
 ) -> Iterator[StructuredEngine]:
     """With the vocabulary of `examples/tiny-llama`, and that model unless another is given."""
     context = 256
     model = model or loaded(device)
     pool = KvPool(kv_geometry(model.config, torch.float32, BLOCK_TOKENS), blocks, torch.float32, model.device)
     config = EngineConfig(blocks, BLOCK_TOKENS, slots, context, max_step_tokens)
-    with compiling() as compiler:
-        scheduler = Scheduler(config)
-        masks = RowMasks(compiler, slots)
+    with compiling() if compiler is None else nullcontext(compiler) as grammars:
+        scheduler = Scheduler(config, grammars.is_ready)
+        masks = RowMasks(grammars, slots)
         runner = (LateRunner if late else ModelRunner)(model, pool, slots, masks)
         yield StructuredEngine(scheduler, runner, Stepper(scheduler, runner))
 
