@@ -13,6 +13,7 @@ import socket
 import sys
 from collections.abc import Callable
 
+from baton_gateway.errors import StartError
 from baton_gateway.http_api.certificate import Certificate, CertificateError
 from baton_gateway.http_api.tenants import Tenants
 from baton_gateway.parent_death import die_with_parent
@@ -48,6 +49,9 @@ def main(argv: list[str] | None = None) -> int:
     except (SettingsError, AuthenticationError) as error:
         print(f"baton-gateway: {error}", file=sys.stderr)
         return 2
+    except StartError as error:
+        print(f"baton-gateway: {error}", file=sys.stderr)
+        return 1
 
 
 async def _run(settings: Settings, argv: list[str]) -> int:
@@ -82,11 +86,24 @@ async def _serve_with_children(settings: Settings, argv: list[str], stopping: as
     listening, admin_socket = _bind_all(settings)
     processes = GatewayProcesses(argv, listening, settings.drain_s)
     admin = AdminServer(processes.reports, lambda: shared_page(processes.metrics_folder))
-    await processes.start()
-    await _announce(settings, listening[0], admin, admin_socket)
-    await stopping.wait()
+    if await _is_started(processes, stopping):
+        await _announce(settings, listening[0], admin, admin_socket)
+        await stopping.wait()
     await processes.stop()
     await admin.stop()
+
+
+async def _is_started(processes: GatewayProcesses, stopping: asyncio.Event) -> bool:
+    """False: asked to stop meanwhile. Raises StartError."""
+    starting, told = asyncio.create_task(processes.start()), asyncio.create_task(stopping.wait())
+    await asyncio.wait((starting, told), return_when=asyncio.FIRST_COMPLETED)
+    told.cancel()
+    if starting.done():
+        starting.result()
+        return True
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    return False
 
 
 async def _serve_as_child(settings: Settings, argv: list[str], sockets: ChildSockets, stopping: asyncio.Event) -> None:

@@ -38,6 +38,10 @@ class Problem:
     """Methods of the path, for 405."""
 
 
+class StartError(GatewayError):
+    """Processes of a gateway do not come up."""
+
+
 class RefusedError(GatewayError):
     """The request cannot be served for the reason in `problem`."""
 

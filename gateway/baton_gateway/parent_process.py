@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from baton_gateway.errors import StartError
 from baton_gateway.parent_death import PARENT_VARIABLE
 from baton_gateway.reporting.state_page import ProcessReport
 from baton_wire.liveness import LOOKS, Liveness, LivenessConfig, PeerState
@@ -43,6 +44,9 @@ class _Child:
     process: asyncio.subprocess.Process | None = None
     reader: asyncio.StreamReader | None = None
     writer: asyncio.StreamWriter | None = None
+    has_served: bool = False
+    ended_with: int | None = None
+    """Exit code of the last process that ended."""
     question: asyncio.Task[ProcessReport | None] | None = None
     """The one that is out; it stays out while the child is stopped, and its answer is good whenever it comes."""
 
@@ -78,10 +82,21 @@ class GatewayProcesses:
         return self._metrics_folder.name
 
     async def start(self) -> None:
-        """Returns when every child serves."""
+        """Returns when every child serves. One that hangs may be replaced once until then.
+
+        Raises StartError, with no child left, when some still do not.
+        """
         self._watchers = [asyncio.create_task(self._keep(child)) for child in self._children]
-        for _ in self._children:
-            await self._ready.get()
+        within_s = 2 * self._start_s + RESTART_S
+        try:
+            async with asyncio.timeout(within_s):
+                for _ in self._children:
+                    await self._ready.get()
+        except TimeoutError:
+            missing = [_missing(place, child) for place, child in enumerate(self._children) if not child.has_served]
+            await self.stop()
+            which = ", ".join(missing)
+            raise StartError(f"gateway processes that do not serve after {within_s:g} s: {which}") from None
 
     async def stop(self) -> None:
         """Drain all children; whoever does not end in time is killed."""
@@ -106,6 +121,7 @@ class GatewayProcesses:
                 code = await process.wait()
             finally:
                 watch.cancel()
+            child.ended_with = code
             _log.error("gateway process %d ended with %d; starting another", process.pid, code)
             self._forget_metrics(process.pid)
             await asyncio.sleep(RESTART_S)
@@ -117,7 +133,9 @@ class GatewayProcesses:
             await asyncio.sleep(start_until_s - now())  # one that has ended is no longer watched then
             _log.error("gateway process %d did not start within %g s; killing it", process.pid, self._start_s)
         else:
-            self._ready.put_nowait(None)
+            if not child.has_served:
+                child.has_served = True
+                self._ready.put_nowait(None)
             await until_silent(lambda for_s: self._answers(child, for_s), self._silence)
             _log.error("gateway process %d was silent for %g s; killing it", process.pid, self._silence.dead_s)
         if process.returncode is None:
@@ -167,6 +185,14 @@ class GatewayProcesses:
         for name in os.listdir(self._metrics_folder.name):
             if name.startswith("gauge_live") and name.endswith(f"_{pid}.db"):
                 os.unlink(os.path.join(self._metrics_folder.name, name))
+
+
+def _missing(place: int, child: _Child) -> str:
+    process = child.process
+    if process is not None and process.returncode is None:
+        return f"the one at place {place} (pid {process.pid} does not answer)"
+    code = child.ended_with if process is None else process.returncode
+    return f"the one at place {place} ({'was never started' if code is None else f'ended with {code}'})"
 
 
 async def until_silent(answers: Callable[[float], Awaitable[bool]], silence: LivenessConfig) -> None:

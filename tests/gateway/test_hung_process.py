@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Callable
 
 import psutil
 import pytest
 
+from baton_gateway.errors import StartError
 from baton_gateway.parent_process import SILENCE, GatewayProcesses, until_silent
 from baton_testing.gateway.fake_pool import FakePool
 from baton_testing.gateway.gateway_process import until
@@ -107,3 +109,39 @@ async def test_a_child_that_hangs_at_its_start_is_killed(pool: FakePool) -> None
         await until(lambda: len(seen) > 1, 30.0)
         starting.cancel()
         assert not seen[0].is_running()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("ends", [True, False], ids=["ends", "hangs"])
+async def test_a_start_that_never_succeeds_ends_and_says_which_child(pool: FakePool, ends: bool) -> None:
+    async with one_child(pool, SILENCE, start_s=2.0) as (processes, seen):
+        if ends:
+            processes._argv.append("--max-queued=none")
+        starting = asyncio.create_task(processes.start())
+        async with asyncio.timeout(60):
+            while not starting.done():
+                for process in seen:
+                    if not ends and process.is_running():
+                        process.suspend()
+                await asyncio.sleep(0.01)
+        why = "ended with 2" if ends else r"pid \d+ does not answer"
+        with pytest.raises(StartError, match=rf"do not serve after 5 s: the one at place 0 \({why}\)"):
+            await starting
+        assert not any(process.is_running() for process in seen)
+
+
+@pytest.mark.processes
+async def test_a_gateway_that_is_told_to_stop_while_it_starts_stops(pool: FakePool) -> None:
+    command = (sys.executable, "-m", "baton_gateway", "--listen=127.0.0.1:0", "--processes=2", *pool.flags)
+    gateway = await asyncio.create_subprocess_exec(*command)
+    try:
+        process = psutil.Process(gateway.pid)
+        await until(lambda: len(process.children()) == 2, 60.0)
+        for child in process.children():
+            child.suspend()
+        gateway.terminate()
+        async with asyncio.timeout(60):
+            assert await gateway.wait() == 0
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            gateway.kill()
