@@ -56,15 +56,7 @@ class FakeHub:
         return entry
 
     def _send(self, handler: BaseHTTPRequestHandler, content: bytes, cut_after: int | None = None) -> None:
-        start = int((handler.headers.get("Range") or "bytes=0-").removeprefix("bytes=").removesuffix("-"))
-        handler.send_response(206 if start else 200)
-        if start:
-            handler.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
-        handler.send_header("Content-Length", str(len(content) - start))
-        handler.end_headers()
-        body = content[start:] if cut_after is None else content[start:][:cut_after]
-        handler.wfile.write(body)
-        self.sent_bytes += len(body)
+        self.sent_bytes += _reply(handler, content, cut_after)
 
 
 @dataclass
@@ -73,7 +65,10 @@ class FakeStore:
 
     files: Mapping[str, bytes]
     address: str = ""
+    cut_after: int | None = None
+    """Every file's body ends after so many bytes; None: whole."""
     seen: list[str] = field(default_factory=list)
+    sent_bytes: int = 0
 
     def __post_init__(self) -> None:
         self._blobs = {_digest(content): content for content in self.files.values()}
@@ -88,12 +83,15 @@ class FakeStore:
         path = handler.path.partition("?")[0]
         self.seen.append(path)
         if path == "/bucket":
-            return _reply(handler, self._listing())
+            return self._send(handler, self._listing())
         if path == f"/v2/models/tiny/manifests/{self.digest}":
-            return _reply(handler, self._manifest)
+            return self._send(handler, self._manifest)
         name, blob = path.removeprefix("/bucket/models/tiny/"), path.removeprefix("/v2/models/tiny/blobs/")
         content = self.files.get(name, self._blobs.get(blob))
-        return handler.send_error(404) if content is None else _reply(handler, content)
+        return handler.send_error(404) if content is None else self._send(handler, content, self.cut_after)
+
+    def _send(self, handler: BaseHTTPRequestHandler, content: bytes, cut_after: int | None = None) -> None:
+        self.sent_bytes += _reply(handler, content, cut_after)
 
     def _listing(self) -> bytes:
         entries = "".join(
@@ -108,11 +106,17 @@ def _digest(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
-def _reply(handler: BaseHTTPRequestHandler, content: bytes) -> None:
-    handler.send_response(200)
-    handler.send_header("Content-Length", str(len(content)))
+def _reply(handler: BaseHTTPRequestHandler, content: bytes, cut_after: int | None) -> int:
+    """Answer, from where the client wants it; bytes of the body that were sent."""
+    start = int((handler.headers.get("Range") or "bytes=0-").removeprefix("bytes=").removesuffix("-"))
+    handler.send_response(206 if start else 200)
+    if start:
+        handler.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+    handler.send_header("Content-Length", str(len(content) - start))
     handler.end_headers()
-    handler.wfile.write(content)
+    body = content[start:] if cut_after is None else content[start:][:cut_after]
+    handler.wfile.write(body)
+    return len(body)
 
 
 def model_files(folder: Path) -> dict[str, bytes]:

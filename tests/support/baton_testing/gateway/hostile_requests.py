@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
+
+from baton_testing.gateway.hostile_shapes import HostileShapes
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
@@ -21,14 +24,19 @@ BLOCKS = (
 ANSWER_S = 20.0
 LEAVES_S = 0.2
 READ_OUT_BYTES = 8 << 20
-"""A longer body is refused by its length; who goes on sending for more than a second may find the connection closed."""
+"""A longer body is refused by its length, and a shorter one may be. It is read for a moment, so that its sender sees
+the answer; who goes on sending for longer may find the connection closed."""
+READ_OUT_S = 1.0
+LARGE_BYTES = 1 << 20
+"""No body up to here takes a second to send."""
 STATUSES = {200, 400, 401, 404, 405, 408, 411, 413, 415, 417, 429}
 """What may be answered, beside 503 with Retry-After."""
 FIELDS = (
     "model", "messages", "prompt", "n", "max_tokens", "max_completion_tokens", "min_tokens", "temperature", "top_p",
     "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "seed", "stop",
     "stop_token_ids", "ignore_eos", "skip_special_tokens", "logprobs", "top_logprobs", "stream", "stream_options",
-    "echo", "best_of", "suffix", "tools", "response_format", "metadata", "user", "cache_salt", "prompt_logprobs",
+    "echo", "best_of", "suffix", "tools", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
+    "guided_grammar", "parallel_tool_calls", "response_format", "metadata", "user", "cache_salt", "prompt_logprobs",
     "tokens", "input", "instructions", "system", "stop_sequences", "thinking", "output_config", "tool_choice", "text",
     "reasoning", "include", "max_output_tokens", "previous_response_id", "background", "id", "call_id", "tool_use_id",
     "add_special_tokens", "return_token_strs", "chat_template", "kv_transfer_params", "priority", "__proto__", "",
@@ -65,7 +73,11 @@ class HostileRequests:
     def __init__(self, seed: int, model: str) -> None:
         self._random = random.Random(seed)
         self._model = model
-        self._kinds = (self._fields, self._values, self._bytes, self._shape, self._heads, self._framing, self._cut)
+        self._shapes = HostileShapes(self._random)
+        self._kinds = (
+            self._fields, self._values, self._bound, self._tool_turns, self._bytes, self._many, self._heads,
+            self._framing, self._cut,
+        )  # fmt: skip
 
     def draw(self) -> Hostile:
         return self._random.choice(self._kinds)()
@@ -130,6 +142,34 @@ class HostileRequests:
         }  # fmt: skip
         return {"content": [block]} if self._random.random() < 0.6 else block
 
+    def _bound(self) -> Hostile:
+        """An answer that is bound by something, or may call tools."""
+        path, shapes = (
+            self._random.choice((CHAT, CHAT, COMPLETIONS, MESSAGES, f"{MESSAGES}/count_tokens", RESPONSES)),
+            self._shapes,
+        )
+        match path:
+            case "/v1/chat/completions":
+                fields = shapes.for_chat()
+            case "/v1/completions":
+                fields = shapes.for_completions()
+            case "/v1/responses":
+                fields = shapes.for_responses()
+            case _:
+                fields = shapes.for_messages()
+        stream = {"stream": True} if self._random.random() < 0.2 and not path.endswith("count_tokens") else {}
+        return Hostile("bound", _post(path, json.dumps(self._good(path) | fields | stream).encode()))
+
+    def _tool_turns(self) -> Hostile:
+        """A conversation with calls of tools and their results."""
+        path = self._random.choice((CHAT, MESSAGES, f"{MESSAGES}/count_tokens", RESPONSES, "/tokenize"))
+        body = self._good(path)
+        body.pop("prompt", None)
+        body[TURNS.get(path, "messages")] = self._shapes.turns(path.startswith(MESSAGES))
+        if self._random.random() < 0.3:
+            body |= self._shapes.for_messages() if path.startswith(MESSAGES) else self._shapes.for_chat()
+        return Hostile("turns", _post(path, json.dumps(body).encode()))
+
     def _bytes(self) -> Hostile:
         """A good body with some bytes changed."""
         path = self._random.choice(PATHS)
@@ -147,7 +187,7 @@ class HostileRequests:
                     )
         return Hostile("bytes", _post(path, bytes(body)))
 
-    def _shape(self) -> Hostile:
+    def _many(self) -> Hostile:
         """Many values, or deep ones."""
         piece = self._random.choice([b"[]", b"{}", b'""', b"1", b"1e-5", b'{"type":"text","text":"x"}', b'{"a":[{}]}'])
         count = self._random.choice([1, 70, 1_025, 20_001, 160_000])
@@ -163,7 +203,7 @@ class HostileRequests:
             ["metadata", "prompt", "messages", "logit_bias", "tokens", "input", "tools", "system"]
         )
         model = json.dumps(self._model).encode()
-        return Hostile("shape", _post(path, b'{"model":%b,"%b":%b}' % (model, name.encode(), filled)))
+        return Hostile("many", _post(path, b'{"model":%b,"%b":%b}' % (model, name.encode(), filled)))
 
     def _heads(self) -> Hostile:
         """Odd methods, paths and headers."""
@@ -223,7 +263,7 @@ class HostileRequests:
 
     def _cut(self) -> Hostile:
         """A request that ends in the middle, and its client with it."""
-        whole = self._random.choice([self._fields, self._values, self._shape])().sent
+        whole = self._random.choice([self._fields, self._values, self._bound, self._many])().sent
         return Hostile("cut", whole[: self._random.randrange(1, len(whole))], False)
 
 
@@ -241,13 +281,15 @@ class Verdicts:
 
     async def judge(self, hostile: Hostile, port: int) -> None:
         """Send it on a connection of its own and look at the answer."""
+        began = time.monotonic()
         answer = await _answer(hostile, port)
+        is_read_out = len(hostile.sent) <= LARGE_BYTES or time.monotonic() - began < READ_OUT_S
         head, _, body = answer.partition(b"\r\n\r\n")
         status = int(head[9:12]) if head.startswith(b"HTTP/1.") and head[9:12].isdigit() else 0
         self.counts[hostile.kind, str(status or "closed")] += 1
         if answer == b"no answer":
             self._note(hostile, "no answer in time")
-        elif status == 0 and hostile.is_whole and len(hostile.sent) <= READ_OUT_BYTES:
+        elif status == 0 and hostile.is_whole and is_read_out and len(hostile.sent) <= READ_OUT_BYTES:
             self._note(hostile, f"closed without an answer: {answer[:80]!r}")
         elif status and status not in STATUSES and not (status == 503 and b"retry-after:" in head.lower()):
             self._note(hostile, f"{status}: {body[:200]!r}")

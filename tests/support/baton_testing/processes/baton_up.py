@@ -40,19 +40,18 @@ class Up:
     def __init__(
         self,
         folder: Path,
-        source: Mapping[str, Any] | Path,
+        source: Mapping[str, Any] | Path | str,
         *flags: str,
         extra: Mapping[str, str] | None = None,
         program: Sequence[str] = BATON,
     ) -> None:
-        """`program`: what Python runs instead of `baton`."""
+        """`source`: a manifest, or the name of a model. `program`: what Python runs instead of `baton`."""
         self.runtime = folder / "runtime"
         self.runtime.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.extra = {"XDG_RUNTIME_DIR": str(self.runtime), **(extra or {})}
         self.endpoint = ""
-        self.child = Child(
-            "up", (*program, "up", "-f", str(written(folder, source)), "--port", "0", *flags), folder, self.extra
-        )
+        asked = (source,) if isinstance(source, str) else ("-f", str(written(folder, source)))
+        self.child = Child("up", (*program, "up", *asked, "--port", "0", *flags), folder, self.extra)
 
     def __enter__(self) -> Up:
         return self
