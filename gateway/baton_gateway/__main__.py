@@ -13,7 +13,7 @@ import socket
 import sys
 from collections.abc import Callable
 
-from baton_gateway.errors import StartError
+from baton_gateway.errors import ProcessesDownError
 from baton_gateway.http_api.certificate import Certificate, CertificateError
 from baton_gateway.http_api.tenants import Tenants
 from baton_gateway.parent_death import die_with_parent
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
     except (SettingsError, AuthenticationError) as error:
         print(f"baton-gateway: {error}", file=sys.stderr)
         return 2
-    except StartError as error:
+    except ProcessesDownError as error:
         print(f"baton-gateway: {error}", file=sys.stderr)
         return 1
 
@@ -94,7 +94,7 @@ async def _serve_with_children(settings: Settings, argv: list[str], stopping: as
 
 
 async def _is_started(processes: GatewayProcesses, stopping: asyncio.Event) -> bool:
-    """False: asked to stop meanwhile. Raises StartError."""
+    """False: asked to stop meanwhile. Raises ProcessesDownError."""
     starting, told = asyncio.create_task(processes.start()), asyncio.create_task(stopping.wait())
     await asyncio.wait((starting, told), return_when=asyncio.FIRST_COMPLETED)
     told.cancel()

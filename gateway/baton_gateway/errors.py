@@ -38,7 +38,7 @@ class Problem:
     """Methods of the path, for 405."""
 
 
-class StartError(GatewayError):
+class ProcessesDownError(GatewayError):
     """Processes of a gateway do not come up."""
 
 

@@ -10,13 +10,13 @@ PARENT_VARIABLE = "BATON_PARENT_PID"
 _PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent() -> None:
-    """Tie this process to the parent named by BATON_PARENT_PID, if there is one; exit at once when
-    it is gone already.
+def die_with_parent(told: signal.Signals = signal.SIGKILL) -> None:
+    """Tie this process to the parent named by BATON_PARENT_PID, if there is one: `told` is sent when that dies. Exit at
+    once when it is gone already.
     """
     wanted = os.environ.pop(PARENT_VARIABLE, "")
     if not wanted.isdigit():
         return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, told, 0, 0, 0)
     if os.getppid() != int(wanted):
         raise SystemExit(1)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from baton_gateway.errors import StartError
+from baton_gateway.errors import ProcessesDownError
 from baton_gateway.parent_death import PARENT_VARIABLE
 from baton_gateway.reporting.state_page import ProcessReport
 from baton_wire.liveness import LOOKS, Liveness, LivenessConfig, PeerState
@@ -84,7 +84,7 @@ class GatewayProcesses:
     async def start(self) -> None:
         """Returns when every child serves. One that hangs may be replaced once until then.
 
-        Raises StartError, with no child left, when some still do not.
+        Raises ProcessesDownError, with no child left, when some still do not.
         """
         self._watchers = [asyncio.create_task(self._keep(child)) for child in self._children]
         within_s = 2 * self._start_s + RESTART_S
@@ -96,7 +96,7 @@ class GatewayProcesses:
             missing = [_missing(place, child) for place, child in enumerate(self._children) if not child.has_served]
             await self.stop()
             which = ", ".join(missing)
-            raise StartError(f"gateway processes that do not serve after {within_s:g} s: {which}") from None
+            raise ProcessesDownError(f"gateway processes that do not serve after {within_s:g} s: {which}") from None
 
     async def stop(self) -> None:
         """Drain all children; whoever does not end in time is killed."""

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 import psutil
 import pytest
 
-from baton_gateway.errors import StartError
+from baton_gateway.errors import ProcessesDownError
 from baton_gateway.parent_process import SILENCE, GatewayProcesses, until_silent
 from baton_testing.gateway.fake_pool import FakePool
 from baton_testing.gateway.gateway_process import until
@@ -125,7 +125,7 @@ async def test_a_start_that_never_succeeds_ends_and_says_which_child(pool: FakeP
                         process.suspend()
                 await asyncio.sleep(0.01)
         why = "ended with 2" if ends else r"pid \d+ does not answer"
-        with pytest.raises(StartError, match=rf"do not serve after 5 s: the one at place 0 \({why}\)"):
+        with pytest.raises(ProcessesDownError, match=rf"do not serve after 5 s: the one at place 0 \({why}\)"):
             await starting
         assert not any(process.is_running() for process in seen)
 
