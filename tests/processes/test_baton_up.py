@@ -181,6 +181,25 @@ def test_a_signal_before_ready_stops_everything_cleanly(tmp_path: Path) -> None:
         assert not orphans_of(running.child.family(), 2)
 
 
+TIED = """
+import os, subprocess, sys
+subprocess.run([sys.executable, *sys.argv[1:]], env={**os.environ, "BATON_PARENT_PID": str(os.getpid())})
+"""
+
+
+@pytest.mark.parametrize("is_ready", [True, False], ids=["ready", "starting"])
+def test_up_that_is_tied_to_a_parent_ends_with_it(tmp_path: Path, is_ready: bool) -> None:
+    """A bench that was killed left its service behind."""
+    with Up(tmp_path, manifest("chat"), program=("-c", TIED, *BATON)) as running:
+        if is_ready:
+            running.await_ready()
+        wait_for(lambda: len(running.child.family()) > 3 or None, "workers to be started", 60)
+        family = running.child.family()
+        running.child.send(signal.SIGKILL)
+        running.child.wait(5)
+        assert not orphans_of(family, 60)
+
+
 def test_kill_of_up_leaves_no_child(tmp_path: Path) -> None:
     with Up(tmp_path, manifest("chat")) as running:
         running.await_ready()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.manifest import read_manifest
 from baton_control.worker_specs import Device
+from baton_gateway.parent_death import die_with_parent
 from baton_local.fetching.made_deployment import as_yaml
 from baton_local.fetching.model_cache import ModelCache, cache_folder
 from baton_local.fetching.ready_model import AskedSource, ReadyModel, from_file, from_source
@@ -66,6 +68,7 @@ class UpOptions:
 
 def run_up(options: UpOptions) -> int:
     """Run a deployment until a signal; returns the exit status. Raises LocalError, OperatorError or BadMessageError."""
+    die_with_parent(signal.SIGTERM)
     written = None if options.manifest is None else read_manifest(options.manifest)
     keys = client_keys(options.keys, os.environ, written is not None and written.spec.gateway.open_access, options.host)
     os.environ.pop(KEY_VARIABLE, None)  # or every child would have it
