@@ -70,7 +70,10 @@ def _tell(number: int, count: int, round_: Round) -> None:
 async def run(name: str, arguments: argparse.Namespace, folder: Path, journal: Path) -> bool:
     draw = random.Random(arguments.seed + 1)
     if name == "structured":
-        harms: list[Harm] = [faults_rounds.KillWorker(draw), faults_rounds.PauseWorker(draw), faults_rounds.Drain()]
+        harms: list[Harm] = [faults_rounds.KillWorker(draw)] * 2 + [
+            faults_rounds.PauseWorker(draw),
+            faults_rounds.Drain(),
+        ]
         async with structured_fleet(folder) as small:
             return await campaign(small, harms, await structured_asks(small), arguments, journal)
     async with NetworkFleet(folder) if name == "cut" else UpFleet(folder) as fleet:

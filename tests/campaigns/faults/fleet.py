@@ -19,6 +19,8 @@ from baton_testing.processes.baton_up import Up, manifest
 
 READY_S = 180.0
 POLL_S = 0.05
+QUEUE = {"maxQueueDuration": "60s"}
+"""Answers are counted, however slow the machine is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,7 @@ class UpFleet:
         self._workers = 2 * each
         self._processes = processes
         pool = {"replicas": {"min": each, "max": each}, "engine": {"kvCacheMemory": kv_memory}}
-        pools = {"prefill": pool, "decode": pool, "gateway": {"processes": processes}}
+        pools = {"prefill": pool, "decode": pool, "gateway": {"processes": processes, "limits": QUEUE}}
         self._manifest = manifest("faults", "campaign", **pools, **spec)
         self._up: Up
         self._session: aiohttp.ClientSession

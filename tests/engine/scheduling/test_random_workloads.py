@@ -56,11 +56,14 @@ def play(seed: int, moves: int = 150) -> Workload:
     settings = random_settings(random)
     load = Workload(settings)
     busy = random.choice((0.1, 0.3))
+    late = random.choice((0.0, 0.5))
     for number in range(1, moves):
         load.is_ready = random.random() < 0.5
         load.pass_time(random.choice((0.0, 1.0)))
         if random.random() < busy:
             request = random_spec(random, number, settings, load.engine.now)
+            if random.random() < late:
+                load.late_seeds.add(request.sampling.seed)
             if not request.hold and random.random() < 0.4:
                 load.reserve(request)
             else:
@@ -73,7 +76,10 @@ def play(seed: int, moves: int = 150) -> Workload:
             request_open = random.choice(open_)
             choice = random.choice((None, *request_open.open_choices))
             load.cancel(request_open, choice)
+        if load.late_seeds and random.random() < 0.2:
+            load.late_seeds.remove(random.choice(sorted(load.late_seeds)))
         load.turn()
+    load.late_seeds.clear()
     load.finish()
     return load
 

@@ -171,9 +171,13 @@ def land(runner: ToyRunner, request: SequenceSpec, reserved: Reserved) -> tuple[
     return tuple(firsts)
 
 
-def engine(settings: EngineConfig | None = None, is_ready: Callable[[], bool] = lambda: True) -> Engine:
-    """An engine on the toy runner; `is_ready` false forces the one-step-ahead path."""
+def engine(
+    settings: EngineConfig | None = None,
+    is_ready: Callable[[], bool] = lambda: True,
+    may_draw: Callable[[SamplingParams], bool] = lambda sampling: True,
+) -> Engine:
+    """An engine on the toy runner; `is_ready` false forces the one-step-ahead path. `may_draw`: as for a scheduler."""
     settings = settings or config()
-    scheduler = Scheduler(settings)
+    scheduler = Scheduler(settings, may_draw)
     runner = ToyRunner(settings.block_tokens, scheduler.pool, is_ready)
     return Engine(scheduler, runner, Stepper(scheduler, runner))

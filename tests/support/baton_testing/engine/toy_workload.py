@@ -49,11 +49,15 @@ class Expectation:
 class Workload:
     settings: EngineConfig
     is_ready: bool = True
+    late_seeds: set[int] = field(default_factory=set)
+    """Seeds of requests that cannot be drawn for yet, as if their grammars were being compiled."""
     engine: Engine = field(init=False)
     requests: dict[RequestKey, Expectation] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.engine = engine(self.settings, lambda: self.is_ready)
+        self.engine = engine(
+            self.settings, lambda: self.is_ready, lambda sampling: sampling.seed not in self.late_seeds
+        )
 
     # Moves ------------------------------------------------------------------------------------------------------------
 
