@@ -285,11 +285,12 @@ def test_logprobs_equal_their_reference(k: int) -> None:
 
 
 @pytest.mark.parametrize("vocab", [1, 31, 32, 33, 1024, 1100])
-def test_masks_forbid_the_tokens_whose_bit_is_not_set(vocab: int) -> None:
+@pytest.mark.parametrize("places", [[3, 0, 2], [1, 2, 3], [1, 3, 2]])
+def test_masks_forbid_the_tokens_whose_bit_is_not_set(vocab: int, places: list[int]) -> None:
     logits = random_logits(4, vocab)
     allowed = torch.randint(-(2**31), 2**31, (3, mask_words(vocab) + 2), dtype=torch.int32)
     allowed[1] = 0
-    rows = torch.tensor([3, 0, 2])
+    rows = torch.tensor(places)
     got, expected = logits.clone(), logits.clone()
     forbid_tokens(got, rows, allowed)
     forbid_tokens_reference(expected, rows, allowed)

@@ -11,6 +11,7 @@ import enum
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 from llguidance import LLMatcher
 
 from baton_engine.grammars.thought_tracker import ThoughtStage, ThoughtTracker
@@ -38,8 +39,10 @@ class EndIds:
     ids: tuple[int, ...]
     text: Words
     """[W]: every known id that ends nothing."""
-    not_text: tuple[tuple[int, int], ...]
-    """The words of a mask in which other ids have bits, and those bits: few, so that a mask is seldom changed."""
+    places: npt.NDArray[np.int64]
+    """The words of a mask in which other ids have bits: few."""
+    others: Words
+    """Those bits, word by word."""
 
     @staticmethod
     def of(vocabulary: Vocabulary, stop_ids: tuple[int, ...]) -> EndIds:
@@ -47,7 +50,13 @@ class EndIds:
         ends = bits_of((*ids, *vocabulary.end_ids), vocabulary.words)
         text = vocabulary.known & ~ends
         others = np.bitwise_not(text)
-        return EndIds(ids, text, tuple((int(word), int(others[word])) for word in np.flatnonzero(others)))
+        places = np.flatnonzero(others)
+        return EndIds(ids, text, places, others[places])
+
+    def are_in(self, masks: Words) -> npt.NDArray[np.bool_]:
+        """[R] of masks [R, W]: which hold an id that is no text, and so are to be finished."""
+        found: npt.NDArray[np.bool_] = np.bitwise_or.reduce(masks.take(self.places, axis=1) & self.others, axis=1) != 0
+        return found
 
 
 class ConstrainedRow:
@@ -59,13 +68,18 @@ class ConstrainedRow:
         outputs: tuple[int, ...],
         vocabulary: Vocabulary,
         fresh: LLMatcher | None,
+        ends: EndIds,
     ) -> None:
-        """Raises nothing: a grammar that cannot be followed up to here is `Allowance.FAILED`."""
+        """`ends`: of the sampling's stop ids, shared among rows. Raises nothing: a grammar that cannot be followed up
+        to here is `Allowance.FAILED`.
+        """
         self._fresh = fresh
         self._vocabulary = vocabulary
         self._min_tokens = sampling.min_tokens
-        self._ends = EndIds.of(vocabulary, sampling.stop_token_ids)
+        self.ends = ends
         self._thought = None if sampling.thought is None else ThoughtTracker(sampling.thought)
+        self.is_plain = self._thought is None and fresh is not None
+        """A grammar alone binds it, from the first token to the end."""
         self._index = 0
         self._is_over = False
         self._failure: str | None = None
@@ -98,6 +112,8 @@ class ConstrainedRow:
     def allowance(self) -> Allowance:
         if self._is_over:
             return Allowance.ANYTHING
+        if self.is_plain:
+            return Allowance.MATCHER if self.failure is None else Allowance.FAILED
         if self._forced is not None:
             return Allowance.FORCED
         if self._fresh is None:
@@ -110,6 +126,12 @@ class ConstrainedRow:
         """The row drew `token`."""
         self._index += 1
         if self.is_free:
+            return
+        if self.is_plain and self.matcher is not None:
+            if token in self.ends.ids:
+                self._is_over = True
+            else:
+                self.matcher.consume_token(token)
             return
         before = self._stage
         if self._thought is not None:
@@ -128,7 +150,7 @@ class ConstrainedRow:
             words[:] = 0
             _allow(words, forced)
         elif self._stage is ThoughtStage.INSIDE:
-            words[:] = self._ends.text
+            words[:] = self.ends.text
         elif not self._is_over and self.failure is None:
             self._finish(words)
 
@@ -149,7 +171,7 @@ class ConstrainedRow:
 
     def _answer(self, token: int) -> None:
         """The token belongs to the answer, or may still belong to the mark that opens a thought."""
-        if token in self._ends.ids:
+        if token in self.ends.ids:
             self._is_over = True
         elif self.matcher is None:
             self._failure = None if self._fresh is None else "the row left the mark that opens its thought"
@@ -163,16 +185,14 @@ class ConstrainedRow:
         end = self._vocabulary.end_ids[0]
         may_end = words.item(end // WORD_BITS) >> (end % WORD_BITS) & 1
         leaves_some = True
-        for word, bits in self._ends.not_text:
-            if words.item(word) & bits:
-                np.bitwise_and(words, self._ends.text, out=words)
-                leaves_some = bool(words.any())
-                break
+        if self.ends.are_in(words[np.newaxis]).item():
+            np.bitwise_and(words, self.ends.text, out=words)
+            leaves_some = bool(words.any())
         if self._thought is not None and self._thought.opening is not None:
             _allow(words, self._thought.opening)
             leaves_some = True
         if may_end and (self._index >= self._min_tokens or not leaves_some):
-            for token in self._ends.ids:
+            for token in self.ends.ids:
                 _allow(words, token)
         elif not leaves_some:
             self._failure = "the grammar leaves no token"

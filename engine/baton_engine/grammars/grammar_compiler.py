@@ -13,11 +13,12 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final
 
 from llguidance import LLMatcher, LLParserLimits
 
-from baton_engine.grammars.constrained_row import ConstrainedRow
+from baton_engine.grammars.constrained_row import ConstrainedRow, EndIds
 from baton_engine.grammars.vocabulary import Vocabulary, VocabularyError
 from baton_engine.scheduling.step_plan import OpenSlot
 from baton_wire.messages.values import Grammar, SamplingParams
@@ -69,6 +70,8 @@ class GrammarCompiler:
         self._vocabulary = self._threads.submit(read_vocabulary)
         self._vocabulary.add_done_callback(lambda _: self.on_ready())
         self._compilations: OrderedDict[str, _Compilation] = OrderedDict()
+        self._ends = lru_cache(MAX_COMPILED)(lambda ids: EndIds.of(self._vocabulary.result(), ids))
+        """By stop ids: rows that end alike share them."""
 
     def prepare(self, grammar: Grammar) -> None:
         """Begin to compile, unless it was begun before: a request is known some time before its first token."""
@@ -134,7 +137,8 @@ class GrammarCompiler:
     def _make_row(self, row: Future[ConstrainedRow], opened: OpenSlot, fresh: Future[LLMatcher] | None) -> None:
         try:
             matcher = None if fresh is None else fresh.result()
-            row.set_result(ConstrainedRow(opened.sampling, opened.outputs, self._vocabulary.result(), matcher))
+            vocabulary, ends = self._vocabulary.result(), self._ends(opened.sampling.stop_token_ids)
+            row.set_result(ConstrainedRow(opened.sampling, opened.outputs, vocabulary, matcher, ends))
         except (GrammarError, VocabularyError) as error:
             row.set_exception(error)
 

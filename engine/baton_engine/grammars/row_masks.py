@@ -41,6 +41,7 @@ class RowMasks:
         self._max_slots = max_slots
         self._rows: dict[int, ConstrainedRow | Future[ConstrainedRow]] = {}
         self._words = np.zeros((0, 0), dtype=np.uint32)
+        self._pointer = 0
 
     def open(self, opened: OpenSlot) -> None:
         """A sequence takes a slot; whatever the slot held is over."""
@@ -78,9 +79,10 @@ class RowMasks:
         failures: list[SlotFailure] = []
         matchers: list[tuple[LLMatcher, int]] = []
         for place, slot in enumerate(slots):
-            if slot not in self._rows:
+            held = self._rows.get(slot)
+            if held is None:
                 continue
-            row = self._ready(slot)
+            row = self._ready(slot, held) if isinstance(held, Future) else held
             if isinstance(row, SlotFailure):
                 failures.append(row)
                 continue
@@ -93,8 +95,12 @@ class RowMasks:
             rows.append(row)
         words = self._computed(len(rows), rows[0].words if rows else self._words.shape[1], matchers)
         kept: list[int] = []
+        # A matcher's own mask is as it shall be unless it holds an end: most are, and looking at all at once is cheap.
+        ends = rows[0].ends if rows else None
+        is_unfinished = [] if ends is None else ends.are_in(words).tolist()
         for number, row in enumerate(rows):
-            row.fill(words[number])
+            if is_unfinished[number] or not row.is_plain or row.ends is not ends:
+                row.fill(words[number])
             if row.failure is None:
                 kept.append(number)
             else:
@@ -106,25 +112,23 @@ class RowMasks:
         self.observe_masks(time.perf_counter() - begin)
         return RowConstraints(masks, tuple(failures))
 
-    def _ready(self, slot: int) -> ConstrainedRow | SlotFailure:
-        row = self._rows[slot]
-        if isinstance(row, Future):
-            # As a rule it is there: the scheduler lets no row draw before its grammar is compiled.
-            try:
-                row = row.result(READY_S)
-            except (GrammarError, VocabularyError) as error:
-                return SlotFailure(slot, str(error))
-            except TimeoutError:
-                return SlotFailure(slot, f"the grammar was not compiled within {READY_S:g} s")
-            self._rows[slot] = row
+    def _ready(self, slot: int, made: Future[ConstrainedRow]) -> ConstrainedRow | SlotFailure:
+        """As a rule it is there: the scheduler lets no row draw before its grammar is compiled."""
+        try:
+            row = made.result(READY_S)
+        except (GrammarError, VocabularyError) as error:
+            return SlotFailure(slot, str(error))
+        except TimeoutError:
+            return SlotFailure(slot, f"the grammar was not compiled within {READY_S:g} s")
+        self._rows[slot] = row
         return row
 
     def _computed(self, rows: int, width: int, matchers: list[tuple[LLMatcher, int]]) -> Words:
         """[rows, width]: masks of the matchers, each in its row; the others hold whatever they held."""
         if self._words.shape[1] != width:
             self._words = np.zeros((self._max_slots, width), dtype=np.uint32)
-        words = self._words[:rows]
-        pointer, row_bytes = words.ctypes.data, words.strides[0]
+            self._pointer = self._words.ctypes.data
+        words, pointer, row_bytes = self._words[:rows], self._pointer, self._words.strides[0]
         for matcher, row in matchers:
             matcher.unsafe_compute_mask_ptr(pointer + row * row_bytes, row_bytes)
         return words
