@@ -31,6 +31,7 @@ from bench.results import Cell, publish
 
 from baton_testing.gateway.fake_pool import pool_flags
 from baton_testing.gateway.hostile_requests import HostileRequests, Verdicts
+from baton_testing.gateway.hostile_shapes import bad_shapes
 from baton_testing.processes.child_process import Child, get_json, get_status, get_text, wait_for
 from baton_testing.processes.deployment import START_S
 
@@ -42,6 +43,7 @@ LOOK_S = 0.02
 MIB = 1 << 20
 LARGE = "null-large"
 SMALL_PROMPTS = 200
+REFUSALS = 20
 GET_MODELS = b"GET /v1/models HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
 LAG = re.compile(r'baton_gateway_loop_lag_seconds_bucket\{le="(.+)"\} (.+)')
 
@@ -231,6 +233,24 @@ async def bombed(at: Target, context: int) -> list[dict[str, Cell]]:
     return rows
 
 
+async def refusals(at: Target) -> list[dict[str, Cell]]:
+    """Processor time of the gateway and its processes apart for each, its idle work included."""
+    rows: list[dict[str, Cell]] = []
+    for place, (name, _) in enumerate(bad_shapes(0)):
+        answers, first_s = set(), at.gateway.cpu_s()
+        for number in range(REFUSALS):
+            chat = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+            body = json.dumps(chat | bad_shapes(number + 1)[place][1]).encode()
+            status, answer = await exchange(at.port, posted("/v1/chat/completions", body))
+            answers.add(f"{status} {(json.loads(answer).get('error') or {}).get('code')}")
+        used_s = at.gateway.cpu_s() - first_s
+        rows.append(
+            {"refused": name, "answer": ", ".join(sorted(answers)), "CPU ms": round(1e3 * used_s / REFUSALS, 2)}
+        )
+        print(rows[-1], flush=True)
+    return rows
+
+
 @contextlib.contextmanager
 def other_workers(at: Target, vocabulary: int) -> Iterator[None]:
     """Workers of a model whose tokenizer the gateway has not seen; it does not know of them yet."""
@@ -337,6 +357,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--context-tokens", type=int, default=2_048)
     parser.add_argument("--one-by-one", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--refusals", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--vocabulary", type=int, default=128_000, help="of a tokenizer that comes later; 0: none does")
     parser.add_argument("--label", default="", help="goes into the notes")
     options = parser.parse_args()
@@ -351,6 +372,9 @@ def main() -> int:
         if options.vocabulary:
             seen = asyncio.run(new_tokenizer(at, options.vocabulary))
             publish("hostile_new_tokenizer", machine, notes, tuple(seen[0]), seen)
+        if options.refusals:
+            refused = asyncio.run(refusals(at))
+            publish("hostile_refusals", machine, notes, tuple(refused[0]), refused)
         wrong: list[str] = []
         if options.count:
             counted, wrong = asyncio.run(flooded(at, options.count, options.seed))

@@ -250,3 +250,31 @@ class HostileShapes:
                 case _:
                     found[keyword] = self._any_keywords(depth + 1) if depth < 3 else draw.choice((True, False, None))
         return found
+
+
+def bad_shapes(number: int) -> list[tuple[str, dict[str, Any]]]:
+    """Definitions that are refused; `number` makes them new ones."""
+    deep: dict[str, Any] = {"title": str(number)}
+    for _ in range(70):
+        deep = {"type": "object", "properties": {"a": deep}}
+    tool = {"type": "function", "function": {"name": "f", "description": str(number), "parameters": {}}}
+    schemas: list[tuple[str, Any]] = [
+        ("schema over 64 kB", {"description": "x" * 70_000, "title": str(number)}),
+        ("70 levels", deep),
+        ("a circle of references", {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a", "title": str(number)}),
+        ("a remote reference", {"$ref": f"http://127.0.0.1:1/{number}"}),
+        ("an empty enum", {"enum": [], "title": str(number)}),
+        ("a required field that may not be",
+         {"type": "object", "properties": {}, "required": ["a"], "additionalProperties": False, "title": str(number)}),
+        ("an unknown keyword", {"unevaluatedItems": {}, "title": str(number)}),
+    ]  # fmt: skip
+    formats = [
+        (name, {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}})
+        for name, schema in schemas
+    ]
+    return [
+        *formats,
+        ("a pattern that blows up", {"guided_regex": f"((a{{1000}}){{1000}}){number}"}),
+        ("1,000 tools", {"tools": [tool] * 1_000}),
+        ("an odd name of a tool", {"tools": [{**tool, "function": {"name": f"é {number}"}}]}),
+    ]
