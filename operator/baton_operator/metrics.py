@@ -15,6 +15,9 @@ from baton_wire.messages.values import Role
 
 REGISTRY = CollectorRegistry()
 _PASSES = Counter("baton_operator_passes", "Reconcile passes by how they ended", ["outcome"], registry=REGISTRY)
+NO_FAILURES = frozenset({"Done", "Held", "ClaimedElsewhere"})
+"""Outcomes of passes that did what they should: nothing, where the namespace cannot be read or is another operator's.
+Those have alerts of their own."""
 _SECONDS = Histogram(
     "baton_operator_pass_seconds",
     "Duration of a reconcile pass",

@@ -190,3 +190,11 @@ def test_alerts_are_about_metrics_that_the_operator_has() -> None:
             assert re.search(rf"^# TYPE {name} ", exposed, re.MULTILINE), name
     assert 'baton_deployment_condition{deployment="chat",namespace="team",status="True",type="Ready"} 1.0' in exposed
     assert key not in CONDITIONS._seen
+
+
+def test_passes_that_rightly_did_nothing_raise_no_alarm_about_failures() -> None:
+    rules = next(each for each in objects(FULL) if each["kind"] == "PrometheusRule")["spec"]["groups"]
+    (rule,) = (each for group in rules for each in group["rules"] if each.get("alert") == "BatonPassesFail")
+    failed, all_of_them = (set(each.split("|")) for each in re.findall(r'outcome!~"([^"]*)"', rule["expr"]))
+    assert failed == metrics.NO_FAILURES
+    assert all_of_them == metrics.NO_FAILURES - {"Done"}, "nor do they hide that the other ones fail"
