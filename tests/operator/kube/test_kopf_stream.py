@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
+import kopf
 import pytest
 
 from baton_control.names import Key
@@ -273,3 +274,8 @@ def test_the_operator_loads_nothing_of_the_package_kubernetes() -> None:
     code = "import sys, baton_operator.__main__; print([m for m in sys.modules if m.split('.')[0] == 'kubernetes'])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert found.stdout.strip() == "[]"
+
+
+def test_kopf_makes_no_copy_of_an_object_to_compare_it() -> None:
+    body = kopf.Body({"metadata": {"name": "a", "labels": {"x": "y"}}, "spec": {"model": "m"}})
+    assert handlers._settings().persistence.diffbase_storage.build(body=body) == {}
