@@ -13,7 +13,7 @@ import sys
 from collections.abc import AsyncIterator
 
 from baton_operator.__main__ import run
-from baton_operator.kube.kube_api import KubeApi, Listing, Resource, WatchEvent
+from baton_operator.kube.kube_api import KubeApi, Listing, ReadLater, Resource, WatchEvent
 from baton_operator.kube.object_fields import mapping
 from baton_operator.objects.cluster import Manifest
 from baton_operator.settings import parse
@@ -64,7 +64,7 @@ class OldServer:
 
     async def list(self, resource: Resource, namespace: str | None, selector: str = "", *, fields: str = "") -> Listing:
         listing = await self._api.list(resource, namespace, selector, fields=fields)
-        return Listing(tuple(_got(each) for each in listing.items), listing.resource_version)
+        return Listing(ReadLater(listing.items, _got), listing.resource_version)
 
     async def watch(
         self, resource: Resource, namespace: str | None, resource_version: str, selector: str = "", *, timeout_s: float

@@ -26,6 +26,7 @@ from baton_operator.kube.kube_api import (
     KubeError,
     Listing,
     NotFound,
+    ReadLater,
     Resource,
     TooManyRequests,
     Unauthorized,
@@ -46,6 +47,21 @@ MAX_LINE_BYTES = 8 << 20
 CONNECTIONS = 128
 """For calls. Watches have connections of their own, one each: they never keep a call waiting."""
 _OWNER = re.compile(r'conflict with "([^"]*)"')
+
+
+class _PageMetadata(msgspec.Struct):
+    next: str = msgspec.field(name="continue", default="")
+    version: str = msgspec.field(name="resourceVersion", default="")
+
+
+class _Page(msgspec.Struct):
+    """A part of a list, its objects as JSON."""
+
+    metadata: _PageMetadata
+    items: list[msgspec.Raw] | None = None
+
+
+_PAGES = msgspec.json.Decoder(_Page)
 
 
 class HttpKubeApi:
@@ -97,18 +113,17 @@ class HttpKubeApi:
     async def list(self, resource: Resource, namespace: str | None, selector: str = "", *, fields: str = "") -> Listing:
         query = {"limit": str(PAGE)} | ({"labelSelector": selector} if selector else {})
         query |= {"fieldSelector": fields} if fields else {}
-        items: list[Manifest] = []
+        kind: Manifest = {"apiVersion": resource.api_version, "kind": resource.kind}
+        items: list[msgspec.Raw] = []
         while True:
-            page = await self._call(
+            data = await self._answer(
                 "list", "GET", resource, path_of(resource, namespace), query=query, deadline_s=LIST_S
             )
-            found, metadata = page.get("items"), page.get("metadata")
-            for each in found if isinstance(found, list) else ():
-                items.append({"apiVersion": resource.api_version, "kind": resource.kind} | each)
-            assert isinstance(metadata, dict)
-            if not metadata.get("continue"):
-                return Listing(tuple(items), str(metadata.get("resourceVersion", "")))
-            query["continue"] = str(metadata["continue"])
+            page = _page(data)
+            items += page.items or ()
+            if not page.metadata.next:
+                return Listing(ReadLater(items, lambda each: kind | _mapping(each)), page.metadata.version)
+            query["continue"] = page.metadata.next
 
     async def watch(
         self, resource: Resource, namespace: str | None, resource_version: str, selector: str = "", *, timeout_s: float
@@ -211,6 +226,19 @@ class HttpKubeApi:
         kind: str = "application/json",
         deadline_s: float = CALL_S,
     ) -> Manifest:
+        return _mapping(await self._answer(verb, method, resource, path, query, body, kind, deadline_s))
+
+    async def _answer(
+        self,
+        verb: str,
+        method: str,
+        resource: Resource,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: Manifest | None = None,
+        kind: str = "application/json",
+        deadline_s: float = CALL_S,
+    ) -> bytes:
         await self._rate_limit.wait()
         self.count(verb, resource)
         timeout = aiohttp.ClientTimeout(total=deadline_s, sock_connect=10.0)
@@ -221,7 +249,7 @@ class HttpKubeApi:
                     raise error_of(answer.status, data, answer.headers)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise Unavailable(f"{verb} {resource.plural}: {_said(error)}") from error
-        return _mapping(data)
+        return data
 
     def _socket(self, address: tuple[int, int, int, str, tuple[object, ...]]) -> socket.socket:
         made = _socket(address)
@@ -312,7 +340,14 @@ def _watch_event(line: bytes) -> WatchEvent:
     return WatchEvent(Change(str(kind)), found)
 
 
-def _mapping(data: bytes) -> Manifest:
+def _page(data: bytes) -> _Page:
+    try:
+        return _PAGES.decode(data)
+    except msgspec.DecodeError as error:
+        raise Unavailable(f"the answer is no list: {error}") from error
+
+
+def _mapping(data: bytes | msgspec.Raw) -> Manifest:
     try:
         found = msgspec.json.decode(data)
     except msgspec.DecodeError as error:

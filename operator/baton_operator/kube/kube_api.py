@@ -15,12 +15,14 @@ KubeError
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar, overload
 
 from baton_control.errors import FieldProblem, OperatorError
 from baton_operator.objects.cluster import Manifest
+
+Given = TypeVar("Given")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +55,31 @@ class WatchEvent:
     object: Manifest
 
 
+class ReadLater(Sequence[Manifest], Generic[Given]):
+    """Objects that are read from what was given each time that they are asked for, and are kept by nobody: thousands
+    of decoded ones take ten times the memory of their JSON."""
+
+    def __init__(self, given: Sequence[Given], read: Callable[[Given], Manifest]) -> None:
+        self._given, self._read = given, read
+
+    def __len__(self) -> int:
+        return len(self._given)
+
+    @overload
+    def __getitem__(self, index: int) -> Manifest: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Manifest]: ...
+
+    def __getitem__(self, index: int | slice) -> Manifest | Sequence[Manifest]:
+        if isinstance(index, slice):
+            return ReadLater(self._given[index], self._read)
+        return self._read(self._given[index])
+
+
 @dataclass(frozen=True, slots=True)
 class Listing:
-    items: tuple[Manifest, ...]
+    items: Sequence[Manifest]
     resource_version: str
     """From where a watch goes on."""
 

@@ -101,6 +101,13 @@ class Process:
         return float(times.user + times.system)
 
 
+def server_cpu_s() -> float | None:
+    """CPU of the API server and its etcd so far; None: they are not of this process."""
+    servers = [each for each in psutil.Process().children() if each.name() in ("kube-apiserver", "etcd")]
+    times = [each.cpu_times() for each in servers]
+    return sum(float(each.user + each.system) for each in times) if times else None
+
+
 @contextlib.contextmanager
 def operator(spaces: tuple[str, ...], keys: Path, calls_per_s: float) -> Any:
     """The operator's process, stopped at the end."""
@@ -187,7 +194,7 @@ async def _scale(count: int, per_s: float, calls_per_s: float, spaces: tuple[str
                 await _quiet(seen, 120)
                 expected = len(seen.objects[f"pilot-{run}"])
                 began, made, cpu_before = time.monotonic(), {}, process.cpu_s
-                before = calls()
+                before, served_before = calls(), server_cpu_s()
                 for number in range(count):
                     await asyncio.sleep(max(began + number / per_s - time.monotonic(), 0.0))
                     name = f"s{run}-{number}"
@@ -215,6 +222,9 @@ async def _scale(count: int, per_s: float, calls_per_s: float, spaces: tuple[str
                 row("from the first create to the last object, s", last_s, "<= 60")
                 row("from the last create to the last object, s", last_s - created_s)
                 row("operator CPU s per deployment", (process.cpu_s - cpu_before) / count)
+                served = server_cpu_s()
+                if served is not None and served_before is not None:
+                    row("API server and etcd CPU s per deployment", (served - served_before) / count)
                 row("operator memory MiB", process.rss_mib, "<= 256")
                 await asyncio.sleep(5)
                 idle_from, cpu_from = calls(), process.cpu_s

@@ -144,6 +144,17 @@ async def test_long_lists_come_in_pages_with_their_kind_filled_in() -> None:
         listing = await made.list(DEPLOYMENTS, None, "x=y")
     assert [each["metadata"] for each in listing.items] == [{"name": "a"}, {"name": "b"}]
     assert (listing.items[0]["kind"], listing.resource_version) == ("LLMDeployment", "9")
+    assert listing.items[0] is not listing.items[0], "it is kept as JSON: decoded it takes ten times as much"
+
+
+@pytest.mark.parametrize("page", [{"items": [], "metadata": []}, {"items": {}, "metadata": {}}, {"items": []}])
+async def test_what_is_no_list_leaves_it_unknown(page: dict[str, object]) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response(page)
+
+    async with api(answer) as made:
+        with pytest.raises(Unavailable, match="no list"):
+            await made.list(DEPLOYMENTS, None)
 
 
 def watching(*chunks: bytes, then: float = 0.0) -> Handler:
