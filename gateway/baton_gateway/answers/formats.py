@@ -39,6 +39,7 @@ CALLS: Mapping[str, CallFormat] = {
     "llama3_json": BareJsonCalls(("<|python_tag|>",), (";", ",")),
     "pythonic": PythonCalls(("<|python_start|>",), ("<|python_end|>",)),
     "mistral": MistralCalls(),
+    "mistral_args": MistralCalls(),
     "qwen3_coder": TaggedCalls(
         opens=("<tool_call>",),
         before_name="<function=",
@@ -84,6 +85,7 @@ _IN_TEMPLATES: tuple[tuple[tuple[str, ...], str], ...] = (
     ((CHANNEL, "to=functions."), HARMONY),
     (("<｜tool▁calls▁begin｜>", "```json"), "deepseek_v3"),
     (("<｜tool▁calls▁begin｜>",), "deepseek_v31"),
+    (("[TOOL_CALLS]", "[ARGS]"), "mistral_args"),
     (("[TOOL_CALLS]",), "mistral"),
     (("<function=", "<parameter="), "qwen3_coder"),
     (("<arg_key>",), "glm"),
@@ -101,6 +103,8 @@ class AnswerFormat:
 
     thoughts: str | None = None
     calls: str | None = None
+    tokens: tuple[tuple[str, int], ...] = ()
+    """Special tokens among its marks, which become text, with their ids."""
 
     @property
     def is_harmony(self) -> bool:
@@ -111,12 +115,47 @@ class AnswerFormat:
         if self.is_harmony:
             return frozenset((START, CHANNEL, MESSAGE, "<|constrain|>", *ENDS))
         found = set(_texts(THOUGHTS[self.thoughts])) if self.thoughts is not None else set()
-        if with_calls and self.calls is not None:
-            found |= set(_texts(CALLS[self.calls]))
+        if with_calls:  # calls that must come may be written as Hermes
+            found |= {text for name in (self.calls, "hermes") if name for text in _texts(CALLS[name])}
         return frozenset(found)
 
 
 UNKNOWN_FORMAT = AnswerFormat()
+AUTO = "auto"
+"""The model's template tells."""
+CALL_NAMES = (AUTO, NONE, *CALLS, HARMONY)
+THOUGHT_NAMES = (AUTO, NONE, *THOUGHTS, HARMONY)
+
+
+@dataclass(frozen=True, slots=True)
+class FormatNames:
+    """What somebody says of a model's answers, where its template does not tell it or tells it wrong."""
+
+    calls: str = AUTO
+    thoughts: str = AUTO
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for names that are not known, and for Harmony with another one."""
+        for value, allowed in ((self.calls, CALL_NAMES), (self.thoughts, THOUGHT_NAMES)):
+            if value not in allowed:
+                raise ValueError(f"{value[:64]!r} is none of {', '.join(allowed)}")
+        others = {self.calls, self.thoughts} - {AUTO}
+        if HARMONY in others and len(others) > 1:
+            raise ValueError(f"'{HARMONY}' is the format of calls and of thoughts at once")
+
+    def of(self, template: str) -> AnswerFormat:
+        """The format of a model with this chat template."""
+        found = find_format(template)
+        if HARMONY in (self.calls, self.thoughts):
+            return AnswerFormat(HARMONY, HARMONY)
+        if found.is_harmony and (self.calls, self.thoughts) != (AUTO, AUTO):
+            found = UNKNOWN_FORMAT
+        calls = found.calls if self.calls == AUTO else self.calls
+        thoughts = found.thoughts if self.thoughts == AUTO else self.thoughts
+        return AnswerFormat(None if thoughts == NONE else thoughts, None if calls == NONE else calls)
+
+
+AS_FOUND = FormatNames()
 
 
 def find_format(template: str) -> AnswerFormat:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from baton_gateway.answers.text_feed import SpanKind, Steps, TextFeed
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
+ASSISTANT = "assistant"
+CHANNELS = ("analysis", "commentary", "final")
 ENDS = ("<|end|>", "<|call|>", "<|return|>")
 TO = " to="
 MAX_HEADER_CHARS = 1_024

@@ -7,9 +7,9 @@ is where it is JSON, else as a string.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
@@ -17,6 +17,10 @@ from baton_gateway.answers.call_formats import Tools, call_name, finish_call
 from baton_gateway.answers.json_calls import MAX_NAME_CHARS
 from baton_gateway.answers.text_feed import MAX_STRING_CHARS, SpanKind, Steps, TextFeed
 from baton_gateway.answers.tool_use import Tool
+from baton_gateway.shapes.members import is_text
+
+_STRING_REST = re.compile(r'(?:[^"\\]|\\.)*', re.DOTALL)
+_JSON_BEGINS = ("", "{", "[", '"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,7 @@ class TaggedCalls:
             if self.value_open and not (yield from feed.expect(self.value_open)):
                 feed.tell("null}")
                 return False
-            if not (yield from self._value(feed, is_text(tool, key.strip()))):
+            if not (yield from self._value(feed, _is_text(tool, key.strip()))):
                 return False
             count += 1
 
@@ -86,7 +90,9 @@ class TaggedCalls:
             feed.tell('"')
             feed.take(close, SpanKind.MARK)
             return True
-        value = yield from feed.until(self.value_closes, MAX_STRING_CHARS)
+        value = yield from self._json_text(feed)
+        if value is None:
+            value = yield from feed.until(self.value_closes, MAX_STRING_CHARS)
         if value is None:
             yield from feed.pass_until((), SpanKind.ARGUMENTS)
             return False
@@ -95,22 +101,38 @@ class TaggedCalls:
         feed.take(close or "", SpanKind.MARK)
         return True
 
+    def _json_text(self, feed: TextFeed) -> Steps[str | None]:
+        """The text up to a closing mark that is not within a JSON string; None: that is no JSON."""
+        place, in_string = 0, False
+        while True:
+            text = feed.unread
+            if text.lstrip()[:1] not in _JSON_BEGINS:
+                return None
+            while True:
+                if in_string:
+                    rest = _STRING_REST.match(text, place)
+                    place = rest.end() if rest else place
+                    if not text.startswith('"', place):
+                        break
+                    place += 1
+                    in_string = False
+                marks = [at for mark in self.value_closes if (at := text.find(mark, place)) >= 0]
+                quote = text.find('"', place, min(marks, default=len(text)))
+                if quote < 0 and marks:
+                    return text[: min(marks)] if _is_json(text[: min(marks)]) else None
+                if quote < 0:
+                    place = max(place, len(text) - max(map(len, self.value_closes)))
+                    break
+                place, in_string = quote + 1, True
+            if feed.has_ended or len(text) > MAX_STRING_CHARS:
+                return None
+            yield
 
-def is_text(tool: Tool | None, key: str) -> bool:
+
+def _is_text(tool: Tool | None, key: str) -> bool:
     """Whether an argument is a string and nothing else."""
     properties = (tool.parameters or {}).get("properties") if tool is not None else None
-    schema = properties.get(key) if isinstance(properties, Mapping) else None
-    return isinstance(schema, Mapping) and _kinds(schema) == {"string"}
-
-
-def _kinds(schema: Mapping[str, Any]) -> set[str]:
-    kind = schema.get("type")
-    if isinstance(kind, str):
-        return {kind}
-    if isinstance(kind, list):
-        return set(map(str, kind))
-    values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema.get("const")]
-    return {"string"} if values and all(isinstance(value, str) for value in values) else set()
+    return isinstance(properties, Mapping) and is_text(properties.get(key))
 
 
 def _escaped(text: str) -> str:
@@ -118,8 +140,12 @@ def _escaped(text: str) -> str:
 
 
 def _as_json(value: str) -> str:
+    return value.strip() if _is_json(value) else json.dumps(value, ensure_ascii=False)
+
+
+def _is_json(value: str) -> bool:
     try:
         msgspec.json.decode(value.strip())
     except (msgspec.DecodeError, RecursionError):
-        return json.dumps(value, ensure_ascii=False)
-    return value.strip()
+        return False
+    return True

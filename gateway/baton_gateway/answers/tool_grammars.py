@@ -1,52 +1,26 @@
 """What binds an answer that must call tools, or that calls strict ones: a grammar around the tools' own schemas.
 
-A call that must come is written in the model's own way where that is plain text, else as Hermes writes it: then the
-grammar forces it, and the reader of the same name reads it.
+Calls are written in the model's own way, its marks as the special tokens that they are. Only where a format has no way
+to write some arguments they are written as Hermes writes them: the grammar forces it, and the reader of that name
+reads it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from baton_gateway.answers.formats import HARMONY, AnswerFormat
+from baton_gateway.answers.formats import AnswerFormat
+from baton_gateway.answers.harmony import ASSISTANT, CHANNEL, CHANNELS, ENDS, MESSAGE, START
 from baton_gateway.answers.tool_use import Tool, ToolMode, ToolUse
+from baton_gateway.answers.written_calls import HERMES, WRITTEN, WrittenCalls
 from baton_gateway.errors import unsupported
 from baton_gateway.shapes.answer_shape import AnswerShape, NamedSchema, composed_shape, named_schema
-from baton_gateway.shapes.lark import literal
+from baton_gateway.shapes.lark import containing, literal, marked
+from baton_gateway.shapes.members import writes_members
 
 MOST_CALLS = 16
 """Of one answer that must call tools; without a bound a model could go on until its tokens are spent."""
-
-
-@dataclass(frozen=True, slots=True)
-class _CallText:
-    """How a format writes one call: text before the name, between name and arguments, and after them."""
-
-    open: str
-    before: str
-    between: str
-    after: str
-    separator: str
-    first: str = ""
-    """What may stand before the first call."""
-
-
-_HERMES = "hermes"
-_WRITTEN = {
-    _HERMES: _CallText("<tool_call>", '\n{"name": "', '", "arguments": ', "}\n</tool_call>", "\n"),
-    "llama3_json": _CallText("", '{"name": "', '", "parameters": ', "}", "; "),
-    HARMONY: _CallText(
-        "<|channel|>commentary to=functions.",
-        "",
-        " <|constrain|>json<|message|>",
-        "<|call|>",
-        "<|start|>assistant",
-        "<|start|>assistant",
-    ),
-}
-_FREE_TO_CALL = {_HERMES: _HERMES, "qwen3_coder": _HERMES, "glm": _HERMES}
-"""Formats whose opening mark is that of Hermes: behind it a strict call can be forced, and text before it is free."""
 
 
 def is_bound(tool_use: ToolUse) -> bool:
@@ -60,52 +34,115 @@ def bound_form(form: AnswerFormat, tool_use: ToolUse) -> AnswerFormat:
 
     Raises RefusedError for a strict tool whose calls cannot be told from text before they are read.
     """
-    if tool_use.mode is ToolMode.REQUIRED:
-        return form if form.is_harmony or form.calls in _WRITTEN else replace(form, calls=_HERMES)
-    if form.calls not in _FREE_TO_CALL:
-        place = next(place for place, tool in enumerate(tool_use.tools) if tool.strict)
-        reason = f"with tool_choice 'auto' this model's calls ('{form.calls}') cannot be held to a schema"
-        raise unsupported(f"tools[{place}].function.strict", reason)
-    return replace(form, calls=_FREE_TO_CALL[form.calls])
+    written = WRITTEN.get(form.calls or "")
+    is_auto = tool_use.mode is ToolMode.AUTO
+    if written is not None and (not is_auto or _is_told_apart(form, written)):
+        unwritten = next((tool for tool in tool_use.callable if not _takes(tool, written, is_auto)), None)
+        if unwritten is None:
+            return form
+    if not is_auto or (written is not None and written.mark == WRITTEN[HERMES].mark):
+        return replace(form, calls=HERMES)
+    place = next(place for place, tool in enumerate(tool_use.tools) if tool.strict)
+    reason = f"with tool_choice 'auto' this model's calls ('{form.calls}') cannot be held to a schema"
+    if written is not None and written.members is not None:
+        reason = f"with tool_choice 'auto' calls as '{form.calls}' cannot be held to this schema"
+    raise unsupported(f"tools[{place}].function.strict", reason)
+
+
+def _is_told_apart(form: AnswerFormat, written: WrittenCalls) -> bool:
+    """Whether calls can be told from text: in Harmony only by marks that are tokens."""
+    return not written.first or {START, CHANNEL, MESSAGE, ENDS[0]} <= dict(form.tokens).keys()
+
+
+def _takes(tool: Tool, written: WrittenCalls, is_auto: bool) -> bool:
+    return written.members is None or writes_members(_parameters(tool, is_auto), written.members)
 
 
 def tool_shape(form: AnswerFormat, tool_use: ToolUse) -> AnswerShape:
     """The shape of answers in a form of `bound_form`. Raises RefusedError for schemas that are too long together."""
-    written = _WRITTEN[form.calls or _HERMES]
+    written, marks = WRITTEN[form.calls or HERMES], dict(form.tokens)
     numbers = {tool.name: number for number, tool in enumerate(tool_use.tools)}
-    schemas = [_schema(tool, numbers[tool.name], tool_use.mode) for tool in tool_use.callable]
+    schemas = [_schema(tool, numbers[tool.name], tool_use.mode, written) for tool in tool_use.callable]
     calls = [
-        f"call_{numbers[tool.name]}: {_text(written.before + tool.name + written.between)} "
-        f"arguments_{numbers[tool.name]} {_text(written.after)}"
+        f"call_{numbers[tool.name]}: {marked(written.before + tool.name + written.between, marks)} "
+        f"arguments_{numbers[tool.name]} {_closing(written, marks)}"
         for tool in tool_use.callable
     ]
     either = "called: " + " | ".join(f"call_{numbers[tool.name]}" for tool in tool_use.callable)
-    return composed_shape("\n".join([*_frame(written, tool_use), either, *calls]), schemas, "tools")
+    frame = _free(written, tool_use, marks) if tool_use.mode is ToolMode.AUTO else _forced(written, tool_use, marks)
+    return composed_shape("\n".join([*frame, either, *calls]), schemas, "tools", form.tokens)
 
 
-def _frame(written: _CallText, tool_use: ToolUse) -> Sequence[str]:
-    is_single = tool_use.named is not None or not tool_use.parallel
-    if tool_use.mode is ToolMode.AUTO:
-        start = "start: call? tail" if is_single else "start: call* tail"
-        return (
-            start,
-            "tail: TEXT",
-            r"TEXT: /(.|\n)*/",
-            f"opening[lazy]: TEXT {literal(written.open)}",
-            "call: opening called",
-        )
-    more = "" if is_single else f" ({_text(written.separator)} call){{0,{MOST_CALLS - 1}}}"
-    begin = f"({literal(written.first)})? " if written.first else "BLANK? "
+def _closing(written: WrittenCalls, marks: dict[str, int]) -> str:
+    """What ends a call. A token that ends an answer as a whole need not come: workers end there by themselves."""
+    closing = marked(written.close, marks)
+    return f"({closing})?" if written.first and written.close in marks else closing
+
+
+def _is_single(tool_use: ToolUse) -> bool:
+    return tool_use.named is not None or not tool_use.parallel
+
+
+def _calls(written: WrittenCalls, tool_use: ToolUse, marks: dict[str, int], begin: str) -> str:
+    """Terms for the calls behind `begin`, each of which rule `call` leads to."""
+    more = f" ({marked(written.separator, marks)} call){{0,{MOST_CALLS - 1}}}" if not _is_single(tool_use) else ""
+    return f"{marked(begin, marks)} call{more} {marked(written.end, marks)}"
+
+
+def _forced(written: WrittenCalls, tool_use: ToolUse, marks: dict[str, int]) -> Sequence[str]:
+    """An answer that is calls and nothing else."""
+    lead = f"({marked(written.first, marks)})? " if written.first else "BLANK? "
     blank = () if written.first else (r"BLANK: /\n{1,2}/",)
-    return (f"start: {begin}call{more}", *blank, f"call: {_text(written.open)} called")
+    calls = _calls(written, tool_use, marks, written.begin)
+    return (f"start: {lead}{calls}", *blank, f"call: {marked(written.open, marks)} called")
 
 
-def _schema(tool: Tool, number: int, mode: ToolMode) -> NamedSchema:
-    is_free = tool.parameters is None or (mode is ToolMode.AUTO and not tool.strict)
-    schema = {"type": "object"} if is_free else {"type": "object", **(tool.parameters or {})}
+def _free(written: WrittenCalls, tool_use: ToolUse, marks: dict[str, int]) -> Sequence[str]:
+    """Text in which calls begin behind a mark, or that is calls from its beginning."""
+    if written.first:
+        return _messages(written, tool_use, marks)
+    mark, is_token = written.mark, written.mark in marks
+    silent = " | ".join(marked(each, marks) for each in written.silent if each in marks)
+    text = r"/(.|\n)*/" if not written.bare else rf"/\s*([^\s\x1c-\x1f\{written.bare}](.|\n)*)?/"
+    rules = [
+        f"TEXT: {text}{f' & ~{containing(mark)}' if is_token else ''}",
+        f"opening: text <[{marks[mark]}]>" if is_token else f"opening[lazy]: TEXT {literal(mark)}",
+        f"text: TEXT (({silent}) TEXT)*" if silent and not written.bare else "text: TEXT",
+    ]
+    group = _calls(written, tool_use, marks, written.begin.removeprefix(mark))
+    if written.bare:
+        end = f"({silent})?" if silent else ""
+        return (f"start: opening? group {end} | text", f"group: {group}", "call: called", *rules)
+    repeat = "?" if _is_single(tool_use) else "*"
+    if written.open:
+        return (
+            f"start: unit{repeat} text",
+            f"unit: opening {marked(written.open.removeprefix(mark), marks)} called",
+            *rules,
+        )
+    return (f"start: unit{repeat} text", f"unit: opening {group}", "call: called", *rules)
+
+
+def _messages(written: WrittenCalls, tool_use: ToolUse, marks: dict[str, int]) -> Sequence[str]:
+    """Harmony: messages on channels, then a last one, or calls."""
+    head, end = marked(START + ASSISTANT, marks), marked(ENDS[0], marks)
+    excluded = " & ".join(f"~{containing(mark)}" for mark in (START, CHANNEL, MESSAGE, *ENDS))
+    return (
+        f"start: ({head})? (header TEXT {end} {head})* last",
+        f"last: header TEXT | {_calls(written, tool_use, marks, '')}",
+        f"call: {marked(written.open, marks)} called",
+        "header: " + " | ".join(marked(f"{CHANNEL}{each}{MESSAGE}", marks) for each in CHANNELS),
+        rf"TEXT: /(.|\n)*/ & {excluded}",
+    )
+
+
+def _schema(tool: Tool, number: int, mode: ToolMode, written: WrittenCalls) -> NamedSchema:
     field = f"tools[{number}].function.parameters"
-    return named_schema(schema, field, is_strict=tool.strict, rule=f"arguments_{number}")
+    schema = {"type": "object", **_parameters(tool, mode is ToolMode.AUTO)}
+    return named_schema(schema, field, tool.strict, f"arguments_{number}", written.members)
 
 
-def _text(text: str) -> str:
-    return literal(text) if text else ""
+def _parameters(tool: Tool, is_auto: bool) -> dict[str, object]:
+    """The schema that a call of a tool keeps to."""
+    is_free = tool.parameters is None or (is_auto and not tool.strict)
+    return {} if is_free else dict(tool.parameters or {})

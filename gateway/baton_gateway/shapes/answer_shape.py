@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from baton_gateway.shapes.members import MemberForm
 from baton_gateway.shapes.shape_errors import refused
 
 MAX_DEFINITION_BYTES = 64 << 10
@@ -43,6 +44,8 @@ class NamedSchema(msgspec.Struct, frozen=True):
     """A `format` that is not known is refused, and else says nothing."""
     rule: str = ""
     """Its name in a composed grammar."""
+    members: MemberForm | None = None
+    """How the object is written where that is not JSON."""
 
 
 class AnswerShape(msgspec.Struct, frozen=True):
@@ -54,6 +57,8 @@ class AnswerShape(msgspec.Struct, frozen=True):
     """The expression or the grammar."""
     choices: tuple[str, ...] = ()
     schemas: tuple[NamedSchema, ...] = ()
+    marks: tuple[tuple[str, int], ...] = ()
+    """Texts in a composed grammar that are one special token each, with its id."""
 
     def encoded(self) -> bytes:
         return _encode(self)
@@ -73,12 +78,14 @@ class ShapeAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     code: str = ""
 
 
-def named_schema(schema: Any, field: str, is_strict: bool = False, rule: str = "") -> NamedSchema:
+def named_schema(
+    schema: Any, field: str, is_strict: bool = False, rule: str = "", members: MemberForm | None = None
+) -> NamedSchema:
     """Raises RefusedError for a schema that is too long."""
     definition = _encode(schema)
     if len(definition) > MAX_DEFINITION_BYTES:
         raise refused(field, "", f"it has {len(definition)} bytes; at most {MAX_DEFINITION_BYTES} are allowed")
-    return NamedSchema(field, msgspec.Raw(definition), is_strict, rule)
+    return NamedSchema(field, msgspec.Raw(definition), is_strict, rule, members)
 
 
 def json_shape(schema: Any, field: str, is_strict: bool = False) -> AnswerShape:
@@ -106,7 +113,9 @@ def choice_shape(choices: Sequence[str], field: str) -> AnswerShape:
     return AnswerShape(ShapeKind.CHOICE, field, choices=tuple(dict.fromkeys(choices)))
 
 
-def composed_shape(lark: str, schemas: Sequence[NamedSchema], field: str) -> AnswerShape:
+def composed_shape(
+    lark: str, schemas: Sequence[NamedSchema], field: str, marks: tuple[tuple[str, int], ...] = ()
+) -> AnswerShape:
     """The gateway's own grammar around clients' schemas: rule `start` in `lark` leads to the schemas' rules.
 
     `lark` is trusted: whatever of a client stands in it went through `literal`. Raises RefusedError for what is too
@@ -115,4 +124,4 @@ def composed_shape(lark: str, schemas: Sequence[NamedSchema], field: str) -> Ans
     size = len(lark.encode()) + sum(len(bytes(schema.definition)) for schema in schemas)
     if size > MAX_COMPOSED_BYTES:
         raise refused(field, "", f"it has {size} bytes; at most {MAX_COMPOSED_BYTES} are allowed")
-    return AnswerShape(ShapeKind.COMPOSED, field, lark, schemas=tuple(schemas))
+    return AnswerShape(ShapeKind.COMPOSED, field, lark, schemas=tuple(schemas), marks=marks)

@@ -15,6 +15,7 @@ from baton_gateway.errors import RefusedError
 from baton_gateway.shapes.answer_shape import AnswerShape, ShapeAnswer, ShapeKind
 from baton_gateway.shapes.json_schema import CheckedSchema, check_schema
 from baton_gateway.shapes.lark import JSON_OPTIONS, check_lark, json_term, literal
+from baton_gateway.shapes.members import member_rules
 from baton_gateway.shapes.pattern import PatternError, common_pattern
 from baton_gateway.shapes.shape_errors import refused
 from baton_wire.messages.values import MAX_GRAMMAR_CHARS
@@ -39,10 +40,7 @@ def definition_of(shape: AnswerShape) -> str:
             _client_lark(shape)
             definition = _lark(shape.source)
         case ShapeKind.COMPOSED:
-            rules = [
-                f"{schema.rule}: {json_term(_checked(shape, place).schema)}"
-                for place, schema in enumerate(shape.schemas)
-            ]
+            rules = [line for place in range(len(shape.schemas)) for line in _rules(shape, place)]
             definition = _lark("\n".join((shape.source, *rules)))
     if (problem := _problem(definition, is_tried=shape.kind is not ShapeKind.COMPOSED)) is not None:
         raise refused(shape.field, "", problem)
@@ -59,6 +57,13 @@ def _json(shape: AnswerShape) -> str:
     if (problem := _problem(definition)) is not None:
         raise refused(shape.field, _blamed(checked), problem)
     return definition
+
+
+def _rules(shape: AnswerShape, place: int) -> list[str]:
+    named, schema = shape.schemas[place], _checked(shape, place).schema
+    if named.members is None:
+        return [f"{named.rule}: {json_term(schema)}"]
+    return member_rules(named.rule, schema, named.members, dict(shape.marks))
 
 
 def _checked(shape: AnswerShape, place: int) -> CheckedSchema:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from baton_gateway.shapes.pattern import MAX_STATES, PatternError, common_pattern
@@ -30,12 +31,46 @@ _TOKEN = re.compile(
     |(?P<refused>[%@<].{0,32})""",
     re.VERBOSE,
 )
+_SIGNS = re.compile(r"[\\.+*?()|\[\]{}^$/\n]")
 _NUMBERS = re.compile(r"\d+")
 
 
 def literal(text: str) -> str:
     """`text` itself, as a term of a rule."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+Marks = Mapping[str, int]
+"""Texts that are one special token each, with its id."""
+
+
+def split_mark(text: str, marks: Marks) -> tuple[str, str]:
+    """The text before the first mark, and the rest."""
+    place = min((found for mark in marks if (found := text.find(mark)) >= 0), default=len(text))
+    return text[:place], text[place:]
+
+
+def marked(text: str, marks: Marks) -> str:
+    """`text` as terms of a rule, in which marks are their tokens. Empty for no text."""
+    terms = []
+    while text:
+        plain, text = split_mark(text, marks)
+        if plain:
+            terms.append(literal(plain))
+        if text:
+            mark = max((mark for mark in marks if text.startswith(mark)), key=len)
+            terms.append(f"<[{marks[mark]}]>")
+            text = text[len(mark) :]
+    return " ".join(terms)
+
+
+def containing(text: str) -> str:
+    """An expression that matches whatever has `text` in it."""
+    return f"/(.|\\n)*{_SIGNS.sub(_escaped, text)}(.|\\n)*/"
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return "\\n" if found[0] == "\n" else f"\\{found[0]}"
 
 
 def json_term(schema: dict[str, Any]) -> str:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tokenizers import Tokenizer
 
 from baton_gateway.answers.answer_reader import AnswerReader
-from baton_gateway.answers.formats import UNKNOWN_FORMAT, AnswerFormat, find_format
+from baton_gateway.answers.formats import AS_FOUND, UNKNOWN_FORMAT, AnswerFormat, FormatNames
 from baton_gateway.errors import BundleError
 from baton_gateway.text.bundle import Bundle, parse_bundle
 from baton_gateway.text.choice_text import ChoiceText
@@ -127,7 +127,7 @@ class TextModel:
         return self.decode([token], skip_special=False).encode()
 
 
-def load_text_model(data: bytes, expected_hash: str) -> TextModel:
+def load_text_model(data: bytes, expected_hash: str, formats: FormatNames = AS_FOUND) -> TextModel:
     """Check and load a bundle. Raises BundleError. Holds the interpreter, so also an event loop in another thread: for
     0.1 s and more where the vocabulary is large.
     """
@@ -136,15 +136,16 @@ def load_text_model(data: bytes, expected_hash: str) -> TextModel:
     eos = bundle.special_tokens.get("eos_token")
     eos_id = tokenizer.token_to_id(eos) if eos else None
     eos_ids = dict.fromkeys([*bundle.eos_ids, *([] if eos_id is None else [eos_id])])
-    form = find_format(bundle.chat_template or "")
+    form = formats.of(bundle.chat_template or "")
     longest = longest_token_bytes(bundle.tokenizer_json)
-    pieces = _pieces(special_tokens(tokenizer), decoder_of(tokenizer), tokenizer.id_to_token, form)
-    return TextModel(bundle, tokenizer, tuple(eos_ids), pieces, longest, form)
+    special = special_tokens(tokenizer)
+    pieces = _pieces(special, decoder_of(tokenizer), tokenizer.id_to_token, form)
+    return TextModel(bundle, tokenizer, tuple(eos_ids), pieces, longest, _with_tokens(form, special))
 
 
-def text_model_apart(apart: TokenizerApart, loaded: Loaded) -> TextModel | None:
+def text_model_apart(apart: TokenizerApart, loaded: Loaded, formats: FormatNames = AS_FOUND) -> TextModel | None:
     """The model of a tokenizer that was loaded apart; None when its decoder needs it here."""
-    form = find_format(loaded.bundle.chat_template or "")
+    form = formats.of(loaded.bundle.chat_template or "")
     pieces = _pieces(loaded.special_tokens, loaded.decoder, loaded.tokens.get, form)
     if any(each.table is None for each in pieces.values()):
         return None
@@ -154,7 +155,7 @@ def text_model_apart(apart: TokenizerApart, loaded: Loaded) -> TextModel | None:
         eos_ids=loaded.eos_ids,
         pieces=pieces,
         longest_token_bytes=loaded.longest_token_bytes,
-        answer_format=form,
+        answer_format=_with_tokens(form, loaded.special_tokens),
         apart=apart,
         tokens=loaded.tokens,
         marks=loaded.marks,
@@ -171,6 +172,12 @@ def _pieces(
         hidden[shown] = frozenset(token for token, text in special.items() if not _is_within(text, texts))
     made = {ids: Pieces(ids, piece_table(decoder, text_of, ids)) for ids in set(hidden.values())}
     return {shown: made[ids] for shown, ids in hidden.items()}
+
+
+def _with_tokens(form: AnswerFormat, special: Mapping[int, str]) -> AnswerFormat:
+    """The format with those of its marks that are special tokens."""
+    marks = form.marks(with_calls=True)
+    return replace(form, tokens=tuple((text, token) for token, text in special.items() if _is_within(text, marks)))
 
 
 def _is_within(token: str, marks: frozenset[str]) -> bool:

@@ -9,7 +9,7 @@ import pytest
 
 from baton_gateway.answers.answer_parts import ArgumentsPart, CallPart, WholeAnswer, WholeCall, whole_answer
 from baton_gateway.answers.answer_reader import AnswerReader, new_call_id
-from baton_gateway.answers.formats import AnswerFormat
+from baton_gateway.answers.formats import AnswerFormat, FormatNames
 from baton_testing.gateway.answer_transcripts import (
     BY_HAND,
     FAMILIES,
@@ -152,3 +152,15 @@ def test_ids_of_calls_are_what_every_template_takes() -> None:
     ids = {new_call_id() for _ in range(1_000)}
     assert len(ids) == 1_000
     assert all(re.fullmatch("[A-Za-z0-9]{9}", each) for each in ids)
+
+
+def test_a_format_that_is_named_counts_instead_of_the_templates() -> None:
+    hermes, harmony = "<tool_call></think>", "<|channel|> to=functions."
+    assert FormatNames().of(hermes) == AnswerFormat("think", "hermes")
+    assert FormatNames("pythonic").of(hermes) == AnswerFormat("think", "pythonic")
+    assert FormatNames("none", "mistral").of(hermes) == AnswerFormat("mistral", None)
+    assert FormatNames("harmony").of(hermes) == FormatNames().of(harmony) == AnswerFormat("harmony", "harmony")
+    assert FormatNames("hermes").of(harmony) == AnswerFormat(None, "hermes")
+    for names in (("xml", "auto"), ("auto", "hermes"), ("harmony", "think"), ("none", "harmony")):
+        with pytest.raises(ValueError, match=r"is none of|is the format of"):
+            FormatNames(*names)

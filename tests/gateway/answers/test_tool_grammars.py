@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import re
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -11,13 +13,14 @@ import jsonschema
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from baton_gateway.answers.answer_parts import WholeAnswer, whole_answer
+from baton_gateway.answers.answer_parts import WholeAnswer, WholeCall, whole_answer
 from baton_gateway.answers.answer_reading import reading_of
 from baton_gateway.answers.formats import CALLS, HARMONY, AnswerFormat
 from baton_gateway.answers.tool_use import Tool, ToolMode, ToolUse
 from baton_gateway.errors import RefusedError
 from baton_gateway.shapes.definition import definition_of
 from baton_testing.engine.tiny_llama import FOLDER
+from baton_testing.gateway.answer_transcripts import RENDERERS, same
 
 CITY: dict[str, Any] = {
     "type": "object",
@@ -34,12 +37,38 @@ TOOLS = (Tool("get_weather", None, CITY, False), Tool("now", None, NONE, True))
 SCHEMAS = {tool.name: tool.parameters for tool in TOOLS}
 HARMONY_FORM = AnswerFormat(HARMONY, HARMONY)
 FORMS = [*(AnswerFormat("think", name) for name in CALLS), HARMONY_FORM, AnswerFormat()]
-DRAWS = 8
+DRAWS = 4
+
+
+MARKS = (
+    "<tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<|python_start|>", "<|python_end|>",
+    "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>",
+    "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<|start|>", "<|channel|>", "<|message|>", "<|call|>",
+    "<|constrain|>", "</parameter>",
+)  # fmt: skip
+END = 4
+HINTS = ("\n</parameter>\n", "</arg_value>\n", '"', "</arg_value>", "</parameter>")
 
 
 @cache
-def tokenizer() -> LLTokenizer:
-    return LLTokenizer((FOLDER / "tokenizer.json").read_text(encoding="utf-8"))
+def tokenizer(with_marks: bool = False) -> LLTokenizer:
+    """tiny-llama's; `with_marks`: every mark of every format is a special token of it."""
+    files = json.loads((FOLDER / "tokenizer.json").read_text(encoding="utf-8"))
+    if with_marks:
+        shape = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+        files["added_tokens"] += [{"id": id_, "content": mark, **shape} for mark, id_ in tokens_of_marks()[:-1]]
+    return LLTokenizer(json.dumps(files))
+
+
+def tokens_of_marks() -> tuple[tuple[str, int], ...]:
+    """`<|end|>` is one without us."""
+    return (*((mark, 1024 + place) for place, mark in enumerate(MARKS)), ("<|end|>", END))
+
+
+def with_tokens(form: AnswerFormat) -> AnswerFormat:
+    """The same format with each mark that it has as a token."""
+    own = form.marks(with_calls=True)
+    return replace(form, tokens=tuple(pair for pair in tokens_of_marks() if any(pair[0] in mark for mark in own)))
 
 
 def definition(form: AnswerFormat, use: ToolUse) -> str:
@@ -48,19 +77,45 @@ def definition(form: AnswerFormat, use: ToolUse) -> str:
     return definition_of(shape)
 
 
-def draw(dice: random.Random, definition: str, begin: str = "") -> str:
-    """An answer of tokens that the grammar allows, each as likely as the others."""
-    matcher = LLMatcher(tokenizer(), definition, log_level=0)
-    ids = list(tokenizer().tokenize_str(begin))
-    assert matcher.validate_tokens(ids) == len(ids)
-    for token in ids:
-        matcher.consume_token(token)
+def draw(dice: random.Random, definition: str, begin: str = "", with_marks: bool = False) -> str:
+    """An answer of tokens that the grammar allows, each as likely as the others; now and then a value ends."""
+    known = tokenizer(with_marks)
+    matcher = LLMatcher(known, definition, log_level=0)
+    ids = encoded(begin, with_marks)
+    assert matcher.validate_tokens(ids) == len(ids), (begin, matcher.validate_tokens(ids), len(ids))
+    assert matcher.consume_tokens(ids)
     while not matcher.is_stopped() and not (matcher.is_accepting() and dice.random() < 0.5):
+        hint = encoded(dice.choice(HINTS), with_marks)
+        if dice.random() < 0.2 and matcher.validate_tokens(hint) == len(hint):
+            assert matcher.consume_tokens(hint)
+            ids += hint
+            continue
         mask = matcher.compute_bitmask()
         allowed = [place * 8 + bit for place, byte in enumerate(mask) for bit in range(8) if byte >> bit & 1]
-        ids.append(dice.choice([token for token in allowed if token < tokenizer().vocab_size]))
+        ids.append(dice.choice([token for token in allowed if token < known.vocab_size]))
         assert matcher.consume_token(ids[-1])
-    return tokenizer().decode_bytes([token for token in ids if token != tokenizer().eos_token]).decode(errors="replace")
+    return decoded([token for token in ids if token != known.eos_token], with_marks)
+
+
+def encoded(text: str, with_marks: bool = False) -> list[int]:
+    if not with_marks:
+        return [token for piece in re.split("(<)", text) for token in tokenizer().tokenize_str(piece)]
+    marks = dict(tokens_of_marks())
+    pieces = re.split(f"({'|'.join(map(re.escape, marks))})", text)
+    return [
+        token
+        for piece in pieces
+        for token in ([marks[piece]] if piece in marks else tokenizer(with_marks).tokenize_str(piece))
+    ]
+
+
+def decoded(ids: list[int], with_marks: bool = False) -> str:
+    """As the gateway shows them to a reader: marks are text."""
+    text, names = b"", {token: mark for mark, token in tokens_of_marks()}
+    for token in ids:
+        mark = names.get(token)
+        text += tokenizer(with_marks).decode_bytes([token]) if mark is None else mark.encode()
+    return text.decode(errors="replace")
 
 
 def read(form: AnswerFormat, use: ToolUse, text: str) -> WholeAnswer:
@@ -73,14 +128,17 @@ def check(answer: WholeAnswer) -> None:
         jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name] or {})
 
 
+@pytest.mark.parametrize("with_marks", [False, True], ids=["letters", "tokens"])
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: str(form.calls))
 @pytest.mark.parametrize("named", [None, "get_weather"])
-def test_a_call_that_must_come_comes_and_is_valid(form: AnswerFormat, named: str | None) -> None:
+def test_a_call_that_must_come_comes_and_is_valid(form: AnswerFormat, named: str | None, with_marks: bool) -> None:
+    form = with_tokens(form) if with_marks else form
     use = ToolUse(TOOLS, ToolMode.REQUIRED, named)
     grammar = definition(form, use)
     dice = random.Random(f"{form} {named}")
     for _ in range(DRAWS):
-        text = draw(dice, grammar)
+        text = draw(dice, grammar, with_marks=with_marks)
+        assert MARK_OF[form.calls or "hermes"] in text, "it is written in the model's own way"
         answer = read(form, use, text)
         assert answer.calls, text
         assert answer.content == "", text
@@ -88,31 +146,184 @@ def test_a_call_that_must_come_comes_and_is_valid(form: AnswerFormat, named: str
         check(answer)
 
 
-@pytest.mark.parametrize("form", [AnswerFormat(None, name) for name in ("hermes", "qwen3_coder", "glm")], ids=str)
-def test_free_text_may_come_and_a_strict_call_keeps_to_its_schema(form: AnswerFormat) -> None:
+MARK_OF = {
+    "hermes": '<tool_call>\n{"name": "',
+    "qwen3_coder": "<tool_call>\n<function=",
+    "glm": "<tool_call>",
+    "llama3_json": '{"name": "',
+    "pythonic": "[",
+    "mistral": '[TOOL_CALLS] [{"name": "',
+    "mistral_args": "[TOOL_CALLS]",
+    "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+    "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
+    HARMONY: "<|channel|>commentary to=functions.",
+}
+BEGINNINGS = {
+    "hermes": "I look. <tool_call>",
+    "qwen3_coder": "I look. <tool_call>\n",
+    "glm": "I look. <tool_call>",
+    "llama3_json": "",
+    "pythonic": "",
+    "mistral": "I look. [TOOL_CALLS]",
+    "mistral_args": "I look.[TOOL_CALLS]",
+    "deepseek_v3": "I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
+    "deepseek_v31": "I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
+    HARMONY: "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>commentary to=",
+}
+
+
+@pytest.mark.parametrize(
+    ("form", "with_marks"),
+    [*((AnswerFormat(None, name), tokens) for name in CALLS for tokens in (False, True)), (HARMONY_FORM, True)],
+    ids=str,
+)
+def test_free_text_may_come_and_a_strict_call_keeps_to_its_schema(form: AnswerFormat, with_marks: bool) -> None:
+    form = with_tokens(form) if with_marks else form
+    assert form.calls is not None
     use = ToolUse(TOOLS, ToolMode.AUTO)
     grammar = definition(form, use)
     dice = random.Random(str(form))
     for _ in range(DRAWS):
-        assert read(form, use, "Some words, <tool or {not}.").calls == []
-        answer = read(form, use, draw(dice, grammar, "I look. <tool_call>"))
-        assert answer.content.startswith("I look.")
+        begin = BEGINNINGS[form.calls] or MARK_OF[form.calls]
+        text = draw(dice, grammar, begin, with_marks)
+        answer = read(form, use, text)
+        assert answer.calls, text
+        assert answer.content.startswith("I look.") or not BEGINNINGS[form.calls]
         for call in answer.calls:
             assert call.name in SCHEMAS
-            assert isinstance(json.loads(call.arguments), dict)
+            assert isinstance(json.loads(call.arguments), dict), text
             if call.name == "now":
                 check(WholeAnswer(calls=[call]))
-    matcher = LLMatcher(tokenizer(), grammar, log_level=0)
-    wrong = tokenizer().tokenize_str('<tool_call>\n{"name": "now", "arguments": {"a')
-    assert matcher.validate_tokens(wrong) < len(wrong)
 
 
-@pytest.mark.parametrize("form", [AnswerFormat(None, name) for name in ("mistral", "pythonic", "deepseek_v3")], ids=str)
-def test_a_strict_tool_is_refused_where_free_text_and_calls_cannot_be_told_apart(form: AnswerFormat) -> None:
+def test_text_alone_is_an_answer_where_calls_may_come() -> None:
+    for form in (*(AnswerFormat(None, name) for name in CALLS), HARMONY_FORM):
+        for each, with_marks in ((form, False), (with_tokens(form), True))[form.is_harmony :]:
+            channel = "<|channel|>final<|message|>" if form.is_harmony else ""
+            ids = encoded(f"{channel}Some words, <tool or {{not}} [at all].", with_marks)
+            matcher = LLMatcher(tokenizer(with_marks), definition(each, ToolUse(TOOLS, ToolMode.AUTO)), log_level=0)
+            assert matcher.consume_tokens(ids)
+            assert matcher.is_accepting()
+
+
+WRONG = {
+    "hermes": '<tool_call>\n{"name": "now", "arguments": {"a',
+    "qwen3_coder": "<tool_call>\n<function=now>\n<parameter=a>",
+    "glm": "<tool_call>now\n<arg_key>a",
+    "llama3_json": '{"name": "now", "parameters": {"a',
+    "pythonic": "[now(a",
+    "mistral": '[TOOL_CALLS] [{"name": "now", "arguments": {"a',
+    "mistral_args": '[TOOL_CALLS]now[ARGS]{"a',
+    "deepseek_v3": '<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{"a',
+    "deepseek_v31": '<｜tool▁call▁begin｜>now<｜tool▁sep｜>{"a',
+    HARMONY: '<|channel|>commentary to=functions.now <|constrain|>json<|message|>{"a',
+}
+
+
+@pytest.mark.parametrize("with_marks", [False, True], ids=["letters", "tokens"])
+@pytest.mark.parametrize("family", WRONG)
+@pytest.mark.parametrize("mode", [ToolMode.AUTO, ToolMode.REQUIRED])
+def test_a_strict_call_has_no_argument_beside_its_schema(family: str, with_marks: bool, mode: ToolMode) -> None:
+    if (family, mode, with_marks) == (HARMONY, ToolMode.AUTO, False):
+        return  # refused: see below
+    form = HARMONY_FORM if family == HARMONY else AnswerFormat(None, family)
+    grammar = definition(with_tokens(form) if with_marks else form, ToolUse(TOOLS, mode))
+    matcher = LLMatcher(tokenizer(with_marks), grammar, log_level=0)
+    begin = "<｜tool▁calls▁begin｜>" if family.startswith("deepseek") else ""
+    ids = encoded(begin + WRONG[family], with_marks)
+    right = encoded(begin + WRONG[family].partition("now")[0] + "now", with_marks)
+    assert matcher.validate_tokens(right) == len(right), "up to here it is a call"
+    assert matcher.validate_tokens(ids) < len(ids)
+
+
+@pytest.mark.parametrize("family", [*CALLS, HARMONY])
+def test_the_grammar_takes_what_the_format_writes(family: str) -> None:
+    form = HARMONY_FORM if family == HARMONY else AnswerFormat(None, family)
+    call = WholeCall("id", "get_weather", '{"city": "Köln", "unit": "c", "days": 3}')
+    answer = WholeAnswer(calls=[call] * (2 if family == "mistral" else 1))
+    text = RENDERERS[family](answer).replace("'", '"')
+    for mode in (ToolMode.REQUIRED, ToolMode.AUTO):
+        for each, with_marks in ((form, False), (with_tokens(form), True)):
+            if (family, mode, with_marks) == (HARMONY, ToolMode.AUTO, False):
+                continue
+            use = ToolUse(TOOLS, mode)
+            matcher = LLMatcher(tokenizer(with_marks), definition(each, use), log_level=0)
+            ids = encoded(text, with_marks)
+            assert matcher.validate_tokens(ids) == len(ids), (text, mode, with_marks)
+            assert same(read(each, use, text), answer)
+
+
+UNWRITTEN: dict[str, Any] = {
+    "a name that is no Python": {"properties": {"a b": {"type": "integer"}}},
+    "cases": {"properties": {"a": {"type": "integer"}}, "anyOf": [{"required": ["a"]}, {}]},
+    "names by pattern": {"patternProperties": {"^x": {"type": "integer"}}},
+}
+
+
+@pytest.mark.parametrize("parameters", UNWRITTEN.values(), ids=UNWRITTEN)
+def test_arguments_that_a_format_cannot_write_come_as_json(parameters: dict[str, Any]) -> None:
+    tools = (Tool("f", None, {"type": "object", **parameters}, True),)
+    form = AnswerFormat(None, "pythonic")
+    required = ToolUse(tools, ToolMode.REQUIRED)
+    text = draw(random.Random(1), definition(form, required))
+    assert "<tool_call>" in text
+    for call in read(form, required, text).calls:
+        jsonschema.validate(json.loads(call.arguments), parameters)
     with pytest.raises(RefusedError) as refusal:
-        reading_of(form, ToolUse(TOOLS, ToolMode.AUTO), "", None)
-    assert refusal.value.problem.param == "tools[1].function.strict"
-    assert reading_of(form, ToolUse(TOOLS[:1], ToolMode.AUTO), "", None).shape is None
+        reading_of(form, ToolUse(tools, ToolMode.AUTO), "", None)
+    assert refusal.value.problem.param == "tools[0].function.strict"
+
+
+def test_a_strict_tool_is_refused_where_it_is_not_known_how_calls_are_written() -> None:
+    for form in (AnswerFormat(), HARMONY_FORM):  # the latter of a vocabulary without its marks
+        with pytest.raises(RefusedError):
+            reading_of(form, ToolUse(TOOLS, ToolMode.AUTO), "", None)
+
+
+ARGUMENTS: dict[str, Any] = {
+    "optional": {
+        "properties": {"a": {"type": "integer"}, "b": {"type": "boolean"}, "c": {"type": ["null", "boolean"]}}
+    },
+    "one of many": {"properties": {name: {"type": "null"} for name in "abcd"}, "required": ["c"]},
+    "nullable": {"properties": {"a": {"anyOf": [{"type": "string", "maxLength": 3}, {"type": "null"}]}}},
+    "texts": {
+        "properties": {"a": {"type": "string", "minLength": 2, "maxLength": 4}, "b": {"enum": ["", "x\ny", '"']}}
+    },
+    "const": {"properties": {"a": {"const": "</x>"}, "b": {"const": 5}}, "required": ["a"]},
+    "deep": {
+        "properties": {"a": {"$ref": "#/$defs/d"}},
+        "required": ["a"],
+        "$defs": {"d": {"type": "array", "items": {"type": "string", "maxLength": 2}, "minItems": 1, "maxItems": 2}},
+    },
+    "others": {"additionalProperties": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "required alone": {"required": ["a"], "additionalProperties": {"type": "boolean"}},
+    "pattern": {"properties": {"a": {"type": "string", "pattern": "^[a-c]{2}$"}}, "required": ["a"]},
+    "nothing": {"additionalProperties": False},
+}
+
+
+@pytest.mark.parametrize("family", ["qwen3_coder", "glm", "pythonic"])
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_arguments_written_one_by_one_keep_to_their_schema(family: str, name: str) -> None:
+    schema = {"type": "object", "additionalProperties": False, **ARGUMENTS[name]}
+    use = ToolUse((Tool("f", None, schema, True),), ToolMode.REQUIRED, "f")
+    for form, with_marks in ((AnswerFormat(None, family), False), (with_tokens(AnswerFormat(None, family)), True)):
+        grammar = definition(form, use)
+        dice = random.Random(f"{family} {name}")
+        for _ in range(DRAWS):
+            text = draw(dice, grammar, with_marks=with_marks)
+            [call] = read(form, use, text).calls
+            jsonschema.validate(json.loads(call.arguments), schema)
+
+
+@pytest.mark.parametrize("family", ["qwen3_coder", "glm"])
+def test_a_closing_tag_within_json_ends_nothing(family: str) -> None:
+    form = AnswerFormat(None, family)
+    value = {"a": "</parameter> and </arg_value>", "b": '\\" </parameter>'}
+    text = RENDERERS[family](WholeAnswer(calls=[WholeCall("id", "f", json.dumps({"deep": value}))]))
+    use = ToolUse((Tool("f", None, {"properties": {"deep": {"type": "object"}}}, False),), ToolMode.AUTO)
+    [call] = read(form, use, text).calls
+    assert json.loads(call.arguments) == {"deep": value}
 
 
 def test_one_call_is_all_where_there_may_be_one() -> None:

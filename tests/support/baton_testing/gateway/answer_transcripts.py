@@ -214,6 +214,7 @@ RENDERERS: dict[str, Callable[[WholeAnswer], str]] = {
     "llama3_json": _llama,
     "pythonic": _pythonic,
     "mistral": _mistral,
+    "mistral_args": _mistral,
     "qwen3_coder": _qwen3_coder,
     "glm": _glm,
     "deepseek_v3": _deepseek(lambda call: f"function<｜tool▁sep｜>{call.name}\n```json\n{call.arguments}\n```"),
@@ -278,6 +279,7 @@ BY_HAND: dict[str, tuple[str, ...]] = {
         '[TOOL_CALLS] [{"name": "f", "arguments": {}}, oops',
         "[TOOL_CAL",
     ),
+    "mistral_args": ('[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]f[ARGS]{', "[TOOL_CALLS]f[AR", "[TOOL_CALLS]f[ARGS]oops"),
     "qwen3_coder": (
         "<tool_call>\n<function=f>\n</function>\n</tool_call>",
         "<tool_call><function=f><parameter=city>no newlines</parameter></function></tool_call>",

@@ -1,0 +1,119 @@
+"""How models of each format write calls: what stands around names and arguments, for the grammars that force it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from baton_gateway.answers.formats import HARMONY
+from baton_gateway.answers.harmony import ASSISTANT, CHANNEL, MESSAGE, NAMESPACE, START, TO
+from baton_gateway.shapes.members import MemberForm
+
+HERMES = "hermes"
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenCalls:
+    """The calls of one answer: `begin`, each between `open` and `close` with `separator` between them, `end`."""
+
+    before: str
+    """Between `open` and the name."""
+    between: str
+    """Between name and arguments."""
+    open: str = ""
+    close: str = ""
+    separator: str = ""
+    begin: str = ""
+    end: str = ""
+    first: str = ""
+    """What may stand before all of it."""
+    members: MemberForm | None = None
+    """How arguments are written; None: as JSON."""
+    mark: str = ""
+    """Where calls begin within text: the beginning of `open` or of `begin`, or something before them."""
+    bare: str = ""
+    """With what an answer begins that is calls without a mark."""
+    silent: tuple[str, ...] = ()
+    """Marks that may stand in the text before and behind calls."""
+
+
+_MARK = "<tool_call>"
+_DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+WRITTEN: Mapping[str, WrittenCalls] = {
+    HERMES: WrittenCalls(
+        '\n{"name": "', '", "arguments": ', open=_MARK, close="}\n</tool_call>", separator="\n", mark=_MARK
+    ),
+    "qwen3_coder": WrittenCalls(
+        "\n<function=",
+        ">\n",
+        open=_MARK,
+        close="</function>\n</tool_call>",
+        members=MemberForm("<parameter=", ">\n", "\n</parameter>\n", closes="</parameter>"),
+        separator="\n",
+        mark=_MARK,
+    ),
+    "glm": WrittenCalls(
+        "",
+        "\n",
+        open=_MARK,
+        close="</tool_call>",
+        members=MemberForm("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n", closes="</arg_value>"),
+        separator="\n",
+        mark=_MARK,
+    ),
+    "llama3_json": WrittenCalls(
+        '{"name": "', '", "parameters": ', close="}", separator="; ", mark="<|python_tag|>", bare="{"
+    ),
+    "pythonic": WrittenCalls(
+        "",
+        "(",
+        close=")",
+        begin="[",
+        separator=", ",
+        end="]",
+        members=MemberForm("", "=", "", ", "),
+        mark="<|python_start|>",
+        bare="[",
+        silent=("<|python_end|>",),
+    ),
+    "mistral": WrittenCalls(
+        '{"name": "',
+        '", "arguments": ',
+        close="}",
+        begin="[TOOL_CALLS] [",
+        separator=", ",
+        end="]",
+        mark="[TOOL_CALLS]",
+    ),
+    "mistral_args": WrittenCalls("", "[ARGS]", open="[TOOL_CALLS]", mark="[TOOL_CALLS]"),
+    "deepseek_v3": WrittenCalls(
+        "function<｜tool▁sep｜>",
+        "\n```json\n",
+        open="<｜tool▁call▁begin｜>",
+        close="\n```<｜tool▁call▁end｜>",
+        begin=_DEEPSEEK[0],
+        separator="\n",
+        end=_DEEPSEEK[1],
+        mark="<｜tool▁call▁begin｜>",
+        silent=_DEEPSEEK,
+    ),
+    "deepseek_v31": WrittenCalls(
+        "",
+        "<｜tool▁sep｜>",
+        open="<｜tool▁call▁begin｜>",
+        close="<｜tool▁call▁end｜>",
+        begin=_DEEPSEEK[0],
+        end=_DEEPSEEK[1],
+        mark="<｜tool▁call▁begin｜>",
+        silent=_DEEPSEEK,
+    ),
+    HARMONY: WrittenCalls(
+        "",
+        f" <|constrain|>json{MESSAGE}",
+        open=f"{CHANNEL}commentary{TO}{NAMESPACE}",
+        close="<|call|>",
+        separator=START + ASSISTANT,
+        first=START + ASSISTANT,
+        mark=CHANNEL,
+    ),
+}
