@@ -119,6 +119,7 @@ def gateway_spec(deployment: LLMDeployment, site: Site) -> WorkerSpec:
         f"--prefill-unavailable={_PREFILL_UNAVAILABLE[spec.routing.prefill_unavailable]}",
         f"--max-request-duration-s={spec.gateway.limits.max_request_duration:g}",
         *(() if spec.model.generation_defaults else ("--generation-defaults=off",)),
+        *_formats(deployment),
         *_aliases(deployment),
         *_queue(deployment),
         *_operator(deployment, site),
@@ -204,6 +205,13 @@ def _operator(deployment: LLMDeployment, site: Site) -> tuple[str, ...]:
         if spec.prefill.replicas.min == 0:
             arguments += (f"--park-s={spec.gateway.limits.max_request_duration:g}",)
     return arguments
+
+
+def _formats(deployment: LLMDeployment) -> tuple[str, ...]:
+    """How the model writes calls and thoughts, where the manifest says it."""
+    model = deployment.spec.model
+    said = {"--tool-format": model.tool_format, "--reasoning-format": model.reasoning_format}
+    return tuple(f"{flag}={value}" for flag, value in said.items() if value != "auto")
 
 
 def _aliases(deployment: LLMDeployment) -> tuple[str, ...]:

@@ -80,6 +80,7 @@ class GatewayServer:
             self.epoch,
             self.metrics.altered_frames["worker"],
             LinkTimes(suspect_s=settings.suspect_s, dead_s=settings.dead_s),
+            settings.formats,
         )
         self._tenants = Tenants(settings.api_keys)
         self._certificate = None if settings.tls is None else Certificate(settings.tls)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 from urllib.parse import urlsplit
 
+from baton_gateway.answers.formats import AUTO, CALL_NAMES, THOUGHT_NAMES, FormatNames
 from baton_gateway.http_api.cors import is_origin
 from baton_wire.discovery import Source, parse_source
 
@@ -50,6 +51,8 @@ class Settings:
     prefill_unavailable: str
     generation_defaults: str
     """`on`: requests that leave sampling open get what the model's generation_config.json says; `off`: the API's."""
+    formats: FormatNames
+    """How the models write calls and thoughts. A running gateway keeps it."""
     slo_ttft_s: float
     slo_tpot_s: float
     max_request_duration_s: float
@@ -106,6 +109,15 @@ def _parser() -> _Parser:
         choices=("fail", "decode-locally"),
         default="decode-locally",
         help="while no prefill worker is routable (default %(default)s)",
+    )
+    add(
+        "--tool-format", choices=CALL_NAMES, default=AUTO, help="how models write calls (default: their template tells)"
+    )
+    add(
+        "--reasoning-format",
+        choices=THOUGHT_NAMES,
+        default=AUTO,
+        help="how models write thoughts (default: their template tells)",
     )
     add("--generation-defaults", choices=("on", "off"), default="on", help="the model's own (default %(default)s)")
     add("--slo-ttft-s", type=float, default=0.5, metavar="S", help="target, for waiting and auto (default %(default)s)")
@@ -200,6 +212,7 @@ def parse_settings(argv: list[str]) -> Settings:
         disaggregation=first.disaggregation,
         prefill_unavailable=first.prefill_unavailable,
         generation_defaults=first.generation_defaults,
+        formats=_formats(first),
         slo_ttft_s=_within("--slo-ttft-s", first.slo_ttft_s, 0.001, 3600),
         slo_tpot_s=_within("--slo-tpot-s", first.slo_tpot_s, 0.001, 3600),
         processes=_within("--processes", first.processes, 1, 256),
@@ -267,6 +280,13 @@ def _aliases(value: str) -> tuple[tuple[str, str], ...]:
     if len(dict(pairs)) < len(pairs):
         raise SettingsError("--model-aliases: an alias is given twice")
     return tuple(pairs)
+
+
+def _formats(said: argparse.Namespace) -> FormatNames:
+    try:
+        return FormatNames(said.tool_format, said.reasoning_format)
+    except ValueError as error:
+        raise SettingsError(f"--tool-format, --reasoning-format: {error}") from error
 
 
 def _operator(value: str | None) -> str | None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from baton_control.errors import ManifestError, UnsupportedError
+from baton_control.spec.named_formats import ReasoningFormat, ToolFormat
 from baton_control.worker_specs import Device, Site, WorkerSpec, gateway_spec, instance_arguments, worker_spec
+from baton_gateway.answers.formats import CALL_NAMES, THOUGHT_NAMES, FormatNames
 from baton_gateway.settings import parse_settings
 from baton_testing.kube.manifests import deployment
 from baton_wire.messages.values import POOL_ROLES, Role
@@ -55,6 +58,17 @@ def test_the_gateway_is_told_whether_the_models_sampling_defaults_count(wanted: 
     spec = gateway_spec(deployment(model__generationDefaults=wanted), SITE)
     arguments = (*spec.argv[3:], *instance_arguments(Role.GATEWAY, "127.0.0.1:0", "/run/a.json"))
     assert parse_settings(list(arguments)).generation_defaults == said
+
+
+def test_formats_of_answers_reach_the_gateway_and_no_worker() -> None:
+    plain, named = deployment(), deployment(model__toolFormat="pythonic", model__reasoningFormat="none")
+    spec = gateway_spec(named, SITE)
+    arguments = (*spec.argv[3:], *instance_arguments(Role.GATEWAY, "127.0.0.1:0", "/run/a.json"))
+    assert parse_settings(list(arguments)).formats == FormatNames("pythonic", "none")
+    for role in POOL_ROLES:
+        assert worker_spec(named, role, SITE) == worker_spec(plain, role, SITE)
+    assert get_args(ToolFormat) == CALL_NAMES
+    assert get_args(ReasoningFormat) == THOUGHT_NAMES
 
 
 def test_aliases_reach_the_gateway_and_no_worker() -> None:

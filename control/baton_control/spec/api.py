@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 from baton_control.spec.base_model import Model, broken_rule
 from baton_control.spec.engine_sizes import EngineSpec
 from baton_control.spec.model_source import SourceText
+from baton_control.spec.named_formats import ReasoningFormat, ToolFormat, go_together
 from baton_control.spec.pod_options import EnvSpec, HugepagesSpec, VolumeSpec
 from baton_control.spec.quantities import (
     Allowed,
@@ -173,6 +174,10 @@ class ModelSpec(Model):
     """`auto`: as `dtype`. `fp8` (e4m3, with scales) halves KV of 16-bit models and needs accelerators."""
     generation_defaults: bool = True
     """Whether sampling that a request leaves open follows the model's generation_config.json; otherwise the API's."""
+    tool_format: ToolFormat = "auto"
+    """How the model writes calls of tools (docs/tools.md). `auto`: its chat template tells. `none`: none are read."""
+    reasoning_format: ReasoningFormat = "auto"
+    """How it writes thoughts. `auto`: its chat template tells. `none`: nothing is split off. `harmony` names both."""
     cache: CacheSpec = CacheSpec()
     fetch: FetchSpec = FetchSpec()
     credentials_secret: ObjectName | None = None
@@ -182,6 +187,8 @@ class ModelSpec(Model):
     def _names_differ(self) -> ModelSpec:
         if len({self.served_name, *self.aliases}) <= len(self.aliases):
             raise broken_rule("aliases", "not allowed: names must differ from each other and from servedName")
+        if not go_together(self.tool_format, self.reasoning_format):
+            raise broken_rule("reasoningFormat", "not allowed: harmony is toolFormat and reasoningFormat at once")
         return self
 
 

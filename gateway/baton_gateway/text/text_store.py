@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 
+from baton_gateway.answers.formats import AS_FOUND, FormatNames
 from baton_gateway.text.revision_text import TextModel, load_text_model, text_model_apart
 from baton_gateway.text.tokenizer_apart import LARGE_BUNDLE_BYTES, TokenizerApart
 
@@ -12,8 +13,13 @@ from baton_gateway.text.tokenizer_apart import LARGE_BUNDLE_BYTES, TokenizerApar
 class TextStore:
     """Text models by bundle hash; the most recently used few are kept, since loading one takes a second."""
 
-    def __init__(self, capacity: int = 4, large_bytes: int = LARGE_BUNDLE_BYTES) -> None:
-        """The tokenizers of bundles of more than `large_bytes` are loaded in processes apart."""
+    def __init__(
+        self, capacity: int = 4, large_bytes: int = LARGE_BUNDLE_BYTES, formats: FormatNames = AS_FOUND
+    ) -> None:
+        """The tokenizers of bundles of more than `large_bytes` are loaded in processes apart. `formats`: how all models
+        write calls and thoughts.
+        """
+        self._formats = formats
         self._capacity = capacity
         self._large_bytes = large_bytes
         self._models: dict[str, TextModel] = {}
@@ -43,7 +49,7 @@ class TextStore:
 
     async def _load(self, data: bytes, bundle_hash: str) -> TextModel:
         try:
-            model = await (self._load_apart if len(data) > self._large_bytes else _load_here)(data, bundle_hash)
+            model = await (self._load_apart if len(data) > self._large_bytes else self._load_here)(data, bundle_hash)
             self._models[bundle_hash] = model
             while len(self._models) > self._capacity:
                 dropped = self._models.pop(next(iter(self._models)))
@@ -56,13 +62,12 @@ class TextStore:
     async def _load_apart(self, data: bytes, bundle_hash: str) -> TextModel:
         apart = TokenizerApart(data, bundle_hash)
         self._apart.add(apart)
-        model = text_model_apart(apart, await apart.load())
+        model = text_model_apart(apart, await apart.load(), self._formats)
         if model is not None:
             return model
         await apart.close()
         self._apart.discard(apart)
-        return await _load_here(data, bundle_hash)
+        return await self._load_here(data, bundle_hash)
 
-
-async def _load_here(data: bytes, bundle_hash: str) -> TextModel:
-    return await asyncio.to_thread(load_text_model, data, bundle_hash)
+    async def _load_here(self, data: bytes, bundle_hash: str) -> TextModel:
+        return await asyncio.to_thread(load_text_model, data, bundle_hash, self._formats)

@@ -16,6 +16,7 @@ from typing import Protocol
 
 import aiohttp
 
+from baton_gateway.answers.formats import AS_FOUND, FormatNames
 from baton_gateway.errors import BundleError
 from baton_gateway.text.revision_text import TextModel
 from baton_gateway.text.text_store import TextStore
@@ -89,9 +90,13 @@ class WorkerLinks:
         epoch: bytes,
         altered: AlteredFrames,
         times: LinkTimes = LinkTimes(),
+        formats: FormatNames = AS_FOUND,
     ) -> None:
-        """`epoch` is this gateway process's own. `altered` counts frames that did not arrive as they were sent."""
-        self._shared = _Shared(table, listener, keys, Party(LinkRole.GATEWAY, epoch), times, TextStore(), altered)
+        """`epoch` is this gateway process's own. `altered` counts frames that did not arrive as they were sent.
+        `formats`: how the models write calls and thoughts.
+        """
+        texts = TextStore(formats=formats)
+        self._shared = _Shared(table, listener, keys, Party(LinkRole.GATEWAY, epoch), times, texts, altered)
         self._times = times
         self._wanted: dict[Role, set[Address]] = {}
         self._tasks: dict[tuple[Role, Address], asyncio.Task[None]] = {}

@@ -33,7 +33,7 @@ UPGRADE_ANNOTATION = "baton.dev/upgrade"
 ROLES = (*POOL_ROLES, Role.GATEWAY)
 _NOT_IN_PODS = ("replicas", "service", "route", "openAccess")
 """Fields of the gateway that its Pods do not depend on."""
-_NOT_IN_WORKERS = ("generationDefaults", "aliases", "fetch")
+_NOT_IN_WORKERS = ("generationDefaults", "aliases", "toolFormat", "reasoningFormat", "fetch")
 """Fields of the model that workers do not depend on."""
 GOOD_ANNOTATION = "baton.dev/last-good"
 """On the current record: the LLMDeployment that was last carried out, as JSON without status and labels."""
@@ -150,6 +150,7 @@ def inputs(deployment: LLMDeployment, role: Role, restart: str = "") -> Manifest
         targets = {name: each["target"] for name, each in dump["slo"].items()}
         may_sleep = spec.prefill.replicas.min == 0
         more = {"routing": dump["routing"], "targets": targets, "maySleep": may_sleep}
+        more |= {name: dump["model"][name] for name in ("toolFormat", "reasoningFormat")}
         more["generationDefaults"] = spec.model.generation_defaults
         more["aliases"] = [f"{alias}={spec.model.served_name}" for alias in spec.model.aliases]
         return {**shared, "gateway": gateway, "maxRequestDuration": longest, **more}

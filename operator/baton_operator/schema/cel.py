@@ -75,6 +75,12 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
             "names must differ from each other and from servedName",
             ".aliases",
         ),
+        Rule(
+            "(self.toolFormat == 'harmony') == (self.reasoningFormat == 'harmony') || self.toolFormat == 'auto' || "
+            "self.reasoningFormat == 'auto'",
+            "harmony is toolFormat and reasoningFormat at once",
+            ".reasoningFormat",
+        ),
     ),
     CacheSpec: (
         Rule(

@@ -59,6 +59,7 @@ NOT_ALLOWED: list[tuple[tuple[str, ...], object, str]] = [
     (("spec", "model", "servedName"), "x" * 129, "spec.model.servedName: "),
     (("spec", "model", "servedName"), "", "spec.model.servedName: '' is not allowed"),
     (("spec", "model", "servedName"), None, "spec.model.servedName: null is not allowed"),
+    (("spec", "model", "toolFormat"), "xml", "spec.model.toolFormat: 'xml' is not allowed"),
     (("spec", "model", "aliases"), ["tiny"], "spec.model.aliases: not allowed: names must differ from each other"),
     (("spec", "model", "aliases"), ["a", "a"], "spec.model.aliases: not allowed: names must differ from each other"),
     (("spec", "model", "aliases"), ["a,b"], "spec.model.aliases[0]: 'a,b' is not allowed: must be 1 to 128 letters"),

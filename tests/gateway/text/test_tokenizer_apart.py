@@ -71,7 +71,7 @@ async def test_it_says_what_one_in_this_process_says(
     name: str, store: TextStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     local, loaded_here = here(name), []
-    monkeypatch.setattr(text_store, "load_text_model", lambda data, _: loaded_here.append(data))
+    monkeypatch.setattr(text_store, "load_text_model", lambda data, *_: loaded_here.append(data))
     apart = await loaded(store, name)
     assert (loaded_here, apart.tokenizer) == ([], None)
     assert replace(local.bundle, tokenizer_json="") == apart.bundle

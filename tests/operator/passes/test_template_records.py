@@ -281,6 +281,8 @@ VALUES: dict[str, object] = {
     "gateway.route.hostnames": None,
     "model.generationDefaults": False,
     "model.aliases": ["gpt-4o"],
+    "model.toolFormat": "pythonic",
+    "model.reasoningFormat": "mistral",
     "gateway.apiKeys.secretName": "clients",
     "gateway.openAccess": True,
     "gateway.allowedOrigins": ["https://chat.example"],
