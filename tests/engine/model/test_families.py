@@ -101,7 +101,43 @@ def gpt_oss(draw: st.DrawFn) -> dict[str, Any]:
     )
 
 
-CASES = {"gemma3": gemma3(), "phi3": phi3(), "glm4": glm4(), "glm": glm4(), "gpt-oss": gpt_oss()}
+@st.composite
+def mixtral(draw: st.DrawFn) -> dict[str, Any]:
+    experts = draw(st.integers(1, 5))
+    return draw(heads()) | {
+        "head_dim": draw(st.sampled_from([None, 8, 32])),
+        "num_local_experts": experts,
+        "num_experts_per_tok": draw(st.integers(1, experts)),
+        "sliding_window": draw(st.sampled_from([None, 9, 64])),
+    }
+
+
+@st.composite
+def qwen3_moe(draw: st.DrawFn) -> dict[str, Any]:
+    fields = draw(heads())
+    experts = draw(st.integers(1, 5))
+    places = st.integers(0, fields["num_hidden_layers"] - 1)
+    return fields | {
+        "head_dim": draw(st.sampled_from([8, 32])),
+        "num_experts": experts,
+        "num_experts_per_tok": draw(st.integers(1, experts)),
+        "moe_intermediate_size": draw(st.sampled_from([16, 40])),
+        "norm_topk_prob": draw(st.booleans()),
+        "decoder_sparse_step": draw(st.sampled_from([1, 2])),
+        "mlp_only_layers": draw(st.lists(places, unique=True, max_size=2)),
+        "attention_bias": draw(st.booleans()),
+    }
+
+
+CASES = {
+    "gemma3": gemma3(),
+    "phi3": phi3(),
+    "glm4": glm4(),
+    "glm": glm4(),
+    "gpt-oss": gpt_oss(),
+    "mixtral": mixtral(),
+    "qwen3-moe": qwen3_moe(),
+}
 
 
 @pytest.mark.parametrize("family", CASES)

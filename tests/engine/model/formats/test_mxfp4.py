@@ -17,6 +17,7 @@ from baton_engine.model.loading import load_model
 from baton_engine.model.step_cost import cost_model
 from baton_testing.engine.model_steps import ModelSteps, chunk
 from baton_testing.engine.models import write_random_model
+from baton_testing.engine.quantised_models import write_mxfp4
 from baton_wire.models.errors import ModelConfigError
 
 CPU = torch.device("cpu")
@@ -51,24 +52,8 @@ def test_every_byte_and_scale_is_unpacked_by_the_formula() -> None:
 def fixture_pair(tmp_path: Path) -> tuple[Path, Path]:
     """A model in MXFP4, and the same weights as they are."""
     plain = write_random_model(tmp_path / "plain", "gpt-oss", hidden_size=64, intermediate_size=32)
-    tensors = load_file(plain / "model.safetensors")
-    packed: dict[str, Tensor] = {}
-    generator = torch.Generator().manual_seed(5)
-    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
-        count, columns, features = tensors[name].shape
-        shape = (count, features, columns // 32)
-        blocks = torch.randint(256, (*shape, 16), generator=generator, dtype=torch.uint8)
-        scales = torch.randint(122, 125, shape, generator=generator, dtype=torch.uint8)
-        packed |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
-        tensors[name] = unpack_mxfp4(blocks, scales, name).transpose(1, 2).contiguous()
     quantised = tmp_path / "quantised"
-    quantised.mkdir()
-    fields = json.loads((plain / "config.json").read_text())
-    fields["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
-    (quantised / "config.json").write_text(json.dumps(fields))
-    kept = {name: tensor for name, tensor in tensors.items() if f"{name}_blocks" not in packed}
-    save_file(kept | packed, quantised / "model.safetensors")
-    save_file(tensors, plain / "model.safetensors", metadata={"format": "pt"})
+    write_mxfp4(plain, quantised)
     return quantised, plain
 
 

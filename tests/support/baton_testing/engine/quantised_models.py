@@ -17,7 +17,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+from baton_engine.model.formats.unpacking import unpack_mxfp4
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", ".w1", ".w2", ".w3")
+"""Ends of the names of quantised layers; Mixtral's experts have numbers."""
 Parts = dict[str, Tensor]
 
 
@@ -204,3 +207,24 @@ def _words(codes: Tensor, bits: int, along: int) -> Tensor:
         words[:, column // many] |= table[:, column] << np.uint64(bits * (column % many))
     packed_words = torch.from_numpy(words.astype(np.uint32).view(np.int32).copy())
     return packed_words if along == 1 else packed_words.t()
+
+
+def write_mxfp4(plain: Path, quantised: Path) -> None:
+    """A copy of a gpt-oss model with random experts in MXFP4; `plain` gets the weights that they mean."""
+    tensors = load_file(plain / "model.safetensors")
+    packed: dict[str, Tensor] = {}
+    generator = torch.Generator().manual_seed(5)
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        count, columns, features = tensors[name].shape
+        shape = (count, features, columns // 32)
+        blocks = torch.randint(256, (*shape, 16), generator=generator, dtype=torch.uint8)
+        scales = torch.randint(122, 125, shape, generator=generator, dtype=torch.uint8)
+        packed |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        tensors[name] = unpack_mxfp4(blocks, scales, name).transpose(1, 2).contiguous()
+    quantised.mkdir()
+    fields = json.loads((plain / "config.json").read_text())
+    fields["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    (quantised / "config.json").write_text(json.dumps(fields))
+    kept = {name: tensor for name, tensor in tensors.items() if f"{name}_blocks" not in packed}
+    save_file(kept | packed, quantised / "model.safetensors")
+    save_file(tensors, plain / "model.safetensors", metadata={"format": "pt"})
