@@ -65,6 +65,7 @@ verify: install ## Generated files are what their sources say
 	$(BIN)/python -m baton_operator.schema.crd --check crds
 	$(BIN)/python -m baton_operator.schema.crd --check charts/baton/files/crds
 	$(BIN)/python scripts/render.py --check
+	$(BIN)/python -m bench combinations --check
 
 wheel: install ## Build dist/baton_serving-….whl, as a user installs it
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .

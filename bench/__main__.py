@@ -34,6 +34,10 @@ BENCHES = {
         "what answers that follow a grammar cost: step times, on the CPU or a GPU",
     ),
     "structured_validity": ("bench.structured.validity", "answers of schemas judged by `jsonschema`, and continued"),
+    "combinations": (
+        "bench.combinations",
+        "every pair of features each way of a request, equal or refused: docs/combinations.md",
+    ),
     "kernels": ("bench.kernels.cpu", "the kernels' CPU paths beside what they replace"),
     "sizing": ("bench.sizing", "scaling policies: SLO misses and GPU-hours over all scenarios"),
     "paced": ("bench.sizing.paced", "a deployment that sizes itself, with emulated GPUs, under a trace"),
