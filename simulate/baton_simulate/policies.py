@@ -7,7 +7,7 @@ as ours, at 70 % of what one worker can hold within the targets.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -22,17 +22,26 @@ from baton_simulate.baselines.apa import Apa
 from baton_simulate.baselines.dynamo import Dynamo
 from baton_simulate.baselines.hpa import Hpa
 from baton_simulate.baselines.kpa import Kpa
-from baton_simulate.baselines.llmd import LlmdV1, LlmdV2
+from baton_simulate.baselines.llmd import QUEUE_LIMIT, LlmdV1, LlmdV2
+from baton_simulate.baselines.plain import HELD_S, Plain
 from baton_simulate.baselines.signals import Policy, Sizes
 from baton_simulate.twin_metrics import TwinMetrics
 from baton_wire.messages.values import POOL_ROLES, Role
 
-PEERS = ("hpa-queue", "hpa-kv", "kpa", "dynamo", "llmd-v1", "llmd-v2", "apa")
+PEERS = ("hpa-queue", "hpa-kv", "kpa", "dynamo", "llmd-v1", "llmd-v2", "apa", "plain")
 POLICIES = ("slo", "static", "oracle", *PEERS)
 TUNED_SHARE = 0.7
 QUEUE_SHARE = 0.35
 """Little's law at the edge of the target: 0.8 of a worker's rate times a mean TTFT of 0.4 of its 95th percentile."""
 LOOK_S = 10.0
+KNOBS = {
+    "slo": 60.0,
+    "hpa-queue": TUNED_SHARE,
+    "apa": TUNED_SHARE,
+    "llmd-v1": QUEUE_LIMIT,
+    "plain": HELD_S,
+}
+"""One natural knob and its default: seconds that a need is held, the share of a worker that is used, prompts queued."""
 
 
 @dataclass(slots=True)
@@ -96,11 +105,21 @@ class Scripted:
 Player = Slo | Baseline | Scripted
 
 
-def player(name: str, spec: SizingSpec, believed: WorkerModel, needs: Needs, startup_s: float) -> Player:
-    """The policy of that name. `needs`: what the workload needs when, known to `static` and `oracle` only."""
+def player(
+    name: str, spec: SizingSpec, believed: WorkerModel, needs: Needs, startup_s: float, knob: float | None = None
+) -> Player:
+    """The policy of that name. `needs`: what the workload needs when, known to `static` and `oracle` only.
+
+    `knob`: of the policies that have one (`KNOBS`), its value instead of the default.
+    """
+    assert knob is None or name in KNOBS, f"{name} has no knob"
+    value = KNOBS.get(name, 0.0) if knob is None else knob
+    tuned_share = value if name in ("hpa-queue", "apa") else TUNED_SHARE
+    if name == "slo":
+        spec = replace(spec, stabilisation_s=value)
     concurrency = tuned_concurrency(believed, spec, needs.mean_shape)
     share = min(0.8, concurrency[Role.DECODE] * needs.context / believed.kv_capacity_tokens)
-    tuned = {role: max(1.0, TUNED_SHARE * concurrency[role]) for role in POOL_ROLES}
+    tuned = {role: max(1.0, tuned_share * concurrency[role]) for role in POOL_ROLES}
     makers: dict[str, Callable[[], Player]] = {
         "slo": lambda: Slo(spec, TwinSizer(believed, spec.targets)),
         "static": lambda: Scripted(lambda now: needs.most()),
@@ -109,9 +128,10 @@ def player(name: str, spec: SizingSpec, believed: WorkerModel, needs: Needs, sta
         "hpa-kv": lambda: Baseline(Hpa(spec, tuned, kv_target=max(0.02, TUNED_SHARE * share))),
         "kpa": lambda: Baseline(Kpa(spec, concurrency)),
         "dynamo": lambda: Baseline(Dynamo(spec, believed)),
-        "llmd-v1": lambda: Baseline(LlmdV1(spec)),
+        "llmd-v1": lambda: Baseline(LlmdV1(spec, value)),
         "llmd-v2": lambda: Baseline(LlmdV2(spec, believed.kv_capacity_tokens, believed.max_sequences)),
-        "apa": lambda: Baseline(Apa(spec, tuned[Role.PREFILL], max(0.02, TUNED_SHARE * share))),
+        "apa": lambda: Baseline(Apa(spec, tuned[Role.PREFILL], max(0.02, tuned_share * share))),
+        "plain": lambda: Baseline(Plain(spec, believed, value)),
     }
     return makers[name]()
 

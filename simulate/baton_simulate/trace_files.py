@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 from collections.abc import Iterable, Iterator
 from datetime import datetime
@@ -19,8 +20,12 @@ MAX_TOKENS = 1 << 21
 
 
 def read_trace(path: Path) -> Workload:
-    """A workload from a file; the format is told by its first line. Raises ManifestError, OSError."""
-    with path.open(encoding="utf-8", newline="") as file:
+    """A workload from a file, packed by gzip when its name ends in .gz; the format is told by its first line.
+
+    Raises ManifestError, OSError.
+    """
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8", newline="") as file:
         first = file.readline()
         file.seek(0)
         if first.lstrip().startswith("{"):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from baton_simulate.baselines import apa, dynamo, hpa, kpa, llmd
+from baton_simulate.baselines import apa, dynamo, hpa, kpa, llmd, plain
 from baton_simulate.baselines.signals import PoolSignals, Signals
 from baton_testing.sizing.builders import ROUND_WORKER, spec
 from baton_wire.messages.values import Role
@@ -116,3 +116,25 @@ def test_dynamo_moves_by_one_and_waits_for_what_is_starting() -> None:
     assert rule.decide(hot, 5.0) == {Role.PREFILL: 5, Role.DECODE: 4}
     assert rule.decide(replace(hot, prefill=replace(hot.prefill, ready=3)), 10.0) == {Role.PREFILL: 4, Role.DECODE: 4}
     assert rule.decide(None, 15.0) is None
+
+
+def test_the_plain_rule_counts_prompt_seconds_and_decode_rate_and_keeps_the_most_of_its_window() -> None:
+    rule = plain.Plain(spec(maximum=64), ROUND_WORKER, held_s=60.0)
+    # 60 req/s of 0.1 s each: 6 / 0.6. A decode worker: 64 sequences of 1,050 tokens in 0.02312 s a step.
+    busy = replace(signals(), arrivals_per_s=60.0)
+    assert rule.decide(busy, 0.0) == {Role.PREFILL: 10, Role.DECODE: 3}
+    assert rule.decide(replace(busy, arrivals_per_s=10.0), 30.0) == {Role.PREFILL: 10, Role.DECODE: 3}
+    assert rule.decide(replace(busy, arrivals_per_s=10.0), 60.0) == {Role.PREFILL: 2, Role.DECODE: 1}
+    assert rule.decide(None, 70.0) is None, "lost metrics change nothing"
+
+
+def test_the_plain_rule_adds_what_takes_a_backlog_away_within_a_minute() -> None:
+    rule = plain.Plain(spec(maximum=64), ROUND_WORKER)
+    waits = signals()
+    waits = replace(waits, prefill=replace(waits.prefill, queued_tokens=1_220_000.0))
+    assert rule.decide(waits, 0.0) == {Role.PREFILL: 5, Role.DECODE: 1}, "(1 + (122 - 4 * 0.5) / 60) / 0.6"
+
+
+def test_a_knob_changes_a_rule_and_who_has_none_refuses_it() -> None:
+    assert llmd.saturation_v1(3, 3, 0.40, 2.5, 8.0) == 2
+    assert llmd.saturation_v1(3, 3, 0.40, 2.5) == 4

@@ -14,7 +14,7 @@ SMALL = ["simulate", "--shape", "step", "--rate", "12", "--duration", "3m", "--s
 
 
 @pytest.mark.parametrize(
-    "policy", ["slo", "static", "oracle", "hpa-queue", "hpa-kv", "kpa", "dynamo", "llmd-v1", "apa"]
+    "policy", ["slo", "static", "oracle", "hpa-queue", "hpa-kv", "kpa", "dynamo", "llmd-v1", "apa", "plain"]
 )
 def test_every_policy_answers_in_json(policy: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, "--policy", policy, "--json"]) == 0

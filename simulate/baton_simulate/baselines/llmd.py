@@ -23,16 +23,16 @@ UP_SHARE, DOWN_SHARE = 0.85, 0.70
 NOTHING = PoolSignals(0, 0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
-def saturation_v1(workers: int, ready: int, kv_use: float, queue: float) -> int:
+def saturation_v1(workers: int, ready: int, kv_use: float, queue: float, queue_limit: float = QUEUE_LIMIT) -> int:
     """Workers wanted; `kv_use` and `queue` are means per ready replica."""
     if ready == 0:
         return workers
-    if KV_LIMIT - kv_use < SPARE_KV or QUEUE_LIMIT - queue < SPARE_QUEUE:
+    if KV_LIMIT - kv_use < SPARE_KV or queue_limit - queue < SPARE_QUEUE:
         return workers + 1 if ready == workers else workers
     if ready < 2:
         return workers
     grown = ready / (ready - 1)
-    if KV_LIMIT - kv_use * grown >= SPARE_KV and QUEUE_LIMIT - queue * grown >= SPARE_QUEUE:
+    if KV_LIMIT - kv_use * grown >= SPARE_KV and queue_limit - queue * grown >= SPARE_QUEUE:
         return workers - 1
     return workers
 
@@ -49,6 +49,7 @@ def saturation_v2(workers: int, demand: float, supply_per_replica: float) -> int
 @dataclass(slots=True)
 class LlmdV1:
     spec: SizingSpec
+    queue_limit: float = QUEUE_LIMIT
     interval_s: float = 30.0
     proposals: dict[Role, Window] = field(default_factory=lambda: {role: window(DOWN_WINDOW_S) for role in POOL_ROLES})
     last: dict[Role, int] = field(default_factory=dict)
@@ -59,7 +60,7 @@ class LlmdV1:
             pool = NOTHING if signals is None else signals.of(role)
             workers = self.last.get(role, 1) if signals is None else pool.workers
             ready = workers if signals is None else pool.ready
-            wanted = saturation_v1(workers, ready, pool.kv_use, pool.queued / max(1, ready))
+            wanted = saturation_v1(workers, ready, pool.kv_use, pool.queued / max(1, ready), self.queue_limit)
             sizes[role] = stabilised(self.spec, self.proposals[role], role, workers, wanted, now)
         self.last = sizes
         return sizes

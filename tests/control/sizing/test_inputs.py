@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import numpy as np
@@ -149,6 +150,9 @@ def test_the_three_trace_formats_are_told_apart(tmp_path: Path) -> None:
     own = tmp_path / "o.csv"
     own.write_text("arrival_s,prompt_tokens,output_tokens\n1,10,5\n3,20,6\n")
     assert read_trace(own).arrival_s.tolist() == [0.0, 2.0]
+    packed = tmp_path / "own.csv.gz"
+    packed.write_bytes(gzip.compress(own.read_bytes()))
+    assert read_trace(packed).arrival_s.tolist() == [0.0, 2.0]
 
 
 @pytest.mark.parametrize(

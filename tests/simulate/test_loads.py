@@ -1,0 +1,45 @@
+"""The loads of the development and the test set: apart, the same for the same seed, in the shape that they claim."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bench.sizing.loads import DEVELOPMENT, TEST, clients, on_off, turns
+
+from baton_control.sizing.workload import Workload
+
+
+def test_no_load_stands_in_both_sets() -> None:
+    assert not {load.name for load in DEVELOPMENT} & {load.name for load in TEST}
+
+
+def test_the_same_seed_gives_the_same_load_and_another_gives_another() -> None:
+    loads = [on_off(np.random.default_rng(seed), 3.0, 10.0, 0.2) for seed in (1, 1, 2)]
+    assert loads[0].arrival_s.tolist() == loads[1].arrival_s.tolist()
+    assert loads[0].arrival_s.tolist() != loads[2].arrival_s.tolist()
+
+
+def _rate(load: Workload, start_s: float, end_s: float) -> float:
+    return len(load.between(start_s, end_s)) / (end_s - start_s)
+
+
+def test_turns_change_rate_and_lengths() -> None:
+    load = turns(np.random.default_rng(1), seconds=100.0, count=4)
+    chat, code = load.between(10, 90), load.between(110, 190)
+    assert _rate(load, 10, 90) > 2 * _rate(load, 110, 190)
+    assert np.median(code.prompt_tokens) > 4 * np.median(chat.prompt_tokens)
+
+
+def test_clients_are_burstier_than_chance_and_follow_the_tide() -> None:
+    load = clients(np.random.default_rng(1), 10.0, 6.0, tide=0.7)
+    counts = np.histogram(load.between(0, 1200).arrival_s, np.arange(0, 1201, 10))[0]
+    assert counts.var() / counts.mean() > 1.5
+    ebb, flood = _rate(load, 0, 1800), _rate(load, 2.5 * 3600, 3.5 * 3600)
+    assert flood > 2 * ebb
+
+
+def test_a_load_without_its_trace_says_so(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        DEVELOPMENT[0].case(tmp_path, 1)
