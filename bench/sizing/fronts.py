@@ -213,9 +213,10 @@ def _plot(all_rows: list[Row]) -> None:
             if policy == "fixed":  # its front: what no cheaper one keeps as well
                 points = [p for p in points if not any(o[0] <= p[0] and o[1] < p[1] for o in points)]
             hours, misses = zip(*points, strict=True) if points else ((), ())
-            axis.plot(
-                hours, misses, "-o" if policy in (*KNOBS, "fixed") else "o", ms=3, lw=1, color=colour, label=policy
-            )
+            line = "-" if policy in (*KNOBS, "fixed") else ""
+            mark = "*" if policy == "slo" else "o"  # the palette of the file is small
+            size = 8 if policy == "slo" else 3
+            axis.plot(hours, misses, line + mark, ms=size, lw=1, color=colour, label=policy)
         axis.axhline(5.0, color="grey", lw=0.5)
         axis.set(yscale="log", title=f"{part}: {load}"[:44])
         axis.tick_params(labelsize=7)
