@@ -92,8 +92,8 @@ class ModelRunner:
         if self._in_flight and not self._in_flight[-1].is_whole:
             raise RuntimeError("launch: the draw of the step before waits for a result to be collected")
         clock = start_clock(self._device)
+        self._slots.open(plan.opens)
         for opened in plan.opens:
-            self._slots.open(opened)
             self._sampler.open(opened)
             if self._masks is not None:
                 self._masks.open(opened)

@@ -65,10 +65,14 @@ class SlotState:
         self._asked: tuple[int, ...] = ()
         self._ordered: tuple[int, ...] = ()
 
-    def open(self, opened: OpenSlot) -> None:
-        self._contexts[opened.slot] = opened.context_tokens
-        if opened.last_token is not None:
-            self.last_tokens[opened.slot] = opened.last_token
+    def open(self, opens: Sequence[OpenSlot]) -> None:
+        """Begin these sequences. Last tokens go up in one copy: setting an element waits for the step that runs."""
+        for opened in opens:
+            self._contexts[opened.slot] = opened.context_tokens
+        known = [(opened.slot, opened.last_token) for opened in opens if opened.last_token is not None]
+        if known:
+            slots, tokens = self._upload(np.array(known, dtype=np.int64).T.copy())
+            self.last_tokens.index_copy_(0, slots, tokens)
 
     def set_blocks(self, updates: Sequence[BlockUpdate]) -> None:
         for update in updates:
