@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_engine.running.step_shapes import CHUNKS, LARGEST_ROWS, PART_BYTES, StepShape, StepShapes, part_ends
+from baton_engine.running.step_shapes import (
+    CHUNKS,
+    LARGEST_ROWS,
+    PART_BYTES,
+    PROMPT_ROWS,
+    StepShape,
+    StepShapes,
+    part_ends,
+)
 
 ROWS_ALLOWED = 64
 """Padding up to here costs a tile of every product; above it at most one more where shapes are wider apart."""
@@ -56,7 +64,18 @@ def test_a_shape_holds_its_step_and_is_captured(slots: int, decode_rows: int, co
 def test_the_shapes_of_a_decode_worker_are_few() -> None:
     """Each costs some 40 ms before the worker is ready."""
     assert len(StepShapes(256, decodes=True).all) <= 60
-    assert len(StepShapes(256, decodes=False).all) <= 16
+
+
+def test_a_prefill_worker_pads_no_long_step_by_more_than_a_sixth() -> None:
+    """Small ones are bound by reading weights."""
+    shapes = StepShapes(256, decodes=False)
+    assert len(shapes.all) <= 32
+    for tokens in range(512, PROMPT_ROWS[-1] + 1):
+        shape = shapes.least(0, [tokens])
+        assert shape is not None
+        assert shape.decode_rows == 0
+        assert shape.rows - tokens <= max(128, tokens // 6)
+    assert shapes.least(0, [PROMPT_ROWS[-1] + 1]) is None
 
 
 def test_a_prefill_workers_graphs_end_where_enough_kv_stands() -> None:
