@@ -3,8 +3,11 @@ one product.
 
 Grid (kv head, sequence, split), so that sequences begin in their order, all heads of one together. Each program runs
 the online softmax over its share of the context and leaves a partial result (maximum, sum, weighted values, float32);
-the merge kernel joins the splits. The grid depends on shapes only, so a captured graph serves every length; splits
-beyond a short context are empty.
+the merge kernel joins the splits. The grid depends on shapes only, so a captured graph serves every length.
+
+Few sequences have equally many splits each. Among many the contexts differ: one of 4,000 tokens in one piece took as
+long as all the others together. So a first kernel deals out *seats* once a step, in proportion to lengths, and the
+grid is (kv head, seat). A sequence with one seat writes its result at once; padding has none.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -39,6 +42,8 @@ ONE_WAVE = DecodeConfig(BLOCK_N, 2, 5)
 MANY = DecodeConfig(BLOCK_N, 2, 3)
 FEW = 4
 MAX_SPLITS = 32
+SEATS_A_WAVE = 2
+"""Where sequences alone fill the GPU, pieces are so much finer: those that end early make room."""
 PROGRAMS_WANTED = 264
 """Two programs for each of an H200's 132 multiprocessors; float8 tiles are half as large, so four."""
 
@@ -46,16 +51,25 @@ PROGRAMS_WANTED = 264
 @triton.jit(do_not_specialize=["table_stride", "layer", "splits", "window"])
 def _decode_split_kernel(
     q_ptr, pool_ptr, tables_ptr, lens_ptr, scales_ptr, sinks_ptr, maximum_ptr, sum_ptr, partial_ptr,
-    table_stride, block_stride, layer, layer_stride, scale, window, splits,
+    out_ptr, seats_ptr, table_stride, block_stride, layer, layer_stride, scale, window, splits,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, WINDOW: tl.constexpr, DOT: tl.constexpr,
     ONE_SPLIT: tl.constexpr, SCALED: tl.constexpr, SINKS: tl.constexpr, LOG2E: tl.constexpr, CHAINED: tl.constexpr,
+    SEATED: tl.constexpr,
 ):  # fmt: skip
     after_previous(CHAINED)
     GROUP: tl.constexpr = Q_HEADS // KV_HEADS
     kv_head = tl.program_id(0)
     sequence = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
+    seat = sequence
+    if SEATED:
+        taken = seats_ptr + sequence * 3
+        sequence = tl.load(taken).to(tl.int64)
+        split = tl.load(taken + 1)
+        splits = tl.load(taken + 2)
+        if sequence < 0:
+            return
     group = tl.arange(0, BLOCK_M)
     lane = tl.arange(0, BLOCK_D)
     is_lane = lane < D
@@ -127,9 +141,72 @@ def _decode_split_kernel(
         tl.store(partial_ptr + head[:, None] * D + lane[None, :], result.to(partial_ptr.dtype.element_ty), mask=is_row)
         return
     out = head * splits + split  # [BLOCK_M]
-    tl.store(maximum_ptr + out, maximum, mask=group < GROUP)
-    tl.store(sum_ptr + out, total, mask=group < GROUP)
+    is_part = group < GROUP
+    if SEATED:
+        out = seat * Q_HEADS + kv_head * GROUP + group
+        result = weighted / tl.where(total == 0.0, 1.0, total)[:, None]
+        place = head[:, None] * D + lane[None, :]
+        tl.store(out_ptr + place, result.to(out_ptr.dtype.element_ty), mask=is_row & (splits == 1))
+        is_part = is_part & (splits > 1)
+        is_row = is_row & (splits > 1)
+    tl.store(maximum_ptr + out, maximum, mask=is_part)
+    tl.store(sum_ptr + out, total, mask=is_part)
     tl.store(partial_ptr + out[:, None] * D + lane[None, :], weighted, mask=is_row)
+
+
+@triton.jit(do_not_specialize=["sequences", "seats", "spare"])
+def _seats_kernel(
+    lens_ptr, seats_ptr, rows_ptr, sequences, seats, spare,
+    BLOCK_N: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_SEATS: tl.constexpr, MOST: tl.constexpr,
+):  # fmt: skip
+    row = tl.arange(0, BLOCK_ROWS)
+    is_row = row < sequences
+    length = tl.load(lens_ptr + row, mask=is_row, other=0)
+    # A sequence has a seat, and one more for each further share of all tokens: never more than sequences + spare.
+    share = tl.maximum(tl.cdiv(tl.sum(length, axis=0), spare), 2 * BLOCK_N)
+    count = tl.minimum(tl.maximum((length + share // 4) // share, 1), MOST)
+    count = tl.where(length > 0, count, 0)
+    end = tl.cumsum(count, axis=0)
+    first = end - count
+    tl.store(rows_ptr + row * 2, first, mask=is_row)
+    tl.store(rows_ptr + row * 2 + 1, count, mask=is_row)
+    for split in range(0, MOST):
+        taken = seats_ptr + (first + split) * 3
+        tl.store(taken, row, mask=split < count)
+        tl.store(taken + 1, split, mask=split < count)
+        tl.store(taken + 2, count, mask=split < count)
+    seat = tl.arange(0, BLOCK_SEATS)
+    tl.store(seats_ptr + seat * 3, -1, mask=(seat >= tl.sum(count, axis=0)) & (seat < seats))
+
+
+@triton.jit
+def _seated_merge_kernel(
+    maximum_ptr, sum_ptr, partial_ptr, out_ptr, rows_ptr,
+    Q_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_SPLITS: tl.constexpr, BLOCK_D: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
+    after_previous(CHAINED)
+    sequence = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    first = tl.load(rows_ptr + sequence * 2).to(tl.int64)
+    count = tl.load(rows_ptr + sequence * 2 + 1)
+    if count == 1:
+        return
+    split = tl.arange(0, BLOCK_SPLITS)
+    lane = tl.arange(0, BLOCK_D)
+    is_split = split < count
+    place = (first + split) * Q_HEADS + head
+    maximum = tl.load(maximum_ptr + place, mask=is_split, other=float("-inf"))  # [splits]
+    total = tl.load(sum_ptr + place, mask=is_split, other=0.0)  # [splits]
+    is_loaded = is_split[:, None] & (lane < D)[None, :]
+    partial = tl.load(partial_ptr + place[:, None] * D + lane[None, :], mask=is_loaded, other=0.0)  # [splits, D]
+    highest = tl.max(maximum, axis=0)
+    weight = tl.where(
+        maximum == float("-inf"), 0.0, tl.exp2(maximum - tl.where(highest == float("-inf"), 0.0, highest))
+    )
+    denominator = tl.sum(weight * total, axis=0)
+    merged = tl.sum(weight[:, None] * partial, axis=0) / tl.where(denominator == 0.0, 1.0, denominator)
+    row = sequence * Q_HEADS + head
+    tl.store(out_ptr + row * D + lane, merged.to(out_ptr.dtype.element_ty), mask=lane < D)
 
 
 @triton.jit
@@ -176,6 +253,8 @@ def paged_decode_attention_triton(
     if sequences == 0:
         return out
     wanted = PROGRAMS_WANTED if kv_scales is None else 2 * PROGRAMS_WANTED
+    if splits is None and window is None and sequences > FEW:
+        return _seated(q, kv, rows, scale, out, sinks, wanted, config)
     splits = splits or _choose_splits(sequences * kv_heads, wanted, block_tables.shape[1] * block_tokens)
     in_one_wave = sequences * kv_heads * splits <= wanted
     config = config or (ONE_WAVE if in_one_wave or kv_scales is not None else MANY)
@@ -188,12 +267,12 @@ def paged_decode_attention_triton(
     block_d = max(16, triton.next_power_of_2(head_dim))
     _decode_split_kernel[(kv_heads, sequences, splits)](
         q.contiguous(), kv_pool, block_tables, rows.context_lens, maximum if kv_scales is None else kv_scales,
-        maximum if sinks is None else sinks, maximum, total, partial,
+        maximum if sinks is None else sinks, maximum, total, partial, out, maximum,
         block_tables.stride(0), kv_pool.stride(0), kv.layer, kv_pool.stride(1), scale * LOG2_E, window or 0, splits,
         q_heads, kv_heads, head_dim, block_tokens,
         max(16, triton.next_power_of_2(q_heads // kv_heads)), config.block_n, block_d, window is not None,
         dot_dtype(q, kv_pool), splits == 1, kv_scales is not None,
-        sinks is not None, LOG2_E, bool(launch),
+        sinks is not None, LOG2_E, bool(launch), False,
         num_warps=config.warps, num_stages=config.stages, **launch,
     )  # fmt: skip
     if splits > 1:
@@ -210,6 +289,70 @@ def paged_decode_attention_triton(
             num_warps=2,
             **launch,
         )
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Seats:
+    """Who sits where in one step."""
+
+    seats: Tensor
+    """[seats, 3] int32: sequence (-1: nobody), split, splits of the sequence."""
+    rows: Tensor
+    """[sequences, 2] int32: first seat, number of seats."""
+
+
+def _seats(lens: Tensor, spare: int) -> _Seats:
+    """Every sequence has a seat; long ones share `spare` more by their lengths."""
+    sequences = lens.numel()
+    count = sequences + spare
+    seats = torch.empty(count, 3, dtype=torch.int32, device=lens.device)
+    rows = torch.empty(sequences, 2, dtype=torch.int32, device=lens.device)
+    block_rows = max(64, triton.next_power_of_2(sequences))
+    blocks = (block_rows, triton.next_power_of_2(block_rows + spare))
+    _seats_kernel[(1,)](lens, seats, rows, sequences, count, spare, BLOCK_N, *blocks, MAX_SPLITS, num_warps=4)
+    return _Seats(seats, rows)
+
+
+def _seated(
+    q: Tensor,
+    kv: KvLayer,
+    rows: DecodeRows,
+    scale: float,
+    out: Tensor,
+    sinks: Tensor | None,
+    wanted: int,
+    config: DecodeConfig | None,
+) -> Tensor:
+    """Attention of sequences whose splits follow their lengths, dealt out for the first layer of a step."""
+    kv_pool, kv_scales, block_tables = kv.pool, kv.scales, rows.block_tables
+    sequences, q_heads, head_dim = q.shape
+    _, _, _, kv_heads, block_tokens, _ = kv_pool.shape
+    in_one_wave = sequences * kv_heads <= wanted
+    spare = max(1, (1 if in_one_wave else SEATS_A_WAVE) * wanted // kv_heads)
+    dealt = rows.memo.once(("seats", spare), lambda: _seats(rows.context_lens, spare))
+    config = config or (ONE_WAVE if in_one_wave or kv_scales is not None else MANY)
+    launch = {} if in_one_wave else chain(q)
+    seats = sequences + spare
+    maximum = torch.empty(seats, q_heads, dtype=torch.float32, device=q.device)
+    total = torch.empty_like(maximum)
+    partial = torch.empty(seats, q_heads, head_dim, dtype=torch.float32, device=q.device)
+    block_d = max(16, triton.next_power_of_2(head_dim))
+    _decode_split_kernel[(kv_heads, seats, 1)](
+        q.contiguous(), kv_pool, block_tables, rows.context_lens, maximum if kv_scales is None else kv_scales,
+        maximum if sinks is None else sinks, maximum, total, partial, out, dealt.seats,
+        block_tables.stride(0), kv_pool.stride(0), kv.layer, kv_pool.stride(1), scale * LOG2_E, 0, 1,
+        q_heads, kv_heads, head_dim, block_tokens,
+        max(16, triton.next_power_of_2(q_heads // kv_heads)), config.block_n, block_d, False,
+        dot_dtype(q, kv_pool), False, kv_scales is not None,
+        sinks is not None, LOG2_E, bool(launch), True,
+        num_warps=config.warps, num_stages=config.stages, **launch,
+    )  # fmt: skip
+    _seated_merge_kernel[(sequences, q_heads)](
+        *(maximum, total, partial, out, dealt.rows, q_heads, head_dim, MAX_SPLITS, block_d, bool(launch)),
+        num_warps=2,
+        **launch,
+    )
     return out
 
 

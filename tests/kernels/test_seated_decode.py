@@ -1,0 +1,53 @@
+"""Decode attention of sequences whose splits follow their lengths: equal to the reference, and no seat too many."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton_kernels.decode_attention import paged_decode_attention_reference
+from baton_testing.engine.paged_kv import paged_kv
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "lengths",
+    [[16, 15, 14, 2, 1], [1_500, 70, 0, 1, 64, 65, 63], [700, 650, 600, 128, 129, 127, 0, 0, 0]],
+    ids=["short", "one long", "padding"],
+)
+def test_long_and_short_contexts_equal_the_reference(
+    triton_device: str, lengths: list[int], dtype: torch.dtype
+) -> None:
+    from baton_kernels.gpu.decode_attention import paged_decode_attention_triton
+
+    kv = paged_kv(lengths, kv_heads=2, head_dim=16, dtype=dtype, device=triton_device)
+    q = torch.randn(len(lengths), 8, 16, generator=torch.Generator().manual_seed(1)).to(dtype).to(triton_device)
+    args = (q, kv.layer(1), kv.decode_rows(), 0.25)
+    close = {"atol": 2e-5, "rtol": 0.0} if dtype is torch.float32 else {"atol": 2e-2, "rtol": 2**-7}
+    out = torch.full_like(q, float("nan"))
+    got = paged_decode_attention_triton(*args, out=out)
+    torch.testing.assert_close(got.cpu(), paged_decode_attention_reference(*args).cpu(), **close)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 9_000), min_size=1, max_size=40), st.sampled_from([1, 5, 33, 66]))
+def test_every_sequence_sits_once_and_long_ones_more_often(lengths: list[int], spare: int) -> None:
+    pytest.importorskip("triton")
+    from baton_kernels.gpu.decode_attention import MAX_SPLITS, _seats
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dealt = _seats(torch.tensor(lengths, dtype=torch.int32, device=device), spare)
+    seats, rows = dealt.seats.tolist(), dealt.rows.tolist()
+    taken = [seat for seat in seats if seat[0] >= 0]
+    assert all(seat[0] == -1 for seat in seats[len(taken) :]), "what is free is at the end"
+    for row, (length, (first, count)) in enumerate(zip(lengths, rows, strict=True)):
+        assert seats[first : first + count] == [[row, split, count] for split in range(count)]
+        assert (count > 0) == (length > 0)
+        assert count <= MAX_SPLITS
+    assert len(taken) == sum(count for _, count in rows), "nobody else sits there"
+    share = max(128, -(-sum(lengths) // spare))
+    assert all(
+        length <= 1.75 * share * count or count == MAX_SPLITS for length, (_, count) in zip(lengths, rows, strict=True)
+    )
