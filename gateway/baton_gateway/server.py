@@ -31,7 +31,6 @@ from baton_gateway.requests.request_events import LifeRules
 from baton_gateway.requests.waiting_line import WaitRules
 from baton_gateway.settings import Settings, SettingsError, config_hash
 from baton_gateway.text.template_renderer import TemplateRenderer
-from baton_gateway.workers.disaggregation import LatencyTargets
 from baton_gateway.workers.linked_workers import WorkerTable
 from baton_gateway.workers.links import LinkTimes, WorkerLinks
 from baton_gateway.workers.route import RoutePolicy
@@ -42,6 +41,7 @@ from baton_wire.listening.connection_book import ConnectionLimits
 from baton_wire.listening.descriptors import connection_cap
 from baton_wire.messages.operator_link import GatewayHello, Summary
 from baton_wire.messages.values import Address, Role
+from baton_wire.rules.prompt_placement import LatencyTargets
 
 _log = logging.getLogger("baton.gateway")
 SHUTDOWN_S = 1.0

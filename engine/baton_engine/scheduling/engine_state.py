@@ -14,12 +14,12 @@ from baton_engine.memory.blocks import BlockOwner, BlockPool
 from baton_engine.scheduling.decode_batch import DecodeBatch
 from baton_engine.scheduling.engine_config import EngineConfig
 from baton_engine.scheduling.events import Computed, SchedulerEvent
-from baton_engine.scheduling.piece_size import PieceSize
 from baton_engine.scheduling.sequence import Request, Sequence, SequenceStage, Stem, StemStage
 from baton_engine.scheduling.slots import SlotTable
 from baton_engine.scheduling.step_draft import LaunchedStep
 from baton_wire.messages.values import RequestKey, SamplingParams
 from baton_wire.rules.fair_share import WORKER_GREED, StartTags, may_take
+from baton_wire.rules.piece_size import PieceSize
 
 
 @dataclass(slots=True, eq=False)

@@ -27,7 +27,6 @@ from baton_engine.scheduling.engine_state import (
 )
 from baton_engine.scheduling.events import Drawn, Failed, SchedulerEvent, SequenceSpec
 from baton_engine.scheduling.growth import advance_rows
-from baton_engine.scheduling.piece_size import PieceSize
 from baton_engine.scheduling.request_checks import refusal
 from baton_engine.scheduling.reservations import grant_reservations, report_positions
 from baton_engine.scheduling.results import read_result
@@ -38,6 +37,7 @@ from baton_engine.scheduling.step_draft import StepDraft
 from baton_engine.scheduling.step_plan import StepPlan, StepResult
 from baton_wire.messages.pair_link import FirstToken
 from baton_wire.messages.values import Finish, Reason, RequestKey, SamplingParams
+from baton_wire.rules.piece_size import PieceSize
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class SchedulerStats:
     Not those that wait for other runs of their own flow: they keep nobody else waiting.
     """
     waiting_tokens: int
-    """Tokens of prompts and preempted sequences that have not been started."""
+    """Tokens of prompts and preempted sequences that no step has been given yet."""
     blocks_free: int
     blocks_cached: int
     """Held by nobody, given out when needed: free as well, but their KV may be hit."""
@@ -209,7 +209,8 @@ class Scheduler:
         return SchedulerStats(
             running=state.slots.taken,
             waiting=max(0, waiting - state.over_share),
-            waiting_tokens=state.waiting_tokens,
+            waiting_tokens=state.waiting_tokens
+            + sum(len(stem.tokens) - stem.planned_tokens for stem in state.prefilling),
             blocks_free=count(BlockState.FREE),
             blocks_cached=count(BlockState.CACHED),
             blocks_reserved=count(BlockState.RESERVED),

@@ -38,13 +38,17 @@ class HeldRuns:
         let_go: Callable[[LiveRequest, PickRoute], None],
         output_tokens: Callable[[LiveRequest], float] = lambda live: 0.0,
         may_grow: Callable[[LiveRequest, int], bool] = lambda live, sequences: True,
+        goes_local: Callable[[LiveRequest, PickRoute], bool] = lambda live, action: False,
     ) -> None:
         """`let_go` routes a run whose turn has come, or drops it if its request is over. `output_tokens`: of a
         sequence of the request's model, as a rule. `may_grow`: whether its tenant may have so many sequences more.
+        `goes_local`: whether a decode worker would compute its prompt now.
         """
         self._table = table
         self._let_go = let_go
-        self._output_tokens, self._may_grow = output_tokens, may_grow
+        self._output_tokens, self._may_grow, self._goes_local = output_tokens, may_grow, goes_local
+        self._ttft_s = 0.0
+        """As last told; all requests of a deployment have the same target."""
         self._queues: dict[PairFingerprint, PromptOrder[Held]] = {}
         self._pieces: dict[int, deque[Held]] = {}
         """Runs beyond their request's share, by ticket."""
@@ -66,7 +70,7 @@ class HeldRuns:
         """
         if not action.is_first or isinstance(route, Problem):
             return False
-        fingerprint = live.fingerprint
+        fingerprint, self._ttft_s = live.fingerprint, ttft_s
         assert fingerprint is not None
         if not self._is_within_share(live, action):
             self._pieces.setdefault(live.ticket, deque()).append((live, action))
@@ -98,13 +102,15 @@ class HeldRuns:
     def _has_room(self, chosen: bytes, fingerprint: PairFingerprint) -> bool:
         """The chosen worker or any other has; mostly it is the chosen one, which is cheaper to look at alone."""
         worker = self._table.get(chosen)
-        if worker is not None and worker.token_s and not is_backed_up((worker.view(),), fingerprint):
+        if worker is not None and worker.token_s and not is_backed_up((worker.view(),), fingerprint, self._ttft_s):
             return True
-        return not is_backed_up(self._table.views(), fingerprint)
+        return not is_backed_up(self._table.views(), fingerprint, self._ttft_s)
 
-    def _is_open(self, live: LiveRequest, fingerprint: PairFingerprint) -> bool:
+    def _is_open(self, live: LiveRequest, action: PickRoute, fingerprint: PairFingerprint) -> bool:
         views = self._table.views()
-        return not is_backed_up(views, fingerprint) and not is_full(views, fingerprint, self._output_tokens(live))
+        if is_full(views, fingerprint, self._output_tokens(live)):
+            return False
+        return not is_backed_up(views, fingerprint, self._ttft_s) or self._goes_local(live, action)
 
     def look(self) -> None:
         """Let go whose turn has come: a worker reported, came or went, or time has passed."""
@@ -114,7 +120,7 @@ class HeldRuns:
         for fingerprint, queue in list(self._queues.items()):
             if is_due:
                 queue.drop_late(lambda held: held[0].life.stage is Stage.ENDED)
-            while queue and self._is_open(queue.first(now)[0], fingerprint):
+            while queue and self._is_open(*queue.first(now), fingerprint):
                 self._let_go(*queue.pop())
             if not queue:
                 self._queues.pop(fingerprint, None)
@@ -134,7 +140,7 @@ class HeldRuns:
             del self._pieces[ticket]
             return False
         assert live.fingerprint is not None
-        if not self._is_within_share(live, action) or not self._is_open(live, live.fingerprint):
+        if not self._is_within_share(live, action) or not self._is_open(live, action, live.fingerprint):
             return False
         pieces.popleft()
         if not pieces:

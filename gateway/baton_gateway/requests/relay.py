@@ -103,6 +103,7 @@ class Relay:
             self._let_go,
             lambda live: self._lines.of(live).output_tokens,
             lambda live, sequences: admission.may_grow(live.ticket, sequences),
+            self._goes_local,
         )
         self.worker_reported = self.held.look
         self._by_ticket: dict[int, LiveRequest] = {}
@@ -270,7 +271,9 @@ class Relay:
         worker = self._table.get(action.worker)
         if worker is not None and worker.send(action.message):
             if isinstance(action.message, Prefill | Reserve):
-                worker.sent(len(action.message.tokens) // 4, len(action.message.choices))
+                message = action.message
+                is_computed = isinstance(message, Prefill) or message.prefill_epoch is None
+                worker.sent(len(message.tokens) // 4, len(message.choices), is_computed=is_computed)
         elif not isinstance(action.message, Cancel):
             self._loop.call_soon(self._feed, live, WorkerLost(action.worker))
 
@@ -278,8 +281,12 @@ class Relay:
         if live.ticket in self._by_ticket:
             self._feed(live, self._routed(live, action, self._choose(live, action)))
 
+    def _goes_local(self, live: LiveRequest, action: PickRoute) -> bool:
+        route = self._choose(live, action)
+        return not isinstance(route, Problem) and route.prefill is None
+
     def _choose(self, live: LiveRequest, action: PickRoute) -> Route | Problem:
-        return self._routing.choose(live, action, self._rules.route, self._loop.time())
+        return self._routing.choose(live, action, self._rules.route)
 
     def _routed(self, live: LiveRequest, action: PickRoute, route: Route | Problem) -> Routed | NoRoute:
         prefix = live.prefixes[action.prompt]

@@ -74,8 +74,6 @@ class Route:
     decode: bytes
     decode_address: Address | None
     """Where `prefill` reaches `decode`; not None when `prefill` is given."""
-    local_s: float = 0.0
-    """Seconds that the decode worker gives to a prompt that might have been computed elsewhere."""
     own_s: float = 0.0
     """Seconds that `prefill` computes it; 0 while no prompt step was seen, when nothing waits by it."""
 

@@ -35,15 +35,13 @@ class Routing:
             raise RefusedError(errors.model_not_found(model, served))
         return errors.no_workers()
 
-    def choose(self, live: LiveRequest, action: PickRoute, policy: RoutePolicy, now: float) -> Route | Problem:
+    def choose(self, live: LiveRequest, action: PickRoute, policy: RoutePolicy) -> Route | Problem:
         """Workers of the request's revision for this run."""
         assert live.fingerprint is not None
         prefix = live.prefixes[action.prompt]
         query = RouteQuery(
             live.fingerprint, action.tokens, action.total_tokens, action.choices, action.avoid, prefix, action.kept
         )
-        if policy.targets is not None:
-            self._table.refill(now, policy.targets)
         return self._pick(query, policy)
 
     def _pick(self, query: RouteQuery, policy: RoutePolicy) -> Route | Problem:
@@ -61,4 +59,3 @@ class Routing:
     def took(self, route: Route, prefix: tuple[bytes, ...]) -> None:
         """A run goes this way."""
         self._affinity.sent([epoch for epoch in (route.prefill, route.decode) if epoch is not None], prefix)
-        self._table.spent(route.decode, route.local_s)

@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 from baton_gateway.http_api.body_limits import BodyLimits, body_limits
 from baton_gateway.requests.preparing import ModelLimits
 from baton_gateway.text.revision_text import TextModel
-from baton_gateway.workers.disaggregation import LatencyTargets, refilled
 from baton_gateway.workers.route import WorkerView
 from baton_wire.messages.gateway_link import Cancel, Hello, Prefill, Reserve, Retarget, WorkerState
 from baton_wire.messages.measures import MAX_TIMINGS, StepTiming, WorkerCondition
 from baton_wire.messages.values import Address, PairFingerprint, Role
+from baton_wire.rules.piece_size import PieceSize
+from baton_wire.rules.prompt_order import REPORT_S
+from baton_wire.rules.prompt_placement import MOST_TOKENS
 
 SPREAD = 0.01
 """Variance of the steps' tokens, by their squared mean, from which on a slope can be told."""
@@ -45,6 +47,8 @@ class LinkedWorker:
     sent_sequences: int = 0
     """Since the last report."""
     sent_tokens: int = 0
+    sent_prompts: int = 0
+    """Of these tokens, what it is to compute itself."""
     timings: deque[StepTiming] = field(default_factory=lambda: deque(maxlen=MAX_TIMINGS))
     """Steps that it told of since somebody took them."""
 
@@ -55,20 +59,17 @@ class LinkedWorker:
     prefill_squares: float = 0.0
     prefill_products: float = 0.0
     """The same of steps, tokens × tokens and tokens × seconds."""
-    allowance_s: float = 0.0
-    """Seconds that it may spend on prompts now (see `disaggregation`)."""
-    refilled_s: float | None = None
+    pieces: PieceSize = field(default_factory=lambda: PieceSize(MOST_TOKENS))
+    """What its steps with decode rows cost."""
+    piece_s: float = 0.0
+    piece_tokens: float = 0.0
+    """Seconds and prompt tokens of such steps with prompts in them, older ones fading."""
 
     @property
     def condition(self) -> WorkerCondition:
         if self.state is not None and self.state.draining:
             return WorkerCondition.DRAINING
         return WorkerCondition.SUSPECT if self.is_suspect else WorkerCondition.LIVE
-
-    def refill(self, now: float, targets: LatencyTargets) -> None:
-        since = 0.0 if self.refilled_s is None else now - self.refilled_s
-        step_s = targets.tpot_s if self.state is None else self.state.step_s
-        self.allowance_s, self.refilled_s = refilled(self.allowance_s, since, step_s, targets), now
 
     def taken_timings(self) -> tuple[StepTiming, ...]:
         taken = tuple(self.timings)
@@ -81,18 +82,24 @@ class LinkedWorker:
             self.computing_since_s = self.clock()
         self.timings.extend(state.timings)
         for timing in state.timings:
-            if timing.prefill_tokens and not timing.decode_rows:
+            self.pieces.observe(timing.decode_rows, timing.prefill_tokens, timing.seconds)
+            if timing.prefill_tokens and timing.decode_rows:
+                self.piece_s = FADING * self.piece_s + timing.seconds
+                self.piece_tokens = FADING * self.piece_tokens + timing.prefill_tokens
+            elif timing.prefill_tokens:
                 self.prefill_s = FADING * self.prefill_s + timing.seconds
                 tokens = timing.prefill_tokens
                 self.prefill_tokens = FADING * self.prefill_tokens + tokens
                 self.prefill_steps = FADING * self.prefill_steps + 1
                 self.prefill_squares = FADING * self.prefill_squares + tokens * tokens
                 self.prefill_products = FADING * self.prefill_products + tokens * timing.seconds
-        self.sent_sequences = self.sent_tokens = 0
+        self.sent_sequences = self.sent_tokens = self.sent_prompts = 0
 
-    def sent(self, tokens: int, sequences: int = 1) -> None:
+    def sent(self, tokens: int, sequences: int = 1, *, is_computed: bool = True) -> None:
+        """`is_computed`: by this worker; else it receives the KV."""
         self.sent_sequences += sequences
         self.sent_tokens += tokens
+        self.sent_prompts += tokens if is_computed else 0
 
     @property
     def token_s(self) -> float | None:
@@ -113,14 +120,24 @@ class LinkedWorker:
         slope = (count * self.prefill_products - self.prefill_tokens * self.prefill_s) / spread
         return min(mean_s, max(LEAST_SHARE * mean_s, slope))
 
-    def _computing(self, state: WorkerState) -> int:
-        """Prompt tokens still to be computed in the steps that ran at the last report, as time has passed since."""
-        if not self.token_s:
-            return state.computing_tokens
-        return max(0, state.computing_tokens - int((self.clock() - self.computing_since_s) / self.token_s))
+    def _left(self, state: WorkerState) -> int:
+        """Prompt tokens of the last report that are still to be computed, as time has passed since.
+
+        Of those that waited, as many as go into a step that nobody can have told of yet.
+        """
+        token_s = self.token_s
+        if state.running and self.hello.role is Role.DECODE:
+            token_s = self.piece_s / self.piece_tokens if self.piece_tokens else None
+        if not token_s or not state.computing_tokens:
+            return state.waiting_tokens + state.computing_tokens
+        left_s = state.computing_tokens * token_s - (self.clock() - self.computing_since_s)
+        if left_s >= 0:
+            return state.waiting_tokens + int(left_s / token_s)
+        return max(0, state.waiting_tokens - int(min(-left_s, REPORT_S) / token_s))
 
     def view(self) -> WorkerView:
         hello, state = self.hello, self.state
+        left = 0 if state is None else self._left(state)
         pair = None if hello.pair_port is None else Address(self.address.host, hello.pair_port)
         return WorkerView(
             epoch=hello.epoch,
@@ -134,14 +151,16 @@ class LinkedWorker:
             blocks_total=hello.blocks_total,
             blocks_free=None if state is None else state.blocks_free - self.sent_tokens // hello.block_tokens,
             load_sequences=self.sent_sequences + (0 if state is None else state.running + state.waiting),
-            load_tokens=self.sent_tokens + (0 if state is None else state.waiting_tokens + self._computing(state)),
+            load_tokens=self.sent_tokens + left,
+            prompt_tokens=self.sent_prompts + left,
             token_s=self.token_s,
             more_token_s=self.more_token_s,
             running=0 if state is None else state.running,
             waiting=0 if state is None or not state.waiting else state.waiting + self.sent_sequences,
             max_sequences=hello.max_sequences,
             step_s=0.0 if state is None else state.step_s,
-            allowance_s=self.allowance_s,
+            rows_s=self.pieces.base_s,
+            piece_token_s=self.pieces.token_s,
             is_draining=state is not None and state.draining,
             is_suspect=self.is_suspect,
         )
@@ -181,17 +200,6 @@ class WorkerTable:
 
     def all(self) -> Iterable[LinkedWorker]:
         return self._workers.values()
-
-    def refill(self, now: float, targets: LatencyTargets) -> None:
-        """Let every decode worker's allowance for prompts grow up to now."""
-        for worker in self._workers.values():
-            if worker.hello.role is Role.DECODE:
-                worker.refill(now, targets)
-
-    def spent(self, epoch: bytes, seconds: float) -> None:
-        """A decode worker gives so much of its allowance to a prompt."""
-        if (worker := self._workers.get(epoch)) is not None:
-            worker.allowance_s -= seconds
 
     def views(self) -> list[WorkerView]:
         return [worker.view() for worker in self._workers.values()]

@@ -16,9 +16,9 @@ from baton_gateway.errors import Problem
 from baton_gateway.requests.request_events import Route
 from baton_gateway.requests.waiting_line import PoolService
 from baton_gateway.workers.affinity import PrefixAffinity
-from baton_gateway.workers.disaggregation import Costs, LatencyTargets, goes_to_decode, work_s
 from baton_wire.messages.values import Address, PairFingerprint, Role
-from baton_wire.rules.prompt_order import BUSY_S
+from baton_wire.rules.prompt_order import BUSY_S, busy_s
+from baton_wire.rules.prompt_placement import DecodeSide, LatencyTargets, PrefillSide, is_computed_here
 
 FULL_S = 0.1
 """A wait for slots that is shorter may be that for the next step."""
@@ -46,6 +46,8 @@ class WorkerView:
     """Running, waiting, and sent since the last report."""
     load_tokens: int = 0
     """Prompt tokens still to be computed or received."""
+    prompt_tokens: int = 0
+    """Of these, the ones to be computed."""
     running: int = 0
     """Sequences at the last report."""
     waiting: int = 0
@@ -58,8 +60,10 @@ class WorkerView:
     more_token_s: float | None = None
     """Seconds that one more token adds to a step."""
     step_s: float = 0.0
-    allowance_s: float = 0.0
-    """Seconds that a decode worker may spend on prompts now."""
+    rows_s: float | None = None
+    """A step of a decode worker's rows without prompts; None: not seen."""
+    piece_token_s: float | None = None
+    """What a prompt token adds to such a step; None: not seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,7 @@ class RouteQuery:
 @dataclass(frozen=True, slots=True)
 class RoutePolicy:
     """`disaggregate` False: decode workers prefill for themselves. `decode_locally`: they also do when no prefill
-    worker is there. `targets`: they also do when that serves these better (see `disaggregation`).
+    worker is there. `targets`: they also do when that serves these better (see `prompt_placement`).
     """
 
     disaggregate: bool = True
@@ -121,13 +125,13 @@ def pick(
     return errors.no_workers()
 
 
-def is_backed_up(workers: Sequence[WorkerView], fingerprint: PairFingerprint) -> bool:
-    """Every prefill worker of the revision has work for longer than it takes to hear of it again; False if unknown.
+def is_backed_up(workers: Sequence[WorkerView], fingerprint: PairFingerprint, ttft_s: float) -> bool:
+    """Every prefill worker of the revision has as much work as prompts may find there; False if unknown.
 
     One that has computed nothing yet is taken to be as fast as the others.
     """
     usable = _usable(workers, Role.PREFILL, fingerprint)
-    return bool(usable) and all(worker.load_tokens * _token_s(worker, usable) > BUSY_S for worker in usable)
+    return bool(usable) and all(worker.load_tokens * _token_s(worker, usable) > busy_s(ttft_s) for worker in usable)
 
 
 def is_full(workers: Sequence[WorkerView], fingerprint: PairFingerprint, output_tokens: float) -> bool:
@@ -191,13 +195,11 @@ def _local(
     query: RouteQuery, prefill: WorkerView, decode: WorkerView, affinity: PrefixAffinity, targets: LatencyTargets
 ) -> Route | None:
     """The route without the prefill worker, when it serves the targets better."""
-    there, here = (
-        Costs(each.token_s, each.step_s, each.load_tokens, _missing(each, query, affinity))
-        for each in (prefill, decode)
-    )
-    if not goes_to_decode(there, here, decode.allowance_s, targets):
-        return None
-    return Route(None, decode.epoch, None, local_s=work_s(there, here))
+    missing = _missing(prefill, query, affinity)
+    there = PrefillSide(prefill.token_s, prefill.more_token_s, prefill.load_tokens, missing)
+    missing = _missing(decode, query, affinity)
+    here = DecodeSide(decode.load_sequences, decode.rows_s, decode.piece_token_s, decode.prompt_tokens, missing)
+    return Route(None, decode.epoch, None) if is_computed_here(there, here, targets) else None
 
 
 def _missing(worker: WorkerView, query: RouteQuery, affinity: PrefixAffinity) -> int:

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from baton_engine.scheduling.engine_config import EngineConfig
 from baton_engine.scheduling.events import Drawn
-from baton_engine.scheduling.piece_size import LEAST_TOKENS, TILE_ROWS, PieceSize
 from baton_engine.scheduling.scheduler import Scheduler
 from baton_engine.scheduling.step_plan import SlotTokens, StepResult
 from baton_testing.engine.toy_engine import spec
+from baton_wire.rules.piece_size import LEAST_TOKENS, TILE_ROWS, PieceSize
 
 MOST = 8_192
 

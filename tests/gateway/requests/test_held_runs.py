@@ -46,7 +46,8 @@ class Gate:
 
     def __init__(self, *views: WorkerView) -> None:
         self.pool, self.gone = list(views), list[int]()
-        self.held = HeldRuns(cast(Any, self), self._let_go)
+        self.is_local = False
+        self.held = HeldRuns(cast(Any, self), self._let_go, goes_local=lambda live, action: self.is_local)
 
     def get(self, epoch: bytes) -> Any:
         chosen = next((each for each in self.pool if each.epoch == epoch), None)
@@ -79,7 +80,7 @@ class Gate:
 
 def test_a_pool_is_backed_up_when_each_of_its_workers_is() -> None:
     def backed_up(*views: WorkerView) -> bool:
-        return is_backed_up(views, cast(Any, "a"))
+        return is_backed_up(views, cast(Any, "a"), TTFT_S)
 
     assert backed_up(view(BUSY), view(BUSY))
     assert not backed_up(view(BUSY), view(FREE))
@@ -165,6 +166,25 @@ async def test_only_what_is_new_and_goes_to_a_prefill_worker_waits() -> None:
     assert not gate.takes(run(1, is_first=False)), "its client has waited already"
     assert not gate.takes(run(1), route=Route(None, b"decode", None)), "computed where it is decoded"
     assert not gate.takes(run(1), route=errors.no_workers())
+
+
+async def test_a_run_goes_while_all_are_busy_once_a_decode_worker_would_compute_it() -> None:
+    gate = Gate(view(BUSY))
+    assert gate.takes(run(1))
+    gate.held.look()
+    assert gate.gone == []
+    gate.is_local = True
+    gate.held.look()
+    assert gate.gone == [1]
+
+
+def test_how_much_may_wait_at_a_worker_follows_the_target() -> None:
+    def is_held(tokens: int, ttft_s: float) -> bool:
+        return is_backed_up([view(tokens)], cast(Any, "a"), ttft_s)
+
+    assert (is_held(160, 0.5), is_held(140, 0.5)) == (True, False), "0.15 of 0.5 s"
+    assert (is_held(110, 0.01), is_held(90, 0.01)) == (True, False), "less is over before the next report"
+    assert (is_held(510, 30.0), is_held(490, 30.0)) == (True, False)
 
 
 async def test_revisions_do_not_wait_for_each_other() -> None:

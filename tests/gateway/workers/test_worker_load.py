@@ -43,7 +43,27 @@ def test_a_prompt_that_is_computed_is_load_until_it_should_be_done() -> None:
     now[0] += 1.5
     assert worker.view().load_tokens == 300 + 500 + 50
     now[0] += 5.0
-    assert worker.view().load_tokens == 300 + 50, "slower than thought, but never less than what waits"
+    assert worker.view().load_tokens == 200 + 50, "a step that nobody has told of yet took the first of what waits"
+
+
+def test_only_prompts_that_it_computes_are_in_a_decode_workers_line() -> None:
+    worker = linked([10.0])
+    worker.sent(500, is_computed=False)
+    worker.sent(70)
+    assert (worker.view().load_tokens, worker.view().prompt_tokens) == (570, 70)
+
+
+def test_steps_with_rows_tell_what_a_piece_of_a_prompt_costs() -> None:
+    worker = linked([10.0])
+    assert (worker.view().rows_s, worker.view().piece_token_s) == (None, None)
+    steps = [(0, 0.006), (100, 0.008)]
+    timings = tuple(
+        StepTiming(number, tokens, 0.0, 40, 50_000, seconds) for number, (tokens, seconds) in enumerate(steps)
+    )
+    worker.reported(state(0, 0, timings))
+    assert worker.view().rows_s == 0.006
+    assert worker.view().piece_token_s == pytest.approx(2e-5)
+    assert worker.view().token_s is None, "of steps without rows"
 
 
 def test_a_run_counts_as_many_sequences_as_it_has_choices_before_the_worker_tells() -> None:

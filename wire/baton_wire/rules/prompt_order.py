@@ -14,7 +14,12 @@ from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 BUSY_S = 0.5
-"""Work that keeps a prefill worker from falling idle before more can reach it: it reports ten times a second."""
+"""Work that surely keeps a worker from falling idle before more can reach it."""
+BUSY_SHARE = 0.3
+"""Of the TTFT target, what a prompt may find before it at a prefill worker. What waits at a worker goes in order of
+arrival, late or not: with 0.5 s before it under a target of 0.5 s, every prompt of a full pool would be late."""
+REPORT_S = 0.1
+"""Workers report so often: less work than for this long can be over before more reaches them."""
 BEGIN_SHARE = 0.6
 """Of the target, by when a prompt shall have been computed if it were alone. The rest is for what it meets at the
 worker: the step that runs there ends first. In simulated runs 0.6 misses a third less than 1, 0.8 a tenth less."""
@@ -22,11 +27,16 @@ worker: the step that runs there ends first. In simulated runs 0.6 misses a thir
 T = TypeVar("T")
 
 
+def busy_s(ttft_s: float | None) -> float:
+    """A prefill worker with more work than this gets no more: prompts wait where any worker can still have them."""
+    return BUSY_S if ttft_s is None else min(BUSY_S, max(REPORT_S, BUSY_SHARE * ttft_s))
+
+
 class PromptOrder(Generic[T]):
     """Prompts that wait for a prefill worker. Without a target they go in order of arrival."""
 
     def __init__(self, ttft_s: float | None) -> None:
-        self._ttft_s = ttft_s
+        self.ttft_s = ttft_s
         self._retried: deque[T] = deque()
         """Their clients have waited before: they go first."""
         self._in_time: list[tuple[float, int, T]] = []
@@ -44,8 +54,8 @@ class PromptOrder(Generic[T]):
     def push(self, prompt: T, arrival_s: float, own_s: float) -> None:
         """`own_s`: seconds that a worker computes it. What takes longer than its target waits as if it took none."""
         slack_s = 0.0
-        if self._ttft_s is not None:
-            by_s = BEGIN_SHARE * self._ttft_s
+        if self.ttft_s is not None:
+            by_s = BEGIN_SHARE * self.ttft_s
             slack_s = by_s - own_s if own_s <= by_s else by_s
         self._pushed += 1
         heapq.heappush(self._in_time, (arrival_s + slack_s, self._pushed, prompt))
@@ -55,7 +65,7 @@ class PromptOrder(Generic[T]):
 
     def first(self, now: float) -> T:
         """Whose turn it is; there is one."""
-        if self._ttft_s is not None:
+        if self.ttft_s is not None:
             while self._in_time and self._in_time[0][0] < now:
                 self._late.append(heapq.heappop(self._in_time)[2])
         if self._retried:

@@ -104,6 +104,7 @@ def state_view(
         block_bytes=parts.pool.geometry.block_bytes,
         running=stats.running,
         waiting=stats.waiting,
+        waiting_tokens=stats.waiting_tokens,
         draining=draining,
         transfer=transfer,
     )

@@ -63,5 +63,7 @@ class StateView:
     block_bytes: int
     running: int
     waiting: int
+    waiting_tokens: int
+    """Prompt tokens that no step has been given yet."""
     draining: bool
     transfer: TransferView

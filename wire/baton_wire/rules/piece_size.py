@@ -2,6 +2,8 @@
 
     seconds = base_s + token_s · prompt tokens
 
+The engine sizes the pieces of its steps by it; whoever routes predicts by it when a prompt would be done.
+
 Both coefficients are learned from the steps themselves. `base_s` is what the rows cost without prompts. It follows the
 batch, which changes little from step to step. Steps without prompts tell it alone. Steps with prompts correct both, by
 their share of what was predicted (normalised least mean squares; Haykin, Adaptive Filter Theory).
@@ -22,6 +24,15 @@ WEIGHT: Final = 0.3
 """Of a new step in what was learned."""
 SCALE_TOKENS: Final = 256
 """A piece of so many tokens corrects both coefficients alike."""
+
+
+def piece_tokens(rows: int, base_s: float, token_s: float, target_s: float, most_tokens: int) -> int:
+    """What a step of so many decode rows carries of prompts: as much as the target leaves, by whole tiles."""
+    left_s = max(0.0, AIM * target_s - base_s)
+    if left_s >= token_s * most_tokens:
+        return most_tokens
+    whole = (rows + int(left_s / token_s)) // TILE_ROWS * TILE_ROWS - rows
+    return max(min(LEAST_TOKENS, most_tokens), min(whole, most_tokens))
 
 
 class PieceSize:
@@ -49,18 +60,23 @@ class PieceSize:
         elif seconds > self._base_s:
             self._token_s = (seconds - self._base_s) / prompt_tokens
 
+    @property
+    def base_s(self) -> float | None:
+        """A step of the rows alone; None: none was seen."""
+        return self._base_s
+
+    @property
+    def token_s(self) -> float | None:
+        """What a prompt token adds; None: no rows were seen with and without prompts."""
+        return self._token_s
+
     def tokens(self, rows: int) -> int:
         """Of prompts, in a step with so many decode rows."""
         if rows == 0 or self.target_s is None:
             return self._most_tokens
-        least = min(LEAST_TOKENS, self._most_tokens)
         if self._base_s is None or self._token_s is None:
-            return least
-        left_s = max(0.0, AIM * self.target_s - self._base_s)
-        if left_s >= self._token_s * self._most_tokens:
-            return self._most_tokens
-        whole = (rows + int(left_s / self._token_s)) // TILE_ROWS * TILE_ROWS - rows
-        return max(least, min(whole, self._most_tokens))
+            return min(LEAST_TOKENS, self._most_tokens)
+        return piece_tokens(rows, self._base_s, self._token_s, self.target_s, self._most_tokens)
 
     def _correct(self, prompt_tokens: int, seconds: float) -> None:
         assert self._base_s is not None

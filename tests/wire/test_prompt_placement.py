@@ -1,0 +1,90 @@
+"""Where a prompt is computed: at the decode worker when its first token comes sooner there and no target breaks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton_wire.rules.piece_size import AIM, LEAST_TOKENS
+from baton_wire.rules.prompt_placement import (
+    DecodeSide,
+    LatencyTargets,
+    PrefillSide,
+    first_here_s,
+    first_there_s,
+    is_computed_here,
+)
+
+TARGETS = LatencyTargets(ttft_s=0.5, tpot_s=0.01)
+THERE = PrefillSide(token_s=2.5e-5, more_token_s=2.4e-5, queued_tokens=0, missing_tokens=1_000)
+HERE = DecodeSide(rows=40, base_s=0.006, token_s=1.7e-5, queued_tokens=0, missing_tokens=1_000)
+
+
+def test_an_idle_prefill_worker_keeps_even_a_short_prompt() -> None:
+    for tokens in (1, 10, 1_000):
+        there, here = replace(THERE, missing_tokens=tokens), replace(HERE, missing_tokens=tokens)
+        assert not is_computed_here(there, here, TARGETS)
+        assert not is_computed_here(there, replace(here, rows=0, base_s=None), TARGETS), "an idle one is no faster"
+
+
+def test_a_prompt_that_the_decode_worker_has_mostly_goes_there_whatever_its_length() -> None:
+    for tokens in (2_000, 20_000):
+        there, here = replace(THERE, missing_tokens=tokens), replace(HERE, missing_tokens=50)
+        assert is_computed_here(there, here, TARGETS)
+
+
+def test_a_line_at_the_prefill_worker_is_relieved_until_the_line_here_is_as_long() -> None:
+    busy = replace(THERE, queued_tokens=4_000)  # 121 ms
+    assert is_computed_here(busy, HERE, TARGETS)
+    assert not is_computed_here(busy, replace(HERE, queued_tokens=2_000), TARGETS)
+    assert is_computed_here(replace(busy, queued_tokens=12_000), replace(HERE, queued_tokens=2_000), TARGETS)
+
+
+def test_a_decode_worker_whose_rows_use_the_target_up_computes_none() -> None:
+    """Also not a prompt whose own target is lost: it would break that of all the others."""
+    late = replace(THERE, queued_tokens=10**6)
+    assert not is_computed_here(late, replace(HERE, base_s=0.0095), TARGETS)
+    assert is_computed_here(late, replace(HERE, base_s=0.0095), replace(TARGETS, tpot_s=0.015))
+
+
+def test_what_is_not_known_stays_with_the_prefill_worker() -> None:
+    late = replace(THERE, queued_tokens=10**6)
+    assert not is_computed_here(replace(late, token_s=None), HERE, TARGETS)
+    assert not is_computed_here(replace(late, more_token_s=None), HERE, TARGETS)
+    assert is_computed_here(late, replace(HERE, token_s=None), TARGETS), "taken to be as fast"
+
+
+@given(
+    st.integers(1, 256),
+    st.floats(0.001, 0.03),
+    st.floats(1e-6, 1e-4),
+    st.integers(0, 50_000),
+    st.integers(1, 20_000),
+    st.sampled_from([0.01, 0.015, 0.025]),
+)
+def test_a_prompt_here_takes_its_work_in_steps_within_the_target(
+    rows: int, base_s: float, token_s: float, queued: int, missing: int, tpot_s: float
+) -> None:
+    here = DecodeSide(rows, base_s, token_s, queued, missing)
+    targets = LatencyTargets(0.5, tpot_s)
+    found = first_here_s(here, THERE, targets)
+    if found is None:
+        assert base_s + LEAST_TOKENS * token_s > tpot_s
+        return
+    work_s = (queued + missing) * token_s
+    assert found >= work_s + base_s, "at least one step, and all tokens"
+    steps = round((found - work_s) / base_s)
+    least = LEAST_TOKENS * token_s
+    assert found <= steps * max(AIM * tpot_s, base_s + least) * (1 + 1e-9), "no step is longer than the target"
+
+
+@given(st.integers(0, 10_000), st.integers(0, 10_000))
+def test_more_in_line_never_comes_sooner(less: int, more: int) -> None:
+    few, many = sorted((less, more))
+    assert first_there_s(replace(THERE, queued_tokens=few)) <= first_there_s(replace(THERE, queued_tokens=many))  # type: ignore[operator]
+    ahead = [first_here_s(replace(HERE, queued_tokens=tokens), THERE, TARGETS) for tokens in (few, many)]
+    assert ahead[0] is not None
+    assert ahead[1] is not None
+    assert ahead[0] <= ahead[1]
