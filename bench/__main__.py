@@ -24,6 +24,7 @@ BENCHES = {
         "bench.serving.overload",
         "five times too much, and one huge request beside small ones: TTFT, refusals",
     ),
+    "goodput": ("bench.serving.goodput", "two GPUs under open load: what keeps TTFT and TPOT targets, by mode"),
     "offline": ("bench.serving.offline", "`baton batch`: tokens/s of whole sets, on the CPU or a GPU"),
     "structured_support": (
         "bench.structured.support",

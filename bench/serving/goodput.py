@@ -1,0 +1,263 @@
+"""Goodput of two GPUs: what of an open load keeps TTFT and TPOT targets, by where prompts are computed.
+
+    python -m bench goodput --trace azure_llm_2023_conv.csv conv:auto:10:34 conv:always:10:30 …
+
+A point is MIX:MODE:TPOT_MS:RATE. One prefill and one decode worker have a GPU each; `never` is served by two decode
+workers, the second of which shares the prefill worker's GPU and idles otherwise. So all start once. Each point has a
+gateway of its own with that mode and target. Clients are processes of their own and send when a request is due.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import re
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from bench.engine.gpu import LLAMA_8B
+from bench.machine import this_machine
+from bench.results import FOLDER, Cell, publish, write
+from bench.serving.load import open_loop
+from bench.serving.mixes import Point, Served, shares
+from bench.serving.offline import model_folder
+
+from baton_control.sizing.workload import Workload
+from baton_local.client import Answer
+from baton_testing.processes.child_process import Child, get_text
+from baton_testing.processes.deployment import Deployment, Shape, Worker
+
+MODEL: Final = "goodput"
+CLIENTS: Final = 4
+PATIENCE_S: Final = 30.0
+SAMPLE_S: Final = 0.2
+WARM_RATE, WARM_S = 8.0, 2.0
+"""What a fresh gateway sees before it is measured: it knows no step times yet."""
+COLUMNS: Final = (
+    *("mix", "mode", "target", "req/s", "requests", "failed", "% at 10", "% at 15", "% at 25", "% TTFT"),
+    *("TTFT p50", "TTFT p95", "TTFT p99", "TPOT p50", "TPOT p95", "TPOT p99", "1→2 p50", "1→2 p95", "local %"),
+    *("P busy %", "D busy %", "D step ms", "D rows", "D rows max", "P queue", "P queue max", "D queue", "D queue max"),
+    *("gateway CPU %", "client late ms"),
+)
+GPU_OF: Final = {"prefill-0": "0", "decode-0": "1", "decode-1": "0"}
+GIB: Final = 1 << 30
+STAGE: Final = re.compile(r'^baton_startup_seconds\{.*stage="(\w+)".*\} (\S+)$', re.MULTILINE)
+SERIES: Final = re.compile(r"^(\w+)(\{[^}]*\})? (\S+)$", re.MULTILINE)
+
+
+class TwoGpus(Deployment):
+    """A prefill worker on the first GPU, decode workers on the second and, for `never`, on the first."""
+
+    def __init__(self, folder: Path, shape: Shape, kv_gib: Mapping[str, int]) -> None:
+        super().__init__(folder, shape)
+        self._kv_gib = kv_gib
+        self._shown: frozenset[str] = frozenset(GPU_OF)
+        self._gateways = 0
+
+    def launch(self, name: str, argv: Sequence[str], extra: Mapping[str, str] | None) -> Child:
+        visible = {"CUDA_VISIBLE_DEVICES": GPU_OF[name]} if name in GPU_OF else {}
+        flags = (f"--kv-cache-bytes={self._kv_gib[name] * GIB}",) if name in self._kv_gib else ()
+        return super().launch(name, [*argv, *flags], {**(extra or {}), **visible})
+
+    def publish(self) -> None:
+        everybody = self.workers
+        self.workers = [worker for worker in everybody if worker.child.name in self._shown]
+        try:
+            super().publish()
+        finally:
+            self.workers = everybody
+
+    def serve(self, point: Point, flags: Sequence[str]) -> None:
+        """A fresh gateway for this point, in front of the workers that its mode uses."""
+        self.gateway.stop()
+        self._shown = frozenset(("decode-0", "decode-1" if point.mode == "never" else "prefill-0"))
+        self.publish()
+        target = (f"--disaggregation={point.mode}", f"--slo-tpot-s={point.tpot_ms / 1e3}")
+        self.shape = replace(self.shape, gateway_flags=(*target, *flags))
+        (self.folder / "gateway.json").unlink(missing_ok=True)
+        self._start_gateway()
+        self.await_routable()
+
+    def worker(self, name: str) -> Worker | None:
+        return next((worker for worker in self.workers if worker.child.name == name), None)
+
+
+def answered(url: str, workload: Workload, seed: int) -> list[tuple[Served, float, str]]:
+    """One client's requests: what became of each, and how late it was sent. Runs in a process of its own."""
+    answers: list[Answer] = []
+    began = time.monotonic()
+    asyncio.run(open_loop(url, MODEL, workload, PATIENCE_S + workload.duration_s, answers.append, seed))
+    found = []
+    for answer in answers:
+        second_s = answer.times_s[1] - answer.times_s[0] if len(answer.times_s) > 1 else float("inf")
+        served = Served(answer.due_s - began, answer.ttft_s, answer.tpot_s, second_s)
+        found.append((served, answer.sent_s - answer.due_s, answer.failure))
+    return found
+
+
+def dealt(workload: Workload, clients: int) -> list[Workload]:
+    """Every n-th request to one client: all begin at the same time."""
+    return [
+        Workload(
+            workload.arrival_s[first::clients],
+            workload.prompt_tokens[first::clients],
+            workload.output_tokens[first::clients],
+            workload.cached_tokens[first::clients],
+        )
+        for first in range(clients)
+    ]
+
+
+def counted(worker: Worker) -> dict[str, float]:
+    """The worker's series, labels and all."""
+    return {name + labels: float(value) for name, labels, value in SERIES.findall(worker.metrics())}
+
+
+def increase(before: Mapping[str, float], after: Mapping[str, float], name: str) -> float:
+    """Of all series of this name together."""
+    return sum(value - before.get(key, 0.0) for key, value in after.items() if key.partition("{")[0] == name)
+
+
+@contextmanager
+def sampled(workers: Mapping[str, Worker]) -> Iterator[dict[str, list[dict[str, Any]]]]:
+    """What each worker's `/state` says, again and again."""
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in workers}
+    over = threading.Event()
+
+    def sample() -> None:
+        while not over.wait(SAMPLE_S):
+            for name, worker in workers.items():
+                if (state := worker.state()) is not None:
+                    found[name].append(state)
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield found
+    finally:
+        over.set()
+        thread.join()
+
+
+def offer(
+    service: TwoGpus, clients: ProcessPoolExecutor, workload: Workload, seed: int
+) -> list[tuple[Served, float, str]]:
+    """What became of each request, as `answered` tells it."""
+    parts = enumerate(dealt(workload, CLIENTS))
+    tasks = [clients.submit(answered, service.base_url, part, 100 * seed + place) for place, part in parts]
+    return [answer for task in tasks for answer in task.result()]
+
+
+def measure(
+    service: TwoGpus, clients: ProcessPoolExecutor, point: Point, workload: Workload, seed: int
+) -> dict[str, Cell]:
+    """The point's row. Times are ms."""
+    letters = {"P": "decode-1" if point.mode == "never" else "prefill-0", "D": "decode-0"}
+    workers = {letter: found for letter, name in letters.items() if (found := service.worker(name)) is not None}
+    before = {letter: counted(worker) for letter, worker in workers.items()}
+    cpu_s, began = service.gateway.cpu_s(), time.monotonic()
+    with sampled(workers) as states:
+        found = offer(service, clients, workload, seed)
+    wall_s = time.monotonic() - began
+    row: dict[str, Cell] = {"mix": point.mix, "mode": point.mode, "target": point.tpot_ms, "req/s": point.rate}
+    row |= shares([served for served, _, _ in found])
+    row["gateway CPU %"] = round(100 * (service.gateway.cpu_s() - cpu_s) / wall_s, 1)
+    row["client late ms"] = round(1e3 * float(np.percentile([late_s for _, late_s, _ in found], 99)), 2)
+    for letter, worker in workers.items():
+        after = counted(worker)
+        steps = increase(before[letter], after, "baton_step_seconds_count")
+        step_s = increase(before[letter], after, "baton_step_seconds_sum")
+        inside = states[letter][int(3 / SAMPLE_S) : max(1, int(workload.duration_s / SAMPLE_S))]
+        queue = [state["waiting_tokens"] for state in inside] or [0]
+        rows = [state["running"] for state in inside] or [0]
+        row[f"{letter} busy %"] = round(100 * step_s / wall_s, 1)
+        row[f"{letter} step ms"] = round(1e3 * step_s / max(1, steps), 2)
+        row[f"{letter} queue"], row[f"{letter} queue max"] = round(float(np.mean(queue))), max(queue)
+        row[f"{letter} rows"], row[f"{letter} rows max"] = round(float(np.mean(rows)), 1), max(rows)
+        row[f"{letter} waiting max"] = max((state["waiting"] for state in inside), default=0)
+        row[f"{letter} preemptions"] = increase(before[letter], after, "baton_preemptions_total")
+    row["local %"] = _local_share(service)
+    if failures := sorted({failure for _, _, failure in found if failure}):
+        row["failures"] = ", ".join(failures)[:200]
+    return row
+
+
+def _local_share(service: TwoGpus) -> Cell:
+    """Of this point's prompts, computed where they were decoded, by the gateway's own count; None: none was told."""
+    if service.admin_port is None:
+        return None
+    page = get_text(f"http://127.0.0.1:{service.admin_port}/metrics")
+    routes = {
+        labels: float(value) for name, labels, value in SERIES.findall(page) if name == "baton_gateway_routed_total"
+    }
+    whole = sum(routes.values())
+    return round(100 * sum(value for key, value in routes.items() if "local" in key) / whole, 1) if whole else None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("points", nargs="+", type=Point.parse, metavar="MIX:MODE:TPOT_MS:RATE")
+    parser.add_argument("--trace", type=Path, required=True, help="of Azure's conversations, for their lengths")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of arrivals a point (default %(default)s)")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--transport", choices=("tcp", "ucx"), default="ucx")
+    parser.add_argument("--max-sequences", type=int, default=256)
+    parser.add_argument("--gateway-processes", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=FOLDER / "goodput.json")
+    options = parser.parse_args()
+    is_gpu = torch.cuda.is_available()
+    worker_flags = ("--dtype=bfloat16", "--device=cuda") if is_gpu else ("--dtype=float32", "--device=cpu")
+    rows: list[dict[str, Cell]] = []
+    notes = [f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}" if is_gpu else "CPU: a trial of the bench"]
+    notes.append(f"{options.seconds:g} s of arrivals a point, seeds {options.seeds}, {options.transport}")
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        shape = Shape(
+            decode=1 + any(point.mode == "never" for point in options.points),
+            gateway_processes=options.gateway_processes,
+            model=model_folder({**LLAMA_8B, "max_position_embeddings": 20480}, folder) if is_gpu else Shape().model,
+            served_name=MODEL,
+            worker_flags=(*worker_flags, f"--transport={options.transport}"),
+            decode_flags=(f"--max-sequences={options.max_sequences}",),
+        )
+        kv_gib = {"prefill-0": 48, "decode-0": 96, "decode-1": 48} if is_gpu else dict.fromkeys(GPU_OF, 1)
+        context = multiprocessing.get_context("spawn")
+        began = time.monotonic()
+        with (
+            ProcessPoolExecutor(CLIENTS, mp_context=context) as clients,
+            TwoGpus(folder / "run", shape, kv_gib) as service,
+        ):
+            notes.append(f"ready after {time.monotonic() - began:.1f} s")
+            notes += [f"{worker.child.name}: {_stages(worker)}" for worker in service.workers]
+            print("\n".join(notes), flush=True)
+            for point in options.points:
+                for seed in options.seeds:
+                    service.serve(point, ())
+                    warm = replace(point, rate=min(WARM_RATE, point.rate))
+                    offer(service, clients, warm.workload(options.trace, WARM_S, 0), 0)
+                    workload = point.workload(options.trace, options.seconds, seed)
+                    rows.append(measure(service, clients, point, workload, seed) | {"seed": seed})
+                    print(json.dumps(rows[-1]), flush=True)
+                    write(options.out, {"notes": notes, "rows": rows})
+    publish("goodput", this_machine(), notes, COLUMNS, rows)
+
+
+def _stages(worker: Worker) -> str:
+    """Parts of its start in seconds."""
+    found = STAGE.findall(worker.metrics())
+    return ", ".join(f"{stage} {float(seconds):.1f} s" for stage, seconds in found)
+
+
+if __name__ == "__main__":
+    main()

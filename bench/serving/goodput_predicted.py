@@ -1,0 +1,344 @@
+"""Goodput of two workers as predicted: the real schedulers and the gateway's real rules on a virtual clock.
+
+    python -m bench goodput_predicted --trace azure_llm_2023_conv.csv conv:auto:10:34 …
+
+Points are those of `python -m bench goodput`. Steps take what was measured on H200s with Llama-3.1-8B's shape
+(docs/log/engine-gpu.md); a hand-over, a message and a report take as long as set here. Left out: HTTP, and whatever
+the host of a worker does between steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import itertools
+import json
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final, cast
+
+from bench.results import Cell, table
+from bench.serving.mixes import TTFT_S, Point, Served, shares
+
+from baton_control.sizing.workload import Workload
+from baton_engine.running.step_load import LoadMeter, StepLoad
+from baton_engine.scheduling.engine_config import EngineConfig
+from baton_engine.scheduling.events import Drawn, Failed, Prefilled, Reserved, SequenceSpec
+from baton_engine.scheduling.scheduler import Scheduler
+from baton_engine.scheduling.step_plan import SlotTokens, StepPlan, StepResult
+from baton_gateway.requests.request_events import Route
+from baton_gateway.workers.affinity import PrefixAffinity
+from baton_gateway.workers.linked_workers import LinkedWorker
+from baton_gateway.workers.route import RoutePolicy, RouteQuery, is_backed_up, pick
+from baton_wire.messages.gateway_link import WorkerState
+from baton_wire.messages.measures import StepTiming
+from baton_wire.messages.values import Address, PairFingerprint, RequestKey, Role, SamplingParams
+from baton_wire.rules.prompt_order import PromptOrder
+from baton_wire.rules.prompt_placement import LatencyTargets
+
+BLOCK_TOKENS: Final = 64
+REPORT_S: Final = 0.1
+LOOK_S: Final = 0.05
+MESSAGE_S: Final = 0.001
+"""From the gateway to a worker's engine, and back to the client."""
+HAND_OVER_S: Final = 0.0035
+"""From the first token until the KV is verified at the decode worker."""
+PRINT: Final = PairFingerprint(1, "a" * 64, "bfloat16", "bfloat16", 32, 8, 128, "b" * 64, "c" * 64)
+
+
+def step_s(load: StepLoad) -> float:
+    """Measured: products are bound by weights to 144 rows, then by computing; KV at 4.5 TB/s; attention of prompts."""
+    rows = load.decode_rows + load.prefill_tokens
+    seconds = 3.95e-3 + 4e-6 * min(rows, 144) + 22.4e-6 * max(0, rows - 144) + 28.7e-9 * load.kv_tokens
+    if load.prefill_tokens:
+        seconds += 0.9e-3 + 0.63e-9 * load.prefill_pairs
+    return seconds
+
+
+@dataclass(slots=True, eq=False)
+class Machine:
+    """One worker: its scheduler, its steps in flight, and what the gateway knows of it."""
+
+    name: str
+    scheduler: Scheduler
+    linked: LinkedWorker
+    meter: LoadMeter
+    in_flight: deque[tuple[StepPlan, StepLoad, float]] = field(default_factory=deque)
+    free_s: float = 0.0
+    busy_s: float = 0.0
+    steps: int = 0
+    step_s: float = 0.0
+    timings: list[StepTiming] = field(default_factory=list)
+
+    def launch(self, now: float) -> list[float]:
+        """Plans up to two steps ahead; when each is done."""
+        ends = []
+        while len(self.in_flight) < 2:
+            plan = self.scheduler.plan(now)
+            if plan is None:
+                break
+            load = self.meter.load(plan)
+            seconds = step_s(load)
+            self.free_s = max(now, self.free_s) + seconds
+            self.busy_s += seconds
+            self.in_flight.append((plan, load, seconds))
+            ends.append(self.free_s)
+        return ends
+
+    def collect(self, now: float) -> None:
+        plan, load, seconds = self.in_flight.popleft()
+        drawing = (*(slot for chunk in plan.prefill for slot in chunk.sample), *plan.decode)
+        self.scheduler.apply(StepResult(plan.step, tuple(SlotTokens(slot, (7,)) for slot in drawing), seconds), now)
+        self.steps += 1
+        self.step_s += (0.1 if self.step_s else 1.0) * (seconds - self.step_s)
+        if load.rows:
+            self.timings.append(
+                StepTiming(
+                    plan.step, load.prefill_tokens, load.prefill_pairs, load.decode_rows, load.kv_tokens, seconds
+                )
+            )
+
+    def report(self) -> WorkerState:
+        stats = self.scheduler.stats()
+        stride = -(-len(self.timings) // 8) or 1
+        timings, self.timings = tuple(self.timings[::stride]), []
+        computing = sum(load.prefill_tokens for _, load, _ in self.in_flight)
+        free = stats.blocks_free + stats.blocks_cached
+        return WorkerState(
+            *(False, stats.running, stats.waiting, stats.waiting_tokens, free, stats.blocks_cached, self.steps),
+            self.step_s,
+            timings=timings,
+            computing_tokens=computing,
+        )
+
+
+class World:
+    """Workers, gateway and clients on one heap of events."""
+
+    def __init__(self, point: Point, workload: Workload, max_sequences: int, prefill_step_tokens: int) -> None:
+        self.now = 0.0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+        self._point, self._workload = point, workload
+        self._dice = random.Random(1)
+        targets = LatencyTargets(TTFT_S, point.tpot_ms / 1e3)
+        self._policy = RoutePolicy(point.mode != "never", True, targets if point.mode == "auto" else None)
+        self._affinity = PrefixAffinity()
+        self._held: PromptOrder[int] = PromptOrder(TTFT_S)
+        roles = (Role.DECODE, Role.DECODE) if point.mode == "never" else (Role.PREFILL, Role.DECODE)
+        self.machines = [
+            self._machine(place, role, max_sequences, prefill_step_tokens) for place, role in enumerate(roles)
+        ]
+        self._by_epoch = {machine.linked.hello.epoch: machine for machine in self.machines}
+        self._routes: dict[int, Route] = {}
+        self._first_s: dict[int, float] = {}
+        self._second_s: dict[int, float] = {}
+        self._last_s: dict[int, float] = {}
+        self._first_tokens: dict[int, Prefilled] = {}
+        self._reserved: set[int] = set()
+        self.local = self.held = 0
+
+    def _machine(self, place: int, role: Role, max_sequences: int, prefill_step_tokens: int) -> Machine:
+        is_prefill = role is Role.PREFILL
+        slots, blocks = (64, 6_144) if is_prefill else (max_sequences, 9_000)
+        most = prefill_step_tokens if is_prefill else 8_192
+        config = EngineConfig(blocks, BLOCK_TOKENS, slots, 20_480, max_step_tokens=most, prefix_cache=False)
+        hello = SimpleNamespace(
+            epoch=bytes([place]) * 16,
+            role=role,
+            served_name="m",
+            fingerprint=PRINT,
+            pair_port=None if is_prefill else 1,
+            max_context_tokens=20_480,
+            max_choices=8,
+            max_sequences=slots,
+            block_tokens=BLOCK_TOKENS,
+            blocks_total=blocks,
+        )
+        linked = LinkedWorker(
+            cast(Any, hello), Address("h", 1), cast(Any, None), lambda message: True, lambda: self.now
+        )
+        return Machine(role.value, Scheduler(config), linked, LoadMeter(slots))
+
+    def at(self, at_s: float, work: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (at_s, next(self._numbers), work))
+
+    def run(self) -> list[Served]:
+        for request, at_s in enumerate(self._workload.arrival_s):
+            self.at(float(at_s), lambda request=request: self._arrived(request))  # type: ignore[misc]
+        for machine in self.machines:
+            self._report(machine)
+        while self._events and len(self._last_s) < len(self._workload):
+            self.now, _, work = heapq.heappop(self._events)
+            work()
+            if self.now > self._workload.duration_s + 60:
+                break
+        return [self._served(request) for request in range(len(self._workload))]
+
+    def _served(self, request: int) -> Served:
+        due_s, infinite = float(self._workload.arrival_s[request]), float("inf")
+        first, tokens = self._first_s.get(request, infinite), int(self._workload.output_tokens[request])
+        if request not in self._last_s:
+            return Served(due_s, infinite, infinite, infinite)
+        second = self._second_s.get(request, first)
+        return Served(due_s, first - due_s, (self._last_s[request] - first) / max(1, tokens - 1), second - first)
+
+    # The gateway ------------------------------------------------------------------------------------------------------
+
+    def _report(self, machine: Machine) -> None:
+        machine.linked.reported(machine.report())
+        self._look()
+        self.at(self.now + REPORT_S, lambda: self._report(machine))
+
+    def _arrived(self, request: int) -> None:
+        route = self._choose(request)
+        if route.prefill is not None and (len(self._held) or is_backed_up(self._views(), PRINT, TTFT_S)):
+            self.held += 1
+            self._held.push(request, float(self._workload.arrival_s[request]), route.own_s)
+            self.at(self.now + LOOK_S, self._look)
+            return
+        self._send(request, route)
+
+    def _look(self) -> None:
+        while len(self._held):
+            request = self._held.first(self.now)
+            route = self._choose(request)
+            if route.prefill is not None and is_backed_up(self._views(), PRINT, TTFT_S):
+                self.at(self.now + LOOK_S, self._look)
+                return
+            self._held.pop()
+            self._send(request, route)
+
+    def _views(self) -> list[Any]:
+        return [machine.linked.view() for machine in self.machines]
+
+    def _choose(self, request: int) -> Route:
+        prompt, output = int(self._workload.prompt_tokens[request]), int(self._workload.output_tokens[request])
+        query = RouteQuery(PRINT, prompt, prompt + output, 1, frozenset())
+        route = pick(query, self._views(), self._policy, self._affinity, self._dice.random())
+        assert isinstance(route, Route)
+        return route
+
+    def _send(self, request: int, route: Route) -> None:
+        self._routes[request] = route
+        prompt = int(self._workload.prompt_tokens[request])
+        decode = self._by_epoch[route.decode]
+        decode.linked.sent(prompt, is_computed=route.prefill is None)
+        self.local += route.prefill is None
+        if route.prefill is None:
+            self.at(
+                self.now + MESSAGE_S,
+                lambda: self._tell(decode, lambda: decode.scheduler.submit(self._spec(request), self.now)),
+            )
+            return
+        prefill = self._by_epoch[route.prefill]
+        prefill.linked.sent(prompt)
+        self.at(
+            self.now + MESSAGE_S,
+            lambda: self._tell(decode, lambda: decode.scheduler.reserve(self._spec(request), self.now)),
+        )
+        self.at(
+            self.now + MESSAGE_S,
+            lambda: self._tell(prefill, lambda: prefill.scheduler.submit(self._spec(request, True), self.now)),
+        )
+
+    def _spec(self, request: int, hold: bool = False) -> SequenceSpec:
+        prompt, output = int(self._workload.prompt_tokens[request]), int(self._workload.output_tokens[request])
+        sampling = SamplingParams(max_tokens=output, temperature=0.0)
+        tpot_s = None if hold else self._point.tpot_ms / 1e3
+        key = RequestKey(request.to_bytes(16, "big"), 0)
+        return SequenceSpec(key, (5,) * prompt, prompt, (0,), sampling, "", 1e9, hold, tpot_s=tpot_s)
+
+    # The workers ------------------------------------------------------------------------------------------------------
+
+    def _tell(self, machine: Machine, verb: Callable[[], None]) -> None:
+        verb()
+        self._moved(machine)
+
+    def _moved(self, machine: Machine) -> None:
+        self._events_of(machine)
+        for end_s in machine.launch(self.now):
+            self.at(end_s, lambda: self._stepped(machine))
+        self._events_of(machine)
+
+    def _stepped(self, machine: Machine) -> None:
+        machine.collect(self.now)
+        self._moved(machine)
+
+    def _events_of(self, machine: Machine) -> None:
+        for event in machine.scheduler.events():
+            request = int.from_bytes(event.key.request, "big")
+            if isinstance(event, Drawn):
+                self._drawn(request, event)
+            elif isinstance(event, Prefilled):
+                self._first_tokens[request] = event
+                machine.scheduler.granted(event.key, self.now)
+                self._land(request)
+            elif isinstance(event, Reserved):
+                self._reserved.add(request)
+                self._land(request)
+            elif isinstance(event, Failed):
+                raise RuntimeError(str(event))
+
+    def _land(self, request: int) -> None:
+        if request in self._reserved and request in self._first_tokens:
+            self.at(self.now + HAND_OVER_S, lambda: self._landed(request))
+
+    def _landed(self, request: int) -> None:
+        route, done = self._routes[request], self._first_tokens[request]
+        assert route.prefill is not None
+        decode, prefill = self._by_epoch[route.decode], self._by_epoch[route.prefill]
+        self._tell(prefill, lambda: prefill.scheduler.release(done.key, self.now))
+        self._tell(decode, lambda: decode.scheduler.landed(done.key, done.first_tokens, self.now))
+
+    def _drawn(self, request: int, event: Drawn) -> None:
+        at_s = self.now + MESSAGE_S
+        if event.first_index == 0:
+            self._first_s.setdefault(request, at_s)
+        elif event.first_index == 1:
+            self._second_s.setdefault(request, at_s)
+        if event.first_index + len(event.ids) >= int(self._workload.output_tokens[request]):
+            self._last_s.setdefault(request, at_s)
+
+
+def predicted(point: Point, workload: Workload, max_sequences: int, prefill_step_tokens: int) -> dict[str, Cell]:
+    world = World(point, workload, max_sequences, prefill_step_tokens)
+    served = world.run()
+    row: dict[str, Cell] = {"mix": point.mix, "mode": point.mode, "target": point.tpot_ms, "req/s": point.rate}
+    row |= shares(served)
+    row["local %"] = round(100 * world.local / len(workload), 1)
+    row["held %"] = round(100 * world.held / len(workload), 1)
+    for letter, machine in zip("PD", world.machines, strict=True):
+        row[f"{letter} busy %"] = round(100 * machine.busy_s / max(world.now, 1e-9), 1)
+        row[f"{letter} step ms"] = round(1e3 * machine.busy_s / max(1, machine.steps), 2)
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("points", nargs="+", type=Point.parse, metavar="MIX:MODE:TPOT_MS:RATE")
+    parser.add_argument("--trace", type=Path, required=True, help="of Azure's conversations, for their lengths")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of arrivals a point (default %(default)s)")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument("--max-sequences", type=int, default=256)
+    parser.add_argument("--prefill-step-tokens", type=int, default=8_192)
+    options = parser.parse_args()
+    rows = []
+    for point in options.points:
+        for seed in options.seeds:
+            workload = point.workload(options.trace, options.seconds, seed)
+            rows.append(predicted(point, workload, options.max_sequences, options.prefill_step_tokens))
+            print(json.dumps(rows[-1]), flush=True)
+    print(table(_columns(rows), rows))
+
+
+def _columns(rows: Sequence[dict[str, Cell]]) -> list[str]:
+    return list(rows[0])
+
+
+if __name__ == "__main__":
+    main()
