@@ -164,7 +164,7 @@ def measure(
 ) -> dict[str, Cell]:
     """The point's row. Times are ms."""
     letters = {"P": "decode-1" if point.mode == "never" else "prefill-0", "D": "decode-0"}
-    workers = {letter: found for letter, name in letters.items() if (found := service.worker(name)) is not None}
+    workers = {letter: there for letter, name in letters.items() if (there := service.worker(name)) is not None}
     before = {letter: counted(worker) for letter, worker in workers.items()}
     cpu_s, began = service.gateway.cpu_s(), time.monotonic()
     with sampled(workers) as states:

@@ -25,10 +25,10 @@ def test_long_and_short_contexts_equal_the_reference(
     kv = paged_kv(lengths, kv_heads=2, head_dim=16, dtype=dtype, device=triton_device)
     q = torch.randn(len(lengths), 8, 16, generator=torch.Generator().manual_seed(1)).to(dtype).to(triton_device)
     args = (q, kv.layer(1), kv.decode_rows(), 0.25)
-    close = {"atol": 2e-5, "rtol": 0.0} if dtype is torch.float32 else {"atol": 2e-2, "rtol": 2**-7}
+    atol, rtol = (2e-5, 0.0) if dtype is torch.float32 else (2e-2, 2**-7)
     out = torch.full_like(q, float("nan"))
     got = paged_decode_attention_triton(*args, out=out)
-    torch.testing.assert_close(got.cpu(), paged_decode_attention_reference(*args).cpu(), **close)
+    torch.testing.assert_close(got.cpu(), paged_decode_attention_reference(*args).cpu(), atol=atol, rtol=rtol)
 
 
 @settings(max_examples=40, deadline=None)
