@@ -29,7 +29,7 @@ import torch
 from bench.engine.gpu import LLAMA_8B
 from bench.machine import this_machine
 from bench.results import FOLDER, Cell, publish, write
-from bench.serving.load import open_loop
+from bench.serving.load import offered
 from bench.serving.mixes import Point, Served, shares
 from bench.serving.offline import model_folder
 
@@ -97,7 +97,7 @@ def answered(url: str, workload: Workload, seed: int) -> list[tuple[Served, floa
     """One client's requests: what became of each, and how late it was sent. Runs in a process of its own."""
     answers: list[Answer] = []
     began = time.monotonic()
-    asyncio.run(open_loop(url, MODEL, workload, PATIENCE_S + workload.duration_s, answers.append, seed))
+    asyncio.run(offered(url, MODEL, workload, PATIENCE_S + workload.duration_s, answers.append, seed))
     found = []
     for answer in answers:
         second_s = answer.times_s[1] - answer.times_s[0] if len(answer.times_s) > 1 else float("inf")
