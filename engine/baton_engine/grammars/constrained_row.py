@@ -15,7 +15,7 @@ import numpy.typing as npt
 from llguidance import LLMatcher
 
 from baton_engine.grammars.thought_tracker import ThoughtStage, ThoughtTracker
-from baton_engine.grammars.vocabulary import Vocabulary, Words, bits_of
+from baton_engine.grammars.vocabulary import Vocabulary, Words, bits_of, ids_in, spelling_begins
 from baton_kernels.token_mask import WORD_BITS
 from baton_wire.messages.values import SamplingParams
 
@@ -49,12 +49,12 @@ class EndIds:
         ids = tuple(token for token in stop_ids if token < vocabulary.words * WORD_BITS)
         ends = bits_of((*ids, *vocabulary.end_ids), vocabulary.words)
         text = vocabulary.known & ~ends
-        others = np.bitwise_not(text)
+        others = np.bitwise_not(text) | vocabulary.marks
         places = np.flatnonzero(others)
         return EndIds(ids, text, places, others[places])
 
     def are_in(self, masks: Words) -> npt.NDArray[np.bool_]:
-        """[R] of masks [R, W]: which hold an id that is no text, and so are to be finished."""
+        """[R] of masks [R, W]: which hold an id that is no text or a mark, and so are to be finished."""
         found: npt.NDArray[np.bool_] = np.bitwise_or.reduce(masks.take(self.places, axis=1) & self.others, axis=1) != 0
         return found
 
@@ -183,9 +183,11 @@ class ConstrainedRow:
     def _finish(self, words: Words) -> None:
         """The row's stop ids instead of the vocabulary's own ends, the opening mark, and nothing that is no token."""
         end = self._vocabulary.end_ids[0]
-        may_end = words.item(end // WORD_BITS) >> (end % WORD_BITS) & 1
         leaves_some = True
-        if self.ends.are_in(words[np.newaxis]).item():
+        if is_special := self.ends.are_in(words[np.newaxis]).item():
+            self._spell_marks(words)
+        may_end = bool(words.item(end // WORD_BITS) >> (end % WORD_BITS) & 1)
+        if is_special:
             np.bitwise_and(words, self.ends.text, out=words)
             leaves_some = bool(words.any())
         if self._thought is not None and self._thought.opening is not None:
@@ -196,6 +198,22 @@ class ConstrainedRow:
                 _allow(words, token)
         elif not leaves_some:
             self._failure = "the grammar leaves no token"
+
+    def _spell_marks(self, words: Words) -> None:
+        """Where the only text that may follow reads like a mark, a matcher allows the mark instead of the text. Then it
+        refuses it, or the answer ends too early. So the ids of the text are allowed here.
+        """
+        matcher, vocabulary = self.matcher, self._vocabulary
+        if matcher is None:
+            return
+        for mark in ids_in(words & vocabulary.marks):
+            is_meant = matcher.is_accepting() if mark in vocabulary.end_ids else matcher.validate_tokens([mark]) == 1
+            if is_meant:
+                continue
+            words[mark // WORD_BITS] &= ~np.uint32(1 << (mark % WORD_BITS))
+            for token in spelling_begins(vocabulary, mark):
+                if matcher.validate_tokens([token]) == 1:
+                    _allow(words, token)
 
 
 def _allow(words: Words, token: int) -> None:

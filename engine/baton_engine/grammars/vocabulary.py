@@ -28,6 +28,8 @@ class Vocabulary:
     tokenizer: LLTokenizer
     known: Words
     """[W]: the tokenizer's own ids."""
+    marks: Words
+    """[W]: of them those that stand for no text: the ends, and such as the beginning of a turn."""
     end_ids: tuple[int, ...]
     """What a matcher allows where a text may end."""
 
@@ -66,7 +68,22 @@ def read_vocabulary(tokenizer_json: str, end_ids: tuple[int, ...], vocab_size: i
         tokenizer = LLTokenizer(tokenizer_json, n_vocab=size, eos_token=ends)
     except (ValueError, msgspec.DecodeError) as error:
         raise VocabularyError(f"tokenizer.json: {error}") from error
-    return Vocabulary(tokenizer, bits_of(range(own), mask_words(size)), tuple(tokenizer.eos_tokens))
+    words = mask_words(size)
+    named = tuple(tokenizer.eos_tokens)
+    marks = tuple(token for token in range(own) if tokenizer.is_special_token(token))
+    return Vocabulary(tokenizer, bits_of(range(own), words), bits_of((*marks, *named), words), named)
+
+
+def spelling_begins(vocabulary: Vocabulary, mark: int) -> tuple[int, ...]:
+    """The ids of text with which the name of a mark can be spelled."""
+    tokenizer = vocabulary.tokenizer
+    name = tokenizer.decode_bytes([mark])
+    starts = {tokenizer.tokenize_bytes(name[:length])[0] for length in range(1, len(name))}
+    return tuple(
+        token
+        for token in sorted(starts)
+        if not tokenizer.is_special_token(token) and name.startswith(tokenizer.decode_bytes([token]))
+    )
 
 
 def named_end_ids(files: Mapping[str, str | None]) -> tuple[int, ...]:
@@ -78,6 +95,11 @@ def named_end_ids(files: Mapping[str, str | None]) -> tuple[int, ...]:
         if all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids) and ids:
             return tuple(ids)
     return ()
+
+
+def ids_in(words: Words) -> tuple[int, ...]:
+    """The ids of a mask [W], ascending."""
+    return tuple(np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist())
 
 
 def bits_of(ids: range | tuple[int, ...], words: int) -> Words:

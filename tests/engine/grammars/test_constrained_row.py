@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -14,11 +15,13 @@ from baton_engine.grammars.constrained_row import Allowance
 from baton_engine.grammars.grammar_compiler import GrammarCompiler, GrammarError
 from baton_testing.engine.grammars import (
     END,
+    NO_FORCING,
     SPECIAL,
     VOCAB,
     allowed_by,
     allowed_by_hand,
     compiling,
+    of_lark,
     of_regex,
     of_schema,
     row_of,
@@ -227,3 +230,31 @@ def test_answers_of_a_random_model_end_valid(compiler: GrammarCompiler) -> None:
             jsonschema.validate(document, schema)
         assert not SPECIAL & set(ids[:-1])
     assert ended > 20
+
+
+FORCING = ""
+
+
+@pytest.mark.parametrize("head", [NO_FORCING, FORCING], ids=["any ids", "certain text"])
+@pytest.mark.parametrize(
+    "text", ["<|begin|>", "<|end|>", "x<|end|>y", "<|end|><|begin|>", "<|assistant|", 'a"<|user|>"', "<|end|>é"]
+)
+def test_text_that_reads_like_a_mark_is_spelled_and_not_taken_for_it(head: str, text: str) -> None:
+    grammars = (
+        (of_schema({"const": text}, head), json.dumps(text, ensure_ascii=False)),
+        (of_lark(f"start: {json.dumps(text)}", head), text),
+        (of_lark(f'start: "b"? {json.dumps(text)}', head), text),
+    )
+    with compiling() as compiler:
+        for grammar, wanted in grammars:
+            for seed in range(20):
+                draw, row, ids = random.Random(seed), row_of(compiler, sampling_of(grammar)), list[int]()
+                while END not in ids:
+                    allowed = allowed_by(row)
+                    assert allowed, (ids, row.failure)
+                    ids.append(draw.choice(sorted(allowed)))
+                    row.take(ids[-1])
+                    assert row.failure is None
+                written = b"".join(token_bytes()[token] for token in ids[:-1]).decode()
+                assert written.removeprefix("b") == wanted
+                assert not SPECIAL & set(ids[:-1])
