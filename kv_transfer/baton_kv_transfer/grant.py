@@ -37,7 +37,7 @@ def wanted_layout(
 ) -> StreamLayout:
     """The stream that the decode worker asks for. Raises ValueError or UnfitPairError when there is none."""
     unit = negotiated_unit(geometry.block_tokens, peer.block_tokens)
-    whole = leg_layout(geometry, peer.leg, unit, cached_tokens, total_tokens)
+    whole = leg_layout(geometry, peer.leg, unit, cached_tokens, total_tokens, len(geometry.windows))
     return replace(whole, groups=layer_groups(geometry, whole.stream_bytes, config.group_bytes, config.max_groups))
 
 
@@ -61,9 +61,9 @@ def granted_layout(geometry: KvGeometry, peer: DecodePeer, total_tokens: int, gr
     granted = sum(span.length for span in grant.spans)
     if granted != layout.stream_bytes:
         raise ValueError(f"spans: {granted} bytes for a stream of {layout.stream_bytes}")
-    torn = next((span for span in grant.spans if span.length % layout.unit_bytes), None)
+    torn = next((span for span in grant.spans if span.length % layout.grain_bytes), None)
     if torn is not None:
-        raise ValueError(f"spans: {torn} ends inside a unit of {layout.unit_bytes} bytes")
+        raise ValueError(f"spans: {torn} ends inside a unit of {layout.grain_bytes} bytes")
     ordered = sorted(grant.spans, key=lambda span: span.offset)
     for span, following in pairwise(ordered):
         if span.offset + span.length > following.offset:

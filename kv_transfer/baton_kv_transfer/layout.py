@@ -5,6 +5,10 @@ group by layer group, so that the first layers can travel while the last are com
 `[layer group][unit][layer][K,V][kv_head][slot][dim]`, whatever the pools look like inside: adjacent units of one layer
 group are one stretch of it. A *piece* is the part of one unit, layer, K or V: the grain of checksums. Numbers only: no
 memory is touched here.
+
+Where a model's layers are in several KV groups, the blocks of each are cut into equally many parts. A layer group is
+one part of one KV group: the first parts of all come first. Of a KV group with a window only the units of the window
+at the end are moved, so layer groups differ in length.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from baton_wire.errors import UnfitPairError
-from baton_wire.kv_shape import KvGeometry, PoolPart, Units
+from baton_wire.kv_shape import KvGeometry, PoolPart, Units, first_seen
 from baton_wire.messages.pair_link import Span
 
 CHECKSUM_BYTES = 8
@@ -59,7 +63,8 @@ def negotiated_unit(own_block_tokens: int, peer_block_tokens: int) -> int:
 class StreamLayout:
     """The byte stream of tokens [start_tokens, end_tokens) of one sequence, in units of `unit_tokens`.
 
-    The last unit is sent whole even if the sequence ends inside it. Raises ValueError on an impossible range.
+    The last unit is sent whole even if the sequence ends inside it. Raises ValueError on an impossible range, and where
+    a unit is less than a block of a KV group with a window: its first block would arrive in part.
     """
 
     geometry: KvGeometry
@@ -80,12 +85,31 @@ class StreamLayout:
             raise ValueError(f"start_tokens: {self.start_tokens} is not a multiple of the unit {self.unit_tokens}")
         if self.end_tokens < self.start_tokens:
             raise ValueError(f"end_tokens: {self.end_tokens} lies before start_tokens {self.start_tokens}")
-        if self.groups < 1 or self.geometry.layers % self.groups:
-            raise ValueError(f"groups: {self.groups} does not divide {self.geometry.layers} layers")
+        kinds = len(self.geometry.windows)
+        if self.groups < 1 or self.groups % kinds or self.geometry.layers % (self.groups // kinds):
+            of = "" if kinds == 1 else f" in each of {kinds} KV groups"
+            raise ValueError(f"groups: {self.groups} does not divide {self.geometry.layers} layers{of}")
+        if self.geometry.windows != (None,) and self.unit_tokens != self.geometry.block_tokens:
+            raise ValueError(
+                f"unit_tokens: {self.unit_tokens}; with windows only whole blocks of {self.geometry.block_tokens} move"
+            )
 
     @property
     def first_unit(self) -> int:
         return self.start_tokens // self.unit_tokens
+
+    def group_first_unit(self, group: int) -> int:
+        """Of a layer group."""
+        seen = first_seen(self.end_tokens, self.geometry.windows[self.kv_group(group)])
+        return max(self.first_unit, seen // self.unit_tokens)
+
+    def group_units(self, group: int) -> int:
+        """Of a layer group."""
+        return self.end_unit - self.group_first_unit(group)
+
+    def kv_group(self, group: int) -> int:
+        """The KV group that a layer group is a part of."""
+        return group % len(self.geometry.windows)
 
     @property
     def end_unit(self) -> int:
@@ -93,32 +117,32 @@ class StreamLayout:
 
     @property
     def units(self) -> int:
+        """Of a KV group without a window."""
         return self.end_unit - self.first_unit
 
     @property
-    def unit_bytes(self) -> int:
-        return self.geometry.token_bytes * self.unit_tokens
+    def grain_bytes(self) -> int:
+        """The landing bytes are granted in multiples of it: the layers of a unit, or of a layer group's if these differ
+        in length."""
+        whole = self.geometry.token_bytes * self.unit_tokens
+        return whole if self.geometry.windows == (None,) else self.group_unit_bytes
 
     @property
     def group_layers(self) -> int:
-        return self.geometry.layers // self.groups
+        return self.geometry.layers * len(self.geometry.windows) // self.groups
 
     @property
     def group_unit_bytes(self) -> int:
         """Bytes of one unit in one layer group."""
-        return self.unit_bytes // self.groups
-
-    @property
-    def pieces_per_unit(self) -> int:
-        return self.geometry.layers * 2
+        return self.geometry.token_bytes * self.unit_tokens * len(self.geometry.windows) // self.groups
 
     @property
     def piece_bytes(self) -> int:
-        return self.unit_bytes // self.pieces_per_unit
+        return self.group_unit_bytes // (self.group_layers * 2)
 
     @property
     def pieces(self) -> int:
-        return self.units * self.pieces_per_unit
+        return self.stream_bytes // self.piece_bytes
 
     @property
     def checksum_bytes(self) -> int:
@@ -126,7 +150,11 @@ class StreamLayout:
 
     @property
     def stream_bytes(self) -> int:
-        return self.units * self.unit_bytes
+        return self.bytes_before(self.groups)
+
+    def bytes_before(self, group: int) -> int:
+        """Stream bytes of the layer groups before `group`, which may be the end."""
+        return sum(self.group_units(each) for each in range(group)) * self.group_unit_bytes
 
     def whole_units(self, computed_tokens: int) -> int:
         """End of the units that can be sent once KV of [0, computed_tokens) stands; a partial last one at the end."""
@@ -136,30 +164,52 @@ class StreamLayout:
 
     def part(self, group: int) -> PoolPart:
         """What of the pool's blocks a layer group holds."""
-        first = group * self.group_layers
+        first = group // len(self.geometry.windows) * self.group_layers
         return PoolPart(first, first + self.group_layers, self.first_head, self.first_head + self.geometry.kv_heads)
+
+    def end_layer(self, group: int) -> int:
+        """The KV of a layer group stands when that of so many of the model's first layers does."""
+        part = self.part(group)
+        if not self.geometry.groups:
+            return part.end_layer
+        layers = self.geometry.groups[self.kv_group(group)].layers[: part.end_layer]
+        return layers[-1] + 1
 
     def extent(self, group: int, first_unit: int, end_unit: int) -> Extent:
         """Where these units of a layer group lie in the stream. Raises ValueError outside it."""
         if not 0 <= group < self.groups:
             raise ValueError(f"group: {group} is not in [0, {self.groups})")
-        if not self.first_unit <= first_unit <= end_unit <= self.end_unit:
-            raise ValueError(f"units [{first_unit}, {end_unit}) are not in [{self.first_unit}, {self.end_unit})")
-        start = group * self.units + first_unit - self.first_unit
-        return Extent(start * self.group_unit_bytes, (end_unit - first_unit) * self.group_unit_bytes)
+        first = self.group_first_unit(group)
+        if not first <= first_unit <= end_unit <= self.end_unit:
+            raise ValueError(f"units [{first_unit}, {end_unit}) are not in [{first}, {self.end_unit})")
+        size = self.group_unit_bytes
+        return Extent(self.bytes_before(group) + (first_unit - first) * size, (end_unit - first_unit) * size)
 
     def piece_at(self, index: int) -> tuple[int, int, int]:
-        """(unit, layer, 0 for K or 1 for V) of the stream's index-th piece."""
-        group, rest = divmod(index, self.units * self.group_layers * 2)
-        unit, rest = divmod(rest, self.group_layers * 2)
+        """(unit, the model's layer, 0 for K or 1 for V) of the stream's index-th piece; a layer beyond the model's
+        where a KV group has fewer layers than its blocks have room for."""
+        per_unit = self.group_layers * 2
+        group = next(each for each in range(self.groups) if index * self.piece_bytes < self.bytes_before(each + 1))
+        unit, rest = divmod(index - self.bytes_before(group) // self.piece_bytes, per_unit)
         layer, value = divmod(rest, 2)
-        return self.first_unit + unit, group * self.group_layers + layer, value
+        layer += self.part(group).first_layer
+        if self.geometry.groups:
+            own = self.geometry.groups[self.kv_group(group)].layers
+            layer = own[layer] if layer < len(own) else self.geometry.model_layers
+        return self.group_first_unit(group) + unit, layer, value
 
 
 def layer_groups(geometry: KvGeometry, stream_bytes: int, group_bytes: int, max_groups: int) -> int:
-    """How many layer groups a stream should have: as many as leave each `group_bytes`, at most `max_groups`."""
-    most = max(1, min(max_groups, stream_bytes // max(1, group_bytes)))
-    return max(count for count in range(1, geometry.layers + 1) if geometry.layers % count == 0 and count <= most)
+    """How many layer groups a stream should have: as many as leave each `group_bytes`, at most `max_groups`, but one
+    for each KV group."""
+    kinds, layers = len(geometry.windows), geometry.layers
+    most = max(1, min(max_groups, stream_bytes // max(1, group_bytes)) // kinds)
+    return kinds * max(count for count in range(1, layers + 1) if layers % count == 0 and count <= most)
+
+
+def group_blocks(blocks: Sequence[int], layout: StreamLayout, group: int) -> Sequence[int]:
+    """The blocks that a layer group's units lie in, of a sequence's flat table."""
+    return blocks[layout.kv_group(group) :: len(layout.geometry.windows)]
 
 
 def source_extents(geometry: KvGeometry, units: Units) -> list[Extent]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +19,7 @@ from baton_kv_transfer.layout import (
     stream_offset,
 )
 from baton_wire.errors import UnfitPairError
-from baton_wire.kv_shape import KvGeometry, PoolPart, Units
+from baton_wire.kv_shape import KvGeometry, KvGroup, PoolPart, Units
 from baton_wire.messages.pair_link import Span
 
 LLAMA_8B = KvGeometry(layers=32, kv_heads=8, head_dim=128, element_bytes=2, block_tokens=64)
@@ -30,9 +32,59 @@ def test_a_block_of_llama_8b_has_the_published_size() -> None:
 
 @pytest.mark.parametrize("field", ["layers", "kv_heads", "head_dim", "element_bytes", "block_tokens"])
 def test_a_geometry_names_its_bad_field(field: str) -> None:
-    values = {"layers": 1, "kv_heads": 1, "head_dim": 1, "element_bytes": 1, "block_tokens": 1, field: 0}
+    values: dict[str, Any] = {
+        "layers": 1,
+        "kv_heads": 1,
+        "head_dim": 1,
+        "element_bytes": 1,
+        "block_tokens": 1,
+        field: 0,
+    }
     with pytest.raises(ValueError, match=f"{field}: 0 is not positive"):
         KvGeometry(**values)
+
+
+def test_half_the_layers_with_a_window_halve_what_is_kept_and_moved() -> None:
+    groups = KvGroup(None, tuple(range(1, 24, 2))), KvGroup(128, tuple(range(0, 24, 2)))
+    whole, halves = KvGeometry(24, 8, 64, 2, 64), KvGeometry(12, 8, 64, 2, 64, groups)
+    tokens = 32_768
+    kept = halves.blocks_held(tokens) * halves.block_bytes
+    assert whole.blocks_held(tokens) * whole.block_bytes >= 1.8 * kept
+    layout = StreamLayout(halves, 64, 0, tokens, groups=8)
+    assert layout.stream_bytes == kept
+    assert StreamLayout(whole, 64, 0, tokens).stream_bytes >= 1.8 * layout.stream_bytes
+
+
+@given(st.integers(1, 90), st.integers(0, 5), st.sampled_from([1, 2, 4]), st.integers(1, 40))
+def test_with_windows_a_stream_is_its_layer_groups_one_after_the_other(
+    tokens: int, cached: int, parts: int, window: int
+) -> None:
+    groups = KvGroup(None, (0, 3, 5, 7)), KvGroup(window, (1, 2, 4, 6)), KvGroup(window, (8, 9))
+    geometry = KvGeometry(4, 2, 8, 4, 8, groups)
+    start = min(cached, tokens // 8) * 8
+    layout = StreamLayout(geometry, 8, start, tokens, groups=3 * parts)
+    end, pieces = 0, 0
+    for group in range(layout.groups):
+        extent = layout.extent(group, layout.group_first_unit(group), layout.end_unit)
+        assert extent.offset == end
+        end = extent.end
+        own = groups[layout.kv_group(group)]
+        first = layout.group_first_unit(group)
+        assert first == max(start // 8, 0 if own.window is None else max(0, tokens - window + 1) // 8)
+        assert layout.end_layer(group) == max(own.layers[: layout.part(group).end_layer]) + 1
+        for unit in range(first, layout.end_unit):
+            for layer in range(layout.part(group).first_layer, layout.part(group).end_layer):
+                named = own.layers[layer] if layer < len(own.layers) else geometry.model_layers
+                assert layout.piece_at(pieces) == (unit, named, 0)
+                assert layout.piece_at(pieces + 1) == (unit, named, 1)
+                pieces += 2
+    assert (end, pieces) == (layout.stream_bytes, layout.pieces)
+
+
+def test_windows_move_in_whole_blocks() -> None:
+    geometry = KvGeometry(1, 1, 8, 4, 8, (KvGroup(3, (0,)),))
+    with pytest.raises(ValueError, match="unit_tokens: 4; with windows only whole blocks of 8 move"):
+        StreamLayout(geometry, 4, 0, 16)
 
 
 @pytest.mark.parametrize(("own", "peer", "unit"), [(64, 64, 64), (64, 16, 16), (16, 64, 16), (1, 7, 1)])
@@ -80,7 +132,7 @@ def test_checksums_are_eight_bytes_per_unit_layer_and_k_or_v() -> None:
 
 def test_units_of_a_layer_group_are_one_extent() -> None:
     layout = StreamLayout(LLAMA_8B, 64, 64, 256, groups=4)
-    eighth = layout.unit_bytes // 4
+    eighth = layout.grain_bytes // 4
     assert [layout.extent(group, 2, 4) for group in (0, 1)] == [
         Extent(eighth, 2 * eighth),
         Extent(4 * eighth, 2 * eighth),

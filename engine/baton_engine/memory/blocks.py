@@ -9,8 +9,9 @@ A block may have several owners (shared prefixes, forked choices): it stays in u
 is released while a launched step may still read or write it waits in FENCED for that step's result. Every time a block
 is given out anew its generation counts up, so that checks can tell two lives of one block apart.
 
-One pool serves one `kv_group` (layers that share block tables); there is one today. Bytes and tokens are not known
-here.
+One pool serves all groups of layers that share block tables (`kv_group`). An owner's table is flat: its entry
+`index · groups + kv_group` is the block of a group for the index-th stretch of tokens. A group with a window gives up
+its oldest blocks one after the other: their entries are `GONE`. Bytes and tokens are not known here.
 """
 
 from __future__ import annotations
@@ -19,10 +20,14 @@ import enum
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from baton_engine.memory.free_runs import FreeRuns
 from baton_engine.memory.prefix import PrefixIndex
 from baton_wire.messages.values import RequestKey
+
+GONE: Final = -1
+"""Stands in a table for a block that its group needs no more, or never needed."""
 
 
 class BlockState(enum.IntEnum):
@@ -50,8 +55,11 @@ class BlockOwner:
 class BlockPool:
     """Block ids 0 … num_blocks - 1. Knows the collected steps through `collected`."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, reaches: Sequence[int | None] = (None,)) -> None:
+        """`reaches`, for each group: how many blocks before the end of a context are needed to continue it; None is
+        all."""
         self.num_blocks = num_blocks
+        self.groups = len(reaches)
         self.gains = 0
         """Counts blocks that became available; unchanged means that a failed attempt need not be repeated."""
         self._state = [BlockState.FREE] * num_blocks
@@ -65,7 +73,9 @@ class BlockPool:
         self._cached: dict[int, None] = {}  # least recently released first
         self._fenced: dict[int, list[int]] = {}  # step → blocks that wait for it
         self._collected = 0
-        self._index = PrefixIndex()
+        self._reaches = tuple(reaches)
+        self._indexes = tuple(PrefixIndex() for _ in reaches)
+        self._index_of: dict[int, PrefixIndex] = {}  # published block → where
 
     # Questions --------------------------------------------------------------------------------------------------------
 
@@ -87,44 +97,80 @@ class BlockPool:
         return self._references[block]
 
     def is_published(self, block: int) -> bool:
-        return block in self._index
+        return block in self._index_of
 
     def table(self, owner: BlockOwner) -> Sequence[int]:
-        """The owner's blocks in logical order: a live view, valid until its release."""
+        """The owner's blocks in logical order, `GONE` among them: a live view, valid until its release."""
         return self._tables.get(owner, ())
+
+    def held(self, owner: BlockOwner) -> int:
+        """How many blocks the owner holds."""
+        table = self._tables.get(owner, ())
+        return len(table) - table.count(GONE)
 
     def owners(self) -> tuple[BlockOwner, ...]:
         return tuple(self._tables)
 
-    def match(self, digests: Sequence[bytes], limit: int) -> list[int]:
-        """Blocks of the longest beginning whose KV is published, at most `limit`; they are not held yet."""
-        return self._index.match(digests, limit)
+    def match(self, digests: Sequence[bytes], limit: int, first: Sequence[int] | None = None) -> list[int]:
+        """Table entries of the longest beginning whose KV is published, at most `limit` blocks of every group; they
+        are not held yet. Of a group with a window only those from index `first` of the group on, `GONE` before them;
+        without `first` those that computing what follows takes."""
+        lengths = [
+            len(index.match(digests, limit))
+            for index, reach in zip(self._indexes, self._reaches, strict=True)
+            if reach is None
+        ]
+        end = min(limit, len(digests), *lengths)
+        while not self._stands(digests, end, first):
+            end -= 1
+        entries = [GONE] * (end * self.groups)
+        for group, index in enumerate(self._indexes):
+            for at in range(self._needed(group, end, first), end):
+                block = index.block(digests[at])
+                assert block is not None
+                entries[at * self.groups + group] = block
+        return entries
 
     def evictable(self, blocks: Sequence[int]) -> int:
         """How many of `blocks` count as available at present."""
-        return sum(self._state[block] is BlockState.CACHED for block in blocks)
+        return sum(block != GONE and self._state[block] is BlockState.CACHED for block in blocks)
 
     # Holding ----------------------------------------------------------------------------------------------------------
 
     def share(self, owner: BlockOwner, blocks: Sequence[int]) -> None:
-        """Append blocks whose content stands to the owner's table."""
+        """Append blocks whose content stands to the owner's table, all groups in turn."""
         for block in blocks:
+            if block == GONE:
+                continue
             if self._state[block] is BlockState.CACHED:
                 del self._cached[block]
             self._references[block] += 1
             self._set(block, BlockState.IN_USE)
         self._tables.setdefault(owner, []).extend(blocks)
 
-    def allocate(self, owner: BlockOwner, count: int, *, reserved: bool = False) -> list[int]:
-        """Append `count` fresh blocks to the owner's table, evicting cached ones if needed. All or nothing.
+    def allocate(
+        self, owner: BlockOwner, count: int, *, reserved: bool = False, first: Sequence[int] | None = None
+    ) -> list[int]:
+        """Append `count` fresh blocks of every group to the owner's table, evicting cached ones if needed. All or
+        nothing. Returns the entries.
 
-        Raises RuntimeError when fewer are available: callers ask first.
+        `first`: for each group the first index that it needs; those before it are `GONE`. Raises RuntimeError when
+        too few are available: callers ask first.
         """
-        if count > self.available:
-            raise RuntimeError(f"{count} blocks were asked for, {self.available} are available")
-        self._evict(count - self._free.count)
         table = self._tables.setdefault(owner, [])
-        blocks = self._free.take(count, table[-1] + 1 if table else None) if count else []
+        begin, groups = len(table) // self.groups, self.groups
+        gone = [0 if first is None else min(max(0, first[group] - begin), count) for group in range(groups)]
+        wanted = count * groups - sum(gone)
+        if wanted > self.available:
+            raise RuntimeError(f"{wanted} blocks were asked for, {self.available} are available")
+        self._evict(wanted - self._free.count)
+        entries = [GONE] * (count * groups)
+        for group in range(groups):
+            if count > gone[group]:
+                last = table[group - groups] if table else GONE
+                taken = self._free.take(count - gone[group], None if last == GONE else last + 1)
+                entries[gone[group] * groups + group :: groups] = taken
+        blocks = entries if wanted == len(entries) else [block for block in entries if block != GONE]
         state = BlockState.RESERVED if reserved else BlockState.IN_USE
         for block in blocks:
             self._generation[block] += 1
@@ -132,13 +178,14 @@ class BlockPool:
             self._state[block] = state
         self._counts[BlockState.FREE] -= len(blocks)
         self._counts[state] += len(blocks)
-        table.extend(blocks)
-        return blocks
+        table.extend(entries)
+        return entries
 
     def activate(self, owner: BlockOwner) -> None:
         """The owner's reserved blocks hold verified KV from now on."""
         for block in self._tables.get(owner, ()):
-            self._set(block, BlockState.IN_USE)
+            if block != GONE:
+                self._set(block, BlockState.IN_USE)
 
     def move(self, owner: BlockOwner, to: BlockOwner) -> None:
         """The whole table changes hands."""
@@ -151,14 +198,25 @@ class BlockPool:
         `fence` is the last launched step that may touch the blocks: none is given out before that step is collected.
         """
         for block in reversed(self._tables.pop(owner, ())):  # leaves first: they are evicted before their parents
-            self._fence[block] = max(self._fence[block], fence)
-            self._references[block] -= 1
-            if self._references[block] == 0:
-                self._retire(block)
+            if block != GONE:
+                self._let_go(block, fence)
 
-    def publish(self, block: int, digest: bytes, parent: bytes) -> None:
+    def drop(self, owner: BlockOwner, first: Sequence[int], fence: int) -> None:
+        """The owner needs no more of group g than its entries from index `first[g]` on. `fence` as in `release`."""
+        table = self._tables.get(owner)
+        if table is None:
+            return
+        for group, end in enumerate(first):
+            place = min(end * self.groups, len(table)) - self.groups + group
+            while place >= 0 and table[place] != GONE:
+                self._let_go(table[place], fence)
+                table[place] = GONE
+                place -= self.groups
+
+    def publish(self, block: int, digest: bytes, parent: bytes, kv_group: int = 0) -> None:
         """The block's KV is complete and computed or verified: later requests may share it."""
-        self._index.publish(block, digest, parent)
+        if block not in self._index_of and self._indexes[kv_group].publish(block, digest, parent):
+            self._index_of[block] = self._indexes[kv_group]
 
     def collected(self, step: int) -> None:
         """Every step up to this one is over: what waited for it becomes available."""
@@ -169,6 +227,27 @@ class BlockPool:
                     self._settle(block)
 
     # Inside -----------------------------------------------------------------------------------------------------------
+
+    def _needed(self, group: int, end: int, first: Sequence[int] | None) -> int:
+        """The first index that the group needs of a context of `end` blocks."""
+        reach = self._reaches[group]
+        if reach is None:
+            return 0
+        return min(end, max(0, end - reach) if first is None else first[group])
+
+    def _stands(self, digests: Sequence[bytes], end: int, first: Sequence[int] | None) -> bool:
+        """Whether groups with a window have what they need of `end` blocks; the other groups have."""
+        return all(
+            all(index.block(digest) is not None for digest in digests[self._needed(group, end, first) : end])
+            for group, index in enumerate(self._indexes)
+            if self._reaches[group] is not None
+        )
+
+    def _let_go(self, block: int, fence: int) -> None:
+        self._fence[block] = max(self._fence[block], fence)
+        self._references[block] -= 1
+        if self._references[block] == 0:
+            self._retire(block)
 
     def _set(self, block: int, state: BlockState) -> None:
         self._counts[self._state[block]] -= 1
@@ -184,7 +263,7 @@ class BlockPool:
 
     def _settle(self, block: int) -> None:
         self.gains += 1
-        if block in self._index:
+        if block in self._index_of:
             self._set(block, BlockState.CACHED)
             self._cached[block] = None
         else:
@@ -199,7 +278,7 @@ class BlockPool:
             while (child := self._cached_child(block)) is not None:
                 block = child
             del self._cached[block]
-            self._index.withdraw(block)
+            self._index_of.pop(block).withdraw(block)
             self._state[block] = BlockState.FREE
             evicted.append(block)
         self._counts[BlockState.CACHED] -= len(evicted)
@@ -207,7 +286,7 @@ class BlockPool:
         self._free.add(evicted)
 
     def _cached_child(self, block: int) -> int | None:
-        for child in self._index.children(block):
+        for child in self._index_of[block].children(block):
             if self._state[child] is BlockState.CACHED:
                 return child
         return None
@@ -216,10 +295,15 @@ class BlockPool:
 
     def check(self) -> None:
         """Raise AssertionError if the books do not agree. For tests and simulation: linear in the pool."""
-        held = Counter(block for table in self._tables.values() for block in table)
+        held = Counter(block for table in self._tables.values() for block in table if block != GONE)
         assert len(self._state) == self.num_blocks
         for owner, table in self._tables.items():
-            assert len(set(table)) == len(table), f"{owner} holds a block twice: {table}"
+            assert len({*table} - {GONE}) == self.held(owner), f"{owner} holds a block twice: {table}"
+            for group, reach in enumerate(self._reaches):
+                column = table[group :: self.groups]
+                gone = column.count(GONE)
+                assert column[:gone] == [GONE] * gone, f"{owner} lacks a block within its context: {column}"
+                assert reach is not None or not gone, f"{owner} lost a block of a group without a window: {column}"
         references = {block: count for block, count in enumerate(self._references) if count}
         assert references == held, f"references {references}, holders {held}"
         of: dict[BlockState, set[int]] = {state: set() for state in BlockState}
@@ -229,7 +313,8 @@ class BlockPool:
         assert held.keys() == of[BlockState.RESERVED] | of[BlockState.IN_USE], (held, of)
         assert self._cached.keys() == of[BlockState.CACHED], (self._cached, of)
         assert self._free.blocks() == of[BlockState.FREE], (self._free.blocks(), of)
-        published = self._index.blocks()
+        published = {block for index in self._indexes for block in index.blocks()}
+        assert published == self._index_of.keys()
         assert of[BlockState.CACHED] <= published, f"blocks {of[BlockState.CACHED] - published}: cached, unpublished"
         assert not published & (of[BlockState.FREE] | of[BlockState.RESERVED]), (published, of)
         for block in of[BlockState.FENCED]:

@@ -19,6 +19,7 @@ from baton_kernels.kv_copy import copy_blocks, pack_kv, scatter_kv
 from baton_kernels.kv_units import UnitRange
 from baton_wire.kv_shape import KvGeometry, PoolPart, Units
 from baton_wire.models.decoder_spec import DecoderSpec
+from baton_wire.models.kv_groups import kv_groups
 
 WARM_UNITS = (0, 1, 2)
 """First units: kernels are compiled for 1 and for multiples of 16 apart."""
@@ -26,7 +27,9 @@ WARM_UNITS = (0, 1, 2)
 
 def kv_geometry(config: DecoderSpec, dtype: torch.dtype, block_tokens: int) -> KvGeometry:
     """The shape of a model's blocks when its keys and values are kept in `dtype`."""
-    return KvGeometry(config.num_layers, config.num_kv_heads, config.head_dim, dtype.itemsize, block_tokens)
+    groups = kv_groups(config)
+    layers = max((len(group.layers) for group in groups), default=config.num_layers)
+    return KvGeometry(layers, config.num_kv_heads, config.head_dim, dtype.itemsize, block_tokens, groups)
 
 
 class KvPool:

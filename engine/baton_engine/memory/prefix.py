@@ -15,9 +15,9 @@ from baton_wire.messages.values import pack_ids
 DIGEST_BYTES = 32
 
 
-def root_digest(salt: str, kv_group: int = 0) -> bytes:
-    """Parent of every first block under `salt`, for one group of layers that share block tables."""
-    text = f"{kv_group}:{salt}".encode("utf-8", "surrogatepass")
+def root_digest(salt: str) -> bytes:
+    """Parent of every first block under `salt`."""
+    text = salt.encode("utf-8", "surrogatepass")
     return blake2b(text, digest_size=DIGEST_BYTES, person=b"baton-prefix").digest()
 
 
@@ -27,7 +27,8 @@ def block_digest(parent: bytes, ids: list[int] | tuple[int, ...]) -> bytes:
 
 
 class PrefixIndex:
-    """Published blocks by digest. One block per digest: a second block with the same content stays unpublished."""
+    """Published blocks of one `kv_group` by digest. One block per digest: a second block with the same content stays
+    unpublished."""
 
     def __init__(self) -> None:
         self._block_of: dict[bytes, int] = {}
@@ -44,13 +45,15 @@ class PrefixIndex:
         """All published ones."""
         return self._digests.keys()
 
-    def publish(self, block: int, digest: bytes, parent: bytes) -> None:
-        """The block holds computed or verified KV of `digest`. No effect when another block already stands for it."""
+    def publish(self, block: int, digest: bytes, parent: bytes) -> bool:
+        """The block holds computed or verified KV of `digest`. No effect, and False, when another block already stands
+        for it."""
         if digest in self._block_of or block in self._digests:
-            return
+            return False
         self._block_of[digest] = block
         self._digests[block] = (digest, parent)
         self._children.setdefault(parent, {})[block] = None
+        return True
 
     def withdraw(self, block: int) -> None:
         """The block's content is about to be lost."""
@@ -64,6 +67,10 @@ class PrefixIndex:
     def children(self, block: int) -> Iterable[int]:
         """Published blocks that continue this block's context."""
         return self._children.get(self._digests[block][0], ())
+
+    def block(self, digest: bytes) -> int | None:
+        """The block that holds this context's last stretch."""
+        return self._block_of.get(digest)
 
     def match(self, digests: Sequence[bytes], limit: int) -> list[int]:
         """Blocks of the longest published beginning of the chain, at most `limit`."""

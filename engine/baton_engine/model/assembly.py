@@ -21,6 +21,7 @@ from baton_engine.model.weights import WeightSource
 from baton_kernels.attention_inputs import HeadNorms
 from baton_kernels.experts import BiasedStacks
 from baton_kernels.kv_scales import GREATEST
+from baton_wire.kv_shape import KvGroup, layer_places
 from baton_wire.models.decoder_spec import (
     Attention,
     ClampedGate,
@@ -32,6 +33,7 @@ from baton_wire.models.decoder_spec import (
     StackedTensors,
 )
 from baton_wire.models.formats.quantization import WeightFormats
+from baton_wire.models.kv_groups import kv_groups
 from baton_wire.models.parameters import (
     EMBEDDING,
     FINAL_NORM,
@@ -208,8 +210,9 @@ def _head(config: DecoderSpec, reader: _Reader, embedding: Tensor, norm: PackedN
 
 
 def _kv_scales(config: DecoderSpec, source: WeightSource) -> Tensor:
-    """Scales of a float8 pool, [layers, 2, kv_heads] float32: 1 for keys, 1/8 for values, which are smaller; more where
-    a projection's bias alone would take half of the range (keys of Qwen2). Powers of two, the same on every worker."""
+    """Scales of a float8 pool, [groups, layers of one, 2, kv_heads] float32: 1 for keys, 1/8 for values, which are
+    smaller; more where a projection's bias alone would take half of the range (keys of Qwen2). Powers of two, the same
+    on every worker."""
     scales = torch.ones(config.num_layers, 2, config.num_kv_heads)
     scales[:, 1] = 1 / 8
     for number, layer in enumerate(config.layers):
@@ -222,7 +225,11 @@ def _kv_scales(config: DecoderSpec, source: WeightSource) -> Tensor:
             greatest = bias.view(mixer.kv_heads, mixer.head_dim).abs().amax(-1)
             needed = torch.exp2(torch.ceil(torch.log2((2 * greatest / GREATEST).clamp(min=2.0**-20))))
             scales[number, side] = torch.maximum(scales[number, side], needed)
-    return scales
+    groups = kv_groups(config) or (KvGroup(None, tuple(range(config.num_layers))),)
+    by_group = torch.ones(len(groups), max(len(group.layers) for group in groups), *scales.shape[1:])
+    for group, layers in zip(by_group, groups, strict=True):
+        group[: len(layers.layers)] = scales[list(layers.layers)]
+    return by_group
 
 
 def _assemble_layer(
@@ -249,6 +256,7 @@ def _assemble_layer(
         rope=config.ropes.index(mixer.rope),
         scale=mixer.scale,
         window=mixer.window,
+        place=layer_places(kv_groups(config), config.num_layers)[number],
         sinks=reader.tensor(prefix + SINKS).float() if mixer.sinks else None,
     )
 

@@ -25,6 +25,7 @@ from baton_kernels.attention_inputs import HeadNorms, KvLayer, PlacedRows
 from baton_kernels.decode_attention import paged_decode_attention
 from baton_kernels.kv_scales import KV_FP8
 from baton_kernels.rope_kv_write import rope_kv_write
+from baton_wire.kv_shape import LayerPlace
 
 SPARED_ROWS: Final = 512
 """On a GPU, so many rows whose queries nobody wants pay for computing the other rows' apart."""
@@ -49,6 +50,7 @@ class DecoderLayer:
     """Which of the decoder's tables."""
     scale: float
     window: int | None
+    place: LayerPlace
     sinks: Tensor | None
     """[q_heads] float32."""
 
@@ -64,7 +66,7 @@ class Decoder:
     ropes: tuple[RopeTables, ...]
     num_q_heads: int
     kv_scales: Tensor
-    """[layers, 2, kv_heads] float32 (`kv_scales.py`): what a float8 pool divides keys and values by."""
+    """[groups, layers of one, 2, kv_heads] float32 (`kv_scales.py`): what a float8 pool divides keys and values by."""
     ring: LayerRing | None = None
     """Of layers whose weights are in the host's memory."""
 
@@ -76,8 +78,8 @@ class Decoder:
         The KV of all T rows goes into the pool; `written` is told after each layer's how many layers have theirs there
         (on a GPU: will have, once the kernels launched so far are done).
         """
-        last, scales = rows.last, self._scales(kv_pool)
-        placed = self._placed(rows.positions, rows.slot_mapping)
+        last, groups, scales = rows.last, rows.groups, self._scales(kv_pool)
+        placed = [self._placed(rows.positions, group.slot_mapping) for group in groups]
         x = functional.embedding(token_ids, self.embedding)
         if self.embedding_scale != 1.0:
             x = x * self.embedding_scale
@@ -85,12 +87,13 @@ class Decoder:
         for number, layer in enumerate(self.layers):
             if self.ring is not None:
                 self.ring.enter(number)
-            kv = KvLayer(kv_pool, number, scales)
+            at = layer.place
+            kv = KvLayer(kv_pool, at.layer, None if scales is None else scales[at.kv_group])
             ending = last if number == len(self.layers) - 1 else None
             qkv, num_q_heads = layer.qkv, self.num_q_heads
             if ending is not None and layer.key_value is not None and _pays(x, ending.rows):
                 qkv, num_q_heads = layer.key_value, 0
-            q = rope_kv_write(qkv(x), kv, placed[layer.rope], num_q_heads, layer.head_norms)
+            q = rope_kv_write(qkv(x), kv, placed[at.kv_group][layer.rope], num_q_heads, layer.head_norms)
             if written is not None:
                 written(number + 1)
             if ending is not None:
@@ -105,12 +108,17 @@ class Decoder:
                     q = rope_kv_write(again, kv, unplaced[layer.rope], self.num_q_heads, layer.head_norms)
                 attended = paged_decode_attention(q, kv, ending.attention, layer.scale, layer.window, sinks=layer.sinks)
             else:
-                attended = attend(q, kv, rows, layer.scale, layer.window, layer.sinks)
+                attended = attend(q, kv, groups[at.kv_group], layer.scale, layer.window, layer.sinks)
             x, residual = layer.mlp_norm.after(layer.output, attended.flatten(1), residual)
             x, residual = layer.next_norm.after(layer.mlp, x, residual)
             if self.ring is not None:
                 self.ring.leave(number)
         return x
+
+    @property
+    def kv_groups(self) -> int:
+        """Groups of layers that share block tables."""
+        return self.kv_scales.shape[0]
 
     def _placed(self, positions: Tensor, slot_mapping: Tensor) -> tuple[PlacedRows, ...]:
         """For each of the rope tables."""

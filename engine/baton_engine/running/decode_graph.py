@@ -22,8 +22,10 @@ from baton_kernels.attention_inputs import DecodeRows
 LARGEST: Final = 512
 """Larger batches run eagerly: their kernels take longer than their launches."""
 
-ROW_NUMBERS: Final = 4
-"""Per row: slot, position, place in the pool, context length."""
+
+def row_numbers(groups: int) -> int:
+    """Per row: slot, position, context length, and for each group the place in the pool."""
+    return 3 + groups
 
 
 def graph_sizes(max_slots: int) -> tuple[int, ...]:
@@ -48,28 +50,31 @@ class DecodeGraphs:
 
     def _body(self, size: int) -> None:
         buffers = self._buffers
-        slots, positions, places, lens = buffers.numbers[: ROW_NUMBERS * size].view(ROW_NUMBERS, size)
-        decode = DecodeRows(buffers.tables.index_select(0, slots), lens.int())
-        rows = StepRows(positions, places, None, decode)
+        numbers = row_numbers(buffers.model.kv_groups)
+        slots, positions, lens, *places = buffers.numbers[: numbers * size].view(numbers, size)
+        contexts = lens.int()
+        decode = [DecodeRows(table.index_select(0, slots), contexts) for table in buffers.tables]
+        rows = StepRows.of_groups(positions, places, [None] * len(places), decode)
         hidden = buffers.model.hidden_states(buffers.last_tokens.index_select(0, slots), rows, buffers.kv_pool)
         buffers.hidden[:size].copy_(hidden)
 
     def _capture(self, recorder: Recorder, size: int) -> tuple[int, torch.cuda.CUDAGraph]:
         """Only padding: nothing in the pool changes."""
-        nothing = DecodeInputs(*(np.zeros(0, dtype=np.int64) for _ in range(3)))
+        none = np.zeros(0, dtype=np.int64)
+        nothing = DecodeInputs(none, none, np.zeros((self._buffers.model.kv_groups, 0), dtype=np.int64))
         self._buffers.load(_padded(nothing, size, self._buffers.padding_slot))
         (graph,) = recorder.captured(lambda _: self._body(size))
         return size, graph
 
 
 def _padded(inputs: DecodeInputs, size: int, padding_slot: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """[ROW_NUMBERS · size]: slots, positions, places and lengths, each with its padding behind it."""
+    """Slots, positions, lengths, and the places of each group, each with its padding behind it."""
     rows = len(inputs.slots)
-    numbers = np.zeros((ROW_NUMBERS, size), dtype=np.int64)
+    numbers = np.zeros((row_numbers(len(inputs.places)), size), dtype=np.int64)
     numbers[0, rows:] = padding_slot
-    numbers[2, rows:] = -1
+    numbers[3:, rows:] = -1
     numbers[0, :rows] = inputs.slots
     numbers[1, :rows] = inputs.positions
-    numbers[2, :rows] = inputs.places
-    numbers[3, :rows] = inputs.positions + 1
+    numbers[2, :rows] = inputs.positions + 1
+    numbers[3:, :rows] = inputs.places
     return numbers.reshape(-1)

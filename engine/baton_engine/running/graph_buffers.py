@@ -34,7 +34,7 @@ class GraphBuffers:
         self.kv_pool = kv_pool
         self.last_tokens = last_tokens
         self.padding_slot = last_tokens.numel() - 1
-        self.tables = torch.zeros(last_tokens.numel(), max_blocks, dtype=torch.int32, device=device)
+        self.tables = torch.zeros(model.kv_groups, last_tokens.numel(), max_blocks, dtype=torch.int32, device=device)
         self.numbers = torch.zeros(numbers, dtype=torch.int64, device=device)
         self.hidden = torch.empty(draws, model.embedding.shape[1], dtype=model.embedding.dtype, device=device)
         """Of the rows that draw, the head's input; valid until the next step."""
@@ -48,7 +48,8 @@ class GraphBuffers:
         if not updates:
             return
         # A later update of the same entry wins, as on the host: index_copy_ promises no order.
-        entries = {update.slot * self.tables.shape[1] + update.index: update.block for update in updates}
+        _, slots, blocks = self.tables.shape
+        entries = {(update.kv_group * slots + update.slot) * blocks + update.index: update.block for update in updates}
         packed = np.array((list(entries), list(entries.values())), dtype=np.int64)
-        places, blocks = upload(packed, self.tables.device)
-        self.tables.view(-1).index_copy_(0, places, blocks.int())
+        places, found = upload(packed, self.tables.device)
+        self.tables.view(-1).index_copy_(0, places, found.int())

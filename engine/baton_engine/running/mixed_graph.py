@@ -33,14 +33,17 @@ class MixedStep:
     def load_padding(self, shape: StepShape) -> None:
         """Nothing but padding."""
         none, nobody = np.zeros(0, dtype=np.int64), np.zeros(CHUNKS, dtype=np.int64)
-        chunks = ChunkInputs(none, none, none, nobody + self._buffers.padding_slot, nobody, nobody)
-        self.load(shape, DecodeInputs(none, none, none), chunks, DrawingRows.of((), ()))
+        nowhere = np.zeros((self._buffers.model.kv_groups, 0), dtype=np.int64)
+        chunks = ChunkInputs(none, none, nowhere, nobody + self._buffers.padding_slot, nobody, nobody)
+        self.load(shape, DecodeInputs(none, none, nowhere), chunks, DrawingRows.of((), ()))
 
     def run(self, shape: StepShape, written: LayersWritten | None = None) -> None:
         """The normed hidden states of the rows that draw are the buffers' afterwards."""
         buffers = self._buffers
-        numbers = buffers.numbers[: count_numbers(shape, self._draws)]
-        ids, rows = step_rows(numbers, shape, self._draws, buffers.tables, buffers.last_tokens)
+        numbers = buffers.numbers[: count_numbers(shape, self._draws, buffers.model.kv_groups)]
+        ids, rows = step_rows(
+            numbers, shape, self._draws, buffers.tables, buffers.last_tokens, buffers.model.layers[-1].place.kv_group
+        )
         hidden = buffers.model.hidden_states(ids, rows, buffers.kv_pool, written)
         buffers.hidden[: shape.draws].copy_(hidden)
 

@@ -25,12 +25,14 @@ LAST_TOKEN: Final = -1
 """Stands for a decode row's token id: only the device knows it."""
 
 
-def _lengths(shape: StepShape, drawing_slots: int) -> tuple[int, ...]:
+def _lengths(shape: StepShape, drawing_slots: int, groups: int) -> tuple[int, ...]:
     """Of the parts of the array: slots that draw; of each decode row the slot and context length; of each row the token
-    id, position and place; of each row that draws its number, the slot of its blocks and its context length; of each
-    chunk the slot and context length; where chunks begin. All even, so that each part begins at 16 bytes."""
+    id and position; of each row that draws its number, the slot of its blocks and its context length; of each chunk the
+    slot and context length; where chunks begin; of each row its place for each group. All even, so that each part
+    begins at 16 bytes."""
     rows, decode, draws = shape.rows, shape.decode_rows, shape.draws
-    return (drawing_slots, decode, decode, rows, rows, rows, draws, draws, draws, CHUNKS, CHUNKS, CHUNKS + 2)
+    sizes = (drawing_slots, decode, decode, rows, rows, draws, draws, draws, CHUNKS, CHUNKS, CHUNKS + 2)
+    return (*sizes, *[rows] * groups)
 
 
 def padded(
@@ -53,15 +55,15 @@ def padded(
         (0, decode.positions + 1),
         (0, np.concatenate((np.full(decoding, LAST_TOKEN), chunks.ids))),
         (0, positions),
-        (-1, np.concatenate((decode.places, chunks.places))),
         (0, drawing.rows),
         (padding_slot, drawing.tables),
         (0, positions[drawing.rows] + 1),
         (padding_slot, chunks.slots),
         (0, chunks.context_lens),
         (int(ends[-1]), np.concatenate(([decoding], ends))),
+        *((-1, places) for places in np.concatenate((decode.places, chunks.places), axis=1)),
     )
-    sizes = _lengths(shape, drawing_slots)
+    sizes = _lengths(shape, drawing_slots, len(decode.places))
     out = np.repeat(np.array([padding for padding, _ in parts], dtype=np.int64), sizes)
     for begin, (_, values) in zip(np.cumsum((0, *sizes)), parts, strict=False):
         out[begin : begin + len(values)] = values
@@ -69,20 +71,21 @@ def padded(
 
 
 def step_rows(
-    numbers: Tensor, shape: StepShape, drawing_slots: int, tables: Tensor, last_tokens: Tensor
+    numbers: Tensor, shape: StepShape, drawing_slots: int, tables: Tensor, last_tokens: Tensor, last_group: int
 ) -> tuple[Tensor, StepRows]:
-    """Token ids and metadata out of the array on the device: tables [slots + 1, max_blocks], last_tokens
-    [slots + 1]."""
-    parts = torch.split(numbers, list(_lengths(shape, drawing_slots)))
-    _, slots, lens, ids, positions, places, drawing, draw_tables, draw_lens, chunk_slots, chunk_lens, starts = parts
+    """Token ids and metadata out of the array on the device: tables [groups, slots + 1, max_blocks], last_tokens
+    [slots + 1]; `last_group`: of the last layer."""
+    parts = torch.split(numbers, list(_lengths(shape, drawing_slots, len(tables))))
+    _, slots, lens, ids, positions, drawing, draw_tables, draw_lens, chunk_slots, chunk_lens, starts, *places = parts
     first = ids[: shape.decode_rows]
     known = torch.where(first == LAST_TOKEN, last_tokens.index_select(0, slots), first)
     ids = torch.cat((known, ids[shape.decode_rows :]))
-    decode = DecodeRows(tables.index_select(0, slots), lens.int())
-    prefill = PrefillRows(tables.index_select(0, chunk_slots), starts[: CHUNKS + 1].int(), chunk_lens.int())
-    last = LastRows(drawing, DecodeRows(tables.index_select(0, draw_tables), draw_lens.int()))
-    return ids, StepRows(positions, places, prefill, decode, last)
+    contexts, chunk_starts, chunk_contexts = lens.int(), starts[: CHUNKS + 1].int(), chunk_lens.int()
+    decode = [DecodeRows(table.index_select(0, slots), contexts) for table in tables]
+    prefill = [PrefillRows(table.index_select(0, chunk_slots), chunk_starts, chunk_contexts) for table in tables]
+    last = LastRows(drawing, DecodeRows(tables[last_group].index_select(0, draw_tables), draw_lens.int()))
+    return ids, StepRows.of_groups(positions, places, prefill, decode, last)
 
 
-def count_numbers(shape: StepShape, drawing_slots: int) -> int:
-    return sum(_lengths(shape, drawing_slots))
+def count_numbers(shape: StepShape, drawing_slots: int, groups: int) -> int:
+    return sum(_lengths(shape, drawing_slots, groups))

@@ -66,9 +66,8 @@ class ModelRunner:
         self._model = loaded.model
         self._pool = pool
         self._device = loaded.device
-        block_tokens = pool.geometry.block_tokens
-        max_blocks = -(-loaded.max_context_tokens // block_tokens)
-        self._slots = SlotState(max_slots, max_blocks, block_tokens, loaded.device)
+        max_blocks = -(-loaded.max_context_tokens // pool.geometry.block_tokens)
+        self._slots = SlotState(max_slots, max_blocks, pool.geometry, loaded.device)
         self._sampler = Sampler(loaded.config.vocab_size, max_slots, loaded.device)
         self._masks = masks
         self._notices: LayerNotices | None = None
@@ -85,7 +84,7 @@ class ModelRunner:
         """From now on tell `listener` while prompts are computed. Before the first step."""
         geometry = self._pool.geometry
         layer_token_bytes = geometry.token_bytes // geometry.layers
-        self._notices = LayerNotices(self._device, geometry.layers, layer_token_bytes, listener)
+        self._notices = LayerNotices(self._device, geometry.model_layers, layer_token_bytes, listener)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:

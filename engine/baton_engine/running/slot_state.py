@@ -21,17 +21,19 @@ from baton_engine.running.drawing import DrawingRows
 from baton_engine.running.upload import upload
 from baton_engine.scheduling.step_plan import BlockUpdate, OpenSlot, PrefillChunk, StepPlan
 from baton_kernels.attention_inputs import DecodeRows, PrefillRows
+from baton_wire.kv_shape import KvGeometry
 
 Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeInputs:
-    """One decode row a slot: its position, and its place in the pool (block · block_tokens + slot within it)."""
+    """One decode row a slot: its position, and its places in the pool (block · block_tokens + slot within it)."""
 
     slots: Ints
     positions: Ints
     places: Ints
+    """[groups, rows]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +41,10 @@ class ChunkInputs:
     """The P prompt tokens of a step, chunk by chunk, and its N chunks."""
 
     ids: Ints
-    """[P], as the next two."""
+    """[P], as the next."""
     positions: Ints
     places: Ints
+    """[groups, P]."""
     slots: Ints
     """[N], as the next two."""
     counts: Ints
@@ -52,10 +55,12 @@ class ChunkInputs:
 class SlotState:
     """State of `max_slots` slots. Positions and blocks are trusted to be the scheduler's own."""
 
-    def __init__(self, max_slots: int, max_blocks: int, block_tokens: int, device: torch.device) -> None:
-        self._block_tokens = block_tokens
+    def __init__(self, max_slots: int, max_blocks: int, geometry: KvGeometry, device: torch.device) -> None:
+        self._block_tokens = geometry.block_tokens
+        self._groups = len(geometry.windows)
+        self._last_group = geometry.places[-1].kv_group
         self._device = device
-        self._tables = np.zeros((max_slots, max_blocks), dtype=np.int32)
+        self._tables = np.zeros((self._groups, max_slots, max_blocks), dtype=np.int32)
         self._contexts: Ints = np.zeros(max_slots, dtype=np.int64)
         self.last_tokens = torch.zeros(max_slots + 1, dtype=torch.int64, device=device)
         """By slot; the entry behind the last slot belongs to padding."""
@@ -76,7 +81,7 @@ class SlotState:
 
     def set_blocks(self, updates: Sequence[BlockUpdate]) -> None:
         for update in updates:
-            self._tables[update.slot, update.index] = update.block
+            self._tables[update.kv_group, update.slot, update.index] = update.block
 
     def rows(self, plan: StepPlan, drawing: DrawingRows | None = None) -> tuple[Tensor, StepRows]:
         """Token ids [T] and metadata of a plan with at least one row. Contexts move on as if it had run.
@@ -85,35 +90,46 @@ class SlotState:
         """
         if not plan.prefill:
             ids, inputs, decode = self._decode_rows(plan.decode)
-            return ids, StepRows(self._upload(inputs.positions), self._upload(inputs.places), None, decode)
+            return ids, self._step_rows(inputs.positions, inputs.places, [None] * self._groups, decode)
         chunks = self.chunk_inputs(plan.prefill)
         ids, positions, places = self._upload(chunks.ids), chunks.positions, chunks.places
-        decode_rows: DecodeRows | None = None
+        decode_rows: Sequence[DecodeRows | None] = [None] * self._groups
         if plan.decode:
             decode_ids, inputs, decode_rows = self._decode_rows(plan.decode)
             ids = torch.cat((decode_ids, ids))
             positions = np.concatenate((inputs.positions, positions))
-            places = np.concatenate((inputs.places, places))
+            places = np.concatenate((inputs.places, places), axis=1)
         last = None if drawing is None else self._last_rows(drawing, positions)
         prefill = self._prefill_rows(chunks, len(plan.decode))
-        return ids, StepRows(self._upload(positions), self._upload(places), prefill, decode_rows, last)
+        return ids, self._step_rows(positions, places, prefill, decode_rows, last)
+
+    def _step_rows(
+        self,
+        positions: Ints,
+        places: Ints,
+        prefill: Sequence[PrefillRows | None],
+        decode: Sequence[DecodeRows | None],
+        last: LastRows | None = None,
+    ) -> StepRows:
+        return StepRows.of_groups(self._upload(positions), self._upload(places), prefill, decode, last)
 
     def _last_rows(self, drawing: DrawingRows, positions: Ints) -> LastRows:
         lens = (positions[drawing.rows] + 1).astype(np.int32)
         blocks = -(-int(lens.max(initial=0)) // self._block_tokens)
-        tables = self._tables[drawing.tables, :blocks]
+        tables = self._tables[self._last_group, drawing.tables, :blocks]
         return LastRows(self._upload(drawing.rows), DecodeRows(self._upload(tables), self._upload(lens)))
 
-    def _decode_rows(self, decode: tuple[int, ...]) -> tuple[Tensor, DecodeInputs, DecodeRows]:
-        """Token ids, numbers and metadata of decode rows."""
+    def _decode_rows(self, decode: tuple[int, ...]) -> tuple[Tensor, DecodeInputs, list[DecodeRows]]:
+        """Token ids, numbers and metadata of decode rows, for each group."""
         if decode != self._decode:
             self._decode, self._decode_slots = decode, np.array(decode, dtype=np.int64)
             self._decode_index = self._upload(self._decode_slots)
         inputs = self._advance(self._decode_slots)
         lens = (inputs.positions + 1).astype(np.int32)
-        tables = self._tables[inputs.slots, : int(inputs.positions.max()) // self._block_tokens + 1]
+        tables = self._tables_of(inputs.slots, int(inputs.positions.max()) // self._block_tokens + 1)
         ids = self.last_tokens.index_select(0, self._decode_index)
-        return ids, inputs, DecodeRows(self._upload(tables), self._upload(lens))
+        uploaded = self._upload(lens)
+        return ids, inputs, [DecodeRows(table, uploaded) for table in tables]
 
     def longest_first(self, decode: tuple[int, ...]) -> tuple[int, ...]:
         """The same slots by length of context, as it was when they came together: attention begins rows in their order,
@@ -131,7 +147,7 @@ class SlotState:
     def _advance(self, slots: Ints) -> DecodeInputs:
         positions = self._contexts[slots]
         self._contexts[slots] = positions + 1
-        _, places = self._places(slots, positions)
+        places = self._places(slots, positions)
         return DecodeInputs(slots, positions, places)
 
     def chunk_inputs(self, chunks: Sequence[PrefillChunk]) -> ChunkInputs:
@@ -142,24 +158,27 @@ class SlotState:
         slots = np.array([chunk.slot for chunk in chunks])
         # Row r of chunk n is at position lens[n] - (ends[n] - r).
         positions: Ints = np.arange(len(ids)) + np.repeat(lens - counts.cumsum(), counts)
-        _, places = self._places(np.repeat(slots, counts), positions)
+        places = self._places(np.repeat(slots, counts), positions)
         for chunk, length in zip(chunks, lens, strict=True):
             self._contexts[[chunk.slot, *chunk.sample]] = length
         return ChunkInputs(ids, positions, places, slots, counts, lens)
 
-    def _prefill_rows(self, chunks: ChunkInputs, first_row: int) -> PrefillRows:
+    def _prefill_rows(self, chunks: ChunkInputs, first_row: int) -> list[PrefillRows]:
+        """For each group."""
         blocks = -(-int(chunks.context_lens.max()) // self._block_tokens)
         starts = first_row + np.concatenate(([0], chunks.counts.cumsum()))
-        return PrefillRows(
-            self._upload(self._tables[chunks.slots, :blocks]),
-            self._upload(starts.astype(np.int32)),
-            self._upload(chunks.context_lens.astype(np.int32)),
-        )
+        uploaded = self._upload(starts.astype(np.int32)), self._upload(chunks.context_lens.astype(np.int32))
+        return [PrefillRows(table, *uploaded) for table in self._tables_of(chunks.slots, blocks)]
 
-    def _places(self, slots: Ints, positions: Ints) -> tuple[Ints, Ints]:
-        """Index of each row's block within its table, and the row's token slot within the pool."""
+    def _places(self, slots: Ints, positions: Ints) -> Ints:
+        """Each row's token slot within the pool, for each group."""
         block = positions // self._block_tokens
-        return block, (self._tables[slots, block] - block) * self._block_tokens + positions
+        blocks = np.ascontiguousarray(self._tables[:, slots, block])  # else in whatever order NumPy found handy
+        return (blocks - block) * self._block_tokens + positions
+
+    def _tables_of(self, slots: Ints, blocks: int) -> Tensor:
+        """The first `blocks` entries [groups, slots, blocks] on the device, each group's contiguous."""
+        return self._upload(np.ascontiguousarray(self._tables[:, slots, :blocks]))
 
     def _upload(self, array: npt.NDArray[np.int64] | npt.NDArray[np.int32]) -> Tensor:
         return upload(array, self._device)

@@ -9,7 +9,7 @@ from torch import Tensor
 from baton_engine.memory.kv_pool import KvPool
 from baton_engine.model.decoder import Decoder
 from baton_engine.running.capturing import Recorder
-from baton_engine.running.decode_graph import ROW_NUMBERS, DecodeGraphs, graph_sizes
+from baton_engine.running.decode_graph import DecodeGraphs, graph_sizes, row_numbers
 from baton_engine.running.draw_graph import DrawGraphs
 from baton_engine.running.drawing import DrawingRows
 from baton_engine.running.graph_buffers import GraphBuffers
@@ -30,15 +30,18 @@ class StepGraphs:
         sizes = graph_sizes(slots) if decodes else tuple(range(1, CHUNKS + 1))
         draws = max(*sizes, *(shape.draws for shape in self._shapes.all))
         draws += draws % 2
-        numbers = max(ROW_NUMBERS * max(sizes), *(count_numbers(shape, draws) for shape in self._shapes.all))
+        numbers = max(
+            row_numbers(model.kv_groups) * max(sizes),
+            *(count_numbers(shape, draws, model.kv_groups) for shape in self._shapes.all),
+        )
         self._buffers = GraphBuffers(model, pool.tensor, last_tokens, max_blocks, draws=draws, numbers=numbers)
         recorder, geometry = Recorder(), pool.geometry
 
         def ends(shape: StepShape) -> tuple[int, ...]:
             layer_token_bytes = geometry.token_bytes // geometry.layers
             if decodes:  # its KV stays here
-                return (geometry.layers,)
-            return part_ends(shape.rows, geometry.layers, layer_token_bytes)
+                return (geometry.model_layers,)
+            return part_ends(shape.rows, geometry.model_layers, layer_token_bytes)
 
         self._mixed = MixedGraphs(self._buffers, recorder, {shape: ends(shape) for shape in self._shapes.all})
         self._decode = DecodeGraphs(self._buffers, recorder, sizes) if decodes else None

@@ -42,7 +42,7 @@ def warm_up(model: Decoder, kv_pool: Tensor, vocab_size: int, max_context_tokens
     prompts = GPU_PROMPTS if device.type == "cuda" else CPU_PROMPTS
     for tokens in (tokens for tokens in prompts if tokens <= max_context_tokens):
         for draws in (True, False):
-            rows = _prompt(tokens, kv_pool.shape[4], device, draws)
+            rows = _prompt(tokens, kv_pool.shape[4], device, draws, model.kv_groups)
             hidden = model.hidden_states(torch.zeros(tokens, dtype=torch.int64, device=device), rows, kv_pool)
     sampler = Sampler(vocab_size, 1, device)
     logits = model.head(torch.zeros(1, hidden.shape[1], dtype=hidden.dtype, device=device))
@@ -60,16 +60,13 @@ def _first_id(vocab_size: int) -> TokenMasks:
     return TokenMasks(np.zeros(1, dtype=np.int64), allowed)
 
 
-def _prompt(tokens: int, block_tokens: int, device: torch.device, draws: bool) -> StepRows:
+def _prompt(tokens: int, block_tokens: int, device: torch.device, draws: bool, groups: int) -> StepRows:
     """A whole prompt that reads whatever block 0 holds."""
     tables = torch.zeros(1, -(-tokens // block_tokens), dtype=torch.int32, device=device)
     starts = torch.tensor([0, tokens], dtype=torch.int32, device=device)
     lens = torch.tensor([tokens], dtype=torch.int32, device=device)  # aligned, as a step's own
     wanted = torch.tensor([tokens - 1], device=device)
-    return StepRows(
-        positions=torch.arange(tokens, device=device),
-        slot_mapping=torch.full((tokens,), -1, dtype=torch.int64, device=device),
-        prefill=PrefillRows(tables, starts, lens),
-        decode=None,
-        last=LastRows(wanted, DecodeRows(tables, lens)) if draws else None,
-    )
+    nowhere = torch.full((tokens,), -1, dtype=torch.int64, device=device)
+    prefill = [PrefillRows(tables, starts, lens)] * groups
+    last = LastRows(wanted, DecodeRows(tables, lens)) if draws else None
+    return StepRows.of_groups(torch.arange(tokens, device=device), [nowhere] * groups, prefill, [None] * groups, last)

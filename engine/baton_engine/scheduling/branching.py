@@ -56,7 +56,7 @@ def _take_over(state: EngineState, draft: StepDraft, stem: Stem, member: Sequenc
     """The only member already owns the stem's blocks."""
     if table_slot is None:
         assert member.slot is not None
-        draft.set_blocks(member.slot, tuple(state.pool.table(member.owner)))
+        draft.set_blocks(member.slot, state.pool.table(member.owner), state.pool.groups)
     member.digests = stem.digests
     _join(state, stem, member)
 
@@ -64,7 +64,7 @@ def _take_over(state: EngineState, draft: StepDraft, stem: Stem, member: Sequenc
 def _fork(state: EngineState, draft: StepDraft, stem: Stem, runners: list[Sequence], table_slot: int | None) -> None:
     """Full blocks are shared; the last, partly filled one goes to the first runner, the others get copies of it."""
     table = tuple(state.pool.table(stem.owner))
-    full = len(stem.tokens) // state.config.block_tokens
+    full = len(stem.tokens) // state.config.block_tokens * state.pool.groups
     for position, member in enumerate(runners):
         assert member.slot is not None
         member.digests = list(stem.digests)
@@ -72,24 +72,25 @@ def _fork(state: EngineState, draft: StepDraft, stem: Stem, runners: list[Sequen
             state.pool.share(member.owner, table)
         else:
             state.pool.share(member.owner, table[:full])
-            if len(table) > full and not _copy(state, draft, table[full], member.owner):
+            if len(table) > full and not _copy(state, draft, table[full:], member.owner):
                 member.kv_tokens = len(stem.tokens)
                 return_sequence(state, member)
                 continue
         if len(table) > full:
             member.fence = draft.step
         if member.slot != table_slot:
-            draft.set_blocks(member.slot, tuple(state.pool.table(member.owner)))
+            draft.set_blocks(member.slot, state.pool.table(member.owner), state.pool.groups)
         _join(state, stem, member)
     release_blocks(state, stem.owner)
 
 
-def _copy(state: EngineState, draft: StepDraft, source: int, owner: BlockOwner) -> bool:
-    """A copy of `source` for `owner`; False when no block is available now: then it is computed again later."""
-    if not state.pool.available:
+def _copy(state: EngineState, draft: StepDraft, sources: tuple[int, ...], owner: BlockOwner) -> bool:
+    """Copies of `sources`, one of each group, for `owner`; False when too few blocks are available now: then they are
+    computed again later."""
+    if state.pool.available < len(sources):
         return False
-    (target,) = state.pool.allocate(owner, 1)
-    draft.copies.append(BlockCopy(source, target))
+    targets = state.pool.allocate(owner, 1)
+    draft.copies += [BlockCopy(source, target) for source, target in zip(sources, targets, strict=True)]
     return True
 
 

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from baton_wire.kv_shape import first_seen
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Raises ValueError naming the field, the value given and what is allowed."""
 
     num_blocks: int
-    """Blocks of the KV pool."""
+    """Blocks of the KV pool, each for one of the groups in `windows`."""
     block_tokens: int
     """Token slots of a block."""
     max_slots: int
@@ -34,6 +36,9 @@ class EngineConfig:
     It is less where a longest context would not fit beside it (`blocks_beside_a_context`).
     """
     prefix_cache: bool = True
+    windows: tuple[int | None, ...] = (None,)
+    """Of each group of layers that share block tables: how many positions a token sees, itself included; None is
+    all."""
     one_step_ahead: bool = True
     """Plan the next step while the last one is still running (see `Stepper`)."""
 
@@ -43,8 +48,8 @@ class EngineConfig:
                 raise ValueError(f"{name}: {getattr(self, name)} is not allowed, at least 1 is needed")
         if self.max_context_tokens < 2:
             raise ValueError(f"max_context_tokens: {self.max_context_tokens} is not allowed, at least 2 are needed")
-        if self.num_blocks * self.block_tokens < self.max_context_tokens:
-            held = self.num_blocks * self.block_tokens
+        held = self.num_blocks // len(self.windows) * self.block_tokens
+        if held < self.max_context_tokens:
             raise ValueError(
                 f"num_blocks: {self.num_blocks} blocks of {self.block_tokens} tokens hold {held} tokens, "
                 f"fewer than one sequence of max_context_tokens {self.max_context_tokens}"
@@ -76,8 +81,22 @@ class EngineConfig:
         Else both wait in a circle: the granted prompt for memory here, the held one for landing bytes that the other
         has there. Zero or less in a pool that holds one context only: there every prompt waits for its grant.
         """
-        return self.num_blocks - self.blocks_for(self.max_context_tokens) - self.watermark_blocks
+        longest = self.blocks_for(self.max_context_tokens) * len(self.windows)
+        return self.num_blocks - longest - self.watermark_blocks
+
+    @property
+    def reaches(self) -> tuple[int | None, ...]:
+        """Of each group: how many blocks before a block's first token that token sees something of; None is all."""
+        return tuple(None if window is None else -(-(window - 1) // self.block_tokens) for window in self.windows)
+
+    @property
+    def has_windows(self) -> bool:
+        return self.windows != (None,)
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that hold the KV of `tokens` tokens."""
+        """Blocks of each group that hold the KV of `tokens` tokens."""
         return -(-tokens // self.block_tokens)
+
+    def first_blocks(self, tokens: int) -> tuple[int, ...]:
+        """For each group the first block that the token behind `tokens` sees something of."""
+        return tuple(first_seen(tokens, window) // self.block_tokens for window in self.windows)

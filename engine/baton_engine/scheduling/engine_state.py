@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from baton_engine.memory.blocks import BlockOwner, BlockPool
+from baton_engine.memory.blocks import GONE, BlockOwner, BlockPool
 from baton_engine.scheduling.decode_batch import DecodeBatch
 from baton_engine.scheduling.engine_config import EngineConfig
 from baton_engine.scheduling.events import Computed, SchedulerEvent
@@ -133,10 +133,20 @@ def announce(state: EngineState, stem: Stem) -> None:
 
 
 def publish(state: EngineState, owner: BlockOwner, digests: list[bytes], root: bytes, first: int, end: int) -> None:
-    """Blocks [first, end) of the owner's table are full and their KV stands."""
-    table = state.pool.table(owner)
+    """Blocks [first, end) of the owner's table are full and their KV stands, where a group still has them."""
+    table, groups = state.pool.table(owner), state.pool.groups
     for index in range(first, end):
-        state.pool.publish(table[index], digests[index], digests[index - 1] if index else root)
+        parent = digests[index - 1] if index else root
+        for group in range(groups):
+            block = table[index * groups + group]
+            if block != GONE:
+                state.pool.publish(block, digests[index], parent, group)
+
+
+def drop_unseen(state: EngineState, owner: BlockOwner, tokens: int) -> None:
+    """Give up what no token behind `tokens` sees; it stays untouched until every launched step is over."""
+    if state.config.has_windows:
+        state.pool.drop(owner, state.config.first_blocks(tokens), state.launched_step)
 
 
 def end_sequence(state: EngineState, sequence: Sequence) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from baton_engine.memory.blocks import BlockState
-from baton_engine.scheduling.engine_state import EngineState
+from baton_engine.scheduling.engine_state import EngineState, drop_unseen
 from baton_engine.scheduling.preemption import preempt, youngest
 from baton_engine.scheduling.sequence import Sequence, SequenceStage
 from baton_engine.scheduling.step_draft import StepDraft
-from baton_engine.scheduling.step_plan import BlockUpdate
 
 
 def advance_rows(state: EngineState, draft: StepDraft) -> None:
@@ -27,7 +26,7 @@ def advance_rows(state: EngineState, draft: StepDraft) -> None:
 def _attend(state: EngineState, draft: StepDraft, row: Sequence) -> None:
     is_running = row.stage is SequenceStage.RUNNING
     kv_tokens = state.batch.kv_tokens(row) if is_running else row.kv_tokens
-    capacity = len(state.pool.table(row.owner)) * state.config.block_tokens
+    capacity = len(state.pool.table(row.owner)) // state.pool.groups * state.config.block_tokens
     if kv_tokens == capacity:
         if not _grow(state, draft, row, capacity // state.config.block_tokens):
             return
@@ -42,10 +41,12 @@ def _attend(state: EngineState, draft: StepDraft, row: Sequence) -> None:
 
 
 def _grow(state: EngineState, draft: StepDraft, row: Sequence, index: int) -> bool:
-    """Block `index` for the row, at the cost of the youngest if need be. False: the row is not in this step."""
-    while not state.pool.available:
-        if _coming_blocks(state) > draft.claimed_blocks:
-            draft.claimed_blocks += 1
+    """Blocks with `index` for the row, at the cost of the youngest if need be. False: the row is not in this step."""
+    groups = state.pool.groups
+    drop_unseen(state, row.owner, index * state.config.block_tokens)
+    while state.pool.available < groups:
+        if _coming_blocks(state) >= draft.claimed_blocks + groups:
+            draft.claimed_blocks += groups
             _stall(state, row)
             return False
         victim = youngest(state)
@@ -55,16 +56,16 @@ def _grow(state: EngineState, draft: StepDraft, row: Sequence, index: int) -> bo
         preempt(state, victim)
         if victim is row:
             return False
-    (block,) = state.pool.allocate(row.owner, 1)
+    blocks = state.pool.allocate(row.owner, 1)
     assert row.slot is not None
-    draft.blocks.append(BlockUpdate(row.slot, index, block))
+    draft.set_blocks(row.slot, blocks, groups, index)
     return True
 
 
 def _coming_blocks(state: EngineState) -> int:
     """Blocks that the launched steps' results free (a few less when some are shared: then one step is lost)."""
     ending = (row for step in state.in_flight for row in step.ending if row.stage is SequenceStage.ENDING)
-    return state.pool.count(BlockState.FENCED) + sum(len(state.pool.table(row.owner)) for row in ending)
+    return state.pool.count(BlockState.FENCED) + sum(state.pool.held(row.owner) for row in ending)
 
 
 def _is_alone(state: EngineState, row: Sequence) -> bool:

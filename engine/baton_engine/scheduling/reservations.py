@@ -39,8 +39,11 @@ def _grant(state: EngineState, stem: Stem) -> bool:
     if stem.failed_at == (pool.gains, floor):
         return False
     stem.fill_digests(config.block_tokens)
-    hits = pool.match(stem.digests, len(stem.digests)) if config.prefix_cache else []
-    missing = config.blocks_for(len(stem.tokens)) - len(hits)
+    first = config.first_blocks(len(stem.tokens))  # nothing before it is computed from here
+    hits = pool.match(stem.digests, len(stem.digests), first) if config.prefix_cache else []
+    cached = len(hits) // pool.groups
+    blocks = config.blocks_for(len(stem.tokens))
+    missing = sum(blocks - max(cached, index) for index in first)
     if pool.available - pool.evictable(hits) - missing < floor:
         stem.failed_at = (pool.gains, floor)
         return False
@@ -48,8 +51,8 @@ def _grant(state: EngineState, stem: Stem) -> bool:
     stem.stage = StemStage.RESERVED
     state.promised[stem.request.key] = stem
     pool.share(stem.owner, hits)
-    pool.allocate(stem.owner, missing, reserved=True)
-    stem.cached_tokens = stem.done_tokens = len(hits) * config.block_tokens
+    pool.allocate(stem.owner, blocks - cached, reserved=True, first=first)
+    stem.cached_tokens = stem.done_tokens = cached * config.block_tokens
     stem.request.is_announced = True
     state.turns.began(stem.request.start_tag, stem.request.cost)
     state.prompt_tokens += len(stem.tokens)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from baton_engine.memory.blocks import BlockOwner
 from baton_engine.memory.prefix import block_digest
-from baton_engine.scheduling.engine_state import EngineState, announce, end_sequence, publish, stop_request
+from baton_engine.scheduling.engine_state import EngineState, announce, drop_unseen, end_sequence, publish, stop_request
 from baton_engine.scheduling.events import Drawn, Failed, Prefilled, PromptScored
 from baton_engine.scheduling.sequence import Sequence, SequenceStage, Stem, StemStage
 from baton_engine.scheduling.step_draft import LaunchedChunk, LaunchedStep
@@ -62,6 +62,8 @@ def _advance_stem(state: EngineState, chunk: LaunchedChunk) -> None:
         owner = _heir(stem) or owner
     if state.config.prefix_cache and state.pool.table(owner):
         publish(state, owner, stem.digests, stem.request.root, first, last)
+    if stem.stage is not StemStage.GONE:  # else its heirs drop what they do not see as they grow
+        drop_unseen(state, owner, chunk.end)
     if stem.request.spec.hold and not stem.request.is_stopped and stem.request.live:
         announce(state, stem)
 

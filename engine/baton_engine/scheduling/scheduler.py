@@ -76,7 +76,7 @@ class Scheduler:
     ) -> None:
         """`is_ready`: whether what such options need before a draw is there. Asked in every plan; must not wait."""
         self.config = config
-        self.pool = BlockPool(config.num_blocks)
+        self.pool = BlockPool(config.num_blocks, config.reaches)
         pieces = PieceSize(config.max_step_tokens)
         self._state = EngineState(config, self.pool, SlotTable(config.max_slots), pieces, is_ready)
         self._arrivals = 0

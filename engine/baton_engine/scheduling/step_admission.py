@@ -1,8 +1,9 @@
 """What is computed in a step besides the running rows: whole prompts, several a step, within a budget of tokens.
 
 Order: prompts already started, preempted sequences, then new prompts by their turns. A prompt starts when all its
-blocks and slots are there, so that a started one never waits for memory. Prompts are cut only when they exceed the
-budget, and before their last token while that could not be drawn from: a grammar is being compiled.
+blocks and slots are there, so that a started one never waits for memory; groups with a window give theirs back as it
+advances. Prompts are cut only when they exceed the budget, and before their last token while that could not be drawn
+from: a grammar is being compiled.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def _exceeds_share(state: EngineState, stem: Stem) -> bool:
     if not stem.request.spec.hold or stem.request.is_granted:
         return False
     config = state.config
-    blocks = config.blocks_for(len(_tokens(stem)))
+    blocks = config.blocks_for(len(_tokens(stem))) * state.pool.groups
     most = config.max_held_blocks if state.ungranted_blocks else config.blocks_beside_a_context
     return state.ungranted_blocks + blocks > most
 
@@ -75,11 +76,11 @@ def _start(state: EngineState, draft: StepDraft, stem: Stem) -> bool:
     # At least one token is computed: its logits are what is drawn from.
     uses_cache = config.prefix_cache and not stem.is_scored
     hits = pool.match(stem.digests, (len(stem.tokens) - 1) // config.block_tokens) if uses_cache else []
-    cached = len(hits) * config.block_tokens
+    cached = len(hits) // pool.groups * config.block_tokens
     if not _chunk_size(state, draft, len(stem.tokens) - cached):
         return False
-    missing = config.blocks_for(len(stem.tokens)) - len(hits)
-    if pool.available - pool.evictable(hits) - missing < floor:
+    missing = config.blocks_for(len(stem.tokens)) - len(hits) // pool.groups
+    if pool.available - pool.evictable(hits) - missing * pool.groups < floor:
         stem.failed_at = (pool.gains, floor)
         if stem.stage is StemStage.WAITING:
             state.starved = stem
@@ -99,7 +100,7 @@ def _tokens(stem: Stem) -> tuple[int, ...]:
 def _open(
     state: EngineState, draft: StepDraft, stem: Stem, members: list[Sequence], hits: list[int], missing: int
 ) -> None:
-    cached = len(hits) * state.config.block_tokens
+    cached = len(hits) // state.pool.groups * state.config.block_tokens
     if stem.stage is StemStage.WAITING:
         state.turns.began(stem.request.start_tag, stem.request.cost)
         stem.request.cached_tokens = cached
@@ -115,13 +116,13 @@ def _open(
         draft.open(member, cached, None)
     stem.slot = members[0].slot
     assert stem.slot is not None
-    draft.set_blocks(stem.slot, tuple(state.pool.table(stem.owner)))
+    draft.set_blocks(stem.slot, state.pool.table(stem.owner), state.pool.groups)
     state.prefilling.append(stem)
     state.prefilling.sort(key=lambda stem: stem.order)
     request = stem.request
     if request.spec.hold:
         if not request.is_granted:
-            request.held_blocks = len(state.pool.table(stem.owner))
+            request.held_blocks = state.pool.held(stem.owner)
             state.ungranted_blocks += request.held_blocks
         if cached:
             announce(state, stem)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from baton_engine.memory.blocks import GONE
 from baton_engine.scheduling.decode_batch import DecodeBatch
 from baton_engine.scheduling.sequence import Sequence, SequenceStage, Stem
 from baton_engine.scheduling.slots import SlotTable
@@ -70,9 +72,13 @@ class StepDraft:
             )
         )
 
-    def set_blocks(self, slot: int, blocks: list[int] | tuple[int, ...], first_index: int = 0) -> None:
-        """Entries of the slot's block table from `first_index` on."""
-        self.blocks += [BlockUpdate(slot, index, block) for index, block in enumerate(blocks, first_index)]
+    def set_blocks(self, slot: int, blocks: Iterable[int], groups: int, first_index: int = 0) -> None:
+        """Entries of the slot's block tables from `first_index` on: those of all `groups` in turn."""
+        self.blocks += [
+            BlockUpdate(slot, first_index + place // groups, block, place % groups)
+            for place, block in enumerate(blocks)
+            if block != GONE
+        ]
 
     def seal(self, batch: DecodeBatch, slots: SlotTable) -> tuple[StepPlan, LaunchedStep] | None:
         """The finished plan, or None when there is nothing to do. Rows that run for the last time leave the batch."""

@@ -40,7 +40,7 @@ class OpenSlot:
 
 @dataclass(frozen=True, slots=True)
 class BlockUpdate:
-    """block_table[slot][kv_group][index] = block."""
+    """block_table[kv_group][slot][index] = block."""
 
     slot: int
     index: int

@@ -28,7 +28,16 @@ from baton_kv_transfer.decode.verification import first_bad_piece, seal_fault, s
 from baton_kv_transfer.grant import LinkedPeer, wanted_layout
 from baton_kv_transfer.handover import HandoverKey, SendTo, TransferConfig, Verify
 from baton_kv_transfer.landing import ClaimRefusal, LandingRegion, LandingWindow
-from baton_kv_transfer.layout import ALL, Extent, Leg, StreamLayout, joined, landing_extents, negotiated_unit
+from baton_kv_transfer.layout import (
+    ALL,
+    Extent,
+    Leg,
+    StreamLayout,
+    group_blocks,
+    joined,
+    landing_extents,
+    negotiated_unit,
+)
 from baton_wire.errors import BadMessageError, UnfitPairError
 from baton_wire.expiring import ExpiringMap
 from baton_wire.kv_shape import KvGeometry, PoolPart, Units
@@ -319,8 +328,9 @@ class DecodeHandovers:
         fault = stream_fault(layout, self._landing.total_bytes, self._config.verify)
         if fault is not None:
             return self._fail(handover, Reason.TOO_LONG, fault, now, tell_peer=True)
-        handover.layout, handover.next_units = layout, [layout.first_unit] * layout.groups
-        self._queue.join(handover.key, handover.peer, layout.stream_bytes, layout.unit_bytes)
+        handover.layout = layout
+        handover.next_units = [layout.group_first_unit(group) for group in range(layout.groups)]
+        self._queue.join(handover.key, handover.peer, layout.stream_bytes, layout.grain_bytes)
         self._enter(handover, DecodeState.WAITING, handover.deadline_s)
         actions = self._grant_waiting(now)
         if handover.state is DecodeState.WAITING:
@@ -446,19 +456,19 @@ def next_scatter(
 
     They then count as begun. A sealed hand-over's bytes all stand. At most `max_bytes` at once, but always a unit.
     """
-    scatter = _whole_groups(handover, layout, max_bytes) or _units_of_a_group(handover, layout, landing, max_bytes)
-    if scatter is not None:
-        units = scatter.units
-        group = units.part.first_layer // layout.group_layers
-        for each in range(group, group + units.groups):
-            handover.next_units[each] = units.end
-        handover.scattering = (group, units.first)
+    found = _whole_groups(handover, layout, max_bytes) or _units_of_a_group(handover, layout, landing, max_bytes)
+    if found is None:
+        return None
+    group, scatter = found
+    for each in range(group, group + scatter.units.groups):
+        handover.next_units[each] = scatter.units.end
+    handover.scattering = (group, scatter.units.first)
     return scatter
 
 
 def _units_of_a_group(
     handover: DecodeHandover, layout: StreamLayout, landing: LandingRegion, max_bytes: int
-) -> Scatter | None:
+) -> tuple[int, Scatter] | None:
     assert handover.transfer is not None
     most = max(1, max_bytes // layout.group_unit_bytes)
     for group, first in enumerate(handover.next_units):
@@ -473,20 +483,24 @@ def _units_of_a_group(
         if end > first:
             extent = landing_extents(handover.spans, layout.extent(group, first, end))[0]
             end = first + extent.length // layout.group_unit_bytes
-            units = Units(handover.blocks, layout.unit_tokens, first, end, layout.part(group))
-            return Scatter(handover.key, units, extent, handover.one_sided)
+            blocks = group_blocks(handover.blocks, layout, group)
+            units = Units(blocks, layout.unit_tokens, first, end, layout.part(group))
+            return group, Scatter(handover.key, units, extent, handover.one_sided)
     return None
 
 
-def _whole_groups(handover: DecodeHandover, layout: StreamLayout, max_bytes: int) -> Scatter | None:
+def _whole_groups(handover: DecodeHandover, layout: StreamLayout, max_bytes: int) -> tuple[int, Scatter] | None:
     """All layer groups at once that stand and were not begun, where nobody saw them arrive one by one.
 
-    A scatter is a call to another thread and a wait for a device, however little it moves.
+    A scatter is a call to another thread and a wait for a device, however little it moves. Groups of several tables
+    cannot be in one.
     """
+    if len(layout.geometry.windows) > 1:
+        return None
     begin = next(group for group, unit in enumerate(handover.next_units) if unit < layout.end_unit)
     end = min(handover.standing_groups, layout.groups) if handover.seal is None else layout.groups
-    group_bytes = layout.units * layout.group_unit_bytes
-    is_untouched = all(unit == layout.first_unit for unit in handover.next_units[begin:end])
+    group_bytes, first_unit = layout.bytes_before(1), layout.group_first_unit(0)
+    is_untouched = all(unit == first_unit for unit in handover.next_units[begin:end])
     if not handover.one_sided or begin >= end or not is_untouched or (end - begin) * group_bytes > max_bytes:
         return None
     stream = Extent(begin * group_bytes, (end - begin) * group_bytes)
@@ -495,5 +509,5 @@ def _whole_groups(handover: DecodeHandover, layout: StreamLayout, max_bytes: int
         return None
     first, last = layout.part(begin), layout.part(end - 1)
     part = PoolPart(first.first_layer, last.end_layer, first.first_head, first.end_head)
-    unit_tokens, units = layout.unit_tokens, (layout.first_unit, layout.end_unit)
-    return Scatter(handover.key, Units(handover.blocks, unit_tokens, *units, part, end - begin), extents[0], True)
+    units = Units(handover.blocks, layout.unit_tokens, first_unit, layout.end_unit, part, end - begin)
+    return begin, Scatter(handover.key, units, extents[0], True)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from baton_kv_transfer import messages
 from baton_kv_transfer.grant import DecodePeer, FormerGrants, granted_layout
 from baton_kv_transfer.handover import CutLink, HandoverKey, SendTo, TransferConfig, Verify
-from baton_kv_transfer.layout import StreamLayout, landing_extents
+from baton_kv_transfer.layout import StreamLayout, group_blocks, landing_extents
 from baton_kv_transfer.prefill.records import (
     DropPuts,
     EarlyProgress,
@@ -290,7 +290,7 @@ class PrefillHandovers:
         except (ValueError, UnfitPairError) as error:
             return self._close(handover, self._bad(str(error)), now)
         handover.grant, handover.layout, handover.moved_s = grant, layout, now
-        handover.next_units = [layout.first_unit] * layout.groups
+        handover.next_units = [layout.group_first_unit(group) for group in range(layout.groups)]
         self._enter(handover, PrefillState.SENDING, handover.deadline_s)
         return [Granted(handover.key), *self._advance(handover, now)]
 
@@ -433,7 +433,7 @@ def next_units(handover: PrefillHandover, layout: StreamLayout, max_bytes: int) 
     found: list[GroupUnits] = []
     step = max(1, max_bytes // layout.group_unit_bytes)
     for group, first in enumerate(handover.next_units):
-        end = layout.whole_units(handover.standing_tokens(layout.part(group).end_layer))
+        end = layout.whole_units(handover.standing_tokens(layout.end_layer(group)))
         found += [GroupUnits(group, at, min(at + step, end)) for at in range(first, end, step)]
         handover.next_units[group] = max(first, end)
     return found
@@ -443,7 +443,8 @@ def put_of(handover: PrefillHandover, put: int, layout: StreamLayout, grant: Gra
     """The action that moves these units to their place in the grant's spans."""
     stream = layout.extent(units.group, units.first, units.end)
     landing = tuple(landing_extents(grant.spans, stream))
-    moved = Units(handover.blocks, layout.unit_tokens, units.first, units.end, layout.part(units.group))
+    blocks = group_blocks(handover.blocks, layout, units.group)
+    moved = Units(blocks, layout.unit_tokens, units.first, units.end, layout.part(units.group))
     return Put(handover.key, handover.peer, put, grant.transfer, moved, landing)
 
 
@@ -454,11 +455,11 @@ def word_of_groups(handover: PrefillHandover, layout: StreamLayout, portion_byte
     """
     if portion_bytes is None:
         return []
-    group_bytes = layout.units * layout.group_unit_bytes
     flying = min((units.group for units in handover.in_flight.values()), default=layout.groups)
     put = next((group for group, unit in enumerate(handover.next_units) if unit < layout.end_unit), layout.groups)
     stand = min(flying, put)
-    if min(stand - handover.told_groups, layout.groups - stand) * group_bytes < portion_bytes:
+    told, standing = layout.bytes_before(handover.told_groups), layout.bytes_before(stand)
+    if min(standing - told, layout.stream_bytes - standing) < portion_bytes:
         return []
     handover.told_groups = stand
     assert handover.grant is not None

@@ -95,10 +95,12 @@ def test_a_prefix_already_in_the_pool_of_any_number_of_blocks_gives_the_same_log
     model = tiny(family)
     steps = ModelSteps(model.loaded, block_tokens=8)
     steps.prefill(chunk(0, model.tokens))
-    shared, own = blocks_of(0, 4, 8), blocks_of(1, 4, 8)
+    groups = model.loaded.model.kv_groups
+    tables = [[blocks_of(slot * groups + group, 4 * groups, 8) for group in range(groups)] for slot in (0, 1)]
     for cached in range(1, len(model.tokens) // 8 + 1):
         steps.state.open([opened(1, context=cached * 8)])
-        steps.state.set_blocks(updates(1, [*shared[:cached], *own[cached:]]))
+        for group, (shared, own) in enumerate(zip(*tables, strict=True)):
+            steps.state.set_blocks(updates(1, [*shared[:cached], *own[cached:]], group))
         logits = steps.prefill(chunk(1, model.tokens[cached * 8 :], start=cached * 8))
         assert_close(logits, model.logits[cached * 8 :])
 

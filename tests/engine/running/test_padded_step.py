@@ -17,7 +17,7 @@ from baton_engine.running.mixed_graph import MixedStep
 from baton_engine.running.padded_step import count_numbers
 from baton_engine.running.step_shapes import CHUNKS, StepShape
 from baton_engine.scheduling.step_plan import PrefillChunk, StepPlan
-from baton_testing.engine.model_steps import ModelSteps, blocks_of, chunk, updates
+from baton_testing.engine.model_steps import ModelSteps, all_updates, chunk
 from baton_testing.engine.models import FAMILIES
 
 SLOTS, BLOCKS = 6, 8
@@ -32,11 +32,12 @@ class Padded(ModelSteps):
     def __init__(self, loaded: LoadedModel, shape: StepShape) -> None:
         super().__init__(loaded, SLOTS, 16, BLOCKS)
         self.shape = shape
-        numbers = count_numbers(shape, DRAWS)
+        groups = loaded.model.kv_groups
+        numbers = count_numbers(shape, DRAWS, groups)
         last_tokens = self.state.last_tokens
         self.buffers = GraphBuffers(loaded.model, self.pool.tensor, last_tokens, BLOCKS, draws=DRAWS, numbers=numbers)
         for slot in range(SLOTS):
-            self.buffers.set_blocks(updates(slot, blocks_of(slot, SLOTS, BLOCKS)))
+            self.buffers.set_blocks(all_updates(slot, SLOTS, BLOCKS, groups))
         self.step = MixedStep(self.buffers)
 
     @torch.inference_mode()
@@ -125,5 +126,9 @@ def test_as_many_chunks_as_a_shape_has(tiny: Callable[[str], Any]) -> None:
         shape, steps.state.decode_inputs(()), chunks, DrawingRows.of(loads, ()), drawing_slots=20, padding_slot=slots
     )
     assert numbers[:20].tolist() == [*range(CHUNKS), *[slots] * 4]
-    assert numbers[-(CHUNKS + 2) :].tolist() == [0, *np.cumsum(chunks.counts), chunks.counts.sum()]
-    assert len(numbers) == count_numbers(shape, 20)
+    assert numbers[-(shape.rows + CHUNKS + 2) : -shape.rows].tolist() == [
+        0,
+        *np.cumsum(chunks.counts),
+        chunks.counts.sum(),
+    ]
+    assert len(numbers) == count_numbers(shape, 20, 1)

@@ -15,7 +15,8 @@ from baton_testing.engine.toy_workload import Workload
 def random_settings(random: Random) -> EngineConfig:
     block_tokens = random.choice((1, 2, 4, 5))
     max_context = random.randint(8, 40)
-    smallest = -(-max_context // block_tokens)
+    windows: tuple[int | None, ...] = random.choice(((None,), (None,), (None, 3), (None, 1, 6), (None, 9)))
+    smallest = -(-max_context // block_tokens) * len(windows)
     return EngineConfig(
         num_blocks=smallest + random.choice((0, 0, 1, smallest // 2, 2 * smallest)),
         block_tokens=block_tokens,
@@ -25,6 +26,7 @@ def random_settings(random: Random) -> EngineConfig:
         max_waiting=random.choice((3, 100)),
         watermark_share=random.choice((0.0, 0.1)),
         max_held_share=random.choice((0.0, 0.5, 1.0)),
+        windows=windows,
         prefix_cache=random.random() < 0.8,
         one_step_ahead=random.random() < 0.8,
     )

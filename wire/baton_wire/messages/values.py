@@ -138,6 +138,9 @@ class PairFingerprint(NestedValue, frozen=True):
     head_dim: Annotated[int, Meta(ge=1, le=4_096)]
     rope: Digest
     tokenizer: Digest
+    windowed_block_tokens: Annotated[int, Meta(ge=0, le=65_536)] = 0
+    """Token slots of a block where layers with a window keep blocks of their own: these move as whole blocks. 0: the
+    model has no windows."""
 
 
 class Grammar(NestedValue, frozen=True):

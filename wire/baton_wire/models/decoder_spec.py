@@ -33,8 +33,6 @@ class Attention:
     """RMSNorm of every query and key head before the rotation."""
     sinks: bool = False
     """One learnt logit for each query head, which takes part in the softmax and stands for no key."""
-    kv_group: int = 0
-    """Layers of one group share block tables. One group today."""
 
     @property
     def q_width(self) -> int:

@@ -46,14 +46,15 @@ def decide(
 ) -> Capacity:
     """Split the budget. Raises ConfigError when not even one sequence of full length fits.
 
-    The pool must hold one sequence of `max_context_tokens` (then the oldest request always makes progress) and, on a
-    decode worker (`lands`), the landing region one hand-over of that length.
+    The pool must hold one sequence of `max_context_tokens` while it is computed, in all groups of layers (then the
+    oldest request always makes progress) and, on a decode worker (`lands`), the landing region one hand-over of that
+    length.
     """
     per_block = geometry.block_bytes
-    per_sequence = -(-max_context_tokens // geometry.block_tokens)
+    per_sequence = -(-max_context_tokens // geometry.block_tokens) * len(geometry.windows)
     landing = 0
     if lands:
-        landing = _landing(per_block * per_sequence, budget_bytes, landing_asked)
+        landing = _landing(per_block * geometry.blocks_held(max_context_tokens), budget_bytes, landing_asked)
     blocks = (budget_bytes if landing_asked is not None else budget_bytes - landing) // per_block
     if blocks < per_sequence:
         needed = per_block * per_sequence + (0 if landing_asked is not None else landing)

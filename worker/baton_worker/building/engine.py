@@ -23,6 +23,7 @@ from baton_engine.running.step_load import StepLoad
 from baton_engine.running.stepper import Stepper
 from baton_kernels.kv_scales import KV_FP8
 from baton_kv_transfer.handover import Verify
+from baton_wire.kv_shape import KvGeometry
 from baton_wire.messages.values import WIRE_VERSION, PairFingerprint, Role
 from baton_wire.models.errors import ModelError
 from baton_worker.building import block_budget as capacity
@@ -73,7 +74,7 @@ def build(
         scheduler=scheduler,
         stepper=Stepper(scheduler, runner, observe_step),
         limits=limits_of(config, loaded.config.vocab_size, context),
-        fingerprint=_fingerprint(loaded, kv_dtype, bundle),
+        fingerprint=_fingerprint(loaded, kv_dtype, geometry, bundle),
         watch_layers=runner.watch_layers,
         masks=masks,
         costs=cost_model(loaded.config, loaded.dtype.itemsize, geometry.element_bytes),
@@ -132,7 +133,9 @@ def _model_directory(model: str) -> Path:
     return directory
 
 
-def _fingerprint(loaded: LoadedModel, kv_dtype: torch.dtype, bundle: TokenizerBundle) -> PairFingerprint:
+def _fingerprint(
+    loaded: LoadedModel, kv_dtype: torch.dtype, geometry: KvGeometry, bundle: TokenizerBundle
+) -> PairFingerprint:
     dtype = str(loaded.dtype).removeprefix("torch.")
     return PairFingerprint(
         wire_version=WIRE_VERSION,
@@ -144,4 +147,5 @@ def _fingerprint(loaded: LoadedModel, kv_dtype: torch.dtype, bundle: TokenizerBu
         head_dim=loaded.config.head_dim,
         rope=loaded.config.rope_digest(loaded.max_context_tokens),
         tokenizer=bundle.sha256,
+        windowed_block_tokens=geometry.block_tokens if geometry.groups else 0,
     )

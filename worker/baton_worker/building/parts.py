@@ -55,6 +55,7 @@ def scheduler_of(
         max_step_tokens=config.max_step_tokens,
         chunk_tokens=config.chunk_tokens,
         max_waiting=config.max_waiting,
+        windows=pool.geometry.windows,
     )
     return Scheduler(settings) if masks is None else Scheduler(settings, masks.compiler.is_ready)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -11,7 +11,7 @@ from baton_engine.scheduling.events import Drawn, PromptScored
 from baton_kv_transfer.transports.bandwidth import lanes
 from baton_wire.messages.gateway_link import MAX_PROMPT_LOGPROBS, Hello, PromptLogprobs, WorkerState
 from baton_wire.messages.measures import StepTiming
-from baton_wire.messages.values import RequestKey, TokenEntry
+from baton_wire.messages.values import RequestKey, Role, TokenEntry
 from baton_worker.building.parts import EngineParts
 from baton_worker.config import WorkerConfig
 from baton_worker.reporting.views import EngineSnapshot, StateView, TransferView
@@ -38,16 +38,25 @@ def prompt_logprobs(event: PromptScored, key: RequestKey) -> Iterator[PromptLogp
         yield PromptLogprobs(key.request, key.attempt, event.first_index + start, piece)
 
 
-def worker_state(snapshot: EngineSnapshot, draining: bool) -> WorkerState:
-    """Load as of the engine's last turn, with what it was given since."""
+def token_blocks(config: WorkerConfig, parts: EngineParts) -> Callable[[int], int]:
+    """From blocks of the pool to what gateways reckon with: stretches of tokens in all groups of layers."""
+    geometry, context = parts.pool.geometry, parts.limits.max_context_tokens
+    keeps_all = config.role is not Role.DECODE
+    return lambda blocks: geometry.token_blocks(blocks, context, keeps_all=keeps_all)
+
+
+def worker_state(
+    snapshot: EngineSnapshot, draining: bool, counted: Callable[[int], int] = lambda blocks: blocks
+) -> WorkerState:
+    """Load as of the engine's last turn, with what it was given since. `counted`: `token_blocks`."""
     stats = snapshot.stats
     return WorkerState(
         draining=draining,
         running=stats.running,
         waiting=stats.waiting + snapshot.arriving,
         waiting_tokens=stats.waiting_tokens + snapshot.arriving_tokens,
-        blocks_free=stats.blocks_free + stats.blocks_cached,
-        blocks_cached=stats.blocks_cached,
+        blocks_free=counted(stats.blocks_free + stats.blocks_cached),
+        blocks_cached=counted(stats.blocks_cached),
         steps=snapshot.steps,
         step_s=snapshot.step_s,
         computing_tokens=snapshot.computing_tokens,
@@ -77,7 +86,7 @@ def hello(config: WorkerConfig, parts: EngineParts, epoch: bytes, pair_port: int
         max_choices=parts.limits.max_choices,
         max_sequences=parts.scheduler.config.max_slots,
         block_tokens=parts.pool.geometry.block_tokens,
-        blocks_total=parts.pool.num_blocks,
+        blocks_total=token_blocks(config, parts)(parts.pool.num_blocks),
         bundle_hash=parts.bundle.sha256,
         bundle_bytes=len(parts.bundle.data),
     )

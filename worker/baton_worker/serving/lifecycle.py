@@ -24,7 +24,7 @@ from baton_worker.building.parts import EngineParts
 from baton_worker.config import WorkerConfig
 from baton_worker.errors import ConfigError
 from baton_worker.reporting.metrics import WorkerMetrics
-from baton_worker.reporting.reports import hello, state_view, with_measures
+from baton_worker.reporting.reports import hello, state_view, token_blocks, with_measures
 from baton_worker.reporting.step_log import StepLog
 from baton_worker.reporting.views import StateView, TransferView
 from baton_worker.serving import process
@@ -103,6 +103,7 @@ async def serve(config: WorkerConfig, stop: process.Stop, build_role: BuildRole)
         prepare=_nothing if masks is None else masks.compiler.prepare,
     )
     service.attach(thread)
+    service.token_blocks = token_blocks(config, parts)
     metrics.watch(lambda: thread.snapshot, role.transfer_view)
     async with contextlib.AsyncExitStack() as stack:
         if masks is not None:

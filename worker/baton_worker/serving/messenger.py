@@ -59,6 +59,8 @@ class Messenger(ABC):
         self._open: OpenRequests[GatewayLink] = OpenRequests()
         self.draining = False
         """Gateways are told so."""
+        self.token_blocks: Callable[[int], int] = lambda blocks: blocks
+        """From blocks of the pool to those that gateways reckon with."""
         self._is_closed = False
 
     def attach(self, engine: RunningEngine) -> None:
@@ -83,7 +85,7 @@ class Messenger(ABC):
             self._cancel(key, None)
 
     def state(self) -> WorkerState:
-        return worker_state(self._engine.snapshot, self.draining)
+        return worker_state(self._engine.snapshot, self.draining, self.token_blocks)
 
     def leave(self) -> None:
         """Gateways are told to send nothing new; what they sent before they read it is still taken."""

@@ -6,6 +6,7 @@ made once a step and read by every layer.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,18 +30,45 @@ class LastRows:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupRows:
+    """A step's rows as the layers of one `kv_group` see them, which share block tables."""
+
+    slot_mapping: Tensor  # [T] int64: block · block_tokens + slot within it; -1 is written nowhere
+    prefill: PrefillRows | None
+    decode: DecodeRows | None
+
+
+@dataclass(frozen=True, slots=True)
 class StepRows:
     """All T rows of a step. Padding has no context among `decode`, or lies behind the rows of `prefill`."""
 
     positions: Tensor  # [T] int64
-    slot_mapping: Tensor  # [T] int64: block · block_tokens + slot within it; -1 is written nowhere
+    slot_mapping: Tensor  # of the first group, as the next two
     prefill: PrefillRows | None
     decode: DecodeRows | None
     last: LastRows | None = None
-    """None: the hidden states of every row are wanted."""
+    """None: the hidden states of every row are wanted. In the tables of the last layer's group."""
+    further: tuple[GroupRows, ...] = ()
+    """The same rows for the other groups."""
+
+    @staticmethod
+    def of_groups(
+        positions: Tensor,
+        places: Iterable[Tensor],
+        prefill: Sequence[PrefillRows | None],
+        decode: Sequence[DecodeRows | None],
+        last: LastRows | None = None,
+    ) -> StepRows:
+        """positions [T] int64, and for each group its places [T] int64 and its rows."""
+        first, *further = (GroupRows(*group) for group in zip(places, prefill, decode, strict=True))
+        return StepRows(positions, first.slot_mapping, first.prefill, first.decode, last, tuple(further))
+
+    @property
+    def groups(self) -> tuple[GroupRows, ...]:
+        return (GroupRows(self.slot_mapping, self.prefill, self.decode), *self.further)
 
 
-def attend(q: Tensor, kv: KvLayer, rows: StepRows, scale: float, window: int | None, sinks: Tensor | None) -> Tensor:
+def attend(q: Tensor, kv: KvLayer, rows: GroupRows, scale: float, window: int | None, sinks: Tensor | None) -> Tensor:
     """Attention of q [T, q_heads, head_dim], whose keys and values are already in the pool → the same shape."""
     prefill, decode = rows.prefill, rows.decode
     if prefill is None:

@@ -35,8 +35,17 @@ def blocks_of(slot: int, slots: int, count: int) -> list[int]:
     return [slot + slots * index for index in reversed(range(count))]
 
 
-def updates(slot: int, blocks: Sequence[int]) -> tuple[BlockUpdate, ...]:
-    return tuple(BlockUpdate(slot, index, block) for index, block in enumerate(blocks))
+def updates(slot: int, blocks: Sequence[int], kv_group: int = 0) -> tuple[BlockUpdate, ...]:
+    return tuple(BlockUpdate(slot, index, block, kv_group) for index, block in enumerate(blocks))
+
+
+def all_updates(slot: int, slots: int, count: int, groups: int) -> tuple[BlockUpdate, ...]:
+    """`count` blocks of every group for one of `slots` slots, whose pool has as many for each."""
+    return tuple(
+        update
+        for group in range(groups)
+        for update in updates(slot, blocks_of(slot * groups + group, slots * groups, count), group)
+    )
 
 
 def opened(
@@ -60,10 +69,11 @@ class ModelSteps:
 
     def __init__(self, loaded: LoadedModel, slots: int = 4, block_tokens: int = 16, blocks_per_slot: int = 8) -> None:
         self.model = loaded.model
-        self.pool = make_pool(loaded, slots * blocks_per_slot, block_tokens)
-        self.state = SlotState(slots, blocks_per_slot, block_tokens, loaded.device)
+        groups = loaded.model.kv_groups
+        self.pool = make_pool(loaded, slots * blocks_per_slot * groups, block_tokens)
+        self.state = SlotState(slots, blocks_per_slot, self.pool.geometry, loaded.device)
         for slot in range(slots):
-            self.state.set_blocks(updates(slot, blocks_of(slot, slots, blocks_per_slot)))
+            self.state.set_blocks(all_updates(slot, slots, blocks_per_slot, groups))
 
     def prefill(self, *chunks: PrefillChunk) -> torch.Tensor:
         return self.forward(StepPlan(0, prefill=chunks))
@@ -106,7 +116,8 @@ class RunnerSteps:
         decodes: bool = True,
     ) -> None:
         self.slots, self.blocks_per_slot = slots, blocks_per_slot
-        self.pool = make_pool(loaded, slots * blocks_per_slot, block_tokens)
+        self._groups = loaded.model.kv_groups
+        self.pool = make_pool(loaded, slots * blocks_per_slot * loaded.model.kv_groups, block_tokens)
         self.seen: list[tuple[tuple[int, ...], torch.Tensor]] = []
         self.runner = ModelRunner(loaded, self.pool, slots, masks, decodes=decodes)
         self._draw = self.runner._sampler.draw
@@ -129,7 +140,7 @@ class RunnerSteps:
         tables = tuple(
             update
             for open_slot in opens
-            for update in updates(open_slot.slot, blocks_of(open_slot.slot, self.slots, self.blocks_per_slot))
+            for update in all_updates(open_slot.slot, self.slots, self.blocks_per_slot, self._groups)
         )
         return StepPlan(
             self._step, tuple(opens), tables, prefill=tuple(prefill), decode=tuple(decode), closes=tuple(closes)

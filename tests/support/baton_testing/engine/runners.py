@@ -15,8 +15,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from baton_engine.memory.blocks import BlockPool, BlockState
+from baton_engine.memory.blocks import GONE, BlockPool, BlockState
 from baton_engine.scheduling.step_plan import OpenSlot, PrefillChunk, SlotTokens, StepPlan, StepResult
+from baton_wire.kv_shape import first_seen
 from baton_wire.messages.values import SamplingParams
 
 MASK = (1 << 61) - 1
@@ -77,7 +78,8 @@ class ToySlot:
     outputs: list[int]
     context: int
     last_token: int | None
-    table: dict[int, int] = field(default_factory=dict)
+    table: dict[tuple[int, int], int] = field(default_factory=dict)
+    """By group and index."""
 
 
 class ToyRunner:
@@ -87,8 +89,15 @@ class ToyRunner:
     """
 
     def __init__(
-        self, block_tokens: int, pool: BlockPool | None = None, is_ready: Callable[[], bool] = lambda: True
+        self,
+        block_tokens: int,
+        pool: BlockPool | None = None,
+        is_ready: Callable[[], bool] = lambda: True,
+        windows: tuple[int | None, ...] = (None,),
     ) -> None:
+        """Every group keeps the same KV; what one sees is compared with the first's, which has no window."""
+        assert windows[0] is None
+        self.windows = windows
         self.storage: dict[tuple[int, int], int] = {}
         self.launched: deque[tuple[StepPlan, dict[int, int]]] = deque()
         self.plans: list[StepPlan] = []
@@ -96,7 +105,7 @@ class ToyRunner:
         self._pool = pool
         self._is_ready = is_ready
         self._slots: dict[int, ToySlot] = {}
-        self._tables: dict[int, dict[int, int]] = {}  # as of the last launched step
+        self._tables: dict[int, dict[tuple[int, int], int]] = {}  # as of the last launched step
         self._contexts: dict[int, int] = {}
         self._last_step = 0
         self.write_first_layer: Callable[[tuple[int, int], int], None] | None = None
@@ -136,23 +145,36 @@ class ToyRunner:
         """KV of positions from `start` on arrives in a sequence's blocks."""
         for position in range(start, len(kv)):
             index, offset = divmod(position, self.block_tokens)
-            self.storage[blocks[index], offset] = kv[position]
+            for block in blocks[index * len(self.windows) : (index + 1) * len(self.windows)]:
+                if block != GONE:
+                    self.storage[block, offset] = kv[position]
 
-    def read_kv(self, blocks: Sequence[int], tokens: int) -> list[int | None]:
-        """What stands at the first `tokens` positions of a sequence's blocks; None where nothing was ever written."""
-        places = (divmod(position, self.block_tokens) for position in range(tokens))
-        return [self.storage.get((blocks[index], offset)) for index, offset in places]
+    def read_kv(self, blocks: Sequence[int], tokens: int, total: int | None = None) -> list[int | None]:
+        """What stands at the first `tokens` positions of a sequence's blocks; None where nothing was ever written, or
+        where a group that sees it behind `total` tokens has something else."""
+        found: list[int | None] = []
+        groups = len(self.windows)
+        for position in range(tokens):
+            index, offset = divmod(position, self.block_tokens)
+            seen = {
+                self.storage.get((blocks[index * groups + group], offset))
+                for group, window in enumerate(self.windows)
+                if position >= first_seen(tokens if total is None else total, window)
+            }
+            found.append(seen.pop() if len(seen) == 1 else None)
+        return found
 
     def _begin(self, chunk: PrefillChunk, write: Callable[[tuple[int, int], int], None]) -> None:
         table = self._tables[chunk.slot]
         previous = 0
         if chunk.start:
             index, offset = divmod(chunk.start - 1, self.block_tokens)
-            previous = self.storage[table[index], offset]
+            previous = self.storage[table[0, index], offset]
         for position, token in enumerate(chunk.tokens, chunk.start):
             previous = next_kv(previous, token, position)
             index, offset = divmod(position, self.block_tokens)
-            write((table[index], offset), previous)
+            for group in range(len(self.windows)):
+                write((table[group, index], offset), previous)
 
     # Computing --------------------------------------------------------------------------------------------------------
 
@@ -160,7 +182,7 @@ class ToyRunner:
         for opened in plan.opens:
             self._open(opened)
         for update in plan.blocks:
-            self._slots[update.slot].table[update.index] = update.block
+            self._slots[update.slot].table[update.kv_group, update.index] = update.block
         self._copy(plan)
         drawn: list[SlotTokens] = []
         for chunk in plan.prefill:
@@ -168,7 +190,7 @@ class ToyRunner:
             assert chunk.start == slot.context, f"chunk starts at {chunk.start}, context is {slot.context}"
             self._write(slot, chunk.start, chunk.tokens)
             slot.context = chunk.start + len(chunk.tokens)
-            kv = self._read(slot, slot.context)
+            kv = self._read(slot, chunk.start, slot.context)
             for target in chunk.sample:
                 self._slots[target].context = slot.context
                 drawn.append(self._draw(target, kv))
@@ -177,7 +199,7 @@ class ToyRunner:
             assert slot.last_token is not None
             self._write(slot, slot.context, (slot.last_token,))
             slot.context += 1
-            drawn.append(self._draw(row, self._read(slot, slot.context)))
+            drawn.append(self._draw(row, self._read(slot, slot.context - 1, slot.context)))
         for closed in plan.closes:
             del self._slots[closed]
         return StepResult(plan.step, tuple(drawn), 0.001)
@@ -203,16 +225,23 @@ class ToyRunner:
                 if kv is not None:
                     self.storage[copy.target, offset] = kv
 
-    def _place(self, slot: ToySlot, position: int) -> tuple[int, int]:
-        return slot.table[position // self.block_tokens], position % self.block_tokens
+    def _place(self, slot: ToySlot, position: int, group: int = 0) -> tuple[int, int]:
+        return slot.table[group, position // self.block_tokens], position % self.block_tokens
 
     def _write(self, slot: ToySlot, start: int, tokens: Sequence[int]) -> None:
         previous = self.storage[self._place(slot, start - 1)] if start else 0
         for position, token in enumerate(tokens, start):
-            previous = self.storage[self._place(slot, position)] = next_kv(previous, token, position)
+            previous = next_kv(previous, token, position)
+            for group in range(len(self.windows)):
+                self.storage[self._place(slot, position, group)] = previous
 
-    def _read(self, slot: ToySlot, context: int) -> list[int]:
-        return [self.storage[self._place(slot, position)] for position in range(context)]
+    def _read(self, slot: ToySlot, start: int, context: int) -> list[int]:
+        """The whole context; whatever rows [start, context) see of a group with a window must be the same."""
+        kv = [self.storage[self._place(slot, position)] for position in range(context)]
+        for group, window in enumerate(self.windows):
+            for position in range(first_seen(start, window), context):
+                assert self.storage[self._place(slot, position, group)] == kv[position], f"group {group}: {position}"
+        return kv
 
     def _draw(self, row: int, kv: Sequence[int]) -> SlotTokens:
         slot = self._slots[row]
@@ -231,20 +260,20 @@ class ToyRunner:
             self._tables[opened.slot] = {}
             self._contexts[opened.slot] = opened.context_tokens
         for update in plan.blocks:
-            self._tables[update.slot][update.index] = update.block
+            self._tables[update.slot][update.kv_group, update.index] = update.block
         touched: set[int] = set()
         copied = {block for copy in plan.copies for block in (copy.source, copy.target)}
         written = {copy.target for copy in plan.copies}
         for chunk in plan.prefill:
             end = chunk.start + len(chunk.tokens)
-            touched |= self._range(chunk.slot, 0, end)
-            written |= self._range(chunk.slot, chunk.start, end)
+            touched |= self._range(chunk.slot, 0, end, chunk.start)
+            written |= self._range(chunk.slot, chunk.start, end, chunk.start)
             for target in chunk.sample:
                 self._contexts[target] = end
         for row in plan.decode:
             context = self._contexts[row]
-            touched |= self._range(row, 0, context + 1)
-            written |= self._range(row, context, context + 1)
+            touched |= self._range(row, 0, context + 1, context)
+            written |= self._range(row, context, context + 1, context)
             self._contexts[row] = context + 1
         if self._pool is None:
             return {}
@@ -257,9 +286,14 @@ class ToyRunner:
             assert not self._pool.is_published(block), f"published block {block} is written"
         return {block: self._pool.generation(block) for block in touched | copied}
 
-    def _range(self, slot: int, start: int, end: int) -> set[int]:
-        first, last = start // self.block_tokens, (end - 1) // self.block_tokens
-        return {self._tables[slot][index] for index in range(first, last + 1)}
+    def _range(self, slot: int, start: int, end: int, rows: int) -> set[int]:
+        """Blocks of positions [start, end) that rows from `rows` on see."""
+        last = (end - 1) // self.block_tokens
+        return {
+            self._tables[slot][group, index]
+            for group, window in enumerate(self.windows)
+            for index in range(max(start, first_seen(rows, window)) // self.block_tokens, last + 1)
+        }
 
     def _assert_unchanged(self, plan: StepPlan, generations: dict[int, int]) -> None:
         for block, generation in generations.items():

@@ -179,5 +179,5 @@ def engine(
     """An engine on the toy runner; `is_ready` false forces the one-step-ahead path. `may_draw`: as for a scheduler."""
     settings = settings or config()
     scheduler = Scheduler(settings, may_draw)
-    runner = ToyRunner(settings.block_tokens, scheduler.pool, is_ready)
+    runner = ToyRunner(settings.block_tokens, scheduler.pool, is_ready, settings.windows)
     return Engine(scheduler, runner, Stepper(scheduler, runner))

@@ -179,7 +179,7 @@ class Workload:
                 request.prefilled = event
             case Reserved(_, cached_tokens, blocks):
                 assert cached_tokens % self.settings.block_tokens == 0
-                assert len(blocks) == self.settings.blocks_for(len(request.spec.tokens))
+                assert len(blocks) == self.settings.blocks_for(len(request.spec.tokens)) * len(self.settings.windows)
                 request.reserved, request.is_held = event, True
                 self._assert_kv(request.spec, Computed(event.key, cached_tokens, blocks))
             case Failed(_, reason):
@@ -200,7 +200,7 @@ class Workload:
 
     def _assert_kv(self, spec: SequenceSpec, computed: Computed) -> None:
         """The announced blocks hold exactly this request's KV."""
-        stands = self.engine.runner.read_kv(computed.blocks, computed.tokens)
+        stands = self.engine.runner.read_kv(computed.blocks, computed.tokens, len(spec.tokens))
         assert stands == context_kv(spec.tokens[: computed.tokens]), f"{spec.key}: announced KV has changed"
 
     def _expect(self, spec: SequenceSpec) -> Expectation:

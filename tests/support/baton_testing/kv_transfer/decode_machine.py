@@ -21,7 +21,7 @@ FIRST = first_tokens(0, 1)
 
 
 def sums(first_unit: int = 0, end_unit: int = 4) -> bytes:
-    pieces = StreamLayout(GEOMETRY, 4, 0, TOKENS).pieces_per_unit
+    pieces = StreamLayout(GEOMETRY, 4, 0, TOKENS).group_layers * 2
     return b"".join((unit * 100 + piece).to_bytes(8) for unit in range(first_unit, end_unit) for piece in range(pieces))
 
 
