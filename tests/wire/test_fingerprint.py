@@ -18,6 +18,7 @@ OTHER = {
     "head_dim": 8,
     "rope": "e" * 64,
     "tokenizer": "e" * 64,
+    "windowed_block_tokens": 64,
 }
 
 

@@ -111,7 +111,9 @@ class SlotState:
         decode: Sequence[DecodeRows | None],
         last: LastRows | None = None,
     ) -> StepRows:
-        return StepRows.of_groups(self._upload(positions), self._upload(places), prefill, decode, last)
+        # Each group's on its own, so that every tensor is aligned.
+        uploaded = [self._upload(group) for group in places]
+        return StepRows.of_groups(self._upload(positions), uploaded, prefill, decode, last)
 
     def _last_rows(self, drawing: DrawingRows, positions: Ints) -> LastRows:
         lens = (positions[drawing.rows] + 1).astype(np.int32)
@@ -176,9 +178,9 @@ class SlotState:
         blocks = np.ascontiguousarray(self._tables[:, slots, block])  # else in whatever order NumPy found handy
         return (blocks - block) * self._block_tokens + positions
 
-    def _tables_of(self, slots: Ints, blocks: int) -> Tensor:
-        """The first `blocks` entries [groups, slots, blocks] on the device, each group's contiguous."""
-        return self._upload(np.ascontiguousarray(self._tables[:, slots, :blocks]))
+    def _tables_of(self, slots: Ints, blocks: int) -> list[Tensor]:
+        """The first `blocks` entries [slots, blocks] of each group's tables, on the device."""
+        return [self._upload(table[slots, :blocks]) for table in self._tables]
 
     def _upload(self, array: npt.NDArray[np.int64] | npt.NDArray[np.int32]) -> Tensor:
         return upload(array, self._device)

@@ -34,8 +34,12 @@ class Engine:
 
     def __init__(self, model: Any, max_step_tokens: int = 8_192) -> None:
         loaded = model.loaded
-        config = EngineConfig(64, BLOCK_TOKENS, 8, loaded.max_context_tokens, max_step_tokens=max_step_tokens)
-        pool = KvPool(kv_geometry(loaded.config, loaded.dtype, BLOCK_TOKENS), 64, loaded.dtype, loaded.device)
+        geometry = kv_geometry(loaded.config, loaded.dtype, BLOCK_TOKENS)
+        blocks, context = 64 * len(geometry.windows), loaded.max_context_tokens
+        config = EngineConfig(
+            blocks, BLOCK_TOKENS, 8, context, max_step_tokens=max_step_tokens, windows=geometry.windows
+        )
+        pool = KvPool(geometry, blocks, loaded.dtype, loaded.device)
         self.scheduler = Scheduler(config)
         self._stepper = Stepper(self.scheduler, ModelRunner(loaded, pool, config.max_slots))
 
