@@ -81,10 +81,15 @@ class BatonEngine:
 
     def __init__(self, subject: Subject, batch: int, context_tokens: int) -> None:
         loaded = load_model(subject.folder, torch.float32, CPU)
-        blocks = 2 * batch * -(-context_tokens // BLOCK_TOKENS)
-        pool = KvPool(kv_geometry(loaded.config, torch.float32, BLOCK_TOKENS), blocks, torch.float32, CPU)
+        geometry = kv_geometry(loaded.config, torch.float32, BLOCK_TOKENS)
+        blocks = 2 * batch * -(-context_tokens // BLOCK_TOKENS) * len(geometry.windows)
+        pool = KvPool(geometry, blocks, torch.float32, CPU)
         config = EngineConfig(
-            num_blocks=blocks, block_tokens=BLOCK_TOKENS, max_slots=batch, max_context_tokens=context_tokens
+            num_blocks=blocks,
+            block_tokens=BLOCK_TOKENS,
+            max_slots=batch,
+            max_context_tokens=context_tokens,
+            windows=geometry.windows,
         )
         self._scheduler = Scheduler(config)
         self._stepper = Stepper(self._scheduler, ModelRunner(loaded, pool, batch))

@@ -12,6 +12,7 @@ from typing import Final
 import torch
 
 from baton_engine.grammars.row_masks import RowMasks
+from baton_engine.memory.blocks import BlockOwner
 from baton_engine.memory.kv_pool import KvPool, kv_geometry
 from baton_engine.model.loading import LoadedModel
 from baton_engine.running.runner import ModelRunner
@@ -25,7 +26,7 @@ from baton_testing.combinations.subjects import Subjects
 from baton_testing.engine.grammars import END, VOCAB, compiling, of_regex
 from baton_testing.engine.structured_engine import StructuredEngine, structured_spec
 from baton_testing.kv_transfer.builders import key_directory
-from baton_wire.messages.values import Role, SamplingParams
+from baton_wire.messages.values import RequestKey, Role, SamplingParams
 from baton_wire.models.errors import ModelError
 from baton_worker.building.engine import build
 from baton_worker.config import parse
@@ -94,8 +95,12 @@ class Matrix:
         if place not in self._references:
             choices = int(cell.of("choices"))
             spec = structured_spec(1, prompt_of(cell), sampling_of(cell), choices=choices)
-            pool = KvPool(kv_geometry(model.config, model.dtype, BLOCK_TOKENS), 64, model.dtype, torch.device("cpu"))
-            scheduler = Scheduler(EngineConfig(64, BLOCK_TOKENS, SLOTS, CONTEXT_TOKENS, WHOLE))
+            geometry = kv_geometry(model.config, model.dtype, BLOCK_TOKENS)
+            blocks = 64 * len(geometry.windows)
+            pool = KvPool(geometry, blocks, model.dtype, torch.device("cpu"))
+            scheduler = Scheduler(
+                EngineConfig(blocks, BLOCK_TOKENS, SLOTS, CONTEXT_TOKENS, WHOLE, windows=geometry.windows)
+            )
             runner = ModelRunner(model, pool, SLOTS, RowMasks(self._compiler, SLOTS))
             outputs = StructuredEngine(scheduler, runner, Stepper(scheduler, runner)).run(spec)
             self._references[place] = {choice: outputs[1, choice] for choice in range(choices)}
@@ -134,7 +139,12 @@ class Matrix:
             await fleet.until(lambda: first.scheduler.stats().blocks_reserved > 0 or client.fewest >= 1)
             first.is_stopped = True
             await fleet.until(lambda: client.fewest >= 1)
+            pool, hog = first.scheduler.pool, BlockOwner(RequestKey(bytes(16), 1), None)
+            if first.scheduler.config.has_windows:  # of a pool that holds a longest prompt, both together keep less
+                pool.allocate(hog, pool.available // pool.groups)
             first.is_stopped = False
+            await fleet.until(lambda: first.scheduler.stats().preemptions > 0 or client.end is not None)
+            pool.release(hog, 0)
         elif cell.way is WayThrough.RETARGET:
             first.is_stopped = True  # it never grants room: the prompt is computed, its KV stays
             await fleet.until(lambda: client.fewest >= 1 or client.end is not None)

@@ -93,8 +93,11 @@ class Worker:
         model = fleet.model
         self.epoch, self.is_alive, self.is_stopped = epoch, True, False
         geometry = kv_geometry(model.config, model.dtype, BLOCK_TOKENS)
+        blocks *= len(geometry.windows)
         pool = KvPool(geometry, blocks, model.dtype, torch.device("cpu"))
-        self.scheduler = Scheduler(EngineConfig(blocks, BLOCK_TOKENS, SLOTS, CONTEXT_TOKENS, step_tokens))
+        self.scheduler = Scheduler(
+            EngineConfig(blocks, BLOCK_TOKENS, SLOTS, CONTEXT_TOKENS, step_tokens, windows=geometry.windows)
+        )
         runner = ModelRunner(model, pool, SLOTS, RowMasks(fleet.compiler, SLOTS), decodes=not is_prefill)
         loop = asyncio.get_running_loop()
         make = PrefillService if is_prefill else DecodeService
@@ -121,7 +124,7 @@ class Worker:
                 sink=pool,
                 listener=self.service,
                 host="127.0.0.1",
-                landing_bytes=4 * geometry.block_bytes * CONTEXT_TOKENS // BLOCK_TOKENS,
+                landing_bytes=4 * geometry.block_bytes * geometry.blocks_held(CONTEXT_TOKENS),
                 config=TRANSFER,
             )
 
