@@ -25,6 +25,7 @@ BENCHES = {
         "five times too much, and one huge request beside small ones: TTFT, refusals",
     ),
     "goodput": ("bench.serving.goodput", "two GPUs under open load: what keeps TTFT and TPOT targets, by mode"),
+    "goodput_predicted": ("bench.serving.goodput_predicted", "the same loads on a virtual clock, steps by parts"),
     "offline": ("bench.serving.offline", "`baton batch`: tokens/s of whole sets, on the CPU or a GPU"),
     "structured_support": (
         "bench.structured.support",
