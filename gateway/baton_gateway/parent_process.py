@@ -190,7 +190,8 @@ class GatewayProcesses:
 def _missing(place: int, child: _Child) -> str:
     process = child.process
     if process is not None and process.returncode is None:
-        return f"the one at place {place} (pid {process.pid} does not answer)"
+        before = "" if child.ended_with is None else f"; the one before it ended with {child.ended_with}"
+        return f"the one at place {place} (pid {process.pid} does not answer{before})"
     code = child.ended_with if process is None else process.returncode
     return f"the one at place {place} ({'was never started' if code is None else f'ended with {code}'})"
 

@@ -124,8 +124,8 @@ async def test_a_start_that_never_succeeds_ends_and_says_which_child(pool: FakeP
                     if not ends and process.is_running():
                         process.suspend()
                 await asyncio.sleep(0.01)
-        why = "ended with 2" if ends else r"pid \d+ does not answer"
-        with pytest.raises(ProcessesDownError, match=rf"do not serve after 5 s: the one at place 0 \({why}\)"):
+        why = "ended with 2" if ends else r"pid \d+ does not answer"  # the last of several may just have started
+        with pytest.raises(ProcessesDownError, match=rf"do not serve after 5 s: the one at place 0 \(.*{why}"):
             await starting
         assert not any(process.is_running() for process in seen)
 
