@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -276,3 +277,15 @@ WORDS = (
     "*a", "---\n", "...\n", "[", "{", "}", "]", ",", ":", "? ", "- ", "|", ">", "'", '"', "#", "%YAML 9.9\n", "\0",
     "\u2028", "\ud800", ".nan", "1e999", "-0", "~", "!", "@", "`", "\\", "\ufeff", "yes", "9" * 5_000,
 )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("digits", "said"),
+    [("0x" + "f" * 200_000, "an integer of 800000 bits is not allowed"), ("9" * 200_000, "4300 digits")],
+)
+def test_a_number_of_a_page_is_refused_in_a_line(digits: str, said: str) -> None:
+    text, count = re.subn(r"(maxContextTokens:) \d+", rf"\1 {digits}", HEAD)
+    assert count == 1
+    (problem,) = problems_of(text)
+    assert said in problem
+    assert len(problem) < 400
