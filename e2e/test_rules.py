@@ -246,6 +246,18 @@ CASES = [
         manifest(prefill__engine={"offloadedLayers": 8}),
     ),
     Case(
+        "spec.decode",
+        "needs an accelerator",
+        manifest(decode__accelerator=GPU, decode__engine={"offloadedLayers": 8, "offloadDecode": True}),
+        manifest(decode__engine={"offloadedLayers": 8, "offloadDecode": True}),
+    ),
+    Case(
+        "spec.model",
+        "harmony is",
+        manifest(model__toolFormat="harmony", model__reasoningFormat="harmony"),
+        manifest(model__toolFormat="harmony", model__reasoningFormat="none"),
+    ),
+    Case(
         "spec",
         "every decode step would wait",
         manifest(decode__accelerator=GPU, decode__engine={"offloadedLayers": 8, "offloadDecode": True}),
