@@ -13,7 +13,9 @@ from dataclasses import dataclass
 
 from baton_control.errors import UnsupportedError
 from baton_control.hashes import Revision, content_hash
-from baton_control.spec.api import Dtype, LLMDeployment, PoolSpec, PrefillUnavailable
+from baton_control.spec.api import LLMDeployment, PrefillUnavailable
+from baton_control.spec.pools import PoolSpec
+from baton_control.spec.served_model import Dtype
 from baton_wire.messages.values import Role
 
 MODULES = {Role.PREFILL: "baton_prefill_worker", Role.DECODE: "baton_decode_worker", Role.GATEWAY: "baton_gateway"}

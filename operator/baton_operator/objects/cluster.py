@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from baton_control.errors import UnsupportedError
 from baton_control.hashes import content_hash
 from baton_control.names import pool_name
-from baton_control.spec.api import LLMDeployment, PoolSpec
+from baton_control.spec.api import LLMDeployment
 from baton_control.spec.model_source import ModelSource, Scheme, parse_source
+from baton_control.spec.pools import PoolSpec
 from baton_control.worker_specs import Device, Site
 from baton_operator.objects.pod_policy import DEFAULT_POLICY, PodPolicy
 from baton_wire.messages.values import Role

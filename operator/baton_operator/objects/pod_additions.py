@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from baton_control.spec.api import NodesSpec, PoolSpec, ResourceSpec
+from baton_control.spec.placing import NodesSpec, ResourceSpec
+from baton_control.spec.pools import PoolSpec
 from baton_operator.objects.cluster import Manifest
 
 SHARED_MEMORY_PATH, HUGEPAGES_PATH = "/dev/shm", "/dev/hugepages"

@@ -15,7 +15,8 @@ from typing import Annotated, Final
 import msgspec
 
 from baton_control.errors import FieldProblem, NotAllowedError, shown
-from baton_control.spec.api import LLMDeployment, NodesSpec
+from baton_control.spec.api import LLMDeployment
+from baton_control.spec.placing import NodesSpec
 from baton_control.worker_specs import pool_spec
 from baton_wire.messages.values import POOL_ROLES
 

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 from baton_control.hashes import Revision, content_hash
 from baton_control.names import cache_name, gateway_name, keys_name, pool_name
-from baton_control.spec.api import LLMDeployment, PlacementSpec, PoolSpec
+from baton_control.spec.api import LLMDeployment
 from baton_control.spec.model_source import Scheme
+from baton_control.spec.placing import PlacementSpec
+from baton_control.spec.pools import PoolSpec
 from baton_control.worker_specs import WorkerSpec, gateway_spec, instance_arguments, pool_spec, worker_spec
 from baton_operator.objects.cluster import (
     API_KEYS_PATH,

@@ -21,7 +21,8 @@ from dataclasses import dataclass, replace
 
 from baton_control.hashes import Revision, content_hash
 from baton_control.names import record_name
-from baton_control.spec.api import LLMDeployment, ModelSpec
+from baton_control.spec.api import LLMDeployment
+from baton_control.spec.served_model import ModelSpec
 from baton_control.worker_specs import pool_spec
 from baton_operator.kube.object_fields import integer, mapping, text
 from baton_operator.objects.cluster import Manifest, Owner, Platform

@@ -8,26 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton_control.spec.api import (
-    RESERVED_ANNOTATIONS,
-    RESERVED_LABELS,
-    CacheSpec,
-    DeploymentSpec,
-    FetchSpec,
-    GatewaySpec,
-    LLMDeployment,
-    ModelSpec,
-    PodMetadataSpec,
-    PoolSpec,
-    ReplicaSpec,
-    RolloutSpec,
-    ScheduleSpec,
-    ServiceSpec,
-    TolerationSpec,
-)
+from baton_control.spec.api import DeploymentSpec, LLMDeployment, PodMetadataSpec, RolloutSpec, ScheduleSpec
 from baton_control.spec.base_model import Model
 from baton_control.spec.engine_sizes import STEP_TOKENS, EngineSpec
+from baton_control.spec.gateway_fields import GatewaySpec, ServiceSpec
+from baton_control.spec.placing import TolerationSpec
 from baton_control.spec.pod_options import RESERVED_ENV, RESERVED_VOLUMES, EnvSpec, VolumeSpec
+from baton_control.spec.pools import PoolSpec, ReplicaSpec
+from baton_control.spec.reserved_keys import RESERVED_ANNOTATIONS, RESERVED_LABELS
+from baton_control.spec.served_model import CacheSpec, FetchSpec, ModelSpec
 from baton_operator.schema.llm_pool import PoolFacadeSpec
 
 

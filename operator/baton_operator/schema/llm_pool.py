@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from baton_control.spec.api import MAX_REPLICAS
 from baton_control.spec.base_model import Model
+from baton_control.spec.pools import MAX_REPLICAS
 from baton_control.spec.quantities import DeploymentName
 
 POOL_KIND = "LLMPool"

@@ -25,7 +25,7 @@ from baton_control.spec.quantities import Unit, show_quantity
 HEADER = """\
 # LLMDeployment reference
 
-Written from `control/baton_control/spec/api.py` by `make format`; do not edit. A pool's fields are the same for
+Written from `control/baton_control/spec/` by `make format`; do not edit. A pool's fields are the same for
 `prefill` and `decode` and are listed once.
 
 | field | must be | default | what it means |

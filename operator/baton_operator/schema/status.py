@@ -12,8 +12,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from baton_control.spec.api import MAX_REPLICAS
 from baton_control.spec.base_model import Model
+from baton_control.spec.pools import MAX_REPLICAS
 
 SIZING_MEMORY_BYTES = 4096
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from baton_control.spec.api import ServiceType
+from baton_control.spec.gateway_fields import ServiceType
 from baton_control.spec.manifest import read_manifest
 from baton_control.worker_specs import Device, Site, gateway_spec, worker_spec
 from baton_wire.messages.values import POOL_ROLES

@@ -1,0 +1,116 @@
+"""The fields of `spec.prefill` and `spec.decode`: one pool of equal workers."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from baton_control.spec.base_model import Model, broken_rule
+from baton_control.spec.engine_sizes import EngineSpec
+from baton_control.spec.placing import PlacementSpec, ResourceSpec
+from baton_control.spec.pod_options import EnvSpec, HugepagesSpec, VolumeSpec
+from baton_control.spec.quantities import Label, MemoryText, ObjectName, ResourceName
+
+MAX_REPLICAS = 1024
+
+
+class ReplicaSpec(Model):
+    """How many workers a pool may have."""
+
+    min: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] = 1
+    """Fewest workers. 0 in both pools lets them sleep (`autoscaling.scaleToZeroAfter`)."""
+    max: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = 1
+    """Most workers, whoever sizes the pool."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> ReplicaSpec:
+        if self.min > self.max:
+            raise broken_rule("min", f"{self.min} is not allowed: must be at most replicas.max, which is {self.max}")
+        return self
+
+
+class AcceleratorSpec(Model):
+    """What a pool computes on."""
+
+    resource: ResourceName
+    """Extended resource of the node that each rank of a worker takes one of."""
+
+
+class ResourceClaimSpec(Model):
+    """A claim of dynamic resource allocation that each worker gets."""
+
+    name: Label
+    """Name of the claim within the Pod; names differ within a pool."""
+    resource_claim_template_name: ObjectName
+    """ResourceClaimTemplate in the same namespace that the claim is made from."""
+
+
+class PoolSpec(Model):
+    """One pool of equal workers."""
+
+    replicas: ReplicaSpec = ReplicaSpec()
+    """How many workers the pool may have."""
+    tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
+    """Accelerators that share one worker's model; only 1 is supported yet."""
+    accelerator: AcceleratorSpec | None = None
+    """What the pool computes on; unset: CPUs."""
+    engine: EngineSpec = EngineSpec()
+    placement: PlacementSpec = PlacementSpec()
+    resources: ResourceSpec = ResourceSpec()
+    priority_class_name: ObjectName | None = None
+    """PriorityClass of the pool's Pods, one that the installation lists; unset: the cluster's default."""
+    scheduler_name: ObjectName | None = None
+    """Scheduler that places the pool's Pods, one that the installation lists; unset: the cluster's default."""
+    runtime_class_name: ObjectName | None = None
+    """RuntimeClass of the pool's Pods, one that the installation lists; unset: the node's default."""
+    resource_claims: Annotated[tuple[ResourceClaimSpec, ...], Field(max_length=8, strict=False)] = ()
+    """Claims of dynamic resource allocation that every worker gets."""
+    queue: Label | None = None
+    """Kueue queue that admits the pool's Pods; unset: none has to."""
+    env: Annotated[tuple[EnvSpec, ...], Field(max_length=32, strict=False)] = ()
+    """Variables for the libraries that workers use, such as UCX_NET_DEVICES."""
+    volumes: Annotated[tuple[VolumeSpec, ...], Field(max_length=8, strict=False)] = ()
+    """Volumes that workers get beside Baton's own."""
+    shared_memory: MemoryText | None = None
+    """Size of /dev/shm, which counts towards the memory of the Pod; unset: the container runtime's, often 64Mi."""
+    hugepages: HugepagesSpec | None = None
+    """Huge pages of each worker; unset: none."""
+
+    @model_validator(mode="after")
+    def _claims_differ(self) -> PoolSpec:
+        names = [claim.name for claim in self.resource_claims]
+        if len(set(names)) < len(names):
+            raise broken_rule("resourceClaims", "not allowed: names must differ")
+        return self
+
+    @model_validator(mode="after")
+    def _options_differ(self) -> PoolSpec:
+        for field, found in (
+            ("env", [each.name for each in self.env]),
+            ("volumes", [each.name for each in self.volumes]),
+            ("volumes", [each.mount_path for each in self.volumes]),
+        ):
+            if len(set(found)) < len(found):
+                raise broken_rule(field, "not allowed: names and mount paths must differ")
+        return self
+
+    @model_validator(mode="after")
+    def _parallel_needs_accelerators(self) -> PoolSpec:
+        if self.tensor_parallel > 1 and self.accelerator is None:
+            raise broken_rule(
+                "tensorParallel", f"{self.tensor_parallel} is not allowed: must be 1 without an accelerator"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _offloading_needs_accelerators(self) -> PoolSpec:
+        if self.engine.offloaded_layers is not None and self.accelerator is None:
+            message = f"{self.engine.offloaded_layers} is not allowed: needs an accelerator"
+            raise broken_rule("engine.offloadedLayers", message)
+        return self
+
+    @property
+    def accelerators_at_min(self) -> int:
+        """Accelerators that the pool takes at its smallest."""
+        return self.replicas.min * self.tensor_parallel if self.accelerator else 0
