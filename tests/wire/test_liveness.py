@@ -62,3 +62,39 @@ def test_tells_when_to_look_again() -> None:
     assert alive.due_in(13.0) == 0.0
     alive.heard(13.0)
     assert alive.due_in(13.0) == 1.5
+
+
+@pytest.mark.parametrize("stall_s", [0.0, 0.7, 1.9, 2.5, 3.0])
+@pytest.mark.parametrize("from_s", [0.0, 0.5, 1.0, 1.5])
+def test_a_death_is_seen_in_time_although_we_stood_still_for_some_of_it(stall_s: float, from_s: float) -> None:
+    bounded = Liveness(LivenessConfig(suspect_s=2.0, dead_s=4.0, watched_s=1.0), now=0.0)
+    assert dead_at(bounded, stall_s, from_s) <= max(4.0, from_s + stall_s + 1.0) + 0.34
+
+
+def test_a_starved_process_sees_a_death_in_time() -> None:
+    bounded = Liveness(LivenessConfig(suspect_s=2.0, dead_s=4.0, watched_s=1.0), now=0.0)
+    states = [bounded.state(look * 1.4) for look in range(1, 5)]
+    assert states.index(PeerState.DEAD) == 2, "4.2 s"
+
+
+def test_after_a_stall_of_the_whole_machine_a_peer_has_a_second_to_speak() -> None:
+    bounded = Liveness(LivenessConfig(suspect_s=2.0, dead_s=4.0, watched_s=1.0), now=0.0)
+    assert bounded.state(0.3) is PeerState.LIVE
+    assert bounded.state(60.0) is PeerState.LIVE
+    assert bounded.state(60.9) is not PeerState.DEAD
+    bounded.heard(60.9)
+    assert bounded.state(61.3) is PeerState.LIVE
+
+
+def dead_at(alive: Liveness, stall_s: float, from_s: float) -> float:
+    """Who looks each third of a second, but for a stall."""
+    now = 0.0
+    while alive.state(now) is not PeerState.DEAD:
+        now += stall_s if now <= from_s < now + 1 / 3 and stall_s > 1 / 3 else 1 / 3
+        assert now < 100.0
+    return now
+
+
+def test_what_must_be_watched_is_a_part_of_the_silence() -> None:
+    with pytest.raises(ValueError, match="watched_s"):
+        LivenessConfig(1.0, 2.0, 3.0)

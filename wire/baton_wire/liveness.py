@@ -22,10 +22,15 @@ class LivenessConfig:
     suspect_s: float = 1.5
     dead_s: float = 2.5
     """Less than the 3 s within which a death is to be acted on: whoever waits for it may get a processor late."""
+    watched_s: float | None = None
+    """So much of a silence must have been watched, not slept through, before it makes dead. None: all of it. Less
+    bounds how late a death is seen, at the price of another link after a stall of the whole machine."""
 
     def __post_init__(self) -> None:
         if not 0 < self.suspect_s <= self.dead_s:
             raise ValueError(f"suspect_s: {self.suspect_s} must be positive and at most dead_s {self.dead_s}")
+        if self.watched_s is not None and not 0 < self.watched_s <= self.dead_s:
+            raise ValueError(f"watched_s: {self.watched_s} must be positive and at most dead_s {self.dead_s}")
 
 
 class Liveness:
@@ -33,32 +38,40 @@ class Liveness:
 
     A gap in our own watching (this process was stopped or starved) is not held against the peer. Who looks later than
     `LOOKS` times per `suspect_s` stood still for the rest, and may have heard nothing meanwhile: so much less silence
-    counts. After a gap of `suspect_s` it is counted from the moment we look again.
+    is watched. After a gap of `suspect_s` watching begins anew, from the moment we look again.
     """
 
     def __init__(self, config: LivenessConfig, now: float) -> None:
         self._config = config
         self._heard_s = now
+        self._watched_from_s = now
+        """What is watched of the silence, counted back from the last look."""
         self._looked_s = now
 
     def heard(self, now: float) -> None:
         self._heard_s = max(self._heard_s, now)
+        self._watched_from_s = max(self._watched_from_s, now)
 
     def state(self, now: float) -> PeerState:
         """How the peer stands at `now`. Call it regularly, at least `LOOKS` times per `suspect_s`."""
         gap_s = now - self._looked_s
         if gap_s > self._config.suspect_s:
-            self._heard_s = max(self._heard_s, now)
+            self._watched_from_s = max(self._watched_from_s, now)
         elif (late_s := gap_s - self._config.suspect_s / LOOKS) > 0:
-            self._heard_s = max(self._heard_s, min(now, self._heard_s + late_s))
+            self._watched_from_s = max(self._watched_from_s, min(now, self._watched_from_s + late_s))
         self._looked_s = max(self._looked_s, now)
-        silence = now - self._heard_s
-        if silence >= self._config.dead_s:
+        if self._dead_in(now) <= 0:
             return PeerState.DEAD
-        return PeerState.SUSPECT if silence >= self._config.suspect_s else PeerState.LIVE
+        return PeerState.SUSPECT if now - self._watched_from_s >= self._config.suspect_s else PeerState.LIVE
 
     def due_in(self, now: float) -> float:
         """Seconds until silence, if it goes on, is to be judged anew: time to look again."""
-        silence = now - self._heard_s
-        bounds = (self._config.suspect_s, self._config.dead_s)
-        return min((bound - silence for bound in bounds if bound > silence), default=0.0)
+        ahead = (self._config.suspect_s - (now - self._watched_from_s), self._dead_in(now))
+        return min((left for left in ahead if left > 0), default=0.0)
+
+    def _dead_in(self, now: float) -> float:
+        """Seconds of watched silence until the peer is dead; not positive: it is."""
+        dead_s, watched_s = self._config.dead_s, now - self._watched_from_s
+        if self._config.watched_s is None:
+            return dead_s - watched_s
+        return max(dead_s - (now - self._heard_s), self._config.watched_s - watched_s)

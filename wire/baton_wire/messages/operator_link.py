@@ -14,9 +14,9 @@ from baton_wire.liveness import LivenessConfig
 from baton_wire.messages.measures import ArrivalCounts, Backlog, Served, WorkerMeasures
 from baton_wire.messages.values import Address, Count, Message, Seconds
 
-SILENCE = LivenessConfig(suspect_s=2.0, dead_s=4.0)
-"""For both ends, which send at least a heartbeat a second. A flipped length of a frame shows as silence alone, and 5 s
-are the most for which a link may stand so."""
+SILENCE = LivenessConfig(suspect_s=2.0, dead_s=4.0, watched_s=1.0)
+"""For both ends, which send at least a heartbeat every two seconds. A flipped length of a frame shows as silence alone,
+and 5 s are the most for which a link may stand so, also where this process stands still for 3 s of them."""
 CLOSE_S = 0.2
 """For the peer's farewell. Behind an altered frame it may never be read, and the library would wait for 10 s."""
 MAX_WORKERS = 1_024
