@@ -3,17 +3,21 @@
 A service of real processes, all links through proxies. Each direction of each link has `count` bits flipped while
 clients ask what has known answers. Nobody may get another text: right, a beginning of it and an error, or an error.
 What is altered on a control link must end that link within 5 s. Exits with 1 when a bar is missed.
+
+Several runs side by side make one: each with its own `--seed` and `--write FILE`, then `--merge FILE …`.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import random
 import sys
 import tempfile
 import time
 from collections import Counter
+from dataclasses import astuple
 from pathlib import Path
 
 from bench.machine import this_machine
@@ -28,10 +32,9 @@ from campaigns.faults.load import Ask, Judged, question_of, sent
 MAX_TOKENS = 48
 NOTICED_S = 5.0
 DATA = "prefill-decode data"
+"""Has no deadline. KV bytes have no MAC: their checksums end the hand-over instead."""
 SLOW = "gateway-operator"
 """Has some frames a second: beside others it has as many flips as fit into their time."""
-NO_DEADLINE = (DATA,)
-"""KV bytes have no MAC: their checksums end the hand-over instead."""
 
 
 def asks() -> list[Ask]:
@@ -54,6 +57,8 @@ class Tally:
         self.requests: Counter[str] = Counter()
         self.flips: dict[Way, list[Flip]] = {}
         self.problems: list[str] = []
+        self.altered = 0
+        """Frames that the metrics count."""
 
     def judged(self, judged: Judged) -> None:
         verdict = judged.verdict
@@ -64,6 +69,24 @@ class Tally:
         if verdict == "wrong":
             self.problems.append(f"{judged.ask.request.body}: {judged.detail} {judged.answer.texts}")
             print(self.problems[-1], flush=True)
+
+    def as_json(self) -> str:
+        lasted = [(*astuple(way), [flip.closed_after_s for flip in flips]) for way, flips in self.flips.items()]
+        return json.dumps([self.requests, lasted, self.problems, self.altered])
+
+    def add(self, text: str) -> None:
+        """What `as_json` of another run gave."""
+        requests, ways, problems, altered = json.loads(text)
+        self.requests.update(requests)
+        for link, is_back, lasted in ways:
+            way = Way(link, is_back)
+            self.flips.setdefault(way, []).extend(Flip(way, 0.0, closed_after_s) for closed_after_s in lasted)
+        self.problems += problems
+        self.altered += altered
+
+    @property
+    def late(self) -> int:
+        return sum(not _in_time(flip) for way, flips in self.flips.items() if way.link != DATA for flip in flips)
 
     def rows(self) -> list[dict[str, Cell]]:
         rows: list[dict[str, Cell]] = []
@@ -97,7 +120,7 @@ async def tamper(
             async with asyncio.timeout(NOTICED_S + 0.5 if way.link != DATA else 0.2):
                 await flip.closed.wait()
         except TimeoutError:
-            if way.link not in NO_DEADLINE:
+            if way.link != DATA:
                 print(f"{way}: a link stands {NOTICED_S} s after a flip", flush=True)
 
 
@@ -108,7 +131,7 @@ async def ask_on(host: str, port: int, choices: list[Ask], tally: Tally, draw: r
         await asyncio.sleep(draw.uniform(0.0, 0.1))
 
 
-async def campaign(arguments: argparse.Namespace, folder: Path, choices: list[Ask]) -> tuple[Tally, int]:
+async def campaign(arguments: argparse.Namespace, folder: Path, choices: list[Ask]) -> Tally:
     draw, tally = random.Random(arguments.seed), Tally()
     shape = Shape(arguments.each, arguments.each)
     async with TamperedDeployment(folder, draw, shape) as tampered:
@@ -136,7 +159,8 @@ async def campaign(arguments: argparse.Namespace, folder: Path, choices: list[As
             judged = await sent("127.0.0.1", port, draw.choice(choices))
             if judged.verdict != "exact":
                 tally.problems.append(f"after the last flip: {judged.verdict} {judged.detail}")
-        return tally, await asyncio.to_thread(tampered.altered_frames)
+        tally.altered = await asyncio.to_thread(tampered.altered_frames)
+        return tally
 
 
 def main() -> int:
@@ -149,22 +173,32 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60.0, help="flip no longer than so long")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", type=Path, help="folder for the logs of the processes (default: thrown away)")
+    parser.add_argument("--write", type=Path, help="write what was counted here, and publish nothing")
+    parser.add_argument("--merge", type=Path, nargs="+", help="publish what these files hold, and flip nothing")
     arguments = parser.parse_args()
     machine = this_machine()
-    choices = asks()
-    with tempfile.TemporaryDirectory(prefix="baton-flips-") as temporary:
-        tally, altered = asyncio.run(campaign(arguments, arguments.keep or Path(temporary), choices))
-    rows = tally.rows()
-    late = sum(1 for way, flips in tally.flips.items() if way.link not in NO_DEADLINE for f in flips if not _in_time(f))
-    is_good = not tally.problems and not late
-    notes = [
-        f"Seed {arguments.seed}; {arguments.each} prefill and decode workers, {arguments.lanes} requests at a time.",
-        f"Requests: {dict(sorted(tally.requests.items()))}. Frames counted as altered: {altered}.",
-        "All bars held." if is_good else f"A BAR WAS MISSED: {len(tally.problems)} problems, {late} late.",
-    ]
-    publish("flips", machine, notes, tuple(rows[0]), rows)
-    for problem in tally.problems:
-        print(problem)
+    if arguments.merge:
+        tally, how = Tally(), f"{len(arguments.merge)} runs side by side."
+        for file in arguments.merge:
+            tally.add(file.read_text())
+    else:
+        how = (
+            f"Seed {arguments.seed}; {arguments.each} prefill and decode workers, {arguments.lanes} requests at a time."
+        )
+        with tempfile.TemporaryDirectory(prefix="baton-flips-") as temporary:
+            tally = asyncio.run(campaign(arguments, arguments.keep or Path(temporary), asks()))
+    is_good = not tally.problems and not tally.late
+    if arguments.write:
+        arguments.write.write_text(tally.as_json())
+    else:
+        notes = [
+            how,
+            f"Requests: {dict(sorted(tally.requests.items()))}. Frames counted as altered: {tally.altered}.",
+            "All bars held." if is_good else f"A BAR WAS MISSED: {len(tally.problems)} problems, {tally.late} late.",
+        ]
+        rows = tally.rows()
+        publish("flips", machine, notes, tuple(rows[0]), rows)
+    print("\n".join(tally.problems))
     return 0 if is_good else 1
 
 
