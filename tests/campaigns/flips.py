@@ -132,7 +132,7 @@ async def ask_on(host: str, port: int, choices: list[Ask], tally: Tally, draw: r
 
 
 async def campaign(arguments: argparse.Namespace, folder: Path, choices: list[Ask]) -> Tally:
-    draw, tally = random.Random(arguments.seed), Tally()
+    draw, tally, until_s = random.Random(arguments.seed), Tally(), time.monotonic() + arguments.minutes * 60
     shape = Shape(arguments.each, arguments.each)
     async with TamperedDeployment(folder, draw, shape) as tampered:
         port = tampered.service.port
@@ -146,9 +146,8 @@ async def campaign(arguments: argparse.Namespace, folder: Path, choices: list[As
             if not arguments.links or way.link in arguments.links
         }
         slow = {way for way in tasks.values() if way.link == SLOW and len(set(tasks.values())) > 2}
-        until_s = time.monotonic() + arguments.minutes * 60
         while any(not task.done() and way not in slow for task, way in tasks.items()) and time.monotonic() < until_s:
-            await asyncio.wait(tasks, timeout=20.0)
+            await asyncio.wait(tasks, timeout=min(20.0, max(0.0, until_s - time.monotonic())))
             counts = {str(way): len(flips) for way, flips in tally.flips.items()}
             print(f"{time.strftime('%H:%M:%S')} {dict(tally.requests)} {counts}", flush=True)
         for task in (*tasks, *clients):
@@ -170,7 +169,7 @@ def main() -> int:
     parser.add_argument("--each", type=int, default=2, help="workers of each role (default %(default)s)")
     parser.add_argument("--lanes", type=int, default=6, help="requests at a time (default %(default)s)")
     parser.add_argument("--pause", type=float, default=1.0, help="most seconds between two flips of a connection")
-    parser.add_argument("--minutes", type=float, default=60.0, help="flip no longer than so long")
+    parser.add_argument("--minutes", type=float, default=60.0, help="flip no longer than so long after the start")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", type=Path, help="folder for the logs of the processes (default: thrown away)")
     parser.add_argument("--write", type=Path, help="write what was counted here, and publish nothing")
