@@ -23,11 +23,11 @@ def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
         yield Clients(python, up.await_ready(), folder)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def told_of_tools(clients: Clients) -> Iterator[Clients]:
     """The same model with a template that has a place for tools; its weights were never told of any."""
     folder = clients.folder / "tools"
     model = tiny_llama.with_template(folder / "model", TOOL_TEMPLATE)
-    served = {"source": f"file://{model}", "servedName": "tiny", "maxContextTokens": 1024}
+    served = {"source": f"file://{model}", "servedName": "tiny", "maxContextTokens": 2048}
     with Up(folder, manifest("tools", model=served)) as up:
         yield Clients(clients.python, up.await_ready(), folder)

@@ -48,7 +48,18 @@ def test_libraries_get_answers_in_the_shape_of_a_type(clients: Clients) -> None:
 
 def test_libraries_get_the_calls_that_they_demand(told_of_tools: Clients) -> None:
     found = told_of_tools.program("tool_clients", QUESTION)
-    assert found == dict.fromkeys(("langchain", "with_instructor", "responses"), True)
+    ways = ("langchain", "langchain_structured", "with_instructor", "parsed", "streamed", "responses")
+    assert found == dict.fromkeys(ways, True)
+
+
+def test_anthropics_client_calls_tools_and_goes_on_with_what_it_began(told_of_tools: Clients) -> None:
+    found = told_of_tools.program("anthropic_tools", QUESTION)
+    ways = ("named", "any_of_them", "none", "auto", "streamed", "answered", "begun")
+    assert found == dict.fromkeys(ways, True)
+
+
+def test_twenty_rounds_of_calls_come_to_their_end(told_of_tools: Clients) -> None:
+    assert told_of_tools.program("tool_rounds", QUESTION, "20") == {"openai": 20, "anthropic": 20}
 
 
 def test_guidellm_measures_with_its_own_probe_and_streams(clients: Clients) -> None:

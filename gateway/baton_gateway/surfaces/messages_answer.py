@@ -37,6 +37,7 @@ _NAMES = {
     r"response_format": "output_config.format",
     r"reasoning_effort": "output_config.effort",
     r"max_thinking_tokens": "thinking.budget_tokens",
+    r"continue_final_message": "messages",
 }
 """Fields of chats that are called otherwise here."""
 _ERROR_TYPES = {

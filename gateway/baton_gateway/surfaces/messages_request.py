@@ -77,8 +77,10 @@ def _read_messages(value: Any, body: ChatBody) -> None:
         raise invalid("messages", f"'messages' must have 1 to {MAX_MESSAGES} entries.", "out_of_range")
     for place, entry in enumerate(value):
         _read_message(entry, f"messages[{place}]", body)
-    if body.messages[-1]["role"] == "assistant":
-        raise unsupported(f"messages[{len(value) - 1}].role", "an answer cannot be begun by the client")
+    if body.messages[-1]["role"] == "assistant":  # the client has begun the answer
+        if "tool_calls" in body.messages[-1]:
+            raise unsupported(f"messages[{len(value) - 1}].content", "calls of tools need their results behind them")
+        body.give(continue_final_message=True)
 
 
 def _read_message(value: Any, path: str, body: ChatBody) -> None:

@@ -15,10 +15,13 @@ from baton_testing.gateway.fake_pool import FakePool
 from baton_testing.gateway.gateway_process import ANSWER, RunningGateway, ids_of, running_gateway
 from baton_testing.gateway.http_client import HttpClient
 from baton_wire.messages.gateway_link import Prefill
-from baton_wire.messages.values import Reason
+from baton_wire.messages.values import Reason, unpack_ids
 
 PATH = "/v1/messages"
 BODY: dict[str, Any] = {"model": "tiny", "max_tokens": 64, "messages": [{"role": "user", "content": "Hello"}]}
+
+
+CALL = {"type": "tool_use", "id": "c1", "name": "look", "input": {}}
 
 
 @pytest.fixture
@@ -28,8 +31,8 @@ async def claude(gateway: RunningGateway) -> AsyncIterator[anthropic.AsyncAnthro
 
 
 def prompt(client: HttpClient) -> str:
-    tokens = client.prefill().tokens
-    text = client.gateway.pool.tokenizer.tokenizer.decode(list(tokens), skip_special_tokens=False)
+    tokens = unpack_ids(client.prefill().tokens)
+    text = client.gateway.pool.tokenizer.tokenizer.decode(tokens, skip_special_tokens=False)
     assert isinstance(text, str)
     return text
 
@@ -119,6 +122,19 @@ async def test_an_answer_without_text_has_no_block(client: HttpClient, claude: a
     ]
 
 
+async def test_an_answer_that_the_client_began_is_gone_on_with(
+    client: HttpClient, claude: anthropic.AsyncAnthropic
+) -> None:
+    client.say(" and more")
+    begun: Any = [*BODY["messages"], {"role": "assistant", "content": "It is this"}]
+    [block] = (await claude.messages.create(**BODY | {"messages": begun})).content
+    assert block.type == "text"
+    assert block.text == " and more"
+    assert prompt(client).endswith("It is this")
+    counted = await claude.messages.count_tokens(model="tiny", messages=begun)
+    assert counted.input_tokens == len(unpack_ids(client.prefill().tokens))
+
+
 async def test_turns_and_blocks_are_one_chat(client: HttpClient) -> None:
     """Turns that follow each other on one side are one turn; what the prompt is, chat says of the same."""
     cached = {"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}
@@ -167,8 +183,13 @@ async def test_sampling_is_as_asked(client: HttpClient) -> None:
             "unsupported_parameter",
         ),
         (
-            {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]},
-            "messages[1].role",
+            {"messages": [*BODY["messages"], {"role": "assistant", "content": [CALL]}]},
+            "messages[1].content",
+            "unsupported_parameter",
+        ),
+        (
+            {"messages": [*BODY["messages"], {"role": "assistant", "content": " "}]},
+            "messages",
             "unsupported_parameter",
         ),
         (
