@@ -88,11 +88,12 @@ class Tokenising:
         request = parse_tokenize(raw)
         text, limits = self._served(request.model)
         if isinstance(request.content, str):
-            field, content = "prompt", request.content
+            is_rendered = not request.adds_special_tokens
+            prompt = PromptText(text, request.content, is_rendered, limits.max_context_tokens, "prompt")
         else:
             asked = conversation(request.content, request.tool_use, request.prompting)
-            field, content = "messages", await self._templates.render(text.bundle, asked)
-        prompt = PromptText(text, content, not request.adds_special_tokens, limits.max_context_tokens, field)
+            rendered = await self._templates.render(text.bundle, asked)
+            prompt = chat_prompt(rendered, text, limits, request.adds_special_tokens)
         [packed] = await self._encoder.encode([prompt], tenant.name)
         ids = unpack_ids(packed)
         strings = [text.token_text(token) for token in ids] if request.wants_strings else None

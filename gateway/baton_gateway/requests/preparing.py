@@ -19,7 +19,7 @@ from baton_gateway.http_api.chat_messages import ChatMessage
 from baton_gateway.http_api.openai_types import ChatRequest, CompletionRequest, Options
 from baton_gateway.http_api.prompting_fields import Prompting
 from baton_gateway.requests.request_events import Prompt
-from baton_gateway.text.chat_template import Conversation
+from baton_gateway.text.chat_template import Conversation, RenderedChat
 from baton_gateway.text.encoding import PromptText
 from baton_gateway.text.generation_defaults import GenerationDefaults
 from baton_gateway.text.revision_text import TextModel
@@ -53,10 +53,10 @@ def conversation(messages: Sequence[ChatMessage], tool_use: ToolUse, prompting: 
     )
 
 
-def chat_reading(request: ChatRequest, rendered: str, form: AnswerFormat) -> Reading:
+def chat_reading(request: ChatRequest, rendered: RenderedChat, form: AnswerFormat) -> Reading:
     """How the answer to a chat is read. Raises RefusedError for what could not be read."""
     continued = request.messages[-1]["content"] if request.prompting.continue_final_message else None
-    return reading_of(form, request.tool_use, rendered, continued)
+    return reading_of(form, request.tool_use, rendered.text, continued)
 
 
 def thought_of(reading: Reading | None, max_tokens: int | None, is_bound: bool, text: TextModel) -> Thought | None:
@@ -75,8 +75,12 @@ def thought_of(reading: Reading | None, max_tokens: int | None, is_bound: bool, 
     return Thought(end, () if reading.is_thinking else start, max_tokens)
 
 
-def chat_prompt(rendered: str, text: TextModel, limits: ModelLimits) -> PromptText:
-    return PromptText(text, rendered, True, limits.max_context_tokens, "messages")
+def chat_prompt(
+    rendered: RenderedChat, text: TextModel, limits: ModelLimits, adds_special_tokens: bool = False
+) -> PromptText:
+    return PromptText(
+        text, rendered.text, not adds_special_tokens, limits.max_context_tokens, "messages", rendered.cuts
+    )
 
 
 def completion_prompts(request: CompletionRequest, text: TextModel, limits: ModelLimits) -> list[PromptText | bytes]:

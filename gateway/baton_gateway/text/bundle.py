@@ -33,6 +33,8 @@ class Bundle:
     """Sampling where a request leaves it open, as the model's authors want it."""
     config_json: str = ""
     """The model's `config.json` as it is; empty when the bundle has none."""
+    control_tokens: tuple[str, ...] = ()
+    """Texts of all special tokens, known once the tokenizer is loaded. A client's text never becomes one in a chat."""
 
 
 def parse_bundle(data: bytes, expected_hash: str) -> Bundle:

@@ -8,6 +8,7 @@ a process that can be killed. There is no template from a client.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
@@ -18,6 +19,8 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 import msgspec
+
+from baton_gateway.text.spelled_tokens import SpelledTokens, without_guard
 
 MAX_RENDERED_CHARS = 8 << 20
 OWN_VARIABLES = frozenset(("messages", "tools", "documents", "add_generation_prompt"))
@@ -35,6 +38,14 @@ class Conversation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     effort: str | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+
+
+class RenderedChat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A prompt's text, which the template wrote."""
+
+    text: str
+    cuts: tuple[int, ...] = ()
+    """Places within special tokens that the client spelled: no token goes across one."""
 
 
 class TemplateRefusalError(Exception):
@@ -76,7 +87,9 @@ def _tojson(
 class CompiledTemplate:
     """One model's template. Raises TemplateFailureError when its source is broken."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, control_tokens: Iterable[str] = ()) -> None:
+        """`control_tokens`: special tokens, which only the template may write."""
+        self._spelled = SpelledTokens(control_tokens)
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
         )
@@ -92,8 +105,19 @@ class CompiledTemplate:
         self._writes_objects: bool | None = None
         """Whether it writes arguments of calls itself, from objects; None: not tried yet."""
 
-    def render(self, conversation: Conversation, special_tokens: dict[str, str]) -> str:
-        """Prompt text. Raises TemplateRefusalError or TemplateFailureError."""
+    def render(self, conversation: Conversation, special_tokens: dict[str, str]) -> RenderedChat:
+        """The prompt. Raises TemplateRefusalError or TemplateFailureError."""
+        values = conversation.messages, conversation.tools, conversation.variables
+        guard = self._spelled.guard(values)
+        if guard is None:
+            return RenderedChat(self._rendered(conversation, special_tokens))
+        if not guard:
+            raise TemplateRefusalError("they spell special tokens and use every character for private use")
+        messages, tools, variables = self._spelled.guarded(values, guard)
+        conversation = msgspec.structs.replace(conversation, messages=messages, tools=tools, variables=variables)
+        return RenderedChat(*without_guard(self._rendered(conversation, special_tokens), guard))
+
+    def _rendered(self, conversation: Conversation, special_tokens: dict[str, str]) -> str:
         variables = self._known(conversation, special_tokens)
         if conversation.tools and "tools" not in self._variables:
             raise TemplateRefusalError("it has no place for tools", "tools")

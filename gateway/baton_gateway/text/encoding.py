@@ -18,6 +18,7 @@ from baton_gateway.errors import prompt_too_long
 from baton_gateway.text.fair_turns import FairTurns
 from baton_gateway.text.returned_memory import return_memory
 from baton_gateway.text.revision_text import TextModel
+from baton_gateway.text.spelled_tokens import pieces_of
 from baton_wire.messages.values import pack_ids
 
 INLINE_CHARS = 4_096
@@ -42,6 +43,8 @@ class PromptText:
     max_tokens: int
     field: str
     """What errors name."""
+    cuts: tuple[int, ...] = ()
+    """Places that no token goes across, as in `RenderedChat`."""
 
 
 def encode_prompt(prompt: PromptText, is_wanted: Callable[[], bool] = lambda: True) -> bytes:
@@ -53,7 +56,10 @@ def encode_prompt(prompt: PromptText, is_wanted: Callable[[], bool] = lambda: Tr
     size = _checked_size(prompt)
     if size > USUAL_BYTES * prompt.max_tokens and len(text) > PIECE_CHARS:
         _count(prompt, size, is_wanted)
-    return pack_ids(model.encode_rendered(text) if prompt.is_rendered else model.encode_prompt(text))
+    first, *others = pieces_of(text, prompt.cuts)
+    if prompt.is_rendered:
+        return pack_ids(model.encode_rendered(first, *others))
+    return pack_ids(model.encode_prompt(first) + (model.encode_rendered(*others) if others else []))
 
 
 def _checked_size(prompt: PromptText) -> int:
@@ -103,7 +109,7 @@ class PromptEncoder:
 async def _encode_apart(prompt: PromptText, is_large: bool) -> bytes:
     apart, size = prompt.model.apart, _checked_size(prompt)
     assert apart is not None
-    packed = await apart.encode(prompt.text, prompt.is_rendered, prompt.max_tokens, is_large)
+    packed = await apart.encode(prompt.text, prompt.is_rendered, prompt.max_tokens, is_large, prompt.cuts)
     if packed is None:
         raise prompt_too_long(prompt.field, prompt.max_tokens, size)
     return packed

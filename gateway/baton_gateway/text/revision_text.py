@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tokenizers import Tokenizer
@@ -65,24 +65,23 @@ class TextModel:
     marks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Ids of texts that requests need beside prompts, for a tokenizer that is apart."""
 
-    def encode_rendered(self, text: str) -> list[int]:
-        """Ids of a rendered chat: the template wrote every special token that belongs there."""
-        return self._encode(text, False)
+    def encode_rendered(self, *pieces: str) -> list[int]:
+        """Ids of a rendered chat, or of its pieces: the template wrote every special token that belongs there."""
+        return self._encode(pieces, False)
 
     def encode_prompt(self, text: str) -> list[int]:
         """Ids of a plain prompt, with the beginning-of-text token that the tokenizer adds."""
-        return self._encode(text, True)
+        return self._encode((text,), True)
 
     def mark_ids(self, mark: str) -> tuple[int, ...]:
         """Ids of one of the marks that `answers` knows."""
         return tuple(self.encode_rendered(mark)) if self.apart is None else self.marks[mark]
 
-    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """As a batch of one: that lets other threads run meanwhile, which `encode` does not."""
+    def _encode(self, pieces: Sequence[str], add_special_tokens: bool) -> list[int]:
+        """As a batch, also of one: that lets other threads run meanwhile, which `encode` does not."""
         assert self.tokenizer is not None
-        [encoding] = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        ids: list[int] = encoding.ids
-        return ids
+        encodings = self.tokenizer.encode_batch_fast(pieces, add_special_tokens=add_special_tokens)
+        return [token for encoding in encodings for token in encoding.ids]
 
     def token_text(self, token: int) -> str | None:
         """A token as the vocabulary has it; None for an id that it has not."""
@@ -139,6 +138,7 @@ def load_text_model(data: bytes, expected_hash: str, formats: FormatNames = AS_F
     form = formats.of(bundle.chat_template or "")
     longest = longest_token_bytes(bundle.tokenizer_json)
     special = special_tokens(tokenizer)
+    bundle = replace(bundle, control_tokens=tuple(special.values()))
     pieces = _pieces(special, decoder_of(tokenizer), tokenizer.id_to_token, form)
     return TextModel(bundle, tokenizer, tuple(eos_ids), pieces, longest, _with_tokens(form, special))
 

@@ -24,12 +24,16 @@ class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: str
     source: str | None
     """None: this process knows it already."""
+    control_tokens: tuple[str, ...]
+    """With the source: special tokens that only the template may write."""
     conversation: Conversation
     special_tokens: dict[str, str]
 
 
 class RenderAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     text: str | None = None
+    cuts: tuple[int, ...] = ()
+    """Of the text, as in `RenderedChat`."""
     refusal: str | None = None
     field: str = "messages"
     """What was refused."""
@@ -49,7 +53,8 @@ class Templates:
             template = self._template(question)
             if template is None:
                 return RenderAnswer(is_unknown=True)
-            return RenderAnswer(text=template.render(question.conversation, question.special_tokens))
+            rendered = template.render(question.conversation, question.special_tokens)
+            return RenderAnswer(text=rendered.text, cuts=rendered.cuts)
         except TemplateRefusalError as error:
             return RenderAnswer(refusal=str(error), field=error.field)
         except TemplateFailureError as error:
@@ -59,7 +64,7 @@ class Templates:
         if question.source is not None:
             if len(self._compiled) >= MAX_TEMPLATES:
                 self._compiled.clear()
-            self._compiled[question.key] = CompiledTemplate(question.source)
+            self._compiled[question.key] = CompiledTemplate(question.source, question.control_tokens)
         return self._compiled.get(question.key)
 
 

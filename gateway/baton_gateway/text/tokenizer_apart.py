@@ -39,6 +39,7 @@ class EncodeText(msgspec.Struct, frozen=True, tag=True):
     text: str
     is_rendered: bool
     max_tokens: int
+    cuts: tuple[int, ...]
 
 
 class DecodeIds(msgspec.Struct, frozen=True, tag=True):
@@ -139,9 +140,12 @@ class TokenizerApart:
             raise BundleError("tokenizer bundle: the process for its tokenizer does not answer")
         return answer
 
-    async def encode(self, text: str, is_rendered: bool, max_tokens: int, is_large: bool) -> bytes | None:
+    async def encode(
+        self, text: str, is_rendered: bool, max_tokens: int, is_large: bool, cuts: tuple[int, ...]
+    ) -> bytes | None:
         """Packed ids; None when they are far more than `max_tokens`. Raises RefusedError."""
-        answer = await self._asked(self._large if is_large else self._small, EncodeText(text, is_rendered, max_tokens))
+        question = EncodeText(text, is_rendered, max_tokens, cuts)
+        answer = await self._asked(self._large if is_large else self._small, question)
         assert isinstance(answer, Encoded)
         return answer.packed
 

@@ -44,10 +44,10 @@ class TokenizerProcess:
                 except BundleError as error:
                     return BundleRefused(str(error))
                 return _loaded(self._model)
-            case EncodeText(text, is_rendered, max_tokens):
+            case EncodeText(text, is_rendered, max_tokens, cuts):
                 assert self._model is not None
                 try:
-                    return Encoded(encode_prompt(PromptText(self._model, text, is_rendered, max_tokens, "")))
+                    return Encoded(encode_prompt(PromptText(self._model, text, is_rendered, max_tokens, "", cuts)))
                 except RefusedError:
                     return Encoded(None)
             case DecodeIds(ids):
