@@ -1,4 +1,5 @@
-"""Loads on which a sizing rule is chosen, and others on which it is judged; no trace or kind of load is in both.
+"""Loads on which a sizing rule is chosen, and others on which it is judged; no part of a trace and no kind of load is
+in both. A test set that was looked at becomes development, and a new one is written before the next rule is chosen.
 
 Every load is drawn anew from each seed. Traces come from a folder that the user names; a load whose file is not
 there is left out.
@@ -74,6 +75,73 @@ def on_off(random: np.random.Generator, low: float, high: float, hours: float) -
     return _with_lengths(times[times < hours * HOUR_S], random, *CHAT_LENGTHS)
 
 
+def sessions(random: np.random.Generator, rate: float, hours: float) -> Workload:
+    """Conversations of one to many turns (geometric, six in the mean): each prompt has all that was said before, which
+    is cached but for the newest part; thought about for half a minute in the mean between two turns."""
+    rows: list[tuple[float, int, int, int]] = []
+    for start in np.sort(random.uniform(0.0, hours * HOUR_S, random.poisson(rate / 6 * hours * HOUR_S))):
+        at, said = float(start), 0
+        for _ in range(random.geometric(1 / 6)):
+            asked, answer = int(random.lognormal(np.log(1500), 1.0)) + 1, int(random.lognormal(np.log(200), 0.8)) + 1
+            if said + asked > 32_768:
+                break
+            rows.append((at, said + asked, answer, said))
+            said += asked + answer
+            at += 5.0 + random.exponential(30.0)
+    rows = sorted(row for row in rows if row[0] < hours * HOUR_S)
+    times, prompts, outputs, cached = (np.array(column) for column in zip(*rows, strict=True))
+    return Workload(times, prompts, outputs, cached)
+
+
+def flash_crowds(random: np.random.Generator, rate: float, times: float, hours: float) -> Workload:
+    """A steady rate and two crowds: within half a minute `times` as many, which halve every five minutes."""
+    seconds = np.arange(0.0, hours * HOUR_S)
+    extra = np.zeros(len(seconds))
+    for start in random.uniform(0.1, 0.45, 1).tolist() + random.uniform(0.55, 0.85, 1).tolist():
+        since = seconds - start * hours * HOUR_S
+        risen = np.clip(since / 30.0, 0.0, 1.0)
+        extra = np.maximum(extra, risen * 0.5 ** (np.maximum(0.0, since - 30.0) / 300.0))
+    return _with_lengths(_by_second(random, rate * (1.0 + (times - 1.0) * extra)), random, *CHAT_LENGTHS)
+
+
+def wandering(random: np.random.Generator, rate: float, hours: float) -> Workload:
+    """A rate whose logarithm wanders about its mean (deviation 0.5) and forgets within ten minutes. Each is chat
+    or a question to documents, in a share that wanders too.
+    """
+
+    def wander() -> Floats:
+        steps, kept = random.normal(0.0, 1.0, int(hours * HOUR_S / 10)), np.exp(-10.0 / 600.0)
+        level, levels = random.normal(), []
+        for step in steps:
+            level = kept * level + np.sqrt(1 - kept**2) * step
+            levels.append(level)
+        return np.repeat(np.array(levels), 10)
+
+    times = _by_second(random, rate * np.exp(0.5 * wander()))
+    share = 1.0 / (1.0 + np.exp(-1.5 - 1.5 * wander()))
+    load = _with_lengths(times, random, *CHAT_LENGTHS)
+    long = _with_lengths(times, random, (4000.0, 0.5), (150.0, 0.7))
+    is_chat = random.uniform(0.0, 1.0, len(times)) < share[np.minimum(len(share) - 1, times.astype(np.int64))]
+    prompts, outputs = (
+        np.where(is_chat, getattr(load, name), getattr(long, name)) for name in ("prompt_tokens", "output_tokens")
+    )
+    return Workload(times, prompts, outputs, load.cached_tokens)
+
+
+def with_batches(random: np.random.Generator, rate: float, size: int, hours: float) -> Workload:
+    """Calm chat, and programs that send `size` requests within five seconds, every four minutes in the mean."""
+    calm = np.sort(random.uniform(0.0, hours * HOUR_S, random.poisson(rate * hours * HOUR_S)))
+    starts = random.uniform(0.0, hours * HOUR_S - 5.0, random.poisson(hours * HOUR_S / 240.0))
+    batches = [start + random.uniform(0.0, 5.0, size) for start in starts]
+    return _with_lengths(np.sort(np.concatenate([calm, *batches])), random, *CHAT_LENGTHS)
+
+
+def _by_second(random: np.random.Generator, rates: Floats) -> Floats:
+    """Poisson arrivals at a rate of each second."""
+    counts = random.poisson(rates)
+    return np.sort(np.repeat(np.arange(len(rates)), counts) + random.uniform(0.0, 1.0, int(counts.sum())))
+
+
 def _bursty(random: np.random.Generator, rate: float, duration_s: float) -> Floats:
     count = int(rate * duration_s * 1.5) + 50
     return (times := np.cumsum(random.gamma(0.25, 4.0 / rate, count)))[times < duration_s]
@@ -108,8 +176,6 @@ DEVELOPMENT = (
     Load("chat and code in turns", lambda traces, random: turns(random)),
     Load("calm clients, 2 h", lambda traces, random: clients(random, 8.0, 2.0)),
     Load("clients with a tide, 4 h", lambda traces, random: clients(random, 10.0, 4.0, tide=0.7)),
-)
-TEST = (
     Load("mooncake x2", _part(MOONCAKE, 0.0, HOUR_S, 2.0), is_long=True),
     Load(
         "heavy tails",
@@ -120,6 +186,15 @@ TEST = (
     Load("an hour of the first day x5", _part(DAYS, 10 * HOUR_S, 11 * HOUR_S, 5.0)),
     Load("three hours of the second day x6", _part(DAYS, 38 * HOUR_S, 41 * HOUR_S, 6.0)),
     Load("night to noon x4", _part(DAYS, 26 * HOUR_S, 34 * HOUR_S, 4.0)),
+)
+TEST = (
+    Load("conv, last part x3", _part(CONV, 2700.0, 3510.0, 3.0)),
+    Load("an evening of the first day x4", _part(DAYS, 18 * HOUR_S, 19.5 * HOUR_S, 4.0)),
+    Load("a morning of the first day x5", _part(DAYS, 6 * HOUR_S, 8 * HOUR_S, 5.0)),
+    Load("sessions of several turns", lambda traces, random: sessions(random, 1.2, 1.0), is_long=True),
+    Load("flash crowds", lambda traces, random: flash_crowds(random, 4.0, 4.0, 1.5)),
+    Load("a wandering rate", lambda traces, random: wandering(random, 6.0, 1.5)),
+    Load("calm chat with batches", lambda traces, random: with_batches(random, 4.0, 60, 1.0)),
 )
 
 

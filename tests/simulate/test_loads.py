@@ -6,7 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bench.sizing.loads import DEVELOPMENT, TEST, clients, on_off, turns
+from bench.sizing.loads import (
+    DEVELOPMENT,
+    TEST,
+    clients,
+    flash_crowds,
+    on_off,
+    sessions,
+    turns,
+    wandering,
+    with_batches,
+)
 
 from baton_control.sizing.workload import Workload
 
@@ -43,3 +53,30 @@ def test_clients_are_burstier_than_chance_and_follow_the_tide() -> None:
 def test_a_load_without_its_trace_says_so(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         DEVELOPMENT[0].case(tmp_path, 1)
+
+
+def test_turns_of_a_session_hold_what_was_said_before() -> None:
+    load = sessions(np.random.default_rng(3), 1.0, 0.5)
+    assert np.all(load.cached_tokens < load.prompt_tokens)
+    assert 0.5 < load.cached_tokens.sum() / load.prompt_tokens.sum() < 0.95
+
+
+def test_a_crowd_comes_at_once_and_goes_slowly() -> None:
+    load = flash_crowds(np.random.default_rng(3), 4.0, 4.0, 1.0)
+    rates = np.array([_rate(load, start, start + 60.0) for start in range(0, 3540, 60)])
+    top = int(rates.argmax())
+    assert rates.max() > 2.5 * np.median(rates)
+    assert rates[top + 3] > 1.5 * np.percentile(rates, 10)
+
+
+def test_a_batch_is_a_clump_in_calm_chat() -> None:
+    load = with_batches(np.random.default_rng(3), 4.0, 60, 1.0)
+    counts = np.histogram(load.arrival_s, np.arange(0.0, 3600.0, 5.0))[0]
+    assert np.sum(counts > 50) >= 5
+    assert np.median(counts) == pytest.approx(20, abs=4)
+
+
+def test_a_wandering_rate_has_a_long_memory() -> None:
+    load = wandering(np.random.default_rng(3), 6.0, 1.0)
+    counts = np.histogram(load.arrival_s, np.arange(0.0, 3600.0, 60.0))[0]
+    assert np.corrcoef(counts[:-1], counts[1:])[0, 1] > 0.5
