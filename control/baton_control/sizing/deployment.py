@@ -70,7 +70,9 @@ def worker_prior(
 
 def _bounds(deployment: LLMDeployment, role: Role) -> Bounds:
     replicas = pool_spec(deployment, role).replicas
-    return Bounds(replicas.min, replicas.max, accelerators(deployment, role))
+    each = accelerators(deployment, role)
+    price = accelerator.cost_per_hour if (accelerator := pool_spec(deployment, role).accelerator) else None
+    return Bounds(replicas.min, replicas.max, each, None if price is None else price * each)
 
 
 def _windows(schedule: ScheduleSpec) -> Iterator[Schedule]:

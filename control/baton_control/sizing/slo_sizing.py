@@ -202,6 +202,9 @@ def _inputs(decision: SloDecision, store: TelemetryStore, known: _Deployment, no
         value = sketch.quantile(target)
         if value is not None:
             parts.append(f"{name}_p{100 * target:g}_ms {value * 1e3:.4g}")
+    cost = known.spec.cost_per_hour({role: pool.workers for role, pool in decision.pools.items()})
+    if cost is not None:
+        parts.insert(0, f"cost_per_hour {cost:.4g}")
     for role in POOL_ROLES:
         startup_s = known.startup_s(store, role)
         if startup_s is not None:

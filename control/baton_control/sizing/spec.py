@@ -22,6 +22,7 @@ The words of sizing, in the order in which a decision uses them:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from baton_control.sizing.capacity import Targets
@@ -34,6 +35,8 @@ class Bounds:
     maximum: int
     accelerators: int = 1
     """Per worker."""
+    cost_per_hour: float | None = None
+    """Of one worker; None: nobody said."""
 
     def clamped(self, workers: int) -> int:
         return min(self.maximum, max(self.minimum, workers))
@@ -91,6 +94,16 @@ class SizingSpec:
         object.__setattr__(self, "bounds_of", {Role.PREFILL: self.prefill, Role.DECODE: self.decode})
         assert self.prefill.minimum <= self.prefill.maximum, "bounds are ordered"
         assert self.decode.minimum <= self.decode.maximum, "bounds are ordered"
+
+    def cost_per_hour(self, workers: Mapping[Role, int]) -> float | None:
+        """Of pools of these sizes; None when the cost of a pool that has any was not said."""
+        total = 0.0
+        for role, count in workers.items():
+            each = self.bounds_of[role].cost_per_hour
+            if count and each is None:
+                return None
+            total += count * (each or 0.0)
+        return total
 
     def floor(self, role: Role, epoch_s: float) -> int:
         """The pool's minimum at this time, schedules included, never above its maximum."""

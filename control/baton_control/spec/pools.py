@@ -35,6 +35,8 @@ class AcceleratorSpec(Model):
 
     resource: ResourceName
     """Extended resource of the node that each rank of a worker takes one of."""
+    cost_per_hour: Annotated[float, Field(ge=0, le=100_000)] | None = None
+    """What one of them costs an hour, in a currency of your own; told with each decision. Unset: no cost is told."""
 
 
 class ResourceClaimSpec(Model):

@@ -179,3 +179,20 @@ def test_what_stands_before_any_step_is_the_prior() -> None:
     model = run.sizing.model(KEY)
     assert model is not None
     assert model.prefill == ROUND_WORKER.prefill
+
+
+def test_a_decision_says_what_its_workers_cost_an_hour() -> None:
+    def priced(**costs: float) -> Sized:
+        fields: dict[str, dict[str, object]] = {
+            f"{role}__accelerator": {"resource": "gpu.example/one"} for role in ("prefill", "decode")
+        }
+        for role, cost in costs.items():
+            fields[f"{role}__accelerator"] |= {"costPerHour": cost}
+        run = Run(chat(**fields))
+        run.step(1)
+        return run.step(1)
+
+    both = priced(prefill=4.0, decode=3.5)
+    assert set(both.workers.values()) == {1}
+    assert (both.inputs or "").startswith("cost_per_hour 7.5, ")
+    assert "cost_per_hour" not in (priced(prefill=4.0).inputs or ""), "half a price is none"

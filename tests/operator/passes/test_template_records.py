@@ -105,6 +105,14 @@ def test_an_edit_moves_what_it_concerns_and_keeps_the_recorded_images(
     assert OLD.worker_image in json.dumps(after.rendered[Role.DECODE].pod)
 
 
+def test_what_an_accelerator_costs_moves_no_pod() -> None:
+    plain, priced = (
+        made(decode__accelerator={"resource": "nvidia.com/gpu", **cost}) for cost in ({}, {"costPerHour": 3.5})
+    )
+    record = current(plain, OLD, "", ())
+    assert current(priced, NEW, "", [kept(record)]) == record
+
+
 def test_a_record_from_before_a_field_was_there_moves_nothing() -> None:
     """The fields of Pods that were added last, taken out of a record again: an operator's upgrade restarts nothing."""
     record = current(made(), OLD, "", ())
@@ -206,6 +214,7 @@ POOL_VALUES: dict[str, object] = {
     "replicas.max": 9,
     "tensorParallel": None,
     "accelerator.resource": "example.com/gpu",
+    "accelerator.costPerHour": 2.5,
     "engine.kvCacheMemory": "64Mi",
     "engine.blockTokens": 32,
     "engine.maxSequences": 7,
