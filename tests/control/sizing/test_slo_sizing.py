@@ -182,17 +182,14 @@ def test_what_stands_before_any_step_is_the_prior() -> None:
 
 
 def test_a_decision_says_what_its_workers_cost_an_hour() -> None:
-    def priced(**costs: float) -> Sized:
-        fields: dict[str, dict[str, object]] = {
-            f"{role}__accelerator": {"resource": "gpu.example/one"} for role in ("prefill", "decode")
-        }
-        for role, cost in costs.items():
-            fields[f"{role}__accelerator"] |= {"costPerHour": cost}
-        run = Run(chat(**fields))
+    def priced(prefill: float | None, decode: float | None) -> Sized:
+        costs = ({} if cost is None else {"costPerHour": cost} for cost in (prefill, decode))
+        each = [{"resource": "gpu.example/one", **cost} for cost in costs]
+        run = Run(chat(prefill__accelerator=each[0], decode__accelerator=each[1]))
         run.step(1)
         return run.step(1)
 
     both = priced(prefill=4.0, decode=3.5)
     assert set(both.workers.values()) == {1}
     assert (both.inputs or "").startswith("cost_per_hour 7.5, ")
-    assert "cost_per_hour" not in (priced(prefill=4.0).inputs or ""), "half a price is none"
+    assert "cost_per_hour" not in (priced(prefill=4.0, decode=None).inputs or ""), "half a price is none"
