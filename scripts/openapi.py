@@ -303,6 +303,11 @@ BODIES: dict[str, tuple[str, Callable[[dict[str, Any]], Any], tuple[dict[str, An
 }
 """By path: the body's name, its parser, and bodies that together take every branch."""
 
+IGNORED: Schema = {
+    "description": "Fields of the body that this gateway does not know, where it is told to ignore them.",
+    "schema": {"type": "string"},
+}
+NAMES_IGNORED = ("/v1/chat/completions", "/v1/completions", *openapi_surfaces.BODIES)
 ALL_ANSWERS = ANSWERS | openapi_surfaces.ANSWERS
 
 
@@ -347,6 +352,8 @@ def _operations(path: str, body: str | None) -> Schema:
 
 def _operation(path: str, method: str, body: str | None) -> Schema:
     operation: Schema = {"operationId": f"{method} {path}", "responses": {"200": _good(path)}}
+    if path in NAMES_IGNORED:
+        operation["responses"]["200"]["headers"] = {"X-Baton-Ignored": IGNORED}
     if path in PLAIN:
         operation["responses"]["503"] = {"description": "not now", "content": {"text/plain": {}}}
         return operation

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from baton_control.errors import UnsupportedError
 from baton_control.hashes import Revision, content_hash
 from baton_control.spec.api import LLMDeployment, PrefillUnavailable
+from baton_control.spec.gateway_fields import UnknownFieldsPolicy
 from baton_control.spec.pools import PoolSpec
 from baton_control.spec.served_model import Dtype
 from baton_wire.messages.values import Role
@@ -121,6 +122,7 @@ def gateway_spec(deployment: LLMDeployment, site: Site) -> WorkerSpec:
         f"--prefill-unavailable={_PREFILL_UNAVAILABLE[spec.routing.prefill_unavailable]}",
         f"--max-request-duration-s={spec.gateway.limits.max_request_duration:g}",
         *(() if spec.model.generation_defaults else ("--generation-defaults=off",)),
+        *_unknown_fields(deployment),
         *_formats(deployment),
         *_aliases(deployment),
         *_queue(deployment),
@@ -214,6 +216,11 @@ def _formats(deployment: LLMDeployment) -> tuple[str, ...]:
     model = deployment.spec.model
     said = {"--tool-format": model.tool_format, "--reasoning-format": model.reasoning_format}
     return tuple(f"{flag}={value}" for flag, value in said.items() if value != "auto")
+
+
+def _unknown_fields(deployment: LLMDeployment) -> tuple[str, ...]:
+    said = deployment.spec.gateway.unknown_fields
+    return () if said is UnknownFieldsPolicy.REFUSE else (f"--unknown-fields={said.lower()}",)
 
 
 def _aliases(deployment: LLMDeployment) -> tuple[str, ...]:

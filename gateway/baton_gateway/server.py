@@ -99,6 +99,7 @@ class GatewayServer:
             self.budget,
             settings.allowed_origins,
             settings.model_aliases,
+            settings.unknown_fields,
         )
         self.operator_link = self._operator_link(keys)
         self._tasks: list[asyncio.Task[None]] = []
@@ -201,7 +202,7 @@ class GatewayServer:
         self._settings = settings
         self.relay.reconfigure(_rules(settings))
         self._admission.reconfigure(_limits(settings))
-        self.api.reconfigure(_policy(settings), settings.model_aliases)
+        self.api.reconfigure(_policy(settings), settings.model_aliases, settings.unknown_fields)
         _log.info("configuration %s applied", config_hash(settings))
 
     def _operator_link(self, keys: KeyDirectory) -> OperatorLink | None:

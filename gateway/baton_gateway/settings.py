@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from baton_gateway.answers.formats import AUTO, CALL_NAMES, THOUGHT_NAMES, FormatNames
 from baton_gateway.http_api.cors import is_origin
+from baton_gateway.http_api.openai_fields import UnknownFields
 from baton_wire.discovery import Source, parse_source
 
 N = TypeVar("N", int, float)
@@ -51,6 +52,8 @@ class Settings:
     prefill_unavailable: str
     generation_defaults: str
     """`on`: requests that leave sampling open get what the model's generation_config.json says; `off`: the API's."""
+    unknown_fields: UnknownFields
+    """What becomes of fields of a request's body that nobody knows."""
     formats: FormatNames
     """How the models write calls and thoughts. A running gateway keeps it."""
     slo_ttft_s: float
@@ -120,6 +123,12 @@ def _parser() -> _Parser:
         help="how models write thoughts (default: their template tells)",
     )
     add("--generation-defaults", choices=("on", "off"), default="on", help="the model's own (default %(default)s)")
+    add(
+        "--unknown-fields",
+        choices=tuple(map(str, UnknownFields)),
+        default=str(UnknownFields.REFUSE),
+        help="of requests: refuse them, or ignore them and name them in a header (default %(default)s)",
+    )
     add("--slo-ttft-s", type=float, default=0.5, metavar="S", help="target, for waiting and auto (default %(default)s)")
     add("--slo-tpot-s", type=float, default=0.05, metavar="S", help="target, for auto (default %(default)s)")
     add("--max-request-duration-s", type=float, default=600.0, metavar="S", help="(default %(default)s)")
@@ -172,6 +181,7 @@ _IN_FILE = (
     "disaggregation",
     "prefill_unavailable",
     "generation_defaults",
+    "unknown_fields",
     "model_aliases",
     "slo_ttft_s",
     "slo_tpot_s",
@@ -212,6 +222,7 @@ def parse_settings(argv: list[str]) -> Settings:
         disaggregation=first.disaggregation,
         prefill_unavailable=first.prefill_unavailable,
         generation_defaults=first.generation_defaults,
+        unknown_fields=UnknownFields(first.unknown_fields),
         formats=_formats(first),
         slo_ttft_s=_within("--slo-ttft-s", first.slo_ttft_s, 0.001, 3600),
         slo_tpot_s=_within("--slo-tpot-s", first.slo_tpot_s, 0.001, 3600),

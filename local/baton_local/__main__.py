@@ -143,6 +143,7 @@ def _up(options: argparse.Namespace) -> int:
         emulate=options.emulate,
         keys=AskedKeys(options.api_key, options.api_key_file, options.open),
         generation_defaults=not options.no_generation_defaults,
+        ignore_unknown_fields=options.ignore_unknown_fields,
     )
     return run_up(
         replace(up, patience=replace(up.patience, first_ready_s=options.ready_timeout, start_s=options.ready_timeout))
@@ -162,6 +163,7 @@ def _demo(options: argparse.Namespace) -> int:
     passed += ["--cache", str(options.cache)] if options.cache else []
     passed += ["--cache-size", str(options.cache_size)] if options.cache_size else []
     passed += ["--no-generation-defaults"] if options.no_generation_defaults else []
+    passed += ["--ignore-unknown-fields"] if options.ignore_unknown_fields else []
     if options.api_key is not None:  # a child's arguments can be read by everybody
         os.environ[KEY_VARIABLE] = options.api_key
     return run_demo(

@@ -136,6 +136,11 @@ def _add_serving(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="sample as the API's defaults say, not as the model's generation_config.json does",
     )
+    parser.add_argument(
+        "--ignore-unknown-fields",
+        action="store_true",
+        help="ignore fields of requests that Baton does not know, and name them in X-Baton-Ignored",
+    )
     parser.add_argument("--processes", type=integer(1, 64), metavar="N", help="gateway processes on the one port")
     parser.add_argument(
         "--emulate",

@@ -60,6 +60,13 @@ def test_the_gateway_is_told_whether_the_models_sampling_defaults_count(wanted: 
     assert parse_settings(list(arguments)).generation_defaults == said
 
 
+@pytest.mark.parametrize("wanted", ["Refuse", "Ignore"])
+def test_the_gateway_is_told_what_becomes_of_unknown_fields(wanted: str) -> None:
+    spec = gateway_spec(deployment(gateway__unknownFields=wanted), SITE)
+    arguments = (*spec.argv[3:], *instance_arguments(Role.GATEWAY, "127.0.0.1:0", "/run/a.json"))
+    assert parse_settings(list(arguments)).unknown_fields == wanted.lower()
+
+
 def test_formats_of_answers_reach_the_gateway_and_no_worker() -> None:
     plain, named = deployment(), deployment(model__toolFormat="pythonic", model__reasoningFormat="none")
     spec = gateway_spec(named, SITE)

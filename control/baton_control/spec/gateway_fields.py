@@ -19,6 +19,11 @@ class ServiceType(enum.StrEnum):
     LOAD_BALANCER = "LoadBalancer"
 
 
+class UnknownFieldsPolicy(enum.StrEnum):
+    REFUSE = "Refuse"
+    IGNORE = "Ignore"
+
+
 class ServiceSpec(Model):
     """The Service that clients use."""
 
@@ -90,6 +95,8 @@ class GatewaySpec(Model):
     allowed_origins: Annotated[tuple[Origin, ...], Field(max_length=16, strict=False)] = ()
     """Origins whose pages in browsers may call the API (CORS), such as https://chat.example, or * for any; none: no
     page may."""
+    unknown_fields: Annotated[UnknownFieldsPolicy, Field(strict=False)] = UnknownFieldsPolicy.REFUSE
+    """Fields of requests that Baton does not know: `Refuse` (400), or `Ignore` and name them in X-Baton-Ignored."""
     limits: LimitSpec = LimitSpec()
     resources: ResourceSpec = ResourceSpec()
     """What one Pod asks for; unset: 250m and 512Mi, with a limit of 4Gi."""

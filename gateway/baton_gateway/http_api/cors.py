@@ -8,7 +8,7 @@ ANY = "*"
 MAX_AGE_S = 600
 PREFLIGHT_HEADER = "Access-Control-Request-Method"
 _ALLOWED_HEADERS = "Authorization, Content-Type, X-Request-Id"
-_EXPOSED_HEADERS = "X-Request-Id, Retry-After"
+_EXPOSED_HEADERS = "X-Request-Id, X-Baton-Ignored, Retry-After"
 
 
 def is_origin(text: str) -> bool:

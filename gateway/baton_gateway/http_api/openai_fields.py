@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import enum
 import math
+import re
 from collections.abc import Collection
 from typing import Any
 
@@ -15,6 +17,17 @@ from baton_gateway.errors import RefusedError, invalid, unsupported
 
 MAX_TEXT_CHARS = 8 << 20
 """Of one text, wherever it stands."""
+MAX_IGNORED_BYTES = 16 << 10
+"""Of all fields without effect together, as JSON."""
+MAX_UNKNOWN = 16
+_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
+
+
+class UnknownFields(enum.StrEnum):
+    """What becomes of fields of a body that nobody knows."""
+
+    REFUSE = "refuse"
+    IGNORE = "ignore"
 
 
 class Fields:
@@ -75,13 +88,17 @@ class Fields:
                 reason = f"'{self.name(field)}' is too long: fields without effect may have {max_bytes} bytes together."
                 raise invalid(self.name(field), reason, "too_long")
 
-    def end(self) -> None:
-        """Refuse what is left and is not null: clients resend answers with every field of their own types."""
-        for field, value in self._left.items():
-            if value is None:
-                continue
-            name = self.name(field)[:64]
-            raise invalid(name, f"Unknown field '{name}'.", "unknown_parameter")
+    def end(self, unknown: UnknownFields = UnknownFields.REFUSE) -> tuple[str, ...]:
+        """Refuse what is left and is not null: clients resend answers with every field of their own types. Or ignore
+        it, as long as it is little: the names, which are plain enough for a header.
+        """
+        left = tuple(field for field, value in self._left.items() if value is not None)
+        for place, field in enumerate(left):
+            if unknown is UnknownFields.REFUSE or place >= MAX_UNKNOWN or not _PLAIN_NAME.fullmatch(field):
+                name = self.name(field)[:64]
+                raise invalid(name, f"Unknown field '{name}'.", "unknown_parameter")
+        self.ignore(*left, max_bytes=MAX_IGNORED_BYTES)
+        return left
 
 
 def wrong_type(name: str, expected: str) -> RefusedError:

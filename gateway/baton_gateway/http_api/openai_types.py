@@ -6,7 +6,7 @@ What depends on the model (context length, token counts) is checked in `prepare`
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from baton_gateway.answers.tool_grammars import is_bound
@@ -14,8 +14,10 @@ from baton_gateway.answers.tool_use import NO_TOOLS, ToolUse
 from baton_gateway.errors import invalid, unsupported
 from baton_gateway.http_api.chat_messages import ChatMessage, read_messages
 from baton_gateway.http_api.openai_fields import (
+    MAX_IGNORED_BYTES,
     MAX_TEXT_CHARS,
     Fields,
+    UnknownFields,
     check_integer,
     check_number,
     check_text,
@@ -28,8 +30,6 @@ from baton_gateway.shapes.answer_shape import AnswerShape
 
 MAX_CHOICES = 16
 MAX_TOKENS = 1 << 20
-MAX_IGNORED_BYTES = 16 << 10
-"""Of all fields without effect together, as JSON."""
 MAX_PROMPTS = 64
 MAX_STOPS = 16
 MAX_STOP_BYTES = 256
@@ -38,8 +38,22 @@ MAX_LOGIT_BIAS = 1_024
 MAX_TOKEN_ID = (1 << 24) - 1
 MAX_STOP_IDS = 64
 
-_IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
-"""Accepted without effect: they steer the provider's side, not the answer."""
+_IGNORED = (
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "length_penalty",
+    "early_stopping",
+)  # fmt: skip
+"""Accepted without effect: they steer the provider's side or a search by beams, not the answer."""
+_NOT_SERVED: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
+    ("use_beam_search", "answers are drawn", (False,)),
+    ("allowed_token_ids", "use 'structured_outputs' or 'logit_bias'", ()),
+    ("bad_words", "use 'logit_bias'", ([],)),
+    ("logits_processors", "no code of a client runs here", ([],)),
+    ("return_token_ids", "'logprobs' tells the tokens", (False,)),
+    ("return_tokens_as_token_ids", "'logprobs' tells the tokens", (False,)),
+    ("spaces_between_special_tokens", "texts are what their tokens say", (True,)),
+    ("kv_transfer_params", "workers find each other", ({},)),
+)
+"""Fields of other servers that say what an answer is, why they are refused, and values that ask for nothing."""
 
 
 class ApiEndpoint(enum.Enum):
@@ -69,6 +83,9 @@ class Options:
     stop_token_ids: tuple[int, ...]
     ignore_eos: bool
     skip_special_tokens: bool
+    include_stop_str_in_output: bool
+    truncate_prompt_tokens: int | None
+    """The most of a prompt's last tokens that are taken; -1: as many as leave room for the answer."""
     logprobs: int | None
     prompt_logprobs: int | None
     """Alternatives beside each token of the prompt, in a field of their own; None: not asked for."""
@@ -81,6 +98,8 @@ class Options:
     cache_salt: str
     shape: AnswerShape | None = None
     """What the answer must look like; None: like anything."""
+    ignored: tuple[str, ...] = ()
+    """Names of fields that nobody knows, and that this gateway is told to ignore."""
     alias: str | None = None
     """What the client wrote instead of the served name in `model`; answers repeat it."""
 
@@ -102,7 +121,7 @@ class CompletionRequest:
     echo: bool
 
 
-def parse_chat(raw: dict[str, Any]) -> ChatRequest:
+def parse_chat(raw: dict[str, Any], unknown: UnknownFields = UnknownFields.REFUSE) -> ChatRequest:
     """Raises RefusedError that names the offending field."""
     fields = Fields(raw)
     messages = read_messages(fields.require("messages"))
@@ -117,7 +136,7 @@ def parse_chat(raw: dict[str, Any]) -> ChatRequest:
     if top is not None and not wants_logprobs:
         raise invalid("top_logprobs", "'top_logprobs' needs 'logprobs' to be true.")
     logprobs = (top or 0) if wants_logprobs else None
-    options = _options(fields, legacy if max_tokens is None else max_tokens, logprobs)
+    options = _options(fields, legacy if max_tokens is None else max_tokens, logprobs, unknown)
     if options.shape is not None and tool_use.callable:
         raise unsupported(options.shape.field, "beside tools that may be called; 'tool_choice' may be 'none'")
     if is_bound(tool_use):
@@ -125,7 +144,7 @@ def parse_chat(raw: dict[str, Any]) -> ChatRequest:
     return ChatRequest(options, messages, tool_use, prompting, max_thinking_tokens)
 
 
-def parse_completion(raw: dict[str, Any]) -> CompletionRequest:
+def parse_completion(raw: dict[str, Any], unknown: UnknownFields = UnknownFields.REFUSE) -> CompletionRequest:
     """Raises RefusedError that names the offending field."""
     fields = Fields(raw)
     prompts = _prompts(fields.require("prompt"))
@@ -135,13 +154,17 @@ def parse_completion(raw: dict[str, Any]) -> CompletionRequest:
     logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS)
     best_of = fields.integer("best_of", 1, MAX_CHOICES)
     max_tokens = fields.integer("max_tokens", 0 if echo else 1, MAX_TOKENS)
-    options = _options(fields, 16 if max_tokens is None else max_tokens, logprobs, echo)
+    options = _options(fields, 16 if max_tokens is None else max_tokens, logprobs, unknown, echo)
+    if echo and options.truncate_prompt_tokens is not None:
+        raise unsupported("truncate_prompt_tokens", "'echo' gives the whole prompt back")
     if best_of is not None and best_of != options.n:
         raise unsupported("best_of", "it must equal 'n'")
     return CompletionRequest(options, prompts, echo)
 
 
-def _options(fields: Fields, max_tokens: int | None, logprobs: int | None, echo: bool = False) -> Options:
+def _options(
+    fields: Fields, max_tokens: int | None, logprobs: int | None, unknown: UnknownFields, echo: bool = False
+) -> Options:
     stream = fields.flag("stream", False)
     prompt_logprobs = fields.integer("prompt_logprobs", 0, MAX_LOGPROBS)
     if prompt_logprobs is not None and stream:
@@ -166,6 +189,8 @@ def _options(fields: Fields, max_tokens: int | None, logprobs: int | None, echo:
         stop_token_ids=_stop_ids(fields.take("stop_token_ids")),
         ignore_eos=fields.flag("ignore_eos", False),
         skip_special_tokens=fields.flag("skip_special_tokens", True),
+        include_stop_str_in_output=fields.flag("include_stop_str_in_output", False),
+        truncate_prompt_tokens=_truncation(fields.integer("truncate_prompt_tokens", -1, MAX_TOKENS)),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         prompt_alternatives=max(told, default=None),
@@ -178,7 +203,9 @@ def _options(fields: Fields, max_tokens: int | None, logprobs: int | None, echo:
     if options.shape is not None:
         check_free_to_end(options.shape.field, options.ignore_eos, options.min_tokens)
     fields.ignore(*_IGNORED, max_bytes=MAX_IGNORED_BYTES)
-    fields.end()
+    for name, reason, harmless in _NOT_SERVED:
+        fields.refuse(name, reason, harmless)
+    options = replace(options, ignored=fields.end(unknown))
     if options.max_tokens is not None and options.min_tokens > options.max_tokens:
         raise invalid("min_tokens", f"'min_tokens' must not exceed 'max_tokens' ({options.max_tokens}).")
     return options
@@ -269,6 +296,12 @@ def _bias_id(token: str) -> int:
     if not (token.isascii() and token.isdigit() and len(token) <= 8 and int(token) <= MAX_TOKEN_ID):
         raise invalid("logit_bias", f"'logit_bias' has a key that is not a token id: {token[:32]!r}.")
     return int(token)
+
+
+def _truncation(value: int | None) -> int | None:
+    if value == 0:
+        raise invalid("truncate_prompt_tokens", "'truncate_prompt_tokens' must be -1 or at least 1.", "out_of_range")
+    return value
 
 
 def _top_k(value: int | None) -> int | None:

@@ -23,6 +23,7 @@ from baton_gateway.http_api.cors import PREFLIGHT_HEADER, cors_headers, prefligh
 from baton_gateway.http_api.lookups import JSON, MODELS, SERVER, Lookups
 from baton_gateway.http_api.memory_budget import MemoryBudget
 from baton_gateway.http_api.model_names import ModelNames
+from baton_gateway.http_api.openai_fields import UnknownFields
 from baton_gateway.http_api.openai_types import ChatRequest, CompletionRequest, parse_chat, parse_completion
 from baton_gateway.http_api.refused_paths import refused_path
 from baton_gateway.http_api.request_body import RequestBody
@@ -44,6 +45,8 @@ from baton_gateway.workers.route import RoutePolicy
 
 _log = logging.getLogger("baton.gateway.http")
 
+IGNORED_HEADER = "X-Baton-Ignored"
+"""Names fields of the body that nobody knows, where they are not refused."""
 CLIENT_GONE = 499
 """Only in metrics: the client hung up before its answer was complete."""
 _HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{0,255}")
@@ -52,7 +55,7 @@ _STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-
 Handler = Callable[[web.BaseRequest, Tenant], Awaitable[web.StreamResponse]]
 ErrorForm = Callable[[Problem, str | None], bytes]
 Asked = tuple[ChatRequest | CompletionRequest, AnswerForm]
-Parse = Callable[[dict[str, object]], Asked]
+Parse = Callable[[dict[str, object], UnknownFields], Asked]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +83,12 @@ class HttpApi:
         budget: MemoryBudget,
         origins: Sequence[str] = (),
         aliases: Sequence[tuple[str, str]] = (),
+        unknown: UnknownFields = UnknownFields.REFUSE,
     ) -> None:
-        """`origins`: whose pages in browsers may call; `*`: anybody's. `aliases`: other names of models."""
+        """`origins`: whose pages in browsers may call; `*`: anybody's. `aliases`: other names of models. `unknown`:
+        what becomes of fields of bodies that nobody knows.
+        """
+        self._unknown = unknown
         self._relay = relay
         self._budget = budget
         self._memory = MemoryReturn()
@@ -121,7 +128,10 @@ class HttpApi:
             f"{MODELS}/{{id}}": self._model.methods
         }
 
-    def reconfigure(self, policy: RoutePolicy, aliases: Sequence[tuple[str, str]]) -> None:
+    def reconfigure(
+        self, policy: RoutePolicy, aliases: Sequence[tuple[str, str]], unknown: UnknownFields = UnknownFields.REFUSE
+    ) -> None:
+        self._unknown = unknown
         self._lookups.policy = policy
         self._names.reconfigure(aliases)
 
@@ -204,20 +214,21 @@ class HttpApi:
     # Generating -------------------------------------------------------------------------------------------------------
 
     async def _chat(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
-        return await self._generate(request, tenant, lambda raw: (parse_chat(raw), OPENAI))
+        return await self._generate(request, tenant, lambda raw, unknown: (parse_chat(raw, unknown), OPENAI))
 
     async def _completions(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
-        return await self._generate(request, tenant, lambda raw: (parse_completion(raw), OPENAI))
+        return await self._generate(request, tenant, lambda raw, unknown: (parse_completion(raw, unknown), OPENAI))
 
     async def _response(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
         return await self._generate(request, tenant, parse_response)
 
     async def _message(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
-        return await self._generate(request, tenant, lambda raw: (parse_message(raw), MESSAGES))
+        return await self._generate(request, tenant, lambda raw, unknown: (parse_message(raw, unknown), MESSAGES))
 
     async def _count_tokens(self, request: web.BaseRequest, tenant: Tenant) -> web.StreamResponse:
         with self._body(request, tenant) as body:
-            chat = parse_counted(await body.read_object(self._table.body_limits))
+            chat = parse_counted(await body.read_object(self._table.body_limits), self._unknown)
+            _name_ignored(request[EXCHANGE], chat)
             answer = await self._tokenising.count(chat, tenant)
         return web.Response(body=answer, headers=JSON)
 
@@ -238,7 +249,8 @@ class HttpApi:
 
     async def _generate(self, request: web.BaseRequest, tenant: Tenant, parse: Parse) -> web.StreamResponse:
         with self._body(request, tenant) as body:
-            asked, form = parse(await body.read_object(self._table.body_limits))
+            asked, form = parse(await body.read_object(self._table.body_limits), self._unknown)
+            _name_ignored(request[EXCHANGE], asked)
             parsed = self._names.resolve(asked)
             if self.is_draining:
                 raise RefusedError(errors.shutting_down())
@@ -292,6 +304,11 @@ class HttpApi:
 def _messages(handler: Handler) -> _Endpoint:
     """An endpoint of Anthropic's API: its errors, and its clients' header."""
     return _Endpoint(("POST",), handler, error_form=message_error_body, key_header="X-Api-Key")
+
+
+def _name_ignored(exchange: Exchange, asked: ChatRequest | CompletionRequest) -> None:
+    if asked.options.ignored:
+        exchange.headers[IGNORED_HEADER] = ", ".join(asked.options.ignored)
 
 
 def _credentials(request: web.BaseRequest, endpoint: _Endpoint) -> str | None:

@@ -90,6 +90,7 @@ class LiveRequest:
                 not is_chat,
                 len(self.echoes[prompt]) if self.echoes else 0,
                 self.reading.reader() if self.reading is not None else None,
+                options.include_stop_str_in_output,
             )
             for prompt in range(len(self.prompts))
             for _ in range(options.n)

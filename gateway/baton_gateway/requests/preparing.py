@@ -116,6 +116,7 @@ def make_prompts(
 
     Raises RefusedError, with `field` for the prompts.
     """
+    encoded = [_truncated(packed, options, limits) for packed in encoded]
     _check_prompt_values(options, sum(map(len, encoded)) // PACKED_ID_BYTES)
     check_ids(options.stop_token_ids, limits, "stop_token_ids")
     check_ids([token for token, _ in options.logit_bias], limits, "logit_bias")
@@ -140,6 +141,16 @@ def check_ids(ids: Sequence[int], limits: ModelLimits, field: str) -> None:
     """Raises RefusedError for an id that the model does not have."""
     if ids and max(ids) >= limits.vocab_size:
         raise invalid(field, f"'{field}' has a token id beyond the vocabulary of {limits.vocab_size}.", "out_of_range")
+
+
+def _truncated(packed: bytes, options: Options, limits: ModelLimits) -> bytes:
+    """The end of a prompt that is to be no longer."""
+    most = options.truncate_prompt_tokens
+    if most is None:
+        return packed
+    if most < 0:
+        most = max(1, limits.max_context_tokens - max(1, options.max_tokens or 1))
+    return packed[-most * PACKED_ID_BYTES :]
 
 
 def _check_prompt_values(options: Options, tokens: int) -> None:

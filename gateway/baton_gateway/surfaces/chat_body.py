@@ -64,10 +64,14 @@ class ChatBody:
             raise wrong_type("tools", "a list of tools")
         self.give(tools=[tool(entry, f"tools[{place}]") for place, entry in enumerate(value)])
 
-    def request(self) -> ChatRequest:
-        """The parsed chat. Raises RefusedError; of a message it names the client's own field."""
+    def request(self, ignored: tuple[str, ...] = ()) -> ChatRequest:
+        """The parsed chat. `ignored`: fields of the client's body that nobody knows.
+
+        Raises RefusedError; of a message it names the client's own field.
+        """
         try:
-            return parse_chat(self.fields | {"messages": [_plain(message) for message in self.messages]})
+            chat = parse_chat(self.fields | {"messages": [_plain(message) for message in self.messages]})
+            return replace(chat, options=replace(chat.options, ignored=ignored))
         except RefusedError as refusal:
             match = _MESSAGE.match(refusal.problem.param or "")
             if match is None or int(match[1]) >= len(self.origins):

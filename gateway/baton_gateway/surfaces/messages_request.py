@@ -11,8 +11,16 @@ from typing import Any
 
 from baton_gateway.errors import invalid, unsupported
 from baton_gateway.http_api.chat_messages import MAX_MESSAGES, MAX_PARTS
-from baton_gateway.http_api.openai_fields import MAX_TEXT_CHARS, Fields, check_integer, check_text, wrong_type
-from baton_gateway.http_api.openai_types import MAX_IGNORED_BYTES, MAX_STOPS, MAX_TOKEN_ID, MAX_TOKENS, ChatRequest
+from baton_gateway.http_api.openai_fields import (
+    MAX_IGNORED_BYTES,
+    MAX_TEXT_CHARS,
+    Fields,
+    UnknownFields,
+    check_integer,
+    check_text,
+    wrong_type,
+)
+from baton_gateway.http_api.openai_types import MAX_STOPS, MAX_TOKEN_ID, MAX_TOKENS, ChatRequest
 from baton_gateway.surfaces.chat_body import ChatBody, text_part
 
 _IGNORED = (
@@ -23,7 +31,7 @@ _IGNORED = (
 _MAX_WORD = 64
 
 
-def parse_message(raw: dict[str, Any]) -> ChatRequest:
+def parse_message(raw: dict[str, Any], unknown: UnknownFields = UnknownFields.REFUSE) -> ChatRequest:
     """Raises RefusedError that names the offending field."""
     fields, body = Fields(raw), ChatBody()
     max_tokens = check_integer(fields.require("max_tokens"), "max_tokens", 1, MAX_TOKENS)
@@ -35,15 +43,15 @@ def parse_message(raw: dict[str, Any]) -> ChatRequest:
         top_k=fields.integer("top_k", 0, MAX_TOKEN_ID),
         stop=_stop_sequences(fields.take("stop_sequences")),
     )
-    return _parse(fields, body)
+    return _parse(fields, body, unknown)
 
 
-def parse_counted(raw: dict[str, Any]) -> ChatRequest:
+def parse_counted(raw: dict[str, Any], unknown: UnknownFields = UnknownFields.REFUSE) -> ChatRequest:
     """The body of `count_tokens`: the same, without what is about the answer. Raises RefusedError as above."""
-    return _parse(Fields(raw), ChatBody())
+    return _parse(Fields(raw), ChatBody(), unknown)
 
 
-def _parse(fields: Fields, body: ChatBody) -> ChatRequest:
+def _parse(fields: Fields, body: ChatBody, unknown: UnknownFields) -> ChatRequest:
     body.give(model=fields.require("model"))
     _read_system(fields.take("system"), body)
     _read_messages(fields.require("messages"), body)
@@ -55,8 +63,7 @@ def _parse(fields: Fields, body: ChatBody) -> ChatRequest:
     fields.refuse("mcp_servers", "tools run at the client", harmless=([],))
     fields.refuse("context_management", "a conversation is taken as it is sent")
     fields.ignore(*_IGNORED, max_bytes=MAX_IGNORED_BYTES)
-    fields.end()
-    return body.request()
+    return body.request(fields.end(unknown))
 
 
 def _stop_sequences(value: Any) -> list[Any] | None:

@@ -10,8 +10,15 @@ from typing import Any
 
 from baton_gateway.errors import invalid, unsupported
 from baton_gateway.http_api.chat_messages import MAX_MESSAGES, MAX_PARTS
-from baton_gateway.http_api.openai_fields import MAX_TEXT_CHARS, Fields, check_text, wrong_type
-from baton_gateway.http_api.openai_types import MAX_IGNORED_BYTES, MAX_LOGPROBS, MAX_TOKENS, ChatRequest
+from baton_gateway.http_api.openai_fields import (
+    MAX_IGNORED_BYTES,
+    MAX_TEXT_CHARS,
+    Fields,
+    UnknownFields,
+    check_text,
+    wrong_type,
+)
+from baton_gateway.http_api.openai_types import MAX_LOGPROBS, MAX_TOKENS, ChatRequest
 from baton_gateway.surfaces.chat_body import ChatBody, text_part
 from baton_gateway.surfaces.responses_answer import ResponsesForm
 
@@ -28,7 +35,9 @@ INCLUDABLE = (_LOGPROBS, "reasoning.encrypted_content")
 _MAX_WORD = 64
 
 
-def parse_response(raw: dict[str, Any]) -> tuple[ChatRequest, ResponsesForm]:
+def parse_response(
+    raw: dict[str, Any], unknown: UnknownFields = UnknownFields.REFUSE
+) -> tuple[ChatRequest, ResponsesForm]:
     """Raises RefusedError that names the offending field."""
     fields, body = Fields(raw), ChatBody()
     echo = _echo(raw)
@@ -59,8 +68,7 @@ def parse_response(raw: dict[str, Any]) -> tuple[ChatRequest, ResponsesForm]:
     fields.refuse("context_management", "a conversation is taken as it is sent", harmless=([],))
     fields.refuse("moderation", "nothing is moderated here")
     fields.ignore("metadata", *_IGNORED, max_bytes=MAX_IGNORED_BYTES)
-    fields.end()
-    return body.request(), ResponsesForm(echo)
+    return body.request(fields.end(unknown)), ResponsesForm(echo)
 
 
 _ECHOED: dict[str, Any] = {

@@ -63,7 +63,7 @@ class Increment:
 class ChoiceText:
     """The text of one choice while it grows."""
 
-    __slots__ = ("_counted", "_detokenizer", "_parts", "_pending", "_reader",
+    __slots__ = ("_counted", "_detokenizer", "_includes_end", "_parts", "_pending", "_reader",
         "_released", "_stop", "_text_end", "_tokens", "finish", "reasoning_tokens")  # fmt: skip
 
     def __init__(
@@ -72,13 +72,16 @@ class ChoiceText:
         stops: tuple[str, ...],
         text_offset: int = 0,
         reader: AnswerReader | None = None,
+        includes_stop: bool = False,
     ) -> None:
+        """`includes_stop`: what ended the text is a part of it. A stop id that a reader would take for text is not."""
         self._reader = reader
+        self._includes_end = includes_stop and reader is None
         self._parts: list[AnswerPart] = []
         self.reasoning_tokens = 0
         """Tokens of thoughts so far, without their marks."""
         self._detokenizer = detokenizer
-        self._stop = StopMatcher(stops)
+        self._stop = StopMatcher(stops, includes_stop)
         self._tokens = 0
         self._counted = 0
         self._text_end = text_offset
@@ -87,9 +90,9 @@ class ChoiceText:
         self.finish: Finish | None = None
 
     def push(self, ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...] | None, finish: Finish | None) -> Increment:
-        """Take the next ids. With finish STOP the last of them is a stop id, which is not rendered."""
+        """Take the next ids. With finish STOP the last of them is a stop id, not rendered unless stops are included."""
         self._counted += len(ids)
-        rendered = len(ids) - 1 if finish is Finish.STOP else len(ids)
+        rendered = len(ids) - 1 if finish is Finish.STOP and not self._includes_end else len(ids)
         text = ""
         for place in range(rendered):
             text += self._take(ids[place], logprobs[place] if logprobs else None)

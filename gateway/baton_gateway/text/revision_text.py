@@ -108,16 +108,18 @@ class TextModel:
         continues: bool,
         text_offset: int = 0,
         reader: AnswerReader | None = None,
+        includes_stop: bool = False,
     ) -> ChoiceText:
         """The empty text of a new choice; `continues`: it goes on after a prompt rather than beginning anew. `reader`:
-        of its thoughts and calls, whose marks it sees whatever the client wants to see.
+        of its thoughts and calls, whose marks it sees whatever the client wants to see. `includes_stop`: what ends it
+        is a part of it.
         """
         shown = Shown.NOTHING if skip_special else Shown.ALL
         if reader is not None and skip_special:
             shown = Shown.CALLS if reader.reads_calls else Shown.THOUGHTS
         pieces = self.pieces[shown]
         growing = detokenizer(self.tokenizer, pieces.table, pieces.hidden_ids, continues)
-        return ChoiceText(growing, stops, text_offset, reader)
+        return ChoiceText(growing, stops, text_offset, reader, includes_stop)
 
     def token_bytes(self, token: int) -> bytes:
         """What one token stands for by itself, special tokens included."""

@@ -9,26 +9,27 @@ class StopMatcher:
     """Passes text through, holding back what may be the beginning of a stop string.
 
     The match whose last character comes first wins (the longest of those), so that the result does not depend on token
-    borders.
+    borders. `includes`: the text ends behind the match, not before it.
     """
 
-    __slots__ = ("_held", "_stops", "matched")
+    __slots__ = ("_held", "_includes", "_stops", "matched")
 
-    def __init__(self, stops: tuple[str, ...]) -> None:
+    def __init__(self, stops: tuple[str, ...], includes: bool = False) -> None:
         self._stops = stops
+        self._includes = includes
         self._held = ""
         self.matched: str | None = None
 
     def push(self, text: str) -> str:
-        """Text that may be delivered. After a match (`matched` is set) it is cut before the stop
-        string; push no more.
+        """Text that may be delivered. After a match (`matched` is set) it is cut before or behind the stop string;
+        push no more.
         """
         if not self._stops or not text:
             return text
         text = self._held + text
         self._held = ""
-        if (start := self._find(text)) is not None:
-            return text[:start]
+        if (cut := self._find(text)) is not None:
+            return text[:cut]
         keep = possible_beginning(text, self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
@@ -42,5 +43,5 @@ class StopMatcher:
         found = [(start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
         if not found:
             return None
-        _, start, self.matched = min(found)
-        return start
+        end, start, self.matched = min(found)
+        return end if self._includes else start

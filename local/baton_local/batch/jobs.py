@@ -90,6 +90,7 @@ class Job:
                     not is_chat,
                     len(echo),
                     reading.reader() if reading is not None else None,
+                    options.include_stop_str_in_output,
                 ),
                 [ContentPart(echo)],
             )

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from baton_control.spec.api import LLMDeployment
+from baton_control.spec.gateway_fields import UnknownFieldsPolicy
 from baton_control.spec.manifest import read_manifest
 from baton_control.worker_specs import Device
 from baton_gateway.parent_death import die_with_parent
@@ -64,6 +65,8 @@ class UpOptions:
     keys: AskedKeys = NOTHING_SAID
     generation_defaults: bool = True
     """False: not even where the manifest says so."""
+    ignore_unknown_fields: bool = False
+    """True: even where the manifest says otherwise."""
 
 
 def run_up(options: UpOptions) -> int:
@@ -118,8 +121,11 @@ def _ready_model(options: UpOptions, written: LLMDeployment | None, has_gpu: boo
 def _as_asked(deployment: LLMDeployment, options: UpOptions) -> LLMDeployment:
     """The deployment with what the command line says otherwise."""
     spec = deployment.spec
-    if options.processes is not None:
-        spec = spec.model_copy(update={"gateway": spec.gateway.model_copy(update={"processes": options.processes})})
+    gateway: dict[str, object] = {} if options.processes is None else {"processes": options.processes}
+    if options.ignore_unknown_fields:
+        gateway["unknown_fields"] = UnknownFieldsPolicy.IGNORE
+    if gateway:
+        spec = spec.model_copy(update={"gateway": spec.gateway.model_copy(update=gateway)})
     if not options.generation_defaults:
         spec = spec.model_copy(update={"model": spec.model.model_copy(update={"generation_defaults": False})})
     return deployment.model_copy(update={"spec": spec})

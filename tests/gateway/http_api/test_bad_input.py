@@ -139,13 +139,14 @@ MESSAGES = [
 ]
 UNKNOWN = [
     field("colour", "red", "unknown_parameter"),
-    field("kv_transfer_params", {"remote_host": "10.0.0.1"}, "unknown_parameter"),
     field("prompt", "x", "unknown_parameter"),
     field("guided_backend", "xgrammar", "unknown_parameter"),
     completion("messages", USER, "unknown_parameter"),
-    completion("use_beam_search", True, "unknown_parameter"),
+    field("priority", 1, "unknown_parameter"),
 ]
 UNSUPPORTED = [
+    field("kv_transfer_params", {"remote_host": "10.0.0.1"}, "unsupported_parameter"),
+    completion("use_beam_search", True, "unsupported_parameter"),
     field("tools", [{"type": "web_search"}], "unsupported_parameter", "tools[0].type"),
     field("tools", [{"type": "function", "function": {"name": "f"}}], "unsupported_parameter"),
     field("functions", [{"name": "f"}], "unsupported_parameter"),

@@ -295,6 +295,7 @@ VALUES: dict[str, object] = {
     "gateway.apiKeys.secretName": "clients",
     "gateway.openAccess": True,
     "gateway.allowedOrigins": ["https://chat.example"],
+    "gateway.unknownFields": "Ignore",
     "gateway.limits.maxQueueDuration": "3s",
     "gateway.limits.maxQueued": 77,
     "gateway.limits.maxRequestDuration": "31s",

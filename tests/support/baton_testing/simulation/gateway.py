@@ -130,6 +130,8 @@ class SimClient:
             stop_token_ids=sampling.stop_token_ids,
             ignore_eos=False,
             skip_special_tokens=True,
+            include_stop_str_in_output=False,
+            truncate_prompt_tokens=None,
             logprobs=None,
             prompt_logprobs=None,
             prompt_alternatives=None,
