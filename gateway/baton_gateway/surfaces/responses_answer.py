@@ -82,16 +82,16 @@ def _status(finish: str) -> str:
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    return {_USAGE_NAMES[name]: value for name, value in usage.fields().items()}
-
-
-_USAGE_NAMES = {
-    "prompt_tokens": "input_tokens",
-    "completion_tokens": "output_tokens",
-    "total_tokens": "total_tokens",
-    "prompt_tokens_details": "input_tokens_details",
-    "completion_tokens_details": "output_tokens_details",
-}
+    """That API requires the details: where nobody has told them there is none to tell of. No request orders a cache to
+    be written.
+    """
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens or 0, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens or 0},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
 
 
 def _id(kind: str, answer: AnswerHead, place: int | None = None) -> str:

@@ -12,7 +12,7 @@ from openai.types.responses import Response
 
 from baton_testing.gateway.gateway_process import ANSWER, RunningGateway, ids_of
 from baton_testing.gateway.http_client import HttpClient
-from baton_wire.messages.values import Reason
+from baton_wire.messages.values import Reason, unpack_ids
 
 PATH = "/v1/responses"
 BODY: dict[str, Any] = {"model": "tiny", "input": "Hello"}
@@ -32,7 +32,7 @@ async def events(client: HttpClient, **body: Any) -> list[dict[str, Any]]:
 
 
 def prompt(client: HttpClient) -> str:
-    tokens = list(client.prefill().tokens)
+    tokens = unpack_ids(client.prefill().tokens)
     return str(client.pool.tokenizer.tokenizer.decode(tokens, skip_special_tokens=False))
 
 
