@@ -10,6 +10,7 @@ from baton_gateway.answers.answer_parts import AnswerPart, ArgumentsPart, CallPa
 from baton_gateway.answers.call_formats import CallFormat
 from baton_gateway.answers.formats import CALLS, THOUGHTS, AnswerFormat, ThoughtMarks
 from baton_gateway.answers.harmony import Harmony
+from baton_gateway.answers.json_calls import is_json
 from baton_gateway.answers.text_feed import SpanKind, Steps, TextFeed, TextSpan
 from baton_gateway.answers.tool_use import Tool
 
@@ -49,6 +50,8 @@ class AnswerReader:
         self._single = single
         self._call_id = call_id
         self._calls = 0
+        self._arguments: list[str] = []
+        """Of the last call, in pieces."""
         self.is_over = False
         """The one call that there may be is complete."""
         marks = THOUGHTS.get(form.thoughts or "")
@@ -67,6 +70,11 @@ class AnswerReader:
     @property
     def has_calls(self) -> bool:
         return self._calls > 0
+
+    @property
+    def has_whole_call(self) -> bool:
+        """Whether the last call's arguments came to their end, as JSON."""
+        return self.has_calls and is_json("".join(self._arguments))
 
     def push(self, text: str) -> tuple[AnswerPart, ...]:
         """What became clear with this text."""
@@ -97,8 +105,10 @@ class AnswerReader:
                 return ReasoningPart(span.told)
             case SpanKind.NAME:
                 self._calls += 1
+                self._arguments = []
                 return CallPart(self._calls - 1, self._call_id(), span.told)
             case SpanKind.ARGUMENTS:
+                self._arguments.append(span.told)
                 return ArgumentsPart(self._calls - 1, span.told)
             case _:
                 return ContentPart(span.told)

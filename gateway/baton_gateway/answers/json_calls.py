@@ -82,6 +82,15 @@ def decoded(raw: str | None) -> str | None:
         return None
 
 
+def is_json(text: str) -> bool:
+    """Whether a text is one JSON value, with blanks around it or not."""
+    try:
+        msgspec.json.decode(text.strip())
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True
+
+
 def arguments(feed: TextFeed) -> Steps[bool]:
     """A call's arguments as they are; those that the model wrote as a JSON string are told without its quotes."""
     if not (yield from feed.starts('"')):

@@ -11,10 +11,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import msgspec
-
 from baton_gateway.answers.call_formats import Tools, call_name, finish_call
-from baton_gateway.answers.json_calls import MAX_NAME_CHARS
+from baton_gateway.answers.json_calls import MAX_NAME_CHARS, is_json
 from baton_gateway.answers.text_feed import MAX_STRING_CHARS, SpanKind, Steps, TextFeed
 from baton_gateway.answers.tool_use import Tool
 from baton_gateway.shapes.members import is_text
@@ -119,7 +117,7 @@ class TaggedCalls:
                 marks = [at for mark in self.value_closes if (at := text.find(mark, place)) >= 0]
                 quote = text.find('"', place, min(marks, default=len(text)))
                 if quote < 0 and marks:
-                    return text[: min(marks)] if _is_json(text[: min(marks)]) else None
+                    return text[: min(marks)] if is_json(text[: min(marks)]) else None
                 if quote < 0:
                     place = max(place, len(text) - max(map(len, self.value_closes)))
                     break
@@ -140,12 +138,4 @@ def _escaped(text: str) -> str:
 
 
 def _as_json(value: str) -> str:
-    return value.strip() if _is_json(value) else json.dumps(value, ensure_ascii=False)
-
-
-def _is_json(value: str) -> bool:
-    try:
-        msgspec.json.decode(value.strip())
-    except (msgspec.DecodeError, RecursionError):
-        return False
-    return True
+    return value.strip() if is_json(value) else json.dumps(value, ensure_ascii=False)

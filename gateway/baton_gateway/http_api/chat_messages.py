@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
-from baton_gateway.errors import invalid, unsupported
+from baton_gateway.answers.json_calls import MAX_NAME_CHARS
+from baton_gateway.errors import RefusedError, invalid, unsupported
+from baton_gateway.http_api.json_body import json_shape, parse_object
 from baton_gateway.http_api.openai_fields import MAX_TEXT_CHARS, Fields, check_text, wrong_type
-from baton_gateway.http_api.tool_fields import MAX_CALL_ID_CHARS, MAX_TOOLS, check_tool_name
+from baton_gateway.http_api.tool_fields import MAX_CALL_ID_CHARS, MAX_TOOLS
 
 MAX_MESSAGES = 2_048
 MAX_PARTS = 1_024
@@ -105,7 +105,8 @@ def _call(value: Any, path: str, called: dict[str, str]) -> dict[str, Any]:
     if not isinstance(function, dict):
         raise wrong_type(f"{path}.function", "an object")
     inner = Fields(function, f"{path}.function.")
-    name = check_tool_name(inner.require("name"), f"{path}.function.name")
+    # The model may have called what is no tool: that can be resent, and answered.
+    name = check_text(inner.require("name"), f"{path}.function.name", MAX_NAME_CHARS)
     arguments = check_text(inner.require("arguments"), f"{path}.function.arguments", MAX_TEXT_CHARS)
     inner.end()
     called[call_id] = name
@@ -113,12 +114,14 @@ def _call(value: Any, path: str, called: dict[str, str]) -> dict[str, Any]:
 
 
 def _parsed(arguments: str) -> Any:
-    """An object, which templates write in their own way; what a model wrote wrong stays the text that it is."""
+    """An object, which templates write in their own way. What a model wrote wrong stays the text that it is, and so
+    does what would lose something: a key that stands twice.
+    """
+    body = arguments.encode() or b"{}"
     try:
-        value = msgspec.json.decode(arguments or "{}")
-    except (msgspec.DecodeError, RecursionError):
+        return parse_object(body, json_shape(body, len(body)))
+    except RefusedError:
         return arguments
-    return value if isinstance(value, dict) else arguments
 
 
 def _answered(fields: Fields, called: dict[str, str]) -> ChatMessage:

@@ -122,18 +122,24 @@ class CompiledTemplate:
         if conversation.tools and "tools" not in self._variables:
             raise TemplateRefusalError("it has no place for tools", "tools")
         messages = conversation.messages
-        if any("tool_calls" in message for message in messages) and not self._takes_objects(special_tokens):
+        calls = [call for message in messages for call in message.get("tool_calls", ())]
+        if calls and not self._takes_objects(special_tokens):
             messages = tuple(map(_with_argument_texts, messages))
-        rendered = self._render(
-            {
-                **special_tokens,
-                **variables,
-                "messages": messages,
-                "tools": conversation.tools or None,
-                "documents": None,
-                "add_generation_prompt": conversation.add_generation_prompt,
-            }
-        )
+        try:
+            rendered = self._render(
+                {
+                    **special_tokens,
+                    **variables,
+                    "messages": messages,
+                    "tools": conversation.tools or None,
+                    "documents": None,
+                    "add_generation_prompt": conversation.add_generation_prompt,
+                }
+            )
+        except TemplateFailureError as error:
+            if all(isinstance(call["function"]["arguments"], dict) for call in calls):
+                raise
+            raise TemplateRefusalError("it fails with arguments of a call that are no JSON object") from error
         return _continued(rendered, messages[-1]) if conversation.continue_final_message else rendered
 
     def _known(self, conversation: Conversation, special_tokens: dict[str, str]) -> dict[str, Any]:

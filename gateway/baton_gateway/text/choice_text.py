@@ -43,7 +43,7 @@ class Increment:
     parts: tuple[AnswerPart, ...] | None = None
     """What of the answer became clear; None: the text is content as it is."""
     has_calls: bool = False
-    """Whether the choice has called a tool so far."""
+    """Whether the choice has called a tool so far. With a stop string: whether the last call was complete."""
 
     @property
     def told(self) -> tuple[AnswerPart, ...]:
@@ -116,7 +116,8 @@ class ChoiceText:
         if increment.finish is not None:
             self._parts += reader.end()
         parts, self._parts = tuple(self._parts), []
-        return replace(increment, parts=parts, has_calls=reader.has_calls)
+        has_calls = reader.has_calls if increment.stop is None else reader.has_whole_call
+        return replace(increment, parts=parts, has_calls=has_calls)
 
     def _read(self, text: str) -> None:
         if self._reader is not None and text:

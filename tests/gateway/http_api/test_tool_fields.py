@@ -97,9 +97,9 @@ HISTORY: list[tuple[dict[str, Any], str, str]] = [
         "invalid_type",
     ),
     (
-        assistant(tool_calls=[CALL | {"function": {"name": 'f"', "arguments": "{}"}}]),
+        assistant(tool_calls=[CALL | {"function": {"name": "f" * 513, "arguments": "{}"}}]),
         "tool_calls[0].function.name",
-        "invalid_value",
+        "too_long",
     ),
     (assistant(reasoning_content=1), "reasoning_content", "invalid_type"),
 ]

@@ -32,8 +32,10 @@ ANSWERS = {
     "a thought and a call": f"<think>\nHm.\n</think>\n\n{CALL}",
     "a call that is cut": CALL,
 }
-OURS = {"reasoning_content", "store"}
-"""What the types of OpenAI's client lack: thoughts, and what that API itself says of keeping."""
+OURS = {"reasoning_content", "store", "name", "bytes"}
+"""What the newest types lack: thoughts, what OpenAI's API itself says of keeping, a name that older types require, and
+the bytes of a token.
+"""
 
 
 @pytest.fixture

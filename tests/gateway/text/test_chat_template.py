@@ -165,6 +165,24 @@ async def test_a_template_may_refuse_messages_and_the_client_reads_why(renderer:
     assert "roles must alternate" in refusal.value.problem.message
 
 
+async def test_a_template_that_cannot_write_broken_arguments_refuses_them(renderer: TemplateRenderer) -> None:
+    """The client's fault and not the model's: it was told of a template that failed."""
+    bundle = _bundle(
+        "{% for message in messages %}{% for call in message.tool_calls %}{% for key, value in "
+        "call.function.arguments | items %}{{ key }}={{ value }}{% endfor %}{% endfor %}{% endfor %}"
+    )
+
+    def called(arguments: object) -> Conversation:
+        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        return Conversation(({"role": "assistant", "content": "", "tool_calls": [call]},))
+
+    assert await renderer.render(bundle, called({"a": 1})) == RenderedChat("a=1")
+    with pytest.raises(RefusedError) as refusal:
+        await renderer.render(bundle, called('{"a": '))
+    assert (refusal.value.problem.status, refusal.value.problem.param) == (400, "messages")
+    assert "arguments of a call" in refusal.value.problem.message
+
+
 async def test_a_model_without_a_template_says_so(renderer: TemplateRenderer) -> None:
     with pytest.raises(RefusedError) as refusal:
         await renderer.render(_bundle(None), chat())
