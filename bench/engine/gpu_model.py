@@ -152,12 +152,17 @@ class Bench:
     def open(self, slots: int, context: int, sampling: SamplingParams) -> None:
         blocks = -(-(context + 256) // BLOCK_TOKENS)
         opens = tuple(OpenSlot(slot, sampling, 0, (1, 2), (3,), context, 7 * slot + 3) for slot in range(slots))
-        updates = tuple(
-            BlockUpdate(slot, index, (slot * blocks + index) % self.blocks)
+        self.runner.execute(StepPlan(0, opens, self.tables(slots, blocks)))
+
+    def tables(self, slots: int, blocks: int) -> tuple[BlockUpdate, ...]:
+        """`blocks` blocks of each KV group for each slot, in turn; a pool that is too small gives them out again."""
+        groups = len(self.pool.geometry.windows)
+        return tuple(
+            BlockUpdate(slot, index, ((slot * blocks + index) * groups + kv_group) % self.blocks, kv_group)
             for slot in range(slots)
             for index in range(blocks)
+            for kv_group in range(groups)
         )
-        self.runner.execute(StepPlan(0, opens, updates))
 
     def decode(self, batch: int, context: int, sampling: SamplingParams = GREEDY, steps: int = 100) -> StepTimes:
         self.open(batch, context, sampling)

@@ -37,7 +37,7 @@ from baton_engine.running.stepper import Stepper
 from baton_engine.scheduling.engine_config import EngineConfig
 from baton_engine.scheduling.events import Drawn, Failed, SequenceSpec
 from baton_engine.scheduling.scheduler import Scheduler
-from baton_engine.scheduling.step_plan import BlockUpdate, OpenSlot, StepPlan
+from baton_engine.scheduling.step_plan import OpenSlot, StepPlan
 from baton_wire.messages.values import Grammar, RequestKey, SamplingParams
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -211,21 +211,17 @@ class GpuDecode:
         self.mask_times = MaskTimes(masks)
         self._context, self._steps = context, steps
         self._blocks = -(-(context + 2 * steps) // BLOCK_TOKENS)
-        self.runner = Bench(shape, self._blocks * slots, slots, masks=masks).runner
+        self._bench = Bench(shape, self._blocks * slots, slots, masks=masks)
+        self.runner = self._bench.runner
 
     def step_ms(self, batch: int, bound: int, warm: int = 10) -> float:
         """Wall time of a step, one ahead, behind a few that are not counted."""
-        updates = tuple(
-            BlockUpdate(slot, index, slot * self._blocks + index)
-            for slot in range(batch)
-            for index in range(self._blocks)
-        )
         opens = tuple(
             OpenSlot(slot, BOUND if slot < bound else PLAIN, 0, (1, 2), (), self._context, 7 * slot + 3)
             for slot in range(batch)
         )
         plan = StepPlan(0, decode=tuple(range(batch)))
-        self.runner.execute(StepPlan(0, opens, updates))
+        self.runner.execute(StepPlan(0, opens, self._bench.tables(batch, self._blocks)))
         self.runner.launch(plan)
         start = time.perf_counter()
         for step in range(self._steps + warm):

@@ -51,17 +51,18 @@ def worker_prior(
 ) -> WorkerModel:
     """A worker by roofline. Without the model's config.json it is taken to be of middle size, until steps are seen."""
     spec = deployment.spec
-    shape = _shape(model_config)
+    shape, context = _shape(model_config), spec.model.max_context_tokens
     if accelerator is None:
         accelerator = hardware.CPU if spec.decode.accelerator is None else UNKNOWN_ACCELERATOR
     try:
-        model = worker_model(shape, accelerator, spec.decode.tensor_parallel)
+        model = worker_model(shape, accelerator, spec.decode.tensor_parallel, context_tokens=context)
     except ManifestError:  # too large for the accelerator that is assumed: another one is there
-        model = worker_model(shape, replace(accelerator, memory_bytes=4.0 * shape.weight_bytes))
+        roomy = replace(accelerator, memory_bytes=4.0 * shape.weight_bytes)
+        model = worker_model(shape, roomy, context_tokens=context)
     return replace(
         model,
-        prefill=prefill_times(shape, accelerator, spec.prefill.tensor_parallel),
-        decode=decode_times(shape, accelerator, spec.decode.tensor_parallel),
+        prefill=prefill_times(shape, accelerator, spec.prefill.tensor_parallel, context),
+        decode=decode_times(shape, accelerator, spec.decode.tensor_parallel, context),
         max_sequences=spec.decode.engine.max_sequences or DEFAULT_SEQUENCES,
         max_step_tokens=spec.prefill.engine.max_step_tokens or DEFAULT_STEP_TOKENS,
         accelerators=(spec.prefill.tensor_parallel, spec.decode.tensor_parallel),

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from baton_control.errors import FieldProblem, ManifestError
+from baton_control.sizing.kv_size import KvSize
+from baton_wire.kv_shape import KvGroup
 from baton_wire.models.decoder_spec import Dense, Experts
 from baton_wire.models.errors import ModelConfigError
+from baton_wire.models.kv_groups import kv_groups
 from baton_wire.models.parsing import parse_spec
 from baton_wire.models.sizes import layer_sizes
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKind:
+    """Layers of a model with one window."""
+
+    window: int | None
+    """In tokens; None: they attend to every position."""
+    layers: int
+    room: int
+    """For how many layers their blocks have room. All groups of layers that share blocks are equally large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +52,9 @@ class ModelShape:
     """In each of these."""
     experts_per_token: int = 0
     expert_inner: int = 0
+
+    kinds: tuple[LayerKind, ...] = ()
+    """By their windows; none: no layer has one."""
 
     @property
     def block_parameters(self) -> int:
@@ -81,9 +98,28 @@ class ModelShape:
         return self.block_parameters + self.embedding_parameters
 
     @property
-    def kv_bytes_per_token(self) -> int:
-        """K and V of one token in all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.element_bytes
+    def kv_layer_bytes(self) -> int:
+        """K and V of one token in one layer."""
+        return 2 * self.kv_heads * self.head_dim * self.element_bytes
+
+    @property
+    def kv(self) -> KvSize:
+        """K and V of a sequence in all layers. Windows move in blocks, so that up to one more is kept: left out."""
+        of_layer = float(self.kv_layer_bytes)
+        full, windows = 0.0, []
+        for kind in self.kinds or (LayerKind(None, self.layers, self.layers),):
+            if kind.window is None:
+                full += kind.room * of_layer
+            else:
+                windows.append((kind.window, kind.room * of_layer))
+        return KvSize(full, tuple(windows))
+
+    def attending(self, positions: float) -> tuple[float, float]:
+        """(layers whose attention grows with the context, positions that all the others see together) for a token
+        that stands behind so many."""
+        windowed = [(kind.window, kind.layers) for kind in self.kinds if kind.window is not None]
+        full = self.layers - sum(layers for _, layers in windowed)
+        return float(full), float(sum(min(window, positions) * layers for window, layers in windowed))
 
 
 def shape_from_config(name: str, config: Mapping[str, object]) -> ModelShape:
@@ -115,6 +151,16 @@ def shape_from_config(name: str, config: Mapping[str, object]) -> ModelShape:
         experts=experts[0].count if experts else 0,
         experts_per_token=experts[0].per_token if experts else 0,
         expert_inner=experts[0].inner if experts else 0,
+        kinds=_kinds(kv_groups(spec)),
+    )
+
+
+def _kinds(groups: Sequence[KvGroup]) -> tuple[LayerKind, ...]:
+    room = max((len(group.layers) for group in groups), default=0)
+    return tuple(
+        LayerKind(window, sum(len(group.layers) for group in same), room * len(same))
+        for window in dict.fromkeys(group.window for group in groups)
+        if (same := [group for group in groups if group.window == window])
     )
 
 

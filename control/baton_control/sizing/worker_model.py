@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from baton_control.sizing.kv_size import KvSize
 from baton_wire.rules.step_times import DecodeTimes, PrefillTimes
 
 
@@ -14,12 +15,13 @@ class WorkerModel:
     prefill: PrefillTimes
     decode: DecodeTimes
     kv_capacity_tokens: int
-    """Of one worker, prefill or decode."""
+    """Of one worker, prefill or decode. Where layers have windows: of sequences of the longest context."""
     max_sequences: int
     """Decode slots of one worker."""
     max_step_tokens: int
     """Prefill budget of one step; a longer prompt runs alone."""
-    kv_bytes_per_token: float
+    kv: KvSize
+    """What a sequence keeps, and a hand-over moves."""
     link_bytes_per_s: float
     layers: int
     hand_over_s: float = 2e-3

@@ -287,7 +287,7 @@ class Twin:
             self._reap(worker)
 
     def _send(self, request: int, worker: PrefillWorker, finished_s: float) -> None:
-        kv_bytes = self._prompt_now[request] * self.model.kv_bytes_per_token
+        kv_bytes = self.model.kv.of(self._prompt_now[request])
         landed_s = worker.send(kv_bytes, self._granted_s[request], finished_s, self.model)
         self._push(landed_s, Kind.LANDED, request, self._attempt[request], None)
 

@@ -7,13 +7,17 @@ re-reads and work that is skipped because nobody reads its result change nothing
     FLOPs = 2 · (tokens · layer weights + drawing rows · head) + 4 · layers · q_heads · head_dim · attended pairs
     bytes = weights once + KV written + KV that decode rows read
 
+Layers with a window attend to and read the positions in it alone.
+
 A token is multiplied with the weights of the experts that it takes. Of E experts, T tokens that take k each read
 E · (1 - (1 - k / E)^T), if the router chooses evenly.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from baton_engine.running.step_load import StepLoad
 from baton_wire.models.decoder_spec import DecoderSpec
@@ -28,7 +32,7 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Costs of one model in one dtype. A window bounds neither: the figures are upper bounds for sliding attention."""
+    """Costs of one model in one dtype."""
 
     layer_weights: int
     """Elements that every token is multiplied with, all layers together."""
@@ -38,17 +42,24 @@ class CostModel:
     weight_bytes: int
     """Of all weights that every step reads."""
     kv_token_bytes: int
+    """Of one token in all layers."""
     expert_bytes: int = 0
     """Of the experts of all layers together."""
     expert_share: float = 1.0
     """Of the experts, that a token takes."""
+    windows: Mapping[int, float] = field(default_factory=dict)
+    """Window in tokens -> share of the layers that have it."""
 
     def of(self, load: StepLoad) -> StepCost:
         tokens = load.prefill_tokens + load.decode_rows
-        pairs = load.prefill_pairs + load.kv_tokens
+        pairs, read = load.prefill_pairs + load.kv_tokens, float(load.kv_tokens)
+        for seen in load.windowed:
+            share = self.windows[seen.window]
+            pairs -= share * (load.prefill_pairs + load.kv_tokens - seen.prefill_pairs - seen.kv_tokens)
+            read -= share * (load.kv_tokens - seen.kv_tokens)
         flops = 2.0 * (tokens * self.layer_weights + load.rows * self.head_weights) + self.pair_flops * pairs
         experts = self.expert_bytes * (1.0 - (1.0 - self.expert_share) ** tokens)
-        moved = self.weight_bytes + experts + self.kv_token_bytes * (tokens + load.kv_tokens)
+        moved = self.weight_bytes + experts + self.kv_token_bytes * (tokens + read)
         return StepCost(flops, float(moved))
 
 
@@ -57,6 +68,7 @@ def cost_model(config: DecoderSpec, element_bytes: int, kv_element_bytes: int) -
     Embedding rows that are looked up are left out."""
     sizes, head = layer_sizes(config, element_bytes), config.vocab_size * config.hidden_size
     attention, share = config.attention, sizes.expert_share
+    windows = Counter(layer.mixer.window for layer in config.layers)
     return CostModel(
         layer_weights=round(sizes.weights + sizes.expert_weights * share),
         head_weights=head,
@@ -65,4 +77,5 @@ def cost_model(config: DecoderSpec, element_bytes: int, kv_element_bytes: int) -
         kv_token_bytes=2 * config.num_layers * attention.kv_width * kv_element_bytes,
         expert_bytes=sizes.expert_bytes,
         expert_share=share,
+        windows={window: count / config.num_layers for window, count in windows.items() if window is not None},
     )

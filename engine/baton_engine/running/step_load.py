@@ -12,6 +12,15 @@ from baton_wire.rules.step_times import attended_pairs
 
 
 @dataclass(frozen=True, slots=True)
+class WindowLoad:
+    """What layers with a window see of a step's prompts and rows."""
+
+    window: int
+    prefill_pairs: float
+    kv_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepLoad:
     prefill_tokens: int
     prefill_pairs: float
@@ -20,6 +29,8 @@ class StepLoad:
     decode_rows: int
     kv_tokens: int
     """Tokens whose KV the decode rows read."""
+    windowed: tuple[WindowLoad, ...] = ()
+    """The same two figures for each window that layers of the model have."""
 
     @property
     def rows(self) -> int:
@@ -30,18 +41,23 @@ class StepLoad:
 class LoadMeter:
     """Follows the plans of one scheduler; call `load` once for each, in order."""
 
-    def __init__(self, max_slots: int) -> None:
+    def __init__(self, max_slots: int, windows: tuple[int, ...] = ()) -> None:
+        """`windows`: those of the model's layers, each once."""
         self._contexts = [0] * max_slots
+        self._windows = windows
 
     def load(self, plan: StepPlan) -> StepLoad:
         contexts = self._contexts
         for opened in plan.opens:
             contexts[opened.slot] = opened.context_tokens
         tokens, pairs = 0, 0.0
+        seen_pairs, seen_tokens = [0.0] * len(self._windows), [0] * len(self._windows)
         for chunk in plan.prefill:
             count = len(chunk.tokens)
             tokens += count
             pairs += attended_pairs(count, chunk.start)
+            for place, window in enumerate(self._windows):
+                seen_pairs[place] += windowed_pairs(count, chunk.start, window)
             contexts[chunk.slot] = chunk.start + count
             for slot in chunk.sample:
                 contexts[slot] = chunk.start + count
@@ -49,4 +65,13 @@ class LoadMeter:
         for slot in plan.decode:
             contexts[slot] += 1
             kv_tokens += contexts[slot]
-        return StepLoad(tokens, pairs, len(plan.prefill), len(plan.decode), kv_tokens)
+            for place, window in enumerate(self._windows):
+                seen_tokens[place] += min(window, contexts[slot])
+        windowed = tuple(map(WindowLoad, self._windows, seen_pairs, seen_tokens))
+        return StepLoad(tokens, pairs, len(plan.prefill), len(plan.decode), kv_tokens, windowed)
+
+
+def windowed_pairs(tokens: int, computed: int, window: int) -> float:
+    """`attended_pairs` of a layer whose queries see the last `window` positions only."""
+    growing = max(0, min(tokens, window - computed))
+    return attended_pairs(growing, computed) + float(window) * (tokens - growing)

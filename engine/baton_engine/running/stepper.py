@@ -37,7 +37,7 @@ class Stepper:
         self._scheduler = scheduler
         self._runner = runner
         self._observe = observe
-        self._meter = LoadMeter(scheduler.config.max_slots)
+        self._meter = LoadMeter(scheduler.config.max_slots, scheduler.config.distinct_windows)
         self._launched: deque[StepLoad] = deque()
         self._max_launched = 2 if scheduler.config.one_step_ahead else 1
 

@@ -90,6 +90,11 @@ class EngineConfig:
         return tuple(None if window is None else -(-(window - 1) // self.block_tokens) for window in self.windows)
 
     @property
+    def distinct_windows(self) -> tuple[int, ...]:
+        """Each window that a group has, once."""
+        return tuple(sorted({window for window in self.windows if window is not None}))
+
+    @property
     def has_windows(self) -> bool:
         return self.windows != (None,)
 

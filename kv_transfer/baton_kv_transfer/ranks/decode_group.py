@@ -18,7 +18,15 @@ from baton_kv_transfer.grant import LinkedPeer, wanted_layout
 from baton_kv_transfer.handover import HandoverKey, TransferConfig
 from baton_kv_transfer.landing import ALIGNMENT_BYTES, ClaimRefusal, LandingWindow
 from baton_kv_transfer.layout import Leg
-from baton_kv_transfer.ranks.tensor_parallel import RankLinks, RankPair, RankPeer, local_heads, rank_epoch, rank_pairs
+from baton_kv_transfer.ranks.tensor_parallel import (
+    RankLinks,
+    RankPair,
+    RankPeer,
+    local_heads,
+    rank_epoch,
+    rank_pairs,
+    refuse_windows,
+)
 from baton_kv_transfer.ranks.unit_coverage import UnitCoverage
 from baton_wire.errors import UnfitPairError
 from baton_wire.kv_shape import KvGeometry
@@ -69,7 +77,8 @@ class DecodeGroup:
     """All hand-overs of one decode worker of `len(ranks)` ranks; `geometry` is the whole model's."""
 
     def __init__(self, geometry: KvGeometry, ranks: Sequence[DecodeHandovers], config: TransferConfig) -> None:
-        """`ranks`: each with the geometry of its own heads."""
+        """`ranks`: each with the geometry of its own heads. Raises UnfitPairError where layers have windows."""
+        refuse_windows(geometry)
         self.ranks = list(ranks)
         self._geometry = geometry
         self._config = config

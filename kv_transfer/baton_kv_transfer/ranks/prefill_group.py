@@ -22,7 +22,15 @@ from baton_kv_transfer.prefill.records import (
     Release,
     Report,
 )
-from baton_kv_transfer.ranks.tensor_parallel import RankLinks, RankPair, RankPeer, local_heads, rank_epoch, rank_pairs
+from baton_kv_transfer.ranks.tensor_parallel import (
+    RankLinks,
+    RankPair,
+    RankPeer,
+    local_heads,
+    rank_epoch,
+    rank_pairs,
+    refuse_windows,
+)
 from baton_wire.errors import UnfitPairError
 from baton_wire.kv_shape import KvGeometry
 from baton_wire.messages.pair_link import FirstToken, PairMessage
@@ -63,7 +71,8 @@ class PrefillGroup:
     """All hand-overs of one prefill worker of `len(ranks)` ranks; `geometry` is the whole model's."""
 
     def __init__(self, geometry: KvGeometry, ranks: Sequence[PrefillHandovers], config: TransferConfig) -> None:
-        """`ranks`: each with the geometry of its own heads."""
+        """`ranks`: each with the geometry of its own heads. Raises UnfitPairError where layers have windows."""
+        refuse_windows(geometry)
         self.ranks = list(ranks)
         self._geometry = geometry
         self._config = config

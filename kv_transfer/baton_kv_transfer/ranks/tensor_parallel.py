@@ -10,6 +10,7 @@ import hashlib
 from dataclasses import dataclass
 
 from baton_wire.errors import UnfitPairError
+from baton_wire.kv_shape import KvGeometry
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,13 @@ def rank_pairs(kv_heads: int, prefill_ranks: int, decode_ranks: int) -> tuple[Ra
             else:
                 pairs.append(RankPair(sender, decode, range(head, head + 1)))
     return tuple(pairs)
+
+
+def refuse_windows(geometry: KvGeometry) -> None:
+    """Ranks hand over whole sequences. Raises UnfitPairError where layers have a window, whose blocks are given up."""
+    if geometry.groups:
+        windows = ", ".join(str(window) for window in sorted({window for window in geometry.windows if window}))
+        raise UnfitPairError(f"sliding_window: {windows} is not supported over several ranks; allowed: none")
 
 
 def local_heads(kv_heads: int, ranks: int, rank: int, heads: range) -> range:

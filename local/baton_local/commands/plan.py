@@ -51,7 +51,13 @@ def run_plan(options: argparse.Namespace) -> int:
     if min(options.prompt, options.output, options.tpot) <= 0:
         raise StartError("--prompt, --output and --tpot must be over 0")
     shape, accelerator = shape_named(options.model), accelerator_named(options.accelerator)
-    model = worker_model(shape, accelerator, options.tensor_parallel, max_step_tokens=options.max_step_tokens)
+    model = worker_model(
+        shape,
+        accelerator,
+        options.tensor_parallel,
+        max_step_tokens=options.max_step_tokens,
+        context_tokens=options.prompt + options.output,
+    )
     price = accelerator.cost_per_hour if options.price is None else options.price
     figures = plan_figures(shape, accelerator, model, options.prompt, options.output, options.tpot / 1000, price)
     if options.json:
@@ -83,11 +89,12 @@ def plan_figures(
     per_request_gpu_s = sum(
         accelerators / rate for accelerators, rate in zip(model.accelerators, (prefill_rate, decode_rate), strict=True)
     )
-    kv_tail_s = prompt * model.kv_bytes_per_token / model.link_bytes_per_s / model.layers + model.hand_over_s
+    kv_per_token = model.kv.of(prompt + output) / (prompt + output)
+    kv_tail_s = model.kv.of(prompt) / model.link_bytes_per_s / model.layers + model.hand_over_s
     return [
         ("parameters", "parameters, billions", shape.parameters / 1e9),
         ("weight_gb", "weights, GB", shape.weight_bytes / 1e9),
-        ("kv_bytes_per_token", "KV per token, bytes", float(shape.kv_bytes_per_token)),
+        ("kv_bytes_per_token", "KV per token of such a sequence, bytes", kv_per_token),
         ("kv_capacity_tokens", "KV that fits beside the weights, tokens", float(model.kv_capacity_tokens)),
         (
             "sequences",

@@ -58,6 +58,7 @@ def emulated(text: str, deployment: LLMDeployment) -> Emulation:
         count,
         max_sequences=decode.max_sequences or DEFAULT_SEQUENCES,
         max_step_tokens=prefill.max_step_tokens or DEFAULT_STEP_TOKENS,
+        context_tokens=deployment.spec.model.max_context_tokens,
     )
     slower = int(found["slower"] or 1)
     times = f"{slower} times as long" if slower > 1 else "as long"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -28,8 +30,8 @@ def test_sizes_of_llama_8b_are_the_published_ones() -> None:
     shape = shape_from_config("llama", CONFIG)
     assert shape.parameters == LLAMA_8B.parameters == pytest.approx(8.03e9, rel=1e-3)
     assert shape.weight_bytes == pytest.approx(16.06e9, rel=1e-3)
-    assert shape.kv_bytes_per_token == 131_072
-    assert QWEN3_06B.kv_bytes_per_token == 114_688
+    assert shape.kv.of(1) == 131_072
+    assert QWEN3_06B.kv.of(1) == 114_688
 
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
@@ -169,3 +171,65 @@ def test_a_slow_worker_is_a_bias_and_absurd_timings_are_nothing() -> None:
     assert again.multipliers == pytest.approx(fit.multipliers, rel=1e-3)
     assert len(fitting.saved(fit)) < 200
     assert fitting.restored("{}", fit.prior).steps == 0
+
+
+GPT_OSS_20B: dict[str, object] = {
+    "model_type": "gpt_oss",
+    "hidden_size": 2880,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "num_hidden_layers": 24,
+    "intermediate_size": 2880,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+    "vocab_size": 201_088,
+    "sliding_window": 128,
+    "max_position_embeddings": 131_072,
+    "torch_dtype": "bfloat16",
+}
+GEMMA3_1B: dict[str, object] = {
+    "model_type": "gemma3_text",
+    "hidden_size": 1152,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "num_hidden_layers": 26,
+    "intermediate_size": 6912,
+    "vocab_size": 262_144,
+    "sliding_window": 512,
+    "sliding_window_pattern": 6,
+    "torch_dtype": "bfloat16",
+}
+
+
+def test_layers_with_a_window_keep_move_and_read_it_alone() -> None:
+    """Half of gpt-oss' layers see 128 positions: at 32k they keep next to nothing."""
+    shape, context = shape_from_config("gpt-oss", GPT_OSS_20B), 32_768
+    of_layer = 2 * 8 * 64 * 2
+    assert shape.kv.of(context) == 12 * of_layer * (context + 128)
+    assert shape.kv.of(100) == 24 * of_layer * 100
+    times = decode_times(shape, H200, 1, context)
+    assert times.per_kv_token_s == pytest.approx(12 * of_layer / H200.kv_bytes_per_s)
+    whole = replace(shape, kinds=())
+    held, held_whole = (kv_capacity_tokens(each, H200, 1, context) for each in (shape, whole))
+    assert held == pytest.approx(1.99 * held_whole, rel=0.01)
+    model = worker_model(shape, H200, context_tokens=context)
+    assert model.decode.seconds(8, 8 * context) < decode_times(whole, H200, 1).seconds(8, 8 * context)
+
+
+def test_groups_that_are_not_full_keep_what_their_blocks_have_room_for() -> None:
+    """Gemma 3 1B: 4 layers see all, 22 a window; in groups of 4 these have room for 24."""
+    shape = shape_from_config("gemma", GEMMA3_1B)
+    assert [(kind.window, kind.layers, kind.room) for kind in shape.kinds] == [(None, 4, 4), (512, 22, 24)]
+    assert shape.kv.of(10_000) == 2 * 256 * 2 * (4 * 10_000 + 24 * 512)
+    assert shape.attending(10_000) == (4.0, 22.0 * 512)
+
+
+def test_a_model_with_windows_in_all_layers_has_room_for_any_number_of_tokens() -> None:
+    shape = shape_from_config(
+        "mistral", {**CONFIG, "model_type": "mistral", "sliding_window": 4096, "max_position_embeddings": 32_768}
+    )
+    assert shape.kv.of(1 << 20) == shape.kv.of(4096) == 131_072 * 4096
+    assert decode_times(shape, H200, 1).per_kv_token_s == 0.0
+    assert decode_times(shape, H200, 1).seconds(8, 0) > decode_times(LLAMA_8B, H200, 1).seconds(8, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton_engine.model.step_cost import CostModel, cost_model
-from baton_engine.running.step_load import StepLoad
+from baton_engine.running.step_load import StepLoad, WindowLoad
 from baton_wire.models.parsing import parse_spec
 
 LLAMA_8B = {
@@ -72,3 +72,27 @@ def test_a_token_reads_its_experts_and_many_tokens_read_all() -> None:
     one, many = (model.of(StepLoad(0, 0.0, 0, rows, 0)).bytes for rows in (1, 512))
     assert one == pytest.approx(model.weight_bytes + model.expert_bytes / 16 + model.kv_token_bytes, rel=1e-6)
     assert many == pytest.approx(model.weight_bytes + model.expert_bytes, rel=1e-2)
+
+
+def test_layers_with_a_window_read_and_attend_to_it_alone() -> None:
+    """Of four layers two see 128 positions: they read an eighth of 1,024."""
+    fields = {
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "vocab_size": 512,
+        "sliding_window": 128,
+    }
+    model = cost_model(parse_spec(fields), 2, 2)
+    of_layer, rows = 2 * 2 * 16 * 2, 8
+    windowed = model.of(StepLoad(0, 0.0, 0, rows, rows * 1024, (WindowLoad(128, 0.0, rows * 128),)))
+    full = model.of(StepLoad(0, 0.0, 0, rows, rows * 1024))
+    assert full.bytes - windowed.bytes == pytest.approx(2 * of_layer * rows * (1024 - 128))
+    assert full.flops - windowed.flops == pytest.approx(4 * 2 * 64 * rows * (1024 - 128))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from baton_engine.running.step_load import LoadMeter
+import pytest
+
+from baton_engine.running.step_load import LoadMeter, WindowLoad, windowed_pairs
 from baton_engine.scheduling.step_plan import OpenSlot, PrefillChunk, StepPlan
 from baton_wire.messages.values import SamplingParams
 
@@ -32,3 +34,16 @@ def test_a_slot_that_is_given_out_anew_forgets_its_context() -> None:
     meter = LoadMeter(1)
     meter.load(StepPlan(1, opens=(opened(0, 500),), decode=(0,), closes=(0,)))
     assert meter.load(StepPlan(2, opens=(opened(0, 3),), decode=(0,))).kv_tokens == 4
+
+
+def test_layers_with_a_window_see_no_more_than_it() -> None:
+    meter = LoadMeter(4, windows=(16, 64))
+    load = meter.load(StepPlan(1, opens=(opened(0, 10), opened(3, 40)), decode=(0, 3)))
+    assert load.windowed == (WindowLoad(16, 0.0, 11 + 16), WindowLoad(64, 0.0, 11 + 41))
+
+
+@pytest.mark.parametrize(("tokens", "computed"), [(5, 0), (50, 0), (20, 10), (20, 100)])
+def test_pairs_within_a_window_are_those_counted_one_by_one(tokens: int, computed: int) -> None:
+    """Positions count from their middle, as `attended_pairs` does."""
+    counted = sum(min(16.0, computed + token + 0.5) for token in range(tokens))
+    assert windowed_pairs(tokens, computed, 16) == pytest.approx(counted)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from baton_control.sizing.capacity import Mix, Targets
+from baton_control.sizing.kv_size import KvSize
 from baton_control.sizing.readings import ArrivalReading, Known, Observed, PoolSeen, Reading
 from baton_control.sizing.spec import Bounds, SizingSpec
 from baton_control.sizing.worker_model import WorkerModel
@@ -20,7 +21,7 @@ ROUND_WORKER = WorkerModel(
     kv_capacity_tokens=100_000,
     max_sequences=64,
     max_step_tokens=2000,
-    kv_bytes_per_token=1e5,
+    kv=KvSize(1e5),
     link_bytes_per_s=1e10,
     layers=10,
     hand_over_s=0.002,
