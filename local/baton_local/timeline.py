@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
@@ -9,12 +10,17 @@ import numpy as np
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
+from matplotlib.ticker import FixedLocator, ScalarFormatter
 
 from baton_control.sizing.spec import SizingSpec
 from baton_control.sizing.workload import Floats, Workload
 from baton_simulate.replay import ReplayOutcome
+from baton_wire.messages.values import POOL_ROLES
 
 BUCKET_S = 20.0
+MOST_BUCKETS = 400
+PERCENTS = (0, 0.5, 1, 2, 5, 10, 20, 50, 100)
+TIME_UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 
 
 def draw_timeline(path: Path, workload: Workload, spec: SizingSpec, outcome: ReplayOutcome) -> None:
@@ -50,6 +56,53 @@ def draw_timeline(path: Path, workload: Workload, spec: SizingSpec, outcome: Rep
     figure.tight_layout()
     figure.savefig(path, dpi=100)
     pyplot.close(figure)
+
+
+def draw_comparison(
+    path: Path, workload: Workload, spec: SizingSpec, outcomes: Sequence[ReplayOutcome], price: float
+) -> None:
+    """Several policies: what each missed at which cost (the lower left is best), and all of them over time."""
+    figure = pyplot.figure(figsize=(12, 9))
+    grid = figure.add_gridspec(3, 2, width_ratios=(2, 3))
+    front = figure.add_subplot(grid[:, 0])
+    load, pools, late = (figure.add_subplot(grid[row, 1]) for row in range(3))
+    bucket_s = max(BUCKET_S, workload.duration_s / MOST_BUCKETS)
+    edges = np.arange(0.0, workload.duration_s + bucket_s, bucket_s)
+    unit_s, unit = next((each for each in TIME_UNITS if workload.duration_s >= 3 * each[0]), TIME_UNITS[-1])
+    load.step(edges[:-1] / unit_s, np.histogram(workload.arrival_s, edges)[0] / bucket_s, where="post", color="black")
+    load.set_ylabel("arrivals, req/s")
+    each = [spec.bounds_of[role].accelerators for role in POOL_ROLES]
+    for place, outcome in enumerate(outcomes):
+        colour = f"C{place % 10}"
+        front.plot(outcome.gpu_hours * price, outcome.misses * 100, "o", color=colour, label=outcome.policy)
+        at = np.array([point.at_s for point in outcome.points]) / unit_s
+        held = [sum(n * a for n, a in zip(point.workers, each, strict=True)) for point in outcome.points]
+        pools.step(at, held, where="post", color=colour, label=outcome.policy)
+        share = _late_share(workload.arrival_s, outcome, spec, edges) * 100
+        late.plot(edges[:-1] / unit_s, share, color=colour, lw=1, label=outcome.policy)
+    missable = 100 * (1.0 - min(spec.targets.ttft_share, spec.targets.tpot_share))
+    for axis, along in ((front, front.axhline), (late, late.axhline)):
+        along(missable, color="grey", ls="--", lw=0.8)
+        axis.set_yscale("symlog", linthresh=1.0)
+        axis.yaxis.set_major_locator(FixedLocator(PERCENTS))
+        axis.yaxis.set_major_formatter(ScalarFormatter())
+    front.set(xlabel=f"cost ({price:g} an accelerator and hour)", ylabel="requests outside either target, %")
+    front.set_xlim(left=0.0)
+    front.set_ylim(bottom=0.0)
+    pools.set_ylabel("accelerators")
+    front.legend()
+    late.set(xlabel=unit, ylabel="outside a target, %")
+    figure.suptitle(f"{workload.name}: {len(workload)} requests; dashed: what may be missed")
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+    pyplot.close(figure)
+
+
+def _late_share(at: Floats, outcome: ReplayOutcome, spec: SizingSpec, edges: Floats) -> Floats:
+    """Of the requests that arrived in each bucket; not a number where none did."""
+    is_late = (outcome.ttft_s > spec.targets.ttft_s) | (outcome.tpot_s > spec.targets.tpot_s)
+    came, late = (np.histogram(at[which], edges)[0] for which in (np.full(len(at), True), is_late))
+    return np.asarray(np.divide(late, came, out=np.full(len(came), np.nan), where=came > 0))
 
 
 def _percentiles(at: Floats, values: Floats, edges: Floats, percentile: float) -> Floats:

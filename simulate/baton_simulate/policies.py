@@ -30,6 +30,9 @@ from baton_wire.messages.values import POOL_ROLES, Role
 
 PEERS = ("hpa-queue", "hpa-kv", "kpa", "dynamo", "llmd-v1", "llmd-v2", "apa", "plain")
 POLICIES = ("slo", "static", "oracle", *PEERS)
+KNOWING = ("static", "oracle")
+"""They know the arrivals of the whole workload."""
+MOST_FIXED = 1024
 TUNED_SHARE = 0.7
 QUEUE_SHARE = 0.35
 """Little's law at the edge of the target: 0.8 of a worker's rate times a mean TTFT of 0.4 of its 95th percentile."""
@@ -108,11 +111,15 @@ Player = Slo | Baseline | Scripted
 def player(
     name: str, spec: SizingSpec, believed: WorkerModel, needs: Needs, startup_s: float, knob: float | None = None
 ) -> Player:
-    """The policy of that name. `needs`: what the workload needs when, known to `static` and `oracle` only.
+    """The policy of that name; `3+2` is a fixed pool of 3 prefill and 2 decode workers.
 
+    `needs`: what the workload needs when. `static` and `oracle` read all of it (`KNOWING`), others its mean lengths.
     `knob`: of the policies that have one (`KNOBS`), its value instead of the default.
     """
     assert knob is None or name in KNOBS, f"{name} has no knob"
+    fixed = fixed_sizes(name)
+    if fixed is not None:
+        return Scripted(lambda now: fixed)
     value = KNOBS.get(name, 0.0) if knob is None else knob
     tuned_share = value if name in ("hpa-queue", "apa") else TUNED_SHARE
     if name == "slo":
@@ -134,6 +141,12 @@ def player(
         "plain": lambda: Baseline(Plain(spec, believed, value)),
     }
     return makers[name]()
+
+
+def fixed_sizes(name: str) -> Sizes | None:
+    """Of a policy such as `3+2`: prefill and decode workers that never change; None: it is another policy."""
+    counts = [int(part) for part in name.split("+") if part.isdecimal() and 1 <= int(part) <= MOST_FIXED]
+    return dict(zip(POOL_ROLES, counts, strict=True)) if len(counts) == 2 and name.count("+") == 1 else None
 
 
 def tuned_concurrency(model: WorkerModel, spec: SizingSpec, shape: RequestShape) -> dict[Role, float]:

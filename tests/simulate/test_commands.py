@@ -45,6 +45,31 @@ def test_faults_are_replayed_and_the_timeline_is_drawn(tmp_path: Path, capsys: p
     assert plot.stat().st_size > 1000
 
 
+def test_several_policies_are_compared_in_one_table_and_one_plot(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    plot = tmp_path / "front.svg"
+    assert main([*SMALL, "--policy", "slo,llmd-v1,2+1,9+9", "--price", "2", "--plot", str(plot)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = {line.split()[0]: line.split() for line in lines[2:]}
+    assert list(rows) == ["slo", "llmd-v1", "2+1", "9+9"]
+    assert rows["2+1"][-1] == rows["9+9"][-1] == "0", "a fixed pool never changes"
+    assert float(rows["9+9"][4]) == pytest.approx(18 * 180 / 3600, rel=0.02), "18 accelerators for three minutes"
+    assert float(rows["9+9"][5]) == pytest.approx(2 * float(rows["9+9"][4]), rel=0.02)
+    assert float(rows["9+9"][1].rstrip("%")) >= float(rows["2+1"][1].rstrip("%"))
+    drawn = plot.read_text()
+    assert "requests outside either target, %" in drawn
+    assert all(f"<!-- {name} -->" in drawn for name in rows)
+
+
+def test_several_policies_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--policy", "static,2+1", "--price", "3", "--json"]) == 0
+    policies = json.loads(capsys.readouterr().out)["policies"]
+    assert [each["policy"] for each in policies] == ["static", "2+1"]
+    assert policies[1]["cost"] == pytest.approx(3 * policies[1]["gpu_hours"], rel=1e-3)
+
+
 def test_what_if_answers_with_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, "--what-if"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -68,6 +93,9 @@ def test_plan_gives_the_published_sizes(capsys: pytest.CaptureFixture[str]) -> N
         (["plan", "--model", "llama-3.1-70b"], "tensorParallel"),
         (["simulate", "--trace", "/nowhere.csv"], "--trace"),
         (["simulate", "--rate", "-3"], "--rate"),
+        (["simulate", "--policy", "slo,nothing"], "'nothing' is not allowed"),
+        (["simulate", "--policy", "0+3"], "'0+3' is not allowed"),
+        (["simulate", "--price", "-1"], "--price"),
         (["simulate", "--percentile", "100"], "--percentile"),
     ],
 )

@@ -19,13 +19,15 @@ from baton_control.sizing.workload import Workload
 from baton_local.argument_types import seconds
 from baton_local.commands.plan import accelerator_named, add_model_options, shape_named
 from baton_local.errors import StartError
-from baton_simulate.policies import POLICIES, mix_of, needs_of, player
+from baton_simulate.policies import KNOWING, POLICIES, fixed_sizes, mix_of, needs_of, player
 from baton_simulate.replay import ReplayOutcome, Scenario, replay
 from baton_simulate.synthetic import Shape, synthetic
 from baton_simulate.trace_files import read_trace
 from baton_wire.messages.values import POOL_ROLES, Role
 
 SHOWN_DECISIONS = 40
+FIRST_S = 300.0
+"""Of a load, what the first sizes of the pools are taken from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,8 @@ class _Run:
     workload: Workload
     model: WorkerModel
     spec: SizingSpec
+    price: float
+    """Of an accelerator and hour."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -55,10 +59,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     goal.add_argument("--tpot", type=seconds, default=0.025, metavar="TIME", help="target, such as 25ms")
     goal.add_argument("--percentile", type=float, default=95.0, metavar="P")
     pools = parser.add_argument_group("pools")
-    pools.add_argument("--policy", choices=POLICIES, default="slo")
+    pools.add_argument(
+        "--policy",
+        default="slo",
+        metavar="NAME,…",
+        help=f"{', '.join(POLICIES)}, or a fixed pool such as 3+2; several are compared",
+    )
     pools.add_argument("--startup-s", type=float, default=120.0, metavar="S", help="until a new worker is routable")
     pools.add_argument("--max-workers", type=int, default=64, metavar="N", help="of each pool")
     pools.add_argument("--max-accelerators", type=int, metavar="N", help="budget of both pools")
+    pools.add_argument("--price", type=float, metavar="X", help="of an accelerator and hour")
     faults = parser.add_argument_group("faults")
     faults.add_argument("--metrics-lost", type=_span, action="append", default=[], metavar="FROM-TO", help="seconds")
     faults.add_argument("--worker-dies", type=_death, action="append", default=[], metavar="ROLE@S")
@@ -76,30 +86,47 @@ def run_simulate(options: argparse.Namespace) -> int:
     if options.what_if:
         _print_what_if(run)
         return 0
-    needs = needs_of(run.workload, run.spec, TwinSizer(run.model, run.spec.targets))
-    scenario = Scenario(
-        run.workload.name,
-        run.workload,
-        run.model,
-        run.spec,
-        options.startup_s,
-        needs.between(0.0, 30.0),
-        tuple(options.metrics_lost),
-        tuple(options.worker_dies),
-        options.seed,
-    )
-    policy = player(options.policy, run.spec, run.model, needs, options.startup_s)
-    outcome = replay(scenario, options.policy, policy, _progress(not options.json))
-    print(json.dumps(_document(outcome)) if options.json else _table(outcome, run))
+    outcomes = _replayed(options, run)
+    if options.json:
+        documents = [_document(outcome, run.price) for outcome in outcomes]
+        print(json.dumps(documents[0] if len(documents) == 1 else {"policies": documents}))
+    else:
+        print(_table(outcomes[0], run) if len(outcomes) == 1 else _comparison(outcomes, run))
     if options.plot:
-        _draw(options.plot, run, outcome)
+        _draw(options.plot, run, outcomes)
     return 0
+
+
+def _replayed(options: argparse.Namespace, run: _Run) -> list[ReplayOutcome]:
+    """Each policy over the same load, from the same first sizes; a fixed pool from its own."""
+    policies = _policies(options.policy)
+    sizer = TwinSizer(run.model, run.spec.targets)
+    # What a whole load needs takes longer to find than a replay, so only who knows the future is told.
+    knows = any(name in KNOWING for name in policies)
+    needs = needs_of(run.workload if knows else run.workload.between(0.0, FIRST_S), run.spec, sizer)
+    outcomes = []
+    for name in policies:
+        scenario = Scenario(
+            run.workload.name,
+            run.workload,
+            run.model,
+            run.spec,
+            options.startup_s,
+            fixed_sizes(name) or needs.between(0.0, 30.0),
+            tuple(options.metrics_lost),
+            tuple(options.worker_dies),
+            options.seed,
+        )
+        policy = player(name, run.spec, run.model, needs, options.startup_s)
+        outcomes.append(replay(scenario, name, policy, _progress(not options.json)))
+    return outcomes
 
 
 def _run_of(options: argparse.Namespace) -> _Run:
     random = np.random.default_rng(options.seed)
     shape = shape_named(options.model)
-    model = worker_model(shape, accelerator_named(options.accelerator), options.tensor_parallel)
+    accelerator = accelerator_named(options.accelerator)
+    model = worker_model(shape, accelerator, options.tensor_parallel)
     model = replace(model, max_step_tokens=options.max_step_tokens)
     if not 50.0 <= options.percentile < 100.0:
         raise StartError(f"--percentile: {options.percentile} is not allowed: must be from 50 to under 100")
@@ -118,7 +145,10 @@ def _run_of(options: argparse.Namespace) -> _Run:
     share = options.percentile / 100.0
     bounds = Bounds(1, options.max_workers, options.tensor_parallel)
     targets = Targets(options.ttft, options.tpot, share, share)
-    return _Run(workload, model, SizingSpec(bounds, bounds, targets, options.max_accelerators))
+    price = accelerator.cost_per_hour if options.price is None else options.price
+    if not 0.0 <= price < 1e6:
+        raise StartError(f"--price: {price} is not allowed: must be from 0 to under 1000000")
+    return _Run(workload, model, SizingSpec(bounds, bounds, targets, options.max_accelerators), price)
 
 
 def _trace(path: Path) -> Workload:
@@ -140,7 +170,7 @@ def _progress(shown: bool) -> Callable[[float], None] | None:
     return show
 
 
-def _document(outcome: ReplayOutcome) -> dict[str, object]:
+def _document(outcome: ReplayOutcome, price: float) -> dict[str, object]:
     return {
         "policy": outcome.policy,
         "requests": outcome.requests,
@@ -148,6 +178,7 @@ def _document(outcome: ReplayOutcome) -> dict[str, object]:
         "ttft_attainment": round(outcome.ttft_attainment, 6),
         "tpot_attainment": round(outcome.tpot_attainment, 6),
         "gpu_hours": round(outcome.gpu_hours, 4),
+        "cost": round(outcome.gpu_hours * price, 4),
         "goodput_per_gpu": round(outcome.goodput_per_gpu, 5),
         "rejected": outcome.rejected,
         "retries": outcome.retries,
@@ -165,7 +196,7 @@ def _table(outcome: ReplayOutcome, run: _Run) -> str:
         f"  within both targets   {outcome.slo_attainment:8.2%}",
         f"  TTFT ≤ {targets.ttft_s * 1000:5.0f} ms       {outcome.ttft_attainment:8.2%}   {_spread(outcome.ttft_s)}",
         f"  TPOT ≤ {targets.tpot_s * 1000:5.0f} ms       {outcome.tpot_attainment:8.2%}   {_spread(outcome.tpot_s)}",
-        f"  GPU-hours             {outcome.gpu_hours:8.2f}",
+        f"  GPU-hours             {outcome.gpu_hours:8.2f}   cost {outcome.gpu_hours * run.price:.2f} (--price)",
         f"  goodput per GPU       {outcome.goodput_per_gpu:8.3f} req/s",
         f"  rejected, retried     {outcome.rejected:5d} {outcome.retries:5d}",
         f"{len(outcome.decisions)} changes of a pool",
@@ -174,6 +205,21 @@ def _table(outcome: ReplayOutcome, run: _Run) -> str:
         lines.append(f"  {move.at_s:6.0f} s  {move.reason or f'{move.role.value} {move.before}→{move.after}'}")
     if len(outcome.decisions) > SHOWN_DECISIONS:
         lines.append(f"  … and {len(outcome.decisions) - SHOWN_DECISIONS} more (--json has all)")
+    return "\n".join(lines)
+
+
+def _comparison(outcomes: list[ReplayOutcome], run: _Run) -> str:
+    targets = run.spec.targets
+    wide = max(len("policy"), *(len(outcome.policy) for outcome in outcomes))
+    lines = [
+        f"{outcomes[0].requests} requests over {run.workload.duration_s:.0f} s",
+        f"{'policy':<{wide}} {'both':>8} {f'TTFT {targets.ttft_s * 1000:.0f} ms':>13} "
+        f"{f'TPOT {targets.tpot_s * 1000:.0f} ms':>13} {'GPU-hours':>10} {'cost':>9} {'changes':>8}",
+    ]
+    for each in outcomes:
+        shares = f"{each.slo_attainment:8.2%} {each.ttft_attainment:13.2%} {each.tpot_attainment:13.2%}"
+        cost = f"{each.gpu_hours:10.2f} {each.gpu_hours * run.price:9.2f}"
+        lines.append(f"{each.policy:<{wide}} {shares} {cost} {len(each.decisions):8d}")
     return "\n".join(lines)
 
 
@@ -212,14 +258,26 @@ def _cell(sizes: dict[Role, int], run: _Run, is_reachable: bool) -> str:
     return f"{sizes[Role.PREFILL]}+{sizes[Role.DECODE]}={gpus}{mark}"
 
 
-def _draw(path: Path, run: _Run, outcome: ReplayOutcome) -> None:
+def _draw(path: Path, run: _Run, outcomes: list[ReplayOutcome]) -> None:
     if path.suffix not in {".png", ".svg"}:
         raise StartError(f"--plot: {path.name} is not allowed: must end in .png or .svg")
     try:
-        from baton_local.timeline import draw_timeline
+        from baton_local.timeline import draw_comparison, draw_timeline
     except ImportError as error:
         raise StartError("--plot needs matplotlib: pip install 'baton-serving[plot]'") from error
-    draw_timeline(path, run.workload, run.spec, outcome)
+    if len(outcomes) == 1:
+        draw_timeline(path, run.workload, run.spec, outcomes[0])
+    else:
+        draw_comparison(path, run.workload, run.spec, outcomes, run.price)
+
+
+def _policies(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(text.split(",")))
+    for name in names:
+        if name not in POLICIES and fixed_sizes(name) is None:
+            allowed = f"must be of {', '.join(POLICIES)}, or a fixed pool such as 3+2"
+            raise StartError(f"--policy: {name!r} is not allowed: {allowed}")
+    return names
 
 
 def _span(text: str) -> tuple[float, float]:
