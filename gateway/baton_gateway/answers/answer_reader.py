@@ -46,6 +46,7 @@ class AnswerReader:
         """
         self._feed = TextFeed()
         self._feed.is_thinking = is_thinking
+        self._tokens = {token: text for text, token in form.tokens}
         self._tools = {tool.name: tool for tool in tools}
         self._single = single
         self._call_id = call_id
@@ -58,6 +59,16 @@ class AnswerReader:
         calls = CALLS.get(form.calls or "") if tools else None
         self._steps: Steps[None] | None = self._harmony() if form.is_harmony else self._answer(marks, calls)
         self._go_on()
+
+    def expect_tokens(self) -> None:
+        """Marks that are special tokens are told by `token_at`: what only spells one is no mark."""
+        self._feed.expect_tokens(self._tokens.values())
+
+    def token_at(self, token: int, text: str, begin: int) -> None:
+        """A token that stands for the end of this text, which begins at a place of the answer and is read next."""
+        mark = self._tokens.get(token)
+        if mark is not None and text.endswith(mark):
+            self._feed.token_at(begin + len(text) - len(mark))
 
     @property
     def reads_calls(self) -> bool:

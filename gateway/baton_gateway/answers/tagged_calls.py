@@ -114,7 +114,7 @@ class TaggedCalls:
                         break
                     place += 1
                     in_string = False
-                marks = [at for mark in self.value_closes if (at := text.find(mark, place)) >= 0]
+                marks = [at for mark in self.value_closes if (at := feed.find(mark, place)) >= 0]
                 quote = text.find('"', place, min(marks, default=len(text)))
                 if quote < 0 and marks:
                     return text[: min(marks)] if is_json(text[: min(marks)]) else None

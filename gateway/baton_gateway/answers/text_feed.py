@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -66,10 +66,24 @@ class TextFeed:
         """Whether what comes now belongs to a thought."""
         self.num_names = 0
         """Calls told so far."""
+        self._tokens: re.Pattern[str] | None = None
+        """Parts of marks that are special tokens; None: it is not known which come as such."""
+        self._token_places: set[int] = set()
+        self._tokens_within: dict[str, tuple[int, ...]] = {}
+        """Of marks, where within them special tokens begin."""
 
     def add(self, text: str) -> None:
         """More has come."""
         self._text += text
+
+    def expect_tokens(self, texts: Collection[str]) -> None:
+        """From now on these special tokens are told: a mark that is spelled instead, in letters, is none."""
+        longest_first = sorted(texts, key=len, reverse=True)
+        self._tokens = re.compile("|".join(map(re.escape, longest_first))) if texts else None
+
+    def token_at(self, place: int) -> None:
+        """A special token stands at this place of the whole text, before it is added."""
+        self._token_places.add(place)
 
     def end(self) -> None:
         """Nothing more will come."""
@@ -91,12 +105,27 @@ class TextFeed:
 
     # Looking ----------------------------------------------------------------------------------------------------------
 
+    def find(self, mark: str, begin: int = 0, end: int | None = None) -> int:
+        """The mark's first place in the unread text, from `begin` up to `end`; -1: there is none."""
+        place = self._text.find(mark, begin, end)
+        while place >= 0 and not self._is_meant(mark, place):
+            place = self._text.find(mark, place + 1, end)
+        return place
+
+    def _is_meant(self, mark: str, place: int) -> bool:
+        """Whether the mark, which stands at a place of the unread text, is written with the tokens that it has."""
+        if self._tokens is None:
+            return True
+        if (within := self._tokens_within.get(mark)) is None:
+            within = self._tokens_within[mark] = tuple(found.start() for found in self._tokens.finditer(mark))
+        return all(self._at + place + offset in self._token_places for offset in within)
+
     def starts(self, mark: str, after_blanks: bool = False) -> Steps[bool]:
         """Whether the text goes on with the mark."""
         while True:
             text = self._text.lstrip() if after_blanks else self._text
             if text.startswith(mark):
-                return True
+                return self._is_meant(mark, len(self._text) - len(text))
             if self._ended or not mark.startswith(text):
                 return False
             yield
@@ -140,7 +169,7 @@ class TextFeed:
         """The text before the first of the marks; None: none comes within so many characters."""
         seen = most + max(map(len, marks))
         while True:
-            places = [place for mark in marks if (place := self._text.find(mark, 0, seen)) >= 0]
+            places = [place for mark in marks if (place := self.find(mark, 0, seen)) >= 0]
             if places and min(places) <= most:
                 return self._text[: min(places)]
             if self._ended or len(self._text) >= seen:
@@ -192,7 +221,7 @@ class TextFeed:
         `write`: how the text is told. None: the text ended.
         """
         while True:
-            found = [(place, -len(mark), mark) for mark in marks if (place := self._text.find(mark)) >= 0]
+            found = [(place, -len(mark), mark) for mark in marks if (place := self.find(mark)) >= 0]
             if found:
                 place, _, mark = min(found)
                 before = self._text[:place]

@@ -63,7 +63,7 @@ class Increment:
 class ChoiceText:
     """The text of one choice while it grows."""
 
-    __slots__ = ("_counted", "_detokenizer", "_includes_end", "_parts", "_pending", "_reader",
+    __slots__ = ("_begin", "_counted", "_detokenizer", "_includes_end", "_parts", "_pending", "_reader",
         "_released", "_stop", "_text_end", "_tokens", "finish", "reasoning_tokens")  # fmt: skip
 
     def __init__(
@@ -84,7 +84,7 @@ class ChoiceText:
         self._stop = StopMatcher(stops, includes_stop)
         self._tokens = 0
         self._counted = 0
-        self._text_end = text_offset
+        self._begin = self._text_end = text_offset
         self._released = text_offset
         self._pending: deque[tuple[TokenInfo, int]] = deque()
         self.finish: Finish | None = None
@@ -127,6 +127,8 @@ class ChoiceText:
         self._tokens += 1
         start = self._text_end
         grown = self._grown(self._detokenizer.push(token))
+        if self._reader is not None:
+            self._reader.token_at(token, grown, start - self._begin)
         if logprob is not None:
             self._pending.append((TokenInfo(token, logprob, start), self._text_end))
         free = self._stop.push(grown) if grown else ""

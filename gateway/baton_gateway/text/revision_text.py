@@ -118,6 +118,8 @@ class TextModel:
         if reader is not None and skip_special:
             shown = Shown.CALLS if reader.reads_calls else Shown.THOUGHTS
         pieces = self.pieces[shown]
+        if reader is not None and pieces.table is not None:  # else a token's text may come later than the token
+            reader.expect_tokens()
         growing = detokenizer(self.tokenizer, pieces.table, pieces.hidden_ids, continues)
         return ChoiceText(growing, stops, text_offset, reader, includes_stop)
 
