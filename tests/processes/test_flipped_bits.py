@@ -51,7 +51,7 @@ async def tamper(way: Way, proxy: TamperingProxy, flips: list[Flip]) -> None:
         await asyncio.sleep(0.3)
         flips.append(await asyncio.wait_for(proxy.flip(way), 60.0))
         if way.link != DATA:  # KV bytes are the checksums' business: a flip in them ends the hand-over, not the link
-            await asyncio.wait_for(flips[-1].closed.wait(), 60.0)
+            await asyncio.wait_for(flips[-1].judged.wait(), 60.0)
 
 
 async def test_no_flipped_bit_on_any_link_changes_a_text(tmp_path: Path) -> None:

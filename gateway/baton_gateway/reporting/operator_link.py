@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
+from baton_gateway.link_session import link_session
 from baton_wire.errors import AuthenticationError, TransferError
 from baton_wire.handshake import HANDSHAKE_S, LinkRole, Party, dial_handshake
 from baton_wire.keys import KeyDirectory
@@ -92,7 +93,7 @@ class OperatorLink:
     async def run(self) -> None:
         """Keep the link until cancelled."""
         delay_s = self._times.first_retry_s
-        async with aiohttp.ClientSession() as session:
+        async with link_session() as session:
             while True:
                 url, self._holder = self._holder or self._url, None
                 try:

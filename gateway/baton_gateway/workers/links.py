@@ -18,6 +18,7 @@ import aiohttp
 
 from baton_gateway.answers.formats import AS_FOUND, FormatNames
 from baton_gateway.errors import BundleError
+from baton_gateway.link_session import link_session
 from baton_gateway.text.revision_text import TextModel
 from baton_gateway.text.text_store import TextStore
 from baton_gateway.workers.linked_workers import LinkedWorker, WorkerTable
@@ -106,7 +107,7 @@ class WorkerLinks:
         self._nobody_by_s = 0.0
 
     async def start(self) -> None:
-        self._session = aiohttp.ClientSession()
+        self._session = link_session()
         self._nobody_by_s = self._table.settled_s = _now() + self._times.settle_s
 
     async def stop(self) -> None:

@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass, field
 
 from baton_wire.handshake import CONFIRM_BYTES, OFFER_BYTES, PROOF_BYTES
+from baton_wire.session import FRAME_MAC_BYTES
 
 CHUNK_BYTES = 1 << 16
 _CHANNEL_AT = 15
@@ -17,6 +18,7 @@ HANDSHAKE_BYTES = {False: PROOF_BYTES, True: OFFER_BYTES + CONFIRM_BYTES}
 """Of who dialled, of who was dialled."""
 UPGRADE_BYTES = {False: 400, True: 250}
 """More than an HTTP upgrade takes, and its answer."""
+HEAD_END = b"\r\n\r\n"
 ANYWHERE = 0.05
 """Share of the flips that may also meet a handshake."""
 
@@ -39,8 +41,13 @@ class Flip:
 
     way: Way
     at_s: float
+    in_head: bool = False
+    """Of an HTTP upgrade, most of whose header lines nobody reads."""
     closed_after_s: float | None = None
-    closed: asyncio.Event = field(default_factory=asyncio.Event)
+    had_no_effect: bool = False
+    """It was in the head, and behind it a handshake and signed frames went both ways: nobody had read that bit."""
+    judged: asyncio.Event = field(default_factory=asyncio.Event)
+    """It closed its connection, or had no effect."""
 
 
 class _Passage:
@@ -52,13 +59,34 @@ class _Passage:
         self.flips: list[Flip] = []
         self.passed = {False: 0, True: 0}
         """Bytes so far."""
+        self.behind_head = {False: 0, True: 0}
+        """Bytes so far behind the head of the HTTP upgrade, where there is one."""
+        self._is_behind_head = {False: False, True: False}
 
     def over(self) -> None:
         for flip in self.flips:
             if flip.closed_after_s is None:
                 flip.closed_after_s = time.monotonic() - flip.at_s
-            flip.closed.set()
+            flip.judged.set()
         self.flips.clear()
+
+    def is_in_head(self, is_back: bool, data: bytes, at: int) -> bool:
+        """Whether this byte of these bytes belongs to the head."""
+        return not self._is_behind_head[is_back] and (end := data.find(HEAD_END)) != -1 and at < end
+
+    def count(self, is_back: bool, data: bytes) -> None:
+        """These bytes pass. A head comes in one piece, or its flip is judged by its end alone."""
+        self.passed[is_back] += len(data)
+        if self._is_behind_head[is_back]:
+            self.behind_head[is_back] += len(data)
+        elif (end := data.find(HEAD_END)) != -1:
+            self._is_behind_head[is_back] = True
+            self.behind_head[is_back] += len(data) - end - len(HEAD_END)
+        if all(self.behind_head[way] > HANDSHAKE_BYTES[way] + FRAME_MAC_BYTES for way in (False, True)):
+            for flip in [each for each in self.flips if each.in_head]:
+                self.flips.remove(flip)
+                flip.had_no_effect = True
+                flip.judged.set()
 
 
 class TamperingProxy:
@@ -131,17 +159,23 @@ class TamperingProxy:
                 await writer.drain()
 
     def _passed(self, passage: _Passage, way: Way, data: bytes) -> bytes:
+        altered = self._altered(passage, way, data)
+        passage.count(way.is_back, data)
+        return altered
+
+    def _altered(self, passage: _Passage, way: Way, data: bytes) -> bytes:
         before = HANDSHAKE_BYTES[way.is_back] + (0 if len(self._links) > 1 else UPGRADE_BYTES[way.is_back])
         is_set_up = passage.passed[way.is_back] >= before
-        passage.passed[way.is_back] += len(data)
         if way not in self._armed or not (is_set_up or self._draw.random() < ANYWHERE):
             return data
         armed = self._armed.pop(way)
         if armed.done():
             return data
         altered = bytearray(data)
-        altered[self._draw.randrange(len(data))] ^= 1 << self._draw.randrange(8)
-        flip = Flip(way, time.monotonic())
+        at = self._draw.randrange(len(data))
+        altered[at] ^= 1 << self._draw.randrange(8)
+        is_upgraded = len(self._links) == 1
+        flip = Flip(way, time.monotonic(), is_upgraded and passage.is_in_head(way.is_back, data, at))
         passage.flips.append(flip)
         armed.set_result(flip)
         return bytes(altered)
