@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +84,25 @@ def whole_answer(parts: Iterable[AnswerPart]) -> WholeAnswer:
 def joined(parts: Sequence[AnswerPart]) -> list[AnswerPart]:
     """The same parts, neighbours of one kind as one."""
     found: list[AnswerPart] = []
-    for part in parts:
-        last = found[-1] if found else None
-        match last, part:
-            case ContentPart(before), ContentPart(text):
-                found[-1] = ContentPart(before + text)
-            case ReasoningPart(before), ReasoningPart(text):
-                found[-1] = ReasoningPart(before + text)
-            case ArgumentsPart(number, before), ArgumentsPart(other, text) if number == other:
-                found[-1] = ArgumentsPart(number, before + text)
-            case _:
-                found.append(part)
+    for begin, end in _runs(parts):
+        first = parts[begin]
+        if end == begin + 1 or isinstance(first, CallPart):
+            found += parts[begin:end]
+        else:
+            text = "".join(part.text for part in parts[begin:end] if not isinstance(part, CallPart))
+            found.append(replace(first, text=text))
     return found
+
+
+def _runs(parts: Sequence[AnswerPart]) -> Iterator[tuple[int, int]]:
+    """Where neighbours of one kind begin and end."""
+    begin = 0
+    for place in range(1, len(parts) + 1):
+        if place == len(parts) or _kind(parts[place]) != _kind(parts[begin]):
+            yield begin, place
+            begin = place
+
+
+def _kind(part: AnswerPart) -> tuple[type, int]:
+    """Equal for parts that may be one."""
+    return type(part), part.number if isinstance(part, CallPart | ArgumentsPart) else 0

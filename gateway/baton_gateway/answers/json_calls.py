@@ -118,10 +118,8 @@ def json_value(feed: TextFeed) -> Steps[bool]:
             depth -= 1
             feed.take(character, SpanKind.ARGUMENTS)
         else:
-            text = yield from feed.matching(_INSIDE if depth else _SCALAR)
-            if not text:
+            if not (yield from feed.pass_matching(_INSIDE if depth else _SCALAR, SpanKind.ARGUMENTS)):
                 return False
-            feed.take(text, SpanKind.ARGUMENTS)
         if depth == 0:
             return True
 

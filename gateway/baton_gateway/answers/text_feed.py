@@ -20,6 +20,8 @@ Steps = Generator[None, None, T]
 MAX_STRING_CHARS = 1 << 20
 _STRING_REST = re.compile(r'(?:[^"\\]|\\.)*', re.DOTALL)
 _BLANKS = re.compile(r"\s*")
+MAX_BLANKS = 4_096
+"""That are held back before what may be a mark: a model that writes nothing else is not held back for ever."""
 
 
 class SpanKind(enum.Enum):
@@ -51,6 +53,11 @@ def possible_beginning(text: str, marks: Sequence[str]) -> int:
                 longest = length
                 break
     return longest
+
+
+def _stripped(text: str) -> str:
+    """Without the blanks at its end, at most `MAX_BLANKS` of them."""
+    return text[: max(len(text.rstrip()), len(text) - MAX_BLANKS)]
 
 
 class TextFeed:
@@ -167,13 +174,15 @@ class TextFeed:
 
     def until(self, marks: Sequence[str], most: int) -> Steps[str | None]:
         """The text before the first of the marks; None: none comes within so many characters."""
-        seen = most + max(map(len, marks))
+        longest = max(map(len, marks))
+        seen, looked = most + longest, 0
         while True:
-            places = [place for mark in marks if (place := self.find(mark, 0, seen)) >= 0]
+            places = [place for mark in marks if (place := self.find(mark, max(0, looked - longest), seen)) >= 0]
             if places and min(places) <= most:
                 return self._text[: min(places)]
             if self._ended or len(self._text) >= seen:
                 return None
+            looked = len(self._text)
             yield
 
     def matching(self, pattern: re.Pattern[str]) -> Steps[str]:
@@ -202,8 +211,19 @@ class TextFeed:
 
     def blanks(self) -> Steps[None]:
         """Take blanks, as a part of the mark beside them."""
-        text = yield from self.matching(_BLANKS)
-        self.take(text, SpanKind.MARK)
+        yield from self.pass_matching(_BLANKS, SpanKind.MARK)
+
+    def pass_matching(self, pattern: re.Pattern[str], kind: SpanKind) -> Steps[bool]:
+        """Take what matches, as it comes; `pattern` is a repeated class of characters. Whether there was anything."""
+        is_any = False
+        while True:
+            found = pattern.match(self._text)
+            if found is not None and found[0]:
+                is_any = True
+                self.take(found[0], kind)
+            if self._text or self._ended:
+                return is_any
+            yield
 
     def expect(self, mark: str) -> Steps[bool]:
         """Take blanks and the mark, if they come."""
@@ -225,13 +245,13 @@ class TextFeed:
             if found:
                 place, _, mark = min(found)
                 before = self._text[:place]
-                self._pass(before.rstrip() if strip else before, kind, write)
+                self._pass(_stripped(before) if strip else before, kind, write)
                 return mark
             if self._ended:
                 self._pass(self._text, kind, write)
                 return None
             free = self._text[: len(self._text) - possible_beginning(self._text, marks)]
-            self._pass(free.rstrip() if strip and marks else free, kind, write)
+            self._pass(_stripped(free) if strip and marks else free, kind, write)
             yield
 
     def _pass(self, text: str, kind: SpanKind, write: Callable[[str], str]) -> None:

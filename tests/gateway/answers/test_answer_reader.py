@@ -7,9 +7,20 @@ import re
 
 import pytest
 
-from baton_gateway.answers.answer_parts import ArgumentsPart, CallPart, WholeAnswer, WholeCall, whole_answer
+from baton_gateway.answers.answer_parts import (
+    AnswerPart,
+    ArgumentsPart,
+    CallPart,
+    ContentPart,
+    ReasoningPart,
+    WholeAnswer,
+    WholeCall,
+    joined,
+    whole_answer,
+)
 from baton_gateway.answers.answer_reader import AnswerReader, new_call_id
 from baton_gateway.answers.formats import AnswerFormat, FormatNames
+from baton_gateway.answers.text_feed import MAX_BLANKS
 from baton_testing.gateway.answer_transcripts import (
     BY_HAND,
     FAMILIES,
@@ -146,6 +157,38 @@ def test_text_is_told_as_soon_as_it_is_clear() -> None:
     assert reader.push('>{"name": "f"') == ()
     assert reader.push(', "arguments": {"a') == (CallPart(0, "id", "f"), ArgumentsPart(0, '{"a'))
     assert reader.push('": 1}}') == (ArgumentsPart(0, '": 1}'),)
+
+
+def test_numbers_are_told_as_they_come() -> None:
+    """They were held back up to the next bracket: a list of numbers came all at once."""
+    reader = reader_of(form_of("mistral", False))
+    reader.push('[TOOL_CALLS]f[ARGS]{"a": [')
+    assert reader.push("1, 2") == (ArgumentsPart(0, "1, 2"),)
+    assert reader.push("3, ") == (ArgumentsPart(0, "3, "),)
+
+
+@pytest.mark.parametrize("step", [1, 7, 5_000, 20_000])
+def test_blanks_without_end_are_not_held_back_without_end(step: int) -> None:
+    """As many as fit are dropped before a mark; those before them are told."""
+    text = "x" + " " * 10_000 + '<tool_call>{"name": "f"}</tool_call>'
+    reader = reader_of(form_of("hermes", False))
+    parts = [part for begin in range(0, len(text), step) for part in reader.push(text[begin : begin + step])]
+    whole = whole_answer([*parts, *reader.end()])
+    assert whole.content == "x" + " " * (10_000 - MAX_BLANKS)
+    assert [call.name for call in whole.calls] == ["f"]
+
+
+def test_parts_of_one_kind_are_joined_and_no_others() -> None:
+    parts: list[AnswerPart] = [
+        ContentPart("a"), ContentPart("b"), ReasoningPart("c"), ContentPart("d"), CallPart(0, "x", "f"),
+        ArgumentsPart(0, "1"), ArgumentsPart(0, "2"), CallPart(1, "y", "f"), CallPart(2, "z", "f"),
+        ArgumentsPart(2, "3"),
+    ]  # fmt: skip
+    assert joined(parts) == [
+        ContentPart("ab"), ReasoningPart("c"), ContentPart("d"), CallPart(0, "x", "f"), ArgumentsPart(0, "12"),
+        CallPart(1, "y", "f"), CallPart(2, "z", "f"), ArgumentsPart(2, "3"),
+    ]  # fmt: skip
+    assert joined([]) == []
 
 
 def test_ids_of_calls_are_what_every_template_takes() -> None:
