@@ -121,11 +121,17 @@ def _ended(finish: str, stop: str | None) -> dict[str, Any]:
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    """Of the prompt, `input_tokens` counts what was not read from a cache, as in Anthropic's API."""
-    if (cached := usage.cached_tokens) is None:
-        return {"input_tokens": usage.prompt_tokens, "output_tokens": usage.completion_tokens}
-    fresh = usage.prompt_tokens - cached
-    return {"input_tokens": fresh, "cache_read_input_tokens": cached, "output_tokens": usage.completion_tokens}
+    """Of the prompt, `input_tokens` counts what was not read from a cache, as in Anthropic's API. What is not known is
+    left out.
+    """
+    cached, thought = usage.cached_tokens, usage.reasoning_tokens
+    fields: dict[str, Any] = {"input_tokens": usage.prompt_tokens - (cached or 0)}
+    if cached is not None:
+        fields["cache_read_input_tokens"] = cached
+    fields["output_tokens"] = usage.completion_tokens
+    if thought is not None:
+        fields["output_tokens_details"] = {"thinking_tokens": thought}
+    return fields
 
 
 class MessageWriter:

@@ -28,6 +28,9 @@ _IGNORED = (
     "diagnostics",
 )  # fmt: skip
 """Accepted without effect: they steer the provider's side, not the answer."""
+_KEEPS_ALL = "clear_thinking_20251015"
+_NO_EDITS = ({"edits": []}, *({"edits": [{"type": _KEEPS_ALL, "keep": keep}]} for keep in ("all", {"type": "all"})))
+"""What agents send to have nothing of a conversation left out."""
 _MAX_WORD = 64
 
 
@@ -61,7 +64,7 @@ def _parse(fields: Fields, body: ChatBody, unknown: UnknownFields) -> ChatReques
     _read_output(fields.take("output_config"), body)
     fields.refuse("container", "tools run at the client")
     fields.refuse("mcp_servers", "tools run at the client", harmless=([],))
-    fields.refuse("context_management", "a conversation is taken as it is sent")
+    fields.refuse("context_management", "a conversation is taken as it is sent", harmless=_NO_EDITS)
     fields.ignore(*_IGNORED, max_bytes=MAX_IGNORED_BYTES)
     return body.request(fields.end(unknown))
 

@@ -135,6 +135,24 @@ async def test_an_answer_that_the_client_began_is_gone_on_with(
     assert counted.input_tokens == len(unpack_ids(client.prefill().tokens))
 
 
+async def test_what_agents_send_by_the_beta_client_is_taken(
+    client: HttpClient, claude: anthropic.AsyncAnthropic
+) -> None:
+    """Fields that leave the conversation as it is, and a path with a query."""
+    asked: Any = BODY | {
+        "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral", "ttl": "1h"}}],
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "metadata": {"user_id": "u"},
+        "betas": ["context-management-2025-06-27"],
+    }
+    async with claude.beta.messages.stream(**asked) as stream:
+        message = await stream.get_final_message()
+    assert [block.type for block in message.content] == ["text"]
+    for edit in ({"type": "clear_thinking_20251015"}, {"type": "clear_tool_uses_20250919"}):
+        status, error = await refused(client, context_management={"edits": [edit]})
+        assert (status, error["param"]) == (400, "context_management")
+
+
 async def test_turns_and_blocks_are_one_chat(client: HttpClient) -> None:
     """Turns that follow each other on one side are one turn; what the prompt is, chat says of the same."""
     cached = {"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}

@@ -97,7 +97,11 @@ async def test_messages_are_anthropics(client: HttpClient, name: str) -> None:
     client.say(ANSWERS[name])
     asked = body(name, "max_tokens") | {"messages": USER, "tools": [{"name": "look", "input_schema": SCHEMA}]}
     async with client.http.post(client.gateway.url(MESSAGES), json=asked) as got:
-        check(Message, await got.json())
-    for event in await client.named_events(MESSAGES, **asked):
+        whole = await got.json()
+    check(Message, whole)
+    assert (whole["usage"]["output_tokens_details"]["thinking_tokens"] > 0) == ("thought" in name)
+    events = await client.named_events(MESSAGES, **asked)
+    assert events[-2]["usage"] == whole["usage"]
+    for event in events:
         if event["type"] != "ping":  # the client's types leave it out
             check(RawMessageStreamEvent, event)
