@@ -16,8 +16,6 @@ _CHANNEL_AT = 15
 """In the first frame of who dialled a pair port."""
 HANDSHAKE_BYTES = {False: PROOF_BYTES, True: OFFER_BYTES + CONFIRM_BYTES}
 """Of who dialled, of who was dialled."""
-UPGRADE_BYTES = {False: 400, True: 250}
-"""More than an HTTP upgrade takes, and its answer."""
 HEAD_END = b"\r\n\r\n"
 ANYWHERE = 0.05
 """Share of the flips that may also meet a handshake."""
@@ -164,8 +162,9 @@ class TamperingProxy:
         return altered
 
     def _altered(self, passage: _Passage, way: Way, data: bytes) -> bytes:
-        before = HANDSHAKE_BYTES[way.is_back] + (0 if len(self._links) > 1 else UPGRADE_BYTES[way.is_back])
-        is_set_up = passage.passed[way.is_back] >= before
+        is_upgraded = len(self._links) == 1
+        so_far = passage.behind_head if is_upgraded else passage.passed
+        is_set_up = so_far[way.is_back] >= HANDSHAKE_BYTES[way.is_back]
         if way not in self._armed or not (is_set_up or self._draw.random() < ANYWHERE):
             return data
         armed = self._armed.pop(way)
@@ -174,7 +173,6 @@ class TamperingProxy:
         altered = bytearray(data)
         at = self._draw.randrange(len(data))
         altered[at] ^= 1 << self._draw.randrange(8)
-        is_upgraded = len(self._links) == 1
         flip = Flip(way, time.monotonic(), is_upgraded and passage.is_in_head(way.is_back, data, at))
         passage.flips.append(flip)
         armed.set_result(flip)
