@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 from bench.results import shrink_plot
 
-from baton_control.sizing.capacity import Targets, TwinSizer, latencies
+from baton_control.sizing.capacity import Targets, latencies
+from baton_control.sizing.sizing_state import fresh
 from baton_control.sizing.spec import Bounds, SizingSpec
 from baton_control.sizing.workload import Floats, Workload
 from baton_control.twin.twin import Twin
@@ -122,7 +123,7 @@ def prediction(
     spec = SizingSpec(bounds, bounds, targets)
     initial = {role: 1 for role in POOL_ROLES}
     scenario = Scenario("paced", workload, emulation.model, spec, startup_s, initial)
-    outcome = replay_policy(scenario, "slo", Slo(spec, TwinSizer(emulation.model, targets, max_workers=most + 1)))
+    outcome = replay_policy(scenario, "slo", Slo(spec, fresh(emulation.model, spec)))
     closed = Predicted(
         outcome.ttft_s,
         outcome.tpot_s,

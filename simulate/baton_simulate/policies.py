@@ -13,8 +13,7 @@ import numpy as np
 
 from baton_control.sizing.capacity import Mix, TwinSizer
 from baton_control.sizing.readings import Observed, PoolSeen, Unknown
-from baton_control.sizing.remembered import SizingMemory
-from baton_control.sizing.slo import size
+from baton_control.sizing.sizing_state import SizingState, fresh, learn_and_size
 from baton_control.sizing.spec import SizingSpec
 from baton_control.sizing.worker_model import WorkerModel
 from baton_control.sizing.workload import RequestShape, Workload
@@ -49,11 +48,10 @@ KNOBS = {
 
 @dataclass(slots=True)
 class Slo:
-    """Mode SLO in a replay: the production decision with its memory."""
+    """Mode SLO in a replay: the production decision, its memory and its fit of step times."""
 
     spec: SizingSpec
-    sizer: TwinSizer
-    memory: SizingMemory = field(default_factory=SizingMemory)
+    state: SizingState
     reasons: dict[Role, str] = field(default_factory=dict)
     last: Sizes = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
@@ -71,8 +69,8 @@ class Slo:
             )
         else:
             seen = metrics.observed()
-        decision = size(self.spec, seen, self.memory, now, self.sizer, epoch_s=now)
-        self.memory = decision.memory
+        steps = [] if metrics is None else metrics.steps()
+        decision, self.state = learn_and_size(self.spec, self.state, seen, steps, now, epoch_s=now)
         self.reasons = {role: pool.reason for role, pool in decision.pools.items()}
         self.last = {role: pool.workers for role, pool in decision.pools.items()}
         return self.last
@@ -128,7 +126,7 @@ def player(
     share = min(0.8, concurrency[Role.DECODE] * needs.context / believed.kv_capacity_tokens)
     tuned = {role: max(1.0, tuned_share * concurrency[role]) for role in POOL_ROLES}
     makers: dict[str, Callable[[], Player]] = {
-        "slo": lambda: Slo(spec, TwinSizer(believed, spec.targets)),
+        "slo": lambda: Slo(spec, fresh(believed, spec)),
         "static": lambda: Scripted(lambda now: needs.most()),
         "oracle": lambda: Scripted(lambda now: needs.between(now, now + 1.3 * startup_s + 2 * LOOK_S)),
         "hpa-queue": lambda: Baseline(Hpa(spec, tuned)),

@@ -12,6 +12,7 @@ from baton_control.sizing.readings import (
     Observed,
     PoolSeen,
     Reading,
+    StepSeen,
     Unknown,
     arrivals_reading,
     number_reading,
@@ -21,8 +22,11 @@ from baton_control.sizing.workload import RequestShape
 from baton_control.telemetry.store import LATENCY_WINDOW_S
 from baton_control.twin.twin import Twin
 from baton_simulate.baselines.signals import PoolSignals, Signals
+from baton_wire.messages.measures import StepTiming
 from baton_wire.messages.values import Role
 
+STEPS_TOLD = 8
+"""A state frame has as many; fewer than the 64 that two summaries of 5 s may have."""
 FIRST_OUTPUT = 200
 """Tokens that an answer is taken to have until the first has ended."""
 
@@ -61,6 +65,24 @@ class TwinMetrics:
             queued_tokens=number_reading(float(waiting), "queued tokens"),
             running=number_reading(float(self._running()), "running sequences"),
         )
+
+    def steps(self) -> list[StepSeen]:
+        """The step that each worker computes now, as often as a worker tells of steps between two decisions.
+
+        Steps of the twin carry no noise, so the same one again says what another like it would.
+        """
+        twin, told = self._twin, []
+        for number, worker in enumerate(twin.prefill):
+            if worker.batch:
+                seconds = worker.busy_until - worker.started_s
+                step = StepTiming(0, worker.batch_tokens, worker.batch_pairs, 0, 0, seconds)
+                told += [StepSeen(Role.PREFILL, f"p{number}", step)] * STEPS_TOLD
+        for number, other in enumerate(twin.decode):
+            if other.active:
+                seconds = other.model.decode.seconds(len(other.active), other.kv_tokens)
+                step = StepTiming(0, 0, 0.0, len(other.active), other.kv_tokens, seconds)
+                told += [StepSeen(Role.DECODE, f"d{number}", step)] * STEPS_TOLD
+        return told
 
     def _running(self) -> int:
         twin = self._twin

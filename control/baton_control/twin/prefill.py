@@ -18,6 +18,8 @@ class PrefillWorker:
 
     __slots__ = (
         "batch",
+        "batch_pairs",
+        "batch_tokens",
         "busy_until",
         "created_s",
         "draining",
@@ -43,6 +45,8 @@ class PrefillWorker:
         self.queued_tokens = 0
         self.queued_s = 0.0
         self.batch: list[int] = []
+        self.batch_tokens, self.batch_pairs = 0, 0.0
+        """To compute in the running step, and (token, attended position) pairs."""
         self.started_s = 0.0
         self.busy_until = 0.0
         self.pinned_tokens = 0
@@ -90,6 +94,7 @@ class PrefillWorker:
             return None
         if not self.queue:
             self.queued_s = 0.0  # what rounding left
+        self.batch_tokens, self.batch_pairs = tokens_sum, pairs_sum
         self.started_s = now
         self.busy_until = now + model.prefill.seconds(tokens_sum, pairs_sum)
         self.seconds_batched += self.busy_until - now
