@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 
-from baton_control.sizing.capacity import Targets
 from baton_control.sizing.readings import (
     MAX_SAMPLE,
     ArrivalReading,
-    Known,
     Observed,
     PoolSeen,
-    Reading,
     StepSeen,
-    Unknown,
     arrivals_reading,
     number_reading,
 )
-from baton_control.sizing.slo_sizing import MIN_JUDGED, STARTUP_SAFETY
+from baton_control.sizing.slo_sizing import STARTUP_SAFETY
 from baton_control.sizing.workload import RequestShape
-from baton_control.telemetry.store import LATENCY_WINDOW_S
 from baton_control.twin.twin import Twin
 from baton_simulate.baselines.signals import PoolSignals, Signals
 from baton_wire.messages.measures import StepTiming
@@ -34,12 +29,11 @@ FIRST_OUTPUT = 200
 class TwinMetrics:
     """Windows over one twin; each reading covers the time since it was last asked for."""
 
-    def __init__(self, twin: Twin, targets: Targets, startup_s: float) -> None:
-        self._twin, self._targets, self._startup_s = twin, targets, startup_s
+    def __init__(self, twin: Twin, startup_s: float) -> None:
+        self._twin, self._startup_s = twin, startup_s
         self._arrived = {"signals": (0, 0.0), "observed": (0, 0.0)}
         self._ended = 0
         self._outputs: deque[int] = deque(maxlen=256)
-        self._judged: deque[tuple[float, bool, bool]] = deque()
 
     def signals(self) -> Signals:
         twin = self._twin
@@ -56,7 +50,7 @@ class TwinMetrics:
         )
 
     def observed(self) -> Observed:
-        self._judge()
+        self._ended_lately()
         waiting = self._twin.gateway_tokens + sum(worker.queued_tokens for worker in self._twin.prefill)
         return Observed(
             arrivals=self._arrivals(),
@@ -104,24 +98,14 @@ class TwinMetrics:
         ]
         return arrivals_reading(float(last - first), seconds, sample, twin.now, twin.now)
 
-    def _judge(self) -> None:
-        twin, targets = self._twin, self._targets
-        for i in twin.finished[self._ended :]:
-            self._outputs.append(twin.output[i])
-            ttft = twin.first_s[i] - twin.arrival_s[i]
-            tpot = (twin.done_s[i] - twin.first_s[i]) / max(1, twin.output[i] - 1)
-            self._judged.append((twin.now, ttft <= targets.ttft_s, tpot <= targets.tpot_s))
+    def _ended_lately(self) -> None:
+        twin = self._twin
+        self._outputs.extend(twin.output[i] for i in twin.finished[self._ended :])
         self._ended = len(twin.finished)
-        while self._judged and twin.now - self._judged[0][0] > LATENCY_WINDOW_S:
-            self._judged.popleft()
 
     def _seen(self, role: Role) -> PoolSeen:
-        share: Reading = Unknown("too few requests")
-        if len(self._judged) >= MIN_JUDGED:
-            column = 1 if role is Role.PREFILL else 2
-            share = Known(sum(entry[column] for entry in self._judged) / len(self._judged))
         twin = self._twin
-        return PoolSeen(twin.workers(role), twin.routable(role), self._startup_s * STARTUP_SAFETY, share)
+        return PoolSeen(twin.workers(role), twin.routable(role), self._startup_s * STARTUP_SAFETY)
 
     def _prefill(self) -> PoolSignals:
         twin = self._twin

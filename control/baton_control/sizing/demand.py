@@ -10,7 +10,7 @@ import numpy as np
 from baton_control.sizing.capacity import Mix, Sizer
 from baton_control.sizing.forecast import forecast
 from baton_control.sizing.readings import ArrivalReading, Arrivals, Known, Observed, PoolSeen, Unknown
-from baton_control.sizing.remembered import HISTORY, RECENT, Interval, Orders, PoolMemory, SizingMemory
+from baton_control.sizing.remembered import HISTORY, RECENT, Interval, Orders, SizingMemory
 from baton_control.sizing.spec import SizingSpec
 from baton_control.sizing.workload import RequestShape
 from baton_wire.messages.values import POOL_ROLES, Role
@@ -21,15 +21,9 @@ MIX_CHANGE = 0.1
 MIX_SHIFT, SHIFT_REQUESTS = 2.5, 30
 """It is replaced at once when so many requests of the last interval have prompts longer or shorter by this factor."""
 DISPERSIONS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
-CORRECTION_STEP, CORRECTION_DECAY, MAX_CORRECTION = 0.04, 0.005, 1.5
-JUDGED_AFTER_S = 90.0
-"""What clients saw is a window of a minute, and answers of half a minute end in it."""
 DRAIN_SHARE = 1.5
 """Start-ups that a backlog may take to drain: it was late before any worker could help, what comes now does not wait
 behind it, and workers that drain it are paid for as long as they take to come and go."""
-TOLERANCE = 0.02
-"""By how much clients may see less than the wanted share before the twin is corrected."""
-
 Steps = tuple[tuple[float, int], ...]
 """(seconds from now, workers from then on), ascending, the first at 0."""
 
@@ -39,7 +33,7 @@ class Demand:
     """Of one pool."""
 
     rate_per_s: float
-    """Requests of the present mix, the upper quantile at the horizon, with backlog and correction."""
+    """Requests of the present mix, the upper quantile at the horizon, with the backlog."""
     lasting_per_s: float
     """The same without the backlog."""
     horizon_s: float
@@ -90,11 +84,11 @@ def demands(
         pool = seen.pool(role)
         horizon_s = (pool.startup_s if pool.startup_s is not None else spec.startup_s) + spec.interval_s
         series = tokens if role is Role.PREFILL else requests
-        ahead = forecast(series, spec.interval_s, horizon_s, spec.quantile, spec.season_s, spread[role])
+        ahead = forecast(series, spec.interval_s, horizon_s, spec.quantile, spread[role])
         if role is Role.PREFILL:
             if not ahead.is_step and tokens[-1] > ahead.high:
                 # A step in the number of requests shows sooner than in their lengths, which vary.
-                counted = forecast(requests, spec.interval_s, horizon_s, spec.quantile, spec.season_s)
+                counted = forecast(requests, spec.interval_s, horizon_s, spec.quantile)
                 ahead = counted if counted.is_step else ahead
             one = sizer.most_per_s(role, mix)
             waiting = _late(spec, seen, one, mix)
@@ -102,10 +96,9 @@ def demands(
             ready = capacity_steps(_routable(pool), pool.workers, memory.pools[role].orders, now, horizon_s)
             left = waiting_at(waiting, ahead.mean, one, ready, horizon_s) if is_late else 0.0
             draining = left / max(spec.drain_s, DRAIN_SHARE * horizon_s)
-        correction = memory.pools[role].correction
-        rate = max(ahead.high, ahead.mean + draining) * correction
+        rate = max(ahead.high, ahead.mean + draining)
         each = mean_tokens if role is Role.PREFILL else None
-        result[role] = Demand(rate, ahead.high * correction, horizon_s, draining, is_late, ahead.predictor, each)
+        result[role] = Demand(rate, ahead.high, horizon_s, draining, is_late, ahead.predictor, each)
     return result
 
 
@@ -133,20 +126,6 @@ def waiting_at(waiting: float, rate_per_s: float, one_per_s: float, steps: Steps
     for (start, workers), end in zip(steps, ends, strict=True):
         waiting = max(0.0, waiting + (rate_per_s - workers * one_per_s) * max(0.0, end - start))
     return waiting
-
-
-def judged(memory: PoolMemory, pool: PoolSeen, wanted_share: float, is_enough: bool, now: float) -> PoolMemory:
-    """The memory after an interval: corrected upwards while clients see less than promised by a pool that was enough.
-
-    What clients saw covers the last minute, so the pool has to have been enough for longer: a burst that came
-    before its workers would otherwise be taken for an error of the twin.
-    """
-    since = (memory.enough_s if memory.enough_s is not None else now) if is_enough else None
-    correction = max(1.0, memory.correction - CORRECTION_DECAY)
-    is_short = isinstance(pool.share_met, Known) and pool.share_met.value < wanted_share - TOLERANCE
-    if is_short and since is not None and now - since >= JUDGED_AFTER_S:
-        correction = min(MAX_CORRECTION, memory.correction + CORRECTION_STEP)
-    return replace(memory, enough_s=since, correction=correction)
 
 
 def _late(spec: SizingSpec, seen: Observed, one_per_s: float, mix: Mix) -> float:

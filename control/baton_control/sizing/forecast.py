@@ -1,8 +1,8 @@
 """Arrivals at a horizon, as a mean and an upper quantile. A few plain predictors, the best of them on recent history.
 
-Each predictor is a level (mean of the last seconds) plus a damped trend, or the value one season ago where history
-covers two seasons. All of them are back-tested at the same horizon over the history that there is; the one with
-the smallest pinball loss at the wanted quantile predicts, and the ratios by which it was wrong give the quantile.
+Each predictor is a level (mean of the last seconds) plus a damped trend. All of them are back-tested at the same
+horizon over the history that there is. The one with the smallest pinball loss at the wanted quantile predicts, and the
+ratios by which it was wrong give the quantile.
 docs/sizing.md has the same back-test over the public traces.
 """
 
@@ -45,7 +45,6 @@ class Predictor:
     """Window of the slope; 0: no trend."""
     damping: float = 0.0
     """Share of the slope that is believed to go on until the horizon."""
-    season_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,6 @@ def forecast(
     bucket_s: float,
     horizon_s: float,
     quantile: float,
-    season_s: float = 0.0,
     spread: float = 1.0,
     predictors: Sequence[Predictor] = PREDICTORS,
 ) -> Forecast:
@@ -82,7 +80,7 @@ def forecast(
 
     `spread`: variance of a compound Poisson count over a plain one's, E[x²]/E[x]² where each arrival counts x.
     """
-    expected = _expected(series, bucket_s, horizon_s, quantile, season_s, spread, predictors)
+    expected = _expected(series, bucket_s, horizon_s, quantile, spread, predictors)
     return _jumped(expected, series, bucket_s, quantile, spread)
 
 
@@ -111,16 +109,12 @@ def _expected(
     bucket_s: float,
     horizon_s: float,
     quantile: float,
-    season_s: float,
     spread: float,
     predictors: Sequence[Predictor],
 ) -> Forecast:
     values = np.asarray(series, dtype=np.float64)
     ahead = max(1, round(horizon_s / bucket_s))
     actual = _smoothed(values, max(1, round(ACTUAL_S / bucket_s)))
-    candidates = list(predictors)
-    if season_s and len(values) * bucket_s >= 2 * season_s:
-        candidates.append(Predictor("season", 60, season_s=season_s))
     tests = len(values) - ahead
     if tests < MIN_TESTS:
         level = float(np.mean(values[-6:]))
@@ -128,7 +122,7 @@ def _expected(
         return Forecast(level, level + noise, "mean 60 s", 0)
     weights = _weights(_steps(actual, bucket_s, spread, STEP_RATIO), bucket_s, ahead)
     breaks = _steps(actual, bucket_s, spread, BREAK_RATIO)
-    scored = [_tested(each, values, actual, bucket_s, ahead, quantile, breaks, weights) for each in candidates]
+    scored = [_tested(each, values, actual, bucket_s, ahead, quantile, breaks, weights) for each in predictors]
     _, mean, high, name = min(scored)
     return Forecast(mean, high, name, tests)
 
@@ -194,10 +188,6 @@ def predictions(predictor: Predictor, values: Floats, bucket_s: float, ahead: in
     A slope over one of the `breaks` says nothing about later: no trend until it has left the window.
     """
     level = _smoothed(values, max(1, round(predictor.level_s / bucket_s)))
-    if predictor.season_s:
-        back = round(predictor.season_s / bucket_s) - ahead
-        ago = np.concatenate([level[: len(level) - back] * 0 + level[:1], level])[-len(values) - back : -back or None]
-        return np.asarray(ago[: len(values)])
     if not predictor.trend_s:
         return level
     width = max(2, round(predictor.trend_s / bucket_s))

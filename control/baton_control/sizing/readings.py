@@ -80,8 +80,6 @@ class PoolSeen:
     """Of those, what the gateway can use; None: unknown."""
     startup_s: float | None = None
     """How long a new worker takes until it is routable, a high quantile of what was measured; None: never measured."""
-    share_met: Reading = Unknown("not measured")  # frozen
-    """Share of the last minute's requests within this pool's target."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,10 +50,6 @@ class PoolMemory:
     """Workers asked for lately and when they should be routable."""
     wanted: int | None = None
     """The last decision."""
-    enough_s: float | None = None
-    """Since when the pool has been as large as needed, all of it routable, without a queue."""
-    correction: float = 1.0
-    """How much more load a worker feels than the twin thinks; learned from what clients saw."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from baton_control.sizing.budget import within_budget
 from baton_control.sizing.capacity import Mix, Sizer
-from baton_control.sizing.demand import Demand, demands, judged, learned
+from baton_control.sizing.demand import Demand, demands, learned
 from baton_control.sizing.readings import Arrivals, Observed, PoolSeen, ProvenZero, Unknown
 from baton_control.sizing.remembered import PoolMemory, SizingMemory
 from baton_control.sizing.spec import SizingSpec
@@ -109,9 +109,7 @@ def _decide_pool(
     workers, why, kept = stabilised(
         spec, pool, memory.pools[role], target, shrunk, demand.is_late, memory.since_s, demand.horizon_s, now
     )
-    enough = pool.workers >= needed and pool.routable == pool.workers and not demand.is_late
     kept = with_orders(kept, workers - pool.workers, demand.horizon_s, now)
-    kept = judged(kept, pool, spec.targets.share(role), enough, now)
     text = _reason(spec, role, pool.workers, workers, demand, mix, sizer, why)
     return PoolDecision(workers, text, needed), kept
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from baton_control.names import Key
 from baton_control.sizing import sizing_state as states
 from baton_control.sizing.deployment import sizing_spec, worker_prior
-from baton_control.sizing.readings import Known, Observed, PoolSeen, Reading, Unknown
+from baton_control.sizing.readings import Observed, PoolSeen, Unknown
 from baton_control.sizing.scaling import PoolNow, Sized
 from baton_control.sizing.sizing_state import SizingState
 from baton_control.sizing.slo import SloDecision
@@ -23,8 +23,6 @@ from baton_control.telemetry.store import TelemetryStore
 from baton_wire.messages.values import POOL_ROLES, Role
 from baton_wire.rules.hardware import Accelerator
 
-MIN_JUDGED = 50
-"""Requests in the last minute before their share within a target says anything."""
 STARTUP_SAFETY = 1.15
 """A high quantile of start-up times over their median."""
 SAVE_EVERY_S = 60.0
@@ -83,7 +81,7 @@ class SloSizing:
         asleep = any(pools[role].workers == 0 for role in POOL_ROLES)
         parked = store.parked if asleep else 0
         if parked and (known.sized is None or not all(known.sized.workers.values())):
-            seen = states.unknown("requests wait for a first pair of workers", _observed(known, store, pools, now))
+            seen = states.unknown("requests wait for a first pair of workers", _observed(known, store, pools))
             return self._decided(known, store, seen, parked, now, epoch_s)
         since = now - known.decided_s
         if since < known.spec.interval_s:
@@ -91,7 +89,7 @@ class SloSizing:
         if not store.is_complete(now, expected) and since < known.spec.interval_s + WAIT_FOR_REPORTS_S:
             return known.sized or _first(known.spec, pools, epoch_s)
         seen = replace(
-            _observed(known, store, pools, now),
+            _observed(known, store, pools),
             queued_tokens=store.queued_tokens(now, expected),
             running=store.running(now, expected),
             arrivals=store.take_arrivals(now, expected),
@@ -179,16 +177,14 @@ def _first(spec: SizingSpec, pools: Mapping[Role, PoolNow], epoch_s: float) -> S
     return Sized(workers, {role: f"{role.value} {workers[role]}: nothing told yet" for role in POOL_ROLES}, holds=True)
 
 
-def _observed(known: _Deployment, store: TelemetryStore, pools: Mapping[Role, PoolNow], now: float) -> Observed:
+def _observed(known: _Deployment, store: TelemetryStore, pools: Mapping[Role, PoolNow]) -> Observed:
     """The pools as they are; demand is filled in by whoever takes it."""
-    prefill, decode = (_seen(known, store, role, pools[role], now) for role in POOL_ROLES)
+    prefill, decode = (_seen(known, store, role, pools[role]) for role in POOL_ROLES)
     return Observed(Unknown("not taken yet"), prefill, decode)
 
 
-def _seen(known: _Deployment, store: TelemetryStore, role: Role, pool: PoolNow, now: float) -> PoolSeen:
-    met = store.latencies(now).share_met(role, known.spec.targets.limit_s(role))
-    share: Reading = Unknown("too few requests") if met is None or met[1] < MIN_JUDGED else Known(met[0])
-    return PoolSeen(pool.workers, pool.routable, known.startup_s(store, role), share)
+def _seen(known: _Deployment, store: TelemetryStore, role: Role, pool: PoolNow) -> PoolSeen:
+    return PoolSeen(pool.workers, pool.routable, known.startup_s(store, role))
 
 
 def _inputs(decision: SloDecision, store: TelemetryStore, known: _Deployment, now: float) -> str:

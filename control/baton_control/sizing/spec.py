@@ -9,8 +9,7 @@ The words of sizing, in the order in which a decision uses them:
     forecast     arrivals at the horizon, a quantile of them
     backlog      what waits now and will still wait at the horizon; it is spread over the time in which it shall drain
     late         more waits than can be answered within the target: nothing shrinks
-    correction   how much more load a worker feels than the twin thinks, learned from what clients saw
-    demand       the load that a pool has to be ready for: forecast, backlog and correction together
+    demand       the load that a pool has to be ready for: forecast and backlog together
     needed       the fewest workers with which the twin meets the target for the demand
     relaxed      needed for the forecast alone with a margin: what a pool may shrink to
     stabilised   upwards at once; downwards only to the most that was needed in a window, after a cooldown
@@ -87,7 +86,6 @@ class SizingSpec:
     max_step_down: int = 8
     max_reversals_per_hour: int = 4
     """Changes of direction of one pool, as long as it is about small steps."""
-    season_s: float = 86_400.0
     bounds_of: dict[Role, Bounds] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -162,27 +162,6 @@ def test_pools_do_not_sleep_in_a_window_and_wake_when_it_opens() -> None:
     assert walk.workers == (1, 2)
 
 
-def _judged(queued_tokens: float, intervals: int) -> SizingMemory:
-    memory, now = SizingMemory(), 0.0
-    observed = seen(arrivals(5), (4, 4), Known(queued_tokens) if queued_tokens else ProvenZero())
-    poor = replace(observed, decode=replace(observed.decode, share_met=Known(0.7)))
-    for _ in range(intervals):
-        now += 10.0
-        memory = size(spec(), poor, memory, now, PerWorker()).memory
-    return memory
-
-
-def test_clients_that_see_less_than_promised_correct_the_twin() -> None:
-    memory = _judged(0.0, 14)
-    assert memory.pools[Role.DECODE].correction > 1.1
-    assert memory.pools[Role.PREFILL].correction == 1.0
-
-
-def test_what_clients_saw_of_a_burst_is_no_error_of_the_twin() -> None:
-    assert _judged(0.0, 9).pools[Role.DECODE].correction == 1.0, "the last minute may be that of a smaller pool"
-    assert _judged(500_000.0, 30).pools[Role.DECODE].correction == 1.0, "they waited"
-
-
 def test_a_pool_rests_for_as_long_as_a_new_worker_takes_before_it_shrinks() -> None:
     walk = Walk(spec(), startup_s=200.0)
     walk.step(arrivals(40), 6)
