@@ -63,6 +63,8 @@ class Hello(Message, frozen=True, tag=1):
     bundle_hash: Digest
     """SHA-256 of the tokenizer bundle, which follows in BundleChunk messages."""
     bundle_bytes: Annotated[int, Meta(ge=1, le=64 << 20)]
+    keeps_answers: bool = False
+    """A prefill worker that also takes Reserve without `prefill_epoch`: it decodes what it computed itself."""
 
     def __post_init__(self) -> None:
         check_worker(self.role)
