@@ -78,7 +78,7 @@ def run_up(options: UpOptions) -> int:
     port = free_port(options.host, options.port)
     gpus = gpu_ids(os.environ)
     ready = _ready_model(options, written, bool(gpus))
-    deployment, model = _as_asked(ready.deployment, options), ready.argument
+    deployment, model = as_asked(ready.deployment, options), ready.argument
     emulation = None if options.emulate is None else emulated(options.emulate, deployment)
     chosen = (
         devices(deployment, options.device, len(gpus)) if emulation is None else dict.fromkeys(POOL_ROLES, Device.CPU)
@@ -118,7 +118,7 @@ def _ready_model(options: UpOptions, written: LLMDeployment | None, has_gpu: boo
     return from_source(options.source, cache, os.environ, device)
 
 
-def _as_asked(deployment: LLMDeployment, options: UpOptions) -> LLMDeployment:
+def as_asked(deployment: LLMDeployment, options: UpOptions) -> LLMDeployment:
     """The deployment with what the command line says otherwise."""
     spec = deployment.spec
     gateway: dict[str, object] = {} if options.processes is None else {"processes": options.processes}

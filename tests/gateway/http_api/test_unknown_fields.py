@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
+import openai
 import pytest
 
 from baton_gateway.http_api.openai_fields import MAX_UNKNOWN
@@ -134,3 +135,12 @@ async def test_what_cannot_be_cut_is_refused(client: HttpClient, more: dict[str,
     status, problem = await client.refused(COMPLETIONS, **{"truncate_prompt_tokens": 5, **more})
     assert (status, problem["param"]) == (400, "truncate_prompt_tokens")
     assert code is None or problem["code"] == code
+
+
+async def test_the_official_client_reads_what_was_ignored(lenient: HttpClient) -> None:
+    async with openai.AsyncOpenAI(base_url=lenient.gateway.url("/v1"), api_key="none", max_retries=0) as official:
+        got = await official.chat.completions.with_raw_response.create(
+            model="tiny", messages=[{"role": "user", "content": "Hello"}], extra_body={"priority": 1, "top_k": 5}
+        )
+    assert got.headers[IGNORED_HEADER] == "priority"
+    assert got.parse().choices[0].message.content
