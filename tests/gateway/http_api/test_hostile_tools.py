@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -163,3 +164,46 @@ async def test_a_thousand_tools_are_refused(client: HttpClient) -> None:
     tools = [{"type": "function", "function": {"name": f"f{n}"}} for n in range(1_000)]
     status, error = await client.refused(CHAT, messages=USER, tools=tools)
     assert (status, error["param"], error["code"]) == (400, "tools", "too_long")
+
+
+async def test_whatever_options_come_together_a_stream_says_what_the_whole_answer_says(client: HttpClient) -> None:
+    for seed in range(30):
+        await check_stream(client, random.Random(seed))
+
+
+async def check_stream(client: HttpClient, dice: random.Random) -> None:
+    """One draw of answers and options, whole and streamed."""
+    pieces = (
+        "<think>\nHm STOP.\n</think>\n\n", "I look. ", written("look"), written("other"), " é 東京 STOP",
+        "\n<tool_call>{oops</tool_call>", '<tool_call>{"name": "look"', "   ",
+    )  # fmt: skip
+    client.say(*("".join(dice.choices(pieces, k=dice.randrange(1, 5))) for _ in range(3)))
+    asked: dict[str, Any] = {"messages": USER, "tools": [TOOL], "n": dice.choice((1, 3)), "max_tokens": 400}
+    asked |= {"parallel_tool_calls": dice.random() < 0.5, "logprobs": dice.random() < 0.5}
+    asked |= dice.choice(
+        ({}, {"stop": ["STOP"]}, {"stop": ["</tool_call>", "东"]}, {"max_tokens": dice.randrange(1, 60)})
+    )
+    whole = await client.ask(CHAT, **asked)
+    chunks = await client.stream(CHAT, **asked, stream_options={"include_usage": True})
+    assert chunks[-1]["usage"] == whole["usage"]
+    for choice in whole["choices"]:
+        message = choice["message"]
+        entries = [each for chunk in chunks for each in chunk["choices"] if each["index"] == choice["index"]]
+        deltas = [each["delta"] for each in entries]
+        assert deltas[0] == {"role": "assistant", "content": ""}
+        assert [each["finish_reason"] for each in entries if each["finish_reason"]] == [choice["finish_reason"]]
+        assert "".join(delta.get("content") or "" for delta in deltas) == (message["content"] or "")
+        thoughts = [delta["reasoning_content"] for delta in deltas if "reasoning_content" in delta]
+        assert ("".join(thoughts) if thoughts else None) == message.get("reasoning_content")
+        calls: dict[int, list[str]] = {}
+        for delta in deltas:
+            for call in delta.get("tool_calls", ()):
+                told = calls.setdefault(call["index"], [call["function"].get("name", "")])
+                told.append(call["function"]["arguments"])
+        assert [(told[0], "".join(told[1:])) for told in calls.values()] == [
+            (call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())
+        ]
+        assert asked["parallel_tool_calls"] or len(calls) <= 1
+        if asked["logprobs"]:
+            told_tokens = [t for each in entries if each["logprobs"] for t in each["logprobs"]["content"]]
+            assert told_tokens == choice["logprobs"]["content"]
