@@ -38,7 +38,25 @@ def forbid_tokens(logits: Tensor, rows: Tensor, allowed: Tensor) -> None:
         from baton_kernels.gpu.token_mask import forbid_tokens_triton
 
         forbid_tokens_triton(logits, rows, allowed)
-    else:
-        from baton_kernels.cpu.token_mask import forbid_tokens_rows
+        return
+    from baton_kernels.cpu.compiled.machine_code import has_vectors
 
-        forbid_tokens_rows(logits, rows, allowed)
+    if logits.dtype == torch.float32 and has_vectors():
+        from baton_kernels.cpu.compiled.token_mask import forbid_tokens_compiled
+
+        forbid_tokens_compiled(logits, rows, allowed)
+        return
+    from baton_kernels.cpu.token_mask import forbid_tokens_rows
+
+    forbid_tokens_rows(logits, rows, allowed)
+
+
+def prepare_for(device: torch.device) -> None:
+    """Compile what `forbid_tokens` calls on a CPU, so that the first row with a mask does not wait for it."""
+    if device.type == "cpu":
+        from baton_kernels.cpu.compiled.machine_code import has_vectors
+
+        if has_vectors():
+            from baton_kernels.cpu.compiled.token_mask import compiled
+
+            compiled()

@@ -286,8 +286,9 @@ def test_logprobs_equal_their_reference(k: int) -> None:
 
 @pytest.mark.parametrize("vocab", [1, 31, 32, 33, 1024, 1100])
 @pytest.mark.parametrize("places", [[3, 0, 2], [1, 2, 3], [1, 3, 2]])
-def test_masks_forbid_the_tokens_whose_bit_is_not_set(vocab: int, places: list[int]) -> None:
-    logits = random_logits(4, vocab)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["compiled", "numpy"])
+def test_masks_forbid_the_tokens_whose_bit_is_not_set(vocab: int, places: list[int], dtype: torch.dtype) -> None:
+    logits = random_logits(4, vocab).to(dtype)
     allowed = torch.randint(-(2**31), 2**31, (3, mask_words(vocab) + 2), dtype=torch.int32)
     allowed[1] = 0
     rows = torch.tensor(places)

@@ -55,8 +55,11 @@ class EndIds:
 
     def are_in(self, masks: Words) -> npt.NDArray[np.bool_]:
         """[R] of masks [R, W]: which hold an id that is no text or a mark, and so are to be finished."""
-        found: npt.NDArray[np.bool_] = np.bitwise_or.reduce(masks.take(self.places, axis=1) & self.others, axis=1) != 0
-        return found
+        found = masks.take(self.places, axis=1) & self.others
+        if not np.count_nonzero(found):
+            return np.zeros(len(masks), dtype=np.bool_)
+        held: npt.NDArray[np.bool_] = np.bitwise_or.reduce(found, axis=1) != 0
+        return held
 
 
 class ConstrainedRow:
@@ -81,7 +84,8 @@ class ConstrainedRow:
         self.is_plain = self._thought is None and fresh is not None
         """A grammar alone binds it, from the first token to the end."""
         self._index = 0
-        self._is_over = False
+        self.is_over = False
+        """The answer has ended."""
         self._failure: str | None = None
         self.matcher: LLMatcher | None = None
         """Of the answer; None where there is none, or while only a thought goes on."""
@@ -97,7 +101,7 @@ class ConstrainedRow:
     @property
     def is_free(self) -> bool:
         """Nothing binds this row any more."""
-        return self._is_over or (self._fresh is None and self._stage is ThoughtStage.OVER)
+        return self.is_over or (self._fresh is None and self._stage is ThoughtStage.OVER)
 
     @property
     def failure(self) -> str | None:
@@ -110,7 +114,7 @@ class ConstrainedRow:
 
     @property
     def allowance(self) -> Allowance:
-        if self._is_over:
+        if self.is_over:
             return Allowance.ANYTHING
         if self.is_plain:
             return Allowance.MATCHER if self.failure is None else Allowance.FAILED
@@ -125,13 +129,14 @@ class ConstrainedRow:
     def take(self, token: int) -> None:
         """The row drew `token`."""
         self._index += 1
-        if self.is_free:
+        if self.is_plain:
+            if not self.is_over and self.matcher is not None:
+                if token in self.ends.ids:
+                    self.is_over = True
+                else:
+                    self.matcher.consume_token(token)
             return
-        if self.is_plain and self.matcher is not None:
-            if token in self.ends.ids:
-                self._is_over = True
-            else:
-                self.matcher.consume_token(token)
+        if self.is_free:
             return
         before = self._stage
         if self._thought is not None:
@@ -151,7 +156,7 @@ class ConstrainedRow:
             _allow(words, forced)
         elif self._stage is ThoughtStage.INSIDE:
             words[:] = self.ends.text
-        elif not self._is_over and self.failure is None:
+        elif not self.is_over and self.failure is None:
             self._finish(words)
 
     @property
@@ -161,7 +166,7 @@ class ConstrainedRow:
     @property
     def _forced(self) -> int | None:
         """The only id that may come next, if so: of a mark that has to be written to its end."""
-        if self._thought is None or self._is_over:
+        if self._thought is None or self.is_over:
             return None
         is_opening = self._thought.opening is not None and self._fresh is not None and self.matcher is None
         return self._thought.opening if is_opening else self._thought.forced
@@ -172,7 +177,7 @@ class ConstrainedRow:
     def _answer(self, token: int) -> None:
         """The token belongs to the answer, or may still belong to the mark that opens a thought."""
         if token in self.ends.ids:
-            self._is_over = True
+            self.is_over = True
         elif self.matcher is None:
             self._failure = None if self._fresh is None else "the row left the mark that opens its thought"
         elif self._stage is not ThoughtStage.OPENING:

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 from llguidance import LLMatcher
 
 from baton_engine.grammars.constrained_row import Allowance, ConstrainedRow
@@ -42,6 +43,8 @@ class RowMasks:
         self._rows: dict[int, ConstrainedRow | Future[ConstrainedRow]] = {}
         self._words = np.zeros((0, 0), dtype=np.uint32)
         self._pointer = 0
+        self._last_places: list[int] = []
+        self._placed_array = np.zeros(0, dtype=np.int64)
 
     def open(self, opened: OpenSlot) -> None:
         """A sequence takes a slot; whatever the slot held is over."""
@@ -82,11 +85,12 @@ class RowMasks:
             held = self._rows.get(slot)
             if held is None:
                 continue
-            row = self._ready(slot, held) if isinstance(held, Future) else held
+            row = held if isinstance(held, ConstrainedRow) else self._ready(slot, held)
             if isinstance(row, SlotFailure):
                 failures.append(row)
                 continue
-            allowance = row.allowance
+            # A plain row that is not over is its matcher's; whether that gave up is asked once, behind its mask.
+            allowance = row.allowance if row.is_over or not row.is_plain else Allowance.MATCHER
             if allowance is Allowance.ANYTHING:
                 continue
             if allowance is Allowance.MATCHER and row.matcher is not None:
@@ -108,9 +112,15 @@ class RowMasks:
         masks = None
         if kept:
             allowed = words if len(kept) == len(rows) else words[kept]
-            masks = TokenMasks(np.array([places[number] for number in kept], dtype=np.int64), allowed.view(np.int32))
+            masks = TokenMasks(self._placed([places[number] for number in kept]), allowed.view(np.int32))
         self.observe_masks(time.perf_counter() - begin)
         return RowConstraints(masks, tuple(failures))
+
+    def _placed(self, places: list[int]) -> npt.NDArray[np.int64]:
+        """As an array, the last one's if they are the same: batches change seldom."""
+        if places != self._last_places:
+            self._last_places, self._placed_array = places, np.array(places, dtype=np.int64)
+        return self._placed_array
 
     def _ready(self, slot: int, made: Future[ConstrainedRow]) -> ConstrainedRow | SlotFailure:
         """As a rule it is there: the scheduler lets no row draw before its grammar is compiled."""

@@ -22,6 +22,7 @@ from baton_engine.running.runner import ModelRunner
 from baton_engine.running.step_load import StepLoad
 from baton_engine.running.stepper import Stepper
 from baton_kernels.kv_scales import KV_FP8
+from baton_kernels.token_mask import prepare_for
 from baton_kv_transfer.handover import Verify
 from baton_wire.kv_shape import KvGeometry
 from baton_wire.messages.values import WIRE_VERSION, PairFingerprint, Role
@@ -62,7 +63,7 @@ def build(
     sized = capacity.decide(geometry, context, budget, config.landing_bytes, lands=config.role is Role.DECODE)
     pool = KvPool(geometry, sized.blocks, kv_dtype, device, with_checksums=config.verify == Verify.FULL)
     stages.ended("pool")
-    masks = _masks(bundle, loaded.config.vocab_size, config.max_sequences)
+    masks = _masks(bundle, loaded.config.vocab_size, config.max_sequences, device)
     scheduler = scheduler_of(config, pool, context, masks)
     decodes = alone or config.role is Role.DECODE
     runner = ModelRunner(loaded, pool, config.max_sequences, masks, decodes=decodes)
@@ -95,10 +96,11 @@ class _Stages:
         self.seconds[name], self._began_s = now - self._began_s, now
 
 
-def _masks(bundle: TokenizerBundle, vocab_size: int, max_sequences: int) -> RowMasks:
+def _masks(bundle: TokenizerBundle, vocab_size: int, max_sequences: int, device: torch.device) -> RowMasks:
     """The vocabulary is read in the background: the first grammar comes later."""
 
     def read() -> Vocabulary:
+        prepare_for(device)
         files = bundle.files()
         return read_vocabulary(files["tokenizer.json"] or "", named_end_ids(files), vocab_size)
 

@@ -23,7 +23,7 @@ F32: Final = "float"
 VECTOR: Final = "<16 x float>"
 MASK: Final = "<16 x i1>"
 _POINTER: Final = "ptr"
-_ALIGNMENT: Final = {"i64": 8, "float": 4, "i32": 4}
+_ALIGNMENT: Final = {"i64": 8, "float": 4, "i32": 4, "i16": 2}
 
 
 class Value:
@@ -168,10 +168,11 @@ class Kernel:
         if isinstance(value, Value):
             return value
         element = _element(type_)
-        literal = str(int(value))
         if element == F32:
             rounded = struct.unpack("f", struct.pack("f", value))[0]
             literal = f"0x{struct.unpack('Q', struct.pack('d', rounded))[0]:016X}"
+        else:
+            literal = str(int(value))
         return Value(self, type_, literal if element == type_ else f"splat ({element} {literal})")
 
     def operation(self, name: str, a: Value, b: Value | float) -> Value:
