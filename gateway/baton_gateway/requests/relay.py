@@ -22,6 +22,7 @@ from baton_gateway.requests.held_runs import HeldRuns
 from baton_gateway.requests.live_request import LiveRequest, RelayRules, num_sequences, tell_failure, text_bytes
 from baton_gateway.requests.model_lines import ModelLines
 from baton_gateway.requests.preparing import (
+    ModelLimits,
     chat_prompt,
     chat_reading,
     completion_prompts,
@@ -59,6 +60,7 @@ from baton_gateway.requests.request_events import (
 )
 from baton_gateway.requests.retry_budget import RetryBudget
 from baton_gateway.requests.routing import Routing
+from baton_gateway.shapes.answer_shape import AnswerShape
 from baton_gateway.shapes.shape_compiler import ShapeCompiler
 from baton_gateway.text.encoding import PromptEncoder
 from baton_gateway.text.generation_defaults import OF_THE_API
@@ -68,7 +70,7 @@ from baton_gateway.workers.affinity import prefix_keys
 from baton_gateway.workers.linked_workers import WorkerTable
 from baton_wire.messages.gateway_link import Cancel, LegFailed, Prefill, PromptLogprobs, Reserve, Tokens
 from baton_wire.messages.measures import Backlog
-from baton_wire.messages.values import PairFingerprint, Thought
+from baton_wire.messages.values import Grammar, PairFingerprint, Thought
 
 RELEASED_PER_S = 500
 """Parked requests are let go spread over a while, so that a pool that woke up is not buried at once."""
@@ -362,18 +364,15 @@ class Relay:
         text, limits = self._table.text(fingerprint), self._table.limits(fingerprint)
         assert text is not None
         assert limits is not None
-        shape = options.shape
+        if options.shape is None:
+            encoded, grammar = await self._encode(live, text, limits), None
+            if live.reading is not None and live.reading.shape is not None:
+                grammar = await self.shapes.compile(live.reading.shape, live.tenant.name)
+        else:
+            encoded, grammar = await self._encode_and_compile(live, options.shape, text, limits)
         thought: Thought | None = None
         if isinstance(request, ChatRequest):
-            asked = conversation(request.messages, request.tool_use, request.prompting)
-            rendered = await self._templates.render(text.bundle, asked)
-            live.reading = chat_reading(request, rendered, text.answer_format)
-            shape = shape or live.reading.shape
-            thought = thought_of(live.reading, request.max_thinking_tokens, shape is not None, text)
-            encoded = await self.encoder.encode([chat_prompt(rendered, text, limits)], live.tenant.name)
-        else:
-            encoded = await self.encoder.encode(completion_prompts(request, text, limits), live.tenant.name)
-        grammar = None if shape is None else await self.shapes.compile(shape, live.tenant.name)
+            thought = thought_of(live.reading, request.max_thinking_tokens, grammar is not None, text)
         field_name = "messages" if isinstance(request, ChatRequest) else "prompt"
         seed = self._dice.getrandbits(63)
         defaults = text.bundle.generation if self._rules.generation_defaults else OF_THE_API
@@ -382,6 +381,27 @@ class Relay:
         )
         self._begin(live, text, fingerprint, prompts)
         return prompts
+
+    async def _encode(self, live: LiveRequest, text: TextModel, limits: ModelLimits) -> list[bytes]:
+        request = live.request
+        if not isinstance(request, ChatRequest):
+            return await self.encoder.encode(completion_prompts(request, text, limits), live.tenant.name)
+        asked = conversation(request.messages, request.tool_use, request.prompting)
+        rendered = await self._templates.render(text.bundle, asked)
+        live.reading = chat_reading(request, rendered, text.answer_format)
+        return await self.encoder.encode([chat_prompt(rendered, text, limits)], live.tenant.name)
+
+    async def _encode_and_compile(
+        self, live: LiveRequest, shape: AnswerShape, text: TextModel, limits: ModelLimits
+    ) -> tuple[list[bytes], Grammar]:
+        """Both at once: what the client asks for needs nothing of the prompt. Raises the first RefusedError."""
+        try:
+            async with asyncio.TaskGroup() as both:
+                compiling = both.create_task(self.shapes.compile(shape, live.tenant.name))
+                encoded = await self._encode(live, text, limits)
+        except* RefusedError as refusals:
+            raise refusals.exceptions[0] from None
+        return encoded, compiling.result()
 
     def _begin(
         self, live: LiveRequest, text: TextModel, fingerprint: PairFingerprint, prompts: tuple[Prompt, ...]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
-from baton_gateway.shapes.answer_shape import MAX_DEFINITION_BYTES
+from baton_gateway.shapes.answer_shape import MAX_DEFINITION_BYTES, AnswerShape
+from baton_gateway.shapes.shape_compiler import ShapeCompiler
+from baton_gateway.text.chat_template import RenderedChat
+from baton_gateway.text.template_renderer import TemplateRenderer
 from baton_testing.gateway.http_client import CHAT, COMPLETIONS, HttpClient
+from baton_wire.messages.values import Grammar
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 IN_FORMAT = "response_format.json_schema.schema"
@@ -91,3 +96,30 @@ async def test_workers_get_a_grammar_and_nothing_of_the_field(client: HttpClient
         if grammar is not None:
             assert word is not None
             assert word in grammar.definition
+
+
+async def test_a_schema_is_compiled_while_the_prompt_is_rendered(
+    client: HttpClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither ends before both have begun."""
+    rendering, compiling = asyncio.Event(), asyncio.Event()
+    render, compile_ = TemplateRenderer.render, ShapeCompiler.compile
+
+    async def late_render(self: TemplateRenderer, *asked: Any) -> RenderedChat:
+        rendering.set()
+        async with asyncio.timeout(30):
+            await compiling.wait()
+        return await render(self, *asked)
+
+    async def late_compile(self: ShapeCompiler, shape: AnswerShape, who: str) -> Grammar:
+        compiling.set()
+        async with asyncio.timeout(30):
+            await rendering.wait()
+        return await compile_(self, shape, who)
+
+    monkeypatch.setattr(TemplateRenderer, "render", late_render)
+    monkeypatch.setattr(ShapeCompiler, "compile", late_compile)
+    await client.ask(CHAT, **form(SCHEMA))
+    assert client.prefill().sampling.grammar is not None
+    status, error = await client.refused(CHAT, **form({"not": {}}))
+    assert (status, error["code"]) == (400, "invalid_schema")
