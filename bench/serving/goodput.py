@@ -52,7 +52,7 @@ COLUMNS: Final = (
 )
 GPU_OF: Final = {"prefill-0": "0", "decode-0": "1", "decode-1": "0"}
 GIB: Final = 1 << 30
-STAGE: Final = re.compile(r'^baton_startup_seconds\{.*stage="(\w+)".*\} (\S+)$', re.MULTILINE)
+STAGE: Final = re.compile(r'^baton_startup_seconds\{.*stage="([^"]+)".*\} (\S+)$', re.MULTILINE)
 SERIES: Final = re.compile(r"^(\w+)(\{[^}]*\})? (\S+)$", re.MULTILINE)
 
 

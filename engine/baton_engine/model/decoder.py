@@ -9,7 +9,7 @@ Weights arrive ready from `assembly.py`; the KV pool and the rows of the step ar
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -53,6 +53,12 @@ class DecoderLayer:
     place: LayerPlace
     sinks: Tensor | None
     """[q_heads] float32."""
+
+
+def _kind(layer: DecoderLayer) -> tuple[object, ...]:
+    """Layers that are alike in it launch the same kernels."""
+    parts = (layer.qkv, layer.head_norms, layer.output, layer.mlp_norm, layer.mlp, layer.next_norm, layer.sinks)
+    return (*(type(part) for part in parts), layer.rope, layer.scale, layer.window is None, layer.place.kv_group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +120,12 @@ class Decoder:
             if self.ring is not None:
                 self.ring.leave(number)
         return x
+
+    def sample(self) -> Decoder:
+        """This decoder with one layer of each kind, the last one behind them: all that it runs, in little time. What
+        it computes is of no use, and the places of its layers in the pool are those of the whole."""
+        kinds = {_kind(layer): layer for layer in reversed(self.layers[:-1])}
+        return replace(self, layers=(*reversed(kinds.values()), self.layers[-1]))
 
     @property
     def kv_groups(self) -> int:

@@ -22,9 +22,9 @@ class Recorder:
         self._memory: Any = torch.cuda.graph_pool_handle()
 
     def captured(
-        self, work: Callable[[LayersWritten], None], ends: Container[int] = ()
+        self, rehearse: Callable[[], None], work: Callable[[LayersWritten], None], ends: Container[int] = ()
     ) -> tuple[torch.cuda.CUDAGraph, ...]:
-        """Run the work once, so that nothing is compiled while recording, then record it.
+        """Rehearse, so that no kernel is compiled, loaded or chosen while recording, then record the work.
 
         Where it says that so many layers are written as are in `ends`, a graph ends and the next begins.
         """
@@ -41,7 +41,7 @@ class Recorder:
 
         self._stream.wait_stream(torch.cuda.current_stream())
         with recording(), torch.cuda.stream(self._stream):
-            work(lambda layers: None)
+            rehearse()
             begin()
             try:
                 work(written)

@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from baton_engine.model.decoder import Decoder
 from baton_engine.model.layers.attention import StepRows
 from baton_engine.running.capturing import Recorder, smallest_at_least
 from baton_engine.running.graph_buffers import GraphBuffers
@@ -48,23 +49,38 @@ class DecodeGraphs:
         self._buffers.load(_padded(inputs, size, self._buffers.padding_slot))
         graph.replay()
 
-    def _body(self, size: int) -> None:
-        buffers = self._buffers
-        numbers = row_numbers(buffers.model.kv_groups)
-        slots, positions, lens, *places = buffers.numbers[: numbers * size].view(numbers, size)
-        contexts = lens.int()
-        decode = [DecodeRows(table.index_select(0, slots), contexts) for table in buffers.tables]
-        rows = StepRows.of_groups(positions, places, [None] * len(places), decode)
-        hidden = buffers.model.hidden_states(buffers.last_tokens.index_select(0, slots), rows, buffers.kv_pool)
-        buffers.hidden[:size].copy_(hidden)
+    @staticmethod
+    def rehearse(buffers: GraphBuffers, sizes: Iterable[int]) -> None:
+        """Go through all that will be captured."""
+        for size in sizes:
+            _load_padding(buffers, size)
+            _run(buffers, size, buffers.sample)
 
     def _capture(self, recorder: Recorder, size: int) -> tuple[int, torch.cuda.CUDAGraph]:
         """Only padding: nothing in the pool changes."""
-        none = np.zeros(0, dtype=np.int64)
-        nothing = DecodeInputs(none, none, np.zeros((self._buffers.model.kv_groups, 0), dtype=np.int64))
-        self._buffers.load(_padded(nothing, size, self._buffers.padding_slot))
-        (graph,) = recorder.captured(lambda _: self._body(size))
+        buffers = self._buffers
+        _load_padding(buffers, size)
+        (graph,) = recorder.captured(
+            lambda: _run(buffers, size, buffers.sample), lambda _: _run(buffers, size, buffers.model)
+        )
         return size, graph
+
+
+def _run(buffers: GraphBuffers, size: int, model: Decoder) -> None:
+    """The normed hidden states are the buffers' afterwards. `model`: the buffers', or a sample of it."""
+    numbers = row_numbers(model.kv_groups)
+    slots, positions, lens, *places = buffers.numbers[: numbers * size].view(numbers, size)
+    contexts = lens.int()
+    decode = [DecodeRows(table.index_select(0, slots), contexts) for table in buffers.tables]
+    rows = StepRows.of_groups(positions, places, [None] * len(places), decode)
+    hidden = model.hidden_states(buffers.last_tokens.index_select(0, slots), rows, buffers.kv_pool)
+    buffers.hidden[:size].copy_(hidden)
+
+
+def _load_padding(buffers: GraphBuffers, size: int) -> None:
+    none = np.zeros(0, dtype=np.int64)
+    nothing = DecodeInputs(none, none, np.zeros((buffers.model.kv_groups, 0), dtype=np.int64))
+    buffers.load(_padded(nothing, size, buffers.padding_slot))
 
 
 def _padded(inputs: DecodeInputs, size: int, padding_slot: int) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -32,7 +32,7 @@ class DrawGraphs:
         return self._buffers.ids[:rows]
 
     def _capture(self, recorder: Recorder, size: int) -> torch.cuda.CUDAGraph:
-        (graph,) = recorder.captured(lambda _: self._draw(size))
+        (graph,) = recorder.captured(lambda: self._draw(size), lambda _: self._draw(size))
         return graph
 
     def _draw(self, size: int) -> None:

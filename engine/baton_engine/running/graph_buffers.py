@@ -31,6 +31,8 @@ class GraphBuffers:
         `numbers`: of a step, at most."""
         device = kv_pool.device
         self.model = model
+        self.sample = model.sample()
+        """Every kind of its layers: what it launches for a step, the model launches too, and no other kernel."""
         self.kv_pool = kv_pool
         self.last_tokens = last_tokens
         self.padding_slot = last_tokens.numel() - 1

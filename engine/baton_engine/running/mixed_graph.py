@@ -6,11 +6,12 @@ draw. On a prefill worker it is cut behind some layers, so that their KV can be 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
 
+from baton_engine.model.decoder import Decoder
 from baton_engine.running.capturing import LayersWritten, Recorder
 from baton_engine.running.drawing import DrawingRows
 from baton_engine.running.graph_buffers import GraphBuffers
@@ -37,14 +38,15 @@ class MixedStep:
         chunks = ChunkInputs(none, none, nowhere, nobody + self._buffers.padding_slot, nobody, nobody)
         self.load(shape, DecodeInputs(none, none, nowhere), chunks, DrawingRows.of((), ()))
 
-    def run(self, shape: StepShape, written: LayersWritten | None = None) -> None:
-        """The normed hidden states of the rows that draw are the buffers' afterwards."""
+    def run(self, shape: StepShape, model: Decoder, written: LayersWritten | None = None) -> None:
+        """The normed hidden states of the rows that draw are the buffers' afterwards. `model`: the buffers', or a
+        sample of it."""
         buffers = self._buffers
         numbers = buffers.numbers[: count_numbers(shape, self._draws, buffers.model.kv_groups)]
         ids, rows = step_rows(
             numbers, shape, self._draws, buffers.tables, buffers.last_tokens, buffers.model.layers[-1].place.kv_group
         )
-        hidden = buffers.model.hidden_states(ids, rows, buffers.kv_pool, written)
+        hidden = model.hidden_states(ids, rows, buffers.kv_pool, written)
         buffers.hidden[: shape.draws].copy_(hidden)
 
 
@@ -52,10 +54,19 @@ class MixedGraphs:
     def __init__(self, buffers: GraphBuffers, recorder: Recorder, shapes: Mapping[StepShape, Sequence[int]]) -> None:
         """`shapes`: behind how many layers each one's graph is cut, all of them last."""
         self._step = MixedStep(buffers)
+        self._model, self._sample = buffers.model, buffers.sample
         self._ends = shapes
         # The largest first: the smaller ones fit into its memory.
         largest_first = sorted(shapes, key=lambda shape: -shape.rows)
         self._graphs = {shape: self._capture(recorder, shape) for shape in largest_first}
+
+    @staticmethod
+    def rehearse(buffers: GraphBuffers, shapes: Iterable[StepShape]) -> None:
+        """Go through all that will be captured."""
+        step = MixedStep(buffers)
+        for shape in shapes:
+            step.load_padding(shape)
+            step.run(shape, buffers.sample)
 
     def run(
         self,
@@ -76,4 +87,8 @@ class MixedGraphs:
     def _capture(self, recorder: Recorder, shape: StepShape) -> tuple[torch.cuda.CUDAGraph, ...]:
         """Only padding: nothing in the pool changes."""
         self._step.load_padding(shape)
-        return recorder.captured(lambda written: self._step.run(shape, written), self._ends[shape][:-1])
+        return recorder.captured(
+            lambda: self._step.run(shape, self._sample),
+            lambda written: self._step.run(shape, self._model, written),
+            self._ends[shape][:-1],
+        )

@@ -11,6 +11,7 @@ the head run at once; its draw is launched when the step before it is collected.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -60,9 +61,11 @@ class ModelRunner:
         masks: RowMasks | None = None,
         *,
         decodes: bool = True,
+        ended: Callable[[str], None] = lambda stage: None,
     ) -> None:
         """`masks`: what follows grammars and thoughts; without it both are left out of account. `decodes`: whether
-        steps with decode rows are to be fast; a prefill worker has none and is ready sooner without them."""
+        steps with decode rows are to be fast; a prefill worker has none and is ready sooner without them. `ended` is
+        told of each stage of the start when it is over: on a GPU kernels and graphs, and the warm-up."""
         self._model = loaded.model
         self._pool = pool
         self._device = loaded.device
@@ -77,8 +80,11 @@ class ModelRunner:
             keep_freed_memory()
         elif loaded.model.ring is None:  # what is captured cannot wait for weights to arrive
             with torch.inference_mode():
-                self._graphs = StepGraphs(self._model, pool, self._slots.last_tokens, max_blocks, decodes=decodes)
+                self._graphs = StepGraphs(
+                    self._model, pool, self._slots.last_tokens, max_blocks, decodes=decodes, ended=ended
+                )
         warm_up(loaded.model, pool.tensor, loaded.config.vocab_size, loaded.max_context_tokens)
+        ended("warm-up")
 
     def watch_layers(self, listener: LayerListener) -> None:
         """From now on tell `listener` while prompts are computed. Before the first step."""

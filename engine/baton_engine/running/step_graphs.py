@@ -18,13 +18,23 @@ from baton_engine.running.padded_step import count_numbers
 from baton_engine.running.slot_state import SlotState
 from baton_engine.running.step_shapes import CHUNKS, StepShape, StepShapes, part_ends
 from baton_engine.scheduling.step_plan import BlockUpdate, StepPlan
+from baton_kernels.compiling import compiled_together
 
 
 class StepGraphs:
     """Captured when made, for a worker that decodes or for one that computes prompts alone."""
 
-    def __init__(self, model: Decoder, pool: KvPool, last_tokens: Tensor, max_blocks: int, *, decodes: bool) -> None:
-        """`last_tokens` is [slots + 1] int64: the last entry belongs to padding."""
+    def __init__(
+        self,
+        model: Decoder,
+        pool: KvPool,
+        last_tokens: Tensor,
+        max_blocks: int,
+        *,
+        decodes: bool,
+        ended: Callable[[str], None],
+    ) -> None:
+        """`last_tokens` is [slots + 1] int64: the last entry belongs to padding. `ended`: as for `ModelRunner`."""
         slots = last_tokens.numel() - 1
         self._shapes = StepShapes(slots, decodes=decodes)
         sizes = graph_sizes(slots) if decodes else tuple(range(1, CHUNKS + 1))
@@ -43,9 +53,15 @@ class StepGraphs:
                 return (geometry.model_layers,)
             return part_ends(shape.rows, geometry.model_layers, layer_token_bytes)
 
+        with compiled_together():
+            MixedGraphs.rehearse(self._buffers, self._shapes.all)
+            if decodes:
+                DecodeGraphs.rehearse(self._buffers, sizes)
+        ended("kernels")
         self._mixed = MixedGraphs(self._buffers, recorder, {shape: ends(shape) for shape in self._shapes.all})
         self._decode = DecodeGraphs(self._buffers, recorder, sizes) if decodes else None
         self._draw = DrawGraphs(self._buffers, recorder, sizes)
+        ended("graphs")
 
     def set_blocks(self, updates: Sequence[BlockUpdate]) -> None:
         self._buffers.set_blocks(updates)

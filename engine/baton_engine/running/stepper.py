@@ -3,12 +3,16 @@
 A runner that is done at once (CPU) gets its result applied before the next plan, so nothing acts late. On a runner that
 is still busy the next step is planned and launched first, so that the device never waits for the host; what the
 result then ends (a stop id) costs one surplus row, whose token is dropped.
+
+Ahead, but not early: whatever arrives after a step was planned waits for the one behind it. So a step is planned when
+the one before it is nearly over (`spare_s`), as long as its length can be told.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from baton_engine.running.step_load import LoadMeter, StepLoad
 from baton_engine.scheduling.scheduler import Scheduler
@@ -16,6 +20,21 @@ from baton_engine.scheduling.step_plan import Runner
 
 STEP_SMOOTHING = 0.1
 """Weight of the newest step in the smoothed step duration."""
+SURE_SHARE = 0.9
+"""Of a step's expected length, what it will surely last: lengths scatter."""
+LAUNCH_S = 0.0015
+"""Planning and launching a step take the host so long beside other threads (medians near 1 ms)."""
+
+
+def planning_s(expected_s: float) -> float:
+    """How long after a step of this expected length began the next one is planned. Seconds, both. Pure."""
+    return max(0.0, SURE_SHARE * expected_s - LAUNCH_S)
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    load: StepLoad
+    launched_s: float
 
 
 class Stepper:
@@ -38,7 +57,9 @@ class Stepper:
         self._runner = runner
         self._observe = observe
         self._meter = LoadMeter(scheduler.config.max_slots, scheduler.config.distinct_windows)
-        self._launched: deque[StepLoad] = deque()
+        self._launched: deque[_Launched] = deque()
+        self._began_s = 0.0
+        """When the device began the oldest launched step."""
         self._max_launched = 2 if scheduler.config.one_step_ahead else 1
 
     @property
@@ -49,33 +70,58 @@ class Stepper:
     @property
     def computing_tokens(self) -> int:
         """Prompt tokens of steps that are launched and whose results are not applied yet."""
-        return sum(load.prefill_tokens for load in self._launched)
+        return sum(step.load.prefill_tokens for step in self._launched)
 
     def turn(self, now: float) -> bool:
         """Move on by one step. False when there was nothing to do.
 
-        Waits for the device only when nothing can be planned.
+        Waits for the device only when nothing can be planned, or as many steps are launched as may be.
         """
+        self.settle(lambda: now)
+        return self.go_on(lambda: now)
+
+    def settle(self, clock: Callable[[], float]) -> None:
+        """Take the oldest step's result if it is there, or if nothing can be launched before it is."""
         launched = len(self._launched)
         if (launched and self._runner.is_done()) or launched == self._max_launched:
-            self._collect(now)
-        plan = self._scheduler.plan(now)
+            self._collect(clock)
+
+    def spare_s(self, now: float) -> float:
+        """How long the next step need not be planned yet: seconds from now, 0 where nothing tells."""
+        if len(self._launched) != 1 or self._runner.is_done():
+            return 0.0
+        (running,) = self._launched
+        expected_s = self._scheduler.expected_s(running.load.decode_rows, running.load.prefill_tokens)
+        return 0.0 if expected_s is None else max(0.0, self._began_s + planning_s(expected_s) - now)
+
+    def go_on(self, clock: Callable[[], float]) -> bool:
+        """Plan and launch a step, or wait for one. False when there was nothing to do."""
+        plan = self._scheduler.plan(clock())
         if plan is not None:
             self.before_launch()
             self._runner.launch(plan)
-            self._launched.append(self._meter.load(plan))
+            now = clock()
+            if not self._launched:
+                self._began_s = now
+            self._launched.append(_Launched(self._meter.load(plan), now))
             if self._runner.is_done():
-                self._collect(now)
+                self._collect(clock)
             return True
         if self._launched:
-            self._collect(now)
+            self._collect(clock)
             return True
         return False
 
-    def _collect(self, now: float) -> None:
+    def _collect(self, clock: Callable[[], float]) -> None:
+        was_done = self._runner.is_done()
         result = self._runner.collect()
+        now = clock()
         self._scheduler.apply(result, now)
-        self._observe(result.step, self._launched.popleft(), result.duration_s)
+        step = self._launched.popleft()
+        self._observe(result.step, step.load, result.duration_s)
+        if self._launched:
+            ended_s = min(now, self._began_s + result.duration_s) if was_done else now
+            self._began_s = max(self._launched[0].launched_s, ended_s)
         weight = STEP_SMOOTHING if self.steps else 1.0
         self.step_s += weight * (result.duration_s - self.step_s)
         self.steps += 1

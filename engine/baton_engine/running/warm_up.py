@@ -6,6 +6,7 @@ by size), the last layer's decode attention outside a graph, and every way to dr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -17,6 +18,7 @@ from baton_engine.model.layers.attention import LastRows, StepRows
 from baton_engine.running.sampler import Sampler, TokenMasks
 from baton_engine.scheduling.step_plan import OpenSlot
 from baton_kernels.attention_inputs import DecodeRows, PrefillRows
+from baton_kernels.compiling import compiled_together
 from baton_kernels.token_mask import mask_words
 from baton_wire.messages.values import SamplingParams
 
@@ -38,12 +40,11 @@ DRAWS: Final = (
 def warm_up(model: Decoder, kv_pool: Tensor, vocab_size: int, max_context_tokens: int) -> None:
     """Nothing in the pool changes: every row's place is -1. Waits until all is done."""
     device = kv_pool.device
-    hidden = torch.empty(0)
-    prompts = GPU_PROMPTS if device.type == "cuda" else CPU_PROMPTS
-    for tokens in (tokens for tokens in prompts if tokens <= max_context_tokens):
-        for draws in (True, False):
-            rows = _prompt(tokens, kv_pool.shape[4], device, draws, model.kv_groups)
-            hidden = model.hidden_states(torch.zeros(tokens, dtype=torch.int64, device=device), rows, kv_pool)
+    if device.type == "cuda":
+        model = model if model.ring is not None else model.sample()
+        with compiled_together():
+            _run_prompts(model, kv_pool, GPU_PROMPTS, max_context_tokens)
+    hidden = _run_prompts(model, kv_pool, GPU_PROMPTS if device.type == "cuda" else CPU_PROMPTS, max_context_tokens)
     sampler = Sampler(vocab_size, 1, device)
     logits = model.head(torch.zeros(1, hidden.shape[1], dtype=hidden.dtype, device=device))
     for sampling in DRAWS:
@@ -52,6 +53,16 @@ def warm_up(model: Decoder, kv_pool: Tensor, vocab_size: int, max_context_tokens
     sampler.draw((0,), logits, _first_id(vocab_size))
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def _run_prompts(model: Decoder, kv_pool: Tensor, prompts: Sequence[int], max_context_tokens: int) -> Tensor:
+    """Hidden states of the last one."""
+    device, hidden = kv_pool.device, torch.empty(0)
+    for tokens in (tokens for tokens in prompts if tokens <= max_context_tokens):
+        for draws in (True, False):
+            rows = _prompt(tokens, kv_pool.shape[4], device, draws, model.kv_groups)
+            hidden = model.hidden_states(torch.zeros(tokens, dtype=torch.int64, device=device), rows, kv_pool)
+    return hidden
 
 
 def _first_id(vocab_size: int) -> TokenMasks:

@@ -199,6 +199,10 @@ class Scheduler:
         moving = state.is_running or state.in_flight or state.waiting or state.returning or state.landed
         return bool(moving or state.queued or state.slots.has_closing)
 
+    def expected_s(self, decode_rows: int, prompt_tokens: int) -> float | None:
+        """How long a step with so much in it takes, as learned from steps before; None: nothing tells."""
+        return self._state.pieces.expected_s(decode_rows, prompt_tokens)
+
     def knows(self, key: RequestKey) -> bool:
         return key in self._state.requests
 

@@ -46,7 +46,7 @@ class Padded(ModelSteps):
         drawing = DrawingRows.of(plan.prefill, plan.decode)
         decode, chunks = self.state.decode_inputs(plan.decode), self.state.chunk_inputs(plan.prefill)
         self.step.load(self.shape, decode, chunks, drawing)
-        self.step.run(self.shape)
+        self.step.run(self.shape, self.model)
         assert self.buffers.numbers[: len(drawing.slots)].tolist() == list(drawing.slots)
         return self.model.logits(self.buffers.hidden[: len(drawing.rows)])
 
@@ -98,7 +98,7 @@ def test_a_chunk_that_draws_for_several_has_one_row(tiny: Callable[[str], Any]) 
     drawing = DrawingRows.of(plan.prefill, ())
     padded.step.load(padded.shape, padded.state.decode_inputs(()), padded.state.chunk_inputs(plan.prefill), drawing)
     with torch.inference_mode():
-        padded.step.run(padded.shape)
+        padded.step.run(padded.shape, padded.model)
         found = model.loaded.model.logits(padded.buffers.hidden[: len(drawing.rows)])
     torch.testing.assert_close(found, exact.drawn(plan), rtol=0, atol=2e-5)
 
@@ -108,7 +108,7 @@ def test_a_step_of_padding_alone_writes_nothing(shape: StepShape, tiny: Callable
     steps = Padded(tiny("llama-gqa").loaded, shape)
     steps.step.load_padding(shape)
     with torch.inference_mode():
-        steps.step.run(shape)
+        steps.step.run(shape, steps.model)
     assert steps.pool.tensor.isnan().all()
     assert not steps.buffers.hidden[: shape.draws].isnan().any()
 

@@ -70,6 +70,14 @@ class PieceSize:
         """What a prompt token adds; None: no rows were seen with and without prompts."""
         return self._token_s
 
+    def expected_s(self, rows: int, prompt_tokens: int) -> float | None:
+        """How long such a step takes; None: nothing tells."""
+        if rows == 0 or self._base_s is None:
+            return None
+        if prompt_tokens == 0:
+            return self._base_s
+        return None if self._token_s is None else self._base_s + self._token_s * prompt_tokens
+
     def tokens(self, rows: int) -> int:
         """Of prompts, in a step with so many decode rows."""
         if rows == 0 or self.target_s is None:

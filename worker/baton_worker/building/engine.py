@@ -50,6 +50,9 @@ def build(
     bundle = read_bundle(_model_directory(config.model))
     asked_dtype = None if config.dtype == "auto" else DTYPES[config.dtype]
     stages = _Stages()
+    if device.type == "cuda":
+        torch.zeros(1, device=device)
+        stages.ended("device")
     try:
         _check_quantization(config)
         loaded = load_model(config.model, asked_dtype, device, config.max_context_tokens, config.offloaded_layers)
@@ -66,8 +69,9 @@ def build(
     masks = _masks(bundle, loaded.config.vocab_size, config.max_sequences, device)
     scheduler = scheduler_of(config, pool, context, masks)
     decodes = alone or config.role is Role.DECODE
-    runner = ModelRunner(loaded, pool, config.max_sequences, masks, decodes=decodes)
-    stages.ended("runner")
+    runner = ModelRunner(loaded, pool, config.max_sequences, masks, decodes=decodes, ended=stages.ended)
+    pool.warm_up()
+    stages.ended("hand-over")
     return EngineParts(
         bundle=bundle,
         pool=pool,

@@ -41,7 +41,7 @@ class EngineParts:
     """None when nothing is computed (paced)."""
     peak: Peak | None = None
     stages: Mapping[str, float] = field(default_factory=dict)
-    """Seconds that each part of the start took, in order: weights, pool, runner (graphs, kernels)."""
+    """Seconds that each part of the start took, in order."""
 
 
 def scheduler_of(

@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 IDLE_WAIT_S = 0.05
 """Longest sleep of an idle engine: deadlines of waiting requests are looked at this often."""
 
+SPARE_S = 0.05
+"""Longest wait for commands before a step is planned, however long the one before it is."""
+
 
 @dataclass(frozen=True, slots=True)
 class Submit:
@@ -154,7 +157,10 @@ class EngineThread:
     def _turn(self) -> bool:
         if not self._take_commands():
             return False
-        if not self._move() and self._commands.empty():
+        self._settle()
+        if not self._take_commands_while_spare():
+            return False
+        if not self._go_on() and self._commands.empty():
             self._wait()
         return True
 
@@ -164,11 +170,20 @@ class EngineThread:
         Returns whether a step moved.
         """
         self._take_commands()
-        return self._move()
+        self._settle()
+        return self._go_on()
 
-    def _move(self) -> bool:
+    def _settle(self) -> None:
+        """Wait for a step where nothing can be planned before it is over. What came of it goes out at once."""
+        steps = self._stepper.steps
+        self._stepper.settle(self._clock)
+        if self._stepper.steps != steps:
+            self._publish()
+            self._hand_out_events()
+
+    def _go_on(self) -> bool:
         """One step and the events that came of it."""
-        busy = self._stepper.turn(self._clock())
+        busy = self._stepper.go_on(self._clock)
         self._publish()
         self._hand_out_events()
         return busy
@@ -187,6 +202,24 @@ class EngineThread:
             if command is None:
                 return False
             self._carry_out(command, now)
+
+    def _take_commands_while_spare(self) -> bool:
+        """What arrived while a step was waited for, and what arrives while the next need not be planned yet: else it
+        would wait for one step more. Ends in time: no step is expected to last for ever."""
+        until_s = self._clock() + SPARE_S
+        while self._take_commands():
+            self._hand_out_events()
+            spare_s = min(self._stepper.spare_s(self._clock()), until_s - self._clock())
+            if spare_s <= 0:
+                return True
+            try:
+                command = self._commands.get(timeout=spare_s)
+            except queue.Empty:
+                return self._take_commands()
+            if command is None:
+                return False
+            self._carry_out(command, self._clock())
+        return False
 
     def _wait(self) -> None:
         try:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -81,11 +81,12 @@ async def serve(config: WorkerConfig, stop: process.Stop, build_role: BuildRole)
         steps.add(step, load, seconds)
 
     keys = _keys(config.keys)
+    imports_s, began_s = process.age_s(), time.monotonic()
     parts = await _built(config, stop, stepped)
     if parts is None:
         return
+    built_s = time.monotonic()
     metrics.computes(parts.costs, parts.peak)
-    metrics.started(parts.stages)
     epoch = process.new_epoch()
     role = build_role(config, parts, keys, epoch, metrics)
     service = role.service
@@ -114,6 +115,9 @@ async def serve(config: WorkerConfig, stop: process.Stop, build_role: BuildRole)
         stack.callback(transfer_thread.stop, STOP_S)
         await process.bound(config, transfer_thread.run_from_loop(role.mover.start()))
         startup_s = process.age_s()
+        stages = _stages(imports_s, built_s - began_s, parts.stages, time.monotonic() - built_s)
+        metrics.started(stages)
+        log.info("start-up: %s", ", ".join(f"{name} {seconds:.2f} s" for name, seconds in stages.items()))
 
         def measured(state: WorkerState) -> WorkerState:
             return with_measures(state, startup_s, role.transfer_view(), steps.take())
@@ -139,6 +143,14 @@ async def serve(config: WorkerConfig, stop: process.Stop, build_role: BuildRole)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_S):
                 await transfer_thread.run_from_loop(role.mover.stop())
+
+
+def _stages(
+    imports_s: float | None, building_s: float, parts: Mapping[str, float], connecting_s: float
+) -> dict[str, float]:
+    """Seconds of each part of the start. What building took beside its parts is its first: imports and checks."""
+    before = {} if imports_s is None else {"imports": imports_s}
+    return {**before, "checks": building_s - sum(parts.values()), **parts, "connecting": connecting_s}
 
 
 def _nothing(grammar: Grammar) -> None:
@@ -182,8 +194,6 @@ async def _built(
     """The engine; None when the worker was told to stop while an emulated start-up lasted."""
     if config.paced is None:
         parts = await asyncio.to_thread(engine.build, config, stepped)
-        await asyncio.to_thread(parts.pool.warm_up)
-        log.info("start-up: %s", ", ".join(f"{name} {seconds:.2f} s" for name, seconds in parts.stages.items()))
         shape, pool = parts.pool.geometry, parts.pool
         log.info("%d blocks of %d tokens, %d landing bytes", pool.num_blocks, shape.block_tokens, parts.landing_bytes)
         return parts
