@@ -19,6 +19,7 @@ from baton_engine.running.slot_state import SlotState
 from baton_engine.running.step_shapes import CHUNKS, StepShape, StepShapes, part_ends
 from baton_engine.scheduling.step_plan import BlockUpdate, StepPlan
 from baton_kernels.compiling import compiled_together
+from baton_kernels.linear import recording
 
 
 class StepGraphs:
@@ -53,7 +54,7 @@ class StepGraphs:
                 return (geometry.model_layers,)
             return part_ends(shape.rows, geometry.model_layers, layer_token_bytes)
 
-        with compiled_together():
+        with recording(), compiled_together():
             MixedGraphs.rehearse(self._buffers, self._shapes.all)
             if decodes:
                 DecodeGraphs.rehearse(self._buffers, sizes)
