@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -44,25 +45,36 @@ def warm_up(model: Decoder, kv_pool: Tensor, vocab_size: int, max_context_tokens
         model = model if model.ring is not None else model.sample()
         with compiled_together():
             _run_prompts(model, kv_pool, GPU_PROMPTS, max_context_tokens)
-    hidden = _run_prompts(model, kv_pool, GPU_PROMPTS if device.type == "cuda" else CPU_PROMPTS, max_context_tokens)
-    sampler = Sampler(vocab_size, 1, device)
-    logits = model.head(torch.zeros(1, hidden.shape[1], dtype=hidden.dtype, device=device))
-    for sampling in DRAWS:
-        sampler.open(OpenSlot(0, sampling, 0, (0,), (), 1, None))
-        sampler.draw((0,), logits)
-    sampler.draw((0,), logits, _first_id(vocab_size))
+            _run_draws(model, vocab_size, device, [_without_counts(sampling) for sampling in DRAWS])
+    _run_prompts(model, kv_pool, GPU_PROMPTS if device.type == "cuda" else CPU_PROMPTS, max_context_tokens)
+    _run_draws(model, vocab_size, device, DRAWS)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def _run_prompts(model: Decoder, kv_pool: Tensor, prompts: Sequence[int], max_context_tokens: int) -> Tensor:
-    """Hidden states of the last one."""
-    device, hidden = kv_pool.device, torch.empty(0)
+def _run_draws(model: Decoder, vocab_size: int, device: torch.device, draws: Sequence[SamplingParams]) -> None:
+    sampler = Sampler(vocab_size, 1, device)
+    hidden = torch.zeros(1, model.embedding.shape[1], dtype=model.embedding.dtype, device=device)
+    logits = model.head(hidden)
+    for sampling in draws:
+        sampler.open(OpenSlot(0, sampling, 0, (0,), (), 1, None))
+        sampler.draw((0,), logits)
+    sampler.draw((0,), logits, _first_id(vocab_size))
+
+
+def _without_counts(sampling: SamplingParams) -> SamplingParams:
+    """What is drawn is no index then, but logits still change: as `compiled_together` asks for."""
+    if not sampling.presence_penalty:
+        return sampling
+    return msgspec.structs.replace(sampling, presence_penalty=0.0, logit_bias=((0, 1.0),))
+
+
+def _run_prompts(model: Decoder, kv_pool: Tensor, prompts: Sequence[int], max_context_tokens: int) -> None:
+    device = kv_pool.device
     for tokens in (tokens for tokens in prompts if tokens <= max_context_tokens):
         for draws in (True, False):
             rows = _prompt(tokens, kv_pool.shape[4], device, draws, model.kv_groups)
-            hidden = model.hidden_states(torch.zeros(tokens, dtype=torch.int64, device=device), rows, kv_pool)
-    return hidden
+            model.hidden_states(torch.zeros(tokens, dtype=torch.int64, device=device), rows, kv_pool)
 
 
 def _first_id(vocab_size: int) -> TokenMasks:

@@ -28,7 +28,7 @@ class Watched:
 
     def __init__(self, model: Any) -> None:
         self.model, self.seen = model, list[StepRows]()
-        self.head, self.kv_groups = model.head, model.kv_groups
+        self.head, self.kv_groups, self.embedding = model.head, model.kv_groups, model.embedding
 
     def hidden_states(self, ids: torch.Tensor, rows: StepRows, pool: torch.Tensor) -> Any:
         self.seen.append(rows)
