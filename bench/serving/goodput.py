@@ -83,7 +83,8 @@ class TwoGpus(Deployment):
         self.gateway.stop()
         self._shown = frozenset(("decode-0", "decode-1" if point.mode == "never" else "prefill-0"))
         self.publish()
-        target = (f"--disaggregation={point.mode}", f"--slo-tpot-s={point.tpot_ms / 1e3}")
+        mode = "auto" if point.mode == "either" else point.mode
+        target = (f"--disaggregation={mode}", f"--slo-tpot-s={point.tpot_ms / 1e3}")
         self.shape = replace(self.shape, gateway_flags=(*target, *flags))
         (self.folder / "gateway.json").unlink(missing_ok=True)
         self._start_gateway()
@@ -216,6 +217,10 @@ def main() -> None:
     parser.add_argument("--gateway-processes", type=int, default=1)
     parser.add_argument("--out", type=Path, default=FOLDER / "goodput.json")
     options = parser.parse_args()
+    sequences = (f"--max-sequences={options.max_sequences}",)
+    either = any(point.mode == "either" for point in options.points)
+    if either and any(point.mode != "either" for point in options.points):
+        parser.error("points: `either` needs workers of its own; measure the others in a run of their own")
     is_gpu = torch.cuda.is_available()
     worker_flags = ("--dtype=bfloat16", "--device=cuda") if is_gpu else ("--dtype=float32", "--device=cpu")
     rows: list[dict[str, Cell]] = []
@@ -229,7 +234,8 @@ def main() -> None:
             model=model_folder({**LLAMA_8B, "max_position_embeddings": 20480}, folder) if is_gpu else Shape().model,
             served_name=MODEL,
             worker_flags=(*worker_flags, f"--transport={options.transport}"),
-            decode_flags=(f"--max-sequences={options.max_sequences}",),
+            prefill_flags=("--keep-answers", *sequences) if either else (),
+            decode_flags=sequences,
         )
         kv_gib = {"prefill-0": 48, "decode-0": 96, "decode-1": 48} if is_gpu else dict.fromkeys(GPU_OF, 1)
         context = multiprocessing.get_context("spawn")

@@ -126,7 +126,7 @@ class World:
         self._point, self._workload = point, workload
         self._dice = random.Random(1)
         targets = LatencyTargets(TTFT_S, point.tpot_ms / 1e3)
-        self._policy = RoutePolicy(point.mode != "never", True, targets if point.mode == "auto" else None)
+        self._policy = RoutePolicy(point.mode != "never", True, targets if point.mode in ("auto", "either") else None)
         self._affinity = PrefixAffinity()
         self._held: PromptOrder[int] = PromptOrder(TTFT_S)
         roles = (Role.DECODE, Role.DECODE) if point.mode == "never" else (Role.PREFILL, Role.DECODE)
@@ -140,11 +140,12 @@ class World:
         self._last_s: dict[int, float] = {}
         self._first_tokens: dict[int, Prefilled] = {}
         self._reserved: set[int] = set()
-        self.local = self.held = 0
+        self.local = self.held = self.kept = 0
 
     def _machine(self, place: int, role: Role, max_sequences: int, prefill_step_tokens: int) -> Machine:
         is_prefill = role is Role.PREFILL
-        slots, blocks = (64, 6_144) if is_prefill else (max_sequences, 9_000)
+        keeps_answers = is_prefill and self._point.mode == "either"
+        slots, blocks = (64, 6_144) if is_prefill and not keeps_answers else (max_sequences, 9_000)
         most = prefill_step_tokens if is_prefill else 8_192
         config = EngineConfig(blocks, BLOCK_TOKENS, slots, 20_480, max_step_tokens=most, prefix_cache=False)
         hello = SimpleNamespace(
@@ -158,6 +159,7 @@ class World:
             max_sequences=slots,
             block_tokens=BLOCK_TOKENS,
             blocks_total=blocks,
+            keeps_answers=keeps_answers,
         )
         linked = LinkedWorker(
             cast(Any, hello), Address("h", 1), cast(Any, None), lambda message: True, lambda: self.now
@@ -229,6 +231,7 @@ class World:
         decode = self._by_epoch[route.decode]
         decode.linked.sent(prompt, is_computed=route.prefill is None)
         self.local += route.prefill is None
+        self.kept += route.prefill is None and decode.linked.hello.role is Role.PREFILL
         if route.prefill is None:
             self.at(
                 self.now + MESSAGE_S,
@@ -311,6 +314,7 @@ def predicted(point: Point, workload: Workload, max_sequences: int, prefill_step
     row: dict[str, Cell] = {"mix": point.mix, "mode": point.mode, "target": point.tpot_ms, "req/s": point.rate}
     row |= shares(served)
     row["local %"] = round(100 * world.local / len(workload), 1)
+    row["kept %"] = round(100 * world.kept / len(workload), 1)
     row["held %"] = round(100 * world.held / len(workload), 1)
     for letter, machine in zip("PD", world.machines, strict=True):
         row[f"{letter} busy %"] = round(100 * machine.busy_s / max(world.now, 1e-9), 1)

@@ -1,7 +1,7 @@
 """The prefill worker's messenger: prompts go to the engine, what it computes of them to the transfer.
 
 Cancels go through the transfer: only it knows when no write reads the sequence's blocks any more, and says so with a
-release.
+release. Of an answer that is kept (decoded here, too) the transfer has nothing: the engine alone ends it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from baton_engine.scheduling.events import Computed, Computing, Failed, Prefilled, SchedulerEvent
+from baton_engine.scheduling.events import Computed, Computing, Drawn, Failed, Prefilled, SchedulerEvent
 from baton_wire.messages.gateway_link import Prefill, Reserve, Retarget
 from baton_wire.messages.pair_link import FirstToken
 from baton_wire.messages.values import Message, PeerRef, Reason, RequestKey
@@ -61,6 +61,8 @@ class PrefillService(Messenger):
         """Of requests that were sent on to another decode worker: the attempt under way → the one the engine knows."""
         self._current: dict[RequestKey, RequestKey] = {}
         """The same the other way round."""
+        self._kept: set[RequestKey] = set()
+        """Open requests whose answers are decoded here; io thread."""
         self._computing: dict[int, list[Computing]] = {}
         """Prompts of the latest steps, by step: put in by the engine thread, looked up by who tells of layers."""
 
@@ -70,8 +72,10 @@ class PrefillService(Messenger):
                 self._prefill(link, message)
             case Retarget():
                 self._retarget(link, message)
+            case Reserve(prefill_epoch=None) if self._limits.keeps_answers:
+                self._keep(link, message)
             case Reserve(request, attempt):
-                key, detail = RequestKey(request, attempt), "a prefill worker takes no reservations"
+                key, detail = RequestKey(request, attempt), "this prefill worker takes no such reservations"
                 link.send(leg_failed(key, Reason.BAD_REQUEST, detail))
 
     def _prefill(self, link: GatewayLink, message: Prefill) -> None:
@@ -82,9 +86,15 @@ class PrefillService(Messenger):
                 RequestKey(message.request, message.attempt), message.decode, len(spec.tokens), spec.deadline_s
             )
 
+    def _keep(self, link: GatewayLink, message: Reserve) -> None:
+        spec = self._opened(link, message, hold=False)
+        if spec is not None:
+            self._kept.add(spec.key)
+            self._engine.post(Submit(spec))
+
     def _retarget(self, link: GatewayLink, message: Retarget) -> None:
         old, new = (RequestKey(message.request, number) for number in (message.attempt, message.next_attempt))
-        if not self._open.owns(old, link):
+        if not self._open.owns(old, link) or old in self._kept:
             link.send(leg_failed(new, Reason.UNKNOWN_REQUEST, "nothing is held for this attempt"))
             return
         self._open.rename(old, new)
@@ -94,9 +104,26 @@ class PrefillService(Messenger):
         self.transfer.retargeted(opened, new.attempt, message.decode, deadline_s)
 
     def _cancel(self, key: RequestKey, choice: int | None) -> None:
-        """Whichever choice: there is one prompt, and it is held for all of them."""
+        """Whichever choice of a prompt that is handed over: it is held for all of them."""
+        if key in self._kept:
+            super()._cancel(key, choice)
+            self._forget_kept(key)
+            return
         self._open.close(key)
         self._engine.post(CancelWork(self._opened_as.get(key, key)))
+
+    def _report(self, key: RequestKey, reason: Reason, detail: str, kept: bool = False) -> None:
+        super()._report(key, reason, detail, kept)
+        self._forget_kept(key)
+
+    def _forget_kept(self, key: RequestKey) -> None:
+        if self._open.link_of(key) is None:
+            self._kept.discard(key)
+
+    def on_told(self, event: Drawn) -> None:
+        if event.finish is not None and event.key in self._kept and self._open.choice_ended(event.key, event.choice):
+            self._kept.discard(event.key)
+            self._metrics.legs[Reason.FINISHED].inc()
 
     def asked_as(self, key: RequestKey) -> RequestKey:
         return self._current.get(key, key)

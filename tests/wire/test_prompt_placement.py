@@ -11,15 +11,20 @@ from baton_wire.rules.piece_size import AIM, LEAST_TOKENS
 from baton_wire.rules.prompt_placement import (
     DecodeSide,
     LatencyTargets,
+    Placement,
     PrefillSide,
     first_here_s,
     first_there_s,
     is_computed_here,
+    placement,
 )
 
 TARGETS = LatencyTargets(ttft_s=0.5, tpot_s=0.01)
 THERE = PrefillSide(token_s=2.5e-5, more_token_s=2.4e-5, queued_tokens=0, missing_tokens=1_000)
 HERE = DecodeSide(rows=40, base_s=0.006, token_s=1.7e-5, queued_tokens=0, missing_tokens=1_000)
+KEEPER = replace(THERE, may_keep=True, rows=20, base_s=0.005, piece_token_s=2.4e-5)
+"""A prefill worker that decodes some answers, too."""
+FULL_HERE = replace(HERE, base_s=0.0092)
 
 
 def test_an_idle_prefill_worker_keeps_even_a_short_prompt() -> None:
@@ -83,8 +88,38 @@ def test_a_prompt_here_takes_its_work_in_steps_within_the_target(
 @given(st.integers(0, 10_000), st.integers(0, 10_000))
 def test_more_in_line_never_comes_sooner(less: int, more: int) -> None:
     few, many = sorted((less, more))
-    assert first_there_s(replace(THERE, queued_tokens=few)) <= first_there_s(replace(THERE, queued_tokens=many))  # type: ignore[operator]
+    for sides in (THERE, KEEPER):
+        there = [first_there_s(replace(sides, queued_tokens=tokens), TARGETS) for tokens in (few, many)]
+        assert there[0] is not None
+        assert there[1] is not None
+        assert there[0] <= there[1]
     ahead = [first_here_s(replace(HERE, queued_tokens=tokens), THERE, TARGETS) for tokens in (few, many)]
     assert ahead[0] is not None
     assert ahead[1] is not None
     assert ahead[0] <= ahead[1]
+
+
+def test_an_answer_is_kept_once_the_decode_worker_is_full_and_the_prefill_worker_less_so() -> None:
+    assert placement(KEEPER, HERE, TARGETS) is Placement.HANDED_OVER, "the decode worker has room"
+    assert placement(KEEPER, FULL_HERE, TARGETS) is Placement.KEPT
+    assert placement(replace(KEEPER, base_s=0.0091), FULL_HERE, TARGETS) is Placement.HANDED_OVER, "both are full"
+    fuller = replace(KEEPER, base_s=0.0125)
+    assert placement(fuller, replace(HERE, base_s=0.0125), replace(TARGETS, tpot_s=0.012)) is Placement.HANDED_OVER
+
+
+def test_a_worker_that_may_not_decode_keeps_nothing() -> None:
+    assert placement(replace(KEEPER, may_keep=False), FULL_HERE, TARGETS) is Placement.HANDED_OVER
+
+
+def test_without_rows_a_prefill_worker_begins_to_keep_answers() -> None:
+    assert placement(replace(KEEPER, rows=0, base_s=None), FULL_HERE, TARGETS) is Placement.KEPT
+    unknown = replace(KEEPER, base_s=None)
+    assert placement(unknown, FULL_HERE, TARGETS) is Placement.HANDED_OVER, "rows, and what they cost is not seen"
+    assert placement(KEEPER, replace(HERE, base_s=None), TARGETS) is not Placement.KEPT
+
+
+def test_rows_at_the_prefill_worker_make_its_prompts_slower() -> None:
+    alone, beside = first_there_s(THERE, TARGETS), first_there_s(KEEPER, TARGETS)
+    assert alone is not None
+    assert beside is not None
+    assert beside > alone + 5 * 0.005, "six steps at least, each as long as its rows take alone"

@@ -66,6 +66,8 @@ class WorkerConfig:
     decode_discovery: str | None
     pair_listen: ListenAddress | None
     landing_bytes: int | None
+    keep_answers: bool
+    """Whether a prefill worker also decodes what it computed, where gateways ask for it."""
     paced: Path | None
     """Step times that stand in for a model; None: the model computes."""
 
@@ -153,6 +155,7 @@ def parser(role: Role) -> argparse.ArgumentParser:
     add("--paced", type=Path, metavar="FILE", help="compute nothing; take as long as these step times say (emulation)")
     if role is Role.PREFILL:
         add("--decode-discovery", metavar="SPEC", help="file:PATH or dns:NAME:PORT of decode workers to link early")
+        add("--keep-answers", action="store_true", help="also decode prompts computed here; captures those steps too")
     else:
         add("--pair-listen", type=endpoint, default=ListenAddress("127.0.0.1", 0), metavar="HOST:PORT")
         add("--landing-bytes", type=_bounded(64 * KIB, 1 << 44), metavar="N")
@@ -177,4 +180,5 @@ def parse(role: Role, argv: Sequence[str]) -> WorkerConfig:
         )
     for absent in ("decode_discovery", "pair_listen", "landing_bytes"):
         flags.setdefault(absent, None)
+    flags.setdefault("keep_answers", False)
     return WorkerConfig(role=role, **flags)

@@ -61,11 +61,14 @@ class ModelRunner:
         masks: RowMasks | None = None,
         *,
         decodes: bool = True,
+        hands_over: bool = False,
         ended: Callable[[str], None] = lambda stage: None,
     ) -> None:
         """`masks`: what follows grammars and thoughts; without it both are left out of account. `decodes`: whether
-        steps with decode rows are to be fast; a prefill worker has none and is ready sooner without them. `ended` is
-        told of each stage of the start when it is over: on a GPU kernels and graphs, and the warm-up."""
+        steps with decode rows are to be fast; a prefill worker has none, as a rule, and is ready sooner without them.
+        `hands_over`: as in `StepShapes`. `ended` is told of each stage of the start when it is over: on a GPU kernels
+        and graphs, and the warm-up.
+        """
         self._model = loaded.model
         self._pool = pool
         self._device = loaded.device
@@ -81,7 +84,10 @@ class ModelRunner:
         elif loaded.model.ring is None:  # what is captured cannot wait for weights to arrive
             with torch.inference_mode():
                 self._graphs = StepGraphs(
-                    self._model, pool, self._slots.last_tokens, max_blocks, decodes=decodes, ended=ended
+                    *(self._model, pool, self._slots.last_tokens, max_blocks),
+                    decodes=decodes,
+                    hands_over=hands_over,
+                    ended=ended,
                 )
         warm_up(loaded.model, pool.tensor, loaded.config.vocab_size, loaded.max_context_tokens)
         ended("warm-up")

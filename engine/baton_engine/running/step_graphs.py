@@ -23,7 +23,7 @@ from baton_kernels.linear import recording
 
 
 class StepGraphs:
-    """Captured when made, for a worker that decodes or for one that computes prompts alone."""
+    """Captured when made, for a worker that decodes, one that computes prompts for others, or one that does both."""
 
     def __init__(
         self,
@@ -33,11 +33,14 @@ class StepGraphs:
         max_blocks: int,
         *,
         decodes: bool,
+        hands_over: bool,
         ended: Callable[[str], None],
     ) -> None:
-        """`last_tokens` is [slots + 1] int64: the last entry belongs to padding. `ended`: as for `ModelRunner`."""
+        """`last_tokens` is [slots + 1] int64: the last entry belongs to padding. `decodes` and `hands_over` are as in
+        `StepShapes`. `ended`: as for `ModelRunner`.
+        """
         slots = last_tokens.numel() - 1
-        self._shapes = StepShapes(slots, decodes=decodes)
+        self._shapes = StepShapes(slots, decodes=decodes, hands_over=hands_over)
         sizes = graph_sizes(slots) if decodes else tuple(range(1, CHUNKS + 1))
         draws = max(*sizes, *(shape.draws for shape in self._shapes.all))
         draws += draws % 2
@@ -50,7 +53,7 @@ class StepGraphs:
 
         def ends(shape: StepShape) -> tuple[int, ...]:
             layer_token_bytes = geometry.token_bytes // geometry.layers
-            if decodes:  # its KV stays here
+            if shape.decode_rows or (decodes and not hands_over):  # its KV stays here, or most of it
                 return (geometry.model_layers,)
             return part_ends(shape.rows, geometry.model_layers, layer_token_bytes)
 

@@ -50,10 +50,13 @@ class StepShape:
 class StepShapes:
     """The shapes captured for one worker."""
 
-    def __init__(self, max_slots: int, *, decodes: bool) -> None:
-        """`decodes`: whether the worker has decode rows at all."""
+    def __init__(self, max_slots: int, *, decodes: bool, hands_over: bool = False) -> None:
+        """`decodes`: whether the worker has decode rows at all. `hands_over`: whether one that has computes prompts
+        for others, too; one that has none does so anyway.
+        """
         even = max_slots + max_slots % 2  # numbers of a step stay aligned
-        most = (*(rows for rows in DECODE_ROWS if rows < even), even) if decodes else (0,)
+        most = (*(rows for rows in DECODE_ROWS if rows < even), even) if decodes else ()
+        most = (0, *most) if hands_over or not decodes else most
         self._by_decode_rows = [(rows, _shapes(before, rows)) for before, rows in zip((0, *most), most, strict=False)]
 
     @property

@@ -64,6 +64,8 @@ class LinkedWorker:
     piece_s: float = 0.0
     piece_tokens: float = 0.0
     """Seconds and prompt tokens of such steps with prompts in them, older ones fading."""
+    rows: int = 0
+    """Sequences that decoded in the last step that it told of; none once nothing runs."""
 
     @property
     def condition(self) -> WorkerCondition:
@@ -81,6 +83,10 @@ class LinkedWorker:
         if before is None or state.steps != before.steps or not before.computing_tokens:
             self.computing_since_s = self.clock()
         self.timings.extend(state.timings)
+        if state.timings:
+            self.rows = state.timings[-1].decode_rows
+        if not state.running:
+            self.rows = 0
         for timing in state.timings:
             self.pieces.observe(timing.decode_rows, timing.prefill_tokens, timing.seconds)
             if timing.prefill_tokens and timing.decode_rows:
@@ -126,7 +132,7 @@ class LinkedWorker:
         Of those that waited, as many as go into a step that nobody can have told of yet.
         """
         token_s = self.token_s
-        if state.running and self.hello.role is Role.DECODE:
+        if self.rows or (state.running and self.hello.role is Role.DECODE):
             token_s = self.piece_s / self.piece_tokens if self.piece_tokens else None
         if not token_s or not state.computing_tokens:
             return state.waiting_tokens + state.computing_tokens
@@ -161,6 +167,8 @@ class LinkedWorker:
             step_s=0.0 if state is None else state.step_s,
             rows_s=self.pieces.base_s,
             piece_token_s=self.pieces.token_s,
+            rows=self.rows,
+            keeps_answers=hello.keeps_answers,
             is_draining=state is not None and state.draining,
             is_suspect=self.is_suspect,
         )

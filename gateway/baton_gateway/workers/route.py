@@ -18,7 +18,7 @@ from baton_gateway.requests.waiting_line import PoolService
 from baton_gateway.workers.affinity import PrefixAffinity
 from baton_wire.messages.values import Address, PairFingerprint, Role
 from baton_wire.rules.prompt_order import BUSY_S, busy_s
-from baton_wire.rules.prompt_placement import DecodeSide, LatencyTargets, PrefillSide, is_computed_here
+from baton_wire.rules.prompt_placement import DecodeSide, LatencyTargets, Placement, PrefillSide, placement
 
 FULL_S = 0.1
 """A wait for slots that is shorter may be that for the next step."""
@@ -53,6 +53,10 @@ class WorkerView:
     waiting: int = 0
     """Requests that wait there for slots or blocks: those of the last report, and sent since if there were any."""
     max_sequences: int = 1
+    rows: int = 0
+    """Sequences that decoded in its last step."""
+    keeps_answers: bool = False
+    """A prefill worker that also decodes what it prefilled."""
     is_draining: bool = False
     is_suspect: bool = False
     token_s: float | None = None
@@ -93,12 +97,13 @@ class RoutePolicy:
 
 
 def revisions(workers: Sequence[WorkerView], served_name: str, policy: RoutePolicy) -> dict[PairFingerprint, int]:
-    """Fingerprints under which this model can be served now, with the number of their usable decode workers."""
+    """Fingerprints under which this model can be served now, with the number of usable workers that decode."""
     usable = [worker for worker in workers if worker.served_name == served_name and _is_usable(worker)]
     prefill = {worker.fingerprint for worker in usable if worker.role is Role.PREFILL}
     found: dict[PairFingerprint, int] = {}
     for worker in usable:
-        if worker.role is Role.DECODE and (worker.fingerprint in prefill or _may_go_local(policy)):
+        is_pair = worker.role is Role.DECODE and (worker.fingerprint in prefill or _may_go_local(policy))
+        if is_pair or worker.keeps_answers:
             found[worker.fingerprint] = found.get(worker.fingerprint, 0) + 1
     return found
 
@@ -120,6 +125,8 @@ def pick(
         return local or Route(prefill.epoch, decode.epoch, decode.pair_address, own_s=own_s)
     if decode is not None and _may_go_local(policy):
         return Route(None, decode.epoch, None)
+    if decode is None and prefill is not None and _may_keep(prefill, query):
+        return Route(None, prefill.epoch, None)
     if _would_fit_if_larger(fitting, large):
         return errors.too_long_for_workers()
     return errors.no_workers()
@@ -194,12 +201,28 @@ def _token_s(worker: WorkerView, others: Sequence[WorkerView]) -> float:
 def _local(
     query: RouteQuery, prefill: WorkerView, decode: WorkerView, affinity: PrefixAffinity, targets: LatencyTargets
 ) -> Route | None:
-    """The route without the prefill worker, when it serves the targets better."""
+    """The route without a hand-over, when that serves the targets better."""
     missing = _missing(prefill, query, affinity)
-    there = PrefillSide(prefill.token_s, prefill.more_token_s, prefill.load_tokens, missing)
+    there = PrefillSide(
+        *(prefill.token_s, prefill.more_token_s, prefill.load_tokens, missing),
+        may_keep=_may_keep(prefill, query),
+        rows=prefill.rows,
+        base_s=prefill.rows_s,
+        piece_token_s=prefill.piece_token_s,
+    )
     missing = _missing(decode, query, affinity)
     here = DecodeSide(decode.load_sequences, decode.rows_s, decode.piece_token_s, decode.prompt_tokens, missing)
-    return Route(None, decode.epoch, None) if is_computed_here(there, here, targets) else None
+    match placement(there, here, targets):
+        case Placement.HERE:
+            return Route(None, decode.epoch, None)
+        case Placement.KEPT:
+            return Route(None, prefill.epoch, None)
+        case Placement.HANDED_OVER:
+            return None
+
+
+def _may_keep(prefill: WorkerView, query: RouteQuery) -> bool:
+    return prefill.keeps_answers and query.total_tokens <= prefill.max_context_tokens
 
 
 def _missing(worker: WorkerView, query: RouteQuery, affinity: PrefixAffinity) -> int:

@@ -46,6 +46,14 @@ def test_a_worker_without_decode_rows_has_shapes_without_them() -> None:
     assert {shape.decode_rows for shape in shapes.all} == {0}
 
 
+def test_a_worker_that_does_both_has_the_shapes_of_both() -> None:
+    both = StepShapes(256, decodes=True, hands_over=True)
+    alone, mixed = StepShapes(256, decodes=False), StepShapes(256, decodes=True)
+    assert set(both.all) == {*alone.all, *mixed.all}
+    assert both.least(0, [3_000]) == alone.least(0, [3_000])
+    assert both.least(5, [100]) == mixed.least(5, [100])
+
+
 @given(st.integers(1, 600), st.integers(0, 600), st.lists(st.integers(1, 400), min_size=1, max_size=CHUNKS + 2))
 def test_a_shape_holds_its_step_and_is_captured(slots: int, decode_rows: int, counts: list[int]) -> None:
     shapes = StepShapes(slots, decodes=True)

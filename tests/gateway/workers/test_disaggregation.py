@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from baton_gateway.requests.request_events import Route
 from baton_gateway.workers.affinity import PrefixAffinity, prefix_keys
-from baton_gateway.workers.route import RoutePolicy, RouteQuery, WorkerView, pick
+from baton_gateway.workers.route import RoutePolicy, RouteQuery, WorkerView, pick, revisions
 from baton_wire.messages.values import Address, PairFingerprint, Role, pack_ids
 from baton_wire.rules.prompt_placement import LatencyTargets
 
@@ -53,3 +53,21 @@ def test_kv_that_a_decode_worker_receives_keeps_no_prompt_away() -> None:
     busy, policy = view(Role.PREFILL, load_tokens=20_000), RoutePolicy(targets=TARGETS)
     assert route(busy, view(Role.DECODE, load_tokens=50_000), policy).prefill is None
     assert route(busy, view(Role.DECODE, load_tokens=50_000, prompt_tokens=50_000), policy).prefill is not None
+
+
+def test_a_full_decode_worker_leaves_the_answer_to_a_prefill_worker_that_keeps_some() -> None:
+    keeps, policy = view(Role.PREFILL, keeps_answers=True), RoutePolicy(targets=TARGETS)
+    full, room = view(Role.DECODE, rows_s=0.049), view(Role.DECODE)
+    assert route(keeps, full, policy) == Route(None, keeps.epoch, None)
+    assert route(keeps, room, policy).decode == room.epoch
+    assert route(view(Role.PREFILL), full, policy).decode == full.epoch, "it says that it keeps none"
+    assert route(keeps, full, RoutePolicy()).decode == full.epoch, "always"
+    short = view(Role.PREFILL, keeps_answers=True, max_context_tokens=1_050)
+    assert route(short, full, policy).decode == full.epoch, "the answer does not fit there"
+
+
+def test_a_prefill_worker_that_keeps_answers_serves_without_decode_workers() -> None:
+    keeps, gone = view(Role.PREFILL, keeps_answers=True), view(Role.DECODE, is_suspect=True)
+    assert route(keeps, gone, RoutePolicy()) == Route(None, keeps.epoch, None)
+    assert revisions([keeps, gone], "m", RoutePolicy()) == {keeps.fingerprint: 1}
+    assert revisions([view(Role.PREFILL), gone], "m", RoutePolicy()) == {}

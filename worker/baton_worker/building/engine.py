@@ -68,8 +68,10 @@ def build(
     stages.ended("pool")
     masks = _masks(bundle, loaded.config.vocab_size, config.max_sequences, device)
     scheduler = scheduler_of(config, pool, context, masks)
-    decodes = alone or config.role is Role.DECODE
-    runner = ModelRunner(loaded, pool, config.max_sequences, masks, decodes=decodes, ended=stages.ended)
+    decodes = alone or config.role is Role.DECODE or config.keep_answers
+    hands_over = config.role is Role.PREFILL and not alone
+    ended, most = stages.ended, config.max_sequences
+    runner = ModelRunner(loaded, pool, most, masks, decodes=decodes, hands_over=hands_over, ended=ended)
     pool.warm_up()
     stages.ended("hand-over")
     return EngineParts(

@@ -63,4 +63,5 @@ def scheduler_of(
 def limits_of(
     config: WorkerConfig, vocab_size: int, max_context_tokens: int, *, follows_grammars: bool = True
 ) -> RequestLimits:
-    return RequestLimits(vocab_size, max_context_tokens, min(MAX_CHOICES, config.max_sequences), follows_grammars)
+    choices = min(MAX_CHOICES, config.max_sequences)
+    return RequestLimits(vocab_size, max_context_tokens, choices, follows_grammars, config.keep_answers)

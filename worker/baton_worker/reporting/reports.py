@@ -89,6 +89,7 @@ def hello(config: WorkerConfig, parts: EngineParts, epoch: bytes, pair_port: int
         blocks_total=token_blocks(config, parts)(parts.pool.num_blocks),
         bundle_hash=parts.bundle.sha256,
         bundle_bytes=len(parts.bundle.data),
+        keeps_answers=config.keep_answers,
     )
 
 

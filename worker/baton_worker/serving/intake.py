@@ -18,6 +18,8 @@ class RequestLimits:
     max_context_tokens: int
     max_choices: int
     follows_grammars: bool = True
+    keeps_answers: bool = False
+    """Whether a prefill worker decodes what it computed, where it is asked to."""
 
 
 def sequence_spec(

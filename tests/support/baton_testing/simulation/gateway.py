@@ -308,7 +308,8 @@ class SimGateway(SimProcess):
             worker = self.table.get(epoch)
             fits = worker is not None and worker.hello.fingerprint == live.fingerprint
             require(fits, "I6", f"request {number} is routed to another revision")
-        is_local = route.prefill is None and not self.rules.route.decode_locally
+        is_kept = any(worker.epoch == route.decode and worker.keeps_answers for worker in self.table.views())
+        is_local = route.prefill is None and not is_kept and not self.rules.route.decode_locally
         require(not is_local, "I9", "a prefill was put on a decode worker against the policy")
         names = " and ".join(self._ends[epoch].other.process.name for epoch in workers)
         self.note(f"run {action.run.hex()[-4:]} of request {number} to {names}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from baton_engine.scheduling.engine_config import EngineConfig
@@ -35,7 +36,8 @@ class SimPrefill(SimWorker):
         parts, shape = world.parts, world.shape
         super().__init__(world, name, epoch, address, fingerprint, PREFILL_BLOCK_TOKENS)
         self.thread = self.add_loop()
-        service = parts.prefill_service(LIMITS, no_metrics(), self.loop, lambda: self.now)
+        limits = replace(LIMITS, keeps_answers=shape.keeps_answers)
+        service = parts.prefill_service(limits, no_metrics(), self.loop, lambda: self.now)
         config = EngineConfig(
             num_blocks=shape.prefill_blocks,
             block_tokens=PREFILL_BLOCK_TOKENS,

@@ -86,6 +86,8 @@ class Shape:
     one_sided: bool = False
     local: bool = False
     """Decode workers prefill by themselves when no prefill worker is there."""
+    keeps_answers: bool = False
+    """Prefill workers decode what they computed when no decode worker is there."""
     skewed: bool = False
     """One more pair of workers has another revision."""
     message_s: float = 0.01
@@ -137,7 +139,7 @@ WEIGHTS = {
 def scenario(seed: int) -> Scenario:
     """The world of a seed: calm, rough or deadly; roomy or with tiny pools."""
     dice = random.Random(seed)
-    shape = _shape(dice)
+    shape = replace(_shape(dice), keeps_answers=random.Random(f"keeps {seed}").random() < 0.3)
     requests = tuple(_request(dice, number) for number in range(dice.randint(6, 14)))
     count = 0 if dice.random() < 0.06 else dice.choice((10, 30, 60, 90, 120))
     kinds = dice.choices(list(WEIGHTS), list(WEIGHTS.values()), k=count)

@@ -124,6 +124,7 @@ class SimWorker(SimProcess):
             blocks_total=self.num_blocks,
             bundle_hash="0" * 64,
             bundle_bytes=1,
+            keeps_answers=self.role is Role.PREFILL and self.world.shape.keeps_answers,
         )
 
     @property
