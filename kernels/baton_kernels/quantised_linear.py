@@ -1,6 +1,7 @@
 """Linear layers whose weights have 8 or 4 bits: y = x Wᵀ + b, alone or gated with SwiGLU (`quantised_weight`).
 
-Few rows are bound by the bytes of W: a Hopper GPU streams them as they are stored, and activations keep their 16 bits
+Few rows are bound by the bytes of W. A CPU with AVX-512 reads them as they are stored
+(`cpu/compiled/quantised_linear.py`). A Hopper GPU streams them as they are stored, and activations keep their 16 bits
 (`gpu/streamed_quantised.py`). Many rows are bound by the arithmetic: with weights of 8 bits activations get 8 too, each
 row (or 128 columns of it) a scale of its own; weights of 4 bits are brought back to 16 first.
 
@@ -12,7 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from baton_kernels.linear import linear
+from baton_kernels.cpu.compiled.quantised_linear import QuantisedPanels
+from baton_kernels.linear import linear, packs_linear
 from baton_kernels.quantised_weight import (
     GROUP,
     QuantisedWeight,
@@ -51,6 +53,24 @@ def pack_quantised(
         return None
     fine_zeros = None if zeros is None else zeros.index_select(1, at)
     return pack_int4(codes, scales.index_select(1, at), fine_zeros, order)
+
+
+def pack_panels(
+    codes: Tensor,
+    bits: int,
+    scales: Tensor,
+    zeros: Tensor | None,
+    group: int,
+    bias: Tensor | None,
+    gated: bool,
+) -> QuantisedPanels | None:
+    """As `pack_quantised`, with columns in the input's order, for float32 rows on a CPU whose compiled kernel reads the
+    codes. gated: called by `gated` alone. None where a weight of floats is to be held."""
+    if not packs_linear(torch.float32) or bits not in (8, 4):
+        return None
+    if bits == 4 and (codes.shape[1] % 2 or (group % 2 and group < codes.shape[1])):
+        return None
+    return QuantisedPanels(codes, bits, scales, zeros, group, bias, gated)
 
 
 def fp8_reference(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None, gated: bool = False) -> Tensor:

@@ -105,7 +105,7 @@ class _Reader:
         layers = [prefix + name for name in projections]
         if any(self.formats.of(layer) for layer in layers):
             parts = [self._stored(layer) for layer in layers]
-            packed = self._packed(parts, bias, taken)
+            packed = self._packed(parts, bias, taken, norm, gated)
             if packed is not None:
                 return packed
             weight = self._dense(parts)
@@ -136,7 +136,12 @@ class _Reader:
         return torch.cat([part.to(self.dtype) for part in dense])
 
     def _packed(
-        self, parts: Sequence[StoredWeight | Tensor], bias: Tensor | None, rows: Tensor | None
+        self,
+        parts: Sequence[StoredWeight | Tensor],
+        bias: Tensor | None,
+        rows: Tensor | None,
+        norm: PackedNorm | None,
+        gated: bool,
     ) -> Linear | None:
         """The parts as one product of quantised weights. None where they are not stored alike, or the device has no
         such product."""
@@ -144,7 +149,12 @@ class _Reader:
         whole = joined(stored) if len(stored) == len(parts) else None
         if whole is not None and rows is not None:
             whole = whole.with_features(rows)
-        return None if whole is None else self.method.pack_stored(whole, bias, self.dtype)
+        if whole is None:
+            return None
+        deferred = None
+        if norm is not None and norm.scale is not None and norm.deferred_eps is not None:
+            deferred = norm.scale, norm.deferred_eps
+        return self.method.pack_stored(whole, bias, self.dtype, deferred, gated)
 
     def _stored(self, layer: str) -> StoredWeight | Tensor:
         """The layer's weight as it is stored, on the device."""

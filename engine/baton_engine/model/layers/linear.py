@@ -16,9 +16,11 @@ from torch import Tensor
 
 from baton_engine.memory.host_memory import HugePageArena
 from baton_engine.model.formats.stored_weight import StoredWeight
+from baton_kernels.cpu.compiled.quantised_linear import QuantisedPanels
 from baton_kernels.linear import linear, pack_linear, packs_linear
-from baton_kernels.quantised_linear import pack_quantised, quantised_linear
+from baton_kernels.quantised_linear import pack_panels, pack_quantised, quantised_linear
 from baton_kernels.quantised_weight import QuantisedWeight
+from baton_kernels.rms_norm import rms_norm
 from baton_kernels.swiglu import swiglu
 
 PANEL_COLUMNS: Final = 384
@@ -66,8 +68,19 @@ class LinearMethod(Protocol):
         """
         ...
 
-    def pack_stored(self, weight: StoredWeight, bias: Tensor | None, dtype: torch.dtype) -> Linear | None:
-        """Take over a quantised weight for inputs of the dtype. None: hold it in that dtype, by `pack`."""
+    def pack_stored(
+        self,
+        weight: StoredWeight,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+        norm: tuple[Tensor, float] | None = None,
+        gated: bool = False,
+    ) -> Linear | None:
+        """Take over a quantised weight for inputs of the dtype. None: hold it in that dtype, by `pack`.
+
+        norm: weight [in_features] and eps of the RMSNorm before the layer, where the method reads norms; here its
+        weight is in no columns. gated: as of `pack`.
+        """
         ...
 
 
@@ -119,18 +132,18 @@ class RowMethod:
     def pack(self, weight: Tensor, bias: Tensor | None, norm_eps: float | None = None, gated: bool = False) -> Linear:
         return RowLinear(weight, bias)
 
-    def pack_stored(self, weight: StoredWeight, bias: Tensor | None, dtype: torch.dtype) -> Linear | None:
+    def pack_stored(
+        self,
+        weight: StoredWeight,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+        norm: tuple[Tensor, float] | None = None,
+        gated: bool = False,
+    ) -> Linear | None:
         packed = pack_quantised(
             weight.codes, weight.bits, weight.scales, weight.zeros, weight.group, weight.order, dtype
         )
         return None if packed is None else QuantisedLinear(packed, bias)
-
-
-class _Unquantised:
-    """Of methods that hold every weight in the model's dtype."""
-
-    def pack_stored(self, weight: StoredWeight, bias: Tensor | None, dtype: torch.dtype) -> Linear | None:
-        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +189,7 @@ class PanelLinear:
         total.add_(self(x))
 
 
-class PanelMethod(_Unquantised):
+class PanelMethod:
     """Weights of one model lie side by side in huge pages."""
 
     reads_norms = False
@@ -190,6 +203,16 @@ class PanelMethod(_Unquantised):
         panels = tuple(map(self._transposed, torch.split(weight, PANEL_COLUMNS)))
         return PanelLinear(panels, tuple(panel.shape[1] for panel in panels), weight.shape[0], bias)
 
+    def pack_stored(
+        self,
+        weight: StoredWeight,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+        norm: tuple[Tensor, float] | None = None,
+        gated: bool = False,
+    ) -> Linear | None:
+        return None
+
     def _transposed(self, weight: Tensor) -> Tensor:
         out_features, in_features = weight.shape
         padding = 0 if out_features % ALIASED_COLUMNS else PADDING_COLUMNS
@@ -197,7 +220,30 @@ class PanelMethod(_Unquantised):
         return rows[:, :out_features].copy_(weight.t())
 
 
-class CompiledMethod(_Unquantised):
+@dataclass(frozen=True, slots=True)
+class StoredPanels:
+    """A quantised weight as the compiled kernel reads it; what comes before the product is done here."""
+
+    panels: QuantisedPanels
+    norm: tuple[Tensor, float] | None
+    order: Tensor | None
+    """int64 [in_features]: the input's column for each of the weight's; None: the same."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.panels(self._ready(x))
+
+    def gated(self, x: Tensor) -> Tensor:
+        return self.panels.gated(self._ready(x))
+
+    def add_to(self, total: Tensor, x: Tensor) -> None:
+        self.panels.add_to(total, self._ready(x))
+
+    def _ready(self, x: Tensor) -> Tensor:
+        normed = x if self.norm is None else rms_norm(x, *self.norm)
+        return normed if self.order is None else normed.index_select(1, self.order)
+
+
+class CompiledMethod:
     """Panels for the compiled kernel, which takes norm and gate along. They lie side by side in huge pages."""
 
     reads_norms = True
@@ -207,6 +253,17 @@ class CompiledMethod(_Unquantised):
 
     def pack(self, weight: Tensor, bias: Tensor | None, norm_eps: float | None = None, gated: bool = False) -> Linear:
         return pack_linear(weight, bias, norm_eps, gated, self._kept)
+
+    def pack_stored(
+        self,
+        weight: StoredWeight,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+        norm: tuple[Tensor, float] | None = None,
+        gated: bool = False,
+    ) -> Linear | None:
+        packed = pack_panels(weight.codes, weight.bits, weight.scales, weight.zeros, weight.group, bias, gated)
+        return None if packed is None else StoredPanels(packed, norm, weight.order)
 
     def _kept(self, panels: Tensor) -> Tensor:
         return self._arena.empty(tuple(panels.shape), panels.dtype).copy_(panels)

@@ -23,7 +23,7 @@ F32: Final = "float"
 VECTOR: Final = "<16 x float>"
 MASK: Final = "<16 x i1>"
 _POINTER: Final = "ptr"
-_ALIGNMENT: Final = {"i64": 8, "float": 4, "i32": 4, "i16": 2}
+_ALIGNMENT: Final = {"i64": 8, "float": 4, "i32": 4, "i16": 2, "i8": 1}
 
 
 class Value:
@@ -68,7 +68,7 @@ class Value:
         return self.kernel.compare("eq", self, other)
 
     def to(self, conversion: str, type_: str) -> Value:
-        """bitcast, trunc, sext, sitofp, fptosi."""
+        """bitcast, trunc, sext, zext, sitofp, fptosi."""
         return self.kernel.emit(type_, f"{conversion} {self.type} {self.name} to {type_}")
 
 
