@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 BENCHES = {
     "engine_speed": ("bench.engine.speed", "the engine beside `transformers`: prefill and decode tokens/s on one core"),
+    "engine_quantised": ("bench.engine.quantised", "one worker's engine on a CPU by weight format: tokens/s, memory"),
     "gateway_cost": ("bench.serving.gateway_cost", "the gateway: processor time per token, requests/s"),
     "transfer": ("bench.transfer.transports", "the `tcp` transport beside a plain socket: GB/s"),
     "disaggregation": ("bench.serving.disaggregation", "prefill and decode apart and together: TTFT, TPOT, tokens/s"),

@@ -79,8 +79,8 @@ class Engine(Protocol):
 class BatonEngine:
     """Scheduler, stepper and runner as a worker's engine thread drives them."""
 
-    def __init__(self, subject: Subject, batch: int, context_tokens: int) -> None:
-        loaded = load_model(subject.folder, torch.float32, CPU)
+    def __init__(self, model: str, batch: int, context_tokens: int) -> None:
+        loaded = load_model(model, torch.float32, CPU)
         geometry = kv_geometry(loaded.config, torch.float32, BLOCK_TOKENS)
         blocks = 2 * batch * -(-context_tokens // BLOCK_TOKENS) * len(geometry.windows)
         pool = KvPool(geometry, blocks, torch.float32, CPU)
@@ -149,7 +149,7 @@ def compare(subject: Subject, case: Case, rounds: int) -> list[dict[str, Cell]]:
     """Rows for prefill and decode of one case; the first round of each engine warms up."""
     draw = random.Random(case.batch)
     engines: list[Engine] = [
-        BatonEngine(subject, case.batch, case.prompt_tokens + case.output_tokens),
+        BatonEngine(str(subject.folder), case.batch, case.prompt_tokens + case.output_tokens),
         TransformersEngine(subject),
     ]
     timings: list[list[Timing]] = [[], []]

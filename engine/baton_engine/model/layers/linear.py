@@ -16,7 +16,6 @@ from torch import Tensor
 
 from baton_engine.memory.host_memory import HugePageArena
 from baton_engine.model.formats.stored_weight import StoredWeight
-from baton_kernels.cpu.compiled.quantised_linear import QuantisedPanels
 from baton_kernels.linear import linear, pack_linear, packs_linear
 from baton_kernels.quantised_linear import pack_panels, pack_quantised, quantised_linear
 from baton_kernels.quantised_weight import QuantisedWeight
@@ -224,7 +223,8 @@ class PanelMethod:
 class StoredPanels:
     """A quantised weight as the compiled kernel reads it; what comes before the product is done here."""
 
-    panels: QuantisedPanels
+    panels: Linear
+    """Of columns in the order of the codes."""
     norm: tuple[Tensor, float] | None
     order: Tensor | None
     """int64 [in_features]: the input's column for each of the weight's; None: the same."""
