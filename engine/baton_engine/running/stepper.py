@@ -82,9 +82,9 @@ class Stepper:
 
     def settle(self, clock: Callable[[], float]) -> None:
         """Take the oldest step's result if it is there, or if nothing can be launched before it is."""
-        launched = len(self._launched)
-        if (launched and self._runner.is_done()) or launched == self._max_launched:
-            self._collect(clock)
+        is_done = bool(self._launched) and self._runner.is_done()
+        if is_done or len(self._launched) == self._max_launched:
+            self._collect(clock, is_done=is_done)
 
     def spare_s(self, now: float) -> float:
         """How long the next step need not be planned yet: seconds from now, 0 where nothing tells."""
@@ -105,22 +105,22 @@ class Stepper:
                 self._began_s = now
             self._launched.append(_Launched(self._meter.load(plan), now))
             if self._runner.is_done():
-                self._collect(clock)
+                self._collect(clock, is_done=True)
             return True
         if self._launched:
-            self._collect(clock)
+            self._collect(clock, is_done=False)
             return True
         return False
 
-    def _collect(self, clock: Callable[[], float]) -> None:
-        was_done = self._runner.is_done()
+    def _collect(self, clock: Callable[[], float], *, is_done: bool) -> None:
+        """`is_done`: known to be; else its end is waited for."""
         result = self._runner.collect()
         now = clock()
         self._scheduler.apply(result, now)
         step = self._launched.popleft()
         self._observe(result.step, step.load, result.duration_s)
         if self._launched:
-            ended_s = min(now, self._began_s + result.duration_s) if was_done else now
+            ended_s = min(now, self._began_s + result.duration_s) if is_done else now
             self._began_s = max(self._launched[0].launched_s, ended_s)
         weight = STEP_SMOOTHING if self.steps else 1.0
         self.step_s += weight * (result.duration_s - self.step_s)
