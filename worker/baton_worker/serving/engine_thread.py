@@ -157,7 +157,7 @@ class EngineThread:
     def _turn(self) -> bool:
         if not self._take_commands():
             return False
-        self._settle()
+        self._stepper.settle(self._clock)
         if not self._take_commands_while_spare():
             return False
         if not self._go_on() and self._commands.empty():
@@ -170,16 +170,8 @@ class EngineThread:
         Returns whether a step moved.
         """
         self._take_commands()
-        self._settle()
-        return self._go_on()
-
-    def _settle(self) -> None:
-        """Wait for a step where nothing can be planned before it is over. What came of it goes out at once."""
-        steps = self._stepper.steps
         self._stepper.settle(self._clock)
-        if self._stepper.steps != steps:
-            self._publish()
-            self._hand_out_events()
+        return self._go_on()
 
     def _go_on(self) -> bool:
         """One step and the events that came of it."""
@@ -205,7 +197,8 @@ class EngineThread:
 
     def _take_commands_while_spare(self) -> bool:
         """What arrived while a step was waited for, and what arrives while the next need not be planned yet: else it
-        would wait for one step more. Ends in time: no step is expected to last for ever."""
+        would wait for one step more. What came of the step goes out before. Ends in time: no step is expected to last
+        for ever."""
         until_s = self._clock() + SPARE_S
         while self._take_commands():
             self._hand_out_events()
