@@ -119,7 +119,7 @@ ZOO = (
     _decode("F11", transfer.GrantsWithoutVerdict, only=GENTLE),
     _decode("F18", transfer.MarksCorruptAsLanded),
     _keeper("F14 F15", keeper.FreesWhatItKeeps),
-    _keeper("F6 F13", keeper.KeepsForEver, first=740, shape={"keeps_answers": False}),
+    _keeper("F6 F13", keeper.KeepsForEver, first=740),
     _keeper("F14", keeper.SendsOnUnderOpenPuts, first=320),
     _keeper("F7", keeper.LosesFirstTokens),
     _keeper("F5 F15", keeper.LosesProgress),
