@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+import contextlib
+import gc
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -42,13 +44,27 @@ class Recorder:
         self._stream.wait_stream(torch.cuda.current_stream())
         with recording(), torch.cuda.stream(self._stream):
             rehearse()
-            begin()
-            try:
-                work(written)
-            finally:
-                graphs[-1].capture_end()
+            with nothing_collected():
+                begin()
+                try:
+                    work(written)
+                finally:
+                    graphs[-1].capture_end()
         torch.cuda.current_stream().wait_stream(self._stream)
         return tuple(graphs)
+
+
+@contextlib.contextmanager
+def nothing_collected() -> Iterator[None]:
+    """No garbage is collected within: a graph of an engine that is gone would be freed, which ends a recording with an
+    error."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def smallest_at_least(by_size: Mapping[int, T]) -> tuple[T, ...]:

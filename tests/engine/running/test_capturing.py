@@ -1,0 +1,41 @@
+"""What recording asks of the process around it."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+
+from baton_engine.running.capturing import nothing_collected
+
+
+class Graph:
+    """One that only the collector frees, as an engine's do that refer to each other."""
+
+    def __init__(self) -> None:
+        self.self = self
+
+
+def test_nothing_is_collected_while_a_graph_is_recorded_and_all_is_later() -> None:
+    gone = weakref.ref(Graph())
+    with nothing_collected():
+        young = [Graph() for _ in range(2 * gc.get_threshold()[0])]
+        assert gone() is not None
+        assert len(young) > 0
+    assert gc.isenabled()
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_recording_that_fails_leaves_the_collector_as_it_was() -> None:
+    with pytest.raises(ValueError, match="capture"), nothing_collected():
+        raise ValueError("capture")
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with nothing_collected():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
