@@ -46,6 +46,7 @@ for package in "$here"/../*/baton_*/; do cp -r "$package" "$tree/code/opt/baton/
 find "$tree/code" -depth -name __pycache__ -exec rm -rf {} +
 cp -r "$here/../examples/tiny-llama" "$tree/code/models/tiny-llama"
 "$PYTHON" "$here/other_model.py" "$tree/code/models/tiny-llama" "$tree/code/models/tiny-llama-2"
+cp "$here/../e2e/pods/paced/sitecustomize.py" "$here/../e2e/pods/paced/paced.json" "$tree/code/opt/baton/"
 [ -z "${MARK:-}" ] || echo "$MARK" > "$tree/code/opt/baton/mark.txt"
 chmod -R go+rX,go-w "$tree/code"
 echo "$name@$("$PYTHON" "$here/pack.py" "$name" "$out" "$work/base" "$tree/site" "$tree/code")"

@@ -103,6 +103,8 @@ class Answer:
     end: AnswerEnd = AnswerEnd.BROKEN
     failure: str = ""
     """In a word; empty for a whole answer."""
+    retry_after_s: float | None = None
+    """When a refused one is to be asked again, as the service said; None: it did not say."""
     detail: str = ""
 
     @property
@@ -159,6 +161,7 @@ async def send(
         async with session.post(endpoint + request.path, data=data, headers=_JSON) as response:
             if response.status != 200:
                 _refused(answer, f"HTTP {response.status}", await response.text())
+                answer.retry_after_s = _seconds(response.headers.get("Retry-After", ""))
             elif request.body.get("stream"):
                 await _read_stream(response.content, answer, on_text)
             else:
@@ -241,6 +244,11 @@ def _take(choice: Mapping[str, Any], answer: Answer) -> tuple[str, str]:
     if reason := choice.get("finish_reason"):
         answer.finished[index] = reason
     return text, called
+
+
+def _seconds(header: str) -> float | None:
+    """Of a Retry-After; dates are not read."""
+    return float(header) if header.isascii() and header.isdigit() else None
 
 
 def _refused(answer: Answer, failure: str, body: str) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from baton_testing.pods.kubectl import Failed, Json, Kubectl, until
 
-SCRIPT = Path(__file__).with_name("load.py")
+HERE = Path(__file__).parent
 CLIENT = Path(__file__).parents[4] / "local" / "baton_local"
 FILES = {
-    "load.py": SCRIPT,
+    **{name: HERE / name for name in ("load.py", "changing_load.py")},
     **{f"baton_local/{name}.py": CLIENT / f"{name}.py" for name in ("__init__", "client", "errors")},
 }
 """In the Pod, below /load."""
@@ -27,6 +27,11 @@ class Load:
     url: str
     concurrency: int = 3
     final: Json = field(default_factory=dict)
+
+    @property
+    def command(self) -> list[str]:
+        """What Python runs in the Pod."""
+        return ["/load/load.py", self.url, str(self.concurrency)]
 
     def start(self) -> None:
         script = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "load"}}
@@ -75,7 +80,7 @@ class Load:
         container = {
             "name": "load",
             "image": self.image,
-            "command": ["python", "/load/load.py", self.url, str(self.concurrency)],
+            "command": ["python", *self.command],
             "volumeMounts": [{"name": "script", "mountPath": "/load"}],
             "securityContext": restricted,
         }
@@ -88,3 +93,21 @@ class Load:
             "volumes": [{"name": "script", "configMap": {"name": "load", "items": items}}],
         }
         return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": self.name}, "spec": spec}
+
+
+@dataclass
+class ChangingLoad(Load):
+    """One Pod that sends requests at given rates, one after the other, and ends by itself."""
+
+    rates: str = ""
+    """SECONDS@RATE,… as `changing_load.py` reads them."""
+
+    @property
+    def command(self) -> list[str]:
+        return ["/load/changing_load.py", self.url, self.rates]
+
+    def wait_until_sent(self, deadline_s: float) -> Json:
+        """What came of every request. Raises TimeoutError."""
+        until("the load's end", lambda: self.lines("END"), deadline_s, every_s=2.0)
+        self.kubectl.run("delete", "pod", self.name, "--wait=false")
+        return self.lines("END")[-1]

@@ -57,8 +57,8 @@ class World:
             place[last] = value
         return made
 
-    def status(self) -> Json:
-        found = self.kubectl.get("llmdeployment", NAME) or {}
+    def status(self, name: str = NAME) -> Json:
+        found = self.kubectl.get("llmdeployment", name) or {}
         status: Json = found.get("status", {})
         return status | {"generation": found.get("metadata", {}).get("generation")}
 
