@@ -46,7 +46,11 @@ for package in "$here"/../*/baton_*/; do cp -r "$package" "$tree/code/opt/baton/
 find "$tree/code" -depth -name __pycache__ -exec rm -rf {} +
 cp -r "$here/../examples/tiny-llama" "$tree/code/models/tiny-llama"
 "$PYTHON" "$here/other_model.py" "$tree/code/models/tiny-llama" "$tree/code/models/tiny-llama-2"
-cp "$here/../e2e/pods/paced/sitecustomize.py" "$here/../e2e/pods/paced/paced.json" "$tree/code/opt/baton/"
+paced=$here/../e2e/pods/paced
+cp -r "$here/../examples/tiny-llama" "$tree/code/models/paced"
+cp "$paced/config.json" "$tree/code/models/paced/"
+cp "$paced/sitecustomize.py" "$tree/code/opt/baton/"
+"$PYTHON" "$paced/step_times.py" "$paced/config.json" > "$tree/code/models/paced/times.json"
 [ -z "${MARK:-}" ] || echo "$MARK" > "$tree/code/opt/baton/mark.txt"
 chmod -R go+rX,go-w "$tree/code"
 echo "$name@$("$PYTHON" "$here/pack.py" "$name" "$out" "$work/base" "$tree/site" "$tree/code")"

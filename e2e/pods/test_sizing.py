@@ -19,7 +19,7 @@ from baton_testing.pods.served import World
 
 pytestmark = pytest.mark.timeout(420)
 NAME = "paced"
-TTFT_S, TPOT_S, PERCENTILE = 1.0, 0.1, 90
+TTFT_S, TPOT_S, PERCENTILE = 1.0, 0.06, 90
 PHASES = (("woken", 20, 1.5), ("rising", 50, 5), ("falling", 25, 1.5))
 """Name, seconds, requests a second."""
 
@@ -34,6 +34,7 @@ def asleep(world: World) -> Iterator[None]:
     }
     made = world.deployment(
         model__servedName=NAME,
+        model__source="file:///models/paced",
         autoscaling={"scaleToZeroAfter": "60s"},
         slo={
             "ttft": {"target": f"{TTFT_S:g}s", "percentile": PERCENTILE},
@@ -65,7 +66,7 @@ def test_pools_follow_the_load_from_zero_and_back(world: World) -> None:
     lost = [each for each in (*answers, *again) if "lost" in each]
     assert not lost, lost[:10]
     assert all(pool[0] >= 1 and 0 in pool and pool[-1] >= 1 for pool in sizes.values()), sizes
-    assert max(sizes["decode"]) >= 2, "at the highest rate one decode worker is not enough"
+    assert max(*sizes["prefill"], *sizes["decode"]) >= 2, "at the highest rate one worker of each is not enough"
 
 
 def sent(world: World, name: str, rates: str) -> list[Json]:

@@ -18,7 +18,7 @@ import aiohttp
 from baton_local.client import Answer, AnswerEnd, chat, open_session, send
 
 PATIENCE_S = 90.0
-TOKENS = 24
+TOKENS = 48
 WORDS = "Tell me about the relay race, and who won it. "
 
 
