@@ -25,6 +25,8 @@ class Service(BaseHTTPRequestHandler):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if asked["model"] == "unknown":
             self.answer(404, json.dumps({"error": {"message": "no model unknown", "type": "x"}}))
+        elif asked["model"].startswith("busy"):
+            self.answer(429, "{}", **{"Retry-After": asked["model"].removeprefix("busy ")})
         elif not asked["stream"]:
             self.answer(200, json.dumps({"choices": [{"message": {"content": asked["messages"][0]["content"]}}]}))
         else:
@@ -45,8 +47,10 @@ class Service(BaseHTTPRequestHandler):
             *{"/state": (200, '{"pid": 1}'), "/list": (200, "[1]"), "/text": (200, "x")}.get(self.path, (404, "{}"))
         )
 
-    def answer(self, status: int, body: str) -> None:
+    def answer(self, status: int, body: str, **headers: str) -> None:
         self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body.encode())
@@ -94,6 +98,13 @@ def test_an_error_inside_a_stream_is_shown(endpoint: str) -> None:
 def test_a_refusal_is_shown_in_the_services_words(endpoint: str, stream: bool) -> None:
     with pytest.raises(AnswerError, match="no model unknown"):
         ask(endpoint, chat("unknown", "Hi", stream=stream))
+
+
+@pytest.mark.parametrize(("header", "seconds"), [("7", 7.0), ("0", 0.0), ("Wed, 21 Oct 2026 07:28:00 GMT", None)])
+async def test_a_refusal_keeps_when_to_ask_again(endpoint: str, header: str, seconds: float | None) -> None:
+    async with open_session() as session:
+        answer = await send(session, endpoint, chat(f"busy {header}", "Hi"))
+    assert (answer.end, answer.retry_after_s) == (AnswerEnd.REFUSED, seconds)
 
 
 def test_a_whole_answer_needs_no_stream(endpoint: str) -> None:
