@@ -109,5 +109,6 @@ class ChangingLoad(Load):
     def wait_until_sent(self, deadline_s: float) -> Json:
         """What came of every request. Raises TimeoutError."""
         until("the load's end", lambda: self.lines("END"), deadline_s, every_s=2.0)
+        told = self.lines("END")[-1]
         self.kubectl.run("delete", "pod", self.name, "--wait=false")
-        return self.lines("END")[-1]
+        return told
