@@ -4,8 +4,8 @@ That server refuses to apply `preStop.sleep`, which it does not know. On the way
 long, on the way in it becomes what it was, so that the operator sees what it applied. A Job's `podFailurePolicy`, which
 it does not know either, is left out.
 
-Of an applied status it makes null what is left out again with all its fields or entries, and then refuses the null. So
-these stay, empty, on the way out, and go on the way in. Nothing else is different.
+Of an applied status it makes null what is left out again with all its fields or entries, or is empty now, and then
+refuses the null. So a mark stands there on the way out, and goes on the way in. Nothing else is different.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from baton_operator.objects.cluster import Manifest
 from baton_operator.settings import parse
 
 KIND = "LLMDeployment"
-OBJECTS = ("slo", "kvTransfer")
 POOLS = ("prefill", "decode")
+NOTHING: Manifest = {"slo": {"ttft": "-"}, "kvTransfer": {"lane": "-"}}
+NO_REVISIONS = [{"revision": "-", "workers": 0}]
 
 
 def outward(value: object) -> object:
@@ -46,25 +47,25 @@ def inward(value: object) -> object:
     return [inward(each) for each in value] if isinstance(value, list) else value
 
 
-def with_empty(status: Manifest) -> Manifest:
-    """With what may come and go again."""
-    pools = {name: {"revisions": [], **pool} for name in POOLS if isinstance(pool := status.get(name), dict)}
-    return {**{name: {} for name in OBJECTS}, **status, **pools}
+def with_marks(status: Manifest) -> Manifest:
+    """With a mark for each part that may come and go again and is not there."""
+    pools = {name: {"revisions": NO_REVISIONS, **pool} for name in POOLS if isinstance(pool := status.get(name), dict)}
+    return {**NOTHING, **status, **pools}
 
 
-def without_empty(status: Manifest) -> Manifest:
+def without_marks(status: Manifest) -> Manifest:
     """As the operator wrote it."""
-    kept = {name: value for name, value in status.items() if name not in OBJECTS or value}
+    kept = {name: value for name, value in status.items() if value != NOTHING.get(name, status)}
     for name in POOLS:
         pool = kept.get(name)
-        if isinstance(pool, dict) and pool.get("revisions") == []:
+        if isinstance(pool, dict) and pool.get("revisions") == NO_REVISIONS:
             kept[name] = {field: value for field, value in pool.items() if field != "revisions"}
     return kept
 
 
 def _sent(manifest: Manifest) -> Manifest:
     if manifest.get("kind") == KIND and "status" in manifest:
-        return {**manifest, "status": with_empty(mapping(manifest["status"]))}
+        return {**manifest, "status": with_marks(mapping(manifest["status"]))}
     if manifest.get("kind") == "Job":
         return {**manifest, "spec": {n: v for n, v in mapping(manifest["spec"]).items() if n != "podFailurePolicy"}}
     found = outward(manifest) if manifest.get("kind") == "Deployment" else manifest
@@ -74,7 +75,7 @@ def _sent(manifest: Manifest) -> Manifest:
 
 def _got(manifest: Manifest) -> Manifest:
     if manifest.get("kind") == KIND and "status" in manifest:
-        return {**manifest, "status": without_empty(mapping(manifest["status"]))}
+        return {**manifest, "status": without_marks(mapping(manifest["status"]))}
     found = inward(manifest) if manifest.get("kind") == "Deployment" else manifest
     assert isinstance(found, dict)
     return found
