@@ -4,8 +4,8 @@ That server refuses to apply `preStop.sleep`, which it does not know. On the way
 long, on the way in it becomes what it was, so that the operator sees what it applied. A Job's `podFailurePolicy`, which
 it does not know either, is left out.
 
-Of an applied status it makes null what is left out again with all its fields or entries, or is empty now, and then
-refuses the null. So a mark stands there on the way out, and goes on the way in. Nothing else is different.
+Of an applied status it makes null what its owner leaves out again with all its fields or entries, and then refuses the
+null. Such a part is taken out first, by a merge patch, as later servers do by themselves. Nothing else is different.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import logging
 import sys
 from collections.abc import AsyncIterator
 
+import aiohttp
+import msgspec
+
 from baton_operator.__main__ import run
-from baton_operator.kube.kube_api import KubeApi, Listing, ReadLater, Resource, WatchEvent
+from baton_operator.kube.http_client import HttpKubeApi, error_of, path_of
+from baton_operator.kube.kinds import DEPLOYMENTS
+from baton_operator.kube.kube_api import Invalid, KubeApi, Listing, ReadLater, Resource, WatchEvent
 from baton_operator.kube.object_fields import mapping
 from baton_operator.objects.cluster import Manifest
 from baton_operator.settings import parse
-
-KIND = "LLMDeployment"
-POOLS = ("prefill", "decode")
-NOTHING: Manifest = {"slo": {"ttft": "-"}, "kvTransfer": {"lane": "-"}}
-NO_REVISIONS = [{"revision": "-", "workers": 0}]
 
 
 def outward(value: object) -> object:
@@ -47,25 +47,19 @@ def inward(value: object) -> object:
     return [inward(each) for each in value] if isinstance(value, list) else value
 
 
-def with_marks(status: Manifest) -> Manifest:
-    """With a mark for each part that may come and go again and is not there."""
-    pools = {name: {"revisions": NO_REVISIONS, **pool} for name in POOLS if isinstance(pool := status.get(name), dict)}
-    return {**NOTHING, **status, **pools}
-
-
-def without_marks(status: Manifest) -> Manifest:
-    """As the operator wrote it."""
-    kept = {name: value for name, value in status.items() if value != NOTHING.get(name, status)}
-    for name in POOLS:
-        pool = kept.get(name)
-        if isinstance(pool, dict) and pool.get("revisions") == NO_REVISIONS:
-            kept[name] = {field: value for field, value in pool.items() if field != "revisions"}
-    return kept
+def gone(stored: Manifest, applied: Manifest) -> Manifest:
+    """The merge patch that takes out of a stored status what is in no applied one, or is empty there."""
+    patch: Manifest = {}
+    for name, value in stored.items():
+        wanted = applied.get(name)
+        if wanted in (None, {}, []):
+            patch[name] = None
+        elif isinstance(value, dict) and isinstance(wanted, dict) and (inner := gone(value, wanted)):
+            patch[name] = inner
+    return patch
 
 
 def _sent(manifest: Manifest) -> Manifest:
-    if manifest.get("kind") == KIND and "status" in manifest:
-        return {**manifest, "status": with_marks(mapping(manifest["status"]))}
     if manifest.get("kind") == "Job":
         return {**manifest, "spec": {n: v for n, v in mapping(manifest["spec"]).items() if n != "podFailurePolicy"}}
     found = outward(manifest) if manifest.get("kind") == "Deployment" else manifest
@@ -74,8 +68,6 @@ def _sent(manifest: Manifest) -> Manifest:
 
 
 def _got(manifest: Manifest) -> Manifest:
-    if manifest.get("kind") == KIND and "status" in manifest:
-        return {**manifest, "status": without_marks(mapping(manifest["status"]))}
     found = inward(manifest) if manifest.get("kind") == "Deployment" else manifest
     assert isinstance(found, dict)
     return found
@@ -85,6 +77,7 @@ class OldServer:
     """A KubeApi over another one."""
 
     def __init__(self, api: KubeApi) -> None:
+        assert isinstance(api, HttpKubeApi)
         self._api = api
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Manifest:
@@ -111,9 +104,17 @@ class OldServer:
         subresource: str | None = None,
         dry_run: bool = False,
     ) -> Manifest:
-        found = await self._api.apply(
-            resource, _sent(manifest), manager=manager, force=force, subresource=subresource, dry_run=dry_run
-        )
+        is_status = resource == DEPLOYMENTS and subresource == "status"
+        for is_second in (False, True):
+            try:
+                found = await self._api.apply(
+                    resource, _sent(manifest), manager=manager, force=force, subresource=subresource, dry_run=dry_run
+                )
+                break
+            except Invalid:
+                if is_second or not is_status:
+                    raise
+                await self._take_out(manifest)
         return _got(found)
 
     async def create(self, resource: Resource, manifest: Manifest, *, manager: str) -> Manifest:
@@ -126,6 +127,21 @@ class OldServer:
         self, resource: Resource, namespace: str, name: str, *, uid: str, resource_version: str | None = None
     ) -> None:
         await self._api.delete(resource, namespace, name, uid=uid, resource_version=resource_version)
+
+    async def _take_out(self, applied: Manifest) -> None:
+        """Of the stored status, what `applied` is without. Raises KubeError."""
+        metadata = mapping(applied["metadata"])
+        namespace, name = str(metadata["namespace"]), str(metadata["name"])
+        stored = mapping((await self._api.get(DEPLOYMENTS, namespace, name)).get("status"))
+        path = f"{self._api.server}{path_of(DEPLOYMENTS, namespace, name)}/status"
+        data = msgspec.json.encode({"status": gone(stored, mapping(applied["status"]))})
+        headers, timeout = {"Content-Type": "application/merge-patch+json"}, aiohttp.ClientTimeout(total=30.0)
+        async with (
+            self._api.session(limit=1) as session,
+            session.patch(path, data=data, headers=headers, timeout=timeout) as answer,
+        ):
+            if answer.status != 200:
+                raise error_of(answer.status, await answer.read(), answer.headers)
 
     async def served(self, group: str, version: str) -> frozenset[str]:
         return await self._api.served(group, version)

@@ -7,6 +7,7 @@ import pytest
 from baton_operator.kube.http_client import HttpKubeApi
 from baton_operator.kube.kinds import DEPLOYMENTS
 from baton_operator.kube.kubeconfig import from_kubeconfig
+from baton_operator.kube.object_fields import mapping
 from baton_operator.objects.cluster import Manifest
 from baton_testing.kube.control_plane import ControlPlane
 from baton_testing.kube.stage import for_old_server
@@ -36,4 +37,6 @@ async def test_a_status_that_loses_its_parts_and_gets_them_back_is_stored(
         for status in (SERVING, ASLEEP, SERVING, ASLEEP):
             applied: Manifest = {**named, "status": status}
             await api.apply(DEPLOYMENTS, applied, manager="test-status", force=True, subresource="status")
-            assert (await api.get(DEPLOYMENTS, "default", "sleeper"))["status"] == status
+            assert (await session.get(DEPLOYMENTS, "default", "sleeper"))["status"] == status
+        made = mapping((await session.get(DEPLOYMENTS, "default", "sleeper"))["metadata"])
+        await session.delete(DEPLOYMENTS, "default", "sleeper", uid=str(made["uid"]))
