@@ -14,8 +14,8 @@ from torch.nn import functional
 from baton_kernels.gated_activations import clamped_gate, clamped_gate_reference
 from baton_kernels.swiglu import swiglu, swiglu_reference
 
-FEW_TOKENS = 24
-"""From more on, several tokens share an expert, and reading it for each costs more than sorting."""
+FEW_TOKENS = 1
+"""Up to so many, reading experts for each token costs less than sorting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +62,17 @@ def experts_reference(x: Tensor, gate_up: Tensor, down: Tensor, shares: Tensor, 
 def grouped_experts(x: Tensor, gate_up: Tensor, down: Tensor, shares: Tensor, experts: Tensor) -> Tensor:
     """As `experts_reference`, on a GPU in bfloat16. Rows of x and F have whole 16 bytes.
 
-    Few tokens read each expert by a kernel of our own. More are sorted by expert on the device, which the host never
-    waits for, and multiplied by the library's grouped product."""
+    One token reads its experts by a kernel of its own. Up to some hundred are sorted by expert, and each expert's
+    weights stream by once. More are multiplied by the library's grouped product. The host never waits for the
+    device."""
     if x.shape[0] <= FEW_TOKENS:
         from baton_kernels.gpu.experts import few_experts_triton
 
         return few_experts_triton(x, gate_up, down, shares, experts)
+    if _streams(experts, gate_up, down):
+        from baton_kernels.gpu.streamed_experts import streamed_experts
+
+        return streamed_experts(x, gate_up, down, None, shares, experts, None)
     order, ends = _sorted_by_expert(experts, gate_up.shape[0])
     rows = x.index_select(0, order // experts.shape[1])
     inner = swiglu(functional.grouped_mm(rows, gate_up.transpose(1, 2), offs=ends))
@@ -94,6 +99,11 @@ def biased_experts(
     x: Tensor, stacks: BiasedStacks, shares: Tensor, experts: Tensor, limit: float, alpha: float
 ) -> Tensor:
     """Experts with biases and a clamped gate, x [T, H] → [T, H], on a GPU in bfloat16. The host never waits."""
+    if _streams(experts, stacks.gate_up, stacks.down):
+        from baton_kernels.gpu.streamed_experts import streamed_experts
+
+        biases = (stacks.gate_up_bias, stacks.down_bias)
+        return streamed_experts(x, stacks.gate_up, stacks.down, biases, shares, experts, (limit, alpha))
     order, ends = _sorted_by_expert(experts, stacks.gate_up.shape[0])
     taken = experts.flatten().index_select(0, order)
     rows = x.index_select(0, order // experts.shape[1])
@@ -101,6 +111,14 @@ def biased_experts(
     inner = clamped_gate(gate_up.add_(stacks.gate_up_bias.index_select(0, taken)), limit, alpha)
     out = functional.grouped_mm(inner, stacks.down.transpose(1, 2), offs=ends)
     return _added_up(out.add_(stacks.down_bias.index_select(0, taken)), order, shares)
+
+
+def _streams(experts: Tensor, gate_up: Tensor, down: Tensor) -> bool:
+    """Whether weights can stream by: Hopper's copies want rows of whole 16 bytes."""
+    from baton_kernels.gpu.streamed_experts import MAX_PAIRS
+
+    is_hopper = torch.cuda.get_device_capability(gate_up.device)[0] == 9
+    return is_hopper and experts.numel() <= MAX_PAIRS and gate_up.shape[2] % 8 == 0 and down.shape[2] % 8 == 0
 
 
 def _sorted_by_expert(experts: Tensor, count: int) -> tuple[Tensor, Tensor]:

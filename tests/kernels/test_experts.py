@@ -54,8 +54,13 @@ def test_the_kernel_of_few_tokens_equals_the_formula(
 @pytest.mark.skipif(not IS_HOPPER, reason="needs a Hopper GPU")
 @pytest.mark.parametrize(("experts", "per_token", "hidden", "inner"), [(8, 2, 64, 96), (128, 8, 256, 64)])
 @pytest.mark.parametrize("tokens", [1, 5, 64, 300])
-def test_grouped_products_equal_the_formula(experts: int, per_token: int, hidden: int, inner: int, tokens: int) -> None:
-    """Every token's experts; one of them is nobody's."""
+@pytest.mark.parametrize("streams", [True, False])
+def test_grouped_products_equal_the_formula(
+    experts: int, per_token: int, hidden: int, inner: int, tokens: int, streams: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every token's experts; one of them is nobody's. Products are streamed, or the library's."""
+    if not streams:
+        monkeypatch.setattr("baton_kernels.gpu.streamed_experts.MAX_PAIRS", 0)
     generator = torch.Generator("cuda").manual_seed(tokens)
 
     def draw(*shape: int) -> torch.Tensor:

@@ -54,7 +54,10 @@ IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] 
 @pytest.mark.gpu
 @pytest.mark.skipif(not IS_HOPPER, reason="needs a Hopper GPU")
 @pytest.mark.parametrize("tokens", [1, 7, 130])
-def test_biased_experts_equal_the_reference(tokens: int) -> None:
+@pytest.mark.parametrize("streams", [True, False])
+def test_biased_experts_equal_the_reference(tokens: int, streams: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not streams:
+        monkeypatch.setattr("baton_kernels.gpu.streamed_experts.MAX_PAIRS", 0)
     from baton_kernels.experts import BiasedStacks, biased_experts, biased_experts_reference, choose_experts
 
     generator = torch.Generator().manual_seed(2)

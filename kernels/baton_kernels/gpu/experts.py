@@ -1,4 +1,4 @@
-"""Mixtures of experts for few tokens, in Triton: each pair of a token and an expert reads the expert's weights once."""
+"""Mixtures of experts in Triton: routing, and a token alone, whose pairs read their expert's weights each."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
@@ -11,37 +11,35 @@ from torch import Tensor
 
 from baton_kernels.gpu.dependent_launch import after_previous, chain
 
-FEATURES = 8
+FEATURES = 4
 """Of gate, and as many of up, a program."""
-OUTPUTS = 4
+OUTPUTS = 2
 """Of the block, a program."""
-COLUMNS = 256
-"""Read at a time."""
+COLUMNS = 1024
+"""Read at a time: what is under way hides the way to memory."""
 
 
 @triton.jit
 def _route_kernel(
-    logits_ptr, shares_ptr, experts_ptr, E, K, BLOCK: tl.constexpr, NORMALISED: tl.constexpr, CHAINED: tl.constexpr
-):
+    logits_ptr, shares_ptr, experts_ptr, E, K: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr,
+    NORMALISED: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
     after_previous(CHAINED)
     token = tl.program_id(0).to(tl.int64)
     number = tl.arange(0, BLOCK)
     logits = tl.load(logits_ptr + token * E + number, mask=number < E, other=float("-inf")).to(tl.float32)
     weights = tl.exp(logits - tl.max(logits, 0))
-    of = tl.sum(weights, 0)
-    left = logits
-    if NORMALISED:
-        of = 0.0
-        for _ in range(K):
-            best = tl.argmax(left, 0, tie_break_left=True)
-            of += tl.sum(tl.where(number == best, weights, 0.0), 0)
-            left = tl.where(number == best, float("-inf"), left)
-        left = logits
-    for place in range(K):
-        best = tl.argmax(left, 0, tie_break_left=True)
-        tl.store(shares_ptr + token * K + place, tl.sum(tl.where(number == best, weights, 0.0), 0) / of)
-        tl.store(experts_ptr + token * K + place, best.to(tl.int64))
-        left = tl.where(number == best, float("-inf"), left)
+    place = tl.arange(0, PLACES)
+    shares = tl.zeros([PLACES], tl.float32)
+    experts = tl.zeros([PLACES], tl.int32)
+    for choice in tl.static_range(K):
+        best = tl.argmax(logits, 0, tie_break_left=True)
+        shares = tl.where(place == choice, tl.sum(tl.where(number == best, weights, 0.0), 0), shares)
+        experts = tl.where(place == choice, best, experts)
+        logits = tl.where(number == best, float("-inf"), logits)
+    shares = shares / (tl.sum(shares, 0) if NORMALISED else tl.sum(weights, 0))
+    tl.store(shares_ptr + token * K + place, shares, mask=place < K)
+    tl.store(experts_ptr + token * K + place, experts.to(tl.int64), mask=place < K)
 
 
 @triton.jit
@@ -71,7 +69,7 @@ def _gate_up_kernel(
 
 @triton.jit
 def _down_kernel(
-    inner_ptr, weight_ptr, shares_ptr, experts_ptr, out_ptr, K, H, F,
+    inner_ptr, weight_ptr, shares_ptr, experts_ptr, out_ptr, H, F, K: tl.constexpr,
     OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     after_previous(CHAINED)
@@ -80,7 +78,7 @@ def _down_kernel(
     known = output < H
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     total = tl.zeros([OUTPUTS], tl.float32)
-    for place in range(K):
+    for place in tl.static_range(K):
         pair = token * K + place
         expert = tl.load(experts_ptr + pair)
         rows = weight_ptr + (expert * H + output)[:, None] * F
@@ -101,9 +99,9 @@ def choose_experts_triton(logits: Tensor, per_token: int, normalised: bool) -> t
     experts = torch.empty(tokens, per_token, dtype=torch.int64, device=logits.device)
     if tokens:
         launch = chain(logits)
-        block = triton.next_power_of_2(count)
+        places, block = triton.next_power_of_2(per_token), triton.next_power_of_2(count)
         _route_kernel[(tokens,)](
-            logits, shares, experts, count, per_token, block, normalised, bool(launch), num_warps=1, **launch
+            logits, shares, experts, count, per_token, places, block, normalised, bool(launch), num_warps=1, **launch
         )
     return shares, experts
 
@@ -119,6 +117,6 @@ def few_experts_triton(x: Tensor, gate_up: Tensor, down: Tensor, shares: Tensor,
             x, gate_up, experts, between, per_token, hidden, inner, FEATURES, COLUMNS, bool(launch), **launch
         )
         _down_kernel[(tokens, triton.cdiv(hidden, OUTPUTS))](
-            between, down, shares, experts, out, per_token, hidden, inner, OUTPUTS, COLUMNS, bool(launch), **launch
+            between, down, shares, experts, out, hidden, inner, per_token, OUTPUTS, COLUMNS, bool(launch), **launch
         )
     return out

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from baton_engine.model.layers.linear import Linear
 from baton_kernels.experts import BiasedStacks, biased_experts, choose_experts, grouped_experts
+from baton_kernels.linear import linear
 from baton_wire.models.decoder_spec import ClampedGate
 
 
@@ -22,7 +23,7 @@ class Router:
     normalised: bool
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return choose_experts(torch.nn.functional.linear(x, self.weight, self.bias), self.per_token, self.normalised)
+        return choose_experts(linear(x, self.weight, self.bias), self.per_token, self.normalised)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,43 @@
+"""Experts streamed by once: how pairs are sorted into row blocks, and the products beside the formula."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+
+
+@pytest.mark.parametrize("x_rows", [8, 16])
+@pytest.mark.parametrize(("tokens", "count", "per_token"), [(1, 4, 2), (33, 6, 3), (70, 5, 1)])
+def test_pairs_are_sorted_by_expert_into_row_blocks(
+    triton_device: str, tokens: int, count: int, per_token: int, x_rows: int
+) -> None:
+    from baton_kernels.gpu.streamed_experts import sort_by_expert, sum_of_experts
+
+    generator = torch.Generator().manual_seed(tokens)
+    x = torch.randn(tokens, 40, generator=generator).to(triton_device)
+    scores = torch.rand(tokens, count, generator=generator)
+    scores[:, 1] = 2.0  # everybody's first choice
+    scores[:, 2] = -1.0  # nobody's
+    experts = scores.argsort(-1, descending=True)[:, :per_token].contiguous().to(triton_device)
+    plan = sort_by_expert(x, experts, count, x_rows)
+
+    flat = experts.flatten().cpu()
+    order = torch.argsort(flat, stable=True)
+    assert torch.equal(plan.place.cpu().long()[order], torch.arange(len(flat)))
+    assert torch.equal(plan.x, x[order // per_token])
+    expected, start = [], 0
+    for expert in range(count):
+        end = start + int((flat == expert).sum())
+        expected += [(expert, first, end) for first in range(start, end, x_rows)]
+        start = end
+    table = plan.table.cpu()
+    blocks = (len(table) - 1) // 3
+    found = table[1:].view(3, blocks)[:, : int(table[0])].T.tolist()
+    assert [tuple(each) for each in found] == expected
+
+    shares = torch.rand(tokens, per_token, generator=generator).to(triton_device)
+    rows = torch.randn(len(flat), 40, generator=generator).to(triton_device)
+    by_token = rows[plan.place.long()].view(tokens, per_token, 40)
+    torch.testing.assert_close(sum_of_experts(rows, plan, shares), (by_token * shares[:, :, None]).sum(1))
