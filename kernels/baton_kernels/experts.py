@@ -73,10 +73,10 @@ def grouped_experts(x: Tensor, gate_up: Tensor, down: Tensor, shares: Tensor, ex
         from baton_kernels.gpu.streamed_experts import streamed_experts
 
         return streamed_experts(x, gate_up, down, None, shares, experts, None)
-    order, ends = _sorted_by_expert(experts, gate_up.shape[0])
-    rows = x.index_select(0, order // experts.shape[1])
-    inner = swiglu(functional.grouped_mm(rows, gate_up.transpose(1, 2), offs=ends))
-    return _added_up(functional.grouped_mm(inner, down.transpose(1, 2), offs=ends), order, shares)
+    order = _sorted_by_expert(experts, gate_up.shape[0])
+    rows = x.index_select(0, order.pairs // experts.shape[1])
+    inner = swiglu(functional.grouped_mm(rows, gate_up.transpose(1, 2), offs=order.ends))
+    return _added_up(functional.grouped_mm(inner, down.transpose(1, 2), offs=order.ends), order, shares)
 
 
 def biased_experts_reference(
@@ -104,12 +104,12 @@ def biased_experts(
 
         biases = (stacks.gate_up_bias, stacks.down_bias)
         return streamed_experts(x, stacks.gate_up, stacks.down, biases, shares, experts, (limit, alpha))
-    order, ends = _sorted_by_expert(experts, stacks.gate_up.shape[0])
-    taken = experts.flatten().index_select(0, order)
-    rows = x.index_select(0, order // experts.shape[1])
-    gate_up = functional.grouped_mm(rows, stacks.gate_up.transpose(1, 2), offs=ends)
+    order = _sorted_by_expert(experts, stacks.gate_up.shape[0])
+    taken = experts.flatten().index_select(0, order.pairs)
+    rows = x.index_select(0, order.pairs // experts.shape[1])
+    gate_up = functional.grouped_mm(rows, stacks.gate_up.transpose(1, 2), offs=order.ends)
     inner = clamped_gate(gate_up.add_(stacks.gate_up_bias.index_select(0, taken)), limit, alpha)
-    out = functional.grouped_mm(inner, stacks.down.transpose(1, 2), offs=ends)
+    out = functional.grouped_mm(inner, stacks.down.transpose(1, 2), offs=order.ends)
     return _added_up(out.add_(stacks.down_bias.index_select(0, taken)), order, shares)
 
 
@@ -121,14 +121,26 @@ def _streams(experts: Tensor, gate_up: Tensor, down: Tensor) -> bool:
     return is_hopper and experts.numel() <= MAX_PAIRS and gate_up.shape[2] % 8 == 0 and down.shape[2] % 8 == 0
 
 
-def _sorted_by_expert(experts: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """experts [T, k] → pairs of token and expert, sorted by expert [T · k], and each expert's end among them."""
-    flat = experts.flatten()
-    numbers = torch.arange(count, device=experts.device)
-    return torch.argsort(flat, stable=True), (flat[:, None] == numbers).sum(0).cumsum(0).int()
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """Pairs of a token and an expert, sorted by expert."""
+
+    pairs: Tensor  # int64 [T · k]
+    place: Tensor  # int32 [T · k]: where each pair stands
+    ends: Tensor  # int32 [E]: each expert's end
 
 
-def _added_up(out: Tensor, order: Tensor, shares: Tensor) -> Tensor:
-    """Rows of pairs, in the tokens' order again, so that the sum has one order too: [T · k, H] → [T, H]."""
-    back = torch.empty_like(out).index_copy_(0, order, out).view(*shares.shape, -1)
-    return (back.float() * shares[:, :, None]).sum(1).to(out.dtype)
+def _sorted_by_expert(experts: Tensor, count: int) -> _Order:
+    """experts [T, k] of `count`. Two bytes a key: sorting takes a pass for each."""
+    keys, pairs = torch.sort(experts.flatten().to(torch.int16), stable=True)
+    numbers = torch.arange(len(keys), dtype=torch.int32, device=keys.device)
+    place = torch.empty_like(numbers).index_copy_(0, pairs, numbers)
+    known = torch.arange(count, dtype=torch.int16, device=keys.device)
+    return _Order(pairs, place, torch.searchsorted(keys, known, right=True, out_int32=True))
+
+
+def _added_up(out: Tensor, order: _Order, shares: Tensor) -> Tensor:
+    """Rows of sorted pairs, weighted and added for each token, in one order: [T · k, H] → [T, H]."""
+    from baton_kernels.gpu.streamed_experts import sum_of_experts
+
+    return sum_of_experts(out, order.place, shares)

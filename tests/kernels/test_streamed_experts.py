@@ -40,4 +40,4 @@ def test_pairs_are_sorted_by_expert_into_row_blocks(
     shares = torch.rand(tokens, per_token, generator=generator).to(triton_device)
     rows = torch.randn(len(flat), 40, generator=generator).to(triton_device)
     by_token = rows[plan.place.long()].view(tokens, per_token, 40)
-    torch.testing.assert_close(sum_of_experts(rows, plan, shares), (by_token * shares[:, :, None]).sum(1))
+    torch.testing.assert_close(sum_of_experts(rows, plan.place, shares), (by_token * shares[:, :, None]).sum(1))

@@ -9,7 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
-from baton_kernels.gpu import linear
+from baton_kernels.gpu import linear, streamed_int4
 from baton_kernels.gpu.dequantise import dequantise_triton
 from baton_kernels.gpu.fp8_activations import quantise_groups, quantise_rows, scale_product, swiglu_rounded
 from baton_kernels.gpu.streamed_quantised import LINE, MAX_ROWS, QuantisedConfig, streamed_quantised, x_rows
@@ -20,8 +20,6 @@ SHARED_BYTES = 228 * 1024
 """Of a multiprocessor."""
 MANY_ROWS = 512
 """From more rows on the library's products with a scale a row are as fast as those without."""
-PIECES = 3
-"""So many times MAX_ROWS rows are streamed in pieces, with 4 bits: bringing them back costs more."""
 PROGRAM_BYTES = 3584
 """Of them, a program's beside its tiles."""
 
@@ -29,8 +27,8 @@ PROGRAM_BYTES = 3584
 def quantised_linear_cuda(x: Tensor, weight: QuantisedWeight, bias: Tensor | None, gated: bool) -> Tensor:
     """As `baton_kernels.quantised_linear.quantised_linear`."""
     features, size = weight.values.shape
-    if weight.bits == 4 and MAX_ROWS < x.shape[0] <= PIECES * MAX_ROWS and streams(x[:1], features, gated):
-        return torch.cat([quantised_linear_cuda(part, weight, bias, gated) for part in torch.split(x, MAX_ROWS)])
+    if weight.bits == 4 and streams(x[:1], features, gated) and streamed_int4.pays(x.shape[0], weight, gated):
+        return streamed_int4.streamed_int4(x, weight, bias, gated)
     if streams(x, features, gated):
         groups = (t for t in (weight.scales, weight.zeros) if t is not None and t.dim() == 2)
         group_bytes = sum(t.element_size() for t in groups)

@@ -293,7 +293,7 @@ def streamed_experts(
     up_bias, down_bias = biases or (None, None)
     inner = expert_products(plan.x, plan, gate_up, up_bias, SWIGLU.value if clamp is None else CLAMPED.value, clamp)
     out = expert_products(inner, plan, down, down_bias, PLAIN.value, None, is_table_older=True)
-    return sum_of_experts(out, plan, shares)
+    return sum_of_experts(out, plan.place, shares)
 
 
 def row_block(pairs: int, count: int) -> int:
@@ -333,13 +333,13 @@ def expert_products(
     return out
 
 
-def sum_of_experts(rows: Tensor, plan: Sorted, shares: Tensor) -> Tensor:
-    """rows [P, H] in the plan's order, shares [T, k] → [T, H]."""
+def sum_of_experts(rows: Tensor, place: Tensor, shares: Tensor) -> Tensor:
+    """rows [P, H], each pair's at its place, shares [T, k] → [T, H]."""
     tokens, per_token = shares.shape
     hidden = rows.shape[1]
     out = torch.empty(tokens, hidden, dtype=rows.dtype, device=rows.device)
     launch = chain(rows)
     _sum_kernel[(tokens, triton.cdiv(hidden, BLOCK))](
-        rows, plan.place, shares, out, hidden, per_token, BLOCK, bool(launch), **launch
+        rows, place, shares, out, hidden, per_token, BLOCK, bool(launch), **launch
     )
     return out
