@@ -113,7 +113,12 @@ def window(**more: object) -> list[Json]:
     return [{"start": "22:00", "end": "06:00", **more}]
 
 
+SCALED: Json = {"min": 2, "max": 4}
 CASES = [
+    bounded("spec.gateway.autoscaling", "must be at most", "gateway__autoscaling", SCALED, {"min": 5, "max": 4}),
+    bounded(
+        "spec.gateway", "must be absent", "gateway", {"autoscaling": SCALED}, {"autoscaling": SCALED, "replicas": 2}
+    ),
     Case("", "metadata.name must", named("a-1"), named("1-a")),
     Case("", "metadata.name must", named("a" * 36), named("a" * 37)),
     bounded("spec.model.source", "must have no '..'", "model__source", "file:///a..b", "file:///a/../b"),

@@ -41,17 +41,30 @@ class Sized:
 
 class Sizing(Protocol):
     def decide(
-        self, key: Key, deployment: LLMDeployment, pools: Mapping[Role, PoolNow], memory: str | None, epoch_s: float
+        self,
+        key: Key,
+        deployment: LLMDeployment,
+        pools: Mapping[Role, PoolNow],
+        memory: str | None,
+        epoch_s: float,
+        gateways: int | None = None,
     ) -> Sized:
         """One decision in mode SLO. Quick (a pass waits for it) and repeatable: asked again with nothing new, it
-        answers the same."""
+        answers the same. `gateways`: Pods whose reports make a whole; None: the fewest that
+        `spec.gateway` allows."""
 
 
 class HoldSizing:
     """Keeps what runs, inside the bounds: a pool is never sized from what is not known."""
 
     def decide(
-        self, key: Key, deployment: LLMDeployment, pools: Mapping[Role, PoolNow], memory: str | None, epoch_s: float
+        self,
+        key: Key,
+        deployment: LLMDeployment,
+        pools: Mapping[Role, PoolNow],
+        memory: str | None,
+        epoch_s: float,
+        gateways: int | None = None,
     ) -> Sized:
         workers = {role: within_bounds(deployment, role, pools[role].workers) for role in POOL_ROLES}
         reasons = {role: f"hold at {workers[role]}: load is not weighed yet" for role in POOL_ROLES}

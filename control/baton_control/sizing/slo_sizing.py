@@ -70,14 +70,21 @@ class SloSizing:
         self._known: dict[Key, _Deployment] = {}
 
     def decide(
-        self, key: Key, deployment: LLMDeployment, pools: Mapping[Role, PoolNow], memory: str | None, epoch_s: float
+        self,
+        key: Key,
+        deployment: LLMDeployment,
+        pools: Mapping[Role, PoolNow],
+        memory: str | None,
+        epoch_s: float,
+        gateways: int | None = None,
     ) -> Sized:
         """A decision when one is due, else the last one."""
         now = self._clock()
         store = self._stores(key)
         known = self._of(key, deployment, store, memory, now, epoch_s)
         known.placement_s |= {role: pool.placement_s for role, pool in pools.items() if pool.placement_s is not None}
-        expected = deployment.spec.gateway.replicas * deployment.spec.gateway.processes
+        gateway = deployment.spec.gateway
+        expected = (gateway.replicas_at(0) if gateways is None else gateways) * gateway.processes
         asleep = any(pools[role].workers == 0 for role in POOL_ROLES)
         parked = store.parked if asleep else 0
         if parked and (known.sized is None or not all(known.sized.workers.values())):

@@ -76,11 +76,30 @@ class LimitSpec(Model):
     """From arrival to last token; later a request ends with an error. Pods get this long to finish when told to go."""
 
 
+class GatewayAutoscalingSpec(Model):
+    """A HorizontalPodAutoscaler that sizes the gateway."""
+
+    min: Annotated[int, Field(ge=1, le=64)] = 1
+    """Fewest Pods, also while the pools sleep: requests wait in them."""
+    max: Annotated[int, Field(ge=1, le=64)]
+    """Most Pods."""
+    target_cpu: Annotated[int, Field(ge=1, le=100)] = 70
+    """Percent of a CPU that each of a Pod's processes is to use on average; more of it adds Pods."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> GatewayAutoscalingSpec:
+        if self.min > self.max:
+            raise broken_rule("min", f"{self.min} is not allowed: must be at most autoscaling.max, which is {self.max}")
+        return self
+
+
 class GatewaySpec(Model):
     """The processes that speak HTTP with clients."""
 
     replicas: Annotated[int, Field(ge=1, le=64)] = 1
-    """Pods of the gateway."""
+    """Pods of the gateway; 1 where `autoscaling` says how many."""
+    autoscaling: GatewayAutoscalingSpec | None = None
+    """Let a HorizontalPodAutoscaler size the gateway by its use of CPUs; unset: `replicas` Pods."""
     processes: Annotated[int, Field(ge=1, le=64)] = 1
     """Processes of each Pod, sharing one port; one uses one CPU."""
     service: ServiceSpec = ServiceSpec()
@@ -105,6 +124,15 @@ class GatewaySpec(Model):
     """PriorityClass of the gateway's Pods, one that the installation lists; unset: the cluster's default."""
 
     @model_validator(mode="after")
+    def _has_one_size(self) -> GatewaySpec:
+        if self.autoscaling is not None and self.replicas != 1:
+            message = (
+                f"{self.replicas} is not allowed: must be absent while autoscaling is given, whose min is the floor"
+            )
+            raise broken_rule("replicas", message)
+        return self
+
+    @model_validator(mode="after")
     def _outsiders_have_a_key(self) -> GatewaySpec:
         if self.open_access and self.api_keys is not None:
             raise broken_rule("openAccess", "true is not allowed: must be false while apiKeys is given")
@@ -116,3 +144,7 @@ class GatewaySpec(Model):
         if self.route is not None:
             raise broken_rule("route", f"not allowed: {needed}")
         return self
+
+    def replicas_at(self, ready: int) -> int:
+        """Pods whose reports make a whole, while `ready` of them are Ready."""
+        return self.replicas if self.autoscaling is None else max(self.autoscaling.min, ready)

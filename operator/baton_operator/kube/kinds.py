@@ -23,6 +23,7 @@ LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 JOBS = Resource("batch", "v1", "jobs", "Job")
 CLAIMS = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
 ROUTES = Resource("gateway.networking.k8s.io", "v1", "httproutes", "HTTPRoute")
+AUTOSCALERS = Resource("autoscaling", "v2", "horizontalpodautoscalers", "HorizontalPodAutoscaler")
 MONITORS = Resource("monitoring.coreos.com", "v1", "podmonitors", "PodMonitor")
 RULES = Resource("monitoring.coreos.com", "v1", "prometheusrules", "PrometheusRule")
 
@@ -32,7 +33,7 @@ OWNED = (WORKERS, RECORDS, PODS, SERVICES, ACCOUNTS, POLICIES, JOBS, CLAIMS)
 """Secrets are not among them: they are written and never read."""
 WATCHED = (*CUSTOM, *OWNED)
 """Without these the operator cannot work."""
-WITHDRAWN = (ROUTES, MONITORS, RULES)
+WITHDRAWN = (ROUTES, AUTOSCALERS, MONITORS, RULES)
 """Not every deployment has these: they are deleted when they are no longer asked for."""
 OPTIONAL = (BUDGETS, *WITHDRAWN)
 """Watched where they are served, else left out, which a condition says."""

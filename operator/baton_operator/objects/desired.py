@@ -28,10 +28,13 @@ def standing_objects(
     owner: Owner,
     masters: Mapping[str, bytes],
     gateway_pod: Manifest | None = None,
+    *,
+    has_autoscaler: bool = True,
 ) -> tuple[Manifest, ...]:
     """Everything but worker Deployments and pool facades, in the order of creation: policies and accounts before Pods.
 
-    `gateway_pod` is the recorded template of the gateway; None: rendered now. Raises UnsupportedError for what this
+    `gateway_pod` is the recorded template of the gateway; None: rendered now. Without `has_autoscaler` (the API is not
+    served) a gateway that asks for one keeps its floor. Raises UnsupportedError for what this
     version cannot run.
     """
     return (
@@ -43,7 +46,7 @@ def standing_objects(
         gateway_service(deployment, owner),
         *(_budget(deployment, role, owner) for role in _ROLES),
         *optional_objects(deployment, platform, owner),
-        _gateway(deployment, gateway_pod or gateway_template(deployment, platform), owner),
+        _gateway(deployment, gateway_pod or gateway_template(deployment, platform), owner, has_autoscaler),
     )
 
 
@@ -106,9 +109,12 @@ def _budget(deployment: LLMDeployment, role: Role, owner: Owner) -> Manifest:
     return owned("policy/v1", "PodDisruptionBudget", name, deployment, owner, role) | {"spec": spec}
 
 
-def _gateway(deployment: LLMDeployment, pod: Manifest, owner: Owner) -> Manifest:
+def _gateway(deployment: LLMDeployment, pod: Manifest, owner: Owner, has_autoscaler: bool) -> Manifest:
+    """Without replicas where an autoscaler writes them."""
+    given = deployment.spec.gateway
+    is_scaled = given.autoscaling is not None and has_autoscaler
     spec: Manifest = {
-        "replicas": deployment.spec.gateway.replicas,
+        **({} if is_scaled else {"replicas": given.replicas_at(0)}),
         "revisionHistoryLimit": 2,
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
         "selector": {"matchLabels": selector(deployment, Role.GATEWAY)},

@@ -1,4 +1,5 @@
-"""Objects of APIs that a cluster may lack: a route of the Gateway API, and what the Prometheus operator reads.
+"""Objects of APIs that a cluster may lack: a route of the Gateway API, an autoscaler, and what the Prometheus operator
+reads.
 
 They are made where they are asked for and served; where they are asked for and not served, a condition says so.
 """
@@ -12,6 +13,9 @@ from baton_operator.objects.metadata import owned, selector
 from baton_wire.messages.values import POOL_ROLES, Role
 
 ROUTE_API, MONITOR_API = "gateway.networking.k8s.io/v1", "monitoring.coreos.com/v1"
+SCALER_API = "autoscaling/v2"
+SHRINK_AFTER_S, SHRINK_EVERY_S = 300, 60
+"""A gateway that goes drains for as long as a request may take, so that Pods are given up slowly."""
 MISSED_FOR, FAILED_SHARE = "10m", 0.01
 
 
@@ -19,7 +23,7 @@ def optional_objects(deployment: LLMDeployment, platform: Platform, owner: Owner
     """What the deployment and the installation ask for."""
     monitors = [_monitor(deployment, role, owner) for role in (*POOL_ROLES, Role.GATEWAY)] if platform.monitors else []
     alerts = [_alerts(deployment, owner)] if platform.alerts else []
-    return (*_routes(deployment, owner), *monitors, *alerts)
+    return (*_routes(deployment, owner), *_autoscaler(deployment, owner), *monitors, *alerts)
 
 
 def _routes(deployment: LLMDeployment, owner: Owner) -> tuple[Manifest, ...]:
@@ -36,6 +40,25 @@ def _routes(deployment: LLMDeployment, owner: Owner) -> tuple[Manifest, ...]:
         "rules": [{"backendRefs": [backend], "timeouts": {"request": "0s"}}],
     }
     return (owned(ROUTE_API, "HTTPRoute", name, deployment, owner, Role.GATEWAY) | {"spec": spec},)
+
+
+def _autoscaler(deployment: LLMDeployment, owner: Owner) -> tuple[Manifest, ...]:
+    """By CPUs used, not by a share of those requested: a process uses one at most, whatever its Pod asked for."""
+    gateway, name = deployment.spec.gateway, gateway_name(deployment.metadata.name)
+    if gateway.autoscaling is None:
+        return ()
+    used = f"{10 * gateway.autoscaling.target_cpu * gateway.processes}m"
+    slowly = {"type": "Pods", "value": 1, "periodSeconds": SHRINK_EVERY_S}
+    spec: Manifest = {
+        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
+        "minReplicas": gateway.autoscaling.min,
+        "maxReplicas": gateway.autoscaling.max,
+        "metrics": [
+            {"type": "Resource", "resource": {"name": "cpu", "target": {"type": "AverageValue", "averageValue": used}}}
+        ],
+        "behavior": {"scaleDown": {"stabilizationWindowSeconds": SHRINK_AFTER_S, "policies": [slowly]}},
+    }
+    return (owned(SCALER_API, "HorizontalPodAutoscaler", name, deployment, owner, Role.GATEWAY) | {"spec": spec},)
 
 
 def _monitor(deployment: LLMDeployment, role: Role, owner: Owner) -> Manifest:

@@ -9,14 +9,19 @@ from baton_control.names import cache_name
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.model_source import Scheme, parse_source
 from baton_control.worker_specs import pool_spec
+from baton_operator.kube.kinds import AUTOSCALERS
 from baton_operator.kube.object_fields import integer, mapping, metadata_of, uid_of
 from baton_operator.objects.cluster import Manifest
 from baton_operator.objects.fetch import TRIES, FetchState
 from baton_operator.objects.metadata import FETCH_ROLE, ROLE_LABEL
-from baton_operator.passes.pod_troubles import PodNeeds, Said, age_s, is_ready, pod_trouble
+from baton_operator.passes.observe import condition
+from baton_operator.passes.pod_troubles import PodNeeds, Said, age_s, is_ready, pod_trouble, seconds_since
 from baton_operator.passes.snapshot import Snapshot
 from baton_operator.passes.troubles import Trouble, refused_object, short
 from baton_wire.messages.values import POOL_ROLES, Role
+
+MEASURED_WITHIN_S = 120.0
+"""An autoscaler that has not measured for so long is told of."""
 
 
 def diagnose(
@@ -39,6 +44,9 @@ def diagnose(
         troubles += _fetching(seen, said)
     if seen.gateway_lateness and not any(each.of == Role.GATEWAY for each in troubles):
         troubles.append(Trouble("GatewayFails", f"gateway: {seen.gateway_lateness}", of=Role.GATEWAY.value))
+    scaler = idle_scaler(seen, now)
+    if scaler is not None and scaler[1] <= 0:
+        troubles.append(scaler[0])
     for each in seen.sets:
         is_quiet = not any(trouble.of == each.role for trouble in troubles)
         if each.is_late and not each.is_leaving and each.ready < each.wanted and is_quiet:
@@ -80,6 +88,18 @@ def _needs(deployment: LLMDeployment) -> PodNeeds:
         claims = (cache_name(deployment.metadata.name),)
     mounts = {role.value: claims for role in POOL_ROLES} | ({FETCH_ROLE: claims} if source.is_remote else {})
     return PodNeeds({role.value: pool_spec(deployment, role).queue for role in POOL_ROLES}, mounts)
+
+
+def idle_scaler(seen: Snapshot, now: datetime.datetime) -> tuple[Trouble, float] | None:
+    """An autoscaler that cannot measure, which leaves the gateways as many as they are, and in how many seconds that is
+    a trouble: a new one needs a moment. None: it can, or there is none."""
+    for resource, scaler in seen.withdrawable:
+        active = condition(scaler, "ScalingActive") if resource == AUTOSCALERS else {}
+        since_s = seconds_since(active.get("lastTransitionTime"), now)
+        if active.get("status") == "False" and since_s is not None:
+            message = f"gateway: its autoscaler does nothing: {active.get('reason')}: {short(active.get('message'))}"
+            return Trouble("GatewayNotScaled", message, of=Role.GATEWAY.value), MEASURED_WITHIN_S - since_s
+    return None
 
 
 def _refused_pods(seen: Snapshot) -> list[Trouble]:

@@ -185,8 +185,13 @@ def waiting_pods(pods: Iterable[Manifest], now: datetime) -> tuple[tuple[Manifes
 
 def age_s(pod: Manifest, now: datetime) -> float | None:
     """Seconds since it was made; None: that is not known."""
+    return seconds_since(metadata_of(pod).get("creationTimestamp"), now)
+
+
+def seconds_since(moment: object, now: datetime) -> float | None:
+    """Seconds since a moment as objects write it; None: that is not known."""
     try:
-        return (now - datetime.fromisoformat(str(metadata_of(pod).get("creationTimestamp")))).total_seconds()
+        return (now - datetime.fromisoformat(str(moment))).total_seconds()
     except (ValueError, TypeError):
         return None
 

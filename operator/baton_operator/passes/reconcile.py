@@ -26,7 +26,7 @@ from baton_operator.objects.cluster import Manifest, Platform
 from baton_operator.objects.fetch import FetchState, fetch_of, former_jobs
 from baton_operator.passes.apply import Applied, Applier, NameTaken, wish
 from baton_operator.passes.cleanup import Cleanup
-from baton_operator.passes.diagnosis import diagnose, waiting_job
+from baton_operator.passes.diagnosis import diagnose, idle_scaler, waiting_job
 from baton_operator.passes.object_events import AGAIN_S, ObjectEvents
 from baton_operator.passes.observe import WorkerSet, replicas_after
 from baton_operator.passes.pool_size import Facade, Plan, plans, standing
@@ -219,6 +219,9 @@ class Reconciler:
             again_s = AGAIN_S
         if again_s is not None:
             this.again_in(again_s)
+        scaler = idle_scaler(seen, now)
+        if scaler is not None and scaler[1] > 0:
+            this.again_in(scaler[1])
         return diagnose(seen, this.deployment, fetch, said, now)
 
     def _has_just_acted(self, seen: Snapshot) -> bool:
@@ -266,7 +269,10 @@ class Reconciler:
         if deployment.spec.autoscaling.mode is ScalingMode.SLO:
             pools = {role: replace(now[role], workers=before[role]) for role in POOL_ROLES}
             epoch_s = self._now().timestamp()
-            sized = self._sizing.decide(seen.key, deployment, pools, seen.before.sizing_memory, epoch_s)
+            reporting = deployment.spec.gateway.replicas_at(seen.gateways_ready)
+            sized = self._sizing.decide(
+                seen.key, deployment, pools, seen.before.sizing_memory, epoch_s, gateways=reporting
+            )
             if self._telemetry is not None:
                 this.again_in(SIZING_S)
         found = plans(deployment, facades, before, sized)

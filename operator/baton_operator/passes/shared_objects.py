@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from baton_control.errors import OperatorError
+from baton_control.names import gateway_name
 from baton_control.spec.api import ScalingMode
+from baton_operator.kube.kinds import WORKERS
 from baton_operator.kube.kube_api import Forbidden, Invalid
 from baton_operator.kube.object_fields import mapping
 from baton_operator.objects.cluster import Owner
 from baton_operator.passes.apply import Applied, Applier, NameTaken, Wish, with_metadata
+from baton_operator.passes.gateway_size import handed_over
 from baton_operator.passes.pool_size import SCALER, WRITTEN, Facade
 from baton_operator.passes.rendering import Rendering
 from baton_operator.passes.snapshot import Snapshot
@@ -22,10 +25,15 @@ class SharedObjects:
         """Make these objects what they should be, in order; what Pods need comes before them. Stops at the first that
         is refused, so that no Pod runs without its policies, and says why. Raises KubeError for what can be tried
         again."""
+        gateway = gateway_name(made.deployment.metadata.name)
         try:
             if seen.keys != made.keys or not seen.has_keys:
                 await self._applier.ensure_secret(made.secret, seen.owner, is_known=seen.keys is not None)
             for each in made.standing:
+                if each.name == gateway and each.resource == WORKERS:
+                    size = handed_over(each, seen.live_sets.get(gateway), made.deployment.spec.gateway, seen.owner)
+                    if size is not None:
+                        await self._applier.apply(size, manager=SCALER, force=True)
                 if await self._applier.ensure(each, seen.owner) is Applied.LEAVING:
                     message = f"an older {each.resource.kind} {each.name} is being deleted"
                     return [Trouble("Replacing", message, lasts=False)]

@@ -32,7 +32,7 @@ from baton_wire.messages.values import POOL_ROLES, Role
 
 UPGRADE_ANNOTATION = "baton.dev/upgrade"
 ROLES = (*POOL_ROLES, Role.GATEWAY)
-_NOT_IN_PODS = ("replicas", "service", "route", "openAccess")
+_NOT_IN_PODS = ("replicas", "autoscaling", "service", "route", "openAccess")
 """Fields of the gateway that its Pods do not depend on."""
 _NOT_IN_WORKERS = ("generationDefaults", "aliases", "toolFormat", "reasoningFormat", "fetch")
 """Fields of the model that workers do not depend on."""

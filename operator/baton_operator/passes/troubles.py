@@ -43,6 +43,7 @@ WORST = (
     ("MissingSecret", "MissingConfigMap", "MissingClaim", "VolumeFails", "SandboxFails"),
     ("InsufficientAccelerators", "Unschedulable", "NodeRefuses", "ImagePull", "ContainerConfig"),
     ("ModelFetchFailed", "GatewayFails", "NewTemplateFails", "WorkersFail"),
+    ("GatewayNotScaled",),
     ("Replacing", "QueuedByKueue", "SchedulingGated", "FetchingModel", "PullingImage", "ContainerCreating"),
     ("NoGateway",),
 )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from baton_control.spec.api import DeploymentSpec, LLMDeployment, PodMetadataSpec, RolloutSpec, ScheduleSpec
 from baton_control.spec.base_model import Model
 from baton_control.spec.engine_sizes import STEP_TOKENS, EngineSpec
-from baton_control.spec.gateway_fields import GatewaySpec, ServiceSpec
+from baton_control.spec.gateway_fields import GatewayAutoscalingSpec, GatewaySpec, ServiceSpec
 from baton_control.spec.placing import TolerationSpec
 from baton_control.spec.pod_options import RESERVED_ENV, RESERVED_VOLUMES, EnvSpec, VolumeSpec
 from baton_control.spec.pools import PoolSpec, ReplicaSpec
@@ -141,7 +141,13 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
     ServiceSpec: (_reserved("annotations", RESERVED_ANNOTATIONS),),
     FetchSpec: (_reserved("serviceAccountAnnotations", RESERVED_ANNOTATIONS),),
     PodMetadataSpec: (_reserved("labels", RESERVED_LABELS), _reserved("annotations", RESERVED_ANNOTATIONS)),
+    GatewayAutoscalingSpec: (Rule("self.min <= self.max", "must be at most autoscaling.max", ".min"),),
     GatewaySpec: (
+        Rule(
+            "!has(self.autoscaling) || self.replicas == 1",
+            "must be absent while autoscaling is given, whose min is the floor",
+            ".replicas",
+        ),
         Rule(
             "!(self.openAccess && has(self.apiKeys))",
             "must be false while apiKeys is given",

@@ -6,15 +6,16 @@ import dataclasses
 import re
 from typing import Any
 
+import kubernetes_validate
 import msgspec
 import pytest
 
-from baton_operator.kube.kinds import BUDGETS, MONITORS, ROUTES, RULES
+from baton_operator.kube.kinds import AUTOSCALERS, BUDGETS, MONITORS, ROUTES, RULES
 from baton_operator.objects.cluster import Owner
 from baton_operator.objects.optional import optional_objects
 from baton_operator.passes.rendering import Inputs, Rendering, render
 from baton_testing.kube.campaign import run
-from baton_testing.kube.manifests import deployment
+from baton_testing.kube.manifests import KUBERNETES, deployment
 from baton_testing.kube.scenarios import SCENARIOS
 from baton_testing.kube.world import MASTERS, PLATFORM, wish
 from baton_wire.messages.values import POOL_ROLES, Role
@@ -42,6 +43,24 @@ def test_a_route_leads_to_the_gateways_service_and_never_cuts_an_answer() -> Non
     assert spec["rules"] == [
         {"backendRefs": [{"name": "chat-gateway", "port": 8080}], "timeouts": {"request": "0s"}},
     ]
+
+
+@pytest.mark.parametrize("processes", [1, 4])
+def test_an_autoscaler_counts_cpus_that_processes_use_and_gives_pods_up_slowly(processes: int) -> None:
+    given = {"min": 2, "max": 6, "targetCpu": 65}
+    spec = objects(gateway={"autoscaling": given, "processes": processes})["HorizontalPodAutoscaler", "chat-gateway"][
+        "spec"
+    ]
+    assert spec["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "Deployment", "name": "chat-gateway"}
+    assert (spec["minReplicas"], spec["maxReplicas"]) == (2, 6)
+    [metric] = spec["metrics"]
+    target = {"type": "AverageValue", "averageValue": f"{650 * processes}m"}
+    assert metric == {"type": "Resource", "resource": {"name": "cpu", "target": target}}
+    assert spec["behavior"]["scaleDown"]["policies"] == [{"type": "Pods", "value": 1, "periodSeconds": 60}]
+    for version in KUBERNETES:
+        for each in objects(gateway={"autoscaling": given}).values():
+            if each["kind"] == "HorizontalPodAutoscaler":
+                kubernetes_validate.validate(each, version, strict=True)
 
 
 @pytest.mark.parametrize("tls", [None, {"secretName": "cert"}])
@@ -72,8 +91,8 @@ def rendered(*served: Any) -> Rendering:
 
 
 def test_what_is_asked_for_and_not_served_is_a_word_in_a_condition() -> None:
-    assert rendered(BUDGETS, ROUTES, MONITORS, RULES).notes == ()
-    assert rendered(BUDGETS, MONITORS).notes == (
+    assert rendered(AUTOSCALERS, BUDGETS, ROUTES, MONITORS, RULES).notes == ()
+    assert rendered(AUTOSCALERS, BUDGETS, MONITORS).notes == (
         "HTTPRoutes are left out: gateway.networking.k8s.io/v1 is not served, or not granted",
         "PrometheusRules are left out: monitoring.coreos.com/v1 is not served, or not granted",
     )
@@ -83,6 +102,11 @@ def test_what_is_asked_for_and_not_served_is_a_word_in_a_condition() -> None:
 def test_what_is_withdrawn_goes() -> None:
     scenario = next(each for each in SCENARIOS if each.name == "optional objects come and go")
     ended = run(scenario)
-    for plural, count in (("httproutes", 1), ("podmonitors", 3), ("prometheusrules", 1)):
+    for plural, count in (
+        ("httproutes", 1),
+        ("horizontalpodautoscalers", 1),
+        ("podmonitors", 3),
+        ("prometheusrules", 1),
+    ):
         assert len([call for call in ended.calls if call.startswith(f"delete {plural}")]) == count
         assert not [name for name in ended.outcome if name.startswith(plural)]

@@ -12,6 +12,7 @@ from baton_control.errors import FieldProblem, ManifestError
 from baton_control.spec.manifest import parse_live
 from baton_operator.kube.kinds import (
     ACCOUNTS,
+    AUTOSCALERS,
     BUDGETS,
     CLAIMS,
     DEPLOYMENTS,
@@ -48,10 +49,11 @@ BUILT_IN = (
     JOBS,
     CLAIMS,
     ROUTES,
+    AUTOSCALERS,
     MONITORS,
     RULES,
 )
-WITH_STATUS = frozenset({DEPLOYMENTS, POOLS, WORKERS, PODS, SERVICES, BUDGETS, JOBS, CLAIMS})
+WITH_STATUS = frozenset({DEPLOYMENTS, POOLS, WORKERS, PODS, SERVICES, BUDGETS, JOBS, CLAIMS, AUTOSCALERS})
 POD_DEFAULTS = {
     "restartPolicy": "Always",
     "dnsPolicy": "ClusterFirst",

@@ -283,14 +283,14 @@ async def optional_objects_come_and_go(world: World) -> None:
     plain = world.platform
     world.platform = replace(plain, monitors=True, alerts=True)
     await world.restart()
-    world.user_applies(gateway={"route": {"parent": "edge"}, "openAccess": True})
+    world.user_applies(gateway={"route": {"parent": "edge"}, "openAccess": True, "autoscaling": {"min": 2, "max": 4}})
     await asyncio.sleep(30)
-    world.user_applies(gateway={"route": {"parent": "other"}, "openAccess": True})
+    world.user_applies(gateway={"route": {"parent": "other"}, "openAccess": True, "autoscaling": {"max": 4}})
     await asyncio.sleep(30)
     assert len(list(world.store.all(MONITORS, SPACE))) == 3
     world.platform = plain
     await world.restart()
-    world.user_applies()
+    world.user_edits("gateway", {})
 
 
 async def a_spec_that_slipped_through(world: World) -> None:
