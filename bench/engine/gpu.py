@@ -131,21 +131,47 @@ EXPERT_LAYER_US: Final[Mapping[int, tuple[float | None, float | None]]] = {
 """Tokens: the goal of one layer's experts and vLLM 0.24's."""
 
 
+GPT_OSS_LAYER_US: Final[Mapping[int, tuple[float | None, float | None]]] = {
+    1: (25.0, 60.0),
+    **dict.fromkeys((8, 32), (None, None)),
+    128: (1.15 * 99.3, None),
+    **dict.fromkeys((512, 1024, 4096), (None, None)),
+}
+"""The same of gpt-oss-20b in MXFP4; the goal at 128 tokens is 1.15 times what the bytes of all experts need."""
+
+
 def experts() -> Iterator[Row]:
     bench = Bench("Qwen3-30B-A3B", 1_400, 128)
     for batch, goal in EXPERT_GOALS.items():
         yield row("decode step Qwen3-30B-A3B", f"{batch} x 1024", bench.decode(batch, 1024).step_ms, "ms", goal)
     yield row("prefill Qwen3-30B-A3B", "4096", bench.prefill(4096), "ms", None)
+    yield from _expert_layers(bench, "Qwen3-30B-A3B", EXPERT_LAYER_US)
+    del bench
+    torch.cuda.empty_cache()
+    for weights in ("mxfp4", "bf16"):
+        bench = Bench("gpt-oss-20b", 4_000, 128, weights=weights)
+        name = f"gpt-oss-20b {weights}"
+        yield row(f"weights {name}", "", bench.weight_bytes / 1e9, "GB", None)
+        for batch in (1, 32, 128):
+            yield row(f"decode step {name}", f"{batch} x 1024", bench.decode(batch, 1024).step_ms, "ms", None)
+        yield row(f"prefill {name}", "4096", bench.prefill(4096), "ms", None)
+        yield from _expert_layers(bench, name, GPT_OSS_LAYER_US if weights == "mxfp4" else {})
+        del bench
+        torch.cuda.empty_cache()
+
+
+def _expert_layers(bench: Bench, name: str, goals: Mapping[int, tuple[float | None, float | None]]) -> Iterator[Row]:
     blocks = [layer.mlp for layer in bench.loaded.model.layers[:16]]
-    for tokens, (aim, vllm) in EXPERT_LAYER_US.items():
-        x = torch.randn(tokens, 2048, dtype=torch.bfloat16, device="cuda")
+    hidden = bench.loaded.config.hidden_size
+    for tokens, (aim, vllm) in goals.items():
+        x = torch.randn(tokens, hidden, dtype=torch.bfloat16, device="cuda")
 
         def work(x: torch.Tensor = x) -> None:
             for block in blocks:
                 block(x)
 
         us = graph_us(work, len(blocks))
-        yield row("expert layer Qwen3-30B-A3B", f"{tokens} tokens", us, "µs", aim, f"vLLM {vllm}")
+        yield row(f"expert layer {name}", f"{tokens} tokens", us, "µs", aim, f"vLLM {vllm}" if vllm else "")
 
 
 def models() -> Iterator[Row]:

@@ -82,6 +82,21 @@ SHAPES: Final[Mapping[str, dict[str, Any]]] = {
         moe_intermediate_size=768,
         norm_topk_prob=True,
     ),
+    "gpt-oss-20b": _shape(
+        _LLAMA,
+        2880,
+        2880,
+        24,
+        64,
+        architectures=["GptOssForCausalLM"],
+        model_type="gpt_oss",
+        head_dim=64,
+        vocab_size=201088,
+        num_local_experts=32,
+        num_experts_per_tok=4,
+        sliding_window=128,
+        eos_token_id=200002,
+    ),
     "Qwen3-14B": _shape(_QWEN3, 5120, 17408, 40, 40),
     "Qwen3-32B": _shape(_QWEN3, 5120, 25600, 64, 64),
 }
@@ -98,6 +113,7 @@ WEIGHTS: Final[Mapping[str, dict[str, Any]]] = {
     "fp8": _compressed("float-quantized", num_bits=8, type="float", strategy="channel"),
     "fp8-block": {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
     "int4": _compressed("pack-quantized", num_bits=4, type="int", strategy="group", group_size=128),
+    "mxfp4": {"quantization_config": {"quant_method": "mxfp4"}},
 }
 """What config.json says of each form; the head stays in 16 bits."""
 

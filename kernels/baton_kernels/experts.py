@@ -12,10 +12,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from baton_kernels.gated_activations import clamped_gate, clamped_gate_reference
+from baton_kernels.mxfp4_weight import Mxfp4Stack, dequantise_mxfp4
 from baton_kernels.swiglu import swiglu, swiglu_reference
 
 FEW_TOKENS = 1
 """Up to so many, reading experts for each token costs less than sorting."""
+
+
+MXFP4_RAN_ON_A_GPU = False
+"""Becomes true, and goes, once the GPU's tests of `tests/kernels/test_mxfp4.py` and of
+`tests/engine/model/formats/test_mxfp4.py` have passed on one. So far the kernel was compiled for Hopper only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +32,20 @@ class BiasedStacks:
     gate_up_bias: Tensor  # [E, 2F]
     down: Tensor  # [E, H, F]
     down_bias: Tensor  # [E, H]
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4Stacks:
+    """The same with weights in MXFP4, on a Hopper GPU."""
+
+    gate_up: Mxfp4Stack
+    gate_up_bias: Tensor
+    down: Mxfp4Stack
+    down_bias: Tensor
+
+    def dequantised(self, dtype: torch.dtype) -> BiasedStacks:
+        gate_up, down = dequantise_mxfp4(self.gate_up, dtype), dequantise_mxfp4(self.down, dtype)
+        return BiasedStacks(gate_up, self.gate_up_bias, down, self.down_bias)
 
 
 def choose_experts(logits: Tensor, per_token: int, normalised: bool) -> tuple[Tensor, Tensor]:
@@ -96,9 +116,18 @@ def biased_experts_reference(
 
 
 def biased_experts(
-    x: Tensor, stacks: BiasedStacks, shares: Tensor, experts: Tensor, limit: float, alpha: float
+    x: Tensor, stacks: BiasedStacks | Mxfp4Stacks, shares: Tensor, experts: Tensor, limit: float, alpha: float
 ) -> Tensor:
-    """Experts with biases and a clamped gate, x [T, H] → [T, H], on a GPU in bfloat16. The host never waits."""
+    """Experts with biases and a clamped gate, x [T, H] → [T, H], on a GPU in bfloat16. The host never waits.
+
+    Very many tokens bring weights in MXFP4 back to x's dtype: then arithmetic takes most of the time."""
+    if isinstance(stacks, Mxfp4Stacks):
+        from baton_kernels.gpu.streamed_mxfp4 import MAX_PAIRS, mxfp4_experts
+
+        if experts.numel() <= MAX_PAIRS:
+            biases = (stacks.gate_up_bias, stacks.down_bias)
+            return mxfp4_experts(x, stacks.gate_up, stacks.down, biases, shares, experts, limit, alpha)
+        stacks = stacks.dequantised(x.dtype)
     if _streams(experts, stacks.gate_up, stacks.down):
         from baton_kernels.gpu.streamed_experts import streamed_experts
 
@@ -111,6 +140,12 @@ def biased_experts(
     inner = clamped_gate(gate_up.add_(stacks.gate_up_bias.index_select(0, taken)), limit, alpha)
     out = functional.grouped_mm(inner, stacks.down.transpose(1, 2), offs=order.ends)
     return _added_up(out.add_(stacks.down_bias.index_select(0, taken)), order, shares)
+
+
+def streams_mxfp4(device: torch.device, hidden: int, inner: int) -> bool:
+    """Whether a GPU multiplies stacks in MXFP4 as they are stored."""
+    is_hopper = torch.cuda.get_device_capability(device)[0] == 9
+    return MXFP4_RAN_ON_A_GPU and is_hopper and hidden % 16 == 0 and inner % 16 == 0
 
 
 def _streams(experts: Tensor, gate_up: Tensor, down: Tensor) -> bool:

@@ -92,13 +92,13 @@ def pack_fp8(weight: Tensor, scale: Tensor, order: Tensor | None = None) -> Quan
     of_blocks = scale.numel() > 1 and scale.shape not in ((features,), (features, 1))
     blocks = _blocks(scales) if of_blocks and not (features % GROUP or columns % GROUP) else None
     scales = scales[:, ::GROUP].t() if of_blocks else scales[:, 0]
-    values = _stored_order(weight.view(torch.uint8))
+    values = stored_order(weight.view(torch.uint8))
     return QuantisedWeight(values, scales.contiguous(), None, columns, 8, _arrived(weight), blocks, order)
 
 
 def unpack_fp8(packed: QuantisedWeight) -> Tensor:
     """The weight as `pack_fp8` took it."""
-    return _column_order(packed.values).view(torch.float8_e4m3fn)
+    return column_order(packed.values).view(torch.float8_e4m3fn)
 
 
 def pack_int4(
@@ -116,7 +116,7 @@ def pack_int4(
     for name, tensor in (("values", values), ("zero", zero)):
         if tensor is not None and tensor.numel() and not 0 <= int(tensor.min()) <= int(tensor.max()) <= 15:
             raise ValueError(f"{name} reach from {int(tensor.min())} to {int(tensor.max())}; allowed are 0 to 15")
-    ordered = _stored_order(values.to(torch.uint8))
+    ordered = stored_order(values.to(torch.uint8))
     if columns % (2 * GROUP):
         ordered = torch.nn.functional.pad(ordered, (0, GROUP))
     low, high = ordered.view(features, -1, 2, GROUP).unbind(2)
@@ -130,7 +130,7 @@ def unpack_int4(packed: QuantisedWeight) -> Tensor:
     """The values as `pack_int4` took them, uint8 [N, K]."""
     lines = packed.values.view(packed.values.shape[0], -1, GROUP)
     values = torch.stack((lines & 15, lines >> 4), 2).flatten(1)
-    return _column_order(values[:, : packed.columns])
+    return column_order(values[:, : packed.columns])
 
 
 def dequantise(packed: QuantisedWeight, dtype: torch.dtype) -> Tensor:
@@ -161,10 +161,12 @@ def _arrived(weight: Tensor) -> Tensor:
     return torch.zeros(-(-weight.shape[0] // 32), dtype=torch.int32, device=weight.device)
 
 
-def _stored_order(values: Tensor) -> Tensor:
+def stored_order(values: Tensor) -> Tensor:
+    """values [N, K], K a multiple of 16, with columns as they are stored."""
     return values.reshape(values.shape[0], -1, _COLUMNS)[:, :, _STORED].flatten(1)
 
 
-def _column_order(values: Tensor) -> Tensor:
+def column_order(values: Tensor) -> Tensor:
+    """The reverse of `stored_order`."""
     places = sorted(range(_COLUMNS), key=_STORED.__getitem__)
     return values.reshape(values.shape[0], -1, _COLUMNS)[:, :, places].flatten(1)

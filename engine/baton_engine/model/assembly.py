@@ -10,7 +10,7 @@ from torch import Tensor
 
 from baton_engine.model.decoder import Decoder, DecoderLayer
 from baton_engine.model.formats.stored_weight import StoredWeight, joined
-from baton_engine.model.formats.unpacking import unpack, unpack_mxfp4
+from baton_engine.model.formats.unpacking import pack_mxfp4_stack, unpack, unpack_mxfp4
 from baton_engine.model.layers.experts import BiasedExperts, Router, SeparateExperts, StackedExperts
 from baton_engine.model.layers.linear import Linear, LinearMethod, Projection, QuantisedLinear, RowLinear, linear_method
 from baton_engine.model.layers.mlp import OtherGate, gated_mlp
@@ -19,8 +19,9 @@ from baton_engine.model.layers.rope import rope_tables
 from baton_engine.model.offloading import assembled
 from baton_engine.model.weights import WeightSource
 from baton_kernels.attention_inputs import HeadNorms
-from baton_kernels.experts import BiasedStacks
+from baton_kernels.experts import BiasedStacks, Mxfp4Stacks, streams_mxfp4
 from baton_kernels.kv_scales import GREATEST
+from baton_kernels.mxfp4_weight import Mxfp4Stack
 from baton_wire.kv_shape import KvGroup, layer_places
 from baton_wire.models.decoder_spec import (
     Attention,
@@ -127,9 +128,18 @@ class _Reader:
     def stack(self, name: str) -> Tensor:
         """[experts, features, columns]; a tensor that is not quantised has columns before features."""
         if self.formats.stacks is not None:
-            blocks, scales = (self.source.read(f"{name}_{part}").to(self.device) for part in ("blocks", "scales"))
+            blocks, scales = self._blocks(name)
             return torch.stack([unpack_mxfp4(b, s, name).to(self.dtype) for b, s in zip(blocks, scales, strict=True)])
         return self.tensor(name).transpose(1, 2).contiguous()
+
+    def mxfp4_stack(self, name: str, in_turn: bool = False) -> Mxfp4Stack:
+        """The same as it is stored. Gate and up `in_turn` come out one below the other."""
+        return pack_mxfp4_stack(*self._blocks(name), name, in_turn)
+
+    def _blocks(self, name: str) -> tuple[Tensor, Tensor]:
+        """Of a stack in MXFP4: values and exponents."""
+        blocks, scales = (self.source.read(f"{name}_{part}").to(self.device) for part in ("blocks", "scales"))
+        return blocks, scales
 
     def _dense(self, parts: Sequence[StoredWeight | Tensor]) -> Tensor:
         dense = [part.dequantised() if isinstance(part, StoredWeight) else part for part in parts]
@@ -310,9 +320,11 @@ def _experts(experts: Experts, reader: _Reader, prefix: str) -> Projection:
     names, numbers = experts.tensors, range(experts.count)
     is_fast = reader.device.type == "cuda" and reader.dtype == torch.bfloat16
     if isinstance(names, StackedTensors):
-        stacks = _stacks(names, reader, prefix)
         if is_fast and isinstance(experts.gate, ClampedGate):
-            return BiasedExperts(router, stacks, experts.gate)
+            streams = streams_mxfp4(reader.device, router.weight.shape[1], experts.inner)
+            stack = _mxfp4_stacks if reader.formats.stacks is not None and streams else _stacks
+            return BiasedExperts(router, stack(names, reader, prefix), experts.gate)
+        stacks = _stacks(names, reader, prefix)
         pack = reader.method.pack
         return SeparateExperts(
             router,
@@ -332,10 +344,16 @@ def _experts(experts: Experts, reader: _Reader, prefix: str) -> Projection:
 def _stacks(names: StackedTensors, reader: _Reader, prefix: str) -> BiasedStacks:
     """With gate and up, which the file has in turn, one below the other."""
     gate_up, down = reader.stack(prefix + names.gate_up), reader.stack(prefix + names.down)
+    gate_up_bias, down_bias = _biases(names, reader, prefix)
+    return BiasedStacks(torch.cat((gate_up[:, ::2], gate_up[:, 1::2]), 1), gate_up_bias, down, down_bias)
+
+
+def _mxfp4_stacks(names: StackedTensors, reader: _Reader, prefix: str) -> Mxfp4Stacks:
+    gate_up, down = reader.mxfp4_stack(prefix + names.gate_up, in_turn=True), reader.mxfp4_stack(prefix + names.down)
+    gate_up_bias, down_bias = _biases(names, reader, prefix)
+    return Mxfp4Stacks(gate_up, gate_up_bias, down, down_bias)
+
+
+def _biases(names: StackedTensors, reader: _Reader, prefix: str) -> tuple[Tensor, Tensor]:
     bias = reader.tensor(f"{prefix}{names.gate_up}_bias")
-    return BiasedStacks(
-        torch.cat((gate_up[:, ::2], gate_up[:, 1::2]), 1),
-        torch.cat((bias[:, ::2], bias[:, 1::2]), 1),
-        down,
-        reader.tensor(f"{prefix}{names.down}_bias"),
-    )
+    return torch.cat((bias[:, ::2], bias[:, 1::2]), 1), reader.tensor(f"{prefix}{names.down}_bias")

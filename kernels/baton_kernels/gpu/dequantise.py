@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from baton_kernels.mxfp4_weight import BLOCK, LINE_COLUMNS, Mxfp4Stack
 from baton_kernels.quantised_weight import GROUP, QuantisedWeight
 
 ROWS = 16
@@ -71,4 +72,42 @@ def dequantise_triton(weight: QuantisedWeight, dtype: torch.dtype) -> Tensor:
             weight.values, weight.scales, zeros, out, features, weight.columns, size, weight.zeros is not None,
             ROWS, GROUP,
         )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _mxfp4_kernel(
+    values_ptr, scale_ptr, out_ptr, N, K, LINES, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
+):
+    feature = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    expert = tl.program_id(2).to(tl.int64)
+    line = tl.program_id(1)
+    column = tl.arange(0, COLUMNS)
+    known = feature < N
+    # Of every 16 columns of a plane, those of a pair stand two apart, and the second eight between the first.
+    within = column % (COLUMNS // 2)
+    place = within // 16 * 16 + within % 8 // 2 * 4 + within % 2 * 2 + within % 16 // 8
+    at = (expert * N + feature) * (LINES * (COLUMNS // 2)) + line * (COLUMNS // 2)
+    both = tl.load(values_ptr + at[:, None] + place[None, :], mask=known[:, None], other=0).to(tl.int32)
+    code = (both >> (column // (COLUMNS // 2) * 4)[None, :]) & 15
+    exponent, mantissa = (code >> 1) & 3, (code & 1).to(tl.float32)
+    size = tl.where(exponent == 0, mantissa * 0.5, (1.0 + mantissa * 0.5) * (1 << exponent).to(tl.float32) * 0.5)
+    value = tl.where(code > 7, -size, size)
+    block = line * (COLUMNS // BLOCK) + column // BLOCK
+    scales = scale_ptr + (expert * (LINES * (COLUMNS // BLOCK)) + block)[None, :] * N + feature[:, None]
+    scale = tl.load(scales, mask=known[:, None], other=0).to(tl.int32)
+    power = tl.where(scale == 0, 5.877471754111438e-39, (scale << 23).to(tl.float32, bitcast=True))  # 2⁻¹²⁷
+    inside = known[:, None] & (line * COLUMNS + column < K)[None, :]
+    out = out_ptr + ((expert * N + feature) * K)[:, None] + (line * COLUMNS + column)[None, :]
+    tl.store(out, (value * power).to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def mxfp4_triton(stack: Mxfp4Stack, dtype: torch.dtype) -> Tensor:
+    """As `baton_kernels.mxfp4_weight.dequantise_mxfp4`; columns in their own order."""
+    experts, features, size = stack.values.shape
+    lines = size // (LINE_COLUMNS // 2)
+    out = torch.empty(experts, features, stack.columns, dtype=dtype, device=stack.values.device)
+    _mxfp4_kernel[(triton.cdiv(features, ROWS), lines, experts)](
+        stack.values, stack.scales, out, features, stack.columns, lines, ROWS, LINE_COLUMNS, BLOCK
+    )
     return out

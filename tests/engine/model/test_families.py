@@ -10,6 +10,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from transformers import GptOssConfig
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
 from baton_engine.model.loading import load_model
 from baton_testing.engine.model_steps import ModelSteps, chunk
@@ -18,6 +20,9 @@ from baton_wire.models.errors import ModelConfigError
 
 CPU = torch.device("cpu")
 KINDS = ("sliding_attention", "full_attention")
+_LIMIT = GptOssExperts(GptOssConfig(num_local_experts=1, hidden_size=8, intermediate_size=8, swiglu_limit=0.5)).limit
+LIMITS = (0.5, 7.0) if _LIMIT == 0.5 else (7.0,)
+"""Older transformers, 5.17 for one, know the second alone, whatever the config says."""
 
 
 @st.composite
@@ -95,7 +100,7 @@ def gpt_oss(draw: st.DrawFn) -> dict[str, Any]:
             "head_dim": draw(st.sampled_from([8, 32])),
             "num_local_experts": experts,
             "num_experts_per_tok": draw(st.integers(1, experts)),
-            "swiglu_limit": draw(st.sampled_from([0.5, 7.0])),
+            "swiglu_limit": draw(st.sampled_from(LIMITS)),
             "attention_bias": draw(st.booleans()),
         }
     )

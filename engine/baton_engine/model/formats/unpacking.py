@@ -11,6 +11,7 @@ from torch import Tensor
 
 from baton_engine.model.errors import WeightsError
 from baton_engine.model.formats.stored_weight import StoredWeight
+from baton_kernels.mxfp4_weight import Mxfp4Stack, pack_mxfp4
 from baton_wire.models.formats.eight_bits import EightBits
 from baton_wire.models.formats.packed_integers import Awq, Gptq, PackedIntegers, groups_of
 from baton_wire.models.formats.weight_format import WeightFormat
@@ -47,11 +48,34 @@ def unpack(stored: WeightFormat, parts: Parts, features: int, columns: int, laye
 def unpack_mxfp4(blocks: Tensor, scales: Tensor, name: str) -> Tensor:
     """blocks uint8 [E, features, n, 16], scales uint8 [E, features, n] → float32 [E, features, 32 · n]. Raises
     WeightsError naming the tensor."""
+    _check_exponents(scales, name)
+    values = torch.tensor(E2M1, device=blocks.device)
+    return torch.ldexp(values[_codes(blocks).int()], scales.int()[..., None] - 127).flatten(-2)
+
+
+def pack_mxfp4_stack(blocks: Tensor, scales: Tensor, name: str, in_turn: bool) -> Mxfp4Stack:
+    """The same as a GPU streams it. `in_turn`: features are gate and up in turn, and come out one below the other.
+    Raises WeightsError naming the tensor."""
+    _check_exponents(scales, name)
+
+    def parted(rows: Tensor) -> Tensor:
+        return torch.cat((rows[::2], rows[1::2])) if in_turn else rows
+
+    packed = [  # by expert: codes of a stack have four times the bytes of what is kept
+        pack_mxfp4(parted(_codes(b).flatten(-2))[None], parted(s)[None]) for b, s in zip(blocks, scales, strict=True)
+    ]
+    values, exponents = torch.cat([each.values for each in packed]), torch.cat([each.scales for each in packed])
+    return Mxfp4Stack(values, exponents, packed[0].columns)
+
+
+def _check_exponents(scales: Tensor, name: str) -> None:
     if bool((scales == E8M0_NAN).any()):
         raise WeightsError(f"tensor {name}_scales: holds {E8M0_NAN}, which is no number; allowed: 0 to 254")
-    values = torch.tensor(E2M1, device=blocks.device)
-    nibbles = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2)
-    return torch.ldexp(values[nibbles.int()], scales.int()[..., None] - 127).flatten(-2)
+
+
+def _codes(blocks: Tensor) -> Tensor:
+    """uint8 [..., 32] of [..., 16]: the lower half of a byte first."""
+    return torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2)
 
 
 def _eight_bits(stored: EightBits, parts: Parts, features: int, columns: int) -> StoredWeight:

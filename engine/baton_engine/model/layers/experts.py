@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from baton_engine.model.layers.linear import Linear
-from baton_kernels.experts import BiasedStacks, biased_experts, choose_experts, grouped_experts
+from baton_kernels.experts import BiasedStacks, Mxfp4Stacks, biased_experts, choose_experts, grouped_experts
 from baton_kernels.linear import linear
 from baton_wire.models.decoder_spec import ClampedGate
 
@@ -46,7 +46,7 @@ class BiasedExperts:
     """All experts' weights and biases as tensors of all, on a GPU (gpt-oss)."""
 
     router: Router
-    stacks: BiasedStacks
+    stacks: BiasedStacks | Mxfp4Stacks
     gate: ClampedGate
 
     def __call__(self, x: Tensor) -> Tensor:

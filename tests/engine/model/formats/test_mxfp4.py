@@ -12,9 +12,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from baton_engine.model.errors import WeightsError
-from baton_engine.model.formats.unpacking import unpack_mxfp4
+from baton_engine.model.formats.unpacking import pack_mxfp4_stack, unpack_mxfp4
 from baton_engine.model.loading import load_model
+from baton_engine.model.offloading import tensors_of
 from baton_engine.model.step_cost import cost_model
+from baton_kernels.mxfp4_weight import dequantise_mxfp4_reference
 from baton_testing.engine.model_steps import ModelSteps, chunk
 from baton_testing.engine.models import write_random_model
 from baton_testing.engine.quantised_models import write_mxfp4
@@ -48,6 +50,20 @@ def test_every_byte_and_scale_is_unpacked_by_the_formula() -> None:
             assert got[2 * number + half].item() == value_of(code) * scale
 
 
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_a_stack_as_a_gpu_streams_it_holds_the_same_values(in_turn: bool) -> None:
+    generator = torch.Generator().manual_seed(4)
+    blocks = torch.randint(256, (3, 6, 5, 16), generator=generator, dtype=torch.uint8)
+    scales = torch.randint(255, (3, 6, 5), generator=generator, dtype=torch.uint8).clamp(max=250)
+    expected = unpack_mxfp4(blocks, scales, "x")
+    if in_turn:
+        expected = torch.cat((expected[:, ::2], expected[:, 1::2]), 1)
+    assert torch.equal(dequantise_mxfp4_reference(pack_mxfp4_stack(blocks, scales, "x", in_turn)), expected)
+    scales[1, 2, 3] = 255
+    with pytest.raises(WeightsError, match="tensor x_scales: holds 255"):
+        pack_mxfp4_stack(blocks, scales, "x", in_turn)
+
+
 @pytest.fixture(name="pair")
 def fixture_pair(tmp_path: Path) -> tuple[Path, Path]:
     """A model in MXFP4, and the same weights as they are."""
@@ -64,6 +80,18 @@ def test_a_model_in_mxfp4_computes_as_its_plain_copy(pair: tuple[Path, Path]) ->
     assert torch.equal(got, expected)
     sizes = [cost_model(loaded.config, 2, 2).expert_bytes for loaded in (quantised, plain)]
     assert sizes[0] / sizes[1] == pytest.approx(4.25 / 16)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_it_computes_as_its_plain_copy(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Experts stay in 4 bits there, and compute what the same values in bfloat16 do."""
+    monkeypatch.setattr("baton_kernels.experts.MXFP4_RAN_ON_A_GPU", True)
+    cuda, tokens = torch.device("cuda"), list(range(3, 40))
+    quantised, plain = (load_model(directory, torch.bfloat16, cuda) for directory in pair)
+    assert any(tensor.dtype == torch.uint8 for layer in quantised.model.layers for tensor in tensors_of(layer))
+    got, expected = (ModelSteps(loaded).prefill(chunk(0, tokens)) for loaded in (quantised, plain))
+    torch.testing.assert_close(got, expected, rtol=2**-5, atol=2**-5)
 
 
 def test_random_weights_in_mxfp4_can_be_drawn(pair: tuple[Path, Path]) -> None:

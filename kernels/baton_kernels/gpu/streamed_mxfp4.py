@@ -1,0 +1,279 @@
+"""Mixtures of experts in MXFP4 on Hopper, in Gluon: each expert's four bits stream by once.
+
+As in `streamed_experts.py` programs stay and go through tiles of row blocks, after a table that the device makes. As in
+`streamed_int4.py` weights are the register operand of W xᵀ: codes become bfloat16 in registers and are scaled there,
+exactly, since scales are powers of two.
+"""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from baton_kernels.gpu.streamed_experts import CLAMPED, PLAIN, Sorted, row_block, sort_by_expert, sum_of_experts
+from baton_kernels.gpu.streamed_linear import SHARED_BYTES
+from baton_kernels.mxfp4_weight import Mxfp4Stack
+
+FEATURES = gl.constexpr(64)
+"""Of a tile; gated: of gate and of up."""
+WIDTH = gl.constexpr(64)
+"""Bytes of a line: 128 columns, a step."""
+BLOCKS = gl.constexpr(4)
+"""Of 32 columns, a step."""
+MAX_PAIRS = 4096
+"""Of a token and an expert: beyond, each expert has several row blocks, and each widens its weights again."""
+
+_WIDEN = gl.constexpr("""{
+    .reg .b32 sign, unit;
+    mov.b32 unit, 0x7E807E80;
+    shl.b32 sign, $4, 12;
+    shl.b32 $0, $4, 6;
+    and.b32 $0, $0, 0x01C001C0;
+    lop3.b32 $0, sign, 0x80008000, $0, 0xEA;
+    shl.b32 sign, $4, 4;
+    shr.b32 $1, $4, 2;
+    and.b32 $1, $1, 0x01C001C0;
+    lop3.b32 $1, sign, 0x80008000, $1, 0xEA;
+    shl.b32 sign, $4, 8;
+    shl.b32 $2, $4, 2;
+    and.b32 $2, $2, 0x01C001C0;
+    lop3.b32 $2, sign, 0x80008000, $2, 0xEA;
+    shr.b32 $3, $4, 6;
+    and.b32 $3, $3, 0x01C001C0;
+    lop3.b32 $3, $4, 0x80008000, $3, 0xEA;
+    mul.rn.bf16x2 $0, $0, unit;
+    mul.rn.bf16x2 $1, $1, unit;
+    mul.rn.bf16x2 $2, $2, unit;
+    mul.rn.bf16x2 $3, $3, unit;
+    mul.rn.bf16x2 $0, $0, $5;
+    mul.rn.bf16x2 $1, $1, $6;
+    mul.rn.bf16x2 $2, $2, $7;
+    mul.rn.bf16x2 $3, $3, $8;
+}""")
+"""Exponent and mantissa of e2m1 lie side by side as in bfloat16; 2¹²⁶ mends the exponent, of subnormals too."""
+
+
+@gluon.jit
+def _copy_weight(
+    weight, scale, table, w_boxes, scale_boxes, ready, c, tiles, features, lines, STAGES: gl.constexpr,
+    SIDES: gl.constexpr, BYTES: gl.constexpr,
+):  # fmt: skip
+    item = gl.program_id(0) + (c // lines) * gl.num_programs(0)
+    i, stage = c % lines, c % STAGES
+    expert = gl.load(table + 1 + item // tiles)
+    feature = (item % tiles) * FEATURES
+    mbarrier.expect(ready.index(stage), BYTES)
+    for side in gl.static_range(SIDES):
+        first = feature + side * features
+        box = stage * SIDES + side
+        place = [expert * SIDES * features + first, i * WIDTH]
+        tma.async_copy_global_to_shared(weight, place, ready.index(stage), w_boxes.index(box))
+        for block in gl.static_range(BLOCKS):
+            place = [(expert * lines + i) * BLOCKS + block, first]
+            tma.async_copy_global_to_shared(scale, place, ready.index(stage), scale_boxes.index(box * BLOCKS + block))
+
+
+@gluon.jit
+def _copy_x(x, table, x_boxes, ready, c, tiles, lines, ROW_BLOCKS, STAGES: gl.constexpr):
+    item = gl.program_id(0) + (c // lines) * gl.num_programs(0)
+    i, stage = c % lines, c % STAGES
+    row = gl.load(table + 1 + ROW_BLOCKS + item // tiles)
+    for plane in gl.static_range(2):
+        column = i * (2 * WIDTH) + plane * WIDTH
+        tma.async_copy_global_to_shared(x, [row, column], ready.index(stage), x_boxes.index(stage * 2 + plane))
+
+
+@gluon.jit
+def _fetch(
+    x, weight, scale, table, w_boxes, x_boxes, scale_boxes, ready, free, tiles, features, lines, ROW_BLOCKS,
+    AHEAD: gl.constexpr, STAGES: gl.constexpr, SIDES: gl.constexpr, BYTES: gl.constexpr,
+):  # fmt: skip
+    if not AHEAD:
+        gdc_wait()
+        gdc_launch_dependents()
+    items = gl.load(table) * tiles
+    own = gl.maximum(items - gl.program_id(0) + gl.num_programs(0) - 1, 0) // gl.num_programs(0) * lines
+    ahead = gl.minimum(own, STAGES)
+    for c in range(ahead):
+        _copy_weight(weight, scale, table, w_boxes, scale_boxes, ready, c, tiles, features, lines, STAGES, SIDES, BYTES)
+    if AHEAD:
+        gdc_wait()
+    for c in range(ahead):
+        _copy_x(x, table, x_boxes, ready, c, tiles, lines, ROW_BLOCKS, STAGES)
+    for c in range(ahead, own):
+        mbarrier.wait(free.index(c % STAGES), ((c // STAGES) & 1) ^ 1)
+        _copy_weight(weight, scale, table, w_boxes, scale_boxes, ready, c, tiles, features, lines, STAGES, SIDES, BYTES)
+        _copy_x(x, table, x_boxes, ready, c, tiles, lines, ROW_BLOCKS, STAGES)
+
+
+@gluon.jit
+def _as_operand(w, OPERAND: gl.constexpr):
+    """Of every 16 columns a thread holds 4 neighbours; the product wants them as 2 and 2, 8 apart."""
+    M: gl.constexpr = w.shape[0]
+    K: gl.constexpr = w.shape[1]
+    w = w.reshape([M, K // 16, 4, 2, 2]).permute((0, 1, 3, 2, 4)).reshape([M, K])
+    return gl.convert_layout(w, OPERAND)
+
+
+@gluon.jit
+def _scale(scale_boxes, box, LINES: gl.constexpr):
+    """Powers of two of a block, bfloat16 [FEATURES]: their exponents stand where bfloat16 has its own."""
+    exponents = scale_boxes.index(box).reshape([FEATURES]).load(LINES)
+    return (exponents.to(gl.int16) << 7).to(gl.bfloat16, bitcast=True)
+
+
+@gluon.jit
+def _add_product(total, w_boxes, scale_boxes, x_boxes, stage, box):
+    """total + W xᵀ of a side's step."""
+    MMA: gl.constexpr = total.type.layout
+    STORED: gl.constexpr = gl.DotOperandLayout(0, MMA, 4)
+    OPERAND: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
+    LINES: gl.constexpr = gl.SliceLayout(1, STORED)
+    for half in gl.static_range(2):
+        raw = w_boxes.index(box).slice(half * 32, 32, dim=1).load(STORED)
+        low = gl.expand_dims(_scale(scale_boxes, box * BLOCKS + half, LINES), 1).broadcast_to(raw.shape)
+        high = gl.expand_dims(_scale(scale_boxes, box * BLOCKS + 2 + half, LINES), 1).broadcast_to(raw.shape)
+        w0, w1 = gl.inline_asm_elementwise(
+            _WIDEN, "=&r,=&r,=&r,=&r,r,r,r,r,r", [raw, low, high], (gl.bfloat16, gl.bfloat16), is_pure=True, pack=4
+        )
+        x0 = x_boxes.index(stage * 2).slice(half * 32, 32, dim=1).permute((1, 0))
+        x1 = x_boxes.index(stage * 2 + 1).slice(half * 32, 32, dim=1).permute((1, 0))
+        total = warpgroup_mma(_as_operand(w0, OPERAND), x0, total, is_async=True)
+        total = warpgroup_mma(_as_operand(w1, OPERAND), x1, total, is_async=True)
+    return total
+
+
+@gluon.jit
+def _multiply(
+    bias_ptr, out_ptr, table, w_boxes, x_boxes, scale_boxes, ready, free, tiles, features, lines, ROW_BLOCKS, limit,
+    alpha, AHEAD: gl.constexpr, STAGES: gl.constexpr, SIDES: gl.constexpr,
+):  # fmt: skip
+    R: gl.constexpr = x_boxes.shape[1]
+    MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, R, 16])
+    dtype: gl.constexpr = x_boxes.dtype
+    if not AHEAD:
+        gdc_wait()
+    items = gl.load(table) * tiles
+    c = 0
+    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+        total = gl.zeros([FEATURES, R], gl.float32, MMA)
+        up = gl.zeros([FEATURES, R], gl.float32, MMA)
+        for i in range(lines):
+            stage = c % STAGES
+            mbarrier.wait(ready.index(stage), (c // STAGES) & 1)
+            total = _add_product(total, w_boxes, scale_boxes, x_boxes, stage, stage * SIDES)
+            total, up = warpgroup_mma_wait(4, [total, up])
+            # The step before this one has been multiplied.
+            mbarrier.arrive(free.index((c + STAGES - 1) % STAGES), count=1, pred=i > 0)
+            if SIDES == 2:
+                up = _add_product(up, w_boxes, scale_boxes, x_boxes, stage, stage * 2 + 1)
+                total, up = warpgroup_mma_wait(4, [total, up])
+            c += 1
+        total, up = warpgroup_mma_wait(0, [total, up])
+        mbarrier.arrive(free.index((c + STAGES - 1) % STAGES), count=1)
+
+        expert = gl.load(table + 1 + item // tiles)
+        first = gl.load(table + 1 + ROW_BLOCKS + item // tiles)
+        end = gl.load(table + 1 + 2 * ROW_BLOCKS + item // tiles)
+        column = (item % tiles) * FEATURES + gl.arange(0, FEATURES, gl.SliceLayout(1, MMA))
+        row = gl.arange(0, R, gl.SliceLayout(0, MMA))
+        is_column = column < features
+        biases = bias_ptr + expert * SIDES * features + column
+        total += gl.load(biases, mask=is_column, other=0.0).to(gl.float32)[:, None]
+        if SIDES == 2:  # rounded where the separate ops round
+            up += gl.load(biases + features, mask=is_column, other=0.0).to(gl.float32)[:, None]
+            gate = gl.minimum(total.to(dtype).to(gl.float32), limit)
+            up = gl.minimum(gl.maximum(up.to(dtype).to(gl.float32), -limit), limit)
+            total = gate / (1.0 + gl.exp(gl.minimum(-alpha * gate, 80.0))) * (up + 1.0)
+        if AHEAD:
+            gdc_wait()
+        place = (first + row).to(gl.int64)[None, :] * features + column[:, None]
+        gl.store(out_ptr + place, total.to(dtype), mask=(first + row < end)[None, :] & is_column[:, None])
+
+
+@gluon.jit(do_not_specialize=["ROW_BLOCKS"])
+def _product_kernel(
+    x, weight, scale, bias_ptr, out_ptr, table, tiles, features, lines, ROW_BLOCKS, limit, alpha,
+    AHEAD: gl.constexpr, STAGES: gl.constexpr, SIDES: gl.constexpr,
+):  # fmt: skip
+    if AHEAD:
+        gdc_launch_dependents()
+    R: gl.constexpr = x.block_shape[0]
+    w_boxes = gl.allocate_shared_memory(weight.dtype, [STAGES * SIDES, FEATURES, WIDTH], weight.layout)
+    x_boxes = gl.allocate_shared_memory(x.dtype, [STAGES * 2, R, WIDTH], x.layout)
+    scale_boxes = gl.allocate_shared_memory(scale.dtype, [STAGES * SIDES * BLOCKS, 1, FEATURES], scale.layout)
+    BYTES: gl.constexpr = SIDES * FEATURES * (WIDTH + BLOCKS) + 4 * R * WIDTH
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(ready.index(stage), count=1)
+        mbarrier.init(free.index(stage), count=1)
+    fence_async_shared()
+    gl.warp_specialize(
+        [
+            (_multiply, (bias_ptr, out_ptr, table, w_boxes, x_boxes, scale_boxes, ready, free, tiles, features, lines,
+                         ROW_BLOCKS, limit, alpha, AHEAD, STAGES, SIDES)),
+            (_fetch, (x, weight, scale, table, w_boxes, x_boxes, scale_boxes, ready, free, tiles, features, lines,
+                      ROW_BLOCKS, AHEAD, STAGES, SIDES, BYTES)),
+        ],
+        [1],
+        [40],
+    )  # fmt: skip
+
+
+def mxfp4_experts(
+    x: Tensor, gate_up: Mxfp4Stack, down: Mxfp4Stack, biases: tuple[Tensor, Tensor], shares: Tensor, experts: Tensor,
+    limit: float, alpha: float,
+) -> Tensor:  # fmt: skip
+    """As `baton_kernels.experts.biased_experts`. All contiguous, T · k up to MAX_PAIRS, H and F multiples of 16."""
+    if not x.shape[0]:
+        return torch.empty_like(x)
+    count = gate_up.values.shape[0]
+    plan = sort_by_expert(x, experts, count, row_block(experts.numel(), count))
+    inner = _product(plan.x, plan, gate_up, biases[0], CLAMPED.value, limit, alpha, is_table_older=False)
+    out = _product(inner, plan, down, biases[1], PLAIN.value, 0.0, 0.0, is_table_older=True)
+    return sum_of_experts(out, plan.place, shares)
+
+
+def _product(
+    x: Tensor, plan: Sorted, weight: Mxfp4Stack, bias: Tensor, gate: int, limit: float, alpha: float,
+    is_table_older: bool,
+) -> Tensor:  # fmt: skip
+    pairs = x.shape[0]
+    sides = 1 if gate == PLAIN.value else 2
+    _, both, size = weight.values.shape
+    features = both // sides
+    out = torch.empty(pairs, features, dtype=x.dtype, device=x.device)
+    _product_kernel[(2 * torch.cuda.get_device_properties(x.device).multi_processor_count,)](
+        _boxes(x, plan.x_rows, WIDTH.value, 128), _boxes(weight.values.view(-1, size), FEATURES.value, WIDTH.value, 64),
+        _boxes(weight.scales.view(-1, both), 1, FEATURES.value, 0), bias, out, plan.table,
+        triton.cdiv(features, FEATURES.value), features, size // int(WIDTH.value), (plan.table.shape[0] - 1) // 3,
+        limit, alpha, is_table_older, _stages(plan.x_rows, sides), sides, num_warps=4, maxnreg=128, launch_pdl=True,
+    )  # fmt: skip
+    return out
+
+
+def _stages(x_rows: int, sides: int) -> int:
+    """Steps under way, so that two programs share a multiprocessor."""
+    step = sides * FEATURES.value * (WIDTH.value + BLOCKS.value) + 4 * x_rows * WIDTH.value
+    return int(min(12, (SHARED_BYTES // 2 - 2048) // step))
+
+
+def _boxes(tensor: Tensor, height: int, width: int, swizzle: int) -> TensorDescriptor:
+    layout = gl.NVMMASharedLayout(swizzle, 8 * tensor.element_size(), 2)
+    rows, columns = tensor.shape
+    return TensorDescriptor(tensor, [rows, columns], [columns, 1], [height, width], layout)

@@ -1,0 +1,80 @@
+"""Stacks in MXFP4: packed and back, and the streamed product beside the formula."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from baton_kernels.mxfp4_weight import dequantise_mxfp4_reference, pack_mxfp4
+
+IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0]
+
+
+def draw(experts: int, features: int, columns: int, device: str, spread: int = 4) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes, scales, and W in float64 by indexes alone."""
+    generator = torch.Generator(device).manual_seed(columns)
+    codes = torch.randint(0, 16, (experts, features, columns), generator=generator, device=device, dtype=torch.uint8)
+    shape = (experts, features, columns // 32)
+    scales = torch.randint(120 - spread, 120, shape, generator=generator, device=device, dtype=torch.uint8)
+    values = torch.tensor(E2M1, dtype=torch.float64, device=device)[codes.int()]
+    powers = torch.pow(2.0, scales.double() - 127)
+    block = torch.arange(columns, device=device) // 32
+    return codes, scales, values * powers[:, :, block]
+
+
+@pytest.mark.parametrize(("features", "columns"), [(7, 32), (16, 160), (20, 256)])
+def test_what_was_packed_comes_back(features: int, columns: int) -> None:
+    codes, scales, weight = draw(3, features, columns, "cpu", spread=100)
+    assert torch.equal(dequantise_mxfp4_reference(pack_mxfp4(codes, scales)).double(), weight)
+
+
+@pytest.mark.parametrize(("features", "columns"), [(7, 32), (16, 160), (20, 256)])
+def test_the_kernel_brings_it_back(triton_device: str, features: int, columns: int) -> None:
+    from baton_kernels.gpu.dequantise import mxfp4_triton
+
+    codes, scales, weight = draw(2, features, columns, triton_device)
+    scales[0, 0, 0], scales[0, 1, 0] = 0, 250
+    stack = pack_mxfp4(codes, scales)
+    assert torch.equal(mxfp4_triton(stack, torch.float32), dequantise_mxfp4_reference(stack))
+    assert torch.equal(mxfp4_triton(stack, torch.bfloat16)[1].double(), weight[1])
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    codes, scales, _ = draw(2, 8, 64, "cpu")
+    with pytest.raises(ValueError, match=r"have shapes \[2, 8, 64\] and \[2, 8, 1\]; allowed are"):
+        pack_mxfp4(codes, scales[:, :, :1])
+    with pytest.raises(ValueError, match="allowed are"):
+        pack_mxfp4(codes[:, :, :48], scales)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not IS_HOPPER, reason="needs a Hopper GPU")
+@pytest.mark.parametrize(
+    ("count", "per_token", "hidden", "inner"), [(8, 3, 96, 64), (5, 2, 320, 160), (4, 1, 2880, 96)]
+)
+@pytest.mark.parametrize("tokens", [1, 7, 130, 700])
+def test_streamed_experts_equal_the_formula(count: int, per_token: int, hidden: int, inner: int, tokens: int) -> None:
+    from baton_kernels.experts import Mxfp4Stacks, biased_experts, choose_experts
+
+    def small(*shape: int) -> Tensor:
+        generator = torch.Generator("cuda").manual_seed(len(shape) + tokens)
+        return torch.randn(*shape, generator=generator, device="cuda").bfloat16()
+
+    gate_codes, gate_scales, gate_up = draw(count, 2 * inner, hidden, "cuda")
+    down_codes, down_scales, down = draw(count, hidden, inner, "cuda")
+    biases = small(count, 2 * inner), small(count, hidden)
+    stacks = Mxfp4Stacks(pack_mxfp4(gate_codes, gate_scales), biases[0], pack_mxfp4(down_codes, down_scales), biases[1])
+    x = small(tokens, hidden)
+    shares, experts = choose_experts(small(tokens, count).float(), per_token, normalised=True)
+    got = biased_experts(x, stacks, shares, experts, 7.0, 1.702)
+    assert torch.equal(got, biased_experts(x, stacks, shares, experts, 7.0, 1.702))
+    total = torch.zeros(tokens, hidden, device="cuda", dtype=torch.float64)
+    for expert in range(count):
+        gate, up = (x.double() @ gate_up[expert].t() + biases[0][expert].double()).bfloat16().double().chunk(2, -1)
+        gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+        inside = (gate * torch.sigmoid(1.702 * gate) * (up + 1)).bfloat16().double()
+        out = (inside @ down[expert].t() + biases[1][expert].double()).bfloat16().double()
+        total += out * (shares.double() * (experts == expert)).sum(1)[:, None]
+    assert (got.double() - total).norm() <= 8e-3 * total.norm()
