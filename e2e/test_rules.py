@@ -6,7 +6,6 @@ The reader of files has to agree about both, except for rules about a change, wh
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -17,29 +16,14 @@ from baton_control.spec.manifest import parse_object
 from baton_operator.objects.pods import worker_template
 from baton_testing.kube.api_server import ApiServer, Json, Reply
 from baton_testing.kube.manifests import manifest
+from baton_testing.kube.rule_cases import GPU, Case, affinity_cases, bounded, pool_cases
 from baton_testing.kube.stage import PLATFORM
 from baton_wire.messages.values import Role
 
 DEPLOYMENTS = "/apis/baton.dev/v1alpha1/namespaces/default/llmdeployments"
 POOLS = "/apis/baton.dev/v1alpha1/namespaces/default/llmpools"
 CRDS = Path(__file__).parents[1] / "crds"
-GPU = {"resource": "nvidia.com/gpu"}
 FOUR = {"min": 4, "max": 4}
-
-
-@dataclass(frozen=True)
-class Case:
-    path: str
-    """Of the rule in the schema."""
-    message: str
-    """How the message of the rule begins."""
-    good: Json
-    bad: Json
-    is_for_files: bool = False
-    """Only a cluster refuses what breaks the rule."""
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.message}"
 
 
 def named(name: str) -> Json:
@@ -48,73 +32,19 @@ def named(name: str) -> Json:
     return raw
 
 
-def bounded(path: str, message: str, field: str, good: object, bad: object) -> Case:
-    return Case(path, message, manifest(**{field: good}), manifest(**{field: bad}))
-
-
 def both_min(minimum: int, **more: object) -> Json:
     replicas = {"min": minimum, "max": 4}
     return manifest(prefill__replicas=replicas, decode__replicas=replicas, **more)
-
-
-def pool_cases(pool: str) -> Iterator[Case]:
-    yield bounded(
-        f"spec.{pool}.replicas", "must be at most", f"{pool}__replicas", {"min": 2, "max": 2}, {"min": 3, "max": 2}
-    )
-    one, two = ({pool: {"tensorParallel": width, "accelerator": GPU}} for width in (1, 2))
-    yield Case(f"spec.{pool}", "must be 1: more", manifest(**one), manifest(**two), is_for_files=True)
-    yield bounded(
-        f"spec.{pool}.engine.kvCacheMemory", "must be at least", f"{pool}__engine__kvCacheMemory", "1Mi", "1023Ki"
-    )
-    yield bounded(
-        f"spec.{pool}.engine.kvCacheMemory", "must be at least", f"{pool}__engine__kvCacheMemory", "16Ti", "17Ti"
-    )
-    yield bounded(
-        f"spec.{pool}.placement.nodeSelector",
-        "keys must",
-        f"{pool}__placement__nodeSelector",
-        {"a/b": "c"},
-        {"-a": "c"},
-    )
-    yield bounded(
-        f"spec.{pool}.placement.tolerations[]",
-        "must be absent",
-        f"{pool}__placement__tolerations",
-        [{"key": "a", "operator": "Equal", "value": "b"}, {"key": "a", "value": ""}],
-        [{"key": "a", "operator": "Exists", "value": "b"}],
-    )
-    for step in ({}, {"maxStepTokens": 64}):
-        kept, broken = ({**step, "chunkTokens": most} for most in ((64, 65) if step else (8192, 8193)))
-        yield bounded(f"spec.{pool}.engine", "must be at most maxStepTokens", f"{pool}__engine", kept, broken)
-    claims = [{"name": name, "resourceClaimTemplateName": "gpu"} for name in ("a", "b", "a")]
-    yield bounded(f"spec.{pool}", "names must differ", f"{pool}__resourceClaims", claims[:2], claims)
-    env = [{"name": name, "value": "1"} for name in ("UCX_A", "UCX_B", "UCX_A")]
-    yield bounded(f"spec.{pool}", "names must differ", f"{pool}__env", env[:2], env)
-    for name in ("BATON_X", "LD_PRELOAD", "PYTHONPATH", "HOME", "PATH", "NCCL_NET_PLUGIN", "UCX_MODULE_DIR"):
-        yield bounded(f"spec.{pool}.env[]", "is reserved", f"{pool}__env", env[:1], [{"name": name, "value": "1"}])
-    volume: Json = {"name": "a", "mountPath": "/mnt/a", "claimName": "a"}
-    twins: tuple[Json, ...] = ({"name": "a", "mountPath": "/mnt/b"}, {"name": "b", "mountPath": "/mnt/a"})
-    for twin in twins:
-        good = [volume, {"name": "b", "mountPath": "/mnt/b", "configMapName": "b"}]
-        both = [volume, {**twin, "claimName": "b"}]
-        yield bounded(f"spec.{pool}", "names and mount paths must differ", f"{pool}__volumes", good, both)
-    wrong: tuple[tuple[str, Json], ...] = (
-        ("must be given", {"claimName": "a", "configMapName": "b"}),
-        ("must be given", {}),
-        ("must be true for", {"configMapName": "b", "readOnly": False}),
-        ("is reserved", {"claimName": "a", "name": "keys"}),
-    )
-    for message, fields in wrong:
-        bad = [{"name": "a", "mountPath": "/mnt/a", **fields}]
-        yield bounded(f"spec.{pool}.volumes[]", message, f"{pool}__volumes", [volume], bad)
 
 
 def window(**more: object) -> list[Json]:
     return [{"start": "22:00", "end": "06:00", **more}]
 
 
+CASES_OF_PLACES = [case for owner in ("prefill", "decode", "gateway") for case in affinity_cases(owner)]
 SCALED: Json = {"min": 2, "max": 4}
 CASES = [
+    *CASES_OF_PLACES,
     bounded("spec.gateway.autoscaling", "must be at most", "gateway__autoscaling", SCALED, {"min": 5, "max": 4}),
     bounded(
         "spec.gateway", "must be absent", "gateway", {"autoscaling": SCALED}, {"autoscaling": SCALED, "replicas": 2}

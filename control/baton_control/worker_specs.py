@@ -197,6 +197,7 @@ def _arguments(deployment: LLMDeployment, role: Role, pool: PoolSpec, site: Site
         *(f"{flag}={value}" for flag, value in optional.items() if value is not None),
         *(("--offload-decode",) if engine.offload_decode else ()),
         *_drain(site, site.worker_drain_s),
+        *(f"--{each.name}" if each.value is None else f"--{each.name}={each.value}" for each in pool.arguments),
     )
 
 
@@ -290,6 +291,8 @@ def _fit(deployment: LLMDeployment, site: Site) -> dict[str, str]:
 
 
 def _shape(pool: PoolSpec) -> object:
-    """Everything of the pool that makes a new template: all but the number of replicas. Defaults stay out, so that a
-    field added later changes no hash."""
-    return pool.model_dump(mode="json", by_alias=True, exclude={"replicas"}, exclude_defaults=True)
+    """Everything of the pool that makes a new template: all but the number of replicas and what stands on other
+    objects. Defaults stay out, so that a field added later changes no hash."""
+    return pool.model_dump(
+        mode="json", by_alias=True, exclude={"replicas", "service_account_annotations"}, exclude_defaults=True
+    )

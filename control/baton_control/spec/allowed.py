@@ -7,7 +7,7 @@ import types
 import typing
 from collections.abc import Iterable
 
-from annotated_types import Ge, Le, MaxLen
+from annotated_types import Ge, Le, MaxLen, MinLen
 from pydantic.fields import FieldInfo
 
 from baton_control.spec.api import LLMDeployment
@@ -125,7 +125,8 @@ def _bounds(metadata: Iterable[object]) -> str:
     if low is not None and high is not None:
         return f" from {_number(low, unit)} to {_number(high, unit)}"
     if most is not None and not any(isinstance(item, Allowed) for item in items):
-        return f" of at most {most} entries"
+        least = next((item.min_length for item in items if isinstance(item, MinLen)), 0)
+        return f" of {least} to {most} entries" if least else f" of at most {most} entries"
     return ""
 
 

@@ -7,7 +7,7 @@ capped in size and depth.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sized
 from pathlib import Path
 
 import yaml
@@ -144,7 +144,13 @@ def _without(value: object, location: Location) -> dict[str, object]:
 
 
 def _problems(error: ValidationError) -> tuple[FieldProblem, ...]:
-    return tuple(_problem(detail) for detail in error.errors(include_url=False))
+    return tuple(_problem(detail) for detail in error.errors(include_url=False) if not _is_echo(detail))
+
+
+def _is_echo(detail: ErrorDetails) -> bool:
+    """Whether a list counts as too short only because of entries that are refused by themselves."""
+    given = detail["input"]
+    return detail["type"] == "too_short" and isinstance(given, Sized) and len(given) >= detail["ctx"]["min_length"]
 
 
 def _problem(detail: ErrorDetails) -> FieldProblem:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from baton_control.spec.base_model import Model, broken_rule
+from baton_control.spec.pod_affinity import NodeTermSpec, PodTermSpec
 from baton_control.spec.quantities import CpuQuantity, LabelValue, MemoryText, QualifiedName
 
 
@@ -48,9 +50,30 @@ class ResourceSpec(Model):
 
 
 class PlacementSpec(NodesSpec):
-    """Onto which nodes equal Pods go, and how they are spread."""
+    """Onto which nodes equal Pods go, near whom, and how they are spread."""
+
+    node_affinity: Annotated[tuple[NodeTermSpec, ...], Field(max_length=8, strict=False)] = ()
+    """Nodes by their labels, where `nodeSelector` does not say enough."""
+    pod_affinity: Annotated[tuple[PodTermSpec, ...], Field(max_length=8, strict=False)] = ()
+    """Pods of the same namespace that these Pods are to be near to."""
+    pod_anti_affinity: Annotated[tuple[PodTermSpec, ...], Field(max_length=8, strict=False)] = ()
+    """Pods of the same namespace that these Pods are to keep away from."""
 
     topology_key: QualifiedName | None = None
     """Pods are spread over the values of this node label; unset: over nodes."""
     spread: Literal["Preferred", "Required"] = "Preferred"
     """`Required` leaves a Pod without a node rather than spread them unevenly."""
+
+
+def node_keys(placement: NodesSpec) -> Iterator[tuple[str, str]]:
+    """Every label of nodes that a placement names, with its path below the placement."""
+    yield from ((f"nodeSelector.{key}", key) for key in placement.node_selector)
+    if not isinstance(placement, PlacementSpec):
+        return
+    for i, node in enumerate(placement.node_affinity):
+        at = f"nodeAffinity[{i}].matchExpressions"
+        yield from ((f"{at}[{j}].key", each.key) for j, each in enumerate(node.match_expressions))
+    for field, pods in (("podAffinity", placement.pod_affinity), ("podAntiAffinity", placement.pod_anti_affinity)):
+        yield from ((f"{field}[{i}].topologyKey", each.topology_key) for i, each in enumerate(pods))
+    if placement.topology_key is not None:
+        yield "topologyKey", placement.topology_key

@@ -20,10 +20,23 @@ RESERVED_ENV: Final = (
 """Names that are Baton's own, or that would load code into a process that holds keys."""
 RESERVED_VOLUMES: Final = ("keys", "run", "tmp", "model", "shm", "hugepages")
 
+RESERVED_ARGUMENTS: Final = (
+    "model", "served-name", "keys", "device", "dtype", "max-context-tokens", "verify", "transport", "quantization",
+    "kv-cache-dtype", "min-bandwidth", "kv-cache-bytes", "block-tokens", "max-sequences", "max-step-tokens",
+    "chunk-tokens", "max-waiting", "offloaded-layers", "offload-decode", "threads", "decode-discovery", "drain-s",
+    "paced", "template-hash", "listen", "announce", "pair-listen", "help",
+)  # fmt: skip
+"""Flags of workers that Baton sets, or that have fields of their own."""
+
 EnvName = Annotated[
     str,
     StringConstraints(pattern=r"^[A-Z_][A-Z0-9_]*$", min_length=1, max_length=64),
     Allowed("1 to 64 capital letters, digits and '_'"),
+]
+ArgumentName = Annotated[
+    str,
+    StringConstraints(pattern=r"^[a-z][a-z0-9]*(-[a-z0-9]+)*$", min_length=1, max_length=64),
+    Allowed("1 to 64 lower-case letters, digits and single '-', without the dashes in front"),
 ]
 MountPath = Annotated[
     str,
@@ -44,6 +57,21 @@ class EnvSpec(Model):
     def _not_reserved(self) -> EnvSpec:
         if re.search(RESERVED_ENV, self.name):
             raise broken_rule("name", f"{self.name} is not allowed: it is reserved")
+        return self
+
+
+class ArgumentSpec(Model):
+    """A flag of workers that has no field of its own."""
+
+    name: ArgumentName
+    """Name of the flag without its dashes, one that the installation lists; never one that Baton sets."""
+    value: AnnotationValue | None = None
+    """Its value, one argument together with the flag; unset: a flag that takes none."""
+
+    @model_validator(mode="after")
+    def _not_reserved(self) -> ArgumentSpec:
+        if self.name in RESERVED_ARGUMENTS:
+            raise broken_rule("name", f"{self.name} is not allowed: Baton sets it")
         return self
 
 

@@ -9,8 +9,16 @@ from pydantic import Field, model_validator
 from baton_control.spec.base_model import Model, broken_rule
 from baton_control.spec.engine_sizes import EngineSpec
 from baton_control.spec.placing import PlacementSpec, ResourceSpec
-from baton_control.spec.pod_options import EnvSpec, HugepagesSpec, VolumeSpec
-from baton_control.spec.quantities import Label, MemoryText, ObjectName, ResourceName
+from baton_control.spec.pod_options import ArgumentSpec, EnvSpec, HugepagesSpec, VolumeSpec
+from baton_control.spec.quantities import (
+    AnnotationValue,
+    Label,
+    MemoryText,
+    ObjectName,
+    QualifiedName,
+    ResourceName,
+)
+from baton_control.spec.reserved_keys import RESERVED_ANNOTATIONS, refuse_reserved
 
 MAX_REPLICAS = 1024
 
@@ -72,12 +80,16 @@ class PoolSpec(Model):
     """Kueue queue that admits the pool's Pods; unset: none has to."""
     env: Annotated[tuple[EnvSpec, ...], Field(max_length=32, strict=False)] = ()
     """Variables for the libraries that workers use, such as UCX_NET_DEVICES."""
+    arguments: Annotated[tuple[ArgumentSpec, ...], Field(max_length=16, strict=False)] = ()
+    """Flags of workers that have no field of their own; a worker that does not know one does not start."""
     volumes: Annotated[tuple[VolumeSpec, ...], Field(max_length=8, strict=False)] = ()
     """Volumes that workers get beside Baton's own."""
     shared_memory: MemoryText | None = None
     """Size of /dev/shm, which counts towards the memory of the Pod; unset: the container runtime's, often 64Mi."""
     hugepages: HugepagesSpec | None = None
     """Huge pages of each worker; unset: none."""
+    service_account_annotations: Annotated[dict[QualifiedName, AnnotationValue], Field(max_length=8)] = {}  # noqa: RUF012 - pydantic copies it
+    """Annotations of the workers' ServiceAccount; the installation lists which. Workers that start later have them."""
 
     @model_validator(mode="after")
     def _claims_differ(self) -> PoolSpec:
@@ -90,11 +102,17 @@ class PoolSpec(Model):
     def _options_differ(self) -> PoolSpec:
         for field, found in (
             ("env", [each.name for each in self.env]),
+            ("arguments", [each.name for each in self.arguments]),
             ("volumes", [each.name for each in self.volumes]),
             ("volumes", [each.mount_path for each in self.volumes]),
         ):
             if len(set(found)) < len(found):
                 raise broken_rule(field, "not allowed: names and mount paths must differ")
+        return self
+
+    @model_validator(mode="after")
+    def _not_reserved(self) -> PoolSpec:
+        refuse_reserved("serviceAccountAnnotations", self.service_account_annotations, RESERVED_ANNOTATIONS)
         return self
 
     @model_validator(mode="after")

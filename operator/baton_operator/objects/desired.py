@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from baton_control.hashes import Revision
 from baton_control.names import gateway_name, pool_name, workers_name
 from baton_control.spec.api import API_VERSION, LLMDeployment
+from baton_control.worker_specs import pool_spec
 from baton_operator.objects.cluster import Manifest, Owner, Platform
 from baton_operator.objects.fetch import fetch_objects
 from baton_operator.objects.link_keys import key_secret
 from baton_operator.objects.metadata import owned, selector
 from baton_operator.objects.optional import optional_objects
+from baton_operator.objects.pod_additions import with_annotations
 from baton_operator.objects.pods import LOAD_S, WorkerTemplate, gateway_template
 from baton_operator.objects.reachability import gateway_service, policies, pool_service
 from baton_operator.schema.llm_pool import POOL_KIND
@@ -95,6 +97,8 @@ def _name(deployment: LLMDeployment, role: Role) -> str:
 
 def _account(deployment: LLMDeployment, role: Role, owner: Owner) -> Manifest:
     account = owned("v1", "ServiceAccount", _name(deployment, role), deployment, owner, role)
+    if role in POOL_ROLES:
+        account = with_annotations(account, pool_spec(deployment, role).service_account_annotations)
     return account | {"automountServiceAccountToken": False}
 
 

@@ -5,12 +5,15 @@ Nothing here replaces what Baton sets: its variables win, its volumes have names
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
-from baton_control.spec.placing import NodesSpec, ResourceSpec
+from baton_control.spec.placing import NodesSpec, PlacementSpec, ResourceSpec
+from baton_control.spec.pod_affinity import NodeExpressionSpec, NodeTermSpec, PodTermSpec
 from baton_control.spec.pools import PoolSpec
 from baton_operator.objects.cluster import Manifest
 
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 SHARED_MEMORY_PATH, HUGEPAGES_PATH = "/dev/shm", "/dev/hugepages"
 
 
@@ -57,8 +60,45 @@ def sized(given: ResourceSpec, cpu: str, memory: str, limit: str) -> Manifest:
 def nodes(placement: NodesSpec) -> Manifest:
     """Where a Pod may go."""
     tolerations = [toleration.model_dump(by_alias=True, exclude_none=True) for toleration in placement.tolerations]
-    given: Manifest = {"nodeSelector": dict(placement.node_selector), "tolerations": tolerations}
+    given: Manifest = {
+        "nodeSelector": dict(placement.node_selector),
+        "tolerations": tolerations,
+        "affinity": _affinity(placement) if isinstance(placement, PlacementSpec) else {},
+    }
     return {key: value for key, value in given.items() if value}
+
+
+def _affinity(placement: PlacementSpec) -> Manifest:
+    found: Manifest = {
+        "nodeAffinity": _node_affinity(placement.node_affinity),
+        "podAffinity": _pod_affinity(placement.pod_affinity),
+        "podAntiAffinity": _pod_affinity(placement.pod_anti_affinity),
+    }
+    return {key: value for key, value in found.items() if value}
+
+
+def _node_affinity(terms: Iterable[NodeTermSpec]) -> Manifest:
+    made = [(each.weight, {"matchExpressions": [_expression(e) for e in each.match_expressions]}) for each in terms]
+    required = [term for weight, term in made if weight is None]
+    preferred = [{"weight": weight, "preference": term} for weight, term in made if weight is not None]
+    found: Manifest = {_REQUIRED: {"nodeSelectorTerms": required}} if required else {}
+    return found | ({_PREFERRED: preferred} if preferred else {})
+
+
+def _expression(given: NodeExpressionSpec) -> Manifest:
+    return {"key": given.key, "operator": given.operator} | ({"values": list(given.values)} if given.values else {})
+
+
+def _pod_affinity(terms: Iterable[PodTermSpec]) -> Manifest:
+    """Without namespaces, so that Pods of the same namespace alone are meant."""
+    made = [
+        (each.weight, {"labelSelector": {"matchLabels": dict(each.match_labels)}, "topologyKey": each.topology_key})
+        for each in terms
+    ]
+    required = [term for weight, term in made if weight is None]
+    preferred = [{"weight": weight, "podAffinityTerm": term} for weight, term in made if weight is not None]
+    found: Manifest = {_REQUIRED: required} if required else {}
+    return found | ({_PREFERRED: preferred} if preferred else {})
 
 
 def with_annotations(manifest: Manifest, annotations: Mapping[str, str]) -> Manifest:

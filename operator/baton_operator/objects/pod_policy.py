@@ -16,7 +16,7 @@ import msgspec
 
 from baton_control.errors import FieldProblem, NotAllowedError, shown
 from baton_control.spec.api import LLMDeployment
-from baton_control.spec.placing import NodesSpec
+from baton_control.spec.placing import NodesSpec, node_keys
 from baton_control.worker_specs import pool_spec
 from baton_wire.messages.values import POOL_ROLES
 
@@ -53,7 +53,11 @@ class PodPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
     service_annotations: Entries = ()
     """Keys, or domains: of the Services that clients use."""
     account_annotations: Entries = ()
-    """Keys, or domains: of the ServiceAccount of fetch Jobs. They can lend the rights of a cloud account."""
+    """Keys, or domains: of the ServiceAccounts of fetch Jobs and workers. They can lend a cloud identity."""
+    node_labels: Entries = (ANY,)
+    """Keys, or domains: by which Pods choose their nodes and what is near."""
+    worker_arguments: Entries = ()
+    """Names of workers' flags, without their dashes."""
 
     def __post_init__(self) -> None:
         for field, encoded in zip(self.__struct_fields__, self.__struct_encode_fields__, strict=True):
@@ -84,16 +88,21 @@ class PodPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
             yield from self._priority(at, pool.priority_class_name)
             yield from _name(f"{at}.schedulerName", pool.scheduler_name, self.schedulers, "schedulers")
             yield from _name(f"{at}.runtimeClassName", pool.runtime_class_name, self.runtime_classes, "runtimeClasses")
-            yield from self._tolerations(at, pool.placement)
+            yield from self._placement(at, pool.placement)
             for place, variable in enumerate(pool.env):
                 if not _begins(self.env, variable.name):
                     yield _problem(f"{at}.env[{place}].name", variable.name, self.env, "env")
+            for place, argument in enumerate(pool.arguments):
+                at_name = f"{at}.arguments[{place}].name"
+                yield from _name(at_name, argument.name, self.worker_arguments, "workerArguments")
+            at_marks, marks = f"{at}.serviceAccountAnnotations", pool.service_account_annotations
+            yield from _keys(at_marks, marks, self.account_annotations, "accountAnnotations")
         gateway, fetch = deployment.spec.gateway, deployment.spec.model.fetch
         yield from self._priority("spec.gateway", gateway.priority_class_name)
-        yield from self._tolerations("spec.gateway", gateway.placement)
+        yield from self._placement("spec.gateway", gateway.placement)
         at, marks = "spec.gateway.service.annotations", gateway.service.annotations
         yield from _keys(at, marks, self.service_annotations, "serviceAnnotations")
-        yield from self._tolerations("spec.model.fetch", fetch.placement)
+        yield from self._placement("spec.model.fetch", fetch.placement)
         at, marks = "spec.model.fetch.serviceAccountAnnotations", fetch.service_account_annotations
         yield from _keys(at, marks, self.account_annotations, "accountAnnotations")
 
@@ -102,6 +111,12 @@ class PodPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
             yield FieldProblem(f"{at}.priorityClassName", f"{priority!r} is not allowed: it is the system's own")
         else:
             yield from _name(f"{at}.priorityClassName", priority, self.priority_classes, "priorityClasses")
+
+    def _placement(self, at: str, placement: NodesSpec) -> Iterator[FieldProblem]:
+        for path, key in node_keys(placement):
+            if not _allows(self.node_labels, key):
+                yield _problem(f"{at}.placement.{path}", key, self.node_labels, "nodeLabels")
+        yield from self._tolerations(at, placement)
 
     def _tolerations(self, at: str, placement: NodesSpec) -> Iterator[FieldProblem]:
         for place, toleration in enumerate(placement.tolerations):

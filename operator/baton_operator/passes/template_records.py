@@ -36,6 +36,8 @@ _NOT_IN_PODS = ("replicas", "autoscaling", "service", "route", "openAccess")
 """Fields of the gateway that its Pods do not depend on."""
 _NOT_IN_WORKERS = ("generationDefaults", "aliases", "toolFormat", "reasoningFormat", "fetch")
 """Fields of the model that workers do not depend on."""
+_NOT_IN_TEMPLATES = ("replicas", "serviceAccountAnnotations")
+"""Fields of a pool that its Pods do not depend on."""
 GOOD_ANNOTATION = "baton.dev/last-good"
 """On the current record: the LLMDeployment that was last carried out, as JSON without status and labels."""
 MAX_GOOD_BYTES = 128 << 10
@@ -155,7 +157,7 @@ def inputs(deployment: LLMDeployment, role: Role, restart: str = "") -> Manifest
         more["generationDefaults"] = spec.model.generation_defaults
         more["aliases"] = [f"{alias}={spec.model.served_name}" for alias in spec.model.aliases]
         return {**shared, "gateway": gateway, "maxRequestDuration": longest, **more}
-    pool = {name: value for name, value in dump[role.value].items() if name != "replicas"}
+    pool = {name: value for name, value in dump[role.value].items() if name not in _NOT_IN_TEMPLATES}
     if pool["accelerator"] is not None:  # what it costs is no reason to start workers anew
         pool["accelerator"] = {name: each for name, each in pool["accelerator"].items() if name != "costPerHour"}
     devices = {each.value: pool_spec(deployment, each).accelerator is not None for each in POOL_ROLES}

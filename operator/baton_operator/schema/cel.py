@@ -13,7 +13,15 @@ from baton_control.spec.base_model import Model
 from baton_control.spec.engine_sizes import STEP_TOKENS, EngineSpec
 from baton_control.spec.gateway_fields import GatewayAutoscalingSpec, GatewaySpec, ServiceSpec
 from baton_control.spec.placing import TolerationSpec
-from baton_control.spec.pod_options import RESERVED_ENV, RESERVED_VOLUMES, EnvSpec, VolumeSpec
+from baton_control.spec.pod_affinity import VALUES, NodeExpressionSpec
+from baton_control.spec.pod_options import (
+    RESERVED_ARGUMENTS,
+    RESERVED_ENV,
+    RESERVED_VOLUMES,
+    ArgumentSpec,
+    EnvSpec,
+    VolumeSpec,
+)
 from baton_control.spec.pools import PoolSpec, ReplicaSpec
 from baton_control.spec.reserved_keys import RESERVED_ANNOTATIONS, RESERVED_LABELS
 from baton_control.spec.served_model import CacheSpec, FetchSpec, ModelSpec
@@ -90,6 +98,7 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
     ),
     ReplicaSpec: (Rule("self.min <= self.max", "must be at most replicas.max", ".min"),),
     PoolSpec: (
+        _reserved("serviceAccountAnnotations", RESERVED_ANNOTATIONS),
         Rule("self.tensorParallel == 1", "must be 1: more is not supported yet", ".tensorParallel"),
         Rule(
             "!has(self.engine.offloadedLayers) || has(self.accelerator)",
@@ -106,6 +115,11 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
             "!has(self.env) || self.env.all(e, self.env.exists_one(f, f.name == e.name))", "names must differ", ".env"
         ),
         Rule(
+            "!has(self.arguments) || self.arguments.all(a, self.arguments.exists_one(b, b.name == a.name))",
+            "names must differ",
+            ".arguments",
+        ),
+        Rule(
             "!has(self.volumes) || self.volumes.all(v, self.volumes.exists_one(w, w.name == v.name) && "
             "self.volumes.exists_one(w, w.mountPath == v.mountPath))",
             "names and mount paths must differ",
@@ -113,6 +127,7 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
         ),
     ),
     EnvSpec: (Rule(f"!self.name.matches('{RESERVED_ENV}')", "is reserved", ".name"),),
+    ArgumentSpec: (Rule(f"!(self.name in {list(RESERVED_ARGUMENTS)})", "is set by Baton", ".name"),),
     VolumeSpec: (
         Rule(
             "has(self.claimName) != has(self.configMapName)",
@@ -121,6 +136,15 @@ RULES: dict[type[Model], tuple[Rule, ...]] = {
         ),
         Rule("has(self.claimName) || self.readOnly", "must be true for a ConfigMap", ".readOnly"),
         Rule(f"!(self.name in {list(RESERVED_VOLUMES)})", "is reserved", ".name"),
+    ),
+    NodeExpressionSpec: (
+        Rule(
+            "self.operator in ['In', 'NotIn'] ? has(self.values) && self.values.size() > 0 : "
+            "self.operator in ['Gt', 'Lt'] ? has(self.values) && self.values.size() == 1 && "
+            "self.values[0].matches('^[0-9]+$') : !has(self.values) || self.values.size() == 0",
+            f"must be {VALUES}",
+            ".values",
+        ),
     ),
     TolerationSpec: (
         Rule(

@@ -11,7 +11,7 @@ import enum
 import typing
 from collections.abc import Iterable
 
-from annotated_types import Ge, Le, MaxLen
+from annotated_types import Ge, Le, MaxLen, MinLen
 from pydantic import StringConstraints
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
@@ -120,7 +120,7 @@ def _list(item: object, items: tuple[object, ...]) -> Schema:
     kind: Schema = {"x-kubernetes-list-type": "atomic"}
     if key is not None:
         kind = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key.name]}
-    return {"type": "array", "maxItems": most.max_length, **kind, "items": schema_of(item)}
+    return {"type": "array", "maxItems": most.max_length, **_least("minItems", items), **kind, "items": schema_of(item)}
 
 
 def _mapping(key: object, value: object, items: tuple[object, ...]) -> Schema:
@@ -128,8 +128,14 @@ def _mapping(key: object, value: object, items: tuple[object, ...]) -> Schema:
     constraints = _first(unwrapped(key, ())[1], StringConstraints)
     if most is None or constraints is None or constraints.max_length is None or constraints.pattern is None:
         raise UnboundedError(f"a mapping of {value!r} has no most entries or no bounds on its keys")
-    schema: Schema = {"type": "object", "maxProperties": most.max_length, "additionalProperties": schema_of(value)}
+    schema: Schema = {"type": "object", "maxProperties": most.max_length, **_least("minProperties", items)}
+    schema["additionalProperties"] = schema_of(value)
     return _with_rules(schema, (keys_match(str(constraints.pattern), constraints.max_length),))
+
+
+def _least(name: str, items: tuple[object, ...]) -> Schema:
+    least = _first(items, MinLen)
+    return {} if least is None else {name: least.min_length}
 
 
 def _number(annotation: object, items: tuple[object, ...]) -> Schema:

@@ -9,6 +9,7 @@ import pytest
 
 from baton_control.errors import ManifestError
 from baton_control.spec.manifest import parse_object
+from baton_control.spec.pod_options import RESERVED_ARGUMENTS
 from baton_operator.objects.cluster import Owner, Platform
 from baton_operator.objects.desired import standing_objects
 from baton_operator.objects.pod_policy import PodPolicy
@@ -17,6 +18,7 @@ from baton_testing.kube.manifests import KUBERNETES, deployment, manifest
 from baton_testing.kube.pod_security import violations
 from baton_testing.kube.world import MASTERS
 from baton_wire.messages.values import Role
+from baton_worker.config import parser
 
 Json = dict[str, Any]
 DIGEST = "registry.example.com/baton@sha256:"
@@ -74,6 +76,105 @@ def test_options_land_in_the_workers_pod_and_replace_nothing_of_batons() -> None
     body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x", **pod["metadata"]}, "spec": pod["spec"]}
     for version in KUBERNETES:
         kubernetes_validate.validate(body, version, strict=True)
+
+
+AFFINITY: Json = {
+    "nodeAffinity": [
+        {
+            "matchExpressions": [
+                {"key": "example.com/gpu", "values": ["h200", "h100"]},
+                {"key": "old", "operator": "DoesNotExist"},
+            ]
+        },
+        {"weight": 20, "matchExpressions": [{"key": "mem", "operator": "Gt", "values": ["80"]}]},
+    ],
+    "podAffinity": [{"weight": 50, "matchLabels": {"baton.dev/role": "prefill"}, "topologyKey": "example.com/rack"}],
+    "podAntiAffinity": [{"matchLabels": {"app": "batch"}, "topologyKey": "kubernetes.io/hostname"}],
+}
+
+
+@pytest.mark.parametrize("role", [Role.DECODE, Role.GATEWAY])
+def test_affinity_is_that_of_kubernetes_within_the_namespace(role: Role) -> None:
+    fields = {f"{role}__placement": AFFINITY}
+    kind = "Deployment"
+    pod = pod_of(role, **fields) if role is Role.DECODE else made(kind, "chat-gateway", **fields)["spec"]["template"]
+    found = pod["spec"]["affinity"]
+    required, preferred = (f"{kind}DuringSchedulingIgnoredDuringExecution" for kind in ("required", "preferred"))
+    assert found["nodeAffinity"][required] == {
+        "nodeSelectorTerms": [
+            {
+                "matchExpressions": [
+                    {"key": "example.com/gpu", "operator": "In", "values": ["h200", "h100"]},
+                    {"key": "old", "operator": "DoesNotExist"},
+                ]
+            }
+        ]
+    }
+    assert found["nodeAffinity"][preferred] == [
+        {"weight": 20, "preference": {"matchExpressions": [{"key": "mem", "operator": "Gt", "values": ["80"]}]}}
+    ]
+    near = {"labelSelector": {"matchLabels": {"baton.dev/role": "prefill"}}, "topologyKey": "example.com/rack"}
+    assert found["podAffinity"] == {preferred: [{"weight": 50, "podAffinityTerm": near}]}
+    away = {"labelSelector": {"matchLabels": {"app": "batch"}}, "topologyKey": "kubernetes.io/hostname"}
+    assert found["podAntiAffinity"] == {required: [away]}
+    assert "namespace" not in str(found)
+    assert violations(pod["spec"]) == []
+    body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x", **pod["metadata"]}, "spec": pod["spec"]}
+    for version in KUBERNETES:
+        kubernetes_validate.validate(body, version, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong", "said"),
+    [
+        ("nodeAffinity", {"matchExpressions": []}, "a list of 1 to 8 entries"),
+        ("nodeAffinity", {"matchExpressions": [{"key": "a"}]}, "entries with operator In"),
+        ("nodeAffinity", {"matchExpressions": [{"key": "a", "operator": "Gt", "values": ["x"]}]}, "one whole number"),
+        ("nodeAffinity", {"matchExpressions": [{"key": "-"}]}, r"\[0\]\.key: '-' is not allowed[^;]*$"),
+        ("podAffinity", {"matchLabels": {}, "topologyKey": "zone"}, "of 1 to 8 entries"),
+        ("podAffinity", {"matchLabels": {"a": "b"}, "topologyKey": "zone", "namespaces": ["x"]}, "namespaces"),
+        ("podAntiAffinity", {"matchLabels": {"a": "b"}, "topologyKey": "zone", "weight": 101}, "from 1 to 100"),
+    ],
+)
+def test_affinity_that_can_mean_nothing_is_refused_by_its_field(field: str, wrong: Json, said: str) -> None:
+    with pytest.raises(ManifestError, match=said) as caught:
+        parse_object(manifest(decode__placement={field: [wrong]}))
+    assert f"spec.decode.placement.{field}[0]" in str(caught.value)
+
+
+def test_workers_get_flags_one_argument_each_and_an_identity_that_restarts_nothing() -> None:
+    given = [{"name": "landing-bytes", "value": "65536 --keys=/tmp $(HOME)"}, {"name": "keep-answers"}]
+    command = pod_of(Role.DECODE, decode__arguments=given)["spec"]["containers"][0]["command"]
+    assert "--landing-bytes=65536 --keys=/tmp $$(HOME)" in command, "one argument, and nothing in it is expanded"
+    assert "--keep-answers" in command
+    assert len([each for each in command if each.startswith("--keys=")]) == 1
+    marks = {"decode__serviceAccountAnnotations": {"iam.example.com/role": "reader"}}
+    assert made("ServiceAccount", "chat-decode", **marks)["metadata"]["annotations"] == {
+        "iam.example.com/role": "reader"
+    }
+    assert "annotations" not in made("ServiceAccount", "chat-prefill", **marks)["metadata"]
+    assert pod_of(Role.DECODE, **marks) == pod_of(Role.DECODE)
+
+
+@pytest.mark.parametrize(
+    "name", ["keys", "listen", "model", "template-hash", "paced", "--landing-bytes", "a b", "A", ""]
+)
+def test_flags_of_batons_own_and_what_is_no_flag_are_refused_by_name(name: str) -> None:
+    with pytest.raises(ManifestError, match=r"spec\.decode\.arguments\[0\]\.name: .*(Baton sets it|must be 1 to 64)"):
+        parse_object(manifest(decode__arguments=[{"name": name}]))
+
+
+def test_every_flag_that_baton_sets_is_reserved() -> None:
+    """So that no argument of a tenant can stand beside one of Baton's and win."""
+    full: Json = {**PVC, **OPTIONS, "kvTransfer__minBandwidth": "1GB/s", "model__quantization": "auto"}
+    for role in (Role.PREFILL, Role.DECODE):
+        container = pod_of(role, **full)["spec"]["containers"][0]
+        argv = [*container["command"], *container["args"]]
+        flags = {each.removeprefix("--").partition("=")[0] for each in argv if each.startswith("--")}
+        assert flags <= set(RESERVED_ARGUMENTS)
+        options = {option.removeprefix("--") for action in parser(role)._actions for option in action.option_strings}
+        free = {"keep-answers"} if role is Role.PREFILL else {"landing-bytes"}
+        assert {each for each in options if not each.startswith("-")} - set(RESERVED_ARGUMENTS) == free
 
 
 def test_a_pool_without_options_keeps_its_template() -> None:

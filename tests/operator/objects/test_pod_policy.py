@@ -37,6 +37,7 @@ INJECTORS = (
     "container.apparmor.security.beta.kubernetes.io/worker",
     "note",
 )
+NEAR = {"matchExpressions": [{"key": "example.com/rack", "operator": "Exists"}]}
 REFUSED: list[tuple[dict[str, Any], str, PodPolicy]] = [
     *(
         ({"podMetadata__annotations": {key: "x"}}, f"spec.podMetadata.annotations.{key}", PodPolicy())
@@ -56,6 +57,18 @@ REFUSED: list[tuple[dict[str, Any], str, PodPolicy]] = [
         "spec.prefill.placement.tolerations[1].key: 'node-role.kubernetes.io/master'",
         PodPolicy(),
     ),
+    ({"decode__arguments": [{"name": "landing-bytes"}]}, "spec.decode.arguments[0].name: 'landing-bytes'", PodPolicy()),
+    ({"prefill__serviceAccountAnnotations": {"iam.example.com/role": "r"}},
+     "spec.prefill.serviceAccountAnnotations.iam.example.com/role", PodPolicy()),
+    ({"gateway__placement": {"nodeSelector": {"infra": "x"}}}, "spec.gateway.placement.nodeSelector.infra",
+     PodPolicy(node_labels=("example.com",))),
+    ({"model__source": "hf://org/model@" + "a" * 40, "model__fetch": {"placement": {"nodeSelector": {"infra": "x"}}}},
+     "spec.model.fetch.placement.nodeSelector.infra", PodPolicy(node_labels=())),
+    ({"decode__placement": {"topologyKey": "zone"}}, "spec.decode.placement.topologyKey", PodPolicy(node_labels=())),
+    ({"decode__placement": {"nodeAffinity": [NEAR]}}, "spec.decode.placement.nodeAffinity[0].matchExpressions[0].key",
+     PodPolicy(node_labels=("zone",))),
+    ({"decode__placement": {"podAntiAffinity": [{"matchLabels": {"a": "b"}, "topologyKey": "rack"}]}},
+     "spec.decode.placement.podAntiAffinity[0].topologyKey: 'rack'", PodPolicy(node_labels=("zone",))),
 ]  # fmt: skip
 TAKEN: list[tuple[dict[str, Any], PodPolicy]] = [
     ({"podMetadata__annotations": {"prometheus.io/scrape": "true"}}, PodPolicy()),
@@ -69,6 +82,10 @@ TAKEN: list[tuple[dict[str, Any], PodPolicy]] = [
     ({"decode__schedulerName": "default-scheduler"}, PodPolicy()),
     ({"decode__runtimeClassName": "nvidia"}, PodPolicy(runtime_classes=("*",))),
     ({"decode__placement": {"tolerations": [{"key": "nvidia.com/gpu"}]}}, PodPolicy()),
+    ({"decode__arguments": [{"name": "landing-bytes"}]}, PodPolicy(worker_arguments=("landing-bytes",))),
+    ({"decode__placement": {"nodeAffinity": [NEAR], "topologyKey": "example.com/zone"}}, PodPolicy()),
+    ({"decode__placement": {"nodeAffinity": [NEAR]}}, PodPolicy(node_labels=("example.com",))),
+    ({"decode__serviceAccountAnnotations": {"iam.example.com/role": "r"}}, PodPolicy(account_annotations=("*",))),
 ]  # fmt: skip
 
 

@@ -69,6 +69,7 @@ def test_an_operator_with_other_images_and_flags_changes_nothing() -> None:
         {"autoscaling__mode": "Off"},
         {"gateway__replicas": 3},
         {"gateway__autoscaling": {"max": 4}},
+        {"decode__serviceAccountAnnotations": {"example.com/role": "reader"}},
         {"gateway__service": {"port": 8080}},
         {"gateway__openAccess": True},
     ],
@@ -120,9 +121,10 @@ def test_a_record_from_before_a_field_was_there_moves_nothing() -> None:
     raw = json.loads(json.dumps(manifest(record, 1, made(), OWNER)))
     roles = raw["data"]["roles"]
     for role in ("prefill", "decode"):
-        for name in ("env", "volumes", "sharedMemory", "hugepages"):
+        for name in ("env", "volumes", "sharedMemory", "hugepages", "arguments"):
             del roles[role]["inputs"]["pool"][name]
-        del roles[role]["inputs"]["pool"]["placement"]["spread"]
+        for name in ("spread", "nodeAffinity", "podAffinity", "podAntiAffinity"):
+            del roles[role]["inputs"]["pool"]["placement"][name]
     for name in ("resources", "placement", "priorityClassName"):
         del roles["gateway"]["inputs"]["gateway"][name]
     del roles["gateway"]["inputs"]["aliases"]
@@ -238,6 +240,11 @@ POOL_VALUES: dict[str, object] = {
     "env": [{"name": "UCX_TLS", "value": "tcp"}],
     "volumes": [{"name": "ca", "mountPath": "/mnt/ca", "configMapName": "ca"}],
     "sharedMemory": "1Gi",
+    "arguments": [{"name": "landing-bytes", "value": "65536"}],
+    "serviceAccountAnnotations": {"a": "b"},
+    "placement.nodeAffinity": [{"matchExpressions": [{"key": "a", "operator": "Exists"}]}],
+    "placement.podAffinity": [{"matchLabels": {"a": "b"}, "topologyKey": "zone"}],
+    "placement.podAntiAffinity": [{"matchLabels": {"a": "b"}, "topologyKey": "zone", "weight": 3}],
     "hugepages.pageSize": None,
     "hugepages.size": "64Mi",
 }
@@ -282,6 +289,9 @@ VALUES: dict[str, object] = {
     "gateway.placement.tolerations": [{"key": "gpu"}],
     "gateway.placement.topologyKey": "topology.kubernetes.io/zone",
     "gateway.placement.spread": "Required",
+    "gateway.placement.nodeAffinity": [{"matchExpressions": [{"key": "a", "operator": "Exists"}]}],
+    "gateway.placement.podAffinity": [{"matchLabels": {"a": "b"}, "topologyKey": "zone"}],
+    "gateway.placement.podAntiAffinity": [{"matchLabels": {"a": "b"}, "topologyKey": "zone"}],
     "gateway.priorityClassName": "high",
     "model.fetch.resources.cpu": "2",
     "model.fetch.resources.memory": "4Gi",

@@ -54,6 +54,13 @@ GOOD: dict[str, tuple[Any, ...]] = {
         [{"name": "data", "mountPath": "/mnt/a/b", "claimName": "data", "readOnly": False}],
     ),
     "sharedMemory": ("1Gi",),
+    "arguments": ([{"name": "landing-bytes", "value": "65536"}], [{"name": "keep-answers"}]),
+    "nodeAffinity": (
+        [{"matchExpressions": [{"key": "a/b", "values": ["x", "y"]}, {"key": "c", "operator": "Exists"}]}],
+        [{"weight": 7, "matchExpressions": [{"key": "mem", "operator": "Gt", "values": ["40"]}]}],
+    ),
+    "podAffinity": ([{"matchLabels": {"baton.dev/role": "prefill"}, "topologyKey": "example.com/rack"}],),
+    "podAntiAffinity": ([{"weight": 100, "matchLabels": {"a": "b"}, "topologyKey": "example.com/rack"}],),
     "hugepages.size": ("64Mi",),
     "service.annotations": ({"example.com/a": "b"},),
     "serviceAccountAnnotations": ({"example.com/a": "b"},),

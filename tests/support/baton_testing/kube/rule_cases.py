@@ -1,0 +1,110 @@
+"""Rules of the definitions that stand in several places: an object that keeps each and one that breaks it.
+
+`e2e/test_rules.py` tries them on a real API server, with all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from baton_testing.kube.api_server import Json
+from baton_testing.kube.manifests import manifest
+
+GPU = {"resource": "nvidia.com/gpu"}
+
+
+@dataclass(frozen=True)
+class Case:
+    path: str
+    """Of the rule in the schema."""
+    message: str
+    """How the message of the rule begins."""
+    good: Json
+    bad: Json
+    is_for_files: bool = False
+    """Only a cluster refuses what breaks the rule."""
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}"
+
+
+def bounded(path: str, message: str, field: str, good: object, bad: object) -> Case:
+    return Case(path, message, manifest(**{field: good}), manifest(**{field: bad}))
+
+
+def pool_cases(pool: str) -> Iterator[Case]:
+    yield bounded(
+        f"spec.{pool}.replicas", "must be at most", f"{pool}__replicas", {"min": 2, "max": 2}, {"min": 3, "max": 2}
+    )
+    one, two = ({pool: {"tensorParallel": width, "accelerator": GPU}} for width in (1, 2))
+    yield Case(f"spec.{pool}", "must be 1: more", manifest(**one), manifest(**two), is_for_files=True)
+    yield bounded(
+        f"spec.{pool}.engine.kvCacheMemory", "must be at least", f"{pool}__engine__kvCacheMemory", "1Mi", "1023Ki"
+    )
+    yield bounded(
+        f"spec.{pool}.engine.kvCacheMemory", "must be at least", f"{pool}__engine__kvCacheMemory", "16Ti", "17Ti"
+    )
+    yield bounded(
+        f"spec.{pool}.placement.nodeSelector",
+        "keys must",
+        f"{pool}__placement__nodeSelector",
+        {"a/b": "c"},
+        {"-a": "c"},
+    )
+    yield bounded(
+        f"spec.{pool}.placement.tolerations[]",
+        "must be absent",
+        f"{pool}__placement__tolerations",
+        [{"key": "a", "operator": "Equal", "value": "b"}, {"key": "a", "value": ""}],
+        [{"key": "a", "operator": "Exists", "value": "b"}],
+    )
+    for step in ({}, {"maxStepTokens": 64}):
+        kept, broken = ({**step, "chunkTokens": most} for most in ((64, 65) if step else (8192, 8193)))
+        yield bounded(f"spec.{pool}.engine", "must be at most maxStepTokens", f"{pool}__engine", kept, broken)
+    claims = [{"name": name, "resourceClaimTemplateName": "gpu"} for name in ("a", "b", "a")]
+    yield bounded(f"spec.{pool}", "names must differ", f"{pool}__resourceClaims", claims[:2], claims)
+    env = [{"name": name, "value": "1"} for name in ("UCX_A", "UCX_B", "UCX_A")]
+    yield bounded(f"spec.{pool}", "names must differ", f"{pool}__env", env[:2], env)
+    for name in ("BATON_X", "LD_PRELOAD", "PYTHONPATH", "HOME", "PATH", "NCCL_NET_PLUGIN", "UCX_MODULE_DIR"):
+        yield bounded(f"spec.{pool}.env[]", "is reserved", f"{pool}__env", env[:1], [{"name": name, "value": "1"}])
+    flags = [{"name": name} for name in ("keep-answers", "landing-bytes", "keep-answers")]
+    yield bounded(f"spec.{pool}", "names must differ", f"{pool}__arguments", flags[:2], flags)
+    for name in ("keys", "listen", "paced", "model"):
+        yield bounded(f"spec.{pool}.arguments[]", "is set by Baton", f"{pool}__arguments", flags[:1], [{"name": name}])
+    marks = f"{pool}__serviceAccountAnnotations"
+    yield bounded(f"spec.{pool}", "keys of the domains", marks, {"batonxdev/a": "b"}, {"x.baton.dev/a": "b"})
+    yield bounded(f"spec.{pool}.serviceAccountAnnotations", "keys must", marks, {"a.b/c_d": "e"}, {"a b": "c"})
+    volume: Json = {"name": "a", "mountPath": "/mnt/a", "claimName": "a"}
+    twins: tuple[Json, ...] = ({"name": "a", "mountPath": "/mnt/b"}, {"name": "b", "mountPath": "/mnt/a"})
+    for twin in twins:
+        good = [volume, {"name": "b", "mountPath": "/mnt/b", "configMapName": "b"}]
+        both = [volume, {**twin, "claimName": "b"}]
+        yield bounded(f"spec.{pool}", "names and mount paths must differ", f"{pool}__volumes", good, both)
+    wrong: tuple[tuple[str, Json], ...] = (
+        ("must be given", {"claimName": "a", "configMapName": "b"}),
+        ("must be given", {}),
+        ("must be true for", {"configMapName": "b", "readOnly": False}),
+        ("is reserved", {"claimName": "a", "name": "keys"}),
+    )
+    for message, fields in wrong:
+        bad = [{"name": "a", "mountPath": "/mnt/a", **fields}]
+        yield bounded(f"spec.{pool}.volumes[]", message, f"{pool}__volumes", [volume], bad)
+
+
+def affinity_cases(owner: str) -> Iterator[Case]:
+    path, field = f"spec.{owner}.placement", f"{owner}__placement"
+    compared: tuple[tuple[Json, Json], ...] = (
+        ({"values": ["b"]}, {}),
+        ({"operator": "NotIn", "values": ["b", "c"]}, {"operator": "NotIn", "values": []}),
+        ({"operator": "Exists"}, {"operator": "DoesNotExist", "values": ["b"]}),
+        ({"operator": "Gt", "values": ["40"]}, {"operator": "Lt", "values": ["4", "5"]}),
+        ({"operator": "Lt", "values": ["40"]}, {"operator": "Gt", "values": ["much"]}),
+    )
+    for pair in compared:
+        good, bad = ([{"matchExpressions": [{"key": "a", **each}]}] for each in pair)
+        at = f"{path}.nodeAffinity[].matchExpressions[]"
+        yield bounded(at, "must be entries", f"{field}__nodeAffinity", good, bad)
+    for name in ("podAffinity", "podAntiAffinity"):
+        kept, broken = ([{"matchLabels": {key: "b"}, "topologyKey": "zone"}] for key in ("a.b/c_d", "a b"))
+        yield bounded(f"{path}.{name}[].matchLabels", "keys must", f"{field}__{name}", kept, broken)
