@@ -1,4 +1,6 @@
-"""`python -m baton_model_fetch --source=hf://ORG/NAME@COMMIT --cache=/cache --key=NAME [--credentials=FOLDER]`
+"""`python -m baton_model_fetch --source=hf://ORG/NAME@COMMIT --cache=/cache --key=NAME`
+
+`--credentials=FOLDER` has what the source asks for, and `--progress=FILE` is where to note how far it is.
 
 Exit status: 0 the model is there · 3 refused, trying again will not help · 1 anything else.
 """
@@ -15,13 +17,26 @@ from pathlib import Path
 from baton_model_fetch.cache_volume import ModelFolder
 from baton_model_fetch.credentials import Credentials
 from baton_model_fetch.errors import FetchError, SourceRefused
-from baton_model_fetch.fetching import fetch
+from baton_model_fetch.fetching import Watch, fetch
+from baton_model_fetch.progress import write
 
 _log = logging.getLogger("baton.fetch")
 
 REFUSED = 3
 """Exit status; the Job's failure policy knows it too."""
 _KEY = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+
+
+class _Noted(Watch):
+    """Into the log, and into a file where one is wanted."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+
+    def told(self, have: int, total: int, seconds: float) -> None:
+        super().told(have, total, seconds)
+        if self._path is not None:
+            write(self._path, have, total)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -31,12 +46,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--cache", required=True, type=Path, metavar="FOLDER")
     parser.add_argument("--key", required=True, help="the model's folder in the cache")
     parser.add_argument("--credentials", type=Path, metavar="FOLDER")
+    parser.add_argument("--progress", type=Path, metavar="FILE", help="where to note how far it is")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
     if _KEY.fullmatch(options.key) is None:
         parser.error(f"--key: {options.key!r} is not allowed: must be lower-case letters, digits and '-'")
     try:
-        asyncio.run(fetch(options.source, ModelFolder(options.cache, options.key), Credentials(options.credentials)))
+        cache, credentials = ModelFolder(options.cache, options.key), Credentials(options.credentials)
+        asyncio.run(fetch(options.source, cache, credentials, _Noted(options.progress)))
     except SourceRefused as error:
         _log.error("refused: %s", error)
         return REFUSED

@@ -348,5 +348,8 @@ async def test_the_program_says_by_its_status_whether_another_try_helps(tmp_path
         missing = await asyncio.to_thread(program.main, [f"--source=hf://org/other@{COMMIT}", *common])
         server.busy = 1
         busy = await asyncio.to_thread(program.main, [f"--source={HF}", *common])
-        done = await asyncio.to_thread(program.main, [f"--source={HF}", *common])
+        note = tmp_path / "progress"
+        done = await asyncio.to_thread(program.main, [f"--source={HF}", *common, f"--progress={note}"])
     assert (missing, busy, done) == (program.REFUSED, 1, 0)
+    have, total = note.read_text(encoding="ascii").split()
+    assert have == total == str(sum(map(len, FILES.values())))

@@ -14,12 +14,14 @@ from baton_operator.objects.link_keys import key_secret
 from baton_operator.objects.metadata import owned, selector
 from baton_operator.objects.optional import optional_objects
 from baton_operator.objects.pod_additions import with_annotations
-from baton_operator.objects.pods import LOAD_S, WorkerTemplate, gateway_template
+from baton_operator.objects.pods import LOAD_S, TEMPLATE_VERSION, WorkerTemplate, gateway_template
 from baton_operator.objects.reachability import gateway_service, policies, pool_service
 from baton_operator.schema.llm_pool import POOL_KIND
 from baton_wire.messages.values import POOL_ROLES, Role
 
 _ROLES = (*POOL_ROLES, Role.GATEWAY)
+PROGRESS_VERSION = 4
+"""Images of this template version and later know how to tell how far a fetch is."""
 LINK_S = 5
 """A worker that is ready counts after so long: by then gateways have found and linked it."""
 
@@ -32,16 +34,18 @@ def standing_objects(
     gateway_pod: Manifest | None = None,
     *,
     has_autoscaler: bool = True,
+    version: int = TEMPLATE_VERSION,
 ) -> tuple[Manifest, ...]:
     """Everything but worker Deployments and pool facades, in the order of creation: policies and accounts before Pods.
 
     `gateway_pod` is the recorded template of the gateway; None: rendered now. Without `has_autoscaler` (the API is not
-    served) a gateway that asks for one keeps its floor. Raises UnsupportedError for what this
+    served) a gateway that asks for one keeps its floor. `version` is the template
+    version of the images. Raises UnsupportedError for what this
     version cannot run.
     """
     return (
         *policies(deployment, platform, owner),
-        *fetch_objects(deployment, platform, owner),
+        *fetch_objects(deployment, platform, owner, tells_progress=version >= PROGRESS_VERSION),
         *(_account(deployment, role, owner) for role in _ROLES),
         key_secret(deployment, owner, masters),
         *(pool_service(deployment, role, owner) for role in POOL_ROLES),

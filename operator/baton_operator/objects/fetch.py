@@ -15,6 +15,7 @@ from baton_control.spec.api import LLMDeployment
 from baton_control.spec.model_source import ModelSource, Scheme
 from baton_operator.kube.object_fields import mapping, mappings, metadata_of
 from baton_operator.objects.cluster import Manifest, Owner, Platform, model_key, model_source
+from baton_operator.objects.fetch_progress import PROGRESS_FILE, PROGRESS_S
 from baton_operator.objects.metadata import FETCH_ROLE, ROLE_LABEL, owned, selector
 from baton_operator.objects.pod_additions import nodes, sized, with_annotations
 
@@ -53,8 +54,11 @@ class FetchState:
     """Why it was given up; empty: it goes on."""
 
 
-def fetch_objects(deployment: LLMDeployment, platform: Platform, owner: Owner) -> tuple[Manifest, ...]:
-    """What a deployment needs whose model has to be fetched, in the order of creation; nothing for any other."""
+def fetch_objects(
+    deployment: LLMDeployment, platform: Platform, owner: Owner, tells_progress: bool = True
+) -> tuple[Manifest, ...]:
+    """What a deployment needs whose model has to be fetched, in the order of creation; nothing for any other. Older
+    images do not tell progress."""
     source = model_source(deployment)
     if not source.is_remote:
         return ()
@@ -64,13 +68,13 @@ def fetch_objects(deployment: LLMDeployment, platform: Platform, owner: Owner) -
         _policy(deployment, platform, owner, source),
         marked | {"automountServiceAccountToken": False},
         _claim(deployment, owner),
-        fetch_job(deployment, platform, owner),
+        fetch_job(deployment, platform, owner, tells_progress),
     )
 
 
-def fetch_job(deployment: LLMDeployment, platform: Platform, owner: Owner) -> Manifest:
+def fetch_job(deployment: LLMDeployment, platform: Platform, owner: Owner, tells_progress: bool = True) -> Manifest:
     """The Job that fetches the model."""
-    pod = _pod(deployment, platform)
+    pod = _pod(deployment, platform, tells_progress)
     name = fetch_name(deployment.metadata.name, content_hash(pod))
     job = _owned("batch/v1", "Job", name, deployment, owner)
     refused = {"containerName": FETCH_ROLE, "operator": "In", "values": [REFUSED]}
@@ -157,7 +161,7 @@ def _claim(deployment: LLMDeployment, owner: Owner) -> Manifest:
     return claim | {"spec": spec}
 
 
-def _pod(deployment: LLMDeployment, platform: Platform) -> Manifest:
+def _pod(deployment: LLMDeployment, platform: Platform, tells_progress: bool) -> Manifest:
     model = deployment.spec.model
     secret = model.credentials_secret
     mounts: list[Manifest] = [{"name": "cache", "mountPath": CACHE_PATH}, {"name": "tmp", "mountPath": "/tmp"}]
@@ -168,6 +172,7 @@ def _pod(deployment: LLMDeployment, platform: Platform) -> Manifest:
         mounts.append({"name": "credentials", "mountPath": CREDENTIALS_PATH, "readOnly": True})
         volumes.append({"name": "credentials", "secret": {"secretName": secret, "defaultMode": 0o440}})
         arguments.append(f"--credentials={CREDENTIALS_PATH}")
+    arguments += [f"--progress={PROGRESS_FILE}"] if tells_progress else []
     container: Manifest = {
         "name": FETCH_ROLE,
         "image": platform.worker_image,
@@ -176,6 +181,7 @@ def _pod(deployment: LLMDeployment, platform: Platform) -> Manifest:
         "env": [{"name": "HOME", "value": "/tmp"}, {"name": "PYTHONDONTWRITEBYTECODE", "value": "1"}],
         "resources": sized(model.fetch.resources, cpu="250m", memory="256Mi", limit="2Gi"),
         "volumeMounts": mounts,
+        **({"readinessProbe": _probe(platform)} if tells_progress else {}),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -206,3 +212,9 @@ def _pod(deployment: LLMDeployment, platform: Platform) -> Manifest:
         **({"imagePullSecrets": [{"name": name} for name in secrets]} if secrets else {}),
     }
     return {"metadata": {"labels": {**given.labels, **own}, **annotations}, "spec": spec}
+
+
+def _probe(platform: Platform) -> Manifest:
+    """It fails with a sentence that says how far the fetch is; nobody asks whether the Pod is Ready."""
+    command = [platform.python, "-m", "baton_model_fetch.progress", PROGRESS_FILE]
+    return {"exec": {"command": command}, "periodSeconds": PROGRESS_S, "timeoutSeconds": 10, "failureThreshold": 1}

@@ -13,6 +13,7 @@ from baton_operator.kube.kinds import AUTOSCALERS
 from baton_operator.kube.object_fields import integer, mapping, metadata_of, uid_of
 from baton_operator.objects.cluster import Manifest
 from baton_operator.objects.fetch import TRIES, FetchState
+from baton_operator.objects.fetch_progress import progress_words
 from baton_operator.objects.metadata import FETCH_ROLE, ROLE_LABEL
 from baton_operator.passes.observe import condition
 from baton_operator.passes.pod_troubles import PodNeeds, Said, age_s, is_ready, pod_trouble, seconds_since
@@ -62,6 +63,17 @@ def waiting_job(seen: Snapshot, fetch: FetchState) -> Manifest | None:
         return None
     active = [job for job in seen.fetches if not mapping(job.get("status")).get("conditions")]
     return active[-1] if active else None
+
+
+def fetching_pods(seen: Snapshot) -> tuple[Manifest, ...]:
+    """Pods that fetch the model now, the oldest first."""
+    found = [
+        pod
+        for pod in seen.live_pods
+        if mapping(metadata_of(pod).get("labels")).get(ROLE_LABEL) == FETCH_ROLE
+        and mapping(pod.get("status")).get("phase") == "Running"
+    ]
+    return tuple(sorted(found, key=lambda pod: str(metadata_of(pod).get("creationTimestamp"))))
 
 
 def _current(pods: Iterable[Manifest]) -> Iterable[Manifest]:
@@ -125,5 +137,7 @@ def _fetching(seen: Snapshot, said: Mapping[str, Said]) -> list[Trouble]:
     ]
     failed = max((integer(mapping(job.get("status")).get("failed")) or 0 for job in seen.fetches), default=0)
     tries = f", try {failed + 1} of {TRIES + 1}" if failed else ""
-    message = f"the model is being fetched{tries}{''.join(unbound)}"
+    running = [said[uid_of(pod)].message for pod in fetching_pods(seen) if uid_of(pod) in said]
+    far = progress_words(running[-1]) if running else ""
+    message = f"the model is being fetched{far}{tries}{''.join(unbound)}"
     return [Trouble("FetchingModel", message, lasts=False, of=FETCH_ROLE)]

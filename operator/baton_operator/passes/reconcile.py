@@ -24,9 +24,10 @@ from baton_operator.kube.kube_api import Forbidden, Invalid, KubeApi, Resource
 from baton_operator.kube.object_fields import is_controlled, mapping, uid_of
 from baton_operator.objects.cluster import Manifest, Platform
 from baton_operator.objects.fetch import FetchState, fetch_of, former_jobs
+from baton_operator.objects.fetch_progress import PROGRESS_S
 from baton_operator.passes.apply import Applied, Applier, NameTaken, wish
 from baton_operator.passes.cleanup import Cleanup
-from baton_operator.passes.diagnosis import diagnose, idle_scaler, waiting_job
+from baton_operator.passes.diagnosis import diagnose, fetching_pods, idle_scaler, waiting_job
 from baton_operator.passes.object_events import AGAIN_S, ObjectEvents
 from baton_operator.passes.observe import WorkerSet, replicas_after
 from baton_operator.passes.pool_size import Facade, Plan, plans, standing
@@ -219,6 +220,10 @@ class Reconciler:
             again_s = AGAIN_S
         if again_s is not None:
             this.again_in(again_s)
+        for pod in () if fetch.is_done else fetching_pods(seen)[-1:]:
+            heard = await self._events.about(pod)
+            said = {**said, uid_of(pod): heard} if heard is not None else said
+            this.again_in(PROGRESS_S)
         scaler = idle_scaler(seen, now)
         if scaler is not None and scaler[1] > 0:
             this.again_in(scaler[1])

@@ -116,7 +116,13 @@ def render(given: Inputs) -> Rendering:
     gateway_pod = record.rendered[Role.GATEWAY].pod
     has_autoscaler = AUTOSCALERS in given.served
     objects = standing_objects(
-        deployment, platform, given.owner, given.masters, gateway_pod, has_autoscaler=has_autoscaler
+        deployment,
+        platform,
+        given.owner,
+        given.masters,
+        gateway_pod,
+        has_autoscaler=has_autoscaler,
+        version=record.version,
     )
     secret = next(each for each in objects if each["kind"] == SECRETS.kind)
     keys = content_hash(secret)

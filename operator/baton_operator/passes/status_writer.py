@@ -19,6 +19,7 @@ from baton_operator.kube.kube_api import KubeApi, KubeError
 from baton_operator.kube.object_fields import mapping, mappings, metadata_of, uid_of
 from baton_operator.metrics import CONDITIONS
 from baton_operator.objects.cluster import Manifest
+from baton_operator.objects.fetch_progress import without_progress
 from baton_operator.objects.metadata import selector_text
 from baton_operator.passes.apply import Applier
 from baton_operator.passes.conditions import Finding, Truth, merged, timestamp
@@ -147,12 +148,13 @@ class StatusWriter:
 def _steady(status: Manifest) -> Manifest:
     """A status without the numbers that move all the time."""
     kept = {name: value for name, value in status.items() if name not in _SELDOM}
-    conditions = mappings(kept.get("conditions"))
-    kept["conditions"] = [
-        {name: value for name, value in each.items() if name != "message" or each.get("type") not in _SELDOM_MESSAGES}
-        for each in conditions
-    ]
+    kept["conditions"] = [{**each, "message": _steady_message(each)} for each in mappings(kept.get("conditions"))]
     return kept
+
+
+def _steady_message(condition: Manifest) -> str:
+    text = str(condition.get("message"))
+    return "" if condition.get("type") in _SELDOM_MESSAGES else without_progress(text)
 
 
 def as_applied(status: DeploymentStatus | PoolFacadeStatus) -> Manifest:

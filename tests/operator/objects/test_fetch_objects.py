@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
@@ -12,11 +13,15 @@ import pytest
 
 from baton_control.spec.api import LLMDeployment
 from baton_model_fetch import __main__ as program
+from baton_model_fetch import progress
 from baton_operator.objects.cluster import Owner, Platform
-from baton_operator.objects.fetch import REFUSED, fetch_objects, fetch_state, former_jobs
-from baton_operator.objects.pods import gateway_template, worker_template
+from baton_operator.objects.desired import standing_objects
+from baton_operator.objects.fetch import REFUSED, fetch_job, fetch_objects, fetch_state, former_jobs
+from baton_operator.objects.fetch_progress import progress_words, without_progress
+from baton_operator.objects.pods import TEMPLATE_VERSION, gateway_template, worker_template
 from baton_testing.kube.manifests import KUBERNETES, deployment
 from baton_testing.kube.pod_security import violations
+from baton_testing.kube.world import MASTERS
 from baton_wire.messages.values import POOL_ROLES
 
 Json = dict[str, Any]
@@ -55,7 +60,9 @@ def test_models_that_need_no_fetching_have_none_of_it() -> None:
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_the_program_understands_the_jobs_arguments(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_program_understands_the_jobs_arguments(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[tuple[object, ...]] = []
 
     async def remember(*given: object) -> None:
@@ -67,6 +74,10 @@ def test_the_program_understands_the_jobs_arguments(source: str, monkeypatch: py
     ][0]
     assert program.main(container["args"]) == 0
     assert seen[0][0] == source
+    watch: Any = seen[0][3]
+    watch._path = tmp_path / "progress"
+    watch.told(3 << 30, 12 << 30, 1.0)
+    assert progress.main([str(tmp_path / "progress")]) == 1
     assert REFUSED == program.REFUSED
 
 
@@ -161,6 +172,54 @@ def test_a_job_tells_how_far_it_is() -> None:
     assert fetch_state({"status": {"conditions": [{"type": "Complete", "status": "True"}]}}).is_done
     assert fetch_state({"status": {"conditions": [failed]}}).failure == "PodFailurePolicy: exit code 3"
     assert not fetch_state({"status": {"conditions": [failed | {"status": "False"}]}}).failure
+
+
+def test_its_pod_tells_how_many_bytes_are_there_without_a_right_or_a_port() -> None:
+    [container] = objects(remote())["Job"]["spec"]["template"]["spec"]["containers"]
+    *_, module, path = container["readinessProbe"]["exec"]["command"]
+    assert (module, f"--progress={path}" in container["args"]) == (progress.__name__, True)
+    assert "ports" not in container
+    made = fetch_objects(remote(), PLATFORM, OWNER, tells_progress=False)
+    [old] = [each for each in json.loads(json.dumps(made)) if each["kind"] == "Job"]
+    [container] = old["spec"]["template"]["spec"]["containers"]
+    assert "progress" not in json.dumps(container), "images before it would end at an argument that they do not know"
+    jobs = {
+        version: next(each for each in standing_objects(remote(), PLATFORM, OWNER, MASTERS, version=version)
+                      if each["kind"] == "Job")
+        for version in (3, TEMPLATE_VERSION)
+    }  # fmt: skip
+    assert (jobs[3], jobs[TEMPLATE_VERSION]) == (
+        fetch_job(remote(), PLATFORM, OWNER, False),
+        fetch_job(remote(), PLATFORM, OWNER),
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ((13_207_024_435, 64_961_380_352), ": 20 % (12.3 of 60.5 GiB)"),
+        ((0, 64_961_380_352), ": under 1 % (0.0 of 60.5 GiB)"),
+        ((5 << 20, 7 << 20), ": 71 % (5.0 of 7.0 MiB)"),
+        ((7 << 20, 7 << 20), ": 100 % (7.0 of 7.0 MiB)"),
+        ((13_207_024_435, 0), ": 12.3 GiB so far"),
+    ],
+)
+def test_the_kubelets_event_becomes_percent_and_an_unknown_total_bytes(said: tuple[int, int], words: str) -> None:
+    event = f"Readiness probe failed: {progress.sentence(f'{said[0]} {said[1]}')}\n"
+    assert progress_words(event) == words
+    assert progress_words(f"(combined from similar events): {event}") == words
+    assert (
+        without_progress(f"the model is being fetched{words}, try 2 of 13") == "the model is being fetched, try 2 of 13"
+    )
+
+
+@pytest.mark.parametrize("text", ["", "1", "1 x", "-1 5", "1 2 3", "Started container fetch", "fetched many bytes"])
+def test_what_says_nothing_of_it_is_no_progress(text: str, tmp_path: Path) -> None:
+    assert progress.sentence(text) == ""
+    assert progress_words(text) == ""
+    (tmp_path / "progress").write_text(text, encoding="ascii")
+    assert progress.main([str(tmp_path / "progress")]) == 0
+    assert progress.main([str(tmp_path / "none")]) == 0
 
 
 def test_jobs_of_earlier_sources_are_told_apart_from_other_jobs() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from baton_operator.kube.kinds import DEPLOYMENTS, PODS, POOLS, SERVICES
+from baton_operator.kube.kinds import DEPLOYMENTS, JOBS, PODS, POOLS, SERVICES
 from baton_operator.kube.kube_api import Forbidden, KubeError
 from baton_operator.objects.metadata import FETCH_ROLE, ROLE_LABEL
 from baton_testing.kube.cluster import Affliction, is_ready
@@ -164,6 +164,18 @@ def _jobs(affliction: Affliction) -> Callable[[World], Awaitable[None]]:
     async def plant(world: World) -> None:
         world.cluster.weather.job = affliction
         world.user_applies(**HUB)
+
+    return plant
+
+
+def _fetches(said: str) -> Callable[[World], Awaitable[None]]:
+    """A fetch that runs, of which the kubelet tells what its probe said."""
+
+    async def plant(world: World) -> None:
+        world.cluster.weather.job = Affliction({"active": 1})
+        world.user_applies(**HUB)
+        await _until(lambda: any(True for _ in world.store.all(JOBS, SPACE)), WITHIN_S)
+        world.fetch_tells(said)
 
     return plant
 
@@ -353,6 +365,10 @@ CAUSES = (
             says="priorityClassName"),
     Planted("model is fetched", "FetchingModel", _jobs(Affliction({"active": 1, "failed": 2})), _clear,
             says="try 3 of 13"),
+    Planted("fetch in percent", "FetchingModel", _fetches("fetched 13207024435 of 64961380352 bytes"), _clear,
+            says="the model is being fetched: 20 % (12.3 of 60.5 GiB)"),
+    Planted("fetch of unknown size", "FetchingModel", _fetches("fetched 13207024435 bytes"), _clear,
+            says="the model is being fetched: 12.3 GiB so far"),
     Planted("fetch fails", "ModelFetchFailed", _jobs(Affliction(FAILED)), says="exit code 3"),
     Planted("fetch without quota", "QuotaExceeded", _jobs(Affliction({}, ("FailedCreate", QUOTA))), _clear),
     Planted("fetch refused by Pod Security", "PodSecurity", _jobs(Affliction({}, ("FailedCreate", SECURITY))), _clear),

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from baton_control.rollout import PARTNERS
 from baton_operator.kube.custom_resources import CustomResources
-from baton_operator.kube.kinds import DEPLOYMENTS, EVENTS, PODS, POOLS, WORKERS
+from baton_operator.kube.kinds import DEPLOYMENTS, EVENTS, JOBS, PODS, POOLS, WORKERS
 from baton_operator.kube.kube_api import Change, Resource
 from baton_operator.objects.cluster import Platform
 from baton_operator.objects.metadata import FIT_LABEL, ROLE_LABEL, TEMPLATE_LABEL
@@ -23,7 +23,7 @@ from baton_operator.objects.pod_policy import PodPolicy
 from baton_operator.passes.reconcile import Installation
 from baton_operator.runtime import Pace, Runtime
 from baton_testing.kube import own_kinds
-from baton_testing.kube.clock import wall
+from baton_testing.kube.clock import stamp, wall
 from baton_testing.kube.cluster import Cluster, Times, is_ready, moment
 from baton_testing.kube.defaults import Kinds
 from baton_testing.kube.faults import CALM, NO_FAULT, FaultyKube, Plan, Streams
@@ -202,6 +202,35 @@ class World:
         self.by_hand = True
         self.store.scale(resource, SPACE, name, replicas, manager)
         self.by_hand = False
+
+    def fetch_tells(self, said: str) -> None:
+        """What a kubelet does when the probe of the Job's Pod fails with these words: its Event, again or anew."""
+        [job] = self.store.all(JOBS, SPACE)
+        metadata = job["metadata"]
+        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": metadata["name"], "uid": metadata["uid"]}
+        name = f"{metadata['name']}-x"
+        if self.store.peek(PODS, SPACE, name) is None:
+            template = job["spec"]["template"]
+            pod: Json = {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "spec": template["spec"],
+                "metadata": {
+                    "name": name,
+                    "namespace": SPACE,
+                    "labels": template["metadata"]["labels"],
+                    "ownerReferences": [owner],
+                },
+            }
+            self.store.create(PODS, pod, "kube-controller-manager")
+            running = {"phase": "Running", "conditions": [{"type": "PodScheduled", "status": "True"}]}
+            self.store.set_status(PODS, SPACE, name, running)
+        uid = self.store.read(PODS, SPACE, name)["metadata"]["uid"]
+        event: Json = {"apiVersion": "v1", "kind": "Event", "type": "Warning", "reason": "Unhealthy",
+                       "message": f"Readiness probe failed: {said}", "lastTimestamp": stamp(self.clock()),
+                       "metadata": {"name": f"{name}.{self.store.version}", "namespace": SPACE},
+                       "involvedObject": {"kind": "Pod", "name": name, "uid": uid}}  # fmt: skip
+        self.store.create(EVENTS, event, "kubelet")
 
     def worker_sets(self, role: Role) -> list[Json]:
         """The pool's worker Deployments, the oldest first."""
