@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from baton_operator.kube.kinds import DEPLOYMENTS, EVENTS
-from baton_testing.kube.causes import CAUSES, WITHIN_S, PodsAfflicted
+from baton_testing.kube.causes import CAUSES, PodsAfflicted
 from baton_testing.kube.control_plane import ControlPlane
+from baton_testing.kube.planted_causes import WITHIN_S
 from baton_testing.kube.stage import Stage
 
 AT_ONCE = 6

@@ -98,7 +98,11 @@ def _found(status: Manifest, role: str, needs: PodNeeds, said: Said | None, age_
     placed = _condition(status, "PodScheduled")
     if placed.get("status") == "False":
         return _unplaced(placed, role, needs)
-    return container_trouble(status, role) or (_creating(said, age_s) if is_creating(status) else None)
+    found = container_trouble(status, role)
+    if found is None and is_creating(status):
+        return _creating(said, age_s)
+    # The probe of a fetch fails to tell how far it is.
+    return _unready(said) if found is None and is_unready(status) and role != FETCH_ROLE else found
 
 
 def _failed(status: Manifest, role: str) -> Trouble | None:
@@ -152,6 +156,15 @@ def _creating(said: Said | None, age_s: float | None) -> Trouble | None:
     return Trouble("ContainerCreating", f"its containers have been created for over {SLOW_S:.0f} s{hint}", lasts=False)
 
 
+def _unready(said: Said | None) -> Trouble | None:
+    """Of a process that started and is not Ready, which may pass."""
+    if said is not None and said.reason == "NodeNotReady":
+        return Trouble("NodeNotReady", "its node does not answer", lasts=False)
+    if said is not None and said.reason in ("Unhealthy", "ProbeWarning"):
+        return Trouble("ProbeFails", short(said.message), lasts=False)
+    return None
+
+
 def last_words(container: Manifest) -> str:
     """How a container that crashes ended last. The same while it goes back and forth between trying and waiting."""
     ended = mapping(mapping(container.get("lastState")).get("terminated"))
@@ -172,11 +185,21 @@ def is_creating(status: Manifest) -> bool:
     return all(reason in _CREATING for reason in reasons)
 
 
+def is_unready(status: Manifest) -> bool:
+    """Its containers run and have started, and it is not Ready: only an Event says why."""
+    containers = mappings(status.get("containerStatuses"))
+    runs = all("running" in mapping(each.get("state")) for each in containers)
+    has_started = any(each.get("started") is True for each in containers)
+    return status.get("phase") == "Running" and runs and has_started and not is_ready(status)
+
+
 def waiting_pods(pods: Iterable[Manifest], now: datetime) -> tuple[tuple[Manifest, float], ...]:
-    """Pods whose containers are being created, with their ages in seconds, the oldest first."""
+    """Pods whose containers are being created, or run without being Ready, with their ages in seconds, the oldest
+    first."""
     found = []
     for pod in pods:
-        if not is_leaving(pod) and is_creating(mapping(pod.get("status"))):
+        status = mapping(pod.get("status"))
+        if not is_leaving(pod) and (is_creating(status) or is_unready(status)):
             age = age_s(pod, now)
             if age is not None:
                 found.append((pod, age))

@@ -45,6 +45,7 @@ WORST = (
     ("ModelFetchFailed", "GatewayFails", "NewTemplateFails", "WorkersFail"),
     ("GatewayNotScaled",),
     ("Replacing", "QueuedByKueue", "SchedulingGated", "FetchingModel", "PullingImage", "ContainerCreating"),
+    ("NodeNotReady", "ProbeFails"),
     ("NoGateway",),
 )
 """All reasons. A line stands before another because what it names is in the way of the other. Within what lasts, and

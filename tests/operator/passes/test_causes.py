@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from baton_testing.kube.causes import CAUSES, WITHIN_S, Planted, play
+from baton_testing.kube.causes import CAUSES
+from baton_testing.kube.planted_causes import WITHIN_S, Planted, play
 
 
 @pytest.mark.parametrize("cause", CAUSES, ids=lambda cause: cause.name.replace(" ", "-"))

@@ -16,8 +16,8 @@ from baton_operator.passes.status_events import MOST, WINDOW_S, EventBook, Turn,
 from baton_operator.passes.troubles import Trouble
 from baton_operator.passes.verdict import View, status_of
 from baton_operator.schema.status import DeploymentStatus
-from baton_testing.kube.causes import LOOSE
 from baton_testing.kube.manifests import deployment
+from baton_testing.kube.planted_causes import LOOSE
 from baton_testing.kube.world import NAME, SPACE, World
 from baton_testing.virtual_time.loop import run_virtual
 from baton_wire.messages.values import POOL_ROLES

@@ -5,131 +5,23 @@ Statuses and messages are those of Kubernetes' own components: scheduler, kubele
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from baton_operator.kube.kinds import DEPLOYMENTS, JOBS, PODS, POOLS, SERVICES
+from baton_operator.kube.kinds import AUTOSCALERS, JOBS, PODS, POOLS, SERVICES
 from baton_operator.kube.kube_api import Forbidden, KubeError
-from baton_operator.objects.metadata import FETCH_ROLE, ROLE_LABEL
-from baton_testing.kube.cluster import Affliction, is_ready
+from baton_operator.objects.metadata import FETCH_ROLE
+from baton_operator.passes.diagnosis import MEASURED_WITHIN_S
+from baton_testing.kube.clock import stamp
+from baton_testing.kube.cluster import Affliction
+from baton_testing.kube.planted_causes import WITHIN_S, Planted, role_of, until
 from baton_testing.kube.store import Json
-from baton_testing.kube.world import NAME, SPACE, Promise, World
-from baton_testing.virtual_time.loop import run_virtual
+from baton_testing.kube.world import NAME, SPACE, World
 
-WITHIN_S, SETTLED_S = 30.0, 120.0
 WORKER, GATEWAY, FETCH = ("prefill", "decode"), ("gateway",), (FETCH_ROLE,)
 HUB: dict[str, Any] = {"model__source": "hf://org/model@" + "a" * 40}
 MORE_MEMORY: dict[str, Any] = {"decode__resources": {"memory": "2Gi"}}
-LOOSE = Promise(floor=0, most=64)
-
-
-@dataclass(frozen=True, slots=True)
-class Planted:
-    """One cause."""
-
-    name: str
-    reason: str
-    """What the column must say, within WITHIN_S."""
-    plant: Callable[[World], Awaitable[None]]
-    lift: Callable[[World], None] | None = None
-    """Takes the cause away; then the deployment must serve. None: it is not tried."""
-    is_ready: bool = False
-    """Whether requests are served all the same."""
-    says: str = ""
-    """What the message must hold."""
-    is_running: bool = False
-    """Planted in a deployment that serves, not in a new one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What came of one."""
-
-    reason: str
-    after_s: float
-    """From planting to the right reason, or to giving up."""
-    ready: str
-    message: str
-    available: bool
-    """Whether a request would have been answered then."""
-    lies: tuple[str, ...]
-    """What was said against the truth for longer than it takes to see it."""
-    recovered: bool
-
-
-def play(cause: Planted) -> Told:
-    """One run, on virtual time."""
-
-    async def main() -> Told:
-        world = World(promise=LOOSE)
-        world.start()
-        if cause.is_running:
-            world.user_applies()
-            await _until(lambda: _summary(world) == "Serving", SETTLED_S)
-        began = world.clock()
-        await cause.plant(world)
-        await _until(lambda: _summary(world) == cause.reason, WITHIN_S)
-        after_s = world.clock() - began
-        lies = [] if await _agrees(world) else [f"{_summary(world)} while available is {available(world)}"]
-        ready, reason, message = _ready(world)
-        told = Told(_summary(world), after_s, ready, f"{reason}: {message}", available(world), tuple(lies), True)
-        if cause.lift is not None:
-            cause.lift(world)
-            world.cluster.nudge()
-            await _until(lambda: _summary(world) == "Serving", 2 * SETTLED_S)
-            told = replace(told, recovered=_summary(world) == "Serving")
-        await world.end()
-        return told
-
-    return run_virtual(main())
-
-
-async def _agrees(world: World) -> bool:
-    """Whether Ready is the truth within the time in which readiness settles (15 s) and a pass is made."""
-    for _ in range(40):
-        if (_ready(world)[0] == "True") == available(world):
-            return True
-        await asyncio.sleep(1.0)
-    return False
-
-
-def available(world: World) -> bool:
-    """Whether a request would be answered, counted Pod by Pod."""
-    gateways = [pod for pod in world.store.all(PODS, SPACE) if _role(pod) in GATEWAY and is_ready(pod)]
-    return bool(gateways) and all(world.usable().values())
-
-
-async def _until(holds: Callable[[], bool], within_s: float) -> None:
-    for _ in range(int(2 * within_s)):
-        if holds():
-            return
-        await asyncio.sleep(0.5)
-
-
-def _status(world: World) -> Json:
-    live = world.store.peek(DEPLOYMENTS, SPACE, NAME)
-    found: Json = {} if live is None else live.get("status", {})
-    return found
-
-
-def _summary(world: World) -> str:
-    return str(_status(world).get("summary", ""))
-
-
-def _ready(world: World) -> tuple[str, str, str]:
-    for each in _status(world).get("conditions", ()):
-        if each["type"] == "Ready":
-            return each["status"], each["reason"], each["message"]
-    return "", "", ""
-
-
-def _role(body: Json) -> str:
-    return str(body["metadata"].get("labels", {}).get(ROLE_LABEL, ""))
-
-
-# How causes are planted
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +37,7 @@ class PodsAfflicted:
         world.user_applies(**self.fields)
 
     def of(self, pod: Json) -> Affliction | None:
-        return self.affliction if _role(pod) in self.roles else None
+        return self.affliction if role_of(pod) in self.roles else None
 
 
 def _pods(roles: tuple[str, ...], affliction: Affliction, **fields: Any) -> PodsAfflicted:
@@ -154,7 +46,7 @@ def _pods(roles: tuple[str, ...], affliction: Affliction, **fields: Any) -> Pods
 
 def _refusals(roles: tuple[str, ...], text: str, **fields: Any) -> Callable[[World], Awaitable[None]]:
     async def plant(world: World) -> None:
-        world.cluster.weather.refuses = lambda deployment: text if _role(deployment) in roles else ""
+        world.cluster.weather.refuses = lambda deployment: text if role_of(deployment) in roles else ""
         world.user_applies(**fields)
 
     return plant
@@ -174,16 +66,16 @@ def _fetches(said: str) -> Callable[[World], Awaitable[None]]:
     async def plant(world: World) -> None:
         world.cluster.weather.job = Affliction({"active": 1})
         world.user_applies(**HUB)
-        await _until(lambda: any(True for _ in world.store.all(JOBS, SPACE)), WITHIN_S)
+        await until(lambda: any(True for _ in world.store.all(JOBS, SPACE)), WITHIN_S)
         world.fetch_tells(said)
 
     return plant
 
 
-def _calls(part: str, error: KubeError) -> Callable[[World], Awaitable[None]]:
+def _calls(part: str, error: KubeError, **fields: Any) -> Callable[[World], Awaitable[None]]:
     async def plant(world: World) -> None:
         world.kube.refuses = lambda what: error if part in what else None
-        world.user_applies()
+        world.user_applies(**(HUB if "persistentvolumeclaims" in part else fields))
 
     return plant
 
@@ -256,7 +148,7 @@ async def _no_room(world: World) -> None:
 
 async def _gateways_gone(world: World) -> None:
     world.cluster.weather.afflicts = lambda pod: _unplaced("0/1 nodes are available: 1 node(s) were unschedulable.")
-    for pod in [pod for pod in world.store.all(PODS, SPACE) if _role(pod) in GATEWAY]:
+    for pod in [pod for pod in world.store.all(PODS, SPACE) if role_of(pod) in GATEWAY]:
         world.user_deletes(PODS, pod["metadata"]["name"])
 
 
@@ -265,6 +157,45 @@ async def _scaled_to_zero(world: World) -> None:
     world.user_applies(autoscaling={"mode": "Off"}, prefill__replicas=none, decode__replicas=none)
     for role in WORKER:
         world.user_scales(POOLS, f"{NAME}-{role}", 0)
+
+
+def _unready(reason: str, message: str) -> Affliction:
+    """A process that runs and is not Ready, and the Event that says why."""
+    container: Json = {"name": "c", "restartCount": 0, "ready": False, "started": True, "state": {"running": {}}}
+    conditions = [_scheduled(True), {"type": "Ready", "status": "False"}]
+    status: Json = {"phase": "Running", "conditions": conditions, "containerStatuses": [container]}
+    return Affliction(status, (reason, message))
+
+
+def _ended(reason: str, message: str) -> Affliction:
+    return Affliction({"phase": "Failed", "reason": reason, "message": message})
+
+
+def _fetch_pod(affliction: Affliction) -> Callable[[World], Awaitable[None]]:
+    """The fetch Job has a Pod, and something is wrong with it."""
+
+    async def plant(world: World) -> None:
+        world.cluster.weather.job = Affliction({"active": 1})
+        world.user_applies(**HUB)
+        await until(lambda: any(True for _ in world.store.all(JOBS, SPACE)), WITHIN_S)
+        world.cluster.weather.afflicts = lambda pod: affliction if role_of(pod) in FETCH else None
+        world.fetch_pod_is(affliction)
+
+    return plant
+
+
+async def _cannot_measure(world: World) -> None:
+    world.user_applies(gateway={"autoscaling": {"max": 4}})
+    name = f"{NAME}-gateway"
+    await until(lambda: world.store.peek(AUTOSCALERS, SPACE, name) is not None, WITHIN_S)
+    idle: Json = {"type": "ScalingActive", "status": "False", "reason": "FailedGetResourceMetric"}
+    idle |= {"message": "no metrics returned", "lastTransitionTime": stamp(world.clock() - MEASURED_WITHIN_S)}
+    world.store.set_status(AUTOSCALERS, SPACE, name, {"conditions": [idle]})
+
+
+def _can_measure(world: World) -> None:
+    active = {"type": "ScalingActive", "status": "True", "reason": "ValidMetricFound"}
+    world.store.set_status(AUTOSCALERS, SPACE, f"{NAME}-gateway", {"conditions": [active]})
 
 
 def _new_template(affliction: Affliction) -> Callable[[World], Awaitable[None]]:
@@ -280,6 +211,17 @@ NO_CPU = "0/3 nodes are available: 3 Insufficient cpu."
 TAINT = "0/3 nodes are available: 3 node(s) had untolerated taint {dedicated: infra}."
 SELECTOR = "0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector."
 CORDONED = "0/1 nodes are available: 1 node(s) were unschedulable."
+NO_PAGES = "0/3 nodes are available: 3 Insufficient hugepages-2Mi."
+NO_NEIGHBOUR = "0/3 nodes are available: 3 node(s) didn't match pod affinity rules."
+NO_SPREAD = "0/3 nodes are available: 3 node(s) didn't match pod topology spread constraints."
+FULL = "0/3 nodes are available: 3 Too many pods."
+NO_DEVICE = "0/3 nodes are available: 3 cannot allocate all claims."
+STORAGE_QUOTA = (
+    'persistentvolumeclaims "chat-models" is forbidden: exceeded quota: storage, requested: 100Gi, limited: 50Gi'
+)
+STORAGE_LIMITS = (
+    'persistentvolumeclaims "chat-models" is forbidden: maximum storage usage per PersistentVolumeClaim is 50Gi'
+)
 UNBOUND = "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims."
 SECURITY = 'pods "chat-decode-1" is forbidden: violates PodSecurity "restricted:latest": seccompProfile'
 WEBHOOK = 'Internal error occurred: failed calling webhook "pods.example.com": connection refused'
@@ -351,12 +293,49 @@ CAUSES = (
             _pods(WORKER, _creating("FailedAttachVolume", "Multi-Attach error for volume pvc-1")), _clear),
     Planted("slow pull", "PullingImage",
             _pods(WORKER, _creating("Pulling", 'Pulling image "registry.example.com/baton"', warns=False)), _clear),
+    Planted("worker's probe fails", "ProbeFails",
+            _pods(WORKER, _unready("Unhealthy", "Readiness probe failed: HTTP probe failed with statuscode: 503")),
+            _clear, says="statuscode: 503"),
+    Planted("gateway's probe fails", "ProbeFails",
+            _pods(GATEWAY, _unready("Unhealthy", "Readiness probe failed: context deadline exceeded")), _clear,
+            says="gateway"),
+    Planted("node is lost", "NodeNotReady", _pods(WORKER, _unready("NodeNotReady", "Node is not ready")), _clear),
+    Planted("liveness kills", "WorkersFail",
+            _pods(("decode",), _crashing(137, "Error", "no progress with work queued")), _clear, says="no progress"),
+    Planted("unknown flag", "WorkersFail",
+            _pods(WORKER, _crashing(2, "Error", "unrecognized arguments: --landing-byte=1")), _clear,
+            says="unrecognized arguments"),
+    Planted("wrong certificate", "GatewayFails", _pods(GATEWAY, _crashing(1, "Error", "--tls: no certificate")), _clear,
+            says="--tls"),
+    Planted("security of containers", "ContainerConfig",
+            _pods(WORKER, _waiting("CreateContainerError", "cannot apply the seccomp profile")), _clear,
+            says="seccomp"),
+    Planted("evicted", "NodeRefuses",
+            _pods(WORKER, _ended("Evicted", "The node was low on resource: ephemeral-storage.")),
+            says="low on resource"),
+    Planted("preempted", "NodeRefuses",
+            _pods(GATEWAY, _ended("Preempting", "Preempted in order to admit critical pod")), says="critical pod"),
+    Planted("no huge pages", "Unschedulable", _pods(WORKER, _unplaced(NO_PAGES)), _clear, says="hugepages-2Mi"),
+    Planted("nobody to be near to", "Unschedulable", _pods(WORKER, _unplaced(NO_NEIGHBOUR)), _clear, says="affinity"),
+    Planted("no even spread", "Unschedulable", _pods(GATEWAY, _unplaced(NO_SPREAD)), _clear, says="topology spread"),
+    Planted("nodes are full of Pods", "Unschedulable", _pods(WORKER, _unplaced(FULL)), _clear, says="Too many pods"),
+    Planted("devices cannot be allocated", "Unschedulable", _pods(WORKER, _unplaced(NO_DEVICE)), _clear,
+            says="cannot allocate"),
     Planted("a node refuses", "NodeRefuses", _pods(WORKER, Affliction(REFUSED_POD))),
     Planted("name taken", "NameTaken", _name_taken),
     Planted("no permission", "Forbidden",
             _calls("apply networkpolicies", Forbidden("networkpolicies is forbidden: cannot patch")), _clear),
     Planted("webhook for our objects is down", "WebhookDown",
             _calls("apply deployments/chat-gateway", Forbidden(WEBHOOK)), _clear),
+    Planted("autoscaler refused", "Forbidden",
+            _calls("apply horizontalpodautoscalers", Forbidden("horizontalpodautoscalers.autoscaling is forbidden"),
+                   gateway={"autoscaling": {"max": 4}}), _clear, says="horizontalpodautoscalers"),
+    Planted("autoscaler denied by a webhook", "AdmissionDenied",
+            _calls("apply horizontalpodautoscalers", Forbidden(DENIED), gateway={"autoscaling": {"max": 4}}), _clear),
+    Planted("autoscaler without metrics", "GatewayNotScaled", _cannot_measure, _can_measure, is_ready=True,
+            is_running=True),
+    Planted("flag of Baton's own", "InvalidSpec", _edits(decode__arguments=[{"name": "keys", "value": "/tmp"}]), _fixed,
+            says="spec.decode.arguments[0].name"),
     Planted("namespace ends", "NamespaceTerminating", _calls("apply services", Forbidden(ENDING)), _clear),
     Planted("invalid spec", "InvalidSpec",
             _edits(rollout={"maxSurge": 0, "maxUnavailable": 0, "canary": 0, "paused": False}), _fixed),
@@ -369,6 +348,16 @@ CAUSES = (
             says="the model is being fetched: 20 % (12.3 of 60.5 GiB)"),
     Planted("fetch of unknown size", "FetchingModel", _fetches("fetched 13207024435 bytes"), _clear,
             says="the model is being fetched: 12.3 GiB so far"),
+    Planted("fetch without its claim", "MissingClaim", _fetch_pod(_unplaced(UNBOUND)), _clear, says="chat-models"),
+    Planted("fetch without image", "ImagePull", _fetch_pod(_waiting("ImagePullBackOff")), _clear, says="the fetch of"),
+    Planted("fetch without credentials", "MissingSecret",
+            _fetch_pod(_creating("FailedMount", 'MountVolume.SetUp failed : secret "hub" not found')), _clear,
+            says="hub"),
+    Planted("fetch without a node", "Unschedulable", _fetch_pod(_unplaced(NO_CPU)), _clear, says="Insufficient cpu"),
+    Planted("claim without quota", "QuotaExceeded",
+            _calls("apply persistentvolumeclaims", Forbidden(STORAGE_QUOTA)), _clear, says="storage"),
+    Planted("claim outside its LimitRange", "OutsideLimitRange",
+            _calls("apply persistentvolumeclaims", Forbidden(STORAGE_LIMITS)), _clear),
     Planted("fetch fails", "ModelFetchFailed", _jobs(Affliction(FAILED)), says="exit code 3"),
     Planted("fetch without quota", "QuotaExceeded", _jobs(Affliction({}, ("FailedCreate", QUOTA))), _clear),
     Planted("fetch refused by Pod Security", "PodSecurity", _jobs(Affliction({}, ("FailedCreate", SECURITY))), _clear),

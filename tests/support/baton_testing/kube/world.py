@@ -24,7 +24,7 @@ from baton_operator.passes.reconcile import Installation
 from baton_operator.runtime import Pace, Runtime
 from baton_testing.kube import own_kinds
 from baton_testing.kube.clock import stamp, wall
-from baton_testing.kube.cluster import Cluster, Times, is_ready, moment
+from baton_testing.kube.cluster import Affliction, Cluster, Times, is_ready, moment
 from baton_testing.kube.defaults import Kinds
 from baton_testing.kube.faults import CALM, NO_FAULT, FaultyKube, Plan, Streams
 from baton_testing.kube.manifests import manifest, set_at
@@ -204,7 +204,12 @@ class World:
         self.by_hand = False
 
     def fetch_tells(self, said: str) -> None:
-        """What a kubelet does when the probe of the Job's Pod fails with these words: its Event, again or anew."""
+        """What a kubelet does when the probe of the Job's Pod fails with these words."""
+        running: Json = {"phase": "Running", "conditions": [{"type": "PodScheduled", "status": "True"}]}
+        self.fetch_pod_is(Affliction(running, ("Unhealthy", f"Readiness probe failed: {said}")))
+
+    def fetch_pod_is(self, affliction: Affliction) -> None:
+        """The fetch Job has a Pod in this state, of which an Event tells."""
         [job] = self.store.all(JOBS, SPACE)
         metadata = job["metadata"]
         owner = {"apiVersion": "batch/v1", "kind": "Job", "name": metadata["name"], "uid": metadata["uid"]}
@@ -223,14 +228,16 @@ class World:
                 },
             }
             self.store.create(PODS, pod, "kube-controller-manager")
-            running = {"phase": "Running", "conditions": [{"type": "PodScheduled", "status": "True"}]}
-            self.store.set_status(PODS, SPACE, name, running)
-        uid = self.store.read(PODS, SPACE, name)["metadata"]["uid"]
-        event: Json = {"apiVersion": "v1", "kind": "Event", "type": "Warning", "reason": "Unhealthy",
-                       "message": f"Readiness probe failed: {said}", "lastTimestamp": stamp(self.clock()),
-                       "metadata": {"name": f"{name}.{self.store.version}", "namespace": SPACE},
-                       "involvedObject": {"kind": "Pod", "name": name, "uid": uid}}  # fmt: skip
-        self.store.create(EVENTS, event, "kubelet")
+            self.store.set_status(PODS, SPACE, name, affliction.status)
+            self.cluster.times.afflicted |= {name} if self.cluster.weather.afflicts(pod) is not None else set()
+        if affliction.event is not None:
+            reason, told = affliction.event
+            uid = self.store.read(PODS, SPACE, name)["metadata"]["uid"]
+            event: Json = {"apiVersion": "v1", "kind": "Event", "type": "Warning", "reason": reason, "message": told}
+            event["metadata"] = {"name": f"{name}.{self.store.version}", "namespace": SPACE}
+            event["involvedObject"] = {"kind": "Pod", "name": name, "uid": uid}
+            event["lastTimestamp"] = stamp(self.clock())
+            self.store.create(EVENTS, event, "kubelet")
 
     def worker_sets(self, role: Role) -> list[Json]:
         """The pool's worker Deployments, the oldest first."""
