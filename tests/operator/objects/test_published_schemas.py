@@ -1,0 +1,168 @@
+"""Everything that can be rendered, held against the published schemas of the Kubernetes versions that are served."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import kubernetes_validate
+import pytest
+
+from baton_control.spec.allowed import fields_of
+from baton_control.spec.base_model import Model
+from baton_control.spec.gateway_fields import GatewayAutoscalingSpec, GatewaySpec, ServiceSpec
+from baton_control.spec.placing import NodesSpec, PlacementSpec
+from baton_control.spec.pools import PoolSpec
+from baton_control.spec.served_model import CacheSpec, FetchSpec
+from baton_operator.kube.kinds import (
+    DEPLOYMENTS,
+    MONITORS,
+    OPTIONAL,
+    PODS,
+    POOLS,
+    ROUTES,
+    RULES,
+    SECRETS,
+    WATCHED,
+    resource_of,
+)
+from baton_operator.objects.cluster import Owner
+from baton_operator.objects.desired import pool_facade, standing_objects, worker_deployment
+from baton_operator.objects.link_keys import key_marker
+from baton_operator.objects.pods import worker_template
+from baton_operator.passes import template_records
+from baton_testing.kube.manifests import KUBERNETES, deployment
+from baton_testing.kube.pod_security import violations
+from baton_testing.kube.world import MASTERS, PLATFORM
+from baton_wire.messages.values import POOL_ROLES
+
+Json = dict[str, Any]
+OWNER = Owner("6f1c2f0e-8f57-4f7a-9a55-1d3b1c0f7a10")
+WATCHING = dataclasses.replace(PLATFORM, monitors=True, alerts=True)
+PLACEMENT = {
+    "nodeSelector": {"example.com/pool": "gpu"},
+    "tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}],
+    "nodeAffinity": [
+        {"matchExpressions": [{"key": "example.com/gpu", "values": ["h200"]}, {"key": "old", "operator": "Exists"}]},
+        {"weight": 9, "matchExpressions": [{"key": "mem", "operator": "Gt", "values": ["80"]}]},
+    ],
+    "podAffinity": [
+        {"matchLabels": {"baton.dev/role": "decode"}, "topologyKey": "example.com/rack"},
+        {"matchLabels": {"app": "cache"}, "topologyKey": "example.com/rack", "weight": 5},
+    ],
+    "podAntiAffinity": [
+        {"matchLabels": {"app": "batch"}, "topologyKey": "kubernetes.io/hostname"},
+        {"matchLabels": {"app": "noisy"}, "topologyKey": "kubernetes.io/hostname", "weight": 100},
+    ],
+    "topologyKey": "topology.kubernetes.io/zone",
+    "spread": "Required",
+}  # fmt: skip
+EVERY = {
+    "model": {
+        "source": "hf://org/model@" + "c" * 40,
+        "servedName": "tiny",
+        "maxContextTokens": 512,
+        "credentialsSecret": "hub",
+        "cache": {"size": "200Gi", "storageClassName": "shared"},
+        "fetch": {
+            "resources": {"cpu": "2", "memory": "8Gi"},
+            "placement": {name: PLACEMENT[name] for name in ("nodeSelector", "tolerations")},
+            "serviceAccountAnnotations": {"iam.example.com/role": "reader"},
+        },
+    },
+    "decode": {
+        "replicas": {"min": 1, "max": 4},
+        "tensorParallel": 1,
+        "accelerator": {"resource": "nvidia.com/gpu", "costPerHour": 2.5},
+        "engine": {"maxSequences": 32},
+        "placement": PLACEMENT,
+        "resources": {"cpu": "4", "memory": "16Gi"},
+        "priorityClassName": "serving",
+        "schedulerName": "gang",
+        "runtimeClassName": "nvidia",
+        "resourceClaims": [{"name": "nic", "resourceClaimTemplateName": "rdma-nic"}],
+        "queue": "team-a",
+        "env": [{"name": "UCX_TLS", "value": "rc"}],
+        "arguments": [{"name": "landing-bytes", "value": "1073741824"}],
+        "volumes": [
+            {"name": "ca", "mountPath": "/mnt/ca", "configMapName": "ca"},
+            {"name": "data", "mountPath": "/mnt/data", "claimName": "data", "readOnly": False},
+        ],
+        "sharedMemory": "8Gi",
+        "hugepages": {"pageSize": "1Gi", "size": "2Gi"},
+        "serviceAccountAnnotations": {"iam.example.com/role": "reader"},
+    },
+    "gateway": {
+        "replicas": 1,
+        "autoscaling": {"min": 2, "max": 8, "targetCpu": 60},
+        "processes": 2,
+        "service": {"type": "NodePort", "port": 8080, "annotations": {"example.com/lb": "nlb"}},
+        "tls": {"secretName": "cert"},
+        "apiKeys": {"secretName": "clients"},
+        "route": {"parent": "edge", "parentNamespace": "infra", "hostnames": ["chat.example.com"]},
+        "openAccess": False,
+        "allowedOrigins": ["https://chat.example"],
+        "unknownFields": "Ignore",
+        "limits": {"maxQueued": 9},
+        "resources": {"cpu": "2", "memory": "2Gi"},
+        "placement": PLACEMENT,
+        "priorityClassName": "serving",
+    },
+    "imagePullSecrets": ["registry"],
+    "podMetadata": {"labels": {"example.com/team": "a"}, "annotations": {"example.com/note": "b"}},
+}
+"""Each field that reaches an object, so that everything that can be rendered is held against the published schemas."""
+
+
+def everything() -> list[Json]:
+    made = deployment(**EVERY)
+    standing = standing_objects(made, WATCHING, OWNER, MASTERS)
+    secret = next(each for each in standing if each["kind"] == SECRETS.kind)
+    record = template_records.current(made, WATCHING, "", ())
+    objects = [*standing, key_marker(secret, "uid-2"), template_records.manifest(record, 1, made, OWNER, good="{}")]
+    for role in POOL_ROLES:
+        objects.append(worker_deployment(made, worker_template(made, role, WATCHING), 2, OWNER))
+        objects.append(pool_facade(made, role, OWNER, 2))
+    return [json.loads(json.dumps(each)) for each in objects]
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+def test_every_object_with_every_field_is_valid_for_kubernetes(version: str) -> None:
+    held = [each for each in everything() if resource_of(each) not in (POOLS, ROUTES, MONITORS, RULES)]
+    assert len(held) > 20
+    for each in held:
+        kubernetes_validate.validate(each, version, strict=True)
+        with pytest.raises(kubernetes_validate.ValidationError):
+            kubernetes_validate.validate({**each, "sepc": {}}, version, strict=True)
+
+
+def test_with_every_field_pods_stay_restricted() -> None:
+    pods = [each["spec"]["template"]["spec"] for each in everything() if each["kind"] in ("Deployment", "Job")]
+    assert len(pods) == 4
+    assert [violations(pod) for pod in pods] == [[]] * 4
+
+
+@pytest.mark.parametrize(
+    ("at", "model"),
+    [
+        (("decode",), PoolSpec),
+        (("decode", "placement"), PlacementSpec),
+        (("gateway",), GatewaySpec),
+        (("gateway", "autoscaling"), GatewayAutoscalingSpec),
+        (("gateway", "service"), ServiceSpec),
+        (("gateway", "placement"), PlacementSpec),
+        (("model", "fetch"), FetchSpec),
+        (("model", "fetch", "placement"), NodesSpec),
+        (("model", "cache"), CacheSpec),
+    ],
+)
+def test_a_field_that_is_added_is_validated_too(at: tuple[str, ...], model: type[Model]) -> None:
+    found: Any = EVERY
+    for name in at:
+        found = found[name]
+    assert set(found) == set(fields_of(model)), "give the new field a value in EVERY"
+
+
+def test_every_kind_that_a_deployment_can_ask_for_is_among_them() -> None:
+    assert {resource_of(each) for each in everything()} == {*WATCHED, *OPTIONAL, SECRETS} - {DEPLOYMENTS, PODS}
