@@ -11,7 +11,7 @@ import contextlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, InvalidStateError, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
@@ -38,12 +38,12 @@ class GrammarError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Compilation:
+    begun_s: float
     matcher: Future[LLMatcher] = field(default_factory=Future)
-    begun_s: float = field(default_factory=time.monotonic)
 
-    def is_over(self) -> bool:
+    def is_over(self, now: float) -> bool:
         """Whether it has succeeded or failed: at the latest when its time is up."""
-        if not self.matcher.done() and time.monotonic() - self.begun_s >= READY_S:
+        if not self.matcher.done() and now - self.begun_s >= READY_S:
             self.ends(GrammarError(f"the grammar was not compiled within {READY_S:g} s"))
         return self.matcher.done()
 
@@ -59,13 +59,19 @@ class _Compilation:
 class GrammarCompiler:
     """Grammars over one vocabulary. `read_vocabulary` runs once, in the background; what it raises, each row raises."""
 
-    def __init__(self, read_vocabulary: Callable[[], Vocabulary]) -> None:
+    def __init__(
+        self,
+        read_vocabulary: Callable[[], Vocabulary],
+        make_threads: Callable[[str], Executor] = lambda name: ThreadPoolExecutor(THREADS, name),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.observe_compiled: Callable[[float], None] = lambda seconds: None
         """Told the seconds of each compilation, in the thread that did it."""
         self.on_ready: Callable[[], None] = lambda: None
         """Called when what somebody may wait for is there, from any thread."""
-        self._threads = ThreadPoolExecutor(THREADS, "grammars")
-        self._row_threads = ThreadPoolExecutor(THREADS, "grammar-rows")
+        self._clock = clock
+        self._threads = make_threads("grammars")
+        self._row_threads = make_threads("grammar-rows")
         """Apart: rows of compiled grammars do not wait behind compilations."""
         self._vocabulary = self._threads.submit(read_vocabulary)
         self._vocabulary.add_done_callback(lambda _: self.on_ready())
@@ -81,7 +87,7 @@ class GrammarCompiler:
         """Whether a row can be made without waiting for a compilation. So it is too once that was given up."""
         if sampling.grammar is None:
             return sampling.thought is None or self._vocabulary.done()
-        return self._compilation(sampling.grammar).is_over()
+        return self._compilation(sampling.grammar).is_over(self._clock())
 
     def row(self, opened: OpenSlot) -> Future[ConstrainedRow]:
         """The row of a slot, with what was generated so far. Fails with GrammarError or VocabularyError."""
@@ -108,7 +114,7 @@ class GrammarCompiler:
         """Of those that are done the ones that nobody asked for longest are forgotten."""
         found = self._compilations.pop(grammar.definition, None)
         if found is None:
-            found = _Compilation()
+            found = _Compilation(self._clock())
             self._threads.submit(self._carry_out, found, grammar.definition)
             found.matcher.add_done_callback(lambda _: self.on_ready())
             surplus = len(self._compilations) + 1 - MAX_COMPILED

@@ -12,11 +12,13 @@ landing KV) then shows in their results.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+from baton_engine.grammars.row_masks import RowMasks
 from baton_engine.memory.blocks import GONE, BlockPool, BlockState
-from baton_engine.scheduling.step_plan import OpenSlot, PrefillChunk, SlotTokens, StepPlan, StepResult
+from baton_engine.scheduling.step_plan import OpenSlot, PrefillChunk, SlotFailure, SlotTokens, StepPlan, StepResult
+from baton_testing.engine import toy_grammars
 from baton_wire.kv_shape import first_seen
 from baton_wire.messages.values import SamplingParams
 
@@ -47,12 +49,21 @@ def context_kv(tokens: Sequence[int]) -> list[int]:
 
 
 def draw(
-    kv: Sequence[int], sampling: SamplingParams, choice: int, prompt: Sequence[int], outputs: Sequence[int]
+    kv: Sequence[int],
+    sampling: SamplingParams,
+    choice: int,
+    prompt: Sequence[int],
+    outputs: Sequence[int],
+    allowed: Collection[int] | None = None,
 ) -> int:
-    """The token after the context `kv`: also depends on what sampling with penalties and noise depends on."""
+    """The token after the context `kv`: also depends on what sampling with penalties and noise depends on. With a
+    grammar it is one of those `allowed`."""
     base = mix(len(outputs), choice, sampling.seed, mix(*kv), mix(*prompt), mix(*outputs))
+    in_turn = ((base + i) % VOCABULARY for i in range(VOCABULARY))
+    if allowed is not None:
+        return next(token for token in in_turn if token in allowed)
     stop_ids = sampling.stop_token_ids if len(outputs) < sampling.min_tokens else ()
-    return next(token for i in range(VOCABULARY) if (token := (base + i) % VOCABULARY) not in stop_ids)
+    return next(token for token in in_turn if token not in stop_ids)
 
 
 def reference_tokens(
@@ -62,9 +73,9 @@ def reference_tokens(
     prompt, outputs = list(tokens[:prompt_tokens]), list(tokens[prompt_tokens:])
     kv = context_kv(tokens)
     while len(outputs) < sampling.max_tokens and prompt_tokens + len(outputs) < max_context_tokens:
-        token = draw(kv, sampling, choice, prompt, outputs)
+        token = draw(kv, sampling, choice, prompt, outputs, toy_grammars.allowed(sampling, outputs))
         outputs.append(token)
-        if token in sampling.stop_token_ids and len(outputs) > sampling.min_tokens:
+        if token in sampling.stop_token_ids and (sampling.grammar is not None or len(outputs) > sampling.min_tokens):
             break
         kv.append(next_kv(kv[-1], token, len(kv)))
     return outputs
@@ -111,6 +122,8 @@ class ToyRunner:
         self.write_first_layer: Callable[[tuple[int, int], int], None] | None = None
         """When set, a step that is launched alone may write its prompts' first layer at once: `wrote_first_layer`."""
         self.wrote_first_layer: Callable[[int], None] = lambda step: None
+        self.masks: RowMasks | None = None
+        """Of rows that follow grammars; without it they are left out of account."""
 
     # Runner -----------------------------------------------------------------------------------------------------------
 
@@ -184,7 +197,7 @@ class ToyRunner:
         for update in plan.blocks:
             self._slots[update.slot].table[update.kv_group, update.index] = update.block
         self._copy(plan)
-        drawn: list[SlotTokens] = []
+        drawn: list[SlotTokens | SlotFailure] = []
         for chunk in plan.prefill:
             slot = self._slots[chunk.slot]
             assert chunk.start == slot.context, f"chunk starts at {chunk.start}, context is {slot.context}"
@@ -202,10 +215,16 @@ class ToyRunner:
             drawn.append(self._draw(row, self._read(slot, slot.context - 1, slot.context)))
         for closed in plan.closes:
             del self._slots[closed]
-        return StepResult(plan.step, tuple(drawn), 0.001)
+        if self.masks is not None:
+            self.masks.close(plan.closes)
+        tokens = tuple(each for each in drawn if isinstance(each, SlotTokens))
+        failures = tuple(each for each in drawn if isinstance(each, SlotFailure))
+        return StepResult(plan.step, tokens, 0.001, failures=failures)
 
     def _open(self, opened: OpenSlot) -> None:
         assert opened.slot not in self._slots, f"slot {opened.slot} is opened twice"
+        if self.masks is not None:
+            self.masks.open(opened)
         self._slots[opened.slot] = ToySlot(
             opened.sampling,
             opened.choice,
@@ -243,9 +262,14 @@ class ToyRunner:
                 assert self.storage[self._place(slot, position, group)] == kv[position], f"group {group}: {position}"
         return kv
 
-    def _draw(self, row: int, kv: Sequence[int]) -> SlotTokens:
+    def _draw(self, row: int, kv: Sequence[int]) -> SlotTokens | SlotFailure:
         slot = self._slots[row]
-        token = draw(kv, slot.sampling, slot.choice, slot.prompt, slot.outputs)
+        allowed = None if self.masks is None else toy_grammars.allowed_now(self.masks, row)
+        if isinstance(allowed, SlotFailure):
+            return allowed
+        token = draw(kv, slot.sampling, slot.choice, slot.prompt, slot.outputs, allowed)
+        if self.masks is not None:
+            toy_grammars.took(self.masks, row, token)
         slot.outputs.append(token)
         slot.last_token = token
         return SlotTokens(row, (token,))

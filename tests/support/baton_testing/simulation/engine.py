@@ -2,24 +2,58 @@
 
 from __future__ import annotations
 
+import random
 import traceback
 from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import Any, TypeVar
 
+from baton_engine.grammars.grammar_compiler import GrammarCompiler
+from baton_engine.grammars.row_masks import RowMasks
 from baton_engine.running.stepper import Stepper
 from baton_engine.scheduling.engine_config import EngineConfig
 from baton_engine.scheduling.events import SchedulerEvent
 from baton_engine.scheduling.scheduler import Scheduler
+from baton_testing.engine import toy_grammars
 from baton_testing.engine.runners import ToyRunner
 from baton_testing.kv_transfer.builders import FakePool
 from baton_testing.simulation.kv import attach, geometry
 from baton_testing.simulation.process import SimProcess, Violation, require
-from baton_wire.messages.values import RequestKey
+from baton_wire.messages.values import RequestKey, SamplingParams
 from baton_worker.reporting.views import EngineSnapshot
 from baton_worker.serving.engine_thread import Command, EngineThread, ReserveBlocks, Submit
 
 IDLE_S = 0.4
 STEP_S = 0.02
 POST_S = 0.002
+COMPILING_S = 0.6
+T = TypeVar("T")
+
+
+class LaterExecutor(Executor):
+    """Threads of a process: what they are given is done after up to `most_s`, or at once. What comes first, the
+    vocabulary, never takes any time."""
+
+    def __init__(self, process: SimProcess, most_s: float) -> None:
+        self._process, self._most_s = process, most_s
+        self._dice = random.Random(process.name)
+        self._is_first = True
+
+    def submit(self, call: Callable[..., T], /, *args: Any, **named: Any) -> Future[T]:
+        made: Future[T] = Future()
+
+        def work() -> None:
+            try:
+                made.set_result(call(*args, **named))
+            except Exception as error:  # noqa: BLE001 - as an executor does
+                made.set_exception(error)
+
+        if self._is_first or not self._most_s:
+            work()
+        else:
+            self._process.later(self._dice.random() ** 2 * self._most_s, work)
+        self._is_first = False
+        return made
 
 
 class SimEngine:
@@ -29,7 +63,7 @@ class SimEngine:
         self,
         process: SimProcess,
         config: EngineConfig,
-        make_scheduler: Callable[[EngineConfig], Scheduler],
+        make_scheduler: Callable[[EngineConfig, Callable[[SamplingParams], bool]], Scheduler],
         make_stepper: Callable[[Scheduler, ToyRunner], Stepper],
         make_runner: type[ToyRunner],
         ahead: float,
@@ -40,9 +74,11 @@ class SimEngine:
         """`on_layers` hears of prompts whose first layer stands while the second is computed."""
         world = process.surroundings
         self.process = process
-        self.scheduler = make_scheduler(config)
+        grammars = GrammarCompiler(toy_grammars.vocabulary, self._threads, lambda: world.heap.now)
+        self.scheduler = make_scheduler(config, grammars.is_ready)
         self.pool = FakePool(geometry(config.block_tokens), config.num_blocks)
         self.runner = make_runner(config.block_tokens, self.scheduler.pool, lambda: not world.chance(ahead))
+        self.runner.masks = RowMasks(grammars, config.max_slots)
         words = attach(self.runner, self.pool)
         if on_layers is not None:
             self.runner.write_first_layer = words.set_first_layer
@@ -54,7 +90,9 @@ class SimEngine:
             on_cancel,
             lambda error: None,
             lambda: world.heap.now,
+            grammars.prepare,
         )
+        grammars.on_ready = lambda: self._plan(POST_S)
         self.hiccup_s = 0.0
         self._turn_number = 0
         self._due_s = float("inf")
@@ -72,6 +110,10 @@ class SimEngine:
             self._asked[command.spec.key] = command.spec.salt
         self.thread.post(command)
         self._plan(POST_S)
+
+    def _threads(self, name: str) -> Executor:
+        """Compiling takes a while; rows of what is compiled are there at once."""
+        return LaterExecutor(self.process, COMPILING_S if name == "grammars" else 0.0)
 
     def _plan(self, delay_s: float) -> None:
         at = self.process.now + delay_s

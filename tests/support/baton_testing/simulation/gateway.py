@@ -6,10 +6,12 @@ once with the request computed alone.
 
 from __future__ import annotations
 
+import asyncio
 import random
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, cast
 
+import regex
 from prometheus_client import CollectorRegistry
 
 from baton_gateway.errors import Problem, RefusedError
@@ -23,13 +25,16 @@ from baton_gateway.requests.relay import Relay
 from baton_gateway.requests.request import RequestLife
 from baton_gateway.requests.request_events import End, LifeRules, Outcome, PickRoute, Route, Routed
 from baton_gateway.requests.run import Run, RunState
+from baton_gateway.shapes.answer_shape import AnswerShape, ShapeKind
 from baton_gateway.text.choice_text import Increment
 from baton_gateway.text.revision_text import Pieces, Shown, TextModel
 from baton_gateway.text.token_pieces import DecoderKind, LeadingSpace, Piece, PieceTable
 from baton_gateway.workers.linked_workers import LinkedWorker, WorkerTable
 from baton_gateway.workers.route import RoutePolicy
 from baton_kv_transfer.handover import HandoverKey
+from baton_testing.engine import toy_grammars
 from baton_testing.engine.runners import VOCABULARY, reference_tokens
+from baton_testing.engine.toy_grammars import letter
 from baton_testing.simulation.legs import OpenLegs
 from baton_testing.simulation.network import Connection, Dial, Path
 from baton_testing.simulation.network import End as LinkEnd
@@ -40,18 +45,14 @@ from baton_wire.liveness import PeerState
 from baton_wire.messages import codec
 from baton_wire.messages.gateway_link import Cancel, Hello, LegFailed, Prefill, Reserve, Retarget, ToGateway, Tokens
 from baton_wire.messages.gateway_link import WorkerState as WorkerStateMessage
-from baton_wire.messages.values import Address, Finish
+from baton_wire.messages.values import Address, Finish, Grammar
 
 LIMITS = AdmissionLimits(max_running=6, max_queued=32, max_wait_s=6.0)
 RULES = RelayRules(LifeRules(reroute_wait_s=8.0, park_s=2.0), generation_defaults=False)
 PULSE_S = 0.25
+SHAPE_S = 0.003
 METRICS = GatewayMetrics(CollectorRegistry())
 """Of all gateways: making them takes longer than a request, and nobody reads them."""
-
-
-def letter(token: int) -> str:
-    """Every token is one character."""
-    return chr(ord("0") + token)
 
 
 def _text_model() -> TextModel:
@@ -139,6 +140,7 @@ class SimClient:
             include_usage=False,
             continuous_usage=False,
             cache_salt="",
+            shape=None if plan.pattern is None else AnswerShape(ShapeKind.REGEX, "structured_outputs", plan.pattern),
         )
         return CompletionRequest(options, (plan.tokens,), echo=False)
 
@@ -151,9 +153,20 @@ def client(plan: RequestPlan) -> SimClient:
         ids = reference_tokens(plan.tokens, len(plan.tokens), sampling, choice, CONTEXT_TOKENS)
         is_stopped = ids[-1] in sampling.stop_token_ids and len(ids) > sampling.min_tokens
         texts.append("".join(map(letter, ids[:-1] if is_stopped else ids)))
+        if plan.pattern is not None:
+            fits = regex.fullmatch(plan.pattern, texts[-1], partial=not is_stopped)
+            require(fits is not None, "I4", f"request {plan.number}: {texts[-1]} does not follow {plan.pattern}")
     first = texts[0][: plan.stop_after]
     stop = (first[-1],) if plan.stop_after is not None and first else ()
     return SimClient(plan, stop, [text.split(stop[0])[0] if stop else text for text in texts], [""] * plan.n)
+
+
+class SimShapes:
+    """Compiles what a client asks for: beside the loop, as the production one does in a process of its own."""
+
+    async def compile(self, shape: AnswerShape, tenant: str) -> Grammar:
+        await asyncio.sleep(SHAPE_S)
+        return toy_grammars.grammar(shape.source)
 
 
 class SimRelay(Relay):
@@ -195,6 +208,7 @@ class SimGateway(SimProcess):
             self.relay = SimRelay(self.table, self.admission, cast(Any, None), METRICS, self.rules, dice)
         self.relay._routing = parts.routing(self.table, dice)
         self.relay.gateway = self
+        self.relay.shapes = cast(Any, SimShapes())
         self.used: dict[int, set[bytes]] = {}
         """Workers of each request, by ticket."""
         self._ends: dict[bytes, LinkEnd] = {}

@@ -6,12 +6,17 @@ import enum
 import random
 from dataclasses import dataclass, replace
 
+import msgspec
+
+from baton_testing.engine import toy_grammars
 from baton_wire.messages.values import SamplingParams
 
 CONTEXT_TOKENS = 64
 FAULTS_UNTIL_S = 5.0
 RARE = 0.2
 """Share of the worlds with faults that have one that stays."""
+STRUCTURED = 0.25
+"""Share of the requests that follow a grammar."""
 FAMILIES = 3
 """Prompts of one family begin alike."""
 
@@ -67,6 +72,8 @@ class RequestPlan:
     cancel_after_s: float | None
     stop_after: int | None
     """A stop string is found after so many tokens of the first choice, and two more of each further one."""
+    pattern: str | None = None
+    """What its answer must match, or begin to match where its length ends it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +143,13 @@ WEIGHTS = {
 }
 
 
-def scenario(seed: int) -> Scenario:
-    """The world of a seed: calm, rough or deadly; roomy or with tiny pools."""
+def scenario(seed: int, structured: float = STRUCTURED) -> Scenario:
+    """The world of a seed: calm, rough or deadly; roomy or with tiny pools. `structured`: which share of its requests
+    follows a grammar."""
     dice = random.Random(seed)
     shape = replace(_shape(dice), keeps_answers=random.Random(f"keeps {seed}").random() < 0.3)
-    requests = tuple(_request(dice, number) for number in range(dice.randint(6, 14)))
+    asked = [_request(dice, number) for number in range(dice.randint(6, 14))]
+    requests = tuple(_in_a_shape(each, random.Random(f"grammar {seed} {each.number}"), structured) for each in asked)
     count = 0 if dice.random() < 0.06 else dice.choice((10, 30, 60, 90, 120))
     kinds = dice.choices(list(WEIGHTS), list(WEIGHTS.values()), k=count)
     faults = (FaultPlan(dice.random() * FAULTS_UNTIL_S, kind, dice.random(), dice.random()) for kind in kinds)
@@ -176,6 +185,16 @@ def _shape(dice: random.Random) -> Shape:
         message_s=dice.choice((0.002, 0.01, 0.06)),
         ahead=dice.choice((0.0, 0.5, 0.9)),
     )
+
+
+def _in_a_shape(plan: RequestPlan, dice: random.Random, share: float) -> RequestPlan:
+    """Some requests follow a grammar: they end by its end, or by their length."""
+    if dice.random() >= share:
+        return plan
+    pattern = dice.choice(toy_grammars.PATTERNS)
+    bound = toy_grammars.grammar(pattern)
+    sampling = msgspec.structs.replace(plan.sampling, grammar=bound, stop_token_ids=(toy_grammars.END,), min_tokens=0)
+    return replace(plan, sampling=sampling, pattern=pattern)
 
 
 def _request(dice: random.Random, number: int) -> RequestPlan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ from baton_engine.memory.blocks import BlockOwner, BlockPool
 from baton_engine.scheduling.engine_config import EngineConfig
 from baton_engine.scheduling.events import Computed, SequenceSpec
 from baton_engine.scheduling.scheduler import Scheduler
-from baton_engine.scheduling.step_plan import StepPlan
+from baton_engine.scheduling.step_plan import OpenSlot, StepPlan
 from baton_gateway.errors import Problem
 from baton_gateway.requests.admission import Admission
 from baton_gateway.requests.request import RequestLife
@@ -18,11 +19,32 @@ from baton_gateway.requests.request_events import Action, Arrived, Deliver, End,
 from baton_gateway.requests.routing import Routing
 from baton_gateway.workers.route import RoutePolicy, RouteQuery, pick
 from baton_prefill_worker.service import PrefillService
+from baton_testing.engine.runners import ToyRunner
 from baton_wire.liveness import Liveness, PeerState
 from baton_wire.messages.gateway_link import Cancel, Prefill, Reserve
 from baton_wire.messages.pair_link import FirstToken
-from baton_wire.messages.values import Reason, RequestKey
+from baton_wire.messages.values import Reason, RequestKey, SamplingParams
 from baton_worker.serving.gateway_links import GatewayLink
+
+# Runner ---------------------------------------------------------------------------------------------------------------
+
+
+class BeginsGrammarsAnew(ToyRunner):
+    """vllm#18783 and others: after a preemption or a move a row's grammar begins anew behind what was said."""
+
+    def _open(self, opened: OpenSlot) -> None:
+        super()._open(opened)
+        if self.masks is not None:
+            self.masks.open(replace(opened, outputs=()))
+
+
+class LeavesGrammarsOut(ToyRunner):
+    """A draw that follows no grammar: of a path that nobody gave masks to."""
+
+    def _open(self, opened: OpenSlot) -> None:
+        self.masks = None
+        super()._open(opened)
+
 
 # Scheduler ------------------------------------------------------------------------------------------------------------
 
@@ -35,8 +57,8 @@ class _UnfencedPool(BlockPool):
 class UsesAfterFinish(Scheduler):
     """Use-after-finish of one-step-ahead: a finished sequence's blocks are given out under the launched step."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: EngineConfig, is_ready: Callable[[SamplingParams], bool]) -> None:
+        super().__init__(config, is_ready)
         self.pool = self._state.pool = _UnfencedPool(config.num_blocks)
 
 

@@ -25,6 +25,8 @@ class Mutant:
     """Seed from which on it is looked for."""
     shape: dict[str, Any] = field(default_factory=dict)
     only: frozenset[Fault] | None = None
+    structured: float = 0.0
+    """Share of the requests that follow a grammar."""
 
     @property
     def name(self) -> str:
@@ -38,7 +40,7 @@ class Mutant:
         return replace(Parts(), **changes)
 
     def scenario(self, seed: int) -> Scenario:
-        made = scenario(seed)
+        made = scenario(seed, self.structured)
         made = replace(made, shape=replace(made.shape, **self.shape))
         if self.only is None:
             return made
@@ -164,5 +166,7 @@ ZOO = (
     Mutant("R7", links.WaitsForBegunFrames, ("link",), only=frozenset({Fault.TRICKLE})),
     _prefill("R7", links.TrustsHeartbeats, only=frozenset({Fault.LOST_SEALS})),
     _life("R9", links.IgnoresConflicts),
+    Mutant("F7", engine.BeginsGrammarsAnew, ("runner",), structured=1.0),
+    Mutant("F7", engine.LeavesGrammarsOut, ("runner",), structured=1.0),
     Mutant("half open", links.SuspectsForEver, ("liveness",), only=frozenset({Fault.CUT_ONE_WAY, Fault.CUT})),
 )
