@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -123,13 +124,13 @@ class UpFleet:
     def __init__(
         self, folder: Path, each: int = 2, processes: int = 2, kv_memory: str = "16Mi", **spec: dict[str, Any]
     ) -> None:
-        """`spec`: further fields of the manifest's."""
+        """`spec`: further fields of the manifest's, pools too."""
         self._folder = folder
         self._workers = 2 * each
         self._processes = processes
         pool = {"replicas": {"min": each, "max": each}, "engine": {"kvCacheMemory": kv_memory}}
         pools = {"prefill": pool, "decode": pool, "gateway": {"processes": processes, "limits": QUEUE}}
-        self._manifest = manifest("faults", "campaign", **pools, **spec)
+        self._manifest = manifest("faults", "campaign", **pools | _with_usual(spec, pool))
         self._up: Up
         self._session: aiohttp.ClientSession
         self.host, self.port = "127.0.0.1", 0
@@ -202,6 +203,8 @@ class UpFleet:
             elif post.address is not None:
                 page = f"http://{post.address}/metrics"
                 found[f"preemptions {post.pid}"] = await series(self._session, page, "baton_preemptions_total")
+                drawn = f'baton_tokens_total{{kind="drawn",role="{post.role}"}}'
+                found[f"drawn-{post.role} {post.pid}"] = await series(self._session, page, drawn)
         return found
 
     async def _gateway_state(self) -> Any:
@@ -216,6 +219,20 @@ class UpFleet:
             return read_record(self._up.run_dir)
         except NotRunningError:
             return None
+
+
+def keeping_fleet(folder: Path) -> UpFleet:
+    """Two workers of each role, of which every one may compute a prompt and decode its answer.
+
+    The target between tokens is near what a step of the tiny model takes: so some answers are kept by a prefill worker,
+    and some are handed over.
+    """
+    targets = {"ttft": {"target": "500ms", "percentile": 95}, "tpot": {"target": "1ms", "percentile": 95}}
+    return UpFleet(folder, slo=targets, prefill={"arguments": [{"name": "keep-answers"}]})
+
+
+def _with_usual(spec: Mapping[str, dict[str, Any]], pool: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    return {name: {**pool, **value} if name in ("prefill", "decode") else value for name, value in spec.items()}
 
 
 def connections_of(pid: int, port: int) -> set[int]:

@@ -295,7 +295,7 @@ COLUMNS = (
         "broken",
         "own connections",
     ),
-    *("retries", "migrations", "preemptions"),
+    *("retries", "migrations", "preemptions", "drawn-prefill", "drawn-decode"),
     *("noticed p50 s", "noticed max s", "baseline p50 s", "baseline max s", "quarantined bytes", "problems"),
 )
 
@@ -316,7 +316,7 @@ def _row(what: str, rounds: Sequence[Round]) -> dict[str, Cell]:
         "quarantined bytes": max((each.quarantined_bytes for each in rounds), default=0),
         "problems": sum(len(each.problems) for each in rounds),
     }
-    for name in ("retries", "migrations", "preemptions"):
+    for name in ("retries", "migrations", "preemptions", "drawn-prefill", "drawn-decode"):
         counted = [each.counts[name] for each in rounds if name in each.counts]
         row[name] = round(sum(counted)) if counted else None
     row |= {verdict: verdicts[verdict] for verdict in ("exact", "wrong", "failed", "broken")}
