@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -39,6 +41,33 @@ def find_checkpoint(directory: Path) -> CheckpointFiles:
         index = _read_index(_inside(directory, INDEX))
         return CheckpointFiles(tuple(_inside(directory, name) for name in sorted(set(index.values()))), index)
     raise WeightsError(f"{directory}: {_what_is_missing(directory)}")
+
+
+class ContentHash:
+    """`content_hash`, computed by a thread of its own: a core hashes some 1.5 GB a second, and reads go on meanwhile.
+
+    The thread is a daemon: a worker that cannot start does not wait for it.
+    """
+
+    def __init__(self, config: JsonObject, paths: tuple[Path, ...]) -> None:
+        self._found: Future[str] = Future()
+        self._thread = threading.Thread(target=self._compute, args=(config, paths), name="content hash", daemon=True)
+        self._thread.start()
+
+    def hexdigest(self) -> str:
+        """Waits until the files are read to their end. Raises WeightsError where one cannot be."""
+        self._thread.join()
+        return self._found.result(0)
+
+    @property
+    def is_known(self) -> bool:
+        return self._found.done()
+
+    def _compute(self, config: JsonObject, paths: tuple[Path, ...]) -> None:
+        try:
+            self._found.set_result(content_hash(config, paths))
+        except OSError as error:
+            self._found.set_exception(WeightsError(f"weights cannot be read to their end: {error}"))
 
 
 def content_hash(config: JsonObject, paths: tuple[Path, ...]) -> str:

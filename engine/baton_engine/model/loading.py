@@ -14,7 +14,7 @@ from urllib.parse import parse_qs
 import torch
 
 from baton_engine.model.assembly import assemble
-from baton_engine.model.checkpoint_files import content_hash, find_checkpoint
+from baton_engine.model.checkpoint_files import ContentHash, find_checkpoint
 from baton_engine.model.decoder import Decoder
 from baton_engine.model.model_directory import read_json_object, read_spec
 from baton_engine.model.weights import RandomWeights, check_parameters, open_safetensors
@@ -31,12 +31,17 @@ DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16"
 class LoadedModel:
     config: DecoderSpec
     model: Decoder
-    model_hash: str
-    """SHA-256 of config and weights, hexadecimal: equal exactly when two workers serve the same model."""
+    content: ContentHash
+    """Of config and weights."""
     dtype: torch.dtype
     device: torch.device
     max_context_tokens: int
     """Positions that the RoPE tables cover."""
+
+    @property
+    def model_hash(self) -> str:
+        """Hexadecimal: equal exactly when two workers serve the same model. Waits until it is computed."""
+        return self.content.hexdigest()
 
 
 def load_model(
@@ -66,10 +71,10 @@ def load_model(
         if seed is not None:
             model = assemble(config, RandomWeights(config, seed, device), dtype, device, context, offloaded)
             drawn_on = {} if device.type == "cpu" else {"random_device": device.type}
-            model_hash = content_hash({**raw, "random_seed": seed, **drawn_on}, ())
+            content = ContentHash({**raw, "random_seed": seed, **drawn_on}, ())
         else:
-            model, model_hash = _load_directory(config_path.parent, raw, config, dtype, device, context, offloaded)
-    return LoadedModel(config, model, model_hash, dtype, device, context)
+            model, content = _load_directory(config_path.parent, raw, config, dtype, device, context, offloaded)
+    return LoadedModel(config, model, content, dtype, device, context)
 
 
 def default_dtype(config: DecoderSpec, device: torch.device) -> torch.dtype:
@@ -87,12 +92,14 @@ def _load_directory(
     device: torch.device,
     context: int,
     offloaded: int,
-) -> tuple[Decoder, str]:
+) -> tuple[Decoder, ContentHash]:
+    """The hash of the files is computed meanwhile, and goes on afterwards."""
     files = find_checkpoint(directory)
     with open_safetensors(files) as source:
         check_parameters(source, config)
+        content = ContentHash(raw, files.paths)
         model = assemble(config, source, dtype, device, context, offloaded)
-    return model, content_hash(raw, files.paths)
+    return model, content
 
 
 def _parse_source(source: str) -> tuple[Path, int | None]:

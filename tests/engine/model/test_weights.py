@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from baton_engine.model import checkpoint_files
+from baton_engine.model.checkpoint_files import content_hash
 from baton_engine.model.errors import WeightsError
 from baton_engine.model.loading import LoadedModel, load_model
 from baton_testing.engine.model_steps import ModelSteps, chunk
 from baton_testing.engine.models import edit_config, reference_logits, write_random_model
+from baton_wire.models.config_fields import JsonObject
 from baton_wire.models.errors import ModelConfigError, ModelError
 
 CPU = torch.device("cpu")
@@ -74,6 +78,32 @@ def test_weights_are_cast_to_the_dtype_that_is_asked_for(dtype: torch.dtype, dir
     assert loaded.model.embedding.dtype == torch.float32
     rounded = load_file(directory / "model.safetensors")["model.embed_tokens.weight"]
     assert torch.equal(loaded.model.embedding, rounded.float())
+
+
+def test_a_model_is_loaded_before_its_files_are_hashed(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes after loading does not wait for the hash; whoever asks for it does."""
+    whole = load(directory).model_hash
+    may_hash = threading.Event()
+
+    def late(config: JsonObject, paths: tuple[Path, ...]) -> str:
+        assert may_hash.wait(60)
+        return content_hash(config, paths)
+
+    monkeypatch.setattr(checkpoint_files, "content_hash", late)
+    loaded = load(directory)
+    assert not loaded.content.is_known
+    may_hash.set()
+    assert loaded.model_hash == whole
+
+
+def test_a_file_that_goes_away_while_it_is_hashed_is_told(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(config: JsonObject, paths: tuple[Path, ...]) -> str:
+        raise FileNotFoundError(paths[0])
+
+    monkeypatch.setattr(checkpoint_files, "content_hash", gone)
+    loaded = load(directory)
+    with pytest.raises(WeightsError, match=r"model\.safetensors"):
+        _ = loaded.model_hash
 
 
 def test_an_old_layout_of_rope_options_gives_the_same_logits(tmp_path: Path) -> None:

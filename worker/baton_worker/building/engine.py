@@ -74,6 +74,11 @@ def build(
     runner = ModelRunner(loaded, pool, most, masks, decodes=decodes, hands_over=hands_over, ended=ended)
     pool.warm_up()
     stages.ended("hand-over")
+    try:
+        fingerprint = _fingerprint(loaded, kv_dtype, geometry, bundle)  # waits until the files are hashed
+    except ModelError as error:
+        raise ConfigError(f"argument --model: {error}") from error
+    stages.ended("fingerprint")
     return EngineParts(
         bundle=bundle,
         pool=pool,
@@ -81,7 +86,7 @@ def build(
         scheduler=scheduler,
         stepper=Stepper(scheduler, runner, observe_step),
         limits=limits_of(config, loaded.config.vocab_size, context),
-        fingerprint=_fingerprint(loaded, kv_dtype, geometry, bundle),
+        fingerprint=fingerprint,
         watch_layers=runner.watch_layers,
         masks=masks,
         costs=cost_model(loaded.config, loaded.dtype.itemsize, geometry.element_bytes),
