@@ -36,6 +36,10 @@ BENCHES = {
         "bench.structured.cost",
         "what answers that follow a grammar cost: step times, on the CPU or a GPU",
     ),
+    "structured_first_token": (
+        "bench.structured.first_token",
+        "how much later the first token comes with a schema, known or new",
+    ),
     "structured_validity": ("bench.structured.validity", "answers of schemas judged by `jsonschema`, and continued"),
     "combinations": (
         "bench.combinations",

@@ -28,6 +28,8 @@ MAX_COMPILED: Final = 64
 """Grammars kept: an agent's tools come back with every turn."""
 THREADS: Final = 2
 """One slow grammar must not keep the others waiting."""
+SHORT_OUTPUTS: Final = 16
+"""A row with so few earlier tokens is made at once: going through a thread takes longer."""
 READY_S: Final = 5.0
 """A row whose grammar is not compiled after so long is given up; a compilation's fuel ends long before."""
 
@@ -92,8 +94,12 @@ class GrammarCompiler:
     def row(self, opened: OpenSlot) -> Future[ConstrainedRow]:
         """The row of a slot, with what was generated so far. Fails with GrammarError or VocabularyError."""
         row: Future[ConstrainedRow] = Future()
+        is_short = len(opened.outputs) <= SHORT_OUTPUTS
 
         def begin(fresh: Future[LLMatcher] | None) -> None:
+            if is_short and self._vocabulary.done():
+                self._make_row(row, opened, fresh)
+                return
             try:
                 self._row_threads.submit(self._make_row, row, opened, fresh)
             except RuntimeError:  # it is being closed
