@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from baton_operator.kube.kinds import DEPLOYMENTS, MONITORS, PODS, POOLS, RECORDS, SERVICES, WORKERS
+from baton_operator.kube.kube_api import Change, Resource
 from baton_operator.objects.metadata import ROLE_LABEL
 from baton_testing.kube.store import Json
 from baton_testing.kube.world import NAME, SPACE, Promise, World, newer
@@ -293,6 +294,24 @@ async def optional_objects_come_and_go(world: World) -> None:
     world.user_edits("gateway", {})
 
 
+async def an_autoscaler_sizes_the_gateway(world: World) -> None:
+    """From three gateways on there are never fewer, whoever writes the number at that moment."""
+    gateway = f"{NAME}-gateway"
+
+    def seen(resource: Resource, change: Change, before: Json | None, after: Json) -> None:
+        if resource == WORKERS and after["metadata"]["name"] == gateway and after["spec"]["replicas"] < 3:
+            world.broken.append(f"{after['spec']['replicas']} gateways")
+
+    world.user_edits("gateway.replicas", 3)
+    await asyncio.sleep(90)
+    world.store.on_commit.append(seen)
+    world.user_edits("gateway", {"autoscaling": {"min": 2, "max": 6}})
+    await asyncio.sleep(90)
+    world.user_scales(WORKERS, gateway, 5, "kube-controller-manager")
+    await asyncio.sleep(30)
+    world.user_edits("gateway.processes", 2)
+
+
 async def a_spec_that_slipped_through(world: World) -> None:
     """A rule that an older definition did not have."""
     world.store.kinds.is_strict = False
@@ -346,5 +365,6 @@ SCENARIOS = (
     Scenario("a surge without room", a_surge_without_room),
     Scenario("a quota in the way", a_quota_in_the_way),
     Scenario("optional objects come and go", optional_objects_come_and_go),
+    Scenario("an autoscaler sizes the gateway", an_autoscaler_sizes_the_gateway),
     Scenario("a spec that slipped through", a_spec_that_slipped_through),
 )

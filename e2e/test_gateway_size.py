@@ -1,0 +1,78 @@
+"""Handing the number of gateways over to an autoscaler, on a real API server: who owns a field is its say."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from baton_operator.objects.cluster import Owner
+from baton_operator.objects.desired import standing_objects
+from baton_operator.objects.metadata import FIELD_MANAGER
+from baton_operator.passes.apply import Wish, wish
+from baton_operator.passes.gateway_size import handed_over
+from baton_operator.passes.pool_size import SCALER
+from baton_testing.kube.control_plane import ControlPlane
+from baton_testing.kube.manifests import deployment
+from baton_testing.kube.world import MASTERS, PLATFORM
+
+Json = dict[str, Any]
+FIXED: Json = {"gateway__replicas": 3}
+SCALED: Json = {"gateway__autoscaling": {"min": 2, "max": 6}}
+PATH = "/apis/apps/v1/namespaces/default/deployments/chat-gateway"
+OWNER = Owner("6f1c2f0e-8f57-4f7a-9a55-1d3b1c0f7a10")
+
+
+def wanted(**fields: Any) -> Wish:
+    """The gateway's Deployment, without its owner: the API server's collector would take it away."""
+    objects = standing_objects(deployment(**fields), PLATFORM, OWNER, MASTERS)
+    found = next(each for each in objects if (each["kind"], each["metadata"]["name"]) == ("Deployment", "chat-gateway"))  # type: ignore[index]
+    return wish(found)
+
+
+def bare(body: Json) -> Json:
+    """Without what an old server does not know."""
+    found: Json = copy.deepcopy(body)
+    found["metadata"].pop("ownerReferences", None)
+    for container in found["spec"].get("template", {}).get("spec", {}).get("containers", ()):
+        container.pop("lifecycle", None)
+    return found
+
+
+def live_gateway(plane: ControlPlane) -> Json:
+    """As a deployment of ours would see it."""
+    found: Any = plane.api.send("GET", PATH).body
+    found["metadata"]["ownerReferences"] = [{"uid": OWNER.uid, "controller": True}]
+    body: Json = found
+    return body
+
+
+def applied(plane: ControlPlane, body: Json, manager: str = FIELD_MANAGER) -> int:
+    """Apply it; how many gateways are wanted then."""
+    reply = plane.api.send("PATCH", f"{PATH}?fieldManager={manager}&force=true", bare(body), kind="apply-patch+yaml")
+    assert reply.status in (200, 201), reply.message
+    found: Any = reply.body
+    return int(found["spec"]["replicas"])
+
+
+def test_the_number_stays_where_it_is_and_then_is_the_autoscalers(plane: ControlPlane) -> None:
+    fixed, scaled = wanted(**FIXED), wanted(**SCALED)
+    gateway = deployment(**SCALED).spec.gateway
+    assert applied(plane, fixed.body) == 3
+    assert applied(plane, scaled.body) == 1, "what its only owner leaves out falls back to the default"
+    assert applied(plane, fixed.body) == 3
+
+    live = live_gateway(plane)
+    size: Any = handed_over(scaled, live, gateway, OWNER)
+    assert applied(plane, size, SCALER) == 3
+    assert applied(plane, scaled.body) == 3
+    scale = {"spec": {"replicas": 5}}
+    reply = plane.api.send("PATCH", f"{PATH}/scale?fieldManager=hpa", scale, kind="merge-patch+json")
+    assert reply.status == 200, reply.message
+    edited = wanted(**SCALED, gateway__processes=2)
+    assert applied(plane, edited.body) == 5
+
+    live = live_gateway(plane)
+    assert handed_over(edited, live, gateway, OWNER) is None, "as applied, and above the floor"
+    again: Any = handed_over(wanted(**SCALED, gateway__processes=3), live, gateway, OWNER)
+    assert (again["spec"], again["metadata"]["uid"]) == ({"replicas": 5}, live["metadata"]["uid"])
+    assert applied(plane, fixed.body) == 3, "taken away, the number is the spec's again"
