@@ -58,6 +58,9 @@ class Fleet(Protocol):
     host: str
     port: int
 
+    @property
+    def logs(self) -> Path: ...
+
     async def members(self) -> list[Member]:
         """Everybody who runs and is known to all gateway processes."""
         ...

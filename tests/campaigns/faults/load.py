@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import random
+import secrets
 import socket
 import time
 from collections import Counter
@@ -47,6 +48,8 @@ class Judged:
     """The client's end of the connection; 0 where there was none."""
     verdict: str
     detail: str = ""
+    id: str = ""
+    """Under which the gateway logs it."""
 
 
 def asks() -> list[Ask]:
@@ -89,7 +92,7 @@ def question_of(question: str, *, stream: bool = True, **fields: object) -> Clie
 
 async def sent(host: str, port: int, ask: Ask) -> Judged:
     """Carry out one request and judge what came."""
-    own_port = 0
+    own_port, name = 0, secrets.token_hex(8)
 
     def bound(info: tuple[Any, ...]) -> socket.socket:
         """Its own port is known before it is connected, so also when nothing is ever answered."""
@@ -100,16 +103,17 @@ async def sent(host: str, port: int, ask: Ask) -> Judged:
         return made
 
     async with open_session(REQUEST_S, fresh=True, socket_factory=bound) as session:
+        session.headers["X-Request-Id"] = name
         answer = await send(session, f"http://{host}:{port}", ask.request)
     if answer.end is not AnswerEnd.WHOLE:
         told = "failed" if answer.end is AnswerEnd.REFUSED else "broken"
-        return Judged(ask, answer, own_port, told, f"{answer.failure}: {answer.detail}")
+        return Judged(ask, answer, own_port, told, f"{answer.failure}: {answer.detail}", name)
     got = said(answer, len(ask.expected))
     if got == ask.expected and set(answer.finished) == set(range(len(got))):
-        return Judged(ask, answer, own_port, "exact")
+        return Judged(ask, answer, own_port, "exact", id=name)
     at = [_first_difference(a, b) for a, b in zip(got, ask.expected, strict=True)]
     detail = f"differs at characters {at} of {[len(each) for each in ask.expected]}, got {got!r}"
-    return Judged(ask, answer, own_port, "wrong", detail)
+    return Judged(ask, answer, own_port, "wrong", detail, name)
 
 
 def said(answer: Answer, choices: int) -> tuple[str, ...]:

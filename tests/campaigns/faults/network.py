@@ -145,6 +145,11 @@ class NetworkFleet:
             self._members[party] = Member(party, worker.role, worker.child.pid, state["epoch"])
         await wait_until(self)
 
+    @property
+    def logs(self) -> Path:
+        """Of its processes."""
+        return self._service.folder
+
     async def members(self) -> list[Member]:
         return list(self._members.values())
 

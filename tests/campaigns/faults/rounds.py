@@ -11,7 +11,7 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -45,6 +45,8 @@ class Round:
     """What the service counted meanwhile; a process that died takes its own with it."""
     pieces: int = 0
     verdicts: dict[str, int] = field(default_factory=dict)
+    moved: int | None = None
+    """Exact answers of which a worker was lost on the way: the gateway logged more than one attempt. None: not told."""
     excepted: int = 0
     """Connections of the killed gateway process itself."""
     noticed_s: float | None = None
@@ -117,7 +119,7 @@ async def play(fleet: Fleet, load: Load, harm: Harm, deck: Deck, draw: random.Ra
         kind = name.partition(" ")[0]
         round_.counts[kind] = round_.counts.get(kind, 0) + value - min(value, counts.get(name, 0))
     await _baseline(fleet, round_, ended)
-    _judge(load, round_, own, victim, struck)
+    _judge(load, round_, own, victim, struck, attempts_in(fleet.logs))
     return round_
 
 
@@ -153,7 +155,20 @@ async def _baseline(fleet: Fleet, round_: Round, ended: float) -> None:
         round_.problems.append(f"blocks at baseline after {round_.baseline_s} s: {held}")
 
 
-def _judge(load: Load, round_: Round, own: set[int], victim: Member, struck: float) -> None:
+def attempts_in(logs: Path) -> dict[str, int]:
+    """Attempts by request, from the access log."""
+    found = {}
+    for path in sorted(logs.glob("*gateway*.log*")):
+        for line in path.read_text(errors="replace").splitlines():
+            if (at := line.find('{"id":')) >= 0 and '"attempts":' in line:
+                entry = json.loads(line[at:])
+                found[str(entry["id"])] = int(entry["attempts"])
+    return found
+
+
+def _judge(
+    load: Load, round_: Round, own: set[int], victim: Member, struck: float, attempts: Mapping[str, int]
+) -> None:
     verdicts: Counter[str] = Counter()
     for judged in load.take():
         round_.pieces += len(judged.answer.times_s)
@@ -170,6 +185,8 @@ def _judge(load: Load, round_: Round, own: set[int], victim: Member, struck: flo
             round_.excepted += 1  # nobody listened: all processes of the one gateway were killed together
             continue
         verdicts[judged.verdict] += 1
+        if judged.verdict == "exact" and (tried := attempts.get(judged.id)) is not None:
+            round_.moved = (round_.moved or 0) + (tried > 1)
         if judged.verdict != "exact":
             sent_s, ended_s = judged.answer.sent_s - struck, judged.answer.ended_s - struck
             when = f"sent {sent_s:+.2f} s, ended {ended_s:+.2f} s"
@@ -289,6 +306,7 @@ COLUMNS = (
         "requests",
         "in flight",
         "held by the victim",
+        "moved",
         "exact",
         "wrong",
         "failed",
@@ -316,6 +334,8 @@ def _row(what: str, rounds: Sequence[Round]) -> dict[str, Cell]:
         "quarantined bytes": max((each.quarantined_bytes for each in rounds), default=0),
         "problems": sum(len(each.problems) for each in rounds),
     }
+    moved = [each.moved for each in rounds if each.moved is not None]
+    row["moved"] = sum(moved) if moved else None
     for name in ("retries", "migrations", "preemptions", "drawn-prefill", "drawn-decode"):
         counted = [each.counts[name] for each in rounds if name in each.counts]
         row[name] = round(sum(counted)) if counted else None
