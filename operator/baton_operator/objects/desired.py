@@ -33,15 +33,12 @@ def standing_objects(
     masters: Mapping[str, bytes],
     gateway_pod: Manifest | None = None,
     *,
-    has_autoscaler: bool = True,
     version: int = TEMPLATE_VERSION,
 ) -> tuple[Manifest, ...]:
     """Everything but worker Deployments and pool facades, in the order of creation: policies and accounts before Pods.
 
-    `gateway_pod` is the recorded template of the gateway; None: rendered now. Without `has_autoscaler` (the API is not
-    served) a gateway that asks for one keeps its floor. `version` is the template
-    version of the images. Raises UnsupportedError for what this
-    version cannot run.
+    `gateway_pod` is the recorded template of the gateway; None: rendered now. `version` is the template version of the
+    images. Raises UnsupportedError for what this version cannot run.
     """
     return (
         *policies(deployment, platform, owner),
@@ -52,7 +49,7 @@ def standing_objects(
         gateway_service(deployment, owner),
         *(_budget(deployment, role, owner) for role in _ROLES),
         *optional_objects(deployment, platform, owner),
-        _gateway(deployment, gateway_pod or gateway_template(deployment, platform), owner, has_autoscaler),
+        _gateway(deployment, gateway_pod or gateway_template(deployment, platform), owner),
     )
 
 
@@ -117,12 +114,11 @@ def _budget(deployment: LLMDeployment, role: Role, owner: Owner) -> Manifest:
     return owned("policy/v1", "PodDisruptionBudget", name, deployment, owner, role) | {"spec": spec}
 
 
-def _gateway(deployment: LLMDeployment, pod: Manifest, owner: Owner, has_autoscaler: bool) -> Manifest:
-    """Without replicas where an autoscaler writes them."""
+def _gateway(deployment: LLMDeployment, pod: Manifest, owner: Owner) -> Manifest:
+    """Without replicas where an autoscaler writes them (`passes/gateway_size.py`)."""
     given = deployment.spec.gateway
-    is_scaled = given.autoscaling is not None and has_autoscaler
     spec: Manifest = {
-        **({} if is_scaled else {"replicas": given.replicas_at(0)}),
+        **({"replicas": given.replicas} if given.autoscaling is None else {}),
         "revisionHistoryLimit": 2,
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
         "selector": {"matchLabels": selector(deployment, Role.GATEWAY)},

@@ -16,10 +16,9 @@ from baton_operator.passes.drift import APPLIED
 
 def handed_over(wanted: Wish, live: Manifest | None, gateway: GatewaySpec, owner: Owner) -> Manifest | None:
     """What the scaler's manager has to apply to the gateway's live Deployment before it is made as `wanted`; None:
-    nothing. An autoscaler stands still at zero and counts from its floor on, so that fewer are never left."""
-    if gateway.autoscaling is None or "replicas" in mapping(wanted.body.get("spec")):
-        return None
-    if live is None or is_leaving(live) or not belongs(live, owner):
+    nothing. An autoscaler stands still at zero and counts from its floor on, so that fewer are never left, nor where
+    the cluster has no autoscalers."""
+    if gateway.autoscaling is None or live is None or is_leaving(live) or not belongs(live, owner):
         return None
     replicas = integer(mapping(live.get("spec")).get("replicas")) or 0
     is_as_applied = annotations_of(live).get(APPLIED) == wanted.digest

@@ -16,7 +16,7 @@ from baton_control.hashes import Revision, content_hash
 from baton_control.names import gateway_name
 from baton_control.spec.api import LLMDeployment
 from baton_control.spec.manifest import parse_live
-from baton_operator.kube.kinds import ACCOUNTS, AUTOSCALERS, OPTIONAL, SECRETS, resource_of
+from baton_operator.kube.kinds import ACCOUNTS, OPTIONAL, SECRETS, resource_of
 from baton_operator.kube.kube_api import Resource
 from baton_operator.kube.object_fields import annotations_of, metadata_of
 from baton_operator.objects.cluster import Manifest, Owner, Platform
@@ -114,14 +114,12 @@ def render(given: Inputs) -> Rendering:
         record = current(deployment, given.platform, given.upgrade, given.records, restart=given.restart)
     platform = replace(given.platform, worker_image=record.worker_image)  # of fetch Jobs too
     gateway_pod = record.rendered[Role.GATEWAY].pod
-    has_autoscaler = AUTOSCALERS in given.served
     objects = standing_objects(
         deployment,
         platform,
         given.owner,
         given.masters,
         gateway_pod,
-        has_autoscaler=has_autoscaler,
         version=record.version,
     )
     secret = next(each for each in objects if each["kind"] == SECRETS.kind)

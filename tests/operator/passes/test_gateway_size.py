@@ -13,6 +13,8 @@ from baton_control.errors import ManifestError
 from baton_operator.kube.kinds import AUTOSCALERS, BUDGETS, DEPLOYMENTS, OPTIONAL, POOLS, WORKERS
 from baton_operator.kube.kube_api import Change, Resource
 from baton_operator.objects.cluster import Owner
+from baton_operator.passes.drift import APPLIED
+from baton_operator.passes.gateway_size import handed_over
 from baton_operator.passes.rendering import Inputs, render
 from baton_testing.kube.clock import stamp
 from baton_testing.kube.manifests import deployment
@@ -110,9 +112,13 @@ def test_taken_away_it_leaves_the_number_to_the_spec() -> None:
 def test_where_the_api_is_not_served_the_floor_is_what_runs() -> None:
     text = msgspec.json.encode(wish(gateway={"autoscaling": SCALED}))
     made = render(Inputs(text, "", Owner("u"), (), PLATFORM, MASTERS, frozenset(OPTIONAL) - {AUTOSCALERS}))
-    [gateway] = [each.body for each in made.standing if each.name == GATEWAY and each.resource == WORKERS]
-    spec: Any = gateway["spec"]
-    assert spec["replicas"] == 2
+    [gateway] = [each for each in made.standing if each.name == GATEWAY and each.resource == WORKERS]
+    owner = {"uid": "u", "controller": True}
+    metadata = {"uid": "g", "ownerReferences": [owner], "annotations": {APPLIED: gateway.digest}}
+    for replicas, written in ((0, 2), (1, 2), (2, None), (7, None)):
+        live: Json = {"metadata": metadata, "spec": {**gateway.body["spec"], "replicas": replicas}}  # type: ignore[dict-item]
+        size: Any = handed_over(gateway, live, made.deployment.spec.gateway, Owner("u"))
+        assert (size if size is None else size["spec"]["replicas"]) == written
     assert made.notes == ("HorizontalPodAutoscalers are left out: autoscaling/v2 is not served, or not granted",)
 
 
