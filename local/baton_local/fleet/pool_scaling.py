@@ -93,7 +93,7 @@ class Scaling:
         if self.mode is not ScalingMode.SLO:
             sized = self._untouched({role: pools[role].workers for role in POOL_ROLES})
         else:
-            sized = self._sizing.decide(self._key, self._deployment, pools, self._memory, time.time())
+            sized = self._sizing.decide(self._key, self._deployment, pools, self._memory, time.time(), gateways=1)
             self._keep(sized.memory)
         self._metrics.saw(self._key, sized, pools)
         return sized

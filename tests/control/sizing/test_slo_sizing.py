@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import pytest
+
 from baton_control.names import Key
 from baton_control.sizing.scaling import PoolNow, Sized
 from baton_control.sizing.slo_sizing import SloSizing
@@ -49,6 +51,8 @@ class Run:
     number: int = 0
     placement_s: float | None = None
     linked: tuple[WorkerMeasures, ...] = ()
+    gateways: int | None = None
+    """Pods whose reports make a whole; None: as many as the spec says."""
 
     def __post_init__(self) -> None:
         self.sizing = SloSizing(lambda key: self.store, lambda: self.now, lambda each, config: ROUND_WORKER)
@@ -64,7 +68,7 @@ class Run:
 
     def decide(self) -> Sized:
         pools = {role: PoolNow(self.workers, self.workers, self.placement_s) for role in POOL_ROLES}
-        sized = self.sizing.decide(KEY, self.deployment, pools, self.memory, 1.7e9 + self.now)
+        sized = self.sizing.decide(KEY, self.deployment, pools, self.memory, 1.7e9 + self.now, self.gateways)
         self.workers = max(sized.workers.values())
         return sized
 
@@ -119,6 +123,23 @@ def test_a_due_decision_waits_for_the_gateways_and_then_holds() -> None:
     assert held.holds
     assert "hold" in held.reasons[Role.DECODE]
     assert held.workers == known.workers
+
+
+@pytest.mark.parametrize(("fields", "gateways", "weighs"), [
+    ({"replicas": 3}, None, False),
+    ({"replicas": 3}, 1, True),
+    ({"autoscaling": {"min": 1, "max": 4}}, 1, True),
+    ({"autoscaling": {"min": 1, "max": 4}}, 2, False),
+])  # fmt: skip
+def test_demand_is_weighed_when_all_gateways_that_there_are_have_told(
+    fields: dict[str, object], gateways: int | None, weighs: bool
+) -> None:
+    run = Run(chat(gateway=fields))
+    run.gateways = gateways
+    for _ in range(3):
+        run.step(40)
+        run.now += 12.0
+    assert run.decide().holds is not weighs
 
 
 def test_a_wake_is_answered_at_once_and_once() -> None:
