@@ -17,6 +17,7 @@ from baton_engine.model.assembly import assemble
 from baton_engine.model.checkpoint_files import ContentHash, find_checkpoint
 from baton_engine.model.decoder import Decoder
 from baton_engine.model.model_directory import read_json_object, read_spec
+from baton_engine.model.staged_weights import staged
 from baton_engine.model.weights import RandomWeights, check_parameters, open_safetensors
 from baton_wire.models.config_fields import JsonObject
 from baton_wire.models.decoder_spec import DecoderSpec
@@ -98,8 +99,10 @@ def _load_directory(
     with open_safetensors(files) as source:
         check_parameters(source, config)
         content = ContentHash(raw, files.paths)
-        model = assemble(config, source, dtype, device, context, offloaded)
-    return model, content
+        if device.type == "cpu":
+            return assemble(config, source, dtype, device, context, offloaded), content
+        with staged(source, device) as moved:
+            return assemble(config, moved, dtype, device, context, offloaded), content
 
 
 def _parse_source(source: str) -> tuple[Path, int | None]:
