@@ -30,6 +30,7 @@ LONGER: dict[str, str] = {
     "control/baton_control/twin/twin.py": "one event loop: every event of a request and of a worker",
     "gateway/baton_gateway/requests/request.py": "one machine: a request's events and their effects",
     "gateway/baton_gateway/requests/relay.py": "one shell: what requests' machines decide is carried out here",
+    "operator/baton_operator/passes/reconcile.py": "one pass: what is decided elsewhere, in its order",
     "kv_transfer/baton_kv_transfer/prefill/machine.py": "one machine: a hand-over's events and their effects",
 }
 """Files over the rule of thumb, each with the reason why it is one thought."""

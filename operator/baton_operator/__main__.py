@@ -87,6 +87,7 @@ async def run(settings: Settings, adapt: Callable[[KubeApi], KubeApi] = _as_it_i
             telemetry=links.telemetry if told else None,
             measured=SizingMetrics(metrics.REGISTRY),
             claims=claims,
+            reads_nodes=True,
             pace=Pace(workers=settings.workers, resync_s=settings.resync_s),
         )
         async with contextlib.AsyncExitStack() as open_now:

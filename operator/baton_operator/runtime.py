@@ -25,6 +25,7 @@ from baton_operator.kube.custom_resources import CustomResources
 from baton_operator.kube.informer import RELIST_S, WATCH_S, Informer, Turns
 from baton_operator.kube.kinds import DEPLOYMENTS, OPTIONAL, OWNED
 from baton_operator.kube.kube_api import KubeApi, KubeError, Resource, TooManyRequests
+from baton_operator.kube.nodes import Nodes
 from baton_operator.kube.reach import Scope
 from baton_operator.kube.work_queue import WorkQueue
 from baton_operator.passes.reconcile import Installation, Reconciler
@@ -61,12 +62,14 @@ class Runtime:
         telemetry: Telemetry | None = None,
         measured: SizingMetrics | None = None,
         claims: Claims | None = None,
+        reads_nodes: bool = False,
         pace: Pace = Pace(),
         now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
         rng: random.Random | None = None,
     ) -> None:
         self._api, self._custom, self._installation = api, custom, installation
         self._pace, self._claims = pace, claims
+        self.nodes = Nodes(self.offer_all) if reads_nodes else None
         if claims is not None:
             claims.on_change = self._claim_changed
         self._sizing, self._telemetry, self._measured, self._now = sizing, telemetry, measured, now
@@ -103,6 +106,7 @@ class Runtime:
             measured=self._measured,
             now=self._now,
             clock=clock,
+            emptying=lambda: None if self.nodes is None else self.nodes.emptying,
         )
         scopes = self._custom.scopes
         informers = [
@@ -112,6 +116,8 @@ class Runtime:
         async with asyncio.TaskGroup() as tasks:
             for informer in informers:
                 tasks.create_task(informer.run())
+            if self.nodes is not None:
+                tasks.create_task(self._nodes_informer(self.nodes).run())
             tasks.create_task(self._dispatch(tasks, reconciler))
             tasks.create_task(self._resync())
             if self._claims is not None:
@@ -196,6 +202,13 @@ class Runtime:
             turns=self._turns,
             reach=self.reach,
             is_optional=is_optional,
+        )
+
+    def _nodes_informer(self, nodes: Nodes) -> Informer:
+        """Of the whole cluster; without the right to read them a pass knows nothing of nodes."""
+        pace = self._pace
+        return Informer(
+            self._api, nodes, None, relist_s=pace.relist_s, watch_s=pace.watch_s, rng=self._rng, is_optional=True
         )
 
     async def _dispatch(self, tasks: asyncio.TaskGroup, reconciler: Reconciler) -> None:

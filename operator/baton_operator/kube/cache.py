@@ -193,8 +193,10 @@ def _without_fields(metadata: Manifest) -> Manifest:
 def _pod(manifest: Manifest) -> Manifest:
     metadata, status = metadata_of(manifest), mapping(manifest.get("status"))
     names = ("name", "namespace", "uid", "labels", "ownerReferences", "creationTimestamp", "deletionTimestamp")
+    node = mapping(manifest.get("spec")).get("nodeName")
     return {
         "metadata": {name: metadata[name] for name in names if name in metadata},
+        **({"spec": {"nodeName": node}} if node else {}),
         "status": {name: status[name] for name in _POD_STATUS if name in status},
     }
 

@@ -11,11 +11,11 @@ import contextlib
 import logging
 import random
 from collections.abc import AsyncIterator, Callable
+from typing import Protocol
 
 from baton_operator.kube.backoff import Backoff
-from baton_operator.kube.cache import Cache
 from baton_operator.kube.kinds import selector_for
-from baton_operator.kube.kube_api import Expired, Forbidden, KubeApi, KubeError
+from baton_operator.kube.kube_api import Expired, Forbidden, KubeApi, KubeError, Listing, Resource, WatchEvent
 from baton_operator.kube.object_fields import metadata_of
 from baton_operator.kube.reach import Reach
 
@@ -46,13 +46,24 @@ class Turns:
                 late.cancel()
 
 
+class Store(Protocol):
+    """What an informer fills: a cache, or what is kept of nodes."""
+
+    @property
+    def resource(self) -> Resource: ...
+
+    def listed(self, listing: Listing, namespace: str | None) -> None: ...
+
+    def heard(self, event: WatchEvent) -> None: ...
+
+
 class Informer:
     """Fills one cache from one namespace (None: from all)."""
 
     def __init__(
         self,
         api: KubeApi,
-        cache: Cache,
+        cache: Store,
         namespace: str | None,
         *,
         beat: Callable[[], None] = lambda: None,

@@ -13,6 +13,7 @@ POOLS = Resource(GROUP, VERSION, "llmpools", POOL_KIND)
 WORKERS = Resource("apps", "v1", "deployments", "Deployment")
 RECORDS = Resource("apps", "v1", "controllerrevisions", "ControllerRevision")
 PODS = Resource("", "v1", "pods", "Pod")
+NODES = Resource("", "v1", "nodes", "Node")
 SERVICES = Resource("", "v1", "services", "Service")
 ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
 SECRETS = Resource("", "v1", "secrets", "Secret")
@@ -48,5 +49,5 @@ def resource_of(manifest: dict[str, object]) -> Resource:
 
 
 def selector_for(resource: Resource) -> str:
-    """Which objects of a kind are watched: of our own all, of others those with our label."""
-    return "" if resource.group == GROUP else OWNED_SELECTOR
+    """Which objects of a kind are watched: of our own and of nodes all, of others those with our label."""
+    return "" if resource.group == GROUP or resource == NODES else OWNED_SELECTOR

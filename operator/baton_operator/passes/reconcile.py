@@ -36,6 +36,7 @@ from baton_operator.passes.shared_objects import SharedObjects, trouble
 from baton_operator.passes.snapshot import Caches, Snapshot, facade, snapshot
 from baton_operator.passes.status_events import Turn
 from baton_operator.passes.status_writer import StatusWriter
+from baton_operator.passes.succession import Succession, places_of, succession
 from baton_operator.passes.template_records import MAX_GOOD_BYTES, Record, newest
 from baton_operator.passes.template_records import manifest as record_manifest
 from baton_operator.passes.troubles import Trouble
@@ -93,6 +94,7 @@ class Reconciler:
         measured: SizingMetrics | None = None,
         now: Callable[[], datetime.datetime],
         clock: Callable[[], float],
+        emptying: Callable[[], frozenset[str] | None] = lambda: None,
     ) -> None:
         self._caches, self._installation, self._clock, self._now = caches, installation, clock, now
         self._sizing, self._telemetry, self._measured = sizing or HoldSizing(), telemetry, measured
@@ -103,6 +105,10 @@ class Reconciler:
         self._events = ObjectEvents(api, clock)
         self._readiness = Readiness()
         self._renderings = Renderings()
+        self._emptying = emptying
+        """Nodes that are being emptied; None: nodes cannot be read."""
+        self._doubled: dict[str, frozenset[Role]] = {}
+        """By uid: which roles had one more when a pass last told of it."""
         self._told: dict[str, tuple[int, bool]] = {}
         """By uid: writes when a pass last came to its status, and whether it put it off."""
 
@@ -162,14 +168,18 @@ class Reconciler:
         heard, routable, doubtful = self._routable(this)
         groups = _groups(seen, routable)
         plan, sized = self._sizes(this, groups)
-        wanted = {role: Wanted(record.rendered[role].revision, plan[role].workers) for role in POOL_ROLES}
+        found = self._succession(this, plan)
+        wanted = {
+            role: Wanted(record.rendered[role].revision, plan[role].workers + (role in found.doubled))
+            for role in POOL_ROLES
+        }
         rollout = deployment.spec.rollout
         limits = Limits(rollout.max_surge, rollout.max_unavailable, rollout.canary)
         step = next_step(wanted, _doubted(groups, doubtful), limits, rollout.paused)
 
         await self._record(this, record)
         if not this.troubles:
-            this.troubles += await self._shared.ensure(seen, this.made)
+            this.troubles += await self._shared.ensure(seen, this.made, found)
             await self._facades(this, plan)
         if not this.troubles:
             await self._workers(this, step, may_start=fetch.is_done)
@@ -204,6 +214,7 @@ class Reconciler:
         restored = self._applier.restored.pop(seen.owner.uid, [])
         told = [f"{each} was edited or deleted by somebody else and is back" for each in restored]
         await self._statuses.tell(seen, [Turn(False, "Restored", each, closes=True) for each in told])
+        await self._tell_succession(seen, found)
         await self._statuses.write_pools(seen, deployment, plan)
         if has_refusal:
             this.again_in(TROUBLE_S)
@@ -286,6 +297,19 @@ class Reconciler:
         elif self._measured is not None:
             self._measured.saw_pools(seen.key, {role: found[role].workers for role in POOL_ROLES}, now)
         return found, sized
+
+    def _succession(self, this: Pass, plan: Mapping[Role, Plan]) -> Succession:
+        """What is done for pools and gateways of one; an autoscaler's gateways are its own."""
+        gateway = this.deployment.spec.gateway
+        counts = {role: plan[role].workers for role in POOL_ROLES}
+        counts |= {Role.GATEWAY: gateway.replicas_at(0)} if gateway.autoscaling is None else {}
+        return succession(counts, places_of(this.seen.live_pods), self._emptying(), self._now())
+
+    async def _tell_succession(self, seen: Snapshot, found: Succession) -> None:
+        before, self._doubled[seen.owner.uid] = self._doubled.get(seen.owner.uid, frozenset()), found.doubled
+        begun = sorted(found.doubled - before)
+        said = "the node of the only {} is being emptied: a second one is started"
+        await self._statuses.tell(seen, [Turn(False, "SuccessorStarted", said.format(each), each) for each in begun])
 
     async def _record(self, this: Pass, record: Record) -> None:
         """Store the templates before anything is made from them."""

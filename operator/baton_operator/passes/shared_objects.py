@@ -14,6 +14,7 @@ from baton_operator.passes.gateway_size import handed_over
 from baton_operator.passes.pool_size import SCALER, WRITTEN, Facade
 from baton_operator.passes.rendering import Rendering
 from baton_operator.passes.snapshot import Snapshot
+from baton_operator.passes.succession import Succession, adjusted
 from baton_operator.passes.troubles import Trouble, refused_object
 
 
@@ -21,8 +22,9 @@ class SharedObjects:
     def __init__(self, applier: Applier) -> None:
         self._applier = applier
 
-    async def ensure(self, seen: Snapshot, made: Rendering) -> list[Trouble]:
-        """Make these objects what they should be, in order; what Pods need comes before them. Stops at the first that
+    async def ensure(self, seen: Snapshot, made: Rendering, found: Succession) -> list[Trouble]:
+        """Make these objects what they should be, in order; what Pods need comes before them. Evictions are met as
+        `found` has it. Stops at the first that
         is refused, so that no Pod runs without its policies, and says why. Raises KubeError for what can be tried
         again."""
         gateway = gateway_name(made.deployment.metadata.name)
@@ -34,7 +36,7 @@ class SharedObjects:
                     size = handed_over(each, seen.live_sets.get(gateway), made.deployment.spec.gateway, seen.owner)
                     if size is not None:
                         await self._applier.apply(size, manager=SCALER, force=True)
-                if await self._applier.ensure(each, seen.owner) is Applied.LEAVING:
+                if await self._applier.ensure(adjusted(each, found), seen.owner) is Applied.LEAVING:
                     message = f"an older {each.resource.kind} {each.name} is being deleted"
                     return [Trouble("Replacing", message, lasts=False)]
         except (NameTaken, Forbidden, Invalid) as error:

@@ -124,7 +124,14 @@ def test_rights_are_roles_of_the_named_namespaces_unless_asked_for_all() -> None
     assert {each["metadata"]["namespace"] for each in roles} == {"team-a", "team-b", "baton-system"}
     wide = objects(WIDE)
     assert [each["metadata"]["namespace"] for each in wide if each["kind"] == "Role"] == ["baton-system"]
-    assert [each["metadata"]["name"] for each in wide if each["kind"] == "ClusterRoleBinding"] == ["baton-operator"]
+    bound = [each["metadata"]["name"] for each in wide if each["kind"] == "ClusterRoleBinding"]
+    assert sorted(bound) == ["baton-operator", "baton-operator-nodes"]
+
+
+def test_without_the_right_to_read_nodes_named_namespaces_need_no_cluster_wide_right() -> None:
+    blind = objects(FULL | {"watch.nodes": "false"})
+    bound = [each["metadata"]["name"] for each in blind if each["kind"] == "ClusterRoleBinding"]
+    assert [name for name in bound if "secrets" not in name] == []
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from baton_operator.kube.kinds import CLAIMS, DEPLOYMENTS, EVENTS, JOBS, LEASES, OPTIONAL, SECRETS, WATCHED
+from baton_operator.kube.kinds import CLAIMS, DEPLOYMENTS, EVENTS, JOBS, LEASES, NODES, OPTIONAL, SECRETS, WATCHED
 from baton_testing.kube import campaign as kube_campaign
 from baton_testing.kube.scenarios import SCENARIOS
 
@@ -33,6 +33,8 @@ UNSEEN = {
     *((verb, CLAIMS.plural) for verb in ("get", "create", "patch")),
     # Not a call: the API server asks whether an owner that blocks its own deletion may be set.
     ("update", f"llmdeployments/finalizers.{DEPLOYMENTS.group}"),
+    # Nodes are watched by the process beside its caches: test_nodes.py.
+    *((verb, NODES.plural) for verb in ("list", "watch")),
     # The Lease is held by the process, not by the passes that the scenarios run: test_lease.py.
     *((verb, f"leases.{LEASES.group}") for verb in ("get", "create", "update")),
 }
@@ -90,7 +92,8 @@ def test_no_wildcard_no_reading_of_secrets_no_escalation(name: str) -> None:
     assert {verb for verb, resource in granted if resource == "secrets"} == {"create", "patch"}
     forbidden = {"escalate", "bind", "impersonate", "deletecollection", "*"}
     assert not {verb for verb, _ in granted} & forbidden
-    assert not {resource for _, resource in granted} & {"pods/exec", "nodes", "namespaces", "roles", "rolebindings"}
+    assert not {resource for _, resource in granted} & {"pods/exec", "namespaces", "roles", "rolebindings"}
+    assert {verb for verb, resource in granted if resource == "nodes"} == {"list", "watch"}
 
 
 def test_users_may_not_write_status_nor_pools_but_for_their_scale() -> None:

@@ -10,11 +10,11 @@ from baton_testing.virtual_time.loop import run_virtual
 ANY = Promise(floor=0, most=9)
 
 
-def play(script: Callable[[World], Awaitable[None]], **fields: object) -> None:
+def play(script: Callable[[World], Awaitable[None]], promise: Promise = ANY, nodes: int = 0, **fields: object) -> None:
     """Apply the deployment with these fields, let it settle, and run the script on virtual time."""
 
     async def main() -> None:
-        world = World(promise=ANY)
+        world = World(promise=promise, nodes=nodes)
         world.start()
         try:
             world.user_applies(**fields)

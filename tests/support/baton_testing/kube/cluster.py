@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from baton_control.hashes import content_hash
-from baton_operator.kube.kinds import EVENTS, JOBS, PODS, WORKERS
+from baton_operator.kube.kinds import EVENTS, JOBS, NODES, PODS, WORKERS
 from baton_operator.kube.kube_api import Change, Resource
 from baton_operator.objects.metadata import ROLE_LABEL
 from baton_testing.kube.clock import stamp
@@ -207,7 +207,9 @@ class Cluster:
         self.times.pods += 1
         owner: Json = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": f"{metadata['name']}-{made_of}"}
         owner |= {"uid": f"rs-{metadata['uid']}", "controller": True}
-        body: Json = {"apiVersion": "v1", "kind": "Pod", "spec": template["spec"]}
+        node = self._node()
+        placed = template["spec"] | ({"nodeName": node} if node else {})
+        body: Json = {"apiVersion": "v1", "kind": "Pod", "spec": placed}
         body["metadata"] = {
             "name": f"{metadata['name']}-{self.times.pods:06x}",
             "namespace": metadata["namespace"],
@@ -226,6 +228,11 @@ class Cluster:
         elif pod is not None and self._has_room(pod):
             self._set(PODS, pod, _status("Pending", False))
             self.times.ready_at[pod["metadata"]["name"]] = self._clock() + self._rng.uniform(LEAST_S, MOST_S)
+
+    def _node(self) -> str | None:
+        """Nodes that take Pods, in turn; None where there are none at all, which nobody minds."""
+        free = [each["metadata"]["name"] for each in self._store.all(NODES) if not each["spec"].get("unschedulable")]
+        return str(free[self.times.pods % len(free)]) if free else None
 
     def _tell(self, about: Json, affliction: Affliction) -> None:
         """The Event that a kubelet or a controller writes, once."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from baton_control.rollout import PARTNERS
 from baton_operator.kube.custom_resources import CustomResources
-from baton_operator.kube.kinds import DEPLOYMENTS, EVENTS, JOBS, PODS, POOLS, WORKERS
+from baton_operator.kube.kinds import BUDGETS, DEPLOYMENTS, EVENTS, JOBS, NODES, PODS, POOLS, WORKERS
 from baton_operator.kube.kube_api import Change, Resource
 from baton_operator.objects.cluster import Platform
 from baton_operator.objects.metadata import FIT_LABEL, ROLE_LABEL, TEMPLATE_LABEL
@@ -82,7 +82,9 @@ class World:
         streams: Streams = CALM,
         rest: Rest | None = None,
         seed: int = 0,
+        nodes: int = 0,
     ) -> None:
+        """`nodes`: how many the operator can read; 0: it cannot read any."""
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
         if rest is not None:
@@ -96,6 +98,11 @@ class World:
         self.platform, self.masters, self.promise = PLATFORM, dict(MASTERS), promise
         self.kube = FaultyKube(MemoryKube(self.store), plan, self._stopped, streams, self.rng)
         self._relist_s = HEALING_S if streams.lost or streams.swapped else RELIST_S
+        self.reads_nodes = nodes > 0
+        for number in range(nodes):
+            node: Json = {"apiVersion": "v1", "kind": "Node", "spec": {}}
+            node["metadata"] = {"name": f"node-{number}", "namespace": ""}
+            self.store.create(NODES, node, "kubelet")
         self.runtime: Runtime | None = None
         self.starts = 0
         self._operator: asyncio.Task[None] | None = None
@@ -118,6 +125,7 @@ class World:
             self.kube,
             custom,
             Installation(lambda: self.platform, lambda: self.masters),
+            reads_nodes=self.reads_nodes,
             pace=Pace(workers=2, relist_s=self._relist_s),
             now=lambda: wall(self.clock()),
             rng=rng,
@@ -239,6 +247,30 @@ class World:
             event["lastTimestamp"] = stamp(self.clock())
             self.store.create(EVENTS, event, "kubelet")
 
+    def cordon(self, name: str, *, is_cordoned: bool = True) -> None:
+        """`kubectl cordon`, or `uncordon`."""
+        node = self.store.read(NODES, "", name)
+        node["spec"] = {"unschedulable": True} if is_cordoned else {}
+        self.store.replace(NODES, node, "kubectl")
+
+    def evict(self, name: str) -> bool:
+        """What `kubectl drain` asks for; False: a budget forbids it now."""
+        pod = self.store.read(PODS, SPACE, name)
+        labels = pod["metadata"]["labels"]
+        for budget in self.store.all(BUDGETS, SPACE):
+            spec = budget["spec"]
+            if not spec["selector"]["matchLabels"].items() <= labels.items():
+                continue
+            same = [each for each in self.store.all(PODS, SPACE) if _is_selected(each, spec)]
+            healthy = sum(is_ready(each) and "deletionTimestamp" not in each["metadata"] for each in same)
+            sets = [each for each in self.store.all(WORKERS, SPACE) if _is_selected(each, spec)]
+            expected = sum(each["spec"]["replicas"] for each in sets)
+            least = spec["minAvailable"] if "minAvailable" in spec else expected - spec["maxUnavailable"]
+            if is_ready(pod) and healthy - 1 < least:
+                return False
+        self.store.delete(PODS, SPACE, name)
+        return True
+
     def worker_sets(self, role: Role) -> list[Json]:
         """The pool's worker Deployments, the oldest first."""
         return [each for each in self.store.all(WORKERS, SPACE) if _label(each, ROLE_LABEL) == role]
@@ -315,6 +347,10 @@ def wish(**fields: object) -> Json:
 def newer(platform: Platform) -> Platform:
     """What a later version of the operator comes with."""
     return replace(platform, worker_image=DIGEST + "c" * 64, gateway_image=DIGEST + "d" * 64, python="python3")
+
+
+def _is_selected(body: Json, spec: Json) -> bool:
+    return bool(spec["selector"]["matchLabels"].items() <= body["metadata"].get("labels", {}).items())
 
 
 def _label(body: Json, name: str) -> str:

@@ -1,0 +1,63 @@
+"""Which nodes are being emptied: cordoned, or marked by what takes nodes away. Nothing else is kept of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from baton_operator.kube.kinds import NODES
+from baton_operator.kube.kube_api import Change, Listing, WatchEvent
+from baton_operator.kube.object_fields import mapping, mappings, metadata_of
+from baton_operator.objects.cluster import Manifest
+
+EMPTYING_TAINTS = frozenset(
+    {
+        "node.kubernetes.io/unschedulable",
+        "ToBeDeletedByClusterAutoscaler",
+        "karpenter.sh/disrupted",
+        "karpenter.sh/disruption",
+        "cloud.google.com/impending-node-termination",
+        "aws-node-termination-handler/spot-itn",
+        "aws-node-termination-handler/scheduled-maintenance",
+        "aws-node-termination-handler/asg-lifecycle-termination",
+        "kubernetes.azure.com/scalesetpriority-eviction",
+    }
+)
+"""Of kubectl cordon, the cluster autoscaler, Karpenter, and clouds that take spot nodes back."""
+
+
+class Nodes:
+    """Fed by an informer. `on_change` is told when another set of nodes is being emptied."""
+
+    resource = NODES
+
+    def __init__(self, on_change: Callable[[], None]) -> None:
+        self._on_change = on_change
+        self.emptying: frozenset[str] | None = None
+        """By name; None: nodes were never read."""
+
+    def listed(self, listing: Listing, namespace: str | None) -> None:
+        """A whole list."""
+        self._set(frozenset(_name(each) for each in listing.items if is_emptying(each)))
+
+    def heard(self, event: WatchEvent) -> None:
+        """An event of a watch."""
+        if event.change is Change.BOOKMARK or self.emptying is None:
+            return
+        stays_in = event.change is not Change.DELETED and is_emptying(event.object)
+        name = _name(event.object)
+        self._set(self.emptying | {name} if stays_in else self.emptying - {name})
+
+    def _set(self, emptying: frozenset[str]) -> None:
+        is_new, self.emptying = emptying != self.emptying, emptying
+        if is_new:
+            self._on_change()
+
+
+def is_emptying(node: Manifest) -> bool:
+    spec = mapping(node.get("spec"))
+    taints = {str(each.get("key")) for each in mappings(spec.get("taints"))}
+    return spec.get("unschedulable") is True or not EMPTYING_TAINTS.isdisjoint(taints)
+
+
+def _name(node: Manifest) -> str:
+    return str(metadata_of(node).get("name", ""))
