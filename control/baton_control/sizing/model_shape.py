@@ -104,7 +104,7 @@ class ModelShape:
 
     @property
     def kv(self) -> KvSize:
-        """K and V of a sequence in all layers. Windows move in blocks, so that up to one more is kept: left out."""
+        """K and V of a sequence in all layers."""
         of_layer = float(self.kv_layer_bytes)
         full, windows = 0.0, []
         for kind in self.kinds or (LayerKind(None, self.layers, self.layers),):

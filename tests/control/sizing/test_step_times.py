@@ -207,7 +207,7 @@ def test_layers_with_a_window_keep_move_and_read_it_alone() -> None:
     """Half of gpt-oss' layers see 128 positions: at 32k they keep next to nothing."""
     shape, context = shape_from_config("gpt-oss", GPT_OSS_20B), 32_768
     of_layer = 2 * 8 * 64 * 2
-    assert shape.kv.of(context) == 12 * of_layer * (context + 128)
+    assert shape.kv.of(context) == 12 * of_layer * (context + 128 + 62)
     assert shape.kv.of(100) == 24 * of_layer * 100
     times = decode_times(shape, H200, 1, context)
     assert times.per_kv_token_s == pytest.approx(12 * of_layer / H200.kv_bytes_per_s)
@@ -222,7 +222,7 @@ def test_groups_that_are_not_full_keep_what_their_blocks_have_room_for() -> None
     """Gemma 3 1B: 4 layers see all, 22 a window; in groups of 4 these have room for 24."""
     shape = shape_from_config("gemma", GEMMA3_1B)
     assert [(kind.window, kind.layers, kind.room) for kind in shape.kinds] == [(None, 4, 4), (512, 22, 24)]
-    assert shape.kv.of(10_000) == 2 * 256 * 2 * (4 * 10_000 + 24 * 512)
+    assert shape.kv.of(10_000) == 2 * 256 * 2 * (4 * 10_000 + 24 * (512 + 62))
     assert shape.attending(10_000) == (4.0, 22.0 * 512)
 
 
@@ -230,6 +230,7 @@ def test_a_model_with_windows_in_all_layers_has_room_for_any_number_of_tokens() 
     shape = shape_from_config(
         "mistral", {**CONFIG, "model_type": "mistral", "sliding_window": 4096, "max_position_embeddings": 32_768}
     )
-    assert shape.kv.of(1 << 20) == shape.kv.of(4096) == 131_072 * 4096
+    assert shape.kv.of(1 << 20) == 131_072 * (4096 + 62)
+    assert shape.kv.of(4096) == 131_072 * 4096
     assert decode_times(shape, H200, 1).per_kv_token_s == 0.0
     assert decode_times(shape, H200, 1).seconds(8, 0) > decode_times(LLAMA_8B, H200, 1).seconds(8, 0)
