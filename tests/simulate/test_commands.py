@@ -27,13 +27,23 @@ def test_every_policy_answers_in_json(policy: str, capsys: pytest.CaptureFixture
 
 def test_a_worker_is_started_only_where_fewer_would_break_the_percentile(capsys: pytest.CaptureFixture[str]) -> None:
     """A minute of burst every five once started workers of which the reason said that one fewer kept 99.8 %."""
-    bursts = ["simulate", "--shape", "burst", "--rate", "12", "--duration", "20m", "--json"]
+    bursts = ["simulate", "--shape", "burst", "--rate", "36", "--duration", "20m", "--json"]
     assert main(bursts) == 0
     reasons = [move["reason"] for move in json.loads(capsys.readouterr().out)["decisions"]]
     grown = [re.search(r"; \d+ would keep ([\d.]+)%", reason) for reason in reasons]
     kept = [float(found[1]) for found in grown if found is not None]
     assert kept, "it has to grow for a burst"
     assert max(kept) < 95.0
+
+
+def test_nothing_is_started_for_bursts_through_which_the_percentile_is_kept(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One worker a pool keeps 99.4 % of 95; a second was started for a burst, and stopped in the midst of the next."""
+    assert main(["simulate", "--shape", "burst", "--rate", "12", "--duration", "20m", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["decisions"] == []
+    assert min(answer["ttft_attainment"], answer["tpot_attainment"]) >= 0.95
 
 
 def test_faults_are_replayed_and_the_timeline_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

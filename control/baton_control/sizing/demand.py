@@ -44,6 +44,9 @@ class Demand:
     predictor: str
     tokens_each: float | None
     """Prompt tokens to compute of the present mix's mean request, where load is counted in them; None: in requests."""
+    likely: tuple[float, ...]
+    """Rates at the horizon that are as likely as each other; empty: a step, requests that are late, or too little
+    history."""
 
 
 def learned(
@@ -98,7 +101,8 @@ def demands(
             draining = left / max(spec.drain_s, DRAIN_SHARE * horizon_s)
         rate = max(ahead.high, ahead.mean + draining)
         each = mean_tokens if role is Role.PREFILL else None
-        result[role] = Demand(rate, ahead.high, horizon_s, draining, is_late, ahead.predictor, each)
+        likely = () if is_late else ahead.likely
+        result[role] = Demand(rate, ahead.high, horizon_s, draining, is_late, ahead.predictor, each, likely)
     return result
 
 

@@ -35,6 +35,8 @@ STEP_Z, STEP_RATIO, STEP_WEIGHT = 4.0, 1.5, 4.0
 as much as so many forecasts."""
 BREAK_RATIO = 2.0
 """A step of this ratio is no part of a trend."""
+LIKELY_RATES = 10
+"""By so many rates the loads to expect are told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,8 @@ class Forecast:
     tests: int
     is_step: bool = False
     """The last intervals were too high to be chance; the forecast is their level."""
+    likely: tuple[float, ...] = ()
+    """Rates as likely as each other: as the past was spread, about the mean. Empty: a step, or too little history."""
 
 
 PREDICTORS = (
@@ -124,7 +128,9 @@ def _expected(
     breaks = _steps(actual, bucket_s, spread, BREAK_RATIO)
     scored = [_tested(each, values, actual, bucket_s, ahead, quantile, breaks, weights) for each in predictors]
     _, mean, high, name = min(scored)
-    return Forecast(mean, high, name, tests)
+    places = (np.arange(LIKELY_RATES) + 0.5) / LIKELY_RATES
+    likely = np.quantile(actual, places) * (mean / max(1e-9, float(np.mean(actual))))
+    return Forecast(mean, high, name, tests, likely=tuple(likely.tolist()))
 
 
 def _tested(

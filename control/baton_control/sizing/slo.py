@@ -2,8 +2,9 @@
 answer.
 
 Up at once and by several; down only to what was needed at most over the stabilisation window, after a cooldown and
-with a margin; nothing moves on unknown input. Pools are decided apart (a worker that is still starting in one
-never holds up the other), then fitted into the accelerator budget together.
+with a margin; nothing moves on unknown input. Nothing starts where the pool as it is keeps the percentile over all that
+is likely to come. Pools are decided apart (a worker that is still starting in one never holds up the other), then
+fitted into the accelerator budget together.
 """
 
 from __future__ import annotations
@@ -105,13 +106,28 @@ def _decide_pool(
     mix = memory.mix
     assert mix is not None
     relaxed = sizer.required(role, mix, demand.lasting_per_s * SHRINK_MARGIN)
-    target, shrunk = (spec.clamped(role, workers, epoch_s) for workers in (needed, relaxed))
+    likely_share = _likely_share(role, pool.workers, demand, mix, sizer) if needed > pool.workers else 0.0
+    is_kept = likely_share >= spec.targets.share(role)
+    target, shrunk = (
+        spec.clamped(role, workers, epoch_s) for workers in (pool.workers if is_kept else needed, relaxed)
+    )
     workers, why, kept = stabilised(
         spec, pool, memory.pools[role], target, shrunk, demand.is_late, memory.since_s, demand.horizon_s, now
     )
+    if is_kept and not why:
+        why = f"{pool.workers} would keep {likely_share:.1%} of all that is likely to come"
     kept = with_orders(kept, workers - pool.workers, demand.horizon_s, now)
     text = _reason(spec, role, pool.workers, workers, demand, mix, sizer, why)
     return PoolDecision(workers, text, needed), kept
+
+
+def _likely_share(role: Role, workers: int, demand: Demand, mix: Mix, sizer: Sizer) -> float:
+    """Predicted share within the pool's target of all requests that are likely to come, in bursts and between them;
+    0 while that is not known, or nobody works."""
+    total = sum(demand.likely)
+    if not workers or not total:
+        return 0.0
+    return sum(rate * sizer.share_met(role, mix, rate, workers) for rate in demand.likely) / total
 
 
 def _reason(

@@ -10,6 +10,7 @@ The words of sizing, in the order in which a decision uses them:
     backlog      what waits now and will still wait at the horizon; it is spread over the time in which it shall drain
     late         more waits than can be answered within the target: nothing shrinks
     demand       the load that a pool has to be ready for: forecast and backlog together
+    likely       rates at the horizon, spread as the past was; over all their requests the percentile is to be kept
     needed       the fewest workers with which the twin meets the target for the demand
     relaxed      needed for the forecast alone with a margin: what a pool may shrink to
     stabilised   upwards at once; downwards only to the most that was needed in a window, after a cooldown

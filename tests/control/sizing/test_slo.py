@@ -54,6 +54,27 @@ def test_a_step_in_the_load_is_followed_at_once_by_several_workers() -> None:
     assert "would keep" in decision.reason
 
 
+CALM = (2.2, 3.1, 3.6, 3.4, 3.5, 4.1, 3.2, 3.2, 2.5, 3.3, 4.1, 4.8, 2.9, 4.0, 3.3)
+BURST = (11.3, 9.6, 11.4, 10.0, 14.3, 11.9)
+AFTER = (3.6, 2.6, 4.5, 3.9, 3.4, 4.1, 3.0, 4.2, 3.5, 4.5, 3.4)
+"""Requests per second in intervals of ten seconds, with a minute of burst, as a simulation drew them."""
+
+
+@pytest.mark.parametrize(("times", "starts"), [(1.0, False), (2.0, True)])
+def test_a_burst_starts_a_worker_only_where_the_percentile_of_all_requests_would_break(
+    times: float, starts: bool
+) -> None:
+    """By the upper quantile alone the next burst needs two workers. One keeps 96 % of all requests, and too few where
+    the burst is twice as high."""
+    rates = (*CALM, *(rate * times for rate in BURST), *AFTER)
+    memory = replace(SizingMemory(), history=tuple(Interval(rate, 1000 * rate) for rate in rates), shapes=(SHAPE,) * 8)
+    observed = seen(arrivals(2.1), (1, 1), startup_s=130.0)
+    pool = size(spec(), observed, memory, 1000.0, PerWorker(9.5)).pools[Role.PREFILL]
+    assert pool.needed > 1, "more than one worker for the load at the quantile"
+    assert (pool.workers > 1) == starts
+    assert starts or "1 would keep 96" in pool.reason
+
+
 def test_a_pool_shrinks_only_after_the_window_to_what_it_needed_in_it() -> None:
     walk = Walk(spec(stabilisation_s=180.0), 8)
     walk.step(arrivals(4), 17)
