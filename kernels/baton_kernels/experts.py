@@ -19,11 +19,6 @@ FEW_TOKENS = 1
 """Up to so many, reading experts for each token costs less than sorting."""
 
 
-MXFP4_RAN_ON_A_GPU = False
-"""Becomes true, and goes, once the GPU's tests of `tests/kernels/test_mxfp4.py` and of
-`tests/engine/model/formats/test_mxfp4.py` have passed on one. So far the kernel was compiled for Hopper only."""
-
-
 @dataclass(frozen=True, slots=True)
 class BiasedStacks:
     """All experts of a layer, gate first."""
@@ -145,7 +140,7 @@ def biased_experts(
 def streams_mxfp4(device: torch.device, hidden: int, inner: int) -> bool:
     """Whether a GPU multiplies stacks in MXFP4 as they are stored."""
     is_hopper = torch.cuda.get_device_capability(device)[0] == 9
-    return MXFP4_RAN_ON_A_GPU and is_hopper and hidden % 16 == 0 and inner % 16 == 0
+    return is_hopper and hidden % 16 == 0 and inner % 16 == 0
 
 
 def _streams(experts: Tensor, gate_up: Tensor, down: Tensor) -> bool:

@@ -32,13 +32,13 @@ class Mxfp4Stack:
     values: Tensor
     """uint8 [E, N, lines · 64]."""
     scales: Tensor
-    """uint8 [E, lines · 4, N]: exponents + 127."""
+    """uint8 [E, lines, N, 4]: exponents + 127, those of a line side by side."""
     columns: int
 
     def __post_init__(self) -> None:
         lines = -(-self.columns // LINE_COLUMNS)
         assert self.values.shape[2] == lines * LINE_COLUMNS // 2
-        assert self.scales.shape[1:] == (lines * BLOCKS_A_LINE, self.values.shape[1])
+        assert self.scales.shape[1:] == (lines, self.values.shape[1], BLOCKS_A_LINE)
 
 
 def pack_mxfp4(codes: Tensor, scales: Tensor) -> Mxfp4Stack:
@@ -51,8 +51,8 @@ def pack_mxfp4(codes: Tensor, scales: Tensor) -> Mxfp4Stack:
     wide = torch.nn.functional.pad(codes, (0, padding))
     low, high = stored_order(wide.flatten(0, 1)).view(experts * features, -1, 2, LINE_COLUMNS // 2).unbind(2)
     lines = (low | high << 4).reshape(experts, features, -1)
-    by_block = torch.nn.functional.pad(scales, (0, padding // BLOCK)).transpose(1, 2).contiguous()
-    return Mxfp4Stack(lines, by_block, columns)
+    of_lines = torch.nn.functional.pad(scales, (0, padding // BLOCK)).view(experts, features, -1, BLOCKS_A_LINE)
+    return Mxfp4Stack(lines, of_lines.transpose(1, 2).contiguous(), columns)
 
 
 def dequantise_mxfp4(stack: Mxfp4Stack, dtype: torch.dtype) -> Tensor:
@@ -71,6 +71,6 @@ def dequantise_mxfp4_reference(stack: Mxfp4Stack) -> Tensor:
     codes = column_order(torch.stack((lines & 15, lines >> 4), 2).flatten(1)).view(experts, features, -1)
     values = torch.tensor(VALUES, device=codes.device)[(codes & 7).int()]
     values = torch.where(codes > 7, -values, values)
-    exponents = stack.scales.transpose(1, 2).int().repeat_interleave(BLOCK, 2) - 127
+    exponents = stack.scales.transpose(1, 2).flatten(2).int().repeat_interleave(BLOCK, 2) - 127
     wide: Tensor = torch.ldexp(values, exponents)
     return wide[:, :, : stack.columns]

@@ -13,15 +13,14 @@ E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3
 
 
 def draw(experts: int, features: int, columns: int, device: str, spread: int = 4) -> tuple[Tensor, Tensor, Tensor]:
-    """Codes, scales, and W in float64 by indexes alone."""
-    generator = torch.Generator(device).manual_seed(columns)
-    codes = torch.randint(0, 16, (experts, features, columns), generator=generator, device=device, dtype=torch.uint8)
-    shape = (experts, features, columns // 32)
-    scales = torch.randint(120 - spread, 120, shape, generator=generator, device=device, dtype=torch.uint8)
-    values = torch.tensor(E2M1, dtype=torch.float64, device=device)[codes.int()]
+    """Codes, scales, and W in float64 by indexes alone; drawn on the CPU, where powers of two are exact."""
+    generator = torch.Generator().manual_seed(columns)
+    codes = torch.randint(0, 16, (experts, features, columns), generator=generator, dtype=torch.uint8)
+    scales = torch.randint(120 - spread, 120, (experts, features, columns // 32), generator=generator).to(torch.uint8)
+    values = torch.tensor(E2M1, dtype=torch.float64)[codes.int()]
     powers = torch.pow(2.0, scales.double() - 127)
-    block = torch.arange(columns, device=device) // 32
-    return codes, scales, values * powers[:, :, block]
+    weight = values * powers[:, :, torch.arange(columns) // 32]
+    return codes.to(device), scales.to(device), weight.to(device)
 
 
 @pytest.mark.parametrize(("features", "columns"), [(7, 32), (16, 160), (20, 256)])

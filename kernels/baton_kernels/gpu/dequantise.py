@@ -93,8 +93,9 @@ def _mxfp4_kernel(
     exponent, mantissa = (code >> 1) & 3, (code & 1).to(tl.float32)
     size = tl.where(exponent == 0, mantissa * 0.5, (1.0 + mantissa * 0.5) * (1 << exponent).to(tl.float32) * 0.5)
     value = tl.where(code > 7, -size, size)
-    block = line * (COLUMNS // BLOCK) + column // BLOCK
-    scales = scale_ptr + (expert * (LINES * (COLUMNS // BLOCK)) + block)[None, :] * N + feature[:, None]
+    scales = (
+        scale_ptr + ((expert * LINES + line) * N + feature)[:, None] * (COLUMNS // BLOCK) + (column // BLOCK)[None, :]
+    )
     scale = tl.load(scales, mask=known[:, None], other=0).to(tl.int32)
     power = tl.where(scale == 0, 5.877471754111438e-39, (scale << 23).to(tl.float32, bitcast=True))  # 2⁻¹²⁷
     inside = known[:, None] & (line * COLUMNS + column < K)[None, :]

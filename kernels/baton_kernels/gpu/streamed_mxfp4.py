@@ -82,9 +82,8 @@ def _copy_weight(
         box = stage * SIDES + side
         place = [expert * SIDES * features + first, i * WIDTH]
         tma.async_copy_global_to_shared(weight, place, ready.index(stage), w_boxes.index(box))
-        for block in gl.static_range(BLOCKS):
-            place = [(expert * lines + i) * BLOCKS + block, first]
-            tma.async_copy_global_to_shared(scale, place, ready.index(stage), scale_boxes.index(box * BLOCKS + block))
+        place = [expert * lines + i, first]
+        tma.async_copy_global_to_shared(scale, place, ready.index(stage), scale_boxes.index(box))
 
 
 @gluon.jit
@@ -130,10 +129,10 @@ def _as_operand(w, OPERAND: gl.constexpr):
 
 
 @gluon.jit
-def _scale(scale_boxes, box, LINES: gl.constexpr):
-    """Powers of two of a block, bfloat16 [FEATURES]: their exponents stand where bfloat16 has its own."""
-    exponents = scale_boxes.index(box).reshape([FEATURES]).load(LINES)
-    return (exponents.to(gl.int16) << 7).to(gl.bfloat16, bitcast=True)
+def _scale(exponents, BLOCK: gl.constexpr, shape: gl.constexpr):
+    """Powers of two of a block, bfloat16 of a shape [FEATURES, …]: exponents stand where bfloat16 has its own."""
+    power = ((exponents >> (8 * BLOCK)) & 255) << 7
+    return gl.expand_dims(power.to(gl.int16).to(gl.bfloat16, bitcast=True), 1).broadcast_to(shape)
 
 
 @gluon.jit
@@ -142,11 +141,10 @@ def _add_product(total, w_boxes, scale_boxes, x_boxes, stage, box):
     MMA: gl.constexpr = total.type.layout
     STORED: gl.constexpr = gl.DotOperandLayout(0, MMA, 4)
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
-    LINES: gl.constexpr = gl.SliceLayout(1, STORED)
+    exponents = scale_boxes.index(box).reshape([FEATURES]).load(gl.SliceLayout(1, STORED))
     for half in gl.static_range(2):
         raw = w_boxes.index(box).slice(half * 32, 32, dim=1).load(STORED)
-        low = gl.expand_dims(_scale(scale_boxes, box * BLOCKS + half, LINES), 1).broadcast_to(raw.shape)
-        high = gl.expand_dims(_scale(scale_boxes, box * BLOCKS + 2 + half, LINES), 1).broadcast_to(raw.shape)
+        low, high = _scale(exponents, half, raw.shape), _scale(exponents, 2 + half, raw.shape)
         w0, w1 = gl.inline_asm_elementwise(
             _WIDEN, "=&r,=&r,=&r,=&r,r,r,r,r,r", [raw, low, high], (gl.bfloat16, gl.bfloat16), is_pure=True, pack=4
         )
@@ -215,7 +213,7 @@ def _product_kernel(
     R: gl.constexpr = x.block_shape[0]
     w_boxes = gl.allocate_shared_memory(weight.dtype, [STAGES * SIDES, FEATURES, WIDTH], weight.layout)
     x_boxes = gl.allocate_shared_memory(x.dtype, [STAGES * 2, R, WIDTH], x.layout)
-    scale_boxes = gl.allocate_shared_memory(scale.dtype, [STAGES * SIDES * BLOCKS, 1, FEATURES], scale.layout)
+    scale_boxes = gl.allocate_shared_memory(scale.dtype, [STAGES * SIDES, 1, FEATURES], scale.layout)
     BYTES: gl.constexpr = SIDES * FEATURES * (WIDTH + BLOCKS) + 4 * R * WIDTH
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -260,7 +258,7 @@ def _product(
     out = torch.empty(pairs, features, dtype=x.dtype, device=x.device)
     _product_kernel[(2 * torch.cuda.get_device_properties(x.device).multi_processor_count,)](
         _boxes(x, plan.x_rows, WIDTH.value, 128), _boxes(weight.values.view(-1, size), FEATURES.value, WIDTH.value, 64),
-        _boxes(weight.scales.view(-1, both), 1, FEATURES.value, 0), bias, out, plan.table,
+        _boxes(weight.scales.view(torch.int32).view(-1, both), 1, FEATURES.value, 0), bias, out, plan.table,
         triton.cdiv(features, FEATURES.value), features, size // int(WIDTH.value), (plan.table.shape[0] - 1) // 3,
         limit, alpha, is_table_older, _stages(plan.x_rows, sides), sides, num_warps=4, maxnreg=128, launch_pdl=True,
     )  # fmt: skip
