@@ -77,7 +77,7 @@ def dequantise_triton(weight: QuantisedWeight, dtype: torch.dtype) -> Tensor:
 
 @triton.jit
 def _mxfp4_kernel(
-    values_ptr, scale_ptr, out_ptr, N, K, LINES, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
+    words_ptr, scale_ptr, out_ptr, N, K, LINES, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
 ):
     feature = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     expert = tl.program_id(2).to(tl.int64)
@@ -86,13 +86,17 @@ def _mxfp4_kernel(
     known = feature < N
     # Of every 16 columns of a plane, those of a pair stand two apart, and the second eight between the first.
     within = column % (COLUMNS // 2)
-    place = within // 16 * 16 + within % 8 // 2 * 4 + within % 2 * 2 + within % 16 // 8
-    at = (expert * N + feature) * (LINES * (COLUMNS // 2)) + line * (COLUMNS // 2)
-    both = tl.load(values_ptr + at[:, None] + place[None, :], mask=known[:, None], other=0).to(tl.int32)
-    code = (both >> (column // (COLUMNS // 2) * 4)[None, :]) & 15
-    exponent, mantissa = (code >> 1) & 3, (code & 1).to(tl.float32)
+    pair = within // 16 * 8 + within % 8 // 2 * 2 + within % 2
+    at = (expert * N + feature) * (LINES * (COLUMNS // 4)) + line * (COLUMNS // 4)
+    word = tl.load(words_ptr + at[:, None] + pair[None, :], mask=known[:, None], other=0).to(tl.int32)
+    # Which of a word's four, and where `mxfp4_weight.py` puts their bits.
+    which = (column // (COLUMNS // 2) * 2 + within % 16 // 8)[None, :]
+    sign = (word >> tl.where(which == 0, 15, tl.where(which == 1, 12, tl.where(which == 2, 9, 10)))) & 1
+    exponent = (word >> tl.where(which == 0, 7, tl.where(which == 1, 4, tl.where(which == 2, 1, 13)))) & 3
+    low = (word >> tl.where(which == 0, 6, tl.where(which == 1, 3, tl.where(which == 2, 0, 11)))) & 1
+    mantissa = low.to(tl.float32)
     size = tl.where(exponent == 0, mantissa * 0.5, (1.0 + mantissa * 0.5) * (1 << exponent).to(tl.float32) * 0.5)
-    value = tl.where(code > 7, -size, size)
+    value = tl.where(sign == 1, -size, size)
     scales = (
         scale_ptr + ((expert * LINES + line) * N + feature)[:, None] * (COLUMNS // BLOCK) + (column // BLOCK)[None, :]
     )
@@ -109,6 +113,6 @@ def mxfp4_triton(stack: Mxfp4Stack, dtype: torch.dtype) -> Tensor:
     lines = size // (LINE_COLUMNS // 2)
     out = torch.empty(experts, features, stack.columns, dtype=dtype, device=stack.values.device)
     _mxfp4_kernel[(triton.cdiv(features, ROWS), lines, experts)](
-        stack.values, stack.scales, out, features, stack.columns, lines, ROWS, LINE_COLUMNS, BLOCK
+        stack.values.view(torch.int16), stack.scales, out, features, stack.columns, lines, ROWS, LINE_COLUMNS, BLOCK
     )
     return out

@@ -37,34 +37,29 @@ BLOCKS = gl.constexpr(4)
 MAX_PAIRS = 4096
 """Of a token and an expert: beyond, each expert has several row blocks, and each widens its weights again."""
 
+_FACTOR = gl.constexpr(62)
+"""Power of 2. Widened codes are 2¹²⁶ too small: scales make up for so much, and sums for the rest."""
+_BACK = gl.constexpr(2.0**64)
+
 _WIDEN = gl.constexpr("""{
-    .reg .b32 sign, unit;
-    mov.b32 unit, 0x7E807E80;
-    shl.b32 sign, $4, 12;
-    shl.b32 $0, $4, 6;
-    and.b32 $0, $0, 0x01C001C0;
-    lop3.b32 $0, sign, 0x80008000, $0, 0xEA;
-    shl.b32 sign, $4, 4;
-    shr.b32 $1, $4, 2;
-    and.b32 $1, $1, 0x01C001C0;
-    lop3.b32 $1, sign, 0x80008000, $1, 0xEA;
-    shl.b32 sign, $4, 8;
-    shl.b32 $2, $4, 2;
-    and.b32 $2, $2, 0x01C001C0;
-    lop3.b32 $2, sign, 0x80008000, $2, 0xEA;
-    shr.b32 $3, $4, 6;
-    and.b32 $3, $3, 0x01C001C0;
-    lop3.b32 $3, $4, 0x80008000, $3, 0xEA;
-    mul.rn.bf16x2 $0, $0, unit;
-    mul.rn.bf16x2 $1, $1, unit;
-    mul.rn.bf16x2 $2, $2, unit;
-    mul.rn.bf16x2 $3, $3, unit;
+    .reg .b32 b, c, e, m, s;
+    shl.b32 b, $4, 3;
+    shl.b32 c, $4, 6;
+    shr.b32 e, $4, 6;
+    shr.b32 m, $4, 5;
+    shl.b32 s, $4, 5;
+    and.b32 $0, $4, 0x81C081C0;
+    and.b32 $1, b, 0x81C081C0;
+    and.b32 $2, c, 0x81C081C0;
+    and.b32 $3, e, 0x01800180;
+    lop3.b32 $3, m, 0x00400040, $3, 0xEA;
+    lop3.b32 $3, s, 0x80008000, $3, 0xEA;
     mul.rn.bf16x2 $0, $0, $5;
     mul.rn.bf16x2 $1, $1, $6;
     mul.rn.bf16x2 $2, $2, $7;
     mul.rn.bf16x2 $3, $3, $8;
 }""")
-"""Exponent and mantissa of e2m1 lie side by side as in bfloat16; 2¹²⁶ mends the exponent, of subnormals too."""
+"""Exponent and mantissa of e2m1 lie side by side as in bfloat16, where they mean a 2¹²⁶th, of subnormals too."""
 
 
 @gluon.jit
@@ -130,8 +125,8 @@ def _as_operand(w, OPERAND: gl.constexpr):
 
 @gluon.jit
 def _scale(exponents, BLOCK: gl.constexpr, shape: gl.constexpr):
-    """Powers of two of a block, bfloat16 of a shape [FEATURES, …]: exponents stand where bfloat16 has its own."""
-    power = ((exponents >> (8 * BLOCK)) & 255) << 7
+    """Factors of a block, bfloat16 of a shape [FEATURES, …]: exponents stand where bfloat16 has its own."""
+    power = (((exponents >> (8 * BLOCK)) & 255) + _FACTOR) << 7
     return gl.expand_dims(power.to(gl.int16).to(gl.bfloat16, bitcast=True), 1).broadcast_to(shape)
 
 
@@ -191,9 +186,9 @@ def _multiply(
         row = gl.arange(0, R, gl.SliceLayout(0, MMA))
         is_column = column < features
         biases = bias_ptr + expert * SIDES * features + column
-        total += gl.load(biases, mask=is_column, other=0.0).to(gl.float32)[:, None]
+        total = total * _BACK + gl.load(biases, mask=is_column, other=0.0).to(gl.float32)[:, None]
         if SIDES == 2:  # rounded where the separate ops round
-            up += gl.load(biases + features, mask=is_column, other=0.0).to(gl.float32)[:, None]
+            up = up * _BACK + gl.load(biases + features, mask=is_column, other=0.0).to(gl.float32)[:, None]
             gate = gl.minimum(total.to(dtype).to(gl.float32), limit)
             up = gl.minimum(gl.maximum(up.to(dtype).to(gl.float32), -limit), limit)
             total = gate / (1.0 + gl.exp(gl.minimum(-alpha * gate, 80.0))) * (up + 1.0)

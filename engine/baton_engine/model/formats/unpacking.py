@@ -11,7 +11,7 @@ from torch import Tensor
 
 from baton_engine.model.errors import WeightsError
 from baton_engine.model.formats.stored_weight import StoredWeight
-from baton_kernels.mxfp4_weight import Mxfp4Stack, pack_mxfp4
+from baton_kernels.mxfp4_weight import SCALE_LIMIT, Mxfp4Stack, pack_mxfp4
 from baton_wire.models.formats.eight_bits import EightBits
 from baton_wire.models.formats.packed_integers import Awq, Gptq, PackedIntegers, groups_of
 from baton_wire.models.formats.weight_format import WeightFormat
@@ -57,6 +57,8 @@ def pack_mxfp4_stack(blocks: Tensor, scales: Tensor, name: str, in_turn: bool) -
     """The same as a GPU streams it. `in_turn`: features are gate and up in turn, and come out one below the other.
     Raises WeightsError naming the tensor."""
     _check_exponents(scales, name)
+    if (greatest := int(scales.max())) > SCALE_LIMIT:
+        raise WeightsError(f"tensor {name}_scales: holds {greatest}; allowed on a GPU: 0 to {SCALE_LIMIT}")
 
     def parted(rows: Tensor) -> Tensor:
         return torch.cat((rows[::2], rows[1::2])) if in_turn else rows

@@ -54,11 +54,14 @@ def test_every_byte_and_scale_is_unpacked_by_the_formula() -> None:
 def test_a_stack_as_a_gpu_streams_it_holds_the_same_values(in_turn: bool) -> None:
     generator = torch.Generator().manual_seed(4)
     blocks = torch.randint(256, (3, 6, 5, 16), generator=generator, dtype=torch.uint8)
-    scales = torch.randint(255, (3, 6, 5), generator=generator, dtype=torch.uint8).clamp(max=250)
+    scales = torch.randint(255, (3, 6, 5), generator=generator, dtype=torch.uint8).clamp(max=192)
     expected = unpack_mxfp4(blocks, scales, "x")
     if in_turn:
         expected = torch.cat((expected[:, ::2], expected[:, 1::2]), 1)
     assert torch.equal(dequantise_mxfp4_reference(pack_mxfp4_stack(blocks, scales, "x", in_turn)), expected)
+    scales[1, 2, 3] = 193
+    with pytest.raises(WeightsError, match="tensor x_scales: holds 193; allowed on a GPU: 0 to 192"):
+        pack_mxfp4_stack(blocks, scales, "x", in_turn)
     scales[1, 2, 3] = 255
     with pytest.raises(WeightsError, match="tensor x_scales: holds 255"):
         pack_mxfp4_stack(blocks, scales, "x", in_turn)
