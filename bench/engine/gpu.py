@@ -1,6 +1,6 @@
 """The engine on one GPU beside its goals: decode steps, prefill, other models' shapes, the timeline, the kernels.
 
-`python -m bench gpu [PART …]` (decode, prefill, mixed, timeline, kernels, weights, experts, models, offloading;
+`python -m bench gpu [PART …]` (decode, prefill, mixed, timeline, kernels, weights, experts, windows, models, offloading;
 all without arguments; each takes a minute or two) builds models of random bf16 weights on the device, fills pools with
 random KV and times real runner steps, one step ahead. The table goes to `bench/results/gpu.json`; BATON_COMMIT names
 the commit where git is not at hand.
@@ -160,6 +160,17 @@ def experts() -> Iterator[Row]:
         torch.cuda.empty_cache()
 
 
+def windows() -> Iterator[Row]:
+    """Half of gpt-oss-20b's layers look back 128 tokens; beside the same model whose layers look at everything."""
+    for name in ("gpt-oss-20b", "gpt-oss-20b without windows"):
+        bench = Bench(name, 20_000, 32, weights="mxfp4")
+        for context in (1_024, 8_192, 32_000):
+            yield row(f"decode step {name}", f"32 x {context}", bench.decode(32, context).step_ms, "ms", None)
+            yield row(f"prefill {name}", str(context), bench.prefill(context), "ms", None)
+        del bench
+        torch.cuda.empty_cache()
+
+
 def _expert_layers(bench: Bench, name: str, goals: Mapping[int, tuple[float | None, float | None]]) -> Iterator[Row]:
     blocks = [layer.mlp for layer in bench.loaded.model.layers[:16]]
     hidden = bench.loaded.config.hidden_size
@@ -221,7 +232,18 @@ def offloading() -> Iterator[Row]:
         del bench
 
 
-PARTS: Final = ("decode", "prefill", "mixed", "timeline", "kernels", "weights", "experts", "models", "offloading")
+PARTS: Final = (
+    "decode",
+    "prefill",
+    "mixed",
+    "timeline",
+    "kernels",
+    "weights",
+    "experts",
+    "windows",
+    "models",
+    "offloading",
+)
 
 
 def main() -> None:
@@ -256,6 +278,8 @@ def main() -> None:
             rows += quantised()
         if "experts" in parts:
             rows += experts()
+        if "windows" in parts:
+            rows += windows()
         if "models" in parts:
             rows += models()
         if "offloading" in parts:

@@ -63,6 +63,22 @@ def _shape(base: Mapping[str, Any], hidden: int, inner: int, layers: int, heads:
     }
 
 
+_GPT_OSS: Final = _shape(
+    _LLAMA,
+    2880,
+    2880,
+    24,
+    64,
+    architectures=["GptOssForCausalLM"],
+    model_type="gpt_oss",
+    head_dim=64,
+    vocab_size=201088,
+    num_local_experts=32,
+    num_experts_per_tok=4,
+    sliding_window=128,
+    eos_token_id=200002,
+)
+
 SHAPES: Final[Mapping[str, dict[str, Any]]] = {
     "Llama-3.1-8B": _shape(_LLAMA, 4096, 14336, 32, 32),
     "Llama-3.2-1B": _shape(_LLAMA, 2048, 8192, 16, 32, head_dim=64, tie_word_embeddings=True),
@@ -82,21 +98,8 @@ SHAPES: Final[Mapping[str, dict[str, Any]]] = {
         moe_intermediate_size=768,
         norm_topk_prob=True,
     ),
-    "gpt-oss-20b": _shape(
-        _LLAMA,
-        2880,
-        2880,
-        24,
-        64,
-        architectures=["GptOssForCausalLM"],
-        model_type="gpt_oss",
-        head_dim=64,
-        vocab_size=201088,
-        num_local_experts=32,
-        num_experts_per_tok=4,
-        sliding_window=128,
-        eos_token_id=200002,
-    ),
+    "gpt-oss-20b": _GPT_OSS,
+    "gpt-oss-20b without windows": {**_GPT_OSS, "layer_types": ["full_attention"] * 24},
     "Qwen3-14B": _shape(_QWEN3, 5120, 17408, 40, 40),
     "Qwen3-32B": _shape(_QWEN3, 5120, 25600, 64, 64),
 }
