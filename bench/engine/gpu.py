@@ -1,9 +1,9 @@
 """The engine on one GPU beside its goals: decode steps, prefill, other models' shapes, the timeline, the kernels.
 
-`python -m bench gpu [PART …]` (decode, prefill, mixed, timeline, kernels, weights, experts, windows, models, offloading;
-all without arguments; each takes a minute or two) builds models of random bf16 weights on the device, fills pools with
-random KV and times real runner steps, one step ahead. The table goes to `bench/results/gpu.json`; BATON_COMMIT names
-the commit where git is not at hand.
+`python -m bench gpu [PART …]` (decode, prefill, mixed, timeline, kernels, weights, experts, windows, models,
+offloading; all without arguments; each takes a minute or two) builds models of random bf16 weights on the device, fills
+pools with random KV and times real runner steps, one step ahead. The table goes to `bench/results/gpu.json`;
+BATON_COMMIT names the commit where git is not at hand.
 """
 
 from __future__ import annotations
