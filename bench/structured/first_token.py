@@ -1,11 +1,12 @@
-"""What a schema costs until the first token: `python -m bench structured_first_token [--device cuda]`.
+"""What a schema costs until the first token: `python -m bench structured_first_token [--device cuda] [--shape NAME]`.
 
 Gateway, prefill worker and decode worker as processes of their own. A request without a schema, one whose schema was
 sent before, and one with a schema that nobody has seen take turns, so that a busy machine hits all alike. The prompt is
 the same. Differences are of one round's requests: the same second, the same state of the caches.
 
 A new schema has about 10 kB: twenty-five properties, each an object of four, with bounds and enumerations, under names
-that are drawn anew.
+that are drawn anew. With `--shape` the model has the layers and the vocabulary of one that people run, random weights
+and a tokenizer of as many words.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from bench.engine.gpu_model import SHAPES
 from bench.machine import this_machine
 from bench.results import Cell, percentile, publish, spread
+from bench.serving.offline import model_folder
 
+from baton_testing.engine import tiny_llama
 from baton_testing.processes.deployment import Deployment, Shape
 
 PLAIN, KNOWN, NEW = "no schema", "known schema", "new schema"
@@ -32,6 +36,7 @@ GOALS: Final = {KNOWN: 0.5, NEW: 10.0}
 """Milliseconds more than without."""
 PROPERTIES: Final = 25
 TOKENS: Final = 4
+TEMPLATE: Final = "{% for message in messages %}{{ message.content }}{% endfor %}"
 WAIT_S: Final = 30.0
 WARM_ROUNDS: Final = 10
 
@@ -120,11 +125,15 @@ def rows_of(found: dict[str, list[float]]) -> Iterator[dict[str, Cell]]:
 def deployment(options: argparse.Namespace) -> Iterator[Deployment]:
     kv = ("--dtype", "float32", "--kv-cache-bytes", str(24 << 20))
     flags = ("--device", options.device, *(kv if options.device == "cpu" else ("--kv-cache-bytes", str(1 << 30))))
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        Deployment(Path(folder) / "served", Shape(worker_flags=flags)) as running,
-    ):
-        yield running
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        model: str | Path = tiny_llama.FOLDER
+        if options.shape is not None:
+            model = model_folder(dict(SHAPES[options.shape]), folder)
+            (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+            flags += ("--max-context-tokens", "4096")
+        with Deployment(folder / "served", Shape(model=model, worker_flags=flags)) as running:
+            yield running
 
 
 def main() -> None:
@@ -132,12 +141,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--shape", choices=sorted(SHAPES), help="instead of tiny-llama")
     options = parser.parse_args()
     size = len(json.dumps(schema(random.Random(options.seed))))
     with deployment(options) as running:
         found = asyncio.run(measured(running.port, options.rounds, options.seed))
     columns = ["request", "p50 ms", "p95 ms", "more, median ms", "more, p95 ms", "goal ms"]
-    notes = [f"{options.rounds} rounds, schemas of {size} bytes, tiny-llama on {options.device}"]
+    notes = [f"{options.rounds} rounds, schemas of {size} bytes, {options.shape or 'tiny-llama'} on {options.device}"]
     publish("structured_first_token", this_machine(), notes, columns, list(rows_of(found)))
 
 
