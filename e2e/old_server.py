@@ -4,6 +4,8 @@ That server refuses to apply `preStop.sleep`, which it does not know. On the way
 long, on the way in it becomes what it was, so that the operator sees what it applied. A Job's `podFailurePolicy`, which
 it does not know either, is left out.
 
+Budgets of policy/v1 are policy/v1beta1 there, with the same fields.
+
 Of an applied status it makes null what its owner leaves out again with all its fields or entries, and then refuses the
 null. Such a part is taken out first, by a merge patch, as later servers do by themselves. Nothing else is different.
 """
@@ -14,17 +16,20 @@ import asyncio
 import logging
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import aiohttp
 import msgspec
 
 from baton_operator.__main__ import run
 from baton_operator.kube.http_client import HttpKubeApi, error_of, path_of
-from baton_operator.kube.kinds import DEPLOYMENTS
+from baton_operator.kube.kinds import BUDGETS, DEPLOYMENTS
 from baton_operator.kube.kube_api import Invalid, KubeApi, Listing, ReadLater, Resource, WatchEvent
 from baton_operator.kube.object_fields import mapping
 from baton_operator.objects.cluster import Manifest
 from baton_operator.settings import parse
+
+OLD_BUDGETS = replace(BUDGETS, version="v1beta1")
 
 
 def outward(value: object) -> object:
@@ -59,7 +64,14 @@ def gone(stored: Manifest, applied: Manifest) -> Manifest:
     return patch
 
 
+def there(resource: Resource) -> Resource:
+    """Where that server has a kind."""
+    return OLD_BUDGETS if resource == BUDGETS else resource
+
+
 def _sent(manifest: Manifest) -> Manifest:
+    if manifest.get("kind") == BUDGETS.kind:
+        return {**manifest, "apiVersion": OLD_BUDGETS.api_version}
     if manifest.get("kind") == "Job":
         return {**manifest, "spec": {n: v for n, v in mapping(manifest["spec"]).items() if n != "podFailurePolicy"}}
     found = outward(manifest) if manifest.get("kind") == "Deployment" else manifest
@@ -68,6 +80,8 @@ def _sent(manifest: Manifest) -> Manifest:
 
 
 def _got(manifest: Manifest) -> Manifest:
+    if manifest.get("apiVersion") == OLD_BUDGETS.api_version:
+        return {**manifest, "apiVersion": BUDGETS.api_version}
     found = inward(manifest) if manifest.get("kind") == "Deployment" else manifest
     assert isinstance(found, dict)
     return found
@@ -81,16 +95,16 @@ class OldServer:
         self._api = api
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Manifest:
-        return _got(await self._api.get(resource, namespace, name))
+        return _got(await self._api.get(there(resource), namespace, name))
 
     async def list(self, resource: Resource, namespace: str | None, selector: str = "", *, fields: str = "") -> Listing:
-        listing = await self._api.list(resource, namespace, selector, fields=fields)
+        listing = await self._api.list(there(resource), namespace, selector, fields=fields)
         return Listing(ReadLater(listing.items, _got), listing.resource_version)
 
     async def watch(
         self, resource: Resource, namespace: str | None, resource_version: str, selector: str = "", *, timeout_s: float
     ) -> AsyncIterator[WatchEvent]:
-        stream = self._api.watch(resource, namespace, resource_version, selector, timeout_s=timeout_s)
+        stream = self._api.watch(there(resource), namespace, resource_version, selector, timeout_s=timeout_s)
         async for event in stream:
             yield WatchEvent(event.change, _got(event.object))
 
@@ -108,7 +122,11 @@ class OldServer:
         for is_second in (False, True):
             try:
                 found = await self._api.apply(
-                    resource, _sent(manifest), manager=manager, force=force, subresource=subresource, dry_run=dry_run
+                    *(there(resource), _sent(manifest)),
+                    manager=manager,
+                    force=force,
+                    subresource=subresource,
+                    dry_run=dry_run,
                 )
                 break
             except Invalid:
@@ -118,15 +136,15 @@ class OldServer:
         return _got(found)
 
     async def create(self, resource: Resource, manifest: Manifest, *, manager: str) -> Manifest:
-        return _got(await self._api.create(resource, _sent(manifest), manager=manager))
+        return _got(await self._api.create(there(resource), _sent(manifest), manager=manager))
 
     async def replace(self, resource: Resource, manifest: Manifest, *, manager: str) -> Manifest:
-        return _got(await self._api.replace(resource, _sent(manifest), manager=manager))
+        return _got(await self._api.replace(there(resource), _sent(manifest), manager=manager))
 
     async def delete(
         self, resource: Resource, namespace: str, name: str, *, uid: str, resource_version: str | None = None
     ) -> None:
-        await self._api.delete(resource, namespace, name, uid=uid, resource_version=resource_version)
+        await self._api.delete(there(resource), namespace, name, uid=uid, resource_version=resource_version)
 
     async def _take_out(self, applied: Manifest) -> None:
         """Of the stored status, what `applied` is without. Raises KubeError."""
@@ -144,6 +162,8 @@ class OldServer:
                 raise error_of(answer.status, await answer.read(), answer.headers)
 
     async def served(self, group: str, version: str) -> frozenset[str]:
+        if (group, version) == (BUDGETS.group, BUDGETS.version):
+            return await self._api.served(group, OLD_BUDGETS.version)
         return await self._api.served(group, version)
 
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# A Kubernetes cluster of one node on this machine, for the end-to-end tests: real Pods, no container runtime installed.
-#   cluster.sh binaries|up|node|dns|load IMAGE.tar|stop PART|start PART|down        all under $K (default: /tmp/baton-cluster)
+# A Kubernetes cluster on this machine, for the end-to-end tests: real Pods, no container runtime installed.
+#   cluster.sh binaries|up|node NUMBER|dns|load IMAGE.tar|stop PART|start PART|down        all under $K (default: /tmp/baton-cluster)
+# Nodes are 1 and 2: each a kubelet and a containerd of its own, with one kube-proxy for both.
 #   export KUBECONFIG=$K/pki/admin.kubeconfig
 # Debian 12, root. One cluster a machine: ports and bridge are fixed, and `down` takes every Pod's cgroup, network
 # namespace and iptables line for its own. Control plane 1.20.2: policy/v1, batch/v1 CronJobs, CEL, preStop.sleep and
@@ -10,14 +11,15 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 K=${K:-/tmp/baton-cluster}
 ROOT=$K/root PKI=$K/pki LOG=$K/log RUN=$K/run
-ADDRESS=${ADDRESS:-$(ip -4 -o addr show scope global | awk '!/cni0/ {sub("/.*", "", $4); print $4; exit}')}
+ADDRESS=${ADDRESS:-$(ip -4 -o addr show scope global | awk '!/cni[01]/ {sub("/.*", "", $4); print $4; exit}')}
 PYTHON=${PYTHON:-$here/../../.venv/bin/python}
 PAUSE=k8s.local/pause:local
 mkdir -p "$K" "$LOG" "$RUN"
 
 fail() { echo "cluster.sh: $*" >&2; exit 1; }
 kubectl() { "$ROOT/usr/bin/kubectl" --kubeconfig "$PKI/admin.kubeconfig" "$@"; }
-ctr() { "$ROOT/usr/bin/ctr" -a "$K/containerd/sock" -n k8s.io "$@"; }
+ctr() { "$ROOT/usr/bin/ctr" -a "$K/node$1/containerd/sock" -n k8s.io "${@:2}"; }
+nodes() { for each in "$K"/node[12]; do [ ! -d "$each" ] || echo "${each##*node}"; done; }
 front_proxy() {
   echo "--requestheader-client-ca-file=$PKI/fp-ca.crt --requestheader-allowed-names=front-proxy-client" \
     "--requestheader-username-headers=X-Remote-User --requestheader-group-headers=X-Remote-Group" \
@@ -50,9 +52,10 @@ command_of() {
       "--cluster-cidr=10.244.0.0/16 --allocate-node-cidrs=true --enable-hostpath-provisioner=true" ;;
     sched) echo "$K/bin/kube-scheduler --kubeconfig=$PKI/sched.kubeconfig --authentication-kubeconfig=$PKI/sched.kubeconfig" \
       "--authorization-kubeconfig=$PKI/sched.kubeconfig" ;;
-    containerd) echo "$ROOT/usr/bin/containerd -c $K/containerd/config.toml" ;;
-    kubelet) echo "$K/bin/kubelet --config=$K/kubelet.yaml --kubeconfig=$PKI/kubelet.kubeconfig --hostname-override=node1" \
-      "--node-ip=$ADDRESS --root-dir=$K/kubelet/root --container-runtime=remote --container-runtime-endpoint=unix://$K/containerd/sock" ;;
+    containerd[12]) echo "$ROOT/usr/bin/containerd -c $K/node${1#containerd}/containerd/config.toml" ;;
+    kubelet[12]) node=node${1#kubelet}; echo "$K/bin/kubelet --config=$K/$node/kubelet.yaml --kubeconfig=$PKI/$node.kubeconfig" \
+      "--hostname-override=$node --node-ip=$ADDRESS --root-dir=$K/$node/kubelet/root --container-runtime=remote" \
+      "--container-runtime-endpoint=unix://$K/$node/containerd/sock" ;;
     kube-proxy) echo "$K/bin/kube-proxy --config=$K/kube-proxy.yaml" ;;
     dns) echo "$PYTHON $here/dns.py --kubeconfig=$PKI/admin.kubeconfig --listen=$ADDRESS" ;;
     *) fail "part $1 is not known" ;;
@@ -106,15 +109,17 @@ with_tools() {
 }
 
 node() {
+  local number=$1 controller
   with_tools
-  "$here/node_config.sh" "$K" "$PKI" "$PAUSE"
+  "$here/node_config.sh" "$K" "$PKI" "$PAUSE" "$number"
+  for controller in /sys/fs/cgroup/*/; do mkdir -p "$controller/baton-node$number"; done
   [ "$(cat /proc/sys/net/ipv4/ip_forward)" = 1 ] || echo 1 > /proc/sys/net/ipv4/ip_forward
-  start containerd
-  until_ok 20 ctr version
+  start "containerd$number"
+  until_ok 20 ctr "$number" version
   "$here/pause.sh" "$K" "$PAUSE" "$PYTHON"
-  ctr images import "$K/pause.tar" > /dev/null
-  start kubelet; start kube-proxy
-  until_ok 60 sh -c "$ROOT/usr/bin/kubectl --kubeconfig $PKI/admin.kubeconfig get nodes | grep -q ' Ready'"
+  ctr "$number" images import "$K/pause.tar" > /dev/null
+  start "kubelet$number"; start kube-proxy
+  until_ok 60 sh -c "$ROOT/usr/bin/kubectl --kubeconfig $PKI/admin.kubeconfig get nodes | grep -q 'node$number *Ready'"
 }
 
 dns() {
@@ -122,38 +127,39 @@ dns() {
   sed "s/HOST/$ADDRESS/" "$here/dns.yaml" | kubectl apply -f - > /dev/null
 }
 
-load() { ctr images import "$1" > /dev/null; }
+load() { local number; for number in $(nodes); do ctr "$number" images import "$1" > /dev/null; done; }
 
 down() {
   with_tools
-  local each
-  stop kubelet; stop kube-proxy; stop dns
-  if ctr version > /dev/null 2>&1; then
-    for each in $(ctr tasks ls -q); do ctr tasks kill -s 9 "$each" 2>/dev/null || true; done
+  local each number
+  stop kubelet1; stop kubelet2; stop kube-proxy; stop dns
+  for number in $(nodes); do
+    ctr "$number" version > /dev/null 2>&1 || continue
+    for each in $(ctr "$number" tasks ls -q); do ctr "$number" tasks kill -s 9 "$each" 2>/dev/null || true; done
     sleep 1
-    for each in $(ctr tasks ls -q); do ctr tasks rm -f "$each" > /dev/null 2>&1 || true; done
-    for each in $(ctr containers ls -q); do ctr containers rm "$each" 2>/dev/null || true; done
-  fi
-  for each in sched kcm apiserver etcd containerd; do stop "$each"; done
+    for each in $(ctr "$number" tasks ls -q); do ctr "$number" tasks rm -f "$each" > /dev/null 2>&1 || true; done
+    for each in $(ctr "$number" containers ls -q); do ctr "$number" containers rm "$each" 2>/dev/null || true; done
+  done
+  for each in sched kcm apiserver etcd containerd1 containerd2; do stop "$each"; done
   [ ! -x "$K/bin/kube-proxy" ] || "$K/bin/kube-proxy" --cleanup > /dev/null 2>&1 || true
   iptables-save | grep -vE 'KUBE-|CNI-' | iptables-restore
   ip6tables-save | grep -vE 'KUBE-' | ip6tables-restore || true
-  ip link del cni0 2>/dev/null || true
+  for each in cni0 cni1; do ip link del "$each" 2>/dev/null || true; done
   for each in /run/netns/cni-*; do
     [ -e "$each" ] || continue
     while umount -l "$each" 2>/dev/null; do :; done
     rm -f "$each" || true
   done
   awk -v k="$K/" 'index($2, k) == 1 {print $2}' /proc/mounts | sort -r | xargs -r -n1 umount -l 2>/dev/null || true
-  find /sys/fs/cgroup/*/kubepods /sys/fs/cgroup/*/k8s.io -depth -type d -exec rmdir {} + 2>/dev/null || true
-  rm -rf "$K/containerd" "$K/kubelet" "$K/cni-data" "$K/etcd-data"
+  find /sys/fs/cgroup/*/baton-node[12] /sys/fs/cgroup/*/k8s.io -depth -type d -exec rmdir {} + 2>/dev/null || true
+  rm -rf "$K/node1" "$K/node2" "$K/etcd-data"
 }
 
-[ $# -gt 0 ] || fail "say what to do: binaries, up, node, dns, load IMAGE.tar, stop PART, start PART, down"
+[ $# -gt 0 ] || fail "say what to do: binaries, up, node NUMBER, dns, load IMAGE.tar, stop PART, start PART, down"
 while [ $# -gt 0 ]; do
   case $1 in
-    binaries|up|node|dns|down) "$1"; shift ;;
-    load|stop|start) [ $# -gt 1 ] || fail "$1 of what?"; "$1" "$2"; shift 2 ;;
+    binaries|up|dns|down) "$1"; shift ;;
+    node|load|stop|start) [ $# -gt 1 ] || fail "$1 of what?"; "$1" "$2"; shift 2 ;;
     *) fail "'$1' is not known" ;;
   esac
 done

@@ -1,22 +1,25 @@
 #!/usr/bin/env bash
-# Configuration files of containerd, CNI, kubelet and kube-proxy for the local cluster: node_config.sh K PKI PAUSE_IMAGE
+# Configuration files of containerd, CNI, kubelet and kube-proxy for a node of the local cluster:
+#   node_config.sh K PKI PAUSE_IMAGE NUMBER
+# Nodes share the machine: each has a folder, a bridge, ports and a root of cgroups of its own.
 set -euo pipefail
 
-K=$1 PKI=$2 PAUSE=$3 ROOT=$1/root
-mkdir -p "$K/cni" "$K/containerd"
-cat > "$K/cni/10-bridge.conflist" <<C
+K=$1 PKI=$2 PAUSE=$3 NUMBER=$4 ROOT=$1/root
+N=$K/node$NUMBER BEFORE=$((NUMBER - 1))
+mkdir -p "$N/cni" "$N/containerd"
+cat > "$N/cni/10-bridge.conflist" <<C
 {"cniVersion": "0.4.0", "name": "k8s", "plugins": [
-  {"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true, "hairpinMode": true,
-   "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.244.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}], "dataDir": "$K/cni-data"}},
+  {"type": "bridge", "bridge": "cni$BEFORE", "isGateway": true, "ipMasq": true, "hairpinMode": true,
+   "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.244.$BEFORE.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}], "dataDir": "$N/cni-data"}},
   {"type": "portmap", "capabilities": {"portMappings": true}}]}
 C
 # A machine without CAP_SYS_RESOURCE cannot lower oom scores: hence restrict_oom_score_adj here and oomScoreAdj below.
-cat > "$K/containerd/config.toml" <<C
+cat > "$N/containerd/config.toml" <<C
 version = 2
-root = "$K/containerd/root"
-state = "$K/containerd/state"
+root = "$N/containerd/root"
+state = "$N/containerd/state"
 [grpc]
-  address = "$K/containerd/sock"
+  address = "$N/containerd/sock"
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "$PAUSE"
   restrict_oom_score_adj = true
@@ -30,25 +33,28 @@ state = "$K/containerd/state"
         SystemdCgroup = false
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "$ROOT/usr/lib/cni"
-    conf_dir = "$K/cni"
+    conf_dir = "$N/cni"
 C
-cat > "$K/kubelet.yaml" <<C
+cat > "$N/kubelet.yaml" <<C
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 authentication: {anonymous: {enabled: false}, webhook: {enabled: true}, x509: {clientCAFile: $PKI/ca.crt}}
 authorization: {mode: Webhook}
-tlsCertFile: $PKI/kubelet.crt
-tlsPrivateKeyFile: $PKI/kubelet.key
+tlsCertFile: $PKI/node$NUMBER.crt
+tlsPrivateKeyFile: $PKI/node$NUMBER.key
 cgroupDriver: cgroupfs
 failSwapOn: false
 clusterDNS: [10.96.0.10]
 clusterDomain: cluster.local
-podCIDR: 10.244.0.0/24
+podCIDR: 10.244.$BEFORE.0/24
+port: $((10250 + 100 * BEFORE))
+healthzPort: $((10248 + 100 * BEFORE))
+cgroupRoot: /baton-node$NUMBER
 oomScoreAdj: 0
 evictionHard: {memory.available: 100Mi, nodefs.available: 1%, imagefs.available: 1%}
 imageGCHighThresholdPercent: 100
 imageGCLowThresholdPercent: 99
-volumePluginDir: $K/kubelet/volplugins
+volumePluginDir: $N/kubelet/volplugins
 C
 cat > "$K/kube-proxy.yaml" <<C
 apiVersion: kubeproxy.config.k8s.io/v1alpha1

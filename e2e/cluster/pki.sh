@@ -28,10 +28,12 @@ leaf admin ca /O=system:masters/CN=admin
 leaf kcm ca /CN=system:kube-controller-manager
 leaf sched ca /CN=system:kube-scheduler
 leaf proxy ca /CN=system:kube-proxy
-leaf kubelet ca /O=system:nodes/CN=system:node:node1 "DNS:node1,IP:$address,IP:127.0.0.1"
+for node in node1 node2; do
+  leaf "$node" ca "/O=system:nodes/CN=system:node:$node" "DNS:$node,IP:$address,IP:127.0.0.1"
+done
 leaf apiserver-kubelet ca /O=system:masters/CN=apiserver-kubelet-client
 leaf front-proxy fp-ca /CN=front-proxy-client
-for user in kcm sched proxy kubelet admin; do
+for user in kcm sched proxy node1 node2 admin; do
   cat > "$user.kubeconfig" <<C
 apiVersion: v1
 kind: Config

@@ -42,7 +42,7 @@ else
   export KUBECONFIG=$K/pki/admin.kubeconfig PATH=$K/root/usr/bin:$PATH
   if ! kubectl --request-timeout=5s get --raw /readyz > /dev/null 2>&1; then
     [ -n "${KEEP:-}" ] || trap '"$root/e2e/cluster/cluster.sh" down' EXIT
-    "$root/e2e/cluster/cluster.sh" up node dns
+    "$root/e2e/cluster/cluster.sh" up node 1 node 2 dns
   fi
   build
   for each in one two; do "$root/e2e/cluster/cluster.sh" load "$work/$each.tar"; done

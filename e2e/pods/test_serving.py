@@ -44,6 +44,26 @@ def test_apply_gives_a_first_token_over_the_service(world: World) -> None:
     world.wait_until_settled(1, 1)
 
 
+def test_a_drain_of_each_node_costs_no_request(world: World) -> None:
+    """With one worker in each pool and one gateway: each has a successor before it is evicted."""
+    kubectl = world.kubectl
+    nodes = [each["metadata"]["name"] for each in kubectl.all("nodes") if not each["spec"].get("unschedulable")]
+    if len(nodes) < 2:
+        pytest.skip("one node: what runs there has nowhere to go")
+    ours = f"baton.dev/deployment={NAME}"
+    for node in nodes:
+        began = time.monotonic()
+        try:
+            with serving(world, f"drain of {node}"):
+                drain = ("drain", node, f"--pod-selector={ours}", "--ignore-daemonsets", "--delete-emptydir-data")
+                kubectl.run(*drain, "--timeout=300s", timeout_s=320)
+                world.note(f"drained {node}", seconds=round(time.monotonic() - began, 1))
+            assert node not in {pod["spec"]["nodeName"] for pod in kubectl.pods(ours)}
+        finally:
+            kubectl.run("uncordon", node)
+    world.wait_until_settled(1, 1)
+
+
 def test_each_pool_scales_alone(world: World) -> None:
     with serving(world, "scaling"):
         for role, prefill, decode in (("prefill", 2, 1), ("decode", 2, 2)):
