@@ -4,7 +4,7 @@ That server refuses to apply `preStop.sleep`, which it does not know. On the way
 long, on the way in it becomes what it was, so that the operator sees what it applied. A Job's `podFailurePolicy`, which
 it does not know either, is left out.
 
-Budgets of policy/v1 are policy/v1beta1 there, with the same fields.
+Budgets of policy/v1 are policy/v1beta1 there, without what becomes of Pods that are not ready.
 
 Of an applied status it makes null what its owner leaves out again with all its fields or entries, and then refuses the
 null. Such a part is taken out first, by a merge patch, as later servers do by themselves. Nothing else is different.
@@ -71,7 +71,8 @@ def there(resource: Resource) -> Resource:
 
 def _sent(manifest: Manifest) -> Manifest:
     if manifest.get("kind") == BUDGETS.kind:
-        return {**manifest, "apiVersion": OLD_BUDGETS.api_version}
+        spec = {n: v for n, v in mapping(manifest.get("spec")).items() if n != "unhealthyPodEvictionPolicy"}
+        return {**manifest, "apiVersion": OLD_BUDGETS.api_version, **({"spec": spec} if spec else {})}
     if manifest.get("kind") == "Job":
         return {**manifest, "spec": {n: v for n, v in mapping(manifest["spec"]).items() if n != "podFailurePolicy"}}
     found = outward(manifest) if manifest.get("kind") == "Deployment" else manifest

@@ -385,6 +385,8 @@ def _from_status(code: int, body: Manifest, retry_after: str | None) -> KubeErro
         return Invalid(message, tuple(FieldProblem(str(c.get("field", "")), str(c.get("message", ""))) for c in found))
     if code == 500 and "failed calling webhook" in message:
         return Forbidden(message)  # nothing was written, and trying again at once would not help
+    if code == 500 and "failed to create typed patch object" in message:
+        return Invalid(message)  # a field that this server does not know
     plain = {401: Unauthorized, 404: NotFound, 409: AlreadyExists, 410: Expired}
     return plain.get(code, Unavailable)(message)
 

@@ -105,6 +105,10 @@ async def test_refusals_carry_what_is_needed_to_act_on_them() -> None:
         with pytest.raises(Invalid) as invalid:
             await made.apply(SERVICES, BODY, manager="m", force=True)
     assert [str(each) for each in invalid.value.problems] == ["spec.x: too big"]
+    unknown = "failed to create typed patch object: .spec.newer: field not declared in schema"
+    async with api(status(500, "", unknown)) as made:
+        with pytest.raises(Invalid):
+            await made.apply(SERVICES, BODY, manager="m", force=True)
     async with api(status(429, "TooManyRequests")) as made:
         with pytest.raises(TooManyRequests) as many:
             await made.get(SERVICES, "ns", "a")
