@@ -52,8 +52,10 @@ command_of() {
       "--cluster-cidr=10.244.0.0/16 --allocate-node-cidrs=true --enable-hostpath-provisioner=true" ;;
     sched) echo "$K/bin/kube-scheduler --kubeconfig=$PKI/sched.kubeconfig --authentication-kubeconfig=$PKI/sched.kubeconfig" \
       "--authorization-kubeconfig=$PKI/sched.kubeconfig" ;;
-    containerd[12]) echo "$ROOT/usr/bin/containerd -c $K/node${1#containerd}/containerd/config.toml" ;;
-    kubelet[12]) node=node${1#kubelet}; echo "$K/bin/kubelet --config=$K/$node/kubelet.yaml --kubeconfig=$PKI/$node.kubeconfig" \
+    containerd[12]) node=node${1#containerd}; echo "unshare --mount $here/own_logs.sh $K/$node/logs" \
+      "$ROOT/usr/bin/containerd -c $K/$node/containerd/config.toml" ;;
+    kubelet[12]) node=node${1#kubelet}; echo "nsenter --mount --target $(cat "$RUN/containerd${1#kubelet}.pid")" \
+      "$K/bin/kubelet --config=$K/$node/kubelet.yaml --kubeconfig=$PKI/$node.kubeconfig" \
       "--hostname-override=$node --node-ip=$ADDRESS --root-dir=$K/$node/kubelet/root --container-runtime=remote" \
       "--container-runtime-endpoint=unix://$K/$node/containerd/sock" ;;
     kube-proxy) echo "$K/bin/kube-proxy --config=$K/kube-proxy.yaml" ;;

@@ -54,7 +54,7 @@ def test_a_drain_of_each_node_costs_no_request(world: World) -> None:
     for node in nodes:
         began = time.monotonic()
         try:
-            with serving(world, f"drain of {node}"):
+            with serving(world, f"drain-{node}"):
                 drain = ("drain", node, f"--pod-selector={ours}", "--ignore-daemonsets", "--delete-emptydir-data")
                 kubectl.run(*drain, "--timeout=300s", timeout_s=320)
                 world.note(f"drained {node}", seconds=round(time.monotonic() - began, 1))

@@ -1,6 +1,6 @@
 """Proofs of the operator that take longer than tests may: `make campaign RUN="operator_proofs PROOF"`.
 
-PROOF is rollout, crash, fields or scale. Each prints a table and writes `bench/results/operator-*.json`.
+PROOF is rollout, crash, fields, scale or isolation. Each prints a table and writes `bench/results/operator-*.json`.
 It exits with 1 when something that must hold did not.
 The long ones can be run in slices: `--resume FILE --budget-s 300`, again and again.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from campaigns.operator_proofs import crash as operator_crash
 from campaigns.operator_proofs import fields as operator_fields
+from campaigns.operator_proofs import isolation as operator_isolation
 from campaigns.operator_proofs import rollout as operator_rollout
 from campaigns.operator_proofs import scale as operator_scale
 
@@ -34,12 +35,18 @@ def main() -> int:
     scale.add_argument("--calls-per-s", type=float, default=200.0, help="limit of the operator, as its own default")
     scale.add_argument("--namespace", default="default")
     scale.add_argument("--namespaces", type=int, default=1, help="so many: NAMESPACE, NAMESPACE-1, …")
+    isolation = kinds.add_parser("isolation", help="what trouble in some namespaces costs the others")
+    isolation.add_argument("--namespaces", type=int, default=60, help="those without trouble")
+    isolation.add_argument("--per-s", type=float, default=5.0)
+    isolation.add_argument("--seconds", type=float, default=60.0, help="of each part: calm, trouble, calm, …")
     asked = parser.parse_args()
     if asked.kind == "rollout":
         return 1 if operator_rollout.rollout(asked.sequences, asked.budget_s, asked.resume) else 0
     if asked.kind == "scale":
         spaces = (asked.namespace, *(f"{asked.namespace}-{number}" for number in range(1, asked.namespaces)))
         return 1 if operator_scale.scale(asked.deployments, asked.per_s, asked.calls_per_s, spaces) else 0
+    if asked.kind == "isolation":
+        return 1 if operator_isolation.isolation(asked.namespaces, asked.per_s, asked.seconds) else 0
     if asked.kind == "fields":
         return 1 if operator_fields.fields(asked.sequences, asked.budget_s, asked.resume) else 0
     return 1 if operator_crash.crash(asked.budget_s, asked.resume) else 0

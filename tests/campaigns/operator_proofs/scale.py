@@ -147,7 +147,7 @@ async def _watch(api: KubeApi, resource: Resource, seen: Seen) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _watching(api: KubeApi) -> AsyncIterator[Seen]:
+async def watching(api: KubeApi) -> AsyncIterator[Seen]:
     seen = Seen()
     tasks = [asyncio.create_task(_watch(api, each, seen)) for each in (DEPLOYMENTS, *OWNED)]
     await asyncio.sleep(2)
@@ -159,11 +159,11 @@ async def _watching(api: KubeApi) -> AsyncIterator[Seen]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _quiet(seen: Seen, longest_s: float) -> None:
+async def quiet(seen: Seen, longest_s: float) -> None:
     await _until(lambda: time.monotonic() - seen.last_at >= QUIET_S, longest_s)
 
 
-async def _create(api: KubeApi, namespace: str, name: str) -> None:
+async def create(api: KubeApi, namespace: str, name: str) -> None:
     body = manifest(model__source="pvc://models/a", autoscaling__mode="Off")
     body["metadata"] = {"name": name, "namespace": namespace}
     while True:
@@ -184,14 +184,14 @@ async def _scale(count: int, per_s: float, calls_per_s: float, spaces: tuple[str
     with tempfile.TemporaryDirectory() as folder:
         keys = Path(folder)
         (keys / "first").write_bytes(b"m" * 32)
-        async with HttpKubeApi(load(), calls_per_s=500) as api, _watching(api) as seen:
+        async with HttpKubeApi(load(), calls_per_s=500) as api, watching(api) as seen:
             with operator(spaces, keys, calls_per_s) as process:
-                await _until_up()
+                await until_up()
                 await asyncio.sleep(5)
                 row("operator memory MiB, idle", process.rss_mib, "<= 80 with kopf")
-                await _create(api, spaces[0], f"pilot-{run}")
+                await create(api, spaces[0], f"pilot-{run}")
                 await asyncio.sleep(5)
-                await _quiet(seen, 120)
+                await quiet(seen, 120)
                 expected = len(seen.objects[f"pilot-{run}"])
                 began, made, cpu_before = time.monotonic(), {}, process.cpu_s
                 before, served_before = calls(), server_cpu_s()
@@ -199,9 +199,9 @@ async def _scale(count: int, per_s: float, calls_per_s: float, spaces: tuple[str
                     await asyncio.sleep(max(began + number / per_s - time.monotonic(), 0.0))
                     name = f"s{run}-{number}"
                     made[name] = time.monotonic()
-                    await _create(api, spaces[number % len(spaces)], name)
+                    await create(api, spaces[number % len(spaces)], name)
                 created_s = time.monotonic() - began
-                await _quiet(seen, 1800)
+                await quiet(seen, 1800)
                 late = [name for name in made if len(seen.objects[name]) != expected]
                 delays = [seen.complete_at[name] - at for name, at in made.items() if name in seen.complete_at]
                 spent = calls() - before
@@ -235,7 +235,7 @@ async def _scale(count: int, per_s: float, calls_per_s: float, spaces: tuple[str
                 row("operator CPU s of one resync", process.cpu_s - cpu_from)
             with operator(spaces, keys, calls_per_s) as process:
                 again = time.monotonic()
-                await _until_up()
+                await until_up()
                 row("restart to the first pass, s", time.monotonic() - again)
                 await _until(lambda: calls()["passes"] >= count, 600)
                 row("restart to every deployment passed, s", time.monotonic() - again)
@@ -262,7 +262,7 @@ async def _until(is_so: Callable[[], bool], longest_s: float) -> None:
         await asyncio.sleep(0.25)
 
 
-async def _until_up() -> None:
+async def until_up() -> None:
     end = time.monotonic() + UP_S
     while time.monotonic() < end:
         with contextlib.suppress(OSError):
@@ -277,7 +277,7 @@ def _of(event: Json) -> object:
 
 
 @contextlib.contextmanager
-def _server(spaces: tuple[str, ...]) -> Iterator[None]:
+def api_server(spaces: tuple[str, ...]) -> Iterator[None]:
     """An API server with the definitions and these namespaces, in KUBECONFIG. Raises FileNotFoundError when it
     cannot be run here."""
     if "KUBECONFIG" in os.environ:
@@ -305,5 +305,5 @@ def _server(spaces: tuple[str, ...]) -> Iterator[None]:
 def scale(count: int, per_s: float, calls_per_s: float, spaces: tuple[str, ...]) -> int:
     """Create this many at this rate, in these namespaces in turn; returns how many did not get their objects."""
     assert BUDGETS not in OWNED, "the server of the figures does not serve them"
-    with _server(spaces):
+    with api_server(spaces):
         return asyncio.run(_scale(count, per_s, calls_per_s, spaces))
