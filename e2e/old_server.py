@@ -4,7 +4,7 @@ That server refuses to apply `preStop.sleep`, which it does not know. On the way
 long, on the way in it becomes what it was, so that the operator sees what it applied. A Job's `podFailurePolicy`, which
 it does not know either, is left out.
 
-Budgets of policy/v1 are policy/v1beta1 there, without what becomes of Pods that are not ready.
+Budgets of policy/v1 are policy/v1beta1 there. What they say of Pods that are not ready is left out, and put back.
 
 Of an applied status it makes null what its owner leaves out again with all its fields or entries, and then refuses the
 null. Such a part is taken out first, by a merge patch, as later servers do by themselves. Nothing else is different.
@@ -82,7 +82,8 @@ def _sent(manifest: Manifest) -> Manifest:
 
 def _got(manifest: Manifest) -> Manifest:
     if manifest.get("apiVersion") == OLD_BUDGETS.api_version:
-        return {**manifest, "apiVersion": BUDGETS.api_version}
+        spec = {**mapping(manifest.get("spec")), "unhealthyPodEvictionPolicy": "AlwaysAllow"}
+        return {**manifest, "apiVersion": BUDGETS.api_version, "spec": spec}
     found = inward(manifest) if manifest.get("kind") == "Deployment" else manifest
     assert isinstance(found, dict)
     return found

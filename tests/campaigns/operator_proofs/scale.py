@@ -30,7 +30,6 @@ from bench.results import Cell, percentile, publish
 from baton_operator.kube.http_client import HttpKubeApi
 from baton_operator.kube.kinds import (
     ACCOUNTS,
-    BUDGETS,
     DEPLOYMENTS,
     EVENTS,
     POLICIES,
@@ -244,7 +243,7 @@ async def _scale(count: int, per_s: float, calls_per_s: float, spaces: tuple[str
     notes = [
         f"campaign: operator_proofs scale --deployments {count} --namespaces {len(spaces)} --per-s {per_s:g}"
         f" --calls-per-s {calls_per_s:g}",
-        "etcd and kube-apiserver 1.20.2 on the same machine, no controllers, no Pods; policy/v1 is not served",
+        "etcd and kube-apiserver 1.20.2 on the same machine, no controllers or Pods; budgets are made, not counted",
     ]
     publish(
         f"operator-scale-{per_s:g}" + (f"-{len(spaces)}" if len(spaces) > 1 else ""),
@@ -304,6 +303,5 @@ def api_server(spaces: tuple[str, ...]) -> Iterator[None]:
 
 def scale(count: int, per_s: float, calls_per_s: float, spaces: tuple[str, ...]) -> int:
     """Create this many at this rate, in these namespaces in turn; returns how many did not get their objects."""
-    assert BUDGETS not in OWNED, "the server of the figures does not serve them"
     with api_server(spaces):
         return asyncio.run(_scale(count, per_s, calls_per_s, spaces))
