@@ -1,6 +1,7 @@
-"""The cases of the API server in memory (`baton_testing.kube.conformance`) on the real one in KUBECONFIG.
+"""The cases of the API server in memory (`baton_testing.kube.conformance`) on a real one.
 
-The definitions of Baton have to be there. Every case gets a namespace of its own, which is deleted after it.
+That is the one in KUBECONFIG, which has the definitions of Baton, or else one of these tests' own. Every case gets a
+namespace of its own, which is deleted after it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from baton_operator.kube.http_client import HttpKubeApi
 from baton_operator.kube.kube_api import Resource
 from baton_operator.kube.kubeconfig import KubeConnection, load
 from baton_testing.kube.conformance import CASES, Case
+from baton_testing.kube.control_plane import ControlPlane
 
 
 class Raw:
@@ -46,10 +48,14 @@ class Raw:
 
 
 @pytest.fixture(scope="module")
-def connection() -> KubeConnection:
-    if "KUBECONFIG" not in os.environ:
-        pytest.skip("no KUBECONFIG: name a cluster that has Baton's definitions")
-    return load()
+def connection(request: pytest.FixtureRequest) -> Iterator[KubeConnection]:
+    if "KUBECONFIG" in os.environ:
+        yield load()
+        return
+    plane: ControlPlane = request.getfixturevalue("plane")
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("KUBECONFIG", str(plane.kubeconfig))
+        yield load()
 
 
 @pytest.fixture

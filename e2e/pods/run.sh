@@ -49,4 +49,4 @@ else
 fi
 HELM=$("$python" "$root/scripts/find_helm.py")
 export HELM
-"$root/.venv/bin/pytest" -q -rs -x --durations=0 "$here" "$@"
+"$root/.venv/bin/pytest" -q -rs -x --durations=0 "$here" "$root/e2e/test_conformance.py" "$@"
