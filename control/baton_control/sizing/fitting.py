@@ -2,8 +2,9 @@
 
 The fit is over *multipliers* of the prior's coefficients: each starts at 1 and moves as far as the evidence says,
 so that a coefficient that no step has told apart yet stays what the roofline gave. Least squares on relative
-errors with slow forgetting; a worker's first steps are dropped, later outliers are rejected, and each worker keeps
-its own bias.
+errors with slow forgetting; a worker's first steps are dropped, outliers are rejected, and each worker keeps its own
+bias. An outlier is far from the fit and from the middle of the last steps. A step that is far from the fit alone shows
+that the prior is wrong many times over, or that the speed has changed: then the fit begins anew, around that middle.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
+from statistics import median
 from typing import TypeVar
 
 import numpy as np
@@ -25,10 +27,9 @@ FORGETTING = 0.999
 PRIOR_STRENGTH = 2.0
 """Steps that the prior of each coefficient is worth."""
 OUTLIER = 4.0
-MIN_SPREAD = 0.02
-TRUSTED_STEPS = 30
-"""Until then only absurd steps are rejected: the prior may be wrong by more than a spread."""
-ABSURD = 10.0
+FIRST_SPREAD, MIN_SPREAD = 0.3, 0.02
+RECENT = 101
+"""Steps whose middle is looked at: half of them in a row are a change of speed."""
 BIAS_RATE = 0.05
 MAX_WORKERS = 4_096
 """Whose warm-up and bias are remembered."""
@@ -43,8 +44,12 @@ class Fit:
     gram: Floats
     moment: Floats
     steps: int = 0
-    spread: float = 0.3
+    spread: float = FIRST_SPREAD
     """Mean absolute relative error of accepted steps."""
+    anchor: float = 1.0
+    """The multiplier that a coefficient has until steps say otherwise."""
+    recent: tuple[float, ...] = ()
+    """What the last steps took, as a multiple of the prior and of their worker's bias; those of warm-ups too."""
     warmed: Mapping[str, int] = field(default_factory=dict)
     bias: Mapping[str, float] = field(default_factory=dict)
 
@@ -57,34 +62,46 @@ class Fit:
         return tuple(float(p * m) for p, m in zip(self.prior, self.multipliers, strict=True))
 
 
-def fresh(prior: Sequence[float]) -> Fit:
-    """Nothing seen: the coefficients are the prior's."""
-    size = len(prior)
-    return Fit(tuple(prior), np.eye(size) * PRIOR_STRENGTH, np.full(size, PRIOR_STRENGTH))
+def fresh(prior: Sequence[float], anchor: float = 1.0) -> Fit:
+    """Nothing seen: the coefficients are the prior's, times the anchor."""
+    gram, moment = _pull(len(prior), anchor)
+    return Fit(tuple(prior), gram, moment, anchor=anchor)
+
+
+def _pull(size: int, anchor: float) -> tuple[Floats, Floats]:
+    """What keeps multipliers near the anchor, as so many steps with relative errors would."""
+    return np.eye(size) * PRIOR_STRENGTH / anchor**2, np.full(size, PRIOR_STRENGTH / anchor)
 
 
 def observed(fit: Fit, worker: str, features: Sequence[float], seconds: float) -> Fit:
     """The fit after one step of a worker: what was in it, and how long it took."""
     if not (isfinite(seconds) and 0.0 < seconds < 3600.0 and all(isfinite(x) and x >= 0 for x in features)):
         return fit
-    warmed = fit.warmed.get(worker, 0)
+    scaled = np.array(features) * np.array(fit.prior)
+    expected, believed = float(scaled @ fit.multipliers), float(scaled.sum())
+    if expected <= 0 or believed <= 0:
+        return fit
+    own, warmed = fit.bias.get(worker, 1.0), fit.warmed.get(worker, 0)
+    ratio = seconds / (believed * own)
+    fit = replace(fit, recent=(*fit.recent[-RECENT + 1 :], ratio))
     if warmed < WARM_STEPS:
         return replace(fit, warmed={**_latest(fit.warmed, worker), worker: warmed + 1})
-    scaled = np.array(features) * np.array(fit.prior)
-    expected = float(scaled @ fit.multipliers)
-    if expected <= 0:
-        return fit
-    own = fit.bias.get(worker, 1.0)
     error = abs(seconds / (expected * own) - 1.0)
-    limit = OUTLIER * max(fit.spread, MIN_SPREAD) if fit.steps >= TRUSTED_STEPS else ABSURD
+    limit = OUTLIER * max(fit.spread, MIN_SPREAD)
     if error > limit:
-        return replace(fit, spread=min(1.0, fit.spread * 1.02))  # a true change of speed is believed after a while
+        middle = median(fit.recent)
+        if abs(ratio / middle - 1.0) > limit:
+            return replace(fit, spread=min(1.0, fit.spread * 1.02))  # of steps unlike others some are true
+        again = fresh(fit.prior, float(np.clip(middle, *MULTIPLIERS)))
+        fit = replace(again, recent=fit.recent, warmed=fit.warmed, bias=fit.bias)
+        expected = float(scaled @ fit.multipliers)
+        error = abs(seconds / (expected * own) - 1.0)
     row, target = scaled / expected, seconds / expected
-    keep = np.eye(len(fit.prior)) * PRIOR_STRENGTH * (1 - FORGETTING)
+    gram, moment = _pull(len(fit.prior), fit.anchor)
     return replace(
         fit,
-        gram=FORGETTING * fit.gram + keep + np.outer(row, row),
-        moment=FORGETTING * fit.moment + np.diag(keep) + row * target,
+        gram=FORGETTING * fit.gram + (1 - FORGETTING) * gram + np.outer(row, row),
+        moment=FORGETTING * fit.moment + (1 - FORGETTING) * moment + row * target,
         steps=fit.steps + 1,
         spread=0.98 * fit.spread + 0.02 * error,
         bias={**_latest(fit.bias), worker: own + BIAS_RATE * (min(2.0, max(0.5, seconds / expected)) - own)},
@@ -130,7 +147,8 @@ def fitted_decode(fit: Fit, times: DecodeTimes) -> DecodeTimes:
 def saved(fit: Fit) -> str:
     """At most some hundred bytes: multipliers and how much evidence stands behind them; biases are learned again."""
     multipliers = [float(f"{m:.4g}") for m in fit.multipliers]
-    return json.dumps({"m": multipliers, "n": min(fit.steps, 1000), "s": float(f"{fit.spread:.3g}")})
+    spread, anchor = float(f"{fit.spread:.3g}"), float(f"{fit.anchor:.3g}")
+    return json.dumps({"m": multipliers, "n": min(fit.steps, 1000), "s": spread, "a": anchor})
 
 
 def restored(text: str, prior: Sequence[float]) -> Fit:
@@ -140,8 +158,11 @@ def restored(text: str, prior: Sequence[float]) -> Fit:
         multipliers = np.clip(np.array(document["m"], dtype=np.float64), *MULTIPLIERS)
         if len(multipliers) != len(prior) or not np.all(np.isfinite(multipliers)):
             return fresh(prior)
-        weight = PRIOR_STRENGTH + min(1000, int(document["n"])) / 10
-        size = len(prior)
-        return Fit(tuple(prior), np.eye(size) * weight, multipliers * weight, int(document["n"]), float(document["s"]))
+        anchor = float(np.clip(float(document.get("a", 1.0)), *MULTIPLIERS))  # none in texts of before
+        if not isfinite(anchor):
+            return fresh(prior)
+        weight = (PRIOR_STRENGTH + min(1000, int(document["n"])) / 10) / multipliers**2
+        gram, moment = np.diag(weight), weight * multipliers
+        return Fit(tuple(prior), gram, moment, int(document["n"]), float(document["s"]), anchor)
     except (ValueError, KeyError, TypeError):
         return fresh(prior)

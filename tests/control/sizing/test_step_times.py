@@ -154,6 +154,41 @@ def test_a_fit_finds_the_true_times_through_warm_up_and_outliers() -> None:
         assert fitted.seconds(batch, kv) == pytest.approx(true, rel=0.03)
 
 
+def fed(fit: fitting.Fit, steps: int, speed: float, seed: int) -> fitting.Fit:
+    """After steps of a worker that takes `speed` times what an 8B model on an H200 is believed to take; each 50th takes
+    20 times that."""
+    believed = worker_model(LLAMA_8B, H200).decode
+    random = np.random.default_rng(seed)
+    for step in range(steps):
+        batch = int(random.integers(1, 300))
+        kv = float(batch * random.integers(200, 3000))
+        slow = 20.0 if step % 50 == 49 else 1.0
+        true = believed.seconds(batch, kv) * speed * slow * float(random.uniform(0.97, 1.03))
+        fit = fitting.observed(fit, "w0", fitting.decode_features(believed, batch, kv), true)
+    return fit
+
+
+@pytest.mark.parametrize("speed", [0.05, 0.5, 3.0, 20.0, 40.0])
+def test_a_prior_that_is_wrong_many_times_over_is_corrected(speed: float) -> None:
+    believed = worker_model(LLAMA_8B, H200).decode
+    fitted = fitting.fitted_decode(fed(fitting.decode_prior(believed), 400, speed, seed=5), believed)
+    for batch, kv in ((8, 8000.0), (100, 150_000.0), (250, 300_000.0)):
+        assert fitted.seconds(batch, kv) == pytest.approx(speed * believed.seconds(batch, kv), rel=0.05)
+
+
+@pytest.mark.parametrize("change", [0.1, 0.7, 1.5, 12.0])
+def test_a_change_of_speed_is_believed_and_a_short_pause_is_not(change: float) -> None:
+    believed = worker_model(LLAMA_8B, H200).decode
+    before = fed(fitting.decode_prior(believed), 600, 1.0, seed=6)
+    paused = fed(before, 40, change, seed=7)
+    after = fed(paused, 4_000, change, seed=8)
+    was, now = (fitting.fitted_decode(fit, believed).seconds(100, 150_000.0) for fit in (paused, after))
+    true = believed.seconds(100, 150_000.0)
+    if not 0.5 < change < 2.0:
+        assert was == pytest.approx(true, rel=0.05), "forty steps may be a pause"
+    assert now == pytest.approx(change * true, rel=0.1)
+
+
 def test_a_slow_worker_is_a_bias_and_absurd_timings_are_nothing() -> None:
     believed = worker_model(LLAMA_8B, H200).prefill
     fit = fitting.prefill_prior(believed)
