@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 import aiohttp
@@ -142,6 +142,12 @@ class OldServer:
 
     async def replace(self, resource: Resource, manifest: Manifest, *, manager: str) -> Manifest:
         return _got(await self._api.replace(there(resource), _sent(manifest), manager=manager))
+
+    async def set_managed_fields(
+        self, resource: Resource, namespace: str, name: str, entries: Sequence[Manifest], *, uid: str, version: str
+    ) -> Manifest:
+        place = (there(resource), namespace, name)
+        return _got(await self._api.set_managed_fields(*place, entries, uid=uid, version=version))
 
     async def delete(
         self, resource: Resource, namespace: str, name: str, *, uid: str, resource_version: str | None = None

@@ -18,7 +18,8 @@ import pytest
 from baton_operator.kube.http_client import HttpKubeApi
 from baton_operator.kube.kube_api import Resource
 from baton_operator.kube.kubeconfig import KubeConnection, load
-from baton_testing.kube.conformance import CASES, Case
+from baton_testing.kube.conformance import CASES
+from baton_testing.kube.conformance_objects import Case
 from baton_testing.kube.control_plane import ControlPlane
 
 

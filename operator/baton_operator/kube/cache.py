@@ -13,16 +13,19 @@ from dataclasses import dataclass
 import msgspec
 
 from baton_control.names import Key
+from baton_operator.kube.field_owners import is_created_by
 from baton_operator.kube.kinds import DEPLOYMENTS, PODS, POOLS
 from baton_operator.kube.kube_api import Change, Listing, Resource, WatchEvent
 from baton_operator.kube.object_fields import mapping, mappings, metadata_of
 from baton_operator.objects.cluster import Manifest
-from baton_operator.objects.metadata import DEPLOYMENT_LABEL
+from baton_operator.objects.metadata import DEPLOYMENT_LABEL, FIELD_MANAGER
 
 Place = tuple[str, str]
 """Namespace and name."""
 REPLICA_OWNERS = "replicaOwners"
 """Where a cached LLMPool says who owns its `spec.replicas`; left out when the server did not tell."""
+CREATED = "baton-created"
+"""In the metadata of a cached object: what the operator created it with is still owned by that create."""
 _POD_STATUS = ("phase", "reason", "message", "conditions", "containerStatuses", "startTime")
 
 
@@ -170,6 +173,8 @@ def _entry(resource: Resource, manifest: Manifest) -> Entry | None:
     if not isinstance(label, str) or not namespace:
         return None
     kept = _pod(manifest) if resource == PODS else {**manifest, "metadata": _without_fields(metadata)}
+    if is_created_by(manifest, FIELD_MANAGER):
+        kept["metadata"] = {**mapping(kept["metadata"]), CREATED: True}
     if resource == POOLS and "managedFields" in metadata:
         kept[REPLICA_OWNERS] = sorted(_owners_of_replicas(metadata))
     version = _number(metadata.get("resourceVersion"))

@@ -7,7 +7,7 @@ import contextlib
 import re
 import socket
 import weakref
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from urllib.parse import quote
 
@@ -34,6 +34,7 @@ from baton_operator.kube.kube_api import (
     WatchEvent,
 )
 from baton_operator.kube.kubeconfig import KubeConnection
+from baton_operator.kube.rate_limit import RateLimit
 from baton_operator.objects.cluster import Manifest
 
 CALL_S, LIST_S = 20.0, 60.0
@@ -47,6 +48,9 @@ MAX_LINE_BYTES = 8 << 20
 CONNECTIONS = 128
 """For calls. Watches have connections of their own, one each: they never keep a call waiting."""
 _OWNER = re.compile(r'conflict with "([^"]*)"')
+
+
+_Body = Manifest | Sequence[Manifest]
 
 
 class _PageMetadata(msgspec.Struct):
@@ -164,14 +168,21 @@ class HttpKubeApi:
 
     async def create(self, resource: Resource, manifest: Manifest, *, manager: str) -> Manifest:
         namespace, _ = _named(manifest)
-        return await self._call(
-            "create", "POST", resource, path_of(resource, namespace), {"fieldManager": manager}, manifest
-        )
+        query = {"fieldManager": manager, "fieldValidation": "Strict"}  # as strict as an apply, since 1.25
+        return await self._call("create", "POST", resource, path_of(resource, namespace), query, manifest)
 
     async def replace(self, resource: Resource, manifest: Manifest, *, manager: str) -> Manifest:
         namespace, name = _named(manifest)
         path = path_of(resource, namespace, name)
         return await self._call("update", "PUT", resource, path, {"fieldManager": manager}, manifest)
+
+    async def set_managed_fields(
+        self, resource: Resource, namespace: str, name: str, entries: Sequence[Manifest], *, uid: str, version: str
+    ) -> Manifest:
+        said: Manifest = {"managedFields": entries, "uid": uid, "resourceVersion": version}
+        patch = [Manifest(op="replace", path=f"/metadata/{field}", value=value) for field, value in said.items()]
+        path = path_of(resource, namespace, name)
+        return await self._call("patch", "PATCH", resource, path, None, patch, "application/json-patch+json")
 
     async def delete(
         self, resource: Resource, namespace: str, name: str, *, uid: str, resource_version: str | None = None
@@ -203,7 +214,7 @@ class HttpKubeApi:
         method: str,
         path: str,
         query: Mapping[str, str] | None,
-        body: Manifest | None,
+        body: _Body | None,
         kind: str,
         timeout: aiohttp.ClientTimeout,
         session: aiohttp.ClientSession | None,
@@ -222,7 +233,7 @@ class HttpKubeApi:
         resource: Resource,
         path: str,
         query: Mapping[str, str] | None = None,
-        body: Manifest | None = None,
+        body: _Body | None = None,
         kind: str = "application/json",
         deadline_s: float = CALL_S,
     ) -> Manifest:
@@ -235,7 +246,7 @@ class HttpKubeApi:
         resource: Resource,
         path: str,
         query: Mapping[str, str] | None = None,
-        body: Manifest | None = None,
+        body: _Body | None = None,
         kind: str = "application/json",
         deadline_s: float = CALL_S,
     ) -> bytes:
@@ -272,20 +283,6 @@ class HttpKubeApi:
         if token is not None and request.url.origin() == self._origin:
             request.headers["Authorization"] = f"Bearer {token}"
         return await handler(request)
-
-
-class RateLimit:
-    """Spreads calls: `burst` at once, then `per_s` in each second, first come first served."""
-
-    def __init__(self, per_s: float, burst: int) -> None:
-        self._gap_s, self._burst_s = 1.0 / per_s, burst / per_s
-        self._next = 0.0
-
-    async def wait(self) -> None:
-        now = asyncio.get_running_loop().time()
-        self._next = max(self._next, now - self._burst_s) + self._gap_s
-        if self._next > now:
-            await asyncio.sleep(self._next - now)
 
 
 def _socket(address: tuple[int, int, int, str, tuple[object, ...]]) -> socket.socket:

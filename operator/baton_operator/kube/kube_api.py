@@ -121,10 +121,17 @@ class KubeApi(Protocol):
         with another value that another manager owns raises Conflict with that manager in `managers`."""
 
     async def create(self, resource: Resource, manifest: Manifest, *, manager: str) -> Manifest:
-        """Raises AlreadyExists. `metadata.generateName` is honoured."""
+        """Raises AlreadyExists. `metadata.generateName` is honoured. What is set, defaults of the server among it, is
+        owned by an update of the manager: its applies do not take that away again."""
 
     async def replace(self, resource: Resource, manifest: Manifest, *, manager: str) -> Manifest:
         """Raises NotFound, or Conflict when `metadata.resourceVersion` is not the stored one."""
+
+    async def set_managed_fields(
+        self, resource: Resource, namespace: str, name: str, entries: Sequence[Manifest], *, uid: str, version: str
+    ) -> Manifest:
+        """Make `entries` the object's `managedFields` and change nothing else. Raises NotFound, or Conflict when the
+        object has another uid or resource version by now."""
 
     async def delete(
         self, resource: Resource, namespace: str, name: str, *, uid: str, resource_version: str | None = None

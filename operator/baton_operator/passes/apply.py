@@ -1,8 +1,8 @@
 """Makes live objects what is wanted, with as few requests as possible: none at all for one that already is.
 
-An object that is not in the cache is looked for first: one of that name that somebody else owns is neither adopted nor
-touched. One that is there is applied under the uid that is known, so that a successor of the same name is never meant.
-What a write brings back goes into the cache at once.
+An object that is not in the cache is created: where somebody else has one of that name, the server refuses, and that
+one is neither adopted nor touched. One that is there is applied under the uid that is known, so that a successor of the
+same name is never meant. What a write brings back goes into the cache at once.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 from baton_control.errors import OperatorError
 from baton_control.hashes import content_hash
-from baton_operator.kube.cache import Cache
+from baton_operator.kube.cache import CREATED, Cache
+from baton_operator.kube.field_owners import as_applied, is_created_by
 from baton_operator.kube.kinds import resource_of
-from baton_operator.kube.kube_api import Conflict, KubeApi, NotFound, Resource
+from baton_operator.kube.kube_api import AlreadyExists, Conflict, KubeApi, NotFound, Resource
 from baton_operator.kube.object_fields import (
     annotations_of,
     is_controlled,
@@ -84,6 +85,8 @@ class Applier:
         """By owner's uid: what was put back since it was taken from here, as `Service chat-gateway`."""
         self._ours: dict[tuple[Resource, str, str], str] = {}
         """Objects that were as wanted when last looked at, with their owner's uid."""
+        self._foreign: set[tuple[Resource, str, str]] = set()
+        """Where somebody else's object was. There it is looked first: a refused create may use up a quota."""
         self._settled: dict[tuple[Resource, str, str], tuple[str, str]] = {}
         """What the server made of an applied object, where that is not what was asked for (a mutating webhook, a field
         that it does not know): applying again would change nothing."""
@@ -94,25 +97,27 @@ class Applier:
         place = (wish.resource, wish.namespace, wish.name)
         if cache.marked(wish.namespace, wish.name) == wish.digest:
             return Applied.UNCHANGED
-        live = await self.find(wish, owner)
+        is_new = await self._create(wish, owner)
+        live = None if is_new else await self.find(wish, owner)
         was_ours = self._ours.get(place) == owner.uid
         if len(self._ours) > MAX_OURS:
             self._ours.clear()
         self._ours[place] = owner.uid
-        if live is None:
-            applied = await self._apply(wish, wish.body, force=False)
+        if is_new:
             if was_ours:
                 self.restored.setdefault(owner.uid, []).append(f"{wish.resource.kind} {wish.name}")
-            return applied
-        if is_leaving(live):
+            return Applied.WRITTEN
+        if live is None or is_leaving(live):
             return Applied.LEAVING
         if annotations_of(live).get(APPLIED) == wish.digest and not self._differs(wish, live):
             cache.mark(wish.namespace, wish.name, wish.digest)
             return Applied.UNCHANGED
+        is_foreign_edit = annotations_of(live).get(APPLIED) == wish.digest
+        if CREATED in metadata_of(live) or is_created_by(live, FIELD_MANAGER):
+            live = await self._own(wish, live, at_version)
         conditions = {"uid": uid_of(live)}
         if at_version:
-            conditions["resourceVersion"] = str(metadata_of(live).get("resourceVersion"))
-        is_foreign_edit = annotations_of(live).get(APPLIED) == wish.digest
+            conditions["resourceVersion"] = _version_of(live)
         applied = await self._apply(wish, with_metadata(wish.body, None, **conditions), force=True)
         if is_foreign_edit and was_ours:
             self.restored.setdefault(owner.uid, []).append(f"{wish.resource.kind} {wish.name}")
@@ -132,6 +137,7 @@ class Applier:
         if not is_controlled(live, owner.uid) and not (
             belongs(live, owner) and _labels_of(live) == _labels_of(wish.body)
         ):
+            self._foreign.add((wish.resource, wish.namespace, wish.name))
             raise NameTaken(wish.resource.kind, wish.name)
         return live
 
@@ -184,10 +190,9 @@ class Applier:
     async def delete(self, resource: Resource, live: Manifest) -> None:
         """Delete exactly this object in exactly this state. Raises Conflict if it is another by now."""
         namespace, name = place_of(live)
-        version = str(metadata_of(live).get("resourceVersion"))
         self._ours.pop((resource, namespace, name), None)
         try:
-            await self._api.delete(resource, namespace, name, uid=uid_of(live), resource_version=version)
+            await self._api.delete(resource, namespace, name, uid=uid_of(live), resource_version=_version_of(live))
         except NotFound:
             self._caches[resource].gone(namespace, name)
         except Conflict:
@@ -202,12 +207,49 @@ class Applier:
         except NotFound:
             self._caches[resource].gone(namespace, name)
 
+    async def _create(self, wish: Wish, owner: Owner) -> bool:
+        """Whether it was absent and is there now. Raises NameTaken where it was somebody else's before."""
+        place = (wish.resource, wish.namespace, wish.name)
+        if self._caches[wish.resource].get(wish.namespace, wish.name) is not None:
+            return False
+        if place in self._foreign and await self.find(wish, owner) is not None:
+            return False
+        self._foreign.discard(place)
+        try:
+            found = await self._api.create(wish.resource, wish.body, manager=FIELD_MANAGER)
+        except AlreadyExists:
+            return False
+        self._stored(wish, found)
+        return True
+
+    async def _own(self, wish: Wish, heard: Manifest, at_version: bool) -> Manifest:
+        """The object, after what it was created with has become what was applied to it. Raises Conflict for a successor
+        of what was last heard of; `at_version`: for a later version too."""
+        try:
+            live = await self._api.get(wish.resource, wish.namespace, wish.name)
+            if uid_of(live) != uid_of(heard) or (at_version and _version_of(live) != _version_of(heard)):
+                raise Conflict(f"{wish.resource.kind} {wish.name} has changed")
+            entries = as_applied(metadata_of(live).get("managedFields"), FIELD_MANAGER)
+            found = await self._api.set_managed_fields(
+                *(wish.resource, wish.namespace, wish.name, entries), uid=uid_of(live), version=_version_of(live)
+            )
+        except (Conflict, NotFound) as error:
+            await self.refresh(wish.resource, wish.body)
+            raise Conflict(f"{wish.resource.kind} {wish.name}: {error}") from error
+        self._caches[wish.resource].written(found)
+        return found
+
     async def _apply(self, wish: Wish, body: Manifest, force: bool) -> Applied:
         try:
             found = await self._api.apply(wish.resource, body, manager=FIELD_MANAGER, force=force)
         except Conflict:
             await self.refresh(wish.resource, wish.body)
             raise
+        self._stored(wish, found)
+        return Applied.WRITTEN
+
+    def _stored(self, wish: Wish, found: Manifest) -> None:
+        """What a write brought back."""
         self._caches[wish.resource].written(found)
         self._count(wish.body)
         place = (wish.resource, wish.namespace, wish.name)
@@ -216,7 +258,6 @@ class Applier:
             self._settled[place] = (wish.digest, _essence(found))
         else:
             self._settled.pop(place, None)
-        return Applied.WRITTEN
 
     def _count(self, wanted: Manifest) -> None:
         for reference in mappings(metadata_of(wanted).get("ownerReferences")):
@@ -227,6 +268,10 @@ class Applier:
         if not has_drifted(wish.body, live):
             return False
         return self._settled.get((wish.resource, wish.namespace, wish.name)) != (wish.digest, _essence(live))
+
+
+def _version_of(live: Manifest) -> str:
+    return str(metadata_of(live).get("resourceVersion"))
 
 
 def _labels_of(manifest: Manifest) -> object:

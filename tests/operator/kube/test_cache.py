@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton_control.names import Key
-from baton_operator.kube.cache import REPLICA_OWNERS, Cache
+from baton_operator.kube.cache import CREATED, REPLICA_OWNERS, Cache
 from baton_operator.kube.kinds import DEPLOYMENTS, PODS, POOLS, SERVICES
 from baton_operator.kube.kube_api import Change, Listing, Resource, WatchEvent
 
@@ -103,6 +103,22 @@ def test_the_owners_of_replicas_are_read_from_the_managed_fields() -> None:
     found = made.of(KEY)[0]
     assert found[REPLICA_OWNERS] == ["kubectl"]
     assert "managedFields" not in found["metadata"]  # type: ignore[operator]
+
+
+def test_what_the_operator_created_and_never_applied_is_told() -> None:
+    made, _ = cache()
+    entry = {"manager": "baton-operator", "operation": "Update", "fieldsV1": {"f:spec": {}}}
+    for version, managed in (
+        (1, [entry]),
+        (2, [{**entry, "operation": "Apply"}]),
+        (3, [{**entry, "manager": "other"}]),
+    ):
+        body = service(version)
+        body["metadata"]["managedFields"] = managed
+        made.heard(event(Change.MODIFIED, body))
+        found = made.get("ns", "chat-gateway")
+        assert found is not None
+        assert (CREATED in found["metadata"]) is (version == 1)  # type: ignore[operator]
 
 
 def test_a_deployment_is_its_own_key() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from baton_operator.kube.http_client import HttpKubeApi, RateLimit
+from baton_operator.kube.http_client import HttpKubeApi
 from baton_operator.kube.kinds import DEPLOYMENTS, LEASES, POOLS, SECRETS, SERVICES
 from baton_operator.kube.kube_api import (
     AlreadyExists,
@@ -29,6 +29,7 @@ from baton_operator.kube.kube_api import (
     Unavailable,
 )
 from baton_operator.kube.kubeconfig import KubeConfigError, KubeConnection, TokenFile, in_cluster
+from baton_operator.kube.rate_limit import RateLimit
 from baton_testing.processes.certificates import ONE
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -128,14 +129,30 @@ async def test_requests_are_those_that_kubernetes_documents() -> None:
         await made.apply(POOLS, BODY, manager="m", force=True, subresource="status", dry_run=True)
         await made.replace(LEASES, BODY, manager="m")
         await made.delete(SECRETS, "ns", "a", uid="u", resource_version="5")
-    (apply, replace, delete) = seen
+        await made.create(LEASES, BODY, manager="m")
+        await made.set_managed_fields(SECRETS, "ns", "a", [{"manager": "m"}], uid="u", version="5")
+    (apply, replace, delete, create, own) = seen
     assert apply[:2] == ("PATCH", "/apis/baton.dev/v1alpha1/namespaces/ns/llmpools/a/status")
     assert apply[2] == {"fieldManager": "m", "force": "true", "dryRun": "All"}
     assert (apply[3], apply[5]) == ("application/apply-patch+yaml", "Bearer t")
     assert replace[:2] == ("PUT", "/apis/coordination.k8s.io/v1/namespaces/ns/leases/a")
     assert delete[:2] == ("DELETE", "/api/v1/namespaces/ns/secrets/a")
     assert delete[4]["preconditions"] == {"uid": "u", "resourceVersion": "5"}
-    assert made.calls == {("patch", "llmpools"): 1, ("update", "leases"): 1, ("delete", "secrets"): 1}
+    assert create[:2] == ("POST", "/apis/coordination.k8s.io/v1/namespaces/ns/leases")
+    assert create[2] == {"fieldManager": "m", "fieldValidation": "Strict"}
+    assert (*own[:2], own[3]) == ("PATCH", "/api/v1/namespaces/ns/secrets/a", "application/json-patch+json")
+    assert own[4] == [
+        {"op": "replace", "path": "/metadata/managedFields", "value": [{"manager": "m"}]},
+        {"op": "replace", "path": "/metadata/uid", "value": "u"},
+        {"op": "replace", "path": "/metadata/resourceVersion", "value": "5"},
+    ]
+    assert made.calls == {
+        ("patch", "llmpools"): 1,
+        ("update", "leases"): 1,
+        ("delete", "secrets"): 1,
+        ("create", "leases"): 1,
+        ("patch", "secrets"): 1,
+    }
 
 
 async def test_long_lists_come_in_pages_with_their_kind_filled_in() -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from baton_operator.kube.kube_api import Resource
 from baton_testing.kube.clock import stamp
-from baton_testing.kube.conformance import CASES, NEWER_CASES, Case
+from baton_testing.kube.conformance import CASES, NEWER_CASES
+from baton_testing.kube.conformance_objects import Case
 from baton_testing.kube.defaults import Kinds
 from baton_testing.kube.memory import MemoryKube
 from baton_testing.kube.store import Store

@@ -56,7 +56,8 @@ def named(resource: str, group: str) -> str:
 
 
 def used(calls: tuple[str, ...]) -> Iterator[Right]:
-    """What the API server asks the authoriser for a call; an apply that creates asks twice."""
+    """What the API server asks the authoriser for a call. An apply that creates asks twice. After a create, an object
+    is looked at where one of that name is there, and patched when something else is wanted."""
     for call in calls:
         verb, place, *subresource = call.split()
         plural = place.partition("/")[0]
@@ -65,8 +66,10 @@ def used(calls: tuple[str, ...]) -> Iterator[Right]:
             yield "patch", full
             if not subresource:
                 yield "create", full
+        elif verb == "create" and plural != LEASES.plural:
+            yield from ((each, full) for each in ("create", "get", "patch"))
         else:
-            yield {"replace": "update"}.get(verb, verb), full
+            yield {"replace": "update", "own": "patch"}.get(verb, verb), full
 
 
 @pytest.fixture(scope="module")

@@ -72,9 +72,9 @@ def _fetches(said: str) -> Callable[[World], Awaitable[None]]:
     return plant
 
 
-def _calls(part: str, error: KubeError, **fields: Any) -> Callable[[World], Awaitable[None]]:
+def _writes(part: str, error: KubeError, **fields: Any) -> Callable[[World], Awaitable[None]]:
     async def plant(world: World) -> None:
-        world.kube.refuses = lambda what: error if part in what else None
+        world.kube.refuses = lambda what: error if what.startswith(("create ", "apply ")) and part in what else None
         world.user_applies(**(HUB if "persistentvolumeclaims" in part else fields))
 
     return plant
@@ -324,19 +324,19 @@ CAUSES = (
     Planted("a node refuses", "NodeRefuses", _pods(WORKER, Affliction(REFUSED_POD))),
     Planted("name taken", "NameTaken", _name_taken),
     Planted("no permission", "Forbidden",
-            _calls("apply networkpolicies", Forbidden("networkpolicies is forbidden: cannot patch")), _clear),
+            _writes("networkpolicies", Forbidden("networkpolicies is forbidden: cannot patch")), _clear),
     Planted("webhook for our objects is down", "WebhookDown",
-            _calls("apply deployments/chat-gateway", Forbidden(WEBHOOK)), _clear),
+            _writes("deployments/chat-gateway", Forbidden(WEBHOOK)), _clear),
     Planted("autoscaler refused", "Forbidden",
-            _calls("apply horizontalpodautoscalers", Forbidden("horizontalpodautoscalers.autoscaling is forbidden"),
+            _writes("horizontalpodautoscalers", Forbidden("horizontalpodautoscalers.autoscaling is forbidden"),
                    gateway={"autoscaling": {"max": 4}}), _clear, says="horizontalpodautoscalers"),
     Planted("autoscaler denied by a webhook", "AdmissionDenied",
-            _calls("apply horizontalpodautoscalers", Forbidden(DENIED), gateway={"autoscaling": {"max": 4}}), _clear),
+            _writes("horizontalpodautoscalers", Forbidden(DENIED), gateway={"autoscaling": {"max": 4}}), _clear),
     Planted("autoscaler without metrics", "GatewayNotScaled", _cannot_measure, _can_measure, is_ready=True,
             is_running=True),
     Planted("flag of Baton's own", "InvalidSpec", _edits(decode__arguments=[{"name": "keys", "value": "/tmp"}]), _fixed,
             says="spec.decode.arguments[0].name"),
-    Planted("namespace ends", "NamespaceTerminating", _calls("apply services", Forbidden(ENDING)), _clear),
+    Planted("namespace ends", "NamespaceTerminating", _writes("services", Forbidden(ENDING)), _clear),
     Planted("invalid spec", "InvalidSpec",
             _edits(rollout={"maxSurge": 0, "maxUnavailable": 0, "canary": 0, "paused": False}), _fixed),
     Planted("unsupported", "Unsupported", _edits(model__source="file://relative"), _fixed, says="spec.model.source"),
@@ -355,9 +355,9 @@ CAUSES = (
             says="hub"),
     Planted("fetch without a node", "Unschedulable", _fetch_pod(_unplaced(NO_CPU)), _clear, says="Insufficient cpu"),
     Planted("claim without quota", "QuotaExceeded",
-            _calls("apply persistentvolumeclaims", Forbidden(STORAGE_QUOTA)), _clear, says="storage"),
+            _writes("persistentvolumeclaims", Forbidden(STORAGE_QUOTA)), _clear, says="storage"),
     Planted("claim outside its LimitRange", "OutsideLimitRange",
-            _calls("apply persistentvolumeclaims", Forbidden(STORAGE_LIMITS)), _clear),
+            _writes("persistentvolumeclaims", Forbidden(STORAGE_LIMITS)), _clear),
     Planted("fetch fails", "ModelFetchFailed", _jobs(Affliction(FAILED)), says="exit code 3"),
     Planted("fetch without quota", "QuotaExceeded", _jobs(Affliction({}, ("FailedCreate", QUOTA))), _clear),
     Planted("fetch refused by Pod Security", "PodSecurity", _jobs(Affliction({}, ("FailedCreate", SECURITY))), _clear),

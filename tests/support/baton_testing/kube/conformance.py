@@ -7,9 +7,8 @@ scaling through /scale. It fails by an assertion.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
 
+from baton_operator.kube.field_owners import as_applied, is_created_by
 from baton_operator.kube.kinds import DEPLOYMENTS, LEASES, POOLS, RECORDS, SERVICES, WORKERS
 from baton_operator.kube.kube_api import (
     AlreadyExists,
@@ -18,75 +17,25 @@ from baton_operator.kube.kube_api import (
     Expired,
     Invalid,
     KubeApi,
-    KubeError,
     NotFound,
-    Resource,
     WatchEvent,
 )
-from baton_testing.kube.manifests import manifest, set_at
-
-Json = dict[str, Any]
-Scale = Callable[[Resource, str, str, int], Awaitable[None]]
-Case = Callable[[KubeApi, str, Scale], Coroutine[Any, Any, None]]
-Error = TypeVar("Error", bound=KubeError)
-A, B = "first-manager", "second-manager"
-
-
-async def refused(kind: type[Error], call: Awaitable[object]) -> Error:
-    """The refusal of a call that has to be refused like this."""
-    try:
-        await call
-    except kind as error:
-        return error
-    raise AssertionError(f"was not refused with {kind.__name__}")
-
-
-def llm(namespace: str, **fields: object) -> Json:
-    return _in(namespace, "chat", manifest(**fields))
-
-
-def pool(namespace: str, **spec: object) -> Json:
-    body = {
-        "apiVersion": POOLS.api_version,
-        "kind": POOLS.kind,
-        "spec": {"deployment": "chat", "role": "decode", **spec},
-    }
-    return _in(namespace, "chat-decode", body)
-
-
-def workers(namespace: str, **env: str) -> Json:
-    """A Deployment without `replicas`."""
-    container = {"name": "main", "image": "none/none:1", "env": [{"name": n, "value": v} for n, v in env.items()]}
-    template = {
-        "metadata": {"labels": {"app": "x"}},
-        "spec": {"nodeSelector": {"no": "node"}, "containers": [container]},
-    }
-    spec = {"selector": {"matchLabels": {"app": "x"}}, "template": template}
-    return _in(namespace, "crew", {"apiVersion": "apps/v1", "kind": "Deployment", "spec": spec})
-
-
-def with_replicas(body: Json, count: int) -> Json:
-    return {**body, "spec": {**body["spec"], "replicas": count}}
-
-
-def _in(namespace: str, name: str, body: Json) -> Json:
-    return {**body, "metadata": {**body.get("metadata", {}), "name": name, "namespace": namespace}}
-
-
-def _version(body: Json) -> str:
-    return str(body["metadata"]["resourceVersion"])
-
-
-def _owners(body: Json, *path: str) -> set[str]:
-    """Managers whose fields include the path."""
-    found = set()
-    for entry in body["metadata"]["managedFields"]:
-        node = entry["fieldsV1"]
-        for step in path:
-            node = node.get(f"f:{step}") if isinstance(node, dict) else None
-        if node is not None:
-            found.add(entry["manager"])
-    return found
+from baton_testing.kube.conformance_objects import (
+    A,
+    B,
+    Case,
+    Json,
+    Scale,
+    in_space,
+    llm,
+    owners_of,
+    pool,
+    refused,
+    version_of,
+    with_replicas,
+    workers,
+)
+from baton_testing.kube.manifests import set_at
 
 
 async def what_is_absent_is_filled_in_and_what_is_unknown_is_dropped(api: KubeApi, space: str, scale: Scale) -> None:
@@ -124,12 +73,12 @@ async def a_field_of_another_manager_conflicts_until_it_is_taken(api: KubeApi, s
     assert error.managers == (A,)
     taken: Json = await api.apply(POOLS, pool(space, replicas=3), manager=B, force=True)
     assert taken["spec"]["replicas"] == 3
-    assert _owners(taken, "spec", "replicas") == {B}
-    assert _owners(taken, "spec", "role") == {A, B}
+    assert owners_of(taken, "spec", "replicas") == {B}
+    assert owners_of(taken, "spec", "role") == {A, B}
     error = await refused(Conflict, api.apply(POOLS, pool(space, replicas=2), manager=A, force=False))
     assert error.managers == (B,)
     shared: Json = await api.apply(POOLS, pool(space, replicas=3), manager=A, force=False)
-    assert _owners(shared, "spec", "replicas") == {A, B}
+    assert owners_of(shared, "spec", "replicas") == {A, B}
 
 
 async def a_field_that_its_owner_leaves_out_falls_back_to_its_default(api: KubeApi, space: str, scale: Scale) -> None:
@@ -155,7 +104,7 @@ async def a_field_that_another_owns_too_stays(api: KubeApi, space: str, scale: S
     await api.apply(POOLS, pool(space, replicas=4), manager=B, force=False)
     kept: Json = await api.apply(POOLS, pool(space), manager=A, force=False)
     assert kept["spec"]["replicas"] == 4
-    assert _owners(kept, "spec", "replicas") == {B}
+    assert owners_of(kept, "spec", "replicas") == {B}
 
 
 async def entries_of_a_list_are_told_apart_by_name(api: KubeApi, space: str, scale: Scale) -> None:
@@ -174,7 +123,7 @@ async def scaling_takes_the_replicas_away_from_who_applied_them(api: KubeApi, sp
     scaled: Json = await api.get(POOLS, space, "chat-decode")
     assert scaled["spec"]["replicas"] == 5
     assert scaled["metadata"]["generation"] == made["metadata"]["generation"] + 1
-    if A in _owners(scaled, "spec", "replicas"):
+    if A in owners_of(scaled, "spec", "replicas"):
         return  # Kubernetes before 1.23 writes nothing down for /scale
     await refused(Conflict, api.apply(POOLS, pool(space, replicas=2), manager=A, force=False))
     kept: Json = await api.apply(POOLS, pool(space), manager=A, force=False)
@@ -184,7 +133,7 @@ async def scaling_takes_the_replicas_away_from_who_applied_them(api: KubeApi, sp
 async def status_and_spec_do_not_reach_each_other(api: KubeApi, space: str, scale: Scale) -> None:
     made: Json = await api.create(DEPLOYMENTS, llm(space), manager=A)
     status = {"apiVersion": DEPLOYMENTS.api_version, "kind": DEPLOYMENTS.kind, "metadata": made["metadata"]}
-    status = _in(space, "chat", {**status, "metadata": {}, "status": {"revision": "one"}})
+    status = in_space(space, "chat", {**status, "metadata": {}, "status": {"revision": "one"}})
     error_free: Json = await api.apply(DEPLOYMENTS, status, manager=B, force=True, subresource="status")
     assert error_free["status"] == {"revision": "one"}
     assert error_free["metadata"]["generation"] == 1
@@ -209,7 +158,7 @@ async def an_apply_keeps_its_preconditions(api: KubeApi, space: str, scale: Scal
     await refused(Conflict, api.apply(POOLS, lost, manager=A, force=True))
     right = {
         **body,
-        "metadata": {**body["metadata"], "uid": made["metadata"]["uid"], "resourceVersion": _version(made)},
+        "metadata": {**body["metadata"], "uid": made["metadata"]["uid"], "resourceVersion": version_of(made)},
     }
     await api.apply(POOLS, {**right, "spec": {**right["spec"], "replicas": 2}}, manager=A, force=True)
     await refused(
@@ -222,8 +171,8 @@ async def a_delete_means_one_object_in_one_state(api: KubeApi, space: str, scale
     uid = made["metadata"]["uid"]
     await refused(Conflict, api.delete(POOLS, space, "chat-decode", uid="11111111-1111-1111-1111-111111111111"))
     changed: Json = await api.apply(POOLS, pool(space, replicas=3), manager=A, force=True)
-    await refused(Conflict, api.delete(POOLS, space, "chat-decode", uid=uid, resource_version=_version(made)))
-    await api.delete(POOLS, space, "chat-decode", uid=uid, resource_version=_version(changed))
+    await refused(Conflict, api.delete(POOLS, space, "chat-decode", uid=uid, resource_version=version_of(made)))
+    await api.delete(POOLS, space, "chat-decode", uid=uid, resource_version=version_of(changed))
     await refused(NotFound, api.get(POOLS, space, "chat-decode"))
     await refused(NotFound, api.delete(POOLS, space, "chat-decode", uid=uid))
     again: Json = await api.create(POOLS, pool(space), manager=A)
@@ -245,20 +194,64 @@ async def a_finalizer_holds_an_object_that_is_deleted(api: KubeApi, space: str, 
 
 async def a_replace_of_an_old_version_is_refused(api: KubeApi, space: str, scale: Scale) -> None:
     lease = {"apiVersion": LEASES.api_version, "kind": LEASES.kind, "spec": {"holderIdentity": "a"}}
-    made: Json = await api.create(LEASES, _in(space, "gate", lease), manager=A)
-    await refused(AlreadyExists, api.create(LEASES, _in(space, "gate", lease), manager=A))
+    made: Json = await api.create(LEASES, in_space(space, "gate", lease), manager=A)
+    await refused(AlreadyExists, api.create(LEASES, in_space(space, "gate", lease), manager=A))
     second: Json = await api.replace(LEASES, {**made, "spec": {"holderIdentity": "b"}}, manager=A)
-    assert _version(second) != _version(made)
+    assert version_of(second) != version_of(made)
     await refused(Conflict, api.replace(LEASES, {**made, "spec": {"holderIdentity": "c"}}, manager=B))
 
 
 async def an_update_takes_what_it_changes(api: KubeApi, space: str, scale: Scale) -> None:
     made: Json = await api.apply(POOLS, pool(space, replicas=2), manager=A, force=True)
     changed: Json = await api.replace(POOLS, {**made, "spec": {**made["spec"], "replicas": 6}}, manager=B)
-    assert _owners(changed, "spec", "replicas") == {B}
-    assert A in _owners(changed, "spec", "role")
+    assert owners_of(changed, "spec", "replicas") == {B}
+    assert A in owners_of(changed, "spec", "role")
     error = await refused(Conflict, api.apply(POOLS, pool(space, replicas=2), manager=A, force=False))
     assert error.managers == (B,)
+
+
+async def what_was_created_goes_once_it_counts_as_applied(api: KubeApi, space: str, scale: Scale) -> None:
+    def labelled(body: Json, **labels: str) -> Json:
+        return {**body, "metadata": {**body["metadata"], "labels": labels}}
+
+    def service(**spec: object) -> Json:
+        body = {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "spec": {"ports": [{"port": 80}], "selector": {"a": "b"}, **spec},
+        }
+        return in_space(space, "door", body)
+
+    made: Json = await api.create(WORKERS, labelled(with_replicas(workers(space, a="1"), 0), x="1"), manager=A)
+    assert is_created_by(made, A)
+    assert not is_created_by(made, B)
+    kept: Json = await api.apply(WORKERS, with_replicas(workers(space, b="2"), 0), manager=A, force=True)
+    assert kept["metadata"]["labels"] == {"x": "1"}, "an apply leaves what a create set"
+    uid, entries = made["metadata"]["uid"], as_applied(kept["metadata"]["managedFields"], A)
+    place = (WORKERS, space, "crew")
+    await refused(Conflict, api.set_managed_fields(*place, entries, uid=uid, version=version_of(made)))
+    wrong = "11111111-1111-1111-1111-111111111111"
+    await refused((Conflict, Invalid), api.set_managed_fields(*place, entries, uid=wrong, version=version_of(kept)))
+    await refused(
+        NotFound, api.set_managed_fields(WORKERS, space, "nobody", entries, uid=uid, version=version_of(kept))
+    )
+    owned: Json = await api.set_managed_fields(*place, entries, uid=uid, version=version_of(kept))
+    assert not is_created_by(owned, A)
+    assert owned["spec"] == kept["spec"]
+    assert owned["metadata"]["generation"] == kept["metadata"]["generation"]
+    gone: Json = await api.apply(WORKERS, with_replicas(workers(space, c="3"), 0), manager=A, force=True)
+    assert "labels" not in gone["metadata"]
+    assert gone["spec"]["template"]["spec"]["containers"][0]["env"] == [{"name": "c", "value": "3"}]
+    assert gone["spec"].get("strategy") == made["spec"].get("strategy"), (
+        "defaults of the server fall back to themselves"
+    )
+    door: Json = await api.create(SERVICES, service(sessionAffinity="ClientIP"), manager=A)
+    entries = as_applied(door["metadata"]["managedFields"], A)
+    version, uid = version_of(door), door["metadata"]["uid"]
+    await api.set_managed_fields(SERVICES, space, "door", entries, uid=uid, version=version)
+    after: Json = await api.apply(SERVICES, service(), manager=A, force=True)
+    assert after["spec"]["sessionAffinity"] == "None"
+    assert after["spec"].get("clusterIP") == door["spec"].get("clusterIP"), "what the server gave stays"
 
 
 async def a_dry_run_leaves_nothing(api: KubeApi, space: str, scale: Scale) -> None:
@@ -275,10 +268,10 @@ async def what_is_fixed_stays(api: KubeApi, space: str, scale: Scale) -> None:
     await refused(Invalid, api.apply(WORKERS, moved, manager=A, force=True))
     assert made["spec"]["selector"] == {"matchLabels": {"app": "x"}}
     record = {"apiVersion": "apps/v1", "kind": "ControllerRevision", "revision": 1, "data": {"a": {"b": 1}}}
-    await api.apply(RECORDS, _in(space, "kept", record), manager=A, force=True)
-    again = await api.apply(RECORDS, _in(space, "kept", {**record, "revision": 2}), manager=A, force=True)
+    await api.apply(RECORDS, in_space(space, "kept", record), manager=A, force=True)
+    again = await api.apply(RECORDS, in_space(space, "kept", {**record, "revision": 2}), manager=A, force=True)
     assert again["revision"] == 2
-    await refused(Invalid, api.apply(RECORDS, _in(space, "kept", {**record, "data": {}}), manager=A, force=True))
+    await refused(Invalid, api.apply(RECORDS, in_space(space, "kept", {**record, "data": {}}), manager=A, force=True))
 
 
 async def names_can_be_made_up(api: KubeApi, space: str, scale: Scale) -> None:
@@ -293,7 +286,7 @@ async def names_can_be_made_up(api: KubeApi, space: str, scale: Scale) -> None:
 
 async def a_list_selects_by_label(api: KubeApi, space: str, scale: Scale) -> None:
     for name, labels in (("one", {"k": "v"}), ("two", {"k": "w"}), ("three", {})):
-        body = _in(space, name, pool(space))
+        body = in_space(space, name, pool(space))
         body["metadata"]["labels"] = labels
         await api.create(POOLS, body, manager=A)
     for selector, names in (("", 3), ("k", 2), ("k=v", 1), ("k=x", 0)):
@@ -319,13 +312,13 @@ async def a_watch_tells_everything_once_in_order(api: KubeApi, space: str, scale
     await api.delete(POOLS, space, "chat-decode", uid=made["metadata"]["uid"])
     told = await _watched(api, space, since, "", 4)
     assert [each.change for each in told] == [Change.ADDED, Change.MODIFIED, Change.MODIFIED, Change.DELETED]
-    versions = [int(_version(each.object)) for each in told]
+    versions = [int(version_of(each.object)) for each in told]
     assert versions == sorted(set(versions))
     selected = await _watched(api, space, since, "k=v", 3)
     assert [each.change for each in selected] == [Change.ADDED, Change.MODIFIED, Change.DELETED]
-    assert int(_version(selected[2].object)) == versions[2]
+    assert int(version_of(selected[2].object)) == versions[2]
     rest = await _watched(api, space, str(versions[1]), "", 2)
-    assert [int(_version(each.object)) for each in rest] == versions[2:]
+    assert [int(version_of(each.object)) for each in rest] == versions[2:]
 
 
 async def _watched(api: KubeApi, space: str, since: str, selector: str, count: int) -> list[WatchEvent]:
@@ -363,6 +356,7 @@ CASES: tuple[Case, ...] = (
     a_finalizer_holds_an_object_that_is_deleted,
     a_replace_of_an_old_version_is_refused,
     an_update_takes_what_it_changes,
+    what_was_created_goes_once_it_counts_as_applied,
     a_dry_run_leaves_nothing,
     what_is_fixed_stays,
     names_can_be_made_up,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from baton_operator.kube.kube_api import (
@@ -148,6 +148,14 @@ class FaultyKube:
     async def replace(self, resource: Resource, manifest: Manifest, *, manager: str) -> Manifest:
         number = await self._before(f"replace {resource.plural}/{_name(manifest)}")
         found = await self._inner.replace(resource, manifest, manager=manager)
+        await self._after(number)
+        return found
+
+    async def set_managed_fields(
+        self, resource: Resource, namespace: str, name: str, entries: Sequence[Manifest], *, uid: str, version: str
+    ) -> Manifest:
+        number = await self._before(f"own {resource.plural}/{name}")
+        found = await self._inner.set_managed_fields(resource, namespace, name, entries, uid=uid, version=version)
         await self._after(number)
         return found
 

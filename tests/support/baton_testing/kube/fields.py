@@ -115,6 +115,12 @@ def as_fields_v1(fields: Fields) -> Json:
     return tree
 
 
+def from_fields_v1(tree: Json, at: Path = ()) -> Fields:
+    """The paths that an entry of `managedFields` shows."""
+    below = [from_fields_v1(each, (*at, step)) if each else frozenset({(*at, step)}) for step, each in tree.items()]
+    return frozenset().union(*below)
+
+
 def _collect(value: Any, at: Path, kind: str, found: dict[Path, Any]) -> None:
     name = at[-1][2:] if at and at[-1].startswith("f:") else ""
     if isinstance(value, dict) and value and not (at and is_atomic(at, kind)):

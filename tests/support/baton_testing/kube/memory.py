@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from baton_operator.kube.kinds import SECRETS
 from baton_operator.kube.kube_api import Change, Expired, Forbidden, Listing, Resource, WatchEvent
@@ -90,6 +90,12 @@ class MemoryKube:
     async def replace(self, resource: Resource, manifest: Manifest, *, manager: str) -> Manifest:
         await self._call("update", resource)
         return self._store.replace(resource, manifest, manager)
+
+    async def set_managed_fields(
+        self, resource: Resource, namespace: str, name: str, entries: Sequence[Manifest], *, uid: str, version: str
+    ) -> Manifest:
+        await self._call("own", resource)
+        return self._store.set_managed_fields(resource, namespace, name, entries, uid, version)
 
     async def delete(
         self, resource: Resource, namespace: str, name: str, *, uid: str, resource_version: str | None = None

@@ -7,13 +7,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from baton_operator.kube.kube_api import AlreadyExists, Change, Conflict, Expired, Invalid, NotFound, Resource
 from baton_testing.kube.defaults import Kinds
-from baton_testing.kube.fields import ABSENT, Fields, Path, as_fields_v1, copied, leaves, merged, owned_paths, value_at
+from baton_testing.kube.fields import (
+    ABSENT,
+    Fields,
+    Path,
+    as_fields_v1,
+    copied,
+    from_fields_v1,
+    leaves,
+    merged,
+    owned_paths,
+    value_at,
+)
 
 Json = dict[str, Any]
 Place = tuple[Resource, str, str]
@@ -144,6 +155,8 @@ class Store:
         self._uids += 1
         metadata |= {"uid": f"uid-{self._uids:06}", "creationTimestamp": self._now(), "generation": 1}
         body = self.kinds.admit(resource, body, None)
+        if operation == UPDATE:
+            owned = owned_paths(body)  # with the server's defaults
         stored = Stored(body, {Manager(manager, operation): owned})
         self._objects[place] = stored
         self._commit(resource, Change.ADDED, None, stored)
@@ -166,6 +179,18 @@ class Store:
         kept = {path for path in changed if value_at(made, path) is not ABSENT}
         owners[mine] = owners.get(mine, frozenset()) | kept
         return self._write(resource, stored, made, owners, subresource)
+
+    def set_managed_fields(
+        self, resource: Resource, namespace: str, name: str, entries: Iterable[Json], uid: str, version: str
+    ) -> Json:
+        """Who owns which field, as its object's `managedFields` say."""
+        stored = self._found(resource, namespace, name)
+        self._check(stored, uid, version)
+        owners = {
+            Manager(each["manager"], each["operation"], each.get("subresource", "")): from_fields_v1(each["fieldsV1"])
+            for each in entries
+        }
+        return self._write(resource, stored, copied(stored.body), owners, "")
 
     def apply(self, resource: Resource, config: Json, manager: str, force: bool, subresource: str = "") -> Json:
         """A server-side apply."""

@@ -1,0 +1,44 @@
+"""Who owns which field of an object, as its `managedFields` say. Pure.
+
+What an object is created with is owned by an *update* of the creator. An apply takes away only what an earlier *apply*
+of the same manager set, so a field that the operator created and does not want any more would stay for ever. Before its
+first apply, what its create set becomes what its apply set. `kubectl apply --server-side` treats objects of older
+clients alike (k8s.io/client-go/util/csaupgrade).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from baton_operator.kube.object_fields import mapping, mappings, metadata_of
+from baton_operator.objects.cluster import Manifest
+
+_APPLY, _UPDATE = "Apply", "Update"
+
+
+def is_created_by(manifest: Manifest, manager: str) -> bool:
+    """Whether the manager's create or update owns fields of the object; its subresources do not count."""
+    return any(_is(each, manager, _UPDATE) for each in mappings(metadata_of(manifest).get("managedFields")))
+
+
+def as_applied(managed_fields: object, manager: str) -> list[Manifest]:
+    """The same entries, but what the manager's update owns is what its apply owns."""
+    entries = mappings(managed_fields)
+    mine = [each for each in entries if _is(each, manager, _APPLY) or _is(each, manager, _UPDATE)]
+    others = [each for each in entries if each not in mine]
+    if not mine:
+        return others
+    fields = _union(mapping(each.get("fieldsV1")) for each in mine)
+    return [*others, {**mine[-1], "operation": _APPLY, "fieldsV1": fields}]
+
+
+def _is(entry: Manifest, manager: str, operation: str) -> bool:
+    return entry.get("manager") == manager and entry.get("operation") == operation and not entry.get("subresource")
+
+
+def _union(trees: Iterable[Mapping[str, object]]) -> Manifest:
+    found: Manifest = {}
+    for tree in trees:
+        for step, below in tree.items():
+            found[step] = _union((mapping(found.get(step)), mapping(below)))
+    return found
