@@ -16,7 +16,7 @@ from baton_control.errors import OperatorError
 from baton_control.hashes import content_hash
 from baton_operator.kube.cache import CREATED, Cache
 from baton_operator.kube.field_owners import as_applied, is_created_by
-from baton_operator.kube.kinds import resource_of
+from baton_operator.kube.kinds import RECORDS, resource_of
 from baton_operator.kube.kube_api import AlreadyExists, Conflict, KubeApi, NotFound, Resource
 from baton_operator.kube.object_fields import (
     annotations_of,
@@ -208,13 +208,18 @@ class Applier:
             self._caches[resource].gone(namespace, name)
 
     async def _create(self, wish: Wish, owner: Owner) -> bool:
-        """Whether it was absent and is there now. Raises NameTaken where it was somebody else's before."""
+        """Whether it was absent and is there now. Raises NameTaken where it was somebody else's before. A record is
+        applied: its data are never changed, and to a server those of a create and of an apply differ in order."""
         place = (wish.resource, wish.namespace, wish.name)
         if self._caches[wish.resource].get(wish.namespace, wish.name) is not None:
             return False
-        if place in self._foreign and await self.find(wish, owner) is not None:
+        is_applied = wish.resource == RECORDS
+        if (is_applied or place in self._foreign) and await self.find(wish, owner) is not None:
             return False
         self._foreign.discard(place)
+        if is_applied:
+            await self._apply(wish, wish.body, force=False)
+            return True
         try:
             found = await self._api.create(wish.resource, wish.body, manager=FIELD_MANAGER)
         except AlreadyExists:

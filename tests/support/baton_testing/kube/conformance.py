@@ -211,47 +211,43 @@ async def an_update_takes_what_it_changes(api: KubeApi, space: str, scale: Scale
 
 
 async def what_was_created_goes_once_it_counts_as_applied(api: KubeApi, space: str, scale: Scale) -> None:
-    def labelled(body: Json, **labels: str) -> Json:
-        return {**body, "metadata": {**body["metadata"], "labels": labels}}
+    def door(label: str, **spec: object) -> Json:
+        body = {"apiVersion": "v1", "kind": "Service", "metadata": {"labels": {label: "x"}}}
+        return in_space(
+            space,
+            "door",
+            {**body, "spec": {"ports": [{"port": 80, "protocol": "TCP"}], "selector": {"a": "b"}, **spec}},
+        )
 
-    def service(**spec: object) -> Json:
-        body = {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "spec": {"ports": [{"port": 80}], "selector": {"a": "b"}, **spec},
-        }
-        return in_space(space, "door", body)
-
-    made: Json = await api.create(WORKERS, labelled(with_replicas(workers(space, a="1"), 0), x="1"), manager=A)
+    made: Json = await api.create(SERVICES, door("one", sessionAffinity="ClientIP"), manager=A)
     assert is_created_by(made, A)
     assert not is_created_by(made, B)
-    kept: Json = await api.apply(WORKERS, with_replicas(workers(space, b="2"), 0), manager=A, force=True)
-    assert kept["metadata"]["labels"] == {"x": "1"}, "an apply leaves what a create set"
+    kept: Json = await api.apply(SERVICES, door("two"), manager=A, force=True)
+    assert kept["metadata"]["labels"] == {"one": "x", "two": "x"}, "an apply leaves what a create set"
+    assert kept["spec"]["sessionAffinity"] == "ClientIP"
     uid, entries = made["metadata"]["uid"], as_applied(kept["metadata"]["managedFields"], A)
-    place = (WORKERS, space, "crew")
+    place, nobody = (SERVICES, space, "door"), (SERVICES, space, "nobody")
     await refused(Conflict, api.set_managed_fields(*place, entries, uid=uid, version=version_of(made)))
     wrong = "11111111-1111-1111-1111-111111111111"
-    await refused((Conflict, Invalid), api.set_managed_fields(*place, entries, uid=wrong, version=version_of(kept)))
-    await refused(
-        NotFound, api.set_managed_fields(WORKERS, space, "nobody", entries, uid=uid, version=version_of(kept))
-    )
+    await refused(Conflict, api.set_managed_fields(*place, entries, uid=wrong, version=version_of(kept)))
+    await refused(NotFound, api.set_managed_fields(*nobody, entries, uid=uid, version=version_of(kept)))
     owned: Json = await api.set_managed_fields(*place, entries, uid=uid, version=version_of(kept))
     assert not is_created_by(owned, A)
     assert owned["spec"] == kept["spec"]
-    assert owned["metadata"]["generation"] == kept["metadata"]["generation"]
-    gone: Json = await api.apply(WORKERS, with_replicas(workers(space, c="3"), 0), manager=A, force=True)
-    assert "labels" not in gone["metadata"]
-    assert gone["spec"]["template"]["spec"]["containers"][0]["env"] == [{"name": "c", "value": "3"}]
-    assert gone["spec"].get("strategy") == made["spec"].get("strategy"), (
-        "defaults of the server fall back to themselves"
+    gone: Json = await api.apply(SERVICES, door("three"), manager=A, force=True)
+    assert gone["metadata"]["labels"] == {"three": "x"}
+    assert gone["spec"]["sessionAffinity"] == "None"
+    assert gone["spec"].get("clusterIP") == made["spec"].get("clusterIP"), "what the server gave stays"
+
+
+async def data_of_a_record_are_kept_in_order_by_a_create_alone(api: KubeApi, space: str, scale: Scale) -> None:
+    record = {"apiVersion": "apps/v1", "kind": "ControllerRevision", "revision": 1, "data": {"b": 1, "a": 2}}
+    await api.apply(RECORDS, in_space(space, "applied", record), manager=A, force=True)
+    await api.apply(RECORDS, in_space(space, "applied", {**record, "data": {"a": 2, "b": 1}}), manager=A, force=True)
+    await api.create(RECORDS, in_space(space, "created", record), manager=A)
+    await refused(
+        Invalid, api.apply(RECORDS, in_space(space, "created", {**record, "revision": 2}), manager=A, force=True)
     )
-    door: Json = await api.create(SERVICES, service(sessionAffinity="ClientIP"), manager=A)
-    entries = as_applied(door["metadata"]["managedFields"], A)
-    version, uid = version_of(door), door["metadata"]["uid"]
-    await api.set_managed_fields(SERVICES, space, "door", entries, uid=uid, version=version)
-    after: Json = await api.apply(SERVICES, service(), manager=A, force=True)
-    assert after["spec"]["sessionAffinity"] == "None"
-    assert after["spec"].get("clusterIP") == door["spec"].get("clusterIP"), "what the server gave stays"
 
 
 async def a_dry_run_leaves_nothing(api: KubeApi, space: str, scale: Scale) -> None:
@@ -357,6 +353,7 @@ CASES: tuple[Case, ...] = (
     a_replace_of_an_old_version_is_refused,
     an_update_takes_what_it_changes,
     what_was_created_goes_once_it_counts_as_applied,
+    data_of_a_record_are_kept_in_order_by_a_create_alone,
     a_dry_run_leaves_nothing,
     what_is_fixed_stays,
     names_can_be_made_up,

@@ -16,13 +16,13 @@ Error = TypeVar("Error", bound=KubeError)
 A, B = "first-manager", "second-manager"
 
 
-async def refused(kind: type[Error] | tuple[type[Error], ...], call: Awaitable[object]) -> Error:
+async def refused(kind: type[Error], call: Awaitable[object]) -> Error:
     """The refusal of a call that has to be refused like this."""
     try:
         await call
     except kind as error:
         return error
-    raise AssertionError(f"was not refused with {kind}")
+    raise AssertionError(f"was not refused with {kind.__name__}")
 
 
 def llm(namespace: str, **fields: object) -> Json:

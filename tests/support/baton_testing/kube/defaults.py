@@ -6,6 +6,7 @@ Custom resources by their own definitions; of the built-in kinds, what Baton's o
 from __future__ import annotations
 
 import functools
+import json
 from typing import Any
 
 from baton_control.errors import FieldProblem, ManifestError
@@ -123,10 +124,15 @@ class Kinds:
             for name, value in POD_DEFAULTS.items():
                 pod.setdefault(name, value)
         for path in FIXED.get(resource, ()):
-            if before is not None and _at(before, path) not in (None, _at(body, path)):
+            if before is not None and _at(before, path) is not None and not _is_equal(before, body, path):
                 where = ".".join(path)
                 raise Invalid(f"{where}: field is immutable", (FieldProblem(where, "field is immutable"),))
         return body
+
+
+def _is_equal(before: Json, body: Json, path: tuple[str, ...]) -> bool:
+    """To the order of keys: the data of a ControllerRevision are bytes to a server."""
+    return json.dumps(_at(before, path)) == json.dumps(_at(body, path))
 
 
 def _pruned(body: Json, schema: Json) -> Json:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -194,7 +195,7 @@ class Store:
 
     def apply(self, resource: Resource, config: Json, manager: str, force: bool, subresource: str = "") -> Json:
         """A server-side apply."""
-        config = copied(config)
+        config = _as_written_by_an_apply(copied(config))
         metadata = config["metadata"]
         stored = self._objects.get((resource, str(metadata["namespace"]), str(metadata["name"])))
         if stored is None:
@@ -223,7 +224,8 @@ class Store:
         gone = before - paths
         removed = frozenset(path for path in gone if not any(other[: len(path)] == path for other in others))
         owners[mine] = paths
-        return self._write(resource, stored, merged(stored.body, config, removed), owners, subresource)
+        made = _as_written_by_an_apply(merged(stored.body, config, removed))
+        return self._write(resource, stored, made, owners, subresource)
 
     def scale(self, resource: Resource, namespace: str, name: str, replicas: int, manager: str) -> Json:
         """What `kubectl scale` and autoscalers do: an update of /scale."""
@@ -361,3 +363,8 @@ class Store:
 def _changed(old: dict[Path, Any], new: dict[Path, Any]) -> frozenset[Path]:
     both = old.keys() | new.keys()
     return frozenset(path for path in both if path[-1] != "." and old.get(path, ABSENT) != new.get(path, ABSENT))
+
+
+def _as_written_by_an_apply(body: Json) -> Json:
+    """With sorted keys in a ControllerRevision's data; a create leaves them as they came."""
+    return body | {"data": json.loads(json.dumps(body["data"], sort_keys=True))} if "data" in body else body
