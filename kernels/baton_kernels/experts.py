@@ -77,9 +77,9 @@ def experts_reference(x: Tensor, gate_up: Tensor, down: Tensor, shares: Tensor, 
 def grouped_experts(x: Tensor, gate_up: Tensor, down: Tensor, shares: Tensor, experts: Tensor) -> Tensor:
     """As `experts_reference`, on a GPU in bfloat16. Rows of x and F have whole 16 bytes.
 
-    One token reads its experts by a kernel of its own. Up to some hundred are sorted by expert, and each expert's
-    weights stream by once. More are multiplied by the library's grouped product. The host never waits for the
-    device."""
+    One token reads its experts by a kernel of its own. More are sorted by expert. Up to 128 for each expert, its
+    weights stream by once; from there on they are multiplied by the library's grouped product. The host never waits for
+    the device."""
     if x.shape[0] <= FEW_TOKENS:
         from baton_kernels.gpu.experts import few_experts_triton
 
@@ -115,7 +115,7 @@ def biased_experts(
 ) -> Tensor:
     """Experts with biases and a clamped gate, x [T, H] → [T, H], on a GPU in bfloat16. The host never waits.
 
-    Very many tokens bring weights in MXFP4 back to x's dtype: then arithmetic takes most of the time."""
+    More pairs than the device's sort takes bring weights in MXFP4 back to x's dtype."""
     if isinstance(stacks, Mxfp4Stacks):
         from baton_kernels.gpu.streamed_mxfp4 import MAX_PAIRS, mxfp4_experts
 
@@ -129,7 +129,8 @@ def biased_experts(
         biases = (stacks.gate_up_bias, stacks.down_bias)
         return streamed_experts(x, stacks.gate_up, stacks.down, biases, shares, experts, (limit, alpha))
     order = _sorted_by_expert(experts, stacks.gate_up.shape[0])
-    taken = experts.flatten().index_select(0, order.pairs)
+    # Where kernels are only compiled, not launched (`compiling.py`), experts are whatever memory held.
+    taken = experts.flatten().index_select(0, order.pairs).clamp_(0, stacks.gate_up.shape[0] - 1)
     rows = x.index_select(0, order.pairs // experts.shape[1])
     gate_up = functional.grouped_mm(rows, stacks.gate_up.transpose(1, 2), offs=order.ends)
     inner = clamped_gate(gate_up.add_(stacks.gate_up_bias.index_select(0, taken)), limit, alpha)
@@ -144,11 +145,12 @@ def streams_mxfp4(device: torch.device, hidden: int, inner: int) -> bool:
 
 
 def _streams(experts: Tensor, gate_up: Tensor, down: Tensor) -> bool:
-    """Whether weights can stream by: Hopper's copies want rows of whole 16 bytes."""
-    from baton_kernels.gpu.streamed_experts import MAX_PAIRS
+    """Whether weights stream by: Hopper's copies want rows of whole 16 bytes."""
+    from baton_kernels.gpu.streamed_experts import MANY_PAIRS
 
     is_hopper = torch.cuda.get_device_capability(gate_up.device)[0] == 9
-    return is_hopper and experts.numel() <= MAX_PAIRS and gate_up.shape[2] % 8 == 0 and down.shape[2] % 8 == 0
+    is_few = experts.numel() < MANY_PAIRS * gate_up.shape[0]
+    return is_hopper and is_few and gate_up.shape[2] % 8 == 0 and down.shape[2] % 8 == 0
 
 
 @dataclass(frozen=True, slots=True)

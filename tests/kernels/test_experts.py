@@ -60,7 +60,7 @@ def test_grouped_products_equal_the_formula(
 ) -> None:
     """Every token's experts; one of them is nobody's. Products are streamed, or the library's."""
     if not streams:
-        monkeypatch.setattr("baton_kernels.gpu.streamed_experts.MAX_PAIRS", 0)
+        monkeypatch.setattr("baton_kernels.gpu.streamed_experts.MANY_PAIRS", 0)
     generator = torch.Generator("cuda").manual_seed(tokens)
 
     def draw(*shape: int) -> torch.Tensor:

@@ -57,7 +57,7 @@ IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] 
 @pytest.mark.parametrize("streams", [True, False])
 def test_biased_experts_equal_the_reference(tokens: int, streams: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not streams:
-        monkeypatch.setattr("baton_kernels.gpu.streamed_experts.MAX_PAIRS", 0)
+        monkeypatch.setattr("baton_kernels.gpu.streamed_experts.MANY_PAIRS", 0)
     from baton_kernels.experts import BiasedStacks, biased_experts, biased_experts_reference, choose_experts
 
     generator = torch.Generator().manual_seed(2)
@@ -74,3 +74,22 @@ def test_biased_experts_equal_the_reference(tokens: int, streams: bool, monkeypa
     got = biased_experts(x, stacks, *chosen, 1.0, 1.702)
     expected = biased_experts_reference(x, stacks, *chosen, 1.0, 1.702)
     torch.testing.assert_close(got.float(), expected.float(), atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not IS_HOPPER, reason="needs a Hopper GPU")
+@pytest.mark.parametrize("streams", [True, False])
+def test_experts_that_no_kernel_has_chosen_stop_no_device(streams: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where kernels are compiled and not launched, routing leaves what memory held."""
+    if not streams:
+        monkeypatch.setattr("baton_kernels.gpu.streamed_experts.MANY_PAIRS", 0)
+    from baton_kernels.compiling import compiled_together
+    from baton_kernels.experts import BiasedStacks, biased_experts
+
+    def draw(*shape: int) -> Tensor:
+        return torch.ones(*shape, dtype=torch.bfloat16, device="cuda")
+
+    stacks = BiasedStacks(draw(8, 128, 96), draw(8, 128), draw(8, 96, 64), draw(8, 96))
+    with compiled_together():
+        biased_experts(draw(40, 96), stacks, draw(40, 3).float(), torch.full((40, 3), 1 << 50).cuda(), 1.0, 1.702)
+        torch.cuda.synchronize()

@@ -53,7 +53,7 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
 @pytest.mark.parametrize(
     ("count", "per_token", "hidden", "inner"), [(8, 3, 96, 64), (5, 2, 320, 160), (4, 1, 2880, 96)]
 )
-@pytest.mark.parametrize("tokens", [1, 7, 130, 700])
+@pytest.mark.parametrize("tokens", [1, 7, 130, 700, 1500, 5000])
 def test_streamed_experts_equal_the_formula(count: int, per_token: int, hidden: int, inner: int, tokens: int) -> None:
     from baton_kernels.experts import Mxfp4Stacks, biased_experts, choose_experts
 

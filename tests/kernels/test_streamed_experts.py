@@ -9,12 +9,29 @@ IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] 
 
 
 @pytest.mark.parametrize("x_rows", [8, 16])
-@pytest.mark.parametrize(("tokens", "count", "per_token"), [(1, 4, 2), (33, 6, 3), (70, 5, 1)])
+@pytest.mark.parametrize(
+    ("tokens", "count", "per_token"), [(1, 4, 2), (33, 6, 3), (70, 5, 1), (1024, 4, 4), (1400, 130, 3), (9000, 32, 4)]
+)
+@pytest.mark.parametrize("chunk", [None, 16, 1024])
 def test_pairs_are_sorted_by_expert_into_row_blocks(
-    triton_device: str, tokens: int, count: int, per_token: int, x_rows: int
+    triton_device: str,
+    tokens: int,
+    count: int,
+    per_token: int,
+    x_rows: int,
+    chunk: int | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from baton_kernels.gpu.streamed_experts import sort_by_expert, sum_of_experts
+    """With counts by chunk, or by looking at all pairs, up to some thousand."""
+    from baton_kernels.gpu import expert_sort
+    from baton_kernels.gpu.expert_sort import sort_by_expert
+    from baton_kernels.gpu.streamed_experts import sum_of_experts
 
+    if tokens > 100 and (triton_device == "cpu" or (chunk == 16 and tokens > 1024)):
+        pytest.skip("each pair is a program, which is slow in the interpreter; so many chunks of 16 are too large")
+    if chunk is not None:
+        monkeypatch.setattr(expert_sort, "FEW_PAIRS", 0)
+        monkeypatch.setattr(expert_sort, "CHUNK", chunk)
     generator = torch.Generator().manual_seed(tokens)
     x = torch.randn(tokens, 40, generator=generator).to(triton_device)
     scores = torch.rand(tokens, count, generator=generator)

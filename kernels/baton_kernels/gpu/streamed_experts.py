@@ -1,6 +1,6 @@
-"""Mixtures of experts for up to some thousand tokens on Hopper, in Gluon: each expert's weights stream by once.
+"""Mixtures of experts for few tokens an expert on Hopper, in Gluon: each expert's weights stream by once.
 
-Pairs of a token and an expert are sorted by expert, and rows of x with them. A row block is up to X_ROWS rows of one
+Pairs of a token and an expert are sorted by expert (`expert_sort.py`). A row block is up to X_ROWS rows of one
 expert. Programs stay and go through tiles, BLOCK_N features of a row block each: one warp fetches weights and x by TMA,
 through all its tiles without a pause, a warpgroup multiplies. Which tiles there are stands in a table that the device
 makes, so the host never waits.
@@ -31,10 +31,11 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from baton_kernels.gpu.dependent_launch import after_previous, chain
+from baton_kernels.gpu.expert_sort import Sorted, sort_by_expert
 from baton_kernels.gpu.streamed_linear import SHARED_BYTES
 
-MAX_PAIRS = 16_384
-"""Of a token and an expert: each program that sorts looks at all of them."""
+MANY_PAIRS = 128
+"""Of a token and an expert, for each expert: from there on the library's product is faster."""
 ROWS = gl.constexpr(64)
 """Of a warpgroup."""
 PANEL = gl.constexpr(64)
@@ -52,51 +53,6 @@ class ExpertsConfig:
     """Columns of a step, in panels of 64."""
     stages: int
     """Steps under way."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sorted:
-    """Pairs sorted by expert."""
-
-    x: Tensor  # [P, H]: of each pair, its token's row
-    place: Tensor  # int32 [P]: where a pair stands
-    table: Tensor  # int32 [1 + 3 · B]: row blocks there are; of each its expert, first row, end of its expert's rows
-    x_rows: int
-
-
-@triton.jit
-def _sort_kernel(
-    x_ptr, experts_ptr, rows_ptr, place_ptr, table_ptr, PAIRS, K, H, E, BLOCKS,
-    X_ROWS: tl.constexpr, ALL: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr,
-):  # fmt: skip
-    after_previous(CHAINED)
-    pair = tl.program_id(0)
-    number = tl.arange(0, ALL)
-    taken = tl.load(experts_ptr + number, mask=number < PAIRS, other=BINS).to(tl.int32)  # [ALL] of [PAIRS]
-    if pair < PAIRS:
-        own = tl.load(experts_ptr + pair).to(tl.int32)
-        before = (taken < own) | ((taken == own) & (number < pair))
-        place = tl.sum(before.to(tl.int32), 0)
-        tl.store(place_ptr + pair, place)
-        source = x_ptr + (pair // K).to(tl.int64) * H
-        target = rows_ptr + place.to(tl.int64) * H
-        for start in range(0, H, BLOCK):
-            column = start + tl.arange(0, BLOCK)
-            tl.store(target + column, tl.load(source + column, mask=column < H), mask=column < H)
-    else:
-        expert = tl.arange(0, BINS)
-        counts = tl.histogram(taken, BINS, mask=number < PAIRS)
-        ends = tl.cumsum(counts, 0)
-        starts = ends - counts
-        blocks = (counts + (X_ROWS - 1)) // X_ROWS
-        first = tl.cumsum(blocks, 0) - blocks
-        tl.store(table_ptr, tl.sum(blocks, 0))
-        for block in range(tl.max(blocks, 0)):
-            entry = table_ptr + 1 + first + block
-            is_there = block < blocks
-            tl.store(entry, expert, mask=is_there)
-            tl.store(entry + BLOCKS, starts + block * X_ROWS, mask=is_there)
-            tl.store(entry + 2 * BLOCKS, ends, mask=is_there)
 
 
 @gluon.jit
@@ -263,28 +219,12 @@ def _sum_kernel(
     tl.store(out_ptr + token * H + column, total.to(out_ptr.dtype.element_ty), mask=column < H)
 
 
-def sort_by_expert(x: Tensor, experts: Tensor, count: int, x_rows: int) -> Sorted:
-    """x [T, H] and experts [T, k] of `count`, both contiguous, T · k up to MAX_PAIRS."""
-    (tokens, per_token), hidden = experts.shape, x.shape[1]
-    pairs = tokens * per_token
-    blocks = min(pairs, count + pairs // x_rows)
-    rows = torch.empty(pairs, hidden, dtype=x.dtype, device=x.device)
-    place = torch.empty(pairs, dtype=torch.int32, device=x.device)
-    table = torch.empty(1 + 3 * blocks, dtype=torch.int32, device=x.device)
-    launch = chain(x)
-    _sort_kernel[(pairs + 1,)](
-        x, experts, rows, place, table, pairs, per_token, hidden, count, blocks, x_rows,
-        max(16, triton.next_power_of_2(pairs)), max(16, triton.next_power_of_2(count)), BLOCK, bool(launch), **launch
-    )  # fmt: skip
-    return Sorted(rows, place, table, x_rows)
-
-
 def streamed_experts(
     x: Tensor, gate_up: Tensor, down: Tensor, biases: tuple[Tensor, Tensor] | None, shares: Tensor, experts: Tensor,
     clamp: tuple[float, float] | None,
 ) -> Tensor:  # fmt: skip
-    """As `baton_kernels.experts.grouped_experts`, with `clamp` (limit and alpha) as `biased_experts`. All contiguous,
-    T · k up to MAX_PAIRS, H and F multiples of 8."""
+    """As `baton_kernels.experts.grouped_experts`, with `clamp` (limit and alpha) as `biased_experts`. All contiguous, H
+    and F multiples of 8."""
     if not x.shape[0]:
         return torch.empty_like(x)
     count, pairs = gate_up.shape[0], experts.numel()

@@ -9,6 +9,8 @@ exactly, since scales are powers of two.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 from torch import Tensor
@@ -24,18 +26,19 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from baton_kernels.gpu.streamed_experts import CLAMPED, PLAIN, Sorted, row_block, sort_by_expert, sum_of_experts
+from baton_kernels.gpu.expert_sort import Sorted, sort_by_expert
+from baton_kernels.gpu.streamed_experts import CLAMPED, PLAIN, row_block, sum_of_experts
 from baton_kernels.gpu.streamed_linear import SHARED_BYTES
 from baton_kernels.mxfp4_weight import Mxfp4Stack
 
-FEATURES = gl.constexpr(64)
-"""Of a tile; gated: of gate and of up."""
 WIDTH = gl.constexpr(64)
 """Bytes of a line: 128 columns, a step."""
 BLOCKS = gl.constexpr(4)
 """Of 32 columns, a step."""
-MAX_PAIRS = 4096
-"""Of a token and an expert: beyond, each expert has several row blocks, and each widens its weights again."""
+MAX_PAIRS = 65_536
+"""Of a token and an expert. Each program that sorts adds the counts of all chunks."""
+MANY_PAIRS = 128
+"""For each expert: from there on large tiles are faster, where the matrix unit takes longer than widening."""
 
 _FACTOR = gl.constexpr(62)
 """Power of 2. Widened codes are 2¹²⁶ too small: scales make up for so much, and sums for the rest."""
@@ -70,7 +73,7 @@ def _copy_weight(
     item = gl.program_id(0) + (c // lines) * gl.num_programs(0)
     i, stage = c % lines, c % STAGES
     expert = gl.load(table + 1 + item // tiles)
-    feature = (item % tiles) * FEATURES
+    feature = (item % tiles) * w_boxes.shape[1]
     mbarrier.expect(ready.index(stage), BYTES)
     for side in gl.static_range(SIDES):
         first = feature + side * features
@@ -125,7 +128,7 @@ def _as_operand(w, OPERAND: gl.constexpr):
 
 @gluon.jit
 def _scale(exponents, BLOCK: gl.constexpr, shape: gl.constexpr):
-    """Factors of a block, bfloat16 of a shape [FEATURES, …]: exponents stand where bfloat16 has its own."""
+    """Factors of a block, bfloat16 of a shape [features, …]: exponents stand where bfloat16 has its own."""
     power = (((exponents >> (8 * BLOCK)) & 255) + _FACTOR) << 7
     return gl.expand_dims(power.to(gl.int16).to(gl.bfloat16, bitcast=True), 1).broadcast_to(shape)
 
@@ -136,7 +139,7 @@ def _add_product(total, w_boxes, scale_boxes, x_boxes, stage, box):
     MMA: gl.constexpr = total.type.layout
     STORED: gl.constexpr = gl.DotOperandLayout(0, MMA, 4)
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
-    exponents = scale_boxes.index(box).reshape([FEATURES]).load(gl.SliceLayout(1, STORED))
+    exponents = scale_boxes.index(box).reshape([scale_boxes.shape[2]]).load(gl.SliceLayout(1, STORED))
     for half in gl.static_range(2):
         raw = w_boxes.index(box).slice(half * 32, 32, dim=1).load(STORED)
         low, high = _scale(exponents, half, raw.shape), _scale(exponents, 2 + half, raw.shape)
@@ -155,8 +158,9 @@ def _multiply(
     bias_ptr, out_ptr, table, w_boxes, x_boxes, scale_boxes, ready, free, tiles, features, lines, ROW_BLOCKS, limit,
     alpha, AHEAD: gl.constexpr, STAGES: gl.constexpr, SIDES: gl.constexpr,
 ):  # fmt: skip
+    FEATURES: gl.constexpr = w_boxes.shape[1]
     R: gl.constexpr = x_boxes.shape[1]
-    MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, R, 16])
+    MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [FEATURES // 16, 1], [16, R, 16])
     dtype: gl.constexpr = x_boxes.dtype
     if not AHEAD:
         gdc_wait()
@@ -201,7 +205,7 @@ def _multiply(
 @gluon.jit(do_not_specialize=["ROW_BLOCKS"])
 def _product_kernel(
     x, weight, scale, bias_ptr, out_ptr, table, tiles, features, lines, ROW_BLOCKS, limit, alpha,
-    AHEAD: gl.constexpr, STAGES: gl.constexpr, SIDES: gl.constexpr,
+    FEATURES: gl.constexpr, AHEAD: gl.constexpr, STAGES: gl.constexpr, SIDES: gl.constexpr,
 ):  # fmt: skip
     if AHEAD:
         gdc_launch_dependents()
@@ -228,6 +232,34 @@ def _product_kernel(
     )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class Mxfp4Config:
+    """What a program computes at a time, and how many share a multiprocessor."""
+
+    rows: int
+    """Of a row block: 8 to 128."""
+    features: int
+    """Of a tile; gated: of gate and of up. 16 for each warp."""
+    programs: int
+    registers: int
+    """Of a thread, before those that fetch give theirs away."""
+
+    def stages(self, sides: int) -> int:
+        """Steps under way, as many as fit into shared memory."""
+        step = sides * self.features * (WIDTH.value + BLOCKS.value) + 4 * self.rows * WIDTH.value
+        return int(min(12, (SHARED_BYTES // self.programs - 2048) // step))
+
+
+LARGE_TILES = Mxfp4Config(128, 128, 1, 168)
+
+
+def mxfp4_config(pairs: int, count: int) -> Mxfp4Config:
+    """For so many pairs of a token and one of `count` experts."""
+    if pairs >= MANY_PAIRS * count:
+        return LARGE_TILES
+    return Mxfp4Config(row_block(pairs, count), 64, 2, 128)
+
+
 def mxfp4_experts(
     x: Tensor, gate_up: Mxfp4Stack, down: Mxfp4Stack, biases: tuple[Tensor, Tensor], shares: Tensor, experts: Tensor,
     limit: float, alpha: float,
@@ -236,34 +268,32 @@ def mxfp4_experts(
     if not x.shape[0]:
         return torch.empty_like(x)
     count = gate_up.values.shape[0]
-    plan = sort_by_expert(x, experts, count, row_block(experts.numel(), count))
-    inner = _product(plan.x, plan, gate_up, biases[0], CLAMPED.value, limit, alpha, is_table_older=False)
-    out = _product(inner, plan, down, biases[1], PLAIN.value, 0.0, 0.0, is_table_older=True)
+    config = mxfp4_config(experts.numel(), count)
+    plan = sort_by_expert(x, experts, count, config.rows)
+    inner = _product(plan.x, plan, gate_up, biases[0], CLAMPED.value, limit, alpha, config, is_table_older=False)
+    out = _product(inner, plan, down, biases[1], PLAIN.value, 0.0, 0.0, config, is_table_older=True)
     return sum_of_experts(out, plan.place, shares)
 
 
 def _product(
     x: Tensor, plan: Sorted, weight: Mxfp4Stack, bias: Tensor, gate: int, limit: float, alpha: float,
-    is_table_older: bool,
+    config: Mxfp4Config, is_table_older: bool,
 ) -> Tensor:  # fmt: skip
     pairs = x.shape[0]
     sides = 1 if gate == PLAIN.value else 2
     _, both, size = weight.values.shape
     features = both // sides
     out = torch.empty(pairs, features, dtype=x.dtype, device=x.device)
-    _product_kernel[(2 * torch.cuda.get_device_properties(x.device).multi_processor_count,)](
-        _boxes(x, plan.x_rows, WIDTH.value, 128), _boxes(weight.values.view(-1, size), FEATURES.value, WIDTH.value, 64),
-        _boxes(weight.scales.view(torch.int32).view(-1, both), 1, FEATURES.value, 0), bias, out, plan.table,
-        triton.cdiv(features, FEATURES.value), features, size // int(WIDTH.value), (plan.table.shape[0] - 1) // 3,
-        limit, alpha, is_table_older, _stages(plan.x_rows, sides), sides, num_warps=4, maxnreg=128, launch_pdl=True,
+    multiprocessors = torch.cuda.get_device_properties(x.device).multi_processor_count
+    values = weight.values.view(-1, size)
+    _product_kernel[(config.programs * multiprocessors,)](
+        _boxes(x, config.rows, WIDTH.value, 128), _boxes(values, config.features, WIDTH.value, 64),
+        _boxes(weight.scales.view(torch.int32).view(-1, both), 1, config.features, 0), bias, out, plan.table,
+        triton.cdiv(features, config.features), features, size // int(WIDTH.value), (plan.table.shape[0] - 1) // 3,
+        limit, alpha, config.features, is_table_older, config.stages(sides), sides, num_warps=config.features // 16,
+        maxnreg=config.registers, launch_pdl=True,
     )  # fmt: skip
     return out
-
-
-def _stages(x_rows: int, sides: int) -> int:
-    """Steps under way, so that two programs share a multiprocessor."""
-    step = sides * FEATURES.value * (WIDTH.value + BLOCKS.value) + 4 * x_rows * WIDTH.value
-    return int(min(12, (SHARED_BYTES // 2 - 2048) // step))
 
 
 def _boxes(tensor: Tensor, height: int, width: int, swizzle: int) -> TensorDescriptor:

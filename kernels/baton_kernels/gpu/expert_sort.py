@@ -1,0 +1,136 @@
+"""Pairs of a token and an expert sorted by expert, rows of x with them, and the table of row blocks, on the device.
+
+A program for each pair counts the pairs that come before its own. Of up to some thousand it looks at all. Of more, a
+first kernel counts the pairs of each expert in each chunk; then a program adds counts, and looks at its own chunk only.
+"""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from baton_kernels.gpu.dependent_launch import after_previous, chain
+
+FEW_PAIRS = 4096
+"""Up to so many, looking at all of them costs less than another kernel."""
+CHUNK = 1024
+"""Pairs that a program of the first kernel counts."""
+BLOCK = 1024
+"""Columns of x that a program copies at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sorted:
+    """Pairs sorted by expert."""
+
+    x: Tensor  # [P, H]: of each pair, its token's row
+    place: Tensor  # int32 [P]: where a pair stands
+    table: Tensor  # int32 [1 + 3 · B]: row blocks there are; of each its expert, first row, end of its expert's rows
+    x_rows: int
+
+
+@triton.jit
+def _copy_row(x_ptr, rows_ptr, place_ptr, pair, place, K, H, BLOCK: tl.constexpr):
+    tl.store(place_ptr + pair, place)
+    source = x_ptr + (pair // K).to(tl.int64) * H
+    target = rows_ptr + place.to(tl.int64) * H
+    for start in range(0, H, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        tl.store(target + column, tl.load(source + column, mask=column < H), mask=column < H)
+
+
+@triton.jit
+def _write_table(table_ptr, counts, BLOCKS, X_ROWS: tl.constexpr, BINS: tl.constexpr):
+    """Row blocks of experts that have so many pairs each, [BINS]."""
+    expert = tl.arange(0, BINS)
+    ends = tl.cumsum(counts, 0)
+    starts = ends - counts
+    blocks = (counts + (X_ROWS - 1)) // X_ROWS
+    first = tl.cumsum(blocks, 0) - blocks
+    tl.store(table_ptr, tl.sum(blocks, 0))
+    for block in range(tl.max(blocks, 0)):
+        entry = table_ptr + 1 + first + block
+        is_there = block < blocks
+        tl.store(entry, expert, mask=is_there)
+        tl.store(entry + BLOCKS, starts + block * X_ROWS, mask=is_there)
+        tl.store(entry + 2 * BLOCKS, ends, mask=is_there)
+
+
+@triton.jit
+def _sort_kernel(
+    x_ptr, experts_ptr, rows_ptr, place_ptr, table_ptr, PAIRS, K, H, BLOCKS,
+    X_ROWS: tl.constexpr, ALL: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
+    after_previous(CHAINED)
+    pair = tl.program_id(0)
+    number = tl.arange(0, ALL)
+    taken = tl.load(experts_ptr + number, mask=number < PAIRS, other=BINS).to(tl.int32)  # [ALL] of [PAIRS]
+    if pair < PAIRS:
+        own = tl.load(experts_ptr + pair).to(tl.int32)
+        before = (taken < own) | ((taken == own) & (number < pair))
+        _copy_row(x_ptr, rows_ptr, place_ptr, pair, tl.sum(before.to(tl.int32), 0), K, H, BLOCK)
+    else:
+        _write_table(table_ptr, tl.histogram(taken, BINS, mask=number < PAIRS), BLOCKS, X_ROWS, BINS)
+
+
+@triton.jit
+def _count_kernel(
+    experts_ptr, counts_ptr, PAIRS, BINS: tl.constexpr, CHUNK: tl.constexpr, CHAINED: tl.constexpr
+):  # fmt: skip
+    after_previous(CHAINED)
+    number = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
+    taken = tl.load(experts_ptr + number, mask=number < PAIRS, other=0).to(tl.int32)
+    counts = tl.histogram(taken, BINS, mask=number < PAIRS)
+    tl.store(counts_ptr + tl.program_id(0) * BINS + tl.arange(0, BINS), counts)
+
+
+@triton.jit
+def _place_kernel(
+    x_ptr, experts_ptr, counts_ptr, rows_ptr, place_ptr, table_ptr, PAIRS, K, H, BLOCKS, CHUNKS,
+    X_ROWS: tl.constexpr, ALL: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+    CHAINED: tl.constexpr,
+):  # fmt: skip
+    after_previous(CHAINED)
+    pair = tl.program_id(0)
+    chunk, expert = tl.arange(0, ALL)[:, None], tl.arange(0, BINS)[None, :]
+    counts = tl.load(counts_ptr + chunk * BINS + expert, mask=chunk < CHUNKS, other=0)  # [ALL, BINS] of [CHUNKS, BINS]
+    if pair < PAIRS:
+        own, here = tl.load(experts_ptr + pair).to(tl.int32), pair // CHUNK
+        before = (expert < own) | ((expert == own) & (chunk < here))
+        number = here * CHUNK + tl.arange(0, CHUNK)
+        taken = tl.load(experts_ptr + number, mask=number < pair, other=-1).to(tl.int32)
+        place = tl.sum(tl.sum(tl.where(before, counts, 0), 1), 0) + tl.sum((taken == own).to(tl.int32), 0)
+        _copy_row(x_ptr, rows_ptr, place_ptr, pair, place, K, H, BLOCK)
+    else:
+        _write_table(table_ptr, tl.sum(counts, 0), BLOCKS, X_ROWS, BINS)
+
+
+def sort_by_expert(x: Tensor, experts: Tensor, count: int, x_rows: int) -> Sorted:
+    """x [T, H] and experts [T, k] of `count`, both contiguous; row blocks of up to `x_rows` rows."""
+    (tokens, per_token), hidden = experts.shape, x.shape[1]
+    pairs, bins = tokens * per_token, max(16, triton.next_power_of_2(count))
+    blocks = min(pairs, count + pairs // x_rows)
+    rows = torch.empty(pairs, hidden, dtype=x.dtype, device=x.device)
+    place = torch.empty(pairs, dtype=torch.int32, device=x.device)
+    table = torch.empty(1 + 3 * blocks, dtype=torch.int32, device=x.device)
+    launch = chain(x)
+    if pairs <= FEW_PAIRS:
+        _sort_kernel[(pairs + 1,)](
+            x, experts, rows, place, table, pairs, per_token, hidden, blocks, x_rows,
+            max(16, triton.next_power_of_2(pairs)), bins, BLOCK, bool(launch), **launch
+        )  # fmt: skip
+        return Sorted(rows, place, table, x_rows)
+    chunks = triton.cdiv(pairs, CHUNK)
+    counts = torch.empty(chunks, bins, dtype=torch.int32, device=x.device)
+    _count_kernel[(chunks,)](experts, counts, pairs, bins, CHUNK, bool(launch), **launch)
+    _place_kernel[(pairs + 1,)](
+        x, experts, counts, rows, place, table, pairs, per_token, hidden, blocks, chunks, x_rows,
+        triton.next_power_of_2(chunks), bins, CHUNK, BLOCK, bool(launch), **launch
+    )  # fmt: skip
+    return Sorted(rows, place, table, x_rows)
