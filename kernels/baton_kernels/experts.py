@@ -77,16 +77,16 @@ def experts_reference(x: Tensor, gate_up: Tensor, down: Tensor, shares: Tensor, 
 def grouped_experts(x: Tensor, gate_up: Tensor, down: Tensor, shares: Tensor, experts: Tensor) -> Tensor:
     """As `experts_reference`, on a GPU in bfloat16. Rows of x and F have whole 16 bytes.
 
-    One token reads its experts by a kernel of its own. More are sorted by expert. Up to 128 for each expert, its
-    weights stream by once; from there on they are multiplied by the library's grouped product. The host never waits for
+    One token reads its experts by a kernel of its own. More are sorted by expert. Up to 256 for each expert, its
+    weights stream by; more are multiplied by the library's grouped product. The host never waits for
     the device."""
     if x.shape[0] <= FEW_TOKENS:
         from baton_kernels.gpu.experts import few_experts_triton
 
         return few_experts_triton(x, gate_up, down, shares, experts)
-    if _streams(experts, gate_up, down):
-        from baton_kernels.gpu.streamed_experts import streamed_experts
+    from baton_kernels.gpu.streamed_experts import MANY_PAIRS, streamed_experts
 
+    if _streams(experts, gate_up, down, MANY_PAIRS * gate_up.shape[0]):
         return streamed_experts(x, gate_up, down, None, shares, experts, None)
     order = _sorted_by_expert(experts, gate_up.shape[0])
     rows = x.index_select(0, order.pairs // experts.shape[1])
@@ -116,16 +116,16 @@ def biased_experts(
     """Experts with biases and a clamped gate, x [T, H] → [T, H], on a GPU in bfloat16. The host never waits.
 
     More pairs than the device's sort takes bring weights in MXFP4 back to x's dtype."""
-    if isinstance(stacks, Mxfp4Stacks):
-        from baton_kernels.gpu.streamed_mxfp4 import MAX_PAIRS, mxfp4_experts
+    from baton_kernels.gpu.expert_sort import MAX_PAIRS
+    from baton_kernels.gpu.streamed_experts import streamed_experts
+    from baton_kernels.gpu.streamed_mxfp4 import mxfp4_experts
 
+    if isinstance(stacks, Mxfp4Stacks):
         if experts.numel() <= MAX_PAIRS:
             biases = (stacks.gate_up_bias, stacks.down_bias)
             return mxfp4_experts(x, stacks.gate_up, stacks.down, biases, shares, experts, limit, alpha)
         stacks = stacks.dequantised(x.dtype)
-    if _streams(experts, stacks.gate_up, stacks.down):
-        from baton_kernels.gpu.streamed_experts import streamed_experts
-
+    if _streams(experts, stacks.gate_up, stacks.down, MAX_PAIRS):
         biases = (stacks.gate_up_bias, stacks.down_bias)
         return streamed_experts(x, stacks.gate_up, stacks.down, biases, shares, experts, (limit, alpha))
     order = _sorted_by_expert(experts, stacks.gate_up.shape[0])
@@ -144,13 +144,10 @@ def streams_mxfp4(device: torch.device, hidden: int, inner: int) -> bool:
     return is_hopper and hidden % 16 == 0 and inner % 16 == 0
 
 
-def _streams(experts: Tensor, gate_up: Tensor, down: Tensor) -> bool:
-    """Whether weights stream by: Hopper's copies want rows of whole 16 bytes."""
-    from baton_kernels.gpu.streamed_experts import MANY_PAIRS
-
+def _streams(experts: Tensor, gate_up: Tensor, down: Tensor, pairs: int) -> bool:
+    """Whether weights stream by, which they do for so many pairs: Hopper's copies want rows of whole 16 bytes."""
     is_hopper = torch.cuda.get_device_capability(gate_up.device)[0] == 9
-    is_few = experts.numel() < MANY_PAIRS * gate_up.shape[0]
-    return is_hopper and is_few and gate_up.shape[2] % 8 == 0 and down.shape[2] % 8 == 0
+    return is_hopper and experts.numel() <= pairs and gate_up.shape[2] % 8 == 0 and down.shape[2] % 8 == 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,3 +75,25 @@ def test_grouped_products_equal_the_formula(
     got = grouped_experts(x, gate_up, down, shares, chosen)
     torch.testing.assert_close(got.float(), expected.float(), atol=2e-2, rtol=2**-6)
     assert torch.equal(got, grouped_experts(x, gate_up, down, shares, chosen))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not IS_HOPPER, reason="needs a Hopper GPU")
+@pytest.mark.parametrize("tokens", [300, 2000])
+def test_small_and_large_tiles_give_the_same_sums_each_time(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from baton_kernels.gpu import streamed_experts
+
+    generator = torch.Generator("cuda").manual_seed(tokens)
+    x, gate_up, down = (
+        torch.randn(*shape, generator=generator, device="cuda").bfloat16()
+        for shape in ((tokens, 1000), (8, 2 * 760, 1000), (8, 1000, 760))
+    )
+    monkeypatch.setattr(streamed_experts, "MANY_PAIRS", 1 << 20)
+    shares, chosen = choose_experts(torch.randn(tokens, 8, generator=generator, device="cuda"), 3, normalised=True)
+    first: torch.Tensor | None = None
+    for few in (1 << 20, 0):
+        monkeypatch.setattr(streamed_experts, "FEW_PAIRS", few)
+        for _ in range(10):
+            got = grouped_experts(x, gate_up, down, shares, chosen)
+            first = got if first is None else first
+            assert torch.equal(got, first)

@@ -57,7 +57,7 @@ IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] 
 @pytest.mark.parametrize("streams", [True, False])
 def test_biased_experts_equal_the_reference(tokens: int, streams: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not streams:
-        monkeypatch.setattr("baton_kernels.gpu.streamed_experts.MANY_PAIRS", 0)
+        monkeypatch.setattr("baton_kernels.gpu.expert_sort.MAX_PAIRS", 0)
     from baton_kernels.experts import BiasedStacks, biased_experts, biased_experts_reference, choose_experts
 
     generator = torch.Generator().manual_seed(2)
@@ -82,7 +82,7 @@ def test_biased_experts_equal_the_reference(tokens: int, streams: bool, monkeypa
 def test_experts_that_no_kernel_has_chosen_stop_no_device(streams: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where kernels are compiled and not launched, routing leaves what memory held."""
     if not streams:
-        monkeypatch.setattr("baton_kernels.gpu.streamed_experts.MANY_PAIRS", 0)
+        monkeypatch.setattr("baton_kernels.gpu.expert_sort.MAX_PAIRS", 0)
     from baton_kernels.compiling import compiled_together
     from baton_kernels.experts import BiasedStacks, biased_experts
 

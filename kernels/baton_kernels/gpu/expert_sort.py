@@ -19,6 +19,8 @@ from baton_kernels.gpu.dependent_launch import after_previous, chain
 
 FEW_PAIRS = 4096
 """Up to so many, looking at all of them costs less than another kernel."""
+MAX_PAIRS = 65_536
+"""Beyond, adding the counts of all chunks for each pair takes long."""
 CHUNK = 1024
 """Pairs that a program of the first kernel counts."""
 BLOCK = 1024
@@ -112,7 +114,7 @@ def _place_kernel(
 
 
 def sort_by_expert(x: Tensor, experts: Tensor, count: int, x_rows: int) -> Sorted:
-    """x [T, H] and experts [T, k] of `count`, both contiguous; row blocks of up to `x_rows` rows."""
+    """x [T, H] and experts [T, k] of `count`, both contiguous, T · k up to MAX_PAIRS; row blocks of up to `x_rows`."""
     (tokens, per_token), hidden = experts.shape, x.shape[1]
     pairs, bins = tokens * per_token, max(16, triton.next_power_of_2(count))
     blocks = min(pairs, count + pairs // x_rows)

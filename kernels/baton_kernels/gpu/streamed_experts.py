@@ -34,9 +34,11 @@ from baton_kernels.gpu.dependent_launch import after_previous, chain
 from baton_kernels.gpu.expert_sort import Sorted, sort_by_expert
 from baton_kernels.gpu.streamed_linear import SHARED_BYTES
 
-MANY_PAIRS = 128
-"""Of a token and an expert, for each expert: from there on the library's product is faster."""
-ROWS = gl.constexpr(64)
+FEW_PAIRS, MANY_PAIRS = 64, 256
+"""Of a token and an expert, for each expert: from so many on large tiles are faster, as arithmetic takes the time; with
+more the library's grouped product is, where no bias is added beside it."""
+LARGE_ROWS = 128
+LEAST_ROWS = gl.constexpr(64)
 """Of a warpgroup."""
 PANEL = gl.constexpr(64)
 """Columns of a TMA box: 128 bytes, as wide as the swizzle."""
@@ -47,12 +49,28 @@ BLOCK = 1024
 
 @dataclass(frozen=True, slots=True)
 class ExpertsConfig:
+    """What a program computes at a time, and how many share a multiprocessor."""
+
+    rows: int
+    """Of a row block: 8 to 128."""
     block_n: int
-    """Features a tile: 16 to 128."""
+    """Features a tile; gated: of gate and of up. 16 to 256."""
     panels: int
     """Columns of a step, in panels of 64."""
-    stages: int
-    """Steps under way."""
+    programs: int
+    registers: int
+    """Of a thread, before those that fetch give theirs away."""
+
+    @property
+    def warps(self) -> int:
+        """That multiply, 16 rows each."""
+        return int(max(LEAST_ROWS.value, self.rows)) // 16
+
+    def stages(self, sides: int) -> int:
+        """Steps under way, as many as fit into shared memory."""
+        step_bytes = self.panels * (sides * self.block_n + self.rows) * PANEL.value * 2
+        tail_bytes = max(0, LEAST_ROWS.value - self.rows) * PANEL.value * 2
+        return int((SHARED_BYTES // self.programs - 1024 - tail_bytes) // step_bytes)
 
 
 @gluon.jit
@@ -111,7 +129,9 @@ def _multiply(
     BIAS: gl.constexpr,
 ):  # fmt: skip
     SIDES: gl.constexpr = 1 if GATE == PLAIN else 2
-    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    X_ROWS: gl.constexpr = x_boxes.shape[1]
+    ROWS: gl.constexpr = LEAST_ROWS if X_ROWS < LEAST_ROWS else X_ROWS
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [ROWS // 16, 1], [16, BLOCK_N, 16])
     dtype: gl.constexpr = x_boxes.dtype
     if not AHEAD:
         gdc_wait()
@@ -165,7 +185,6 @@ def _multiply(
                 total = gate / (1.0 + gl.exp(gl.minimum(-alpha * gate, 80.0))) * (up + 1.0)
         if AHEAD:
             gdc_wait()
-        X_ROWS: gl.constexpr = x_boxes.shape[1]
         is_row = (row < X_ROWS) & (first + row < end)
         place = (first + row).to(gl.int64)[:, None] * features + column[None, :]
         gl.store(out_ptr + place, total.to(dtype), mask=is_row[:, None] & is_column[None, :])
@@ -182,7 +201,7 @@ def _product_kernel(
     SIDES: gl.constexpr = 1 if GATE == PLAIN else 2
     SHARED: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     X_ROWS: gl.constexpr = x.block_shape[0]
-    TAIL: gl.constexpr = ROWS // X_ROWS - 1
+    TAIL: gl.constexpr = LEAST_ROWS // X_ROWS - 1 if X_ROWS < LEAST_ROWS else 0
     BYTES: gl.constexpr = (SIDES * BLOCK_N + X_ROWS) * PANELS * PANEL * 2
     w_boxes = gl.allocate_shared_memory(dtype, [STAGES * SIDES * PANELS, BLOCK_N, PANEL], SHARED)
     x_boxes = gl.allocate_shared_memory(dtype, [STAGES * PANELS + TAIL, X_ROWS, PANEL], SHARED)
@@ -228,8 +247,8 @@ def streamed_experts(
     if not x.shape[0]:
         return torch.empty_like(x)
     count, pairs = gate_up.shape[0], experts.numel()
-    x_rows = row_block(pairs, count)
-    plan = sort_by_expert(x, experts, count, x_rows)
+    rows = row_block(pairs, count) if pairs < FEW_PAIRS * count else LARGE_ROWS
+    plan = sort_by_expert(x, experts, count, rows)
     up_bias, down_bias = biases or (None, None)
     inner = expert_products(plan.x, plan, gate_up, up_bias, SWIGLU.value if clamp is None else CLAMPED.value, clamp)
     out = expert_products(inner, plan, down, down_bias, PLAIN.value, None, is_table_older=True)
@@ -238,15 +257,15 @@ def streamed_experts(
 
 def row_block(pairs: int, count: int) -> int:
     """Rows of a block, so that most of `count` experts have one: twice the mean, 8 to 64."""
-    return int(min(ROWS.value, max(8, triton.next_power_of_2(2 * pairs // count))))
+    return int(min(LEAST_ROWS.value, max(8, triton.next_power_of_2(2 * pairs // count))))
 
 
-def experts_config(x_rows: int, sides: int) -> ExpertsConfig:
-    """Tiles of 64 features, and as many steps under way as let two programs share a multiprocessor."""
-    panels = 1 if sides == 2 else 2
-    step_bytes = panels * (sides * 64 + x_rows) * PANEL.value * 2
-    tail_bytes = (ROWS.value - x_rows) * PANEL.value * 2
-    return ExpertsConfig(64, panels, (SHARED_BYTES // 2 - 1024 - tail_bytes) // step_bytes)
+def experts_config(rows: int, sides: int) -> ExpertsConfig:
+    """Tiles of 64 features, so that two programs share a multiprocessor; of large row blocks as many as two warpgroups
+    have registers for."""
+    if rows == LARGE_ROWS:
+        return ExpertsConfig(rows, 256 // sides, 1, 1, 168)
+    return ExpertsConfig(rows, 64, 1 if sides == 2 else 2, 2, 128)
 
 
 def expert_products(
@@ -262,13 +281,14 @@ def expert_products(
     out = torch.empty(pairs, features, dtype=x.dtype, device=x.device)
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     limit, alpha = clamp or (0.0, 0.0)
-    _product_kernel[(2 * torch.cuda.get_device_properties(x.device).multi_processor_count,)](
+    multiprocessors = torch.cuda.get_device_properties(x.device).multi_processor_count
+    _product_kernel[(config.programs * multiprocessors,)](
         TensorDescriptor.from_tensor(x, [plan.x_rows, PANEL.value], layout),
         TensorDescriptor.from_tensor(weight.view(-1, columns), [config.block_n, PANEL.value], layout),
         weight if bias is None else bias, out, plan.table, triton.cdiv(features, config.block_n), features,
         triton.cdiv(columns, config.panels * PANEL.value), (plan.table.shape[0] - 1) // 3, limit, alpha,
-        is_table_older, config.block_n, config.panels, config.stages, gate, bias is not None,
-        num_warps=4, maxnreg=128, launch_pdl=True,
+        is_table_older, config.block_n, config.panels, config.stages(sides), gate, bias is not None,
+        num_warps=config.warps, maxnreg=config.registers, launch_pdl=True,
     )  # fmt: skip
     return out
 

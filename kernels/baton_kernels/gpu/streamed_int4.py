@@ -166,14 +166,13 @@ def _multiply(
         w0, w1 = _widened(w_boxes, scale_boxes, zero_boxes, stage * 2, MMA, ZEROS)
         total = warpgroup_mma(w0, x0, total, is_async=True)
         total = warpgroup_mma(w1, x1, total, is_async=True)
-        total, up = warpgroup_mma_wait(2, [total, up])
-        # The step before this one has been multiplied.
-        mbarrier.arrive(free.index((i + STAGES - 1) % STAGES), count=1, pred=i > 0)
-        w0, w1 = _widened(w_boxes, scale_boxes, zero_boxes, stage * 2 + 1, MMA, ZEROS)
-        up = warpgroup_mma(w0, x0, up, is_async=True)
-        up = warpgroup_mma(w1, x1, up, is_async=True)
-        total, up = warpgroup_mma_wait(2, [total, up])
-    total, up = warpgroup_mma_wait(0, [total, up])
+        w2, w3 = _widened(w_boxes, scale_boxes, zero_boxes, stage * 2 + 1, MMA, ZEROS)
+        up = warpgroup_mma(w2, x0, up, is_async=True)
+        up = warpgroup_mma(w3, x1, up, is_async=True)
+        # Operands have to outlive their products: a wait that does not name them lets their registers be reused.
+        total, w0, w1 = warpgroup_mma_wait(2, [total, w0, w1])
+        up, w2, w3 = warpgroup_mma_wait(0, [up, w2, w3])
+        mbarrier.arrive(free.index(stage), count=1)
 
     column = feature + gl.arange(0, FEATURES, gl.SliceLayout(1, MMA))
     row = gl.arange(0, R, gl.SliceLayout(0, MMA))

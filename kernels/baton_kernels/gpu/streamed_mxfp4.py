@@ -35,8 +35,6 @@ WIDTH = gl.constexpr(64)
 """Bytes of a line: 128 columns, a step."""
 BLOCKS = gl.constexpr(4)
 """Of 32 columns, a step."""
-MAX_PAIRS = 65_536
-"""Of a token and an expert. Each program that sorts adds the counts of all chunks."""
 MANY_PAIRS = 128
 """For each expert: from there on large tiles are faster, where the matrix unit takes longer than widening."""
 
@@ -134,23 +132,26 @@ def _scale(exponents, BLOCK: gl.constexpr, shape: gl.constexpr):
 
 
 @gluon.jit
-def _add_product(total, w_boxes, scale_boxes, x_boxes, stage, box):
-    """total + W xᵀ of a side's step."""
-    MMA: gl.constexpr = total.type.layout
+def _widened(w_boxes, scale_boxes, box, half: gl.constexpr, MMA: gl.constexpr):
+    """Half of a side's step as two operands, scaled: [FEATURES, 32] of bytes, their low and their high codes."""
     STORED: gl.constexpr = gl.DotOperandLayout(0, MMA, 4)
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
     exponents = scale_boxes.index(box).reshape([scale_boxes.shape[2]]).load(gl.SliceLayout(1, STORED))
-    for half in gl.static_range(2):
-        raw = w_boxes.index(box).slice(half * 32, 32, dim=1).load(STORED)
-        low, high = _scale(exponents, half, raw.shape), _scale(exponents, 2 + half, raw.shape)
-        w0, w1 = gl.inline_asm_elementwise(
-            _WIDEN, "=&r,=&r,=&r,=&r,r,r,r,r,r", [raw, low, high], (gl.bfloat16, gl.bfloat16), is_pure=True, pack=4
-        )
-        x0 = x_boxes.index(stage * 2).slice(half * 32, 32, dim=1).permute((1, 0))
-        x1 = x_boxes.index(stage * 2 + 1).slice(half * 32, 32, dim=1).permute((1, 0))
-        total = warpgroup_mma(_as_operand(w0, OPERAND), x0, total, is_async=True)
-        total = warpgroup_mma(_as_operand(w1, OPERAND), x1, total, is_async=True)
-    return total
+    raw = w_boxes.index(box).slice(half * 32, 32, dim=1).load(STORED)
+    low, high = _scale(exponents, half, raw.shape), _scale(exponents, 2 + half, raw.shape)
+    w0, w1 = gl.inline_asm_elementwise(
+        _WIDEN, "=&r,=&r,=&r,=&r,r,r,r,r,r", [raw, low, high], (gl.bfloat16, gl.bfloat16), is_pure=True, pack=4
+    )
+    return _as_operand(w0, OPERAND), _as_operand(w1, OPERAND)
+
+
+@gluon.jit
+def _add_product(total, w0, w1, x_boxes, stage, half: gl.constexpr):
+    """total + W xᵀ of what was widened."""
+    x0 = x_boxes.index(stage * 2).slice(half * 32, 32, dim=1).permute((1, 0))
+    x1 = x_boxes.index(stage * 2 + 1).slice(half * 32, 32, dim=1).permute((1, 0))
+    total = warpgroup_mma(w0, x0, total, is_async=True)
+    return warpgroup_mma(w1, x1, total, is_async=True)
 
 
 @gluon.jit
@@ -169,19 +170,27 @@ def _multiply(
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         total = gl.zeros([FEATURES, R], gl.float32, MMA)
         up = gl.zeros([FEATURES, R], gl.float32, MMA)
-        for i in range(lines):
+        for _ in range(lines):
             stage = c % STAGES
             mbarrier.wait(ready.index(stage), (c // STAGES) & 1)
-            total = _add_product(total, w_boxes, scale_boxes, x_boxes, stage, stage * SIDES)
-            total, up = warpgroup_mma_wait(4, [total, up])
-            # The step before this one has been multiplied.
-            mbarrier.arrive(free.index((c + STAGES - 1) % STAGES), count=1, pred=i > 0)
+            # Operands have to outlive their products: a wait that does not name them lets their registers be reused.
+            w0, w1 = _widened(w_boxes, scale_boxes, stage * SIDES, 0, MMA)
+            total = _add_product(total, w0, w1, x_boxes, stage, 0)
+            w2, w3 = _widened(w_boxes, scale_boxes, stage * SIDES, 1, MMA)
+            total = _add_product(total, w2, w3, x_boxes, stage, 1)
+            total, w0, w1 = warpgroup_mma_wait(2, [total, w0, w1])
             if SIDES == 2:
-                up = _add_product(up, w_boxes, scale_boxes, x_boxes, stage, stage * 2 + 1)
-                total, up = warpgroup_mma_wait(4, [total, up])
+                w0, w1 = _widened(w_boxes, scale_boxes, stage * 2 + 1, 0, MMA)
+                up = _add_product(up, w0, w1, x_boxes, stage, 0)
+                total, w2, w3 = warpgroup_mma_wait(2, [total, w2, w3])
+                w2, w3 = _widened(w_boxes, scale_boxes, stage * 2 + 1, 1, MMA)
+                up = _add_product(up, w2, w3, x_boxes, stage, 1)
+                up, w0, w1 = warpgroup_mma_wait(2, [up, w0, w1])
+                up, w2, w3 = warpgroup_mma_wait(0, [up, w2, w3])
+            else:
+                total, w2, w3 = warpgroup_mma_wait(0, [total, w2, w3])
+            mbarrier.arrive(free.index(stage), count=1)
             c += 1
-        total, up = warpgroup_mma_wait(0, [total, up])
-        mbarrier.arrive(free.index((c + STAGES - 1) % STAGES), count=1)
 
         expert = gl.load(table + 1 + item // tiles)
         first = gl.load(table + 1 + ROW_BLOCKS + item // tiles)
@@ -264,7 +273,7 @@ def mxfp4_experts(
     x: Tensor, gate_up: Mxfp4Stack, down: Mxfp4Stack, biases: tuple[Tensor, Tensor], shares: Tensor, experts: Tensor,
     limit: float, alpha: float,
 ) -> Tensor:  # fmt: skip
-    """As `baton_kernels.experts.biased_experts`. All contiguous, T · k up to MAX_PAIRS, H and F multiples of 16."""
+    """As `baton_kernels.experts.biased_experts`. All contiguous, H and F multiples of 16."""
     if not x.shape[0]:
         return torch.empty_like(x)
     count = gate_up.values.shape[0]
