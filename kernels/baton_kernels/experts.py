@@ -77,16 +77,16 @@ def experts_reference(x: Tensor, gate_up: Tensor, down: Tensor, shares: Tensor, 
 def grouped_experts(x: Tensor, gate_up: Tensor, down: Tensor, shares: Tensor, experts: Tensor) -> Tensor:
     """As `experts_reference`, on a GPU in bfloat16. Rows of x and F have whole 16 bytes.
 
-    One token reads its experts by a kernel of its own. More are sorted by expert. Up to 256 for each expert, its
-    weights stream by; more are multiplied by the library's grouped product. The host never waits for
-    the device."""
+    One token reads its experts by a kernel of its own. More are sorted by expert. Up to LIBRARY_BEYOND pairs for each
+    expert, its weights stream by; more are multiplied by the library's grouped product. The host never waits for the
+    device."""
     if x.shape[0] <= FEW_TOKENS:
         from baton_kernels.gpu.experts import few_experts_triton
 
         return few_experts_triton(x, gate_up, down, shares, experts)
-    from baton_kernels.gpu.streamed_experts import MANY_PAIRS, streamed_experts
+    from baton_kernels.gpu.streamed_experts import LIBRARY_BEYOND, streamed_experts
 
-    if _streams(experts, gate_up, down, MANY_PAIRS * gate_up.shape[0]):
+    if _streams(experts, gate_up, down, LIBRARY_BEYOND * gate_up.shape[0]):
         return streamed_experts(x, gate_up, down, None, shares, experts, None)
     order = _sorted_by_expert(experts, gate_up.shape[0])
     rows = x.index_select(0, order.pairs // experts.shape[1])
@@ -144,10 +144,10 @@ def streams_mxfp4(device: torch.device, hidden: int, inner: int) -> bool:
     return is_hopper and hidden % 16 == 0 and inner % 16 == 0
 
 
-def _streams(experts: Tensor, gate_up: Tensor, down: Tensor, pairs: int) -> bool:
-    """Whether weights stream by, which they do for so many pairs: Hopper's copies want rows of whole 16 bytes."""
+def _streams(experts: Tensor, gate_up: Tensor, down: Tensor, most: int) -> bool:
+    """Whether weights stream by, for up to `most` pairs: Hopper's copies want rows of whole 16 bytes."""
     is_hopper = torch.cuda.get_device_capability(gate_up.device)[0] == 9
-    return is_hopper and experts.numel() <= pairs and gate_up.shape[2] % 8 == 0 and down.shape[2] % 8 == 0
+    return is_hopper and experts.numel() <= most and gate_up.shape[2] % 8 == 0 and down.shape[2] % 8 == 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ def test_grouped_products_equal_the_formula(
 ) -> None:
     """Every token's experts; one of them is nobody's. Products are streamed, or the library's."""
     if not streams:
-        monkeypatch.setattr("baton_kernels.gpu.streamed_experts.MANY_PAIRS", 0)
+        monkeypatch.setattr("baton_kernels.gpu.streamed_experts.LIBRARY_BEYOND", 0)
     generator = torch.Generator("cuda").manual_seed(tokens)
 
     def draw(*shape: int) -> torch.Tensor:
@@ -88,11 +88,11 @@ def test_small_and_large_tiles_give_the_same_sums_each_time(tokens: int, monkeyp
         torch.randn(*shape, generator=generator, device="cuda").bfloat16()
         for shape in ((tokens, 1000), (8, 2 * 760, 1000), (8, 1000, 760))
     )
-    monkeypatch.setattr(streamed_experts, "MANY_PAIRS", 1 << 20)
+    monkeypatch.setattr(streamed_experts, "LIBRARY_BEYOND", 1 << 20)
     shares, chosen = choose_experts(torch.randn(tokens, 8, generator=generator, device="cuda"), 3, normalised=True)
     first: torch.Tensor | None = None
     for few in (1 << 20, 0):
-        monkeypatch.setattr(streamed_experts, "FEW_PAIRS", few)
+        monkeypatch.setattr(streamed_experts, "LARGE_TILES_FROM", few)
         for _ in range(10):
             got = grouped_experts(x, gate_up, down, shares, chosen)
             first = got if first is None else first

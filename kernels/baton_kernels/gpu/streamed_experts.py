@@ -34,9 +34,9 @@ from baton_kernels.gpu.dependent_launch import after_previous, chain
 from baton_kernels.gpu.expert_sort import Sorted, sort_by_expert
 from baton_kernels.gpu.streamed_linear import SHARED_BYTES
 
-FEW_PAIRS, MANY_PAIRS = 64, 256
-"""Of a token and an expert, for each expert: from so many on large tiles are faster, as arithmetic takes the time; with
-more the library's grouped product is, where no bias is added beside it."""
+LARGE_TILES_FROM, LIBRARY_BEYOND = 64, 256
+"""Pairs of a token and an expert, for each expert: from the first number on large tiles are faster, as arithmetic takes
+the time; beyond the second the library's grouped product is, where no bias is added beside it."""
 LARGE_ROWS = 128
 LEAST_ROWS = gl.constexpr(64)
 """Of a warpgroup."""
@@ -247,7 +247,7 @@ def streamed_experts(
     if not x.shape[0]:
         return torch.empty_like(x)
     count, pairs = gate_up.shape[0], experts.numel()
-    rows = row_block(pairs, count) if pairs < FEW_PAIRS * count else LARGE_ROWS
+    rows = row_block(pairs, count) if pairs < LARGE_TILES_FROM * count else LARGE_ROWS
     plan = sort_by_expert(x, experts, count, rows)
     up_bias, down_bias = biases or (None, None)
     inner = expert_products(plan.x, plan, gate_up, up_bias, SWIGLU.value if clamp is None else CLAMPED.value, clamp)

@@ -35,7 +35,7 @@ WIDTH = gl.constexpr(64)
 """Bytes of a line: 128 columns, a step."""
 BLOCKS = gl.constexpr(4)
 """Of 32 columns, a step."""
-MANY_PAIRS = 128
+LARGE_TILES_FROM = 128
 """For each expert: from there on large tiles are faster, where the matrix unit takes longer than widening."""
 
 _FACTOR = gl.constexpr(62)
@@ -264,7 +264,7 @@ LARGE_TILES = Mxfp4Config(128, 128, 1, 168)
 
 def mxfp4_config(pairs: int, count: int) -> Mxfp4Config:
     """For so many pairs of a token and one of `count` experts."""
-    if pairs >= MANY_PAIRS * count:
+    if pairs >= LARGE_TILES_FROM * count:
         return LARGE_TILES
     return Mxfp4Config(row_block(pairs, count), 64, 2, 128)
 

@@ -137,6 +137,8 @@ class Applier:
         if not is_controlled(live, owner.uid) and not (
             belongs(live, owner) and _labels_of(live) == _labels_of(wish.body)
         ):
+            if len(self._foreign) > MAX_OURS:
+                self._foreign.clear()
             self._foreign.add((wish.resource, wish.namespace, wish.name))
             raise NameTaken(wish.resource.kind, wish.name)
         return live
