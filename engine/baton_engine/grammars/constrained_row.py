@@ -56,10 +56,12 @@ class EndIds:
     def are_in(self, masks: Words) -> npt.NDArray[np.bool_]:
         """[R] of masks [R, W]: which hold an id that is no text or a mark, and so are to be finished."""
         found = masks.take(self.places, axis=1) & self.others
-        if not np.count_nonzero(found):
-            return np.zeros(len(masks), dtype=np.bool_)
         held: npt.NDArray[np.bool_] = np.bitwise_or.reduce(found, axis=1) != 0
         return held
+
+    def is_in(self, masks: Words) -> bool:
+        """Whether any of them does: nearly never, and asked at every draw."""
+        return bool(np.count_nonzero(masks.take(self.places, axis=1) & self.others))
 
 
 class ConstrainedRow:

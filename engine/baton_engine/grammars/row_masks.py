@@ -12,10 +12,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from llguidance import LLMatcher
 
-from baton_engine.grammars.constrained_row import Allowance, ConstrainedRow
+from baton_engine.grammars.constrained_row import Allowance, ConstrainedRow, EndIds
 from baton_engine.grammars.grammar_compiler import READY_S, GrammarCompiler, GrammarError
 from baton_engine.grammars.vocabulary import VocabularyError, Words
 from baton_engine.running.sampler import TokenMasks
@@ -31,6 +30,29 @@ class RowConstraints:
     """Slots whose draw means nothing."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """The constrained rows of one draw, of the slots that draw."""
+
+    slots: tuple[int, ...]
+    rows: tuple[ConstrainedRow, ...]
+    matchers: tuple[tuple[LLMatcher, int], ...]
+    """Each with where its mask belongs."""
+    words: Words
+    """[R, W]: the masks."""
+    ends: EndIds | None
+    """Those of the first row; None without rows."""
+    is_plain: bool
+    """Grammars alone bind these rows, none has ended, and they end alike: until a slot is opened or closed, or an
+    answer ends, the next draw of the same slots has this batch too."""
+    constraints: RowConstraints
+    """With the masks as the matchers write them."""
+
+    def holds_an_end(self) -> bool:
+        """Whether some matcher's mask is to be finished. One that gave up allows the end and nothing else."""
+        return self.ends is not None and self.ends.is_in(self.words)
+
+
 class RowMasks:
     """Rows of `max_slots` slots; for one thread, which also computes the masks. One takes 4 to 10 µs; spread over
     threads they took longer."""
@@ -43,19 +65,21 @@ class RowMasks:
         self._rows: dict[int, ConstrainedRow | Future[ConstrainedRow]] = {}
         self._words = np.zeros((0, 0), dtype=np.uint32)
         self._pointer = 0
-        self._last_places: list[int] = []
-        self._placed_array = np.zeros(0, dtype=np.int64)
+        self._batch: _Batch | None = None
+        """The last one, while it is plain and its rows are as they were."""
 
     def open(self, opened: OpenSlot) -> None:
         """A sequence takes a slot; whatever the slot held is over."""
         self._rows.pop(opened.slot, None)
+        self._batch = None
         if opened.sampling.grammar is not None or opened.sampling.thought is not None:
             self._rows[opened.slot] = self.compiler.row(opened)
 
     def close(self, slots: Iterable[int]) -> None:
         """The slots are given back."""
         for slot in slots:
-            self._rows.pop(slot, None)
+            if self._rows.pop(slot, None) is not None:
+                self._batch = None
 
     def bind(self, slots: Sequence[int]) -> bool:
         """Whether any of these slots is constrained. Costs next to nothing while no slot is."""
@@ -72,15 +96,29 @@ class RowMasks:
                     row.take(token)
                 if row.is_free:
                     del self._rows[each.slot]
+                    self._batch = None
 
     def constraints(self, slots: Sequence[int]) -> RowConstraints:
         """What may be drawn for each of `slots`, whose earlier tokens are all known. The masks' memory is used again by
         the next call."""
         begin = time.perf_counter()
+        batch = self._batch
+        if batch is None or batch.slots != slots:
+            batch = self._batch_of(slots)
+            self._batch = batch if batch.is_plain else None
+        row_bytes = batch.words.strides[0]
+        for matcher, pointer in batch.matchers:
+            matcher.unsafe_compute_mask_ptr(pointer, row_bytes)
+        found = batch.constraints if batch.is_plain and not batch.holds_an_end() else _finished(batch)
+        self.observe_masks(time.perf_counter() - begin)
+        return found
+
+    def _batch_of(self, slots: Sequence[int]) -> _Batch:
         places: list[int] = []
         rows: list[ConstrainedRow] = []
         failures: list[SlotFailure] = []
         matchers: list[tuple[LLMatcher, int]] = []
+        is_plain = True
         for place, slot in enumerate(slots):
             held = self._rows.get(slot)
             if held is None:
@@ -91,36 +129,32 @@ class RowMasks:
                 continue
             # A plain row that is not over is its matcher's; whether that gave up is asked once, behind its mask.
             allowance = row.allowance if row.is_over or not row.is_plain else Allowance.MATCHER
+            is_plain = is_plain and row.is_plain and not row.is_over
             if allowance is Allowance.ANYTHING:
                 continue
             if allowance is Allowance.MATCHER and row.matcher is not None:
                 matchers.append((row.matcher, len(rows)))
             places.append(place)
             rows.append(row)
-        words = self._computed(len(rows), rows[0].words if rows else self._words.shape[1], matchers)
-        kept: list[int] = []
-        # A matcher's own mask is as it shall be unless it holds an end: most are, and looking at all at once is cheap.
+        words, pointer = self._words_of(rows)
         ends = rows[0].ends if rows else None
-        is_unfinished = [] if ends is None else ends.are_in(words).tolist()
-        for number, row in enumerate(rows):
-            if is_unfinished[number] or not row.is_plain or row.ends is not ends:
-                row.fill(words[number])
-            if row.failure is None:
-                kept.append(number)
-            else:
-                failures.append(SlotFailure(slots[places[number]], row.failure))
-        masks = None
-        if kept:
-            allowed = words if len(kept) == len(rows) else words[kept]
-            masks = TokenMasks(self._placed([places[number] for number in kept]), allowed.view(np.int32))
-        self.observe_masks(time.perf_counter() - begin)
-        return RowConstraints(masks, tuple(failures))
+        masks = TokenMasks(np.array(places, dtype=np.int64), words.view(np.int32)) if rows else None
+        return _Batch(
+            slots=tuple(slots),
+            rows=tuple(rows),
+            matchers=tuple((matcher, pointer + row * words.strides[0]) for matcher, row in matchers),
+            words=words,
+            ends=ends,
+            is_plain=is_plain and not failures and all(row.ends is ends for row in rows),
+            constraints=RowConstraints(masks, tuple(failures)),
+        )
 
-    def _placed(self, places: list[int]) -> npt.NDArray[np.int64]:
-        """As an array, the last one's if they are the same: batches change seldom."""
-        if places != self._last_places:
-            self._last_places, self._placed_array = places, np.array(places, dtype=np.int64)
-        return self._placed_array
+    def _words_of(self, rows: Sequence[ConstrainedRow]) -> tuple[Words, int]:
+        """[R, W] of the memory that all batches share, and where it begins. It holds whatever it held."""
+        if rows and self._words.shape[1] != rows[0].words:
+            self._words = np.zeros((self._max_slots, rows[0].words), dtype=np.uint32)
+            self._pointer = self._words.ctypes.data
+        return self._words[: len(rows)], self._pointer
 
     def _ready(self, slot: int, made: Future[ConstrainedRow]) -> ConstrainedRow | SlotFailure:
         """As a rule it is there: the scheduler lets no row draw before its grammar is compiled."""
@@ -133,12 +167,24 @@ class RowMasks:
         self._rows[slot] = row
         return row
 
-    def _computed(self, rows: int, width: int, matchers: list[tuple[LLMatcher, int]]) -> Words:
-        """[rows, width]: masks of the matchers, each in its row; the others hold whatever they held."""
-        if self._words.shape[1] != width:
-            self._words = np.zeros((self._max_slots, width), dtype=np.uint32)
-            self._pointer = self._words.ctypes.data
-        words, pointer, row_bytes = self._words[:rows], self._pointer, self._words.strides[0]
-        for matcher, row in matchers:
-            matcher.unsafe_compute_mask_ptr(pointer + row * row_bytes, row_bytes)
-        return words
+
+def _finished(batch: _Batch) -> RowConstraints:
+    """What is not the matchers' to say is written into the masks. A matcher's own mask is as it shall be unless it
+    holds an end: most are, and looking at all at once is cheap."""
+    words, masks = batch.words, batch.constraints.masks
+    if masks is None or batch.ends is None:
+        return batch.constraints
+    is_unfinished = batch.ends.are_in(words).tolist()
+    kept: list[int] = []
+    failures = list(batch.constraints.failures)
+    for number, row in enumerate(batch.rows):
+        if is_unfinished[number] or not row.is_plain or row.ends is not batch.ends:
+            row.fill(words[number])
+        if row.failure is None:
+            kept.append(number)
+        else:
+            failures.append(SlotFailure(batch.slots[int(masks.rows[number])], row.failure))
+    if len(kept) == len(batch.rows):
+        return RowConstraints(masks, tuple(failures))
+    rest = TokenMasks(masks.rows[kept], masks.allowed[kept]) if kept else None
+    return RowConstraints(rest, tuple(failures))
