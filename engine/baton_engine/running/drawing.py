@@ -1,4 +1,4 @@
-"""Which rows of a step draw a token: only they need the last layer's output, the head and a row of logits."""
+"""Which rows of a step have logits, to draw tokens from: only they need the last layer's output and the head."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class DrawingRows:
-    """The S rows of a step with prefill chunks that draw. Rows are counted as in `StepRows`: decode, then chunks."""
+    """The S rows that have logits, of a step with prefill chunks. Rows are counted as in `StepRows`: decode, then
+    chunks."""
 
     slots: tuple[int, ...]
     """Slots that draw; several may share one chunk's last row (n > 1)."""
@@ -25,21 +26,31 @@ class DrawingRows:
     """[S] slot whose blocks hold the row's context."""
     logits_rows: Ints
     """[len(slots)] which of the S rows each drawing slot reads."""
+    kept: tuple[tuple[int, int], ...] = ()
+    """Slots whose draw comes later, and which of the S rows it will be from."""
+
+    @property
+    def is_in_order(self) -> bool:
+        """Each slot draws from a row of its own, in their order."""
+        return not self.kept and len(self.slots) == len(self.rows)
 
     @staticmethod
     def of(chunks: Sequence[PrefillChunk], decode: Sequence[int]) -> DrawingRows:
         """`decode`: the slots of the decode rows, in their order."""
         slots, tables = list(decode), list(decode)
         rows, logits_rows = list(range(len(decode))), list(range(len(decode)))
+        kept: list[tuple[int, int]] = []
         end = len(decode)
         for chunk in chunks:
             end += len(chunk.tokens)
-            if chunk.sample:
+            if chunk.keeps:
+                kept.append((chunk.slot, len(rows)))
+            if chunk.sample or chunk.keeps:
                 slots += chunk.sample
                 logits_rows += [len(rows)] * len(chunk.sample)
                 rows.append(end - 1)
                 tables.append(chunk.slot)
-        return DrawingRows(tuple(slots), _ints(rows), _ints(tables), _ints(logits_rows))
+        return DrawingRows(tuple(slots), _ints(rows), _ints(tables), _ints(logits_rows), tuple(kept))
 
 
 def _ints(values: list[int]) -> Ints:

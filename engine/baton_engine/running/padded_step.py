@@ -44,11 +44,12 @@ def padded(
     drawing_slots: int,
     padding_slot: int,
 ) -> Ints:
-    """The whole array. Each of `drawing_slots` places has a row of its own, as long as no chunk draws for several."""
+    """The whole array. Each of `drawing_slots` places has a row of its own, as long as no chunk draws for several
+    or later."""
     decoding = len(decode.slots)
     ends = decoding + chunks.counts.cumsum()
     positions = np.concatenate((decode.positions, chunks.positions))
-    slots = drawing.slots if len(drawing.slots) == len(drawing.rows) else ()
+    slots = drawing.slots if drawing.is_in_order else ()
     parts: tuple[tuple[int, Sequence[int] | Ints], ...] = (
         (padding_slot, slots),
         (padding_slot, decode.slots),

@@ -30,7 +30,7 @@ from baton_engine.running.step_clock import StepClock, start_clock
 from baton_engine.running.step_graphs import StepGraphs
 from baton_engine.running.upload import upload
 from baton_engine.running.warm_up import warm_up
-from baton_engine.scheduling.step_plan import SlotFailure, SlotTokens, StepPlan, StepResult
+from baton_engine.scheduling.step_plan import PrefillChunk, SlotFailure, SlotTokens, StepPlan, StepResult
 from baton_kernels.logprobs import Logprobs
 from baton_wire.messages.values import TokenLogprob
 
@@ -78,6 +78,8 @@ class ModelRunner:
         self._masks = masks
         self._notices: LayerNotices | None = None
         self._in_flight: deque[_InFlight] = deque()
+        self._kept: dict[int, Tensor] = {}
+        """By slot: a row of logits [vocab] of a prompt whose draw comes later."""
         self._graphs: StepGraphs | None = None
         if loaded.device.type == "cpu":
             keep_freed_memory()
@@ -134,6 +136,8 @@ class ModelRunner:
         if self._masks is not None:
             self._masks.drawn(tokens)
             self._masks.close(oldest.closes)
+        for slot in oldest.closes:
+            self._kept.pop(slot, None)
         if self._in_flight and not self._in_flight[0].is_whole:
             self._finish(self._in_flight[0])
         scored = tuple(scores.read() for scores in oldest.scores)
@@ -147,6 +151,33 @@ class ModelRunner:
 
     def _run(self, plan: StepPlan) -> tuple[tuple[int, ...], Draw | Tensor | None, tuple[ChunkScores, ...]]:
         """The slots that draw, their draw or the logits to draw from, and what is scored."""
+        late = tuple(chunk for chunk in plan.prefill if not chunk.tokens)
+        if not late:
+            return self._compute(plan)
+        places = [place for place, chunk in enumerate(plan.prefill) if chunk.tokens]
+        computed = replace(plan, prefill=tuple(plan.prefill[place] for place in places))
+        slots: tuple[int, ...] = ()
+        drawn: Draw | Tensor | None = None
+        scores: tuple[ChunkScores, ...] = ()
+        if computed.prefill or computed.decode:
+            slots, drawn, found = self._compute(computed, draws_alone=False)
+            scores = tuple(replace(each, chunk=places[each.chunk]) for each in found)
+        logits = self._kept_logits(late)
+        late_slots = tuple(slot for chunk in late for slot in chunk.sample)
+        return slots + late_slots, torch.cat((drawn, logits)) if isinstance(drawn, Tensor) else logits, scores
+
+    def _kept_logits(self, late: tuple[PrefillChunk, ...]) -> Tensor:
+        """[slots that draw, vocab] of chunks without tokens."""
+        rows: list[Tensor] = []
+        for chunk in late:
+            self._slots.draw_later(chunk)
+            rows += [self._kept.pop(chunk.slot)] * len(chunk.sample)
+        return torch.stack(rows)
+
+    def _compute(
+        self, plan: StepPlan, *, draws_alone: bool = True
+    ) -> tuple[tuple[int, ...], Draw | Tensor | None, tuple[ChunkScores, ...]]:
+        """As `_run`, of chunks with tokens. `draws_alone`: nobody else draws in this step."""
         if self._graphs is not None:
             plan = replace(plan, decode=self._slots.longest_first(plan.decode))
         drawing = DrawingRows.of(plan.prefill, plan.decode) if plan.prefill else None
@@ -155,35 +186,44 @@ class ModelRunner:
         if self._graphs is not None:
             captured = self._graphs.hidden_states(plan, drawing, self._slots, written)
             if captured is not None:
-                return slots, self._draw_captured(self._graphs, slots, drawing, captured), ()
+                return slots, self._draw_captured(self._graphs, slots, drawing, captured, draws_alone), ()
         is_scored = any(chunk.targets for chunk in plan.prefill)
         token_ids, rows = self._slots.rows(plan, None if is_scored else drawing)
         hidden = self._model.hidden_states(token_ids, rows, self._pool.tensor, written)
         scores = score(self._model, hidden, plan.prefill, len(plan.decode)) if is_scored else ()
-        if not slots:
+        if drawing is not None and not len(drawing.rows):
             return (), None, scores
         if drawing is not None and is_scored:
             hidden = hidden.index_select(0, upload(drawing.rows, self._device))
         return slots, self._logits(hidden, drawing), scores
 
     def _draw_captured(
-        self, graphs: StepGraphs, slots: tuple[int, ...], drawing: DrawingRows | None, hidden: Tensor
+        self,
+        graphs: StepGraphs,
+        slots: tuple[int, ...],
+        drawing: DrawingRows | None,
+        hidden: Tensor,
+        draws_alone: bool,
     ) -> Draw | Tensor | None:
-        """From the hidden states of the rows that draw: by a graph if that is all that the slots ask for."""
-        if not slots:
+        """From the hidden states of the rows that have logits: by a graph if that is all that the slots ask for."""
+        if drawing is not None and not len(drawing.rows):
             return None
-        if len(slots) == len(hidden) and graphs.draws(len(slots)) and not self._follows_grammar(slots):
+        is_each_once = draws_alone and (drawing is None or drawing.is_in_order)
+        if is_each_once and graphs.draws(len(slots)) and not self._follows_grammar(slots):
             greedy_slots = self._sampler.count_greedy(slots)
             if greedy_slots is not None:
                 return _to_host(Draw(graphs.greatest(len(slots)), greedy_slots, None, (), ()))
         return self._logits(hidden, drawing)
 
-    def _logits(self, hidden: Tensor, drawing: DrawingRows | None) -> Tensor:
-        """One row a slot that draws, from one row of hidden states for each row that draws."""
+    def _logits(self, hidden: Tensor, drawing: DrawingRows | None) -> Tensor | None:
+        """One row a slot that draws, from one row of hidden states for each row that has logits; None where no slot
+        does. Rows of later draws are kept."""
         logits = self._model.head(hidden)
-        if drawing is not None and len(drawing.slots) > len(drawing.rows):
-            logits = logits.index_select(0, upload(drawing.logits_rows, self._device))
-        return logits
+        if drawing is None or drawing.is_in_order:
+            return logits
+        for slot, row in drawing.kept:
+            self._kept[slot] = logits[row].clone()
+        return logits.index_select(0, upload(drawing.logits_rows, self._device)) if drawing.slots else None
 
     def _follows_grammar(self, slots: tuple[int, ...]) -> bool:
         return self._masks is not None and self._masks.bind(slots)

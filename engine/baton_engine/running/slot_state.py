@@ -165,6 +165,10 @@ class SlotState:
             self._contexts[[chunk.slot, *chunk.sample]] = length
         return ChunkInputs(ids, positions, places, slots, counts, lens)
 
+    def draw_later(self, chunk: PrefillChunk) -> None:
+        """The chunk has no tokens: its slots draw behind what was computed before."""
+        self._contexts[list(chunk.sample)] = chunk.start
+
     def _prefill_rows(self, chunks: ChunkInputs, first_row: int) -> list[PrefillRows]:
         """For each group."""
         blocks = -(-int(chunks.context_lens.max()) // self._block_tokens)

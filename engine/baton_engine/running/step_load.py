@@ -68,7 +68,8 @@ class LoadMeter:
             for place, window in enumerate(self._windows):
                 seen_tokens[place] += min(window, contexts[slot])
         windowed = tuple(map(WindowLoad, self._windows, seen_pairs, seen_tokens))
-        return StepLoad(tokens, pairs, len(plan.prefill), len(plan.decode), kv_tokens, windowed)
+        chunks = sum(bool(chunk.tokens) for chunk in plan.prefill)
+        return StepLoad(tokens, pairs, chunks, len(plan.decode), kv_tokens, windowed)
 
 
 def windowed_pairs(tokens: int, computed: int, window: int) -> float:

@@ -24,7 +24,8 @@ def read_result(state: EngineState, result: StepResult) -> None:
     prompt_tokens = sum(chunk.end - chunk.start for chunk in launched.chunks)
     state.pieces.observe(len(launched.rows), prompt_tokens, result.duration_s)
     for chunk in launched.chunks:
-        _advance_stem(state, chunk)
+        if chunk.end > chunk.start:
+            _advance_stem(state, chunk)
     for scored in result.scored:
         chunk = launched.chunks[scored.chunk]
         request = chunk.stem.request

@@ -2,8 +2,8 @@
 
 Order: prompts already started, preempted sequences, then new prompts by their turns. A prompt starts when all its
 blocks and slots are there, so that a started one never waits for memory; groups with a window give theirs back as it
-advances. Prompts are cut only when they exceed the budget, and before their last token while that could not be drawn
-from: a grammar is being compiled.
+advances. Prompts are cut only when they exceed the budget. Where a grammar is still being compiled when a prompt is
+computed, its logits are kept, and a chunk without tokens draws from them.
 """
 
 from __future__ import annotations
@@ -145,19 +145,19 @@ def _chunk_size(state: EngineState, draft: StepDraft, rest: int) -> int:
 
 def _add_chunk(state: EngineState, draft: StepDraft, stem: Stem) -> None:
     rest = len(stem.tokens) - stem.planned_tokens
-    may_take = rest if may_draw(state, stem) else rest - 1
-    size = _chunk_size(state, draft, may_take)
-    if size == 0:
+    can_draw = may_draw(state, stem)
+    size = _chunk_size(state, draft, rest)
+    if size == 0 and (rest or not can_draw):
         return
     start = stem.planned_tokens
     stem.planned_tokens = end = start + size
     draft.prefill_tokens += size
-    is_last = size == rest
-    draft.is_shared = draft.is_shared or size < may_take
+    is_last = size == rest and can_draw
+    draft.is_shared = draft.is_shared or size < rest
     sample = tuple(member.slot for member in stem.waiting_members if member.slot is not None) if is_last else ()
-    draft.prefill.append(_chunk(stem, start, end, sample))
+    draft.prefill.append(_chunk(stem, start, end, sample, keeps=size == rest and not can_draw))
     draft.chunks.append(LaunchedChunk(stem, start, end, is_last))
-    if stem.request.spec.hold:
+    if stem.request.spec.hold and size:
         stem.request.is_announced = True  # from now on others may be reading its blocks
         table = tuple(state.pool.table(stem.owner))
         state.events.append(Computing(stem.request.key, draft.step, end, table))
@@ -165,13 +165,14 @@ def _add_chunk(state: EngineState, draft: StepDraft, stem: Stem) -> None:
         _finish_stem(state, draft, stem)
 
 
-def _chunk(stem: Stem, start: int, end: int, sample: tuple[int, ...]) -> PrefillChunk:
+def _chunk(stem: Stem, start: int, end: int, sample: tuple[int, ...], *, keeps: bool) -> PrefillChunk:
     assert stem.slot is not None
     tokens = stem.tokens[start:end]
-    if not stem.is_scored:
-        return PrefillChunk(stem.slot, start, tokens, sample)
+    if not stem.is_scored or not tokens:
+        return PrefillChunk(stem.slot, start, tokens, sample, keeps=keeps)
     alternatives = stem.request.spec.sampling.prompt_logprobs or 0
-    return PrefillChunk(stem.slot, start, tokens, sample, stem.tokens[start + 1 : end + 1], alternatives)
+    targets = stem.tokens[start + 1 : end + 1]
+    return PrefillChunk(stem.slot, start, tokens, sample, targets, alternatives, keeps)
 
 
 def _finish_stem(state: EngineState, draft: StepDraft, stem: Stem) -> None:

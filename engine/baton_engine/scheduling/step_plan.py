@@ -58,7 +58,9 @@ class BlockCopy:
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """Compute KV for `tokens` at positions start, start+1, … of `slot`, and draw a token for each slot in `sample`."""
+    """Compute KV for `tokens` at positions start, start+1, … of `slot`, and draw a token for each slot in `sample`.
+
+    Without tokens it computes nothing: the draw is from the logits that the chunk before it kept."""
 
     slot: int
     start: int
@@ -71,6 +73,9 @@ class PrefillChunk:
     """The ids behind the chunk's first positions whose log probabilities are wanted; none as a rule."""
     alternatives: int = 0
     """How many of the likeliest ids are wanted beside each target."""
+    keeps: bool = False
+    """Keep the logits of the last position, until the slot's next chunk draws from them or the slot is given back: the
+    prompt is computed, and what its draw needs is still being made."""
 
 
 @dataclass(frozen=True, slots=True)

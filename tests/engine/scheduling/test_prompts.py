@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from baton_engine.scheduling.events import Computed, Drawn, Failed, SequenceSpec
@@ -348,3 +350,27 @@ def test_two_thousand_cancels_at_once_are_survived() -> None:
     stats = running.scheduler.stats()
     assert (stats.running, stats.waiting, stats.waiting_tokens) == (0, 0, 0)
     assert stats.blocks_free + stats.blocks_cached == 64
+
+
+@pytest.mark.parametrize("hold", [False, True])
+def test_a_prompt_whose_draw_has_to_wait_is_computed_and_told_of_meanwhile(hold: bool) -> None:
+    """Its logits are kept; the draw is a chunk without tokens. Rows beside it go on."""
+    late = {2}
+    running = engine(may_draw=lambda sampling: sampling.seed not in late)
+    first, waiting = spec(1, 5, max_tokens=20), spec(2, 9, max_tokens=1 if hold else 6, hold=hold)
+    submit(running, first, waiting)
+    for _ in range(4):
+        running.turn()
+    chunk = running.plans()[0].prefill[1]
+    assert chunk == replace(chunk, tokens=waiting.tokens, sample=(), keeps=True)
+    assert not any(plan.prefill for plan in running.plans()[1:])
+    assert [event.tokens for event in running.computed()] == ([9] if hold else [])
+    assert (waiting.key, 0) not in running.outputs
+    late.clear()
+    running.turn()
+    assert running.plans()[-1].prefill == (replace(chunk, start=9, tokens=(), sample=(chunk.slot,), keeps=False),)
+    running.run()
+    running.assert_exact(first)
+    running.assert_exact(waiting)
+    assert len(running.prefilled()) == hold
+    assert [event.tokens for event in running.computed()] == ([9] if hold else [])

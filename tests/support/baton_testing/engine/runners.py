@@ -116,6 +116,7 @@ class ToyRunner:
         self._pool = pool
         self._is_ready = is_ready
         self._slots: dict[int, ToySlot] = {}
+        self._keeping: set[int] = set()
         self._tables: dict[int, dict[tuple[int, int], int]] = {}  # as of the last launched step
         self._contexts: dict[int, int] = {}
         self._last_step = 0
@@ -200,6 +201,10 @@ class ToyRunner:
         drawn: list[SlotTokens | SlotFailure] = []
         for chunk in plan.prefill:
             slot = self._slots[chunk.slot]
+            assert chunk.tokens or chunk.slot in self._keeping, f"slot {chunk.slot} kept nothing to draw from"
+            self._keeping.discard(chunk.slot)
+            if chunk.keeps:
+                self._keeping.add(chunk.slot)
             assert chunk.start == slot.context, f"chunk starts at {chunk.start}, context is {slot.context}"
             self._write(slot, chunk.start, chunk.tokens)
             slot.context = chunk.start + len(chunk.tokens)
@@ -215,6 +220,7 @@ class ToyRunner:
             drawn.append(self._draw(row, self._read(slot, slot.context - 1, slot.context)))
         for closed in plan.closes:
             del self._slots[closed]
+            self._keeping.discard(closed)
         if self.masks is not None:
             self.masks.close(plan.closes)
         tokens = tuple(each for each in drawn if isinstance(each, SlotTokens))
