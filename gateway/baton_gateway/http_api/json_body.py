@@ -20,6 +20,7 @@ import msgspec
 
 from baton_gateway.errors import RefusedError, invalid
 
+_encode = msgspec.json.Encoder().encode
 MAX_DEPTH = 64
 MAX_KEYS = 20_000
 """More than the largest conversation, with every option, has."""
@@ -41,7 +42,7 @@ def parse_object(body: bytes, shape: JsonShape) -> dict[str, Any]:
         raise _too_deep() from error
     if not isinstance(value, dict):
         raise _broken("The body must be a JSON object.")
-    if _count_keys(value) != shape.keys:
+    if _unescaped(_encode(value)).count(b'"') != shape.quotes:  # written out again, a key that came twice is missing
         raise _duplicate_key(body)
     return value
 
@@ -54,12 +55,15 @@ class JsonShape:
     """Commas and opening brackets, which is at least the number of values but one."""
     keys: int
     depth: int
+    quotes: int
+    """That begin or end a string, a key among them."""
 
 
 def json_shape(body: bytes, max_values: int) -> JsonShape:
     """Count without parsing. Raises RefusedError for too many values or levels."""
-    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # every quote that is left begins or ends a string
-    if plain.count(b'"') > 4 * (max_values + 1):  # a key and a string for each value
+    plain = _unescaped(body)
+    quotes = plain.count(b'"')
+    if quotes > 4 * (max_values + 1):  # a key and a string for each value
         raise _too_many(max_values)
     between = b"".join(plain.split(b'"')[::2])
     opened = between.count(b"[") + between.count(b"{")
@@ -73,7 +77,12 @@ def json_shape(body: bytes, max_values: int) -> JsonShape:
     keys = between.count(b":")
     if keys > MAX_KEYS:
         raise _broken(f"The body has more than {MAX_KEYS} keys, which is the most that is allowed.", "too_many_values")
-    return JsonShape(values, keys, depth)
+    return JsonShape(values, keys, depth, quotes)
+
+
+def _unescaped(text: bytes) -> bytes:
+    """Every quote that is left begins or ends a string."""
+    return text.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in text else text
 
 
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
@@ -112,21 +121,6 @@ def _not_utf8(body: bytes) -> RefusedError:
     except UnicodeDecodeError as error:
         return _broken(f"The body is not valid UTF-8 at byte {error.start}.", "invalid_utf8")
     return _broken("The body is not valid JSON: a lone surrogate stands for no character.")
-
-
-def _count_keys(value: dict[str, Any]) -> int:
-    """Keys of all objects; fewer than the text has when one of them occurs twice in its object."""
-    keys = 0
-    level: list[Any] = [value]
-    while level:
-        keys += sum(len(container) for container in level if isinstance(container, dict))
-        level = [
-            child
-            for container in level
-            for child in (container.values() if isinstance(container, dict) else container)
-            if isinstance(child, dict | list)
-        ]
-    return keys
 
 
 def _duplicate_key(body: bytes) -> RefusedError:
