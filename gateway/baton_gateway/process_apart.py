@@ -10,7 +10,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from baton_gateway.parent_death import PARENT_VARIABLE, die_with_parent
 
@@ -47,7 +47,15 @@ class ProcessApart:
     async def ask(self, question: bytes, within_s: float) -> bytes | None:
         """None: no answer in time, or the process ended. It is gone then, and the next question starts another."""
         await self.start()
-        assert self._process is not None
+        return await self._tried(question, within_s)
+
+    async def hear(self, within_s: float) -> bytes | None:
+        """One more answer to the question that was asked last. None as in `ask`."""
+        return await self._tried(None, within_s)
+
+    async def _tried(self, question: bytes | None, within_s: float) -> bytes | None:
+        if self._process is None:
+            return None
         try:
             return await self._exchange(self._process, question, within_s)
         except (TimeoutError, EOFError, OSError):
@@ -59,14 +67,15 @@ class ProcessApart:
             process.kill()
             await process.wait()
 
-    async def _exchange(self, process: asyncio.subprocess.Process, question: bytes, within_s: float) -> bytes:
+    async def _exchange(self, process: asyncio.subprocess.Process, question: bytes | None, within_s: float) -> bytes:
         assert process.stdin is not None
         assert process.stdout is not None
         is_answered = False
         try:
             async with asyncio.timeout(within_s):
-                process.stdin.write(len(question).to_bytes(4) + question)
-                await process.stdin.drain()
+                if question is not None:
+                    process.stdin.write(len(question).to_bytes(4) + question)
+                    await process.stdin.drain()
                 length = int.from_bytes(await process.stdout.readexactly(4))
                 answer = await process.stdout.readexactly(length)
             is_answered = True
@@ -76,14 +85,14 @@ class ProcessApart:
                 await self.kill()
 
 
-def answer_questions(answer: Callable[[bytes], bytes], max_memory_bytes: int) -> None:
-    """The process's side: answer until stdin ends."""
+def answer_questions(answer: Callable[[bytes], Iterable[bytes]], max_memory_bytes: int) -> None:
+    """The process's side: answer until stdin ends. Each part of an answer is sent before the next is asked for."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the gateway, which still drains
     resource.setrlimit(resource.RLIMIT_AS, (max_memory_bytes, max_memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     source, target = sys.stdin.buffer, sys.stdout.buffer
     while length := source.read(4):
-        body = answer(source.read(int.from_bytes(length)))
-        target.write(len(body).to_bytes(4) + body)
-        target.flush()
+        for body in answer(source.read(int.from_bytes(length))):
+            target.write(len(body).to_bytes(4) + body)
+            target.flush()

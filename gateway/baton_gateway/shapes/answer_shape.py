@@ -70,12 +70,15 @@ class AnswerShape(msgspec.Struct, frozen=True):
 
 
 class ShapeAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What becomes of a shape: a grammar's definition, or what the client is told."""
+    """What becomes of a shape: a grammar's definition, or what the client is told. A shape may have two: an early one,
+    and the one that counts."""
 
     definition: str | None
     param: str | None = None
     message: str = ""
     code: str = ""
+    is_early: bool = False
+    """The compiler has not looked at the definition yet, and another answer follows."""
 
 
 def named_schema(

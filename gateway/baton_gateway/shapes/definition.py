@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from baton_gateway.shapes.json_schema import CheckedSchema, check_schema
 from baton_gateway.shapes.lark import JSON_OPTIONS, check_lark, json_term, literal
 from baton_gateway.shapes.members import member_rules
 from baton_gateway.shapes.pattern import PatternError, common_pattern
+from baton_gateway.shapes.plain_schema import is_plain
 from baton_gateway.shapes.shape_errors import refused
 from baton_wire.messages.values import MAX_GRAMMAR_CHARS
 
@@ -27,11 +29,28 @@ _BLAME_S = 0.02
 _MAX_REASON = 200
 
 
+def answers_of(shape: AnswerShape) -> Iterator[ShapeAnswer]:
+    """One, or two: of a plain schema the definition is told before the compiler has looked at it."""
+    try:
+        for definition, is_early in _definitions(shape):
+            yield ShapeAnswer(definition, is_early=is_early)
+    except RefusedError as refusal:
+        problem = refusal.problem
+        yield ShapeAnswer(None, problem.param, problem.message, problem.code or "")
+
+
 def definition_of(shape: AnswerShape) -> str:
     """Raises RefusedError that names the place in the client's definition."""
+    *_, (definition, _) = _definitions(shape)
+    return definition
+
+
+def _definitions(shape: AnswerShape) -> Iterator[tuple[str, bool]]:
+    """The definition, and whether the compiler has still to look at it: then it comes once more."""
     match shape.kind:
         case ShapeKind.JSON:
-            return _json(shape)
+            yield from _json(shape)
+            return
         case ShapeKind.REGEX:
             definition = LLMatcher.grammar_from_regex(_pattern(shape, shape.source))
         case ShapeKind.CHOICE:
@@ -44,19 +63,21 @@ def definition_of(shape: AnswerShape) -> str:
             definition = _lark("\n".join((shape.source, *rules)))
     if (problem := _problem(definition, is_tried=shape.kind is not ShapeKind.COMPOSED)) is not None:
         raise refused(shape.field, "", problem)
-    return definition
+    yield definition, False
+
+
+def _json(shape: AnswerShape) -> Iterator[tuple[str, bool]]:
+    checked = _checked(shape, 0)
+    definition = LLMatcher.grammar_from_json_schema(checked.schema, overrides=JSON_OPTIONS)
+    if len(definition) <= MAX_GRAMMAR_CHARS and is_plain(checked.schema):
+        yield definition, True
+    if (problem := _problem(definition)) is not None:
+        raise refused(shape.field, _blamed(checked), problem)
+    yield definition, False
 
 
 def _lark(source: str) -> str:
     return json.dumps({"grammars": [{"lark_grammar": source}]})
-
-
-def _json(shape: AnswerShape) -> str:
-    checked = _checked(shape, 0)
-    definition = LLMatcher.grammar_from_json_schema(checked.schema, overrides=JSON_OPTIONS)
-    if (problem := _problem(definition)) is not None:
-        raise refused(shape.field, _blamed(checked), problem)
-    return definition
 
 
 def _rules(shape: AnswerShape, place: int) -> list[str]:
@@ -139,11 +160,3 @@ def _fails(part: dict[str, Any], definitions: dict[str, Any], until: float) -> b
     schema = part | ({"$defs": definitions} if definitions else {})
     definition = LLMatcher.grammar_from_json_schema(schema, overrides=JSON_OPTIONS)
     return LLMatcher.validate_grammar_with_warnings(definition, limits=LIMITS)[0]
-
-
-def answer_of(shape: AnswerShape) -> ShapeAnswer:
-    try:
-        return ShapeAnswer(definition_of(shape))
-    except RefusedError as refusal:
-        problem = refusal.problem
-        return ShapeAnswer(None, problem.param, problem.message, problem.code or "")

@@ -8,6 +8,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -36,6 +37,8 @@ class Compiled(enum.StrEnum):
     KNOWN = "known"
     NEW = "new"
     REFUSED = "refused"
+    WITHDRAWN = "withdrawn"
+    """A plain schema whose grammar was used already when the compiler refused it: counted beside the request."""
 
 
 class ShapeCompiler:
@@ -50,7 +53,7 @@ class ShapeCompiler:
         self._process = ProcessApart("baton_gateway.shapes.shape_process", _HELLO)
         self._turns = FairTurns()
         self._asking = asyncio.Lock()
-        self._tasks: set[asyncio.Task[ShapeAnswer | None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._kept: OrderedDict[bytes, ShapeAnswer] = OrderedDict()
         self.kept_bytes = 0
 
@@ -87,13 +90,18 @@ class ShapeCompiler:
 
     async def _new(self, shape: AnswerShape, key: bytes) -> ShapeAnswer | None:
         """The answer is waited for also after the client is gone: stopping the process would cost the next one more."""
-        task = asyncio.get_running_loop().create_task(self._ask(shape, key))
+        first: asyncio.Future[ShapeAnswer | None] = asyncio.get_running_loop().create_future()
+        task = asyncio.get_running_loop().create_task(self._ask(shape, key, first))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return await asyncio.shield(task)
+        either: list[asyncio.Future[Any]] = [task, first]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not first.done():
+            task.result()  # raises what it failed of
+        return first.result()
 
-    async def _ask(self, shape: AnswerShape, key: bytes) -> ShapeAnswer | None:
-        """None: the process does not start, which says nothing of the definition."""
+    async def _ask(self, shape: AnswerShape, key: bytes, first: asyncio.Future[ShapeAnswer | None]) -> None:
+        """Sets `first` to the first answer; None: the process does not start, which says nothing of the definition."""
         async with self._asking:
             question, body = shape.encoded(), None
             try:
@@ -101,12 +109,23 @@ class ShapeCompiler:
                     body = body or await self._process.ask(question, self._compile_s)
             except (TimeoutError, EOFError, OSError):
                 _log.exception("the process that compiles grammars does not start")
-                return None
-        answer = _too_complex(shape) if body is None else msgspec.json.decode(body, type=ShapeAnswer)
-        self._keep(key, answer)
-        return answer
+                first.set_result(None)
+                return
+            answer = _answer(shape, body)
+            self._keep(key, answer)
+            first.set_result(answer)
+            if not answer.is_early:
+                return
+            began = time.monotonic()
+            judged = _answer(shape, await self._process.hear(self._compile_s))
+            self._keep(key, judged)
+            if judged.definition is None:
+                _log.error("the compiler refused a plain schema whose grammar was used already: %s", judged.message)
+                self._tell(Compiled.WITHDRAWN, time.monotonic() - began)
 
     def _keep(self, key: bytes, answer: ShapeAnswer) -> None:
+        if (before := self._kept.get(key)) is not None:
+            self.kept_bytes -= _size(before)
         self._kept[key] = answer
         self.kept_bytes += _size(answer)
         while self.kept_bytes > MAX_KEPT_BYTES:
@@ -116,6 +135,10 @@ class ShapeCompiler:
 
 def _size(answer: ShapeAnswer) -> int:
     return _KEPT_BESIDE_BYTES + 4 * len(answer.definition or answer.message)
+
+
+def _answer(shape: AnswerShape, body: bytes | None) -> ShapeAnswer:
+    return _too_complex(shape) if body is None else msgspec.json.decode(body, type=ShapeAnswer)
 
 
 def _too_complex(shape: AnswerShape) -> ShapeAnswer:

@@ -9,7 +9,7 @@ import msgspec
 
 from baton_gateway.process_apart import answer_questions
 from baton_gateway.shapes.answer_shape import AnswerShape
-from baton_gateway.shapes.definition import answer_of
+from baton_gateway.shapes.definition import answers_of
 
 MAX_MEMORY_BYTES = 1 << 30
 
@@ -17,7 +17,7 @@ MAX_MEMORY_BYTES = 1 << 30
 def main() -> None:
     """Answer until stdin ends."""
     shapes, encode = msgspec.json.Decoder(AnswerShape), msgspec.json.Encoder().encode
-    answer_questions(lambda body: encode(answer_of(shapes.decode(body))), MAX_MEMORY_BYTES)
+    answer_questions(lambda body: map(encode, answers_of(shapes.decode(body))), MAX_MEMORY_BYTES)
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ def main() -> None:
     """Answer until stdin ends."""
     templates = Templates()
     questions, encode = msgspec.json.Decoder(Question), msgspec.json.Encoder().encode
-    answer_questions(lambda body: encode(templates.answer(questions.decode(body))), MAX_MEMORY_BYTES)
+    answer_questions(lambda body: (encode(templates.answer(questions.decode(body))),), MAX_MEMORY_BYTES)
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def main() -> None:
             return_memory()
         return told
 
-    answer_questions(answer, MAX_MEMORY_BYTES)
+    answer_questions(lambda body: (answer(body),), MAX_MEMORY_BYTES)
 
 
 if __name__ == "__main__":

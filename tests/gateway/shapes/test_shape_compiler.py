@@ -102,3 +102,44 @@ async def test_schemas_stand_in_a_composed_grammar_and_each_has_its_field(compil
         await compiler.compile(composed_shape("start: a | b", [good, bad], "tools"), "one")
     assert refusal.value.problem.param == "tools[1].function.parameters"
     assert "'/properties/x/if'" in refusal.value.problem.message
+
+
+async def test_a_plain_schema_is_answered_before_it_is_judged(
+    compiler: ShapeCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judging, judged = asyncio.Event(), asyncio.Event()
+    hear = compiler._process.hear
+
+    async def held(within_s: float) -> bytes | None:
+        judging.set()
+        await judged.wait()
+        return await hear(within_s)
+
+    monkeypatch.setattr(compiler._process, "hear", held)
+    shape = json_shape({"type": "object", "properties": {"a": {"type": "integer"}}}, "f")
+    grammar = await compiler.compile(shape, "one")
+    await judging.wait()
+    assert await compiler.compile(shape, "other") == grammar
+    behind = asyncio.create_task(compiler.compile(choice_shape(["a"], "f"), "one"))
+    judged.set()
+    assert "a" in (await behind).definition
+    assert await compiler.compile(shape, "other") == grammar
+
+
+@pytest.mark.parametrize("answer", [None, b'{"definition":null,"message":"no","code":"no"}'])
+async def test_an_early_answer_that_the_compiler_refuses_is_taken_back_and_counted(
+    compiler: ShapeCompiler, told: list[Compiled], monkeypatch: pytest.MonkeyPatch, answer: bytes | None
+) -> None:
+    """Also where judging it ends the process."""
+
+    async def refusing(within_s: float) -> bytes | None:
+        await compiler._process.kill()
+        return answer
+
+    monkeypatch.setattr(compiler._process, "hear", refusing)
+    shape = json_shape({"type": "object"}, "f")
+    assert (await compiler.compile(shape, "one")).definition
+    assert (await compiler.compile(choice_shape(["a"], "f"), "one")).definition
+    with pytest.raises(RefusedError):
+        await compiler.compile(shape, "one")
+    assert told == [Compiled.NEW, Compiled.WITHDRAWN, Compiled.NEW, Compiled.REFUSED]
