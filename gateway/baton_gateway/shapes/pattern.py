@@ -149,6 +149,8 @@ def _unwritable(code: int) -> PatternError:
 
 def check_writable(text: str) -> str | None:
     """Why `text` cannot stand in an answer, or None."""
+    if text.isprintable():
+        return None
     for char in text:
         if char < " " and char not in _WRITABLE:
             return f"the control character U+{ord(char):04X} cannot be written in an answer"

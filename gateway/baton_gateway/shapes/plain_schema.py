@@ -16,6 +16,14 @@ MAX_INTEGER = 10**9
 MAX_CASES = 64
 """Of an `anyOf`."""
 
+_ENUM = {"type", "enum"}
+_CONST = {"type", "const"}
+_OBJECT = {"type", "properties", "required", "additionalProperties"}
+_ARRAY = {"type", "items", "minItems", "maxItems"}
+_STRING = {"type", "minLength", "maxLength"}
+_INTEGER = {"type", "minimum", "maximum"}
+"""The keywords of a part; `json_schema` has seen to it that no least count is above the most."""
+
 _PYTHON_TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "null": (type(None),),
 }  # fmt: skip
@@ -38,41 +46,30 @@ def is_plain(schema: dict[str, Any]) -> bool:
 
 def _is_plain_part(part: dict[str, Any], inner: list[Any]) -> bool:
     """Without the schemas within it, which are added to `inner`."""
-    keys = part.keys()
-    match part:
-        case {"$ref": _}:
-            return len(keys) == 1
-        case {"anyOf": cases}:
-            inner += cases
-            return len(keys) == 1 and len(cases) <= MAX_CASES
-        case {"type": "object"}:
-            properties, others = part.get("properties", {}), part.get("additionalProperties", True)
-            inner += properties.values()
-            if others is not False:
-                inner.append(others)
-            has_required = properties.keys() >= set(part.get("required", ()))
-            return has_required and keys <= {"type", "properties", "required", "additionalProperties"}
-        case {"type": "array"}:
-            inner.append(part.get("items", True))
-            return keys <= {"type", "items", "minItems", "maxItems"} and _are_small(part, MAX_ITEMS, "Items")
-        case {"enum": values}:
-            return keys <= {"type", "enum"} and _are_of(values, part.get("type"))
-        case {"const": value}:
-            return keys <= {"type", "const"} and _are_of([value], part.get("type"))
-        case {"type": "string"}:
-            return keys <= {"type", "minLength", "maxLength"} and _are_small(part, MAX_LENGTH, "Length")
-        case {"type": "integer"}:
-            bounds = [part[key] for key in ("minimum", "maximum") if key in keys]
-            is_known = keys <= {"type", "minimum", "maximum"}
-            return is_known and bounds == sorted(bounds) and all(_is_small_integer(bound) for bound in bounds)
-        case {"type": "number" | "boolean" | "null"}:
-            return len(keys) == 1
-    return False
-
-
-def _are_small(part: dict[str, Any], most: int, what: str) -> bool:
-    """Counts that are there; `json_schema` has seen to it that the least is not above the most."""
-    return all(part.get(f"{key}{what}", 0) <= most for key in ("min", "max"))
+    kind = part.get("type")
+    if "enum" in part:
+        return part.keys() <= _ENUM and _are_of(part["enum"], kind)
+    if "const" in part:
+        return part.keys() <= _CONST and _are_of([part["const"]], kind)
+    if "anyOf" in part:
+        cases = part["anyOf"]
+        inner += cases
+        return len(part) == 1 and len(cases) <= MAX_CASES
+    if kind == "object":
+        properties, others = part.get("properties", {}), part.get("additionalProperties", True)
+        inner += properties.values()
+        if others is not False:
+            inner.append(others)
+        return part.keys() <= _OBJECT and all(name in properties for name in part.get("required", ()))
+    if kind == "array":
+        inner.append(part.get("items", True))
+        return part.keys() <= _ARRAY and part.get("minItems", 0) <= MAX_ITEMS >= part.get("maxItems", 0)
+    if kind == "string":
+        return part.keys() <= _STRING and part.get("minLength", 0) <= MAX_LENGTH >= part.get("maxLength", 0)
+    if kind == "integer":
+        low, high = part.get("minimum", -MAX_INTEGER), part.get("maximum", MAX_INTEGER)
+        return part.keys() <= _INTEGER and _is_small_integer(low) and _is_small_integer(high) and low <= high
+    return len(part) == 1 and ("$ref" in part or kind in ("number", "boolean", "null"))
 
 
 def _are_of(values: list[Any], kind: Any) -> bool:

@@ -62,9 +62,15 @@ def _patterns(part: Schema, counts: dict[str, int]) -> int:
     """How many a value of `part` has to match; an unknown reference counts as one."""
     if isinstance(part, bool):
         return 0
-    inner = {key: [_patterns(each, counts) for each in _under(part, key)] for key in _APPLICATORS}
-    total = ("pattern" in part) + ("format" in part) + bool(part.get("patternProperties")) + sum(inner["allOf"])
-    total += max(inner["anyOf"] + inner["oneOf"], default=0)
+    total = ("pattern" in part) + ("format" in part) + bool(part.get("patternProperties"))
+    cases = 0
+    for key in filter(_APPLICATORS.__contains__, part):
+        inner = [_patterns(each, counts) for each in _under(part, key)]
+        if key == "allOf":
+            total += sum(inner)
+        elif key in ("anyOf", "oneOf"):
+            cases = max(cases, *inner)
+    total += cases
     if "$ref" in part:
         total += counts.get(_name(part["$ref"]), 1)
     if total > MAX_PATTERNS_AT_ONCE:
@@ -81,7 +87,7 @@ def resolve_one_of(root: dict[str, Any], definitions: Definitions) -> None:
 def _one_of(part: Schema, definitions: Definitions) -> None:
     if isinstance(part, bool):
         return
-    for key in _APPLICATORS:
+    for key in filter(_APPLICATORS.__contains__, part):
         for each in _under(part, key):
             _one_of(each, definitions)
     cases = part.get("oneOf")
@@ -102,16 +108,16 @@ def _one_of(part: Schema, definitions: Definitions) -> None:
         part["anyOf"] = cases
 
 
-_APPLICATORS = (
+_APPLICATORS = frozenset({
     "allOf", "anyOf", "oneOf", "prefixItems", "items", "additionalProperties", "properties", "patternProperties",
-)  # fmt: skip
+})  # fmt: skip
 
 
 def _under(part: dict[str, Any], key: str) -> list[Schema]:
-    """The schemas under one keyword."""
-    value = part.get(key, [])
+    """The schemas under a keyword that is there."""
+    value = part[key]
     if key in ("properties", "patternProperties"):
-        return list(value.values()) if value else []
+        return list(value.values())
     return value if isinstance(value, list) else [value]
 
 
