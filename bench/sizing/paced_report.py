@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 from bench.results import shrink_plot
 
-from baton_control.sizing.capacity import Targets, latencies
+from baton_control.sizing.capacity import latencies
 from baton_control.sizing.sizing_state import fresh
-from baton_control.sizing.spec import Bounds, SizingSpec
+from baton_control.sizing.spec import Bounds, SizingSpec, Targets
 from baton_control.sizing.workload import Floats, Workload
 from baton_control.twin.twin import Twin
 from baton_local.client import Answer

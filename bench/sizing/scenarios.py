@@ -8,10 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from baton_control.sizing.capacity import Targets
 from baton_control.sizing.model_shape import LLAMA_8B, LLAMA_70B
 from baton_control.sizing.roofline import worker_model
-from baton_control.sizing.spec import Bounds, SizingSpec
+from baton_control.sizing.spec import Bounds, SizingSpec, Targets
 from baton_control.sizing.worker_model import WorkerModel
 from baton_control.sizing.workload import Workload
 from baton_simulate.synthetic import Shape, synthetic

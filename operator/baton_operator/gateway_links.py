@@ -16,13 +16,13 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from aiohttp import web
 
 from baton_control.names import Key
-from baton_control.sizing.slo_sizing import SloSizing
 from baton_control.telemetry.telemetry_server import DerivedKeys, TelemetryServer, address
 from baton_operator.gateway_telemetry import GatewayTelemetry
 from baton_operator.kube.custom_resources import CustomResources
 from baton_operator.kube.kinds import DEPLOYMENTS
 from baton_operator.kube.object_fields import is_leaving, uid_of
 from baton_operator.objects.cluster import Manifest
+from baton_operator.sizing_on_demand import SizingOnDemand
 
 log = logging.getLogger(__name__)
 EPOCH_BYTES = 16
@@ -52,7 +52,7 @@ class DeploymentLinks:
             lambda: (not self.is_active, None if self.is_active else address(self._holder())),
         )
         self.telemetry = GatewayTelemetry(self.server.store, time.monotonic)
-        self.sizing = SloSizing(self.server.store, time.monotonic)
+        self.sizing = SizingOnDemand(self.server.store, time.monotonic)
 
     @contextlib.asynccontextmanager
     async def serving(self, listen: tuple[str, int]) -> AsyncIterator[int]:

@@ -13,10 +13,11 @@ import numpy as np
 
 from baton_control.sizing.capacity import Mix, TwinSizer
 from baton_control.sizing.readings import Observed, PoolSeen, Unknown
+from baton_control.sizing.request_shape import RequestShape
 from baton_control.sizing.sizing_state import SizingState, fresh, learn_and_size
 from baton_control.sizing.spec import SizingSpec
 from baton_control.sizing.worker_model import WorkerModel
-from baton_control.sizing.workload import RequestShape, Workload
+from baton_control.sizing.workload import Workload
 from baton_simulate.baselines.apa import Apa
 from baton_simulate.baselines.dynamo import Dynamo
 from baton_simulate.baselines.hpa import Hpa

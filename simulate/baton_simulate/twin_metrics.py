@@ -13,8 +13,8 @@ from baton_control.sizing.readings import (
     arrivals_reading,
     number_reading,
 )
+from baton_control.sizing.request_shape import RequestShape
 from baton_control.sizing.slo_sizing import STARTUP_SAFETY
-from baton_control.sizing.workload import RequestShape
 from baton_control.twin.twin import Twin
 from baton_simulate.baselines.signals import PoolSignals, Signals
 from baton_wire.messages.measures import StepTiming

@@ -15,8 +15,10 @@ from typing import Protocol
 
 import numpy as np
 
+from baton_control.sizing.request_shape import RequestShape
+from baton_control.sizing.spec import Targets
 from baton_control.sizing.worker_model import WorkerModel
-from baton_control.sizing.workload import Floats, RequestShape, Workload
+from baton_control.sizing.workload import Floats, Workload
 from baton_control.twin.twin import Scope, Twin
 from baton_wire.messages.values import Role
 
@@ -30,22 +32,6 @@ PREFILL_REQUESTS = (600, 2500)
 DECODE_REQUESTS = (300, 1500)
 MAX_UTILISATION = 0.97
 """Of the least work that the load is: a pool that never idles never recovers from a burst."""
-
-
-@dataclass(frozen=True, slots=True)
-class Targets:
-    """What a request should see, and how many of them should."""
-
-    ttft_s: float
-    tpot_s: float
-    ttft_share: float = 0.95
-    tpot_share: float = 0.95
-
-    def limit_s(self, role: Role) -> float:
-        return self.ttft_s if role is Role.PREFILL else self.tpot_s
-
-    def share(self, role: Role) -> float:
-        return self.ttft_share if role is Role.PREFILL else self.tpot_share
 
 
 @dataclass(frozen=True, slots=True, eq=False)

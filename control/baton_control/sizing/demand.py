@@ -11,8 +11,8 @@ from baton_control.sizing.capacity import Mix, Sizer
 from baton_control.sizing.forecast import forecast
 from baton_control.sizing.readings import ArrivalReading, Arrivals, Known, Observed, PoolSeen, Unknown
 from baton_control.sizing.remembered import HISTORY, RECENT, Interval, Orders, SizingMemory
+from baton_control.sizing.request_shape import RequestShape
 from baton_control.sizing.spec import SizingSpec
-from baton_control.sizing.workload import RequestShape
 from baton_wire.messages.values import POOL_ROLES, Role
 
 MIX_REFRESH_S = 120.0

@@ -8,10 +8,9 @@ from dataclasses import replace
 
 from baton_control.errors import ManifestError
 from baton_control.sizing.budget import accelerators
-from baton_control.sizing.capacity import Targets
 from baton_control.sizing.model_shape import LLAMA_8B, ModelShape, shape_from_config
 from baton_control.sizing.roofline import decode_times, prefill_times, worker_model
-from baton_control.sizing.spec import Bounds, Schedule, SizingSpec
+from baton_control.sizing.spec import Bounds, Schedule, SizingSpec, Targets
 from baton_control.sizing.worker_model import WorkerModel
 from baton_control.spec.api import LLMDeployment, ScheduleSpec
 from baton_control.spec.quantities import Weekday

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
-from baton_control.sizing.workload import RequestShape
+from baton_control.sizing.request_shape import RequestShape
 from baton_wire.messages.measures import StepTiming
 from baton_wire.messages.values import Role
 

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from baton_control.sizing.capacity import Mix
-from baton_control.sizing.workload import RequestShape
+from baton_control.sizing.request_shape import RequestShape
 from baton_wire.messages.values import POOL_ROLES, Role
 
 HISTORY = 180

@@ -25,8 +25,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from baton_control.sizing.capacity import Targets
 from baton_wire.messages.values import Role
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """What a request should see, and how many of them should."""
+
+    ttft_s: float
+    tpot_s: float
+    ttft_share: float = 0.95
+    tpot_share: float = 0.95
+
+    def limit_s(self, role: Role) -> float:
+        return self.ttft_s if role is Role.PREFILL else self.tpot_s
+
+    def share(self, role: Role) -> float:
+        return self.ttft_share if role is Role.PREFILL else self.tpot_share
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,18 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from baton_control.sizing.request_shape import RequestShape
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class RequestShape:
-    """Lengths of one request."""
-
-    prompt_tokens: int
-    output_tokens: int
-    cached_tokens: int = 0
-    """Of the prompt, what a worker with an unlimited prefix cache that had seen everything would not compute."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from baton_control.sizing.readings import (
     number_reading,
     slow_start_s,
 )
-from baton_control.sizing.workload import RequestShape
+from baton_control.sizing.request_shape import RequestShape
 from baton_wire.messages.measures import Lanes, WorkerCondition, WorkerMeasures
 from baton_wire.messages.operator_link import GatewayHello, Summary
 from baton_wire.messages.values import Role

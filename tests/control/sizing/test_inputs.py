@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from baton_control.errors import ManifestError
-from baton_control.sizing.capacity import Mix, Targets, TwinSizer, draw, latencies
+from baton_control.sizing.capacity import Mix, TwinSizer, draw, latencies
 from baton_control.sizing.demand import capacity_steps, waiting_at
 from baton_control.sizing.forecast import forecast
 from baton_control.sizing.model_shape import LLAMA_8B
@@ -22,8 +22,9 @@ from baton_control.sizing.readings import (
     merged_arrivals,
     number_reading,
 )
+from baton_control.sizing.request_shape import RequestShape
 from baton_control.sizing.roofline import worker_model
-from baton_control.sizing.workload import RequestShape
+from baton_control.sizing.spec import Targets
 from baton_control.twin.twin import Twin
 from baton_simulate.trace_files import read_trace
 from baton_wire.messages.values import POOL_ROLES, Role

@@ -19,8 +19,8 @@ from baton_control.sizing.readings import (
     arrivals_reading,
 )
 from baton_control.sizing.remembered import SizingMemory, restored, saved
+from baton_control.sizing.request_shape import RequestShape
 from baton_control.sizing.slo import size
-from baton_control.sizing.workload import RequestShape
 from baton_testing.sizing.builders import PerWorker, seen, spec
 from baton_wire.messages.values import POOL_ROLES, Role
 

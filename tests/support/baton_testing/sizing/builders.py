@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from baton_control.sizing.capacity import Mix, Targets
+from baton_control.sizing.capacity import Mix
 from baton_control.sizing.kv_size import KvSize
 from baton_control.sizing.readings import ArrivalReading, Known, Observed, PoolSeen, Reading
-from baton_control.sizing.spec import Bounds, SizingSpec
+from baton_control.sizing.request_shape import RequestShape
+from baton_control.sizing.spec import Bounds, SizingSpec, Targets
 from baton_control.sizing.worker_model import WorkerModel
-from baton_control.sizing.workload import RequestShape, Workload, workload_of
+from baton_control.sizing.workload import Workload, workload_of
 from baton_wire.messages.values import Role
 from baton_wire.rules.step_times import DecodeTimes, PrefillTimes
 
