@@ -25,6 +25,7 @@ from baton_wire.messages.values import MAX_GRAMMAR_CHARS
 LIMITS = LLParserLimits(verbose_errors=False)
 _BYTES = LLTokenizer("byte")
 """A vocabulary of the 256 bytes: what can be followed with it is followed with any other."""
+_encode = msgspec.json.Encoder().encode
 _BLAME_S = 0.02
 _MAX_REASON = 200
 
@@ -43,6 +44,12 @@ def definition_of(shape: AnswerShape) -> str:
     """Raises RefusedError that names the place in the client's definition."""
     *_, (definition, _) = _definitions(shape)
     return definition
+
+
+def json_definition(schema: dict[str, Any]) -> str:
+    """As `LLMatcher.grammar_from_json_schema` with our options, which takes thirty times as long."""
+    grammar = {"name": "json_schema", "json_schema": schema | {"x-guidance": JSON_OPTIONS}, "lark_grammar": None}
+    return _encode({"grammars": [grammar], "max_tokens": None}).decode()
 
 
 def _definitions(shape: AnswerShape) -> Iterator[tuple[str, bool]]:
@@ -68,7 +75,7 @@ def _definitions(shape: AnswerShape) -> Iterator[tuple[str, bool]]:
 
 def _json(shape: AnswerShape) -> Iterator[tuple[str, bool]]:
     checked = _checked(shape, 0)
-    definition = LLMatcher.grammar_from_json_schema(checked.schema, overrides=JSON_OPTIONS)
+    definition = json_definition(checked.schema)
     if len(definition) <= MAX_GRAMMAR_CHARS and is_plain(checked.schema):
         yield definition, True
     if (problem := _problem(definition)) is not None:
@@ -158,5 +165,5 @@ def _fails(part: dict[str, Any], definitions: dict[str, Any], until: float) -> b
     if time.monotonic() > until:
         return False
     schema = part | ({"$defs": definitions} if definitions else {})
-    definition = LLMatcher.grammar_from_json_schema(schema, overrides=JSON_OPTIONS)
+    definition = json_definition(schema)
     return LLMatcher.validate_grammar_with_warnings(definition, limits=LIMITS)[0]
