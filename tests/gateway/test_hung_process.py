@@ -114,7 +114,8 @@ async def test_a_child_that_hangs_at_its_start_is_killed(pool: FakePool) -> None
 @pytest.mark.processes
 @pytest.mark.parametrize("ends", [True, False], ids=["ends", "hangs"])
 async def test_a_start_that_never_succeeds_ends_and_says_which_child(pool: FakePool, ends: bool) -> None:
-    async with one_child(pool, SILENCE, start_s=2.0) as (processes, seen):
+    # One that ends needs its time to import: killed before, it would have said nothing.
+    async with one_child(pool, SILENCE, start_s=10.0 if ends else 2.0) as (processes, seen):
         if ends:
             processes._argv.append("--max-queued=none")
         starting = asyncio.create_task(processes.start())
@@ -125,7 +126,9 @@ async def test_a_start_that_never_succeeds_ends_and_says_which_child(pool: FakeP
                         process.suspend()
                 await asyncio.sleep(0.01)
         why = "ended with 2" if ends else r"pid \d+ does not answer"  # the last of several may just have started
-        with pytest.raises(ProcessesDownError, match=rf"do not serve after 5 s: the one at place 0 \(.*{why}"):
+        with pytest.raises(
+            ProcessesDownError, match=rf"do not serve after {21 if ends else 5} s: the one at place 0 \(.*{why}"
+        ):
             await starting
         assert not any(process.is_running() for process in seen)
 
