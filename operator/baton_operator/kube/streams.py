@@ -1,8 +1,8 @@
 """How many watches are opened: one of each kind for a namespace, or one of each kind for all of them together.
 
-Each watch is a connection. A few namespaces are watched one by one, with rights in these namespaces alone. For many,
-one stream over the whole cluster serves all, where the operator may list and watch there; objects of other namespaces
-are dropped as they come.
+Each watch is a connection, and Python's TLS keeps a buffer of 256 KiB for each. So from the second namespace on, one
+stream over the whole cluster serves all, where the operator may list and watch there; objects of other namespaces are
+dropped as they come. Without that right the namespaces are watched one by one, with rights in these alone.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from baton_operator.kube.reach import Scope
 from baton_operator.objects.metadata import DEPLOYMENT_LABEL
 
 log = logging.getLogger(__name__)
-FEW = 4
-"""Namespaces that are watched one by one without a question."""
+LEAST = 4
+"""Namespaces that are never refused for want of open files."""
 KINDS = len((*WATCHED, *OPTIONAL))
 SPARE_FILES = 512
 """Open files for all else: calls, links of gateways, mounted files."""
@@ -42,7 +42,7 @@ class TooManyNamespaces(OperatorError):
 
 def most_namespaces(open_files: int) -> int:
     """How many can be watched one by one with so many open files."""
-    return max(FEW, (open_files - SPARE_FILES) // KINDS)
+    return max(LEAST, (open_files - SPARE_FILES) // KINDS)
 
 
 def raise_open_files() -> int:
@@ -59,7 +59,7 @@ async def scopes_for(api: KubeApi, namespaces: tuple[str, ...] | None, open_file
     """What streams are to be made for; waits for a server that does not answer. Raises TooManyNamespaces."""
     if namespaces is None:
         return (None,)
-    if len(namespaces) <= FEW:
+    if len(namespaces) == 1:
         return namespaces
     if await _may_share(api):
         log.info("%d namespaces are watched through cluster-wide streams", len(namespaces))

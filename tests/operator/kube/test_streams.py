@@ -1,4 +1,4 @@
-"""How namespaces are watched: few one by one, many through shared streams, too many not at all."""
+"""How namespaces are watched: one by itself, more through shared streams or one by one, too many not at all."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import pytest
 
 from baton_operator.kube.kinds import JOBS
 from baton_operator.kube.kube_api import Forbidden, Listing, Resource, Unavailable
-from baton_operator.kube.streams import FEW, KINDS, SPARE_FILES, TooManyNamespaces, most_namespaces, scopes_for
+from baton_operator.kube.streams import KINDS, LEAST, SPARE_FILES, TooManyNamespaces, most_namespaces, scopes_for
 from baton_testing.kube.defaults import Kinds
 from baton_testing.kube.memory import MemoryKube
 from baton_testing.kube.store import Store
 from baton_testing.virtual_time.loop import run_virtual
 
-MANY = tuple(f"team-{number}" for number in range(FEW + 196))
+MANY = tuple(f"team-{number}" for number in range(200))
 
 
 class Rights(MemoryKube):
@@ -31,15 +31,18 @@ class Rights(MemoryKube):
         return await super().list(resource, namespace, selector, fields=fields)
 
 
-def test_few_are_watched_one_by_one_and_nobody_is_asked() -> None:
+def test_one_is_watched_by_itself_and_nobody_is_asked() -> None:
     api = Rights()
-    assert run_virtual(scopes_for(api, MANY[:FEW], 1024)) == MANY[:FEW]
+    assert run_virtual(scopes_for(api, MANY[:1], 1024)) == MANY[:1]
     assert run_virtual(scopes_for(api, None, 1024)) == (None,)
     assert sum(api.calls.values()) == 0
 
 
-def test_many_share_streams_where_everything_may_be_listed_even_if_the_server_answers_late() -> None:
-    assert run_virtual(scopes_for(Rights(failures=3), MANY, 1024)) == (None,)
+@pytest.mark.parametrize("namespaces", [MANY[:2], MANY])
+def test_more_share_streams_where_everything_may_be_listed_even_if_the_server_answers_late(
+    namespaces: tuple[str, ...],
+) -> None:
+    assert run_virtual(scopes_for(Rights(failures=3), namespaces, 1024)) == (None,)
 
 
 def test_without_that_right_as_many_are_watched_as_files_may_be_open_and_more_are_refused_by_name() -> None:
@@ -49,4 +52,5 @@ def test_without_that_right_as_many_are_watched_as_files_may_be_open_and_more_ar
         TooManyNamespaces, match=r"--namespaces: 200 are not allowed: must be at most 199.*sharedStreams"
     ):
         run_virtual(scopes_for(Rights(JOBS), MANY, enough - 1))
-    assert most_namespaces(0) == FEW
+    assert most_namespaces(0) == LEAST
+    assert run_virtual(scopes_for(Rights(JOBS), MANY[:LEAST], 0)) == MANY[:LEAST]
