@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from bench.results import shrink_plot
-from bench.sizing.loads import Load, split
+from bench.sizing.loads import SPLITS, Load, split
 from bench.sizing.scenarios import Case
 
 from baton_control.sizing.capacity import TwinSizer
@@ -234,7 +234,7 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     runner = commands.add_parser("run")
     runner.add_argument("--traces", type=Path, required=True)
-    runner.add_argument("--split", choices=("development", "test"), required=True)
+    runner.add_argument("--split", choices=tuple(SPLITS), required=True)
     runner.add_argument("--seeds", type=lambda text: [int(each) for each in text.split(",")], default=[1, 2, 3])
     runner.add_argument("--only", default="", help="part of a load's name")
     runner.add_argument("--cores", type=int, default=1)

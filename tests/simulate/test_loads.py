@@ -6,23 +6,31 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bench.sizing.loads import (
-    DEVELOPMENT,
-    TEST,
+from bench.sizing.generators import (
     clients,
+    contagious,
+    documents,
+    essays_and_papers,
     flash_crowds,
+    growing_desks,
+    levels,
+    office_days,
     on_off,
     sessions,
+    shifts,
     turns,
     wandering,
+    waves,
     with_batches,
 )
+from bench.sizing.loads import DEVELOPMENT, SPLITS
 
 from baton_control.sizing.workload import Workload
 
 
-def test_no_load_stands_in_both_sets() -> None:
-    assert not {load.name for load in DEVELOPMENT} & {load.name for load in TEST}
+def test_no_load_stands_in_two_sets() -> None:
+    names = [load.name for loads in SPLITS.values() for load in loads]
+    assert len(names) == len(set(names))
 
 
 def test_the_same_seed_gives_the_same_load_and_another_gives_another() -> None:
@@ -80,3 +88,59 @@ def test_a_wandering_rate_has_a_long_memory() -> None:
     load = wandering(np.random.default_rng(3), 6.0, 1.0)
     counts = np.histogram(load.arrival_s, np.arange(0.0, 3600.0, 60.0))[0]
     assert np.corrcoef(counts[:-1], counts[1:])[0, 1] > 0.5
+
+
+def test_essays_need_decode_and_papers_need_prefill() -> None:
+    load = essays_and_papers(np.random.default_rng(3), seconds=100.0, count=2)
+    essays, papers = load.between(0, 100), load.between(110, 200)
+    assert np.median(essays.output_tokens) > 10 * np.median(papers.output_tokens)
+    assert np.median(papers.prompt_tokens) > 8 * np.median(essays.prompt_tokens)
+
+
+def test_shifts_of_three_kinds_fill_their_time_with_turns() -> None:
+    load = shifts(np.random.default_rng(3), 1.0)
+    medians = [np.median(load.between(start, start + 60.0).prompt_tokens) for start in range(0, 3540, 60)]
+    assert max(medians) > 8 * min(medians)
+    assert load.duration_s == pytest.approx(3600.0, abs=10)
+
+
+def test_office_days_repeat() -> None:
+    load = office_days(np.random.default_rng(3), 1.0, 2.0)
+    day, night = _rate(load, 10 * 3600, 16 * 3600), _rate(load, 0, 6 * 3600)
+    assert day > 5 * night
+    assert _rate(load, 34 * 3600, 40 * 3600) == pytest.approx(day, rel=0.5)
+
+
+def test_waves_come_with_their_period() -> None:
+    load = waves(np.random.default_rng(3), 2.0, 10.0, 480.0, 150.0, 1.5)
+    counts = np.histogram(load.arrival_s, np.arange(0.0, 5400.0, 60.0))[0].astype(float)
+    counts -= counts.mean()
+    by_lag = [float(np.mean(counts[lag:] * counts[:-lag])) for lag in range(3, 12)]
+    assert int(np.argmax(by_lag)) + 3 == 8
+
+
+def test_contagious_requests_are_far_burstier_than_chance() -> None:
+    load = contagious(np.random.default_rng(3), 6.0, 1.0)
+    assert _rate(load, 300, 3600) == pytest.approx(6.0, rel=0.25)
+    counts = np.histogram(load.arrival_s, np.arange(0.0, 3600.0, 30.0))[0]
+    assert counts.var() / counts.mean() > 2.5
+
+
+def test_levels_stay_for_minutes() -> None:
+    load = levels(np.random.default_rng(3), 2.0, 11.0, 4.0)
+    counts = np.histogram(load.arrival_s, np.arange(0.0, 14_400.0, 60.0))[0] / 60.0
+    steps = np.abs(np.diff(counts)) / counts[:-1]
+    assert np.median(steps) < 0.25
+    assert steps.max() > 0.5
+
+
+def test_desks_open_one_after_another_and_stay() -> None:
+    load = growing_desks(np.random.default_rng(3), 9.0, 1.0)
+    assert _rate(load, 2700, 3600) > 1.6 * _rate(load, 0, 300)
+
+
+def test_documents_swell_and_ebb_among_chat() -> None:
+    load = documents(np.random.default_rng(3), 1.0)
+    assert np.all(np.diff(load.arrival_s) >= 0)
+    shares = [np.mean(load.between(at, at + 100).prompt_tokens > 7000) for at in (0.0, 700.0)]
+    assert shares[1] > 2 * shares[0]
