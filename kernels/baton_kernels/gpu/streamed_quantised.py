@@ -38,6 +38,8 @@ LINE = gl.constexpr(128)
 """Bytes of a weight's line in a tile: as wide as the swizzle."""
 PANEL = gl.constexpr(64)
 """Columns of x in 128 bytes."""
+_barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
+"""Of a program's threads; Triton 3.7 gave it another name."""
 
 _WIDEN_E4M3 = gl.constexpr("""{
     .reg .b32 even, odd, high, unit;
@@ -275,7 +277,7 @@ def _multiply(
         gl.store(mine + cell, total)
         if SIDES == 2:
             gl.store(mine + F * R + cell, up)
-        gl.thread_barrier()
+        _barrier()
         before = gl.atomic_add(arrived_ptr + gl.program_id(0), 1, sem="acq_rel")
         if before == SPLITS - 1:
             total = gl.zeros([F, R], gl.float32, OUT)

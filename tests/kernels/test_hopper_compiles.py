@@ -1,0 +1,119 @@
+"""The Gluon kernels compile for a Hopper GPU with the Triton that is installed, where no such GPU is.
+
+No interpreter runs them, so without this a name that a new Triton lacks would be found by the first worker on a GPU.
+In a process of its own: here kernels are interpreted.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from baton_testing.processes.child_process import run_to_end
+
+HOPPER = """
+import types
+import torch
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+class Hopper:
+    get_current_device = staticmethod(lambda: 0)
+    get_current_stream = staticmethod(lambda device: 0)
+    get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))
+
+driver.set_active(Hopper())
+torch.cuda.get_device_capability = lambda *device: (9, 0)
+torch.cuda.get_device_properties = lambda *device: types.SimpleNamespace(multi_processor_count=132)
+from baton_kernels.compiling import compiled_together
+
+names = []
+knobs.compilation.listener = lambda src, **found: names.append(src.name)
+
+def rows(*shape, dtype=torch.bfloat16):
+    return torch.zeros(*shape, dtype=dtype)
+
+def compile_all():
+{calls}
+
+with compiled_together():
+    compile_all()
+print(len(names), *sorted(set(names)))
+"""
+
+CALLS = {
+    "dense": (
+        """
+from baton_kernels.gpu.linear import default_config
+from baton_kernels.gpu.streamed_linear import streamed_linear
+for count, gated in ((1, False), (64, True), (128, False)):
+    streamed_linear(rows(count, 1024), rows(2048, 1024), None, default_config(count, 2048, 1024, gated), gated)
+""",
+        {"_streamed_kernel"},
+    ),
+    "prefill attention": (
+        """
+from baton_kernels.attention_inputs import KvLayer, PrefillRows
+from baton_kernels.gpu.prefill_attention_hopper import paged_prefill_attention_hopper
+lengths = torch.tensor([0, 64], dtype=torch.int32)
+chunk = PrefillRows(torch.zeros(1, 4, dtype=torch.int32), lengths, lengths[1:])
+paged_prefill_attention_hopper(rows(64, 8, 128), KvLayer(rows(4, 1, 2, 2, 64, 128), 0), chunk, 0.1)
+""",
+        {"_prefill_hopper_kernel"},
+    ),
+    "8 bits": (
+        """
+from baton_kernels.gpu.dequantise import dequantise_triton
+from baton_kernels.gpu.quantised_linear import quantised_linear_cuda
+from baton_kernels.quantised_weight import pack_fp8
+codes = torch.zeros(1024, 1024, dtype=torch.float8_e4m3fn)
+for weight in (pack_fp8(codes, torch.ones(1)), pack_fp8(codes, torch.ones(8, 8))):
+    for count, gated in ((1, False), (64, True)):
+        quantised_linear_cuda(rows(count, 1024), weight, None, gated)
+    dequantise_triton(weight, torch.bfloat16)
+""",
+        {"_fp8_kernel", "_quantised_kernel"},
+    ),
+    "4 bits": (
+        """
+from baton_kernels.gpu.dequantise import dequantise_triton
+from baton_kernels.gpu.quantised_linear import quantised_linear_cuda
+from baton_kernels.quantised_weight import pack_int4
+codes, scale = torch.zeros(8192, 4096, dtype=torch.uint8), torch.ones(8192, 32)
+for weight in (pack_int4(codes, scale), pack_int4(codes, scale, torch.zeros(8192, 32))):
+    for count, gated in ((1, False), (64, True), (128, False)):
+        quantised_linear_cuda(rows(count, 4096), weight, None, gated)
+    dequantise_triton(weight, torch.bfloat16)
+""",
+        {"_add_kernel", "_int4_kernel", "_quantised_kernel"},
+    ),
+    "experts": (
+        """
+from baton_kernels.experts import Mxfp4Stacks
+from baton_kernels.gpu.streamed_experts import streamed_experts
+from baton_kernels.gpu.streamed_mxfp4 import mxfp4_experts
+from baton_kernels.mxfp4_weight import pack_mxfp4
+def stack(features, columns):
+    zeros = (torch.zeros(8, features, width, dtype=torch.uint8) for width in (columns, columns // 32))
+    return pack_mxfp4(*zeros)
+for tokens in (1, 700):
+    chosen = rows(tokens, 2, dtype=torch.float32), rows(tokens, 2, dtype=torch.int64)
+    streamed_experts(rows(tokens, 256), rows(8, 1024, 256), rows(8, 256, 512), None, *chosen, None)
+    biases = rows(8, 1024), rows(8, 256)
+    mxfp4_experts(rows(tokens, 256), stack(1024, 256), stack(256, 512), biases, *chosen, 7.0, 1.702)
+""",
+        {"_product_kernel", "_sum_kernel"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_kernels_compile(name: str, tmp_path: Path) -> None:
+    calls, kernels = CALLS[name]
+    program = HOPPER.replace("{calls}", "".join(f"    {line}\n" for line in calls.strip().splitlines()))
+    environment = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    ended = run_to_end(["-c", program], 300, environment)
+    assert ended.code == 0, ended.stderr
+    assert kernels <= set(ended.stdout.split()[1:]), ended.stdout
