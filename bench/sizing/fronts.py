@@ -15,11 +15,11 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from bench.results import shrink_plot
-from bench.sizing.loads import SPLITS, Load, split
+from bench.sizing.loads import SPLITS, split
 from bench.sizing.scenarios import Case
 
 from baton_control.sizing.capacity import TwinSizer
@@ -30,6 +30,9 @@ from baton_wire.messages.values import Role
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 TABLE, PLOT = RESULTS / "sizing_fronts.csv", RESULTS / "sizing_fronts.png"
 STARTUPS_S = (60.0, 300.0)
+FLIPPING = "slo-flips"
+FLIP_S = 2.0
+"""Under this policy, mode SLO whose workers can change role in so long."""
 VALUES = {
     "slo": (180.0,),
     "plain": (300.0, 900.0),
@@ -62,7 +65,8 @@ class Row:
 @dataclass(frozen=True, slots=True)
 class Job:
     split: str
-    load: Load
+    load: str
+    """Its name: what draws it does not go to another process."""
     seed: int
     startup_s: float
     policy: str
@@ -71,11 +75,11 @@ class Job:
 
 def jobs(name: str, seeds: list[int]) -> Iterator[Job]:
     """Knobs other than the default are turned with the first seed alone."""
-    for load in split(name):
+    for load in (load.name for load in split(name)):
         for seed in seeds:
             yield Job(name, load, seed, STARTUPS_S[0], "fixed", None)
             for startup_s in STARTUPS_S:
-                for policy in ("slo", "oracle", *PEERS):
+                for policy in ("slo", FLIPPING, "oracle", *PEERS):
                     yield Job(name, load, seed, startup_s, policy, None)
                     for value in VALUES.get(policy, ()) if seed == seeds[0] else ():
                         yield Job(name, load, seed, startup_s, policy, value)
@@ -84,14 +88,15 @@ def jobs(name: str, seeds: list[int]) -> Iterator[Job]:
 def played(job: Job, traces: Path) -> list[Row]:
     """The rows of one job; none when its trace is not there."""
     try:
-        case = job.load.case(traces, job.seed)
+        case = next(load for load in split(job.split) if load.name == job.load).case(traces, job.seed)
     except FileNotFoundError:
         return []
     if job.policy == "fixed":
         return list(_fixed(job, case))
+    spec, name = (replace(case.spec, flip_s=FLIP_S), "slo") if job.policy == FLIPPING else (case.spec, job.policy)
     needs = needs_of(case.workload, case.spec, TwinSizer(case.true, case.spec.targets))
-    policy = player(job.policy, case.spec, case.believed, needs, job.startup_s, job.knob)
-    scenario = Scenario(case.name, case.workload, case.true, case.spec, job.startup_s, needs.between(0.0, 30.0))
+    policy = player(name, spec, case.believed, needs, job.startup_s, job.knob)
+    scenario = Scenario(case.name, case.workload, case.true, spec, job.startup_s, needs.between(0.0, 30.0))
     return [_row(job, replay(scenario, job.policy, policy), "" if job.knob is None else f"{job.knob:g}")]
 
 
@@ -115,7 +120,7 @@ def _fixed(job: Job, case: Case) -> Iterator[Row]:
 def _row(job: Job, out: ReplayOutcome, knob: str) -> Row:
     return Row(
         job.split,
-        job.load.name,
+        job.load,
         job.seed,
         job.startup_s,
         job.policy,
@@ -156,9 +161,8 @@ def run(traces: Path, name: str, seeds: list[int], path: Path, cores: int, only:
     wanted = [
         job
         for job in jobs(name, seeds)
-        if only in job.load.name
-        and (job.load.name, job.seed, job.startup_s, job.policy, "" if job.knob is None else f"{job.knob:g}")
-        not in done
+        if only in job.load
+        and (job.load, job.seed, job.startup_s, job.policy, "" if job.knob is None else f"{job.knob:g}") not in done
     ]
     is_new = not path.exists()
     with path.open("a", newline="") as file, ProcessPoolExecutor(cores) as pool:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from baton_control.sizing.capacity import Mix, TwinSizer
+from baton_control.sizing.flips import Flips
 from baton_control.sizing.readings import Observed, PoolSeen, Unknown
 from baton_control.sizing.request_shape import RequestShape
 from baton_control.sizing.sizing_state import SizingState, fresh, learn_and_size
@@ -55,7 +56,8 @@ class Slo:
     state: SizingState
     reasons: dict[Role, str] = field(default_factory=dict)
     last: Sizes = field(default_factory=dict)
-    seconds: list[float] = field(default_factory=list)
+    flips: Flips | None = None
+    """Of the last decision."""
 
     @property
     def interval_s(self) -> float:
@@ -74,6 +76,7 @@ class Slo:
         decision, self.state = learn_and_size(self.spec, self.state, seen, steps, now, epoch_s=now)
         self.reasons = {role: pool.reason for role, pool in decision.pools.items()}
         self.last = {role: pool.workers for role, pool in decision.pools.items()}
+        self.flips = decision.flips
         return self.last
 
 
@@ -83,6 +86,7 @@ class Baseline:
 
     policy: Policy
     reasons: dict[Role, str] = field(default_factory=dict)
+    flips: None = None
 
     @property
     def interval_s(self) -> float:
@@ -99,6 +103,7 @@ class Scripted:
     sizes: Callable[[float], Sizes]
     interval_s: float = LOOK_S
     reasons: dict[Role, str] = field(default_factory=dict)
+    flips: None = None
 
     def decide_from(self, metrics: TwinMetrics | None, now: float) -> Sizes | None:
         return self.sizes(now)

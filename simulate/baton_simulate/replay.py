@@ -118,6 +118,9 @@ def replay(
         if sizes is not None:
             moves += _moves(now, wanted, sizes, policy.reasons)
             wanted = dict(sizes)
+            if policy.flips is not None and scenario.spec.flip_s is not None:
+                for _ in range(policy.flips.workers):
+                    twin.flip(policy.flips.giver, scenario.spec.flip_s)
         _resize(twin, wanted, scenario.startup_s, random)
         if not points or now - points[-1].at_s >= 10.0:
             points.append(_point(twin, now))

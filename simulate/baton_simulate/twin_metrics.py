@@ -67,7 +67,7 @@ class TwinMetrics:
         """
         twin, told = self._twin, []
         for number, worker in enumerate(twin.prefill):
-            if worker.batch:
+            if worker.batch and (worker.beside is None or worker.beside.is_dead):
                 seconds = worker.busy_until - worker.started_s
                 step = StepTiming(0, worker.batch_tokens, worker.batch_pairs, 0, 0, seconds)
                 told += [StepSeen(Role.PREFILL, f"p{number}", step)] * STEPS_TOLD

@@ -46,6 +46,22 @@ def test_nothing_is_started_for_bursts_through_which_the_percentile_is_kept(
     assert min(answer["ttft_attainment"], answer["tpot_attainment"]) >= 0.95
 
 
+def test_workers_that_can_change_role_do_so_in_a_replay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "turn.csv"
+    rows = [(i / 8, 300, 1100) for i in range(1600)] + [(200.0 + i / 6, 6000, 10) for i in range(720)]
+    lines = [f"{at:.1f},{prompt},{output}" for at, prompt, output in rows]
+    trace.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *lines]))
+    run = ["simulate", "--trace", str(trace), "--model", "llama-3.1-70b", "--tensor-parallel", "2", "--ttft", "1.5s"]
+    run += ["--tpot", "30ms", "--startup-s", "60", "--json"]
+    answers = []
+    for more in ([], ["--flip-time", "2s"]):
+        assert main([*run, *more]) == 0
+        answers.append(json.loads(capsys.readouterr().out))
+    assert not any("needs what" in move["reason"] for move in answers[0]["decisions"])
+    assert any("needs what" in move["reason"] for move in answers[1]["decisions"])
+    assert answers[1]["slo_attainment"] > answers[0]["slo_attainment"]
+
+
 def test_faults_are_replayed_and_the_timeline_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     plot = tmp_path / "timeline.svg"

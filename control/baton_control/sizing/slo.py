@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from baton_control.sizing.budget import within_budget
 from baton_control.sizing.capacity import Mix, Sizer
 from baton_control.sizing.demand import Demand, demands, learned
+from baton_control.sizing.flips import Flips, flips_of, given, other
 from baton_control.sizing.readings import Arrivals, Observed, PoolSeen, ProvenZero, Unknown
 from baton_control.sizing.remembered import PoolMemory, SizingMemory
 from baton_control.sizing.spec import SizingSpec
@@ -35,6 +36,8 @@ class PoolDecision:
     """In words, with the numbers; what a person on call reads."""
     needed: int
     """Before bounds, budget and stabilisation."""
+    least: int = 0
+    """What the pool could do with at once, if what it gave came back as fast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,8 @@ class SloDecision:
     holds: bool
     """Input was unknown: every pool stays as it is."""
     inputs: Mapping[str, float]
+    flips: Flips | None = None
+    """How much of the way to the pools' sizes is workers that change role."""
 
     @property
     def reason(self) -> str:
@@ -71,12 +76,15 @@ def size(
         pools[role] = pool
         memory = memory.with_pool(role, kept)
     pools = _wake_together(spec, pools)
+    if spec.flip_s is not None:
+        pools = _exchanged(seen, pools)
     rates = {role: wanted[role].rate_per_s for role in POOL_ROLES}
     pools = _affordable(spec, seen, pools, rates, memory.mix, sizer)
-    memory = _remembered(memory, pools)
+    flips = None if spec.flip_s is None else flips_of(seen, {role: pool.workers for role, pool in pools.items()})
+    memory = _remembered(_ordered(memory, seen, pools, wanted, flips, now), pools)
     inputs = {f"{role.value}_forecast_per_s": wanted[role].rate_per_s for role in POOL_ROLES}
     inputs["arrivals_per_s"] = seen.arrivals.per_s if isinstance(seen.arrivals, Arrivals) else 0.0
-    return SloDecision(pools, memory, False, inputs)
+    return SloDecision(pools, memory, False, inputs, flips)
 
 
 def wake(spec: SizingSpec, seen: Observed, memory: SizingMemory, now: float, parked: int) -> SloDecision:
@@ -116,9 +124,8 @@ def _decide_pool(
     )
     if is_kept and not why:
         why = f"{pool.workers} would keep {likely_share:.1%} of all that is likely to come"
-    kept = with_orders(kept, workers - pool.workers, demand.horizon_s, now)
     text = _reason(spec, role, pool.workers, workers, demand, mix, sizer, why)
-    return PoolDecision(workers, text, needed), kept
+    return PoolDecision(workers, text, needed, max(target, shrunk)), kept
 
 
 def _likely_share(role: Role, workers: int, demand: Demand, mix: Mix, sizer: Sizer) -> float:
@@ -208,6 +215,41 @@ def _wake_together(spec: SizingSpec, pools: dict[Role, PoolDecision]) -> dict[Ro
         else PoolDecision(min(1, spec.bounds_of[role].maximum), f"{role.value} 0→1: requests are there", 1)
         for role, pool in pools.items()
     }
+
+
+def _exchanged(seen: Observed, pools: dict[Role, PoolDecision]) -> dict[Role, PoolDecision]:
+    """What one pool needs and the other can spare is given, without the giver's window."""
+    sizes = given(
+        seen,
+        {role: pool.workers for role, pool in pools.items()},
+        {role: max(1, pool.least) for role, pool in pools.items()},
+    )
+    return {
+        role: pool
+        if sizes[role] == pool.workers
+        else replace(
+            pool,
+            workers=sizes[role],
+            reason=f"{role.value} {seen.pool(role).workers}→{sizes[role]}: {other(role).value} needs what {pool.least} "
+            f"{role.value} workers would not miss",
+        )
+        for role, pool in pools.items()
+    }
+
+
+def _ordered(
+    memory: SizingMemory,
+    seen: Observed,
+    pools: Mapping[Role, PoolDecision],
+    wanted: Mapping[Role, Demand],
+    flips: Flips | None,
+    now: float,
+) -> SizingMemory:
+    """The memory with the workers that are started now."""
+    for role, pool in pools.items():
+        more = pool.workers - seen.pool(role).workers - (flips.workers if flips and flips.taker is role else 0)
+        memory = memory.with_pool(role, with_orders(memory.pools[role], more, wanted[role].horizon_s, now))
+    return memory
 
 
 def _affordable(

@@ -130,6 +130,7 @@ class SloSizing:
             holds=decision.holds,
             inputs=_inputs(decision, store, known, now),
             memory=memory,
+            flips=decision.flips,
         )
         return known.sized
 

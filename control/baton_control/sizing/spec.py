@@ -15,6 +15,7 @@ The words of sizing, in the order in which a decision uses them:
     relaxed      needed for the forecast alone with a margin: what a pool may shrink to
     stabilised   upwards at once; downwards only to the most that was needed in a window, after a cooldown
     turn         a change of direction of a pool; small ones are limited per hour
+    flips        workers of one pool that serve in the other from now on: what one needs and the other can spare
     orders       workers asked for that should not be routable yet
     floor        the minimum at this time, schedules included
     hold         nothing moves, because input is unknown
@@ -102,12 +103,15 @@ class SizingSpec:
     max_step_down: int = 8
     max_reversals_per_hour: int = 4
     """Changes of direction of one pool, as long as it is about small steps."""
+    flip_s: float | None = None
+    """A worker of one pool serves in the other after so long; None: it cannot."""
     bounds_of: dict[Role, Bounds] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bounds_of", {Role.PREFILL: self.prefill, Role.DECODE: self.decode})
         assert self.prefill.minimum <= self.prefill.maximum, "bounds are ordered"
         assert self.decode.minimum <= self.decode.maximum, "bounds are ordered"
+        assert self.flip_s is None or self.prefill.accelerators == self.decode.accelerators, "who flips is alike"
 
     def cost_per_hour(self, workers: Mapping[Role, int]) -> float | None:
         """Of pools of these sizes; None when the cost of a pool that has any was not said."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from math import inf
 
 from baton_control.sizing.worker_model import WorkerModel
+from baton_control.twin.decode import DecodeWorker
 from baton_wire.rules.step_times import PrefillTimes, attended_pairs
 
 PINNED_SHARE = 0.8
@@ -20,6 +21,7 @@ class PrefillWorker:
         "batch",
         "batch_pairs",
         "batch_tokens",
+        "beside",
         "busy_until",
         "created_s",
         "draining",
@@ -40,6 +42,8 @@ class PrefillWorker:
         self.ready_s = ready_s
         self.draining = False
         self.is_dead = False
+        self.beside: DecodeWorker | None = None
+        """What it was before it changed role, as long as that has work."""
         self.queue: deque[tuple[int, int, int]] = deque()
         """(request, tokens to compute, tokens cached)"""
         self.queued_tokens = 0
@@ -96,7 +100,8 @@ class PrefillWorker:
             self.queued_s = 0.0  # what rounding left
         self.batch_tokens, self.batch_pairs = tokens_sum, pairs_sum
         self.started_s = now
-        self.busy_until = now + model.prefill.seconds(tokens_sum, pairs_sum)
+        shared = 1.0 if self.beside is None or self.beside.is_dead else 2.0
+        self.busy_until = now + shared * model.prefill.seconds(tokens_sum, pairs_sum)
         self.seconds_batched += self.busy_until - now
         return self.busy_until
 

@@ -107,6 +107,10 @@ class Twin:
         if starting:
             self._gone(role, starting[-1])
             return
+        self._reap(self._drained(pool))
+
+    def _drained(self, pool: list[Worker]) -> Worker:
+        """The least loaded of them gets nothing more."""
         worker = min(pool, key=lambda w: w.load_s(self.now) if isinstance(w, PrefillWorker) else least_room(w))
         worker.draining = True
         self._unroute(worker)
@@ -114,7 +118,25 @@ class Twin:
             self._return_queue(worker)
         else:
             self._return_waiting(worker)
+        return worker
+
+    def flip(self, giver: Role, seconds: float) -> bool:
+        """The least loaded routable worker of a pool serves in the other after `seconds`, on the same accelerators.
+
+        What it has of its old kind is finished beside; while sequences are decoded, prefill steps take twice as long.
+        False: none is routable.
+        """
+        pool: list[Worker] = list(self.routable_prefill if giver is Role.PREFILL else self.routable_decode)
+        if not pool:
+            return False
+        worker = self._drained(pool)
+        self.billed_accelerator_s += self._billed_s(worker)
+        worker.created_s = inf
+        self.add(Role.DECODE if giver is Role.PREFILL else Role.PREFILL, self.now + seconds)
+        if isinstance(worker, DecodeWorker):
+            self.prefill[-1].beside = worker
         self._reap(worker)
+        return True
 
     def kill(self, role: Role) -> None:
         """One routable worker dies; its requests are tried again elsewhere."""
@@ -145,10 +167,14 @@ class Twin:
 
     def billed_s(self) -> float:
         """Accelerator seconds until now, with start-up and drain."""
-        running = 0.0
-        for role, accelerators in zip((Role.PREFILL, Role.DECODE), self.model.accelerators, strict=True):
-            running += sum(self.now - worker.created_s for worker in self._pool(role)) * accelerators
-        return self.billed_accelerator_s + running
+        return self.billed_accelerator_s + sum(
+            self._billed_s(worker) for role in (Role.PREFILL, Role.DECODE) for worker in self._pool(role)
+        )
+
+    def _billed_s(self, worker: Worker) -> float:
+        """Accelerator seconds of one worker until now; none once another role of it is billed."""
+        accelerators = self.model.accelerators[0 if isinstance(worker, PrefillWorker) else 1]
+        return max(0.0, self.now - worker.created_s) * accelerators
 
     # --- time --------------------------------------------------------------------------------------------------
 
@@ -409,8 +435,7 @@ class Twin:
 
     def _gone(self, role: Role, worker: Worker) -> None:
         worker.is_dead = True
-        accelerators = self.model.accelerators[0 if role is Role.PREFILL else 1]
-        self.billed_accelerator_s += (self.now - worker.created_s) * accelerators
+        self.billed_accelerator_s += self._billed_s(worker)
         if isinstance(worker, PrefillWorker):
             self.prefill = [other for other in self.prefill if other is not worker]
         else:

@@ -66,6 +66,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"{', '.join(POLICIES)}, or a fixed pool such as 3+2; several are compared",
     )
     pools.add_argument("--startup-s", type=float, default=120.0, metavar="S", help="until a new worker is routable")
+    pools.add_argument("--flip-time", type=seconds, metavar="TIME", help="until a worker serves in the other pool")
     pools.add_argument("--max-workers", type=int, default=64, metavar="N", help="of each pool")
     pools.add_argument("--max-accelerators", type=int, metavar="N", help="budget of both pools")
     pools.add_argument("--price", type=float, metavar="X", help="of an accelerator and hour")
@@ -148,7 +149,8 @@ def _run_of(options: argparse.Namespace) -> _Run:
     price = accelerator.cost_per_hour if options.price is None else options.price
     if not 0.0 <= price < 1e6:
         raise StartError(f"--price: {price} is not allowed: must be from 0 to under 1000000")
-    return _Run(workload, model, SizingSpec(bounds, bounds, targets, options.max_accelerators), price)
+    spec = SizingSpec(bounds, bounds, targets, options.max_accelerators, flip_s=options.flip_time)
+    return _Run(workload, model, spec, price)
 
 
 def _trace(path: Path) -> Workload:

@@ -126,11 +126,13 @@ def test_nothing_is_lost_or_leaked_when_workers_die_drain_and_join(seed: int) ->
     for at in range(5, 115, 5):
         twin.run_until(float(at))
         role = (Role.PREFILL, Role.DECODE)[int(random.integers(2))]
-        action = int(random.integers(3))
+        action = int(random.integers(4))
         if action == 0:
             twin.kill(role)
         elif action == 1 and twin.workers(role) > 1:
             twin.remove(role)
+        elif action == 3 and twin.routable(role) > 1:
+            twin.flip(role, 2.0)
         while twin.workers(role) < 2 or (action == 2 and twin.workers(role) < 4):
             twin.add(role, at + 3.0)
     twin.run_out()
@@ -166,3 +168,29 @@ def test_the_same_load_gives_the_same_run() -> None:
         twin.run_out()
         runs.append((twin.first_s, twin.done_s))
     assert runs[0] == runs[1]
+
+
+def test_a_worker_that_changes_role_ends_its_answers_beside_slower_prompts_and_is_billed_once() -> None:
+    twin = started(requests([(0.0, 1000, 300), (0.5, 1000, 1), (9.0, 1000, 1)]), prefill=1, decode=2)
+    twin.run_until(0.4)
+    busy = next(worker for worker in twin.decode if not worker.is_idle)
+    idle = next(worker for worker in twin.decode if worker is not busy)
+    idle.reserved[99] = 50_000  # so that the busy one is the least loaded
+    idle.reserved_tokens = 50_000
+    assert twin.flip(Role.DECODE, 2.0)
+    twin.kill(Role.PREFILL)
+    assert (twin.workers(Role.PREFILL), twin.workers(Role.DECODE), twin.routable(Role.PREFILL)) == (1, 1, 0)
+    twin.run_out()
+    assert twin.done_s[0] < 3.5, "its answer went on"
+    assert twin.first_s[1] == pytest.approx(2.4 + 2 * (0.01 + 0.1)), "twice as long while the answer ran"
+    assert twin.first_s[2] == pytest.approx(9.0 + 0.01 + 0.1)
+    twin.run_until(10.0)
+    assert twin.billed_s() == pytest.approx(0.4 + 2 * 10.0)
+
+
+def test_nobody_flips_where_nobody_serves() -> None:
+    twin = Twin(ROUND_WORKER, requests([(1.0, 1000, 1)]))
+    twin.add(Role.PREFILL, 5.0)
+    twin.run_until(2.0)
+    assert not twin.flip(Role.PREFILL, 2.0)
+    assert twin.workers(Role.PREFILL) == 1

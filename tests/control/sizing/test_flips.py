@@ -1,0 +1,90 @@
+"""Flips: what one pool needs and the other can spare changes role."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton_control.sizing.flips import Flips, flips_of, given
+from baton_control.sizing.readings import Arrivals, Observed, PoolSeen, ProvenZero
+from baton_control.sizing.remembered import SizingMemory
+from baton_control.sizing.request_shape import RequestShape
+from baton_control.sizing.slo import SloDecision, size
+from baton_control.sizing.spec import Bounds, SizingSpec, Targets
+from baton_testing.sizing.builders import PerWorker, seen, spec
+from baton_wire.messages.values import POOL_ROLES, Role
+
+PREFILL, DECODE = POOL_ROLES
+
+
+def pools(prefill: int, decode: int, routable: int | None = None) -> Observed:
+    of = [PoolSeen(count, count if routable is None else routable) for count in (prefill, decode)]
+    return Observed(ProvenZero(), of[0], of[1])
+
+
+def test_the_pool_that_does_not_grow_gives_down_to_what_it_needs() -> None:
+    assert given(pools(3, 8), {PREFILL: 6, DECODE: 8}, {PREFILL: 3, DECODE: 4}) == {PREFILL: 6, DECODE: 5}
+    assert given(pools(3, 8), {PREFILL: 9, DECODE: 8}, {PREFILL: 3, DECODE: 4}) == {PREFILL: 9, DECODE: 4}
+
+
+def test_nothing_is_given_when_both_grow_or_nobody_does() -> None:
+    both = {PREFILL: 6, DECODE: 9}
+    assert given(pools(3, 8), both, {PREFILL: 1, DECODE: 1}) == both
+    still = {PREFILL: 3, DECODE: 8}
+    assert given(pools(3, 8), still, {PREFILL: 1, DECODE: 1}) == still
+
+
+def test_one_worker_that_serves_stays_and_who_starts_is_not_flipped() -> None:
+    wanted = {PREFILL: 9, DECODE: 8}
+    assert given(pools(3, 8, routable=3), wanted, {PREFILL: 1, DECODE: 1}) == {PREFILL: 9, DECODE: 6}
+    assert flips_of(pools(3, 8, routable=3), {PREFILL: 9, DECODE: 2}) == Flips(DECODE, 2)
+    unknown = Observed(ProvenZero(), PoolSeen(3, 3), PoolSeen(8, None))
+    assert flips_of(unknown, {PREFILL: 9, DECODE: 2}) is None
+
+
+def test_flips_are_what_one_loses_and_the_other_gains() -> None:
+    assert flips_of(pools(3, 8), {PREFILL: 6, DECODE: 5}) == Flips(DECODE, 3)
+    assert flips_of(pools(8, 3), {PREFILL: 6, DECODE: 9}) == Flips(PREFILL, 2)
+    assert flips_of(pools(3, 8), {PREFILL: 3, DECODE: 5}) is None
+    assert Flips(PREFILL, 2).taker is DECODE
+
+
+class Prompts(PerWorker):
+    """Long prompts need prefill, long answers need decode; each in proportion to their length."""
+
+    def required(self, role: Role, mix: object, rate_per_s: float) -> int:
+        return PerWorker.required(self, role, mix, rate_per_s * (1.0 if role is PREFILL else 0.2))  # type: ignore[arg-type]
+
+
+def turned(a_spec: SizingSpec) -> SloDecision:
+    """A step in prompts while decode has more workers than it needs."""
+    memory = SizingMemory()
+    now = 0.0
+    for _ in range(20):
+        now += 10.0
+        memory = size(
+            a_spec, seen(Arrivals(60, 10.0, (RequestShape(100, 900),) * 40), (2, 8)), memory, now, Prompts()
+        ).memory
+    return size(a_spec, seen(Arrivals(300, 10.0, (RequestShape(100, 50),) * 40), (2, 8)), memory, now + 10.0, Prompts())
+
+
+def test_a_turn_of_the_load_is_answered_by_flips_and_starts_only_what_is_left() -> None:
+    alone, joint = turned(spec()), turned(spec(flip_s=2.0))
+    assert alone.flips is None
+    assert alone.pools[DECODE].workers == 8, "the window holds it"
+    assert joint.flips is not None
+    assert joint.flips.giver is DECODE
+    assert joint.pools[PREFILL].workers == alone.pools[PREFILL].workers
+    assert joint.pools[DECODE].workers == 8 - joint.flips.workers
+    assert "prefill needs what" in joint.pools[DECODE].reason
+
+
+def test_a_flip_is_no_order_for_a_new_worker() -> None:
+    joint = turned(spec(flip_s=2.0))
+    assert joint.flips is not None
+    started = joint.pools[PREFILL].workers - 2 - joint.flips.workers
+    assert sum(count for _, count in joint.memory.pools[PREFILL].orders) == started
+
+
+def test_workers_of_unlike_pools_do_not_flip() -> None:
+    with pytest.raises(AssertionError, match="alike"):
+        SizingSpec(Bounds(1, 4, 1), Bounds(1, 4, 2), Targets(0.5, 0.025), flip_s=2.0)
