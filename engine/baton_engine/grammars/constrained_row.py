@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher
 
+from baton_engine.grammars.answer_matcher import AnswerMatcher, CompiledGrammar
 from baton_engine.grammars.thought_tracker import ThoughtStage, ThoughtTracker
 from baton_engine.grammars.vocabulary import Vocabulary, Words, bits_of, ids_in, spelling_begins
 from baton_kernels.token_mask import WORD_BITS
@@ -65,32 +66,32 @@ class EndIds:
 
 
 class ConstrainedRow:
-    """`fresh`: a matcher at the beginning of the answer, kept as it is; None without a grammar."""
+    """`compiled`: None without a grammar."""
 
     def __init__(
         self,
         sampling: SamplingParams,
         outputs: tuple[int, ...],
         vocabulary: Vocabulary,
-        fresh: LLMatcher | None,
+        compiled: CompiledGrammar | None,
         ends: EndIds,
     ) -> None:
         """`ends`: of the sampling's stop ids, shared among rows. Raises nothing: a grammar that cannot be followed up
         to here is `Allowance.FAILED`.
         """
-        self._fresh = fresh
+        self._compiled = compiled
         self._vocabulary = vocabulary
         self._min_tokens = sampling.min_tokens
         self.ends = ends
         self._thought = None if sampling.thought is None else ThoughtTracker(sampling.thought)
-        self.is_plain = self._thought is None and fresh is not None
+        self.is_plain = self._thought is None and compiled is not None
         """A grammar alone binds it, from the first token to the end."""
         self._index = 0
         self.is_over = False
         """The answer has ended."""
         self._failure: str | None = None
-        self.matcher: LLMatcher | None = None
-        """Of the answer; None where there is none, or while only a thought goes on."""
+        self._answer: AnswerMatcher | None = None
+        """None where there is none, or while only a thought goes on."""
         self._begin_answer()
         for token in outputs:
             self.take(token)
@@ -101,16 +102,26 @@ class ConstrainedRow:
         return self._vocabulary.words
 
     @property
+    def matcher(self) -> LLMatcher | None:
+        """Of the answer; None where there is none, or while only a thought goes on."""
+        return None if self._answer is None else self._answer.matcher
+
+    @property
+    def first_mask(self) -> Words | None:
+        """[W]: the matcher's part of the next mask where it is known without one, at the beginning of an answer."""
+        return None if self._answer is None else self._answer.first_mask
+
+    @property
     def is_free(self) -> bool:
         """Nothing binds this row any more."""
-        return self.is_over or (self._fresh is None and self._stage is ThoughtStage.OVER)
+        return self.is_over or (self._compiled is None and self._stage is ThoughtStage.OVER)
 
     @property
     def failure(self) -> str | None:
         """Why no token may follow; says nothing of the grammar's text."""
-        if self._failure is None and self.matcher is not None and self.matcher.is_error():
+        if self._failure is None and self._answer is not None and (error := self._answer.error) is not None:
             # Text of the answer stands in quotation marks.
-            what = self.matcher.get_error().partition("\n")[0].partition('"')[0]
+            what = error.partition("\n")[0].partition('"')[0]
             self._failure = f"the matcher gave up: {what}"
         return self._failure
 
@@ -122,7 +133,7 @@ class ConstrainedRow:
             return Allowance.MATCHER if self.failure is None else Allowance.FAILED
         if self._forced is not None:
             return Allowance.FORCED
-        if self._fresh is None:
+        if self._compiled is None:
             return Allowance.ANYTHING
         if self._stage is ThoughtStage.INSIDE:
             return Allowance.TEXT
@@ -132,11 +143,11 @@ class ConstrainedRow:
         """The row drew `token`."""
         self._index += 1
         if self.is_plain:
-            if not self.is_over and self.matcher is not None:
+            if not self.is_over and self._answer is not None:
                 if token in self.ends.ids:
                     self.is_over = True
                 else:
-                    self.matcher.consume_token(token)
+                    self._answer.take(token)
             return
         if self.is_free:
             return
@@ -147,9 +158,9 @@ class ConstrainedRow:
             if self._stage is ThoughtStage.OVER:
                 self._begin_answer()
         elif self._stage is ThoughtStage.INSIDE:
-            self.matcher = None
+            self._answer = None
         else:
-            self._answer(token)
+            self._take_answer(token)
 
     def fill(self, words: Words) -> None:
         """Write what may come next into [W]. Where it is the matcher's to say, its part is written there already."""
@@ -170,22 +181,22 @@ class ConstrainedRow:
         """The only id that may come next, if so: of a mark that has to be written to its end."""
         if self._thought is None or self.is_over:
             return None
-        is_opening = self._thought.opening is not None and self._fresh is not None and self.matcher is None
+        is_opening = self._thought.opening is not None and self._compiled is not None and self._answer is None
         return self._thought.opening if is_opening else self._thought.forced
 
     def _begin_answer(self) -> None:
-        self.matcher = None if self._fresh is None else self._fresh.deep_copy()
+        self._answer = None if self._compiled is None else AnswerMatcher(self._compiled)
 
-    def _answer(self, token: int) -> None:
+    def _take_answer(self, token: int) -> None:
         """The token belongs to the answer, or may still belong to the mark that opens a thought."""
         if token in self.ends.ids:
             self.is_over = True
-        elif self.matcher is None:
-            self._failure = None if self._fresh is None else "the row left the mark that opens its thought"
+        elif self._answer is None:
+            self._failure = None if self._compiled is None else "the row left the mark that opens its thought"
         elif self._stage is not ThoughtStage.OPENING:
-            self.matcher.consume_token(token)
-        elif self.matcher.try_consume_tokens([token]) == 0:
-            self.matcher = None  # only the mark goes on
+            self._answer.take(token)
+        elif self._answer.matcher.try_consume_tokens([token]) == 0:
+            self._answer = None  # only the mark goes on
 
     def _finish(self, words: Words) -> None:
         """The row's stop ids instead of the vocabulary's own ends, the opening mark, and nothing that is no token."""

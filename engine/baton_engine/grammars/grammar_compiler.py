@@ -1,7 +1,7 @@
 """Compile grammars, each once, and make rows of them, beside the engine thread.
 
 Every method is called from that one thread; the work is done in a few others, whose results are futures. A compiled
-grammar is never advanced: each row gets a copy. What does not compile is kept too, as an error. The scheduler asks
+grammar is never advanced: each answer gets a copy. What does not compile is kept too, as an error. The scheduler asks
 `is_ready` before it lets a row draw, so that nobody else waits for a compilation.
 """
 
@@ -18,6 +18,7 @@ from typing import Final
 
 from llguidance import LLMatcher, LLParserLimits
 
+from baton_engine.grammars.answer_matcher import CompiledGrammar
 from baton_engine.grammars.constrained_row import ConstrainedRow, EndIds
 from baton_engine.grammars.vocabulary import Vocabulary, VocabularyError
 from baton_engine.scheduling.step_plan import OpenSlot
@@ -41,21 +42,21 @@ class GrammarError(Exception):
 @dataclass(frozen=True, slots=True)
 class _Compilation:
     begun_s: float
-    matcher: Future[LLMatcher] = field(default_factory=Future)
+    grammar: Future[CompiledGrammar] = field(default_factory=Future)
 
     def is_over(self, now: float) -> bool:
         """Whether it has succeeded or failed: at the latest when its time is up."""
-        if not self.matcher.done() and now - self.begun_s >= READY_S:
+        if not self.grammar.done() and now - self.begun_s >= READY_S:
             self.ends(GrammarError(f"the grammar was not compiled within {READY_S:g} s"))
-        return self.matcher.done()
+        return self.grammar.done()
 
-    def ends(self, found: LLMatcher | GrammarError | VocabularyError) -> None:
+    def ends(self, found: CompiledGrammar | GrammarError | VocabularyError) -> None:
         """No effect after its end."""
         with contextlib.suppress(InvalidStateError):
-            if isinstance(found, LLMatcher):
-                self.matcher.set_result(found)
+            if isinstance(found, CompiledGrammar):
+                self.grammar.set_result(found)
             else:
-                self.matcher.set_exception(found)
+                self.grammar.set_exception(found)
 
 
 class GrammarCompiler:
@@ -96,19 +97,19 @@ class GrammarCompiler:
         row: Future[ConstrainedRow] = Future()
         is_short = len(opened.outputs) <= SHORT_OUTPUTS
 
-        def begin(fresh: Future[LLMatcher] | None) -> None:
+        def begin(compiling: Future[CompiledGrammar] | None) -> None:
             if is_short and self._vocabulary.done():
-                self._make_row(row, opened, fresh)
+                self._make_row(row, opened, compiling)
                 return
             try:
-                self._row_threads.submit(self._make_row, row, opened, fresh)
+                self._row_threads.submit(self._make_row, row, opened, compiling)
             except RuntimeError:  # it is being closed
                 row.cancel()
 
         if opened.sampling.grammar is None:
             self._vocabulary.add_done_callback(lambda _: begin(None))
         else:
-            self._compilation(opened.sampling.grammar).matcher.add_done_callback(begin)
+            self._compilation(opened.sampling.grammar).grammar.add_done_callback(begin)
         return row
 
     def close(self) -> None:
@@ -122,9 +123,9 @@ class GrammarCompiler:
         if found is None:
             found = _Compilation(self._clock())
             self._threads.submit(self._carry_out, found, grammar.definition)
-            found.matcher.add_done_callback(lambda _: self.on_ready())
+            found.grammar.add_done_callback(lambda _: self.on_ready())
             surplus = len(self._compilations) + 1 - MAX_COMPILED
-            done = [definition for definition, each in self._compilations.items() if each.matcher.done()]
+            done = [definition for definition, each in self._compilations.items() if each.grammar.done()]
             for definition in done[: max(0, surplus)]:
                 del self._compilations[definition]
         self._compilations[grammar.definition] = found
@@ -136,21 +137,26 @@ class GrammarCompiler:
         except (GrammarError, VocabularyError) as error:
             compilation.ends(error)
 
-    def _compile(self, definition: str) -> LLMatcher:
-        tokenizer = self._vocabulary.result().tokenizer
+    def _compile(self, definition: str) -> CompiledGrammar:
+        vocabulary = self._vocabulary.result()
         begin = time.perf_counter()
-        matcher = LLMatcher(tokenizer, definition, log_level=0, limits=_parser_limits())
-        matcher.compute_bitmask()  # the first mask may cost most: copies share the automata that it needs
+        matcher = LLMatcher(vocabulary.tokenizer, definition, log_level=0, limits=_parser_limits())
+        compiled = CompiledGrammar.of(matcher, vocabulary.words)
         self.observe_compiled(time.perf_counter() - begin)
         if matcher.is_error():
             raise GrammarError("grammar: the matcher does not take it")
-        return matcher
+        return compiled
 
-    def _make_row(self, row: Future[ConstrainedRow], opened: OpenSlot, fresh: Future[LLMatcher] | None) -> None:
+    def _make_row(
+        self, row: Future[ConstrainedRow], opened: OpenSlot, compiling: Future[CompiledGrammar] | None
+    ) -> None:
         try:
-            matcher = None if fresh is None else fresh.result()
+            compiled = None if compiling is None else compiling.result()
             vocabulary, ends = self._vocabulary.result(), self._ends(opened.sampling.stop_token_ids)
-            row.set_result(ConstrainedRow(opened.sampling, opened.outputs, vocabulary, matcher, ends))
+            made = ConstrainedRow(opened.sampling, opened.outputs, vocabulary, compiled, ends)
+            if len(opened.outputs) > SHORT_OUTPUTS:
+                _ = made.matcher  # it takes the tokens here, in this thread
+            row.set_result(made)
         except (GrammarError, VocabularyError) as error:
             row.set_exception(error)
 

@@ -38,6 +38,8 @@ class _Batch:
     rows: tuple[ConstrainedRow, ...]
     matchers: tuple[tuple[LLMatcher, int], ...]
     """Each with where its mask belongs."""
+    firsts: tuple[tuple[Words, int], ...]
+    """Masks [W] of answers that begin, each with its row."""
     words: Words
     """[R, W]: the masks."""
     ends: EndIds | None
@@ -105,10 +107,12 @@ class RowMasks:
         batch = self._batch
         if batch is None or batch.slots != slots:
             batch = self._batch_of(slots)
-            self._batch = batch if batch.is_plain else None
+            self._batch = batch if batch.is_plain and not batch.firsts else None
         row_bytes = batch.words.strides[0]
         for matcher, pointer in batch.matchers:
             matcher.unsafe_compute_mask_ptr(pointer, row_bytes)
+        for mask, row in batch.firsts:
+            batch.words[row] = mask
         found = batch.constraints if batch.is_plain and not batch.holds_an_end() else _finished(batch)
         self.observe_masks(time.perf_counter() - begin)
         return found
@@ -118,6 +122,7 @@ class RowMasks:
         rows: list[ConstrainedRow] = []
         failures: list[SlotFailure] = []
         matchers: list[tuple[LLMatcher, int]] = []
+        firsts: list[tuple[Words, int]] = []
         is_plain = True
         for place, slot in enumerate(slots):
             held = self._rows.get(slot)
@@ -132,8 +137,11 @@ class RowMasks:
             is_plain = is_plain and row.is_plain and not row.is_over
             if allowance is Allowance.ANYTHING:
                 continue
-            if allowance is Allowance.MATCHER and row.matcher is not None:
-                matchers.append((row.matcher, len(rows)))
+            if allowance is Allowance.MATCHER:
+                if (first := row.first_mask) is not None:
+                    firsts.append((first, len(rows)))
+                elif (matcher := row.matcher) is not None:
+                    matchers.append((matcher, len(rows)))
             places.append(place)
             rows.append(row)
         words, pointer = self._words_of(rows)
@@ -143,6 +151,7 @@ class RowMasks:
             slots=tuple(slots),
             rows=tuple(rows),
             matchers=tuple((matcher, pointer + row * words.strides[0]) for matcher, row in matchers),
+            firsts=tuple(firsts),
             words=words,
             ends=ends,
             is_plain=is_plain and not failures and all(row.ends is ends for row in rows),

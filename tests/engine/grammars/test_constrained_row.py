@@ -9,10 +9,12 @@ from typing import Any
 
 import jsonschema
 import msgspec
+import numpy as np
 import pytest
 
 from baton_engine.grammars.constrained_row import Allowance
 from baton_engine.grammars.grammar_compiler import GrammarCompiler, GrammarError
+from baton_engine.grammars.vocabulary import ids_in
 from baton_testing.engine.grammars import (
     END,
     NO_FORCING,
@@ -258,3 +260,22 @@ def test_text_that_reads_like_a_mark_is_spelled_and_not_taken_for_it(head: str, 
                 written = b"".join(token_bytes()[token] for token in ids[:-1]).decode()
                 assert written.removeprefix("b") == wanted
                 assert not SPECIAL & set(ids[:-1])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_first_mask_is_what_a_matcher_would_write_and_is_left_alone(compiler: GrammarCompiler, seed: int) -> None:
+    sampling = sampling_of(of_schema(random_schema(random.Random(seed))[0]))
+    row, other = row_of(compiler, sampling), row_of(compiler, sampling)
+    first = row.first_mask
+    assert first is not None
+    known = first.copy()
+    allowed = allowed_by(other)  # asks a matcher
+    assert other.first_mask is None, "its matcher is there, so it is the one to ask"
+    row.fill(words := known.copy())
+    assert set(ids_in(words)) == allowed
+    row.take(ids_in(words)[0])
+    assert row.first_mask is None
+    assert row.failure is None
+    assert np.array_equal(first, known)
+    with pytest.raises(ValueError, match="read-only"):
+        first[:] = 0

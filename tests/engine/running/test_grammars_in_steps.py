@@ -11,8 +11,8 @@ from functools import cache
 import jsonschema
 import msgspec
 import pytest
-from llguidance import LLMatcher
 
+from baton_engine.grammars.answer_matcher import CompiledGrammar
 from baton_engine.grammars.grammar_compiler import GrammarCompiler
 from baton_engine.running.stepper import Stepper
 from baton_engine.scheduling.events import SequenceSpec
@@ -236,7 +236,7 @@ class HeldCompiler(GrammarCompiler):
         self._held, self.released = held.definition, threading.Event()
         super().__init__(vocabulary)
 
-    def _compile(self, definition: str) -> LLMatcher:
+    def _compile(self, definition: str) -> CompiledGrammar:
         assert definition != self._held or self.released.wait(30)
         return super()._compile(definition)
 

@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 from llguidance import LLMatcher
 
+from baton_engine.grammars.answer_matcher import CompiledGrammar
 from baton_engine.grammars.constrained_row import Allowance, ConstrainedRow, EndIds
 from baton_engine.grammars.row_masks import RowMasks
 from baton_engine.grammars.vocabulary import Vocabulary, ids_in, read_vocabulary
@@ -44,8 +45,8 @@ def vocabulary() -> Vocabulary:
 
 
 @cache
-def _fresh(definition: str) -> LLMatcher:
-    return LLMatcher(vocabulary().tokenizer, definition, log_level=0)
+def _compiled(definition: str) -> CompiledGrammar:
+    return CompiledGrammar.of(LLMatcher(vocabulary().tokenizer, definition, log_level=0), vocabulary().words)
 
 
 def allowed(sampling: SamplingParams, outputs: Sequence[int]) -> frozenset[int] | None:
@@ -53,7 +54,7 @@ def allowed(sampling: SamplingParams, outputs: Sequence[int]) -> frozenset[int] 
     if sampling.grammar is None:
         return None
     ends = EndIds.of(vocabulary(), sampling.stop_token_ids)
-    row = ConstrainedRow(sampling, tuple(outputs), vocabulary(), _fresh(sampling.grammar.definition), ends)
+    row = ConstrainedRow(sampling, tuple(outputs), vocabulary(), _compiled(sampling.grammar.definition), ends)
     if row.allowance is Allowance.ANYTHING or row.matcher is None:
         return None
     words = np.zeros(row.words, dtype=np.uint32)
