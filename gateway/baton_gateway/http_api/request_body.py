@@ -13,6 +13,7 @@ from aiohttp import HttpVersion11, StreamReader, web
 from baton_gateway.errors import RefusedError, invalid, out_of_memory
 from baton_gateway.http_api.body_limits import BodyLimits
 from baton_gateway.http_api.json_body import json_shape, parse_object
+from baton_gateway.http_api.known_parts import LEAST_BYTES, KnownParts
 from baton_gateway.http_api.memory_budget import MemoryBudget
 from baton_gateway.text.returned_memory import MemoryReturn
 
@@ -30,7 +31,13 @@ class RequestBody:
     """A context: what the request takes of the budget is given back when it ends."""
 
     def __init__(
-        self, request: web.BaseRequest, holder: str, budget: MemoryBudget, memory: MemoryReturn, thread: Executor
+        self,
+        request: web.BaseRequest,
+        holder: str,
+        budget: MemoryBudget,
+        memory: MemoryReturn,
+        thread: Executor,
+        known: KnownParts,
     ) -> None:
         """`thread` parses what is large."""
         self._request = request
@@ -38,6 +45,7 @@ class RequestBody:
         self._holder = holder
         self._budget = budget
         self._memory = memory
+        self._known = known
         self._taken = 0
 
     def __enter__(self) -> RequestBody:
@@ -52,6 +60,11 @@ class RequestBody:
     async def read_object(self, limits: BodyLimits) -> dict[str, Any]:
         """The JSON object that the body is. Raises RefusedError."""
         body = await self._read(limits.max_bytes)
+        if LEAST_BYTES <= len(body) <= INLINE_BYTES:
+            parted = self._known.apart(body, limits.max_values)
+            if parted is not None:
+                self._take(VALUE_BYTES * parted.shape.values)
+                return parted.read()
         shape = await self._aside(len(body), json_shape, body, limits.max_values)
         self._take(VALUE_BYTES * shape.values)
         return await self._aside(len(body), parse_object, body, shape)

@@ -20,6 +20,7 @@ from baton_gateway.errors import Problem, RefusedError, invalid
 from baton_gateway.http_api.access_log import EXCHANGE, ID_HEADER, AccessLog, Exchange, request_id
 from baton_gateway.http_api.answer_forms import OPENAI, AnswerForm
 from baton_gateway.http_api.cors import PREFLIGHT_HEADER, cors_headers, preflight_headers
+from baton_gateway.http_api.known_parts import KnownParts
 from baton_gateway.http_api.lookups import JSON, MODELS, SERVER, Lookups
 from baton_gateway.http_api.memory_budget import MemoryBudget
 from baton_gateway.http_api.model_names import ModelNames
@@ -93,6 +94,7 @@ class HttpApi:
         self._budget = budget
         self._memory = MemoryReturn()
         self._parsing = ThreadPoolExecutor(1, "parse")
+        self._known = KnownParts()
         self._table = table
         self._tenants = tenants
         self._origins = tuple(origins)
@@ -245,7 +247,7 @@ class HttpApi:
     def _body(self, request: web.BaseRequest, tenant: Tenant) -> RequestBody:
         """What the request brings, held for its tenant; for its address when everybody is the same tenant."""
         holder = f"address {request.remote}" if tenant is DEFAULT_TENANT else f"tenant {tenant.name}"
-        return RequestBody(request, holder, self._budget, self._memory, self._parsing)
+        return RequestBody(request, holder, self._budget, self._memory, self._parsing, self._known)
 
     async def _generate(self, request: web.BaseRequest, tenant: Tenant, parse: Parse) -> web.StreamResponse:
         with self._body(request, tenant) as body:
