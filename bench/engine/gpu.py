@@ -90,10 +90,12 @@ def float8(blocks: int) -> Iterator[Row]:
         )
 
 
-QUANTISED: Final[Mapping[tuple[str, torch.dtype], tuple[float, ...]]] = {
+NO_GOALS: Final = (None, None, None, None)
+QUANTISED: Final[Mapping[tuple[str, torch.dtype], tuple[float | None, ...]]] = {
     ("fp8", torch.bfloat16): (2.6, 3.8, 7.4, 13.0),
     ("fp8", KV_FP8): (2.6, 3.3, 5.6, 9.3),
     ("fp8-block", torch.bfloat16): (2.6, 3.8, 7.4, 13.0),
+    ("int8", torch.bfloat16): NO_GOALS,
     ("int4", torch.bfloat16): (1.9, 3.2, 8.5, 15.7),
 }
 """Weights and KV: goals of ms a decode step at 1k context and BATCHES."""
@@ -112,7 +114,7 @@ def quantised() -> Iterator[Row]:
             yield row(what, f"{batch} x 1024", times.step_ms, "ms", goal, f"device {times.device_ms:.3f}")
         if kv_dtype != KV_FP8:
             for tokens, aim in QUANTISED_PREFILL.items():
-                asked = aim if weights != "int4" else None
+                asked = aim if weights.startswith("fp8") else None
                 yield row(f"prefill, {weights} weights", str(tokens), bench.prefill(tokens), "ms", asked)
         del bench
         torch.cuda.empty_cache()

@@ -115,6 +115,7 @@ WEIGHTS: Final[Mapping[str, dict[str, Any]]] = {
     "bf16": {},
     "fp8": _compressed("float-quantized", num_bits=8, type="float", strategy="channel"),
     "fp8-block": {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
+    "int8": _compressed("int-quantized", num_bits=8, type="int", strategy="channel"),
     "int4": _compressed("pack-quantized", num_bits=4, type="int", strategy="group", group_size=128),
     "mxfp4": {"quantization_config": {"quant_method": "mxfp4"}},
 }

@@ -2,8 +2,8 @@
 
 Few rows are bound by the bytes of W. A CPU with AVX-512 reads them as they are stored
 (`cpu/compiled/quantised_linear.py`). A Hopper GPU streams them as they are stored, and activations keep their 16 bits
-(`gpu/streamed_quantised.py`). Many rows are bound by the arithmetic: with weights of 8 bits activations get 8 too, each
-row (or 128 columns of it) a scale of its own; weights of 4 bits are brought back to 16 first.
+(`gpu/streamed_quantised.py`). Many rows are bound by the arithmetic: with weights in e4m3 activations get 8 bits too,
+each row (or 128 columns of it) a scale of its own; integers are brought back to 16 bits first.
 
 Bytes: reads N·K·bits/8 of W, its scales and T·K, writes T·N elements (gated: T·N/2). FLOPs: 2·T·N·K.
 """
@@ -23,8 +23,12 @@ from baton_kernels.quantised_weight import (
     int4_weight,
     pack_fp8,
     pack_int4,
+    pack_int8,
 )
 from baton_kernels.swiglu import swiglu_reference
+
+INT8_ZERO = 0x80
+"""Of unsigned codes without zero points: half of their range."""
 
 
 def pack_quantised(
@@ -47,8 +51,11 @@ def pack_quantised(
     if not holds_quantised(codes, dtype) or (group % GROUP and not wide):
         return None
     at = torch.arange(0, codes.shape[1], GROUP, device=codes.device) // group
+    of_groups = scales[:, 0] if wide else scales.index_select(1, at)
     if codes.dtype == torch.float8_e4m3fn:
-        return pack_fp8(codes, scales if wide else scales.index_select(1, at), order)
+        return pack_fp8(codes, of_groups, order)
+    if bits == 8 and zeros is None:
+        return pack_int8((codes ^ INT8_ZERO).view(torch.int8), of_groups, order)
     if bits != 4 or codes.shape[1] % GROUP:
         return None
     fine_zeros = None if zeros is None else zeros.index_select(1, at)
@@ -73,10 +80,12 @@ def pack_panels(
     return QuantisedPanels(codes, bits, scales, zeros, group, bias, gated)
 
 
-def fp8_reference(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None, gated: bool = False) -> Tensor:
-    """The formula in float32, rounded once before and once after the gate. weight float8_e4m3fn [N, K], scale as in
-    `fp8_scales`; x [T, K] → [T, N], or [T, N / 2] when gated."""
-    return _reference(x, weight.float() * fp8_scales(scale, *weight.shape), bias, gated)
+def eight_bit_reference(
+    x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None = None, gated: bool = False
+) -> Tensor:
+    """The formula in float32, rounded once before and once after the gate. codes [N, K] float8_e4m3fn or int8, scale as
+    in `fp8_scales`; x [T, K] → [T, N], or [T, N / 2] when gated."""
+    return _reference(x, codes.float() * fp8_scales(scale, *codes.shape), bias, gated)
 
 
 def int4_reference(

@@ -3,6 +3,7 @@
 The forms that the engine's weight formats pack a checkpoint's tensors into:
 
 - float8_e4m3fn with a scale of the tensor, of each output channel, or of each block of 128 x 128;
+- signed integers of 8 bits with a scale of each output channel, or of each output and 128 columns;
 - 4 bits, 0 to 15, with a bfloat16 scale and a zero point (8 when symmetric) of each output and 128 columns.
 
 Stored order. A thread of the matrix unit's register operand wants columns 2q, 2q + 1, 2q + 8 and 2q + 9 of every 16;
@@ -30,7 +31,8 @@ class QuantisedWeight:
     """A packed weight [features, columns]."""
 
     values: Tensor
-    """uint8 [features, bytes]: one byte a column, or half a byte, padded to lines of 128."""
+    """[features, bytes]: a byte a column, uint8 of e4m3 and int8 of integers; or half a byte, uint8, padded to lines
+    of 128."""
     scales: Tensor
     """float32 [features], or of groups [columns / 128, features] in float32 (8 bits) or bfloat16 (4 bits)."""
     zeros: Tensor | None
@@ -43,6 +45,11 @@ class QuantisedWeight:
     """float32 [features / 128, columns / 128] where each scale is shared by 128 features: `scales` once more."""
     order: Tensor | None = None
     """int64 [columns]: the input's column for each of the weight's; None: the same."""
+
+    @property
+    def is_float(self) -> bool:
+        """Whether its values are e4m3."""
+        return self.bits == 8 and self.values.dtype == torch.uint8
 
     def stored_bytes(self) -> int:
         """What a product reads of it."""
@@ -101,6 +108,27 @@ def unpack_fp8(packed: QuantisedWeight) -> Tensor:
     return column_order(packed.values).view(torch.float8_e4m3fn)
 
 
+def pack_int8(codes: Tensor, scale: Tensor, order: Tensor | None = None) -> QuantisedWeight:
+    """codes int8 [N, K], K a multiple of 16; scale [N], or of groups [N, ⌈K/128⌉]; order as in `QuantisedWeight`.
+    Raises ValueError."""
+    features, columns = codes.shape
+    groups = (features, -(-columns // GROUP))
+    if codes.dtype != torch.int8:
+        raise ValueError(f"codes are {codes.dtype}; allowed is torch.int8")
+    if columns % _COLUMNS:
+        raise ValueError(f"codes have {columns} columns; allowed are multiples of {_COLUMNS}")
+    if tuple(scale.shape) not in ((features,), groups):
+        allowed = f"{[features]} or {list(groups)}"
+        raise ValueError(f"scale has shape {list(scale.shape)}; codes {[features, columns]} take {allowed}")
+    scales = scale.float().t().contiguous()
+    return QuantisedWeight(stored_order(codes), scales, None, columns, 8, _arrived(codes), order=order)
+
+
+def unpack_int8(packed: QuantisedWeight) -> Tensor:
+    """The codes as `pack_int8` took them."""
+    return column_order(packed.values)
+
+
 def pack_int4(
     values: Tensor, scale: Tensor, zero: Tensor | None = None, order: Tensor | None = None
 ) -> QuantisedWeight:
@@ -138,11 +166,11 @@ def dequantise(packed: QuantisedWeight, dtype: torch.dtype) -> Tensor:
     if packed.bits == 4:
         zero = None if packed.zeros is None else packed.zeros.t() - 128
         return int4_weight(unpack_int4(packed), packed.scales.t(), zero).to(dtype)
+    codes = (unpack_fp8(packed) if packed.is_float else unpack_int8(packed)).float()
     scales = packed.scales
     if scales.dim() == 1:
-        return (unpack_fp8(packed).float() * scales[:, None]).to(dtype)
-    wide = scales.t().repeat_interleave(GROUP, 1)[:, : packed.columns]
-    return (unpack_fp8(packed).float() * wide).to(dtype)
+        return (codes * scales[:, None]).to(dtype)
+    return (codes * scales.t().repeat_interleave(GROUP, 1)[:, : packed.columns]).to(dtype)
 
 
 def int4_weight(values: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:

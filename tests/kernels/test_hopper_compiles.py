@@ -67,14 +67,18 @@ paged_prefill_attention_hopper(rows(64, 8, 128), KvLayer(rows(4, 1, 2, 2, 64, 12
         """
 from baton_kernels.gpu.dequantise import dequantise_triton
 from baton_kernels.gpu.quantised_linear import quantised_linear_cuda
-from baton_kernels.quantised_weight import pack_fp8
-codes = torch.zeros(1024, 1024, dtype=torch.float8_e4m3fn)
-for weight in (pack_fp8(codes, torch.ones(1)), pack_fp8(codes, torch.ones(8, 8))):
+from baton_kernels.quantised_weight import pack_fp8, pack_int8
+codes = rows(1024, 1024, dtype=torch.int8)
+floats = codes.view(torch.float8_e4m3fn)
+ones = torch.ones
+packed = [pack_int8(codes, ones(1024)), pack_int8(codes, ones(1024, 8)), pack_fp8(floats, ones(1)),
+          pack_fp8(floats, ones(8, 8))]
+for weight in packed:
     for count, gated in ((1, False), (64, True)):
         quantised_linear_cuda(rows(count, 1024), weight, None, gated)
     dequantise_triton(weight, torch.bfloat16)
 """,
-        {"_fp8_kernel", "_quantised_kernel"},
+        {"_bytes_kernel", "_quantised_kernel"},
     ),
     "4 bits": (
         """

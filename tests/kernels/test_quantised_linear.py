@@ -6,19 +6,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton_kernels.quantised_linear import fp8_reference, int4_reference, quantised_linear, quantised_mlp
+from baton_kernels.quantised_linear import eight_bit_reference, int4_reference, quantised_linear, quantised_mlp
 from baton_kernels.quantised_weight import (
     QuantisedWeight,
     dequantise,
     fp8_scales,
     pack_fp8,
     pack_int4,
+    pack_int8,
     unpack_fp8,
     unpack_int4,
+    unpack_int8,
 )
 
 IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
-FORMS = ("tensor", "channel", "block", "symmetric", "zeros")
+FORMS = ("tensor", "channel", "block", "symmetric", "zeros", "int8 channel", "int8 groups")
 SHAPES = [(96, 128), (400, 640), (6144, 1024), (1008, 3200)]
 
 
@@ -48,6 +50,13 @@ def make(form: str, features: int, columns: int, seed: int, device: str) -> tupl
         at = {"tensor": (row * 0, column * 0), "channel": (row, column * 0), "block": (row // 128, column // 128)}[form]
         wide = scale.double() if form != "tensor" else scale.double()[:, None]
         return pack_fp8(numbers.view(torch.float8_e4m3fn), scale), values * wide[at]
+    if form.startswith("int8"):
+        numbers = torch.randint(-128, 128, (features, columns), generator=generator, device=device)
+        group = torch.arange(columns, device=device) // 128
+        scale = (draw(features, -(-columns // 128)) + 0.5) * columns**-0.5 / 60
+        scale = scale[:, 0] if form == "int8 channel" else scale
+        wide = scale.double()[:, None] if form == "int8 channel" else scale.double()[:, group]
+        return pack_int8(numbers.to(torch.int8), scale), numbers.double() * wide
     numbers = torch.randint(0, 16, (features, columns), generator=generator, device=device)
     scale = ((draw(*groups) + 0.5) * columns**-0.5 / 5).bfloat16()
     zero = torch.randint(0, 16, groups, generator=generator, device=device) if form == "zeros" else None
@@ -71,6 +80,20 @@ def test_what_the_kernel_does_to_bits_gives_e4m3() -> None:
     widened = bits.to(torch.int32).to(torch.int16).view(torch.bfloat16).double() * 2.0**120
     expected = torch.tensor([e4m3(byte) for byte in range(256)], dtype=torch.float64)
     assert torch.equal(widened[number & 127 != 127], expected[number & 127 != 127])
+
+
+def test_what_the_kernel_does_to_bits_gives_integers_of_8_bits() -> None:
+    """`_WIDEN_INT8` by integers: 128 + seven bits, less 128, or 256 where the eighth is set."""
+    number = torch.arange(-128, 128)
+
+    def as_float(bits: Tensor) -> Tensor:
+        return bits.to(torch.int32).to(torch.int16).view(torch.bfloat16).double()
+
+    widened = as_float(number & 0x7F | 0x4300) - as_float(number & 0x80 | 0x4300)
+    assert torch.equal(widened, number.double())
+    packed = pack_int8(number.to(torch.int8).reshape(16, 16), torch.ones(16))
+    assert torch.equal(unpack_int8(packed), number.to(torch.int8).reshape(16, 16))
+    assert packed.values[0].tolist() == [-128 + at for at in STORED]
 
 
 @pytest.mark.parametrize("columns", [128, 256, 640])
@@ -102,8 +125,8 @@ def test_references_equal_the_formula(form: str) -> None:
     packed, weight = make(form, 256, 384, 2, "cpu")
     x = torch.randn(3, 384)
     if packed.bits == 8:
-        scale = packed.scales if packed.scales.dim() == 1 else packed.scales.t()[::128]
-        got = fp8_reference(x, unpack_fp8(packed), scale)
+        scale = packed.scales if packed.scales.dim() == 1 else packed.scales.t()
+        got = eight_bit_reference(x, unpack_fp8(packed) if packed.is_float else unpack_int8(packed), scale)
     else:
         zero = None if packed.zeros is None else packed.zeros.t() - 128
         got = int4_reference(x, unpack_int4(packed), packed.scales.t(), zero)
@@ -121,6 +144,12 @@ def test_bad_weights_are_refused_by_name() -> None:
         pack_fp8(weight[:, :250], torch.ones(1))
     with pytest.raises(ValueError, match=r"zero has shape \[256, 1\]; values \[256, 256\] take \[256, 2\]"):
         pack_int4(values, torch.ones(256, 2), torch.zeros(256, 1))
+    with pytest.raises(ValueError, match=r"codes are torch.uint8; allowed is torch.int8"):
+        pack_int8(values, torch.ones(256))
+    with pytest.raises(ValueError, match="codes have 250 columns; allowed are multiples of 16"):
+        pack_int8(values[:, :250].to(torch.int8), torch.ones(256))
+    with pytest.raises(ValueError, match=r"scale has shape \[256, 1\]; codes \[256, 256\] take \[256\] or \[256, 2\]"):
+        pack_int8(values.to(torch.int8), torch.ones(256, 1))
     with pytest.raises(ValueError, match="values have 200 columns; allowed are multiples of 128"):
         pack_int4(values[:, :200], torch.ones(256, 1))
     with pytest.raises(ValueError, match="values reach from 0 to 16; allowed are 0 to 15"):
@@ -212,14 +241,14 @@ def test_the_gpu_brings_weights_back_as_the_formula(triton_device: str, form: st
 @pytest.mark.parametrize(("features", "columns"), [(6144, 1024), (4096, 14336)])
 @pytest.mark.parametrize("form", FORMS)
 def test_many_rows_on_hopper_equal_the_formula(form: str, features: int, columns: int, rows: int, gated: bool) -> None:
-    """Of 8 bits with activations rounded as documented, of 4 bits with activations as they are."""
+    """Of e4m3 with activations rounded as documented, of integers with activations as they are."""
     from baton_kernels.gpu.fp8_activations import quantise_groups, quantise_rows
 
     packed, weight = make(form, features, columns, 5, "cuda")
     x = torch.randn(rows, columns, device="cuda", generator=torch.Generator("cuda").manual_seed(6)).bfloat16()
     bias = torch.randn(features, device="cuda").bfloat16()
     rounded = x.double()
-    if packed.bits == 8 and (form != "block" or packed.blocks is not None):
+    if packed.is_float and (form != "block" or packed.blocks is not None):
         codes, scales = quantise_groups(x) if form == "block" else quantise_rows(x)
         wide = scales.double().repeat_interleave(128, 1) if form == "block" else scales.double()
         stored = (codes.double() * wide)[:rows]

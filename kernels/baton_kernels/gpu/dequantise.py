@@ -20,13 +20,18 @@ ROWS = 16
 
 
 @triton.jit
-def _fp8_kernel(values_ptr, scale_ptr, out_ptr, N, K, GROUPED: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+def _bytes_kernel(
+    values_ptr, scale_ptr, out_ptr, N, K,
+    FLOAT: tl.constexpr, GROUPED: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
     feature = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     group = tl.program_id(1)
     place = group * WIDTH + tl.arange(0, WIDTH)
     at = feature.to(tl.int64)[:, None] * K
     inside = (feature < N)[:, None] & (place < K)[None, :]
-    codes = tl.load(values_ptr + at + place[None, :], mask=inside, other=0).to(tl.float8e4nv, bitcast=True)
+    codes = tl.load(values_ptr + at + place[None, :], mask=inside, other=0)
+    if FLOAT:
+        codes = codes.to(tl.float8e4nv, bitcast=True)
     scales = scale_ptr + group * N + feature if GROUPED else scale_ptr + feature
     scale = tl.load(scales, mask=feature < N, other=0.0)  # [ROWS]
     wide = codes.to(tl.float32) * scale[:, None]
@@ -65,7 +70,9 @@ def dequantise_triton(weight: QuantisedWeight, dtype: torch.dtype) -> Tensor:
     grid = (triton.cdiv(features, ROWS), triton.cdiv(size, GROUP))
     if weight.bits == 8:
         grouped = weight.scales.dim() == 2
-        _fp8_kernel[grid](weight.values, weight.scales, out, features, weight.columns, grouped, ROWS, GROUP)
+        _bytes_kernel[grid](
+            weight.values, weight.scales, out, features, weight.columns, weight.is_float, grouped, ROWS, GROUP
+        )
     else:
         zeros = weight.scales if weight.zeros is None else weight.zeros
         _int4_kernel[grid](

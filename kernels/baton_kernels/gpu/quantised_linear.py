@@ -1,5 +1,5 @@
-"""Which way a quantised linear layer goes on a GPU: streamed as it is stored (Gluon, Hopper), multiplied in 8 bits by
-the library, or brought back to 16 first."""
+"""Which way a quantised linear layer goes on a GPU: streamed as it is stored (Gluon, Hopper), multiplied in e4m3 by the
+library, or brought back to 16 bits first."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from baton_kernels.swiglu import swiglu
 
 SHARED_BYTES = 228 * 1024
 """Of a multiprocessor."""
+PIECES = 4
+"""Up to so many pieces of MAX_ROWS rows, each of which streams all of W, cost less than bringing W back: its 8 bits
+are read once for a piece then, instead of being read, written as 16 and read again."""
 MANY_ROWS = 512
 """From more rows on the library's products with a scale a row are as fast as those without."""
 PROGRAM_BYTES = 3584
@@ -37,6 +40,8 @@ def quantised_linear_cuda(x: Tensor, weight: QuantisedWeight, bias: Tensor | Non
     if rounds(x, weight):
         y = _rounded_product(x, weight, bias)
         return swiglu(y) if gated else y
+    if weight.bits == 8 and x.shape[0] <= PIECES * MAX_ROWS and streams(x[:1], features, gated):
+        return torch.cat([quantised_linear_cuda(piece, weight, bias, gated) for piece in torch.split(x, MAX_ROWS)])
     stored = x.index_select(1, _stored_columns(x.shape[1], x.device))
     return linear.linear_cuda(stored, dequantise_triton(weight, x.dtype), bias, gated, recorded=False)
 
@@ -56,9 +61,9 @@ def quantised_mlp_cuda(
 
 
 def rounds(x: Tensor, weight: QuantisedWeight) -> bool:
-    """Whether many rows x are multiplied in 8 bits."""
+    """Whether many rows x are multiplied in e4m3."""
     scaled = weight.scales.dim() == 1 or weight.blocks is not None
-    return weight.bits == 8 and scaled and x.dtype == torch.bfloat16 and x.shape[0] > 0 and is_hopper(x.device)
+    return weight.is_float and scaled and x.dtype == torch.bfloat16 and x.shape[0] > 0 and is_hopper(x.device)
 
 
 def _rounded_product(x: Tensor, weight: QuantisedWeight, bias: Tensor | None) -> Tensor:

@@ -56,6 +56,18 @@ _WIDEN_E4M3 = gl.constexpr("""{
 }""")
 """Sign, exponent and mantissa of e4m3 lie side by side as in bfloat16; 2¹²⁰ mends the exponent, of subnormals too."""
 
+_WIDEN_INT8 = gl.constexpr("""{
+    .reg .b32 even, odd, even_zero, odd_zero, high;
+    shr.b32 high, $2, 8;
+    lop3.b32 even, $2, 0x007F007F, 0x43004300, 0xEA;
+    lop3.b32 odd, high, 0x007F007F, 0x43004300, 0xEA;
+    lop3.b32 even_zero, $2, 0x00800080, 0x43004300, 0xEA;
+    lop3.b32 odd_zero, high, 0x00800080, 0x43004300, 0xEA;
+    sub.rn.bf16x2 $0, even, even_zero;
+    sub.rn.bf16x2 $1, odd, odd_zero;
+}""")
+"""Seven bits in bfloat16's mantissa under 128 are 128 + n. The eighth, for -128, makes 256 of what is taken away."""
+
 _WIDEN_INT4 = gl.constexpr("""{
     .reg .b32 a, b, c;
     shr.b32 a, $4, 8;
@@ -163,6 +175,7 @@ def _sum_tiles(
     MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [M // 16, 1], [16, N, 16])
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
     STORED: gl.constexpr = gl.DotOperandLayout(0, MMA, 4)
+    WIDEN: gl.constexpr = _WIDEN_INT8 if w_boxes.dtype == gl.int8 else _WIDEN_E4M3
     total = gl.zeros([M, N], gl.float32, MMA)
     empty = gl.zeros([M, N], gl.float32, MMA)
     stage = 0
@@ -176,7 +189,7 @@ def _sum_tiles(
                 part = empty
                 for half in gl.static_range(2):
                     raw = box.slice(half * 64, 64, dim=1).load(STORED)
-                    w = gl.inline_asm_elementwise(_WIDEN_E4M3, "=r,=r,r", [raw], gl.bfloat16, is_pure=True, pack=4)
+                    w = gl.inline_asm_elementwise(WIDEN, "=r,=r,r", [raw], gl.bfloat16, is_pure=True, pack=4)
                     w = _as_operand(w, OPERAND)
                     x = x_boxes.index(place * 2 + half).permute((1, 0))
                     if GROUPED:
