@@ -12,15 +12,16 @@ from torch import Tensor
 from baton_kernels.gpu import linear, streamed_int4
 from baton_kernels.gpu.dequantise import dequantise_triton
 from baton_kernels.gpu.fp8_activations import quantise_groups, quantise_rows, scale_product, swiglu_rounded
-from baton_kernels.gpu.streamed_quantised import LINE, MAX_ROWS, QuantisedConfig, streamed_quantised, x_rows
+from baton_kernels.gpu.streamed_quantised import LINE, MAX_ROWS, MOST_ROWS, QuantisedConfig, streamed_quantised, x_rows
 from baton_kernels.quantised_weight import QuantisedWeight
 from baton_kernels.swiglu import swiglu
 
 SHARED_BYTES = 228 * 1024
 """Of a multiprocessor."""
-PIECES = 4
-"""Up to so many pieces of MAX_ROWS rows, each of which streams all of W, cost less than bringing W back: its 8 bits
-are read once for a piece then, instead of being read, written as 16 and read again."""
+PIECED_ROWS = 256
+"""Up to so many rows of 8-bit integers, pieces of them that each stream all of W cost less than bringing W back: it is
+not written as 16 bits and read again."""
+MULTIPROCESSORS = 132
 MANY_ROWS = 512
 """From more rows on the library's products with a scale a row are as fast as those without."""
 PROGRAM_BYTES = 3584
@@ -40,10 +41,20 @@ def quantised_linear_cuda(x: Tensor, weight: QuantisedWeight, bias: Tensor | Non
     if rounds(x, weight):
         y = _rounded_product(x, weight, bias)
         return swiglu(y) if gated else y
-    if weight.bits == 8 and x.shape[0] <= PIECES * MAX_ROWS and streams(x[:1], features, gated):
-        return torch.cat([quantised_linear_cuda(piece, weight, bias, gated) for piece in torch.split(x, MAX_ROWS)])
+    if weight.bits == 8 and x.shape[0] <= PIECED_ROWS and streams(x[:1], features, gated):
+        return _in_pieces(x, weight, bias, gated)
     stored = x.index_select(1, _stored_columns(x.shape[1], x.device))
     return linear.linear_cuda(stored, dequantise_triton(weight, x.dtype), bias, gated, recorded=False)
+
+
+def _in_pieces(x: Tensor, weight: QuantisedWeight, bias: Tensor | None, gated: bool) -> Tensor:
+    """Of 8 bits: as many rows at once as the sums leave registers for."""
+    features, size = weight.values.shape
+    most = MOST_ROWS if weight.scales.dim() == 1 else MAX_ROWS
+    pieces = torch.split(x, most)
+    if len(pieces) > 1:
+        return torch.cat([quantised_linear_cuda(piece, weight, bias, gated) for piece in pieces])
+    return streamed_quantised(x, weight, bias, wide_config(features, size, gated), gated)
 
 
 def quantised_mlp_cuda(
@@ -144,3 +155,18 @@ def default_config(rows: int, features: int, size: int, bits: int, group_bytes: 
     tile = lines * (64 * sides * LINE.value + 8 // bits * (rows * 256 + 64 * sides * group_bytes))
     room = (SHARED_BYTES // per_sm - PROGRAM_BYTES) // int(tile)
     return QuantisedConfig(64, lines, max(2, min(room, triton.cdiv(tiles, splits))), splits, per_sm)
+
+
+@cache
+def wide_config(features: int, size: int, gated: bool) -> QuantisedConfig:
+    """For MOST_ROWS rows of 8 bits. Two warpgroups a program, since each program reads all of x: twice the outputs are
+    half of those reads. One program a multiprocessor has the registers."""
+    sides, outputs = (2, 64) if gated else (1, 128)
+    programs = triton.cdiv(features // sides, outputs)
+    tiles = triton.cdiv(size, LINE.value)
+    splits = 1
+    while not gated and splits < 8 and programs * splits * 2 <= MULTIPROCESSORS and tiles >= 6 * splits:
+        splits *= 2
+    tile = LINE.value * (outputs * sides + 2 * MOST_ROWS)
+    room = (SHARED_BYTES - PROGRAM_BYTES) // tile
+    return QuantisedConfig(outputs, 1, max(2, min(room, triton.cdiv(tiles, splits))), splits, 1)

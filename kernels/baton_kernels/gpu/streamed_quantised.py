@@ -34,6 +34,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from baton_kernels.quantised_weight import QuantisedWeight
 
 MAX_ROWS = 64
+MOST_ROWS = 128
+"""Of 8 bits with a scale a channel: one sum of all columns leaves registers for so many."""
 LINE = gl.constexpr(128)
 """Bytes of a weight's line in a tile: as wide as the swizzle."""
 PANEL = gl.constexpr(64)
@@ -351,7 +353,7 @@ def _quantised_kernel(
 def streamed_quantised(
     x: Tensor, weight: QuantisedWeight, bias: Tensor | None, config: QuantisedConfig, gated: bool = False
 ) -> Tensor:
-    """As `baton_kernels.quantised_linear.quantised_linear`, for 1 to MAX_ROWS rows of bfloat16."""
+    """As `baton_kernels.quantised_linear.quantised_linear`, for 1 to MAX_ROWS rows of bfloat16, or MOST_ROWS."""
     rows, sides = x.shape[0], 2 if gated else 1
     features, f, splits = weight.values.shape[0] // sides, config.features, config.splits
     programs = triton.cdiv(features, f)
@@ -362,7 +364,7 @@ def streamed_quantised(
     grouped = weight.scales.dim() == 2
     values = _boxes(weight.values, f, LINE.value)
     # With the warp that fetches, a program's warps are rounded up to warpgroups.
-    registers = min(128, 65536 // (config.per_sm * (2 * f * sides + 128)) // 8 * 8)
+    registers = min(168 if rows > MAX_ROWS else 128, 65536 // (config.per_sm * (2 * f * sides + 128)) // 8 * 8)
     _quantised_kernel[(programs, splits)](
         _boxes(x, x_rows(rows), PANEL.value), values,
         _boxes(weight.scales, 1, f) if grouped else values,
