@@ -7,12 +7,13 @@ import contextlib
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
 import kopf
 import pytest
+from kopf._cogs.aiokits import aiotasks
 
 from baton_control.names import Key
 from baton_operator.kube import backoff, handlers, kopf_stream
@@ -258,6 +259,33 @@ async def test_the_end_leaves_no_task_behind(status: int) -> None:
         made.streaming.cancel()
         await asyncio.wait([made.streaming], timeout=LONG_S)
         assert handlers._own_tasks() == []
+
+
+def test_an_end_between_two_events_closes_the_streams_and_logs_no_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not a coroutine: what the loop closes at its end belongs to it."""
+    spawn, is_between = aiotasks.Scheduler.spawn, asyncio.Event()
+
+    async def slowly(self: aiotasks.Scheduler, coro: Coroutine[Any, Any, Any], *, name: str | None = None) -> None:
+        await spawn(self, coro, name=name)
+        if str(name).startswith("worker for"):
+            is_between.set()
+            await asyncio.sleep(LONG_S)
+
+    monkeypatch.setattr(aiotasks.Scheduler, "spawn", slowly)
+    left: list[str] = []
+
+    async def life() -> None:
+        async with rig() as made:
+            await made.streams()
+            made.create("a")
+            await made.until(is_between.is_set)
+        left.extend(each.__name__ for each in handlers._own_generators())
+
+    asyncio.run(life())
+    assert left == []
+    assert [each.getMessage() for each in caplog.records if each.name == "asyncio"] == []
 
 
 async def test_kopf_that_is_started_again_watches_nothing_twice() -> None:
