@@ -5,6 +5,7 @@ long, on the way in it becomes what it was, so that the operator sees what it ap
 it does not know either, is left out.
 
 Budgets of policy/v1 are policy/v1beta1 there. What they say of Pods that are not ready is left out, and put back.
+Autoscalers of autoscaling/v2 are autoscaling/v2beta2 there, with the same fields.
 
 Of an applied status it makes null what its owner leaves out again with all its fields or entries, and then refuses the
 null. Such a part is taken out first, by a merge patch, as later servers do by themselves. Nothing else is different.
@@ -23,13 +24,15 @@ import msgspec
 
 from baton_operator.__main__ import run
 from baton_operator.kube.http_client import HttpKubeApi, error_of, path_of
-from baton_operator.kube.kinds import BUDGETS, DEPLOYMENTS
+from baton_operator.kube.kinds import AUTOSCALERS, BUDGETS, DEPLOYMENTS
 from baton_operator.kube.kube_api import Invalid, KubeApi, Listing, ReadLater, Resource, WatchEvent
 from baton_operator.kube.object_fields import mapping
 from baton_operator.objects.cluster import Manifest
 from baton_operator.settings import parse
 
 OLD_BUDGETS = replace(BUDGETS, version="v1beta1")
+OLD_AUTOSCALERS = replace(AUTOSCALERS, version="v2beta2")
+_OLD = {BUDGETS: OLD_BUDGETS, AUTOSCALERS: OLD_AUTOSCALERS}
 
 
 def outward(value: object) -> object:
@@ -66,13 +69,15 @@ def gone(stored: Manifest, applied: Manifest) -> Manifest:
 
 def there(resource: Resource) -> Resource:
     """Where that server has a kind."""
-    return OLD_BUDGETS if resource == BUDGETS else resource
+    return _OLD.get(resource, resource)
 
 
 def _sent(manifest: Manifest) -> Manifest:
     if manifest.get("kind") == BUDGETS.kind:
         spec = {n: v for n, v in mapping(manifest.get("spec")).items() if n != "unhealthyPodEvictionPolicy"}
         return {**manifest, "apiVersion": OLD_BUDGETS.api_version, **({"spec": spec} if spec else {})}
+    if manifest.get("kind") == AUTOSCALERS.kind:
+        return {**manifest, "apiVersion": OLD_AUTOSCALERS.api_version}
     if manifest.get("kind") == "Job":
         return {**manifest, "spec": {n: v for n, v in mapping(manifest["spec"]).items() if n != "podFailurePolicy"}}
     found = outward(manifest) if manifest.get("kind") == "Deployment" else manifest
@@ -84,6 +89,8 @@ def _got(manifest: Manifest) -> Manifest:
     if manifest.get("apiVersion") == OLD_BUDGETS.api_version:
         spec = {**mapping(manifest.get("spec")), "unhealthyPodEvictionPolicy": "AlwaysAllow"}
         return {**manifest, "apiVersion": BUDGETS.api_version, "spec": spec}
+    if manifest.get("apiVersion") == OLD_AUTOSCALERS.api_version:
+        return {**manifest, "apiVersion": AUTOSCALERS.api_version}
     found = inward(manifest) if manifest.get("kind") == "Deployment" else manifest
     assert isinstance(found, dict)
     return found
@@ -170,9 +177,8 @@ class OldServer:
                 raise error_of(answer.status, await answer.read(), answer.headers)
 
     async def served(self, group: str, version: str) -> frozenset[str]:
-        if (group, version) == (BUDGETS.group, BUDGETS.version):
-            return await self._api.served(group, OLD_BUDGETS.version)
-        return await self._api.served(group, version)
+        old = {(new.group, new.version): each.version for new, each in _OLD.items()}
+        return await self._api.served(group, old.get((group, version), version))
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ def ready_now() -> Affliction:
     """What a kubelet says of a Pod that has come up."""
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     ready = {"type": "Ready", "status": "True", "lastTransitionTime": now}
-    return Affliction({"phase": "Running", "conditions": [ready]})
+    return Affliction({"phase": "Running", "startTime": now, "conditions": [ready]})
 
 
 def event_of(pod: Json, affliction: Affliction) -> Json:

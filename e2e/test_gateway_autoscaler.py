@@ -1,0 +1,89 @@
+"""A real HorizontalPodAutoscaler with a metrics server sizes the gateways, and the operator does not fight it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from baton_operator.kube.kinds import DEPLOYMENTS, EVENTS, WORKERS
+from baton_operator.objects import optional
+from baton_operator.passes.pool_size import SCALER
+from baton_testing.kube import pod_metrics
+from baton_testing.kube.stage import Stage
+
+Json = dict[str, Any]
+GATEWAY = "chat-gateway"
+SCALED: Json = {"gateway__autoscaling": {"min": 1, "max": 4}}
+"""At 70 % of a CPU for each, as by default."""
+ONE, TWO, THREE = 300, 1300, 1900
+"""Loads in thousandths of a CPU, for so many Pods at 700 each."""
+
+
+class Seen:
+    """How many gateways were wanted, one after the other."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage, self.sizes = stage, [self.now(stage)]
+
+    @staticmethod
+    def now(stage: Stage) -> int:
+        return int(stage.read(WORKERS, GATEWAY)["spec"]["replicas"])
+
+    def is_at(self, wanted: int) -> bool:
+        found = self._stage.read(WORKERS, GATEWAY)
+        size = int(found["spec"]["replicas"])
+        if size != self.sizes[-1]:
+            self.sizes.append(size)
+        return bool(size == wanted == found["status"].get("readyReplicas"))
+
+
+def scaler_writes(stage: Stage) -> list[str]:
+    """When the operator itself wrote the number, as the server has noted it."""
+    entries = stage.read(WORKERS, GATEWAY)["metadata"]["managedFields"]
+    return [each["time"] for each in entries if each["manager"] == SCALER]
+
+
+async def test_gateways_follow_their_load_and_an_edit_keeps_their_number(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optional, "SHRINK_AFTER_S", 3)  # five minutes, and one Pod a minute, otherwise
+    monkeypatch.setattr(optional, "SHRINK_EVERY_S", 2)
+    with pod_metrics.serving(stage.plane) as metrics:
+        metrics.load = TWO
+        async with stage.operator():
+            stage.apply(gateway__replicas=2)
+            await stage.serves()
+            seen = Seen(stage)
+            await stage.until("two gateways", lambda: seen.is_at(2))
+            seen.sizes = [2]
+
+            stage.apply(**SCALED)
+            await stage.until("it measures", lambda: metrics.asked >= 4)
+            assert seen.is_at(2), "handed over as it was"
+            handed = scaler_writes(stage)
+
+            for load, size in ((ONE, 1), (THREE, 3)):
+                metrics.load = load
+                await stage.until(f"{size} gateways", lambda size=size: seen.is_at(size))  # type: ignore[misc]
+            stage.apply(**SCALED, gateway__allowedOrigins=["https://edited.example"])
+            await stage.until("the edit", lambda: "https://edited.example" in arguments(stage))
+            await asyncio.sleep(8.0)  # two resyncs
+            assert seen.is_at(3), "an edit of the template keeps the number"
+            metrics.load = ONE
+            await stage.until("one gateway", lambda: seen.is_at(1))
+            await stage.serves()
+
+            assert seen.sizes == [2, 1, 3, 2, 1], "one Pod less at a time, and nobody in between"
+            assert len(handed) <= 1
+            assert stage.condition("Degraded")[:2] == ("False", "AsExpected")
+            told = [each["reason"] for each in stage.all(EVENTS) if each["involvedObject"]["name"] == "chat"]
+            assert "Restored" not in told, "the operator took nothing back"
+
+            stage.patch(DEPLOYMENTS, "chat", "spec.gateway", {"autoscaling": None, "replicas": 2})
+            await stage.until("the spec's number again", lambda: seen.is_at(2))
+
+
+def arguments(stage: Stage) -> str:
+    return str(stage.read(WORKERS, GATEWAY)["spec"]["template"]["spec"]["containers"][0])
