@@ -35,6 +35,7 @@ def main() -> int:
     scale.add_argument("--calls-per-s", type=float, default=200.0, help="limit of the operator, as its own default")
     scale.add_argument("--namespace", default="default")
     scale.add_argument("--namespaces", type=int, default=1, help="so many: NAMESPACE, NAMESPACE-1, …")
+    scale.add_argument("--namespaced-rights", action="store_true", help="the operator may do nothing cluster-wide")
     isolation = kinds.add_parser("isolation", help="what trouble in some namespaces costs the others")
     isolation.add_argument("--namespaces", type=int, default=60, help="those without trouble")
     isolation.add_argument("--per-s", type=float, default=5.0)
@@ -44,7 +45,11 @@ def main() -> int:
         return 1 if operator_rollout.rollout(asked.sequences, asked.budget_s, asked.resume) else 0
     if asked.kind == "scale":
         spaces = (asked.namespace, *(f"{asked.namespace}-{number}" for number in range(1, asked.namespaces)))
-        return 1 if operator_scale.scale(asked.deployments, asked.per_s, asked.calls_per_s, spaces) else 0
+        return (
+            1
+            if operator_scale.scale(asked.deployments, asked.per_s, asked.calls_per_s, spaces, asked.namespaced_rights)
+            else 0
+        )
     if asked.kind == "isolation":
         return 1 if operator_isolation.isolation(asked.namespaces, asked.per_s, asked.seconds) else 0
     if asked.kind == "fields":

@@ -45,6 +45,9 @@ from baton_operator.objects.metadata import DEPLOYMENT_LABEL
 from baton_testing.kube.control_plane import HOW, control_plane, find_programs
 from baton_testing.kube.manifests import manifest
 
+ACCOUNT = "bench-operator"
+ROLES = Resource("rbac.authorization.k8s.io", "v1", "roles", "Role")
+BINDINGS = Resource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding")
 OWNED = (POOLS, WORKERS, RECORDS, SERVICES, ACCOUNTS, POLICIES, SECRETS)
 LISTEN = "127.0.0.1:18089"
 OLD_SERVER = Path(__file__).resolve().parents[3] / "e2e" / "old_server.py"
@@ -108,13 +111,14 @@ def server_cpu_s() -> float | None:
 
 
 @contextlib.contextmanager
-def operator(spaces: tuple[str, ...], keys: Path, calls_per_s: float) -> Any:
-    """The operator's process, stopped at the end."""
+def operator(spaces: tuple[str, ...], keys: Path, calls_per_s: float, kubeconfig: Path | None = None) -> Any:
+    """The operator's process, stopped at the end. `kubeconfig`: whose rights it has, None: this process's."""
     command = [sys.executable, str(OLD_SERVER), f"--namespaces={','.join(spaces)}", f"--own-namespace={spaces[0]}"]
     command += [f"--worker-image={DIGEST}{'a' * 64}", f"--gateway-image={DIGEST}{'b' * 64}", f"--master-keys={keys}"]
     command += [f"--listen={LISTEN}", "--gateway-listen=none", "--lease=none", "--routable-from=readiness"]
     command += [f"--resync-s={RESYNC_S:.0f}", "--log-level=WARNING", f"--calls-per-s={calls_per_s:g}"]
-    process = Process(psutil.Popen(command, stdin=subprocess.DEVNULL))
+    environment = os.environ | ({} if kubeconfig is None else {"KUBECONFIG": str(kubeconfig)})
+    process = Process(psutil.Popen(command, stdin=subprocess.DEVNULL, env=environment))
     try:
         yield process
     finally:
@@ -159,7 +163,9 @@ async def watching(api: KubeApi) -> AsyncIterator[Seen]:
 
 
 async def quiet(seen: Seen, longest_s: float) -> None:
-    await _until(lambda: time.monotonic() - seen.last_at >= QUIET_S, longest_s)
+    """Until nothing has been heard for a while, from now on at the earliest."""
+    began = time.monotonic()
+    await _until(lambda: time.monotonic() - max(seen.last_at, began) >= QUIET_S, longest_s)
 
 
 async def create(api: KubeApi, namespace: str, name: str) -> None:
@@ -173,21 +179,52 @@ async def create(api: KubeApi, namespace: str, name: str) -> None:
             await asyncio.sleep(0.5)
 
 
-async def _scale(count: int, per_s: float, calls_per_s: float, spaces: tuple[str, ...]) -> int:
+async def _namespaced(api: HttpKubeApi, spaces: tuple[str, ...]) -> str:
+    """Make an account that may do all in these namespaces and nothing elsewhere; returns its token. Raises
+    KubeError."""
+    role: Json = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role"}
+    allowed = [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]
+    account = {"kind": "ServiceAccount", "name": ACCOUNT, "namespace": spaces[0]}
+    named = {"kind": "Role", "name": ACCOUNT, "apiGroup": "rbac.authorization.k8s.io"}
+    made: Json = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT, "namespace": spaces[0]}}
+    await api.create(ACCOUNTS, made, manager="bench")
+    for each in spaces:
+        metadata: Json = {"name": ACCOUNT, "namespace": each}
+        await api.create(ROLES, {**role, "metadata": metadata, "rules": allowed}, manager="bench")
+        binding = {**role, "kind": "RoleBinding", "metadata": metadata, "roleRef": named, "subjects": [account]}
+        await api.create(BINDINGS, binding, manager="bench")
+    request: Json = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    url = f"{api.server}/api/v1/namespaces/{spaces[0]}/serviceaccounts/{ACCOUNT}/token"
+    async with api.session() as session, session.post(url, json=request) as answer:
+        return str((await answer.json())["status"]["token"])
+
+
+def _kubeconfig(token: str, path: Path) -> Path:
+    """KUBECONFIG's, with this token for its user; where it is."""
+    config = yaml.safe_load(Path(os.environ["KUBECONFIG"]).read_text(encoding="utf-8"))
+    config["users"][0]["user"] = {"token": token}
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
+    return path
+
+
+async def _scale(count: int, per_s: float, calls_per_s: float, spaces: tuple[str, ...], is_namespaced: bool) -> int:
     machine, run = this_machine(), secrets.token_hex(2)
     rows: list[dict[str, Cell]] = []
 
     def row(what: str, value: float, goal: str = "") -> None:
         rows.append({"what": what, "value": value, "goal": goal})
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as account:
         keys = Path(folder)
         (keys / "first").write_bytes(b"m" * 32)
         async with HttpKubeApi(load(), calls_per_s=500) as api, watching(api) as seen:
-            with operator(spaces, keys, calls_per_s) as process:
+            token = await _namespaced(api, spaces) if is_namespaced else ""
+            rights = _kubeconfig(token, Path(account) / "kubeconfig") if is_namespaced else None
+            with operator(spaces, keys, calls_per_s, rights) as process:
                 await until_up()
                 await asyncio.sleep(5)
                 row("operator memory MiB, idle", process.rss_mib, "<= 80 with kopf")
+                row("connections, idle", len(process.handle.net_connections()))
                 await create(api, spaces[0], f"pilot-{run}")
                 await asyncio.sleep(5)
                 await quiet(seen, 120)
@@ -232,7 +269,7 @@ async def _scale(count: int, per_s: float, calls_per_s: float, spaces: tuple[str
                 row("passes in one resync", idle["passes"])
                 row("calls in one resync, watches aside", sum(idle.values()) - idle["passes"] - idle["watch"], "0")
                 row("operator CPU s of one resync", process.cpu_s - cpu_from)
-            with operator(spaces, keys, calls_per_s) as process:
+            with operator(spaces, keys, calls_per_s, rights) as process:
                 again = time.monotonic()
                 await until_up()
                 row("restart to the first pass, s", time.monotonic() - again)
@@ -242,11 +279,13 @@ async def _scale(count: int, per_s: float, calls_per_s: float, spaces: tuple[str
                 row("operator memory MiB after a restart", process.rss_mib, "<= 256")
     notes = [
         f"campaign: operator_proofs scale --deployments {count} --namespaces {len(spaces)} --per-s {per_s:g}"
-        f" --calls-per-s {calls_per_s:g}",
+        f" --calls-per-s {calls_per_s:g}{' --namespaced-rights' if is_namespaced else ''}",
         "etcd and kube-apiserver 1.20.2 on the same machine, no controllers or Pods; budgets are made, not counted",
     ]
     publish(
-        f"operator-scale-{per_s:g}" + (f"-{len(spaces)}" if len(spaces) > 1 else ""),
+        f"operator-scale-{per_s:g}"
+        + (f"-{len(spaces)}" if len(spaces) > 1 else "")
+        + ("-namespaced" if is_namespaced else ""),
         machine,
         notes,
         ["what", "value", "goal"],
@@ -301,7 +340,8 @@ def api_server(spaces: tuple[str, ...]) -> Iterator[None]:
             del os.environ["KUBECONFIG"]
 
 
-def scale(count: int, per_s: float, calls_per_s: float, spaces: tuple[str, ...]) -> int:
-    """Create this many at this rate, in these namespaces in turn; returns how many did not get their objects."""
+def scale(count: int, per_s: float, calls_per_s: float, spaces: tuple[str, ...], is_namespaced: bool = False) -> int:
+    """Create this many at this rate, in these namespaces in turn; returns how many did not get their objects.
+    `is_namespaced`: the operator has rights in these namespaces alone."""
     with api_server(spaces):
-        return asyncio.run(_scale(count, per_s, calls_per_s, spaces))
+        return asyncio.run(_scale(count, per_s, calls_per_s, spaces, is_namespaced))
