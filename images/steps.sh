@@ -30,7 +30,7 @@ packages() {
     gateway) echo baton_wire baton_gateway ;;
     worker-cpu | worker-cuda)
       echo baton_wire baton_kv_transfer baton_kernels baton_engine baton_worker baton_prefill_worker baton_decode_worker \
-        baton_model_fetch ;;
+        baton_flexible_worker baton_model_fetch ;;
     all) (cd "$here" && for each in */baton_*/; do basename "$each"; done) ;;
   esac
 }

@@ -25,8 +25,20 @@ def build_role(
 ) -> lifecycle.RoleParts:
     """The decode side: its messenger, and the transfer that prefill workers dial and write to."""
     service = DecodeService(parts.limits, metrics, asyncio.get_running_loop())
+    return side(config, parts, keys, epoch, metrics, service)
+
+
+def side(
+    config: WorkerConfig,
+    parts: EngineParts,
+    keys: KeyDirectory,
+    epoch: bytes,
+    metrics: WorkerMetrics,
+    service: DecodeService,
+) -> lifecycle.RoleParts:
+    """The messenger, joined with its transfer, as parts of a process."""
     listen = config.pair_listen or ListenAddress("127.0.0.1", 0)
-    settings, landing_bytes = transfer_config(config), parts.landing_bytes
+    settings, landing_bytes = transfer_config(config, Role.DECODE), parts.landing_bytes
     transfer = DecodeTransfer(
         epoch=epoch,
         fingerprint=parts.fingerprint,

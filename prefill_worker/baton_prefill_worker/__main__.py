@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from dataclasses import replace
 
 from baton_kv_transfer.prefill.transfer import PrefillTransfer
 from baton_kv_transfer.transports.table import offered
@@ -25,7 +26,20 @@ def build_role(
 ) -> lifecycle.RoleParts:
     """The prefill side: its messenger, and the transfer that dials decode workers and sends to them."""
     service = PrefillService(parts.limits, metrics, asyncio.get_running_loop())
-    settings = transfer_config(config)
+    transfer = transfer_of(config, parts, keys, epoch, service)
+
+    async def discover() -> None:
+        if config.decode_discovery is not None:
+            await watch(config.decode_discovery, transfer.discovered)
+
+    return replace(side(service, transfer), companions=(discover,))
+
+
+def transfer_of(
+    config: WorkerConfig, parts: EngineParts, keys: KeyDirectory, epoch: bytes, service: PrefillService
+) -> PrefillTransfer:
+    """The transfer of the messenger, which it is joined with."""
+    settings = transfer_config(config, Role.PREFILL)
     transfer = PrefillTransfer(
         epoch=epoch,
         fingerprint=parts.fingerprint,
@@ -39,6 +53,11 @@ def build_role(
     )
     service.transfer = transfer
     parts.watch_layers(service.on_layers)
+    return transfer
+
+
+def side(service: PrefillService, transfer: PrefillTransfer) -> lifecycle.RoleParts:
+    """Messenger and transfer as parts of a process."""
 
     def view() -> TransferView:
         stats = transfer.stats()
@@ -53,17 +72,12 @@ def build_role(
             links=stats.pairs,
         )
 
-    async def discover() -> None:
-        if config.decode_discovery is not None:
-            await watch(config.decode_discovery, transfer.discovered)
-
     return lifecycle.RoleParts(
         service=service,
         mover=transfer,
         pair_port=lambda: None,
         transfer_view=view,
         is_idle=lambda: sum(transfer.stats().handovers.by_state.values()) == 0,
-        companions=(discover,),
     )
 
 

@@ -61,6 +61,8 @@ class PrefillService(Messenger):
         """Of requests that were sent on to another decode worker: the attempt under way → the one the engine knows."""
         self._current: dict[RequestKey, RequestKey] = {}
         """The same the other way round."""
+        self._held: set[RequestKey] = set()
+        """Prompts of hand-overs, as the engine knows them: changed by the io thread only."""
         self._kept: set[RequestKey] = set()
         """Open requests whose answers are decoded here; io thread."""
         self._computing: dict[int, list[Computing]] = {}
@@ -81,6 +83,7 @@ class PrefillService(Messenger):
     def _prefill(self, link: GatewayLink, message: Prefill) -> None:
         spec = self._opened(link, message, hold=True)
         if spec is not None:
+            self._held.add(spec.key)
             self._engine.post(Submit(spec))  # before `opened`: its release must not overtake the submit
             self.transfer.opened(
                 RequestKey(message.request, message.attempt), message.decode, len(spec.tokens), spec.deadline_s
@@ -124,6 +127,10 @@ class PrefillService(Messenger):
         if event.finish is not None and event.key in self._kept and self._open.choice_ended(event.key, event.choice):
             self._kept.discard(event.key)
             self._metrics.legs[Reason.FINISHED].inc()
+
+    def holds(self, key: RequestKey) -> bool:
+        """Whether the engine has a prompt of a hand-over under this key. From any thread."""
+        return key in self._held
 
     def asked_as(self, key: RequestKey) -> RequestKey:
         return self._current.get(key, key)
@@ -170,6 +177,7 @@ class PrefillService(Messenger):
     # Io thread again --------------------------------------------------------------------------------------------------
 
     def _released(self, opened: RequestKey) -> None:
+        self._held.discard(opened)
         key = self._current.pop(opened, opened)
         self._opened_as.pop(key, None)
         self._open.close(key)

@@ -59,3 +59,24 @@ def test_decode_workers_offload_only_on_purpose() -> None:
 def test_a_missing_flag_is_named() -> None:
     with pytest.raises(ConfigError, match="--keys"):
         parse(Role.PREFILL, BASE[:3])
+
+
+def test_a_worker_that_flips_is_told_as_what_it_begins() -> None:
+    config = parse(None, (*BASE, "--role=decode", "--decode-discovery=file:/d", "--landing-bytes=99999999"))
+    assert (config.role, config.flips, config.keep_answers) == (Role.DECODE, True, True)
+    assert (config.lands, config.hands_over) == (True, True)
+    assert (config.decode_discovery, config.prefill_discovery) == ("file:/d", None)
+    with pytest.raises(ConfigError, match="--role"):
+        parse(None, BASE)
+    with pytest.raises(ConfigError, match=r"--role.*gateway"):
+        parse(None, (*BASE, "--role=gateway"))
+    with pytest.raises(ConfigError, match="--offload-decode"):
+        parse(None, (*BASE, "--role=prefill", "--device=cuda", "--offloaded-layers=4"))
+
+
+@pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
+def test_a_worker_of_one_role_has_one_side(role: Role) -> None:
+    config = parse(role, BASE)
+    assert (config.flips, config.lands, config.hands_over) == (False, role is Role.DECODE, role is Role.PREFILL)
+    with pytest.raises(ConfigError, match="unrecognized arguments"):
+        parse(role, (*BASE, f"--role={role}"))

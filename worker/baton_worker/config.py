@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from baton_wire.messages.values import Role
+from baton_wire.messages.values import POOL_ROLES, Role
 from baton_worker.errors import ConfigError
 
 KIB = 1024
@@ -31,6 +31,7 @@ class WorkerConfig:
     """Everything a worker process is told. None means: decide from the model and the device."""
 
     role: Role
+    """Of a worker that flips, the one that it starts in."""
     model: str
     served_name: str
     listen: ListenAddress
@@ -67,9 +68,22 @@ class WorkerConfig:
     pair_listen: ListenAddress | None
     landing_bytes: int | None
     keep_answers: bool
-    """Whether a prefill worker also decodes what it computed, where gateways ask for it."""
+    """Whether a prefill worker also decodes what it computed, where gateways ask for it. One that flips always does."""
+    flips: bool
+    """Whether it has both sides of the hand-over and changes its role when it is asked to."""
+    prefill_discovery: str | None
+    """Where a worker that flips finds others that do, which may become decode workers."""
     paced: Path | None
     """Step times that stand in for a model; None: the model computes."""
+
+    @property
+    def lands(self) -> bool:
+        """Whether others hand prompts over to it."""
+        return self.flips or self.role is Role.DECODE
+
+    @property
+    def hands_over(self) -> bool:
+        return self.flips or self.role is Role.PREFILL
 
 
 class _Parser(argparse.ArgumentParser):
@@ -119,9 +133,14 @@ def _rate(text: str) -> float:
     return number
 
 
-def parser(role: Role) -> argparse.ArgumentParser:
-    """The flags of a worker of this role."""
-    flags = _Parser(prog=f"baton-{role.value}-worker", allow_abbrev=False)
+def program(role: Role | None) -> str:
+    """What a worker calls itself; without a role it is one that flips."""
+    return f"baton-{'flexible' if role is None else role.value}-worker"
+
+
+def parser(role: Role | None) -> argparse.ArgumentParser:
+    """The flags of a worker of this role; None: of one that flips, and is told where it begins."""
+    flags = _Parser(prog=program(role), allow_abbrev=False)
     add = flags.add_argument
     add("--model", required=True, help="directory with config.json, safetensors and tokenizer, or random://CONFIG")
     add("--served-name", required=True, help="model name that clients use")
@@ -153,8 +172,12 @@ def parser(role: Role) -> argparse.ArgumentParser:
     add("--min-bandwidth", type=_rate, metavar="B/S", help="KV links measured slower than this are reported")
     add("--drain-s", type=_seconds, default=600.0, metavar="S")
     add("--paced", type=Path, metavar="FILE", help="compute nothing; take as long as these step times say (emulation)")
-    if role is Role.PREFILL:
+    if role is None:
+        add("--role", choices=POOL_ROLES, type=Role, required=True, help="what it does until it is told to flip")
+        add("--prefill-discovery", metavar="SPEC", help="the same of prefill workers that flip, too")
+    if role is not Role.DECODE:
         add("--decode-discovery", metavar="SPEC", help="file:PATH or dns:NAME:PORT of decode workers to link early")
+    if role is Role.PREFILL:
         add("--keep-answers", action="store_true", help="also decode prompts computed here; captures those steps too")
     else:
         add("--pair-listen", type=endpoint, default=ListenAddress("127.0.0.1", 0), metavar="HOST:PORT")
@@ -162,9 +185,13 @@ def parser(role: Role) -> argparse.ArgumentParser:
     return flags
 
 
-def parse(role: Role, argv: Sequence[str]) -> WorkerConfig:
-    """Parse the arguments. Raises ConfigError with one line that names the flag, the value and what is allowed."""
-    flags = vars(parser(role).parse_args(argv))
+def parse(program_role: Role | None, argv: Sequence[str]) -> WorkerConfig:
+    """Parse the arguments of a worker of this role (None: of one that flips).
+
+    Raises ConfigError with one line that names the flag, the value and what is allowed.
+    """
+    flags = vars(parser(program_role).parse_args(argv))
+    role = flags.pop("role", program_role)
     if flags["chunk_tokens"] is None:
         flags["chunk_tokens"] = flags["max_step_tokens"]
     if flags["chunk_tokens"] > flags["max_step_tokens"]:
@@ -174,11 +201,12 @@ def parse(role: Role, argv: Sequence[str]) -> WorkerConfig:
         )
     if flags["offloaded_layers"] and flags["device"] != "cuda":
         raise ConfigError(f"argument --offloaded-layers: not with --device {flags['device']}; allowed there: 0")
-    if flags["offloaded_layers"] and role is Role.DECODE and not flags["offload_decode"]:
+    if flags["offloaded_layers"] and program_role is not Role.PREFILL and not flags["offload_decode"]:
         raise ConfigError(
             "argument --offloaded-layers: every token would wait for the copies; allowed without --offload-decode: 0"
         )
-    for absent in ("decode_discovery", "pair_listen", "landing_bytes"):
+    for absent in ("decode_discovery", "prefill_discovery", "pair_listen", "landing_bytes"):
         flags.setdefault(absent, None)
-    flags.setdefault("keep_answers", False)
-    return WorkerConfig(role=role, **flags)
+    flips = program_role is None
+    flags.setdefault("keep_answers", flips)
+    return WorkerConfig(role=role, flips=flips, **flags)

@@ -88,6 +88,8 @@ class Dialler:
         self._discovered: frozenset[Address] = frozenset()
         self._wanted_until: dict[Address, float] = {}
         self._tasks: dict[Address, asyncio.Task[None]] = {}
+        self._own: set[Address] = set()
+        """Where this very process answers, which may flip and then is named among the decode workers."""
         self.links: dict[bytes, DecodeLink] = {}
         self.failures = 0
         self.altered = AlteredFrames()
@@ -122,6 +124,8 @@ class Dialler:
             task.add_done_callback(lambda _: self._tasks.pop(address, None))
 
     def _is_wanted(self, address: Address) -> bool:
+        if address in self._own:
+            return False
         if address in self._discovered:
             return True
         if asyncio.get_running_loop().time() < self._wanted_until.get(address, 0.0):
@@ -164,7 +168,9 @@ class Dialler:
         connection, identity, session = await self._handshake(address, Channel.CONTROL)
         try:
             self._listener.on_seen(address, identity.epoch)
-            if identity.epoch in self.links:
+            if identity.epoch == self._hello.epoch:
+                self._own.add(address)
+            if identity.epoch in self.links or identity.epoch == self._hello.epoch:
                 connection.close()
                 return None
             return await self._greet(address, connection, identity, session)

@@ -1,7 +1,7 @@
 """Messages between a gateway and a worker: one WebSocket per pair, one message a frame.
 
-Down (gateway → worker): Prefill, Reserve, Cancel, Heartbeat. Up: Hello (first), BundleChunk, Tokens, PromptLogprobs,
-LegFailed, WorkerState, Heartbeat.
+Down (gateway → worker): Prefill, Reserve, Retarget, Cancel, Flip, Heartbeat. Up: Hello (first), BundleChunk, Tokens,
+PromptLogprobs, LegFailed, WorkerState, Heartbeat.
 """
 
 from __future__ import annotations
@@ -47,11 +47,14 @@ class Hello(Message, frozen=True, tag=1):
     """Who this worker is. Sent once, right after the handshake."""
 
     role: Role
+    """What it does now; where it `flips`, its states tell later ones."""
     epoch: Epoch
     fingerprint: PairFingerprint
     template_hash: Annotated[str, Meta(min_length=1, max_length=64)]
     pair_port: Port | None
-    """Where a decode worker listens for prefill workers, on the host the gateway dialled; None on a prefill worker."""
+    """Where a worker that decodes what others prefilled listens for them, on the host that the gateway dialled; None on
+    a prefill worker that never `flips`.
+    """
     served_name: Annotated[str, Meta(min_length=1, max_length=253)]
     vocab_size: Annotated[int, Meta(ge=1, le=1 << 24)]
     max_context_tokens: Annotated[int, Meta(ge=1, le=1 << 20)]
@@ -65,6 +68,8 @@ class Hello(Message, frozen=True, tag=1):
     bundle_bytes: Annotated[int, Meta(ge=1, le=64 << 20)]
     keeps_answers: bool = False
     """A prefill worker that also takes Reserve without `prefill_epoch`: it decodes what it computed itself."""
+    flips: bool = False
+    """It takes the work of both roles whenever it is asked, and a Flip says which it is asked for."""
 
     def __post_init__(self) -> None:
         check_worker(self.role)
@@ -121,6 +126,14 @@ class WorkerState(Message, frozen=True, tag=5):
     """None: of a decode worker, or nothing measured."""
     computing_tokens: Count = 0
     """Prompt tokens of steps that were running; they are not among `waiting_tokens`."""
+    role: Role | None = None
+    """What it does now, of a worker that `flips`; None: what its Hello said, for good."""
+    flip: Count = 0
+    """The number of the last Flip that it carried out; 0: none."""
+
+    def __post_init__(self) -> None:
+        if self.role is not None:
+            check_worker(self.role)
 
 
 class Heartbeat(Message, frozen=True, tag=6):
@@ -194,5 +207,18 @@ class Cancel(Message, frozen=True, tag=18):
     choice: Choice | None = None
 
 
+class Flip(Message, frozen=True, tag=20):
+    """Be a worker of this role from now on: others send it new work of that kind, and it finishes what it has.
+
+    Only a `number` over that of the last one counts, so that a repeated or late Flip changes nothing.
+    """
+
+    number: Annotated[int, Meta(ge=1, le=1 << 40)]
+    role: Role
+
+    def __post_init__(self) -> None:
+        check_worker(self.role)
+
+
 ToGateway = Hello | BundleChunk | Tokens | PromptLogprobs | LegFailed | WorkerState | Heartbeat
-ToWorker = Prefill | Reserve | Retarget | Cancel | Heartbeat
+ToWorker = Prefill | Reserve | Retarget | Cancel | Flip | Heartbeat

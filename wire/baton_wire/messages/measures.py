@@ -83,6 +83,10 @@ class WorkerMeasures(NestedValue, frozen=True):
     """Some of the steps since the last summary, drawn evenly."""
     lanes: Lanes | None = None
     """None: of a decode worker, or nothing measured."""
+    flips: bool = False
+    """It can change its role; `role` is the one that it told last."""
+    flip: Count = 0
+    """The number of the last order to do so that it carried out; 0: none."""
 
     def __post_init__(self) -> None:
         check_worker(self.role)

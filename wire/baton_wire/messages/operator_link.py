@@ -1,7 +1,8 @@
 """Messages between a gateway process and whoever sizes the pools: the operator, or the local runtime.
 
 One WebSocket per gateway process, dialled by the gateway. Up: GatewayHello (first), ModelConfigFile, Summary every few
-seconds, Wake at once, Heartbeat. Down: Standby, Heartbeat. Nothing that serves a request waits for this link.
+seconds, Wake at once, Heartbeat. Down: Standby, FlipOrder, Heartbeat. Nothing that serves a request waits for this
+link.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from msgspec import Meta
 
 from baton_wire.liveness import LivenessConfig
 from baton_wire.messages.measures import ArrivalCounts, Backlog, Served, WorkerMeasures
-from baton_wire.messages.values import Address, Count, Message, Seconds
+from baton_wire.messages.values import Address, Count, Epoch, Message, Role, Seconds, check_worker
 
 SILENCE = LivenessConfig(suspect_s=2.0, dead_s=4.0, watched_s=1.0)
 """For both ends, which send at least a heartbeat every two seconds. A flipped length of a frame shows as silence alone,
@@ -74,5 +75,19 @@ class Standby(Message, frozen=True, tag=16):
     """None: not known; try again later."""
 
 
+class FlipOrder(Message, frozen=True, tag=17):
+    """Have this worker change its role (`gateway_link.Flip`). Repeated until a summary tells that it was carried out;
+    a gateway that has not linked the worker ignores it.
+    """
+
+    worker: Epoch
+    number: Annotated[int, Meta(ge=1, le=1 << 40)]
+    """Over that of every order for this worker before."""
+    role: Role
+
+    def __post_init__(self) -> None:
+        check_worker(self.role)
+
+
 ToOperator = GatewayHello | Summary | Wake | Heartbeat | ModelConfigFile
-ToGateway = Standby | Heartbeat
+ToGateway = Standby | FlipOrder | Heartbeat

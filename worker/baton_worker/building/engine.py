@@ -25,7 +25,7 @@ from baton_kernels.kv_scales import KV_FP8
 from baton_kernels.token_mask import prepare_for
 from baton_kv_transfer.handover import Verify
 from baton_wire.kv_shape import KvGeometry
-from baton_wire.messages.values import WIRE_VERSION, PairFingerprint, Role
+from baton_wire.messages.values import WIRE_VERSION, PairFingerprint
 from baton_wire.models.errors import ModelError
 from baton_worker.building import block_budget as capacity
 from baton_worker.building.accelerator import peak
@@ -63,13 +63,13 @@ def build(
     kv_dtype = KV_FP8 if config.kv_cache_dtype == "fp8" else loaded.dtype
     geometry = kv_geometry(loaded.config, kv_dtype, config.block_tokens or BLOCK_TOKENS[config.device])
     budget = capacity.kv_budget(config.kv_cache_bytes, free_bytes(config.device), config.device)
-    sized = capacity.decide(geometry, context, budget, config.landing_bytes, lands=config.role is Role.DECODE)
+    sized = capacity.decide(geometry, context, budget, config.landing_bytes, lands=config.lands)
     pool = KvPool(geometry, sized.blocks, kv_dtype, device, with_checksums=config.verify == Verify.FULL)
     stages.ended("pool")
     masks = _masks(bundle, loaded.config.vocab_size, config.max_sequences, device)
     scheduler = scheduler_of(config, pool, context, masks)
-    decodes = alone or config.role is Role.DECODE or config.keep_answers
-    hands_over = config.role is Role.PREFILL and not alone
+    decodes = alone or config.lands or config.keep_answers
+    hands_over = config.hands_over and not alone
     ended, most = stages.ended, config.max_sequences
     runner = ModelRunner(loaded, pool, most, masks, decodes=decodes, hands_over=hands_over, ended=ended)
     pool.warm_up()

@@ -23,7 +23,7 @@ from baton_engine.running.step_load import LoadMeter, StepLoad
 from baton_engine.running.stepper import Stepper
 from baton_engine.scheduling.step_plan import OpenSlot, ScoredChunk, SlotTokens, StepPlan, StepResult
 from baton_wire.kv_shape import KvGeometry
-from baton_wire.messages.values import WIRE_VERSION, PairFingerprint, PromptLogprob, Role, TokenLogprob
+from baton_wire.messages.values import WIRE_VERSION, PairFingerprint, PromptLogprob, TokenLogprob
 from baton_wire.rules.step_times import PacedTimes
 from baton_worker.building.bundle_files import read_bundle
 from baton_worker.building.parts import EngineParts, limits_of, scheduler_of
@@ -152,7 +152,7 @@ def build(config: WorkerConfig, times: PacedTimes, observe: Callable[[int, StepL
     return EngineParts(
         bundle=bundle,
         pool=pool,
-        landing_bytes=landing if config.role is Role.DECODE else 0,
+        landing_bytes=landing if config.lands else 0,
         scheduler=scheduler,
         stepper=Stepper(scheduler, runner, observe),
         limits=limits_of(config, vocabulary, context, follows_grammars=False),

@@ -21,8 +21,11 @@ CUDA_GROUPS = 16
 """Layer groups: what is left when the prompt is computed is the last one."""
 
 
-def transfer_config(config: WorkerConfig) -> TransferConfig:
-    """Settings of the worker's side of the KV transfer. Raises ConfigError when this machine lacks what they need."""
+def transfer_config(config: WorkerConfig, side: Role) -> TransferConfig:
+    """Settings of the worker's prefill or decode side of the KV transfer.
+
+    Raises ConfigError when this machine lacks what they need.
+    """
     transport = TransportChoice(config.transport)
     try:
         offered(transport)
@@ -31,7 +34,7 @@ def transfer_config(config: WorkerConfig) -> TransferConfig:
     common = TransferConfig(verify=Verify(config.verify), transport=transport, min_bytes_per_s=config.min_bandwidth)
     if config.device != "cuda":
         return common
-    at_once = CUDA_PUT_BYTES if config.role is Role.PREFILL else CUDA_SCATTER_BYTES
+    at_once = CUDA_PUT_BYTES if side is Role.PREFILL else CUDA_SCATTER_BYTES
     return replace(
         common,
         max_put_bytes=at_once,

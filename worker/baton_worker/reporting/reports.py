@@ -41,7 +41,7 @@ def prompt_logprobs(event: PromptScored, key: RequestKey) -> Iterator[PromptLogp
 def token_blocks(config: WorkerConfig, parts: EngineParts) -> Callable[[int], int]:
     """From blocks of the pool to what gateways reckon with: stretches of tokens in all groups of layers."""
     geometry, context = parts.pool.geometry, parts.limits.max_context_tokens
-    keeps_all = config.role is not Role.DECODE
+    keeps_all = config.hands_over
     return lambda blocks: geometry.token_blocks(blocks, context, keeps_all=keeps_all)
 
 
@@ -72,10 +72,10 @@ def with_measures(
     return msgspec.structs.replace(state, startup_s=startup_s, kv_bytes=kv_bytes, timings=timings, lanes=ways)
 
 
-def hello(config: WorkerConfig, parts: EngineParts, epoch: bytes, pair_port: int | None) -> Hello:
-    """How this worker introduces itself to gateways."""
+def hello(config: WorkerConfig, parts: EngineParts, epoch: bytes, pair_port: int | None, role: Role) -> Hello:
+    """How this worker introduces itself to gateways; `role` is the present one."""
     return Hello(
-        role=config.role,
+        role=role,
         epoch=epoch,
         fingerprint=parts.fingerprint,
         template_hash=config.template_hash,
@@ -90,6 +90,7 @@ def hello(config: WorkerConfig, parts: EngineParts, epoch: bytes, pair_port: int
         bundle_hash=parts.bundle.sha256,
         bundle_bytes=len(parts.bundle.data),
         keeps_answers=config.keep_answers,
+        flips=config.flips,
     )
 
 
@@ -100,11 +101,12 @@ def state_view(
     snapshot: EngineSnapshot,
     draining: bool,
     transfer: TransferView,
+    role: Role,
 ) -> StateView:
-    """What `/state` shows."""
+    """What `/state` shows; `role` is the present one."""
     stats = snapshot.stats
     return StateView(
-        role=config.role.value,
+        role=role.value,
         epoch=epoch.hex(),
         pid=os.getpid(),
         revision=config.template_hash,

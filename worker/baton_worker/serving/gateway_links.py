@@ -90,14 +90,16 @@ class GatewayLinks:
 
     def __init__(
         self,
-        hello: Hello,
+        hello: Callable[[], Hello],
         bundle: bytes,
         keys: KeyDirectory,
         service: Service,
         altered: AlteredFrames,
         measured: Callable[[WorkerState], WorkerState] = lambda state: state,
     ) -> None:
-        """`altered` counts frames of gateways that did not arrive as they were sent.
+        """`hello` introduces the worker as it is now.
+
+        `altered` counts frames of gateways that did not arrive as they were sent.
 
         `measured` adds to a state that is about to be sent what only changes with it: step timings and the like."""
         self._measured = measured
@@ -119,11 +121,12 @@ class GatewayLinks:
         except ValueError as error:  # of a key header that is no base64
             raise web.HTTPBadRequest(text="not a WebSocket handshake") from error
         try:
+            hello = self._hello()
             peer, session = await accept_handshake(
                 socket.send_bytes,
                 lambda _: _receive_bytes(socket),
                 self._keys,
-                Party(LINK_ROLES[self._hello.role], self._hello.epoch),
+                Party(LINK_ROLES[hello.role], hello.epoch),
                 accept_roles=(LinkRole.GATEWAY,),
                 altered=self._altered,
             )
@@ -156,7 +159,7 @@ class GatewayLinks:
             await asyncio.sleep(STATE_INTERVAL_S)
 
     def _greet(self, link: GatewayLink) -> None:
-        link.send(self._hello)
+        link.send(self._hello())
         for offset in range(0, len(self._bundle), CHUNK_BYTES):
             link.send(BundleChunk(offset, self._bundle[offset : offset + CHUNK_BYTES]))
         link.send(self._service.state())

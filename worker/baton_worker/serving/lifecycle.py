@@ -1,6 +1,7 @@
-"""A worker from first flag to last breath, the part that both roles share: build, connect, listen, serve, drain, stop.
+"""A worker from first flag to last breath, the part that all workers share: build, connect, listen, serve, drain, stop.
 
-The role brings its messenger and its side of the KV transfer (`RoleParts`); this file runs them in their three threads.
+The role brings its messenger and its side of the KV transfer (`RoleParts`), a worker that flips brings both; this file
+runs them in their three threads.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from baton_engine.running.step_load import StepLoad
+from baton_engine.scheduling.events import SchedulerEvent
 from baton_wire.errors import AuthenticationError
 from baton_wire.keys import KeyDirectory
-from baton_wire.messages.gateway_link import WorkerState
-from baton_wire.messages.values import Grammar
+from baton_wire.messages.gateway_link import Hello, WorkerState
+from baton_wire.messages.values import Grammar, RequestKey, Role
 from baton_worker.building import engine, paced
 from baton_worker.building.parts import EngineParts
 from baton_worker.config import WorkerConfig
@@ -26,13 +28,13 @@ from baton_worker.errors import ConfigError
 from baton_worker.reporting.metrics import WorkerMetrics
 from baton_worker.reporting.reports import hello, state_view, token_blocks, with_measures
 from baton_worker.reporting.step_log import StepLog
-from baton_worker.reporting.views import StateView, TransferView
+from baton_worker.reporting.views import EngineSnapshot, StateView, TransferView
 from baton_worker.serving import process
 from baton_worker.serving.endpoints import Endpoints
 from baton_worker.serving.engine_thread import EngineThread
-from baton_worker.serving.gateway_links import GatewayLinks
+from baton_worker.serving.gateway_links import GatewayLinks, Service
 from baton_worker.serving.loop_thread import LoopThread
-from baton_worker.serving.messenger import Messenger
+from baton_worker.serving.messenger import RunningEngine
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +44,28 @@ WORN_S = 10.0
 """A process that should make room for a fresh one for so long drains and ends; whoever supervises it starts the next.
 Longer than the proofs that empty a quarantine take."""
 WEAR_POLL_S = 0.5
+
+
+class WorkerService(Service, Protocol):
+    """A messenger, or the two of a worker that flips: where gateways' messages and the engine's events meet."""
+
+    token_blocks: Callable[[int], int]
+
+    @property
+    def draining(self) -> bool: ...
+
+    @property
+    def open_requests(self) -> int: ...
+
+    def attach(self, engine: RunningEngine) -> None: ...
+
+    def on_events(self, snapshot: EngineSnapshot, events: list[SchedulerEvent]) -> None: ...
+
+    def on_cancel(self, key: RequestKey) -> None: ...
+
+    def leave(self) -> None: ...
+
+    def drain(self) -> None: ...
 
 
 class Mover(Protocol):
@@ -54,7 +78,7 @@ class Mover(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RoleParts:
-    service: Messenger
+    service: WorkerService
     mover: Mover
     pair_port: Callable[[], int | None]
     """Known once the mover has started."""
@@ -65,6 +89,8 @@ class RoleParts:
     """Why this process should make room for a fresh one, if it should."""
     companions: tuple[Callable[[], Coroutine[Any, Any, None]], ...] = ()
     """Further coroutines of the io loop, run while the worker serves."""
+    present_role: Callable[[], Role] | None = None
+    """What it does now; None: what its configuration says, for good."""
 
 
 BuildRole = Callable[[WorkerConfig, EngineParts, KeyDirectory, bytes, WorkerMetrics], RoleParts]
@@ -89,7 +115,7 @@ async def serve(config: WorkerConfig, stop: process.Stop, build_role: BuildRole)
     metrics.computes(parts.costs, parts.peak)
     epoch = process.new_epoch()
     role = build_role(config, parts, keys, epoch, metrics)
-    service = role.service
+    service, present_role = role.service, role.present_role or (lambda: config.role)
 
     def crashed(error: BaseException) -> None:
         loop.call_soon_threadsafe(stop.crashed, error)
@@ -122,13 +148,16 @@ async def serve(config: WorkerConfig, stop: process.Stop, build_role: BuildRole)
         def measured(state: WorkerState) -> WorkerState:
             return with_measures(state, startup_s, role.transfer_view(), steps.take())
 
-        introduction = hello(config, parts, epoch, role.pair_port())
+        def introduction() -> Hello:
+            return hello(config, parts, epoch, role.pair_port(), present_role())
+
         links = GatewayLinks(introduction, parts.bundle.data, keys, service, metrics.altered_frames, measured)
         thread.start()
         stack.callback(thread.stop, STOP_S)
 
         def view() -> StateView:
-            return state_view(config, parts, epoch, thread.snapshot, service.draining, role.transfer_view())
+            draining, transfer = service.draining, role.transfer_view()
+            return state_view(config, parts, epoch, thread.snapshot, draining, transfer, present_role())
 
         endpoints = Endpoints(links, metrics, lambda: thread.snapshot, view, lambda: not service.draining)
         port = await stack.enter_async_context(process.listening(endpoints.handle, config.listen))

@@ -8,6 +8,7 @@ Its three threads are drawn in docs/decisions/threads-and-block-ownership.md.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from baton_engine.scheduling.events import Drawn, Failed, PromptScored, SchedulerEvent, SequenceSpec
-from baton_wire.messages.gateway_link import Cancel, LegFailed, Prefill, Reserve, Tokens, WorkerState
+from baton_wire.messages.gateway_link import Cancel, Flip, LegFailed, Prefill, Reserve, Tokens, WorkerState
 from baton_wire.messages.values import Message, Reason, RequestKey, TokenEntry
 from baton_worker.reporting.metrics import WorkerMetrics
 from baton_worker.reporting.reports import prompt_logprobs, token_entry, worker_state
@@ -24,6 +25,8 @@ from baton_worker.serving.engine_thread import CancelWork, Command, Drain
 from baton_worker.serving.gateway_links import GatewayLink
 from baton_worker.serving.intake import RequestLimits, sequence_spec
 from baton_worker.serving.open_requests import OpenRequests
+
+log = logging.getLogger(__name__)
 
 MAX_DETAIL = 256
 """Characters of a reason that travel."""
@@ -77,6 +80,8 @@ class Messenger(ABC):
             key = RequestKey(message.request, message.attempt)
             if self._open.owns(key, link):
                 self._cancel(key, message.choice)
+        elif isinstance(message, Flip):
+            log.warning("flip %d to %s is refused: this worker has one role only", message.number, message.role)
         else:
             self.accept(link, message)
 
@@ -98,7 +103,11 @@ class Messenger(ABC):
 
     @abstractmethod
     def accept(self, link: GatewayLink, message: Message) -> None:
-        """Do what the role does with any message but a Cancel."""
+        """Do what the role does with any message but a Cancel or a Flip."""
+
+    def has_open(self, key: RequestKey) -> bool:
+        """Whether the request is open here, under the attempt that its gateway knows."""
+        return self._open.link_of(key) is not None
 
     def _opened(self, link: GatewayLink, message: Prefill | Reserve, *, hold: bool) -> SequenceSpec | None:
         """The request for the engine, open from now on; None after it was refused with a typed reason."""
@@ -130,7 +139,7 @@ class Messenger(ABC):
 
     def on_events(self, snapshot: EngineSnapshot, events: list[SchedulerEvent]) -> None:
         # Gateways first: the transfer may end a request at once, and with that the io thread forgets whom to tell.
-        self._loop.call_soon_threadsafe(self._deliver, snapshot, events)
+        self._loop.call_soon_threadsafe(self.deliver, snapshot, events)
         for event in events:
             self.on_event(event)
 
@@ -144,7 +153,8 @@ class Messenger(ABC):
 
     # Io thread again --------------------------------------------------------------------------------------------------
 
-    def _deliver(self, snapshot: EngineSnapshot, events: list[SchedulerEvent]) -> None:
+    def deliver(self, snapshot: EngineSnapshot, events: list[SchedulerEvent]) -> None:
+        """Tell gateways what came of their requests; called by `on_events` in the io thread."""
         entries: defaultdict[GatewayLink, list[TokenEntry]] = defaultdict(list)
         for event in events:
             if isinstance(event, Failed):

@@ -25,7 +25,7 @@ from baton_wire.listening.connection_book import ConnectionLimits
 from baton_wire.listening.descriptors import connection_cap, raise_descriptor_limit
 from baton_wire.listening.sockets import bind
 from baton_wire.messages.values import Role
-from baton_worker.config import ListenAddress, WorkerConfig, parse
+from baton_worker.config import ListenAddress, WorkerConfig, parse, program
 from baton_worker.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -73,10 +73,13 @@ class Stop:
         return holds()
 
 
-def run(role: Role, argv: Sequence[str], serve: Serve) -> int:
-    """Run a worker process to its end and return its exit status: 0 stopped, 1 crashed, 2 bad configuration."""
+def run(role: Role | None, argv: Sequence[str], serve: Serve) -> int:
+    """Run a worker process to its end and return its exit status: 0 stopped, 1 crashed, 2 bad configuration.
+
+    `role` None: one that flips.
+    """
     raise_descriptor_limit()
-    name = f"baton-{role.value}-worker"
+    name = program(role)
     level = os.environ.get("BATON_LOG_LEVEL", "INFO")
     if level not in LOG_LEVELS:
         print(f"{name}: BATON_LOG_LEVEL: {level!r} is none of {', '.join(LOG_LEVELS)}", file=sys.stderr)
