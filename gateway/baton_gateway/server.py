@@ -39,7 +39,8 @@ from baton_wire.keys import KeyDirectory
 from baton_wire.listening.bounded_server import BoundedServer
 from baton_wire.listening.connection_book import ConnectionLimits
 from baton_wire.listening.descriptors import connection_cap
-from baton_wire.messages.operator_link import GatewayHello, Summary
+from baton_wire.messages.gateway_link import Flip
+from baton_wire.messages.operator_link import FlipOrder, GatewayHello, Summary
 from baton_wire.messages.values import Address, Role
 from baton_wire.rules.prompt_placement import LatencyTargets
 
@@ -162,7 +163,7 @@ class GatewayServer:
         while True:
             linked: dict[Role, int] = {}
             for worker in self.table.all():
-                linked[worker.hello.role] = linked.get(worker.hello.role, 0) + 1
+                linked[worker.role] = linked.get(worker.role, 0) + 1
             self.metrics.now_at_work(self._admission.num_running, self._admission.num_waiting, linked)
             try:
                 self._tenants.refresh()
@@ -209,12 +210,22 @@ class GatewayServer:
         settings = self._settings
         if settings.operator is None:
             return None
-        sources = OperatorSources(self._summary, lambda: self.relay.num_parked, self._model_config)
+        sources = OperatorSources(self._summary, lambda: self.relay.num_parked, self._model_config, self._flip)
         hello = GatewayHello(settings.name, settings.processes)
         altered = self.metrics.altered_frames["operator"]
         link = OperatorLink(settings.operator, keys, self.epoch, hello, sources, altered)
-        self.relay.on_parked = link.wake
+        self.relay.on_parked, self.relay.on_flipped = link.wake, link.tell_now
         return link
+
+    def _flip(self, order: FlipOrder) -> None:
+        """Pass it on to the worker, which decides whether it comes too late. Orders are repeated until it has."""
+        worker = self.table.get(order.worker)
+        if worker is None:
+            return
+        if not worker.hello.flips:
+            _log.warning("flip %d to %s is refused: worker %s has one role", order.number, order.role, worker.address)
+        elif worker.state is None or worker.state.flip < order.number:
+            worker.send(Flip(order.number, order.role))
 
     def _summary(self) -> Summary:
         now = asyncio.get_running_loop().time()

@@ -256,6 +256,15 @@ class TelemetryStore:
         workers = self._workers().values()
         return frozenset(str(w.address) for w in workers if w.condition is WorkerCondition.LIVE and w.has_partner)
 
+    def flips(self) -> dict[bytes, int]:
+        """The number of the last flip that each worker carried out, by its epoch; only of those that can flip."""
+        told: dict[bytes, int] = {}
+        for summary in self._summaries():
+            for worker in summary.workers:
+                if worker.flips:
+                    told[worker.epoch] = max(worker.flip, told.get(worker.epoch, 0))
+        return told
+
     def startup_s(self, role: Role) -> float | None:
         """From the start of a process until it was ready; None: none was measured."""
         return slow_start_s(tuple(self._startups.get(role, ())))

@@ -7,6 +7,7 @@ The path names the deployment, whose key both sides must prove to hold. What gat
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 
@@ -22,6 +23,7 @@ from baton_wire.messages.measures import WorkerCondition
 from baton_wire.messages.operator_link import (
     CLOSE_S,
     SILENCE,
+    FlipOrder,
     GatewayHello,
     Heartbeat,
     ModelConfigFile,
@@ -80,14 +82,25 @@ class TelemetryServer:
         """Frames of gateways that did not arrive as they were sent."""
         self._stores: dict[Key, TelemetryStore] = {}
         self._links: dict[Key, int] = {}
+        self._orders: dict[Key, tuple[FlipOrder, ...]] = {}
+        self._ordered: dict[Key, asyncio.Event] = {}
+        """Set and replaced when the orders change."""
 
     def store(self, key: Key) -> TelemetryStore:
         """What the deployment's gateways told; empty while none did."""
         return self._stores.setdefault(key, TelemetryStore())
 
+    def order(self, key: Key, flips: tuple[FlipOrder, ...]) -> None:
+        """What the deployment's gateways are told at once, and with every heartbeat until it is something else."""
+        if flips != self._orders.get(key, ()):
+            self._orders[key] = flips
+            self._ordered.pop(key, asyncio.Event()).set()
+
     def forget(self, key: Key) -> None:
         """The deployment is gone."""
         self._stores.pop(key, None)
+        self._orders.pop(key, None)
+        self._ordered.pop(key, None)
 
     def application(self) -> web.Application:
         app = web.Application(client_max_size=0)
@@ -136,7 +149,7 @@ class TelemetryServer:
         store = self.store(key)
         store.linked(peer.epoch, hello, self._clock())
         log.info("gateway %s of %s is linked", hello.gateway, key)
-        beating = asyncio.create_task(self._beat(frames))
+        beating = asyncio.create_task(self._beat(key, frames))
         try:
             await self._read(key, store, peer.epoch, frames)
         finally:
@@ -146,7 +159,7 @@ class TelemetryServer:
             await asyncio.gather(beating, return_exceptions=True)
 
     async def _read(self, key: Key, store: TelemetryStore, epoch: bytes, frames: SignedFrames) -> None:
-        linked: frozenset[tuple[bytes, WorkerCondition, bool]] | None = None
+        linked: frozenset[tuple[bytes, WorkerCondition, bool, int]] | None = None
         async with bounded_silence(SILENCE) as liveness:
             while True:
                 message = decode(await frames.receive(), ToOperator)
@@ -156,7 +169,9 @@ class TelemetryServer:
                         store.told(epoch, message, self._clock())
                         before, linked = (
                             linked,
-                            frozenset((each.epoch, each.condition, each.has_partner) for each in message.workers),
+                            frozenset(
+                                (each.epoch, each.condition, each.has_partner, each.flip) for each in message.workers
+                            ),
                         )
                         if message.backlog.parked or linked != before:  # a rollout waits for what is routable now
                             self._on_wake(key)
@@ -166,11 +181,17 @@ class TelemetryServer:
                     case ModelConfigFile(content):
                         store.model_config = content
 
-    async def _beat(self, frames: SignedFrames) -> None:
-        """Heartbeats; a process that became a standby says so."""
+    async def _beat(self, key: Key, frames: SignedFrames) -> None:
+        """Heartbeats, with what is ordered; a process that became a standby says so."""
         while True:
-            await asyncio.sleep(HEARTBEAT_S)
+            changed = self._ordered.setdefault(key, asyncio.Event())
             is_standby, holder = self._standby()
+            for order in () if is_standby else self._orders.get(key, ()):
+                await frames.send(encode(order))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(HEARTBEAT_S):
+                    await changed.wait()
+                continue
             await frames.send(encode(Standby(holder) if is_standby else Heartbeat()))
 
 

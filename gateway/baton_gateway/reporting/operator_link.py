@@ -21,6 +21,7 @@ from baton_wire.messages.codec import decode, encode
 from baton_wire.messages.operator_link import (
     CLOSE_S,
     SILENCE,
+    FlipOrder,
     GatewayHello,
     Heartbeat,
     ModelConfigFile,
@@ -63,6 +64,8 @@ class OperatorSources:
     """Requests that wait for a first pair of workers."""
     model_config: Callable[[], bytes | None]
     """None: no worker is linked."""
+    flip: Callable[[FlipOrder], None] = lambda order: None
+    """Where an order for a worker goes."""
 
 
 class OperatorLink:
@@ -82,12 +85,18 @@ class OperatorLink:
         self._url, self._keys, self._hello, self._sources, self._times = url, keys, hello, sources, times
         self._party = Party(LinkRole.GATEWAY, epoch)
         self._waking = asyncio.Event()
+        self._is_told_now = False
         self._holder: str | None = None
         self._told_config: bytes | None = None
         self.is_linked = False
 
     def wake(self) -> None:
         """Requests wait and there is no worker: say so at once, or as soon as there is a link."""
+        self._waking.set()
+
+    def tell_now(self) -> None:
+        """What was waited for has happened: the next summary goes out at once."""
+        self._is_told_now = True
         self._waking.set()
 
     async def run(self) -> None:
@@ -135,9 +144,12 @@ class OperatorLink:
             while not telling.done():
                 message = decode(await frames.receive(), ToGateway)
                 liveness.heard(asyncio.get_running_loop().time())
-                if isinstance(message, Standby):
-                    self._standby(message)
-                    return
+                match message:
+                    case Standby():
+                        self._standby(message)
+                        return
+                    case FlipOrder():
+                        self._sources.flip(message)
         telling.result()
 
     def _standby(self, message: Standby) -> None:
@@ -152,6 +164,7 @@ class OperatorLink:
         """A summary at once and then regularly; a wake whenever one is asked for."""
         while True:
             await self._tell_config(frames)
+            self._is_told_now = False
             await self._send(frames, self._sources.summary())
             try:
                 async with asyncio.timeout(self._times.summary_s):
@@ -160,7 +173,8 @@ class OperatorLink:
                 continue
 
     async def _tell_wakes(self, frames: SignedFrames) -> None:
-        while True:
+        """Until a summary is due before its time."""
+        while not self._is_told_now:
             try:
                 async with asyncio.timeout(self._times.heartbeat_s):
                     await self._waking.wait()
@@ -168,6 +182,8 @@ class OperatorLink:
                 await self._send(frames, Heartbeat())
                 continue
             self._waking.clear()
+            if self._is_told_now:
+                return
             if parked := self._sources.parked():
                 await self._send(frames, Wake(parked))
                 await asyncio.sleep(self._times.wake_s)

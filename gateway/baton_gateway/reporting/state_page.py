@@ -48,7 +48,7 @@ class ProcessReport(msgspec.Struct, frozen=True):
 def worker_report(worker: LinkedWorker) -> WorkerReport:
     hello, state = worker.hello, worker.state
     return WorkerReport(
-        role=hello.role.value,
+        role=worker.role.value,
         epoch=hello.epoch.hex(),
         revision=f"{hello.fingerprint.model_hash[:16]}-{hello.template_hash}",
         served_name=hello.served_name,

@@ -154,11 +154,9 @@ class LoadTelemetry:
 
 def worker_measures(workers: list[LinkedWorker]) -> list[WorkerMeasures]:
     """What is known of the linked workers; their gathered step timings are taken."""
-    live = {
-        (worker.hello.role, worker.hello.fingerprint) for worker in workers if worker.condition is WorkerCondition.LIVE
-    }
+    live = {(worker.role, worker.hello.fingerprint) for worker in workers if worker.condition is WorkerCondition.LIVE}
     return [
-        _measures(worker, any(role is not worker.hello.role and fit == worker.hello.fingerprint for role, fit in live))
+        _measures(worker, any(role is not worker.role and fit == worker.hello.fingerprint for role, fit in live))
         for worker in workers
     ]
 
@@ -166,7 +164,7 @@ def worker_measures(workers: list[LinkedWorker]) -> list[WorkerMeasures]:
 def _measures(worker: LinkedWorker, has_partner: bool) -> WorkerMeasures:
     hello, state = worker.hello, worker.state
     return WorkerMeasures(
-        role=hello.role,
+        role=worker.role,
         epoch=hello.epoch,
         template_hash=hello.template_hash,
         address=worker.address,
@@ -182,4 +180,6 @@ def _measures(worker: LinkedWorker, has_partner: bool) -> WorkerMeasures:
         startup_s=None if state is None else state.startup_s,
         timings=worker.taken_timings(),
         lanes=None if state is None else state.lanes,
+        flips=hello.flips,
+        flip=0 if state is None else state.flip,
     )

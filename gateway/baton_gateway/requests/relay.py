@@ -115,6 +115,8 @@ class Relay:
         self._idle = asyncio.Event()
         self.on_parked: Callable[[], None] = lambda: None
         """Called when a request finds no pair of workers."""
+        self.on_flipped: Callable[[], None] = lambda: None
+        """Called when a worker told of a flip."""
 
     def reconfigure(self, rules: RelayRules) -> None:
         """Other rules, for requests that arrive from now on."""
@@ -183,6 +185,9 @@ class Relay:
             await self._idle.wait()
 
     # From the workers -------------------------------------------------------------------------------------------------
+
+    def worker_flipped(self) -> None:
+        self.on_flipped()
 
     def worker_changed(self) -> None:
         parked = 0

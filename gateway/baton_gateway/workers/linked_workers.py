@@ -14,7 +14,7 @@ from baton_gateway.http_api.body_limits import BodyLimits, body_limits
 from baton_gateway.requests.preparing import ModelLimits
 from baton_gateway.text.revision_text import TextModel
 from baton_gateway.workers.route import WorkerView
-from baton_wire.messages.gateway_link import Cancel, Hello, Prefill, Reserve, Retarget, WorkerState
+from baton_wire.messages.gateway_link import Cancel, Flip, Hello, Prefill, Reserve, Retarget, WorkerState
 from baton_wire.messages.measures import MAX_TIMINGS, StepTiming, WorkerCondition
 from baton_wire.messages.values import Address, PairFingerprint, Role
 from baton_wire.rules.piece_size import PieceSize
@@ -37,7 +37,7 @@ class LinkedWorker:
     address: Address
     """Where the gateway dialled it."""
     text: TextModel
-    send: Callable[[Prefill | Reserve | Retarget | Cancel], bool]
+    send: Callable[[Prefill | Reserve | Retarget | Cancel | Flip], bool]
     """Queue a message; False when the link is gone."""
     clock: Callable[[], float] = time.monotonic
     state: WorkerState | None = None
@@ -66,6 +66,12 @@ class LinkedWorker:
     """Seconds and prompt tokens of such steps with prompts in them, older ones fading."""
     rows: int = 0
     """Sequences that decoded in the last step that it told of; none once nothing runs."""
+
+    @property
+    def role(self) -> Role:
+        """What it does now: as it told last."""
+        told = None if self.state is None else self.state.role
+        return self.hello.role if told is None else told
 
     @property
     def condition(self) -> WorkerCondition:
@@ -132,7 +138,7 @@ class LinkedWorker:
         Of those that waited, as many as go into a step that nobody can have told of yet.
         """
         token_s = self.token_s
-        if self.rows or (state.running and self.hello.role is Role.DECODE):
+        if self.rows or (state.running and self.role is Role.DECODE):
             token_s = self.piece_s / self.piece_tokens if self.piece_tokens else None
         if not token_s or not state.computing_tokens:
             return state.waiting_tokens + state.computing_tokens
@@ -147,7 +153,7 @@ class LinkedWorker:
         pair = None if hello.pair_port is None else Address(self.address.host, hello.pair_port)
         return WorkerView(
             epoch=hello.epoch,
-            role=hello.role,
+            role=self.role,
             served_name=hello.served_name,
             fingerprint=hello.fingerprint,
             pair_address=pair,
@@ -238,7 +244,7 @@ class WorkerTable:
         vocabularies = []
         for worker in self._of(fingerprint):
             hello = worker.hello
-            largest[hello.role] = max(largest.get(hello.role, 0), hello.max_context_tokens)
+            largest[worker.role] = max(largest.get(worker.role, 0), hello.max_context_tokens)
             vocabularies.append(hello.vocab_size)
         if not largest:
             return None

@@ -30,6 +30,7 @@ from baton_wire.messages.codec import decode, encode
 from baton_wire.messages.gateway_link import (
     BundleChunk,
     Cancel,
+    Flip,
     Heartbeat,
     Hello,
     LegFailed,
@@ -41,7 +42,7 @@ from baton_wire.messages.gateway_link import (
     Tokens,
     WorkerState,
 )
-from baton_wire.messages.values import MAX_FRAME_BYTES, Address, Role
+from baton_wire.messages.values import MAX_FRAME_BYTES, POOL_ROLES, Address, Role
 from baton_wire.reset import reset
 from baton_wire.session import FRAME_MAC_BYTES, AlteredFrames, Session, SignedFrames
 
@@ -49,13 +50,17 @@ _log = logging.getLogger("baton.gateway.links")
 LONG_FRAME_BYTES = 32 << 10
 """A prompt of 8,192 tokens: some 0.1 ms to encode, sign, mask and hand to the kernel. Others get a turn in between."""
 
-ToWorker = Prefill | Reserve | Retarget | Cancel
+ToWorker = Prefill | Reserve | Retarget | Cancel | Flip
 
 
 class LinkListener(Protocol):
     """Who hears of workers and of what they produce."""
 
     def worker_changed(self) -> None: ...
+    def worker_flipped(self) -> None:
+        """A worker told that it carried out another flip than before."""
+        ...
+
     def worker_reported(self) -> None: ...
     def worker_lost(self, epoch: bytes) -> None: ...
     def tokens(self, epoch: bytes, frame: Tokens) -> None: ...
@@ -100,10 +105,10 @@ class WorkerLinks:
         self._shared = _Shared(table, listener, keys, Party(LinkRole.GATEWAY, epoch), times, texts, altered)
         self._times = times
         self._wanted: dict[Role, set[Address]] = {}
-        self._tasks: dict[tuple[Role, Address], asyncio.Task[None]] = {}
+        self._tasks: dict[Address, asyncio.Task[None]] = {}
         self._session: aiohttp.ClientSession | None = None
         self._table = table
-        self._untried: set[tuple[Role, Address]] = set()
+        self._untried: set[Address] = set()
         self._nobody_by_s = 0.0
 
     async def start(self) -> None:
@@ -120,53 +125,58 @@ class WorkerLinks:
             await self._session.close()
 
     def discovered(self, role: Role, addresses: Iterable[Address]) -> None:
-        """The addresses of a role. A live link to one that is no longer named stays until it ends by itself."""
+        """The addresses of a role. A live link to one that is no longer named stays until it ends by itself, and one
+        that another role names from now on stays what it is.
+        """
         self._wanted[role] = set(addresses)
         for address in self._wanted[role]:
-            key = (role, address)
-            if key not in self._tasks:
-                self._still_settles(key)
-                task = self._tasks[key] = asyncio.create_task(self._keep(role, address), name=f"link {address}")
-                task.add_done_callback(functools.partial(self._ended, key))
+            if address not in self._tasks:
+                self._still_settles(address)
+                task = self._tasks[address] = asyncio.create_task(self._keep(address), name=f"link {address}")
+                task.add_done_callback(functools.partial(self._ended, address))
 
-    def _ended(self, key: tuple[Role, Address], task: asyncio.Task[None]) -> None:
-        self._tasks.pop(key, None)
-        self._was_tried(key)
+    def _ended(self, address: Address, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(address, None)
+        self._was_tried(address)
 
-    def _still_settles(self, key: tuple[Role, Address]) -> None:
+    def _still_settles(self, address: Address) -> None:
         """An address that was found before this process knows whom it can reach."""
         if _now() < self._table.settled_s:
-            self._untried.add(key)
+            self._untried.add(address)
             self._table.settled_s = _now() + self._times.setup_s
 
-    def _was_lost(self, key: tuple[Role, Address]) -> None:
+    def _was_lost(self, address: Address) -> None:
         """Perhaps it was this process that was stopped or cut off: until it has dialled again, nobody can say."""
-        self._untried.add(key)
+        self._untried.add(address)
         self._table.settled_s = max(self._table.settled_s, _now() + self._times.relink_s)
 
-    def _was_tried(self, key: tuple[Role, Address]) -> None:
-        if key in self._untried:
-            self._untried.discard(key)
+    def _was_tried(self, address: Address) -> None:
+        if address in self._untried:
+            self._untried.discard(address)
             if not self._untried:
                 self._table.settled_s = _now() if len(self._wanted) > 1 else self._nobody_by_s
 
-    async def _keep(self, role: Role, address: Address) -> None:
+    def _roles(self, address: Address) -> frozenset[Role]:
+        return frozenset(role for role, named in self._wanted.items() if address in named)
+
+    async def _keep(self, address: Address) -> None:
         delay_s = self._times.first_retry_s
-        while address in self._wanted[role]:
-            was_linked = await self._link_once(role, address)
+        while roles := self._roles(address):
+            was_linked = await self._link_once(roles, address)
             delay_s = self._times.first_retry_s if was_linked else min(self._times.last_retry_s, delay_s * 2)
             await asyncio.sleep(delay_s * random.uniform(0.5, 1.0))
 
-    async def _link_once(self, role: Role, address: Address) -> bool:
+    async def _link_once(self, roles: frozenset[Role], address: Address) -> bool:
         assert self._session is not None
-        tried, lost = (functools.partial(told, (role, address)) for told in (self._was_tried, self._was_lost))
-        link = WorkerLink(self._session, role, address, self._shared, tried, lost)
+        tried, lost = (functools.partial(told, address) for told in (self._was_tried, self._was_lost))
+        link = WorkerLink(self._session, roles, address, self._shared, tried, lost)
         try:
             await link.run()
         except (aiohttp.ClientError, TransferError, BundleError, OSError, TimeoutError) as error:
-            _log.info("link to %s worker %s: %s", role, address, str(error) or type(error).__name__)
+            named = " or ".join(sorted(roles))
+            _log.info("link to %s worker %s: %s", named, address, str(error) or type(error).__name__)
         if not link.was_linked:
-            self._was_tried((role, address))
+            self._was_tried(address)
         return link.was_linked
 
 
@@ -189,15 +199,16 @@ class WorkerLink:
     def __init__(
         self,
         session: aiohttp.ClientSession,
-        role: Role,
+        roles: frozenset[Role],
         address: Address,
         shared: _Shared,
         on_linked: Callable[[], None],
         on_lost: Callable[[], None],
     ) -> None:
+        """`roles`: those under which the address was found."""
         self._session = session
         self._on_linked, self._on_lost = on_linked, on_lost
-        self._role = role
+        self._roles = roles
         self._address = address
         self._table = shared.table
         self._listener = shared.listener
@@ -239,7 +250,7 @@ class WorkerLink:
                 raise AuthenticationError(f"handshake: a frame of {len(frame)} bytes, expected {length}")
             return frame
 
-        roles = (LinkRole[self._role.name],)
+        roles = tuple(LinkRole[role.name] for role in POOL_ROLES)
         identity, session = await dial_handshake(
             socket.send_bytes, receive, self._keys, self._party, accept_roles=roles, altered=self._altered
         )
@@ -249,12 +260,16 @@ class WorkerLink:
         hello = decode(await frames.receive(), ToGateway)
         if not isinstance(hello, Hello):
             raise BadMessageError(f"{type(hello).__name__} before Hello")
-        if hello.role is not self._role or hello.epoch != epoch:
-            raise BadMessageError("Hello: not the role or epoch that was proven")
+        if hello.epoch != epoch:
+            raise BadMessageError("Hello: not the epoch that was proven")
+        if hello.role not in self._roles and not hello.flips:  # one that flips may have flipped since it was found
+            raise BadMessageError(
+                f"Hello: a {hello.role} worker was found as {' and '.join(sorted(self._roles))} worker"
+            )
         if hello.fingerprint.tokenizer != hello.bundle_hash:
             raise BadMessageError("Hello: the bundle is not the fingerprint's tokenizer")
-        if (hello.pair_port is None) is (hello.role is Role.DECODE):
-            raise BadMessageError("Hello: pair_port belongs to decode workers")
+        if (hello.pair_port is None) is (hello.flips or hello.role is Role.DECODE):
+            raise BadMessageError("Hello: pair_port belongs to workers that decode what others prefilled")
         return hello
 
     async def _text(self, frames: SignedFrames, hello: Hello) -> TextModel:
@@ -308,10 +323,15 @@ class WorkerLink:
                     self._listener.leg_failed(worker.hello.epoch, message)
 
     def _reported(self, worker: LinkedWorker, state: WorkerState) -> None:
-        known = worker.state
+        known, role = worker.state, worker.role
         worker.reported(state)
-        if known is None or known.draining != state.draining:
+        is_flipped = worker.role is not role
+        if is_flipped:
+            _log.info("worker %s is %s from flip %d on, was %s", self._address, worker.role, state.flip, role)
+        if known is None or known.draining != state.draining or is_flipped:
             self._listener.worker_changed()
+        if known is not None and known.flip != state.flip:
+            self._listener.worker_flipped()
         self._listener.worker_reported()
 
     def _send(self, message: ToWorker) -> bool:
@@ -325,7 +345,7 @@ class WorkerLink:
             await asyncio.sleep(min(self._times.suspect_s / 6, liveness.due_in(_now())))
             state = liveness.state(_now())
             if state is PeerState.DEAD:
-                _log.warning("%s worker %s is silent: given up", worker.hello.role, self._address)
+                _log.warning("%s worker %s is silent: given up", worker.role, self._address)
                 _abort(socket)
                 return
             is_suspect = state is PeerState.SUSPECT

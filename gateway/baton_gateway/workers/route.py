@@ -117,8 +117,10 @@ def pick(
     decode = _best([worker for worker in large if worker.role is Role.DECODE], query, affinity, draw)
     prefill = _best([worker for worker in large if worker.role is Role.PREFILL], query, affinity, draw)
     kept = next((each for each in workers if each.epoch == query.kept and not each.is_suspect), None)
-    if kept is not None and decode is not None:  # a draining one too: it finishes what it has
-        return Route(kept.epoch, decode.epoch, decode.pair_address)
+    if kept is not None:  # a draining one too: it finishes what it has; one that flipped hands nothing to itself
+        others = [worker for worker in large if worker.role is Role.DECODE and worker is not kept]
+        if (there := _best(others, query, affinity, draw)) is not None:
+            return Route(kept.epoch, there.epoch, there.pair_address)
     if decode is not None and policy.disaggregate and prefill is not None:
         local = None if policy.targets is None else _local(query, prefill, decode, affinity, policy.targets)
         own_s = _missing(prefill, query, affinity) * _token_s(prefill, fitting)

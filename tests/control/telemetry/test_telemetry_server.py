@@ -24,7 +24,7 @@ from baton_testing.gateway.gateway_process import until
 from baton_wire.keys import KeyDirectory, write_new_key
 from baton_wire.liveness import LivenessConfig
 from baton_wire.messages.measures import Backlog, WorkerCondition, WorkerMeasures
-from baton_wire.messages.operator_link import GatewayHello
+from baton_wire.messages.operator_link import FlipOrder, GatewayHello
 from baton_wire.messages.values import Address, Role
 from baton_wire.session import AlteredFrames
 
@@ -90,6 +90,7 @@ class Gateway:
     link: OperatorLink
     parked: int = 0
     workers: tuple[WorkerMeasures, ...] = ()
+    orders: list[FlipOrder] = field(default_factory=list)
 
 
 @asynccontextmanager
@@ -104,6 +105,7 @@ async def linking(keys: Path, url: str, times: OperatorTimes = TIMES) -> AsyncIt
         lambda: replace(telemetry.summary(loop.time(), time.time(), backlog(), (), "c1"), workers=gateway.workers),
         lambda: gateway.parked,
         lambda: b'{"vocab_size": 9}',
+        lambda order: gateway.orders.append(order),
     )
     link = OperatorLink(url, KeyDirectory(keys), b"g" * 16, GatewayHello("one", 1), sources, AlteredFrames(), times)
     gateway = Gateway(telemetry, link)
@@ -163,6 +165,55 @@ async def test_workers_that_become_or_cease_to_be_routable_are_a_reason_for_a_pa
         await until(arrivals(operator))  # one more summary, of the same workers
         assert len(operator.woken) == 3
     await until(lambda: len(operator.woken) == 4)  # the link is gone, and with it what is known
+
+
+async def test_orders_are_told_at_once_and_again_until_they_are_withdrawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys, order = keys_in(tmp_path), FlipOrder(b"w" * 16, 3, Role.PREFILL)
+    async with operating(keys) as operator, linking(keys, operator.url) as gateway:
+        await until(lambda: gateway.link.is_linked)
+        began = time.monotonic()
+        operator.server.order(KEY, (order,))
+        await until(lambda: gateway.orders == [order])
+        assert time.monotonic() - began < telemetry_server.HEARTBEAT_S, "it does not wait for a heartbeat"
+        monkeypatch.setattr(telemetry_server, "HEARTBEAT_S", 0.05)
+        operator.server.order(KEY, (order,))  # no other than before
+        await until(lambda: len(gateway.orders) >= 3)
+        operator.server.order(KEY, ())
+        await asyncio.sleep(0.05)
+        told = len(gateway.orders)
+        await asyncio.sleep(0.3)
+        assert len(gateway.orders) == told
+    operator.server.order(KEY, (order,))
+    async with operating(keys) as operator:
+        operator.server.order(KEY, (order,))
+        async with linking(keys, operator.url) as gateway:  # one that links later
+            await until(lambda: gateway.orders == [order] * len(gateway.orders) != [])
+
+
+async def test_a_standby_orders_nothing(tmp_path: Path) -> None:
+    keys = keys_in(tmp_path)
+    async with operating(keys) as operator, linking(keys, operator.url) as gateway:
+        await until(lambda: gateway.link.is_linked)
+        operator.is_standby = True
+        operator.server.order(KEY, (FlipOrder(b"w" * 16, 3, Role.PREFILL),))
+        await until(lambda: not gateway.link.is_linked)
+        assert gateway.orders == []
+
+
+async def test_a_flip_that_was_carried_out_is_told_before_the_next_summary_is_due(tmp_path: Path) -> None:
+    keys = keys_in(tmp_path)
+    async with operating(keys) as operator, linking(keys, operator.url, OperatorTimes(summary_s=60.0)) as gateway:
+        store = operator.server.store(KEY)
+        await until(lambda: store.has_links and store._gateways[b"g" * 16].last is not None)
+        assert store.flips() == {}
+        gateway.workers = (replace(WORKER, flips=True, flip=4), replace(WORKER, epoch=b"x" * 16))
+        gateway.link.tell_now()
+        await until(lambda: store.flips() == {WORKER.epoch: 4})
+        gateway.parked = 2
+        gateway.link.wake()  # wakes go on behind it
+        await until(lambda: store.parked == 2)
 
 
 async def test_a_gateway_without_the_key_is_not_heard(tmp_path: Path) -> None:

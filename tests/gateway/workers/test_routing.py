@@ -168,3 +168,10 @@ def test_revisions_are_counted_by_their_decode_workers() -> None:
 def test_a_route_is_plain_data() -> None:
     route = pick(query(), [worker("P1"), worker("D1")], POLICY, PrefixAffinity(), 0.5)
     assert route == Route(b"P1", b"D1", Address("h", 1))
+
+
+def test_a_worker_that_flipped_hands_nothing_over_to_itself() -> None:
+    """It keeps the KV of a prompt from before, and is a decode worker now."""
+    asked = query(kept=b"D1")
+    assert choose(worker("P1"), worker("D1"), worker("D2", load_sequences=9), asked=asked) == "D1 D2"
+    assert choose(worker("P1"), worker("D1"), asked=asked) == "P1 D1"

@@ -20,6 +20,7 @@ from baton_wire.messages.codec import decode, encode
 from baton_wire.messages.gateway_link import (
     BundleChunk,
     Cancel,
+    Flip,
     Heartbeat,
     Hello,
     LegFailed,
@@ -95,6 +96,9 @@ class FakeWorker:
     cached_tokens: int | None = None
     """What it says of each prompt's first token."""
     model_hash: str = "ab" * 32
+    flips: bool = False
+    flip: int = 0
+    """Whether it changes its role when it is told to, and the number of the last time."""
     epoch: bytes = field(default_factory=lambda: secrets.token_bytes(16))
     received: list[Prefill | Reserve | Retarget | Cancel] = field(default_factory=list)
     fail_next: list[Reason] = field(default_factory=list)
@@ -169,7 +173,7 @@ class FakeWorker:
             epoch=self.epoch,
             fingerprint=fingerprint,
             template_hash="t1",
-            pair_port=7_000 if self.role is Role.DECODE else None,
+            pair_port=7_000 if self.flips or self.role is Role.DECODE else None,
             served_name=self.served_name,
             vocab_size=self.tokenizer.tokenizer.get_vocab_size(),
             max_context_tokens=self.max_context_tokens,
@@ -179,12 +183,13 @@ class FakeWorker:
             blocks_total=self.blocks_total,
             bundle_hash=digest,
             bundle_bytes=len(bundle),
+            flips=self.flips,
         )
 
     def state(self, draining: bool = False) -> WorkerState:
         return WorkerState(
             draining, len(self.running), 0, self.waiting_tokens, self.blocks_total, 0, self._steps, self.step_s,
-            timings=self.timings,
+            timings=self.timings, role=self.role if self.flips else None, flip=self.flip,
         )  # fmt: skip
 
     async def _serve(self, request: web.Request) -> web.WebSocketResponse:
@@ -250,9 +255,13 @@ class FakeWorker:
     # Work -------------------------------------------------------------------------------------------------------------
 
     async def _take(
-        self, link: web.WebSocketResponse, message: Prefill | Reserve | Retarget | Cancel | Heartbeat
+        self, link: web.WebSocketResponse, message: Prefill | Reserve | Retarget | Cancel | Flip | Heartbeat
     ) -> None:
         if isinstance(message, Heartbeat):
+            return
+        if isinstance(message, Flip):
+            self.flip, self.role = message.number, message.role
+            await self.report()
             return
         self.received.append(message)
         key = (message.request, message.attempt)

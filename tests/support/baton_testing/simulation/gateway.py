@@ -30,6 +30,7 @@ from baton_gateway.text.choice_text import Increment
 from baton_gateway.text.revision_text import Pieces, Shown, TextModel
 from baton_gateway.text.token_pieces import DecoderKind, LeadingSpace, Piece, PieceTable
 from baton_gateway.workers.linked_workers import LinkedWorker, WorkerTable
+from baton_gateway.workers.links import ToWorker
 from baton_gateway.workers.route import RoutePolicy
 from baton_kv_transfer.handover import HandoverKey
 from baton_testing.engine import toy_grammars
@@ -43,7 +44,7 @@ from baton_testing.simulation.scenario import CONTEXT_TOKENS, RequestPlan
 from baton_testing.simulation.worker import SERVED, SimWorker, WorkerWorld
 from baton_wire.liveness import PeerState
 from baton_wire.messages import codec
-from baton_wire.messages.gateway_link import Cancel, Hello, LegFailed, Prefill, Reserve, Retarget, ToGateway, Tokens
+from baton_wire.messages.gateway_link import Flip, Hello, LegFailed, ToGateway, Tokens
 from baton_wire.messages.gateway_link import WorkerState as WorkerStateMessage
 from baton_wire.messages.values import Address, Finish, Grammar
 
@@ -261,9 +262,9 @@ class SimGateway(SimProcess):
                 self.relay.leg_failed(epoch, message)
 
     def _linked(self, end: LinkEnd, hello: Hello) -> None:
-        def send(message: Prefill | Reserve | Retarget | Cancel) -> bool:
+        def send(message: ToWorker) -> bool:
             is_sent = end.send(codec.encode(message))
-            if is_sent:
+            if is_sent and not isinstance(message, Flip):
                 self.legs.sent(hello.epoch, message)
             return is_sent
 
