@@ -17,8 +17,9 @@ from baton_control.spec.api import LLMDeployment, PrefillUnavailable
 from baton_control.spec.gateway_fields import UnknownFieldsPolicy
 from baton_control.spec.pools import PoolSpec
 from baton_control.spec.served_model import Dtype
-from baton_wire.messages.values import Role
+from baton_wire.messages.values import POOL_ROLES, Role
 
+FLEXIBLE = "baton_flexible_worker"
 MODULES = {Role.PREFILL: "baton_prefill_worker", Role.DECODE: "baton_decode_worker", Role.GATEWAY: "baton_gateway"}
 _PREFILL_UNAVAILABLE = {PrefillUnavailable.FAIL: "fail", PrefillUnavailable.DECODE_LOCALLY: "decode-locally"}
 
@@ -82,6 +83,8 @@ class WorkerSpec:
     accelerators: int
     accelerator_resource: str | None
     revision: Revision
+    flips: bool = False
+    """Its template is that of both pools: only `instance_arguments` say as what a process begins."""
 
 
 def worker_spec(deployment: LLMDeployment, role: Role, site: Site) -> WorkerSpec:
@@ -89,13 +92,17 @@ def worker_spec(deployment: LLMDeployment, role: Role, site: Site) -> WorkerSpec
     pool = pool_spec(deployment, role)
     if pool.tensor_parallel > 1:
         raise UnsupportedError(f"spec.{role}.tensorParallel", f"{pool.tensor_parallel} is not supported yet: must be 1")
-    argv = (site.python, "-m", MODULES[role], *_arguments(deployment, role, pool, site))
+    flips = deployment.spec.autoscaling.flips
+    if flips:
+        _require_alike(deployment, site)
+    argv = (site.python, "-m", FLEXIBLE if flips else MODULES[role], *_arguments(deployment, role, pool, site))
     mounts = (Mount("model", site.model_path), Mount("keys", site.keys_path))
     env = (("OMP_NUM_THREADS", str(site.threads or 1)),)
-    ports = ("http", "pair") if role is Role.DECODE else ("http",)
+    ports = ("http", "pair") if flips or role is Role.DECODE else ("http",)
     fit = content_hash(_fit(deployment, site))
     resource = pool.accelerator.resource if pool.accelerator else None
-    template = content_hash({"role": role, "argv": argv[1:], "env": env, "resource": resource, "pool": _shape(pool)})
+    said = {"argv": argv[1:], "env": env, "resource": resource, "pool": _shape(pool)}
+    template = content_hash(said if flips else {"role": role, **said})
     return WorkerSpec(
         role=role,
         argv=(*argv, f"--template-hash={template}"),
@@ -105,6 +112,7 @@ def worker_spec(deployment: LLMDeployment, role: Role, site: Site) -> WorkerSpec
         accelerators=pool.tensor_parallel if pool.accelerator else 0,
         accelerator_resource=resource,
         revision=Revision(fit, template),
+        flips=flips,
     )
 
 
@@ -146,16 +154,31 @@ def gateway_spec(deployment: LLMDeployment, site: Site) -> WorkerSpec:
     )
 
 
-def instance_arguments(role: Role, listen: str, announce: str, second_listen: str | None = None) -> tuple[str, ...]:
-    """What one process of a template gets on top: its addresses (`host:port`, port 0: any) and its announce file.
+def instance_arguments(
+    role: Role, listen: str, announce: str, second_listen: str | None = None, *, flips: bool = False
+) -> tuple[str, ...]:
+    """What one process of a template gets on top: its addresses (`host:port`, port 0: any) and its announce file, and
+    where it `flips` the role that it begins as.
 
     `second_listen` is a decode worker's address for prefill workers, or the gateway's for administration.
     """
-    arguments = (f"--listen={listen}", f"--announce={announce}")
+    arguments = (f"--listen={listen}", f"--announce={announce}", *((f"--role={role}",) if flips else ()))
     if second_listen is None:
         return arguments
     flag = "--admin-listen" if role is Role.GATEWAY else "--pair-listen"
     return (*arguments, f"{flag}={second_listen}")
+
+
+def _require_alike(deployment: LLMDeployment, site: Site) -> None:
+    """Raises UnsupportedError when a worker of one pool could not be one of the other."""
+    prefill, decode = (_shape(pool_spec(deployment, role)) for role in POOL_ROLES)
+    unlike = sorted(name for name in prefill.keys() | decode.keys() if prefill.get(name) != decode.get(name))
+    if unlike:
+        text = f"prefill and decode have unequal `{unlike[0]}`: must be equal where workers flip"
+        raise UnsupportedError("spec.autoscaling.flips", text)
+    if site.prefill_device is not site.decode_device:
+        devices = f"prefill computes on {site.prefill_device} and decode on {site.decode_device}"
+        raise UnsupportedError("spec.autoscaling.flips", f"{devices}: must be the same where workers flip")
 
 
 def pool_spec(deployment: LLMDeployment, role: Role) -> PoolSpec:
@@ -167,6 +190,7 @@ def pool_spec(deployment: LLMDeployment, role: Role) -> PoolSpec:
 def _arguments(deployment: LLMDeployment, role: Role, pool: PoolSpec, site: Site) -> tuple[str, ...]:
     model, transfer, engine = deployment.spec.model, deployment.spec.kv_transfer, pool.engine
     device = site.prefill_device if role is Role.PREFILL else site.decode_device
+    flips = deployment.spec.autoscaling.flips
     always = (
         f"--model={site.model_path}",
         f"--served-name={model.served_name}",
@@ -189,7 +213,8 @@ def _arguments(deployment: LLMDeployment, role: Role, pool: PoolSpec, site: Site
         "--max-waiting": engine.max_waiting,
         "--offloaded-layers": _offloaded_layers(engine.offloaded_layers, role, device),
         "--threads": site.threads,
-        "--decode-discovery": site.decode_discovery if role is Role.PREFILL else None,
+        "--decode-discovery": site.decode_discovery if flips or role is Role.PREFILL else None,
+        "--prefill-discovery": site.prefill_discovery if flips else None,
         "--paced": site.paced_path,
     }
     return (
@@ -290,7 +315,7 @@ def _fit(deployment: LLMDeployment, site: Site) -> dict[str, str]:
     }
 
 
-def _shape(pool: PoolSpec) -> object:
+def _shape(pool: PoolSpec) -> dict[str, object]:
     """Everything of the pool that makes a new template: all but the number of replicas and what stands on other
     objects. Defaults stay out, so that a field added later changes no hash."""
     return pool.model_dump(

@@ -225,3 +225,35 @@ def test_sizes_of_the_engine_reach_the_workers_flags_and_chunks_fit_into_a_step(
     for engine in ({"chunkTokens": 129, "maxStepTokens": 128}, {"chunkTokens": 8193}):
         with pytest.raises(ManifestError, match=r"chunkTokens: .* must be at most maxStepTokens"):
             deployment(decode__engine=engine)
+
+
+def test_workers_that_flip_have_one_template_and_are_told_as_what_they_begin() -> None:
+    pool = {"replicas": {"min": 1, "max": 3}, "engine": {"maxSequences": 8}}
+    wanted = deployment(prefill=pool, decode=pool | {"replicas": {"min": 2, "max": 2}}, autoscaling={"flips": True})
+    specs = {role: worker_spec(wanted, role, SITE) for role in POOL_ROLES}
+    assert specs[Role.PREFILL].revision == specs[Role.DECODE].revision
+    assert specs[Role.PREFILL].argv == specs[Role.DECODE].argv
+    for role, spec in specs.items():
+        assert spec.flips
+        assert "pair" in spec.ports
+        more = instance_arguments(role, "127.0.0.1:0", "/run/a.json", "127.0.0.1:0", flips=spec.flips)
+        config = parse(None, (*spec.argv[3:], *more))
+        assert (config.role, config.flips, config.max_sequences) == (role, True, 8)
+        assert (config.decode_discovery, config.prefill_discovery) == (SITE.decode_discovery, SITE.prefill_discovery)
+    plain = deployment(prefill=pool, decode=pool)
+    assert worker_spec(plain, Role.PREFILL, SITE).revision.template != specs[Role.PREFILL].revision.template
+
+
+@pytest.mark.parametrize(
+    ("decode", "site", "says"),
+    [
+        ({"engine": {"maxSequences": 9}}, SITE, "prefill and decode have unequal `engine`: must be equal"),
+        ({}, dataclasses.replace(SITE, decode_device=Device.CUDA), "prefill computes on cpu and decode on cuda"),
+    ],
+)
+def test_workers_of_unlike_pools_do_not_flip(decode: dict[str, object], site: Site, says: str) -> None:
+    pool: dict[str, object] = {"replicas": {"min": 1, "max": 3}}
+    wanted = deployment(prefill=pool, decode=pool | decode, autoscaling={"flips": True})
+    for role in POOL_ROLES:
+        with pytest.raises(UnsupportedError, match=rf"spec\.autoscaling\.flips: {says}"):
+            worker_spec(wanted, role, site)

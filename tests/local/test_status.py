@@ -72,7 +72,7 @@ def test_what_is_unknown_is_null_and_not_zero() -> None:
 
 def test_text_shows_every_process_and_latency() -> None:
     text = as_text(observation(decode=None))
-    assert "chat-prefill-a-0  ready  live  11   127.0.0.1:8001" in text
+    assert "chat-prefill-a-0  prefill  ready  live  11   127.0.0.1:8001" in text
     assert "TTFT  p50 " in text
     assert "100 observations; target p95 500.0 ms" in text
     assert "TPOT  no requests yet; target p95 25.0 ms" in text

@@ -262,3 +262,14 @@ def test_a_worker_that_leaves_finishes_first_unless_everything_stops() -> None:
     assert machine.tick(500.0) == [], "its requests may still run"
     machine.stop(510.0)
     assert Signal("d", signal.SIGKILL) in machine.tick(526.0)
+
+
+def test_who_flips_is_found_in_its_new_pool_and_comes_back_in_it() -> None:
+    supervisor = running()
+    published = supervisor.flipped("p0", Role.DECODE)
+    assert published == [Publish(Role.PREFILL, ()), Publish(Role.DECODE, (at(2), at(3)))]
+    assert supervisor.flipped("p0", Role.DECODE)[-1] == published[-1], "told twice is told once"
+    actions = quiet(supervisor.exited("p0", -signal.SIGKILL, "", 20.0))
+    assert actions == [Publish(Role.DECODE, (at(3),))]
+    assert quiet(supervisor.tick(21.0)) == [Start("p0", 2)]
+    assert quiet(supervisor.announced("p0", at(9), 22.0)) == [Publish(Role.DECODE, (at(9), at(3)))]

@@ -23,6 +23,8 @@ WEEKDAYS = tuple(Weekday)
 DEFAULT_SEQUENCES = 64
 DEFAULT_STEP_TOKENS = 8_192
 """The workers' own defaults."""
+FLIP_S = 1.0
+"""From the order until new work goes by the new role: some tenths were measured (docs/log/faults.md)."""
 UNKNOWN_ACCELERATOR = hardware.H100
 """A GPU of which nothing else is known."""
 
@@ -42,6 +44,16 @@ def sizing_spec(deployment: LLMDeployment) -> SizingSpec:
         max_accelerators=spec.autoscaling.budget.max_accelerators,
         scale_to_zero_after_s=spec.autoscaling.scale_to_zero_after,
         schedules=tuple(window for schedule in spec.autoscaling.schedules for window in _windows(schedule)),
+        flip_s=FLIP_S if spec.autoscaling.flips and _are_alike(deployment) else None,
+    )
+
+
+def _are_alike(deployment: LLMDeployment) -> bool:
+    """Whether a worker takes as much in either pool; where not, the templates are refused elsewhere."""
+    spec = deployment.spec
+    return (spec.prefill.accelerator, spec.prefill.tensor_parallel) == (
+        spec.decode.accelerator,
+        spec.decode.tensor_parallel,
     )
 
 

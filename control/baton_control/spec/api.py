@@ -141,6 +141,8 @@ class AutoscalingSpec(Model):
     """Quiet time after which both pools sleep; needs `replicas.min` 0 in both. Unset: they never sleep."""
     schedules: Annotated[tuple[ScheduleSpec, ...], Field(max_length=16, strict=False)] = ()
     """Daily windows with more workers; pools do not sleep in them."""
+    flips: bool = False
+    """Workers may change pools without a restart: both pools are alike but for `replicas`. `baton up` only."""
 
 
 class RolloutSpec(Model):

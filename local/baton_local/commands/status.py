@@ -51,6 +51,7 @@ def as_text(seen: Observation) -> str:
     rows = [_row(post, state, seen) for post, state in posts]
     header = (
         "PROCESS",
+        "ROLE",
         "PHASE",
         "LINK",
         "PID",
@@ -138,7 +139,7 @@ def _link(post: PostRecord, seen: Observation) -> str | None:
 def _row(post: PostRecord, state: ObservedWorker | None, seen: Observation) -> tuple[object, ...]:
     blocks = (None,) * 4 if state is None else (state.blocks_total, state.blocks_free, state.running, state.waiting)
     pid, link = str(post.pid or "-"), _link(post, seen)
-    return (post.name, post.phase, link, pid, post.address, post.revision, post.starts, *blocks)
+    return (post.name, post.role, post.phase, link, pid, post.address, post.revision, post.starts, *blocks)
 
 
 def _latency(sketch: Sketch, target: TargetRecord) -> dict[str, object]:

@@ -25,6 +25,7 @@ from baton_control.worker_specs import Device, instance_arguments
 from baton_local.fleet import supervision
 from baton_local.fleet.bookkeeping import Bookkeeping
 from baton_local.fleet.emulation import Emulation
+from baton_local.fleet.flipping import FlipsUnderWay, posts_to_flip
 from baton_local.fleet.health_polls import HealthPolls
 from baton_local.fleet.local_site import LOOPBACK
 from baton_local.fleet.log_rotation import rotate_logs
@@ -74,6 +75,7 @@ class LocalRuntime:
         self._told_hold = False
         self._decision = ""
         self._gpu_by_post: dict[str, str] = {}
+        self._flips = FlipsUnderWay()
         self._status: int | None = None
         self._wake = asyncio.Event()
         self._written: RunRecord | None = None
@@ -152,6 +154,8 @@ class LocalRuntime:
         sized = self._scaling.sized(running, routable)
         self._wanted = dict(sized.workers)
         self._tell(sized)
+        self._flip(running, now)
+        running = self._running()
         for change in roll(self._fleet, sized.workers, running, routable).changes:
             if change.workers > 0:
                 taken = frozenset(self._specs)
@@ -160,6 +164,22 @@ class LocalRuntime:
             else:
                 for spec in leaving_posts(change, running, self._usable(), self._started()):
                     self._act(self._supervisor.remove(spec.name, now))
+
+    def _flip(self, running: tuple[PostSpec, ...], now: float) -> None:
+        """Begin flips, and see which were carried out. Whoever flips counts in the new pool at once."""
+        posts, store = self._supervisor.posts, self._scaling.store
+        workers = {name: epoch for name, post in posts.items() if (epoch := _epoch(post)) is not None}
+        carried_out = store.flips()
+        ready = self._usable() & workers.keys()
+        for spec, role in posts_to_flip(self._fleet, self._wanted, running, ready, self._started()):
+            epoch = workers[spec.name]
+            self._specs[spec.name] = PostSpec(spec.name, self._fleet.templates[role])
+            self._flips.begin(spec.name, epoch, role, carried_out.get(epoch, 0), now)
+            self._say(f"{spec.name}: told to be {role} instead of {spec.worker.role}")
+            self._act(self._supervisor.flipped(spec.name, role))
+        for flip in self._flips.follow(workers, carried_out):
+            self._say(f"{flip.post}: {flip.role} after {now - flip.since_s:.2f} s (flip {flip.number})")
+        self._scaling.order(self._flips.orders)
 
     def _running(self) -> tuple[PostSpec, ...]:
         """Workers that were started and not told to stop."""
@@ -221,7 +241,8 @@ class LocalRuntime:
         if role is Role.GATEWAY:
             arguments = instance_arguments(role, self._address, announce, anywhere)
         else:
-            arguments = instance_arguments(role, anywhere, announce, anywhere if role is Role.DECODE else None)
+            second = anywhere if "pair" in worker.ports else None
+            arguments = instance_arguments(role, anywhere, announce, second, flips=worker.flips)
         log = self._run.log(spec.name)
         self._log_starts[spec.name] = log.stat().st_size if log.exists() else 0
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", **dict(worker.env), **self._gpu_of(spec)}
@@ -300,6 +321,14 @@ class LocalRuntime:
             port=at.port if at else None,
             admin_port=at.admin_port if at else None,
         )
+
+
+def _epoch(post: supervision.Post) -> bytes | None:
+    """Which process the post has; None: none that is ready."""
+    announced = post.announcement
+    if post.phase is not Phase.READY or post.leaving or announced is None or announced.epoch is None:
+        return None
+    return bytes.fromhex(announced.epoch)
 
 
 def _address(worker: Announcement) -> dict[str, object]:

@@ -29,6 +29,7 @@ from baton_control.worker_specs import pool_spec
 from baton_local.fleet.processes_wanted import PostSpec, Routable, pools_now
 from baton_local.fleet.run_dir import write_private
 from baton_wire.keys import KeyDirectory
+from baton_wire.messages.operator_link import FlipOrder
 from baton_wire.messages.values import POOL_ROLES, Role
 
 log = logging.getLogger(__name__)
@@ -86,6 +87,10 @@ class Scaling:
         """Routable workers by role and template; None: not known now."""
         gateway = self._deployment.spec.gateway
         return self.store.routable(time.monotonic(), gateway.processes)
+
+    def order(self, flips: tuple[FlipOrder, ...]) -> None:
+        """Have the gateways tell these workers to change their roles, until told otherwise."""
+        self._server.order(self._key, flips)
 
     def sized(self, running: Iterable[PostSpec], routable: Routable | None) -> Sized:
         """How many workers each pool should have now."""

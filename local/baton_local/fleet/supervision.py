@@ -146,6 +146,12 @@ class Supervisor:
             return self._gone(post)
         return self._stop(post, now)
 
+    def flipped(self, name: str, role: Role) -> list[Action]:
+        """A process was told to change its role: it is found under the new one, and comes back in it."""
+        post = self.posts[name]
+        before, post.role = post.role, role
+        return [*self._publish(before), *self._publish(role)]
+
     def announced(self, name: str, announcement: Announcement, now: float) -> list[Action]:
         """A process said where it listens: it is ready."""
         post = self.posts.get(name)

@@ -70,6 +70,8 @@ class Owner:
 
 def site_of(deployment: LLMDeployment, role: Role, platform: Platform) -> Site:
     """What Pods of a role find around them. Raises UnsupportedError for what this version cannot run on a cluster."""
+    if deployment.spec.autoscaling.flips:
+        raise UnsupportedError("spec.autoscaling.flips", "workers do not flip on a cluster yet: must be false")
     prefill, decode = deployment.spec.prefill, deployment.spec.decode
     pool = {Role.PREFILL: prefill, Role.DECODE: decode}.get(role)
     return Site(

@@ -366,6 +366,7 @@ def test_our_labels_win_and_a_facade_leaves_replicas_to_their_owner() -> None:
         ({"model__source": "file://relative"}, "spec.model.source"),
         ({"model__source": "random://relative/config.json"}, "spec.model.source"),
         ({"prefill": {"tensorParallel": 2, "accelerator": GPU}}, "spec.prefill.tensorParallel"),
+        ({"autoscaling__flips": True}, "spec.autoscaling.flips"),
     ],
 )
 def test_what_pods_cannot_do_yet_is_refused_by_field(fields: Json, path: str) -> None:

@@ -36,6 +36,8 @@ class Shape:
     decode_flags: tuple[str, ...] = ()
     worker_flags: tuple[str, ...] = ("--dtype", "float32", "--kv-cache-bytes", str(24 * MIB))
     gateway_flags: tuple[str, ...] = ()
+    flips: bool = False
+    """Workers of both roles are flexible ones."""
     environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """What a role's processes get besides: of `prefill`, `decode` and `gateway`."""
 
@@ -112,10 +114,14 @@ class Deployment:
         self._started[role] += 1
         announce, host = self.folder / f"{name}.json", self.host_of(name)
         extra = self.shape.prefill_flags if role == "prefill" else self.shape.decode_flags
+        flips = self.shape.flips
         argv = [
-            *("-m", f"baton_{role}_worker", "--model", str(self.shape.model), "--served-name", self.shape.served_name),
+            *("-m", f"baton_{'flexible' if flips else role}_worker", *(("--role", role) if flips else ())),
+            *("--model", str(self.shape.model), "--served-name", self.shape.served_name),
             *("--listen", f"{host}:0", "--keys", str(self.keys), "--announce", str(announce)),
-            *(self._decode_discovery() if role == "prefill" else ("--pair-listen", f"{host}:0")),
+            *(self._decode_discovery() if flips or role == "prefill" else ()),
+            *(("--prefill-discovery", f"file:{self._discovery_file('prefill')}") if flips else ()),
+            *(("--pair-listen", f"{host}:0") if flips or role == "decode" else ()),
             *(*self.shape.worker_flags, *extra, *flags),
         ]
         return Worker(role, self.launch(name, argv, self.shape.environment.get(role)), announce, host)
