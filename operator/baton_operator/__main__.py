@@ -27,6 +27,7 @@ from baton_operator.kube.kubeconfig import KubeConfigError, load
 from baton_operator.kube.lease import Lease, LeaseLost
 from baton_operator.kube.reach import Scope
 from baton_operator.kube.secrets_guard import SecretsUnguarded, check_secrets_guarded
+from baton_operator.kube.server_version import lacks, look, warnings
 from baton_operator.kube.streams import TooManyNamespaces, raise_open_files, scopes_for
 from baton_operator.master_keys import MasterKeys, MasterKeysError
 from baton_operator.passes.reconcile import Installation
@@ -63,9 +64,14 @@ async def run(settings: Settings, adapt: Callable[[KubeApi], KubeApi] = _as_it_i
         api = adapt(session)
         metrics.REGISTRY.register(metrics.ApiCalls(lambda: session.calls))
         scopes: tuple[Scope, ...] = ()
+        missing: tuple[str, ...] = ()
+        """What the server lacks."""
 
         async def choose() -> None:
-            nonlocal scopes
+            nonlocal scopes, missing
+            version = await look(session.version)
+            missing = warnings(version)
+            metrics.server_lacks(each.name for each in lacks(version))
             await check_secrets_guarded(api, settings.namespaces)
             scopes = await scopes_for(api, settings.namespaces, open_files)
 
@@ -95,7 +101,11 @@ async def run(settings: Settings, adapt: Callable[[KubeApi], KubeApi] = _as_it_i
             def troubles() -> list[str]:
                 closed = [f"namespace {name} cannot be read: {why}" for name, why in custom.reach.troubles().items()]
                 others = claims.others() if claims is not None else {}
-                return [*closed, *(f"namespace {name} belongs to the operator {each}" for name, each in others.items())]
+                return [
+                    *missing,
+                    *closed,
+                    *(f"namespace {name} belongs to the operator {each}" for name, each in others.items()),
+                ]
 
             await open_now.enter_async_context(health.serving(settings.listen, runtime.stalled, troubles))
             if settings.gateway_listen is not None:

@@ -15,8 +15,9 @@ async def serving(
     address: tuple[str, int], stalled: Callable[[], str | None], troubles: Callable[[], Iterable[str]] = tuple
 ) -> AsyncIterator[int]:
     """Serve while the block runs; gives the port. `stalled` says why the process should be ended, or None. A standby is
-    ready too: it does what it is there for. `troubles`: namespaces that are not worked on, and why. Readiness names
-    them; it does not fail for them, or the gateways of all other namespaces would lose the operator."""
+    ready too: it does what it is there for. `troubles`: namespaces that are not worked on, and why, and what the server
+    lacks. Readiness names them; it does not fail for them, or the gateways of all other namespaces would lose the
+    operator."""
 
     async def live(_: web.Request) -> web.Response:
         why = stalled()

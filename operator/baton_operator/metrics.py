@@ -58,6 +58,21 @@ def claimed_elsewhere(holders: Mapping[str, str]) -> None:
         _CLAIMED.labels(namespace, holder[:128]).set(1)
 
 
+_LACKS = Gauge(
+    "baton_operator_server_lacks",
+    "1 for each feature of Kubernetes that Baton's objects use and this API server is too old for",
+    ["feature"],
+    registry=REGISTRY,
+)
+
+
+def server_lacks(features: Iterable[str]) -> None:
+    """These and no others."""
+    _LACKS.clear()
+    for each in features:
+        _LACKS.labels(each).set(1)
+
+
 def pass_ended(outcome: str, seconds: float, queued: int) -> None:
     _PASSES.labels(outcome).inc()
     _SECONDS.observe(seconds)

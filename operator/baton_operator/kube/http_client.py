@@ -209,6 +209,11 @@ class HttpKubeApi:
             else frozenset()
         )
 
+    async def version(self) -> str:
+        """The server's, such as `v1.33.2`; empty when it does not say. Raises KubeError."""
+        found = await self._call("version", "GET", Resource("", "", "version", "Version"), "/version")
+        return str(found.get("gitVersion", ""))
+
     def _open(
         self,
         method: str,
