@@ -14,11 +14,11 @@ import msgspec
 
 from baton_control.hashes import Revision, content_hash
 from baton_control.names import gateway_name
-from baton_control.spec.api import LLMDeployment
+from baton_control.spec.api import API_VERSION, LLMDeployment
 from baton_control.spec.manifest import parse_live
 from baton_operator.kube.kinds import ACCOUNTS, OPTIONAL, SECRETS, resource_of
 from baton_operator.kube.kube_api import Resource
-from baton_operator.kube.object_fields import annotations_of, metadata_of
+from baton_operator.kube.object_fields import annotations_of, mapping, metadata_of
 from baton_operator.objects.cluster import Manifest, Owner, Platform
 from baton_operator.objects.desired import pool_facade, standing_objects, workers_of
 from baton_operator.objects.metadata import RESTART_ANNOTATION
@@ -95,11 +95,14 @@ def inputs_of(seen: Snapshot, platform: Platform, masters: Mapping[str, bytes], 
 
 
 def last_good(given: Inputs) -> Inputs | None:
-    """The inputs of what was last carried out; None: nothing was, or it was not noted."""
+    """The inputs of what was last carried out; None: nothing was, or it was not noted. An operator of another API
+    version may have noted it: fields have the same names in all of them, so that only the version is another."""
     before = newest(given.records)
     if before is None or before.good is None:
         return None
-    return replace(given, text=before.good.encode(), upgrade=before.record.upgrade, is_held=True)
+    raw = mapping(msgspec.json.decode(before.good)) | {"apiVersion": API_VERSION}
+    text = msgspec.json.encode(raw, order="sorted")
+    return replace(given, text=text, upgrade=before.record.upgrade, is_held=True)
 
 
 def render(given: Inputs) -> Rendering:

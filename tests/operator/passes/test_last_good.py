@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from typing import Any
 
 import pytest
 
 from baton_operator.kube.kinds import ACCOUNTS, DEPLOYMENTS, POOLS, RECORDS, SECRETS, SERVICES, WORKERS
+from baton_operator.passes.template_records import GOOD_ANNOTATION
 from baton_testing.kube.calm_world import ANY, play
 from baton_testing.kube.world import NAME, SPACE, World
 from baton_testing.virtual_time.loop import run_virtual
@@ -79,6 +81,26 @@ def test_sizes_and_keys_go_on_under_a_refused_spec_also_after_a_restart_and_the_
 
     bounds = {"min": 2, "max": 4}
     play(script, autoscaling={"mode": "External"}, prefill__replicas=bounds, decode__replicas=bounds)
+
+
+def test_what_an_operator_of_another_api_version_noted_is_gone_on_from() -> None:
+    async def script(world: World) -> None:
+        await world.stop()
+        record = next(each for each in world.store.all(RECORDS, SPACE) if "-templates-" in each["metadata"]["name"])
+        edited: Json = copy.deepcopy(record)
+        noted = edited["metadata"]["annotations"]
+        assert "baton.dev/v1alpha1" in noted[GOOD_ANNOTATION]
+        noted[GOOD_ANNOTATION] = noted[GOOD_ANNOTATION].replace("baton.dev/v1alpha1", "baton.dev/v1beta1")
+        world.store.replace(RECORDS, edited, "another-operator")
+        refuse(world, "model.source", "file://relative")
+        world.user_deletes(SERVICES, "chat-decode")
+        world.start()
+        await world.settle()
+        assert len(list(world.store.all(SERVICES, SPACE))) == 3
+        assert conditions(world)["Available"] == ("True", "Serving")
+        assert conditions(world)["Stalled"] == ("True", "Unsupported")
+
+    play(script)
 
 
 def test_a_spec_that_was_never_good_starts_nothing() -> None:
