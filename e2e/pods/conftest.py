@@ -3,20 +3,28 @@
 `run.sh` sets the environment: KUBECONFIG; BATON_E2E_IMAGE and BATON_E2E_IMAGE_2, two digests of the image with all
 roles; BATON_E2E_LOCAL, the folder of the local cluster, if it is that one. With BATON_E2E_NAMES=WORD the namespaces are
 named after it and kept, so that a later run goes on with what this one served.
+
+A run of all tests is recorded by the server's version.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+from bench.machine import this_machine
 
 from baton_testing.pods.kubectl import Kubectl
 from baton_testing.pods.operator_release import ROOT, Release
-from baton_testing.pods.served import World
+from baton_testing.pods.record import Record
+from baton_testing.pods.served import RESULTS, World
+
+RECORD = pytest.StashKey[Record]()
 
 
 @pytest.fixture(scope="session")
@@ -44,3 +52,36 @@ def world() -> Iterator[World]:
         if not kept:
             for each in (kubectl, own):
                 each.run("delete", "namespace", each.namespace, "--wait=false")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Only a run of everything is a result for a version."""
+    if "KUBECONFIG" not in os.environ or session.config.getoption("keyword") or session.config.option.collectonly:
+        return
+    kubectl = Kubectl("default")
+    server = json.loads(kubectl.run("version", "-o", "json"))["serverVersion"]["gitVersion"]
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, timeout=30, check=False
+    )
+    RESULTS.unlink(missing_ok=True)
+    session.config.stash[RECORD] = Record(
+        server, len(kubectl.all("nodes")), commit.stdout.strip() or "unknown", this_machine()
+    )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    record = item.config.stash.get(RECORD, None)
+    if record is not None:
+        record.ended(report.nodeid, report.when, report.outcome, report.duration)
+    return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    record = session.config.stash.get(RECORD, None)
+    if record is not None and record.outcomes:
+        measured = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {}
+        print(f"\nrecorded in {record.write(measured)}")
