@@ -28,7 +28,7 @@ from baton_operator.kube.lease import Lease, LeaseLost
 from baton_operator.kube.reach import Scope
 from baton_operator.kube.secrets_guard import SecretsUnguarded, check_secrets_guarded
 from baton_operator.kube.server_version import lacks, look, warnings
-from baton_operator.kube.streams import TooManyNamespaces, raise_open_files, scopes_for
+from baton_operator.kube.streams import TooManyNamespaces, raise_open_files, scopes_for, shrink_read_buffers
 from baton_operator.master_keys import MasterKeys, MasterKeysError
 from baton_operator.passes.reconcile import Installation
 from baton_operator.runtime import Pace, Runtime
@@ -60,6 +60,7 @@ async def run(settings: Settings, adapt: Callable[[KubeApi], KubeApi] = _as_it_i
 
     listen_to_signals()
     open_files = raise_open_files()
+    shrink_read_buffers()
     async with HttpKubeApi(load(), calls_per_s=settings.calls_per_s, burst=int(2 * settings.calls_per_s)) as session:
         api = adapt(session)
         metrics.REGISTRY.register(metrics.ApiCalls(lambda: session.calls))

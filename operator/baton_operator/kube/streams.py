@@ -1,8 +1,9 @@
 """How many watches are opened: one of each kind for a namespace, or one of each kind for all of them together.
 
-Each watch is a connection, and Python's TLS keeps a buffer of 256 KiB for each. So from the second namespace on, one
-stream over the whole cluster serves all, where the operator may list and watch there; objects of other namespaces are
-dropped as they come. Without that right the namespaces are watched one by one, with rights in these alone.
+Each watch is a connection, and Python's TLS keeps a buffer for each, of 256 KiB if nobody says otherwise. So from the
+second namespace on, one stream over the whole cluster serves all, where the operator may list and watch there; objects
+of other namespaces are dropped as they come. Without that right the namespaces are watched one by one, with rights in
+these alone.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import logging
 import random
 import resource as process_limits
+from asyncio import sslproto
 
 from baton_control.errors import OperatorError
 from baton_operator.kube.backoff import Backoff
@@ -25,6 +27,8 @@ LEAST = 4
 KINDS = len((*WATCHED, *OPTIONAL))
 SPARE_FILES = 512
 """Open files for all else: calls, links of gateways, mounted files."""
+TLS_BUFFER = 64 * 1024
+"""Four TLS records, instead of 16."""
 _NOBODY = f"{DEPLOYMENT_LABEL}=no_body"
 """Selects nothing, as no name has an underscore."""
 
@@ -38,6 +42,12 @@ class TooManyNamespaces(OperatorError):
             " open files that this process may have; with the right to list and watch cluster-wide (in the chart"
             " watch.sharedStreams) any number is"
         )
+
+
+def shrink_read_buffers() -> None:
+    """Let the TLS of this process read TLS_BUFFER bytes at a time and keep as much for each connection that is made
+    from now on. asyncio has no argument for it; its streams take the size from their class."""
+    sslproto.SSLProtocol.max_size = TLS_BUFFER
 
 
 def most_namespaces(open_files: int) -> int:

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import ssl
+from asyncio import sslproto
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from baton_operator.kube.kinds import JOBS
 from baton_operator.kube.kube_api import Forbidden, Listing, Resource, Unavailable
-from baton_operator.kube.streams import KINDS, LEAST, SPARE_FILES, TooManyNamespaces, most_namespaces, scopes_for
+from baton_operator.kube.streams import (
+    KINDS,
+    LEAST,
+    SPARE_FILES,
+    TLS_BUFFER,
+    TooManyNamespaces,
+    most_namespaces,
+    scopes_for,
+    shrink_read_buffers,
+)
+from baton_testing.kube.api_server import _certificates
 from baton_testing.kube.defaults import Kinds
 from baton_testing.kube.memory import MemoryKube
 from baton_testing.kube.store import Store
@@ -54,3 +70,24 @@ def test_without_that_right_as_many_are_watched_as_files_may_be_open_and_more_ar
         run_virtual(scopes_for(Rights(JOBS), MANY, enough - 1))
     assert most_namespaces(0) == LEAST
     assert run_virtual(scopes_for(Rights(JOBS), MANY[:LEAST], 0)) == MANY[:LEAST]
+
+
+async def test_connections_keep_small_buffers_and_lose_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sslproto.SSLProtocol, "max_size", sslproto.SSLProtocol.max_size)  # put back afterwards
+    shrink_read_buffers()
+    _certificates(tmp_path)
+    serving, asking = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context(cafile=tmp_path / "ca.crt")
+    serving.load_cert_chain(tmp_path / "server.crt", tmp_path / "server.key")
+    sent = bytes(range(256)) * 8192
+
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(sent)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0, ssl=serving) as server:
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname(), ssl=asking)
+        transport: Any = writer.transport
+        assert len(transport._ssl_protocol._ssl_buffer) == TLS_BUFFER
+        assert await asyncio.wait_for(reader.read(), 30.0) == sent
+        writer.close()
