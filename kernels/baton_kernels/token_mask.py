@@ -10,6 +10,9 @@ Bytes: reads R·V/8 bits, writes the forbidden ones of R·V logits.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -39,16 +42,20 @@ def forbid_tokens(logits: Tensor, rows: Tensor, allowed: Tensor) -> None:
 
         forbid_tokens_triton(logits, rows, allowed)
         return
+    _on_cpu(logits.dtype)(logits, rows, allowed)
+
+
+@cache
+def _on_cpu(dtype: torch.dtype) -> Callable[[Tensor, Tensor, Tensor], None]:
     from baton_kernels.cpu.compiled.machine_code import has_vectors
 
-    if logits.dtype == torch.float32 and has_vectors():
+    if dtype == torch.float32 and has_vectors():
         from baton_kernels.cpu.compiled.token_mask import forbid_tokens_compiled
 
-        forbid_tokens_compiled(logits, rows, allowed)
-        return
+        return forbid_tokens_compiled
     from baton_kernels.cpu.token_mask import forbid_tokens_rows
 
-    forbid_tokens_rows(logits, rows, allowed)
+    return forbid_tokens_rows
 
 
 def prepare_for(device: torch.device) -> None:

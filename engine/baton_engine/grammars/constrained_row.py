@@ -143,11 +143,10 @@ class ConstrainedRow:
         """The row drew `token`."""
         self._index += 1
         if self.is_plain:
-            if not self.is_over and self._answer is not None:
-                if token in self.ends.ids:
-                    self.is_over = True
-                else:
-                    self._answer.take(token)
+            if token in self.ends.ids:
+                self.is_over = True
+            elif self._answer is not None and not self.is_over:
+                self._answer.take(token)
             return
         if self.is_free:
             return

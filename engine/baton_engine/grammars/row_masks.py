@@ -146,7 +146,7 @@ class RowMasks:
             rows.append(row)
         words, pointer = self._words_of(rows)
         ends = rows[0].ends if rows else None
-        masks = TokenMasks(np.array(places, dtype=np.int64), words.view(np.int32)) if rows else None
+        masks = TokenMasks.of(np.array(places, dtype=np.int64), words) if rows else None
         return _Batch(
             slots=tuple(slots),
             rows=tuple(rows),

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from baton_engine.running.upload import upload
+from baton_engine.running.upload import on_device, upload
 from baton_engine.scheduling.step_plan import OpenSlot
 from baton_kernels.logprobs import Logprobs, logprobs
 from baton_kernels.penalties import apply_bias, apply_penalties
@@ -31,12 +31,18 @@ LOWEST_TEMPERATURE = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class TokenMasks:
-    """Which tokens some rows of a draw may take; every row named here may take at least one."""
+    """Which tokens some rows of a draw may take; every row named here may take at least one. Tensors of the host: the
+    same ones serve many draws."""
 
-    rows: npt.NDArray[np.int64]
-    """[R], ascending."""
-    allowed: npt.NDArray[np.int32]
-    """[R, W]: bits as in `baton_kernels.token_mask`."""
+    rows: Tensor
+    """[R] int64, ascending."""
+    allowed: Tensor
+    """[R, W] int32: bits as in `baton_kernels.token_mask`."""
+
+    @staticmethod
+    def of(rows: npt.NDArray[np.int64], allowed: npt.NDArray[np.uint32]) -> TokenMasks:
+        """Over the arrays' own memory."""
+        return TokenMasks(torch.from_numpy(rows), torch.from_numpy(allowed.view(np.int32)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +153,7 @@ class Sampler:
         if masks is not None:
             # Log probabilities are those of the raw logits.
             logits = logits.clone() if logits is raw and rows.logprob_rows else logits
-            forbid_tokens(logits, upload(masks.rows, self._device), upload(masks.allowed, self._device))
+            forbid_tokens(logits, on_device(masks.rows, self._device), on_device(masks.allowed, self._device))
         if rows.noise is None:
             return greedy(logits)
         noise = rows.noise

@@ -78,9 +78,9 @@ def _run_prompts(model: Decoder, kv_pool: Tensor, prompts: Sequence[int], max_co
 
 
 def _first_id(vocab_size: int) -> TokenMasks:
-    allowed = np.zeros((1, mask_words(vocab_size)), dtype=np.int32)
+    allowed = np.zeros((1, mask_words(vocab_size)), dtype=np.uint32)
     allowed[0, 0] = 1
-    return TokenMasks(np.zeros(1, dtype=np.int64), allowed)
+    return TokenMasks.of(np.zeros(1, dtype=np.int64), allowed)
 
 
 def _prompt(tokens: int, block_tokens: int, device: torch.device, draws: bool, groups: int) -> StepRows:

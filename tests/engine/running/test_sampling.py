@@ -168,7 +168,9 @@ def masks(*rows: tuple[int, Sequence[int]]) -> TokenMasks:
     bits = np.zeros((len(rows), VOCAB), dtype=np.uint8)
     for place, (_, ids) in enumerate(rows):
         bits[place, list(ids)] = 1
-    return TokenMasks(np.array([row for row, _ in rows]), np.packbits(bits, axis=1, bitorder="little").view(np.int32))
+    return TokenMasks.of(
+        np.array([row for row, _ in rows]), np.packbits(bits, axis=1, bitorder="little").view(np.uint32)
+    )
 
 
 def test_masks_come_after_bias_and_leave_other_rows_and_logprobs_alone() -> None:

@@ -70,7 +70,7 @@ def allowed_now(masks: RowMasks, slot: int) -> frozenset[int] | SlotFailure | No
     found = masks.constraints((slot,))
     if found.failures:
         return found.failures[0]
-    return None if found.masks is None else frozenset(ids_in(found.masks.allowed[0].view(np.uint32)))
+    return None if found.masks is None else frozenset(ids_in(found.masks.allowed[0].numpy().view(np.uint32)))
 
 
 def took(masks: RowMasks, slot: int, token: int) -> None:
