@@ -28,6 +28,8 @@ _BYTES = LLTokenizer("byte")
 _encode = msgspec.json.Encoder().encode
 _BLAME_S = 0.02
 _MAX_REASON = 200
+_NO_TOKEN = "NoExtensionBias"
+"""The compiler's word for a grammar that allows no first token."""
 
 
 def answers_of(shape: AnswerShape) -> Iterator[ShapeAnswer]:
@@ -69,6 +71,10 @@ def _definitions(shape: AnswerShape) -> Iterator[tuple[str, bool]]:
             rules = [line for place in range(len(shape.schemas)) for line in _rules(shape, place)]
             definition = _lark("\n".join((shape.source, *rules)))
     if (problem := _problem(definition, is_tried=shape.kind is not ShapeKind.COMPOSED)) is not None:
+        until = time.monotonic() + _BLAME_S
+        for place, named in enumerate(shape.schemas):
+            if (found := _blamed(_checked(shape, place), until)) is not None:
+                raise refused(named.field, *found)
         raise refused(shape.field, "", problem)
     yield definition, False
 
@@ -79,7 +85,7 @@ def _json(shape: AnswerShape) -> Iterator[tuple[str, bool]]:
     if len(definition) <= MAX_GRAMMAR_CHARS and is_plain(checked.schema):
         yield definition, True
     if (problem := _problem(definition)) is not None:
-        raise refused(shape.field, _blamed(checked), problem)
+        raise refused(shape.field, *(_blamed(checked, time.monotonic() + _BLAME_S) or ("", problem)))
     yield definition, False
 
 
@@ -127,25 +133,28 @@ def _problem(definition: str, is_tried: bool = False) -> str | None:
     matcher = LLMatcher(_BYTES, definition, log_level=0, limits=LIMITS)
     if not matcher.is_error():
         matcher.compute_bitmask()
-    if matcher.is_error() or (matcher.is_stopped() and not matcher.is_accepting()):
-        return _first_line(matcher.get_error()) or "no answer can match"
-    return None
+    if matcher.is_error() and (said := _first_line(matcher.get_error())) != _NO_TOKEN:
+        return said
+    return "no answer can match" if matcher.is_stopped() and not matcher.is_accepting() else None
 
 
 def _first_line(text: str) -> str:
     return text.partition("\n")[0].strip(" .:")[:_MAX_REASON]
 
 
-def _blamed(checked: CheckedSchema) -> str:
-    """The pointer of the smallest schema within that fails alone, as far as that is found in a moment."""
-    until = time.monotonic() + _BLAME_S
+def _blamed(checked: CheckedSchema, until: float) -> tuple[str, str] | None:
+    """The pointer of the smallest schema within that fails alone, as far as that is found in a moment, and what the
+    compiler says of it. None: the schema does not fail alone."""
     definitions = checked.schema.get("$defs", {})
     part: Any = checked.schema
+    if (problem := _fails(part, definitions, until)) is None:
+        return None
     while True:
-        inner = next((each for each in _inner(part, definitions) if _fails(each, definitions, until)), None)
+        failing = ((each, _fails(each, definitions, until)) for each in _inner(part, definitions))
+        inner, its_problem = next(((each, said) for each, said in failing if said is not None), (None, ""))
         if inner is None:
-            return checked.pointer(part)
-        part = inner
+            return checked.pointer(part), problem
+        part, problem = inner, its_problem
 
 
 def _inner(part: dict[str, Any], definitions: dict[str, Any]) -> list[dict[str, Any]]:
@@ -161,9 +170,8 @@ def _inner(part: dict[str, Any], definitions: dict[str, Any]) -> list[dict[str, 
     return [each for each in found if isinstance(each, dict)]
 
 
-def _fails(part: dict[str, Any], definitions: dict[str, Any], until: float) -> bool:
+def _fails(part: dict[str, Any], definitions: dict[str, Any], until: float) -> str | None:
+    """What the compiler says against `part`; None: nothing, or it is too late to ask."""
     if time.monotonic() > until:
-        return False
-    schema = part | ({"$defs": definitions} if definitions else {})
-    definition = json_definition(schema)
-    return LLMatcher.validate_grammar_with_warnings(definition, limits=LIMITS)[0]
+        return None
+    return _problem(json_definition(part | ({"$defs": definitions} if definitions else {})))

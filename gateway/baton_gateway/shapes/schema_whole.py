@@ -46,8 +46,11 @@ def check_ends(root: dict[str, Any], definitions: Definitions) -> None:
             break
         order = [name for name in order if name not in ended]
     if not _ends(root, ended):
+        endless = next((definitions[name] for name in definitions if name not in ended), None)
+        if endless is None:
+            raise PartError(root, "", "no answer can be valid: it asks for a value that is not allowed")
         reason = "no finite answer can be valid: references lead round in a circle, or are nested too deeply"
-        raise PartError(next((definitions[name] for name in definitions if name not in ended), root), "", reason)
+        raise PartError(endless, "", reason)
 
 
 def check_patterns(root: dict[str, Any], definitions: Definitions) -> None:

@@ -9,7 +9,15 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from baton_gateway.errors import RefusedError
-from baton_gateway.shapes.answer_shape import AnswerShape, ShapeKind, choice_shape, json_shape, text_shape
+from baton_gateway.shapes.answer_shape import (
+    AnswerShape,
+    ShapeKind,
+    choice_shape,
+    composed_shape,
+    json_shape,
+    named_schema,
+    text_shape,
+)
 from baton_gateway.shapes.definition import definition_of
 
 BYTES = LLTokenizer("byte")
@@ -84,6 +92,38 @@ def test_it_is_refused_with_its_pointer(name: str) -> None:
     schema, pointer = REFUSED[name]
     message = refusal(json_shape(schema, "f"))
     assert message.startswith(f"'f' at '{pointer}" if pointer else "'f'"), message
+
+
+def whole(**properties: Any) -> dict[str, Any]:
+    """An object of all these."""
+    named = {"properties": properties, "required": list(properties), "additionalProperties": False}
+    return {"type": "object", **named}
+
+
+NO_INTEGER = {"type": "integer", "exclusiveMinimum": 1, "exclusiveMaximum": 2}
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        (whole(a=whole(x=NO_INTEGER)), "at '/properties/a/properties/x': Unsatisfiable schema: integer interval"),
+        (whole(a={"type": "string", "enum": [1, 2]}), "at '/properties/a': Unsatisfiable schema: incompatible types"),
+        ({"type": "array", "prefixItems": [{}], "items": False, "minItems": 2}, ": no answer can be valid"),
+        ({"$ref": "#"}, ": no finite answer can be valid: references"),
+    ],
+)
+def test_why_no_answer_is_valid_is_said_of_the_innermost_place(schema: Any, said: str) -> None:
+    assert refusal(json_shape(schema, "f")).startswith(f"'f'{said}" if said[0] == ":" else f"'f' {said}")
+
+
+def test_a_schema_within_a_composed_grammar_is_named_by_its_own_field() -> None:
+    schemas = [named_schema(whole(a={}), "tools[0]", rule="x"), named_schema(whole(b=NO_INTEGER), "tools[1]", rule="y")]
+    message = refusal(composed_shape("start: x | y y", schemas, "tools"))
+    assert message.startswith("'tools[1]' at '/properties/b': ")
+
+
+def test_a_grammar_without_an_end_is_told_in_words() -> None:
+    assert refusal(text_shape(ShapeKind.LARK, "start: start", "f")) == "'f': no answer can match."
 
 
 KEYWORDS = "not if then else contains propertyNames dependentRequired dependentSchemas dependencies $dynamicRef"
