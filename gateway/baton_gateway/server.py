@@ -229,7 +229,9 @@ class GatewayServer:
 
     def _summary(self) -> Summary:
         now = asyncio.get_running_loop().time()
-        return self.metrics.telemetry.summary(now, time.time(), self.relay.backlog(), self.table.all(), self.applied)
+        telemetry, relay = self.metrics.telemetry, self.relay
+        telemetry.look(now, relay.answers())
+        return telemetry.summary(now, time.time(), relay.backlog(), self.table.all(), self.applied)
 
     def _model_config(self) -> bytes | None:
         configs = (worker.text.bundle.config_json.encode() for worker in self.table.all())

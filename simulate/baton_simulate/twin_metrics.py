@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from random import Random
 
 from baton_control.sizing.readings import (
     MAX_SAMPLE,
@@ -19,11 +19,10 @@ from baton_control.twin.twin import Twin
 from baton_simulate.baselines.signals import PoolSignals, Signals
 from baton_wire.messages.measures import StepTiming
 from baton_wire.messages.values import Role
+from baton_wire.rules.answer_lengths import AnswerLengths
 
 STEPS_TOLD = 8
 """A state frame has as many; fewer than the 64 that two summaries of 5 s may have."""
-FIRST_OUTPUT = 200
-"""Tokens that an answer is taken to have until the first has ended."""
 
 
 class TwinMetrics:
@@ -33,7 +32,8 @@ class TwinMetrics:
         self._twin, self._startup_s = twin, startup_s
         self._arrived = {"signals": (0, 0.0), "observed": (0, 0.0)}
         self._ended = 0
-        self._outputs: deque[int] = deque(maxlen=256)
+        self._answers = AnswerLengths()
+        self._random = Random(1)
 
     def signals(self) -> Signals:
         twin = self._twin
@@ -91,16 +91,24 @@ class TwinMetrics:
         twin = self._twin
         first, last, seconds = self._since("observed")
         stride = max(1, -(-(last - first) // MAX_SAMPLE))
-        outputs = list(self._outputs) or [FIRST_OUTPUT]
         sample = [
-            RequestShape(twin.prompt[i], max(1, outputs[place % len(outputs)]), twin.cached[i])
-            for place, i in enumerate(range(first, last, stride))
+            RequestShape(twin.prompt[i], self._answers.likely(twin.prompt[i], self._random.random()), twin.cached[i])
+            for i in range(first, last, stride)
         ]
         return arrivals_reading(float(last - first), seconds, sample, twin.now, twin.now)
 
     def _ended_lately(self) -> None:
         twin = self._twin
-        self._outputs.extend(twin.output[i] for i in twin.finished[self._ended :])
+        for i in twin.finished[self._ended :]:
+            self._answers.ended(twin.now, twin.prompt[i], twin.output[i])
+        self._answers.look(
+            twin.now,
+            (
+                (twin.prompt[i], max(1, twin.output[i] - (finish - worker.steps)))
+                for worker in twin.decode
+                for i, (finish, _, _) in worker.active.items()
+            ),
+        )
         self._ended = len(twin.finished)
 
     def _seen(self, role: Role) -> PoolSeen:

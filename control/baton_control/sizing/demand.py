@@ -149,9 +149,10 @@ def _with_mix(memory: SizingMemory, latest: int, now: float, interval_s: float) 
     if not memory.shapes:
         return memory
     if memory.mix is not None:
+        num_shapes = len(memory.mix.shapes)
         if latest >= SHIFT_REQUESTS and _has_shifted(memory.mix.shapes, memory.shapes[-latest:]):
             memory = replace(memory, shapes=memory.shapes[-latest:])
-        elif now - memory.mix_s < MIX_REFRESH_S:
+        elif now - memory.mix_s < MIX_REFRESH_S and len(memory.shapes) < 2 * num_shapes:
             return memory
     mix = Mix(memory.shapes, _dispersion(memory.history, interval_s))
     if memory.mix is not None and len(memory.mix.shapes) >= RECENT // 2 and _is_alike(memory.mix, mix):

@@ -33,6 +33,8 @@ class RequestTimes:
     """When things happened to one request, in seconds of the event loop's clock; `first_s` … by choice."""
 
     arrived_s: float
+    prompt_tokens: int = 0
+    """Of the latest prompt that was routed."""
     has_token: bool = False
     first_s: dict[int, float] = field(default_factory=dict)
     last_s: dict[int, float] = field(default_factory=dict)
@@ -123,7 +125,7 @@ class GatewayMetrics:
         if outcome is Outcome.CANCELLED and not times.has_token:
             self.ttft.recent.add(now - times.arrived_s)  # it waited for at least so long
         for choice, tokens in times.tokens.items():
-            self.telemetry.output(tokens)
+            self.telemetry.output(now, times.prompt_tokens, tokens)
             if tokens > 1:
                 self.tpot.observe((times.last_s[choice] - times.first_s[choice]) / (tokens - 1))
 

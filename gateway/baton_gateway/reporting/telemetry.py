@@ -6,7 +6,6 @@ its kind, never by traffic. Plain bookkeeping; sending is `operator_link`'s busi
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from random import Random
@@ -22,11 +21,8 @@ from baton_wire.messages.measures import (
     WorkerMeasures,
 )
 from baton_wire.messages.operator_link import MAX_WORKERS, Summary
+from baton_wire.rules.answer_lengths import AnswerLengths
 from baton_wire.sketch import Sketch
-
-LATEST_OUTPUTS = 256
-FIRST_OUTPUT_TOKENS = 200
-"""What an answer is taken to have until the first one has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +43,7 @@ class LoadTelemetry:
         self._prompts: list[_Prompt] = []
         self._num_prompts = 0
         self._mean_prompt: float | None = None
-        self._outputs: deque[int] = deque(maxlen=LATEST_OUTPUTS)
+        self._answers = AnswerLengths()
         self._prompt_tokens, self._output_tokens, self._cached_tokens = Sketch(), Sketch(), Sketch()
         self.ttft, self.tpot = Sketch(), Sketch()
         """What clients saw, in seconds; of a sequence that ended, the mean gap between its tokens."""
@@ -83,10 +79,10 @@ class LoadTelemetry:
         for choice in range(choices):
             self._drawn(_Prompt(tokens, cached if choice == 0 else tokens, max_tokens))
 
-    def output(self, tokens: int) -> None:
+    def output(self, now: float, prompt_tokens: int, tokens: int) -> None:
         """A sequence ended after so many tokens."""
         if tokens > 0:
-            self._outputs.append(tokens)
+            self._answers.ended(now, prompt_tokens, tokens)
             self._output_tokens.add(tokens)
 
     def unserved(self) -> None:
@@ -94,6 +90,10 @@ class LoadTelemetry:
         self._unserved += 1
 
     # What is told -----------------------------------------------------------------------------------------------------
+
+    def look(self, now: float, running: Iterable[tuple[int, int]]) -> None:
+        """Before a summary. `running`: (tokens of its prompt, tokens so far) of each answer that has begun."""
+        self._answers.look(now, running)
 
     def backlog(self, waiting: int, parked: int, oldest_s: float, without_prompt: int) -> Backlog:
         """`without_prompt`: requests that no worker has been told of."""
@@ -139,9 +139,7 @@ class LoadTelemetry:
         return arrived
 
     def _likely_output(self, prompt: _Prompt) -> int:
-        latest = self._outputs
-        tokens = latest[self._random.randrange(len(latest))] if latest else FIRST_OUTPUT_TOKENS
-        return max(1, min(tokens, prompt.max_tokens))
+        return max(1, min(self._answers.likely(prompt.tokens, self._random.random()), prompt.max_tokens))
 
     def _drawn(self, prompt: _Prompt) -> None:
         """Reservoir sampling: each prompt of the window is kept with the same probability."""

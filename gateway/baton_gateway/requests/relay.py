@@ -8,7 +8,7 @@ import asyncio
 import random
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from baton_gateway import errors
 from baton_gateway.errors import Problem, RefusedError
@@ -173,6 +173,12 @@ class Relay:
     def num_live(self) -> int:
         return len(self._by_ticket)
 
+    def answers(self) -> Iterator[tuple[int, int]]:
+        """(tokens of its prompt, tokens so far) of each answer that has begun."""
+        for live in self._by_ticket.values():
+            for tokens in live.times.tokens.values():
+                yield live.times.prompt_tokens, tokens
+
     def end_all(self) -> None:
         """The gateway stops: tell every client, free what the workers hold."""
         for live in list(self._by_ticket.values()):
@@ -313,6 +319,7 @@ class Relay:
         cached = min(action.tokens, self._routing.cached_tokens(prefix))
         max_tokens = live.prompts[action.prompt].sampling.max_tokens
         self._metrics.telemetry.prompt(action.tokens, cached, max_tokens, action.choices)
+        live.times.prompt_tokens = action.tokens
 
     def _end(self, live: LiveRequest, action: End, now: float) -> None:
         del self._by_ticket[live.ticket]

@@ -8,10 +8,11 @@ from random import Random
 
 import pytest
 
-from baton_gateway.reporting.telemetry import FIRST_OUTPUT_TOKENS, LoadTelemetry
+from baton_gateway.reporting.telemetry import LoadTelemetry
 from baton_wire.messages.codec import decode, encode
 from baton_wire.messages.measures import MAX_SHAPES, Backlog
 from baton_wire.messages.operator_link import Summary, ToOperator
+from baton_wire.rules.answer_lengths import UNKNOWN_TOKENS
 from baton_wire.sketch import SketchData, merged
 
 NOTHING = Backlog(0, 0, 0.0, 0)
@@ -45,8 +46,9 @@ def test_prompts_are_paired_with_answers_that_ended_and_never_longer_than_asked_
     telemetry = LoadTelemetry(0.0, Random(1))
     telemetry.prompt(1000, 256, max_tokens=50, choices=1)
     telemetry.prompt(1000, 256, max_tokens=900, choices=1)
-    assert [shape.output_tokens for shape in told(telemetry, 1).arrived.sample] == [50, FIRST_OUTPUT_TOKENS]
-    telemetry.output(300)
+    assert [shape.output_tokens for shape in told(telemetry, 1).arrived.sample] == [50, UNKNOWN_TOKENS]
+    telemetry.output(1.0, 1000, 300)
+    telemetry.look(1.5, ())
     telemetry.prompt(1000, 256, max_tokens=50, choices=1)
     telemetry.prompt(1000, 256, max_tokens=900, choices=1)
     assert [shape.output_tokens for shape in told(telemetry, 2).arrived.sample] == [50, 300]

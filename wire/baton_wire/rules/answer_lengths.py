@@ -1,0 +1,62 @@
+"""How long the answers to prompts that came lately will be, from those that ended and those that still run.
+
+Answers to prompts of another length say nothing: where a load turns from essays to papers, all that ended lately are
+essays. Nor do ended ones alone: while the first essays run, only short ones have ended. Those that still run are at
+least as long as they are (Kaplan and Meier 1958). Gateways tell sizing so, and the twin does it like them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable
+
+KEPT_S, LEAST, MOST = 120.0, 64, 2048
+"""Ended answers of so many seconds count; of fewer requests the latest, and at most so many."""
+UNKNOWN_TOKENS = 200
+"""Of an answer before one to such a prompt has ended or is as long."""
+
+
+class AnswerLengths:
+    """Of one gateway. Prompts are alike when their lengths, in tokens, have equally many binary digits."""
+
+    def __init__(self) -> None:
+        self._ended: deque[tuple[float, int, int]] = deque(maxlen=MOST)
+        self._curves: dict[int, list[tuple[float, int]]] = {}
+
+    def ended(self, now: float, prompt_tokens: int, answer_tokens: int) -> None:
+        self._ended.append((now, prompt_tokens.bit_length(), answer_tokens))
+
+    def look(self, now: float, running: Iterable[tuple[int, int]]) -> None:
+        """Reckon anew. `running`: (tokens of the prompt, tokens of the answer so far) of all that still run."""
+        while len(self._ended) > LEAST and self._ended[0][0] < now - KEPT_S:
+            self._ended.popleft()
+        lengths: dict[int, list[tuple[int, bool]]] = defaultdict(list)
+        for _, kind, tokens in self._ended:
+            lengths[kind].append((tokens, True))
+        for prompt_tokens, tokens in running:
+            lengths[prompt_tokens.bit_length()].append((tokens, False))
+        self._curves = {kind: _curve(of) for kind, of in lengths.items()}
+
+    def likely(self, prompt_tokens: int, draw: float) -> int:
+        """Tokens of one answer, drawn by `draw` from 0 to under 1."""
+        for share, tokens in self._curves.get(prompt_tokens.bit_length(), ()):
+            if draw < share:
+                return tokens
+        return UNKNOWN_TOKENS
+
+
+def _curve(lengths: list[tuple[int, bool]]) -> list[tuple[float, int]]:
+    """(share of answers that are no longer, tokens), ascending. What still runs behind the longest that ended will be
+    twice as long as it is in the mean: nothing else is known of it."""
+    lengths.sort()
+    lasting, points, left = 1.0, [], len(lengths)
+    for tokens, has_ended in lengths:
+        if has_ended:
+            lasting *= 1.0 - 1.0 / left
+            points.append((1.0 - lasting, tokens))
+        left -= 1
+    longest = points[-1][1] if points else 0
+    open_ended = [tokens for tokens, has_ended in lengths if not has_ended and tokens >= longest]
+    if open_ended:
+        points.append((1.0, max(UNKNOWN_TOKENS, 2 * sum(open_ended) // len(open_ended))))
+    return points
