@@ -117,7 +117,7 @@ def essays_and_papers(random: np.random.Generator, seconds: float = 300.0, count
     one pool needs less of, the other needs more."""
     load: Workload | None = None
     for turn in range(count):
-        lengths, rate = (((500.0, 0.5), (1100.0, 0.4)), 5.0) if turn % 2 == 0 else (CODE_LENGTHS, 5.0)
+        lengths, rate = (((500.0, 0.5), (1100.0, 0.4)), 16.0) if turn % 2 == 0 else (CODE_LENGTHS, 4.0)
         part = synthetic(Shape.STEADY, rate, seconds, random, prompt=lengths[0], output=lengths[1])
         load = part if load is None else load.then(part)
     assert load is not None

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 from statistics import NormalDist
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from baton_control.sizing.workload import Floats
 
 Flags = NDArray[np.bool_]
+S = TypeVar("S", bound=np.generic)
 
 MIN_TESTS = 8
 PRIOR_Z = 1.3
@@ -84,53 +86,68 @@ def forecast(
 
     `spread`: variance of a compound Poisson count over a plain one's, E[x²]/E[x]² where each arrival counts x.
     """
-    expected = _expected(series, bucket_s, horizon_s, quantile, spread, predictors)
-    return _jumped(expected, series, bucket_s, quantile, spread)
-
-
-def _jumped(expected: Forecast, series: Sequence[float], bucket_s: float, quantile: float, spread: float) -> Forecast:
-    """The last intervals alone, when they are too high to be chance: averages would see a step only much later.
-
-    As many of them as make the step the least likely to be chance.
-    """
-    values = np.asarray(series[-MAX_JUMP:], dtype=np.float64)[::-1]
-    counts = np.arange(1, len(values) + 1)
-    means = np.cumsum(values) / counts
-    noise = np.sqrt(NOISE_DISPERSION * spread * np.maximum(means, 1e-9) / bucket_s / counts)
-    scores = (means - expected.mean) / noise
-    place = int(np.argmax(scores))
-    if scores[place] <= JUMP_Z:
-        return expected
-    level = float(means[place])
-    if values[0] < level - JUMP_Z * sqrt(NOISE_DISPERSION * spread * level / bucket_s):
-        return expected  # over already
-    high = level + NormalDist().inv_cdf(max(0.5, quantile)) * float(noise[place])
-    return Forecast(level, max(expected.high, high), f"{expected.predictor}, jumped", expected.tests, True)
-
-
-def _expected(
-    series: Sequence[float],
-    bucket_s: float,
-    horizon_s: float,
-    quantile: float,
-    spread: float,
-    predictors: Sequence[Predictor],
-) -> Forecast:
     values = np.asarray(series, dtype=np.float64)
     ahead = max(1, round(horizon_s / bucket_s))
     actual = _smoothed(values, max(1, round(ACTUAL_S / bucket_s)))
+    expected, predicted = _expected(values, actual, bucket_s, ahead, quantile, spread, predictors)
+    levels, noise, are_jumps = _jumps(values, predicted, bucket_s, spread)
+    if not are_jumps[-1]:
+        return expected
+    if not _lasts(are_jumps, levels, predicted, actual, ahead, quantile):
+        return expected
+    level = float(levels[-1])
+    high = level + NormalDist().inv_cdf(max(0.5, quantile)) * float(noise[-1])
+    return Forecast(level, max(expected.high, high), f"{expected.predictor}, jumped", expected.tests, True)
+
+
+def _jumps(values: Floats, predicted: Floats, bucket_s: float, spread: float) -> tuple[Floats, Floats, Flags]:
+    """At each place the level of the last intervals alone, its deviation by chance, and whether it is too high for
+    that: averages would see a step only much later.
+
+    As many intervals as make the step the least likely to be chance.
+    """
+    levels = np.array([_smoothed(values, count) for count in range(1, MAX_JUMP + 1)])
+    counts = np.arange(1, MAX_JUMP + 1)[:, None]
+    noise = np.sqrt(NOISE_DISPERSION * spread * np.maximum(levels, 1e-9) / bucket_s / counts)
+    scores = (levels - predicted) / noise
+    best = np.argmax(scores, axis=0), np.arange(len(values))
+    is_over = values < levels[best] - JUMP_Z * np.sqrt(NOISE_DISPERSION * spread * levels[best] / bucket_s)
+    return levels[best], noise[best], (scores[best] > JUMP_Z) & ~is_over
+
+
+def _lasts(are_jumps: Flags, levels: Floats, predicted: Floats, actual: Floats, ahead: int, quantile: float) -> bool:
+    """Whether a jump is likely enough to be there still when a worker that is started for it can serve: unless those
+    of the past were over by then."""
+    begin = are_jumps & ~_shifted(are_jumps, 1)
+    past = np.flatnonzero(begin[: max(0, len(actual) - ahead)])
+    stayed = actual[past + ahead] > (predicted[past] + levels[past]) / 2
+    return not len(past) or float(np.mean(stayed)) > 1.0 - quantile
+
+
+def _expected(
+    values: Floats,
+    actual: Floats,
+    bucket_s: float,
+    ahead: int,
+    quantile: float,
+    spread: float,
+    predictors: Sequence[Predictor],
+) -> tuple[Forecast, Floats]:
+    """The forecast of the best predictor, and what that said at each place about the one `ahead` of it."""
     tests = len(values) - ahead
     if tests < MIN_TESTS:
         level = float(np.mean(values[-6:]))
         noise = PRIOR_Z * (sqrt(level / (bucket_s * min(6, len(values)))) + 0.1 * level)
-        return Forecast(level, level + noise, "mean 60 s", 0)
+        return Forecast(level, level + noise, "mean 60 s", 0), _smoothed(values, 6)
     weights = _weights(_steps(actual, bucket_s, spread, STEP_RATIO), bucket_s, ahead)
     breaks = _steps(actual, bucket_s, spread, BREAK_RATIO)
     scored = [_tested(each, values, actual, bucket_s, ahead, quantile, breaks, weights) for each in predictors]
     _, mean, high, name = min(scored)
+    best = next(each for each in predictors if each.name == name)
     places = (np.arange(LIKELY_RATES) + 0.5) / LIKELY_RATES
     likely = np.quantile(actual, places) * (mean / max(1e-9, float(np.mean(actual))))
-    return Forecast(mean, high, name, tests, likely=tuple(likely.tolist()))
+    said = predictions(best, values, bucket_s, ahead, breaks)
+    return Forecast(mean, high, name, tests, likely=tuple(likely.tolist())), said
 
 
 def _tested(
@@ -215,5 +232,5 @@ def _smoothed(values: Floats, width: int) -> Floats:
     return np.asarray((sums[ends] - sums[starts]) / (ends - starts))
 
 
-def _shifted(values: Floats, places: int) -> Floats:
+def _shifted(values: NDArray[S], places: int) -> NDArray[S]:
     return np.concatenate([np.full(min(places, len(values)), values[0]), values[:-places]])[: len(values)]

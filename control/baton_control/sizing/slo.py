@@ -114,6 +114,10 @@ def _decide_pool(
     mix = memory.mix
     assert mix is not None
     relaxed = sizer.required(role, mix, demand.lasting_per_s * SHRINK_MARGIN)
+    while relaxed > 1 and _likely_share(role, relaxed - 1, demand, mix, sizer, SHRINK_MARGIN) >= spec.targets.share(
+        role
+    ):
+        relaxed -= 1
     likely_share = _likely_share(role, pool.workers, demand, mix, sizer) if needed > pool.workers else 0.0
     is_kept = likely_share >= spec.targets.share(role)
     target, shrunk = (
@@ -128,13 +132,13 @@ def _decide_pool(
     return PoolDecision(workers, text, needed, max(target, shrunk)), kept
 
 
-def _likely_share(role: Role, workers: int, demand: Demand, mix: Mix, sizer: Sizer) -> float:
+def _likely_share(role: Role, workers: int, demand: Demand, mix: Mix, sizer: Sizer, margin: float = 1.0) -> float:
     """Predicted share within the pool's target of all requests that are likely to come, in bursts and between them;
     0 while that is not known, or nobody works."""
     total = sum(demand.likely)
     if not workers or not total:
         return 0.0
-    return sum(rate * sizer.share_met(role, mix, rate, workers) for rate in demand.likely) / total
+    return sum(rate * sizer.share_met(role, mix, rate * margin, workers) for rate in demand.likely) / total
 
 
 def _reason(

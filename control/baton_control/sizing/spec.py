@@ -14,7 +14,7 @@ The words of sizing, in the order in which a decision uses them:
     needed       the fewest workers with which the twin meets the target for the demand
     relaxed      needed for the forecast alone with a margin: what a pool may shrink to
     stabilised   upwards at once; downwards only to the most that was needed in a window, after a cooldown
-    turn         a change of direction of a pool; small ones are limited per hour
+    turn         a change of direction of a pool; who turned often in the last hour rests longer
     flips        workers of one pool that serve in the other from now on: what one needs and the other can spare
     orders       workers asked for that should not be routable yet
     floor        the minimum at this time, schedules included
@@ -96,13 +96,12 @@ class SizingSpec:
     stabilisation_s: float = 60.0
     """A pool shrinks only to what it needed at most during this time."""
     cooldown_s: float = 30.0
-    """Between a change of a pool and its next step down, at least; no less than a worker takes to serve."""
+    """Between a change of a pool and its next step down, at least; no less than a worker takes to serve, and twice as
+    long for every second turn in an hour."""
     drain_s: float = 20.0
     """In what time a backlog that is still there at the horizon shall be gone."""
     max_step_up: int = 64
     max_step_down: int = 8
-    max_reversals_per_hour: int = 4
-    """Changes of direction of one pool, as long as it is about small steps."""
     flip_s: float | None = None
     """A worker of one pool serves in the other after so long; None: it cannot."""
     bounds_of: dict[Role, Bounds] = field(init=False, repr=False, compare=False)

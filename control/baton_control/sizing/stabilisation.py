@@ -1,5 +1,5 @@
-"""How fast a pool may follow what it needs: upwards at once, with window, cooldown and a bound on turns downwards.
-Pure.
+"""How fast a pool may follow what it needs: upwards at once; downwards with a window and a rest that doubles with every
+second turn. Pure.
 """
 
 from __future__ import annotations
@@ -9,9 +9,6 @@ from dataclasses import replace
 from baton_control.sizing.readings import PoolSeen
 from baton_control.sizing.remembered import HOUR_S, PoolMemory
 from baton_control.sizing.spec import SizingSpec
-
-SMALL_TURN = 0.25
-"""A pool that would shrink by no more than this share is near a threshold; its turns are counted."""
 
 
 def stabilised(
@@ -64,11 +61,9 @@ def _obstacle(
     if known_since_s is None or now - known_since_s < spec.stabilisation_s:
         return "but arrivals have not been known for long enough"
     # What takes long to come back is not sent away twice before anybody knows whether the first time was right.
-    if memory.changed_s is not None and now - memory.changed_s < max(spec.cooldown_s, horizon_s):
-        return "but it changed a moment ago"
-    small = pool.workers - most <= max(1, int(SMALL_TURN * pool.workers))
-    if small and memory.direction > 0 and len(memory.turns) > spec.max_reversals_per_hour - 2:
-        return f"but it turned {len(memory.turns)} times in an hour"
+    rest_s = max(spec.cooldown_s, horizon_s) * 2 ** (len(memory.turns) // 2)
+    if memory.changed_s is not None and now - memory.changed_s < rest_s:
+        return f"but it changed {now - memory.changed_s:.0f} s ago and rests for {rest_s:.0f} s"
     return ""
 
 

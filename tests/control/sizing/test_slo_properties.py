@@ -122,7 +122,7 @@ def _pool(workers: int, routable: int | None) -> PoolSeen:
     period_s=st.floats(40, 3000),
     noise=st.lists(st.floats(-0.05, 0.05), min_size=30, max_size=30),
 )
-def test_a_load_around_a_threshold_turns_a_pool_at_most_four_times_an_hour(
+def test_a_load_around_a_threshold_turns_a_pool_at_most_eight_times_an_hour(
     base: float, swing: float, period_s: float, noise: list[float]
 ) -> None:
     a_spec, memory, now = spec(), SizingMemory(), 0.0
@@ -139,7 +139,7 @@ def test_a_load_around_a_threshold_turns_a_pool_at_most_four_times_an_hour(
             sizes.append((now, workers[1]))
     turns = _turns(sizes)
     most = max((sum(1 for other in turns if 0 <= other - turn < 3600) for turn in turns), default=0)
-    assert most <= 4, f"{most} changes of direction within an hour"
+    assert most <= 8, f"{most} changes of direction within an hour"
 
 
 def _turns(sizes: list[tuple[float, int]]) -> list[float]:
