@@ -39,7 +39,6 @@ from baton_wire.keys import KeyDirectory
 from baton_wire.listening.bounded_server import BoundedServer
 from baton_wire.listening.connection_book import ConnectionLimits
 from baton_wire.listening.descriptors import connection_cap
-from baton_wire.messages.gateway_link import Flip
 from baton_wire.messages.operator_link import FlipOrder, GatewayHello, Summary
 from baton_wire.messages.values import Address, Role
 from baton_wire.rules.prompt_placement import LatencyTargets
@@ -220,12 +219,8 @@ class GatewayServer:
     def _flip(self, order: FlipOrder) -> None:
         """Pass it on to the worker, which decides whether it comes too late. Orders are repeated until it has."""
         worker = self.table.get(order.worker)
-        if worker is None:
-            return
-        if not worker.hello.flips:
+        if worker is not None and not worker.flip(order.number, order.role):
             _log.warning("flip %d to %s is refused: worker %s has one role", order.number, order.role, worker.address)
-        elif worker.state is None or worker.state.flip < order.number:
-            worker.send(Flip(order.number, order.role))
 
     def _summary(self) -> Summary:
         now = asyncio.get_running_loop().time()

@@ -152,6 +152,7 @@ def test_everybody_is_linked_with_everybody_before_any_flip(deployment: Deployme
     for worker in deployment.workers:
         peers = {link["peer"] for link in worker.state()["transfer"]["links"]}
         assert peers == addresses - {f"{worker.host}:{worker.pair_port}"}
+        assert "no link to decode worker" not in worker.child.output(), "least of all to itself"
 
 
 def test_a_late_or_repeated_order_does_not_undo_a_later_one(deployment: Deployment, ordered: OrderDesk) -> None:

@@ -4,7 +4,8 @@ TransferError
 ├── BadMessageError      a peer sent what the protocol does not allow: close the link, count it
 │   └── AlteredFrameError a frame is not what the peer sent: close the link at once, dial again
 ├── AuthenticationError  a peer could not prove that it holds a key: close the link, count it
-│   └── VersionError     the peer holds the key but speaks no common wire version: an upgrade has to bring them together
+│   ├── VersionError     the peer holds the key but speaks no common wire version: an upgrade has to bring them together
+│   └── OwnEpochError    this very process answers: it was found among others, leave it alone
 ├── UnfitPairError       the two workers must never exchange KV: report it, choose another pair
 ├── LinkLostError        the peer or the path is gone: retry with another peer
 └── LandingFullError     no room in the landing region now: wait
@@ -31,6 +32,10 @@ class AuthenticationError(TransferError):
 
 class VersionError(AuthenticationError):
     """Both ends hold the key but share no wire version; the message names both ranges."""
+
+
+class OwnEpochError(AuthenticationError):
+    """Who was dialled offers the dialler's own epoch: it is the same process, or pretends to be."""
 
 
 class UnfitPairError(TransferError):

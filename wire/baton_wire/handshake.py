@@ -25,7 +25,7 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from baton_wire.errors import AuthenticationError, VersionError
+from baton_wire.errors import AuthenticationError, OwnEpochError, VersionError
 from baton_wire.keys import MAX_KEY_ID_BYTES, MAX_KEYS, KeySet
 from baton_wire.messages.values import WIRE_VERSION
 from baton_wire.session import AlteredFrames, Session, session_keys
@@ -263,12 +263,15 @@ async def dial_handshake(
 
     `altered` counts those that do not arrive as they were sent.
 
-    Raises AuthenticationError (also when the peer hangs up or the time is over). The caller closes the connection.
+    Raises AuthenticationError (also when the peer hangs up or the time is over), of it OwnEpochError when a process
+    dialled itself. The caller closes the connection.
     """
     try:
         async with asyncio.timeout(timeout_s):
             held = keys.current()
             offer = parse_offer(await receive(OFFER_BYTES))
+            if offer.party.epoch == own.epoch:
+                raise OwnEpochError("offer: the dialler's own epoch")
             try:
                 frame = pack_proof(offer, own, channel, held, secrets.token_bytes(NONCE_BYTES))
             except VersionError:

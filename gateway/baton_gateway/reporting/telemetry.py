@@ -179,5 +179,5 @@ def _measures(worker: LinkedWorker, has_partner: bool) -> WorkerMeasures:
         timings=worker.taken_timings(),
         lanes=None if state is None else state.lanes,
         flips=hello.flips,
-        flip=0 if state is None else state.flip,
+        flip=worker.flip_told,
     )

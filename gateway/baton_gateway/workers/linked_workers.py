@@ -41,6 +41,9 @@ class LinkedWorker:
     """Queue a message; False when the link is gone."""
     clock: Callable[[], float] = time.monotonic
     state: WorkerState | None = None
+    told_role: Role | None = None
+    flip_told: int = 0
+    """By the state with the highest number of a flip: an older one says nothing of its role."""
     computing_since_s: float = 0.0
     """When the oldest step that it told of and that is not over was first told of."""
     is_suspect: bool = False
@@ -69,15 +72,22 @@ class LinkedWorker:
 
     @property
     def role(self) -> Role:
-        """What it does now: as it told last."""
-        told = None if self.state is None else self.state.role
-        return self.hello.role if told is None else told
+        """What it does now: as it told with its last flip."""
+        return self.hello.role if self.told_role is None else self.told_role
 
     @property
     def condition(self) -> WorkerCondition:
         if self.state is not None and self.state.draining:
             return WorkerCondition.DRAINING
         return WorkerCondition.SUSPECT if self.is_suspect else WorkerCondition.LIVE
+
+    def flip(self, number: int, role: Role) -> bool:
+        """Tell it to be a worker of this role, unless it said that it was told as much or more. False: it has one role
+        only. Whether it comes too late is for the worker to say.
+        """
+        if self.hello.flips and self.flip_told < number:
+            self.send(Flip(number, role))
+        return self.hello.flips
 
     def taken_timings(self) -> tuple[StepTiming, ...]:
         taken = tuple(self.timings)
@@ -86,6 +96,8 @@ class LinkedWorker:
 
     def reported(self, state: WorkerState) -> None:
         before, self.state = self.state, state
+        if state.flip >= self.flip_told:
+            self.told_role, self.flip_told = state.role, state.flip
         if before is None or state.steps != before.steps or not before.computing_tokens:
             self.computing_since_s = self.clock()
         self.timings.extend(state.timings)

@@ -323,14 +323,14 @@ class WorkerLink:
                     self._listener.leg_failed(worker.hello.epoch, message)
 
     def _reported(self, worker: LinkedWorker, state: WorkerState) -> None:
-        known, role = worker.state, worker.role
+        known, role, flip = worker.state, worker.role, worker.flip_told
         worker.reported(state)
         is_flipped = worker.role is not role
         if is_flipped:
-            _log.info("worker %s is %s from flip %d on, was %s", self._address, worker.role, state.flip, role)
+            _log.info("worker %s is %s from flip %d on, was %s", self._address, worker.role, worker.flip_told, role)
         if known is None or known.draining != state.draining or is_flipped:
             self._listener.worker_changed()
-        if known is not None and known.flip != state.flip:
+        if worker.flip_told != flip:
             self._listener.worker_flipped()
         self._listener.worker_reported()
 

@@ -20,7 +20,7 @@ from baton_kv_transfer.link import PairLink
 from baton_kv_transfer.network import Connection, DataConnection, Network
 from baton_kv_transfer.transports.seam import Sender, Writer
 from baton_kv_transfer.transports.table import agreed
-from baton_wire.errors import AuthenticationError, LinkLostError, TransferError, UnfitPairError
+from baton_wire.errors import AuthenticationError, LinkLostError, OwnEpochError, TransferError, UnfitPairError
 from baton_wire.fingerprint import require_fit
 from baton_wire.handshake import Channel, LinkIdentity, LinkRole, Party, dial_handshake
 from baton_wire.keys import KeyDirectory
@@ -31,6 +31,8 @@ from baton_wire.session import AlteredFrames, Session
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
+OWN_PAUSE_S = 60.0
+"""Before an address is dialled again where this very process answered, or somebody who said so."""
 AVOIDED_S = 60.0
 """How long a transport that did not come up with a peer is not offered to it, where another one is."""
 
@@ -88,8 +90,6 @@ class Dialler:
         self._discovered: frozenset[Address] = frozenset()
         self._wanted_until: dict[Address, float] = {}
         self._tasks: dict[Address, asyncio.Task[None]] = {}
-        self._own: set[Address] = set()
-        """Where this very process answers, which may flip and then is named among the decode workers."""
         self.links: dict[bytes, DecodeLink] = {}
         self.failures = 0
         self.altered = AlteredFrames()
@@ -124,8 +124,6 @@ class Dialler:
             task.add_done_callback(lambda _: self._tasks.pop(address, None))
 
     def _is_wanted(self, address: Address) -> bool:
-        if address in self._own:
-            return False
         if address in self._discovered:
             return True
         if asyncio.get_running_loop().time() < self._wanted_until.get(address, 0.0):
@@ -138,6 +136,9 @@ class Dialler:
         while self._is_wanted(address):
             try:
                 linked = await self._dial(address)
+            except OwnEpochError:  # of a worker that flips, and is found among those that others dial
+                await asyncio.sleep(OWN_PAUSE_S)
+                continue
             except (TransferError, OSError, TimeoutError) as error:
                 self.failures += 1
                 if pause >= LONGEST_PAUSE_S or isinstance(error, AuthenticationError | UnfitPairError):
@@ -168,9 +169,7 @@ class Dialler:
         connection, identity, session = await self._handshake(address, Channel.CONTROL)
         try:
             self._listener.on_seen(address, identity.epoch)
-            if identity.epoch == self._hello.epoch:
-                self._own.add(address)
-            if identity.epoch in self.links or identity.epoch == self._hello.epoch:
+            if identity.epoch in self.links:
                 connection.close()
                 return None
             return await self._greet(address, connection, identity, session)

@@ -109,3 +109,13 @@ def test_it_is_load_in_full_while_no_step_has_told_how_fast_it_is() -> None:
     worker.reported(state(waiting=0, computing=2000, timings=()))
     now[0] += 60.0
     assert worker.view().load_tokens == 2000
+
+
+def test_a_worker_is_what_its_latest_flip_made_it_in_whatever_order_its_states_come() -> None:
+    """Found by the simulation, seed 861: a state that came once more over the next link undid a flip."""
+    worker = linked([0.0])
+    assert worker.role is Role.PREFILL
+    for flip, role, is_now in ((2, Role.DECODE, Role.DECODE), (1, Role.PREFILL, Role.DECODE), (3, Role.PREFILL, None)):
+        worker.reported(replace(state(waiting=0, computing=0), role=role, flip=flip))
+        assert worker.role is (is_now or Role.PREFILL)
+    assert worker.flip_told == 3

@@ -48,6 +48,10 @@ class OrderDesk:
         await self._runner.setup()
         await web.SockSite(self._runner, self._socket).start()
 
+    async def _close(self, runner: web.AppRunner) -> None:
+        await runner.cleanup()
+        await asyncio.sleep(0.1)  # connections that gateways ended are closed in later turns of the loop
+
     def __enter__(self) -> OrderDesk:
         return self
 
@@ -55,7 +59,7 @@ class OrderDesk:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._runner is not None:
-            asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(10)
+            asyncio.run_coroutine_threadsafe(self._close(self._runner), self._loop).result(10)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(10)
         self._loop.close()

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
+from baton_decode_worker.service import DecodeService
 from baton_engine.memory.blocks import BlockState
-from baton_engine.scheduling.engine_config import EngineConfig
 from baton_kv_transfer.decode.peers import PrefillLink
 from baton_kv_transfer.decode.records import DecodeAction, Scatter
 from baton_kv_transfer.decode.transfer import DecodeTransfer
@@ -17,9 +17,9 @@ from baton_kv_transfer.layout import Extent
 from baton_kv_transfer.link import PairLink
 from baton_kv_transfer.transports.seam import Transport
 from baton_testing.engine.runners import VOCABULARY
-from baton_testing.simulation.engine import SimEngine
+from baton_testing.simulation.engine import SimEngine, engine_config
 from baton_testing.simulation.process import Violation, require
-from baton_testing.simulation.scenario import CONTEXT_TOKENS, Fault
+from baton_testing.simulation.scenario import Fault
 from baton_testing.simulation.streams import PORT, StreamNetwork
 from baton_testing.simulation.transfers import KEYS, TRANSFER, Landing, Watch
 from baton_testing.simulation.worker import LIMITS, SimWorker, WorkerWorld, no_metrics
@@ -37,28 +37,30 @@ class SimDecode(SimWorker):
         super().__init__(world, name, epoch, address, fingerprint, shape.decode_block_tokens)
         self.thread = self.add_loop()
         service = parts.decode_service(LIMITS, no_metrics(), self.loop, lambda: self.now)
-        config = EngineConfig(
-            num_blocks=shape.decode_blocks,
-            block_tokens=shape.decode_block_tokens,
-            max_slots=shape.slots,
-            max_context_tokens=CONTEXT_TOKENS,
-            max_step_tokens=shape.step_tokens,
-            max_waiting=shape.max_waiting,
-        )
+        config = engine_config(shape, shape.decode_blocks, shape.decode_block_tokens)
         make = (parts.decode_scheduler, parts.stepper, parts.runner)
         self.engine = SimEngine(self, config, *make, shape.ahead, service.on_events, service.on_cancel)
         service.attach(self.engine)
         self.service = service
+        self.pair_network = StreamNetwork(world, self, self.thread)
+        self.begin_decode(service)
+
+    def begin_decode(self, service: DecodeService) -> None:
+        """The side that KV lands on, once everything else is there."""
+        self.decode_service = service
         self.expected: dict[HandoverKey, bytes] = {}
-        self.unlinked: dict[HandoverKey, float] = {}
+        self.decode_unlinked: dict[HandoverKey, float] = {}
         self.corrupt_next: list[float] = []
         self.fail_next_scatter = self.alter_next = False
         self.corrupted: set[HandoverKey] = set()
         self.unproven = False
         """A peer was lost with one-sided writes under way: some bytes may stay quarantined."""
-        self.pair_network = StreamNetwork(world, self, self.thread)
-        self.transfer = service.transfer = WatchedDecodeTransfer(self)
-        self.thread.create_task(self.transfer.start())
+        self.decode_transfer = service.transfer = WatchedDecodeTransfer(self)
+        self.thread.create_task(self.decode_transfer.start())
+
+    @property
+    def watches(self) -> tuple[Watch, ...]:
+        return (self.decode_transfer.watch,)
 
     @property
     def num_blocks(self) -> int:
@@ -66,10 +68,10 @@ class SimDecode(SimWorker):
 
     @property
     def landing(self) -> Landing:
-        return self.transfer.landing
+        return self.decode_transfer.landing
 
     def proven_gone(self, epoch: bytes) -> None:
-        self.thread.call_soon(self.transfer.proven_gone, epoch)
+        self.thread.call_soon(self.decode_transfer.proven_gone, epoch)
 
     # What the transfer tells ------------------------------------------------------------------------------------------
 
@@ -77,9 +79,9 @@ class SimDecode(SimWorker):
         key = HandoverKey.of(of)
         self.note(f"landed {key}")
         epoch = self._ended(key)
-        require(self.transfer.fingerprints[epoch] == self.fingerprint, "I6", f"{key} came from another revision")
+        require(self.decode_transfer.fingerprints[epoch] == self.fingerprint, "I6", f"{key} came from another revision")
         require(key not in self.corrupted, "I4", f"{key} landed with bytes that were spoilt")
-        self.service.on_landed(of, self._altered(key, first_tokens))  # type: ignore[attr-defined]
+        self.decode_service.on_landed(of, self._altered(key, first_tokens))
 
     def _altered(self, key: HandoverKey, tokens: tuple[FirstToken, ...]) -> tuple[FirstToken, ...]:
         """Other ones, when that is planned, and only where the client has the right ones: else nobody could tell."""
@@ -96,7 +98,7 @@ class SimDecode(SimWorker):
         self._ended(key)
         spoilt = reason is not Reason.KV_CORRUPT or key in self.corrupted
         require(spoilt, "I9", f"{key}: {detail}, but nobody spoilt it")
-        self.service.on_failed(of, reason, detail)  # type: ignore[attr-defined]
+        self.decode_service.on_failed(of, reason, detail)
 
     def _ended(self, key: HandoverKey) -> bytes:
         require(key in self.expected, "I1", f"{key} ended twice, or was never expected")
@@ -106,31 +108,37 @@ class SimDecode(SimWorker):
 
     def check(self) -> None:
         self.engine.check()
+        self.check_decode()
+
+    def check_decode(self) -> None:
         for key, epoch in self.expected.items():
-            if epoch in self.transfer.links:
-                self.unlinked.pop(key, None)
+            if epoch in self.decode_transfer.links:
+                self.decode_unlinked.pop(key, None)
                 continue
-            alone_s = self.awake_s - self.unlinked.setdefault(key, self.awake_s)
+            alone_s = self.awake_s - self.decode_unlinked.setdefault(key, self.awake_s)
             require(alone_s < TRANSFER.link_wait_s + 1.5, "I3", f"{key} waits for a peer that is gone")
-        if self.transfer.has_acted:
-            self.transfer.has_acted = False
-            landing = self.transfer.machine.stats().landing
+        if self.decode_transfer.has_acted:
+            self.decode_transfer.has_acted = False
+            landing = self.decode_transfer.machine.stats().landing
             held = sum(landing.by_state.values())
             require(landing.free_bytes + held == landing.total_bytes, "I2", f"{self.name}: {landing}")
 
     def leftovers(self) -> str | None:
         if self.service.open_requests:
             return f"{self.name} io: {self.service.open_requests} open requests"
-        if self.service._awaited:  # type: ignore[attr-defined]
-            return f"{self.name} io: reservations on their way for ever: {self.service._awaited}"  # type: ignore[attr-defined]
-        stats = self.transfer.machine.stats()
+        return self.decode_leftovers() or self.engine.leftovers()
+
+    def decode_leftovers(self) -> str | None:
+        if self.decode_service._awaited:
+            return f"{self.name} io: reservations on their way for ever: {self.decode_service._awaited}"
+        stats = self.decode_transfer.machine.stats()
         landing = stats.landing
         held = landing.total_bytes - landing.free_bytes
         allowed = landing.by_state[SpanState.QUARANTINED] if self.unproven else 0
         owed = stats.lingering and not self.unproven
         if sum(stats.by_state.values()) or held != allowed or owed or self.expected:
             return f"{self.name} transfer: {stats}, unended {list(map(str, self.expected))}"
-        return self.engine.leftovers()
+        return None
 
 
 class WatchedDecodeTransfer(DecodeTransfer):
@@ -183,7 +191,7 @@ class WatchedDecodeTransfer(DecodeTransfer):
             key = HandoverKey.of(of)
             require(key not in self.worker.expected, "I2", f"{key} is expected twice")
             self.worker.expected[key] = prefill_epoch
-            self.worker.unlinked.pop(key, None)
+            self.worker.decode_unlinked.pop(key, None)
 
         self._post(expect)
         super().expected(of, prefill_epoch, *facts)

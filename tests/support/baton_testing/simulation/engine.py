@@ -19,6 +19,7 @@ from baton_testing.engine.runners import ToyRunner
 from baton_testing.kv_transfer.builders import FakePool
 from baton_testing.simulation.kv import attach, geometry
 from baton_testing.simulation.process import SimProcess, Violation, require
+from baton_testing.simulation.scenario import CONTEXT_TOKENS, Shape
 from baton_wire.messages.values import RequestKey, SamplingParams
 from baton_worker.reporting.views import EngineSnapshot
 from baton_worker.serving.engine_thread import Command, EngineThread, ReserveBlocks, Submit
@@ -160,6 +161,18 @@ class SimEngine:
         if held or stats.running or stats.waiting or self.scheduler._state.requests:
             return f"{self.process.name} engine: {stats}, requests {list(map(str, self.scheduler._state.requests))}"
         return None
+
+
+def engine_config(shape: Shape, num_blocks: int, block_tokens: int) -> EngineConfig:
+    """Of a worker with so many blocks."""
+    return EngineConfig(
+        num_blocks=num_blocks,
+        block_tokens=block_tokens,
+        max_slots=shape.slots,
+        max_context_tokens=CONTEXT_TOKENS,
+        max_step_tokens=shape.step_tokens,
+        max_waiting=shape.max_waiting,
+    )
 
 
 def guarded(call: Callable[[], bool]) -> bool:

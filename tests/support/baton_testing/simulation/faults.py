@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from baton_testing.simulation.decode import SimDecode
+from baton_testing.simulation.flexible import SimFlexible
 from baton_testing.simulation.gateway import SimGateway
 from baton_testing.simulation.network import End, Path
 from baton_testing.simulation.prefill import SimPrefill
@@ -21,15 +22,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 LONGEST_S = 5.0
 LOST_SEALS_S = 20.0
+ORDER_S, LATE_ORDER_S = 0.1, 3.0
+ORDERS = 8
+"""Times that an order is repeated, a second apart."""
 
 
 def inject(world: SimWorld, fault: FaultPlan) -> None:
     """Do it, to a victim that the plan picks; a fault without a victim has no effect and is not counted."""
     match fault.kind:
         case Fault.KILL_PREFILL:
-            _kill(world, fault, [w for w in world.workers.values() if isinstance(w, SimPrefill) and w.is_alive])
+            _kill(world, fault, _alive(world, Role.PREFILL))
         case Fault.KILL_DECODE:
-            _kill(world, fault, [w for w in world.workers.values() if isinstance(w, SimDecode) and w.is_alive])
+            _kill(world, fault, _alive(world, Role.DECODE))
         case Fault.KILL_GATEWAY:
             _kill_gateway(world, fault)
         case Fault.PAUSE:
@@ -46,15 +50,21 @@ def inject(world: SimWorld, fault: FaultPlan) -> None:
             _worker(world, fault)
         case Fault.CANCEL | Fault.MASS_CANCEL:
             _clients(world, fault)
+        case Fault.CHANGE_ROLE:
+            _change_role(world, fault)
 
 
 def _pick(victims: list[T], pick: float) -> T:
     return victims[int(pick * len(victims))]
 
 
-def _kill(world: SimWorld, fault: FaultPlan, victims: list[SimPrefill] | list[SimDecode]) -> None:
+def _alive(world: SimWorld, role: Role) -> list[SimWorker]:
+    return [worker for worker in world.workers.values() if worker.role is role and worker.is_alive]
+
+
+def _kill(world: SimWorld, fault: FaultPlan, victims: list[SimWorker]) -> None:
     if victims:
-        victim: SimWorker = _pick(list(victims), fault.pick)
+        victim = _pick(victims, fault.pick)
         world.count(fault.kind)
         victim.is_faulted = True
         world.kill(victim)
@@ -62,7 +72,7 @@ def _kill(world: SimWorld, fault: FaultPlan, victims: list[SimPrefill] | list[Si
 
 
 def _start_again(world: SimWorld, victim: SimWorker, delay_s: float) -> None:
-    role = Role.PREFILL if isinstance(victim, SimPrefill) else Role.DECODE
+    role = victim.ordered if isinstance(victim, SimFlexible) else victim.role
     is_skewed = victim.fingerprint != world.parts.fingerprint
     world.heap.after(delay_s, lambda: world.start_worker(role, victim.address, is_skewed))
 
@@ -156,14 +166,14 @@ def _reset(world: SimWorld, fault: FaultPlan) -> None:
 def _lose_seals(world: SimWorld, fault: FaultPlan) -> None:
     """Until the link is another one; in the end somebody resets it, so that the check at rest means something."""
     decodes = [each for each in world.workers.values() if isinstance(each, SimDecode) and each.is_running]
-    linked = [(each, epoch) for each in decodes for epoch in each.transfer.links]
+    linked = [(each, epoch) for each in decodes for epoch in each.decode_transfer.links]
     if linked:
         victim, epoch = _pick(linked, fault.pick)
-        link = victim.transfer.links[epoch].link
+        link = victim.decode_transfer.links[epoch].link
         _blame(victim)
         _blame(world.by_epoch[epoch])
         victim.note(f"loses the seals of {epoch.hex()[-4:]} from now on")
-        victim.transfer.deaf.add(link)
+        victim.decode_transfer.deaf.add(link)
 
         def close() -> None:
             victim.thread.call_soon(link.close, "reset in the end")
@@ -220,3 +230,32 @@ def _clients(world: SimWorld, fault: FaultPlan) -> None:
     for mine in here:
         world.count(Fault.CANCEL)
         gateway.run(lambda mine=mine: gateway.client_gone(mine))  # type: ignore[misc]
+
+
+def _change_role(world: SimWorld, fault: FaultPlan) -> None:
+    """As whoever sizes pools: of a pool that has two, by all gateways, again and again until one tells of it. Each says
+    it when it comes to it, and some say what is no longer true.
+    """
+    able = [worker for worker in world.workers.values() if isinstance(worker, SimFlexible) and worker.is_alive]
+    able = [worker for worker in able if sum(_is_like(worker, other) for other in able) > 1]
+    if not able:
+        return
+    victim = _pick(able, fault.pick)
+    world.count(fault.kind)
+    victim.ordered = Role.DECODE if victim.ordered is Role.PREFILL else Role.PREFILL
+    world.flips += 1
+    number, role = world.flips, victim.ordered
+    victim.note(f"is to be {role} by flip {number}")
+
+    def say(left: int) -> None:
+        for gateway in [each for each in world.gateways if each.is_alive]:
+            slow_s = LATE_ORDER_S if world.chance(0.2) else ORDER_S
+            gateway.later(world.delay(slow_s), lambda gateway=gateway: gateway.flip(victim.epoch, number, role))  # type: ignore[misc]
+        if left and victim.is_alive and victim.flexible.flip < number:
+            world.heap.after(1.0, lambda: say(left - 1))
+
+    say(ORDERS)
+
+
+def _is_like(one: SimFlexible, other: SimFlexible) -> bool:
+    return one.ordered is other.ordered and one.fingerprint == other.fingerprint

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, cast
 
@@ -46,7 +47,7 @@ from baton_wire.liveness import PeerState
 from baton_wire.messages import codec
 from baton_wire.messages.gateway_link import Flip, Hello, LegFailed, ToGateway, Tokens
 from baton_wire.messages.gateway_link import WorkerState as WorkerStateMessage
-from baton_wire.messages.values import Address, Finish, Grammar
+from baton_wire.messages.values import Address, Finish, Grammar, Reason, Role
 
 LIMITS = AdmissionLimits(max_running=6, max_queued=32, max_wait_s=6.0)
 RULES = RelayRules(LifeRules(reroute_wait_s=8.0, park_s=2.0), generation_defaults=False)
@@ -215,6 +216,8 @@ class SimGateway(SimProcess):
         self._ends: dict[bytes, LinkEnd] = {}
         self._dials: list[Dial] = []
         self.legs = OpenLegs()
+        self.failures: Counter[Reason] = Counter()
+        """Legs that failed at workers."""
         self._unlinked: dict[tuple[bytes, bytes], float] = {}
         self.later(PULSE_S, self._pulse)
 
@@ -258,6 +261,7 @@ class SimGateway(SimProcess):
                 self.relay.tokens(epoch, message)
             case LegFailed():
                 self.legs.failed(epoch, message.request, message.attempt)
+                self.failures[message.reason] += 1
                 self.note(f"leg {message.request.hex()[-4:]}/{message.attempt} failed: {message.reason}")
                 self.relay.leg_failed(epoch, message)
 
@@ -279,11 +283,17 @@ class SimGateway(SimProcess):
         worker = self.table.get(epoch)
         if worker is None:
             return
-        known = worker.state
+        known, role = worker.state, worker.role
         worker.reported(state)
-        if known is None or known.draining != state.draining:
+        if known is None or known.draining != state.draining or worker.role is not role:
             self.relay.worker_changed()
         self.relay.worker_reported()
+
+    def flip(self, epoch: bytes, number: int, role: Role) -> None:
+        """An order has come."""
+        worker = self.table.get(epoch)
+        if worker is not None:
+            worker.flip(number, role)
 
     def lost(self, end: LinkEnd, detail: str) -> None:
         epoch = end.other.process.epoch
@@ -323,7 +333,8 @@ class SimGateway(SimProcess):
             worker = self.table.get(epoch)
             fits = worker is not None and worker.hello.fingerprint == live.fingerprint
             require(fits, "I6", f"request {number} is routed to another revision")
-        is_kept = any(worker.epoch == route.decode and worker.keeps_answers for worker in self.table.views())
+        view = next(worker for worker in self.table.views() if worker.epoch == route.decode)
+        is_kept = view.keeps_answers and view.role is Role.PREFILL
         is_local = route.prefill is None and not is_kept and not self.rules.route.decode_locally
         require(not is_local, "I9", "a prefill was put on a decode worker against the policy")
         names = " and ".join(self._ends[epoch].other.process.name for epoch in workers)

@@ -6,15 +6,15 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from baton_engine.scheduling.engine_config import EngineConfig
 from baton_kv_transfer.handover import HandoverKey, SendTo
 from baton_kv_transfer.prefill.peers import DecodeLink
 from baton_kv_transfer.prefill.records import PrefillAction, PrefillState, Put, Release
 from baton_kv_transfer.prefill.transfer import PrefillTransfer
 from baton_kv_transfer.transports.seam import Transport
-from baton_testing.simulation.engine import SimEngine
+from baton_prefill_worker.service import PrefillService
+from baton_testing.simulation.engine import SimEngine, engine_config
 from baton_testing.simulation.process import require
-from baton_testing.simulation.scenario import CONTEXT_TOKENS, Fault
+from baton_testing.simulation.scenario import Fault
 from baton_testing.simulation.streams import PORT, StreamNetwork
 from baton_testing.simulation.transfers import KEYS, TRANSFER, Sender, Watch
 from baton_testing.simulation.worker import LIMITS, SimWorker, WorkerWorld, no_metrics
@@ -38,27 +38,29 @@ class SimPrefill(SimWorker):
         self.thread = self.add_loop()
         limits = replace(LIMITS, keeps_answers=shape.keeps_answers)
         service = parts.prefill_service(limits, no_metrics(), self.loop, lambda: self.now)
-        config = EngineConfig(
-            num_blocks=shape.prefill_blocks,
-            block_tokens=PREFILL_BLOCK_TOKENS,
-            max_slots=shape.slots,
-            max_context_tokens=CONTEXT_TOKENS,
-            max_step_tokens=shape.step_tokens,
-            max_waiting=shape.max_waiting,
-        )
+        config = engine_config(shape, shape.prefill_blocks, PREFILL_BLOCK_TOKENS)
         make = (parts.prefill_scheduler, parts.stepper, parts.runner)
         self.engine = SimEngine(
             self, config, *make, shape.ahead, service.on_events, service.on_cancel, service.on_layers
         )
         service.attach(self.engine)
         self.service = service
+        self.pair_network = StreamNetwork(world, self, self.thread)
+        self.begin_prefill(service)
+
+    def begin_prefill(self, service: PrefillService) -> None:
+        """The side that hands over, once everything else is there."""
+        self.prefill_service = service
         self.source = Source(self)
         self.opened: dict[HandoverKey, bytes] = {}
-        self.unlinked: dict[HandoverKey, float] = {}
+        self.prefill_unlinked: dict[HandoverKey, float] = {}
         self.errors_reported = 0
-        self.pair_network = StreamNetwork(world, self, self.thread)
-        self.transfer = service.transfer = WatchedPrefillTransfer(self)
-        self.thread.create_task(self.transfer.start())
+        self.prefill_transfer = service.transfer = WatchedPrefillTransfer(self)
+        self.thread.create_task(self.prefill_transfer.start())
+
+    @property
+    def watches(self) -> tuple[Watch, ...]:
+        return (self.prefill_transfer.watch,)
 
     @property
     def num_blocks(self) -> int:
@@ -66,19 +68,19 @@ class SimPrefill(SimWorker):
 
     def discovered(self, addresses: Iterable[str]) -> None:
         endpoints = [Endpoint(address, PORT) for address in addresses]
-        self.thread.call_soon(self.transfer.discovered, endpoints)
+        self.thread.call_soon(self.prefill_transfer.discovered, endpoints)
 
     # What the transfer tells ------------------------------------------------------------------------------------------
 
     def on_granted(self, of: RequestKey) -> None:
-        self.service.on_granted(of)  # type: ignore[attr-defined]
+        self.prefill_service.on_granted(of)
 
     def on_release(self, of: RequestKey) -> None:
         key = HandoverKey.of(of)
         self.note(f"release {key}")
         require(key in self.opened or not self.is_alive, "I2", f"{key} is released twice, or was never opened")
         self.opened.pop(key, None)
-        self.service.on_release(of)  # type: ignore[attr-defined]
+        self.prefill_service.on_release(of)
 
     def on_report(self, of: RequestKey, reason: Reason, detail: str, failed_attempt: int, kept: bool) -> None:
         """I9: an error of one write ends the hand-over whose write it was, and no other."""
@@ -87,22 +89,25 @@ class SimPrefill(SimWorker):
         self.errors_reported += reason is Reason.INTERNAL and not detail.startswith("rejected")
         is_own = self.errors_reported <= self.source.errors
         require(is_own, "I9", f"{self.name}: {key} ended with {detail}, which was no error of its own")
-        self.service.on_report(of, reason, detail, failed_attempt, kept)  # type: ignore[attr-defined]
+        self.prefill_service.on_report(of, reason, detail, failed_attempt, kept)
 
     # Checks -----------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         self.engine.check()
-        self.transfer.verdicts.check(self.name, self.awake_s)
-        machine, links = self.transfer.machine, self.transfer.links
+        self.check_prefill()
+
+    def check_prefill(self) -> None:
+        self.prefill_transfer.verdicts.check(self.name, self.awake_s)
+        machine, links = self.prefill_transfer.machine, self.prefill_transfer.links
         for key, epoch in self.opened.items():
             if epoch in links:
-                self.unlinked.pop(key, None)
+                self.prefill_unlinked.pop(key, None)
                 continue
-            alone_s = self.awake_s - self.unlinked.setdefault(key, self.awake_s)
+            alone_s = self.awake_s - self.prefill_unlinked.setdefault(key, self.awake_s)
             most_s = TRANSFER.link_wait_s + 2.5 + (TRANSFER.kept_s if machine.keeps(key) else 0.0)
             require(alone_s < most_s, "I3", f"{key} waits for a peer that is gone")
-        for key in self.transfer.drawn & self.opened.keys():
+        for key in self.prefill_transfer.drawn & self.opened.keys():
             handover = machine._inner._handovers.get(machine._current(key))
             whole = handover is not None and handover.computed_tokens >= handover.total_tokens
             idle = whole and handover.state is PrefillState.SENDING and not handover.in_flight
@@ -111,10 +116,15 @@ class SimPrefill(SimWorker):
     def leftovers(self) -> str | None:
         if self.service.open_requests:
             return f"{self.name} io: {self.service.open_requests} open requests"
-        stats = self.transfer.machine.stats()
+        return self.prefill_leftovers() or self.engine.leftovers()
+
+    def prefill_leftovers(self) -> str | None:
+        if self.prefill_service._held:
+            return f"{self.name} io: prompts {list(map(str, self.prefill_service._held))} are over"
+        stats = self.prefill_transfer.machine.stats()
         if sum(stats.by_state.values()) or stats.puts_in_flight or stats.early or self.opened:
             return f"{self.name} transfer: {stats}, unreleased {list(map(str, self.opened))}"
-        return self.engine.leftovers()
+        return None
 
 
 class Source:
@@ -175,13 +185,13 @@ class WatchedPrefillTransfer(PrefillTransfer):
 
     def _opened(self, key: HandoverKey, peer: PeerRef, total_tokens: int, deadline_s: float) -> None:
         self.worker.opened[key] = peer.epoch
-        self.worker.unlinked.pop(key, None)
+        self.worker.prefill_unlinked.pop(key, None)
         super()._opened(key, peer, total_tokens, deadline_s)
 
     def _retargeted(self, key: HandoverKey, target: Any, peer: PeerRef, deadline_s: float) -> None:
         if key in self.worker.opened:
             self.worker.opened[key] = peer.epoch
-            self.worker.unlinked.pop(key, None)
+            self.worker.prefill_unlinked.pop(key, None)
         self.worker.world.retargets += 1
         super()._retargeted(key, target, peer, deadline_s)
 

@@ -17,6 +17,8 @@ RARE = 0.2
 """Share of the worlds with faults that have one that stays."""
 STRUCTURED = 0.25
 """Share of the requests that follow a grammar."""
+FLEXIBLE = 0.25
+"""Share of the worlds whose workers flip."""
 FAMILIES = 3
 """Prompts of one family begin alike."""
 
@@ -47,6 +49,7 @@ class Fault(enum.StrEnum):
     DRAIN = "worker drained"
     CANCEL = "client gone"
     MASS_CANCEL = "all clients of a gateway gone"
+    CHANGE_ROLE = "worker told to flip"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,8 @@ class Shape:
     """Decode workers prefill by themselves when no prefill worker is there."""
     keeps_answers: bool = False
     """Prefill workers decode what they computed when no decode worker is there."""
+    flexible: bool = False
+    """All workers have both sides, and change their roles."""
     skewed: bool = False
     """One more pair of workers has another revision."""
     message_s: float = 0.01
@@ -143,17 +148,23 @@ WEIGHTS = {
 }
 
 
-def scenario(seed: int, structured: float = STRUCTURED) -> Scenario:
+def scenario(seed: int, structured: float = STRUCTURED, flexible: float = FLEXIBLE) -> Scenario:
     """The world of a seed: calm, rough or deadly; roomy or with tiny pools. `structured`: which share of its requests
-    follows a grammar."""
+    follows a grammar. `flexible`: in which share of the worlds workers flip; the others are the same whatever it is.
+    """
     dice = random.Random(seed)
-    shape = replace(_shape(dice), keeps_answers=random.Random(f"keeps {seed}").random() < 0.3)
+    shape = replace(
+        _shape(dice),
+        keeps_answers=random.Random(f"keeps {seed}").random() < 0.3,
+    )
+    if random.Random(f"flexible {seed}").random() < flexible:
+        shape = replace(shape, flexible=True, decodes=2)
     asked = [_request(dice, number) for number in range(dice.randint(6, 14))]
     requests = tuple(_in_a_shape(each, random.Random(f"grammar {seed} {each.number}"), structured) for each in asked)
     count = 0 if dice.random() < 0.06 else dice.choice((10, 30, 60, 90, 120))
     kinds = dice.choices(list(WEIGHTS), list(WEIGHTS.values()), k=count)
     faults = (FaultPlan(dice.random() * FAULTS_UNTIL_S, kind, dice.random(), dice.random()) for kind in kinds)
-    planned = [*faults, *_rare(seed, count)]
+    planned = [*faults, *_rare(seed, count), *(_flips(seed) if shape.flexible else ())]
     return Scenario(seed, shape, requests, tuple(sorted(planned, key=lambda each: each.at_s)))
 
 
@@ -163,6 +174,13 @@ def _rare(seed: int, count: int) -> list[FaultPlan]:
     if not count or dice.random() > RARE:
         return []
     return [FaultPlan(dice.random() * FAULTS_UNTIL_S / 2, Fault.LOST_SEALS, dice.random(), dice.random())]
+
+
+def _flips(seed: int) -> list[FaultPlan]:
+    """Flips are no harm: calm worlds have them, too."""
+    dice = random.Random(f"flips {seed}")
+    times = [dice.random() * FAULTS_UNTIL_S for _ in range(dice.choice((1, 3, 8)))]
+    return [FaultPlan(at_s, Fault.CHANGE_ROLE, dice.random(), dice.random()) for at_s in times]
 
 
 def _shape(dice: random.Random) -> Shape:

@@ -11,6 +11,7 @@ from baton_testing.simulation.network import Connection, End, Network, Path
 from baton_testing.simulation.process import SimProcess, require
 from baton_testing.simulation.scenario import CONTEXT_TOKENS, Shape
 from baton_testing.simulation.streams import Stream
+from baton_testing.simulation.transfers import Watch
 from baton_wire.liveness import Liveness
 from baton_wire.messages import codec
 from baton_wire.messages.gateway_link import Hello, ToWorker, WorkerState
@@ -18,6 +19,7 @@ from baton_wire.messages.values import Message, PairFingerprint, Role
 from baton_worker.reporting.metrics import WorkerMetrics
 from baton_worker.serving.gateway_links import GatewayLink
 from baton_worker.serving.intake import RequestLimits
+from baton_worker.serving.messenger import Messenger
 
 LIMITS = RequestLimits(vocab_size=50, max_context_tokens=CONTEXT_TOKENS, max_choices=4)
 STATE_S = 0.1
@@ -87,6 +89,8 @@ class SimWorker(SimProcess):
     """Also the party of its gateway connections."""
 
     role: Role
+    """What it does now."""
+    flips = False
     service: SimService
 
     def __init__(
@@ -114,7 +118,7 @@ class SimWorker(SimProcess):
             epoch=self.epoch,
             fingerprint=self.fingerprint,
             template_hash="t",
-            pair_port=1 if self.role is Role.DECODE else None,
+            pair_port=1 if self.flips or self.role is Role.DECODE else None,
             served_name=SERVED,
             vocab_size=LIMITS.vocab_size,
             max_context_tokens=LIMITS.max_context_tokens,
@@ -124,8 +128,18 @@ class SimWorker(SimProcess):
             blocks_total=self.num_blocks,
             bundle_hash="0" * 64,
             bundle_bytes=1,
-            keeps_answers=self.role is Role.PREFILL and self.world.shape.keeps_answers,
+            keeps_answers=self.flips or (self.role is Role.PREFILL and self.world.shape.keeps_answers),
+            flips=self.flips,
         )
+
+    def sides(self) -> tuple[Messenger, ...]:
+        """Its messengers, of each side one."""
+        return (cast(Messenger, self.service),)
+
+    @property
+    def watches(self) -> tuple[Watch, ...]:
+        """Of its pair links, for each side."""
+        raise NotImplementedError
 
     @property
     def num_blocks(self) -> int:
@@ -147,5 +161,5 @@ class SimWorker(SimProcess):
     def lost(self, end: End, detail: str) -> None:
         link = self._links.pop(end)
         self.service.link_lost(cast(GatewayLink, link))
-        held = self.service._open.keys_of(link)  # type: ignore[attr-defined]
+        held = [key for side in self.sides() for key in side._open.keys_of(cast(GatewayLink, link))]
         require(not held, "I2", f"{self.name} still holds {held} for a gateway that is gone")

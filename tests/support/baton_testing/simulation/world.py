@@ -11,6 +11,7 @@ from typing import Any
 from baton_decode_worker.service import DecodeService
 from baton_engine.running.stepper import Stepper
 from baton_engine.scheduling.scheduler import Scheduler
+from baton_flexible_worker.service import FlexibleService
 from baton_gateway.requests.admission import Admission
 from baton_gateway.requests.request import RequestLife
 from baton_gateway.requests.request_events import Outcome
@@ -25,6 +26,7 @@ from baton_testing.engine.runners import ToyRunner
 from baton_testing.kv_transfer.builders import fingerprint
 from baton_testing.simulation.decode import SimDecode
 from baton_testing.simulation.faults import inject
+from baton_testing.simulation.flexible import SimFlexible
 from baton_testing.simulation.gateway import SimClient, SimGateway, client
 from baton_testing.simulation.network import PULSE_S, Connection, Path
 from baton_testing.simulation.prefill import SimPrefill
@@ -35,11 +37,11 @@ from baton_testing.simulation.worker import SimWorker
 from baton_testing.virtual_time.event_heap import EventHeap
 from baton_wire.fingerprint import require_fit as require_fit_pair
 from baton_wire.liveness import Liveness
-from baton_wire.messages.values import PairFingerprint, Role
+from baton_wire.messages.values import PairFingerprint, Reason, Role
 from baton_wire.session import Session
 from baton_worker.serving.endpoints import STALLED_S, is_live
 
-GENTLE = frozenset({Fault.CANCEL, Fault.MASS_CANCEL})
+GENTLE = frozenset({Fault.CANCEL, Fault.MASS_CANCEL, Fault.CHANGE_ROLE})
 """Faults that touch no machine: with only these, everything must go fast and well."""
 REST_S = 45.0
 """By then everything must have ended: deadlines, detection, pins and closing added up."""
@@ -56,6 +58,7 @@ class Parts:
 
     prefill_service: Any = PrefillService
     decode_service: Any = DecodeService
+    flexible_service: Any = FlexibleService
     prefill_scheduler: Any = Scheduler
     decode_scheduler: Any = Scheduler
     stepper: Any = Stepper
@@ -87,6 +90,8 @@ class SimWorld:
         self.streams: list[Stream] = []
         self.faults: Counter[Fault] = Counter()
         self.retargets = 0
+        self.flips = 0
+        """The number of the last order that a worker change its role."""
         self.make_liveness: Callable[..., Liveness] = self.parts.liveness
         self.make_session: Callable[..., Session] = self.parts.session
         self.gateways: list[SimGateway] = []
@@ -135,15 +140,20 @@ class SimWorld:
     def start_worker(self, role: Role, address: str, is_skewed: bool) -> None:
         epoch = self.epoch()
         print_ = fingerprint(model_hash="e" * 64) if is_skewed else self.parts.fingerprint
-        make = SimPrefill if role is Role.PREFILL else SimDecode
-        worker = make(self, f"{address.upper()}.{self._born}", epoch, address, print_)
+        name = f"{address.upper()}.{self._born}"
+        worker: SimWorker
+        if self.shape.flexible:
+            worker = SimFlexible(self, name, epoch, address, print_, role)
+        else:
+            worker = (SimPrefill if role is Role.PREFILL else SimDecode)(self, name, epoch, address, print_)
         known = self.workers.get(address)
         self.workers[address] = self.by_epoch[epoch] = worker
         self.heap.note(f"{worker.name} starts")
-        decodes = [other for other in self.workers if other.startswith("d")]
+        decodes = [other for other in self.workers if self.shape.flexible or other.startswith("d")]
         for prefill in [other for other in self.workers.values() if isinstance(other, SimPrefill)]:
             for each in decodes:
-                self.path(prefill.address, each)
+                if each != prefill.address:
+                    self.path(prefill.address, each)
             if prefill.is_alive and (prefill is worker or known is None):
                 prefill.discovered(decodes)
 
@@ -248,8 +258,9 @@ class SimWorld:
         self.connections = [each for each in self.connections if not each.is_over]
         self.streams = [each for each in self.streams if each.is_up]
         for worker in self.workers.values():
-            if isinstance(worker, SimPrefill | SimDecode) and worker.is_running:
-                worker.transfer.watch.check()
+            if worker.is_running:
+                for watch in worker.watches:
+                    watch.check()
         for connection in list(self.connections):
             connection.pulse()
         self.heap.after(PULSE_S, self._pulse)
@@ -261,7 +272,7 @@ class SimWorld:
             return False
         if any(path.is_cut for path in self.paths.values()) or any(each.is_paused for each in self._processes()):
             return False
-        return all(process.leftovers() is None for process in self._processes())
+        return all(process.leftovers() is None for process in self._processes()) and not self._mistaken()
 
     def _processes(self) -> list[SimProcess]:
         return [each for each in (*self.gateways, *self.workers.values()) if each.is_alive]
@@ -273,6 +284,7 @@ class SimWorld:
             left = process.leftovers()
             require(left is None, "I2", f"held at rest: {left}")
         self._check_health()
+        self._check_roles()
         kinds = {fault.kind for fault in self.scenario.faults}
         if kinds <= GENTLE:
             self._check_calm()
@@ -287,6 +299,19 @@ class SimWorld:
                 dead_s = snapshot.turned_s + STALLED_S + 1.0
                 require(not self.parts.is_live(snapshot, dead_s), "I9", f"{worker.name}: healthy without a turn")
 
+    def _check_roles(self) -> None:
+        """I15: gateways take each worker for what it is."""
+        mistaken = self._mistaken()
+        require(not mistaken, "I15", ", ".join(mistaken))
+
+    def _mistaken(self) -> list[str]:
+        return [
+            f"{gateway.name} takes {self.by_epoch[linked.hello.epoch].name} for a {linked.role} worker"
+            for gateway in self.gateways
+            for linked in gateway.table.all()
+            if gateway.is_alive and linked.role is not self.by_epoch[linked.hello.epoch].role
+        ]
+
     def _check_drained(self) -> None:
         """I7: where workers only leave in order, nobody's answer is cut, unless nobody else is there."""
         for mine in self.clients:
@@ -297,6 +322,9 @@ class SimWorld:
 
     def _check_calm(self) -> None:
         """I8: without faults everybody is served, unless its time or the fleet's room is short."""
+        for gateway in self.gateways:
+            refused = {Reason.BAD_REQUEST, Reason.DRAINING} & gateway.failures.keys()
+            require(not refused, "I15", f"workers refused what {gateway.name} sent: {refused}")
         rest_s = self.heap.now - max(self._last_end_s, FAULTS_UNTIL_S)
         require(rest_s <= 3.5, "I2", f"blocks were held for {rest_s:.1f} s after the last request")
         for mine in self.clients:

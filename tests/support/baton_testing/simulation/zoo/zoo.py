@@ -8,7 +8,7 @@ from typing import Any
 from baton_testing.simulation.process import Violation
 from baton_testing.simulation.scenario import Fault, Scenario, scenario
 from baton_testing.simulation.world import GENTLE, Parts, SimWorld
-from baton_testing.simulation.zoo import engine, keeper, links, transfer
+from baton_testing.simulation.zoo import engine, flips, keeper, links, transfer
 
 MOST_SEEDS = 60
 
@@ -27,6 +27,8 @@ class Mutant:
     only: frozenset[Fault] | None = None
     structured: float = 0.0
     """Share of the requests that follow a grammar."""
+    flexible: float = 0.0
+    """Share of the worlds whose workers flip."""
 
     @property
     def name(self) -> str:
@@ -40,7 +42,7 @@ class Mutant:
         return replace(Parts(), **changes)
 
     def scenario(self, seed: int) -> Scenario:
-        made = scenario(seed, self.structured)
+        made = scenario(seed, self.structured, self.flexible)
         made = replace(made, shape=replace(made.shape, **self.shape))
         if self.only is None:
             return made
@@ -85,6 +87,10 @@ def _scheduler(rows: str, defect: Any, **more: Any) -> Mutant:
 
 def _life(rows: str, defect: Any, **more: Any) -> Mutant:
     return Mutant(rows, defect, ("life",), **more)
+
+
+def _flexible(defect: Any, **more: Any) -> Mutant:
+    return Mutant("flips", defect, ("flexible_service",), flexible=1.0, **more)
 
 
 ONE_SIDED: dict[str, Any] = {"one_sided": True}
@@ -168,5 +174,10 @@ ZOO = (
     _life("R9", links.IgnoresConflicts),
     Mutant("F7", engine.BeginsGrammarsAnew, ("runner",), structured=1.0),
     Mutant("F7", engine.LeavesGrammarsOut, ("runner",), structured=1.0),
+    _flexible(flips.TakesLateFlips),
+    _flexible(flips.RefusesOtherWork),
+    _flexible(flips.DropsWorkWithTheRole, only=GENTLE),
+    _flexible(flips.HearsOfItsRoleAlone),
+    _flexible(flips.ForgetsTheOtherSidesGateways),
     Mutant("half open", links.SuspectsForEver, ("liveness",), only=frozenset({Fault.CUT_ONE_WAY, Fault.CUT})),
 )
