@@ -229,7 +229,7 @@ async def _scale(count: int, per_s: float, calls_per_s: float, spaces: tuple[str
                 await asyncio.sleep(5)
                 await quiet(seen, 120)
                 expected = len(seen.objects[f"pilot-{run}"])
-                began, made, cpu_before = time.monotonic(), {}, process.cpu_s
+                began, made, cpu_before, own_before = time.monotonic(), {}, process.cpu_s, time.process_time()
                 before, served_before = calls(), server_cpu_s()
                 for number in range(count):
                     await asyncio.sleep(max(began + number / per_s - time.monotonic(), 0.0))
@@ -258,6 +258,7 @@ async def _scale(count: int, per_s: float, calls_per_s: float, spaces: tuple[str
                 row("from the first create to the last object, s", last_s, "<= 60")
                 row("from the last create to the last object, s", last_s - created_s)
                 row("operator CPU s per deployment", (process.cpu_s - cpu_before) / count)
+                row("this load's CPU s per deployment", (time.process_time() - own_before) / count)
                 served = server_cpu_s()
                 if served is not None and served_before is not None:
                     row("API server and etcd CPU s per deployment", (served - served_before) / count)
