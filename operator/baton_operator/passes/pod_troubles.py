@@ -98,7 +98,7 @@ def _found(status: Manifest, role: str, needs: PodNeeds, said: Said | None, age_
     placed = _condition(status, "PodScheduled")
     if placed.get("status") == "False":
         return _unplaced(placed, role, needs)
-    found = container_trouble(status, role)
+    found = container_trouble(status, role) or _ended_once(status, role)
     if found is None and is_creating(status):
         return _creating(said, age_s)
     # The probe of a fetch fails to tell how far it is.
@@ -139,6 +139,16 @@ def container_trouble(status: Manifest, role: str) -> Trouble | None:
     return None
 
 
+def _ended_once(status: Manifest, role: str) -> Trouble | None:
+    """Of a process that has failed and is tried again: it may pass, and until then its last words are all that is
+    known. It fails no template yet."""
+    for container in mappings(status.get("containerStatuses")):
+        code = integer(_last_end(container).get("exitCode"))
+        if code and role != FETCH_ROLE:
+            return Trouble(_CRASH.get(role, "WorkersFail"), last_words(container), lasts=False)
+    return None
+
+
 def _creating(said: Said | None, age_s: float | None) -> Trouble | None:
     if said is not None and said.warns:
         missing = missing_object(said.message)
@@ -167,9 +177,15 @@ def _unready(said: Said | None) -> Trouble | None:
 
 def last_words(container: Manifest) -> str:
     """How a container that crashes ended last. The same while it goes back and forth between trying and waiting."""
-    ended = mapping(mapping(container.get("lastState")).get("terminated"))
+    ended = _last_end(container)
     last = " ".join(str(ended.get("message") or "").split())[-300:]
     return f"{ended.get('reason', 'crashes')}, exit code {ended.get('exitCode', 'unknown')}: {last}"
+
+
+def _last_end(container: Manifest) -> Manifest:
+    """How it ended: just now, or before the present try."""
+    now, before = (mapping(mapping(container.get(name)).get("terminated")) for name in ("state", "lastState"))
+    return now or before
 
 
 def is_ready(status: Manifest) -> bool:

@@ -134,6 +134,14 @@ def _crashing(code: int, reason: str, message: str) -> Affliction:
     return Affliction({**status, "containerStatuses": [container | {"lastState": ended}]})
 
 
+def _tried_again(code: int, message: str) -> Affliction:
+    """A process that has ended once and runs again, without being Ready yet."""
+    ended: Json = {"terminated": {"exitCode": code, "reason": "Error", "message": message}}
+    container: Json = {"name": "c", "restartCount": 1, "ready": False, "state": {"running": {}}, "lastState": ended}
+    conditions = [_scheduled(True), {"type": "Ready", "status": "False"}]
+    return Affliction({"phase": "Running", "conditions": conditions, "containerStatuses": [container]})
+
+
 async def _name_taken(world: World) -> None:
     service: Json = {"apiVersion": "v1", "kind": "Service", "spec": {"clusterIP": "None", "ports": [{"port": 1}]}}
     service["metadata"] = {"name": f"{NAME}-gateway", "namespace": SPACE}
@@ -279,6 +287,9 @@ CAUSES = (
     Planted("wrong model", "WorkersFail",
             _pods(WORKER, _crashing(2, "Error", "argument --model: /m: no such directory")), _clear,
             says="no such directory"),
+    Planted("wrong model, tried again", "WorkersFail",
+            _pods(WORKER, _tried_again(2, "argument --model: /m: no such directory")), _clear, says="no such dir"),
+    Planted("gateway tried again", "GatewayFails", _pods(GATEWAY, _tried_again(2, "unrecognized")), _clear),
     Planted("out of memory", "WorkersFail", _pods(("decode",), _crashing(137, "OOMKilled", "")), _clear,
             says="OOMKilled"),
     Planted("gateway crashes", "GatewayFails", _pods(GATEWAY, _crashing(2, "Error", "unrecognized")), _clear),
