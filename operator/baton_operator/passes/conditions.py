@@ -52,15 +52,19 @@ def merged(
     return (*known, *(condition for kind, condition in kept.items() if kind not in set(ConditionType)))
 
 
+def said(finding: Finding) -> str:
+    """Its message within bounds; never empty, as API servers such as 1.20 turn an applied "" into null."""
+    message = finding.message or finding.reason
+    return message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 1] + "…"
+
+
 def _condition(finding: Finding, before: Condition | None, generation: int, now: datetime.datetime) -> Condition:
     is_same = before is not None and before.status == finding.truth
-    message = finding.message or finding.reason  # API servers such as 1.20 turn an applied "" into null
-    message = message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 1] + "…"
     raw = {
         "type": finding.type.value,
         "status": finding.truth.value,
         "reason": finding.reason,
-        "message": message,
+        "message": said(finding),
         "lastTransitionTime": before.last_transition_time if before is not None and is_same else timestamp(now),
         "observedGeneration": generation,
     }

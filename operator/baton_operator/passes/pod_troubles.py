@@ -179,7 +179,8 @@ def last_words(container: Manifest) -> str:
     """How a container that crashes ended last. The same while it goes back and forth between trying and waiting."""
     ended = _last_end(container)
     last = " ".join(str(ended.get("message") or "").split())[-300:]
-    return f"{ended.get('reason', 'crashes')}, exit code {ended.get('exitCode', 'unknown')}: {last}"
+    how = f"{ended.get('reason', 'crashes')}, exit code {ended.get('exitCode', 'unknown')}"
+    return f"{how}: {last}" if last else how
 
 
 def _last_end(container: Manifest) -> Manifest:

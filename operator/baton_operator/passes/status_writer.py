@@ -148,6 +148,7 @@ class StatusWriter:
 def _steady(status: Manifest) -> Manifest:
     """A status without the numbers that move all the time."""
     kept = {name: value for name, value in status.items() if name not in _SELDOM}
+    kept["message"] = without_progress(str(kept.get("message")))
     kept["conditions"] = [{**each, "message": _steady_message(each)} for each in mappings(kept.get("conditions"))]
     return kept
 

@@ -16,7 +16,7 @@ from baton_control.rollout import Group, RolloutPhase, Step, usable
 from baton_control.sizing.scaling import Sized
 from baton_control.spec.api import LLMDeployment, ScalingMode
 from baton_operator.objects.metadata import FETCH_ROLE
-from baton_operator.passes.conditions import Finding, Truth, merged, timestamp
+from baton_operator.passes.conditions import Finding, Truth, merged, said, timestamp
 from baton_operator.passes.observe import WorkerSet
 from baton_operator.passes.pool_size import Plan
 from baton_operator.passes.troubles import Trouble, listed, worst_first
@@ -59,9 +59,11 @@ def status_of(view: View, before: DeploymentStatus, now: datetime.datetime) -> D
     """The status after a pass. Raises ValidationError only for what bounds should have kept out."""
     decisions = _decisions(view, before, now)
     heard, findings = view.heard, _findings(view)
+    worst = _worst(findings)
     raw = {
         "observedGeneration": view.generation,
-        "summary": _summary(findings),
+        "summary": worst.reason,
+        "message": said(worst),
         "conditions": merged(before.conditions, findings, view.generation, now),
         "prefill": _pool(view, Role.PREFILL),
         "decode": _pool(view, Role.DECODE),
@@ -114,6 +116,7 @@ def refused(
         findings += [nothing, replace(nothing, type=ConditionType.AVAILABLE)]
     changed = {
         "summary": reason,
+        "message": said(finding),
         "observed_generation": generation,
         "conditions": merged(before.conditions, findings, generation, now),
     }
@@ -133,7 +136,8 @@ def unreadable(why: str, before: DeploymentStatus, generation: int, now: datetim
         Finding(ConditionType.DEGRADED, Truth.TRUE, reason, message),
     )
     conditions = merged(before.conditions, findings, generation, now)
-    return before.model_copy(update={"summary": reason, "conditions": conditions})
+    told = {"summary": reason, "message": said(findings[0]), "conditions": conditions}
+    return before.model_copy(update=told)
 
 
 def _pool(view: View, role: Role) -> PoolStatus:
@@ -330,15 +334,15 @@ def _messages(troubles: Iterable[Trouble]) -> str:
     return "; ".join(dict.fromkeys(each.message for each in troubles))
 
 
-def _summary(findings: Iterable[Finding]) -> str:
-    """The worst that is true, in a word, for a column."""
+def _worst(findings: Iterable[Finding]) -> Finding:
+    """The worst that is true, for the columns."""
     by_type = {each.type: each for each in findings}
     ready, progressing = by_type[ConditionType.READY], by_type[ConditionType.PROGRESSING]
     if by_type[ConditionType.STALLED].truth is Truth.TRUE:
-        return by_type[ConditionType.STALLED].reason
+        return by_type[ConditionType.STALLED]
     if ready.truth is Truth.TRUE and ready.reason == "Serving" and progressing.truth is Truth.TRUE:
-        ready = progressing
-    return ready.reason
+        return progressing
+    return ready
 
 
 def _slo(view: View) -> Finding:

@@ -51,7 +51,7 @@ DEPLOYMENT_COLUMNS = (
     Column("Ready", _condition("Ready", "status")),
     Column("Status", ".status.summary"),
     AGE,
-    Column("Message", _condition("Ready", "message"), is_wide=True),
+    Column("Message", ".status.message", is_wide=True),
     Column("Lane", ".status.kvTransfer.lane", is_wide=True),
     Column("Bandwidth", ".status.kvTransfer.bandwidth", is_wide=True),
     Column("Decision", ".status.lastScaling.reason", is_wide=True),

@@ -152,6 +152,8 @@ class DeploymentStatus(Model):
     """`metadata.generation` that the status is about."""
     summary: Text | None = None
     """The worst that is true now, as the column shows it: Serving, FetchingModel, MissingSecret."""
+    message: LongText | None = None
+    """The same in words."""
     conditions: Conditions = ()
     """Ready, Reconciling and Stalled as kstatus reads them; Available, Progressing, Degraded, SLOMet, TransportVerified
     and ScalingLimited."""

@@ -249,6 +249,7 @@ POOL_VALUES: dict[str, object] = {
     "hugepages.size": "64Mi",
 }
 VALUES: dict[str, object] = {
+    "autoscaling.flips": None,
     "model.source": "pvc://models/other",
     "model.servedName": "other",
     "model.maxContextTokens": 256,

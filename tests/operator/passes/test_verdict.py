@@ -14,7 +14,7 @@ from baton_control.sizing.scaling import Sized
 from baton_operator.passes.observe import WorkerSet
 from baton_operator.passes.pool_size import Plan
 from baton_operator.passes.troubles import Trouble
-from baton_operator.passes.verdict import RefusedSpec, View, refused, status_of
+from baton_operator.passes.verdict import RefusedSpec, View, refused, status_of, unreadable
 from baton_operator.schema.status import DeploymentStatus, SloStatus
 from baton_operator.telemetry import Heard
 from baton_testing.kube.manifests import deployment
@@ -157,6 +157,19 @@ def test_degraded_names_the_worst_that_is_known_and_so_does_the_column(seen: Vie
 )
 def test_the_column_says_the_worst_in_a_word(seen: View, summary: str) -> None:
     assert status_of(seen, EMPTY, NOW).summary == summary
+
+
+def test_the_words_beside_the_column_are_about_what_it_says() -> None:
+    full = Trouble("QuotaExceeded", "exceeded quota: q, requested: pods=1, used: pods=3", of="decode")
+    status = status_of(replace(view(), troubles=(full,)), EMPTY, NOW)
+    assert (status.summary, status.message) == ("QuotaExceeded", full.message)
+    assert judged(replace(view(), troubles=(full,)), "Ready") == ("True", "Serving")
+    serving = status_of(view(), EMPTY, NOW)
+    assert (serving.summary, serving.message) == ("Serving", "requests are served")
+    lost = unreadable("forbidden", serving, 1, NOW)
+    assert (lost.summary, lost.message) == ("NamespaceUnreadable", "the operator cannot read the namespace: forbidden")
+    wrong = refused(RefusedSpec("InvalidSpec", (FieldProblem("spec.x", "is wrong"),)), serving, 1, NOW)
+    assert (wrong.summary, wrong.message) == ("InvalidSpec", "spec.x: is wrong")
 
 
 def test_why_nothing_serves_is_a_sentence_with_its_cause() -> None:
