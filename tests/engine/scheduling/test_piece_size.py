@@ -59,6 +59,46 @@ def test_one_odd_step_does_not_make_tokens_free() -> None:
     assert pieces.tokens(64) < MOST
 
 
+def test_one_odd_first_step_is_forgotten() -> None:
+    """The first piece met a step that took 50 ms for another reason."""
+    pieces = PieceSize(MOST, 0.012)
+    told(pieces, 64, 0, 0.006, 2e-5)
+    pieces.observe(64, 64, 0.05)
+    for step in range(200):
+        told(pieces, 64, pieces.tokens(64) if step % 2 else 0, 0.006, 2e-5)
+    assert pieces.tokens(64) >= 192
+
+
+def test_prompts_alone_tell_what_a_token_costs_before_any_row_was_there() -> None:
+    pieces = PieceSize(MOST, 0.012)
+    pieces.observe(0, 2_000, 0.044)
+    assert pieces.token_s == pytest.approx(2.2e-5)
+    told(pieces, 2, 64, 0.006, 2e-5)
+    assert pieces.base_s == pytest.approx(0.006, rel=0.05)
+    assert pieces.tokens(2) > 2 * LEAST_TOKENS, "without waiting for a step of rows alone"
+
+
+def test_equal_pieces_leave_a_change_to_the_rows() -> None:
+    """A worker all of whose steps carry pieces: its rows end, and the steps tell so."""
+    pieces = PieceSize(MOST, 0.009)
+    told(pieces, 64, 0, 0.01, 2e-5)
+    for number in range(400):
+        base_s = 0.01 - 0.005 * number / 400
+        told(pieces, 64, LEAST_TOKENS, base_s, 2e-5)
+    assert pieces.base_s == pytest.approx(0.005, rel=0.02)
+    assert pieces.token_s == pytest.approx(2e-5, rel=0.1)
+
+
+def test_the_shortest_steps_of_rows_are_remembered() -> None:
+    pieces = PieceSize(MOST)
+    assert pieces.least_s is None
+    for rows, seconds in ((64, 0.009), (1, 0.005), (1, 0.005), (1, 0.005), (64, 0.009)):
+        pieces.observe(rows, 0, seconds)
+    pieces.observe(1, 64, 0.001)
+    assert pieces.least_s is not None
+    assert 0.005 <= pieces.least_s < 0.007
+
+
 @given(
     base_s=st.floats(0.002, 0.02),
     token_s=st.floats(5e-6, 2e-4),

@@ -5,8 +5,10 @@
 The engine sizes the pieces of its steps by it; whoever routes predicts by it when a prompt would be done.
 
 Both coefficients are learned from the steps themselves. `base_s` is what the rows cost without prompts. It follows the
-batch, which changes little from step to step. Steps without prompts tell it alone. Steps with prompts correct both, by
-their share of what was predicted (normalised least mean squares; Haykin, Adaptive Filter Theory).
+batch, which changes little from step to step: each step corrects it by a share of what was predicted wrongly. `token_s`
+is a property of the machine. It learns from what a step takes more than the one before it, for so many tokens more:
+steps with equal pieces cannot tell a long piece from slow rows (normalised least mean squares; Haykin, Adaptive Filter
+Theory). Where prompts were computed alone before, their seconds per token are the first guess, and bound the estimate.
 """
 
 from __future__ import annotations
@@ -22,8 +24,15 @@ AIM: Final = 0.95
 """Of the target, what a step is planned for: lengths of steps scatter."""
 WEIGHT: Final = 0.3
 """Of a new step in what was learned."""
-SCALE_TOKENS: Final = 256
-"""A piece of so many tokens corrects both coefficients alike."""
+SCALE_TOKENS: Final = 128
+"""A piece that differs so much from the one before it corrects `token_s` well."""
+ALONE_TOKENS: Final = 256
+"""A step of so many prompt tokens and no rows tells what a token costs."""
+BOUND: Final = 2.0
+"""A token adds to rows at most so many times what it takes in a step of prompts alone, and at least as many times less.
+"""
+ODD: Final = 0.5
+"""Of what was predicted, the most that one step is believed to be off: some wait for the host, or for a hand-over."""
 
 
 def piece_tokens(rows: int, base_s: float, token_s: float, target_s: float, most_tokens: int) -> int:
@@ -44,21 +53,34 @@ class PieceSize:
         """What requests said last; all of a deployment say the same."""
         self._most_tokens = most_tokens
         self._base_s: float | None = None
+        self._rows_s: float | None = None
+        """By steps without prompts alone."""
+        self._least_s: float | None = None
         self._token_s: float | None = None
+        self._alone_s: float | None = None
+        """Seconds per token of steps of prompts alone."""
+        self._last: tuple[int, float] | None = None
+        """Prompt tokens and seconds of the latest step with rows."""
 
     def observe(self, rows: int, prompt_tokens: int, seconds: float) -> None:
-        """A step with so many decode rows and prompt tokens took that long. Prompts alone say nothing of the rows."""
+        """A step with so many decode rows and prompt tokens took that long."""
         if rows == 0:
+            if prompt_tokens >= ALONE_TOKENS:
+                self._alone_s = _moved(self._alone_s, seconds / prompt_tokens)
             return
+        if prompt_tokens == 0:
+            self._rows_s = _moved(self._rows_s, seconds)
+            self._least_s = self._rows_s if self._least_s is None else min(self._least_s, self._rows_s)
         if self._base_s is None:
             # With prompts in it a step is too long a guess; then pieces stay small until it is corrected.
-            self._base_s = seconds
-        elif prompt_tokens == 0:
-            self._base_s += WEIGHT * (seconds - self._base_s)
-        elif self._token_s is not None:
+            self._base_s = max(seconds / 2, seconds - prompt_tokens * (self._alone_s or 0.0))
+        elif prompt_tokens and self._token_s is None:
+            if seconds > self._base_s:
+                least = self._base_s / LEAST_TOKENS  # no more than that the least piece takes as long as the rows
+                self._token_s = self._bounded(min((seconds - self._base_s) / prompt_tokens, least))
+        else:
             self._correct(prompt_tokens, seconds)
-        elif seconds > self._base_s:
-            self._token_s = (seconds - self._base_s) / prompt_tokens
+        self._last = prompt_tokens, seconds
 
     @property
     def base_s(self) -> float | None:
@@ -66,9 +88,14 @@ class PieceSize:
         return self._base_s
 
     @property
+    def least_s(self) -> float | None:
+        """The shortest that it was: a step of few rows. None: no step without prompts was seen."""
+        return self._least_s
+
+    @property
     def token_s(self) -> float | None:
-        """What a prompt token adds; None: no rows were seen with and without prompts."""
-        return self._token_s
+        """What a prompt token adds; None: neither rows were seen with and without prompts, nor prompts alone."""
+        return self._alone_s if self._token_s is None else self._token_s
 
     def expected_s(self, rows: int, prompt_tokens: int) -> float | None:
         """How long such a step takes; None: nothing tells."""
@@ -76,21 +103,34 @@ class PieceSize:
             return None
         if prompt_tokens == 0:
             return self._base_s
-        return None if self._token_s is None else self._base_s + self._token_s * prompt_tokens
+        return None if self.token_s is None else self._base_s + self.token_s * prompt_tokens
 
     def tokens(self, rows: int) -> int:
         """Of prompts, in a step with so many decode rows."""
         if rows == 0 or self.target_s is None:
             return self._most_tokens
-        if self._base_s is None or self._token_s is None:
+        if self._base_s is None or self.token_s is None:
             return min(LEAST_TOKENS, self._most_tokens)
-        return piece_tokens(rows, self._base_s, self._token_s, self.target_s, self._most_tokens)
+        return piece_tokens(rows, self._base_s, self.token_s, self.target_s, self._most_tokens)
+
+    def _bounded(self, token_s: float) -> float:
+        if self._alone_s is None:
+            return token_s
+        return min(BOUND * self._alone_s, max(self._alone_s / BOUND, token_s))
 
     def _correct(self, prompt_tokens: int, seconds: float) -> None:
         assert self._base_s is not None
-        assert self._token_s is not None
-        size = prompt_tokens / SCALE_TOKENS
-        step = WEIGHT * (seconds - self._base_s - self._token_s * prompt_tokens) / (1 + size * size)
-        self._base_s = max(0.0, self._base_s + step)
-        # One odd step must not make tokens free: at most half of what they cost goes at a time.
-        self._token_s = max(self._token_s / 2, self._token_s + step * size / SCALE_TOKENS)
+        expected_s = self._base_s + (self.token_s or 0.0) * prompt_tokens
+        wrong_s = WEIGHT * max(-ODD * expected_s, min(ODD * expected_s, seconds - expected_s))
+        self._base_s = max(0.0, self._base_s + wrong_s)
+        if self._token_s is not None and self._last is not None:
+            more = prompt_tokens - self._last[0]
+            wrong_s = seconds - self._last[1] - self._token_s * more
+            wrong_s = WEIGHT * max(-ODD * expected_s, min(ODD * expected_s, wrong_s))
+            token_s = self._token_s + wrong_s * more / (SCALE_TOKENS**2 + more**2)
+            # One odd step must not make tokens free: at most half of what they cost goes at a time.
+            self._token_s = self._bounded(max(self._token_s / 2, token_s))
+
+
+def _moved(before_s: float | None, seconds: float) -> float:
+    return seconds if before_s is None else before_s + WEIGHT * (seconds - before_s)
