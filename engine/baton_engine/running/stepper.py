@@ -23,12 +23,15 @@ STEP_SMOOTHING = 0.1
 SURE_SHARE = 0.9
 """Of a step's expected length, what it will surely last: lengths scatter."""
 LAUNCH_S = 0.0015
-"""Planning and launching a step take the host so long beside other threads (medians near 1 ms)."""
+"""Planning and launching a step take the host at least so long beside other threads (medians near 1 ms)."""
+LONGER_WEIGHT, SHORTER_WEIGHT = 0.2, 0.02
+"""Of a launch in what launches are taken to take, where it took longer and where it took less: most shall be over in
+that time. Some hosts take 2 to 5 ms."""
 
 
-def planning_s(expected_s: float) -> float:
-    """How long after a step of this expected length began the next one is planned. Seconds, both. Pure."""
-    return max(0.0, SURE_SHARE * expected_s - LAUNCH_S)
+def planning_s(expected_s: float, launch_s: float = LAUNCH_S) -> float:
+    """How long after a step of this expected length began the next one is planned. Seconds, all. Pure."""
+    return max(0.0, SURE_SHARE * expected_s - max(LAUNCH_S, launch_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,8 @@ class Stepper:
         self._launched: deque[_Launched] = deque()
         self._began_s = 0.0
         """When the device began the oldest launched step."""
+        self._launch_s = LAUNCH_S
+        """Planning and launching take no longer, mostly."""
         self._max_launched = 2 if scheduler.config.one_step_ahead else 1
 
     @property
@@ -92,15 +97,20 @@ class Stepper:
             return 0.0
         (running,) = self._launched
         expected_s = self._scheduler.expected_s(running.load.decode_rows, running.load.prefill_tokens)
-        return 0.0 if expected_s is None else max(0.0, self._began_s + planning_s(expected_s) - now)
+        return 0.0 if expected_s is None else max(0.0, self._began_s + planning_s(expected_s, self._launch_s) - now)
 
     def go_on(self, clock: Callable[[], float]) -> bool:
         """Plan and launch a step, or wait for one. False when there was nothing to do."""
-        plan = self._scheduler.plan(clock())
+        began_s = clock()
+        plan = self._scheduler.plan(began_s)
         if plan is not None:
             self.before_launch()
             self._runner.launch(plan)
             now = clock()
+            if self._launched:  # a step alone may be computed while it is launched
+                took_s = now - began_s
+                weight = LONGER_WEIGHT if took_s > self._launch_s else SHORTER_WEIGHT
+                self._launch_s += weight * (took_s - self._launch_s)
             if not self._launched:
                 self._began_s = now
             self._launched.append(_Launched(self._meter.load(plan), now))

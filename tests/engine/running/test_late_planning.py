@@ -81,3 +81,24 @@ def test_nothing_is_spared_while_nothing_runs_or_two_steps_are_launched() -> Non
     device, _, stepper = stepping()
     stepper.go_on(lambda: device.now)
     assert stepper.spare_s(device.now) == 0.0
+
+
+def test_a_host_that_launches_slowly_plans_earlier() -> None:
+    device, _, stepper = stepping()
+    launch = device.launch
+
+    def slow(plan: StepPlan) -> None:
+        device.now += 0.004
+        launch(plan)
+
+    device.launch = slow  # type: ignore[method-assign]
+    spare_s = []
+    for _ in range(12):
+        spare_s.append(stepper.spare_s(device.now))
+        device.now += spare_s[-1]
+        stepper.go_on(lambda: device.now)
+        stepper.settle(lambda: device.now)
+    assert spare_s[0] == pytest.approx(0.9 * STEP_S - LAUNCH_S)
+    assert spare_s[-1] == pytest.approx(0.9 * STEP_S - 0.004, abs=0.0005), "launches are taken to take 4 ms"
+    assert planning_s(STEP_S, 0.004) == pytest.approx(0.005)
+    assert planning_s(STEP_S, 0.0) == planning_s(STEP_S), "never later than on a fast host"
