@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_wire.rules.piece_size import AIM, LEAST_TOKENS
+from baton_wire.rules.piece_size import AIM, BOUND, LEAST_TOKENS
 from baton_wire.rules.prompt_placement import (
     DecodeSide,
     LatencyTargets,
@@ -16,6 +16,8 @@ from baton_wire.rules.prompt_placement import (
     first_here_s,
     first_there_s,
     is_computed_here,
+    is_kept,
+    mean_step_s,
     placement,
 )
 
@@ -50,8 +52,21 @@ def test_a_line_at_the_prefill_worker_is_relieved_until_the_line_here_is_as_long
 def test_a_decode_worker_whose_rows_use_the_target_up_computes_none() -> None:
     """Also not a prompt whose own target is lost: it would break that of all the others."""
     late = replace(THERE, queued_tokens=10**6)
-    assert not is_computed_here(late, replace(HERE, base_s=0.0095), TARGETS)
-    assert is_computed_here(late, replace(HERE, base_s=0.0095), replace(TARGETS, tpot_s=0.015))
+    full = replace(HERE, base_s=0.0096)
+    assert not is_computed_here(late, full, TARGETS)
+    assert is_computed_here(late, full, replace(TARGETS, tpot_s=0.015))
+
+
+def test_a_step_over_the_target_now_and_then_is_not_over_it_on_average() -> None:
+    late, nearly = replace(THERE, queued_tokens=10**6), replace(HERE, base_s=0.0093)
+    assert is_computed_here(late, nearly, TARGETS), "only steps with a piece are too long"
+    assert not is_computed_here(late, replace(nearly, coming_tokens_s=5_000), TARGETS), "there are many of them"
+
+
+def test_one_odd_step_keeps_prompts_away_for_no_longer_than_it_lasts() -> None:
+    """A first step with a piece that took 50 ms for another reason: 64 tokens would break every target."""
+    busy, odd = replace(THERE, queued_tokens=12_000), replace(HERE, token_s=0.05 / LEAST_TOKENS)
+    assert is_computed_here(busy, odd, TARGETS), "prompts alone tell what a token can cost"
 
 
 def test_what_is_not_known_stays_with_the_prefill_worker() -> None:
@@ -76,10 +91,12 @@ def test_a_prompt_here_takes_its_work_in_steps_within_the_target(
     targets = LatencyTargets(0.5, tpot_s)
     found = first_here_s(here, THERE, targets)
     if found is None:
-        assert base_s + LEAST_TOKENS * token_s > tpot_s
+        assert base_s > AIM * tpot_s
         return
+    assert THERE.more_token_s is not None
+    token_s = min(token_s, BOUND * THERE.more_token_s)
     work_s = (queued + missing) * token_s
-    assert found >= work_s + base_s, "at least one step, and all tokens"
+    assert found >= (work_s + base_s) * (1 - 1e-9), "at least one step, and all tokens"
     steps = round((found - work_s) / base_s)
     least = LEAST_TOKENS * token_s
     assert found <= steps * max(AIM * tpot_s, base_s + least) * (1 + 1e-9), "no step is longer than the target"
@@ -99,12 +116,32 @@ def test_more_in_line_never_comes_sooner(less: int, more: int) -> None:
     assert ahead[0] <= ahead[1]
 
 
-def test_an_answer_is_kept_once_the_decode_worker_is_full_and_the_prefill_worker_less_so() -> None:
+def test_an_answer_is_kept_where_steps_are_shorter_once_those_of_the_decode_worker_are_long() -> None:
     assert placement(KEEPER, HERE, TARGETS) is Placement.HANDED_OVER, "the decode worker has room"
     assert placement(KEEPER, FULL_HERE, TARGETS) is Placement.KEPT
-    assert placement(replace(KEEPER, base_s=0.0091), FULL_HERE, TARGETS) is Placement.HANDED_OVER, "both are full"
-    fuller = replace(KEEPER, base_s=0.0125)
-    assert placement(fuller, replace(HERE, base_s=0.0125), replace(TARGETS, tpot_s=0.012)) is Placement.HANDED_OVER
+    assert placement(replace(KEEPER, base_s=0.0093), FULL_HERE, TARGETS) is Placement.HANDED_OVER, "both are full"
+    assert placement(KEEPER, FULL_HERE, replace(TARGETS, tpot_s=0.012)) is Placement.HANDED_OVER, "no target breaks"
+
+
+def test_a_prefill_worker_that_prompts_keep_busy_keeps_no_answers() -> None:
+    busy = replace(KEEPER, coming_tokens_s=25_000)
+    assert placement(busy, FULL_HERE, TARGETS) is not Placement.KEPT, "its steps would be longer still"
+    assert placement(replace(KEEPER, coming_tokens_s=5_000), FULL_HERE, TARGETS) is Placement.KEPT
+    assert not is_kept(replace(KEEPER, queued_tokens=20_000), FULL_HERE, TARGETS), "what is in line comes, too"
+
+
+def test_a_kept_answer_may_wait_a_little_and_no_longer_than_another_place_takes() -> None:
+    here = replace(HERE, base_s=0.0085)
+    assert placement(replace(KEEPER, queued_tokens=1_000), here, TARGETS) is Placement.KEPT
+    later = replace(KEEPER, queued_tokens=6_000, base_s=0.003)
+    assert is_kept(later, here, TARGETS)
+    assert placement(later, here, TARGETS) is Placement.HERE, "its first token would come too late"
+
+
+@given(st.floats(0.001, 0.1), st.floats(1e-6, 1e-4), st.floats(0, 1e5), st.floats(0, 1e5))
+def test_more_prompts_make_steps_longer(base_s: float, token_s: float, one: float, other: float) -> None:
+    few, many = sorted((one, other))
+    assert base_s <= mean_step_s(base_s, token_s, few) <= mean_step_s(base_s, token_s, many)
 
 
 def test_a_worker_that_may_not_decode_keeps_nothing() -> None:
@@ -112,9 +149,12 @@ def test_a_worker_that_may_not_decode_keeps_nothing() -> None:
 
 
 def test_without_rows_a_prefill_worker_begins_to_keep_answers() -> None:
-    assert placement(replace(KEEPER, rows=0, base_s=None), FULL_HERE, TARGETS) is Placement.KEPT
+    none, known = replace(KEEPER, rows=0, base_s=None), replace(FULL_HERE, least_s=0.004)
+    assert placement(none, known, TARGETS) is Placement.KEPT
+    assert placement(none, FULL_HERE, TARGETS) is Placement.HANDED_OVER, "nobody knows what few rows cost"
+    assert placement(replace(none, coming_tokens_s=24_000), known, TARGETS) is Placement.HANDED_OVER
     unknown = replace(KEEPER, base_s=None)
-    assert placement(unknown, FULL_HERE, TARGETS) is Placement.HANDED_OVER, "rows, and what they cost is not seen"
+    assert placement(unknown, known, TARGETS) is Placement.HANDED_OVER, "rows, and what they cost is not seen"
     assert placement(KEEPER, replace(HERE, base_s=None), TARGETS) is not Placement.KEPT
 
 

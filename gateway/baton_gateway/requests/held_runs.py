@@ -48,7 +48,8 @@ class HeldRuns:
         self._let_go = let_go
         self._output_tokens, self._may_grow, self._goes_local = output_tokens, may_grow, goes_local
         self._ttft_s = 0.0
-        """As last told; all requests of a deployment have the same target."""
+        self._tpot_s: float | None = None
+        """As last told; all requests of a deployment have the same targets."""
         self._queues: dict[PairFingerprint, PromptOrder[Held]] = {}
         self._pieces: dict[int, deque[Held]] = {}
         """Runs beyond their request's share, by ticket."""
@@ -64,13 +65,15 @@ class HeldRuns:
         for pieces in self._pieces.values():
             yield from pieces
 
-    def takes(self, live: LiveRequest, action: PickRoute, route: Route | Problem, ttft_s: float) -> bool:
+    def takes(
+        self, live: LiveRequest, action: PickRoute, route: Route | Problem, ttft_s: float, tpot_s: float | None = None
+    ) -> bool:
         """Whether the run waits its turn. What ran before does not; what is computed where it is decoded waits only
         for decode workers.
         """
         if not action.is_first or isinstance(route, Problem):
             return False
-        fingerprint, self._ttft_s = live.fingerprint, ttft_s
+        fingerprint, self._ttft_s, self._tpot_s = live.fingerprint, ttft_s, tpot_s
         assert fingerprint is not None
         if not self._is_within_share(live, action):
             self._pieces.setdefault(live.ticket, deque()).append((live, action))
@@ -95,22 +98,23 @@ class HeldRuns:
     def _has_to_wait(self, live: LiveRequest, route: Route, fingerprint: PairFingerprint) -> bool:
         if is_full(self._table.views(), fingerprint, self._output_tokens(live)):
             return True
-        if route.prefill is None:
+        if route.is_local:
             return False
-        return fingerprint in self._queues or not self._has_room(route.prefill, fingerprint)
+        return fingerprint in self._queues or not self._has_room(route.prefill or route.decode, fingerprint)
 
     def _has_room(self, chosen: bytes, fingerprint: PairFingerprint) -> bool:
         """The chosen worker or any other has; mostly it is the chosen one, which is cheaper to look at alone."""
         worker = self._table.get(chosen)
-        if worker is not None and worker.token_s and not is_backed_up((worker.view(),), fingerprint, self._ttft_s):
+        targets = self._ttft_s, self._tpot_s
+        if worker is not None and worker.token_s and not is_backed_up((worker.view(),), fingerprint, *targets):
             return True
-        return not is_backed_up(self._table.views(), fingerprint, self._ttft_s)
+        return not is_backed_up(self._table.views(), fingerprint, *targets)
 
     def _is_open(self, live: LiveRequest, action: PickRoute, fingerprint: PairFingerprint) -> bool:
         views = self._table.views()
         if is_full(views, fingerprint, self._output_tokens(live)):
             return False
-        return not is_backed_up(views, fingerprint, self._ttft_s) or self._goes_local(live, action)
+        return not is_backed_up(views, fingerprint, self._ttft_s, self._tpot_s) or self._goes_local(live, action)
 
     def look(self) -> None:
         """Let go whose turn has come: a worker reported, came or went, or time has passed."""

@@ -263,7 +263,7 @@ class Relay:
                     self._send(live, action)
                 case PickRoute():
                     route = self._choose(live, action)
-                    if not self.held.takes(live, action, route, self._rules.ttft_s):
+                    if not self.held.takes(live, action, route, self._rules.ttft_s, self._rules.life.tpot_s):
                         self._feed(live, self._routed(live, action, route))
                 case Prepare():
                     live.preparing = self._loop.create_task(self._prepare(live))
@@ -296,7 +296,7 @@ class Relay:
 
     def _goes_local(self, live: LiveRequest, action: PickRoute) -> bool:
         route = self._choose(live, action)
-        return not isinstance(route, Problem) and route.prefill is None
+        return not isinstance(route, Problem) and route.is_local
 
     def _choose(self, live: LiveRequest, action: PickRoute) -> Route | Problem:
         return self._routing.choose(live, action, self._rules.route)

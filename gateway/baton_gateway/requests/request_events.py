@@ -75,7 +75,14 @@ class Route:
     decode_address: Address | None
     """Where `prefill` reaches `decode`; not None when `prefill` is given."""
     own_s: float = 0.0
-    """Seconds that `prefill` computes it; 0 while no prompt step was seen, when nothing waits by it."""
+    """Seconds that a prefill worker computes it; 0 while no prompt step was seen, when nothing waits by it."""
+    is_kept: bool = False
+    """`decode` is a prefill worker, where other prompts are in line."""
+
+    @property
+    def is_local(self) -> bool:
+        """A decode worker computes the prompt: prefill workers have nothing to do with it."""
+        return self.prefill is None and not self.is_kept
 
 
 class Outcome(enum.StrEnum):

@@ -27,6 +27,8 @@ LEAST_SHARE = 0.1
 """Of the mean, a slope that is believed: smaller ones are noise."""
 FADING = 0.9
 """What an older prompt step counts against the next one."""
+RATE_WEIGHT = 0.05
+"""Of a report in rates: they are those of about two seconds."""
 
 
 @dataclass(slots=True, eq=False)
@@ -69,6 +71,11 @@ class LinkedWorker:
     """Seconds and prompt tokens of such steps with prompts in them, older ones fading."""
     rows: int = 0
     """Sequences that decoded in the last step that it told of; none once nothing runs."""
+    reports: int = 0
+    computed_tokens_s: float = 0.0
+    """Prompt tokens a second that it computed of late, by its reports."""
+    sent_tokens_s: float = 0.0
+    """The same of those that were sent to it to be computed."""
 
     @property
     def role(self) -> Role:
@@ -117,7 +124,16 @@ class LinkedWorker:
                 self.prefill_steps = FADING * self.prefill_steps + 1
                 self.prefill_squares = FADING * self.prefill_squares + tokens * tokens
                 self.prefill_products = FADING * self.prefill_products + tokens * timing.seconds
+        self._follow_rates(state)
         self.sent_sequences = self.sent_tokens = self.sent_prompts = 0
+
+    def _follow_rates(self, state: WorkerState) -> None:
+        self.reports += 1
+        weight = max(RATE_WEIGHT, 1 / self.reports)
+        token_s = self._beside_rows_s() if self.rows else self.token_s
+        computed = 1 / token_s if token_s and state.computing_tokens else 0.0
+        self.computed_tokens_s += weight * (computed - self.computed_tokens_s)
+        self.sent_tokens_s += weight * (self.sent_prompts / REPORT_S - self.sent_tokens_s)
 
     def sent(self, tokens: int, sequences: int = 1, *, is_computed: bool = True) -> None:
         """`is_computed`: by this worker; else it receives the KV."""
@@ -144,6 +160,17 @@ class LinkedWorker:
         slope = (count * self.prefill_products - self.prefill_tokens * self.prefill_s) / spread
         return min(mean_s, max(LEAST_SHARE * mean_s, slope))
 
+    @property
+    def coming_tokens_s(self) -> float:
+        """Prompt tokens a second that come to it: as many as it computed of late, whoever sent them, or as were sent
+        from here. A worker that cannot keep up computes less than comes.
+        """
+        return max(self.computed_tokens_s, self.sent_tokens_s)
+
+    def _beside_rows_s(self) -> float | None:
+        """Seconds per prompt token of steps that also decode; None: none was seen."""
+        return self.piece_s / self.piece_tokens if self.piece_tokens else None
+
     def _left(self, state: WorkerState) -> int:
         """Prompt tokens of the last report that are still to be computed, as time has passed since.
 
@@ -151,7 +178,7 @@ class LinkedWorker:
         """
         token_s = self.token_s
         if self.rows or (state.running and self.role is Role.DECODE):
-            token_s = self.piece_s / self.piece_tokens if self.piece_tokens else None
+            token_s = self._beside_rows_s()
         if not token_s or not state.computing_tokens:
             return state.waiting_tokens + state.computing_tokens
         left_s = state.computing_tokens * token_s - (self.clock() - self.computing_since_s)
@@ -184,6 +211,8 @@ class LinkedWorker:
             max_sequences=hello.max_sequences,
             step_s=0.0 if state is None else state.step_s,
             rows_s=self.pieces.base_s,
+            least_rows_s=self.pieces.least_s,
+            coming_tokens_s=self.coming_tokens_s,
             piece_token_s=self.pieces.token_s,
             rows=self.rows,
             keeps_answers=hello.keeps_answers,

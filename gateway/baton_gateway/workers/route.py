@@ -18,7 +18,7 @@ from baton_gateway.requests.waiting_line import PoolService
 from baton_gateway.workers.affinity import PrefixAffinity
 from baton_wire.messages.values import Address, PairFingerprint, Role
 from baton_wire.rules.prompt_order import BUSY_S, busy_s
-from baton_wire.rules.prompt_placement import DecodeSide, LatencyTargets, Placement, PrefillSide, placement
+from baton_wire.rules.prompt_placement import DecodeSide, LatencyTargets, Placement, PrefillSide, placement, prompts_s
 
 FULL_S = 0.1
 """A wait for slots that is shorter may be that for the next step."""
@@ -66,8 +66,12 @@ class WorkerView:
     step_s: float = 0.0
     rows_s: float | None = None
     """A step of a decode worker's rows without prompts; None: not seen."""
+    least_rows_s: float | None = None
+    """The shortest such step that was seen."""
     piece_token_s: float | None = None
     """What a prompt token adds to such a step; None: not seen."""
+    coming_tokens_s: float = 0.0
+    """Prompt tokens a second that come to it to be computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +126,14 @@ def pick(
         if (there := _best(others, query, affinity, draw)) is not None:
             return Route(kept.epoch, there.epoch, there.pair_address)
     if decode is not None and policy.disaggregate and prefill is not None:
-        local = None if policy.targets is None else _local(query, prefill, decode, affinity, policy.targets)
         own_s = _missing(prefill, query, affinity) * _token_s(prefill, fitting)
-        return local or Route(prefill.epoch, decode.epoch, decode.pair_address, own_s=own_s)
+        match _placement(query, prefill, decode, affinity, policy.targets):
+            case Placement.HERE:
+                return Route(None, decode.epoch, None)
+            case Placement.KEPT:
+                return Route(None, prefill.epoch, None, own_s=own_s, is_kept=True)
+            case Placement.HANDED_OVER:
+                return Route(prefill.epoch, decode.epoch, decode.pair_address, own_s=own_s)
     if decode is not None and _may_go_local(policy):
         return Route(None, decode.epoch, None)
     if decode is None and prefill is not None and _may_keep(prefill, query):
@@ -134,13 +143,16 @@ def pick(
     return errors.no_workers()
 
 
-def is_backed_up(workers: Sequence[WorkerView], fingerprint: PairFingerprint, ttft_s: float) -> bool:
+def is_backed_up(
+    workers: Sequence[WorkerView], fingerprint: PairFingerprint, ttft_s: float, tpot_s: float | None = None
+) -> bool:
     """Every prefill worker of the revision has as much work as prompts may find there; False if unknown.
 
-    One that has computed nothing yet is taken to be as fast as the others.
+    One that has computed nothing yet is taken to be as fast as the others. One that decodes, too, computes prompts in
+    pieces that keep `tpot_s`.
     """
     usable = _usable(workers, Role.PREFILL, fingerprint)
-    return bool(usable) and all(worker.load_tokens * _token_s(worker, usable) > busy_s(ttft_s) for worker in usable)
+    return bool(usable) and all(_work_s(worker, usable, tpot_s) > busy_s(ttft_s) for worker in usable)
 
 
 def is_full(workers: Sequence[WorkerView], fingerprint: PairFingerprint, output_tokens: float) -> bool:
@@ -200,27 +212,39 @@ def _token_s(worker: WorkerView, others: Sequence[WorkerView]) -> float:
     return sum(known) / max(1, len(known))
 
 
-def _local(
-    query: RouteQuery, prefill: WorkerView, decode: WorkerView, affinity: PrefixAffinity, targets: LatencyTargets
-) -> Route | None:
-    """The route without a hand-over, when that serves the targets better."""
-    missing = _missing(prefill, query, affinity)
-    there = PrefillSide(
-        *(prefill.token_s, prefill.more_token_s, prefill.load_tokens, missing),
-        may_keep=_may_keep(prefill, query),
-        rows=prefill.rows,
-        base_s=prefill.rows_s,
-        piece_token_s=prefill.piece_token_s,
+def _work_s(worker: WorkerView, others: Sequence[WorkerView], tpot_s: float | None) -> float:
+    """Seconds until it has computed the prompts that it has; 0 if unknown."""
+    if tpot_s is None or not worker.rows:
+        return worker.load_tokens * _token_s(worker, others)
+    return prompts_s(_prefill_side(worker, 0), worker.load_tokens, tpot_s) or 0.0
+
+
+def _prefill_side(worker: WorkerView, missing: int, *, may_keep: bool = False) -> PrefillSide:
+    """What a prompt of so many missing tokens meets there."""
+    return PrefillSide(
+        *(worker.token_s, worker.more_token_s, worker.load_tokens, missing),
+        may_keep=may_keep,
+        rows=worker.rows,
+        base_s=worker.rows_s,
+        piece_token_s=worker.piece_token_s,
+        coming_tokens_s=worker.coming_tokens_s,
     )
-    missing = _missing(decode, query, affinity)
-    here = DecodeSide(decode.load_sequences, decode.rows_s, decode.piece_token_s, decode.prompt_tokens, missing)
-    match placement(there, here, targets):
-        case Placement.HERE:
-            return Route(None, decode.epoch, None)
-        case Placement.KEPT:
-            return Route(None, prefill.epoch, None)
-        case Placement.HANDED_OVER:
-            return None
+
+
+def _placement(
+    query: RouteQuery, prefill: WorkerView, decode: WorkerView, affinity: PrefixAffinity, targets: LatencyTargets | None
+) -> Placement:
+    """Without targets every prompt is handed over."""
+    if targets is None:
+        return Placement.HANDED_OVER
+    there = _prefill_side(prefill, _missing(prefill, query, affinity), may_keep=_may_keep(prefill, query))
+    here = DecodeSide(
+        *(decode.load_sequences, decode.rows_s, decode.piece_token_s, decode.prompt_tokens),
+        missing_tokens=_missing(decode, query, affinity),
+        coming_tokens_s=decode.coming_tokens_s,
+        least_s=decode.least_rows_s,
+    )
+    return placement(there, here, targets)
 
 
 def _may_keep(prefill: WorkerView, query: RouteQuery) -> bool:

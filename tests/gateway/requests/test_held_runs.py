@@ -78,6 +78,15 @@ class Gate:
         return self.gone
 
 
+def test_work_beside_rows_takes_longer() -> None:
+    """A prefill worker that also decodes computes pieces between the steps of its rows."""
+    rows = {"rows": 4, "rows_s": 0.02, "more_token_s": TOKEN_S, "piece_token_s": TOKEN_S, "load_tokens": FREE}
+    worker = replace(view(FREE), **cast(Any, rows))
+    assert not is_backed_up([worker], cast(Any, "a"), TTFT_S), "nobody said what the time between tokens may be"
+    assert not is_backed_up([worker], cast(Any, "a"), TTFT_S, 10.0), "all in one step"
+    assert is_backed_up([worker], cast(Any, "a"), TTFT_S, 0.1), "seven steps more"
+
+
 def test_a_pool_is_backed_up_when_each_of_its_workers_is() -> None:
     def backed_up(*views: WorkerView) -> bool:
         return is_backed_up(views, cast(Any, "a"), TTFT_S)
@@ -166,6 +175,8 @@ async def test_only_what_is_new_and_goes_to_a_prefill_worker_waits() -> None:
     assert not gate.takes(run(1, is_first=False)), "its client has waited already"
     assert not gate.takes(run(1), route=Route(None, b"decode", None)), "computed where it is decoded"
     assert not gate.takes(run(1), route=errors.no_workers())
+    kept = Route(None, b"prefill", None, is_kept=True)
+    assert gate.takes(run(1), route=kept), "it is in line with what is handed over"
 
 
 async def test_a_run_goes_while_all_are_busy_once_a_decode_worker_would_compute_it() -> None:

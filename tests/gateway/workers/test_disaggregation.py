@@ -57,8 +57,9 @@ def test_kv_that_a_decode_worker_receives_keeps_no_prompt_away() -> None:
 
 def test_a_full_decode_worker_leaves_the_answer_to_a_prefill_worker_that_keeps_some() -> None:
     keeps, policy = view(Role.PREFILL, keeps_answers=True), RoutePolicy(targets=TARGETS)
-    full, room = view(Role.DECODE, rows_s=0.049), view(Role.DECODE)
-    assert route(keeps, full, policy) == Route(None, keeps.epoch, None)
+    full, room = view(Role.DECODE, rows_s=0.049, least_rows_s=0.01), view(Role.DECODE)
+    kept = route(keeps, full, policy)
+    assert (kept.prefill, kept.decode, kept.is_kept, kept.is_local) == (None, keeps.epoch, True, False)
     assert route(keeps, room, policy).decode == room.epoch
     assert route(view(Role.PREFILL), full, policy).decode == full.epoch, "it says that it keeps none"
     assert route(keeps, full, RoutePolicy()).decode == full.epoch, "always"

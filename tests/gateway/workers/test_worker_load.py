@@ -119,3 +119,28 @@ def test_a_worker_is_what_its_latest_flip_made_it_in_whatever_order_its_states_c
         worker.reported(replace(state(waiting=0, computing=0), role=role, flip=flip))
         assert worker.role is (is_now or Role.PREFILL)
     assert worker.flip_told == 3
+
+
+def test_as_many_prompt_tokens_come_as_were_computed_of_late_or_were_sent() -> None:
+    worker = linked([10.0])
+    assert worker.coming_tokens_s == 0
+    worker.reported(state(0, 0))
+    worker.reported(state(0, 500, timings=()))
+    assert worker.coming_tokens_s == pytest.approx(0.5 / SECONDS_A_TOKEN), "in one of two reports it computed"
+    for _ in range(100):
+        worker.reported(state(0, 500, timings=()))
+    assert worker.coming_tokens_s == pytest.approx(1 / SECONDS_A_TOKEN, rel=0.02)
+    for _ in range(200):
+        worker.sent(300)
+        worker.reported(state(0, 500, timings=()))
+    assert worker.coming_tokens_s == pytest.approx(3_000, rel=0.02), "it cannot keep up with what is sent"
+
+
+def test_a_worker_that_begins_to_decode_is_not_taken_to_have_less_to_compute_at_once() -> None:
+    """Pieces beside rows are slow: what it computes by them says little of what comes."""
+    worker = linked([10.0])
+    for _ in range(100):
+        worker.reported(state(0, 500))
+    piece = StepTiming(step=2, prefill_tokens=64, prefill_pairs=0.0, decode_rows=1, kv_tokens=500, seconds=0.64)
+    worker.reported(state(0, 64, timings=(piece,)))
+    assert worker.coming_tokens_s == pytest.approx(1 / SECONDS_A_TOKEN, rel=0.06)

@@ -4,7 +4,7 @@ Pure; the gateway decides by it, and the twin predicts by it. The first token is
 is queued at the prefill worker, and in the pieces that the decode worker's steps have room for (`piece_size`). It goes
 where it comes sooner. The sequences that decode there wait no longer than their target for it: pieces see to that.
 Where rows alone use the target up, even the least piece would break it for all of them, and the prompt stays away.
-Then a prefill worker that may decode keeps the answer, too.
+Then a prefill worker that may decode keeps the answer, too, as long as it can still compute the prompts that come.
 """
 
 from __future__ import annotations
@@ -14,12 +14,16 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Final
 
-from baton_wire.rules.piece_size import piece_tokens
+from baton_wire.rules.piece_size import AIM, BOUND, piece_tokens
 
 SOONER: Final = 0.8
 """The first token must come in this part of the time: predictions are no better than that."""
-FULL: Final = 0.9
-"""Of the target between tokens: a step of rows alone that takes so much of it leaves no room for more."""
+FULL: Final = 0.8
+"""Of the target between tokens: where steps take so much of it on average, answers are better kept elsewhere."""
+SHORTER: Final = 0.9
+"""Steps elsewhere must be this part as long: a prefill worker without rows computes prompts faster."""
+EARLY: Final = 0.3
+"""Of the TTFT target: a first token that comes by then need not come sooner elsewhere."""
 MOST_TOKENS: Final = 8_192
 """Of prompts in a step, as far as whoever routes knows."""
 
@@ -50,6 +54,8 @@ class PrefillSide:
     """A step of these alone; None: not seen."""
     piece_token_s: float | None = None
     """What a prompt token adds to it; None: not seen, taken to be `more_token_s`."""
+    coming_tokens_s: float = 0.0
+    """Prompt tokens a second that come to it to be computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,10 @@ class DecodeSide:
     """What a prompt token adds to it; None: not seen, taken to be as at the prefill worker."""
     queued_tokens: int
     missing_tokens: int
+    coming_tokens_s: float = 0.0
+    """Prompt tokens a second that come to it to be computed."""
+    least_s: float | None = None
+    """The shortest step of rows that was seen of it: what few rows cost."""
 
 
 class Placement(enum.Enum):
@@ -77,20 +87,34 @@ class Placement(enum.Enum):
 
 def placement(there: PrefillSide, here: DecodeSide, targets: LatencyTargets) -> Placement:
     """Where a request's prompt is computed and its answer decoded."""
+    keeps = is_kept(there, here, targets)
+    there_s = first_there_s(there, targets)
+    if keeps and there_s is not None and there_s <= EARLY * targets.ttft_s:
+        return Placement.KEPT
     if is_computed_here(there, here, targets):
         return Placement.HERE
-    return Placement.KEPT if is_kept(there, here, targets) else Placement.HANDED_OVER
+    return Placement.KEPT if keeps else Placement.HANDED_OVER
 
 
 def is_kept(there: PrefillSide, here: DecodeSide, targets: LatencyTargets) -> bool:
-    """Whether the prefill worker decodes the answer, too: the decode worker's rows use the target up, and the prefill
-    worker's use less of it. Rows slow prompts down there, so that it keeps nothing before. Unknown costs keep nothing.
+    """Whether the prefill worker decodes the answer, too: the decode worker's steps are long on average, and those of
+    the prefill worker would be shorter, with the prompts that come and those that are there. Unknown costs keep none.
     """
-    if not there.may_keep or here.rows == 0 or here.base_s is None or here.base_s < FULL * targets.tpot_s:
+    here_token_s, there_token_s = _piece_token_s(here.token_s, there), _piece_token_s(there.piece_token_s, there)
+    base_s = here.least_s if there.rows == 0 else there.base_s
+    if not there.may_keep or here.rows == 0 or here.base_s is None or base_s is None:
         return False
-    if there.rows == 0:
-        return True
-    return there.base_s is not None and there.base_s < min(FULL * targets.tpot_s, here.base_s)
+    if here_token_s is None or there_token_s is None:
+        return False
+    here_s = mean_step_s(here.base_s, here_token_s, here.coming_tokens_s + here.queued_tokens / targets.ttft_s)
+    there_s = mean_step_s(base_s, there_token_s, there.coming_tokens_s + there.queued_tokens / targets.ttft_s)
+    return here_s > FULL * targets.tpot_s and there_s < SHORTER * here_s
+
+
+def mean_step_s(base_s: float, token_s: float, tokens_s: float) -> float:
+    """How long steps are on average whose rows alone take `base_s`, with so many prompt tokens a second."""
+    left = 1.0 - token_s * tokens_s
+    return base_s / left if left > 0 else float("inf")
 
 
 def is_computed_here(there: PrefillSide, here: DecodeSide, targets: LatencyTargets) -> bool:
@@ -103,22 +127,39 @@ def first_there_s(there: PrefillSide, targets: LatencyTargets) -> float | None:
     """Seconds until the first token at the prefill worker; None: unknown."""
     if there.token_s is None or there.more_token_s is None:
         return None
-    alone_s = there.queued_tokens * there.more_token_s + there.missing_tokens * there.token_s
     if there.rows == 0 or there.base_s is None:
-        return alone_s
-    token_s, tokens = there.piece_token_s or there.more_token_s, there.queued_tokens + there.missing_tokens
-    piece = piece_tokens(there.rows, there.base_s, token_s, targets.tpot_s, MOST_TOKENS)
+        return there.queued_tokens * there.more_token_s + there.missing_tokens * there.token_s
+    return prompts_s(there, there.queued_tokens + there.missing_tokens, targets.tpot_s)
+
+
+def prompts_s(there: PrefillSide, tokens: int, tpot_s: float) -> float | None:
+    """Seconds that a prefill worker computes so many prompt tokens, in pieces if it has rows; None: unknown."""
+    token_s = _piece_token_s(there.piece_token_s, there)
+    if there.rows == 0 or there.base_s is None or token_s is None:
+        return None if there.token_s is None else tokens * there.token_s
+    piece = piece_tokens(there.rows, there.base_s, token_s, tpot_s, MOST_TOKENS)
     return ceil(tokens / piece) * there.base_s + tokens * token_s
 
 
 def first_here_s(here: DecodeSide, there: PrefillSide, targets: LatencyTargets) -> float | None:
     """The same at the decode worker; None: unknown, or the target between tokens leaves no room."""
-    tokens, token_s = here.queued_tokens + here.missing_tokens, here.token_s or there.more_token_s
+    tokens, token_s = here.queued_tokens + here.missing_tokens, _piece_token_s(here.token_s, there)
     if token_s is None:
         return None
     if here.rows == 0 or here.base_s is None:
         return tokens * max(token_s, there.token_s or 0.0)
     piece = piece_tokens(here.rows, here.base_s, token_s, targets.tpot_s, MOST_TOKENS)
-    if here.base_s + piece * token_s > targets.tpot_s:
+    mean_s = mean_step_s(here.base_s, token_s, here.coming_tokens_s)
+    if here.base_s + piece * token_s > targets.tpot_s and mean_s > AIM * targets.tpot_s:
         return None
     return ceil(tokens / piece) * here.base_s + tokens * token_s
+
+
+def _piece_token_s(seen_s: float | None, there: PrefillSide) -> float | None:
+    """What a prompt token adds to a step with rows, by such steps and by those of prompts alone; None: unknown.
+
+    One odd step tells of much more than it is; then no prompt would go there again whose steps could tell otherwise.
+    """
+    if seen_s is None or there.more_token_s is None:
+        return there.more_token_s if seen_s is None else seen_s
+    return min(seen_s, BOUND * there.more_token_s)
