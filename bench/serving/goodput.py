@@ -52,6 +52,8 @@ COLUMNS: Final = (
 )
 GPU_OF: Final = {"prefill-0": "0", "decode-0": "1", "decode-1": "0"}
 GIB: Final = 1 << 30
+BESIDE_KV_GIB: Final = 20
+"""A worker's weights, graphs and libraries."""
 STAGE: Final = re.compile(r'^baton_startup_seconds\{.*stage="([^"]+)".*\} (\S+)$', re.MULTILINE)
 SERIES: Final = re.compile(r"^(\w+)(\{[^}]*\})? (\S+)$", re.MULTILINE)
 
@@ -237,7 +239,7 @@ def main() -> None:
             prefill_flags=("--keep-answers", *sequences) if either else (),
             decode_flags=sequences,
         )
-        kv_gib = {"prefill-0": 48, "decode-0": 96, "decode-1": 48} if is_gpu else dict.fromkeys(GPU_OF, 1)
+        kv_gib = _kv_gib(shape) if is_gpu else dict.fromkeys(GPU_OF, 1)
         context = multiprocessing.get_context("spawn")
         began = time.monotonic()
         with (
@@ -257,6 +259,13 @@ def main() -> None:
                     print(json.dumps(rows[-1]), flush=True)
                     write(options.out, {"notes": notes, "rows": rows})
     publish("goodput", this_machine(), notes, COLUMNS, rows)
+
+
+def _kv_gib(shape: Shape) -> dict[str, int]:
+    """Of each worker: what its GPU has beside weights, graphs and libraries. Two share the first where `never` runs."""
+    free = torch.cuda.get_device_properties(0).total_memory // GIB - BESIDE_KV_GIB
+    first = (free - BESIDE_KV_GIB) // 2 if shape.decode > 1 else free
+    return {"prefill-0": first, "decode-0": free, "decode-1": first}
 
 
 def _stages(worker: Worker) -> str:

@@ -50,13 +50,36 @@ HAND_OVER_S: Final = 0.0035
 PRINT: Final = PairFingerprint(1, "a" * 64, "bfloat16", "bfloat16", 32, 8, 128, "b" * 64, "c" * 64)
 
 
-def step_s(load: StepLoad) -> float:
-    """Measured: products are bound by weights to 144 rows, then by computing; KV at 4.5 TB/s; attention of prompts."""
-    rows = load.decode_rows + load.prefill_tokens
-    seconds = 3.95e-3 + 4e-6 * min(rows, 144) + 22.4e-6 * max(0, rows - 144) + 28.7e-9 * load.kv_tokens
-    if load.prefill_tokens:
-        seconds += 0.9e-3 + 0.63e-9 * load.prefill_pairs
-    return seconds
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Of one kind of GPU. Products are bound by weights to `knee` rows, then by computing. All in seconds."""
+
+    weights_s: float
+    row_s: float
+    """Each row up to the knee."""
+    over_knee_s: float
+    """Each row beyond it."""
+    knee: int
+    kv_token_s: float
+    prompts_s: float
+    """What a step with prompts has besides."""
+    pair_s: float
+    """Each pair of a prompt token and a position that it attends to."""
+
+    def seconds(self, load: StepLoad) -> float:
+        rows = load.decode_rows + load.prefill_tokens
+        seconds = self.weights_s + self.row_s * min(rows, self.knee) + self.over_knee_s * max(0, rows - self.knee)
+        seconds += self.kv_token_s * load.kv_tokens
+        if load.prefill_tokens:
+            seconds += self.prompts_s + self.pair_s * load.prefill_pairs
+        return seconds
+
+
+STEP_TIMES: Final = {
+    "h200": StepTimes(3.95e-3, 4e-6, 22.4e-6, 144, 28.7e-9, 0.9e-3, 0.63e-9),
+    "h100": StepTimes(5.53e-3, 8e-6, 20e-6, 176, 48.5e-9, 0.8e-3, 1.25e-9),
+}
+"""Measured steps, the H100's those of two workers under load (docs/log/goodput.md)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -67,6 +90,7 @@ class Machine:
     scheduler: Scheduler
     linked: LinkedWorker
     meter: LoadMeter
+    times: StepTimes
     in_flight: deque[tuple[StepPlan, StepLoad, float]] = field(default_factory=deque)
     free_s: float = 0.0
     busy_s: float = 0.0
@@ -82,7 +106,7 @@ class Machine:
             if plan is None:
                 break
             load = self.meter.load(plan)
-            seconds = step_s(load)
+            seconds = self.times.seconds(load)
             self.free_s = max(now, self.free_s) + seconds
             self.busy_s += seconds
             self.in_flight.append((plan, load, seconds))
@@ -119,11 +143,13 @@ class Machine:
 class World:
     """Workers, gateway and clients on one heap of events."""
 
-    def __init__(self, point: Point, workload: Workload, max_sequences: int, prefill_step_tokens: int) -> None:
+    def __init__(
+        self, point: Point, workload: Workload, max_sequences: int, prefill_step_tokens: int, times: StepTimes
+    ) -> None:
         self.now = 0.0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
-        self._point, self._workload = point, workload
+        self._point, self._workload, self._times = point, workload, times
         self._dice = random.Random(1)
         targets = LatencyTargets(TTFT_S, point.tpot_ms / 1e3)
         self._policy = RoutePolicy(point.mode != "never", True, targets if point.mode in ("auto", "either") else None)
@@ -164,7 +190,7 @@ class World:
         linked = LinkedWorker(
             cast(Any, hello), Address("h", 1), cast(Any, None), lambda message: True, lambda: self.now
         )
-        return Machine(role.value, Scheduler(config), linked, LoadMeter(slots))
+        return Machine(role.value, Scheduler(config), linked, LoadMeter(slots), self._times)
 
     def at(self, at_s: float, work: Callable[[], None]) -> None:
         heapq.heappush(self._events, (at_s, next(self._numbers), work))
@@ -198,7 +224,7 @@ class World:
 
     def _arrived(self, request: int) -> None:
         route = self._choose(request)
-        if route.prefill is not None and (len(self._held) or is_backed_up(self._views(), PRINT, TTFT_S)):
+        if not route.is_local and (len(self._held) or self._is_backed_up()):
             self.held += 1
             self._held.push(request, float(self._workload.arrival_s[request]), route.own_s)
             self.at(self.now + LOOK_S, self._look)
@@ -209,11 +235,14 @@ class World:
         while len(self._held):
             request = self._held.first(self.now)
             route = self._choose(request)
-            if route.prefill is not None and is_backed_up(self._views(), PRINT, TTFT_S):
+            if not route.is_local and self._is_backed_up():
                 self.at(self.now + LOOK_S, self._look)
                 return
             self._held.pop()
             self._send(request, route)
+
+    def _is_backed_up(self) -> bool:
+        return is_backed_up(self._views(), PRINT, TTFT_S, self._point.tpot_ms / 1e3)
 
     def _views(self) -> list[Any]:
         return [machine.linked.view() for machine in self.machines]
@@ -308,8 +337,10 @@ class World:
             self._last_s.setdefault(request, at_s)
 
 
-def predicted(point: Point, workload: Workload, max_sequences: int, prefill_step_tokens: int) -> dict[str, Cell]:
-    world = World(point, workload, max_sequences, prefill_step_tokens)
+def predicted(
+    point: Point, workload: Workload, max_sequences: int, prefill_step_tokens: int, times: StepTimes
+) -> dict[str, Cell]:
+    world = World(point, workload, max_sequences, prefill_step_tokens, times)
     served = world.run()
     row: dict[str, Cell] = {"mix": point.mix, "mode": point.mode, "target": point.tpot_ms, "req/s": point.rate}
     row |= shares(served)
@@ -330,12 +361,17 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--max-sequences", type=int, default=256)
     parser.add_argument("--prefill-step-tokens", type=int, default=8_192)
+    parser.add_argument("--machine", choices=STEP_TIMES, default="h200", help="whose step times (default %(default)s)")
     options = parser.parse_args()
     rows = []
     for point in options.points:
         for seed in options.seeds:
             workload = point.workload(options.trace, options.seconds, seed)
-            rows.append(predicted(point, workload, options.max_sequences, options.prefill_step_tokens))
+            rows.append(
+                predicted(
+                    point, workload, options.max_sequences, options.prefill_step_tokens, STEP_TIMES[options.machine]
+                )
+            )
             print(json.dumps(rows[-1]), flush=True)
     print(table(_columns(rows), rows))
 
