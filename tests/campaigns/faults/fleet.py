@@ -5,18 +5,23 @@ what its processes say of themselves.
 from __future__ import annotations
 
 import asyncio
+import os
+import random
+import re
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import aiohttp
 import psutil
 
 from baton_local.errors import NotRunningError
 from baton_local.fleet.record import RunRecord, read_record
-from baton_testing.processes.baton_up import Up, manifest
+from baton_testing.processes import scripted_up
+from baton_testing.processes.baton_up import BATON, Up, manifest
 
 READY_S = 180.0
 POLL_S = 0.05
@@ -134,13 +139,17 @@ class UpFleet:
         pool = {"replicas": {"min": each, "max": each}, "engine": {"kvCacheMemory": kv_memory}}
         pools = {"prefill": pool, "decode": pool, "gateway": {"processes": processes, "limits": QUEUE}}
         self._manifest = manifest("faults", "campaign", **pools | _with_usual(spec, pool))
+        self._program: Sequence[str] = BATON
+        self._peers = each
+        """Links of a worker to others."""
         self._up: Up
         self._session: aiohttp.ClientSession
         self.host, self.port = "127.0.0.1", 0
 
-    async def __aenter__(self) -> UpFleet:
+    async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2.0))
-        self._up = Up(self._folder, self._manifest)
+        paths = os.pathsep.join(sys.path)
+        self._up = Up(self._folder, self._manifest, program=self._program, extra={"PYTHONPATH": paths})
         try:
             self.port = int(self._up.await_ready().rpartition(":")[2])
             await wait_until(self)
@@ -183,7 +192,7 @@ class UpFleet:
             return False
         books = await self.books()
         is_linked = {each.epoch for each in books} == {worker["epoch"] for worker in state["workers"]}
-        return is_linked and all(each.peers == self._workers // 2 for each in books)
+        return is_linked and all(each.peers == self._peers for each in books)
 
     async def linked(self) -> set[str]:
         state = await self._gateway_state()
@@ -224,6 +233,9 @@ class UpFleet:
             return None
 
 
+FLIPPING = {"replicas": {"min": 1, "max": 3}}
+
+
 def keeping_fleet(folder: Path) -> UpFleet:
     """Two workers of each role, of which every one may compute a prompt and decode its answer.
 
@@ -232,6 +244,26 @@ def keeping_fleet(folder: Path) -> UpFleet:
     """
     targets = {"ttft": {"target": "500ms", "percentile": 95}, "tpot": {"target": "1ms", "percentile": 95}}
     return UpFleet(folder, slo=targets, prefill={"arguments": [{"name": "keep-answers"}]})
+
+
+class FlippingFleet(UpFleet):
+    """Four workers that flip whenever they are told to, of pools with one to three of them."""
+
+    def __init__(self, folder: Path, draw: random.Random) -> None:
+        super().__init__(folder, autoscaling={"flips": True}, prefill=FLIPPING, decode=FLIPPING)
+        self._draw, self._sizes, self._prefill = draw, folder / "sizes", 2
+        scripted_up.write(self._sizes, 2, 2)
+        self._program = ("-m", "baton_testing.processes.scripted_up", str(self._sizes))
+        self._peers = 2 * (self._workers - 1)  # each dialled all others, and was dialled by them
+
+    def flip(self) -> None:
+        """Other sizes of the pools: one worker changes its role, or two do."""
+        self._prefill = self._draw.choice([each for each in (1, 2, 3) if each != self._prefill])
+        scripted_up.write(self._sizes, self._prefill, self._workers - self._prefill)
+
+    def took_s(self) -> list[float]:
+        """Of each flip that was carried out, as `baton up` tells."""
+        return [float(each) for each in re.findall(r" after ([0-9.]+) s \(flip \d+\)", self._up.child.output())]
 
 
 def _with_usual(spec: Mapping[str, dict[str, Any]], pool: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

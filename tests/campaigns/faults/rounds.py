@@ -11,7 +11,7 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -222,6 +222,19 @@ class KillWorker(Kill):
 
     def members_of(self, members: Sequence[Member]) -> list[Member]:
         return _workers(members)
+
+
+class KillWhileFlipping(KillWorker):
+    """SIGKILL of any worker, just before, while or after workers of either pool change their roles."""
+
+    def __init__(self, draw: random.Random, flip: Callable[[], None]) -> None:
+        super().__init__(draw)
+        self._flip = flip
+
+    async def strike(self, victim: Member, round_: Round) -> None:
+        self._flip()
+        await asyncio.sleep(self._draw.choice((0.0, self._draw.uniform(0.0, 0.3), self._draw.uniform(0.3, 1.5))))
+        await super().strike(victim, round_)
 
 
 class Pause:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from baton_control.sizing.deployment import FLIP_S, sizing_spec
 from baton_control.sizing.flips import Flips, flips_of, given
 from baton_control.sizing.readings import Arrivals, Observed, PoolSeen, ProvenZero
 from baton_control.sizing.remembered import SizingMemory
 from baton_control.sizing.request_shape import RequestShape
 from baton_control.sizing.slo import SloDecision, size
 from baton_control.sizing.spec import Bounds, SizingSpec, Targets
+from baton_testing.kube.manifests import deployment
 from baton_testing.sizing.builders import PerWorker, seen, spec
 from baton_wire.messages.values import POOL_ROLES, Role
 
@@ -88,3 +90,12 @@ def test_a_flip_is_no_order_for_a_new_worker() -> None:
 def test_workers_of_unlike_pools_do_not_flip() -> None:
     with pytest.raises(AssertionError, match="alike"):
         SizingSpec(Bounds(1, 4, 1), Bounds(1, 4, 2), Targets(0.5, 0.025), flip_s=2.0)
+
+
+def test_a_deployment_says_whether_its_workers_flip() -> None:
+    gpu = {"replicas": {"min": 1, "max": 3}, "accelerator": {"resource": "nvidia.com/gpu"}}
+    alike, plain = {"autoscaling__flips": True}, {"prefill": gpu, "decode": gpu}
+    assert sizing_spec(deployment(**plain)).flip_s is None
+    assert sizing_spec(deployment(**plain, **alike)).flip_s == FLIP_S
+    unlike = sizing_spec(deployment(prefill=gpu, decode={"replicas": gpu["replicas"]}, **alike))
+    assert unlike.flip_s is None, "its templates are refused"
