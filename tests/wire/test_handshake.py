@@ -15,7 +15,7 @@ from aiohttp import ClientSession, WSMsgType, web
 from baton_kv_transfer.network import SocketConnection
 from baton_testing.kv_transfer.builders import key_directory
 from baton_wire import handshake as link_auth
-from baton_wire.errors import AuthenticationError, OwnEpochError, VersionError
+from baton_wire.errors import AuthenticationError, VersionError
 from baton_wire.handshake import (
     Channel,
     LinkIdentity,
@@ -179,26 +179,6 @@ def test_the_acceptors_own_epoch_is_refused() -> None:
     proof = parse_proof(pack_proof(offer, twin, Channel.CONTROL, KEYS, nonce()))
     with pytest.raises(AuthenticationError, match="own epoch"):
         check_proof(offer, proof, KEYS)
-
-
-async def test_a_process_that_dials_itself_knows_it_from_the_offer_and_proves_nothing() -> None:
-    """Found by the simulation: a worker that flips is named among those to dial, and it dialled itself for ever."""
-    sent: list[bytes] = []
-
-    async def send(frame: bytes) -> None:
-        sent.append(frame)
-
-    async def receive(length: int) -> bytes:
-        return pack_offer(ACCEPTOR, KEYS, nonce())
-
-    class Source:
-        def current(self) -> KeySet:
-            return KEYS
-
-    twin = Party(LinkRole.PREFILL, ACCEPTOR.epoch)
-    with pytest.raises(OwnEpochError, match="own epoch"):
-        await dial_handshake(send, receive, Source(), twin, accept_roles=(LinkRole.DECODE,), altered=AlteredFrames())
-    assert sent == []
 
 
 def test_no_mutated_proof_or_confirm_of_ten_thousand_passes() -> None:
