@@ -65,6 +65,8 @@ class StepTimes:
     """What a step with prompts has besides."""
     pair_s: float
     """Each pair of a prompt token and a position that it attends to."""
+    launch_s: float
+    """Of a step of prompts alone that finds the device idle: it waits for the host. Others are launched ahead."""
 
     def seconds(self, load: StepLoad) -> float:
         rows = load.decode_rows + load.prefill_tokens
@@ -76,8 +78,8 @@ class StepTimes:
 
 
 STEP_TIMES: Final = {
-    "h200": StepTimes(3.95e-3, 4e-6, 22.4e-6, 144, 28.7e-9, 0.9e-3, 0.63e-9),
-    "h100": StepTimes(5.53e-3, 8e-6, 20e-6, 176, 48.5e-9, 0.8e-3, 1.25e-9),
+    "h200": StepTimes(3.95e-3, 4e-6, 22.4e-6, 144, 28.7e-9, 0.9e-3, 0.63e-9, 0.4e-3),
+    "h100": StepTimes(5.53e-3, 8e-6, 20e-6, 176, 48.5e-9, 0.8e-3, 1.25e-9, 3.5e-3),
 }
 """Measured steps, the H100's those of two workers under load (docs/log/goodput.md)."""
 
@@ -107,6 +109,8 @@ class Machine:
                 break
             load = self.meter.load(plan)
             seconds = self.times.seconds(load)
+            if not self.in_flight and not load.decode_rows:
+                seconds += self.times.launch_s
             self.free_s = max(now, self.free_s) + seconds
             self.busy_s += seconds
             self.in_flight.append((plan, load, seconds))
