@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 from baton_testing.gateway.fake_pool import FakePool
 from baton_testing.gateway.fake_worker import FakeWorker
@@ -15,6 +17,14 @@ from baton_wire.messages.operator_link import FlipOrder
 from baton_wire.messages.values import Address, Role
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
+
+
+@pytest.fixture
+async def nobody(tmp_path: Path) -> AsyncIterator[FakePool]:
+    """A pool without a worker; those that a test adds are stopped."""
+    pool = FakePool(tmp_path, tokenizer(), answer)
+    yield pool
+    await pool.stop()
 
 
 async def ask(gateway: RunningGateway) -> None:
@@ -35,9 +45,9 @@ def role_of(gateway: RunningGateway, worker: FakeWorker) -> Role | None:
     return None if found is None else found.role
 
 
-async def test_a_worker_that_flips_is_what_it_said_last_wherever_it_was_found(tmp_path: Path) -> None:
+async def test_a_worker_that_flips_is_what_it_said_last_wherever_it_was_found(nobody: FakePool) -> None:
     """And it takes the next requests as that, over the links that stand."""
-    pool = FakePool(tmp_path, tokenizer(), answer)
+    pool = nobody
     await pool.add(Role.PREFILL)
     await pool.add(Role.DECODE)
     flexible = await pool.add(Role.DECODE, flips=True)
@@ -65,8 +75,8 @@ async def test_a_worker_that_flips_is_what_it_said_last_wherever_it_was_found(tm
         assert role_of(gateway, pool.prefill[0]) is Role.PREFILL, "nor any to a worker of one role"
 
 
-async def test_a_flipped_worker_is_linked_anew_under_the_role_that_it_was_found_with_before(tmp_path: Path) -> None:
-    pool = FakePool(tmp_path, tokenizer(), answer)
+async def test_a_flipped_worker_is_linked_anew_under_the_role_that_it_was_found_with_before(nobody: FakePool) -> None:
+    pool = nobody
     await pool.add(Role.PREFILL)
     flexible = await pool.add(Role.DECODE, flips=True)
     await pool.add(Role.DECODE)
